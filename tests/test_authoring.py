@@ -12,13 +12,16 @@ import onnx.checker
 import onnx.parser
 import pytest
 from onnx import ModelProto, helper, numpy_helper
+from onnx.backend.test.case.node import collect_testcases
 from tests import authored_functions as authored
 
 import sonnx
 from singa import tensor
+from singa._onnx.types import from_proto
 from singa_backend import InvalidInput, InvalidModel, SonnxError, UnsupportedModel
 from singa_backend.engines.oracle import Oracle
 from singa_backend.proto.messages import graphs
+from singa_backend.proto.schemas import newest, schema_version
 from sonnx import Bool, Double, Float, Float16, Int32, Int64, OptionalType, SequenceType, String, TensorType, op
 
 AUTHORED = Path(__file__).parent / "authored"
@@ -87,6 +90,50 @@ def test_onnxruntime_computes_the_same() -> None:
             found = oracle.run(f.model.SerializeToString(), dict(zip(f.inputs, authored.FEEDS[name], strict=True)), timeout=60)
             for got, want in zip(found.values(), authored.expected()[name], strict=True):
                 np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
+
+
+# --- against ONNX's suite
+
+
+def suite() -> list[ModelProto]:
+    """Models of one node at the newest version of its operator, up to two of each operator but Constant."""
+    found: dict[tuple[str, str], list[ModelProto]] = {}
+    for case in collect_testcases(None):
+        model = case.model
+        node, versions = model.graph.node[0], {o.domain: o.version for o in model.opset_import}
+        key = (node.domain, node.op_type)
+        current = schema_version(*key, newest(node.domain)) == schema_version(*key, versions.get(node.domain, 0))
+        plain = (
+            node.op_type != "Constant"
+            and all(node.output)
+            and not any(a.HasField("g") for a in node.attribute)
+            and not model.functions
+        )
+        if current and plain and len(model.graph.node) == 1 and len(found.setdefault(key, [])) < 2:
+            found[key].append(model)
+    return [m for models in found.values() for m in models]
+
+
+def test_every_operator_of_the_suite_is_written_as_it_is_there() -> None:
+    written = 0
+    for model in suite():
+        (node,) = model.graph.node
+        attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}
+        types = {f"x{i}": from_proto(v.type) for i, v in enumerate(model.graph.input)}
+        places = [[v.name for v in model.graph.input].index(n) if n else None for n in node.input]
+
+        def function(*xs: Any, node: Any = node, attributes: Any = attributes, places: Any = places) -> Any:
+            values = [None if i is None else xs[i] for i in places]
+            return getattr(op, node.op_type)(*values, outputs=len(node.output), domain=node.domain, **attributes)
+
+        names = ", ".join(types)
+        f = sonnx.graph(eval(f"lambda {names}: function({names})", {"function": function}), types=types, opset=newest(""))
+        (made,) = f.model.graph.node
+        assert (made.domain, made.op_type, len(made.input)) == (node.domain, node.op_type, len(node.input))
+        there = {a.name: helper.get_attribute_value(a) for a in made.attribute}
+        assert {n: there.get(n) for n in attributes} == attributes
+        written += 1
+    assert written > 200
 
 
 # --- the model
