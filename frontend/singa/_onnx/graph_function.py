@@ -207,8 +207,8 @@ class GraphFunction:
 
     def __repr__(self) -> str:
         takes = ", ".join(f"{n}: {t}" for n, t in self.inputs.items())
-        gives = ", ".join(f"{v.name}: {from_proto(v.type)}" for v in self.model.graph.output)
-        return f"<graph {self.function.__name__}({takes}) -> ({gives}), opset {self.opset}>"
+        returns = ", ".join(f"{v.name}: {from_proto(v.type)}" for v in self.model.graph.output)
+        return f"<graph {self.function.__name__}({takes}) -> ({returns}), opset {self.opset}>"
 
 
 def _fed(x: Any, type: ValueType, name: str) -> Any:

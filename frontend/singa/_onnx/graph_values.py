@@ -255,7 +255,7 @@ _REFLECTED = {
     "bitwise_xor": "__rxor__", "less": "__gt__", "less_equal": "__ge__", "greater": "__lt__", "greater_equal": "__le__",
     "equal": "__eq__", "not_equal": "__ne__",
 }  # fmt: skip
-"""For NumPy's functions behind `array + value`, the method of the value."""
+"""For the functions of NumPy that compute `array + value`, the method of the value."""
 
 
 def _unread(what: str, hint: str) -> InvalidInput:

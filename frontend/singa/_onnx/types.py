@@ -36,7 +36,7 @@ class TensorType:
         found: tuple[Any, ...] = shape if isinstance(shape, tuple) else (shape,)
         for size in found:
             if size is Ellipsis:
-                raise _wrong(f"`...` stands for a shape of any rank and must be alone, got {found!r}")
+                raise _wrong(f"`...` means any rank and must be alone, got {found!r}")
             if isinstance(size, bool) or not (size is None or isinstance(size, (int, str, np.integer))):
                 raise _wrong(f"a size must be an integer, a name or None, got {size!r}")
             if size == "" or (isinstance(size, (int, np.integer)) and size < 0):
