@@ -79,7 +79,7 @@ class Value:
         symbol: what the writer of the graph has for the value; functions receive values, and do not make them.
     """
 
-    __hash__ = None  # type: ignore[assignment]  # == compares the elements
+    __hash__ = None  # type: ignore[assignment]  # values compare element by element
 
     def __init__(self, symbol: Symbol) -> None:
         self._symbol = symbol
@@ -184,10 +184,10 @@ class Value:
     def __ge__(self, x: Any) -> Value:
         return _binary("GreaterOrEqual", self, x)
 
-    def __eq__(self, x: Any) -> Value:  # type: ignore[override]  # one truth value for each element
+    def __eq__(self, x: Any) -> Any:
         return _binary("Equal", self, x)
 
-    def __ne__(self, x: Any) -> Value:  # type: ignore[override]  # one truth value for each element
+    def __ne__(self, x: Any) -> Any:
         return _one("Not", _binary("Equal", self, x))
 
     def __and__(self, x: Any) -> Value:
