@@ -41,6 +41,8 @@ REVEALED = {
     "op.shape(x)": "tuple[int | str | None, ...] | None",
     "rule.Relu(x)": "Any",
     "rule.TopK(x, [2], outputs=2)": "tuple[Any, ...]",
+    "sonnx.graph(lambda x: x)": "singa._onnx.graph_function.GraphFunction",
+    "sonnx.Float['N', 3]": "singa._onnx.types.TensorType",
     # tensors
     "x + x": "singa._core.tensor.Tensor",
     "2.0 * x": "singa._core.tensor.Tensor",

@@ -15,7 +15,7 @@ import numpy as np
 from onnx import AttributeProto, GraphProto, NodeProto, TensorProto, TypeProto, ValueInfoProto, helper, numpy_helper
 
 from .. import dtypes
-from ..errors import SonnxError, UnknownType, UnsupportedModel
+from ..errors import InvalidInput, SonnxError, UnknownType, UnsupportedModel
 from ..ir.declaration import has_trait, single
 from ..ir.reader import read
 from ..proto import save
@@ -62,9 +62,11 @@ class GraphBuilder(Interpreter[Symbol]):
         marks_constants: whether float constants without a name become Constant nodes, so that only weights are initializers and
             training the file updates the weights alone.
         contradictions: the names of nodes in subgraphs that cannot compute with the types of their inputs.
+        refuses_contradictions: whether a node that cannot compute with the types of its inputs is an error at once.
     """
 
     marks_constants = False
+    refuses_contradictions = False
 
     def __init__(self, opset: int, outer: Interpreter[Any] | None = None) -> None:
         self.opset = opset
@@ -450,8 +452,11 @@ class GraphBuilder(Interpreter[Symbol]):
         """A name that no node has yet."""
         return self.root._node_names.new(hint)
 
-    def contradicted(self, node: NodeProto) -> None:
+    def contradicted(self, node: NodeProto, reason: str) -> None:
         """Note that a node of a subgraph, or one with subgraphs, cannot compute with the types of its inputs."""
+        if self.root.refuses_contradictions:
+            text = f"{node.op_type} cannot compute with operands of these types: {reason}"
+            raise InvalidInput(text, code="SX393", operator=node.op_type)
         if self.outer is not None or graphs(node):
             self.root.contradictions.append(node.name)
 

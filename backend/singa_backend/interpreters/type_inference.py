@@ -41,7 +41,7 @@ class Scope(Protocol):
 
     def scratch(self) -> Any: ...
 
-    def contradicted(self, node: NodeProto) -> None: ...
+    def contradicted(self, node: NodeProto, reason: str) -> None: ...
 
 
 def output_types(scope: Scope, node: NodeProto, symbols: Sequence[Typed | None]) -> dict[str, TypeProto]:
@@ -115,8 +115,8 @@ def _inferred(scope: Scope, node: NodeProto, symbols: Sequence[Typed | None]) ->
         found = shape_inference.infer_node_outputs(
             schema, node, known, data, opset_imports=[helper.make_opsetid("", scope.opset)], ir_version=10
         )
-    except shape_inference.InferenceError:
-        scope.contradicted(node)
+    except shape_inference.InferenceError as error:
+        scope.contradicted(node, " ".join(str(error).split()))
         return {}
     except Exception:  # types that inference cannot determine remain unknown
         return {}

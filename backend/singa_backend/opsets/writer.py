@@ -409,7 +409,7 @@ class OpsetWriter(Interpreter[Symbol]):
                 raise Unwritable(f"{name}-{version} takes at most {len(schema.inputs)} inputs, got {len(values)}", operator=name)
             parameter = schema.inputs[min(i, len(schema.inputs) - 1)]
             takes = allowed[parameter.type_str]
-            has = _type_string(self.type_of(v))
+            has = type_string(self.type_of(v))
             if has and has not in takes:
                 raise Unwritable(f"{name}-{version} does not take {has} as {parameter.name}", operator=name)
             if has and parameter.is_homogeneous and bound.setdefault(parameter.type_str, has) != has:
@@ -432,14 +432,14 @@ class OpsetWriter(Interpreter[Symbol]):
         returns = allowed[schema.outputs[-1].type_str]
         for body in (v for v in attributes.values() if isinstance(v, Subgraph)):
             for info in body.proto.output:
-                has = _type_string(info.type)
+                has = type_string(info.type)
                 if has and has not in returns and f"seq({has})" not in returns:
                     raise Unwritable(f"{name}-{version} does not return {has}", operator=name)
         made = (
             self.builder.call(name, values, attributes, outputs) if fold else self.builder.node(name, values, attributes, outputs)
         )
         for y, parameter in zip(made, [*schema.outputs, *[schema.outputs[-1]] * outputs], strict=False):
-            returns, has = allowed[parameter.type_str], _type_string(self.type_of(y))
+            returns, has = allowed[parameter.type_str], type_string(self.type_of(y))
             if has and has not in returns:
                 raise Unwritable(f"{name}-{version} does not return {has}", operator=name)
         return made
@@ -626,7 +626,7 @@ def _bytes(type: TypeProto | None) -> bytes:
     return b"" if type is None else type.SerializeToString()
 
 
-def _type_string(type: TypeProto | None) -> str:
+def type_string(type: TypeProto | None) -> str:
     """ONNX's name of a type; "" if it is not known."""
     if type is None:
         return ""
@@ -635,9 +635,9 @@ def _type_string(type: TypeProto | None) -> str:
         code = type.tensor_type.elem_type
         return f"tensor({dtypes.onnx_name(dtypes.numpy_dtype(code))})" if code else ""
     if kind == "sequence_type":
-        inner = _type_string(type.sequence_type.elem_type)
+        inner = type_string(type.sequence_type.elem_type)
         return f"seq({inner})" if inner else ""
     if kind == "optional_type":
-        inner = _type_string(type.optional_type.elem_type)
+        inner = type_string(type.optional_type.elem_type)
         return f"optional({inner})" if inner else ""
     return ""

@@ -227,7 +227,9 @@ def load_model(model: ModelSource) -> tuple[ModelProto, Path | None]:
     if isinstance(model, (str, os.PathLike)):
         data, folder = read_model_file(Path(model), limit)
     if not isinstance(data, (bytes, bytearray, memoryview)):
-        raise InvalidModel(f"a model must be a ModelProto, bytes or a path, got a {type(model).__name__}", code="SX110")
+        hint = "pass its attribute `model`" if isinstance(getattr(model, "model", None), ModelProto) else ""
+        text = f"a model must be a ModelProto, bytes or a path, got a {type(model).__name__}"
+        raise InvalidModel(text, code="SX110", hint=hint)
     check_model_size(len(data), limit)
     try:
         proto = load_model_from_string(bytes(data))

@@ -10,6 +10,7 @@ from singa_backend.ir.custom import CustomOperator, definition
 from singa_backend.ir.versioned import VersionedOperator
 
 from .._core.tensor import Tensor, op
+from .graph_values import Value, call_custom
 
 
 class Operator(CustomOperator):
@@ -25,6 +26,8 @@ class Operator(CustomOperator):
     def __call__(self, *xs: Tensor | None, **attributes: Any) -> Any:
         """Compute the operator on Tensors, recorded in training mode and in exports as any other.
 
+        With values of a graph that is being written (`sonnx.graph`), it adds a node to that graph.
+
         Args:
             *xs: the inputs, None for an absent one.
             **attributes: the attributes; the others have their defaults.
@@ -37,6 +40,9 @@ class Operator(CustomOperator):
                 missing (SX333).
             OperatorError: the operator cannot compute with its inputs.
         """
+        if any(isinstance(x, Value) for x in xs):
+            written = call_custom(self, xs, attributes)
+            return written[0] if len(written) == 1 else tuple(written)
         operator = VersionedOperator(self.declaration, self.version)
         schema, declared = operator.schema, self.declaration.attributes
         if not schema.min_input <= len(xs) <= schema.max_input:
