@@ -185,7 +185,7 @@ def _node(a: Call, b: Call, names: dict[str, str]) -> Iterator[str]:
     left, right = ({x.name: x for x in c.proto.attribute} for c in (a, b))
     for name in sorted(left.keys() | right.keys()):
         if left.get(name) != right.get(name):
-            yield f"attribute {name!r} is {_shown(left.get(name))} and {_shown(right.get(name))}"
+            yield f"attribute {name!r} is {shown(left.get(name))} and {shown(right.get(name))}"
     expected = [names.get(n, n) for n in a.proto.input]
     if expected != list(b.proto.input):
         yield f"the inputs are {list(a.proto.input)} and {list(b.proto.input)}"
@@ -193,7 +193,8 @@ def _node(a: Call, b: Call, names: dict[str, str]) -> Iterator[str]:
         yield f"it has {len(a.proto.output)} and {len(b.proto.output)} outputs"
 
 
-def _shown(attribute: AttributeProto | None) -> str:
+def shown(attribute: AttributeProto | None) -> str:
+    """An attribute's value as text; "not set" for None."""
     if attribute is None:
         return "not set"
     if attribute.type in (AttributeProto.GRAPH, AttributeProto.GRAPHS):
