@@ -32,36 +32,37 @@ NUMBER = r"-?\d+(?:\.\d+)?(?:e[-+]\d+)?"
 
 @dataclass(frozen=True)
 class Rule:
-    """A place where two recordings may differ: the group of `pattern` in a line.
+    """Places where two recordings may differ: the groups of `pattern` in a line.
 
     Attributes:
-        pattern: the line, with one group.
+        pattern: the places; each group is one.
         why: the reason.
         pages: the pages that it holds for.
-        rtol: the group is a number that may differ by this part of itself.
-        below: the group is a number in both recordings at most this.
-        text: the group is any text that the pattern allows.
+        rtol: each group is a number that may differ by this part of itself.
+        below: each group is a number, in both recordings at most this; one for each group.
+        text: each group is a text in which only these characters occur.
     """
 
     pattern: str
     why: str
     pages: tuple[str, ...]
     rtol: float | None = None
-    below: float | None = None
-    text: bool = False
+    below: tuple[float, ...] = ()
+    text: str = ""
 
-    def allows(self, recorded: str, found: str) -> bool:
+    def allows(self, group: int, recorded: str, found: str) -> bool:
         """Whether the group may be `found` where it was `recorded`."""
         if self.text:
-            return True
+            return set(found) <= set(self.text)
         a, b = float(recorded), float(found)
-        if self.below is not None:
-            return max(abs(a), abs(b)) <= self.below
-        return math.isclose(a, b, rel_tol=self.rtol or 0)
+        if self.below:
+            return max(abs(a), abs(b)) <= self.below[group]
+        assert self.rtol is not None
+        return math.isclose(a, b, rel_tol=self.rtol)
 
 
 DATA = tomllib.loads((PROJECT / "tests" / "journeys.toml").read_text(encoding="utf-8"))
-RULES = [Rule(**{**rule, "pages": tuple(rule["pages"])}) for rule in DATA["varies"]]
+RULES = [Rule(**{k: tuple(v) if isinstance(v, list) else v for k, v in rule.items()}) for rule in DATA["varies"]]
 HIDDEN = re.compile("|".join(rule["pattern"] for rule in DATA["hidden"]))
 
 
@@ -123,19 +124,22 @@ def same_line(recorded: str, found: str, page: str) -> bool:
     """Whether two lines are equal, but for what a rule of the page allows."""
     if recorded == found:
         return True
-    places: list[tuple[int, int, Rule]] = []
-    for rule in RULES:
+    places: list[tuple[int, int, int, int]] = []  # start, number of the rule, end, group
+    for number, rule in enumerate(RULES):
         if page in rule.pages:
-            places += [(*m.span(1), rule) for m in re.finditer(rule.pattern, recorded)]
+            for m in re.finditer(rule.pattern, recorded):
+                places += [(m.start(g), number, m.end(g), g - 1) for g in range(1, len(m.groups()) + 1) if m[g]]
     at, pattern, used = 0, "", []
-    for start, end, rule in sorted(places, key=lambda p: p[:2]):
-        if start < at:
-            continue
-        pattern += _spaced(recorded[at:start]) + (r"(.+?)" if rule.text else f"({NUMBER})")
-        used.append((recorded[start:end], rule))
-        at = end
+    for start, number, end, group in sorted(places):
+        if start >= at:
+            rule = RULES[number]
+            pattern += _spaced(recorded[at:start]) + (f"([{rule.text}]+)" if rule.text else f"({NUMBER})")
+            used.append((rule, group, recorded[start:end]))
+            at = end
     matched = re.fullmatch(pattern + _spaced(recorded[at:]), found)
-    return matched is not None and all(rule.allows(a, b) for (a, rule), b in zip(used, matched.groups(), strict=True))
+    return matched is not None and all(
+        rule.allows(group, a, b) for (rule, group, a), b in zip(used, matched.groups(), strict=True)
+    )
 
 
 def _spaced(text: str) -> str:
