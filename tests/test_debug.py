@@ -602,6 +602,11 @@ def test_compare_command(files: tuple[Path, Path]) -> None:
     found = sonnx("compare", right, "--device", "STRICT")
     assert found.exit_code == 0 and "sonnx on STRICT" in found.output
     assert sonnx("compare", right, "--against", "nothing").exit_code == 2
+    found = sonnx("compare", right, "--against", __file__)
+    assert found.exit_code == 2 and "test_debug:CLASS" in "".join(found.output.split())
+    (right.parent / "damaged.onnx").write_bytes(b"\xff\xff")
+    found = sonnx("compare", right, "--against", right.parent / "damaged.onnx")
+    assert found.exit_code == 3 and "damaged.onnx: not an ONNX file" in " ".join(found.output.split())
     assert sonnx("compare", right, "--against", right, "--map", "a=none").exit_code == 3
 
 

@@ -69,6 +69,10 @@ def trusted(against: str | None, program: str | None, device: str) -> str | debu
     if not is_engine(against) and not Path(against).is_file():
         names = ", ".join(AGAINST)
         raise click.BadParameter(f"must be a file, MODULE:CLASS or one of {names}, got {against!r}", param_hint="--against")
+    path = Path(against)
+    if path.suffix == ".py" and path.is_file():
+        message = f"must be a model, an .npz file or MODULE:CLASS, got {against!r}; its class is {path.stem}:CLASS"
+        raise click.BadParameter(message, param_hint="--against")
     return against
 
 
