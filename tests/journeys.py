@@ -110,7 +110,7 @@ def run(step: Step, folder: Path, python: Path) -> str:
     env = {"PATH": os.pathsep.join([str(python.parent), os.defpath]), "HOME": str(folder), "LANG": "C.UTF-8", **kept}
     done = subprocess.run(
         step.command, shell=True, cwd=folder, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT, text=True, encoding="utf-8", timeout=120,
+        stderr=subprocess.STDOUT, text=True, encoding="utf-8", timeout=280,
     )  # fmt: skip
     lines = [line.rstrip() for line in done.stdout.splitlines() if not HIDDEN.fullmatch(line)]
     while lines and not lines[-1]:
