@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -185,6 +187,31 @@ def test_conform_and_report(tmp_path: Path) -> None:
 
 def test_conform_without_a_case_is_no_success() -> None:
     assert sonnx("conform", "--kind", "simple", "-k", "^there_is_no_such_case$").exit_code == 1
+
+
+def test_conform_takes_a_backend_from_the_current_folder(tmp_path: Path) -> None:
+    (tmp_path / "vendor.py").write_text(
+        "from onnx.reference import ReferenceEvaluator\n"
+        "class Rep:\n"
+        "    def __init__(self, model):\n        self.session = ReferenceEvaluator(model)\n"
+        "    def run(self, inputs):\n"
+        "        return self.session.run(None, dict(zip(self.session.input_names, inputs)))\n"
+        "class Engine:\n    prepare = staticmethod(lambda model, device='CPU': Rep(model))\n"
+        "class Other(Engine):\n    supports_device = staticmethod(lambda device: False)\n"
+    )
+    start = "import sys; sys.path.remove(''); from singa.cli import start; start()"  # as a console script, without this folder
+
+    def run(backend: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-c", start, "conform", "--backend", backend, "-k", "^test_relu$", "-n", "1"]
+        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+
+    assert run("vendor:Engine").returncode == 0
+    for backend, message in {
+        "vendor:Engin": "has no 'Engin'; did you mean 'Engine'?", "vendors:Engine": "No module named 'vendors'",
+        "vendor:Rep": "neither prepare(model) nor run_model", "vendor:Other": "supports_device(device) returned False",
+    }.items():  # fmt: skip
+        found = run(backend)
+        assert found.returncode == 3 and message in found.stderr and "Traceback" not in found.stderr, found.stderr
 
 
 def test_conform_on_a_device_that_is_not_there() -> None:

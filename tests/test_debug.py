@@ -602,7 +602,25 @@ def test_compare_command(files: tuple[Path, Path]) -> None:
     found = sonnx("compare", right, "--device", "STRICT")
     assert found.exit_code == 0 and "sonnx on STRICT" in found.output
     assert sonnx("compare", right, "--against", "nothing").exit_code == 2
+    found = sonnx("compare", right, "--against", __file__)
+    assert found.exit_code == 2 and "test_debug:CLASS" in "".join(found.output.split())
+    (right.parent / "damaged.onnx").write_bytes(b"\xff\xff")
+    found = sonnx("compare", right, "--against", right.parent / "damaged.onnx")
+    assert found.exit_code == 3 and "damaged.onnx: not an ONNX file" in " ".join(found.output.split())
     assert sonnx("compare", right, "--against", right, "--map", "a=none").exit_code == 3
+
+
+def test_a_value_behind_a_difference_is_no_origin(tmp_path: Path) -> None:
+    model = build("g (float[n,4] x) => (float[n,4] y) { a = Relu(x) b = Neg(a) c = Abs(b) d = Exp(c) y = Tanh(d) }")
+    x = np.linspace(1, 2, 8, dtype=np.float32).reshape(2, 4)
+    np.savez(tmp_path / "kept.npz", a=x + 1, d=np.exp(x + 1), y=np.tanh(np.exp(x)) + 1)
+    found = debug.compare(model, {"x": x}, against=tmp_path / "kept.npz")
+    assert [r.value for r in found.rows if not r.agrees] == ["a", "d", "y"]
+    assert [d.operator for d in found.origins] == ["Relu"]  # the values between are not saved, but computed from a difference
+    np.savez(tmp_path / "kept.npz", a=x, d=np.exp(x + 1))
+    assert [(d.operator, d.inputs_agreed) for d in debug.compare(model, {"x": x}, against=tmp_path / "kept.npz").origins] == [
+        ("Exp", None)
+    ]
 
 
 def test_bisect_command(files: tuple[Path, Path], tmp_path: Path) -> None:
@@ -619,5 +637,9 @@ def test_reduce_command(files: tuple[Path, Path], tmp_path: Path) -> None:
     right, _ = files
     assert sonnx("reduce", right, "--raises", "SX404", "--against", "reference").exit_code == 2
     assert sonnx("reduce", right, "--raises", "SX404").exit_code == 3
+    found = sonnx("reduce", right, "--against", tmp_path / "other.onnx")
+    assert found.exit_code == 2 and "`sonnx bisect` models" in found.output
+    found = sonnx("reduce", right, "--command", "echo Traceback; echo 'No [m]'; exit 1", "--to", tmp_path / "r")
+    assert found.exit_code == 0 and "the last failure printed: No [m]\n" in found.output
     found = sonnx("reduce", right, "--command", "exit 1", "--to", tmp_path / "r", "--json")
     assert found.exit_code == 0 and json.loads(found.stdout)["nodes"] == [5, 1]

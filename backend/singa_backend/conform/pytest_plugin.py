@@ -24,7 +24,6 @@ from ..proto import test_data
 from . import cases, gaps, worker
 
 PREFIX = "onnx::"
-OURS = "singa_backend:SingaBackend"
 
 
 class NotPassed(Exception):
@@ -91,15 +90,15 @@ class Plugin:
         try:
             if file:
                 return gaps.read(config.invocation_params.dir / file)
-            return gaps.read(cases.data_file("gaps.txt")) if self._backend == OURS else {}
+            return gaps.read(cases.data_file("gaps.txt")) if self._backend == worker.OURS else {}
         except (SonnxError, OSError) as error:
             raise pytest.UsageError(f"--onnx-gaps: {error}") from None
 
     def _check_backend(self) -> None:
         try:
             engine = worker.resolve(self._backend)
-        except (ImportError, AttributeError, ValueError) as error:
-            raise pytest.UsageError(f"--onnx-backend {self._backend}: {error}") from None
+        except SonnxError as error:
+            raise pytest.UsageError(f"--onnx-backend: {error}") from None
         supports = getattr(engine, "supports_device", None)
         if supports is not None and not supports(self._device):
             raise pytest.UsageError(

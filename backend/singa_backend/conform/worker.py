@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-import importlib
+import os
+import sys
 import time
 import traceback
 import unittest
@@ -14,10 +15,14 @@ from typing import Any
 from onnx import load_model_from_string
 
 from ..comparison import verdict
+from ..engines.oracle import imported, unusable
 from ..errors import SonnxError, UnsupportedModel
 from ..processes import ChildFailure, ask_all
 from . import official
 from .cases import Case, ConformanceError
+
+OURS = "singa_backend:SingaBackend"
+"""The backend of this package."""
 
 Cell = tuple[str, str, int]
 """(domain, operator, since-version)"""
@@ -112,10 +117,24 @@ def _observe(rep: Any, inputs: list[Any], result: Result) -> list[Any]:
 
 
 def resolve(backend: str) -> Any:
-    """Return the backend class or module named "module:attribute" or "module"."""
-    module, _, attribute = backend.partition(":")
-    found = importlib.import_module(module)
-    return getattr(found, attribute) if attribute else found
+    """Import a backend, from the current folder too.
+
+    Args:
+        backend: "module:attribute" or "module".
+
+    Returns:
+        The class or module.
+
+    Raises:
+        SonnxError: it cannot be imported, or lacks the functions of a backend (SX901).
+    """
+    here = os.getcwd()
+    if here not in sys.path:  # a console script does not search it
+        sys.path.append(here)
+    try:
+        return imported(backend)
+    except Exception as error:
+        raise unusable(backend, f"{type(error).__name__}: {error}") from error
 
 
 def answers(requests: Sequence[Any], make: Callable[..., Any], *arguments: Any, **options: Any) -> Iterator[tuple[int, Any]]:
@@ -135,7 +154,7 @@ def _serve(backend: str, device: str) -> Callable[[Case], Result]:
 
 def run(
     cases: Sequence[Case],
-    backend: str = "singa_backend:SingaBackend",
+    backend: str = OURS,
     device: str = "CPU",
     processes: int | None = None,
     timeout: float = 60.0,

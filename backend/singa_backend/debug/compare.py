@@ -24,6 +24,7 @@ from ..errors import InvalidInput
 from ..limits import SHORTEST, check_number
 from ..proto.load import ModelSource
 from ..runtime.origins import Origin
+from .diff import shown
 from .lockstep import Values, Visit, attempt, paired, walk, walk_models
 from .submodel import Call, Source
 
@@ -149,7 +150,7 @@ class Comparison:
         rows: all values that both sides have, in the order of the nodes.
         not_compared: nodes that one side refused, crashed at, did not reach or does not have.
         first: the first diverging node in that order.
-        origins: the nodes that diverge although their inputs do not differ.
+        origins: the nodes that diverge although their inputs do not differ, and are not computed from values that do.
         nonfinite: where the first NaN or infinity of this side comes from; None if no node made one.
     """
 
@@ -426,6 +427,7 @@ class Judge:
         self.setting, self.local = setting, local
         self.result = Comparison(setting.mine.name, setting.theirs.name)
         self._agreed: dict[str, bool] = dict.fromkeys(setting.inputs, True)
+        self._followed = 0  # the number of nodes of the source whose outputs are known to follow a difference
 
     def judge(self, visit: Visit) -> Divergence | None:
         """Record one visit; returns the Divergence if the node diverges."""
@@ -474,6 +476,7 @@ class Judge:
         return None if also or failure.how == "not reached" else self._diverges(call, list(call.outputs), str(failure))
 
     def _diverges(self, call: Call, values: list[str], why: str) -> Divergence:
+        self._follow(call)
         states = [self._agreed.get(n) for n in call.uses if n not in self.setting.source.weights or n in self._agreed]
         agreed = False if False in states else None if None in states or self.setting.optimised else True
         notes = _notes(self.setting, call, values) if self.setting.other else []
@@ -482,6 +485,16 @@ class Judge:
         if agreed is not False:
             self.result.origins.append(found)
         return found
+
+    def _follow(self, call: Call) -> None:
+        """Mark the values before a node that are not compared, but computed from a value that differs."""
+        calls = self.setting.source.calls
+        while self._followed < len(calls) and calls[self._followed] is not call:
+            one = calls[self._followed]
+            if any(self._agreed.get(n) is False for n in one.uses):
+                for name in one.outputs:
+                    self._agreed.setdefault(name, False)
+            self._followed += 1
 
 
 def _notes(setting: Setting, call: Call, values: list[str]) -> list[str]:
@@ -497,8 +510,7 @@ def _notes(setting: Setting, call: Call, values: list[str]) -> list[str]:
     mine, theirs = ({a.name: a for a in c.proto.attribute} for c in (call, partner))
     for name in sorted(mine.keys() | theirs.keys()):
         if mine.get(name) != theirs.get(name):
-            both = name in mine and name in theirs
-            notes.append(f"attribute {name!r} {'differs' if both else 'is set in only one of the models'}")
+            notes.append(f"attribute {name!r} is {shown(mine.get(name))} and {shown(theirs.get(name))}")
     for a, b in zip(call.uses, partner.uses, strict=False):
         if a in setting.source.weights and b in other.weights:
             apart = difference(setting.source.weight(a), other.weight(b), Tolerance(0, 0))

@@ -201,7 +201,7 @@ def _node(a: Call, b: Call, names: dict[str, str]) -> Iterator[str]:
     for name in sorted(left.keys() | right.keys()):
         ours_of, theirs_of = left.get(name), right.get(name)
         if (None if ours_of is None else _renamed(ours_of, names)) != theirs_of:
-            yield f"attribute {name!r} is {_shown(ours_of)} and {_shown(theirs_of)}{_operators(ours_of, theirs_of)}"
+            yield f"attribute {name!r} is {shown(ours_of)} and {shown(theirs_of)}{_operators(ours_of, theirs_of)}"
     expected = [names.get(n, n) for n in a.proto.input]
     if expected != list(b.proto.input):
         yield f"the inputs are {list(a.proto.input)} and {list(b.proto.input)}"
@@ -237,7 +237,8 @@ def _operators(first: AttributeProto | None, second: AttributeProto | None) -> s
     return f": {'; '.join(only)}" if only else ""
 
 
-def _shown(attribute: AttributeProto | None) -> str:
+def shown(attribute: AttributeProto | None) -> str:
+    """An attribute's value as text; "not set" for None."""
     if attribute is None:
         return "not set"
     if attribute.type in (AttributeProto.GRAPH, AttributeProto.GRAPHS):

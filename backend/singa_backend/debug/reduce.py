@@ -185,9 +185,11 @@ class command(Predicate):
     Attributes:
         text: the command.
         timeout: in seconds.
+        printed: the last line that it printed when it last failed.
     """
 
     inferred = True
+    printed = ""
 
     def __init__(self, text: str, timeout: float = 60.0) -> None:
         """Create the condition.
@@ -220,10 +222,15 @@ class command(Predicate):
             repro.write(path, whole, whole.calls, inputs, whole.outputs, {})
             line = self.text.replace("{model}", str(path / "model.onnx")).replace("{data}", str(path / "test_data_set_0"))
             try:
-                done = subprocess.run(line, shell=True, capture_output=True, timeout=self.timeout, check=False)
+                done = subprocess.run(
+                    line, shell=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=self.timeout, check=False
+                )
             except subprocess.TimeoutExpired:
                 return None
-        return {} if done.returncode else None
+        if not done.returncode:
+            return None
+        self.printed = (done.stdout.decode(errors="replace").strip().splitlines() or [""])[-1]
+        return {}
 
 
 @dataclass

@@ -61,6 +61,23 @@ class EngineFailure(SonnxError):
         self.engine, self.how, self.reason = engine, how, message
 
 
+def unusable(engine: str, why: str) -> SonnxError:
+    """Return the error of an engine that cannot be used (SX901).
+
+    Args:
+        engine: MODULE:CLASS.
+        why: the reason.
+
+    Returns:
+        The error, to be raised.
+    """
+    return SonnxError(
+        f"the engine {engine!r} cannot be used: {why}",
+        code="SX901",
+        hint="MODULE:CLASS must be importable from here and have prepare() or run_model() of onnx.backend.base.Backend",
+    )
+
+
 class Oracle:
     """An engine in a child process, which is restarted after it dies or hangs.
 
@@ -117,11 +134,7 @@ class Oracle:
         except ChildFailure as failure:
             good, answer = False, f"its process {'died' if failure.how == 'died' else 'did not answer'}: {failure}"
         if not good:
-            raise SonnxError(
-                f"the engine {self.engine!r} cannot be used: {answer}",
-                code="SX901",
-                hint="MODULE:CLASS must be importable from here and have prepare() or run_model() of onnx.backend.base.Backend",
-            )
+            raise unusable(self.engine, answer)
 
     def run(
         self,
@@ -182,7 +195,7 @@ def _serve(engine: str, options: dict[str, Any]) -> Callable[[Any], tuple[bool, 
         nonlocal session
         try:
             if request is None:
-                _imported(engine)
+                imported(engine)
                 return True, {}
             model, inputs, folder = request
             if model is not None:
@@ -235,8 +248,19 @@ def _sonnx(model: Any, options: dict[str, Any]) -> Any:
     return lambda inputs: rep.run(inputs).to_dict()
 
 
-def _imported(engine: str) -> Any:
-    """The class or module that MODULE:CLASS names; raises ImportError and TypeError."""
+def imported(engine: str) -> Any:
+    """Import the class or module that MODULE:CLASS names.
+
+    Args:
+        engine: MODULE:CLASS, MODULE: or MODULE.
+
+    Returns:
+        The class or module.
+
+    Raises:
+        ImportError: there is no such module or class.
+        TypeError: it lacks the functions of a backend.
+    """
     module, _, path = engine.partition(":")
     found = import_module(module)
     for name in filter(None, path.split(".")):
@@ -254,7 +278,7 @@ def _imported(engine: str) -> Any:
 def _backend(model: Any, options: dict[str, Any]) -> Any:
     from onnx import ModelProto, load
 
-    backend = _imported(options["backend"])
+    backend = imported(options["backend"])
     proto = ModelProto.FromString(model) if isinstance(model, bytes) else load(os.fspath(model))
     weights = {t.name for t in proto.graph.initializer} | {t.values.name for t in proto.graph.sparse_initializer}
     outputs = [o.name for o in proto.graph.output]

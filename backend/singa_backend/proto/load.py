@@ -222,10 +222,11 @@ def load_model(model: ModelSource) -> tuple[ModelProto, Path | None]:
     limit = limits.current().limits.model_bytes
     if isinstance(model, ModelProto):
         return model, None
-    folder = None
+    folder, place = None, ""
     data = model
     if isinstance(model, (str, os.PathLike)):
         data, folder = read_model_file(Path(model), limit)
+        place = f"{os.fspath(model)}: "
     if not isinstance(data, (bytes, bytearray, memoryview)):
         hint = "pass its attribute `model`" if isinstance(getattr(model, "model", None), ModelProto) else ""
         text = f"a model must be a ModelProto, bytes or a path, got a {type(model).__name__}"
@@ -234,9 +235,9 @@ def load_model(model: ModelSource) -> tuple[ModelProto, Path | None]:
     try:
         proto = load_model_from_string(bytes(data))
     except DecodeError as error:
-        raise InvalidModel(f"not an ONNX file: {error}", code="SX110") from None
+        raise InvalidModel(f"{place}not an ONNX file: {error}", code="SX110") from None
     if not proto.HasField("graph"):
-        raise InvalidModel("not an ONNX file: it has no graph", code="SX110")
+        raise InvalidModel(f"{place}not an ONNX file: it has no graph", code="SX110")
     return proto, folder
 
 

@@ -74,7 +74,7 @@ def _run(
 
 
 def _ours(request: Request) -> bool:
-    return request.backend == "singa_backend:SingaBackend"
+    return request.backend == worker.OURS
 
 
 def document(runs: dict[str, releases.Run], seen: releases.Seen, request: Request) -> dict[str, Any]:

@@ -73,6 +73,10 @@ def trusted(against: str | None, program: str | None, device: str) -> str | debu
     if not is_engine(against) and not Path(against).is_file():
         names = ", ".join(AGAINST)
         raise click.BadParameter(f"must be a file, MODULE:CLASS or one of {names}, got {against!r}", param_hint="--against")
+    path = Path(against)
+    if path.suffix == ".py" and path.is_file():
+        message = f"must be a model, an .npz file or MODULE:CLASS, got {against!r}; its class is {path.stem}:CLASS"
+        raise click.BadParameter(message, param_hint="--against")
     return against
 
 
@@ -181,9 +185,10 @@ def _show(found: debug.Comparison, rows: list[debug.Row]) -> None:
         echo(f"first diverging node: {found.first}", style="red")
         for note in found.first.notes:
             echo(f"  {note}")
-        others = [d for d in found.origins if d.index != found.first.index]
-        if others:
-            echo(f"also diverge although their inputs agree: {', '.join(f'{d.operator} {d.node!r}' for d in others[:8])}")
+        for agreed, what in ((True, "their inputs agree"), (None, "no difference was found before them")):
+            others = [d for d in found.origins if d.index != found.first.index and d.inputs_agreed is agreed]
+            if others:
+                echo(f"also diverge although {what}: {', '.join(f'{d.operator} {d.node!r}' for d in others[:8])}")
     elif found.agrees:
         echo(f"{found.mine} and {found.theirs} agree", style="green")
     elif not found.rows:

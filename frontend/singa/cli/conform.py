@@ -37,7 +37,7 @@ _KINDS = Columns({"kind": WHOLE, "cases": NUMBER, "strict": NUMBER, "official": 
 @click.option("--kind", "kinds", multiple=True, type=click.Choice(cases.KINDS), help="Only cases of this kind (repeatable).")
 @click.option("--processes", "-n", type=click.IntRange(1), help="Child processes (default: one per core).")
 @click.option("--timeout", default=60.0, show_default=True, type=SECONDS, help="Seconds that one case may take.")
-@click.option("--backend", default="singa_backend:SingaBackend", show_default=True, help="The backend under test, MODULE:CLASS.")
+@click.option("--backend", default=worker.OURS, show_default=True, help="The backend under test, MODULE:CLASS.")
 @click.option("--results", "target", type=click.Path(path_type=Path), help="Write everything to this JSON file.")
 @click.option("--junit", type=click.Path(path_type=Path), help="Write JUnit XML to this file.")
 @click.option(
@@ -80,10 +80,7 @@ def command(
         request = _releases.Request(kinds, select, backend, device, processes, timeout, quiet=as_json)
         _older(older, cache, request, target, junit, renew_manifest)
         return
-    if not worker.resolve(backend).supports_device(device):
-        raise DeviceUnavailable(
-            f"{backend} does not support the device {device!r} on this machine", hint="sonnx run --device shows why"
-        )
+    _check_backend(backend, device)
     if not as_json:
         err.print("generating the cases of the installed onnx ...", style="dim")
     chosen = cases.load(kinds or cases.KINDS, select)
@@ -102,7 +99,7 @@ def command(
             step(note=f"{len(failed)} not passed")
 
         found = worker.run(chosen, backend, device, processes, timeout, note)
-    ours = backend == "singa_backend:SingaBackend"
+    ours = backend == worker.OURS
     judged = gaps.judge(found, gaps.read(cases.data_file("gaps.txt")) if ours else {})
     document = results.to_json(found, judged, backend, device, manifest)
     if target:
@@ -119,6 +116,13 @@ def command(
     sys.exit(0 if judged.good and found else NO)
 
 
+def _check_backend(backend: str, device: str) -> None:
+    supports = getattr(worker.resolve(backend), "supports_device", None)
+    if supports is not None and not supports(device):
+        hint = "sonnx run --device shows why" if backend == worker.OURS else "its supports_device(device) returned False"
+        raise DeviceUnavailable(f"{backend} does not support the device {device!r} on this machine", hint=hint)
+
+
 def _older(
     names: tuple[str, ...],
     cache: Path | None,
@@ -130,11 +134,7 @@ def _older(
     chosen = list(releases.manifest()) if "all" in names else list(dict.fromkeys(names))
     if junit and len(chosen) > 1:
         raise click.UsageError("--junit needs exactly one --release")
-    if not worker.resolve(request.backend).supports_device(request.device):
-        raise DeviceUnavailable(
-            f"{request.backend} does not support the device {request.device!r} on this machine",
-            hint="sonnx run --device shows why",
-        )
+    _check_backend(request.backend, request.device)
     if renew_manifest:
         click.echo(f"wrote {_releases.renew(chosen, cache)}")
         return

@@ -48,7 +48,8 @@ def command(first: Path, second: Path, page: Path | None, as_json: bool) -> None
         if found.renamed:
             echo(f"{len(found.renamed)} values have other names")
         before, after = found.nodes
-        echo(f"{len(found.changes)} differences; {before} and {after} nodes" if found.changes else "the models are equal",
+        count = f"{len(found.changes)} difference{'s' * (len(found.changes) > 1)}"
+        echo(f"{count}; {before} and {after} nodes" if found.changes else "the models are equal",
              style=None if found.changes else "green")  # fmt: skip
         wrote(page)
     if not found.equal:

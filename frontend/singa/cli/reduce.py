@@ -8,6 +8,7 @@ import click
 
 from singa_backend import debug
 from singa_backend.debug.compare import AGAINST, is_engine
+from singa_backend.rendering import printable
 
 from ._common import SECONDS, TOLERANCE, device_option, echo, exit_codes, json_option, progress, write_json
 from ._inputs import gather_of, input_options
@@ -69,6 +70,8 @@ def command(
     else:
         if against is not None and not is_engine(against):
             message = f"must be MODULE:CLASS or one of {', '.join(AGAINST)}, got {against!r}"
+            if Path(against).suffix in (".onnx", ".npz"):
+                message += "; `sonnx compare` accepts models and saved values, `sonnx bisect` models"
             raise click.BadParameter(message, param_hint="--against")
         predicate = debug.differs(trusted(against, program, device), device=device, rtol=rtol, atol=atol, timeout=timeout)
     source = debug.Source.of(model)
@@ -79,6 +82,8 @@ def command(
         write_json(found.to_dict())
         return
     echo(f"fails when {found.predicate}")
+    if isinstance(predicate, debug.command) and predicate.printed:
+        echo(f"  the last failure printed: {printable(predicate.printed)}")
     echo(f"left: {found}")
     for name, shape in found.shapes.items():
         echo(f"  input {name!r}: {shape}")

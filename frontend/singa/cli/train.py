@@ -23,7 +23,21 @@ from singa_backend.files import check, is_regular
 from singa_backend.proto.load import load_model
 from singa_backend.proto.save import save
 
-from ._common import SECONDS, SEED, Number, device_option, echo, err, exit_codes, json_option, out, progress, show, write_json
+from ._common import (
+    SECONDS,
+    SEED,
+    Number,
+    device_option,
+    echo,
+    err,
+    exit_codes,
+    json_option,
+    out,
+    progress,
+    show,
+    write_json,
+    wrote,
+)
 from ._curves import Curve, check_plot, line, write_plot
 from ._tables import NUMBER, WHOLE, Columns
 from ._workers import run_workers
@@ -184,6 +198,7 @@ def command(
     if launched_size() not in (1, workers) and workers > 1:
         raise click.UsageError(f"--workers {workers} must be the number of processes that mpiexec has started, {launched_size()}")
     check_plot(plot)
+    named = (checkpoint, target_file)
     target_file, checkpoint = (p and _target(p) for p in (target_file, checkpoint))
     _check_distinct({"--data": data, "--validation": validation}, {"-o": target_file, "--plot": plot})
     _check_distinct(
@@ -331,9 +346,7 @@ def command(
     show(table)
     for i, seen in enumerate(at.history.validation):
         echo(f"epoch {i + 1}: " + ", ".join(f"validation {n} {v:.4g}" for n, v in seen.items()))
-    for path in (checkpoint, target_file):
-        if path:
-            echo(f"wrote {path}")
+    wrote(*named)
 
 
 def _exchange(rule: DistOpt, dist_option: str, sparsity: float) -> Callable[[Any], None]:
