@@ -7,11 +7,13 @@ import configparser
 import re
 import tomllib
 from functools import cache
+from importlib import import_module
 from itertools import groupby
 from pathlib import Path
 
 import pytest
 from tests.test_arrows import LAYERS
+from tests.test_docstrings import MODULES, public_values
 
 PROJECT = Path(__file__).parents[1]
 FENCE = re.compile(r"^( *)```[^\n]*\n.*?^\1```$", re.MULTILINE | re.DOTALL)
@@ -82,6 +84,32 @@ def test_links_between_pages_lead_to_files_and_headings() -> None:
                 broken.append(f"{page.name}: {target}#{anchor}")
     assert broken == []
     assert count > 140
+
+
+def names_of(page: Path) -> set[str]:
+    """The names of this project in a page: singa.tensor.Tensor, and those of `from singa.tensor import Tensor`."""
+    content = page.read_text(encoding="utf-8")
+    found = set(re.findall(r"(?<![\w./-])(singa(?:_backend)?(?:\.\w+)+)", content))
+    for module, names in re.findall(r"^ *from (singa[\w.]*) import ([^\n(#]+)", content, re.MULTILINE):
+        found |= {f"{module}.{name.partition(' as ')[0].strip()}" for name in names.split(",")}
+    return found
+
+
+def test_what_the_pages_name_is_in_the_reference() -> None:
+    public = {*MODULES, *(f"{module}.{name}" for module in MODULES for name in public_values(import_module(module)))}
+    internal = {"CONTRIBUTING.md", "CHANGELOG.md", "architecture.md", "compatibility.md"}  # these have internal or old names too
+    pages = [page for page in PAGES if page.name not in internal and page.parent.name != "reports"]
+    found = {(page.name, name) for page in pages for name in names_of(page)}
+    assert len(found) > 50
+    unknown = []
+    for page, name in sorted(found):
+        known = next((p for p in (name, name.rpartition(".")[0]) if p in public), None)  # a name, or a member of one
+        if known is None or (known != name and known in MODULES):
+            unknown.append(f"{page}: {name}")
+        elif known != name:
+            module, _, owner = known.rpartition(".")
+            assert hasattr(getattr(import_module(module), owner), name.rpartition(".")[2]), name
+    assert unknown == []
 
 
 def deprecated_names() -> set[str]:
