@@ -1,4 +1,4 @@
-"""Every block of Python and every command in the README and the pages is executed, or tests/page_programs.toml has the reason why not."""
+"""Every block of Python and every command in the README and the pages is executed, or page_programs.toml has the reason."""
 
 from __future__ import annotations
 
@@ -70,6 +70,11 @@ def commands(block: Block) -> Iterator[Command]:
             yield Command(command, int(found[1]) if found else 0, shown or None)
 
 
+def lines_of(page: str) -> list[str]:
+    """The commands of a page."""
+    return [command.line for block in blocks(page) if block.kind != "python" for command in commands(block)]
+
+
 def first_line(text: str) -> str:
     return text.partition("\n")[0].partition("  #")[0].rstrip()
 
@@ -123,24 +128,24 @@ def test_every_entry_is_of_a_block_that_exists() -> None:
         assert page in PAGES, f"no page {page}"
         assert entry.keys() <= {"setup", "left", "elsewhere", "instead", "exits", "before", "varies"}
         python = [first_line(b.text) for b in blocks(page) if b.kind == "python"]
-        lines = [c.line for b in blocks(page) if b.kind != "python" for c in commands(b)]
+        lines = lines_of(page)
         for *_, reason in (e for key in ("left", "instead", "exits") for e in entry.get(key, ())):
-            assert reason and all((PROJECT / name).exists() for name in re.findall(r"\b(?:tests|examples|docs)/[\w/.-]*\w", reason)), reason
+            files = re.findall(r"\b(?:tests|examples|docs)/[\w/.-]*\w", reason)
+            assert reason and all((PROJECT / name).exists() for name in files), reason
         for line, *_ in entry.get("left", ()):
-            assert python.count(line) + (line in lines) == 1, f"{line!r} is not the first line of one block of {page}, or a command"
+            assert python.count(line) + (line in lines) == 1, f"{page}: {line!r} is not a command, or the first line of one block"
             assert not line.startswith("python ") or (PROJECT / line.split()[1]).is_file(), f"{page}: {line}"
         others = [line for key in ("instead", "before", "exits") for line, *_ in entry.get(key, ())]
-        assert [line for line in others if line not in lines or is_left(line, entry)] == [], f"not a command of {page} that is run"
+        assert [line for line in others if line not in lines or is_left(line, entry)] == [], f"not run: {page}"
         if "elsewhere" in entry:
             assert Path(page).name in (PROJECT / entry["elsewhere"]).read_text(encoding="utf-8")
-    used = {program(c.line) for page in PAGES for b in blocks(page) if b.kind != "python" for c in commands(b)}
+    used = {program(line) for page in PAGES for line in lines_of(page)}
     assert PROGRAMS.keys() <= used and all(PROGRAMS.values())
 
 
 def test_most_blocks_are_executed() -> None:
     python = {page: [b for b in blocks(page) if b.kind == "python"] for page in PAGES}
-    lines = [(page, c.line) for page in PAGES for b in blocks(page) if b.kind != "python" for c in commands(b)]
-    sonnx = [(page, line) for page, line in lines if program(line) == "sonnx"]
+    sonnx = [(page, line) for page in PAGES for line in lines_of(page) if program(line) == "sonnx"]
     left = [line for page, entry in DATA.items() for line, _ in entry.get("left", ())]
     blocks_left = [b.name for entry in python.values() for b in entry if first_line(b.text) in left]
     assert len(blocks_left) < sum(map(len, python.values())) / 4
@@ -153,7 +158,7 @@ def test_every_block_has_a_kind() -> None:
     assert kinds <= {"python", "sh", "console", "text", "{toctree}", "{raw} html"}
     for page in PAGES:
         text = (PROJECT / page).read_text(encoding="utf-8")
-        assert sum(b.kind in ("python", "sh", "console") for b in blocks(page)) == len(re.findall(r"```(?:python|sh|console)\b", text))
+        assert len(blocks(page)) == len(re.findall(r"```(?:python|sh|console)\b", text))
 
 
 def options(command: click.Command) -> set[str]:
@@ -167,7 +172,7 @@ def test_every_command_that_a_page_names_has_its_options() -> None:
     for page in PAGES:
         text = (PROJECT / page).read_text(encoding="utf-8")
         spans = re.findall(r"`(sonnx [^`]+)`", re.sub(r"\s+", " ", FENCE.sub("", text)))
-        for line in [*spans, *(c.line for b in blocks(page) if b.kind != "python" for c in commands(b) if program(c.line) == "sonnx")]:
+        for line in [*spans, *(line for line in lines_of(page) if program(line) == "sonnx")]:
             _, name, *words = shlex.split(line)
             if name.startswith("-"):
                 known, words = options(main), [name, *words]
@@ -184,6 +189,6 @@ def test_every_command_that_a_page_names_has_its_options() -> None:
 
 def test_environments_of_tox_exist() -> None:
     text = (PROJECT / "tox.ini").read_text(encoding="utf-8")
-    lines = [c.line for page in PAGES for b in blocks(page) if b.kind != "python" for c in commands(b)]
+    lines = [line for page in PAGES for line in lines_of(page)]
     named = {name for line in lines for names in re.findall(r"^tox -e (\S+)", line) for name in names.split(",")}
     assert len(named) > 20 and [n for n in named if f"[testenv:{n}]" not in text and not re.fullmatch(r"py\d+", n)] == []
