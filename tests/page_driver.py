@@ -1,4 +1,4 @@
-"""Run the blocks of a page as one program, as tests/test_page_programs.py starts it: python page_driver.py blocks.json."""
+"""Run the blocks of a page as one program, as tests/test_page_programs.py starts it: python page_driver.py blocks.json PROJECT."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def run_python(text: str, name: str, scope: dict[str, Any]) -> str | None:
 
 
 if __name__ == "__main__":
-    scope: dict[str, Any] = {"__name__": "page", "PROJECT": Path(__file__).parents[1]}
+    scope: dict[str, Any] = {"__name__": "page", "PROJECT": Path(sys.argv[2])}
     with open(sys.argv[1], encoding="utf-8") as file:
         steps = json.load(file)
     for step in steps:

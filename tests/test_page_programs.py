@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -118,7 +119,8 @@ def steps(page: str) -> Iterator[dict[str, Any]]:
 def test_the_blocks_run(page: str, tmp_path: Path) -> None:
     setup = {"python": DATA.get(page, {}).get("setup", ""), "name": f"the setup of {page}"}
     (tmp_path / "blocks.json").write_text(json.dumps([setup, *steps(page)]), encoding="utf-8")
-    command = [sys.executable, PROJECT / "tests" / "page_driver.py", "blocks.json"]
+    shutil.copy(PROJECT / "tests" / "page_driver.py", tmp_path)  # a program's folder is on its path: that of tests has a "torch"
+    command = [sys.executable, "page_driver.py", "blocks.json", PROJECT]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0 and "complete" in done.stdout, done.stdout[-2000:] + done.stderr[-6000:]
 
