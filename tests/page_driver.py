@@ -1,4 +1,4 @@
-"""Run the blocks of a page as one program, as tests/test_page_programs.py starts it: python page_driver.py blocks.json PROJECT."""
+"""Run the blocks of a page as one program, for tests/test_page_programs.py: python page_driver.py blocks.json PROJECT."""
 
 from __future__ import annotations
 
