@@ -1,21 +1,30 @@
-"""Every block of Python in the README and the pages is executed, or tests/page_programs.toml has the reason why not."""
+"""Every block of Python and every command in the README and the pages is executed, or page_programs.toml has the reason."""
 
 from __future__ import annotations
 
 import json
 import re
+import shlex
+import shutil
 import subprocess
 import sys
 import textwrap
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import click
 import pytest
+
+from singa.cli._main import main
 
 PROJECT = Path(__file__).parents[1]
 DATA: dict[str, dict[str, Any]] = tomllib.loads((PROJECT / "tests" / "page_programs.toml").read_text(encoding="utf-8"))
-BLOCK = re.compile(r"^( *)```(python|sh)\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
+PROGRAMS: dict[str, str] = DATA.pop("programs")
+BLOCK = re.compile(r"^( *)```(python|sh|console)\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
+FENCE = re.compile(r"^ *```([^\n]*)\n.*?^ *```$", re.MULTILINE | re.DOTALL)
+COMMENT = re.compile(r"(?:^|\s+)#\s.*")
 
 PAGES = sorted(
     path.relative_to(PROJECT).as_posix()
@@ -23,101 +32,165 @@ PAGES = sorted(
     if path.name != "CHANGELOG.md"
 )
 
-DRIVER = '''
-"""Run the blocks of a page, [kind, text, name of the block], as one program; the commands of a shell in processes."""
 
-import doctest
-import json
-import re
-import shlex
-import subprocess
-import sys
-
-from click.testing import CliRunner
-
-from singa.cli._main import main
+class Block(NamedTuple):
+    kind: str
+    text: str
+    name: str
 
 
-def command(words):
-    """The exit code and the output of a command; sonnx runs in this process, which saves its start."""
-    if words[0] == "sonnx":
-        done = CliRunner().invoke(main, words[1:])
-        return done.exit_code, f"{done.output}{done.exception or ''}"
-    if words[0] == "python":
-        done = subprocess.run([sys.executable, *words[1:]], capture_output=True, text=True)
-        return done.returncode, done.stdout + done.stderr
-    raise ValueError(f"no program {words[0]!r} is known here")
+class Command(NamedTuple):
+    line: str
+    """Without its comment."""
+
+    exit: int
+    """Its exit code, after "# exits with"; otherwise 0."""
+
+    shown: str | None
+    """The output that the page shows."""
 
 
-scope = {"__name__": "page"}
-for kind, text, name in json.load(open("blocks.json", encoding="utf-8")):
-    if kind == "sh":
-        for line in text.replace("\\\\\\n", " ").splitlines():
-            words = shlex.split(line, comments=True)
-            if not words:
-                continue
-            expected = int((re.search(r"# exits with (\\d+)", line) or [0, 0])[1])
-            code, output = command(words)
-            if code != expected:
-                sys.exit(f"{name}: {line}: exit code {code}\\n{output}")
-    elif text.startswith(">>>"):
-        runner = doctest.DocTestRunner()
-        runner.run(doctest.DocTestParser().get_doctest(text, scope, name, None, None), clear_globs=False)
-        if runner.summarize().failed:
-            sys.exit(name)
-    else:
-        exec(compile(text, name, "exec"), scope)
-print("complete")
-'''
-
-
-def blocks(page: str) -> list[tuple[str, str, str]]:
-    """The kind, text and name of each block of Python and shell commands of a page."""
+def blocks(page: str) -> list[Block]:
+    """The blocks of Python and of commands of a page."""
     text = (PROJECT / page).read_text(encoding="utf-8")
     return [
-        (found[2], textwrap.dedent(found[3]), f"{page}, line {text.count(chr(10), 0, found.start()) + 1}")
+        Block(found[2], textwrap.dedent(found[3]), f"{page}, line {text.count(chr(10), 0, found.start()) + 1}")
         for found in BLOCK.finditer(text)
     ]
+
+
+def commands(block: Block) -> Iterator[Command]:
+    """The commands of a block: its lines, or in a console those after a prompt, with the lines below them."""
+    text = block.text.replace("\\\n", " ")
+    parts = text.splitlines() if block.kind == "sh" else re.split(r"^\$ ", text, flags=re.MULTILINE)[1:]
+    for part in parts:
+        line, _, shown = part.partition("\n")
+        command = " ".join(COMMENT.sub("", line).split())
+        if command:
+            found = re.search(r"# exits with (\d+)", line)
+            yield Command(command, int(found[1]) if found else 0, shown or None)
+
+
+def lines_of(page: str) -> list[str]:
+    """The commands of a page."""
+    return [command.line for block in blocks(page) if block.kind != "python" for command in commands(block)]
 
 
 def first_line(text: str) -> str:
     return text.partition("\n")[0].partition("  #")[0].rstrip()
 
 
-def executed(page: str) -> list[tuple[str, str, str]]:
-    """The blocks of a page that are run here."""
+def program(line: str) -> str:
+    """The program that a command runs, without the variables before it."""
+    return next(word for word in shlex.split(line) if not re.match(r"[A-Z_]+=", word))
+
+
+def is_left(line: str, entry: dict[str, Any]) -> bool:
+    return program(line) in PROGRAMS or any(line == left for left, _ in entry.get("left", ()))
+
+
+def steps(page: str) -> Iterator[dict[str, Any]]:
+    """What is run of a page, for the driver."""
     entry = DATA.get(page, {})
     if "elsewhere" in entry:
-        return []
+        return
     left = {line for line, _ in entry.get("left", ())}
-    return [b for b in blocks(page) if (first_line(b[1]) not in left if b[0] == "python" else entry.get("shell"))]
+    instead = {line: other for line, other, _ in entry.get("instead", ())}
+    before = dict(entry.get("before", ()))
+    exits = {line: code for line, code, _ in entry.get("exits", ())}
+    for block in blocks(page):
+        if block.kind == "python":
+            if first_line(block.text) not in left:
+                yield {"python": block.text, "name": block.name}
+            continue
+        for line, code, shown in commands(block):
+            if not is_left(line, entry):
+                yield {
+                    "line": instead.get(line, line),
+                    "exit": exits.get(line, code),
+                    "shown": shown,
+                    "varies": entry.get("varies", []),
+                    "before": before.get(line, ""),
+                    "name": block.name,
+                }
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if executed(page)])
+@pytest.mark.parametrize("page", [page for page in PAGES if any(steps(page))])
 def test_the_blocks_run(page: str, tmp_path: Path) -> None:
-    program = [("python", DATA.get(page, {}).get("setup", ""), f"the setup of {page}"), *executed(page)]
-    (tmp_path / "blocks.json").write_text(json.dumps(program), encoding="utf-8")
-    (tmp_path / "driver.py").write_text(DRIVER, encoding="utf-8")
-    command = [sys.executable, "driver.py"]
+    setup = {"python": DATA.get(page, {}).get("setup", ""), "name": f"the setup of {page}"}
+    (tmp_path / "blocks.json").write_text(json.dumps([setup, *steps(page)]), encoding="utf-8")
+    shutil.copy(PROJECT / "tests" / "page_driver.py", tmp_path)  # a program's folder is on its path: that of tests has a "torch"
+    command = [sys.executable, "page_driver.py", "blocks.json", PROJECT]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=280)
-    assert done.returncode == 0 and "complete" in done.stdout, done.stdout[-2000:] + done.stderr[-4000:]
+    assert done.returncode == 0 and "complete" in done.stdout, done.stdout[-2000:] + done.stderr[-6000:]
 
 
 def test_every_entry_is_of_a_block_that_exists() -> None:
     for page, entry in DATA.items():
         assert page in PAGES, f"no page {page}"
-        assert entry.keys() <= {"setup", "left", "elsewhere", "shell"}
-        assert all(reason for _, reason in entry.get("left", ()))
-        lines = [first_line(text) for kind, text, _ in blocks(page) if kind == "python"]
-        assert [line for line, _ in entry.get("left", ()) if lines.count(line) != 1] == [], (
-            f"not the first line of one block of {page}"
-        )
+        assert entry.keys() <= {"setup", "left", "elsewhere", "instead", "exits", "before", "varies"}
+        python = [first_line(b.text) for b in blocks(page) if b.kind == "python"]
+        lines = lines_of(page)
+        for *_, reason in (e for key in ("left", "instead", "exits") for e in entry.get(key, ())):
+            files = re.findall(r"\b(?:tests|examples|docs)/[\w/.-]*\w", reason)
+            assert reason and all((PROJECT / name).exists() for name in files), reason
+        for line, *_ in entry.get("left", ()):
+            assert python.count(line) + (line in lines) == 1, f"{page}: {line!r} is not a command, or the first line of one block"
+            assert not line.startswith("python ") or (PROJECT / line.split()[1]).is_file(), f"{page}: {line}"
+        others = [line for key in ("instead", "before", "exits") for line, *_ in entry.get(key, ())]
+        assert [line for line in others if line not in lines or is_left(line, entry)] == [], f"not run: {page}"
         if "elsewhere" in entry:
             assert Path(page).name in (PROJECT / entry["elsewhere"]).read_text(encoding="utf-8")
+    used = {program(line) for page in PAGES for line in lines_of(page)}
+    assert PROGRAMS.keys() <= used and all(PROGRAMS.values())
 
 
 def test_most_blocks_are_executed() -> None:
-    python = {page: [b for b in blocks(page) if b[0] == "python"] for page in PAGES}
-    assert all((PROJECT / page).read_text(encoding="utf-8").count("```python\n") == len(found) for page, found in python.items())
-    left = sum(len(entry.get("left", ())) for entry in DATA.values())
-    assert left < sum(map(len, python.values())) / 4
+    python = {page: [b for b in blocks(page) if b.kind == "python"] for page in PAGES}
+    sonnx = [(page, line) for page in PAGES for line in lines_of(page) if program(line) == "sonnx"]
+    left = [line for page, entry in DATA.items() for line, _ in entry.get("left", ())]
+    blocks_left = [b.name for entry in python.values() for b in entry if first_line(b.text) in left]
+    assert len(blocks_left) < sum(map(len, python.values())) / 4
+    assert len(sonnx) > 60 and sum(is_left(line, DATA.get(page, {})) for page, line in sonnx) < len(sonnx) / 4
+
+
+def test_every_block_has_a_kind() -> None:
+    """A block that is neither Python nor commands, nor one of these, would not be looked at."""
+    kinds = {found[1] for page in PAGES for found in FENCE.finditer((PROJECT / page).read_text(encoding="utf-8"))}
+    assert kinds <= {"python", "sh", "console", "text", "{toctree}", "{raw} html"}
+    for page in PAGES:
+        text = (PROJECT / page).read_text(encoding="utf-8")
+        assert len(blocks(page)) == len(re.findall(r"```(?:python|sh|console)\b", text))
+
+
+def options(command: click.Command) -> set[str]:
+    return {"--help", *(name for p in command.params for name in (*p.opts, *p.secondary_opts) if name.startswith("-"))}
+
+
+def test_every_command_that_a_page_names_has_its_options() -> None:
+    """In the text too, where commands are not run: `sonnx train --workers 2`."""
+    found = 0
+    unknown = []
+    for page in PAGES:
+        text = (PROJECT / page).read_text(encoding="utf-8")
+        spans = re.findall(r"`(sonnx [^`]+)`", re.sub(r"\s+", " ", FENCE.sub("", text)))
+        for line in [*spans, *(line for line in lines_of(page) if program(line) == "sonnx")]:
+            _, name, *words = shlex.split(line)
+            if name.startswith("-"):
+                known, words = options(main), [name, *words]
+            else:
+                command = main.get_command(click.Context(main), name)
+                known = options(command) if command else set()
+            wrong = {word.partition("=")[0] for word in words if re.match("--?[a-z]", word)} - known
+            found += 1
+            if wrong or not known:
+                unknown.append(f"{page}: {line}: {', '.join(wrong)}")
+    assert unknown == []
+    assert found > 150
+
+
+def test_environments_of_tox_exist() -> None:
+    text = (PROJECT / "tox.ini").read_text(encoding="utf-8")
+    lines = [line for page in PAGES for line in lines_of(page)]
+    named = {name for line in lines for names in re.findall(r"^tox -e (\S+)", line) for name in names.split(",")}
+    assert len(named) > 20 and [n for n in named if f"[testenv:{n}]" not in text and not re.fullmatch(r"py\d+", n)] == []

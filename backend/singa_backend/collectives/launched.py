@@ -12,13 +12,21 @@ _RANKS = ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "MPI_LOCALRANKID")
 
 
 def launched_size() -> int:
-    """Return the number of processes with which an MPI launcher has started this one; 1 without a launcher."""
+    """Return the number of processes that an MPI launcher has started.
+
+    Returns:
+        The number; 1 without a launcher.
+    """
     slurm = ("SLURM_STEP_NUM_TASKS",) if "PMIX_RANK" in os.environ else ()  # srun has its own name for the number
     return max(1, _number((*_SIZES, *slurm)))
 
 
 def launched_rank() -> int:
-    """Return the number of this process among those; 0 without a launcher."""
+    """Return the number of this process among those that an MPI launcher has started.
+
+    Returns:
+        The number, from 0; 0 without a launcher.
+    """
     return _number(_RANKS)
 
 

@@ -67,7 +67,11 @@ class LocalGroup:
         return results
 
     def fail(self, why: str) -> None:
-        """End every wait of this group with an error."""
+        """End every wait of this group with an error.
+
+        Args:
+            why: The message of the error.
+        """
         with self.arrived:
             self.failed = self.failed or why
             self.arrived.notify_all()

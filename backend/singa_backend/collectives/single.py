@@ -23,17 +23,40 @@ class SingleProcess:
         self.sent = 0
 
     def all_reduce(self, array: Any) -> Done:
-        """Return the array as a result that is there at once."""
+        """Return the array as a result that is there at once.
+
+        Args:
+            array: An array.
+
+        Returns:
+            A handle that has ended, whose result is the array itself.
+        """
         self.sent += array.nbytes
         return Done(array)
 
     def all_gather(self, array: Any, sizes: Sequence[int] | None = None) -> Done:
-        """Return a list of the one vector as a result that is there at once."""
+        """Return a list of the one vector as a result that is there at once.
+
+        Args:
+            array: A vector.
+            sizes: The length of the vector; it has no effect.
+
+        Returns:
+            A handle that has ended, whose result is the list of the vector.
+        """
         self.sent += array.nbytes
         return Done([array])
 
     def broadcast(self, array: Any, root: int) -> Done:
-        """Return the array as a result that is there at once."""
+        """Return the array as a result that is there at once.
+
+        Args:
+            array: An array.
+            root: 0, the only rank.
+
+        Returns:
+            A handle that has ended, whose result is the array itself.
+        """
         self.sent += array.nbytes
         return Done(array)
 
@@ -41,5 +64,9 @@ class SingleProcess:
         """Do nothing."""
 
     def abort(self, code: int) -> None:
-        """End this process."""
+        """End this process.
+
+        Args:
+            code: The exit code.
+        """
         raise SystemExit(code)
