@@ -176,7 +176,8 @@ def _show(found: debug.Comparison, rows: list[debug.Row]) -> None:
     for line in tolerances(r.difference for r in found.rows if r.judged):
         echo(line)
     wrong = sum(not r.agrees for r in found.rows)
-    echo(f"{len(found.rows)} values compared, {wrong} differ")
+    count = len(found.rows)
+    echo(f"{count} value{'s' * (count != 1)} compared, {wrong} differ")
     if found.both_nan:
         echo(f"NaN on both sides: {_names([r.value for r in found.both_nan])}", style="yellow")
     if found.nonfinite:
