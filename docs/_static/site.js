@@ -31,7 +31,7 @@ document.addEventListener("DOMContentLoaded", () => {
     } else if (buttons.includes(at) && free && (event.key === "Enter" || event.key === " ")) {
       show(document.getElementById(at.htmlFor), true);
       const drawer = document.querySelector(at.htmlFor === "__toc" ? ".toc-drawer" : ".sidebar-drawer");
-      drawer.querySelector("a, input")?.focus();
+      [...drawer.querySelectorAll("a, input")].find((e) => e.getClientRects().length)?.focus();
     } else if (event.key === "Escape" && drawers.some((d) => d.checked)) {
       const open = drawers.find((d) => d.checked);
       drawers.forEach((d) => show(d, false));
