@@ -45,6 +45,7 @@ def test_the_metadata() -> None:
     assert f"version: {project['version']}" in (PROJECT / "CITATION.cff").read_text()
     assert project["authors"] == [{"name": "sonnx developers"}]
 
+
 def readme() -> str:
     """The README as an index shows it, by the settings of hatch-fancy-pypi-readme."""
     hook = SETTINGS["tool"]["hatch"]["metadata"]["hooks"]["fancy-pypi-readme"]
@@ -59,7 +60,7 @@ def test_the_readme_of_an_index_has_no_link_to_a_file() -> None:
     shown = readme()
     relative = r"\]\((?!https?://)|(?:src|href)=[\"'](?!https?://)"
     assert re.search(relative, (PROJECT / "README.md").read_text()) and re.findall(relative, shown) == []
-    named = {name for name in re.findall(r"`([\w./-]+/[\w.-]+\.(?:md|html|txt|toml))`", shown)}
+    named = set(re.findall(r"`([\w./-]+/[\w.-]+\.(?:md|html|txt|toml))`", shown))
     included = SETTINGS["tool"]["hatch"]["build"]["targets"]["sdist"]["include"]
     assert len(named) > 20 and [n for n in named if not (PROJECT / n).is_file() or f"/{n.split('/')[0]}" not in included] == []
 

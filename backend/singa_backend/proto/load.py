@@ -74,7 +74,12 @@ def open_light(model: ModelSource, *, small: int = SMALL) -> tuple[ModelProto, P
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             proto = load_model_from_string(b"".join(_strip(data, 0, len(data), _MODEL, path.name)))
-    except (OSError, ValueError, DecodeError, RecursionError):  # unreadable or not a valid message: `load_model` reports the reason
+    except (
+        OSError,
+        ValueError,
+        DecodeError,
+        RecursionError,
+    ):  # `load_model` reports the reason
         return load_model(path)
     return proto, path.parent
 

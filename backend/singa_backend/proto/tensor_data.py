@@ -400,7 +400,7 @@ def opened(proto: TensorProto, folder: Path | None, size: int) -> Iterator[Binar
     except OSError as error:
         what = f"tensor {name!r}: external data {location!r}"
         limits.raise_shortage(what, error)
-        raise InvalidModel(f"{what}: {_REASONS.get(error.errno, error.strerror)}", code="SX105") from None
+        raise InvalidModel(f"{what}: {_REASONS.get(error.errno or 0) or error.strerror}", code="SX105") from None
     with file:  # errors of the caller, who may write what it reads, are not those of this file
         file.seek(offset)
         yield file
