@@ -30,8 +30,9 @@ STOPS = 40
 
 MEASURE = """
 const done = arguments[arguments.length - 1];
-axe.run(document, {resultTypes: ["violations"], preload: false}).then(found => done(found.violations.map(v =>
-    ({rule: v.id, impact: v.impact, help: v.help, places: v.nodes.map(n => n.target.flat().join(" "))}))));
+const drawn = f => requestAnimationFrame(() => requestAnimationFrame(() => setTimeout(f)));  // the page follows its new width
+drawn(() => axe.run(document, {resultTypes: ["violations"], preload: false}).then(found => done(found.violations.map(v =>
+    ({rule: v.id, impact: v.impact, help: v.help, places: v.nodes.map(n => n.target.flat().join(" "))})))));
 """
 
 OVERFLOW = "return document.documentElement.scrollWidth - document.documentElement.clientWidth"

@@ -37,6 +37,12 @@ FINISHED = {
 }
 """What keyboards and screen readers need and the theme does not write: its HTML, in every page, and what replaces it."""
 
+LINES = {
+    '<dd><em class="sig-param"': '<dd role="none"><em class="sig-param"',
+    '<dl>\n<dd role="none">': '<dl role="none">\n<dd role="none">',
+}
+"""The same for signatures of several lines, which Sphinx writes as lists of definitions without terms; not every page has one."""
+
 files: set[Path] = set()
 """The files of the project that pages link to, and that are copied into the site."""
 
@@ -102,7 +108,7 @@ def copy_files(app: Any, error: Exception | None) -> None:
 
 
 def finish(app: Any, error: Exception | None) -> None:
-    """Replace the parts of `FINISHED` in the pages that were written.
+    """Replace the parts of `FINISHED` and `LINES` in the pages that were written.
 
     Args:
         app: The Sphinx application.
@@ -115,8 +121,9 @@ def finish(app: Any, error: Exception | None) -> None:
     for page in written if error is None else ():
         text = page.read_text(encoding="utf-8")
         for old, new in FINISHED.items():
-            if old not in text:
+            if old not in text and new not in text:  # a page of an earlier build is finished already
                 raise ExtensionError(f"{page.name} has no {old!r}; change FINISHED in docs/pages.py to what the theme writes now")
+        for old, new in {**FINISHED, **LINES}.items():
             text = text.replace(new, old).replace(old, new)
         page.write_text(text, encoding="utf-8")
 
