@@ -43,6 +43,7 @@ def test_the_metadata() -> None:
     project = SETTINGS["project"]
     assert version("sonnx") == project["version"]
     assert f"version: {project['version']}" in (PROJECT / "CITATION.cff").read_text()
+    assert re.search(rf"^## {re.escape(project['version'])} \(", (PROJECT / "CHANGELOG.md").read_text(), re.MULTILINE)
     assert project["authors"] == [{"name": "sonnx developers"}]
 
 
