@@ -17,6 +17,7 @@ extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphin
 source_suffix = {".md": "markdown", ".rst": "restructuredtext"}
 exclude_patterns = ["_static"]
 nitpicky = False
+smartquotes = False  # options and strings are copied from the pages: --json, "SX105"
 
 myst_enable_extensions = ["colon_fence", "deflist"]
 myst_heading_anchors = 4
@@ -36,9 +37,10 @@ html_theme = "furo"
 html_title = f"sonnx {release}"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
+html_js_files = ["site.js"]
 html_copy_source = False
 html_show_sphinx = False
-html_theme_options = {"navigation_with_keys": True}
+html_theme_options = {"navigation_with_keys": False}  # the arrow keys scroll tables and code
 pygments_style = "default"
 pygments_dark_style = "github-dark"
 
@@ -56,3 +58,4 @@ def setup(app):
     app.connect("sphinx-click-process-description", pages.escape_help)
     app.connect("sphinx-click-process-options", pages.escape_help)
     app.connect("build-finished", pages.copy_files)
+    app.connect("build-finished", pages.finish)

@@ -11,6 +11,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from sphinx.errors import ExtensionError
 from sphinx.pycode import ModuleAnalyzer
 from tests.test_docstrings import MODULES, PACKAGES, SECTION, public_values
 
@@ -29,6 +30,21 @@ COPIED = {
 
 FENCE = re.compile(r"(^ *```.*?^ *```$)", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\((?!\w+:|#)([^)#\s]+)(#[^)\s]*)?\)")
+
+FINISHED = {
+    'class="caption" role="heading"': 'class="caption" role="heading" aria-level="2"',
+    '<aside class="sidebar-drawer"': '<aside class="sidebar-drawer" aria-label="Pages"',
+    '<aside class="toc-drawer': '<aside aria-label="On this page" class="toc-drawer',
+    '<label class="nav-overlay-icon"': '<label tabindex="0" role="button" aria-label="Pages" class="nav-overlay-icon"',
+    '<label class="toc-overlay-icon': '<label tabindex="0" role="button" aria-label="On this page" class="toc-overlay-icon',
+}
+"""What keyboards and screen readers need and the theme does not write: its HTML, in every page, and what replaces it."""
+
+LINES = {
+    '<dd><em class="sig-param"': '<dd role="none"><em class="sig-param"',
+    '<dl>\n<dd role="none">': '<dl role="none">\n<dd role="none">',
+}
+"""The same for signatures of several lines, which Sphinx writes as lists of definitions without terms; not every page has one."""
 
 files: set[Path] = set()
 """The files of the project that pages link to, and that are copied into the site."""
@@ -92,6 +108,27 @@ def copy_files(app: Any, error: Exception | None) -> None:
         to = Path(app.outdir, "files", path.relative_to(PROJECT))
         to.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(path, to)
+
+
+def finish(app: Any, error: Exception | None) -> None:
+    """Replace the parts of `FINISHED` and `LINES` in the pages that were written.
+
+    Args:
+        app: The Sphinx application.
+        error: What ended the build, or None.
+
+    Raises:
+        ExtensionError: The theme no longer writes one of these parts.
+    """
+    written = [Path(app.outdir, f"{name}.html") for name in [*app.env.found_docs, "genindex", "py-modindex", "search"]]
+    for page in written if error is None else ():
+        text = page.read_text(encoding="utf-8")
+        for old, new in FINISHED.items():
+            if old not in text and new not in text:  # a page of an earlier build is finished already
+                raise ExtensionError(f"{page.name} has no {old!r}; change FINISHED in docs/pages.py to what the theme writes now")
+        for old, new in {**FINISHED, **LINES}.items():
+            text = text.replace(new, old).replace(old, new)
+        page.write_text(text, encoding="utf-8")
 
 
 def data_doc(name: str, value: Any) -> str:

@@ -80,3 +80,8 @@ def test_every_public_name_is_in_the_reference() -> None:
 def test_every_command_is_on_the_page_of_commands() -> None:
     text = (SITE / "made" / "commands.html").read_text(encoding="utf-8")
     assert [name for name in COMMANDS if f'id="sonnx-{name}"' not in text] == []
+
+
+def test_options_are_shown_as_they_are_typed() -> None:
+    dashes = {path.name: re.findall(r"[–—][a-z][\w-]+", path.read_text(encoding="utf-8")) for path in pages()}
+    assert {name: found for name, found in dashes.items() if found} == {}  # "--json" with one typographic dash

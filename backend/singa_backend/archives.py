@@ -58,12 +58,15 @@ def typed(where: str, code: str) -> Iterator[None]:
 
     Raises:
         InvalidInput: the body raised another exception.
+        ResourceExhausted: too many files are open (SX612).
     """
     try:
         yield
     except SonnxError:
         raise
     except Exception as error:
+        if isinstance(error, OSError):
+            limits.raise_shortage(where, error)
         detail = getattr(error, "strerror", None) or " ".join(str(error).split())[:300] or type(error).__name__
         raise InvalidInput(f"{where}: {detail}", code=code) from None
 

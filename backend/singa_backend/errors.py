@@ -318,7 +318,7 @@ class DeviceUnavailable(SonnxError):
 
 
 class ResourceExhausted(SonnxError):
-    """A limit was exceeded: memory, nesting, time or another field of `Limits`, or a run was cancelled (SX600 to SX611).
+    """A limit was exceeded: memory, nesting, time or another field of `Limits`, or a run was cancelled (SX600 to SX612).
 
     Limits on memory are checked before the memory is allocated.
     """

@@ -11,6 +11,7 @@ current call, so that the array namespace (devices/namespaces.py), the reader an
 
 from __future__ import annotations
 
+import errno
 import math
 import os
 import time
@@ -140,6 +141,24 @@ def exhausted(name: str, code: str, message: str) -> ResourceExhausted:
     """The error of a limit; its hint shows how to raise the limit."""
     hint = f"if this is intended, raise the limit: prepare(model, limits=Limits({name}=...)), or sonnx run --limit {name}=..."
     return ResourceExhausted(message, code=code, hint=hint)
+
+
+def raise_shortage(what: str, error: OSError) -> None:
+    """Raise the error of a file that cannot be opened now, although the file is not the reason; return if it may be.
+
+    Args:
+        what: the file.
+        error: the system's error.
+
+    Raises:
+        ResourceExhausted: the process or the machine has too many open files (SX612), or no memory (SX601).
+    """
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        whose = "this process" if error.errno == errno.EMFILE else "this machine"
+        hint = "close files, or allow more: `ulimit -n` shows and sets the number for a process"
+        raise ResourceExhausted(f"{what} cannot be opened: {whose} has too many open files", code="SX612", hint=hint)
+    if error.errno == errno.ENOMEM:
+        raise ResourceExhausted(f"{what} cannot be opened: there is too little memory", code="SX601")
 
 
 def too_many_dimensions(message: str) -> ResourceExhausted:

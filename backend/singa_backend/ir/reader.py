@@ -156,6 +156,8 @@ class _Reader:
             return
         error = InvalidModel if self.invalid else UnsupportedModel
         verdict = "the model is not valid ONNX" if self.invalid else "the model is not supported"
+        if all(p.code == "SX105" for p in problems):
+            verdict = "the model's external data cannot be read"
         one = problems[0]
         hint = "; ".join(dict.fromkeys(p.hint for p in problems if p.hint))
         if len(problems) > 1:

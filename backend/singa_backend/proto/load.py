@@ -71,11 +71,16 @@ def open_light(model: ModelSource, *, small: int = SMALL) -> tuple[ModelProto, P
     limit = limits.current().limits.model_bytes
     if not small < status.st_size <= limit or status.st_nlink != 1:  # external data must not be in a file with a second name
         return load_model(path)
-    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-        try:
+    try:
+        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             proto = load_model_from_string(b"".join(_strip(data, 0, len(data), _MODEL, path.name)))
-        except (ValueError, DecodeError, RecursionError):  # not a valid message: `load_model` reports the reason
-            return load_model(path)
+    except (
+        OSError,
+        ValueError,
+        DecodeError,
+        RecursionError,
+    ):  # `load_model` reports the reason
+        return load_model(path)
     return proto, path.parent
 
 
@@ -265,6 +270,8 @@ def read_model_file(path: Path, limit: int) -> tuple[bytes, Path]:
             check_model_size(status.st_size, limit)
             return file.read(status.st_size), path.resolve().parent
     except (OSError, ValueError) as error:  # ValueError: a NUL in the path
+        if isinstance(error, OSError):
+            limits.raise_shortage(str(path), error)
         raise InvalidModel(f"{path}: {getattr(error, 'strerror', '') or error}", code="SX110") from None
 
 

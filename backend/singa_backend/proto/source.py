@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from ..errors import InvalidModel
+from ..limits import raise_shortage
 
 MODEL = ""
 """The name of the model's own file among its files; the others have the locations of external data."""
@@ -120,12 +121,14 @@ def check_files(path: str, digests: Mapping[str, str]) -> None:
 
     Raises:
         InvalidModel: a file is missing, or has other contents (SX112).
+        ResourceExhausted: too many files are open (SX612).
     """
     for name, digest in digests.items():
         where = _located(path, name)
         try:
             found = _digest(where)[1]
         except OSError as error:
+            raise_shortage(where, error)
             raise changed(where, f"which cannot be read here: {error.strerror}") from None
         if found != digest:
             raise changed(where, f"whose SHA-256 must be {digest}, got {found}")

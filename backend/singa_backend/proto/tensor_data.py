@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import math
 import mmap
 import os
@@ -310,6 +311,13 @@ def copied(source: np.ndarray, target: np.ndarray | None = None) -> np.ndarray:
     return made
 
 
+_REASONS = {
+    errno.ELOOP: "it must be a plain file, not a link",
+    errno.ENOTDIR: "a part of its path is a link, or not a folder",  # what the system reports for a linked folder, too
+}
+"""The system's errors whose own text does not describe external data: links are not followed."""
+
+
 def read_external(proto: TensorProto, folder: Path | None, size: int) -> bytes:
     """The bytes of external data; see `opened`."""
     with opened(proto, folder, size) as file:
@@ -390,7 +398,9 @@ def opened(proto: TensorProto, folder: Path | None, size: int) -> Iterator[Binar
         finally:
             os.close(handle)
     except OSError as error:
-        raise InvalidModel(f"tensor {name!r}: external data {location!r}: {error.strerror}", code="SX105") from None
+        what = f"tensor {name!r}: external data {location!r}"
+        limits.raise_shortage(what, error)
+        raise InvalidModel(f"{what}: {_REASONS.get(error.errno or 0) or error.strerror}", code="SX105") from None
     with file:  # errors of the caller, who may write what it reads, are not those of this file
         file.seek(offset)
         yield file
