@@ -311,6 +311,10 @@ def graph(
     """
     if opset is not None:
         opset = check_opset("opset", opset, LEAST)
+    if not isinstance(name, str):
+        raise _wrong(f"name must be a text, got {name!r}")
+    if isinstance(outputs, str):
+        raise _wrong(f"outputs must be a list of names, got {outputs!r}", f"outputs=[{outputs!r}]")
     local = sys._getframe(1).f_locals
 
     def decorate(f: Callable[..., Any]) -> GraphFunction:

@@ -79,6 +79,9 @@ class Value:
         symbol: what the writer of the graph has for the value; functions receive values, and do not make them.
     """
 
+    _takes_tensors = True
+    """Makes `tensor + value` an operator of the graph."""
+
     __hash__ = None  # type: ignore[assignment]  # values compare element by element
 
     def __init__(self, symbol: Symbol) -> None:
@@ -281,7 +284,8 @@ class Operators:
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         if not name[:1].isupper():
-            raise AttributeError(name)
+            same = [n for d, n in schemas if d == "" and n.lower() == name.lower()]
+            raise AttributeError(f"ONNX has no operator {name!r}" + (f"; did you mean {same[0]!r}?" if same else ""))
 
         def function(*inputs: Any, outputs: int | None = None, domain: str = "", **attributes: Any) -> Any:
             made = call(name, inputs, attributes, outputs, domain)
@@ -415,7 +419,9 @@ def _operand(scope: Scope, x: Any, name: str, adapts: bool = True) -> Any:
     if isinstance(x, (Tensor, np.ndarray)):
         return _initializer(scope, x)
     if isinstance(x, np.generic):
-        return x.item()
+        x = x.item()
+    if isinstance(x, complex):
+        return scope.writer.constant(np.asarray(x))
     if isinstance(x, (list, tuple)) and any(isinstance(v, Value) for v in x):
         return _vector(scope, x, name)
     if not adapts and isinstance(x, (bool, int, float, str)):  # a state of a loop has its own type
@@ -472,21 +478,44 @@ def _natural(x: Any) -> np.dtype[Any]:
     """The element type of numbers or strings that nothing else determines."""
     if isinstance(x, np.generic):
         return x.dtype if dtypes.known(x.dtype) else np.dtype(object)
-    kind = array_of(x).dtype
-    return np.dtype({"b": np.bool_, "f": np.float32, "i": np.int64, "u": np.int64, "O": object}.get(kind.kind, kind))
+    kind = _plain(x, "a constant").dtype
+    natural = {"b": np.bool_, "f": np.float32, "i": np.int64, "u": np.int64, "U": object}
+    if isinstance(x, int):
+        return np.dtype(np.bool_ if isinstance(x, bool) else np.int64)
+    return np.dtype(natural.get(kind.kind, kind))
+
+
+def _plain(x: Any, what: str, dtype: Any = None) -> np.ndarray:
+    """Numbers or strings as an array; raises InvalidInput (SX315) for lists of several lengths."""
+    try:
+        return np.asarray(x, dtype)
+    except ValueError as error:
+        raise InvalidInput(f"{what} must be a number, or nested lists of one shape: {error}", code="SX315") from None
 
 
 def _converted(x: Any, dtype: np.dtype[Any], what: str) -> np.ndarray:
     """Numbers as an array; raises InvalidInput (SX372) if the dtype cannot represent one of them."""
-    plain = np.asarray(x, object if dtype == dtypes.STRING else None)
-    with np.errstate(all="ignore"):
-        made = plain.astype(dtype)
-        lost = dtype.kind in "iub" and not bool((made == plain).all())
-        if dtypes.is_float(dtype) and plain.dtype.kind in "fiu":
-            wide = made.astype(np.float64)
-            lost = bool(((~np.isfinite(wide) & np.isfinite(plain)) | ((wide == 0) & (plain != 0))).any())
+    text = dtype == dtypes.STRING
+    plain = _plain(x, what, object if text else None)
+    if plain.dtype == object:  # strings, or integers that int64 cannot represent
+        lost = not all(isinstance(v, str if text else int) for v in plain.flat)
+    else:
+        lost = plain.dtype.kind in "SUmM" or (plain.dtype.kind == "c" and dtype.kind != "c")
+    if not lost:
+        with np.errstate(all="ignore"):
+            try:
+                made = plain.astype(dtype)
+                plain = plain.astype(np.float64) if dtypes.is_float(dtype) and plain.dtype == object else plain
+            except OverflowError:
+                lost = True
+            else:
+                lost = dtype.kind in "iub" and not bool((made == plain).all())
+                if dtypes.is_float(dtype) and plain.dtype.kind in "fiu":
+                    wide = made.astype(np.float64)
+                    lost = bool(((~np.isfinite(wide) & np.isfinite(plain)) | ((wide == 0) & (plain != 0))).any())
     if lost:
-        raise InvalidInput(f"{what} must be a number that {dtypes.onnx_name(dtype)} can represent, got {x!r}", code="SX372")
+        rule = "a string" if text else f"a number that {dtypes.onnx_name(dtype)} can represent"
+        raise InvalidInput(f"{what} must be {rule}, got {x!r}", code="SX372")
     return made
 
 
