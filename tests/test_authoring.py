@@ -242,6 +242,15 @@ def test_a_tensor_may_be_on_either_side(f: Any) -> None:
     np.testing.assert_allclose(right(x), f(x, weight), rtol=1e-6)
 
 
+def test_a_power_has_the_type_of_the_value() -> None:
+    f = sonnx.graph(lambda x, n: (2**x, x**2, x**0.5, 2**n, n**2, x**n), types={"x": Float[2], "n": Int64[2]})
+    x, n = np.float32([0.5, 2.5]), np.array([1, 3])
+    found = f(x, n)
+    for value, expected in zip(found, (2**x, x**2, x**0.5, 2**n, n**2, (x**n).astype(np.float32)), strict=True):
+        assert value.dtype == expected.dtype
+        np.testing.assert_allclose(value, expected, rtol=1e-6)
+
+
 def test_integers_are_int64_at_any_size() -> None:
     f = sonnx.graph(lambda: (op.constant(2**40), 2**40, op.constant([2**40])))
     assert [v.tolist() for v in f()] == [2**40, 2**40, [2**40]]
@@ -534,6 +543,10 @@ MISTAKES: dict[str, tuple[str, str, Any]] = {
     "fraction": ("SX372", "0.5", lambda x: op.Cast(x, to=Int64) + 0.5),
     "overflow": ("SX372", "float can represent, got 1e+300", lambda x: x * 1e300),
     "underflow": ("SX372", "1e-300", lambda x: x * 1e-300),
+    "root of integers": ("SX372", "0.5", lambda x: op.Shape(x) ** 0.5),
+    "integers to floats": ("SX393", "would be an integer", lambda x: op.Shape(x) ** x[0]),
+    "array of integers to floats": ("SX393", "would be an integer", lambda x: np.array([2]) ** x),
+    "fraction to integers": ("SX372", "0.5", lambda x: 0.5 ** op.Shape(x)),
     "division of integers": ("SX393", "rounds toward zero", lambda x: op.Shape(x) / 2),
     "remainder of floats": ("SX393", "fmod=1", lambda x: x % 2.0),
     "object": ("SX311", "an operand of Add", lambda x: x + object()),

@@ -158,10 +158,10 @@ class Value:
         return _remainder(x, self)
 
     def __pow__(self, x: Any) -> Value:
-        return _binary("Pow", self, x)
+        return _power(self, x)
 
     def __rpow__(self, x: Any) -> Value:
-        return _binary("Pow", x, self)
+        return _power(x, self)
 
     def __matmul__(self, x: Any) -> Value:
         return _binary("MatMul", self, x)
@@ -727,6 +727,23 @@ def _quotient(a: Any, b: Any) -> Value:
         text = f"/ and // need floats, because ONNX's Div of integers rounds toward zero; got {x.type}"
         raise InvalidInput(text, code="SX393", hint="op.Cast(x, to=Float) / y, or op.Div(x, y)")
     return _binary("Div", a, b)
+
+
+def _power(a: Any, b: Any) -> Value:
+    """`a ** b`; ONNX's Pow has the type of the base, which would cut the fraction of an integer to the power of a float."""
+    x = _value(a, b)
+    if not isinstance(a, (Value, Tensor, np.ndarray)):
+        a = Value(current().writer.constant(_converted(a, x.dtype, "an operand of Pow")))
+    base = a if isinstance(a, Value) else Value(_initializer(current(), a))
+    if dtypes.is_float(base.dtype):
+        return _binary("Pow", base, b)
+    if not isinstance(b, (Value, Tensor, np.ndarray)):
+        b = Value(current().writer.constant(_converted(b, base.dtype, "an operand of Pow")))
+    exponent = b if isinstance(b, Value) else Value(_initializer(current(), b))
+    if dtypes.is_float(exponent.dtype):
+        text = f"** of an integer and a float would be an integer in ONNX's Pow; got {base.type} and {exponent.type}"
+        raise InvalidInput(text, code="SX393", hint="op.Cast(x, to=Float) ** y, or op.Pow(x, y)")
+    return _binary("Pow", base, exponent)
 
 
 def _remainder(a: Any, b: Any) -> Value:
