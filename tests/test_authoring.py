@@ -368,6 +368,11 @@ def test_an_index_may_be_a_value() -> None:
     refused("SX338", lambda x, i, ids: x[0, ids], "may not be combined", types=types)
 
 
+def test_an_index_may_be_a_list_with_values() -> None:
+    f = sonnx.graph(lambda x, i: x[[i, 0]], types={"x": Float["N"], "i": Int64[()]})
+    assert f(np.float32([1, 2, 3]), 2).tolist() == [3, 1]
+
+
 def test_a_shape_may_contain_values() -> None:
     @sonnx.graph
     def f(x: Float["N", 6]):
@@ -550,6 +555,8 @@ MISTAKES: dict[str, tuple[str, str, Any]] = {
     "division of integers": ("SX393", "rounds toward zero", lambda x: op.Shape(x) / 2),
     "remainder of floats": ("SX393", "fmod=1", lambda x: x % 2.0),
     "object": ("SX311", "an operand of Add", lambda x: x + object()),
+    "text as a number of outputs": ("SX301", "got outputs='a'", lambda x: op.TopK(x, [1], outputs="a")),
+    "dtype of a constant": ("SX316", "dtype must be a dtype", lambda x: op.constant(1.0, "junk")),
     "complex": ("SX393", "complex", lambda x: x + 1j),
     "large": ("SX372", "int64 can represent", lambda x: op.constant(2**70)),
     "lists": ("SX315", "nested lists of one shape", lambda x: op.constant([1.0, [2.0]], Float)),
@@ -646,6 +653,8 @@ def test_wrong_definitions() -> None:
     refused("SX392", lambda x: x, "has no parameter 'z'", types={"z": Float})
     refused("SX392", lambda x: (x + 1.0, x), "but outputs names 1", types=N, outputs=["a"])
     refused("SX392", lambda x: x + 1.0, "outputs=['scores']", types=N, outputs="scores")
+    refused("SX392", lambda x: x + 1.0, "outputs must be a list", types=N, outputs=3)
+    refused("SX392", lambda x: x + 1.0, "types must be a dict", types=[Float])
     refused("SX392", lambda x: x + 1.0, "name must be a text, got 3", types=N, name=3)
     refused("SX392", lambda x: (x + 1.0, x), "different names", types=N, outputs=["a", "a"])
     for bad in ((1.5,), (True,), (..., 3), (-1,), ("",), ([2],)):

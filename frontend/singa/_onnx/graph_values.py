@@ -25,7 +25,7 @@ from singa_backend.ir.custom import CustomOperator
 from singa_backend.opsets.writer import OpsetWriter, type_string
 from singa_backend.proto.schemas import is_private, public_domain, schema_version, schemas, type_strings
 
-from .._core.tensor import Tensor, array_of
+from .._core.tensor import Tensor, array_of, dtype_of
 from .types import OptionalType, SequenceType, TensorType, ValueType, difference, from_proto, widened
 
 
@@ -307,15 +307,15 @@ class Operators:
             The value.
 
         Raises:
-            InvalidInput: the value is not an array (SX315), the element type cannot represent it (SX372), or no graph is being
-                written (SX394).
+            InvalidInput: the value is not an array (SX315), `dtype` is not a dtype (SX316), the element type cannot represent the
+                value (SX372), or no graph is being written (SX394).
         """
         scope = current()
         if isinstance(value, (Tensor, np.ndarray)):
-            if dtype is not None and np.dtype(_dtype(dtype)) != _array(value).dtype:
+            if dtype is not None and dtype_of(_dtype(dtype)) != _array(value).dtype:
                 raise InvalidInput(f"an array keeps its dtype {_array(value).dtype}", code="SX372", hint="use array.astype")
             return Value(_initializer(scope, value, name))
-        wanted = np.dtype(_dtype(dtype)) if dtype is not None else _natural(value)
+        wanted = dtype_of(_dtype(dtype)) if dtype is not None else _natural(value)
         array = _converted(value, wanted, "a constant")
         return Value(scope.writer.builder.initializer(name, array) if name else scope.writer.constant(array))
 
@@ -350,8 +350,8 @@ def call(
     _check_branches(name, bodies)
     if outputs is None:
         outputs = _outputs(schema, name, given, bodies)
-    if not schema.min_output <= outputs <= schema.max_output:
-        text = f"{name} has {schema.min_output} to {schema.max_output} outputs, got outputs={outputs}"
+    if not isinstance(outputs, int) or not schema.min_output <= outputs <= schema.max_output:
+        text = f"{name} has {schema.min_output} to {schema.max_output} outputs, got outputs={outputs!r}"
         raise InvalidInput(text, code="SX301", operator=name)
     try:
         made = scope.writer.call(name, values, given, outputs, domain)
@@ -819,6 +819,8 @@ def _index_rank(key: Any, axis: int, size: int | str | None) -> int:
             raise _bad_index(f"the index of axis {axis} must be in [{-size}, {size}), got {key}")
         return 0
     dtype, rank = None, None
+    if isinstance(key, list) and any(isinstance(v, Value) for v in key):
+        return 1
     if isinstance(key, Value):
         dtype, rank = key.dtype, None if key.shape is None else len(key.shape)
     elif isinstance(key, (list, np.ndarray)):
