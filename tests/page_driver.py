@@ -44,7 +44,11 @@ def equal(shown: list[str], found: list[str]) -> bool:
 def run_command(step: dict[str, Any], scope: dict[str, Any]) -> str | None:
     """Run a command and return what is wrong with it."""
     exec(compile(step["before"], f"before {step['line']}", "exec"), scope)
-    code, output, error = execute(shlex.split(step["line"]))
+    line, _, file = step["line"].partition(" > ")
+    code, output, error = execute(shlex.split(line))
+    if file:
+        Path(file).write_text(output, encoding="utf-8")
+        output = ""
     if code != step["exit"]:
         return f"exit code {code} instead of {step['exit']}\n{output}{error}"
     if step["shown"] is not None:
