@@ -265,6 +265,26 @@ def test_copies_and_pickles_of_a_changed_model() -> None:
         np.testing.assert_array_equal(to_numpy(imported.forward([Tensor(data=X)])[0]), expected)
 
 
+@pytest.mark.parametrize("text", [
+    "c = Constant<value_floats = [1.0, 2.0, 3.0]>() y = Add(x, c)",
+    "n = Constant<value_ints = [3]>() c = ConstantOfShape(n) y = Add(x, c)",
+    "n = Constant<value_int = 3>() c = HannWindow(n) y = Add(x, c)",
+])  # fmt: skip
+def test_constants_of_a_file_without_weights_do_not_become_parameters(text: str) -> None:
+    proto = parser.parse_model(f'<ir_version: 9, opset_import: ["": 20]> g (float[3] x) => (float[3] y) {{ {text} }}')
+    m = sonnx.SONNXModel(proto)
+    x, names = np.arange(3, dtype=np.float32), list(m.get_states())
+    expected = to_numpy(m.forward(x)[0])
+    for dtype in ("float16", "float64"):
+        m.to(dtype=dtype)
+        (y,) = m.forward(x)
+        assert list(m.get_states()) == names and y.data.dtype == np.dtype(dtype)
+        np.testing.assert_allclose(to_numpy(y), expected, rtol=1e-3)
+    again = pickle.loads(pickle.dumps(m.imported))
+    assert list(again.tensors()) == names
+    np.testing.assert_array_equal(to_numpy(again.forward([x])[0]), to_numpy(y))
+
+
 def test_the_model_of_an_importer_follows() -> None:
     m = sonnx.from_onnx(parser.parse_model(FILE))
     m.to(dtype="float64")
