@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from onnx import ModelProto
+from onnx import ModelProto, numpy_helper
 
 from singa_backend import SingaBackend, dtypes
 from singa_backend.autodiff.replay import visit
@@ -178,6 +178,8 @@ class Imported:
             writer = OpsetWriter(opset)
             writer.builder.marks_constants = True  # only the parameters are float initializers
             proto = write_again(graph, opset, writer=writer)
+            written = {t.name for t in proto.graph.initializer}  # a parameter that no node reads is not
+            proto.graph.initializer.extend(numpy_helper.from_array(a, n) for n, a in now.items() if n not in written)
             change_dtype(proto, dtype)
             found = scoped([n.operator.declaration for n in graph.all_nodes() if n.operator is not None])
             made.proto = proto
