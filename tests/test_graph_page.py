@@ -397,6 +397,21 @@ def test_documents_of_other_models_and_of_other_commands_are_refused(tmp_path: P
     assert done.exit_code == 2 and "--html" in done.output
 
 
+@pytest.mark.parametrize("words", [
+    ("inspect", "a", "--html", "a"), ("inspect", "a", "--profile", "p", "--html", "p"), ("profile", "a", "--html", "a"),
+    ("profile", "a", "--trace", "a"), ("compare", "a", "--html", "a"), ("compare", "a", "--against", "b", "--html", "b"),
+    ("diff", "a", "b", "--html", "b"), ("run", "a", "--random", "0", "-o", "a"),
+    ("run", "a", "--random", "0", "--save-inputs", "a"),
+])  # fmt: skip
+def test_results_do_not_replace_what_a_command_reads(tmp_path: Path, words: tuple[str, ...]) -> None:
+    files = {"a": layers(1).SerializeToString(), "b": layers(2).SerializeToString(), "p": b"{}"}
+    for name, content in files.items():
+        (tmp_path / name).write_bytes(content)
+    done = cli(words[0], *(tmp_path / w if w in files else w for w in words[1:]))
+    assert done.exit_code == 3 and "SX351" in done.output
+    assert {name: (tmp_path / name).read_bytes() for name in files} == files
+
+
 # --- two models
 
 

@@ -197,9 +197,9 @@ class _Change:
             if name in schema.attributes and node.get(name, default.i if default else 0) in WIDE:
                 node.set(**{name: self.code})
         implied = "dtype" in schema.attributes and not schema.attributes["dtype"].default_value.i and node.get("dtype") is None
-        if implied and (casts or not node.inputs):  # the dtype would be that of the Cast, or float32 in SequenceEmpty
-            if {self.string, f"seq({self.string})"} & set(self._allowed(net, node, 0, output=True) or ()):
-                node.set(dtype=self.code)
+        fits = {self.string, f"seq({self.string})"} & set(self._allowed(net, node, 0, output=True) or ())
+        if implied and fits and (casts or not node.inputs):  # the dtype would be that of the Cast, or float32 in SequenceEmpty
+            node.set(dtype=self.code)
         if node.is_("ConstantOfShape"):
             value = node.get("value")
             if value is None or value.data_type in WIDE:
