@@ -20,7 +20,7 @@ from singa._core import tape
 from singa._core.tensor import Tensor, to_numpy
 from singa.cli import main
 from singa.model import Model
-from singa_backend.errors import InvalidInput
+from singa_backend.errors import DeviceUnavailable, InvalidInput
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(10, 3)).astype(np.float32)
@@ -386,6 +386,17 @@ CASES: dict[str, tuple[Any, str, str]] = {
     "other state": (
         lambda: data.ArrayLoader(X).load_state_dict(data.ArrayLoader(X[:9]).state_dict()), "SX342", "samples 9",
     ),
+    "state between batches": (
+        lambda: data.ArrayLoader(X).load_state_dict({**data.ArrayLoader(X).state_dict(), "batch": 0.5}), "SX342", "TypeError",
+    ),
+    "seed of a loader": (lambda: data.ArrayLoader(X, seed=-1), "SX342", "seed must be an integer of at least 0, got -1"),
+    "seed": (lambda: made().fit(X, Y, seed=1.5), "SX342", "got 1.5"),
+    "no callback": (lambda: made().fit(X, Y, callbacks=[3]), "SX342", "callbacks must be a list of functions, got [3]"),
+    "a callback": (lambda: made().fit(X, Y, callbacks=print), "SX342", "callbacks must be a list of functions"),
+    "metrics": (lambda: made().fit(X, Y, metrics=[len]), "SX342", "metrics must be a dict of functions by name"),
+    "a metric": (lambda: made().evaluate(X, Y, metrics={"n": 3}), "SX342", "metrics must be a dict of functions by name"),
+    "a second loss": (lambda: made().evaluate(X, Y, metrics={"loss": lambda y, t: 0}), "SX342", "another name than the loss"),
+    "several numbers": (lambda: made().evaluate(X, Y, metrics={"e": lambda y, t: y == t}), "SX342", "an array of shape (10, 2)"),
     "epochs": (lambda: made().fit(X, Y, epochs=0), "SX342", "epochs"),
     "patience": (lambda: made().fit(X, Y, patience=2), "SX342", "validation"),
     "generator": (lambda: made().fit(((x, y) for x, y in [(X, Y)]), epochs=2), "SX342", "epoch 2"),
@@ -404,6 +415,26 @@ def test_errors(case: str) -> None:
     with pytest.raises(InvalidInput) as error:
         call()
     assert error.value.code == code and text in error.value.message
+
+
+def test_a_device_of_a_loader_is_checked_at_once() -> None:
+    with pytest.raises(DeviceUnavailable):
+        data.ArrayLoader(X, device="ZZ")
+
+
+def test_only_true_of_a_callback_ends_a_training() -> None:
+    assert len(made().fit(X, Y, epochs=3, callbacks=[lambda h: h.losses[-1], lambda h: X]).epochs) == 3
+    assert len(made().fit(X, Y, epochs=3, callbacks=[lambda h: np.float32(1) > 0]).epochs) == 1
+
+
+@pytest.mark.parametrize("check", [False, True])
+def test_the_parameters_after_a_nan_are_those_that_the_page_describes(check: bool) -> None:
+    net = made()
+    net.optimizer = opt.SGD(LR, check_nan=check)
+    with pytest.raises(InvalidInput) as error:
+        net.fit([(X, Y), (X * np.nan, Y)])
+    assert error.value.code == ("SX328" if check else "SX343")
+    assert all(np.isfinite(to_numpy(p)).all() for p in net.get_params().values()) == check
 
 
 def test_outputs_that_cannot_be_joined() -> None:
@@ -464,3 +495,10 @@ def test_a_checkpoint_refuses_another_schedule(tmp_path: Path) -> None:
     done = trained(tmp_path, "--checkpoint", kept, "--resume", "--schedule", "cosine")
     assert done.exit_code == 3 and "SX381" in done.output
     assert "--schedule was constant, got cosine" in done.output and "--clip-norm was 1.0, got none" in done.output
+
+
+def test_other_epochs_of_a_cosine_are_reported(tmp_path: Path) -> None:
+    kept = str(tmp_path / "run.ckpt")
+    assert trained(tmp_path, "--checkpoint", kept, "--schedule", "cosine").exit_code == 0
+    done = trained(tmp_path, "--checkpoint", kept, "--resume", "--schedule", "cosine", "--epochs", "4")
+    assert done.exit_code == 0 and "--epochs was 3, is 4" in done.output

@@ -43,6 +43,7 @@ from ._training.fit import (
     EarlyStop,
     History,
     Position,
+    check_metrics,
     device_of,
     evaluate,
     loop,
@@ -51,6 +52,7 @@ from ._training.fit import (
     source_of,
     stop_signals,
 )
+from ._training.loader import seeded
 from .device import DeviceLike, default_device, resolve
 
 _STEPS = 64
@@ -386,18 +388,21 @@ class Model(Layer):
 
         Raises:
             InvalidInput: The data have no batch or differ in length, an argument is out of range, `patience` is used without
-                `validation` (SX342), `train_one_batch` returns no loss (SX387), or the loss is NaN or infinite (SX343); the
-                updates before it are kept.
+                `validation` (SX342), `train_one_batch` returns no loss (SX387), or the loss is NaN or infinite (SX343): its
+                step has then updated the parameters, except for NaN with `check_nan` of the optimizer (SX328).
             NotImplementedError: The model does not define `train_one_batch`.
             KeyboardInterrupt: Ctrl-C was pressed.
         """
+        place = Position(seeded(seed))
         source = source_of(data, batch_size, seed, shuffle=True)
         held = None if validation is None else source_of((validation,), None)
+        check_metrics(metrics)
+        if not isinstance(callbacks, Sequence) or not all(map(callable, callbacks)):
+            raise InvalidInput(f"callbacks must be a list of functions, got {callbacks!r}", code="SX342")
         if patience is not None and held is None:
             raise InvalidInput("patience must be used with validation, whose loss it compares", code="SX342")
         stop = None if patience is None else EarlyStop(self, patience)
         after: list[Callable[[History], Any]] = [*callbacks, *([stop] if stop else [])]
-        place = Position(np.random.default_rng(seed))
         history = self.history = place.history
 
         class Done(Exception):
@@ -407,7 +412,7 @@ class Model(Layer):
             if not place.batch:
                 if verbose:
                     print(_epoch_line(place.epoch, epochs, history))
-                if sum(bool(ask(history)) for ask in after):
+                if sum(answer is True or answer is np.True_ for answer in [ask(history) for ask in after]):
                     raise Done
             if received:
                 raise KeyboardInterrupt
@@ -447,9 +452,11 @@ class Model(Layer):
             "loss", the mean over the samples, and the value of each metric.
 
         Raises:
-            InvalidInput: The data have no batch or differ in length (SX342), or `train_one_batch` returns no loss (SX387).
+            InvalidInput: The data have no batch or differ in length, `metrics` are not functions or return more than a number
+                (SX342), or `train_one_batch` returns no loss (SX387).
             NotImplementedError: The model does not define `train_one_batch`.
         """
+        check_metrics(metrics)
         with self._in_mode(False):
             return evaluate(self, source_of(data, batch_size), self._input_count(), metrics)
 
@@ -458,8 +465,8 @@ class Model(Layer):
 
         Args:
             *data: The inputs of `forward` for all samples, as for `fit`. The batches of an ArrayLoader or a list may have targets
-                too, which are not used. An ArrayLoader is read in the order of its arrays with all samples; its state does not
-                change.
+                too: only the inputs of `forward` without default values are read from them. An ArrayLoader is read in the order
+                of its arrays with all samples; its state does not change.
             batch_size: The number of samples in a batch of arrays; None for 32.
 
         Returns:

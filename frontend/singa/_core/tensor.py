@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import copy
+import functools
 import math
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -33,6 +34,19 @@ DTypeLike: TypeAlias = dtypes.DTypeLike | int
 """One of the constants above, "int" (int32), "float" (float32), or what NumPy converts to a dtype."""
 
 _dummies = Counter()
+
+
+_Made = TypeVar("_Made")
+
+
+def _deferring(method: Callable[[Tensor, Any], _Made]) -> Callable[[Tensor, Any], _Made]:
+    """A method of a Python operator that leaves operands with `_takes_tensors`, values of a graph, to their own class."""
+
+    @functools.wraps(method)
+    def deferring(self: Tensor, x: Any) -> Any:
+        return NotImplemented if hasattr(type(x), "_takes_tensors") else method(self, x)
+
+    return deferring
 
 
 @made_by_operators
@@ -954,24 +968,31 @@ class Tensor(Variable):
             steps.append(step)
         return op.Slice(self, starts, ends, axes, steps) if axes else op.Identity(self)
 
+    @_deferring
     def __add__(self, x: Any) -> Tensor:
         return _binary("Add", self, x)
 
+    @_deferring
     def __sub__(self, x: Any) -> Tensor:
         return _binary("Sub", self, x)
 
+    @_deferring
     def __mul__(self, x: Any) -> Tensor:
         return _binary("Mul", self, x)
 
+    @_deferring
     def __truediv__(self, x: Any) -> Tensor:
         return _binary("Div", _float(self), _float(x))
 
+    @_deferring
     def __floordiv__(self, x: Any) -> Tensor:
         return op.Cast(op.Floor(self.__truediv__(x)), to=dtypes.onnx_code(op.dtype(self)))
 
+    @_deferring
     def __pow__(self, x: Any) -> Tensor:
         return op.Pow(self, x)
 
+    @_deferring
     def __matmul__(self, x: Any) -> Tensor:
         return op.MatMul(self, x)
 
@@ -1010,18 +1031,23 @@ class Tensor(Variable):
             value = _binary(name, self, x)
         return self._with(value, x)
 
+    @_deferring
     def __lt__(self, x: Any) -> Tensor:
         return _compared("Less", self, x)
 
+    @_deferring
     def __le__(self, x: Any) -> Tensor:
         return _compared("LessOrEqual", self, x)
 
+    @_deferring
     def __gt__(self, x: Any) -> Tensor:
         return _compared("Greater", self, x)
 
+    @_deferring
     def __ge__(self, x: Any) -> Tensor:
         return _compared("GreaterOrEqual", self, x)
 
+    @_deferring
     def __eq__(self, x: Any) -> Any:
         return False if x is None else _compared("Equal", self, x)
 

@@ -311,6 +311,12 @@ def graph(
     """
     if opset is not None:
         opset = check_opset("opset", opset, LEAST)
+    if not isinstance(name, str):
+        raise _wrong(f"name must be a text, got {name!r}")
+    if outputs is not None and not isinstance(outputs, (list, tuple)):
+        raise _wrong(f"outputs must be a list of names, got {outputs!r}", f"outputs=[{outputs!r}]")
+    if types is not None and not isinstance(types, Mapping):
+        raise _wrong(f"types must be a dict of types by parameter, got {types!r}", 'types={"x": sonnx.Float["N", 3]}')
     local = sys._getframe(1).f_locals
 
     def decorate(f: Callable[..., Any]) -> GraphFunction:

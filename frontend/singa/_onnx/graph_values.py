@@ -25,7 +25,7 @@ from singa_backend.ir.custom import CustomOperator
 from singa_backend.opsets.writer import OpsetWriter, type_string
 from singa_backend.proto.schemas import is_private, public_domain, schema_version, schemas, type_strings
 
-from .._core.tensor import Tensor, array_of
+from .._core.tensor import Tensor, array_of, dtype_of
 from .types import OptionalType, SequenceType, TensorType, ValueType, difference, from_proto, widened
 
 
@@ -78,6 +78,9 @@ class Value:
     Args:
         symbol: what the writer of the graph has for the value; functions receive values, and do not make them.
     """
+
+    _takes_tensors = True
+    """Makes `tensor + value` an operator of the graph."""
 
     __hash__ = None  # type: ignore[assignment]  # values compare element by element
 
@@ -155,10 +158,10 @@ class Value:
         return _remainder(x, self)
 
     def __pow__(self, x: Any) -> Value:
-        return _binary("Pow", self, x)
+        return _power(self, x)
 
     def __rpow__(self, x: Any) -> Value:
-        return _binary("Pow", x, self)
+        return _power(x, self)
 
     def __matmul__(self, x: Any) -> Value:
         return _binary("MatMul", self, x)
@@ -281,7 +284,8 @@ class Operators:
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         if not name[:1].isupper():
-            raise AttributeError(name)
+            same = [n for d, n in schemas if d == "" and n.lower() == name.lower()]
+            raise AttributeError(f"ONNX has no operator {name!r}" + (f"; did you mean {same[0]!r}?" if same else ""))
 
         def function(*inputs: Any, outputs: int | None = None, domain: str = "", **attributes: Any) -> Any:
             made = call(name, inputs, attributes, outputs, domain)
@@ -303,15 +307,15 @@ class Operators:
             The value.
 
         Raises:
-            InvalidInput: the value is not an array (SX315), the element type cannot represent it (SX372), or no graph is being
-                written (SX394).
+            InvalidInput: the value is not an array (SX315), `dtype` is not a dtype (SX316), the element type cannot represent the
+                value (SX372), or no graph is being written (SX394).
         """
         scope = current()
         if isinstance(value, (Tensor, np.ndarray)):
-            if dtype is not None and np.dtype(_dtype(dtype)) != _array(value).dtype:
+            if dtype is not None and dtype_of(_dtype(dtype)) != _array(value).dtype:
                 raise InvalidInput(f"an array keeps its dtype {_array(value).dtype}", code="SX372", hint="use array.astype")
             return Value(_initializer(scope, value, name))
-        wanted = np.dtype(_dtype(dtype)) if dtype is not None else _natural(value)
+        wanted = dtype_of(_dtype(dtype)) if dtype is not None else _natural(value)
         array = _converted(value, wanted, "a constant")
         return Value(scope.writer.builder.initializer(name, array) if name else scope.writer.constant(array))
 
@@ -346,8 +350,8 @@ def call(
     _check_branches(name, bodies)
     if outputs is None:
         outputs = _outputs(schema, name, given, bodies)
-    if not schema.min_output <= outputs <= schema.max_output:
-        text = f"{name} has {schema.min_output} to {schema.max_output} outputs, got outputs={outputs}"
+    if not isinstance(outputs, int) or not schema.min_output <= outputs <= schema.max_output:
+        text = f"{name} has {schema.min_output} to {schema.max_output} outputs, got outputs={outputs!r}"
         raise InvalidInput(text, code="SX301", operator=name)
     try:
         made = scope.writer.call(name, values, given, outputs, domain)
@@ -415,7 +419,9 @@ def _operand(scope: Scope, x: Any, name: str, adapts: bool = True) -> Any:
     if isinstance(x, (Tensor, np.ndarray)):
         return _initializer(scope, x)
     if isinstance(x, np.generic):
-        return x.item()
+        x = x.item()
+    if isinstance(x, complex):
+        return scope.writer.constant(np.asarray(x))
     if isinstance(x, (list, tuple)) and any(isinstance(v, Value) for v in x):
         return _vector(scope, x, name)
     if not adapts and isinstance(x, (bool, int, float, str)):  # a state of a loop has its own type
@@ -472,21 +478,44 @@ def _natural(x: Any) -> np.dtype[Any]:
     """The element type of numbers or strings that nothing else determines."""
     if isinstance(x, np.generic):
         return x.dtype if dtypes.known(x.dtype) else np.dtype(object)
-    kind = array_of(x).dtype
-    return np.dtype({"b": np.bool_, "f": np.float32, "i": np.int64, "u": np.int64, "O": object}.get(kind.kind, kind))
+    kind = _plain(x, "a constant").dtype
+    natural = {"b": np.bool_, "f": np.float32, "i": np.int64, "u": np.int64, "U": object}
+    if isinstance(x, int):
+        return np.dtype(np.bool_ if isinstance(x, bool) else np.int64)
+    return np.dtype(natural.get(kind.kind, kind))
+
+
+def _plain(x: Any, what: str, dtype: Any = None) -> np.ndarray:
+    """Numbers or strings as an array; raises InvalidInput (SX315) for lists of several lengths."""
+    try:
+        return np.asarray(x, dtype)
+    except ValueError as error:
+        raise InvalidInput(f"{what} must be a number, or nested lists of one shape: {error}", code="SX315") from None
 
 
 def _converted(x: Any, dtype: np.dtype[Any], what: str) -> np.ndarray:
     """Numbers as an array; raises InvalidInput (SX372) if the dtype cannot represent one of them."""
-    plain = np.asarray(x, object if dtype == dtypes.STRING else None)
-    with np.errstate(all="ignore"):
-        made = plain.astype(dtype)
-        lost = dtype.kind in "iub" and not bool((made == plain).all())
-        if dtypes.is_float(dtype) and plain.dtype.kind in "fiu":
-            wide = made.astype(np.float64)
-            lost = bool(((~np.isfinite(wide) & np.isfinite(plain)) | ((wide == 0) & (plain != 0))).any())
+    text = dtype == dtypes.STRING
+    plain = _plain(x, what, object if text else None)
+    if plain.dtype == object:  # strings, or integers that int64 cannot represent
+        lost = not all(isinstance(v, str if text else int) for v in plain.flat)
+    else:
+        lost = plain.dtype.kind in "SUmM" or (plain.dtype.kind == "c" and dtype.kind != "c")
+    if not lost:
+        with np.errstate(all="ignore"):
+            try:
+                made = plain.astype(dtype)
+                plain = plain.astype(np.float64) if dtypes.is_float(dtype) and plain.dtype == object else plain
+            except OverflowError:
+                lost = True
+            else:
+                lost = dtype.kind in "iub" and not bool((made == plain).all())
+                if dtypes.is_float(dtype) and plain.dtype.kind in "fiu":
+                    wide = made.astype(np.float64)
+                    lost = bool(((~np.isfinite(wide) & np.isfinite(plain)) | ((wide == 0) & (plain != 0))).any())
     if lost:
-        raise InvalidInput(f"{what} must be a number that {dtypes.onnx_name(dtype)} can represent, got {x!r}", code="SX372")
+        rule = "a string" if text else f"a number that {dtypes.onnx_name(dtype)} can represent"
+        raise InvalidInput(f"{what} must be {rule}, got {x!r}", code="SX372")
     return made
 
 
@@ -700,6 +729,23 @@ def _quotient(a: Any, b: Any) -> Value:
     return _binary("Div", a, b)
 
 
+def _power(a: Any, b: Any) -> Value:
+    """`a ** b`; ONNX's Pow has the type of the base, which would cut the fraction of an integer to the power of a float."""
+    x = _value(a, b)
+    if not isinstance(a, (Value, Tensor, np.ndarray)):
+        a = Value(current().writer.constant(_converted(a, x.dtype, "an operand of Pow")))
+    base = a if isinstance(a, Value) else Value(_initializer(current(), a))
+    if dtypes.is_float(base.dtype):
+        return _binary("Pow", base, b)
+    if not isinstance(b, (Value, Tensor, np.ndarray)):
+        b = Value(current().writer.constant(_converted(b, base.dtype, "an operand of Pow")))
+    exponent = b if isinstance(b, Value) else Value(_initializer(current(), b))
+    if dtypes.is_float(exponent.dtype):
+        text = f"** of an integer and a float would be an integer in ONNX's Pow; got {base.type} and {exponent.type}"
+        raise InvalidInput(text, code="SX393", hint="op.Cast(x, to=Float) ** y, or op.Pow(x, y)")
+    return _binary("Pow", base, exponent)
+
+
 def _remainder(a: Any, b: Any) -> Value:
     x = _value(a, b)
     if dtypes.is_float(x.dtype):
@@ -773,6 +819,8 @@ def _index_rank(key: Any, axis: int, size: int | str | None) -> int:
             raise _bad_index(f"the index of axis {axis} must be in [{-size}, {size}), got {key}")
         return 0
     dtype, rank = None, None
+    if isinstance(key, list) and any(isinstance(v, Value) for v in key):
+        return 1
     if isinstance(key, Value):
         dtype, rank = key.dtype, None if key.shape is None else len(key.shape)
     elif isinstance(key, (list, np.ndarray)):

@@ -108,7 +108,7 @@ def fit(
     Raises:
         InvalidInput: The numbers of samples differ, or `epochs` or `batch_size` is below 1, or the ranks
             cannot share a batch equally (SX342); or the loss is NaN or
-            infinite (SX343), then the updates before it are kept.
+            infinite (SX343): its step has then updated the parameters.
     """
     xs = list(x) if isinstance(x, (list, tuple)) else [x]
     ranks = group.size if group else 1
@@ -169,7 +169,7 @@ def loop(
 
     Raises:
         InvalidInput: `epochs` is below 1, or an epoch has no batch (SX342); `train_one_batch` does not return a loss (SX387); or
-            the loss is NaN or infinite (SX343), then the updates before it are kept.
+            the loss is NaN or infinite (SX343): its step has then updated the parameters.
     """
     positive("epochs", epochs)
     tell = reached or (lambda _: None)
@@ -306,8 +306,27 @@ def evaluate(
         every, wanted = np.concatenate(scores), np.concatenate(targets)
         if metrics is None:
             metrics = {"accuracy": accuracy} if every.ndim == 2 and every.shape[1] > 1 else {}
-        found |= {name: float(metric(every, wanted)) for name, metric in metrics.items()}
+        found |= {name: _measured(name, metric(every, wanted)) for name, metric in metrics.items()}
     return found
+
+
+def check_metrics(metrics: Any) -> None:
+    """Raise InvalidInput unless `metrics` is None, or functions by names other than that of the loss."""
+    if metrics is None:
+        return
+    if not isinstance(metrics, Mapping) or not all(isinstance(n, str) and callable(f) for n, f in metrics.items()):
+        raise InvalidInput(f"metrics must be a dict of functions by name, got {metrics!r}", code="SX342")
+    if "loss" in metrics:
+        raise InvalidInput("a metric must have another name than the loss, got 'loss'", code="SX342")
+
+
+def _measured(name: str, value: Any) -> float:
+    """The value of a metric; raises InvalidInput unless it is one number."""
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        got = f"an array of shape {value.shape}" if isinstance(value, np.ndarray) else f"a {type(value).__name__}"
+        raise InvalidInput(f"the metric {name!r} must return a number, got {got}", code="SX342") from None
 
 
 def in_order(source: Any, device: Device | None) -> Iterator[Sequence[Any]]:
@@ -328,7 +347,10 @@ def tensors(batches: Iterable[Any], device: Device | None) -> Iterator[Sequence[
     """The batches of another source; arrays become Tensors."""
     for batch in batches:
         if not isinstance(batch, (list, tuple)):
-            raise InvalidInput(f"a batch must be a tuple of Tensors or arrays, got a {type(batch).__name__}", code="SX342")
+            hint = "pass the arrays of all samples as a tuple" if hasattr(batch, "__array__") else ""
+            raise InvalidInput(
+                f"a batch must be a tuple of Tensors or arrays, got a {type(batch).__name__}", code="SX342", hint=hint
+            )
         yield [x if isinstance(x, Tensor) else Tensor(data=x, device=device, requires_grad=False) for x in batch]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from operator import index
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from singa_backend import dtypes
 from singa_backend.errors import InvalidInput
 
 from .._core.tensor import Tensor
-from ..device import DeviceLike
+from ..device import Device, DeviceLike, resolve
 
 
 @dataclass
@@ -54,7 +55,9 @@ class ArrayLoader:
 
     Raises:
         InvalidInput: There is no array or no sample, the arrays have different lengths or no axis or are objects, `batch_size` is
-            not an integer of at least 1, or there is no batch because `drop_last` omits the only one (SX342).
+            not an integer of at least 1, `seed` is negative or not an integer, or there is no batch because `drop_last` omits
+            the only one (SX342).
+        DeviceUnavailable: This machine does not have the device.
 
     Example:
         >>> loader = data.ArrayLoader(x, y, batch_size=64, shuffle=True, seed=1)
@@ -72,12 +75,8 @@ class ArrayLoader:
         device: DeviceLike | None = None,
     ) -> None:
         self.arrays = tuple(_array(i, a) for i, a in enumerate(arrays))
-        self.batch_size, self.shuffle, self.drop_last, self.device = (
-            positive("batch_size", batch_size),
-            shuffle,
-            drop_last,
-            device,
-        )
+        self.batch_size, self.shuffle, self.drop_last = positive("batch_size", batch_size), shuffle, drop_last
+        self.device = None if device is None else resolve(device)
         lengths = [len(a) for a in self.arrays]
         if len(set(lengths)) != 1 or not lengths[0]:
             sizes = f"arrays with {', '.join(map(str, lengths))}" if lengths else "no array"
@@ -86,7 +85,7 @@ class ArrayLoader:
         if not len(self):
             what = f"batch_size must be at most {self.samples}, the number of samples, with drop_last, got {batch_size}"
             raise InvalidInput(what, code="SX342")
-        self._at = Order(np.random.default_rng(seed))
+        self._at = Order(seeded(seed))
         self._begins = self._at.rng.bit_generator.state
         self._continues = False
 
@@ -117,10 +116,10 @@ class ArrayLoader:
         """
         try:
             here = {"samples": self.samples, "batch_size": self.batch_size}
-            was = {n: int(state[n]) for n in here}
+            was = {n: index(state[n]) for n in here}
             rng = np.random.default_rng(0)
             rng.bit_generator.state = state["rng"]
-            batch = int(state["batch"])
+            batch = index(state["batch"])
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             what = f"state must be one that state_dict returned, got one with {type(error).__name__}: {error}"
             raise InvalidInput(what, code="SX342") from None
@@ -160,7 +159,7 @@ class ArrayLoader:
         for first in range(0, self.samples, self.batch_size):
             yield np.arange(first, min(first + self.batch_size, self.samples))
 
-    def _batch(self, rows: np.ndarray, device: DeviceLike | None) -> tuple[Tensor, ...]:
+    def _batch(self, rows: np.ndarray, device: Device | None) -> tuple[Tensor, ...]:
         return tuple(Tensor(data=np.ascontiguousarray(a[rows]), device=device, requires_grad=False) for a in self.arrays)
 
 
@@ -169,6 +168,13 @@ def positive(name: str, value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
         raise InvalidInput(f"{name} must be an integer of at least 1, got {value!r}", code="SX342")
     return int(value)
+
+
+def seeded(seed: Any) -> np.random.Generator:
+    """The generator of a seed; raises InvalidInput unless it is an integer of at least 0."""
+    if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)) or seed < 0:
+        raise InvalidInput(f"seed must be an integer of at least 0, got {seed!r}", code="SX342")
+    return np.random.default_rng(seed)
 
 
 def _array(i: int, value: Any) -> np.ndarray:

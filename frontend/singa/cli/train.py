@@ -273,6 +273,8 @@ def command(
             **({"--workers": str(group.size), "--dist-option": _exchanged(dist_option, sparsity)} if group else {}),
         }
         rates = {"--lr": repr(lr), "--momentum": repr(momentum), "--weight-decay": repr(weight_decay)}
+        if schedule != SCHEDULES[0]:
+            rates["--epochs"] = str(epochs)
         kept = Checkpoint(checkpoint, tuned, rule, place, settings, rates, group)
     if kept and resume:
         at = kept.read(len(y), batch_size)
