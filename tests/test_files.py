@@ -241,6 +241,18 @@ def test_what_cannot_be_a_target(tmp_path: Path) -> None:
     check(tmp_path / "file"), check(tmp_path / "new"), check("/dev/null")
 
 
+def test_a_target_that_is_read_is_refused_under_each_of_its_names(tmp_path: Path) -> None:
+    read, link = tmp_path / "read", tmp_path / "link"
+    read.write_text("kept")
+    link.symlink_to(read)
+    for bad in (read, link, tmp_path / "." / "read"):
+        with pytest.raises(InvalidInput, match="is read here") as found:
+            check(bad, keeps=(None, read))
+        assert found.value.code == "SX351"
+    check(tmp_path / "other", keeps=(read, None, tmp_path / "none")), check(read, keeps=(tmp_path / "other",))
+    check("/dev/null", keeps=("/dev/null",))
+
+
 def test_a_new_file_does_not_replace_another(tmp_path: Path) -> None:
     with pytest.raises(FileExistsError), staged(tmp_path / "a", new=True) as stage:
         stage.write("a", "mine")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections import Counter
 from collections.abc import Callable
@@ -19,7 +20,7 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper, parser
 
 from singa.cli import main
 from singa_backend import InvalidInput, debug
-from singa_backend.inspection import inspect
+from singa_backend.inspection import blocks, inspect
 from singa_backend.inspection.blocks import Repeat, fold, members, scoped
 
 VOID = {"meta", "input", "br", "link", "img", "hr"}
@@ -277,6 +278,40 @@ def test_a_page_of_two_thousand_nodes_is_small() -> None:
     assert sum(len(scene["items"]) for scene in graph["scenes"]) < 2 * 2002  # no node is laid out twice
 
 
+def test_states_are_read_once_for_all_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A set of all states for each node or subgraph would be quadratic in the size of the model."""
+    read = Counter[str]()
+
+    class States(list[Any]):
+        def __iter__(self) -> Any:
+            read["states"] += len(self)
+            return super().__iter__()
+
+    counts = []
+    for size in (8, 32):
+        branch = "() => (float[2] t) { t = Relu(x) }"
+        nodes = " ".join(f"v{i} = If(c) <then_branch = a {branch}, else_branch = b {branch}>" for i in range(size))
+        weights = ", ".join(f"float[1] w{i} = {{{i}}}" for i in range(size))
+        text = f'<ir_version: 9, opset_import: ["": 20]> g (float[2] x, bool c) => (float[2] v0) <{weights}> {{ {nodes} }}'
+        seen = inspect(parser.parse_model(text))
+        read.clear()
+        for table in seen.graphs:
+            monkeypatch.setattr(table, "states", States(table.states))
+        seen.html()
+        counts.append(read["states"] / size)
+    assert counts[0] > 0 and counts[1] == counts[0]
+
+
+def test_short_stretches_are_no_candidates_for_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two labels in any order: a quarter of the nodes begin a stretch at each distance, but few of them are long enough."""
+    judged = []
+    worthy = blocks._worthy
+    monkeypatch.setattr(blocks, "_worthy", lambda *given: judged.append(given) or worthy(*given))
+    count = 2000
+    fold(np.random.default_rng(0).integers(2, size=count).tolist(), [[i - 1] for i in range(count)], [""] * count)
+    assert 0 < len(judged) < 2 * count
+
+
 # --- times and errors
 
 
@@ -349,7 +384,8 @@ def test_documents_of_other_models_and_of_other_commands_are_refused(tmp_path: P
     rows = profile["nodes"]
     for document in (comparison, {}, [], None, {"nodes": 3}, {"nodes": [3]}, {"nodes": [rows[0] | {"seconds": "1"}]},
                      {"nodes": [rows[0] | {"seconds": -1.0}]}, {"nodes": [rows[0] | {"values": "h0"}]},
-                     {"nodes": [rows[0] | {"steps": [[]]}]}):  # fmt: skip
+                     {"nodes": [rows[0] | {"steps": [[]]}]}, {"nodes": [rows[0] | {"seconds": 10**400}]},
+                     profile | {"seconds": math.nan}, profile | {"seconds": "1"}):  # fmt: skip
         if document is not None:
             with pytest.raises(InvalidInput, match="SX398"):
                 seen.html(document)  # type: ignore[arg-type]
@@ -359,6 +395,21 @@ def test_documents_of_other_models_and_of_other_commands_are_refused(tmp_path: P
     assert cli("inspect", path, "--html", tmp_path / "g.html", "--compare", tmp_path / "c.json").exit_code == 3
     done = cli("inspect", path, "--compare", tmp_path / "p.json")
     assert done.exit_code == 2 and "--html" in done.output
+
+
+@pytest.mark.parametrize("words", [
+    ("inspect", "a", "--html", "a"), ("inspect", "a", "--profile", "p", "--html", "p"), ("profile", "a", "--html", "a"),
+    ("profile", "a", "--trace", "a"), ("compare", "a", "--html", "a"), ("compare", "a", "--against", "b", "--html", "b"),
+    ("diff", "a", "b", "--html", "b"), ("run", "a", "--random", "0", "-o", "a"),
+    ("run", "a", "--random", "0", "--save-inputs", "a"),
+])  # fmt: skip
+def test_results_do_not_replace_what_a_command_reads(tmp_path: Path, words: tuple[str, ...]) -> None:
+    files = {"a": layers(1).SerializeToString(), "b": layers(2).SerializeToString(), "p": b"{}"}
+    for name, content in files.items():
+        (tmp_path / name).write_bytes(content)
+    done = cli(words[0], *(tmp_path / w if w in files else w for w in words[1:]))
+    assert done.exit_code == 3 and "SX351" in done.output
+    assert {name: (tmp_path / name).read_bytes() for name in files} == files
 
 
 # --- two models

@@ -265,6 +265,55 @@ def test_copies_and_pickles_of_a_changed_model() -> None:
         np.testing.assert_array_equal(to_numpy(imported.forward([Tensor(data=X)])[0]), expected)
 
 
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64"])
+def test_dtypes_that_follow_from_an_input_or_a_default(dtype: str) -> None:
+    """Bernoulli-15 does not take bfloat16 but returns it, and SequenceEmpty makes a sequence of float32 by default."""
+    bernoulli = "p = Sub(x, x) u = Bernoulli(p) y = Add(u, x)"
+    sequence = """s = SequenceEmpty()
+        out = Loop(n, t, s) <body = b (int64 i, bool c, seq(float[2]) a) => (bool d, seq(float[2]) e) {
+            d = Identity(c) e = SequenceInsert(a, x) }>
+        y = ConcatFromSequence<axis = 0>(out)"""
+    for body in (bernoulli, sequence):
+        text = f"""<ir_version: 8, opset_import: ["": 17]> g (float[2] x) => (float[k] y)
+            <bool t = {{1}}, int64 n = {{1}}> {{ {body} }}"""
+        m = sonnx.SONNXModel(parser.parse_model(text)).to(dtype=dtype)
+        (y,) = m.forward(np.array([1, 2], np.float32))
+        assert y.data.dtype.name == dtype and to_numpy(y).tolist() == [1, 2]
+        if (body, dtype) != (sequence, "bfloat16"):  # no opset has sequences of bfloat16
+            onnx.checker.check_model(sonnx.export(m), full_check=True)
+
+
+def test_a_parameter_that_no_node_reads_changes_too() -> None:
+    text = """<ir_version: 9, opset_import: ["": 20]> g (float[2] x) => (float[2] y)
+        <float[2] w = {1, 2}, float[2] extra = {3, 4}> { y = Add(x, w) }"""
+    m = sonnx.SONNXModel(parser.parse_model(text))
+    m.to(dtype="float16").to(dtype="bfloat16").to(dtype="float64")
+    assert {n: (t.data.dtype.name, to_numpy(t).tolist()) for n, t in m.get_states().items()} == {
+        "w": ("float64", [1, 2]),
+        "extra": ("float64", [3, 4]),
+    }
+
+
+@pytest.mark.parametrize("text", [
+    "c = Constant<value_floats = [1.0, 2.0, 3.0]>() y = Add(x, c)",
+    "n = Constant<value_ints = [3]>() c = ConstantOfShape(n) y = Add(x, c)",
+    "n = Constant<value_int = 3>() c = HannWindow(n) y = Add(x, c)",
+])  # fmt: skip
+def test_constants_of_a_file_without_weights_do_not_become_parameters(text: str) -> None:
+    proto = parser.parse_model(f'<ir_version: 9, opset_import: ["": 20]> g (float[3] x) => (float[3] y) {{ {text} }}')
+    m = sonnx.SONNXModel(proto)
+    x, names = np.arange(3, dtype=np.float32), list(m.get_states())
+    expected = to_numpy(m.forward(x)[0])
+    for dtype in ("float16", "float64"):
+        m.to(dtype=dtype)
+        (y,) = m.forward(x)
+        assert list(m.get_states()) == names and y.data.dtype == np.dtype(dtype)
+        np.testing.assert_allclose(to_numpy(y), expected, rtol=1e-3)
+    again = pickle.loads(pickle.dumps(m.imported))
+    assert list(again.tensors()) == names
+    np.testing.assert_array_equal(to_numpy(again.forward([x])[0]), to_numpy(y))
+
+
 def test_the_model_of_an_importer_follows() -> None:
     m = sonnx.from_onnx(parser.parse_model(FILE))
     m.to(dtype="float64")

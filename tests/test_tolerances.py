@@ -308,4 +308,5 @@ def test_the_command_shows_all_entries() -> None:
     assert all(r.reason in text for r in RULES) and all(b.reason in text for u in USES for b in u.bounds.values())
     one = json.loads(sonnx("tolerances", "Attention", "--json").output)
     assert len(one["rules"]) == 1 and one["uses"][0]["bounds"]["float64"]["rtol"] == COMPARE.bounds["float32"].rtol
+    assert json.loads(sonnx("tolerances", "ai.onnx.Attention", "--json").output) == one
     assert "did you mean 'Attention'?" in sonnx("tolerances", "Atention").output

@@ -27,7 +27,7 @@ import stat
 import sys
 import tempfile
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, TypeAlias
@@ -322,15 +322,17 @@ def staged_folder(path: StrPath) -> Iterator[Path]:
         raise refused(path, error) from None
 
 
-def check(path: StrPath, *, parents: bool = False) -> None:
+def check(path: StrPath, *, parents: bool = False, keeps: Iterable[StrPath | None] = ()) -> None:
     """Refuse a file that cannot be written, before the work whose result it holds.
 
     Args:
         path: the file.
         parents: create its folder.
+        keeps: files that are read and must remain, which the file must not be; None for none.
 
     Raises:
-        InvalidInput: its folder does not exist or cannot be written, or there is a folder of that name (SX351).
+        InvalidInput: its folder does not exist or cannot be written, there is a folder of that name, or it is one of the files to
+            keep (SX351).
     """
     try:
         found = _status(Path(path))
@@ -346,6 +348,10 @@ def check(path: StrPath, *, parents: bool = False) -> None:
                 raise FileNotFoundError(errno.ENOENT, f"the folder {home} does not exist")
             if not os.access(home, os.W_OK | os.X_OK):
                 raise PermissionError(errno.EACCES, f"the folder {home} is not writable")
+        if found is not None and stat.S_ISREG(found.st_mode):
+            for other in keeps:
+                if other is not None and os.path.exists(other) and os.path.samefile(path, other):
+                    raise FileExistsError(errno.EEXIST, "it would replace a file that is read here; write to another file")
     except (OSError, ValueError) as error:  # ValueError: a NUL in the path
         raise refused(path, error) from None
 

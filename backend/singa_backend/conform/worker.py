@@ -133,7 +133,7 @@ def resolve(backend: str) -> Any:
         sys.path.append(here)
     try:
         return imported(backend)
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # a module that ends the process would end this command without a result
         raise unusable(backend, f"{type(error).__name__}: {error}") from error
 
 

@@ -154,7 +154,7 @@ class _Folder:
         codes = self.codes[start:stop]
         found = []
         for p in range(1, min((within or len(codes)) - 1, len(codes) // 2, LONGEST) + 1):
-            for i, j in _stretches(codes[:-p] == codes[p:]):
+            for i, j in _stretches(codes[:-p] == codes[p:], p):
                 if _worthy(j - i + p, p):
                     found.append((p, start + i, start + j + p))
         return found
@@ -195,10 +195,10 @@ def moved(item: int | Repeat, by: int) -> int | Repeat:
     return Repeat(tuple(tuple(moved(i, by) for i in block) for block in item.blocks))
 
 
-def _stretches(flags: np.ndarray) -> list[tuple[int, int]]:
-    """The (from, to) of the stretches that are true."""
-    edges = np.flatnonzero(np.diff(np.concatenate(([0], flags.astype(np.int8), [0]))))
-    return list(zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True))
+def _stretches(flags: np.ndarray, shortest: int = 1) -> list[tuple[int, int]]:
+    """The (from, to) of the stretches that are true and not shorter than `shortest`."""
+    edges = np.flatnonzero(np.diff(np.concatenate(([0], flags.astype(np.int8), [0])))).reshape(-1, 2)
+    return [(i, j) for i, j in edges[edges[:, 1] - edges[:, 0] >= shortest].tolist()]
 
 
 def _saved(length: int, p: int) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -57,9 +58,17 @@ def key_of(table: Table, call: Call) -> Key:
     return not table.path, next(filter(None, call.outputs), "")
 
 
+_PROFILE = "a profile: the output of `sonnx profile --json`"
+
+
+def seconds_of(profile: Document) -> float:
+    """The time of a run; raises InvalidInput (SX398) unless it is a number."""
+    return _number(profile, "seconds", _PROFILE)
+
+
 def times_of(profile: Document, tables: Sequence[Table]) -> dict[Key, Time]:
     """The times of nodes; raises InvalidInput (SX398) unless the document is a profile of this model."""
-    what = "a profile: the output of `sonnx profile --json`"
+    what = _PROFILE
     nodes = _rows(profile, "sonnx.profile", "nodes", what)
     known = {key_of(t, c): c.operator for t in tables for c in t.nodes}
     found: dict[Key, Time] = {}
@@ -166,10 +175,9 @@ def _number(row: Document, name: str, what: str, *, null: bool = False) -> float
     value = row.get(name)
     if value is None and null:
         return math.nan
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < math.inf:
-        raise InvalidInput(
-            f"the document must be {what}; {name!r} of a row must be a number of at least 0, got {value!r}", code=CODE
-        )
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= sys.float_info.max:
+        got = "a larger integer than float64 has" if isinstance(value, int) and abs(value) > sys.float_info.max else repr(value)
+        raise InvalidInput(f"the document must be {what}; {name!r} must be a number of at least 0, got {got}", code=CODE)
     return float(value)
 
 

@@ -12,7 +12,7 @@ from ..proto.schemas import plain_domain
 from .blocks import Items, Repeat, common, fold, members, moved, scope, scoped
 from .graph_drawing import LAYER, layered
 from .html import fill
-from .measures import Document, Error, Key, Time, errors_of, key_of, ratio, times_of
+from .measures import Document, Error, Key, Time, errors_of, key_of, ratio, seconds_of, times_of
 from .outline import figures, outline
 from .table import Call, Table
 
@@ -76,7 +76,7 @@ def page(
     marks = Marks()
     if profile is not None:
         marks.times = times_of(profile, tables)
-        details = details | {"time": {"seconds": profile.get("seconds"), "by": str(profile.get("by", ""))}}
+        details = details | {"time": {"seconds": seconds_of(profile), "by": str(profile.get("by", ""))}}
     if comparison is not None:
         marks.errors = errors_of(comparison, tables[0])
         details = details | {"error": {"mine": str(comparison.get("mine", "")), "theirs": str(comparison.get("theirs", ""))}}
@@ -89,12 +89,14 @@ def draw(tables: Sequence[Table], details: dict[str, Any], marks: Marks) -> str:
     signatures: dict[str, Hashable] = {}
     for table in reversed(tables):  # subgraphs follow their graph
         if table.depth:
-            signatures[table.path] = tuple(_label(c, table, signatures) for c in table.nodes)
+            signatures[table.path] = tuple(_labels(table.nodes, table, signatures))
     free = _free(tables)
+    fixed: dict[int, set[str]] = {}  # by depth, the states and constants of the graphs that are less deep
+    for depth in {t.depth for t in tables}:
+        fixed[depth] = {n for t in tables if t.depth < depth for n in (*(s.value.name for s in t.states), *t.constants)}
     graphs = []
     for table in tables:
-        fixed = {n for t in tables if t.depth < table.depth for n in (*(s.value.name for s in t.states), *t.constants)}
-        outer = [n for n in free.get(table.path, ()) if n not in fixed]
+        outer = [n for n in free.get(table.path, ()) if n not in fixed[table.depth]]
         graphs.append(_Graph(table, index, outer, free, marks, signatures).data())
     data = {**details, "layer": LAYER, "graphs": graphs}
     return fill(TEMPLATE, data, {"OUTLINE": outline(graphs), "FIGURES": figures(graphs, data)})
@@ -116,12 +118,16 @@ def _captured(call: Call, free: Mapping[str, Sequence[str]]) -> list[str]:
     return [n for p in call.graphs for n in free.get(p, ())]
 
 
-def _label(call: Call, table: Table, signatures: Mapping[str, Hashable]) -> Hashable:
-    """What nodes at the same place of repeated blocks have in common; subgraphs by their own nodes."""
+def _labels(calls: Sequence[Call], table: Table, signatures: Mapping[str, Hashable]) -> list[Hashable]:
+    """What nodes at the same place of repeated blocks have in common, by node; subgraphs by their own nodes."""
     states = {s.value.name for s in table.states}
-    kinds = tuple("" if not n else table.shown(n) if n in states else table.constants.get(n, "value") for n in call.inputs)
-    inner = tuple(signatures.get(p, p) for p in call.graphs)
-    return call.title, tuple(sorted(call.attributes.items())), kinds, len(call.outputs), inner
+
+    def label(call: Call) -> Hashable:
+        kinds = tuple("" if not n else table.shown(n) if n in states else table.constants.get(n, "value") for n in call.inputs)
+        inner = tuple(signatures.get(p, p) for p in call.graphs)
+        return call.title, tuple(sorted(call.attributes.items())), kinds, len(call.outputs), inner
+
+    return [label(c) for c in calls]
 
 
 @dataclass(frozen=True)
@@ -189,8 +195,8 @@ class _Graph:
                     self.pairs.setdefault((makers[name], at), []).append(name)
         self.keys = list(self.pairs)
         labels = [
-            (_label(c, table, signatures), self.marks.changes[c.index].how if main and c.index in self.marks.changes else "")
-            for c in calls
+            (label, self.marks.changes[c.index].how if main and c.index in self.marks.changes else "")
+            for c, label in zip(calls, _labels(calls, table, signatures), strict=True)
         ]
         sources = [
             [makers[n] - first if first <= makers.get(n, -1) < last else -1 for n in (*c.inputs, *_captured(c, free))]

@@ -171,7 +171,8 @@ class _Change:
             owner, was = net.owner(name) if name else None, self._type(net, name)
             if was and was != self.code and (id(owner), name) not in self.kept and not self._takes(net, node, i):
                 inputs[i] = net.add("Cast", [name], before=node, like=f"{name}_{_word(was)}", to=was).outputs[0]
-        if inputs != list(node.inputs):
+        casts = inputs != list(node.inputs)
+        if casts:
             net.rewire(node, inputs)
         keeps = False
         for i, name in enumerate(node.outputs):
@@ -183,10 +184,10 @@ class _Change:
             net.add("Cast", [inner], after=node, name=name, to=self.code)
             keeps = True
         if not keeps:
-            self._attributes(net, node)
+            self._attributes(net, node, casts)
 
-    def _attributes(self, net: GraphEditor, node: Node) -> None:
-        """Change the attributes that determine the dtype of an output."""
+    def _attributes(self, net: GraphEditor, node: Node, casts: bool) -> None:
+        """Change the attributes that determine the dtype of an output; `casts`: an input has its old dtype."""
         version = schema_version(node.domain, node.op_type, net.opsets.get(node.domain, 1))
         schema = schemas.get((node.domain, node.op_type), {}).get(version or 0)
         if schema is None or not node.plain:
@@ -195,6 +196,10 @@ class _Change:
             default = schema.attributes[name].default_value if name in schema.attributes else None
             if name in schema.attributes and node.get(name, default.i if default else 0) in WIDE:
                 node.set(**{name: self.code})
+        implied = "dtype" in schema.attributes and not schema.attributes["dtype"].default_value.i and node.get("dtype") is None
+        fits = {self.string, f"seq({self.string})"} & set(self._allowed(net, node, 0, output=True) or ())
+        if implied and fits and (casts or not node.inputs):  # the dtype would be that of the Cast, or float32 in SequenceEmpty
+            node.set(dtype=self.code)
         if node.is_("ConstantOfShape"):
             value = node.get("value")
             if value is None or value.data_type in WIDE:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from onnx import ModelProto
+from onnx import ModelProto, numpy_helper
 
 from singa_backend import SingaBackend, dtypes
 from singa_backend.autodiff.replay import visit
@@ -57,9 +57,15 @@ class Imported:
         self.seen: list[Any] = []
         self._adopt(SingaBackend.prepare(model, self.device.backend, **kwargs), {})
 
-    def _adopt(self, rep: SingaRep, changed: Mapping[str, np.ndarray]) -> None:
-        """Make the Tensors of a prepared model; `changed` has values other than those of its file."""
-        self.rep = rep.with_graph(rep.graph.with_weights())
+    def _adopt(self, rep: SingaRep, changed: Mapping[str, np.ndarray], *, read: bool = True) -> None:
+        """Make the Tensors of a prepared model.
+
+        Args:
+            rep: the model.
+            changed: values other than those of its file.
+            read: whether the graph was read from a file, whose weights may be Constant nodes.
+        """
+        self.rep = rep.with_graph(rep.graph.with_weights()) if read else rep
         graph, device = self.graph, self.device.backend
         moving, still = running(graph), frozen(graph)
         self._has_training_nodes = any(_may_train(node) for node in graph.all_nodes())
@@ -113,7 +119,7 @@ class Imported:
         """Rebuild the model; raises the errors of `SingaRep.__setstate__`."""
         self.device = state["device"]
         self.seen = [[_array_of(v) for v in x] if isinstance(x, list) else _array_of(x) for x in state["seen"]]
-        self._adopt(*_unpickled(state["model"]))
+        self._adopt(*_unpickled(state["model"]), read="graph" not in state["model"])
         for name, t in self.tensors().items():
             fields = state["fields"].get(name, {})
             t.__dict__.update(fields)
@@ -172,13 +178,15 @@ class Imported:
             writer = OpsetWriter(opset)
             writer.builder.marks_constants = True  # only the parameters are float initializers
             proto = write_again(graph, opset, writer=writer)
+            written = {t.name for t in proto.graph.initializer}  # a parameter that no node reads is not
+            proto.graph.initializer.extend(numpy_helper.from_array(a, n) for n, a in now.items() if n not in written)
             change_dtype(proto, dtype)
             found = scoped([n.operator.declaration for n in graph.all_nodes() if n.operator is not None])
             made.proto = proto
             state = {n: state[n] for n in ("limits", "options", "threads")}
             state["graph"], changed = read(proto, operators=list(dict.fromkeys(found))), {}
         state["device"] = str(made.device.backend)
-        made._adopt(_unpickled({**state, "changed": changed})[0], changed)
+        made._adopt(_unpickled({**state, "changed": changed})[0], changed, read="graph" not in state)
         return made
 
     def become(self, other: Imported) -> None:

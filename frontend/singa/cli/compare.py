@@ -133,7 +133,7 @@ def command(
     """
     other = trusted(against, program, device)
     if page:
-        check(page, parents=True)
+        check(page, parents=True, keeps=(model, against, archive))
     source = debug.Source.of(model)
     feeds = gather_of(source, files=files, archive=archive, data=data, seed=seed, sizes=sizes)
     with progress(None if optimised else len(source.calls), "comparing", quiet=as_json) as step:

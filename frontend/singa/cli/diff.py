@@ -32,7 +32,7 @@ def command(first: Path, second: Path, page: Path | None, as_json: bool) -> None
     The exit code is 1 if they differ.  Other names of values between nodes are not a difference.
     """
     if page:
-        check(page, parents=True)
+        check(page, parents=True, keeps=(first, second))
     found = debug.diff(first, second)
     if page:
         write_text(page, debug.diff_page(first, second, found))

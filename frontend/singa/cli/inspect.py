@@ -74,7 +74,7 @@ def command(
     if not as_json and err.is_terminal:
         err.print(f"reading {model.name} ...", style="dim")
     if page:
-        check(page, parents=True)
+        check(page, parents=True, keeps=(model, profile, comparison))
     seen = inspect_model(model, stats=stats, timeout=timeout)
     if page:
         times, errors = (read_json(p, CODE) if p else None for p in (profile, comparison))

@@ -68,7 +68,7 @@ def command(
     Without inputs, random ones with seed 0 are used.
     """
     for path in filter(None, (trace, page)):
-        check(path, parents=True)
+        check(path, parents=True, keeps=(model, archive))
     rep = SingaBackend.prepare(model, device, limits=limits, threads=threads, precision=precision, optimize=optimize)
     with spend(Budget(limits)):
         feeds = gather(

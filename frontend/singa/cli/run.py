@@ -99,7 +99,7 @@ def command(
     With --against or --against-command, compare them with those of another engine, or of an .npz file.
     """
     for path in filter(None, (target, save_inputs)):
-        check(path)
+        check(path, keeps=(model,))
     other = against is not None or program is not None
     if other and data:
         raise click.UsageError("--data has expected outputs: use --inputs or --input with --against and --against-command")

@@ -32,6 +32,8 @@ def command(operator: str | None, as_json: bool) -> None:
     """
     rules, uses = list(tolerances.RULES), list(tolerances.USES)
     if operator is not None:
+        domain, _, name = operator.rpartition(".")
+        operator = tolerances.qualified(domain, name)
         rules = [r for r in rules if operator in r.operators]
         if not rules:
             hint = did_you_mean(operator, [n for r in tolerances.RULES for n in r.operators])
