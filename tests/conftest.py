@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,6 +20,43 @@ from singa_backend.engines.oracle import Oracle
 
 # A shell starts a command in the background with Ctrl-C ignored, which the children of the tests would inherit.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+sys.path.insert(0, str(Path(__file__).parent / "fakecuda"))
+_emulation = "pytest -m fakecuda runs it"  # why there is no emulated device; "" if there is one
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Emulate CUDA devices before anything imports CuPy, in this process and in those that tests start."""
+    global _emulation
+    if config.option.markexpr != "fakecuda":
+        return
+    import fakecuda
+
+    try:
+        fakecuda.install()
+    except fakecuda.Unavailable as error:
+        if os.environ.get("SONNX_REQUIRE_FAKECUDA"):
+            raise pytest.UsageError(f"fakecuda: {error}") from None
+        _emulation = str(error)
+    else:
+        os.environ.update(fakecuda.environment())
+        _emulation = ""
+
+
+@pytest.fixture(autouse=True)
+def emulated_devices(request: pytest.FixtureRequest) -> Iterator[None]:
+    """A test on emulated devices is skipped without them, and fails if it leaves a fault, a race or a foreign access unread."""
+    if request.node.get_closest_marker("fakecuda") is None:
+        yield
+        return
+    if _emulation:
+        pytest.skip(_emulation)
+    import fakecuda
+
+    fakecuda.reset()
+    yield
+    assert fakecuda.report() == []
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,145 @@
+"""A CUDA device that is emulated by the processor, for tests: CuPy's own wheel runs on it, unchanged.
+
+CuPy calls CUDA's driver, its runtime, its compiler and its libraries.  `install()` puts stand-ins in their places:
+
+    driver and runtime   runtime.cpp    memory of two devices, copies, streams and events that do nothing, launches
+    compiler             compiler.py    g++ compiles the kernels; device.h defines what CUDA C++ adds
+    cuBLAS, cuSOLVER, cuFFT             cublas.cpp, cusolver.cpp, cufft.cpp
+    thrust's sorts       host.py        NumPy
+
+It finds: names and types that CuPy lacks, work on the wrong device, reads of memory that nothing has written, accesses outside an
+array, results that depend on the order of threads, copies and synchronizations that nobody wanted (it counts all of them).
+It cannot find: races between warps that run at once, faults of CUDA's own libraries, differences of the processors' arithmetic
+(fused multiplication and addition, fast intrinsics, casts out of range), faults of streams and of captured graphs, speed.
+
+With tests/fakecuda in PYTHONPATH, `python -m fakecuda COMMAND ...` runs a command, and all processes that it starts, on the
+emulated devices; `pytest -m fakecuda` runs the tests that need them.  Linux on x86-64 only.
+
+Environment variables change what a process sees:
+
+    FAKECUDA_DEVICES      the number of devices (2)
+    FAKECUDA_MEMORY_MIB   the memory of each device (8192)
+    FAKECUDA_DRIVER       the version of the driver (13000); 0: there is none
+    FAKECUDA_WITHOUT      libraries that are absent, such as "nvrtc,cublas"
+    FAKECUDA_POOL         1: CuPy's pool of memory, as on a device; otherwise every allocation is exact
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+
+CUPY = "14.2.0"
+"""The version of CuPy whose functions the stand-ins replace."""
+
+ENVIRONMENT = "SONNX_FAKECUDA"
+"""The environment variable that makes a process of `python -m fakecuda` install the emulation when it imports CuPy."""
+
+NAMES = (
+    "launches", "products", "to_host", "to_device", "on_device", "between_devices", "memsets", "synchronizations", "events",
+    "allocations", "to_host_bytes", "to_device_bytes", "between_devices_bytes", "foreign", "races",
+)  # fmt: skip
+"""The names of the counts, in the order of runtime.cpp."""
+
+
+class Unavailable(Exception):
+    """The emulation cannot run here; the message names what is absent."""
+
+
+def install() -> None:
+    """Put the stand-ins in their places in this process; CuPy must not have been imported.
+
+    Raises:
+        Unavailable: g++, CuPy, its version, CUDA's headers or the processor do not allow it.
+        RuntimeError: CuPy was imported before, or lacks a function that a stand-in replaces.
+    """
+    from . import installation
+
+    installation.install()
+
+
+def counts() -> dict[str, int]:
+    """Return what the devices have done since the last `reset`.
+
+    Returns:
+        The number of each kind of event; bytes for the names that end in `_bytes`.
+    """
+    from . import installation
+
+    driver = installation.driver()
+    return {name: driver.fake_count(i) for i, name in enumerate(NAMES)}
+
+
+@contextlib.contextmanager
+def counting() -> Iterator[dict[str, int]]:
+    """Count what a block of code does on the devices.
+
+    Yields:
+        A dict that holds the counts after the block.
+    """
+    before = counts()
+    during: dict[str, int] = {}
+    yield during
+    during.update({name: value - before[name] for name, value in counts().items()})
+
+
+def reset() -> None:
+    """Forget counts, the report and the fault of a kernel; a device would need a new process for the last."""
+    from . import installation
+
+    installation.driver().fake_reset()
+
+
+def report() -> list[str]:
+    """Return what the driver found wrong since the last call.
+
+    Returns:
+        One line for each use of an array of another device, result that depends on the order of threads, and fault.
+    """
+    from . import installation
+
+    return str(installation.driver().fake_report().decode()).splitlines()
+
+
+def used(device: int) -> int:
+    """Return the number of bytes that are allocated on a device.
+
+    Args:
+        device: the ordinal.
+
+    Returns:
+        The number of bytes.
+    """
+    from . import installation
+
+    return int(installation.driver().fake_used(device))
+
+
+@contextlib.contextmanager
+def order(which: str) -> Iterator[None]:
+    """Choose the order in which the threads of a kernel run.
+
+    Args:
+        which: "ascending", "descending", or "both": each kernel runs in both orders, and different bits are reported as a race.
+    """
+    from . import installation
+
+    now = installation.order()
+    before = now.value
+    now.value = ("ascending", "descending", "both").index(which)
+    try:
+        yield
+    finally:
+        now.value = before
+
+
+def environment() -> dict[str, str]:
+    """Return the environment for processes that run on the emulated devices.
+
+    Returns:
+        A copy of the environment of this process, with the variables added.
+    """
+    folder = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # with sitecustomize.py
+    paths = [folder, *(p for p in os.environ.get("PYTHONPATH", "").split(os.pathsep) if p and p != folder)]
+    return {**os.environ, ENVIRONMENT: "1", "PYTHONPATH": os.pathsep.join(paths)}

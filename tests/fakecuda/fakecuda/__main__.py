@@ -1,0 +1,15 @@
+"""Run a command on the emulated devices: `python -m fakecuda python -c "import cupy; print(cupy.arange(3) + 1)"`."""
+
+import os
+import sys
+
+from . import Unavailable, environment
+from .build import libraries
+
+if len(sys.argv) < 2:
+    sys.exit("usage: python -m fakecuda COMMAND [ARGUMENT ...]")
+try:
+    libraries()
+except Unavailable as error:
+    sys.exit(f"fakecuda: {error}")
+os.execvpe(sys.argv[1], sys.argv[1:], environment())

@@ -1,0 +1,68 @@
+"""The compiler of kernels: g++ in the place of NVRTC."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import subprocess
+from collections.abc import Sequence
+from typing import Any
+
+from .build import libraries
+
+_KERNEL = re.compile(r"__global__\s+(?:void\s+)?(?:__launch_bounds__\s*\([^)]*\)\s*)?(?:void\s+)?(\w+)\s*\(")
+_WAITS = re.compile(r"__sync|__shfl|__ballot|__any_sync|__all_sync|#include\s*<cub")
+_DYNAMIC = re.compile(r"extern\s+__shared__\s+(?:__align__\s*\(\s*\d+\s*\)\s*)?([\w:<>, ]+?)\s+(\w+)\s*\[\s*\]\s*;")
+
+
+def compile_kernels(
+    source: str,
+    options: Sequence[str] = (),
+    arch: str | None = None,
+    filename: str = "kern.cu",
+    name_expressions: Sequence[str] | None = None,
+    log_stream: Any = None,
+    cache_in_memory: bool = False,
+    jitify: Any = None,
+    method: str | None = None,
+) -> tuple[bytes, dict[str, str]]:
+    """Compile CUDA C++; the parameters and the result are those of CuPy's `compile_using_nvrtc`.
+
+    Args:
+        source: the text.
+        options: options of NVRTC; those that define names are kept.
+        arch: ignored.
+        filename: named in messages.
+        name_expressions: kernels that are instances of templates.
+        log_stream: ignored.
+        cache_in_memory: ignored; every kernel is kept in the cache.
+        jitify: ignored.
+        method: ignored.
+
+    Returns:
+        The path of a shared library with a zero byte, which the driver loads in the place of a cubin, and the names of the
+        kernels of templates.
+
+    Raises:
+        CompileException: the text is wrong.
+    """
+    built = libraries()
+    defines = [o for o in options if o.startswith("-D")]
+    names = {expression: f"template_{i}" for i, expression in enumerate(name_expressions or ())}
+    key = hashlib.sha256("\0".join([source, *defines, *names]).encode()).hexdigest()[:32]
+    library = built.folder / "kernels" / f"{key}.so"
+    if not library.exists():
+        kernels = names or {name: name for name in dict.fromkeys(_KERNEL.findall(source))}
+        waits = "true" if _WAITS.search(source) else "false"
+        text = _DYNAMIC.sub(r"\1* \2 = (\1*)fake::shared_memory;", source)
+        ends = "".join(f"FAKE_KERNEL({symbol}, ({expression}), {waits})\n" for expression, symbol in kernels.items())
+        own = library.with_suffix(f".{os.getpid()}")
+        command = [*built.compiler, *defines, "-x", "c++", "-", "-o", str(own)]
+        done = subprocess.run(command, input=f'#line 1 "{filename}"\n{text}\n{ends}', capture_output=True, text=True, check=False)
+        if done.returncode:
+            from cupy.cuda.compiler import CompileException
+
+            raise CompileException(done.stderr, source, filename, tuple(options), "g++")
+        own.rename(library)
+    return os.fsencode(library) + b"\0", names

@@ -1,0 +1,12 @@
+// What the stand-ins of CUDA's libraries share: they report each call, with the arrays that it was passed, to the driver.
+#pragma once
+#include <initializer_list>
+
+#define EXPORT extern "C" __attribute__((visibility("default")))
+
+extern "C" void fake_library_call(const char* name, const void* const* addresses, int count);
+extern "C" void fake_count_product();
+
+static inline void called(const char* name, std::initializer_list<const void*> addresses) {
+    fake_library_call(name, addresses.begin(), (int)addresses.size());
+}

@@ -1,0 +1,442 @@
+// CUDA's driver and the part of its runtime that CuPy calls, with the processor as the device.
+//
+// `libcuda.so.1` is this file.  CuPy's wheel contains a static copy of the runtime; `redirect.py` writes jumps over its functions,
+// to the `fake_cuda*` functions here.  A function without an implementation fails with its name (`traps.cpp`, generated).
+//
+// Memory: each allocation ends at the end of a page, and the page after it cannot be accessed, so that an index one too far
+// faults.  New memory contains 0xCD.  The fault of a kernel becomes error 700, which stays until `fake_reset`, as on a device.
+#include <atomic>
+#include <csetjmp>
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <cuda_runtime_api.h>
+#include <dlfcn.h>
+#include <map>
+#include <mutex>
+#include <string>
+#include <sys/mman.h>
+#include <vector>
+
+#include "kernel.h"
+
+#define EXPORT extern "C" __attribute__((visibility("default")))
+
+namespace {
+
+enum Count { LAUNCHES, PRODUCTS, TO_HOST, TO_DEVICE, ON_DEVICE, BETWEEN_DEVICES, MEMSETS, SYNCHRONIZATIONS, EVENTS, ALLOCATIONS,
+             TO_HOST_BYTES, TO_DEVICE_BYTES, BETWEEN_DEVICES_BYTES, FOREIGN, RACES, COUNTS };
+
+struct Block {  // an allocation
+    char* start;
+    size_t size;
+    char* mapping;
+    size_t mapped;
+    int device;  // -1: pinned memory of the host
+};
+
+std::atomic<long> counts[COUNTS];
+std::recursive_mutex lock;
+std::map<char*, Block> blocks;  // by start
+size_t used[16];
+thread_local int current = 0;
+int fault = 0;
+std::string report;  // what was wrong, one line each
+
+int number(const char* name, int otherwise) {
+    const char* text = getenv(name);
+    return text && *text ? atoi(text) : otherwise;
+}
+int device_count() { return number("FAKECUDA_DEVICES", 2); }
+size_t capacity() { return size_t(number("FAKECUDA_MEMORY_MIB", 8192)) << 20; }
+
+void note(const std::string& line) {
+    if (report.size() < 100000) report += line + "\n";
+}
+
+const Block* block_of(const void* address) {
+    auto next = blocks.upper_bound((char*)address);
+    if (next == blocks.begin()) return nullptr;
+    const Block& block = std::prev(next)->second;
+    return (char*)address < block.start + (block.size ? block.size : 1) ? &block : nullptr;
+}
+
+int allocate(void** result, size_t size, int device) {
+    std::lock_guard<std::recursive_mutex> hold(lock);
+    if (fault) return fault;
+    *result = nullptr;
+    if (!size) return 0;
+    if (device >= 0 && used[device] + size > capacity()) return cudaErrorMemoryAllocation;
+    const size_t page = 4096, whole = (size + page - 1) / page * page;
+    char* mapping = (char*)mmap(nullptr, whole + page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (mapping == MAP_FAILED) return cudaErrorMemoryAllocation;
+    mprotect(mapping + whole, page, PROT_NONE);
+    char* start = mapping + whole - size;
+    memset(start, 0xCD, size);
+    blocks[start] = {start, size, mapping, whole + page, device};
+    if (device >= 0) used[device] += size;
+    counts[ALLOCATIONS]++;
+    *result = start;
+    return 0;
+}
+
+int release(void* address) {
+    std::lock_guard<std::recursive_mutex> hold(lock);
+    if (!address) return 0;
+    auto found = blocks.find((char*)address);
+    if (found == blocks.end()) return cudaErrorInvalidValue;
+    const Block block = found->second;
+    if (block.device >= 0) used[block.device] -= block.size;
+    munmap(block.mapping, block.mapped);
+    blocks.erase(found);
+    return 0;
+}
+
+int copy(void* to, const void* from, size_t size, int kind) {
+    std::lock_guard<std::recursive_mutex> hold(lock);
+    if (fault) return fault;
+    const Block *target = block_of(to), *source = block_of(from);
+    const int there = target ? target->device : -1, here = source ? source->device : -1;
+    const int wanted = here < 0 ? (there < 0 ? cudaMemcpyHostToHost : cudaMemcpyHostToDevice)
+                                : (there < 0 ? cudaMemcpyDeviceToHost : cudaMemcpyDeviceToDevice);
+    if (size && kind != cudaMemcpyDefault && kind != wanted) {
+        note("a copy was declared as kind " + std::to_string(kind) + ", but its addresses are of kind " + std::to_string(wanted));
+        return cudaErrorInvalidMemcpyDirection;
+    }
+    if ((target && (char*)to + size > target->start + target->size) || (source && (char*)from + size > source->start + source->size)) {
+        note("a copy of " + std::to_string(size) + " bytes passes the end of its allocation");
+        return cudaErrorInvalidValue;
+    }
+    if (wanted == cudaMemcpyHostToDevice) counts[TO_DEVICE]++, counts[TO_DEVICE_BYTES] += size;
+    if (wanted == cudaMemcpyDeviceToHost) counts[TO_HOST]++, counts[TO_HOST_BYTES] += size;
+    if (wanted == cudaMemcpyDeviceToDevice) {
+        if (here == there) counts[ON_DEVICE]++;
+        else counts[BETWEEN_DEVICES]++, counts[BETWEEN_DEVICES_BYTES] += size;
+    }
+    memmove(to, from, size);
+    return 0;
+}
+
+int fill(void* to, int value, size_t size) {
+    std::lock_guard<std::recursive_mutex> hold(lock);
+    if (fault) return fault;
+    counts[MEMSETS]++;
+    memset(to, value, size);
+    return 0;
+}
+
+struct Handle {  // a stream or an event
+    int device;
+};
+int create(void** handle) {
+    *handle = new Handle{current};
+    return 0;
+}
+int destroy(void* handle) {
+    delete (Handle*)handle;
+    return 0;
+}
+int synchronize() {
+    counts[SYNCHRONIZATIONS]++;
+    return fault;
+}
+
+// Faults of kernels.  One thread launches at a time; its fault returns to `launch`.
+sigjmp_buf landing;
+volatile sig_atomic_t landing_set = 0;
+void* fault_address;
+struct sigaction before[NSIG];
+
+void on_fault(int signal, siginfo_t* info, void* context) {
+    if (landing_set) {
+        fault_address = info->si_addr;
+        siglongjmp(landing, signal);
+    }
+    sigaction(signal, &before[signal], nullptr);  // not ours: the fault repeats under the previous handler
+    (void)context;
+}
+
+void watch_faults() {
+    for (int signal : {SIGSEGV, SIGBUS, SIGFPE}) {
+        struct sigaction now;
+        sigaction(signal, nullptr, &now);
+        if (now.sa_flags & SA_SIGINFO && now.sa_sigaction == on_fault) continue;
+        before[signal] = now;
+        struct sigaction mine = {};
+        mine.sa_sigaction = on_fault;
+        mine.sa_flags = SA_SIGINFO | SA_NODEFER | SA_ONSTACK;
+        sigaction(signal, &mine, nullptr);
+    }
+}
+
+// Runs a kernel once; its threads and blocks in ascending or descending order.  Its failure becomes the fault of the device.
+void run(const FakeKernel& kernel, FakeLaunch launch, void** arguments, bool descending) {
+    launch.descending = descending;
+    watch_faults();
+    int signal = sigsetjmp(landing, 1);
+    if (!signal) {
+        landing_set = 1;
+        const char* failure = kernel.run(launch, arguments);
+        landing_set = 0;
+        if (failure) {
+            note(std::string(kernel.name) + ": " + failure);
+            fault = cudaErrorLaunchFailure;
+        }
+        return;
+    }
+    landing_set = 0;
+    char text[300];
+    if (signal == SIGFPE) snprintf(text, sizeof text, "%s: an integer was divided by zero; a device's result is undefined", kernel.name);
+    else {
+        const Block* near = block_of((char*)fault_address - 1);  // the page after an allocation
+        snprintf(text, sizeof text, "%s: an access outside its arrays%s", kernel.name, near ? ", past the end of one" : "");
+    }
+    note(text);
+    fault = cudaErrorIllegalAddress;
+}
+
+}  // namespace
+
+EXPORT int fake_count_total() { return COUNTS; }
+EXPORT long fake_count(int which) { return counts[which]; }
+EXPORT void fake_count_product() { counts[PRODUCTS]++; }
+EXPORT long fake_used(int device) { return used[device]; }
+EXPORT int fake_device_of(const void* address) {
+    std::lock_guard<std::recursive_mutex> hold(lock);
+    const Block* block = block_of(address);
+    return block ? block->device : -1;
+}
+EXPORT void fake_reset() {
+    std::lock_guard<std::recursive_mutex> hold(lock);
+    fault = 0;
+    report.clear();
+    for (auto& count : counts) count = 0;
+}
+// The lines about foreign arrays, races and faults since the last call.  The text is valid until the next call.
+EXPORT const char* fake_report() {
+    static std::string text;
+    std::lock_guard<std::recursive_mutex> hold(lock);
+    text.swap(report);
+    report.clear();
+    return text.c_str();
+}
+extern "C" { __attribute__((visibility("default"))) int fake_order = 0; }  // 0: threads in ascending order; 1: descending; 2: both, and equal bits are required
+// A library's function (cuBLAS, cuFFT, cuSOLVER) reports the addresses that it was passed.
+EXPORT void fake_library_call(const char* name, const void* const* addresses, int count) {
+    std::lock_guard<std::recursive_mutex> hold(lock);
+    for (int i = 0; i < count; i++) {
+        const Block* block = block_of(addresses[i]);
+        if (block && block->device >= 0 && block->device != current) {
+            counts[FOREIGN]++;
+            note(std::string(name) + ": device " + std::to_string(current) + " was current, an array is on device " + std::to_string(block->device));
+        }
+    }
+}
+EXPORT void fake_trap(const char* name) {
+    fprintf(stderr, "fakecuda: %s has no stand-in\n", name);
+    std::lock_guard<std::recursive_mutex> hold(lock);
+    note(std::string(name) + ": has no stand-in");
+}
+
+// ---- The runtime
+#define RUNTIME(name) EXPORT int fake_##name
+static int available() {
+    if (!number("FAKECUDA_DRIVER", 13000)) return cudaErrorInsufficientDriver;
+    return device_count() ? 0 : cudaErrorNoDevice;
+}
+RUNTIME(cudaDriverGetVersion)(int* version) { *version = number("FAKECUDA_DRIVER", 13000); return 0; }
+RUNTIME(cudaGetDeviceCount)(int* count) { *count = 0; if (int error = available()) return error; *count = device_count(); return 0; }
+RUNTIME(cudaGetDevice)(int* device) { if (int error = available()) return error; *device = current; return 0; }
+RUNTIME(cudaSetDevice)(int device) {
+    if (int error = available()) return error;
+    if (device < 0 || device >= device_count()) return cudaErrorInvalidDevice;
+    current = device;
+    return 0;
+}
+RUNTIME(cudaGetLastError)() { return fault; }
+RUNTIME(cudaDeviceGetAttribute)(int* value, int attribute, int device) {
+    if (int error = available()) return error;
+    (void)device;
+    switch (attribute) {
+        case cudaDevAttrMaxThreadsPerBlock: case cudaDevAttrMaxBlockDimX: case cudaDevAttrMaxBlockDimY: *value = 1024; break;
+        case cudaDevAttrMaxBlockDimZ: *value = 64; break;
+        case cudaDevAttrMaxGridDimX: *value = 2147483647; break;
+        case cudaDevAttrMaxGridDimY: case cudaDevAttrMaxGridDimZ: *value = 65535; break;
+        case cudaDevAttrWarpSize: *value = 32; break;
+        case cudaDevAttrMultiProcessorCount: *value = 4; break;
+        case cudaDevAttrMaxThreadsPerMultiProcessor: *value = 2048; break;
+        case cudaDevAttrComputeCapabilityMajor: *value = 8; break;
+        case cudaDevAttrComputeCapabilityMinor: *value = 0; break;
+        case cudaDevAttrMaxSharedMemoryPerBlock: *value = 48 << 10; break;
+        case cudaDevAttrMaxSharedMemoryPerBlockOptin: *value = 99 << 10; break;
+        case cudaDevAttrUnifiedAddressing: *value = 1; break;
+        default: *value = 0;
+    }
+    return 0;
+}
+RUNTIME(cudaGetDeviceProperties)(cudaDeviceProp* properties, int device) {
+    if (int error = available()) return error;
+    memset(properties, 0, sizeof *properties);
+    snprintf(properties->name, sizeof properties->name, "emulated device %d", device);
+    properties->totalGlobalMem = capacity();
+    properties->warpSize = 32;
+    properties->maxThreadsPerBlock = 1024;
+    properties->major = 8;
+    properties->multiProcessorCount = 4;
+    properties->sharedMemPerBlock = 48 << 10;
+    return 0;
+}
+RUNTIME(cudaDeviceSynchronize)() { return synchronize(); }
+RUNTIME(cudaDeviceCanAccessPeer)(int* can, int, int) { *can = 1; return 0; }
+RUNTIME(cudaDeviceEnablePeerAccess)(int, unsigned) { return 0; }
+RUNTIME(cudaMalloc)(void** p, size_t size) { return allocate(p, size, current); }
+RUNTIME(cudaMallocManaged)(void** p, size_t size, unsigned) { return allocate(p, size, current); }
+RUNTIME(cudaMallocAsync)(void** p, size_t size, void*) { return allocate(p, size, current); }
+RUNTIME(cudaHostAlloc)(void** p, size_t size, unsigned) { return allocate(p, size, -1); }
+RUNTIME(cudaFree)(void* p) { return release(p); }
+RUNTIME(cudaFreeAsync)(void* p, void*) { return release(p); }
+RUNTIME(cudaFreeHost)(void* p) { return release(p); }
+RUNTIME(cudaMemGetInfo)(size_t* free, size_t* total) { *total = capacity(); *free = capacity() - used[current]; return fault; }
+RUNTIME(cudaMemcpy)(void* to, const void* from, size_t size, int kind) { counts[SYNCHRONIZATIONS]++; return copy(to, from, size, kind); }
+RUNTIME(cudaMemcpyAsync)(void* to, const void* from, size_t size, int kind, void*) { return copy(to, from, size, kind); }
+RUNTIME(cudaMemcpyPeer)(void* to, int, const void* from, int, size_t size) { return copy(to, from, size, cudaMemcpyDeviceToDevice); }
+RUNTIME(cudaMemcpyPeerAsync)(void* to, int, const void* from, int, size_t size, void*) { return copy(to, from, size, cudaMemcpyDeviceToDevice); }
+RUNTIME(cudaMemset)(void* to, int value, size_t size) { return fill(to, value, size); }
+RUNTIME(cudaMemsetAsync)(void* to, int value, size_t size, void*) { return fill(to, value, size); }
+RUNTIME(cudaPointerGetAttributes)(cudaPointerAttributes* attributes, const void* p) {
+    std::lock_guard<std::recursive_mutex> hold(lock);
+    memset(attributes, 0, sizeof *attributes);
+    const Block* block = block_of(p);
+    attributes->type = !block ? cudaMemoryTypeUnregistered : block->device < 0 ? cudaMemoryTypeHost : cudaMemoryTypeDevice;
+    attributes->device = block && block->device >= 0 ? block->device : current;
+    attributes->devicePointer = block ? (void*)p : nullptr;
+    attributes->hostPointer = !block || block->device < 0 ? (void*)p : nullptr;
+    return 0;
+}
+RUNTIME(cudaStreamCreate)(void** s) { return create(s); }
+RUNTIME(cudaStreamCreateWithFlags)(void** s, unsigned) { return create(s); }
+RUNTIME(cudaStreamCreateWithPriority)(void** s, unsigned, int) { return create(s); }
+RUNTIME(cudaStreamDestroy)(void* s) { return destroy(s); }
+RUNTIME(cudaStreamSynchronize)(void*) { return synchronize(); }
+RUNTIME(cudaStreamIsCapturing)(void*, int* capturing) { *capturing = 0; return 0; }
+RUNTIME(cudaStreamWaitEvent)(void*, void*, unsigned) { return 0; }
+RUNTIME(cudaStreamQuery)(void*) { return fault; }
+RUNTIME(cudaEventCreate)(void** e) { return create(e); }
+RUNTIME(cudaEventCreateWithFlags)(void** e, unsigned) { return create(e); }
+RUNTIME(cudaEventDestroy)(void* e) { return destroy(e); }
+RUNTIME(cudaEventRecord)(void*, void*) { counts[EVENTS]++; return fault; }
+RUNTIME(cudaEventSynchronize)(void*) { return synchronize(); }
+RUNTIME(cudaEventQuery)(void*) { return fault; }
+RUNTIME(cudaEventElapsedTime)(float* milliseconds, void*, void*) { *milliseconds = 1; return 0; }
+
+// ---- The driver
+#define DRIVER(name) EXPORT int name
+DRIVER(cuDriverGetVersion)(int* version) { *version = number("FAKECUDA_DRIVER", 13000); return 0; }
+DRIVER(cuGetErrorName)(int error, const char** text) {
+    *text = error == cudaErrorIllegalAddress ? "CUDA_ERROR_ILLEGAL_ADDRESS" : error == cudaErrorLaunchFailure ? "CUDA_ERROR_LAUNCH_FAILED"
+          : error == cudaErrorInvalidValue ? "CUDA_ERROR_INVALID_VALUE" : "CUDA_ERROR_UNKNOWN";
+    return 0;
+}
+DRIVER(cuGetErrorString)(int error, const char** text) {
+    *text = error == cudaErrorIllegalAddress ? "an illegal memory access was encountered"
+          : error == cudaErrorLaunchFailure ? "unspecified launch failure" : "see cuGetErrorName";
+    return 0;
+}
+DRIVER(cuCtxGetCurrent)(void** context) { *context = (void*)(size_t)(current + 1); return 0; }
+DRIVER(cuCtxSetCurrent)(void* context) { current = (int)(size_t)context - 1; return 0; }
+DRIVER(cuCtxGetDevice)(int* device) { *device = current; return 0; }
+DRIVER(cuDevicePrimaryCtxRetain)(void** context, int device) { *context = (void*)(size_t)(device + 1); return 0; }
+DRIVER(cuDevicePrimaryCtxRelease)(int) { return 0; }
+DRIVER(cuDeviceGet)(int* device, int ordinal) { *device = ordinal; return 0; }
+
+namespace {
+struct Module {
+    void* library;
+    int device;
+};
+struct Function {
+    const FakeKernel* kernel;
+    int device;
+};
+}  // namespace
+
+DRIVER(cuModuleLoadData)(void** module, const char* image) {  // the image is the path of a shared library
+    void* library = dlopen(image, RTLD_NOW | RTLD_LOCAL);
+    if (!library) {
+        fprintf(stderr, "fakecuda: %s\n", dlerror());
+        return 209;  // CUDA_ERROR_NO_BINARY_FOR_GPU
+    }
+    *module = new Module{library, current};
+    return 0;
+}
+DRIVER(cuModuleUnload)(void*) { return 0; }  // libraries stay: other devices may hold the same one
+DRIVER(cuModuleGetFunction)(void** function, void* module, const char* name) {
+    Module* from = (Module*)module;
+    const FakeKernel* kernel = (const FakeKernel*)dlsym(from->library, (std::string("fake_kernel_") + name).c_str());
+    if (!kernel) return 500;  // CUDA_ERROR_NOT_FOUND
+    *function = new Function{kernel, from->device};
+    return 0;
+}
+DRIVER(cuModuleGetGlobal_v2)(void** address, size_t* size, void* module, const char* name) {
+    *address = dlsym(((Module*)module)->library, name);
+    if (size) *size = 0;
+    return *address ? 0 : 500;
+}
+DRIVER(cuFuncGetAttribute)(int* value, int attribute, void*) { *value = attribute == 0 ? 1024 : 0; return 0; }
+DRIVER(cuFuncSetAttribute)(void*, int, int) { return 0; }
+DRIVER(cuOccupancyMaxActiveBlocksPerMultiprocessor)(int* blocks, void*, int, size_t) { *blocks = 2; return 0; }
+DRIVER(cuOccupancyMaxPotentialBlockSize)(int* grid, int* block, void*, void*, size_t, int) { *grid = 8; *block = 256; return 0; }
+
+DRIVER(cuLaunchKernel)(void* function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned shared,
+                       void*, void** arguments, void**) {
+    std::lock_guard<std::recursive_mutex> hold(lock);
+    if (fault) return fault;
+    const Function& from = *(Function*)function;
+    const FakeKernel& kernel = *from.kernel;
+    const size_t threads = (size_t)bx * by * bz;
+    if (!gx || !gy || !gz || !threads || threads > 1024 || bz > 64 || gy > 65535 || gz > 65535 || shared > (48u << 10)) {
+        note(std::string(kernel.name) + ": a launch that a device refuses");
+        return cudaErrorInvalidValue;
+    }
+    counts[LAUNCHES]++;
+    if (from.device != current) {
+        counts[FOREIGN]++;
+        note(std::string(kernel.name) + ": device " + std::to_string(current) + " was current, the kernel was loaded on device " + std::to_string(from.device));
+    }
+    // The arrays among the arguments: every word that is an address of an allocation.
+    std::map<char*, Block> arrays;
+    for (int i = 0; i < kernel.parameters; i++)
+        for (size_t at = 0; at + sizeof(void*) <= kernel.sizes[i]; at += sizeof(void*)) {
+            void* address;
+            memcpy(&address, (char*)arguments[i] + at, sizeof address);
+            const Block* block = address ? block_of(address) : nullptr;
+            if (block) arrays[block->start] = *block;
+        }
+    for (auto& [start, block] : arrays)
+        if (block.device >= 0 && block.device != current) {
+            counts[FOREIGN]++;
+            note(std::string(kernel.name) + ": device " + std::to_string(current) + " was current, an array is on device " + std::to_string(block.device));
+        }
+    const FakeLaunch launch = {{gx, gy, gz}, {bx, by, bz}, shared, false};
+    // As on a device, the launch succeeds; a kernel that fails makes every later call fail.
+    if (fake_order < 2) {
+        run(kernel, launch, arguments, fake_order == 1);
+        return 0;
+    }
+    std::vector<std::pair<Block, std::string>> old, first;
+    for (auto& [start, block] : arrays) old.emplace_back(block, std::string(start, block.size));
+    run(kernel, launch, arguments, true);
+    if (fault) return 0;
+    for (auto& [start, block] : arrays) first.emplace_back(block, std::string(start, block.size));
+    for (auto& [block, bytes] : old) memcpy(block.start, bytes.data(), block.size);
+    run(kernel, launch, arguments, false);
+    if (fault) return 0;
+    for (auto& [block, bytes] : first)
+        if (memcmp(block.start, bytes.data(), block.size)) {
+            counts[RACES]++;
+            note(std::string(kernel.name) + ": its result depends on the order of its threads");
+            break;
+        }
+    return 0;
+}

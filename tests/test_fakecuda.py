@@ -1,0 +1,310 @@
+"""The emulated CUDA devices themselves: what they compute, count and refuse, and the faults that they find."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import fakecuda
+import numpy as np
+import pytest
+
+pytestmark = pytest.mark.fakecuda
+RNG = np.random.default_rng(0)
+
+
+@pytest.fixture
+def cupy() -> Any:
+    return pytest.importorskip("cupy")
+
+
+@pytest.fixture(params=["ascending", "descending"])
+def order(request: pytest.FixtureRequest) -> Iterator[str]:
+    with fakecuda.order(request.param):
+        yield request.param
+
+
+def kernel(cupy: Any, source: str, name: str = "f") -> Any:
+    return cupy.RawKernel(f'extern "C" __global__ void {name}' + source, name)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "complex64", "int8", "int64", "uint32", "bool"])
+def test_elementwise_reduction_and_scan(cupy: Any, dtype: str, order: str) -> None:
+    x = RNG.uniform(-3, 3, (5, 70)).astype(dtype)
+    y = cupy.asarray(x)
+    np.testing.assert_allclose((y + y).get(), x + x, rtol=1e-3)
+    np.testing.assert_allclose(y.sum(axis=1).get(), x.sum(axis=1), rtol=1e-2, atol=1e-2)
+    np.testing.assert_array_equal(y.T[3:].get(), x.T[3:])
+    if dtype != "bool":
+        np.testing.assert_allclose(cupy.cumsum(y, axis=1).get(), np.cumsum(x, axis=1), rtol=1e-2, atol=1e-1)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "complex64", "complex128"])
+@pytest.mark.parametrize("shapes", [((3, 4), (4, 5)), ((2, 3, 4), (2, 4, 5)), ((2, 1, 3, 4), (5, 4, 2)), ((4,), (4, 3))])
+def test_products(cupy: Any, dtype: str, shapes: Any) -> None:
+    a, b = (RNG.uniform(-1, 1, s).astype(dtype) for s in shapes)
+    tolerance = 5e-3 if dtype == "float16" else 1e-5
+    np.testing.assert_allclose((cupy.asarray(a) @ cupy.asarray(b)).get(), a @ b, rtol=tolerance, atol=tolerance)
+    if b.ndim == 2:
+        c = cupy.asarray(b)
+        np.testing.assert_allclose((c.T @ c).get(), b.T @ b, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("size", [1, 2, 7, 12, 64])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_transforms(cupy: Any, size: int, dtype: str) -> None:
+    x = RNG.standard_normal((3, size)).astype(dtype)
+    y = cupy.asarray(x)
+    tolerance = {"rtol": 1e-4, "atol": 1e-4}
+    np.testing.assert_allclose(cupy.fft.rfft(y).get(), np.fft.rfft(x), **tolerance)
+    np.testing.assert_allclose(cupy.fft.irfft(cupy.fft.rfft(y), size).get(), x, **tolerance)
+    np.testing.assert_allclose(cupy.fft.fft(y, axis=0).get(), np.fft.fft(x, axis=0), **tolerance)
+    np.testing.assert_allclose(cupy.fft.ifft2(y + 1j * y).get(), np.fft.ifft2(x + 1j * x), **tolerance)
+
+
+def test_sorts_and_determinants(cupy: Any) -> None:
+    x = RNG.integers(0, 5, (4, 30)).astype(np.float32)
+    y = cupy.asarray(x)
+    np.testing.assert_array_equal(cupy.sort(y, axis=-1).get(), np.sort(x, axis=-1))
+    np.testing.assert_array_equal(cupy.argsort(y, axis=-1).get(), np.argsort(x, axis=-1, kind="stable"))
+    np.testing.assert_array_equal(cupy.lexsort(y).get(), np.lexsort(x))
+    m = RNG.standard_normal((2, 4, 4))
+    np.testing.assert_allclose(cupy.linalg.det(cupy.asarray(m)).get(), np.linalg.det(m), rtol=1e-10)
+
+
+@pytest.mark.parametrize("threads", [1, 31, 32, 96, 1024])
+def test_threads_wait_for_each_other(cupy: Any, threads: int, order: str) -> None:
+    source = """(int* x) {
+        extern __shared__ int s[];
+        int i = threadIdx.x;
+        s[i] = x[i];
+        __syncthreads();
+        x[i] = s[(i + 1) % blockDim.x];
+    }"""
+    rotate = kernel(cupy, source)
+    x = cupy.arange(threads, dtype=np.int32)
+    rotate((1,), (threads,), (x,), shared_mem=4 * threads)
+    np.testing.assert_array_equal(x.get(), np.roll(np.arange(threads), -1))
+
+
+def test_shuffles_and_votes(cupy: Any, order: str) -> None:
+    source = """(int* x, unsigned* votes) {
+        int i = threadIdx.x, sum = i;
+        for (int d = 16; d; d /= 2) sum += __shfl_xor_sync(~0u, sum, d);
+        unsigned vote = __ballot_sync(~0u, i % 3 == 0);
+        x[i] = sum + __shfl_down_sync(~0u, i, 1) - __shfl_up_sync(~0u, i, 2) + __shfl_sync(~0u, i, 5, 8);
+        if (i % 32 == 0) votes[i / 32] = vote;
+    }"""
+    x, votes = cupy.empty(64, np.int32), cupy.empty(2, np.uint32)
+    kernel(cupy, source)((1,), (64,), (x, votes))
+    want = []
+    for i in range(64):
+        first, lane = i // 32 * 32, i % 32
+        down = i + 1 if lane < 31 else i
+        up = i - 2 if lane >= 2 else i
+        want.append(sum(range(first, first + 32)) + down - up + i // 8 * 8 + 5)
+    np.testing.assert_array_equal(x.get(), want)
+    np.testing.assert_array_equal(votes.get(), [sum((32 * w + i) % 3 == 0 and 1 << i for i in range(32)) for w in range(2)])
+
+
+def test_atomics_in_blocks(cupy: Any, order: str) -> None:
+    source = """(const int* x, int* out, float* sum, int n) {
+        int i = blockIdx.x * blockDim.x + threadIdx.x;
+        if (i < n) { atomicAdd(out, x[i]); atomicMax(out + 1, x[i]); atomicMin(out + 2, x[i]); atomicAdd(sum, 1.0f); }
+    }"""
+    x = RNG.integers(-100, 100, 1000).astype(np.int32)
+    out, total = cupy.zeros(3, np.int32), cupy.zeros(1, np.float32)
+    kernel(cupy, source)((8,), (128,), (cupy.asarray(x), out, total, np.int32(1000)))
+    assert out.get().tolist() == [x.sum(), x.max(), x.min()]
+    assert total.get()[0] == 1000
+
+
+def test_templates(cupy: Any) -> None:
+    module = cupy.RawModule(
+        code="template <class T> __global__ void twice(T* x) { x[threadIdx.x] *= 2; }",
+        options=("-std=c++17",),
+        name_expressions=["twice<float>", "twice<long long>"],
+    )
+    for expression, dtype in (("twice<float>", np.float32), ("twice<long long>", np.int64)):
+        x = cupy.arange(4, dtype=dtype)
+        module.get_function(expression)((1,), (4,), (x,))
+        assert x.get().tolist() == [0, 2, 4, 6]
+
+
+def test_the_source_of_a_kernel_that_is_wrong_is_reported(cupy: Any) -> None:
+    with pytest.raises(cupy.cuda.compiler.CompileException, match="nonsense"):
+        kernel(cupy, "(int* x) { nonsense; }")((1,), (1,), (cupy.zeros(1, np.int32),))
+
+
+# ---- What is counted
+
+
+def test_counts(cupy: Any) -> None:
+    x = np.ones((8, 8), np.float32)
+    with fakecuda.counting() as during:
+        y = cupy.asarray(x)
+        z = y @ y
+        z.get()
+    assert (during["to_device"], during["to_device_bytes"]) == (1, 256)
+    assert (during["to_host"], during["to_host_bytes"]) == (1, 256)
+    assert (during["products"], during["launches"], during["foreign"]) == (1, 0, 0)
+    with fakecuda.counting() as during:
+        (y + z).sum()
+    assert (during["launches"], during["to_host"], during["to_device"]) == (2, 0, 0)
+
+
+def test_memory_is_counted_and_limited(cupy: Any) -> None:
+    before = fakecuda.used(0)
+    x = cupy.empty(1000, np.uint8)
+    assert fakecuda.used(0) == before + 1000
+    free, total = cupy.cuda.runtime.memGetInfo()
+    assert total - free == fakecuda.used(0)
+    del x
+    assert fakecuda.used(0) == before
+    with pytest.raises(cupy.cuda.memory.OutOfMemoryError):
+        cupy.empty(1 << 40, np.uint8)
+
+
+def test_new_memory_contains_no_zeros(cupy: Any) -> None:
+    assert set(cupy.empty(100, np.uint8).get().tolist()) == {0xCD}
+
+
+# ---- What is found
+
+
+@pytest.mark.parametrize(("bound", "found"), [("i < n", False), ("i <= n", True)])
+@pytest.mark.parametrize("access", ["x[i] = 1", "if (x[i] == 3) x[0] = 1"])
+def test_an_index_one_too_far(cupy: Any, bound: str, found: bool, access: str) -> None:
+    f = kernel(cupy, f"(float* x, int n) {{ int i = threadIdx.x; if ({bound}) {{ {access}; }} }}")
+    x = cupy.zeros(10, np.float32)
+    f((1,), (32,), (x, np.int32(10)))  # as on a device, the launch succeeds
+    if not found:
+        x.get()
+        return
+    with pytest.raises(Exception, match="illegal memory access"):
+        x.get()
+    with pytest.raises(Exception, match="illegal memory access"):  # and it lasts
+        cupy.zeros(3)
+    assert fakecuda.report() == ["(f): an access outside its arrays, past the end of one"]
+    fakecuda.reset()
+
+
+def test_dynamic_shared_memory_has_an_end(cupy: Any) -> None:
+    f = kernel(cupy, "(int* x) { extern __shared__ int s[]; s[threadIdx.x] = 1; x[0] = s[0]; }")
+    x = cupy.zeros(1, np.int32)
+    f((1,), (32,), (x,), shared_mem=4 * 31)
+    with pytest.raises(Exception, match="illegal memory access"):
+        x.get()
+    assert fakecuda.report() == ["(f): an access outside its arrays"]
+    fakecuda.reset()
+
+
+@pytest.mark.parametrize("barrier", ["__syncthreads();", ""])
+def test_a_missing_barrier(cupy: Any, barrier: str) -> None:
+    source = f"(float* x) {{ __shared__ float s[64]; int i = threadIdx.x; s[i] = x[i]; {barrier} x[i] = s[63 - i]; }}"
+    x = cupy.arange(64, dtype=np.float32)
+    with fakecuda.order("both"):
+        kernel(cupy, source)((1,), (64,), (x,))
+    assert fakecuda.report() == ([] if barrier else ["(f): its result depends on the order of its threads"])
+
+
+def test_unordered_sums_are_found(cupy: Any) -> None:
+    f = kernel(cupy, "(const float* x, float* sum) { atomicAdd(sum, x[threadIdx.x]); }")
+    with fakecuda.order("both"):
+        f((1,), (4,), (cupy.asarray(np.float32([1, 1e8, -1e8, 2])), cupy.zeros(1, np.float32)))
+    assert fakecuda.report() == ["(f): its result depends on the order of its threads"]
+
+
+def test_barriers_that_not_all_threads_reach(cupy: Any) -> None:
+    f = kernel(cupy, "(int* x) { if (threadIdx.x < 3) __syncthreads(); else __syncwarp(); x[0] = 1; }")
+    x = cupy.zeros(1, np.int32)
+    f((1,), (40,), (x,))
+    with pytest.raises(Exception, match="launch failure"):
+        x.get()
+    assert fakecuda.report() == ["(f): threads wait for each other at different barriers"]
+    fakecuda.reset()
+
+
+def test_a_division_by_zero(cupy: Any) -> None:
+    f = kernel(cupy, "(int* x, int n) { x[0] = 5 / n; }")
+    f((1,), (1,), (cupy.zeros(1, np.int32), np.int32(0)))
+    assert fakecuda.report() == ["(f): an integer was divided by zero; a device's result is undefined"]
+    fakecuda.reset()
+
+
+def test_a_forgotten_device(cupy: Any) -> None:
+    with cupy.cuda.Device(1):
+        x = cupy.arange(3, dtype=np.float32)
+        x + x
+        assert (fakecuda.used(1), fakecuda.report()) == (12, [])
+        y = cupy.eye(3, dtype=np.float32)
+    with fakecuda.counting() as during, pytest.warns(cupy._util.PerformanceWarning):
+        x + x
+    assert during["foreign"] == 1  # the operand; the result is on device 0
+    assert all("device 0 was current" in line for line in fakecuda.report())
+    with fakecuda.counting() as during:
+        y @ y
+    assert during["foreign"] >= 1
+    assert any(line.startswith("cublas") for line in fakecuda.report())
+
+
+def test_copies_between_devices_are_counted(cupy: Any) -> None:
+    x = cupy.arange(10, dtype=np.float32)
+    with fakecuda.counting() as during, cupy.cuda.Device(1):
+        y = cupy.asarray(x)
+    assert (during["between_devices"], during["between_devices_bytes"]) == (1, 40)
+    assert int(y.device.id) == 1
+
+
+@pytest.mark.parametrize("blocks, threads", [((1,), (1025,)), ((1, 70000), (1,)), ((1,), (1, 1, 65))])
+def test_launches_that_a_device_refuses(cupy: Any, blocks: Any, threads: Any) -> None:
+    with pytest.raises(cupy.cuda.driver.CUDADriverError, match="INVALID_VALUE"):
+        kernel(cupy, "(int* x) { x[0] = 1; }")(blocks, threads, (cupy.zeros(1, np.int32),))
+    assert fakecuda.report() == ["(f): a launch that a device refuses"]
+
+
+def test_a_function_without_a_stand_in_fails_by_name(cupy: Any, capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(Exception, match=r"801|NotSupported|not supported"):
+        cupy.cuda.runtime.deviceSetLimit(0, 1024)
+    assert fakecuda.report() == ["cudaDeviceSetLimit: has no stand-in"]
+    assert "cudaDeviceSetLimit has no stand-in" in capfd.readouterr().err
+
+
+# ---- Other machines, in processes of their own
+
+
+@pytest.mark.parametrize(
+    ("variables", "code", "printed"),
+    [
+        ({}, "print(cupy.cuda.runtime.getDeviceCount())", "2"),
+        ({"FAKECUDA_DEVICES": "1"}, "print(cupy.cuda.runtime.getDeviceCount())", "1"),
+        ({"FAKECUDA_DEVICES": "0"}, "cupy.zeros(1)", "cudaErrorNoDevice"),
+        ({"FAKECUDA_DRIVER": "0"}, "cupy.zeros(1)", "cudaErrorInsufficientDriver"),
+        ({"FAKECUDA_MEMORY_MIB": "1"}, "cupy.empty(2**21, 'uint8')", "OutOfMemoryError"),
+        ({"FAKECUDA_WITHOUT": "nvrtc"}, "cupy.zeros(3) + 1", "lib"),
+        ({"FAKECUDA_WITHOUT": "cublas"}, "cupy.eye(3) @ cupy.eye(3)", "cublas"),
+    ],
+)
+def test_machines_that_lack_something(variables: dict[str, str], code: str, printed: str) -> None:
+    environment = {**fakecuda.environment(), **variables}
+    done = subprocess.run(
+        [sys.executable, "-c", f"import cupy; {code}"], env=environment, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert printed in (done.stdout + done.stderr).strip().splitlines()[-1]
+
+
+def test_another_build_of_cupy_is_refused_by_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    from fakecuda import build
+
+    known = build._functions(build.module_file("cupy_backends.cuda.api.runtime"))
+    assert len(known) > 300
+    del known["cudaMemcpyAsync"]
+    with pytest.raises(RuntimeError, match="has no cudaMemcpyAsync to redirect"):
+        build._build_driver(tmp_path, ["g++", "-shared", "-fPIC", *(f"-I{f}" for f in build._include_folders())], known)
+    monkeypatch.setattr(build, "CUPY", "99.0")
+    build.libraries.cache_clear()
+    with pytest.raises(fakecuda.Unavailable, match=r"made for CuPy 99\.0, installed is"):
+        build.libraries()
+    build.libraries.cache_clear()
