@@ -16,10 +16,14 @@ Functions whose result may be larger than their arguments (zeros, tile, take, ..
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from functools import cached_property
+from importlib import resources
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 from .. import limits
@@ -155,13 +159,7 @@ class NumpyNamespace(Namespace):
 
 
 class CupyNamespace(Namespace):
-    """CuPy, with NumPy's results where the two differ.
-
-    Only additions of 4 and 8 bytes are scattered on the device.  Everything else is scattered on the host: CuPy has no multiply,
-    its float64 maximum is computed in float32, and the result of writing an element twice is undefined.
-    """
-
-    _ON_DEVICE = frozenset(np.dtype(t) for t in (np.float32, np.float64, np.int32, np.int64, np.uint32, np.uint64))
+    """CuPy, with NumPy's results where the two differ."""
 
     def __init__(self) -> None:
         import cupy
@@ -183,13 +181,58 @@ class CupyNamespace(Namespace):
         return self.module.minimum(self.module.maximum(x, low), high)
 
     def scatter(self, out: Array, index: tuple[Array, ...], values: Array, reduction: str = "none") -> None:
-        if reduction == "add" and out.dtype in self._ON_DEVICE:
-            self.module.add.at(out, index, values)
+        """As NumPy's, to the bit, on the device: equal indices are combined in their order (scatter.cu)."""
+        xp = self.module
+        place = index[0].astype(np.int64, copy=False)
+        for i, size in zip(index[1:], out.shape[1:], strict=False):
+            place = place * size + i.astype(np.int64, copy=False)
+        row = out.shape[len(index) :]
+        values = xp.ascontiguousarray(xp.broadcast_to(xp.asarray(values, out.dtype), place.shape + row))
+        if not values.size:
             return
-        here = self.to_host(out)
-        there = tuple(self.to_host(i) if self.isarray(i) else i for i in index)
-        numpy.scatter(here, there, self.to_host(values) if self.isarray(values) else values, reduction)
-        out[...] = self.from_host(here)
+        place, inner = xp.ravel(place), math.prod(row)
+        target = xp.ascontiguousarray(out)
+        kernel = self._kernels.get_function(scatter_kernel(out.dtype, reduction))
+        sizes = (np.int64(n) for n in (out.size // inner, place.size, inner))
+        kernel((-(-values.size // _THREADS),), (_THREADS,), (target, place, xp.argsort(place), values, *sizes))
+        if target is not out:
+            out[...] = target
+
+    def bincount(self, x: Array, weights: Array | None = None, minlength: int = 0) -> Array:
+        """As NumPy's for values below `minlength`; CuPy's reads them on the host, and adds weights in no order."""
+        counts = self.zeros(minlength, np.int64 if weights is None else np.float64)
+        self.scatter(counts, (x,), 1 if weights is None else weights, "add")
+        return counts
+
+    @cached_property
+    def _kernels(self) -> Any:
+        names = [scatter_kernel(dtype, mode) for dtype in _TYPES for mode in _MODES]
+        return self.module.RawModule(code=scatter_source(), options=COMPILED_WITH, name_expressions=names)
+
+
+_THREADS = 256
+_MODES = ("none", *_REDUCTIONS)
+_TYPES: dict[np.dtype[Any], str] = {
+    np.dtype(name): kind
+    for name, kind in (
+        ("bool", "bool"), ("int8", "signed char"), ("int16", "short"), ("int32", "int"), ("int64", "long long"),
+        ("uint8", "unsigned char"), ("uint16", "unsigned short"), ("uint32", "unsigned"), ("uint64", "unsigned long long"),
+        (ml_dtypes.bfloat16, "__nv_bfloat16"), ("float16", "__half"), ("float32", "float"), ("float64", "double"),
+        ("complex64", "Complex<float>"), ("complex128", "Complex<double>"),
+    )
+}  # fmt: skip
+COMPILED_WITH = ("--std=c++17", "--fmad=false")
+"""The options of NVRTC."""
+
+
+def scatter_source() -> str:
+    """Return the text of the kernels that scatter."""
+    return resources.files(__package__).joinpath("scatter.cu").read_text()
+
+
+def scatter_kernel(dtype: DTypeLike, mode: str) -> str:
+    """Return the name of the kernel for a dtype and a reduction."""
+    return f"scatter<{_TYPES[np.dtype(dtype)]}, {mode.upper()}>"
 
 
 numpy = NumpyNamespace()
