@@ -192,7 +192,7 @@ class CupyNamespace(Namespace):
             return
         place, inner = xp.ravel(place), math.prod(row)
         target = xp.ascontiguousarray(out)
-        kernel = self._kernels.get_function(scatter_kernel(out.dtype, reduction))
+        kernel = self._kernels.get_function(_kernel(out.dtype, reduction))
         sizes = (np.int64(n) for n in (out.size // inner, place.size, inner))
         kernel((-(-values.size // _THREADS),), (_THREADS,), (target, place, xp.argsort(place), values, *sizes))
         if target is not out:
@@ -206,12 +206,10 @@ class CupyNamespace(Namespace):
 
     @cached_property
     def _kernels(self) -> Any:
-        names = [scatter_kernel(dtype, mode) for dtype in _TYPES for mode in _MODES]
-        return self.module.RawModule(code=scatter_source(), options=COMPILED_WITH, name_expressions=names)
+        return self.module.RawModule(code=scatter_source(), options=COMPILED_WITH)
 
 
 _THREADS = 256
-_MODES = ("none", *_REDUCTIONS)
 _TYPES: dict[np.dtype[Any], str] = {
     np.dtype(name): kind
     for name, kind in (
@@ -226,13 +224,17 @@ COMPILED_WITH = ("--std=c++17", "--fmad=false")
 
 
 def scatter_source() -> str:
-    """Return the text of the kernels that scatter."""
-    return resources.files(__package__).joinpath("scatter.cu").read_text()
+    """Return the text of the kernels that scatter: scatter.cu, and one kernel for each dtype and reduction."""
+    source = resources.files(__package__).joinpath("scatter.cu").read_text()
+    return source + "".join(
+        f'extern "C" __global__ void {_kernel(dtype, mode)}(PARAMETERS({kind})) {{ scatter<{kind}, {mode.upper()}>(ARGUMENTS); }}\n'
+        for dtype, kind in _TYPES.items()
+        for mode in ("none", *_REDUCTIONS)
+    )
 
 
-def scatter_kernel(dtype: DTypeLike, mode: str) -> str:
-    """Return the name of the kernel for a dtype and a reduction."""
-    return f"scatter<{_TYPES[np.dtype(dtype)]}, {mode.upper()}>"
+def _kernel(dtype: np.dtype[Any], mode: str) -> str:
+    return f"scatter_{dtype}_{mode}"
 
 
 numpy = NumpyNamespace()

@@ -53,9 +53,14 @@ __device__ T combined(T a, T b) {
     return b;
 }
 
-// rows: of out; n: of values; inner: elements of a row.  A row that `out` does not have is passed over: xp.indices reports it.
+// rows: of `out`; n: of `values`; inner: elements of a row
+#define PARAMETERS(T) \
+    T *out, const long long *place, const long long *order, const T *values, long long rows, long long n, long long inner
+#define ARGUMENTS out, place, order, values, rows, n, inner
+
+// A row that `out` does not have is passed over: xp.indices reports it.
 template <class T, int mode>
-__global__ void scatter(T* out, const long long* place, const long long* order, const T* values, long long rows, long long n, long long inner) {
+__device__ void scatter(PARAMETERS(T)) {
     const long long thread = (long long)blockIdx.x * blockDim.x + threadIdx.x;
     if (thread < n * inner) {
         const long long first = thread / inner, column = thread % inner, row = place[order[first]];
