@@ -10,6 +10,7 @@ An operator body may use every name that NumPy and CuPy share, and these functio
     xp.as_strided(x, shape, strides)           a strided view, used by pooling
     xp.erf(x)  xp.erfc(x)                      the error function, and 1 minus it
     xp.isarray(x)                              whether x is an array of this namespace
+    xp.block_elements(n, itemsize, host)       how many of n elements to compute at a time
 
 Functions whose result may be larger than their arguments (zeros, tile, take, ...) check the limits of the call first (limits.py).
 """
@@ -91,6 +92,13 @@ class Namespace(ABC):
     def as_strided(self, x: Array, shape: Any, strides: Any) -> Array:
         """A view of `x` with this shape and these strides in bytes."""
         return self.lib.stride_tricks.as_strided(x, shape, strides)
+
+    def block_elements(self, elements: int, itemsize: int, host: int) -> int:
+        """How many of these elements, of `itemsize` bytes with all temporary arrays, to compute at a time.
+
+        On the host `host`, which is made for the processor's cache.  On a device all of them, if its memory allows it.
+        """
+        return host
 
     def sums_are_large(self, x: Array, w: Array, count: int) -> bool:
         """Whether sums of `count` products of x and w may exceed 2**24, above which float32 cannot represent every integer.
@@ -198,6 +206,18 @@ class CupyNamespace(Namespace):
         if target is not out:
             out[...] = target
 
+    def block_elements(self, elements: int, itemsize: int, host: int) -> int:
+        """As `Namespace.block_elements`; the driver is asked for its free memory only if the elements need more than _SMALL bytes.
+
+        The number is a power of two that seldom depends on what else is allocated: two runs then add in the same order.
+        """
+        if elements * itemsize <= _SMALL:
+            return elements
+        free, total = self.module.cuda.runtime.memGetInfo()
+        free += self.module.get_default_memory_pool().free_bytes()
+        room = limits.room(min(elements * itemsize, total // 16, free // 4)) // itemsize
+        return elements if room >= elements else max(host, 1 << max(room, 1).bit_length() - 1)
+
     def bincount(self, x: Array, weights: Array | None = None, minlength: int = 0) -> Array:
         """As NumPy's for values below `minlength`; CuPy's reads them on the host, and adds weights in no order."""
         counts = self.zeros(minlength, np.int64 if weights is None else np.float64)
@@ -210,6 +230,7 @@ class CupyNamespace(Namespace):
 
 
 _THREADS = 256
+_SMALL = 1 << 24
 _TYPES: dict[np.dtype[Any], str] = {
     np.dtype(name): kind
     for name, kind in (
