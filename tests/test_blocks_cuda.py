@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from onnx import helper
 
-from singa_backend import Limits, ResourceExhausted, SingaBackend
+from singa_backend import Limits, SingaBackend
 from singa_backend.devices import namespaces
 from singa_backend.limits import Budget, spend
 

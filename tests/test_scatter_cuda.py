@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import fakecuda
-import ml_dtypes
 import numpy as np
 import pytest
 
@@ -228,7 +227,8 @@ def test_nvrtc_compiles_the_kernels(architecture: str) -> None:
     nvrtc = ctypes.CDLL(str(toolkit / "lib" / "libnvrtc.so.13"))
     options = [*namespaces.COMPILED_WITH, f"--gpu-architecture={architecture}", f"-I{toolkit / 'include'}"]
     program, size = ctypes.c_void_p(), ctypes.c_size_t()
-    assert nvrtc.nvrtcCreateProgram(ctypes.byref(program), namespaces.scatter_source().encode(), b"scatter.cu", 0, None, None) == 0
+    source = namespaces.scatter_source().encode()
+    assert nvrtc.nvrtcCreateProgram(ctypes.byref(program), source, b"scatter.cu", 0, None, None) == 0
     failed = nvrtc.nvrtcCompileProgram(program, len(options), (ctypes.c_char_p * len(options))(*map(str.encode, options)))
     nvrtc.nvrtcGetProgramLogSize(program, ctypes.byref(size))
     log = ctypes.create_string_buffer(size.value)

@@ -42,6 +42,7 @@ class Namespace(ABC):
     """Functions of all namespaces; other names are those of the array module."""
 
     lib: Any
+    zeros: Callable[..., Array]
     trunc: Callable[..., Array]
     where: Callable[..., Array]
 
@@ -117,7 +118,11 @@ class Namespace(ABC):
     def isarray(self, x: Any) -> bool: ...
 
     @abstractmethod
-    def scatter(self, out: Array, index: tuple[Array, ...], values: Array, reduction: str = "none") -> None: ...
+    def scatter(self, out: Array, index: tuple[Array, ...], values: Array, reduction: str = "none") -> None:
+        """Write `values` into `out`, or combine them with it, one after the other in the order of the indices.
+
+        `index` has integer arrays for the first axes of `out`, which broadcast, after `indices`.
+        """
 
 
 def _largest(x: np.ndarray) -> float:
@@ -207,7 +212,7 @@ class CupyNamespace(Namespace):
             out[...] = target
 
     def block_elements(self, elements: int, itemsize: int, host: int) -> int:
-        """As `Namespace.block_elements`; the driver is asked for its free memory only if the elements need more than _SMALL bytes.
+        """As `Namespace.block_elements`; the driver reports its free memory only if the elements need more than _SMALL bytes.
 
         The number is a power of two that seldom depends on what else is allocated: two runs then add in the same order.
         """
@@ -240,15 +245,16 @@ _TYPES: dict[np.dtype[Any], str] = {
         ("complex64", "Complex<float>"), ("complex128", "Complex<double>"),
     )
 }  # fmt: skip
-COMPILED_WITH = ("--std=c++17", "--fmad=false")
+COMPILED_WITH = ("--fmad=false",)
 """The options of NVRTC."""
 
 
 def scatter_source() -> str:
     """Return the text of the kernels that scatter: scatter.cu, and one kernel for each dtype and reduction."""
     source = resources.files(__package__).joinpath("scatter.cu").read_text()
+    head = 'extern "C" __global__ void'
     return source + "".join(
-        f'extern "C" __global__ void {_kernel(dtype, mode)}(PARAMETERS({kind})) {{ scatter<{kind}, {mode.upper()}>(ARGUMENTS); }}\n'
+        f"{head} {_kernel(dtype, mode)}(PARAMETERS({kind})) {{ scatter<{kind}, {mode.upper()}>(ARGUMENTS); }}\n"
         for dtype, kind in _TYPES.items()
         for mode in ("none", *_REDUCTIONS)
     )
