@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import importlib.util
+import itertools
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -13,7 +14,9 @@ from typing import Any
 import fakecuda
 import numpy as np
 import pytest
+from onnx import helper
 
+from singa_backend import SingaBackend
 from singa_backend.devices import namespaces
 from singa_backend.devices.namespaces import numpy
 
@@ -108,6 +111,26 @@ def test_a_row_that_does_not_exist_is_not_written(xp: Any, mode: str) -> None:
     out = xp.from_host(np.ones((3, 2), np.float32))
     xp.scatter(out, (xp.from_host(np.array([3, -1, 1 << 40, -(1 << 40)])),), xp.from_host(np.zeros((4, 2), np.float32)), mode)
     assert (xp.to_host(out) == 1).all()
+
+
+@pytest.mark.parametrize(("op", "mode"), [*itertools.product(["ScatterElements", "ScatterND"], MODES), ("MaxUnpool", "none")])
+def test_the_tensors_of_operators_stay_on_the_device(op: str, mode: str) -> None:
+    """What goes to the host is the output, and the minimum and maximum of the indices at the most."""
+    x, updates = (RNG.standard_normal(shape).astype("f4") for shape in ((60, 50), (4, 50)))
+    attributes: dict[str, Any] = {} if op == "MaxUnpool" else {"reduction": mode}
+    if op == "ScatterElements":
+        inputs = [x, RNG.integers(-60, 60, (4, 50)), updates]
+    elif op == "ScatterND":
+        inputs = [x, np.array([[3], [-1], [3], [59]]), updates]
+    else:
+        inputs, attributes["kernel_shape"] = [updates[None, None], RNG.integers(0, 255, (1, 1, 4, 50))], [2, 2]
+    node = helper.make_node(op, [f"x{i}" for i in range(len(inputs))], ["y"], **attributes)
+    with fakecuda.counting() as during:
+        (there,) = SingaBackend.run_node(node, inputs, "CUDA")
+    (here,) = SingaBackend.run_node(node, inputs)
+    assert_same_bits(there, here)
+    assert during["to_host_bytes"] <= here.nbytes + 16
+    assert during["to_device_bytes"] <= sum(v.nbytes for v in inputs) + 16
 
 
 def test_weights_of_bins_are_added_in_order(xp: Any) -> None:

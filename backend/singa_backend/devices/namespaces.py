@@ -235,7 +235,7 @@ class CupyNamespace(Namespace):
 
 
 _THREADS = 256
-_SMALL = 1 << 24
+_SMALL = 1 << 24  # bytes that a device is assumed to have
 _TYPES: dict[np.dtype[Any], str] = {
     np.dtype(name): kind
     for name, kind in (
