@@ -59,7 +59,7 @@ class Evaluator(Interpreter[Any]):
             return [_Empty(dtypes.numpy_dtype(given.get("dtype") or dtypes.onnx_code(np.float32)))]
         for name, kind in declaration.services.items():
             given[name] = {"wanted": tuple(wanted), "version": operator.version, "derived": _made}.get(kind)
-        with np.errstate(all="ignore"):
+        with self.device.active(), np.errstate(all="ignore"):
             if self.device.is_host or not runs_on_host(declaration, given, values):
                 return operator.compute(self.xp, values, given, outputs)[:outputs]
             made = operator.compute(namespaces.numpy, [self.device.get(v) for v in values], given, outputs)

@@ -183,4 +183,4 @@ def assign(tensor: Variable, new: Any, invalidates_tape: bool = True) -> None:
         tensor._version += invalidates_tape
         tensor._writes += 1
         provenance.forget(tensor)
-        tensor._data[...] = tensor.device.backend.put(new) if isinstance(new, np.ndarray) else new
+        tensor.device.backend.write(tensor._data, new)
