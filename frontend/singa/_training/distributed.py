@@ -692,7 +692,9 @@ def _write(target: Any, value: Tensor) -> None:
     if isinstance(target, Tensor):
         trace.assign(target, op.cast(op.Reshape(value, list(target.shape)), target).raw)
     else:
-        value.device.backend.write(target, value._data.reshape(target.shape))
+        backend = value.device.backend
+        with backend.active():
+            backend.write(target, value._data.reshape(target.shape))
 
 
 def _write_all(targets: Sequence[Any], bucket: Bucket, flat: Tensor) -> None:
