@@ -149,7 +149,8 @@ class SonnxError(Exception):
         if self.operator:
             operator = self.operator if self.version is None else f"{self.operator}-{self.version}"
             opset = "" if self.opset is None else f" (opset {self.opset})"
-            lines.append(f"  at: node '{printable(self.node)}', operator {printable(operator)}{opset}")
+            node = f"node '{printable(self.node)}', " if self.node else ""
+            lines.append(f"  at: {node}operator {printable(operator)}{opset}")
         if self.dtypes:
             values = ", ".join(_value(d, s) for d, s in zip(self.dtypes, self.shapes, strict=False))
             lines.append(f"  inputs: {values}")

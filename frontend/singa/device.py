@@ -113,7 +113,7 @@ class Device:
     """
 
     def __init__(self, type: str = "CPU", device_id: int = 0, seed: int = 0) -> None:
-        self.backend = backend.resolve(type, device_id)
+        self.backend = backend.resolve(type, device_id or None)
         self._shared = _Stream(seed)
         self._own = threading.local()
         self._graph = False

@@ -86,7 +86,7 @@ def situation() -> tuple[int, Cause | None]:
         return 0, Cause("SX502", "there is no NVIDIA driver (libcuda.so.1)", hint)
     if driver // 1000 < needed // 1000:
         text = f"the NVIDIA driver supports CUDA {_version(driver)}, and this CuPy needs CUDA {needed // 1000}"
-        other = " , or: pip uninstall cupy-cuda13x; pip install 'sonnx[gpu12]'".lstrip() if driver // 1000 == 12 else ""
+        other = ", or: pip uninstall cupy-cuda13x; pip install 'sonnx[gpu12]'" if driver // 1000 == 12 else ""
         return 0, Cause("SX503", text, f"install a newer driver{other}")
     try:
         count = int(runtime.getDeviceCount())
@@ -185,12 +185,8 @@ def failure(error: BaseException, ordinal: int, *, waited: bool = False) -> Sonn
         )
     if kind.__module__.startswith(("cupy_backends.cuda", "cupy.cuda")):
         new = "use a new process: after most failures of a kernel, no other can run in this one"
-        late = (
-            ""
-            if waited
-            else "; a kernel fails after it was started, so an earlier node may be the cause: run(validate=True) waits for each node"
-        )
-        return DeviceFailure(f"CUDA:{ordinal} failed: {_short(text)}", code="SX509", hint=new + late)
+        late = "; a kernel fails after it was started, so an earlier node may be the cause: run(validate=True) waits for each"
+        return DeviceFailure(f"CUDA:{ordinal} failed: {_short(text)}", code="SX509", hint=new if waited else new + late)
     return None
 
 

@@ -331,16 +331,6 @@ def device_count(type: str) -> int:
     return cuda.situation()[0] if type == "CUDA" else int(type in DEVICES)
 
 
-def cuda_failure() -> str:
-    """Explain why there is no CUDA device.
-
-    Returns:
-        The reason; "" if there is one.
-    """
-    cause = cuda.situation()[1]
-    return "" if cause is None else cause.text
-
-
 DeviceLike: TypeAlias = Device | OnnxDevice | str
 """A Device, its name ("CPU", "CUDA", "CUDA:1", "STRICT"), or a device of `onnx.backend.base`."""
 
@@ -368,6 +358,8 @@ def resolve(device: DeviceLike, device_id: int | None = None) -> Device:
         name = name.upper()
     if ordinal and not ordinal.isdecimal():
         raise DeviceUnavailable(f"the ordinal of a device must be an integer, got {device!r}", hint="pass 'CUDA:1'")
+    if ordinal and device_id is not None and int(ordinal) != device_id:
+        raise DeviceUnavailable(f"device {device!r} and device_id={device_id} contradict each other", hint="pass one of them")
     number = int(ordinal or 0) if device_id is None else device_id
     if name not in DEVICES:
         raise _unknown(name, number)

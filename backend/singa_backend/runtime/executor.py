@@ -256,15 +256,13 @@ class ObservedVisitor(Visitor):
 
 
 def _located(error: SonnxError, node: Node, inputs: Sequence[Any]) -> SonnxError:
+    return error.locate(node=node.name, operator=node.op_type, opset=node.opset, version=node.version, **types_of(inputs))
+
+
+def types_of(inputs: Sequence[Any]) -> dict[str, Any]:
+    """The fields of an error that describe the inputs of a node."""
     known = [v for v in inputs if v is not None]
-    return error.locate(
-        node=node.name,
-        operator=node.op_type,
-        opset=node.opset,
-        version=node.version,
-        dtypes=tuple(_dtype(v) for v in known),
-        shapes=tuple(getattr(v, "shape", None) for v in known),
-    )
+    return {"dtypes": tuple(_dtype(v) for v in known), "shapes": tuple(getattr(v, "shape", None) for v in known)}
 
 
 def _dtype(value: Any) -> str:
