@@ -29,7 +29,8 @@ X = np.random.default_rng(0).uniform(0.1, 0.9, (2, 4)).astype(F)
 
 MODEL = parser.parse_model("""
     <ir_version: 10, opset_import: ["": 21]> g (float[n, 4] x) => (float[n, 2] y)
-    <float[4, 2] w = {1, 2, 3, 4, 5, 6, 7, 8}, int64[2] shape = {-1, 2}> { p = MatMul(x, w)  r = Reshape(p, shape)  y = Softmax(r) }""")
+    <float[4, 2] w = {1, 2, 3, 4, 5, 6, 7, 8}, int64[2] shape = {-1, 2}>
+    { p = MatMul(x, w)  r = Reshape(p, shape)  y = Softmax(r) }""")
 
 LOOP = parser.parse_model("""
     <ir_version: 10, opset_import: ["": 21]> g (int64 n, float[4] x) => (float[4] y, float[m, 4] all)
@@ -107,7 +108,13 @@ def test_eager_operators_and_their_gradients() -> None:
     device = devices.resolve("CUDA:1")
     eager = Eager(device)
     x = device.put(X)
-    made = [eager.Add(x, x), eager.Gather(x, [0, 1]), eager.ReduceSum(x, [0]), eager.constant(X), eager.OneHot([1, 2], 4, [0.0, 1.0])]
+    made = [
+        eager.Add(x, x),
+        eager.Gather(x, [0, 1]),
+        eager.ReduceSum(x, [0]),
+        eager.constant(X),
+        eager.OneHot([1, 2], 4, [0.0, 1.0]),
+    ]
     assert ordinals(made) == {1}
     assert ordinals([device.copy(x), device.cast(x, np.int32), device.put([X, X])]) == {1}
     np.testing.assert_array_equal(device.get(made[0]), X + X)
@@ -256,4 +263,3 @@ def test_a_model_from_a_file_and_a_file_from_a_model(gpu: Device, tmp_path: Path
     imported = sonnx.SONNXModel(path, device="CUDA:1")
     np.testing.assert_allclose(to_numpy(imported(x)[0]), to_numpy(m(x)), rtol=1e-5)
     assert ordinals(imported.get_states()) == {1}
-

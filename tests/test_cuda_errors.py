@@ -158,7 +158,7 @@ def test_a_device_that_computes_wrong_results(monkeypatch: pytest.MonkeyPatch) -
 
 
 @define_operator(domain="own")
-def Bad(xp: Any, x: "T") -> "T":  # type: ignore[name-defined]  # noqa: F821
+def Bad(xp: Any, x: T) -> T:  # type: ignore[name-defined]  # noqa: F821
     """Write beyond the end of an array."""
     kernel = xp.module.RawKernel('extern "C" __global__ void bad(float* x) { x[3] = 1; }', "bad")
     kernel((1,), (1,), (x,))
@@ -166,7 +166,7 @@ def Bad(xp: Any, x: "T") -> "T":  # type: ignore[name-defined]  # noqa: F821
 
 
 @define_operator(domain="own")
-def Nonsense(xp: Any, x: "T") -> "T":  # type: ignore[name-defined]  # noqa: F821
+def Nonsense(xp: Any, x: T) -> T:  # type: ignore[name-defined]  # noqa: F821
     """Compile a kernel that is not C++."""
     xp.module.RawKernel('extern "C" __global__ void f(float* x) { nonsense; }', "f")((1,), (1,), (x,))
     return x

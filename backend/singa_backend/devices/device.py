@@ -188,7 +188,7 @@ class Device(ABC):
         """
         return _NO_CONTEXT
 
-    def synchronize(self) -> None:
+    def synchronize(self) -> None:  # noqa: B027  # on the host nothing is pending
         """Wait until all work that was issued on this device is complete."""
 
     def failure(self, error: BaseException, *, waited: bool = False) -> SonnxError | None:

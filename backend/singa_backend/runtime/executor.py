@@ -156,8 +156,8 @@ class Visitor:
         except SonnxError as error:
             raise _located(error, node, inputs) from error.__cause__
         except MemoryError as error:
-            failure = self.device.failure(error) or ResourceExhausted(f"out of memory: {error}", code="SX601")
-            raise _located(failure, node, inputs) from error
+            shortage = self.device.failure(error) or ResourceExhausted(f"out of memory: {error}", code="SX601")
+            raise _located(shortage, node, inputs) from error
         except RecursionError as error:
             raise _located(ResourceExhausted("graphs nest too deeply for Python's stack", code="SX602"), node, inputs) from error
         except Exception as error:

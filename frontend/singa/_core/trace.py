@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from typing import Any
 
-import numpy as np
 from onnx import TypeProto, helper
 
 from singa_backend import dtypes
