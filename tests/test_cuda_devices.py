@@ -11,11 +11,13 @@ from typing import Any
 import fakecuda
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from onnx import helper, parser
 
 import singa_backend
 from singa import autograd, initializer, layer, opt, sonnx, tensor
 from singa._core.ops import op
+from singa.cli import main
 from singa.device import Device, create_cpu_device, create_cuda_gpu_on
 from singa.model import Model
 from singa.tape import Operator
@@ -263,3 +265,17 @@ def test_a_model_from_a_file_and_a_file_from_a_model(gpu: Device, tmp_path: Path
     imported = sonnx.SONNXModel(path, device="CUDA:1")
     np.testing.assert_allclose(to_numpy(imported(x)[0]), to_numpy(m(x)), rtol=1e-5)
     assert ordinals(imported.get_states()) == {1}
+
+
+def test_the_command_that_trains_and_resumes(tmp_path: Path) -> None:
+    model = parser.parse_model(
+        '<ir_version: 10, opset_import: ["": 21]> g (float[n, 4] x) => (float[n, 3] y)'
+        "<float[4, 3] w = {1, 0, 0, 1, 0, 0, 0, 1, 0, 0, 1, 0}, float[3] b = {0, 0, 0}> { p = MatMul(x, w) \n y = Add(p, b) }"
+    )
+    (tmp_path / "m.onnx").write_bytes(model.SerializeToString())
+    np.savez(tmp_path / "data.npz", x=np.random.default_rng(0).standard_normal((6, 4)).astype(F), y=np.arange(6) % 3)
+    fixed = [str(tmp_path / "m.onnx"), "--data", str(tmp_path / "data.npz"), "--batch-size", "3", "--device", "CUDA:1"]
+    fixed += ["--optimizer", "adam", "--checkpoint", str(tmp_path / "run.zip"), "-o", str(tmp_path / "out.onnx")]
+    for more in (["--epochs", "1"], ["--epochs", "2", "--resume"]):
+        done = CliRunner().invoke(main, ["train", *fixed, *more])
+        assert done.exit_code == 0, done.output

@@ -43,7 +43,7 @@ def fresh() -> Iterator[None]:
 @pytest.mark.usefixtures("fresh")
 def test_without_cupy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cupy", None)  # type: ignore[arg-type]
-    with pytest.raises(DeviceUnavailable, match="CuPy is not installed") as found:
+    with pytest.raises(DeviceUnavailable, match="CUDA:1 cannot be used: CuPy is not installed") as found:
         singa_backend.prepare(model("y = Neg(x)"), "CUDA:1")
     assert found.value.code == "SX501" and "'sonnx[gpu]'" in found.value.hint and "'sonnx[gpu12]'" in found.value.hint
     assert not singa_backend.supports_device("CUDA") and devices.device_count("CUDA") == 0

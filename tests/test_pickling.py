@@ -453,7 +453,7 @@ def test_a_model_on_a_gpu_needs_one_there(make: Any, source: Any, tmp_path: Path
     assert str((rep if isinstance(rep, singa_backend.SingaRep) else rep.imported.rep).device) == "CUDA"
 
     def check(ordinal: int) -> None:
-        raise cuda.Cause("SX501", "CuPy is not installed", "").error()
+        raise cuda.Cause("SX501", "CuPy is not installed", "").error(ordinal)
 
     monkeypatch.setattr(cuda, "check", check)
     with pytest.raises(DeviceUnavailable, match=r"what was pickled is on the device CUDA: .*CuPy is not installed") as found:

@@ -35,13 +35,16 @@ class Cause:
     text: str
     hint: str
 
-    def error(self) -> DeviceUnavailable:
+    def error(self, ordinal: int) -> DeviceUnavailable:
         """Return the error to raise.
+
+        Args:
+            ordinal: the number of the device that was requested.
 
         Returns:
             A new error.
         """
-        return DeviceUnavailable(f"device='CUDA' cannot be used: {self.text}", code=self.code, hint=self.hint)
+        return DeviceUnavailable(f"CUDA:{ordinal} cannot be used: {self.text}", code=self.code, hint=self.hint)
 
 
 def _version(number: int) -> str:
@@ -80,7 +83,11 @@ def situation() -> tuple[int, Cause | None]:
     except Exception as error:
         return 0, Cause("SX501", f"CuPy is installed, but its import fails: {error}", install())
     runtime = cupy.cuda.runtime
-    driver, needed = runtime.driverGetVersion(), runtime.runtimeGetVersion()
+    needed = runtime.runtimeGetVersion()
+    try:
+        driver = runtime.driverGetVersion()
+    except runtime.CUDARuntimeError:  # of a driver of which only parts are installed
+        driver = 0
     if not driver:
         hint = f"{otherwise}, or install the driver of the GPU; in a container: docker run --gpus all"
         return 0, Cause("SX502", "there is no NVIDIA driver (libcuda.so.1)", hint)
@@ -120,7 +127,7 @@ def check(ordinal: int) -> None:
     """
     count, cause = situation()
     if cause is not None:
-        raise cause.error()
+        raise cause.error(ordinal)
     if not 0 <= ordinal < count:
         text = f"the ordinal of a CUDA device must be below their number, {count}, got CUDA:{ordinal}"
         raise DeviceUnavailable(text, hint=f"pass {' or '.join(f'CUDA:{i}' for i in range(min(count, 8)))}")
