@@ -36,9 +36,11 @@ LICENSES = {
     "tokenizers": "Apache-2.0",
     "onnxruntime": "MIT",
     "cupy-cuda13x": "MIT",
+    "cupy-cuda12x": "MIT",
     "mpi4py": "BSD-3-Clause",
     "mpich": "LicenseRef-MPICH",
     "nvidia-nccl-cu13": "LicenseRef-NCCL",
+    "nvidia-nccl-cu12": "LicenseRef-NCCL",
 }
 """The licenses, as SPDX expressions, of packages whose metadata have none in this form, or that need not be installed here."""
 

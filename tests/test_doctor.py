@@ -103,7 +103,7 @@ def test_extras_are_those_of_the_package() -> None:
     declared = {n: ps for n, ps in PROJECT["optional-dependencies"].items() if not ps[0].startswith("sonnx")}
     assert doctor.EXTRAS.keys() == declared.keys()
     for name, (packages, _) in doctor.EXTRAS.items():
-        assert packages[0] == re.split("[><=]", declared[name][0])[0]
+        assert packages[0] == re.split(r"[><=\[]", declared[name][0])[0]
     told = doctor.diagnose()
     assert {e.command for e in told.extras} == {f"pip install 'sonnx[{n}]'" for n in declared}
     assert told.versions["numpy"] and told.versions["onnx"] and told.blas

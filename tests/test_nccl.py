@@ -48,7 +48,20 @@ class Fake:
         self.calls: dict[int, list[tuple[Any, ...]]] = {}
         self.group = group
         self.devices, self.available, self.done = 2, True, True
+        self.current = threading.local()
         fake = self
+
+        class Device:
+            """The device of a thread, 0 outside such a context."""
+
+            def __init__(self, ordinal: int) -> None:
+                self.ordinal = ordinal
+
+            def __enter__(self) -> None:
+                fake.current.ordinal = self.ordinal
+
+            def __exit__(self, *_: object) -> None:
+                fake.current.ordinal = 0
 
         class Event:
             @property
@@ -68,14 +81,21 @@ class Fake:
 
         class NcclCommunicator:
             def __init__(self, size: int, id: tuple[int, ...], rank: int) -> None:
+                self.rank = rank
+                self.check_device()
                 fake.note("create", size, id, rank)
                 self.comm = fake.group.ranks[rank] if fake.group else None
 
+            def check_device(self) -> None:
+                assert getattr(fake.current, "ordinal", 0) == self.rank  # the GPU of the process is current
+
             def allReduce(self, send: int, receive: int, count: int, kind: int, operation: int, stream: int) -> None:
+                self.check_device()
                 fake.note("allReduce", count, kind, operation, stream)
                 memory(receive, count, kind)[...] = self.comm.all_reduce(memory(send, count, kind)).wait()
 
             def broadcast(self, send: int, receive: int, count: int, kind: int, root: int, stream: int) -> None:
+                self.check_device()
                 fake.note("broadcast", count, kind, root, stream)
                 held = memory(send if root == self.comm.rank else receive, count, kind)
                 memory(receive, count, kind)[...] = self.comm.broadcast(held, root).wait()
@@ -90,7 +110,7 @@ class Fake:
                                groupStart=lambda: self.note("groupStart"), groupEnd=lambda: self.note("groupEnd"))  # fmt: skip
         runtime = SimpleNamespace(CUDARuntimeError=RuntimeError, getDeviceCount=lambda: self.devices)
         self.nccl = nccl
-        self.cuda = SimpleNamespace(nccl=nccl, runtime=runtime, Stream=Stream, get_current_stream=Stream)
+        self.cuda = SimpleNamespace(nccl=nccl, runtime=runtime, Stream=Stream, Device=Device, get_current_stream=Stream)
 
     def note(self, *call: Any) -> None:
         self.calls.setdefault(threading.get_ident(), []).append(call)

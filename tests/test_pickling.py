@@ -24,6 +24,7 @@ from singa import autograd, layer, opt, sonnx
 from singa._core.tensor import Tensor, to_numpy
 from singa.device import Device
 from singa_backend import errors
+from singa_backend.devices import cuda
 from singa_backend.devices import device as devices
 from singa_backend.errors import DeviceUnavailable, InvalidModel, UnsupportedModel
 from singa_backend.ir.declaration import declarations, operator
@@ -435,7 +436,7 @@ def test_the_hash_is_that_of_the_file(tmp_path: Path) -> None:
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A device named CUDA, without CuPy."""
-    monkeypatch.setattr(devices, "_gpus", lambda: (1, ""))
+    monkeypatch.setattr(cuda, "check", lambda ordinal: None)
     monkeypatch.setattr(devices.CudaDevice, "namespace", devices.StrictDevice.namespace)
     monkeypatch.setattr(devices.CudaDevice, "active", devices.Device.active)
     monkeypatch.setattr(devices.CudaDevice, "memory", 1 << 33)
@@ -450,8 +451,12 @@ def test_a_model_on_a_gpu_needs_one_there(make: Any, source: Any, tmp_path: Path
     data = pickle.dumps(model)
     rep = pickle.loads(data)
     assert str((rep if isinstance(rep, singa_backend.SingaRep) else rep.imported.rep).device) == "CUDA"
-    monkeypatch.setattr(devices, "_gpus", lambda: (0, " (CuPy is not installed)"))
-    with pytest.raises(DeviceUnavailable, match=r"what was pickled is on the device CUDA.*got CUDA:0") as found:
+
+    def check(ordinal: int) -> None:
+        raise cuda.Cause("SX501", "CuPy is not installed", "").error(ordinal)
+
+    monkeypatch.setattr(cuda, "check", check)
+    with pytest.raises(DeviceUnavailable, match=r"what was pickled is on the device CUDA: .*CuPy is not installed") as found:
         pickle.loads(data)
     assert "prepare the model on the CPU" in found.value.hint
 

@@ -4,6 +4,7 @@ from . import installation, operators
 from .backend import Outputs, SingaBackend, SingaRep, is_compatible, prepare, run_model, run_node, supports_device
 from .errors import (
     ConstantTrainsWarning,
+    DeviceFailure,
     DeviceUnavailable,
     InvalidInput,
     InvalidModel,
@@ -26,6 +27,7 @@ from .runtime.origins import NonFinite
 __all__ = [
     "ConstantTrainsWarning",
     "CustomOperator",
+    "DeviceFailure",
     "DeviceUnavailable",
     "Graph",
     "InvalidInput",

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from . import machine
-from .devices.device import cuda_failure, device_count
-from .errors import InvalidInput
+from .devices import cuda
+from .errors import DeviceUnavailable, InvalidInput
 from .kernels import onednn
 from .kernels.onednn.loading import VARIABLE, WHEEL
 from .kernels.options import VARIABLE as THREADS
@@ -28,9 +28,11 @@ EXTRAS = {
     "plot": (("matplotlib",), "curves as .png"),
     "mpi": (("mpi4py",), "training in several processes"),
     "nccl": (("nvidia-nccl-cu13", "nvidia-nccl-cu12"), "training on several GPUs"),
+    "nccl12": (("nvidia-nccl-cu12", "nvidia-nccl-cu13"), "the same, for drivers of CUDA 12"),
     "zoo": (("tokenizers",), "examples/zoo"),
     "oracle": (("onnxruntime", "onnxruntime-gpu"), "comparisons"),
     "gpu": (("cupy-cuda13x", "cupy-cuda12x", "cupy"), "device='CUDA'"),
+    "gpu12": (("cupy-cuda12x", "cupy-cuda13x", "cupy"), "the same, for drivers of CUDA 12"),
 }
 """For each extra the distributions of which one is needed, the first being the one that it installs, and their use."""
 
@@ -121,8 +123,8 @@ class Diagnosis:
         blas: the BLAS of NumPy, such as "scipy-openblas 0.3.31".
         versions: the versions of Python, of the packages that are always needed, and of this one, by name.
         system: the operating system and the machine.
-        gpus: the number of usable GPUs.
-        gpu_reason: why their number is not known; "" if it is.
+        gpus: the number of usable GPUs: each has computed a small kernel and a product.
+        gpu_reason: why there are none, or fewer than the driver reports; "" if all are usable.
         extras: the optional dependencies.
         findings: problems first, then hints.
     """
@@ -163,23 +165,36 @@ class Diagnosis:
 
 
 def diagnose() -> Diagnosis:
-    """Examine this installation; nothing is computed.
+    """Examine this installation; nothing is computed, except a small kernel and a product on each GPU.
 
     Returns:
         What was found.
     """
     library, threads = _onednn(), _threads()
-    gpus, why = device_count("CUDA"), cuda_failure()
+    gpus, why, about_gpus = _gpus()
     names = ("sonnx", "onnx", "numpy", "ml_dtypes", "protobuf")
     versions = {"python": platform.python_version(), **{n: _version(n) for n in names}}
     extras = [_extra(name) for name in EXTRAS]
     blas = _blas()
-    found = [*_about_onednn(library), *_about_threads(threads, library, blas)]
-    if os.path.exists("/proc/driver/nvidia/version") and not gpus:
-        found.append(Finding("hint", f"this machine has an NVIDIA driver, but no usable GPU: {why}", extras[-1].command))
+    found = [*_about_onednn(library), *_about_threads(threads, library, blas), *about_gpus]
     found.sort(key=lambda f: f.level != "problem")
     system = f"{platform.system()} {platform.machine()}"
     return Diagnosis(library, threads, blas, versions, system, gpus, why, extras, found)
+
+
+def _gpus() -> tuple[int, str, list[Finding]]:
+    """The number of usable GPUs, why there are not more, and what to do where somebody expects them."""
+    count, cause = cuda.situation()
+    if cause is not None:
+        expected = any(_version(p) for p in EXTRAS["gpu"][0]) or os.path.exists("/proc/driver/nvidia/version")
+        return 0, cause.text, [Finding("hint", f"device='CUDA' cannot be used: {cause.text}", cause.hint)] * expected
+    broken = []
+    for ordinal in range(count):
+        try:
+            cuda.check(ordinal)
+        except DeviceUnavailable as error:
+            broken.append(Finding("problem", error.message, error.hint))
+    return count - len(broken), broken[0].text if broken else "", broken
 
 
 def _onednn() -> OneDnn:

@@ -5,7 +5,8 @@
     ├── UnsupportedModel     the model is valid, but not implemented here           (SX2..)
     ├── InvalidInput         inputs or options do not match the model               (SX3..)
     ├── OperatorError        a node cannot compute with its inputs                  (SX4..)
-    ├── DeviceUnavailable    this machine does not have the device                  (SX5..)
+    ├── DeviceUnavailable    this machine does not have the device, or cannot use it (SX5..)
+    ├── DeviceFailure        a device failed while it computed                      (SX5..)
     ├── ResourceExhausted    memory, nesting or another limit was exceeded          (SX6..)
     ├── MissingDependency    an optional package is not installed                   (SX7..)
     └── CommunicationError   another process of a training has ended, or is stuck   (SX95.)
@@ -148,7 +149,8 @@ class SonnxError(Exception):
         if self.operator:
             operator = self.operator if self.version is None else f"{self.operator}-{self.version}"
             opset = "" if self.opset is None else f" (opset {self.opset})"
-            lines.append(f"  at: node '{printable(self.node)}', operator {printable(operator)}{opset}")
+            node = f"node '{printable(self.node)}', " if self.node else ""
+            lines.append(f"  at: {node}operator {printable(operator)}{opset}")
         if self.dtypes:
             values = ", ".join(_value(d, s) for d, s in zip(self.dtypes, self.shapes, strict=False))
             lines.append(f"  inputs: {values}")
@@ -312,13 +314,22 @@ class OperatorError(SonnxError):
 
 
 class DeviceUnavailable(SonnxError):
-    """The requested device does not exist on this machine (SX500)."""
+    """The requested device does not exist on this machine (SX500), or cannot be used (SX501 to SX509)."""
 
     default_code = "SX500"
 
 
+class DeviceFailure(SonnxError):
+    """A device failed while it computed: a library of CUDA is absent, or a kernel failed (SX505 to SX509).
+
+    Raised by a run; the error names the node, if it is known.
+    """
+
+    default_code = "SX509"
+
+
 class ResourceExhausted(SonnxError):
-    """A limit was exceeded: memory, nesting, time or another field of `Limits`, or a run was cancelled (SX600 to SX612).
+    """A limit was exceeded: memory, nesting, time or another field of `Limits`, or a run was cancelled (SX600 to SX613).
 
     Limits on memory are checked before the memory is allocated.
     """

@@ -113,7 +113,7 @@ class Device:
     """
 
     def __init__(self, type: str = "CPU", device_id: int = 0, seed: int = 0) -> None:
-        self.backend = backend.resolve(type, device_id)
+        self.backend = backend.resolve(type, device_id or None)
         self._shared = _Stream(seed)
         self._own = threading.local()
         self._graph = False
@@ -179,8 +179,8 @@ class Device:
 
     def Sync(self) -> None:
         """Wait until all work on this device is complete."""
-        if self.backend.type == "CUDA":
-            self.backend.xp.module.cuda.Device(self.backend.device_id).synchronize()
+        with self.backend.active():
+            self.backend.synchronize()
 
     def EnableGraph(self, enable: bool) -> None:
         """Set the flag that `graph_enabled` returns; the `use_graph` of `Model.compile` is what makes a model run as a graph.

@@ -770,7 +770,8 @@ class Step:
             watch = self._watch() if self.device.verbosity and self.device._times.measures else None
             made = self._executor.run(self.graph, values, budget=budget, observer=watch)
             taken = {id(v) for v in values}
-            made = [v.copy() if id(v) in taken or getattr(v, "base", None) is not None else v for v in made]
+            copied = self.device.backend.copy
+            made = [copied(v) if id(v) in taken or getattr(v, "base", None) is not None else v for v in made]
             n = len(made) - len(self._writes)
             for t, new in zip(self._writes, made[n:], strict=True):
                 trace.assign(t, new if t.device is self.device else self.device.backend.get(new), id(t) in self._invalidated)

@@ -511,9 +511,9 @@ class Optimizer:
                     mine = self._states[kind][name] = Tensor(data=array.copy(), requires_grad=False, name=f"{kind}{_SEP}{name}")
                     self._loaded.add(name)
                 else:
-                    mine._data[...] = mine.device.backend.put(array.astype(mine._data.dtype))
+                    mine.device.backend.write(mine._data, array.astype(mine._data.dtype))
         if counter is not None:
-            self.step_counter._data[...] = int(counter.reshape(-1)[0])
+            self.step_counter.device.backend.write(self.step_counter._data, int(counter.reshape(-1)[0]))
             self._refresh([n for n in self._values if not is_constant(self._schedules[n])])
 
     def _comparable(self, kind: str, given: dict[str, Any]) -> None:

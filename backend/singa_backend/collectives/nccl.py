@@ -58,6 +58,8 @@ def _cupy() -> Any:
 class NcclRank:
     """A process with a GPU, in a group of NCCL; a Communicator.  Creating it waits for the other processes.
 
+    Its GPU is the one whose ordinal is `local_rank`.
+
     Args:
         id: The id of the group, by `unique_id`, equal in all processes.
         rank: The number of this process.
@@ -77,14 +79,20 @@ class NcclRank:
         self.rank, self.size, self.local_rank = rank, size, local_rank
         self.timeout, self.pieces = timeout, pieces
         self.sent = 0
-        self._group = self._nccl.NcclCommunicator(size, tuple(id), rank)
-        self._stream = self._cupy.cuda.Stream(non_blocking=True)
+        with self._gpu():
+            self._group = self._nccl.NcclCommunicator(size, tuple(id), rank)
+            self._stream = self._cupy.cuda.Stream(non_blocking=True)
+
+    def _gpu(self) -> Any:
+        """A context in which the GPU of this process is CuPy's current one."""
+        return self._cupy.cuda.Device(self.local_rank)
 
     def all_reduce(self, array: Any) -> NcclHandle:
         """Start the sum of an array over the ranks; see Communicator."""
-        array = self._cupy.asarray(array)
+        with self._gpu():
+            array = self._cupy.asarray(array)
+            result = self._cupy.empty_like(array)
         kind, item = _type(array.dtype), array.dtype.itemsize
-        result = self._cupy.empty_like(array)
 
         def send(stream: int) -> None:
             for i in range(0, max(array.size, 1), self.pieces):
@@ -98,10 +106,11 @@ class NcclRank:
 
         NCCL's own operation needs equal lengths: each vector is broadcast by its rank, in one group of operations.
         """
-        array = self._cupy.asarray(array)
+        with self._gpu():
+            array = self._cupy.asarray(array)
+            counts = [array.size] * self.size if sizes is None else list(sizes)
+            parts = [self._cupy.empty(n, array.dtype) for n in counts]
         kind = _type(array.dtype)
-        counts = [array.size] * self.size if sizes is None else list(sizes)
-        parts = [self._cupy.empty(n, array.dtype) for n in counts]
 
         def send(stream: int) -> None:
             self._nccl.groupStart()
@@ -114,9 +123,10 @@ class NcclRank:
 
     def broadcast(self, array: Any, root: int) -> NcclHandle:
         """Start the copy of one rank's array to all ranks; see Communicator."""
-        array = self._cupy.asarray(array)
+        with self._gpu():
+            array = self._cupy.asarray(array)
+            result = self._cupy.empty_like(array)
         kind = _type(array.dtype)
-        result = self._cupy.empty_like(array)
 
         def send(stream: int) -> None:
             self._group.broadcast(array.data.ptr, result.data.ptr, array.size, kind, root, stream)
@@ -133,10 +143,11 @@ class NcclRank:
 
     def _start(self, name: str, array: Any, send: Callable[[int], None], result: Any) -> NcclHandle:
         self.sent += array.nbytes
-        ready = self._cupy.cuda.get_current_stream().record()
-        self._stream.wait_event(ready)
-        send(self._stream.ptr)
-        return NcclHandle(self, name, self._stream.record(), (array, result), result)
+        with self._gpu():
+            ready = self._cupy.cuda.get_current_stream().record()
+            self._stream.wait_event(ready)
+            send(self._stream.ptr)
+            return NcclHandle(self, name, self._stream.record(), (array, result), result)
 
 
 class NcclHandle:

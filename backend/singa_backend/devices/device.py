@@ -14,11 +14,13 @@ from typing import Any, ClassVar, Protocol, TypeAlias
 import numpy as np
 
 from .. import dtypes
-from ..errors import DeviceUnavailable
+from ..errors import DeviceUnavailable, SonnxError
 from ..limits import physical_memory
-from . import namespaces, strict
+from . import cuda, namespaces, strict
 
 _Kind: TypeAlias = type[namespaces.Namespace]
+
+_NO_CONTEXT = contextlib.nullcontext()
 
 
 class OnnxDevice(Protocol):
@@ -114,7 +116,12 @@ class Device(ABC):
             return value
         if isinstance(value, list):
             return [self.put(v) for v in value]
-        return self.xp.from_host(np.asarray(value))
+        array = np.asarray(value)
+        try:
+            with self.active():
+                return self.xp.from_host(array)
+        except SonnxError as error:
+            raise error.locate(dtypes=(dtypes.onnx_name(array.dtype),), shapes=(array.shape,)) from error.__cause__
 
     def get(self, value: Any) -> Any:
         """Copy a value from this device to the host.
@@ -127,15 +134,74 @@ class Device(ABC):
         """
         if isinstance(value, list):
             return [self.get(v) for v in value]
-        return self.xp.to_host(value) if self.xp.isarray(value) else value
+        if not self.xp.isarray(value):
+            return value
+        with self.active():
+            return self.xp.to_host(value)
+
+    def copy(self, value: Any, order: str = "C") -> Any:
+        """Copy a value of this device to new memory of this device.
+
+        Args:
+            value: an array, or a list of them.
+            order: the order in memory, as for `copy` of NumPy.
+
+        Returns:
+            The copy.
+        """
+        if isinstance(value, list):
+            return [self.copy(v, order) for v in value]
+        with self.active():
+            return value.copy(order)
+
+    def cast(self, array: Any, dtype: Any) -> Any:
+        """Convert an array of this device to a dtype, as `astype` does.
+
+        Args:
+            array: the array.
+            dtype: the dtype.
+
+        Returns:
+            A new array of this device.
+        """
+        with self.active():
+            return array.astype(dtype)
+
+    def write(self, target: Any, value: Any, index: Any = ...) -> None:
+        """Write to elements of an array of this device.
+
+        Args:
+            target: the array, which is changed.
+            value: a number, an array of the host or an array of this device.
+            index: the elements that are written; all by default.
+        """
+        with self.active():
+            target[index] = self.put(value) if isinstance(value, np.ndarray) else value
 
     def active(self) -> contextlib.AbstractContextManager[Any]:
         """Return a context in which work is issued on this device.
 
+        An exception of the device that leaves the context becomes a SonnxError.
+
         Returns:
             A context manager.
         """
-        return contextlib.nullcontext()
+        return _NO_CONTEXT
+
+    def synchronize(self) -> None:  # noqa: B027  # on the host nothing is pending
+        """Wait until all work that was issued on this device is complete."""
+
+    def failure(self, error: BaseException, *, waited: bool = False) -> SonnxError | None:
+        """Return what an exception of the device's library means for a user.
+
+        Args:
+            error: the exception.
+            waited: whether each piece of work before the one that failed had been waited for.
+
+        Returns:
+            The error to raise; None if the exception is not of the device, but of the values.
+        """
+        return None
 
 
 class CpuDevice(Device):
@@ -165,12 +231,7 @@ class CudaDevice(Device):
     namespace = namespaces.CupyNamespace
 
     def _check(self) -> None:
-        count, reason = _gpus()
-        if self.device_id >= count:
-            raise DeviceUnavailable(
-                f"the ordinal of a CUDA device must be below their number, {count}{reason}, got CUDA:{self.device_id}",
-                hint="use device='CPU', or install the [gpu] extra on a machine with a GPU",
-            )
+        cuda.check(self.device_id)
 
     @classmethod
     def current(cls) -> Device:
@@ -196,15 +257,31 @@ class CudaDevice(Device):
     @property
     def memory(self) -> int:
         """The GPU's memory in bytes."""
-        return int(self.active().mem_info[1])
+        return cuda.memory(self.device_id)
 
-    def active(self) -> Any:
-        """Return CuPy's context of this GPU.
+    def active(self) -> contextlib.AbstractContextManager[Any]:
+        """Return a context in which this GPU is CuPy's current one, and exceptions of CUDA become SonnxErrors.
 
         Returns:
             A context manager.
         """
-        return self.xp.module.cuda.Device(self.device_id)
+        return cuda.context(self.device_id)
+
+    def synchronize(self) -> None:
+        """Wait until all kernels and copies on this GPU are complete; exceptions of CUDA pass."""
+        self.xp.module.cuda.Device(self.device_id).synchronize()
+
+    def failure(self, error: BaseException, *, waited: bool = False) -> SonnxError | None:
+        """Return what an exception of CuPy means for a user.
+
+        Args:
+            error: the exception.
+            waited: whether all kernels before the one that failed had been waited for.
+
+        Returns:
+            The error to raise; None if the exception is not of CUDA.
+        """
+        return cuda.failure(error, self.device_id, waited=waited)
 
 
 class StrictDevice(Device):
@@ -242,18 +319,6 @@ def _namespace(kind: Any) -> Any:
     return namespaces.numpy if kind is namespaces.NumpyNamespace else kind()
 
 
-@cache
-def _gpus() -> tuple[int, str]:
-    try:
-        import cupy
-    except ImportError:
-        return 0, " (CuPy is not installed)"
-    try:
-        return int(cupy.cuda.runtime.getDeviceCount()), ""
-    except cupy.cuda.runtime.CUDARuntimeError as error:
-        return 0, f" ({error})"
-
-
 def device_count(type: str) -> int:
     """Count the devices of a kind.
 
@@ -263,16 +328,7 @@ def device_count(type: str) -> int:
     Returns:
         The number of devices that this machine has; 0 for an unknown kind.
     """
-    return _gpus()[0] if type == "CUDA" else int(type in DEVICES)
-
-
-def cuda_failure() -> str:
-    """Explain why there is no CUDA device.
-
-    Returns:
-        The reason; "" if CuPy reports the number of devices.
-    """
-    return _gpus()[1].strip(" ()")
+    return cuda.situation()[0] if type == "CUDA" else int(type in DEVICES)
 
 
 DeviceLike: TypeAlias = Device | OnnxDevice | str
@@ -302,6 +358,8 @@ def resolve(device: DeviceLike, device_id: int | None = None) -> Device:
         name = name.upper()
     if ordinal and not ordinal.isdecimal():
         raise DeviceUnavailable(f"the ordinal of a device must be an integer, got {device!r}", hint="pass 'CUDA:1'")
+    if ordinal and device_id is not None and int(ordinal) != device_id:
+        raise DeviceUnavailable(f"device {device!r} and device_id={device_id} contradict each other", hint="pass one of them")
     number = int(ordinal or 0) if device_id is None else device_id
     if name not in DEVICES:
         raise _unknown(name, number)

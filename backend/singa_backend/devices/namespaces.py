@@ -191,7 +191,10 @@ class CupyNamespace(Namespace):
 
     def clip(self, x: Array, low: Any, high: Any) -> Array:
         """`high` if low > high, and NaN if a bound is NaN; CuPy's own clip returns `low` and `x` in these cases."""
-        return self.module.minimum(self.module.maximum(x, low), high)
+        if low is None and high is None:
+            return x.copy()
+        raised = x if low is None else self.module.maximum(x, low)
+        return raised if high is None else self.module.minimum(raised, high)
 
     def scatter(self, out: Array, index: tuple[Array, ...], values: Array, reduction: str = "none") -> None:
         """As NumPy's, to the bit, on the device: equal indices are combined in their order (scatter.cu)."""

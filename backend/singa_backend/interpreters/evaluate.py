@@ -12,9 +12,11 @@ from onnx import TypeProto, defs, numpy_helper
 from .. import dtypes
 from ..devices import namespaces
 from ..devices.device import Device, resolve
+from ..errors import DeviceFailure, ResourceExhausted
 from ..ir.declaration import declarations
 from ..ir.versioned import VersionedOperator, runs_on_host
 from ..proto.schemas import version_at
+from ..runtime.executor import types_of
 from .base import Example, Interpreter, Subgraph, arguments
 
 
@@ -59,11 +61,15 @@ class Evaluator(Interpreter[Any]):
             return [_Empty(dtypes.numpy_dtype(given.get("dtype") or dtypes.onnx_code(np.float32)))]
         for name, kind in declaration.services.items():
             given[name] = {"wanted": tuple(wanted), "version": operator.version, "derived": _made}.get(kind)
-        with np.errstate(all="ignore"):
-            if self.device.is_host or not runs_on_host(declaration, given, values):
-                return operator.compute(self.xp, values, given, outputs)[:outputs]
-            made = operator.compute(namespaces.numpy, [self.device.get(v) for v in values], given, outputs)
-        return [self.device.put(v) for v in made[:outputs]]
+        try:
+            with self.device.active(), np.errstate(all="ignore"):
+                if self.device.is_host or not runs_on_host(declaration, given, values):
+                    return operator.compute(self.xp, values, given, outputs)[:outputs]
+                made = operator.compute(namespaces.numpy, [self.device.get(v) for v in values], given, outputs)
+                return [self.device.put(v) for v in made[:outputs]]
+        except (DeviceFailure, ResourceExhausted) as error:
+            place = {"operator": declaration.name, "version": operator.version, **types_of(values)}
+            raise error.locate(**place) from error.__cause__
 
     def constant(self, value: Any, dtype: dtypes.DTypeLike | None = None) -> Any:
         return self.device.put(np.asarray(value, dtype))

@@ -136,6 +136,9 @@ def _frame(graph: Graph, states: list[tuple[int, Any]], inputs: Sequence[Any]) -
 class Visitor:
     """One run of an executor, with its budget."""
 
+    waits = False
+    """Whether each node is complete before the next one starts, so that an error of a device is that of its node."""
+
     def __init__(self, executor: Executor, budget: limits.Budget) -> None:
         self.states = executor._states
         self.device = executor.device
@@ -153,10 +156,14 @@ class Visitor:
         except SonnxError as error:
             raise _located(error, node, inputs) from error.__cause__
         except MemoryError as error:
-            raise _located(ResourceExhausted(f"out of memory: {error}", code="SX601"), node, inputs) from error
+            shortage = self.device.failure(error) or ResourceExhausted(f"out of memory: {error}", code="SX601")
+            raise _located(shortage, node, inputs) from error
         except RecursionError as error:
             raise _located(ResourceExhausted("graphs nest too deeply for Python's stack", code="SX602"), node, inputs) from error
         except Exception as error:
+            failure = self.device.failure(error, waited=self.waits)
+            if failure is not None:
+                raise _located(failure, node, inputs) from error
             if "maximum supported dimension" in str(error):
                 raise _located(limits.too_many_dimensions(str(error)), node, inputs) from error
             code = next((c for kind, c in _CODES if isinstance(error, kind)), "SX400")
@@ -210,6 +217,8 @@ class Visitor:
 class ObservedVisitor(Visitor):
     """A run whose operators are shown to an observer."""
 
+    waits = True
+
     def __init__(self, executor: Executor, budget: limits.Budget, observer: Observer) -> None:
         super().__init__(executor, budget)
         self.observer = observer
@@ -228,6 +237,11 @@ class ObservedVisitor(Visitor):
             self.observer(node, inputs, outputs, self.path)
         return outputs
 
+    def _compute(self, node: Node, inputs: list[Any], frame: list[Any]) -> list[Any]:
+        outputs = super()._compute(node, inputs, frame)
+        self.device.synchronize()
+        return outputs
+
     def _body(self, graph: Graph, inputs: Sequence[Any], outer: list[Any], dry: bool) -> list[Any]:
         self.dry += dry
         try:
@@ -242,15 +256,13 @@ class ObservedVisitor(Visitor):
 
 
 def _located(error: SonnxError, node: Node, inputs: Sequence[Any]) -> SonnxError:
+    return error.locate(node=node.name, operator=node.op_type, opset=node.opset, version=node.version, **types_of(inputs))
+
+
+def types_of(inputs: Sequence[Any]) -> dict[str, Any]:
+    """The fields of an error that describe the inputs of a node."""
     known = [v for v in inputs if v is not None]
-    return error.locate(
-        node=node.name,
-        operator=node.op_type,
-        opset=node.opset,
-        version=node.version,
-        dtypes=tuple(_dtype(v) for v in known),
-        shapes=tuple(getattr(v, "shape", None) for v in known),
-    )
+    return {"dtypes": tuple(_dtype(v) for v in known), "shapes": tuple(getattr(v, "shape", None) for v in known)}
 
 
 def _dtype(value: Any) -> str:

@@ -131,7 +131,7 @@ class Formula(Operator):
         record, variables, ys = self._tape
         here = device_of(ys[0].raw)
         given = [
-            d.astype(y.raw.dtype) if here.xp.isarray(d) else here.put(np.asarray(d, y.raw.dtype))
+            here.cast(d, y.raw.dtype) if here.xp.isarray(d) else here.put(np.asarray(d, y.raw.dtype))
             for d, y in zip(dys or (1.0,), ys, strict=False)
         ]
         found = record.gradients(ys, given, variables)

@@ -46,7 +46,7 @@ class TensorInterpreter(Interpreter[T]):
         below = {n: _lowered(v, device) if isinstance(v, Subgraph) else v for n, v in attributes.items()}
         made = op.call(op_type, raw, below, outputs, domain)
         if tape.training and trace.current() is None:
-            made = [_separate(v, every) for v in made]
+            made = [_separate(v, every, device) for v in made]
         values = [*raw, *(_value_on(device, v) for v in captured)]
         training = tape.training
         if not training or not any(x is not None and x.requires_grad for x in every):
@@ -85,7 +85,7 @@ class TensorInterpreter(Interpreter[T]):
         values = [_value_on(device, x) for x in inputs]
         made = vocabulary(device).call_version(operator, values, attributes, wanted)
         if tape.training and trace.current() is None:
-            made = [_separate(v, inputs) for v in made]
+            made = [_separate(v, inputs, device) for v in made]
         if not tape.training or not any(x is not None and x.requires_grad for x in inputs):
             ys = _wrapped(made, device, inputs)
             tape.mark_without_graph(ys, tape.without_graph(inputs) and not no_gradient_reason(operator.declaration))
@@ -181,13 +181,13 @@ def _following(sizes: list[int], was: Sequence[Any], now: Sequence[Any]) -> list
     return made
 
 
-def _separate(value: Any, xs: Sequence[Variable | None]) -> Any:
+def _separate(value: Any, xs: Sequence[Variable | None], device: Device) -> Any:
     """A result that does not share the storage of a leaf: the leaf may be filled before the gradient that reads the result."""
     owner = _owner(value)
     shares = owner is not None and any(
         x is not None and not x._is_constant and tape.is_leaf(x) and _owner(x._data) is owner for x in xs
     )
-    return value.copy(order="K") if shares else value  # the layout of the view: products then round alike
+    return device.backend.copy(value, "K") if shares else value  # the layout of the view: products then round alike
 
 
 def _owner(value: Any) -> Any:

@@ -259,7 +259,9 @@ class Operator:
         device = next((x.device for x in xs if not x._follows_device), default_device)
         for x in xs:
             _same_device(device, device if x._follows_device else x.device, self.name)
-        results = self.forward(*(_value_on(device, x) for x in xs))
+        values_here = [_value_on(device, x) for x in xs]
+        with device.backend.active():
+            results = self.forward(*values_here)
         values = results if isinstance(results, tuple) else (results,)
         ys = self.record(list(xs), values, device)
         types = tuple((getattr(v, "dtype", None), getattr(v, "shape", None)) for v in values)
@@ -400,7 +402,8 @@ class Operator:
 
     def _backward(self, dys: list[Any], needs: list[bool], device: Device) -> list[Any]:
         zeros = [np.float32(0) if dy is None else dy for dy in dys]
-        result = self.backward(*zeros)
+        with device.backend.active():
+            result = self.backward(*zeros)
         grads = list(result) if isinstance(result, (tuple, list)) else [result]
         if len(grads) != len(needs):
             raise InvalidInput(f"the backward of {self.name} must return {len(needs)} gradients, got {len(grads)}", code="SX312")
@@ -741,7 +744,7 @@ def _given(ends: Sequence[tuple[Any, int] | None], dys: Sequence[Any], device: D
         if value.shape != shape and value.size != 1:
             text = f"the gradient of result {i} of {creator.name} must have its shape {tuple(shape)}, got {tuple(value.shape)}"
             raise InvalidInput(text, code="SX373")
-        value = value.astype(dtype)
+        value = device.backend.cast(value, dtype)
         if value.shape != shape:
             value = _eager(device).call("Expand", (value.reshape(()), np.asarray(shape, np.int64)), {}, 1)[0]
         found.setdefault(creator, [None] * len(creator._results))[index] = value

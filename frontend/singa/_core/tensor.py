@@ -251,7 +251,7 @@ class Tensor(Variable):
         made = type(self).__new__(type(self))
         memo[id(self)] = made
         if id(self._data) not in memo:
-            memo[id(self._data)] = [v.copy() for v in self._data] if isinstance(self._data, list) else self._data.copy()
+            memo[id(self._data)] = self.device.backend.copy(self._data)
         made.__dict__.update(
             {n: copy.deepcopy(v, memo) for n, v in self.__dict__.items() if n not in ("_data", "_creator", "_origin", "_member")}
         )
@@ -357,7 +357,7 @@ class Tensor(Variable):
         """
         if self._on_tape():
             return self.clone()
-        made = Tensor(data=self.data.copy(order="C"), device=self.device, requires_grad=self.requires_grad)
+        made = Tensor(data=self.device.backend.copy(self.data), device=self.device, requires_grad=self.requires_grad)
         made._origin, made._without_graph = self._origin, self._without_graph
         return made
 
@@ -396,9 +396,14 @@ class Tensor(Variable):
         if self._on_tape():
             same = op.Identity(self)
             if trace.current() is None:
-                same._data = same._data.copy(order="C")
+                same._data = same.device.backend.copy(same._data)
             return same
-        made = Tensor(data=self.data.copy(), device=self.device, requires_grad=self.requires_grad, stores_grad=self.stores_grad)
+        made = Tensor(
+            data=self.device.backend.copy(self.data),
+            device=self.device,
+            requires_grad=self.requires_grad,
+            stores_grad=self.stores_grad,
+        )
         made.name, made._origin, made._without_graph = self.name, self._origin, self._without_graph
         return made
 
@@ -651,7 +656,7 @@ class Tensor(Variable):
     def _separate(self) -> None:
         """Before all values are replaced: give a result its own storage, which the tape and views of it then do not share."""
         if trace.current() is None and not self.is_dummy():
-            self._data = self._data.copy()
+            self._data = self.device.backend.copy(self._data)
 
     def _become_leaf(self) -> None:
         """Make it a leaf, because all its values were replaced."""
@@ -763,11 +768,12 @@ class Tensor(Variable):
                 trace.assign(self, op.Reshape(values, op.Shape(self)).raw)
         else:
             self._separate()
-            data = self._data
-            flat = data.reshape(-1)
-            flat[offset : offset + values.size()] = self._here(values)
+            data, backend = self._data, self.device.backend
+            with backend.active():
+                flat = data.reshape(-1)
+            backend.write(flat, self._here(values), slice(offset, offset + values.size()))
             if not data.flags.c_contiguous:  # then `flat` is a copy
-                data[...] = flat.reshape(data.shape)
+                backend.write(data, flat.reshape(data.shape))
             self._version += 1
             self._is_constant = False
             provenance.forget(self)

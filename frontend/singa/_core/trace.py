@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from typing import Any
 
-import numpy as np
 from onnx import TypeProto, helper
 
 from singa_backend import dtypes
@@ -183,4 +182,4 @@ def assign(tensor: Variable, new: Any, invalidates_tape: bool = True) -> None:
         tensor._version += invalidates_tape
         tensor._writes += 1
         provenance.forget(tensor)
-        tensor._data[...] = tensor.device.backend.put(new) if isinstance(new, np.ndarray) else new
+        tensor.device.backend.write(tensor._data, new)

@@ -308,7 +308,7 @@ class Layer:
         """
         for t in inputs:
             if op.dtype(t) != op.dtype(inputs[0]):
-                t._data = t.data.astype(op.dtype(inputs[0]))
+                t._data = t.device.backend.cast(t.data, op.dtype(inputs[0]))
 
     def _follow(self, x: Tensor) -> None:
         """Move the parameters to the device of the inputs."""
@@ -329,7 +329,7 @@ class Layer:
             drawn = random.uniform(t.shape, t.device, op.dtype(t))
             trace.assign(t, op.Mul(op.Sub(drawn, 0.5), 2 * bound).raw)
         else:
-            t.data[...] = value
+            t.device.backend.write(t.data, value)
         setattr(self, name, t)
 
     def _is_assigned(self, name: str, shape: Sequence[int]) -> bool:
@@ -345,7 +345,7 @@ class Layer:
         if self._is_assigned(name, shape):
             return
         t = _like(x, shape)
-        t.data[...] = value
+        t.device.backend.write(t.data, value)
         setattr(self, name, t)
         t.name = self._path(name)
 

@@ -85,7 +85,8 @@ class Imported:
                     self.rep._given[name] = kept
                 continue
             trains = name not in moving and name not in still
-            own = device.put(changed[name]) if name in changed else owned(array)  # arrays that map a file are read-only
+            with device.active():
+                own = device.put(changed[name]) if name in changed else owned(array)  # arrays that map a file are read-only
             tensor = Tensor(data=own, device=self.device, requires_grad=trains, stores_grad=trains, name=name)
             (self.statistics if name in moving else self.parameters)[name] = tensor
             tensor._member = Member(self, name)
@@ -290,7 +291,7 @@ class Imported:
             tensor = Tensor._of([Tensor(data=v, device=self.device)._data for v in x], self.device, False)
         else:
             tensor = x if isinstance(x, Tensor) else Tensor(data=x, device=self.device, requires_grad=False)
-        if tensor.device.backend.type != self.device.backend.type:
+        if str(tensor.device.backend) != str(self.device.backend):
             text = f"input {declared} must be on the device of the model, {self.device.backend}, got {tensor.device.backend}"
             raise InvalidInput(text, code="SX302", hint="write x.to_device(dev)")
         if declared.shape is not None and not op.is_sequence(tensor) and len(tensor.shape) != len(declared.shape):

@@ -349,7 +349,7 @@ class DataParallel:
             return
         digest = np.frombuffer(hashlib.sha256("\n".join(lines).encode()).digest(), np.uint8).astype(np.int64)
         t = Tensor(data=np.zeros((self.world_size, len(digest)), np.int64), requires_grad=False)
-        t._data[self.global_rank] = digest
+        t.device.backend.write(t._data, digest, self.global_rank)
         self.all_reduce(t)
         self.wait()
         other = [r for r, theirs in enumerate(np.asarray(t._data)) if not np.array_equal(theirs, digest)]
@@ -604,11 +604,11 @@ class DataParallel:
             raise InvalidInput(text, code="SX327")
         self.opt.set_states({n: v for n, v in states.items() if n != PARTIAL and not n.startswith(f"{RESIDUAL}.")})
         for name, mine in self._residuals.items():  # in place: recorded steps hold them; a state without one is of before it
-            mine._data[...] = mine.device.backend.put(residuals.pop(name, np.zeros(tuple(mine.shape))).astype(mine._data.dtype))
+            mine.device.backend.write(mine._data, residuals.pop(name, np.zeros(tuple(mine.shape))).astype(mine._data.dtype))
         for name, array in residuals.items():
             self._residuals[name] = Tensor(data=array.copy(), requires_grad=False, name=f"{RESIDUAL}.{name}")
         if turn is not None:
-            self._partial._data[...] = int(turn.reshape(-1)[0])
+            self._partial.device.backend.write(self._partial._data, int(turn.reshape(-1)[0]))
 
 
 class Bucket:
@@ -692,7 +692,9 @@ def _write(target: Any, value: Tensor) -> None:
     if isinstance(target, Tensor):
         trace.assign(target, op.cast(op.Reshape(value, list(target.shape)), target).raw)
     else:
-        target[...] = value._data.reshape(target.shape)
+        backend = value.device.backend
+        with backend.active():
+            backend.write(target, value._data.reshape(target.shape))
 
 
 def _write_all(targets: Sequence[Any], bucket: Bucket, flat: Tensor) -> None:
