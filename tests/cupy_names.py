@@ -44,8 +44,11 @@ def _functions(module: Any, names: list[str]) -> dict[str, list[str]]:
 
 
 def _loops(cupy: Any) -> dict[str, list[str]]:
-    """The types of each ufunc, in the order in which CuPy tries them."""
-    return {n: getattr(cupy, n).types for n in dir(cupy) if isinstance(getattr(cupy, n), cupy.ufunc) and hasattr(np, n)}
+    """The types of each ufunc, and of the one inside `where`, in the order in which CuPy tries them."""
+    from cupy._sorting.search import _where_ufunc
+
+    loops = {n: getattr(cupy, n).types for n in dir(cupy) if isinstance(getattr(cupy, n), cupy.ufunc) and hasattr(np, n)}
+    return {**loops, "where": _where_ufunc.types}
 
 
 def describe() -> dict[str, Any]:

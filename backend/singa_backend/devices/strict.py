@@ -146,14 +146,13 @@ _BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 
 # What CuPy's functions do with bfloat16 where NumPy differs: the dtype of the result, or None if they have no kernel for it.
 _OF_BFLOAT16: dict[str, Any] = {
-    "where": np.float32,
-    "clip": np.float32,
-    "dot": _BFLOAT16,
-    "matmul": _BFLOAT16,
-    "cumsum": None,
-    "cumprod": None,
-    "einsum": None,
+    **dict.fromkeys(("clip", "round", "around", "tril", "triu"), np.float32),
+    **dict.fromkeys(("var", "std"), np.float64),
+    **dict.fromkeys(("dot", "tensordot", "inner"), _BFLOAT16),
+    **dict.fromkeys(("cumsum", "cumprod", "einsum", "fft", "ifft", "rfft", "fft2", "ifft2", "rfft2", "fftn", "ifftn", "rfftn")),
 }
+# The kinds of dtypes for which CuPy's functions have no kernel.
+_REFUSED_KINDS = {"clip": "c", "histogram": "c", "interp": "b"}
 _FIRST_IS_ARRAY = frozenset({"a", "x", "m", "v", "arr", "ary", "array", "ar", "a1", "ar1", "arr1", "condition", "dst", "prototype"})
 _ANY_FIRST = frozenset(
     {"array_repr", "array_str", "iscomplexobj", "isrealobj", "isreal", "iscomplex", "isneginf", "isposinf", "ndim", "shape", "require"}
@@ -163,7 +162,8 @@ _ANY_FIRST = frozenset(
 def _strict_call(function: Callable[..., Any], name: str = "", parameters: list[str] | None = None) -> Callable[..., Any]:
     """`function` on strict arrays.  parameters: those of CuPy's function of this name; None if they are not known."""
     array_first = bool(parameters) and parameters[0] in _FIRST_IS_ARRAY and name not in _ANY_FIRST and not hasattr(function, "__self__")
-    differs = name in _OF_BFLOAT16
+    own = name in _OF_BFLOAT16
+    refused = _REFUSED_KINDS.get(name, "")
 
     def call(*args: Any, **kwargs: Any) -> Any:
         if parameters is not None and not kwargs.keys() <= set(parameters):
@@ -172,20 +172,18 @@ def _strict_call(function: Callable[..., Any], name: str = "", parameters: list[
         hosts, named = _unwrap(args), _unwrap(kwargs)
         if array_first and args and not isinstance(args[0], StrictArray):
             raise TypeError(f"cupy's {name} must be called with a device array, got a {type(args[0]).__name__}")
-        if not differs:
+        if not own and not refused:
             return _wrap(function(*hosts, **named))
-        if _OF_BFLOAT16[name] is None and _BFLOAT16 in _dtypes((getattr(function, "__self__", None), *hosts)):
-            raise TypeError(f"cupy's {name} has no kernel for bfloat16")
+        dtypes = {v.dtype for v in (getattr(function, "__self__", None), *hosts) if isinstance(v, np.ndarray)}
+        for dtype in dtypes:
+            if dtype.kind in refused or (dtype == _BFLOAT16 and own and _OF_BFLOAT16[name] is None):
+                raise TypeError(f"cupy's {name} has no kernel for {dtype}")
         result = function(*hosts, **named)
-        if _OF_BFLOAT16[name] is not None and result.dtype == _BFLOAT16:
-            result = result.astype(_OF_BFLOAT16[name])
+        if own and _BFLOAT16 in dtypes and named.get("dtype") is None and result.dtype in (_BFLOAT16, np.float32):
+            result = result.astype(np.result_type(_OF_BFLOAT16[name], *(dtypes if own and _OF_BFLOAT16[name] == _BFLOAT16 else ())))
         return _wrap(result)
 
     return call
-
-
-def _dtypes(values: Any) -> set[np.dtype[Any]]:
-    return {v.dtype for v in values if isinstance(v, np.ndarray)}
 
 
 def _matmul(*args: Any, **kwargs: Any) -> Any:
@@ -296,11 +294,10 @@ class _StrictUfunc:
         return StrictArray(values[0]) if self.nout == 1 else tuple(StrictArray(v) for v in values)
 
     def _loop_of(self, dtype: np.dtype[Any], arrays: list[Any]) -> Any:
-        for loop in _loops(self._name):
-            if all(t == dtype for t in loop[1]):
-                if all(type(a) in _SCALARS or np.can_cast(a.dtype, t, "same_kind") for a, t in zip(arrays, loop[0], strict=True)):
-                    return loop
-                break
+        for inputs, outputs in _loops(self._name):
+            castable = all(type(a) in _SCALARS or np.can_cast(a.dtype, t, "same_kind") for a, t in zip(arrays, inputs, strict=True))
+            if castable and all(t == dtype for t in outputs):
+                return inputs, outputs
         raise TypeError(f"cupy's {self._name} has no loop of these arguments for {dtype}")
 
     def __getattr__(self, name: str) -> Any:
@@ -334,8 +331,16 @@ def _into(out: Any, values: tuple[np.ndarray, ...], casting: Any) -> Any:
 
 @cache
 def _ufuncs() -> dict[str, Callable[..., Any]]:
-    ufuncs: dict[str, Callable[..., Any]] = {n: _StrictUfunc(getattr(np, n), n) for n in _cupy()["loops"] if n in _cupy_names()["cupy"]}
+    ufuncs: dict[str, Callable[..., Any]] = {n: _StrictUfunc(getattr(np, n), n) for n in _cupy()["loops"]}
     return {**ufuncs, "matmul": _matmul}
+
+
+def _where(condition: Any, x: Any = None, y: Any = None) -> Any:
+    if not isinstance(condition, StrictArray):
+        raise TypeError(f"the condition of cupy's where must be a device array, got a {type(condition).__name__}")
+    if x is None and y is None:
+        return condition.nonzero()
+    return _ufuncs()["where"](condition.astype(np.bool_), x, y)
 
 
 class _StrictModule:
@@ -384,7 +389,7 @@ class StrictNamespace(Namespace):
         lib.stride_tricks = _StrictModule(np.lib.stride_tricks, tricks, "cupy.lib.stride_tricks", {})
         names["lib"] = lib
         names["ndarray"] = StrictArray
-        names.update(_ufuncs())
+        names.update(_ufuncs(), where=_where)
         names.update({n: _garbage(names[n]) for n in ("empty", "empty_like")})
         names["result_type"] = lambda *a: np.result_type(*(_unwrap(v) for v in a))
         super().__init__(np, names)
@@ -407,6 +412,11 @@ class StrictNamespace(Namespace):
 
     def isarray(self, x: Any) -> bool:
         return isinstance(x, StrictArray)
+
+    def clip(self, x: Array, low: Any, high: Any) -> Array:
+        """As on CuPy; None: no bound."""
+        x = x if low is None else self.maximum(x, low)
+        return x if high is None else self.minimum(x, high)
 
     def sums_are_large(self, x: Array, w: Array, count: int) -> bool:
         return numpy.sums_are_large(_unwrap(x), _unwrap(w), count)
