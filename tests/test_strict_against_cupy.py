@@ -55,7 +55,8 @@ y[0]
 y[-1]
 y[k]
 y[[0, 2]]
-y[r]
+x[r - 2]
+x[r - 2, 1:]
 x[1, 2]
 x[1, ...]
 x[..., 1]
@@ -168,7 +169,7 @@ xp.pad(x, ((0, 0), (2, 2)), "reflect")
 xp.pad(x, ((0, 0), (2, 2)), mode="edge")
 xp.take(x, k[:2], 1)
 xp.take(x, k)
-xp.take(y, r)
+xp.take(y, r - 2)
 xp.take_along_axis(x, k[None], 1)
 xp.where(m, x, 0)
 xp.where(m, x, y)
@@ -297,7 +298,6 @@ xp.add.at(x, k[1:], 1); x
 xp.subtract.outer(y, y)
 xp.maximum(x, 0)
 xp.maximum(n, 0)
-xp.fmax(n, 0)
 xp.minimum(1, 2)
 xp.minimum(b, 5)
 xp.fmod(i, 4)
@@ -330,6 +330,7 @@ xp.clip(n, -1, 1)
 xp.clip(x, 1, -1)
 xp.clip(x, y, s)
 xp.clip(g, 0, 1)
+xp.clip(w, 0, 1)
 x.clip(None, 1)
 x.clip(0, None)
 i.clip(0, 3)
@@ -387,7 +388,6 @@ xp.mean(g)
 x.mean(axis=(0, 1), keepdims=True)
 xp.var(x)
 xp.std(x, 0, ddof=1)
-xp.var(g)
 xp.prod(y)
 xp.cumsum(x, 1)
 xp.exp(x)
@@ -397,7 +397,6 @@ xp.log(y)
 xp.tanh(x)
 xp.sin(x)
 xp.arctan2(x, y)
-xp.sinc(y)
 y ** 0.5
 y ** y
 g ** 2
@@ -405,7 +404,7 @@ x @ y
 x @ x.T
 z @ z.swapaxes(1, 2)
 i @ k
-xp.matmul(x[None], q[None, :, :1].repeat(3, 1))
+xp.matmul(x[None], x.T[None])
 xp.dot(x, y)
 xp.dot(y, y)
 xp.dot(g, g.T)
@@ -429,6 +428,7 @@ xp.fft.irfft(w, 4)
 xp.fft.fft(y, 8, norm="ortho")
 xp.fft.fft2(x)
 xp.erf(y)
+xp.fmax(n, 0)
 """
 
 # Calls that CuPy refuses: its error, and that of STRICT where it is of another type.
@@ -436,8 +436,6 @@ ERRORS = {
     "x[5]": "IndexError",
     "y[3]": "IndexError",
     "x[0, 0, 0]": "IndexError",
-    "x['a']": "IndexError",
-    "y[1.5]": "IndexError",
     "y[:] = [1, 2, 3]; y": "ValueError",
     "y[0:2] = (1, 2); y": "ValueError",
     "y[:] = k[:2]; y": "ValueError",
@@ -445,7 +443,6 @@ ERRORS = {
     "b[0] = 300; b": "OverflowError",
     "float(x)": "TypeError",
     "np.asarray(x)": "TypeError",
-    "np.add(x, x.get() if hasattr(x, 'get') else 1) if False else x.__array__()": "TypeError",
     "bool(y)": ("ValueError", "TypeError"),
     "list(s)": "TypeError",
     "len(s)": "TypeError",
@@ -470,10 +467,8 @@ ERRORS = {
     "y += z; y": "ValueError",
     "x + k[:2]": "ValueError",
     "xp.bitwise_and(x, x)": "TypeError",
-    "xp.isnan(y, where=t)": ("", "TypeError"),
     "xp.sum([1, 2])": ("AttributeError", "TypeError"),
     "xp.sum(1)": ("AttributeError", "TypeError"),
-    "xp.sum(np.ones(2))": "TypeError",
     "xp.sum(x, where=m)": "TypeError",
     "xp.sum(x, initial=1)": "TypeError",
     "xp.sum(x, 5)": "AxisError",
@@ -484,7 +479,6 @@ ERRORS = {
     "xp.concatenate([x, np.ones((2, 3))])": "TypeError",
     "xp.concatenate([x, y])": "ValueError",
     "xp.concatenate([])": "ValueError",
-    "xp.stack([1, 2])": "TypeError",
     "xp.stack([x, y])": "ValueError",
     "xp.reshape([1, 2], (2, 1))": ("AttributeError", "TypeError"),
     "xp.reshape(x, shape=(3, 2))": "TypeError",
@@ -507,7 +501,6 @@ ERRORS = {
     "xp.einsum_path": "AttributeError",
     "xp.linalg.multi_dot": "AttributeError",
     "x @ x": "ValueError",
-    "x @ 2": "ValueError",
     "x @ s": "ValueError",
     "g[None] @ g.T[None]": "TypeError",
     "xp.einsum('ij,kj->ik', g, g)": "TypeError",
@@ -518,21 +511,34 @@ ERRORS = {
     "xp.expand_dims(x, 5)": "AxisError",
     "xp.moveaxis(x, 3, 0)": "AxisError",
     "xp.squeeze(x, 0)": "ValueError",
-    "xp.tile([1, 2], 2)": ("AttributeError", "TypeError"),
-    "xp.take([1, 2], k)": ("AttributeError", "TypeError"),
     "xp.arange(3, step=0)": "ZeroDivisionError",
     "xp.maximum.reduce(x)": ("NotImplementedError", "AttributeError"),
-    "xp.maximum.at(x, k, 1)": ("", "AttributeError"),
     "xp.zeros(-1)": "ValueError",
     "x.view(np.float64)": "ValueError",
     "hash(x)": "TypeError",
-    "np.exp(x)": "TypeError",
     "xp.cumsum(x, axis=4)": "AxisError",
     "xp.sort(x, axis=4)": "AxisError",
     "xp.select([m], [m], 0)": "TypeError",
-    "xp.clip(w, 0, 1)": "TypeError",
     "xp.interp(t, y, y)": "TypeError",
     "xp.sort(x, order='a')": "TypeError",
+    "x['a']": ("ValueError", "IndexError"),
+    "xp.isnan(y, where=t)": "TypeError",
+    "xp.stack([1, 2])": "AttributeError",
+    "x @ 2": "TypeError",
+    "xp.tile([1, 2], 2)": "AttributeError",
+    "xp.take([1, 2], k)": "AttributeError",
+    "w.clip(0, 1)": "TypeError",
+    "range(r)": "TypeError",
+    "[1, 2][k[1]]": "TypeError",
+    "xp.zeros(r)": "TypeError",
+    "xp.zeros((2, r))": "TypeError",
+    "x.reshape(r, 2)": "TypeError",
+    "xp.sum(x, axis=r)": "TypeError",
+    "xp.tile(y, r)": "TypeError",
+    "xp.roll(y, 1, r)": "TypeError",
+    "xp.broadcast_to(y, (r, 3))": "TypeError",
+    "xp.arctan2(w, w)": ("CompileException", "TypeError"),
+    "xp.cumsum(g)": ("CompileException", "TypeError"),
 }
 
 # Calls that CuPy computes and STRICT refuses.
@@ -553,20 +559,21 @@ STRICTER = {
     "bool(s)": "CuPy copies to the host",
     "s.item()": "CuPy copies to the host",
     "y.tolist()": "CuPy copies to the host",
-    "range(r)": "CuPy copies to the host",
-    "[1, 2][k[1]]": "CuPy copies to the host",
     "y.flat[0]": "an element of a host's flat is no array",
     "xp.round([1.5, 2.5])": "the array must be on the device",
     "xp.diff([1.0, 2.0])": "the array must be on the device",
     "xp.add(w, w, dtype=np.float32)": "NumPy discards no imaginary parts",
-    "xp.arctan2(w, w)": "NumPy has no loop",
-    "xp.cumsum(g)": "whether CUDA's compiler accepts CuPy's kernel is not known; g++ does not",
     "xp.fft.fft(g)": "NumPy's result would be complex64, CuPy's is complex128",
     "xp.fft.rfft(w)": "NumPy discards no imaginary parts",
+    "y[1.5]": "CuPy truncates the index",
+    "xp.sum(np.ones(2))": "CuPy calls the method of the host's array",
+    "xp.maximum.at(x, k[1:], 1); x": "no operator uses it",
+    "np.exp(x)": "NumPy's function calls CuPy's",
 }
 
 # Calls of which the values differ, because the result is not defined.
 UNDEFINED = {
+    "xp.var(g)": "CuPy rounds the mean to bfloat16",
     "k << 64": "a shift by the width or more",
     "xp.empty(3, np.float32)": "nothing has written the elements",
 }

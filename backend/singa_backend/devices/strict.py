@@ -153,6 +153,11 @@ _OF_BFLOAT16: dict[str, Any] = {
 }
 # The kinds of dtypes for which CuPy's functions have no kernel.
 _REFUSED_KINDS = {"clip": "c", "histogram": "c", "interp": "b"}
+# Parameters for which CuPy takes no device array.  (It copies `repeats` to the host, without telling.)
+_ON_HOST = frozenset(
+    {"shape", "newshape", "new_shape", "dimensions", "reps", "repeats", "axis", "axes", "axis1", "axis2", "source", "destination"}
+    | {"k", "n", "N", "M", "num", "start", "stop", "step", "shift", "pad_width", "decimals", "minlength"}
+)
 _FIRST_IS_ARRAY = frozenset({"a", "x", "m", "v", "arr", "ary", "array", "ar", "a1", "ar1", "arr1", "condition", "dst", "prototype"})
 _ANY_FIRST = frozenset(
     {"array_repr", "array_str", "iscomplexobj", "isrealobj", "isreal", "iscomplex", "isneginf", "isposinf", "ndim", "shape", "require"}
@@ -162,6 +167,7 @@ _ANY_FIRST = frozenset(
 def _strict_call(function: Callable[..., Any], name: str = "", parameters: list[str] | None = None) -> Callable[..., Any]:
     """`function` on strict arrays.  parameters: those of CuPy's function of this name; None if they are not known."""
     array_first = bool(parameters) and parameters[0] in _FIRST_IS_ARRAY and name not in _ANY_FIRST and not hasattr(function, "__self__")
+    positions = ["shape"] * 8 if name in ("reshape", "transpose") and hasattr(function, "__self__") else parameters or []
     own = name in _OF_BFLOAT16
     refused = _REFUSED_KINDS.get(name, "")
 
@@ -169,6 +175,9 @@ def _strict_call(function: Callable[..., Any], name: str = "", parameters: list[
         if parameters is not None and not kwargs.keys() <= set(parameters):
             unknown = ", ".join(kwargs.keys() - set(parameters))
             raise TypeError(f"the parameters of cupy's {name} must be {', '.join(parameters)}, got {unknown}")
+        for parameter, value in (*zip(positions, args, strict=False), *kwargs.items()):
+            if parameter in _ON_HOST and _has_arrays(value):
+                raise TypeError(f"{parameter} of cupy's {name} must be on the host, got a device array")
         hosts, named = _unwrap(args), _unwrap(kwargs)
         if array_first and args and not isinstance(args[0], StrictArray):
             raise TypeError(f"cupy's {name} must be called with a device array, got a {type(args[0]).__name__}")
@@ -186,19 +195,20 @@ def _strict_call(function: Callable[..., Any], name: str = "", parameters: list[
     return call
 
 
+def _has_arrays(value: Any) -> bool:
+    return isinstance(value, StrictArray) or (isinstance(value, (tuple, list)) and any(map(_has_arrays, value)))
+
+
 def _matmul(*args: Any, **kwargs: Any) -> Any:
     """CuPy multiplies matrices of bfloat16, but not stacks of them."""
     if len(args) < 2 or not all(isinstance(a, StrictArray) for a in args[:2]):
         raise TypeError("cupy's matmul must be called with two device arrays")
     a, b = (x._a for x in args[:2])
     if _BFLOAT16 not in (a.dtype, b.dtype):
-        return _strict_call(np.matmul, "", _MATMUL)(*args, **kwargs)
+        return _strict_call(np.matmul, "matmul", ["x1", "x2", "out", "axes", "axis", "keepdims", "casting", "dtype", "order"])(*args, **kwargs)
     if max(a.ndim, b.ndim) > 2:
         raise TypeError("cupy's matmul has no kernel for stacks of bfloat16 matrices")
     return StrictArray(np.matmul(a, b, **_unwrap(kwargs)).astype(np.result_type(a, b)))
-
-
-_MATMUL = ["out", "axes", "axis", "keepdims", "casting", "dtype", "order"]
 
 
 def _floor_divide(x: Any, y: Any) -> Any:
@@ -284,8 +294,8 @@ class _StrictUfunc:
         else:
             types, results = self._loop_of(np.dtype(kwargs["dtype"]), arrays)
         if not self._tests:
-            # Python numbers stay as they are, so that NumPy refuses those that the loop's dtype cannot hold
-            arrays = [a if type(a) in _SCALARS else a.astype(t, copy=False) for a, t in zip(arrays, types, strict=True)]
+            # Of a Python number, NumPy refuses what the dtype cannot hold.
+            arrays = [np.asarray(a, t) if type(a) in _SCALARS else a.astype(t, copy=False) for a, t in zip(arrays, types, strict=True)]
         values = self._function(*arrays)
         values = values if isinstance(values, tuple) else (values,)
         values = tuple(np.asarray(v).astype(t, copy=False) for v, t in zip(values, results, strict=True))
@@ -343,6 +353,19 @@ def _where(condition: Any, x: Any = None, y: Any = None) -> Any:
     return _ufuncs()["where"](condition.astype(np.bool_), x, y)
 
 
+def _diag(v: np.ndarray, k: int = 0) -> np.ndarray:
+    """CuPy's diag copies; NumPy's is a view of a matrix."""
+    return np.diag(v, k).copy()
+
+
+def _select(condlist: Any, choicelist: Any, default: Any = 0) -> Any:
+    """CuPy casts the default to the choices' dtype."""
+    result = np.select(_unwrap(condlist), _unwrap(choicelist), _unwrap(default))
+    if result.dtype != np.result_type(*_unwrap(choicelist)):
+        raise TypeError("cupy's select cannot cast its default to the dtype of the choices")
+    return StrictArray(result)
+
+
 class _StrictModule:
     def __init__(self, module: ModuleType, allowed: frozenset[str], label: str, parameters: dict[str, list[str]]) -> None:
         self._module, self._allowed, self._label, self._parameters = module, allowed, label, parameters
@@ -389,17 +412,19 @@ class StrictNamespace(Namespace):
         lib.stride_tricks = _StrictModule(np.lib.stride_tricks, tricks, "cupy.lib.stride_tricks", {})
         names["lib"] = lib
         names["ndarray"] = StrictArray
-        names.update(_ufuncs(), where=_where)
+        names.update(_ufuncs(), where=_where, select=_select, diag=_strict_call(_diag, "diag", own["diag"]))
         names.update({n: _garbage(names[n]) for n in ("empty", "empty_like")})
         names["result_type"] = lambda *a: np.result_type(*(_unwrap(v) for v in a))
         super().__init__(np, names)
 
     def from_host(self, a: np.ndarray) -> Array:
-        return StrictArray(a)
+        return StrictArray(np.array(a))  # the host's array and the device's are two
 
     def asarray(self, a: Any, dtype: DTypeLike | None = None) -> Array:
         """As cupy.asarray, accepts host data."""
-        return StrictArray(np.asarray(a._a if isinstance(a, StrictArray) else _unwrap_list(a), dtype))
+        if isinstance(a, StrictArray):
+            return StrictArray(np.asarray(a._a, dtype))
+        return self.array(a, dtype)
 
     def array(self, a: Any, dtype: DTypeLike | None = None) -> Array:
         """As cupy.array, accepts host data."""
