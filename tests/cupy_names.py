@@ -35,7 +35,9 @@ def _parameters(function: Any) -> list[str] | None:
         return [p.split("=")[0].split()[-1] for p in match[1].split(", ") if p and p[0] != "*"] if match else None
     if any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values()):
         return None
-    return [p.name for p in signature.parameters.values() if p.kind not in (p.VAR_POSITIONAL, p.POSITIONAL_ONLY) and p.name != "self"]
+    return [
+        p.name for p in signature.parameters.values() if p.kind not in (p.VAR_POSITIONAL, p.POSITIONAL_ONLY) and p.name != "self"
+    ]
 
 
 def _functions(module: Any, names: list[str]) -> dict[str, list[str]]:
@@ -58,7 +60,12 @@ def describe() -> dict[str, Any]:
     def shared(theirs: Any, ours: Any) -> list[str]:
         return sorted(n for n in dir(theirs) if hasattr(ours, n))
 
-    pairs = {"cupy": (cupy, np), "ndarray": (cupy.ndarray, np.ndarray), "linalg": (cupy.linalg, np.linalg), "fft": (cupy.fft, np.fft)}
+    pairs = {
+        "cupy": (cupy, np),
+        "ndarray": (cupy.ndarray, np.ndarray),
+        "linalg": (cupy.linalg, np.linalg),
+        "fft": (cupy.fft, np.fft),
+    }
     names = {part: shared(*pair) for part, pair in pairs.items()}
     for part in ("cupy", "linalg", "fft"):
         names[part] = [n for n in names[part] if not n.startswith("_")]
@@ -66,6 +73,11 @@ def describe() -> dict[str, Any]:
     parameters["cupy"].update(_KEYWORDS)
     parameters["ndarray"].update(_METHODS)
     return {"version": cupy.__version__, **names, "parameters": parameters, "loops": _loops(cupy)}
+
+
+def names(part: str) -> Any:
+    """Return a part of the file: the list of names, or the parameters or loops by name."""
+    return json.loads(PATH.read_text())[part]
 
 
 if __name__ == "__main__":

@@ -8,17 +8,18 @@ from __future__ import annotations
 import ast
 import itertools
 import json
-import re
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 import pytest
+from tests import cupy_names
 
+from singa_backend import limits
 from singa_backend.devices.namespaces import CupyNamespace
 from singa_backend.devices.strict import StrictNamespace
-from tests import cupy_names
 
 pytestmark = [pytest.mark.fakecuda, pytest.mark.filterwarnings("ignore")]
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
@@ -299,7 +300,7 @@ xp.subtract.outer(y, y)
 xp.maximum(x, 0)
 xp.maximum(n, 0)
 xp.minimum(1, 2)
-xp.minimum(b, 5)
+xp.minimum(k, 1)
 xp.fmod(i, 4)
 xp.fmod(y, 3)
 xp.fmod(xp.array([2**62 + 1]), xp.array([3]))
@@ -672,3 +673,240 @@ def test_what_cupy_refuses_is_refused(row: str, on_cuda: Any) -> None:
 def test_what_strict_alone_refuses(row: str, on_cuda: Any) -> None:
     assert Call(row, on_cuda).error is None
     assert Call(row, STRICT).error is not None
+
+
+# ---- Dtypes: arrays without elements launch no kernel, so every combination is compared
+
+DTYPES = [np.dtype(c) for c in "?bBhHiIqQefdF"] + [BFLOAT16]
+NUMBERS = [True, 1, 1.5, 1j, np.float32(1), np.int64(1), np.float64(1)]
+# Where CuPy has a loop of complex numbers that does not compile, and NumPy has none.
+COMPLEX = {"arctan2", "atan2", "copysign", "hypot", "nextafter", "i0"}
+
+
+def outcome(function: Callable[[], Any]) -> Any:
+    """The dtypes and shapes of the results, or "error"."""
+    try:
+        result = function()
+    except Exception:
+        return "error"
+    results = result if isinstance(result, (tuple, list)) else [result]
+    return [(np.dtype(r.dtype).name, r.shape) if hasattr(r, "dtype") else r for r in results]
+
+
+def called(function: Callable[..., Any], xp: Any, kinds: tuple[Any, ...]) -> Callable[[], Any]:
+    """A call with an array of each dtype, and with the numbers."""
+    return lambda: function(*(xp.zeros(0, k) if isinstance(k, np.dtype) else k for k in kinds))
+
+
+@pytest.mark.parametrize("name", cupy_names.names("loops"))
+def test_a_ufunc_has_the_same_dtypes(name: str, on_cuda: Any) -> None:
+    theirs, ours = getattr(on_cuda, name), getattr(STRICT, name)
+    if name == "where":
+        theirs, ours = (lambda x, y, xp=xp: xp.where(xp.zeros(0, np.bool_), x, y) for xp in (on_cuda, STRICT))  # type: ignore[misc]
+    wrong = []
+    for kinds in itertools.product([*DTYPES, *NUMBERS], repeat=2 if name == "where" else theirs.nin):
+        if not any(isinstance(k, np.dtype) for k in kinds) or (name == "ldexp" and not isinstance(kinds[0], np.dtype)):
+            continue
+        of = [outcome(called(f, xp, kinds)) for f, xp in ((theirs, on_cuda), (ours, STRICT))]
+        complex_ = any(np.result_type(k).kind == "c" for k in kinds)
+        if of[0] != of[1] and not (name in COMPLEX and complex_ and of[1] == "error"):
+            wrong.append((kinds, *of))
+    assert wrong == []
+
+
+FUNCTIONS: dict[str, Callable[[Any, Any], Any]] = {
+    "sum": lambda xp, x: xp.sum(x, axis=1),
+    "prod": lambda xp, x: xp.prod(x, axis=1),
+    "mean": lambda xp, x: xp.mean(x, axis=1),
+    "var": lambda xp, x: xp.var(x, axis=1),
+    "std": lambda xp, x: xp.std(x, axis=1),
+    "x.sum": lambda xp, x: x.sum(axis=1),
+    "max": lambda xp, x: xp.max(x, axis=1),
+    "min": lambda xp, x: xp.amin(x, axis=1),
+    "argmax": lambda xp, x: xp.argmax(x, axis=1),
+    "argmin": lambda xp, x: xp.argmin(x, axis=1),
+    "any": lambda xp, x: xp.any(x, axis=1),
+    "all": lambda xp, x: xp.all(x, axis=1),
+    "ptp": lambda xp, x: xp.ptp(x, axis=1),
+    "median": lambda xp, x: xp.median(x, axis=1),
+    "cumsum": lambda xp, x: xp.cumsum(x, axis=1),
+    "cumprod": lambda xp, x: xp.cumprod(x, axis=1),
+    "clip": lambda xp, x: xp.clip(x, 0, 1),
+    "clip by floats": lambda xp, x: xp.clip(x, 0.5, 1.5),
+    "clip by arrays": lambda xp, x: xp.clip(x, x, x),
+    "x.clip": lambda xp, x: x.clip(0, 1),
+    "where": lambda xp, x: xp.where(x != 0, x, x),
+    "where int": lambda xp, x: xp.where(x != 0, x, 0),
+    "where float": lambda xp, x: xp.where(x != 0, x, 1.5),
+    "where float32": lambda xp, x: xp.where(x != 0, x, xp.zeros((0, 3), "f")),
+    "where int64": lambda xp, x: xp.where(x != 0, x, xp.zeros((0, 3), "q")),
+    "round": lambda xp, x: xp.round(x),
+    "round(2)": lambda xp, x: xp.round(x, 2),
+    "x.round": lambda xp, x: x.round(),
+    "around": lambda xp, x: xp.around(x),
+    "tril": lambda xp, x: xp.tril(x),
+    "triu": lambda xp, x: xp.triu(x),
+    "diag": lambda xp, x: xp.diagonal(x),
+    "trace": lambda xp, x: xp.trace(x),
+    "concat": lambda xp, x: xp.concatenate([x, x]),
+    "concatenate float32": lambda xp, x: xp.concatenate([x, xp.zeros((0, 3), "f")]),
+    "stack": lambda xp, x: xp.stack([x, x]),
+    "take": lambda xp, x: xp.take(x, xp.zeros(2, "q"), axis=1),
+    "tal": lambda xp, x: xp.take_along_axis(x, xp.zeros((0, 2), "q"), axis=1),
+    "tile": lambda xp, x: xp.tile(x, (2, 2)),
+    "repeat": lambda xp, x: xp.repeat(x, 2, 1),
+    "pad": lambda xp, x: xp.pad(x, ((0, 0), (1, 1))),
+    "nan_to_num": lambda xp, x: xp.nan_to_num(x),
+    "isclose": lambda xp, x: xp.isclose(x, x),
+    "sort": lambda xp, x: xp.sort(x, axis=1),
+    "argsort": lambda xp, x: xp.argsort(x, axis=1),
+    "unique": lambda xp, x: xp.unique(x),
+    "nonzero": lambda xp, x: xp.nonzero(x),
+    "argwhere": lambda xp, x: xp.argwhere(x),
+    "count_nonzero": lambda xp, x: xp.count_nonzero(x, axis=1),
+    "full": lambda xp, x: xp.full((0, 2), 1, x.dtype),
+    "full_like": lambda xp, x: xp.full_like(x, 2),
+    "zeros_like": lambda xp, x: xp.zeros_like(x),
+    "ones": lambda xp, x: xp.ones((0, 2), x.dtype),
+    "eye": lambda xp, x: xp.eye(0, dtype=x.dtype),
+    "arange": lambda xp, x: xp.arange(0, 0, 1, dtype=x.dtype),
+    "linspace": lambda xp, x: xp.linspace(0, 1, 0, dtype=x.dtype),
+    "real": lambda xp, x: xp.real(x),
+    "imag": lambda xp, x: xp.imag(x),
+    "x.real": lambda xp, x: x.real,
+    "x.imag": lambda xp, x: x.imag,
+    "conj": lambda xp, x: x.conj(),
+    "angle": lambda xp, x: xp.angle(x),
+    "diff": lambda xp, x: xp.diff(x),
+    "average": lambda xp, x: xp.average(x, axis=1),
+    "dot": lambda xp, x: xp.dot(x, x.T),
+    "matmul": lambda xp, x: x @ x.T,
+    "matmul of stacks": lambda xp, x: x[None] @ x.T[None],
+    "tensordot": lambda xp, x: xp.tensordot(x, x, ((1,), (1,))),
+    "einsum": lambda xp, x: xp.einsum("ij,kj->ik", x, x),
+    "inner": lambda xp, x: xp.inner(x, x),
+    "outer": lambda xp, x: xp.outer(x[:, 0], x[:, 0]),
+    "vdot": lambda xp, x: xp.vdot(x, x),
+    "kron": lambda xp, x: xp.kron(x, x),
+    "roll": lambda xp, x: xp.roll(x, 1, 1),
+    "flip": lambda xp, x: xp.flip(x),
+    "searchsorted": lambda xp, x: xp.searchsorted(xp.zeros(3, x.dtype), x),
+    "bincount": lambda xp, x: xp.bincount(x.ravel()),
+    "interp": lambda xp, x: xp.interp(x, xp.arange(3.0), xp.arange(3.0)),
+    "sign": lambda xp, x: xp.sign(x),
+    "nansum": lambda xp, x: xp.nansum(x, axis=1),
+    "nanmax": lambda xp, x: xp.nanmax(x, axis=1),
+    "fft": lambda xp, x: xp.fft.fft(x, axis=1),
+    "rfft": lambda xp, x: xp.fft.rfft(x, axis=1),
+    "irfft": lambda xp, x: xp.fft.irfft(x, axis=1),
+    "ifft": lambda xp, x: xp.fft.ifft(x, axis=1),
+    "det": lambda xp, x: xp.linalg.det(xp.zeros((0, 2, 2), x.dtype)),
+    "norm": lambda xp, x: xp.linalg.norm(x, axis=1),
+    "+=": lambda xp, x: x.__iadd__(1),
+    "+= float": lambda xp, x: x.__iadd__(1.5),
+    "-=": lambda xp, x: x.__isub__(x),
+    "/=": lambda xp, x: x.__itruediv__(2),
+    "+= float64": lambda xp, x: x.__iadd__(xp.zeros((0, 3), "d")),
+    "x[:] = float64": lambda xp, x: x.__setitem__(slice(None), xp.zeros((0, 3), "d")),
+    "astype float32": lambda xp, x: x.astype("f"),
+    "astype bool": lambda xp, x: x.astype("?"),
+    "astype bfloat16": lambda xp, x: x.astype(BFLOAT16),
+    "sum of dtype": lambda xp, x: xp.sum(x, axis=1, dtype="f"),
+    "mean of dtype": lambda xp, x: xp.mean(x, axis=1, dtype="d"),
+    "sum out": lambda xp, x: xp.sum(x, axis=1, out=xp.zeros(0, "i")),
+    "add out": lambda xp, x: xp.add(x, x, out=xp.zeros((0, 3), "i")),
+    "add of dtype": lambda xp, x: xp.add(x, x, dtype="f"),
+    "divide of dtype": lambda xp, x: xp.divide(x, x, dtype="d"),
+    "select": lambda xp, x: xp.select([x != 0], [x], 0),
+    "piecewise": lambda xp, x: xp.piecewise(x, [x != 0], [1, 0]),
+    "hstack": lambda xp, x: xp.hstack([x, x]),
+    "i0": lambda xp, x: xp.i0(x),
+    "meshgrid": lambda xp, x: xp.meshgrid(x[:, 0], x[:, 0]),
+    "gradient": lambda xp, x: xp.gradient(xp.zeros((3, 3), x.dtype)[:, :0], axis=0),
+    "convolve": lambda xp, x: xp.convolve(xp.zeros(3, x.dtype), xp.zeros(2, x.dtype)),
+    "cross": lambda xp, x: xp.cross(x, x),
+    "tri": lambda xp, x: xp.tri(0, dtype=x.dtype),
+    "histogram": lambda xp, x: xp.histogram(x.ravel(), 2),
+    "isin": lambda xp, x: xp.isin(x, x),
+    "lexsort": lambda xp, x: xp.lexsort(x),
+    "digitize": lambda xp, x: xp.digitize(x, xp.zeros(2)),
+    "partition": lambda xp, x: xp.partition(x, 1, axis=1),
+    "argpartition": lambda xp, x: xp.argpartition(x, 1, axis=1),
+    "cov": lambda xp, x: xp.cov(x.T),
+    "polyval": lambda xp, x: xp.polyval(xp.ones(2, x.dtype), x),
+    "fill": lambda xp, x: x.fill(1),
+    "packbits": lambda xp, x: xp.packbits(x),
+    "unpackbits": lambda xp, x: xp.unpackbits(x),
+    "broadcast": lambda xp, x: xp.broadcast_to(x, (2, 0, 3)),
+    "minimum of a NumPy number": lambda xp, x: xp.minimum(x, np.float32(1)),
+    "NumPy number -": lambda xp, x: np.float32(1) - x,
+    "NumPy number *": lambda xp, x: np.float64(2) * x,
+    "NumPy integer +": lambda xp, x: np.int64(2) + x,
+}
+# The dtypes for which STRICT refuses what CuPy computes, or would compute: an array without elements launches no kernel.
+REFUSED = {
+    "round(2)": "?",
+    "matmul of stacks": "E",
+    "einsum": "E",
+    "bincount": "FDE",
+    "fft": "E",
+    "ifft": "E",
+    "rfft": "FDE",
+    "add of dtype": "FD",
+    "divide of dtype": "FD",
+    "i0": "FD",
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_a_function_has_the_same_dtypes(name: str, on_cuda: Any) -> None:
+    call, wrong = FUNCTIONS[name], []
+    for dtype in [*DTYPES, np.dtype(np.complex128)]:
+        theirs, ours = (outcome(partial(call, xp, xp.zeros((0, 3), dtype))) for xp in (on_cuda, STRICT))
+        if theirs != ours and not (ours == "error" and dtype.char in REFUSED.get(name, "")):
+            wrong.append((dtype.name, theirs, ours))
+    assert wrong == []
+
+
+# ---- Names and parameters
+
+
+def test_the_names_the_parameters_and_the_loops_are_those_of_the_installed_cupy() -> None:
+    cupy = pytest.importorskip("cupy")
+    described = cupy_names.describe()
+    assert described == json.loads(cupy_names.PATH.read_text()), "run python tests/cupy_names.py"
+    assert described["version"] == cupy.__version__
+
+
+def test_every_name_of_the_strict_namespace_exists_in_cupy(on_cuda: Any) -> None:
+    own = {
+        "module",
+        "from_host",
+        "to_host",
+        "cast",
+        "indices",
+        "scatter",
+        "windows",
+        "as_strided",
+        "erf",
+        "erfc",
+        "isarray",
+        "sums_are_large",
+    }
+    assert {n for n in dir(STRICT) if not n.startswith("_")} - set(dir(on_cuda.module)) <= own
+    for part, theirs in (("ndarray", on_cuda.ndarray), ("linalg", on_cuda.linalg), ("fft", on_cuda.fft)):
+        assert set(cupy_names.names(part)) <= set(dir(theirs))
+
+
+def test_a_keyword_that_cupy_lacks_is_refused() -> None:
+    for part, owner in (("cupy", STRICT), ("linalg", STRICT.linalg), ("fft", STRICT.fft), ("ndarray", STRICT.zeros(3))):
+        for name in cupy_names.names("parameters")[part]:
+            if name in UNCHECKED or name in limits.SIZES or (part == "ndarray" and name in HOST):
+                continue
+            with pytest.raises(TypeError, match="no_such_parameter|unexpected keyword"):
+                getattr(owner, name)(no_such_parameter=1)
+
+
+# Functions of dtypes and shapes, which are NumPy's.
+UNCHECKED = {"result_type", "broadcast_shapes", "promote_types", "can_cast", "issubdtype"}
+HOST = {"item", "tolist", "tobytes", "tofile", "dump", "dumps"}

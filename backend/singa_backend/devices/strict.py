@@ -158,15 +158,31 @@ _ON_HOST = frozenset(
     {"shape", "newshape", "new_shape", "dimensions", "reps", "repeats", "axis", "axes", "axis1", "axis2", "source", "destination"}
     | {"k", "n", "N", "M", "num", "start", "stop", "step", "shift", "pad_width", "decimals", "minlength"}
 )
-_FIRST_IS_ARRAY = frozenset({"a", "x", "m", "v", "arr", "ary", "array", "ar", "a1", "ar1", "arr1", "condition", "dst", "prototype"})
+_FIRST_IS_ARRAY = frozenset(
+    {"a", "x", "m", "v", "arr", "ary", "array", "ar", "a1", "ar1", "arr1", "condition", "dst", "prototype"}
+)
 _ANY_FIRST = frozenset(
-    {"array_repr", "array_str", "iscomplexobj", "isrealobj", "isreal", "iscomplex", "isneginf", "isposinf", "ndim", "shape", "require"}
+    {
+        "array_repr",
+        "array_str",
+        "iscomplexobj",
+        "isrealobj",
+        "isreal",
+        "iscomplex",
+        "isneginf",
+        "isposinf",
+        "ndim",
+        "shape",
+        "require",
+    }
 )
 
 
 def _strict_call(function: Callable[..., Any], name: str = "", parameters: list[str] | None = None) -> Callable[..., Any]:
     """`function` on strict arrays.  parameters: those of CuPy's function of this name; None if they are not known."""
-    array_first = bool(parameters) and parameters[0] in _FIRST_IS_ARRAY and name not in _ANY_FIRST and not hasattr(function, "__self__")
+    array_first = (
+        bool(parameters) and parameters[0] in _FIRST_IS_ARRAY and name not in _ANY_FIRST and not hasattr(function, "__self__")
+    )
     positions = ["shape"] * 8 if name in ("reshape", "transpose") and hasattr(function, "__self__") else parameters or []
     own = name in _OF_BFLOAT16
     refused = _REFUSED_KINDS.get(name, "")
@@ -189,7 +205,9 @@ def _strict_call(function: Callable[..., Any], name: str = "", parameters: list[
                 raise TypeError(f"cupy's {name} has no kernel for {dtype}")
         result = function(*hosts, **named)
         if own and _BFLOAT16 in dtypes and named.get("dtype") is None and result.dtype in (_BFLOAT16, np.float32):
-            result = result.astype(np.result_type(_OF_BFLOAT16[name], *(dtypes if own and _OF_BFLOAT16[name] == _BFLOAT16 else ())))
+            result = result.astype(
+                np.result_type(_OF_BFLOAT16[name], *(dtypes if own and _OF_BFLOAT16[name] == _BFLOAT16 else ()))
+            )
         return _wrap(result)
 
     return call
@@ -205,7 +223,9 @@ def _matmul(*args: Any, **kwargs: Any) -> Any:
         raise TypeError("cupy's matmul must be called with two device arrays")
     a, b = (x._a for x in args[:2])
     if _BFLOAT16 not in (a.dtype, b.dtype):
-        return _strict_call(np.matmul, "matmul", ["x1", "x2", "out", "axes", "axis", "keepdims", "casting", "dtype", "order"])(*args, **kwargs)
+        return _strict_call(np.matmul, "matmul", ["x1", "x2", "out", "axes", "axis", "keepdims", "casting", "dtype", "order"])(
+            *args, **kwargs
+        )
     if max(a.ndim, b.ndim) > 2:
         raise TypeError("cupy's matmul has no kernel for stacks of bfloat16 matrices")
     return StrictArray(np.matmul(a, b, **_unwrap(kwargs)).astype(np.result_type(a, b)))
@@ -295,7 +315,9 @@ class _StrictUfunc:
             types, results = self._loop_of(np.dtype(kwargs["dtype"]), arrays)
         if not self._tests:
             # Of a Python number, NumPy refuses what the dtype cannot hold.
-            arrays = [np.asarray(a, t) if type(a) in _SCALARS else a.astype(t, copy=False) for a, t in zip(arrays, types, strict=True)]
+            arrays = [
+                np.asarray(a, t) if type(a) in _SCALARS else a.astype(t, copy=False) for a, t in zip(arrays, types, strict=True)
+            ]
         values = self._function(*arrays)
         values = values if isinstance(values, tuple) else (values,)
         values = tuple(np.asarray(v).astype(t, copy=False) for v, t in zip(values, results, strict=True))
@@ -305,7 +327,9 @@ class _StrictUfunc:
 
     def _loop_of(self, dtype: np.dtype[Any], arrays: list[Any]) -> Any:
         for inputs, outputs in _loops(self._name):
-            castable = all(type(a) in _SCALARS or np.can_cast(a.dtype, t, "same_kind") for a, t in zip(arrays, inputs, strict=True))
+            castable = all(
+                type(a) in _SCALARS or np.can_cast(a.dtype, t, "same_kind") for a, t in zip(arrays, inputs, strict=True)
+            )
             if castable and all(t == dtype for t in outputs):
                 return inputs, outputs
         raise TypeError(f"cupy's {self._name} has no loop of these arguments for {dtype}")
