@@ -181,7 +181,7 @@ _ANY_FIRST = frozenset(
 def _strict_call(function: Callable[..., Any], name: str = "", parameters: list[str] | None = None) -> Callable[..., Any]:
     """`function` on strict arrays.  parameters: those of CuPy's function of this name; None if they are not known."""
     array_first = (
-        bool(parameters) and parameters[0] in _FIRST_IS_ARRAY and name not in _ANY_FIRST and not hasattr(function, "__self__")
+        not _FIRST_IS_ARRAY.isdisjoint((parameters or [])[:1]) and name not in _ANY_FIRST and not hasattr(function, "__self__")
     )
     positions = ["shape"] * 8 if name in ("reshape", "transpose") and hasattr(function, "__self__") else parameters or []
     own = name in _OF_BFLOAT16
@@ -464,8 +464,9 @@ class StrictNamespace(Namespace):
 
     def clip(self, x: Array, low: Any, high: Any) -> Array:
         """As on CuPy; None: no bound."""
-        x = x if low is None else self.maximum(x, low)
-        return x if high is None else self.minimum(x, high)
+        ufuncs = _ufuncs()
+        x = x if low is None else ufuncs["maximum"](x, low)
+        return x if high is None else ufuncs["minimum"](x, high)
 
     def sums_are_large(self, x: Array, w: Array, count: int) -> bool:
         return numpy.sums_are_large(_unwrap(x), _unwrap(w), count)
