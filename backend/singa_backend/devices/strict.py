@@ -268,15 +268,14 @@ def _loop(name: str, inputs: tuple[Any, ...]) -> tuple[tuple[np.dtype[Any], ...]
 
     A Python number has no dtype of its own, unless all arrays are of a lower kind.
     """
-    weak = [t for t in inputs if t in _SCALARS]
-    strong = [t for t in inputs if t not in _SCALARS]
-    rank = {np.dtype(t): _RANK_OF_KIND[np.dtype(t).kind] for t in inputs}
-    weaks = bool(weak and strong) and max(rank[np.dtype(t)] for t in strong) >= max(rank[np.dtype(t)] for t in weak)
+    weak = [_RANK_OF_KIND[np.dtype(t).kind] for t in inputs if isinstance(t, type)]
+    strong = [_RANK_OF_KIND[t.kind] for t in inputs if not isinstance(t, type)]
+    weaks = bool(weak and strong) and max(strong) >= max(weak)
     for loop in _loops(name):
         for given, needed in zip(inputs, loop[0], strict=True):
             if np.can_cast(np.dtype(given), needed):
                 continue
-            if not (weaks and given in (int, float, complex) and _holds(given, needed)):
+            if not (weaks and isinstance(given, type) and _holds(given, needed)):
                 break
         else:
             return loop
