@@ -20,8 +20,8 @@ from ..errors import OperatorError
 _COUNT = 256
 """The number of flags.  A run with more checks, such as one of a long loop, reads them before it goes on."""
 
-_CLEAR = np.iinfo(np.int64).max
-"""The value of a flag whose check did not fail."""
+_CLEAR = np.iinfo(np.uint64).max
+"""The value of a flag whose check did not fail; the flag of another is the smallest wrong value + 2**63."""
 
 
 class Checks:
@@ -70,7 +70,7 @@ class Checks:
         if len(self._errors) == _COUNT:
             self.settle()
         if self._flags is None:
-            self._flags = self._module.full(_COUNT, _CLEAR, np.int64)
+            self._flags = self._module.full(_COUNT, _CLEAR, np.uint64)
         self._errors.append(error)
         return len(self._errors) - 1
 
@@ -88,7 +88,7 @@ class Checks:
         """
         for k, value in enumerate(values.tolist()):
             if value != _CLEAR:
-                raise self._errors[k](value).locate(**(self._places[k] if k < len(self._places) else {}))
+                raise self._errors[k](value - 2**63).locate(**(self._places[k] if k < len(self._places) else {}))
 
 
 _current: ContextVar[Checks | None] = ContextVar("checks", default=None)
@@ -120,12 +120,13 @@ def checking(module: Any) -> Iterator[Checks]:
 @cache
 def _wrap(module: Any) -> Any:
     return module.ElementwiseKernel(
-        "T index, int64 low, int64 size, int32 number, raw int64 flags",
+        "T index, int64 low, int64 size, int32 number, raw uint64 flags",
         "T y",
         """
         long long v = static_cast<long long>(index);
         if (v < low || v >= size) {
-            atomicMin(const_cast<long long*>(reinterpret_cast<const long long*>(&flags[number])), v);
+            unsigned long long shifted = static_cast<unsigned long long>(v) ^ (1ULL << 63);
+            atomicMin(const_cast<unsigned long long*>(reinterpret_cast<const unsigned long long*>(&flags[number])), shifted);
             v = 0;
         }
         y = static_cast<T>(v < 0 ? v + size : v);
@@ -137,5 +138,5 @@ def _wrap(module: Any) -> Any:
 @cache
 def _mark(module: Any) -> Any:
     return module.ElementwiseKernel(
-        "bool bad, int32 number", "raw int64 flags", "if (bad) flags[number] = 0;", "sonnx_refuse"
+        "bool bad, int32 number", "raw uint64 flags", "if (bad) flags[number] = 0;", "sonnx_refuse"
     )

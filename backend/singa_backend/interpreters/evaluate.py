@@ -13,7 +13,7 @@ from .. import dtypes
 from ..devices import namespaces
 from ..devices.device import Device, resolve
 from ..ir.declaration import declarations
-from ..ir.versioned import VersionedOperator, runs_on_host
+from ..ir.versioned import VersionedOperator, reads_on_host, runs_on_host
 from ..proto.schemas import version_at
 from .base import Example, Interpreter, Subgraph, arguments
 
@@ -60,13 +60,21 @@ class Evaluator(Interpreter[Any]):
         for name, kind in declaration.services.items():
             given[name] = {"wanted": tuple(wanted), "version": operator.version, "derived": _made}.get(kind)
         with np.errstate(all="ignore"):
-            if self.device.is_host or not runs_on_host(declaration, given, values):
+            if self.device.is_host:
+                return operator.compute(self.xp, values, given, outputs)[:outputs]
+            if not runs_on_host(declaration, given, values):
+                values = [v if reads_on_host(declaration, i) else self.device.put(v) for i, v in enumerate(values)]
                 return operator.compute(self.xp, values, given, outputs)[:outputs]
             made = operator.compute(namespaces.numpy, [self.device.get(v) for v in values], given, outputs)
         return [self.device.put(v) for v in made[:outputs]]
 
     def constant(self, value: Any, dtype: dtypes.DTypeLike | None = None) -> Any:
         return self.device.put(np.asarray(value, dtype))
+
+    def argument(self, domain: str, op_type: str, i: int, value: Any, dtype: dtypes.DTypeLike) -> Any:
+        if reads_on_host(_versioned(domain, op_type, self.opset).declaration, i):
+            return np.asarray(value, dtype)
+        return self.constant(value, dtype)
 
     def is_value(self, x: Any) -> bool:
         if isinstance(x, list):

@@ -24,7 +24,7 @@ from ..devices import namespaces
 from ..devices.device import Device, is_host_value
 from ..ir.declaration import Declaration, has_trait
 from ..ir.graph import Graph, Node
-from ..ir.versioned import VersionedOperator, runs_on_host
+from ..ir.versioned import VersionedOperator, reads_on_host, runs_on_host
 
 SMALL = 64
 """A value of at most this many elements may be a shape, axes or ratios: a tensor has at most 64 dimensions."""
@@ -80,7 +80,7 @@ class Placement:
         found: set[int] = set()
         for node in graph.nodes:
             if node.operator is not None:
-                found.update(s for i, s in enumerate(node.inputs) if s >= 0 and _reads_on_host(node.operator.declaration, i))
+                found.update(s for i, s in enumerate(node.inputs) if s >= 0 and reads_on_host(node.operator.declaration, i))
             for inner in node.graphs:
                 here = self._find(inner)
                 found.update(outer for outer, slot in inner.captured if slot in here)
@@ -152,7 +152,7 @@ class Placed:
             made = operator.compute(numpy, known, attributes, wanted)
         else:
             args = [
-                h if _reads_on_host(declaration, i) else self.on_device(v)
+                h if reads_on_host(declaration, i) else self.on_device(v)
                 for i, (v, h) in enumerate(zip(inputs, known, strict=True))
             ]
             return operator.compute(self.device.xp, args, attributes, wanted)
@@ -162,12 +162,6 @@ class Placed:
 def _is_plain(value: Any) -> bool:
     """Whether a value is an array on the host of a dtype that the device has."""
     return isinstance(value, np.ndarray) and not is_host_value(value)
-
-
-def _reads_on_host(declaration: Declaration, i: int) -> bool:
-    """Whether an operator reads input `i` on the host."""
-    declared = declaration.inputs
-    return declaration.host or bool(declared) and declared[min(i, len(declared) - 1)].host is not None
 
 
 def _computed_on_host(declaration: Declaration, known: Sequence[Any]) -> bool:
