@@ -15,6 +15,7 @@ from ..devices.device import Device, resolve
 from ..ir.declaration import declarations
 from ..ir.versioned import VersionedOperator, reads_on_host, runs_on_host
 from ..proto.schemas import version_at
+from ..runtime.placement import computes_on_host
 from .base import Example, Interpreter, Subgraph, arguments
 
 
@@ -34,7 +35,11 @@ class _Empty(list[Any]):
 
 
 class Evaluator(Interpreter[Any]):
-    """Computes single operators on a device; operators with subgraphs require `Eager`."""
+    """Computes single operators on a device; operators with subgraphs require `Eager`.
+
+    Shapes, and results of small values on the host, are NumPy arrays, as in a run (`runtime.placement`); `device.put` copies them
+    to the device.  Indices and divisors are checked at once.
+    """
 
     def __init__(self, device: Device | None = None, opset: int | None = None) -> None:
         self.device = device or resolve("CPU")
@@ -62,6 +67,8 @@ class Evaluator(Interpreter[Any]):
         with np.errstate(all="ignore"):
             if self.device.is_host:
                 return operator.compute(self.xp, values, given, outputs)[:outputs]
+            if computes_on_host(declaration, values):
+                return operator.compute(namespaces.numpy, values, given, outputs)[:outputs]
             if not runs_on_host(declaration, given, values):
                 values = [v if reads_on_host(declaration, i) else self.device.put(v) for i, v in enumerate(values)]
                 return operator.compute(self.xp, values, given, outputs)[:outputs]
@@ -72,7 +79,7 @@ class Evaluator(Interpreter[Any]):
         return self.device.put(np.asarray(value, dtype))
 
     def argument(self, domain: str, op_type: str, i: int, value: Any, dtype: dtypes.DTypeLike) -> Any:
-        if reads_on_host(_versioned(domain, op_type, self.opset).declaration, i):
+        if np.dtype(dtype).kind == "i" or reads_on_host(_versioned(domain, op_type, self.opset).declaration, i):
             return np.asarray(value, dtype)
         return self.constant(value, dtype)
 

@@ -148,7 +148,7 @@ class Placed:
         known = [self.placement.on_host(v) for v in inputs]
         if runs_on_host(declaration, attributes, inputs):
             made = operator.compute(numpy, [self.device.get(v) for v in known], attributes, wanted)
-        elif not declaration.domain and _computed_on_host(declaration, known):
+        elif computes_on_host(declaration, known):
             made = operator.compute(numpy, known, attributes, wanted)
         else:
             args = [
@@ -164,8 +164,10 @@ def _is_plain(value: Any) -> bool:
     return isinstance(value, np.ndarray) and not is_host_value(value)
 
 
-def _computed_on_host(declaration: Declaration, known: Sequence[Any]) -> bool:
-    """Whether a node computes with shapes, or with small values that are on the host."""
+def computes_on_host(declaration: Declaration, known: Sequence[Any]) -> bool:
+    """Whether a call computes with shapes, or with small values that are all on the host."""
+    if declaration.domain:
+        return False
     if declaration.name in _FROM_SHAPES:
         return True
     if not _is_arithmetic(declaration.name) or not known:

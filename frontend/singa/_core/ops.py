@@ -44,7 +44,7 @@ class TensorInterpreter(Interpreter[T]):
         op = vocabulary(device)
         raw = arguments(op, domain, op_type, [_value_on(device, x) for x in inputs])
         below = {n: _lowered(v, device) if isinstance(v, Subgraph) else v for n, v in attributes.items()}
-        made = op.call(op_type, raw, below, outputs, domain)
+        made = _placed(op.call(op_type, raw, below, outputs, domain), device)
         if tape.training and trace.current() is None:
             made = [_separate(v, every) for v in made]
         values = [*raw, *(_value_on(device, v) for v in captured)]
@@ -83,7 +83,7 @@ class TensorInterpreter(Interpreter[T]):
     ) -> list[Any]:
         device = _meeting(inputs, operator.declaration.name, operator.declaration.domain, self.opset)
         values = [_value_on(device, x) for x in inputs]
-        made = vocabulary(device).call_version(operator, values, attributes, wanted)
+        made = _placed(vocabulary(device).call_version(operator, values, attributes, wanted), device)
         if tape.training and trace.current() is None:
             made = [_separate(v, inputs) for v in made]
         if not tape.training or not any(x is not None and x.requires_grad for x in inputs):
@@ -134,6 +134,11 @@ class TensorInterpreter(Interpreter[T]):
         self, make: Callable[..., Sequence[Any]], types: Sequence[TypeProto | None], examples: Sequence[Example] = ()
     ) -> Subgraph:
         return (_anywhere if trace.current() is None else vocabulary()).graph(make, types, examples)
+
+
+def _placed(made: list[Any], device: Device) -> list[Any]:
+    """The results on the device of the tensors: operators leave shapes on the host."""
+    return [device.backend.put(v) if isinstance(v, np.ndarray) else v for v in made]
 
 
 def _replay_of(op_type: str, attributes: dict[str, Any], outputs: int, domain: str, count: int, shape: Any) -> provenance.Replay:
