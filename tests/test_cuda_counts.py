@@ -35,6 +35,8 @@ def test_the_report_has_every_model_and_its_page(counts: ModuleType) -> None:
     assert (ROOT / "reports" / "cuda-counts.md").read_text(encoding="utf-8") == counts.page(REPORT)
 
 
-@pytest.mark.parametrize("name", ["BERT-base, 12 layers", "ResNet-50", "shapes that are computed", "LSTM, both directions, 5 steps"])
+@pytest.mark.parametrize(
+    "name", ["BERT-base, 12 layers", "ResNet-50", "shapes that are computed", "LSTM, both directions, 5 steps"]
+)
 def test_a_run_reads_back_its_output_only(name: str) -> None:
     assert REPORT[name]["to_host"] == REPORT[name]["synchronizations"] == 1

@@ -540,7 +540,9 @@ class SingaRep(BackendRep):
             given = {v.name: x for v, x in zip(graph.inputs, values, strict=True)}
         sizes: dict[str, tuple[int, str]] = {}
         feeds = [convert_input(v, given.get(v.name), sizes, self.device) for v in graph.inputs]
-        return feeds, {v.name: convert_input(v, given[v.name], sizes, self.device) for v in graph.optional_inputs if v.name in given}
+        return feeds, {
+            v.name: convert_input(v, given[v.name], sizes, self.device) for v in graph.optional_inputs if v.name in given
+        }
 
 
 def _unpickled(state: Mapping[str, Any]) -> tuple[SingaRep, dict[str, np.ndarray]]:

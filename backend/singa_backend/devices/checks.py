@@ -137,6 +137,4 @@ def _wrap(module: Any) -> Any:
 
 @cache
 def _mark(module: Any) -> Any:
-    return module.ElementwiseKernel(
-        "bool bad, int32 number", "raw uint64 flags", "if (bad) flags[number] = 0;", "sonnx_refuse"
-    )
+    return module.ElementwiseKernel("bool bad, int32 number", "raw uint64 flags", "if (bad) flags[number] = 0;", "sonnx_refuse")
