@@ -67,7 +67,7 @@ class Placement:
 
     def __init__(self, device: Device, graph: Graph) -> None:
         self.device = device
-        self._forms: dict[int, tuple[Any, np.ndarray]] = {}  # id of a device array -> the array, and its values on the host
+        self._forms: dict[int, tuple[Any, np.ndarray]] = {}  # ids of both arrays -> that of the device, and that of the host
         self._constants: dict[int, list[Any]] = {}  # id of a Constant node -> its outputs
         self._read: dict[int, frozenset[int]] = {}
         self._find(graph)
@@ -96,13 +96,18 @@ class Placement:
     def _both(self, value: Any, *, read: bool) -> Any:
         placed = self.device.put(value)
         if self.device.xp.isarray(placed) and (read or value.size <= SMALL):
-            self._forms[id(placed)] = placed, value
+            self._forms[id(placed)] = self._forms[id(value)] = placed, value
         return placed
 
     def on_host(self, value: Any) -> Any:
         """The values of an array if they are known on the host; otherwise the value itself."""
         form = self._forms.get(id(value))
         return value if form is None else form[1]
+
+    def on_device(self, value: np.ndarray) -> Any:
+        """The copy on the device of the values of an initializer or a constant; None for other arrays."""
+        form = self._forms.get(id(value))
+        return None if form is None else form[0]
 
     def feed(self, graph: Graph, slot: int, value: Any) -> Any:
         """Put an input of a run on the device, unless an operator reads it on the host."""
@@ -117,8 +122,8 @@ class Placement:
         return found
 
     def owned(self) -> set[int]:
-        """The ids of the device's copies of Constant nodes."""
-        return {id(v) for values in self._constants.values() for v in values}
+        """The ids of the arrays that belong to the model: constants, and the values on the host."""
+        return {*self._forms, *(id(v) for values in self._constants.values() for v in values)}
 
 
 class Placed:
@@ -133,6 +138,9 @@ class Placed:
         """The value on the device; strings and dtypes that it lacks stay on the host."""
         if not isinstance(value, np.ndarray) or is_host_value(value):
             return value
+        known = self.placement.on_device(value)
+        if known is not None:
+            return known
         found = self._copies.get(id(value))
         if found is None:
             if len(self._copies) == _COPIES:
