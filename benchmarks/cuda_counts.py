@@ -2,8 +2,8 @@
 
     tox -e cuda-counts -- --to reports
 
-The counts are exact and do not depend on the machine.  Each is of one run after two others, when kernels are compiled and constants
-are on the device.  Topologies are those of published models; their widths are reduced, on which no count but bytes depends.
+The counts are exact and do not depend on the machine.  Each is of one run after two others, when kernels are compiled and
+constants are on the device.  Topologies are those of published models; their widths are reduced, on which only bytes depend.
 `tests/test_cuda_counts.py` fails if a count rises above the report.
 """
 
@@ -238,9 +238,10 @@ def measure(name: str) -> dict[str, int]:
 def page(rows: dict[str, dict[str, int]]) -> str:
     lines = [
         "# What a run does on a CUDA device", "",
-        f"Written by `tox -e cuda-counts -- --to reports` on an emulated device with CuPy {fakecuda.CUPY}; a test fails if a count",
-        "rises. Each count is of one run after two others. A read-back is a copy to the host, for which the host waits: a run needs",
-        "one for its outputs. The topologies are those of the published models; widths are reduced, on which only bytes depend.", "",
+        f"Written by `tox -e cuda-counts -- --to reports` on an emulated device with CuPy {fakecuda.CUPY}; a test fails if a",
+        "count rises. Each count is of one run after two others. A read-back is a copy to the host, for which the host waits:",
+        "a run needs one for its outputs. The topologies are those of the published models; widths are reduced, on which only",
+        "bytes depend.", "",
         f"| model | nodes | {' | '.join(TITLES)} |",
         f"|---|{'---:|' * (len(TITLES) + 1)}",
     ]  # fmt: skip

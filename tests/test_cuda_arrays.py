@@ -80,7 +80,11 @@ def test_an_input_is_not_copied(cupy: Any, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_weights_and_constants_are_returned_as_copies(cupy: Any) -> None:
-    text = "(float[2,3] x) => (float[3] y, float[1] z, float[2,3] v) { y = Identity(w) z = Constant<value = float[1] {3.0}>() v = Identity(x) }"
+    text = """(float[2,3] x) => (float[3] y, float[1] z, float[2,3] v) {
+        y = Identity(w)
+        z = Constant<value = float[1] {3.0}>()
+        v = Identity(x)
+    }"""
     w = np.float32([1, 2, 3])
     rep = SingaBackend.prepare(model(text, w=w), "CUDA")
     x = cupy.asarray(X)

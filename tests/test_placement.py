@@ -85,14 +85,23 @@ def test_initializers_that_are_read_on_the_host_are_not_read_back(copies: dict[s
 
 
 def test_constants_are_put_once(copies: dict[str, int]) -> None:
-    text = "net (float[2,3,4] x) => (float[6,4] y) { s = Constant<value_ints = [6, 4]>() z = Reshape(x, s) two = Constant<value_float = 2.0>() y = Mul(z, two) }"
+    text = """net (float[2,3,4] x) => (float[6,4] y) {
+        s = Constant<value_ints = [6, 4]>()
+        z = Reshape(x, s)
+        two = Constant<value_float = 2.0>()
+        y = Mul(z, two)
+    }"""
     assert run(copies, model(text), X) == (1, 1)
 
 
 def test_inputs_that_are_read_on_the_host_stay_there(copies: dict[str, int]) -> None:
     text = "net (float[2,3,4] x, int64[2] s) => (float[a,b] y) { y = Reshape(x, s) }"
     assert run(copies, model(text), X, np.array([8, 3])) == (1, 1)
-    both = "net (float[2,3,4] x, int64[2] s) => (float[a,b] y, int64[2] t) { y = Reshape(x, s) b = BitwiseNot(s) t = CumSum(b, zero) }"
+    both = """net (float[2,3,4] x, int64[2] s) => (float[a,b] y, int64[2] t) {
+        y = Reshape(x, s)
+        b = BitwiseNot(s)
+        t = CumSum(b, zero)
+    }"""
     assert run(copies, model(both, zero=np.array(0)), X, np.array([8, 3]))[1] == 1
 
 
@@ -144,7 +153,12 @@ def test_a_loop_whose_values_are_shapes(copies: dict[str, int]) -> None:
 
 
 def test_results_that_would_be_large_are_made_on_the_device(copies: dict[str, int]) -> None:
-    text = "net (float[2,3,4] x) => (float[a] y) { s = Shape(x) n = Mul(s, big) m = ReduceProd<keepdims = 1>(n) y = ConstantOfShape(m) }"
+    text = """net (float[2,3,4] x) => (float[a] y) {
+        s = Shape(x)
+        n = Mul(s, big)
+        m = ReduceProd<keepdims = 1>(n)
+        y = ConstantOfShape(m)
+    }"""
     assert run(copies, model(text, big=np.array([10])), X) == (1, 1)
 
 

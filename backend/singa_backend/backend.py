@@ -314,8 +314,9 @@ class SingaRep(BackendRep):
 
         Returns:
             The outputs in order, also indexed by name: NumPy arrays (or arrays of the device, see `to_host`), lists for
-            sequences, dicts for maps, None for an empty optional.  They share no memory with the model or the inputs, except those in `out` and caches of generated text: an
-            output that begins with an input may extend its memory, and is read-only.  No later run changes it.
+            sequences, dicts for maps, None for an empty optional.  They share no memory with the model or the inputs, except
+            those in `out` and caches of generated text: an output that begins with an input may extend its memory, and is
+            read-only.  No later run changes it.
 
         Raises:
             InvalidInput: the inputs or options do not match the model, or an input is on another device, and nothing has run; or

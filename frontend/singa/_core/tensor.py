@@ -64,8 +64,9 @@ class Tensor(Variable):
         device: The device, or a name such as "CUDA"; None for the CPU.
         dtype: A constant of `singa.tensor`, "int" (int32), "float" (float32), or a NumPy dtype; ignored if `data` is passed.
         data: The values, used in their own shape and dtype: an array (shared, not copied, if it is on the device already; also
-            one of another library, by DLPack or the CUDA array interface), a Tensor, a number or nested lists of numbers (floats become float32, integers int32), or a list of arrays, which is
-            an ONNX sequence. A read-only array is copied. None for zeros.
+            one of another library, by DLPack or the CUDA array interface), a Tensor, a number or nested lists of numbers
+            (floats become float32, integers int32), or a list of arrays, which is an ONNX sequence. A read-only array is copied.
+            None for zeros.
         requires_grad: Whether gradients flow through this tensor.
         stores_grad: Whether `autograd.backward` returns the gradient of this tensor, as for a parameter.
         creator: The operator that produced it; None for a leaf.
