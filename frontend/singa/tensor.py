@@ -85,15 +85,14 @@ def from_dlpack(x: Any) -> Tensor:
 
     Raises:
         NotExchangeable: x does not support DLPack, its memory is neither on the host nor on a CUDA device, or NumPy or CuPy
-            lacks its dtype (SX367).
-        DeviceUnavailable: CuPy cannot use the GPU.
+            lacks its dtype, or CuPy cannot use the GPU (SX367).
     """
     with exchange(f"a {type(x).__name__}"):
         kind, ordinal = x.__dlpack_device__()
         if int(kind) not in (1, 2, 3):  # kDLCPU, kDLCUDA, kDLCUDAHost
             raise BufferError(f"its memory must be on the host or on a CUDA device, got the device type {kind!r}")
-        array = np.from_dlpack(x) if int(kind) != 2 else None
-    return Tensor(data=x, device=f"CUDA:{ordinal}") if array is None else Tensor(data=array)
+        data, where = (x, devices.resolve(f"CUDA:{ordinal}")) if int(kind) == 2 else (np.from_dlpack(x), None)
+    return Tensor(data=data, device=where)
 
 
 def from_raw_tensor(t: Any) -> Tensor:
