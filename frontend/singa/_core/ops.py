@@ -44,7 +44,9 @@ class TensorInterpreter(Interpreter[T]):
         op = vocabulary(device)
         raw = arguments(op, domain, op_type, [_value_on(device, x) for x in inputs])
         below = {n: _lowered(v, device) if isinstance(v, Subgraph) else v for n, v in attributes.items()}
-        made = _placed(op.call(op_type, raw, below, outputs, domain), device)
+        made = op.call(op_type, raw, below, outputs, domain)
+        if not device.backend.is_host:
+            made = _placed(made, device)
         if tape.training and trace.current() is None:
             made = [_separate(v, every) for v in made]
         values = [*raw, *(_value_on(device, v) for v in captured)]
@@ -83,7 +85,9 @@ class TensorInterpreter(Interpreter[T]):
     ) -> list[Any]:
         device = _meeting(inputs, operator.declaration.name, operator.declaration.domain, self.opset)
         values = [_value_on(device, x) for x in inputs]
-        made = _placed(vocabulary(device).call_version(operator, values, attributes, wanted), device)
+        made = vocabulary(device).call_version(operator, values, attributes, wanted)
+        if not device.backend.is_host:
+            made = _placed(made, device)
         if tape.training and trace.current() is None:
             made = [_separate(v, inputs) for v in made]
         if not tape.training or not any(x is not None and x.requires_grad for x in inputs):
