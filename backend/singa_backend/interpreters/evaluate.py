@@ -79,7 +79,8 @@ class Evaluator(Interpreter[Any]):
         return self.device.put(np.asarray(value, dtype))
 
     def argument(self, domain: str, op_type: str, i: int, value: Any, dtype: dtypes.DTypeLike) -> Any:
-        if self.device.is_host or np.dtype(dtype).kind == "i" or reads_on_host(_versioned(domain, op_type, self.opset).declaration, i):
+        stays = self.device.is_host or np.dtype(dtype).kind == "i"
+        if stays or reads_on_host(_versioned(domain, op_type, self.opset).declaration, i):
             return np.asarray(value, dtype)
         return self.constant(value, dtype)
 
