@@ -289,6 +289,7 @@ class SingaRep(BackendRep):
         cancel: Flag | None = None,
         validate: bool = False,
         out: Any = None,
+        to_host: bool = True,
         **kwargs: Any,
     ) -> Outputs:
         """Run the model.
@@ -296,7 +297,9 @@ class SingaRep(BackendRep):
         Args:
             inputs: a list in the order of `self.inputs`, a dict by name, or one array.  Arrays must have the declared dtype and
                 fit the declared shape; Python numbers and lists are converted to the declared dtype.  A sequence is a list of
-                arrays, a map a dict, an empty optional None.
+                arrays, a map a dict, an empty optional None.  Arrays on the model's device are used without a copy, and are not
+                changed: those of CuPy, and on CUDA those of other libraries that have `__dlpack__` or
+                `__cuda_array_interface__`.
             last_layers: -1 runs all operators, -2 omits the last one, -k the last k - 1 (Constant nodes do not count); L >= 0
                 runs operators 0 to L.  If operators are omitted, the outputs are those of the last operator that ran.
             aux_output: the names of intermediate values to return after the outputs.
@@ -305,16 +308,19 @@ class SingaRep(BackendRep):
             validate: whether to look for NaN and infinity in every value, also in subgraphs and functions.
             out: arrays that receive the outputs: a list in the order of the outputs, in which None stands for a new array, a dict
                 by name, or one array.  They must have the dtypes and shapes of the outputs.  They may be inputs of the run.
+            to_host: whether to copy the outputs to the host; otherwise they are arrays of the model's device, except strings and
+                dtypes that CuPy lacks.
             **kwargs: options of ONNX's test runner and of SINGA that have no effect here.
 
         Returns:
-            The outputs in order, also indexed by name: NumPy arrays, lists for sequences, dicts for maps, None for an empty
-            optional.  They share no memory with the model or the inputs, except those in `out` and caches of generated text: an
-            output that begins with an input may extend its memory, and is read-only.  No later run changes it.
+            The outputs in order, also indexed by name: NumPy arrays (or arrays of the device, see `to_host`), lists for
+            sequences, dicts for maps, None for an empty optional.  They share no memory with the model or the inputs, except
+            those in `out` and caches of generated text: an output that begins with an input may extend its memory, and is
+            read-only.  No later run changes it.
 
         Raises:
-            InvalidInput: the inputs or options do not match the model, and nothing has run; or an array of `out` does not match
-                its output (SX385), and none was written.
+            InvalidInput: the inputs or options do not match the model, or an input is on another device, and nothing has run; or
+                an array of `out` does not match its output, or was passed with `to_host=False` (SX385), and none was written.
             UnknownKeyword: a keyword is not one of these.
             OperatorError: a node cannot compute with its inputs.
             NonFinite: an OperatorError (SX409): with `validate`, a node made a NaN, or an infinity from finite inputs, or an
@@ -335,7 +341,7 @@ class SingaRep(BackendRep):
                         if receivers is not None:
                             _receive(receivers, planned, self._output_names)
                         return Outputs(planned, self._output_names)
-        return self._run(inputs, last_layers, aux_output, limits, cancel, validate, out, kwargs)
+        return self._run(inputs, last_layers, aux_output, limits, cancel, validate, out, to_host, kwargs)
 
     def _receivers(self, out: Any, names: Sequence[str]) -> list[np.ndarray | None]:
         """The arrays of `out` in the order of the outputs; raises InvalidInput (SX385) if one cannot be written."""
@@ -380,22 +386,25 @@ class SingaRep(BackendRep):
         cancel: Flag | None,
         validate: bool,
         out: Any,
+        to_host: bool,
         kwargs: dict[str, Any],
     ) -> Outputs:
         """Run the model with all checks."""
-        check_keywords("run", kwargs, ("last_layers", "aux_output", "limits", "cancel", "validate", "out", *_QUIET))
+        check_keywords("run", kwargs, ("last_layers", "aux_output", "limits", "cancel", "validate", "out", "to_host", *_QUIET))
         check_last_layers(last_layers)
         if not isinstance(aux_output, (str, list, tuple)) or not all(isinstance(n, str) for n in aux_output):
             raise InvalidInput(f"aux_output must be a list of names, got {aux_output!r}", code="SX305")
         graph = self._selection(int(last_layers), (aux_output,) if isinstance(aux_output, str) else tuple(aux_output))
         names = tuple(v.name for v in graph.outputs)
+        device = self.device
+        if out is not None and not (to_host or device.is_host):
+            raise _unfit(f"out must be None with to_host=False: its arrays are on the host, and the outputs stay on {device}")
         receivers = None if out is None else self._receivers(out, names)
         feeds, overrides = self._feeds(inputs)
-        device = self.device
         budget = Budget(limits or self.limits, cancel, device.memory)
         with device.active():
-            overrides = {n: device.put(v) for n, v in overrides.items()}
-            placed = [device.put(v) for v in feeds]
+            overrides = {n: self._executor.feed(self.graph.slots[n], v) for n, v in overrides.items()}
+            placed = [self._executor.feed(s, v) for s, v in zip(self.graph.input_slots, feeds, strict=True)]
             watch = self._watch(placed, overrides) if validate else None
             try:
                 planner = self._current_planner() if graph is self.graph and not overrides and watch is None else None
@@ -404,21 +413,24 @@ class SingaRep(BackendRep):
                     if receivers is not None:
                         _receive(receivers, planned, names)
                     return Outputs(planned, names)
-                values = self._executor.run(graph, placed, overrides, budget, watch)
+                values = self._executor.run(graph, placed, overrides, budget, watch, to_host)
             except SonnxError as error:
                 if watch and watch.origin:
                     error.hint = "; ".join(filter(None, [error.hint, f"before it, {watch.origin}"]))
                 raise
             taken = self._fixed | {id(a) for held in self._executor.states.values() for _, a in held}
-            taken.update(id(a) for v in (*feeds, *overrides.values()) for a in (v if isinstance(v, list) else (v,)))
-            results = [owned_copy(device.get(v), taken) for v in values]
+            taken.update(id(a) for v in (*feeds, *placed, *overrides.values()) for a in (v if isinstance(v, list) else (v,)))
+            if self._executor.placement is not None:
+                taken |= self._executor.placement.owned()
+            results = [owned_copy(v, taken) for v in values]
             if receivers is not None:
                 _receive(receivers, results, names)
             outputs = Outputs(results, names)
         if watch:
-            watch.finish(outputs)
+            found = outputs if to_host else Outputs(device.get_all(outputs), names)
+            watch.finish(found)
             if watch.origin:
-                raise NonFinite.of(watch.origin, outputs)
+                raise NonFinite.of(watch.origin, found)
         return outputs
 
     def profile(self, inputs: Any, *, runs: int = 10, limits: Limits | None = None, cancel: Flag | None = None) -> Profile:
@@ -449,8 +461,8 @@ class SingaRep(BackendRep):
         feeds, overrides = self._feeds(inputs)
         device = self.device
         with device.active():
-            overrides = {n: device.put(v) for n, v in overrides.items()}
-            placed = [device.put(v) for v in feeds]
+            overrides = {n: self._executor.feed(self.graph.slots[n], v) for n, v in overrides.items()}
+            placed = [self._executor.feed(s, v) for s, v in zip(self.graph.input_slots, feeds, strict=True)]
 
             def run() -> None:
                 SingaRep.run(self, inputs, limits=limits, cancel=cancel)
@@ -528,8 +540,10 @@ class SingaRep(BackendRep):
                 )
             given = {v.name: x for v, x in zip(graph.inputs, values, strict=True)}
         sizes: dict[str, tuple[int, str]] = {}
-        feeds = [convert_input(v, given.get(v.name), sizes) for v in graph.inputs]
-        return feeds, {v.name: convert_input(v, given[v.name], sizes) for v in graph.optional_inputs if v.name in given}
+        feeds = [convert_input(v, given.get(v.name), sizes, self.device) for v in graph.inputs]
+        return feeds, {
+            v.name: convert_input(v, given[v.name], sizes, self.device) for v in graph.optional_inputs if v.name in given
+        }
 
 
 def _unpickled(state: Mapping[str, Any]) -> tuple[SingaRep, dict[str, np.ndarray]]:

@@ -547,7 +547,8 @@ def _bincount(x: Any, weights: Any = None, minlength: int = 0) -> Made:
 
 
 def _nonzero(x: Any) -> Made:
-    some = x.size * x.ndim < 1 << 20  # small enough for an upper bound
+    budget, bound = current(), 8 * x.size * x.ndim
+    some = bound <= min(budget.tensor_bytes, budget.room - budget.made)  # small enough for an upper bound
     return (x.ndim, x.size if some else int(getattr(x, "_a", x).astype(bool).sum())), 8
 
 

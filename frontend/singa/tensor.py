@@ -75,24 +75,24 @@ def from_numpy(array: Any, dev: DeviceLike | None = None) -> Tensor:
 
 
 def from_dlpack(x: Any) -> Tensor:
-    """Make a tensor that shares the memory of a DLPack array on the host; read-only memory is copied.
+    """Make a tensor that shares the memory of a DLPack array; read-only memory on the host is copied.
 
     Args:
-        x: An object with `__dlpack__` and `__dlpack_device__`, such as an array of NumPy or PyTorch in host memory.
+        x: An object with `__dlpack__` and `__dlpack_device__`, such as an array of NumPy, CuPy or PyTorch.
 
     Returns:
-        Tensor of the shape and dtype of x, on the CPU.
+        Tensor of the shape and dtype of x, on the CPU or on the GPU that holds x.
 
     Raises:
-        NotExchangeable: x does not support DLPack, or NumPy cannot use the memory: it is not on the host, or of a dtype that
-            NumPy lacks (SX367).
+        NotExchangeable: x does not support DLPack, its memory is neither on the host nor on a CUDA device, or NumPy or CuPy
+            lacks its dtype, or CuPy cannot use the GPU (SX367).
     """
     with exchange(f"a {type(x).__name__}"):
-        kind, _ = x.__dlpack_device__()
-        if kind not in (1, 3):  # kDLCPU, kDLCUDAHost
-            raise BufferError(f"its memory must be on the host, got the device type {kind!r}")
-        array = np.from_dlpack(x)
-    return Tensor(data=array)
+        kind, ordinal = x.__dlpack_device__()
+        if int(kind) not in (1, 2, 3):  # kDLCPU, kDLCUDA, kDLCUDAHost
+            raise BufferError(f"its memory must be on the host or on a CUDA device, got the device type {kind!r}")
+        data, where = (x, devices.resolve(f"CUDA:{ordinal}")) if int(kind) == 2 else (np.from_dlpack(x), None)
+    return Tensor(data=data, device=where)
 
 
 def from_raw_tensor(t: Any) -> Tensor:

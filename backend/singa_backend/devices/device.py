@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import contextlib
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from functools import cache
+from itertools import accumulate
 from typing import Any, ClassVar, Protocol, TypeAlias
 
 import numpy as np
@@ -17,6 +19,10 @@ from .. import dtypes
 from ..errors import DeviceUnavailable, SonnxError
 from ..limits import physical_memory
 from . import cuda, namespaces, strict
+from .checks import Checks
+
+_AT_ONCE = 1 << 24
+"""Arrays of at most this many bytes together are packed on the device and copied to the host at once."""
 
 _Kind: TypeAlias = type[namespaces.Namespace]
 
@@ -107,12 +113,12 @@ class Device(ABC):
         """Copy a value from the host to this device.
 
         Args:
-            value: an array, a list of them, a map or None.
+            value: an array, a list of them, a map or None.  Arrays of this device are returned as they are.
 
         Returns:
             The value on this device; strings, maps and dtypes that CuPy lacks stay on the host.
         """
-        if self.is_host or value is None or is_host_value(value):
+        if self.is_host or value is None or is_host_value(value) or self.xp.isarray(value):
             return value
         if isinstance(value, list):
             return [self.put(v) for v in value]
@@ -177,6 +183,39 @@ class Device(ABC):
         """
         with self.active():
             target[index] = self.put(value) if isinstance(value, np.ndarray) else value
+
+    def adopt(self, value: Any) -> Any:
+        """Take an array that is on a device without copying it.
+
+        Args:
+            value: any value.
+
+        Returns:
+            The array as one of this device; None if the value is on the host.
+
+        Raises:
+            DeviceUnavailable: the array is on another device.
+        """
+        return None if self.is_host or not self.xp.isarray(value) else value
+
+    def get_all(self, values: Sequence[Any]) -> list[Any]:
+        """Copy several values from this device to the host.
+
+        Args:
+            values: values as for `get`.
+
+        Returns:
+            The values as NumPy arrays.
+        """
+        return [self.get(v) for v in values]
+
+    def checks(self) -> Checks | None:
+        """Return where a run collects checks whose results are read once.
+
+        Returns:
+            The checks of a new run; None if each check is read at once, because that does not wait for a device.
+        """
+        return None
 
     def active(self) -> contextlib.AbstractContextManager[Any]:
         """Return a context in which work is issued on this device.
@@ -252,7 +291,64 @@ class CudaDevice(Device):
         Returns:
             The GPU; None for other values.
         """
-        return cls(int(value.device.id)) if hasattr(value, "__cuda_array_interface__") else None
+        return cls(int(value.device.id)) if _is_cupy(value) else None
+
+    def adopt(self, value: Any) -> Any:
+        """Take an array of CuPy, or of another library by DLPack or the CUDA array interface, without copying it.
+
+        Args:
+            value: any value.
+
+        Returns:
+            The CuPy array that shares the memory; None if the value is on the host.
+
+        Raises:
+            DeviceUnavailable: the array is on another GPU.
+        """
+        ordinal = cuda_ordinal(value)
+        if ordinal is None:
+            return None
+        if ordinal != self.device_id:
+            raise DeviceUnavailable(
+                f"an array must be on {self}, got one on {type(self)(ordinal)}", hint="copy it there, or to the host, first"
+            )
+        if _is_cupy(value):
+            return value
+        with self.active():
+            return self.xp.module.from_dlpack(value) if _by_dlpack(value) else self.xp.module.asarray(value)
+
+    def get_all(self, values: Sequence[Any]) -> list[Any]:
+        """Copy several values to the host; arrays that are not large together are copied at once.
+
+        Args:
+            values: values as for `get`.
+
+        Returns:
+            The values as NumPy arrays.
+        """
+        places = [k for k, v in enumerate(values) if self.xp.isarray(v)]
+        ends = list(accumulate((-(-values[k].nbytes // 16) * 16 for k in places), initial=0))
+        if len(places) < 2 or ends[-1] > _AT_ONCE:
+            return super().get_all(values)
+        packed = self.xp.empty(ends[-1], np.uint8)
+        pieces = list(zip(places, ends, strict=False))
+        for k, start in pieces:
+            value = values[k]
+            packed[start : start + value.nbytes].view(value.dtype).reshape(value.shape)[...] = value
+        there = self.xp.to_host(packed)
+        made = [v if k in places else self.get(v) for k, v in enumerate(values)]
+        for k, start in pieces:
+            value = values[k]
+            made[k] = there[start : start + value.nbytes].view(value.dtype).reshape(value.shape)
+        return made
+
+    def checks(self) -> Checks | None:
+        """Return where a run collects its checks.
+
+        Returns:
+            The checks of a new run.
+        """
+        return Checks(self.xp.module)
 
     @property
     def memory(self) -> int:
@@ -302,6 +398,9 @@ class StrictDevice(Device):
         """
         return cls() if isinstance(value, strict.StrictArray) else None
 
+
+_DLPACK_CUDA = 2
+"""DLPack's number of the memory of a CUDA device."""
 
 DEVICES: dict[str, type[Device]] = {kind.type: kind for kind in (CpuDevice, CudaDevice, StrictDevice)}
 """The classes of devices by name."""
@@ -408,6 +507,39 @@ def device_of(value: Any) -> Device:
         The device of the array; the CPU for other values.
     """
     return next((d for kind in DEVICES.values() if (d := kind.holding(value)) is not None), CpuDevice())
+
+
+def _is_cupy(value: Any) -> bool:
+    return type(value).__module__.partition(".")[0] == "cupy" and hasattr(value, "__cuda_array_interface__")
+
+
+def _by_dlpack(value: Any) -> bool:
+    return hasattr(value, "__dlpack__") and hasattr(value, "__dlpack_device__")
+
+
+def cuda_ordinal(value: Any) -> int | None:
+    """Return the ordinal of the GPU that holds an array of any library.
+
+    Args:
+        value: any value.
+
+    Returns:
+        The ordinal; None for values that are not CUDA arrays by DLPack or the CUDA array interface.
+    """
+    if _is_cupy(value):
+        return int(value.device.id)
+    if isinstance(value, (np.ndarray, np.generic)):
+        return None
+    if _by_dlpack(value):
+        kind, ordinal = value.__dlpack_device__()
+        return int(ordinal) if int(kind) == _DLPACK_CUDA else None
+    described = getattr(value, "__cuda_array_interface__", None)
+    if described is None:
+        return None
+    pointer = described["data"][0]
+    if not pointer:  # of an empty array
+        return 0
+    return int(_namespace(namespaces.CupyNamespace).module.cuda.runtime.pointerGetAttributes(pointer).device)
 
 
 def is_host_value(value: Any) -> bool:

@@ -5,6 +5,8 @@ An operator body may use every name that NumPy and CuPy share, and these functio
     xp.from_host(a)  xp.to_host(x)             the only ways between the device and the host
     xp.cast(x, dtype)                          astype with a defined result for floats outside the integer range
     xp.indices(i, size)                        integer indices, negative ones wrapped, checked against the size
+    xp.refuse(bad, error)                      raises error() if an element of `bad` is true
+    xp.may_hold_nan(x)                         False only if floats hold no NaN
     xp.scatter(out, index, values, reduction)  in place on `out`: "none", "add", "mul", "max", "min"
     xp.windows(x, shape, axis)                 a sliding-window view
     xp.as_strided(x, shape, strides)           a strided view, used by pooling
@@ -30,6 +32,7 @@ import numpy as np
 from .. import limits
 from ..dtypes import DTypeLike
 from ..errors import OperatorError
+from .checks import checking
 from .special import erf, erfc, in_pieces
 
 Array = Any  # an array of the current namespace
@@ -77,6 +80,15 @@ class Namespace(ABC):
             wrong = at[(at < low) | (at >= size)].flat[0]
             raise OperatorError(f"an index must be in [{low}, {size}), got {wrong}", code="SX401")
         return self.where(i < 0, i + size, i) if minimum < 0 else i
+
+    def refuse(self, bad: Array, error: Callable[[], OperatorError]) -> None:
+        """Raise an error if an element of `bad` is true; on CUDA, in a run, when the run ends."""
+        if self.to_host(bad.any()):
+            raise error()
+
+    def may_hold_nan(self, x: Array) -> bool:
+        """Whether floats hold a NaN; always True on a device, which would have to synchronize."""
+        return bool(x.dtype.kind == "f")
 
     def erf(self, x: Array) -> Array:
         """The error function, to about 1 unit in the last place of float32 or float64."""
@@ -155,6 +167,9 @@ class NumpyNamespace(Namespace):
                 return x.astype(dtype)
         return super().cast(x, dtype)
 
+    def may_hold_nan(self, x: Array) -> bool:
+        return x.dtype.kind == "f" and bool((x != x).any())
+
     def sums_are_large(self, x: Array, w: Array, count: int) -> bool:
         return bool(x.size and w.size) and count * _largest(x) * _largest(w) > 2.0**24
 
@@ -188,6 +203,17 @@ class CupyNamespace(Namespace):
 
     def isarray(self, x: Any) -> bool:
         return isinstance(x, self.module.ndarray)
+
+    def indices(self, i: Array, size: int, *, negative: bool = True) -> Array:
+        """As `Namespace.indices`; in a run the error is raised when the run ends (checks.py), until then wrong indices are 0."""
+        if not i.size:
+            return i
+        with checking(self.module) as checks:
+            return checks.indices(i, size, -size if negative else 0)
+
+    def refuse(self, bad: Array, error: Callable[[], OperatorError]) -> None:
+        with checking(self.module) as checks:
+            checks.refuse(bad, error)
 
     def clip(self, x: Array, low: Any, high: Any) -> Array:
         """`high` if low > high, and NaN if a bound is NaN; CuPy's own clip returns `low` and `x` in these cases."""

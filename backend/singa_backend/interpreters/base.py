@@ -139,6 +139,10 @@ class Interpreter(ABC, Generic[T]):
     def constant(self, value: Any, dtype: dtypes.DTypeLike | None = None) -> T:
         """A constant from a number, a list or an array."""
 
+    def argument(self, domain: str, op_type: str, i: int, value: Any, dtype: dtypes.DTypeLike) -> T:
+        """The constant for input `i` of a call: an interpreter of a device may keep what is read on the host there."""
+        return self.constant(value, dtype)
+
     @abstractmethod
     def is_value(self, x: Any) -> bool:
         """Whether `x` is a value of this interpreter; other arguments become constants."""
@@ -348,7 +352,7 @@ def arguments(op: Interpreter[T], domain: str, op_type: str, inputs: Sequence[An
         else:
             natural = x.dtype if isinstance(x, (np.ndarray, np.generic)) else _natural(x)
             dtype = kinds[which][0] if len(kinds[which]) == 1 else natural
-        values.append(op.constant(_representable(x, np.dtype(dtype), op_type), dtype))
+        values.append(op.argument(domain, op_type, i, _representable(x, np.dtype(dtype), op_type), dtype))
     return values
 
 

@@ -14,9 +14,10 @@ from ..devices import namespaces
 from ..devices.device import Device, resolve
 from ..errors import DeviceFailure, ResourceExhausted
 from ..ir.declaration import declarations
-from ..ir.versioned import VersionedOperator, runs_on_host
+from ..ir.versioned import VersionedOperator, reads_on_host, runs_on_host
 from ..proto.schemas import version_at
 from ..runtime.executor import types_of
+from ..runtime.placement import computes_on_host
 from .base import Example, Interpreter, Subgraph, arguments
 
 
@@ -36,7 +37,11 @@ class _Empty(list[Any]):
 
 
 class Evaluator(Interpreter[Any]):
-    """Computes single operators on a device; operators with subgraphs require `Eager`."""
+    """Computes single operators on a device; operators with subgraphs require `Eager`.
+
+    Shapes, and results of small values on the host, are NumPy arrays, as in a run (`runtime.placement`); `device.put` copies them
+    to the device.  Indices and divisors are checked at once.
+    """
 
     def __init__(self, device: Device | None = None, opset: int | None = None) -> None:
         self.device = device or resolve("CPU")
@@ -63,7 +68,12 @@ class Evaluator(Interpreter[Any]):
             given[name] = {"wanted": tuple(wanted), "version": operator.version, "derived": _made}.get(kind)
         try:
             with self.device.active(), np.errstate(all="ignore"):
-                if self.device.is_host or not runs_on_host(declaration, given, values):
+                if self.device.is_host:
+                    return operator.compute(self.xp, values, given, outputs)[:outputs]
+                if computes_on_host(declaration, values):
+                    return operator.compute(namespaces.numpy, values, given, outputs)[:outputs]
+                if not runs_on_host(declaration, given, values):
+                    values = [v if reads_on_host(declaration, i) else self.device.put(v) for i, v in enumerate(values)]
                     return operator.compute(self.xp, values, given, outputs)[:outputs]
                 made = operator.compute(namespaces.numpy, [self.device.get(v) for v in values], given, outputs)
                 return [self.device.put(v) for v in made[:outputs]]
@@ -73,6 +83,12 @@ class Evaluator(Interpreter[Any]):
 
     def constant(self, value: Any, dtype: dtypes.DTypeLike | None = None) -> Any:
         return self.device.put(np.asarray(value, dtype))
+
+    def argument(self, domain: str, op_type: str, i: int, value: Any, dtype: dtypes.DTypeLike) -> Any:
+        stays = self.device.is_host or np.dtype(dtype).kind == "i"
+        if stays or reads_on_host(_versioned(domain, op_type, self.opset).declaration, i):
+            return np.asarray(value, dtype)
+        return self.constant(value, dtype)
 
     def is_value(self, x: Any) -> bool:
         if isinstance(x, list):

@@ -257,6 +257,12 @@ def _product(arrays: Sequence[Any]) -> int:
     return math.prod(a.size for a in arrays)
 
 
+def reads_on_host(declaration: Declaration, i: int) -> bool:
+    """Whether an operator reads input `i` on the host."""
+    declared = declaration.inputs
+    return declaration.host or (bool(declared) and declared[min(i, len(declared) - 1)].host is not None)
+
+
 def runs_on_host(declaration: Declaration, attributes: dict[str, Any], inputs: Sequence[Any]) -> bool:
     """Whether a node must run on NumPy: by its declaration, its values, or the dtype of its result."""
     if "run" in declaration.services.values():

@@ -141,8 +141,8 @@ def mod_gradient(op: Op, dy: V, a: V, b: V, y: V) -> tuple[V, V]:
 
 def _no_zero(xp: Xp, a: Array, b: Array) -> None:
     """Raise OperatorError if an integer would be divided by zero."""
-    if 0 not in np.broadcast_shapes(a.shape, b.shape) and xp.to_host((b == 0).any()):
-        raise OperatorError("the divisor of integers must not be zero", code="SX403")
+    if 0 not in np.broadcast_shapes(a.shape, b.shape):
+        xp.refuse(b == 0, lambda: OperatorError("the divisor of integers must not be zero", code="SX403"))
 
 
 # --- powers -----------------------------------------------------------------------------------------------------------

@@ -164,7 +164,7 @@ def argmax_pool(xp: Xp, x: Array, at: Windows) -> tuple[Array, Array]:
     small = np.uint8 if cells <= 256 else np.int64
     code = xp.zeros((1,) * x.ndim, dtype=small)  # offset of the maximum in the kernel, row-major
     code = xp.broadcast_to(code, x.shape)
-    nans = x.dtype.kind == "f" and bool(xp.to_host((x != x).any()))
+    nans = xp.may_hold_nan(x)
     inner = 1
     for axis in reversed(range(len(at.counts))):  # last axis first: the first of equals in each row, then the first row
         shape = (*x.shape[: 2 + axis], at.counts[axis], *x.shape[3 + axis :])

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 
 from .. import dtypes, limits
-from ..devices import namespaces
+from ..devices import checks
 from ..devices.device import Device
 from ..errors import OperatorError, ResourceExhausted, SonnxError
 from ..ir.graph import Graph, Node
-from ..ir.versioned import runs_on_host
 from ..proto.tensor_data import ModelFile, copied, is_mapped
+from .placement import Placed, Placement
 
 _CODES: tuple[tuple[type[Exception], str], ...] = (
     (IndexError, "SX401"), (ZeroDivisionError, "SX403"), (OverflowError, "SX405"), (TypeError, "SX406"), (ValueError, "SX404"),
@@ -35,6 +35,7 @@ class Executor:
         device: the device.
         observer: is called after each operator; None for none.
         file: the model file that initializers are read from when they are used; None if they are in memory.
+        placement: which values are on the host; None if the device is the host.
     """
 
     def __init__(self, graph: Graph, device: Device) -> None:
@@ -45,6 +46,7 @@ class Executor:
         self._loaded = False
         self._states: dict[int, list[tuple[int, Any]]] = {}
         self._keep: list[Graph] = []  # the keys of _states are ids, so their graphs must stay alive
+        self.placement = None if device.is_host else Placement(device, graph)
         with device.active():
             self._place(graph)
         self._resident = limits.size_of([a for states in self._states.values() for _, a in states])
@@ -62,10 +64,25 @@ class Executor:
     def _place(self, graph: Graph) -> None:
         if id(graph) not in self._states:
             self._keep.append(graph)
-            self._states[id(graph)] = [(slot, self.device.put(graph.states[name])) for slot, name in graph.state_slots]
+            self._states[id(graph)] = [(slot, self._put(graph, slot, graph.states[name])) for slot, name in graph.state_slots]
             for node in graph.nodes:
                 for inner in node.graphs:
                     self._place(inner)
+
+    def _put(self, graph: Graph, slot: int, value: Any) -> Any:
+        return value if self.placement is None else self.placement.state(graph, slot, value)
+
+    def feed(self, slot: int, value: Any) -> Any:
+        """Put an input of a run on the device; one that operators read on the host stays there.
+
+        Args:
+            slot: the slot of the input in the main graph.
+            value: a value of the host or of the device.
+
+        Returns:
+            The value to pass to `run`.
+        """
+        return value if self.placement is None else self.placement.feed(self.graph, slot, value)
 
     def check_file(self) -> None:
         """Raise InvalidModel if initializers are in a model file that was overwritten: they can no longer be read."""
@@ -98,15 +115,17 @@ class Executor:
         overrides: dict[str, Any] | None = None,
         budget: limits.Budget | None = None,
         observer: Observer | None = None,
+        to_host: bool = False,
     ) -> list[Any]:
         """Run a graph; every error that it raises is a SonnxError.
 
         Args:
             graph: this executor's graph, or a selection of it.
-            inputs: device values in the order of the graph's inputs.
+            inputs: values of `feed`, or of the device, in the order of the graph's inputs.
             overrides: values by name that replace initializers.
             budget: the budget of this run; None for one with the default limits.
             observer: the observer of this run; None for that of the executor.
+            to_host: whether the outputs are copied to the host, all of them and the flags of checks at once.
 
         Returns:
             The outputs in order.
@@ -119,9 +138,13 @@ class Executor:
         for name, value in (overrides or {}).items():
             frame[graph.slots[name]] = value
         budget.begin(self._resident + limits.size_of([inputs, overrides]), frame, self._states)
-        with limits.spend(budget), self.device.active(), np.errstate(all="ignore"):
-            graph.walk(frame, visitor.visit)
-        return [frame[s] for s in graph.output_slots]
+        with limits.spend(budget), self.device.active(), np.errstate(all="ignore"), checks.collected(visitor.checks):
+            try:
+                graph.walk(frame, visitor.visit)
+            except SonnxError:
+                visitor.settle_after_error()
+                raise
+            return visitor.finish([frame[s] for s in graph.output_slots], to_host)
 
 
 def _frame(graph: Graph, states: list[tuple[int, Any]], inputs: Sequence[Any]) -> list[Any]:
@@ -142,7 +165,8 @@ class Visitor:
     def __init__(self, executor: Executor, budget: limits.Budget) -> None:
         self.states = executor._states
         self.device = executor.device
-        self.host = executor.device.is_host
+        self.placed = None if executor.placement is None else Placed(executor.placement)
+        self.checks = executor.device.checks()
         self.budget = budget
 
     def visit(self, node: Node, inputs: list[Any], frame: list[Any]) -> list[Any]:
@@ -151,6 +175,8 @@ class Visitor:
             if node.function is not None:
                 return self._inner(node.function, inputs, frame)
             outputs = self._compute(node, inputs, frame)
+            if self.checks is not None:
+                self.checks.locate(lambda: _where(node, inputs))
             self.budget.account(outputs)
             return outputs
         except SonnxError as error:
@@ -173,13 +199,36 @@ class Visitor:
     def _compute(self, node: Node, inputs: list[Any], frame: list[Any]) -> list[Any]:
         operator = node.operator
         assert operator is not None
-        attributes, device = node.attributes, self.device
+        attributes = node.attributes
         if operator.declaration.services:
             attributes = self._served(node, frame)
-        if self.host or not runs_on_host(operator.declaration, attributes, inputs):
-            return operator.compute(device.xp, inputs, attributes, len(node.outputs))
-        outputs = operator.compute(namespaces.numpy, [device.get(v) for v in inputs], attributes, len(node.outputs))
-        return [device.put(v) for v in outputs]
+        if self.placed is None:
+            return operator.compute(self.device.xp, inputs, attributes, len(node.outputs))
+        return self.placed.compute(node, operator, inputs, attributes)
+
+    def finish(self, outputs: list[Any], to_host: bool) -> list[Any]:
+        """The outputs of the main graph, on the host or on the device; raises OperatorError if a check of the run failed."""
+        if self.placed is None:
+            return outputs
+        pending = None if self.checks is None else self.checks.pending
+        if self.checks is None or pending is None or not to_host:
+            if self.checks is not None:
+                self.checks.settle()
+            return self.device.get_all(outputs) if to_host else [self.placed.on_device(v) for v in outputs]
+        *outputs, flags = self.device.get_all([*outputs, pending])
+        self.checks.verify(flags)
+        return outputs
+
+    def settle_after_error(self) -> None:
+        """Raise the error of an earlier node whose check failed: the present one may be its consequence."""
+        if self.checks is None:
+            return
+        try:
+            self.checks.settle()
+        except OperatorError:
+            raise
+        except Exception:  # the device has failed, which the present error reports
+            return
 
     def _served(self, node: Node, frame: list[Any]) -> dict[str, Any]:
         """The node's attributes, and the services that the body requests."""
@@ -201,7 +250,8 @@ class Visitor:
         """
         if len(inputs) != len(graph.inputs):
             raise OperatorError(f"the graph {graph.name!r} takes {len(graph.inputs)} inputs, got {len(inputs)}", code="SX407")
-        return self._inner(graph, inputs, outer)
+        made = self._inner(graph, inputs, outer)
+        return made if self.placed is None else [self.placed.on_device(v) for v in made]
 
     def _inner(self, graph: Graph, inputs: Sequence[Any], outer: list[Any]) -> list[Any]:
         """Run a subgraph or a function body on these inputs; `outer` is the frame of the node that contains it."""
@@ -221,6 +271,7 @@ class ObservedVisitor(Visitor):
 
     def __init__(self, executor: Executor, budget: limits.Budget, observer: Observer) -> None:
         super().__init__(executor, budget)
+        self.checks = None  # what is observed was checked before
         self.observer = observer
         self.path: list[tuple[Node, int]] = []
         self.dry = 0
@@ -256,7 +307,12 @@ class ObservedVisitor(Visitor):
 
 
 def _located(error: SonnxError, node: Node, inputs: Sequence[Any]) -> SonnxError:
-    return error.locate(node=node.name, operator=node.op_type, opset=node.opset, version=node.version, **types_of(inputs))
+    return error.locate(**_where(node, inputs))
+
+
+def _where(node: Node, inputs: Sequence[Any]) -> dict[str, Any]:
+    """The fields of an error that a node raises."""
+    return {"node": node.name, "operator": node.op_type, "opset": node.opset, "version": node.version, **types_of(inputs)}
 
 
 def types_of(inputs: Sequence[Any]) -> dict[str, Any]:

@@ -7,12 +7,20 @@ from typing import Any
 import numpy as np
 
 from .. import dtypes
-from ..errors import InvalidInput
+from ..devices.device import Device
+from ..errors import DeviceUnavailable, InvalidInput
 from ..proto.values import Value
 
 
-def convert_input(declared: Value, x: Any, sizes: dict[str, tuple[int, str]]) -> Any:
-    """An input of the declared type; raises InvalidInput; `sizes` holds the symbolic sizes that are known so far."""
+def convert_input(declared: Value, x: Any, sizes: dict[str, tuple[int, str]], device: Device) -> Any:
+    """An input of the declared type; raises InvalidInput.
+
+    Args:
+        declared: the declared type.
+        x: the value that the caller passed.
+        sizes: the symbolic sizes that are known so far.
+        device: the device of the model, whose arrays are not copied.
+    """
     if declared.kind == "optional" and x is None:
         return None
     if x is None:
@@ -27,8 +35,8 @@ def convert_input(declared: Value, x: Any, sizes: dict[str, tuple[int, str]]) ->
     if declared.kind == "sequence" or (declared.kind in ("optional", "") and isinstance(x, list)):
         if not isinstance(x, (list, tuple)):
             raise InvalidInput(f"input {declared} must be a list of arrays, got a {type(x).__name__}", code="SX302")
-        return [_map(declared, e) if isinstance(e, dict) else _array(declared, e) for e in x]
-    array = _array(declared, x)
+        return [_map(declared, e) if isinstance(e, dict) else _array(declared, e, device) for e in x]
+    array = _array(declared, x, device)
     _fits(declared, array.shape, sizes)
     return array
 
@@ -43,9 +51,12 @@ def _map(declared: Value, x: dict[Any, Any]) -> dict[Any, Any]:
         raise InvalidInput(f"input {declared}: {error}", code="SX302") from None
 
 
-def _array(declared: Value, x: Any) -> np.ndarray:
-    want = declared.dtype
+def _array(declared: Value, x: Any, device: Device) -> Any:
     try:
+        held = device.adopt(x)
+        if held is not None:
+            _check_known(declared, held.dtype)
+            return held
         if not isinstance(x, (np.ndarray, np.generic)) and not hasattr(x, "__array__"):
             return _from_python(declared, x)
         array = np.asarray(x)
@@ -53,15 +64,15 @@ def _array(declared: Value, x: Any) -> np.ndarray:
             array = np.char.decode(array, "utf-8")
     except InvalidInput:
         raise
+    except DeviceUnavailable as error:
+        raise InvalidInput(f"input {declared}: {error.message}", code="SX302", hint=error.hint) from None
     except Exception as error:  # also from `__array__` of CuPy and PyTorch, which refuse arrays on a device
         raise InvalidInput(f"input {declared}: {error}", code="SX302") from None
     if array.dtype.kind == "U":
         array = array.astype(object)
     if not array.dtype.isnative:
         array = array.astype(array.dtype.newbyteorder("="))
-    _check_dtype(declared, array.dtype)
-    if want is None and not dtypes.known(array.dtype):
-        raise InvalidInput(f"input {declared} must have an element type of ONNX, got {array.dtype}", code="SX302")
+    _check_known(declared, array.dtype)
     if array.dtype == dtypes.STRING:
         _check_strings(declared, array)
     return array
@@ -72,6 +83,12 @@ def check_header(declared: Value, shape: tuple[int, ...], dtype: np.dtype[Any]) 
     if declared.kind == "tensor":
         _check_dtype(declared, dtypes.STRING if dtype.kind in "SU" else dtype)
         _fits(declared, shape, {})
+
+
+def _check_known(declared: Value, dtype: np.dtype[Any]) -> None:
+    _check_dtype(declared, dtype)
+    if declared.dtype is None and not dtypes.known(dtype):
+        raise InvalidInput(f"input {declared} must have an element type of ONNX, got {dtype}", code="SX302")
 
 
 def _check_dtype(declared: Value, dtype: np.dtype[Any]) -> None:
@@ -138,7 +155,7 @@ def owned_copy(value: Any, taken: set[int]) -> Any:
     """A value that shares no memory with the model: arrays that are, or view, an input or a state are copied."""
     if isinstance(value, list):
         return [owned_copy(v, taken) for v in value]
-    if isinstance(value, np.ndarray):
+    if hasattr(value, "dtype"):  # of the host or of a device
         if value.base is not None or id(value) in taken:
             value = value.copy()
         taken.add(id(value))

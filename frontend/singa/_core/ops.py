@@ -45,6 +45,8 @@ class TensorInterpreter(Interpreter[T]):
         raw = arguments(op, domain, op_type, [_value_on(device, x) for x in inputs])
         below = {n: _lowered(v, device) if isinstance(v, Subgraph) else v for n, v in attributes.items()}
         made = op.call(op_type, raw, below, outputs, domain)
+        if not device.backend.is_host:
+            made = _placed(made, device)
         if tape.training and trace.current() is None:
             made = [_separate(v, every, device) for v in made]
         values = [*raw, *(_value_on(device, v) for v in captured)]
@@ -84,6 +86,8 @@ class TensorInterpreter(Interpreter[T]):
         device = _meeting(inputs, operator.declaration.name, operator.declaration.domain, self.opset)
         values = [_value_on(device, x) for x in inputs]
         made = vocabulary(device).call_version(operator, values, attributes, wanted)
+        if not device.backend.is_host:
+            made = _placed(made, device)
         if tape.training and trace.current() is None:
             made = [_separate(v, inputs, device) for v in made]
         if not tape.training or not any(x is not None and x.requires_grad for x in inputs):
@@ -134,6 +138,11 @@ class TensorInterpreter(Interpreter[T]):
         self, make: Callable[..., Sequence[Any]], types: Sequence[TypeProto | None], examples: Sequence[Example] = ()
     ) -> Subgraph:
         return (_anywhere if trace.current() is None else vocabulary()).graph(make, types, examples)
+
+
+def _placed(made: list[Any], device: Device) -> list[Any]:
+    """The results on the device of the tensors: operators leave shapes on the host."""
+    return [device.backend.put(v) if isinstance(v, np.ndarray) else v for v in made]
 
 
 def _replay_of(op_type: str, attributes: dict[str, Any], outputs: int, domain: str, count: int, shape: Any) -> provenance.Replay:

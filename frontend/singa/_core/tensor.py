@@ -13,6 +13,8 @@ from typing import Any, TypeAlias, TypeVar
 import numpy as np
 
 from singa_backend import dtypes
+from singa_backend.devices.device import Device as Backend
+from singa_backend.devices.device import cuda_ordinal, resolve
 from singa_backend.errors import InvalidInput, NotExchangeable
 from singa_backend.interpreters.builder import Symbol
 from singa_backend.rendering import printable
@@ -61,9 +63,10 @@ class Tensor(Variable):
         shape: The sizes, or one int; ignored if `data` is passed.
         device: The device, or a name such as "CUDA"; None for the CPU.
         dtype: A constant of `singa.tensor`, "int" (int32), "float" (float32), or a NumPy dtype; ignored if `data` is passed.
-        data: The values, used in their own shape and dtype: an array (shared, not copied, if it is on the device already), a
-            Tensor, a number or nested lists of numbers (floats become float32, integers int32), or a list of arrays, which is
-            an ONNX sequence. A read-only array is copied. None for zeros.
+        data: The values, used in their own shape and dtype: an array (shared, not copied, if it is on the device already; also
+            one of another library, by DLPack or the CUDA array interface), a Tensor, a number or nested lists of numbers
+            (floats become float32, integers int32), or a list of arrays, which is an ONNX sequence. A read-only array is copied.
+            None for zeros.
         requires_grad: Whether gradients flow through this tensor.
         stores_grad: Whether `autograd.backward` returns the gradient of this tensor, as for a parameter.
         creator: The operator that produced it; None for a leaf.
@@ -112,6 +115,8 @@ class Tensor(Variable):
             return data
         if isinstance(data, list) and data and all(isinstance(v, Tensor) or _is_array(v) for v in data):
             return [self._owned(v) for v in data]
+        if not isinstance(data, np.ndarray) and (hasattr(data, "__dlpack__") or hasattr(data, "__cuda_array_interface__")):
+            data = _from_device(data, backend)
         if isinstance(data, np.ndarray) or not backend.xp.isarray(data):
             data = array_of(data)
             if not data.flags.writeable:
@@ -1061,6 +1066,19 @@ class Tensor(Variable):
 def _count(shape: Sequence[Any]) -> int | None:
     """The number of elements; None if a size is dynamic."""
     return math.prod(shape) if all(isinstance(d, int) for d in shape) else None
+
+
+def _from_device(data: Any, backend: Backend) -> Any:
+    """An array of any library that is on a GPU, as one of the device, and shared if it is there; other values as they are."""
+    with exchange(f"a {type(data).__name__}"):
+        ordinal = cuda_ordinal(data)
+        if ordinal is None:
+            return data
+        holder = resolve(f"CUDA:{ordinal}")
+        array = holder.adopt(data)
+    if not dtypes.known(array.dtype):
+        raise InvalidInput(f"the data of a tensor must be numbers, bool or strings, got {array.dtype}", code="SX315")
+    return array if str(holder) == str(backend) else backend.put(holder.get(array))
 
 
 @contextmanager

@@ -95,6 +95,10 @@ class Imported:
             if name not in changed:
                 self._loaded[name] = own
 
+    def examples(self) -> list[Any]:
+        """The examples of the inputs, `seen`, on the host."""
+        return [self.device.backend.get(x) for x in self.seen]
+
     def __getitem__(self, name: str) -> Tensor | None:
         """The parameter or the statistic of this name."""
         return (self.parameters if name in self.parameters else self.statistics).get(name)
@@ -113,7 +117,7 @@ class Imported:
             if kept:
                 fields[name] = kept
         changed |= {n: self.device.backend.get(v) for n, v in self.rep._given.items() if n in self._constants}
-        seen = [[_shape_of(v) for v in x] if isinstance(x, list) else _shape_of(x) for x in self.seen]
+        seen = [[_shape_of(v) for v in x] if isinstance(x, list) else _shape_of(x) for x in self.examples()]
         return {"model": self.rep._pickled(changed), "device": self.device, "fields": fields, "seen": seen}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -237,7 +241,8 @@ class Imported:
         graph = self.graph if last_layers == -1 and not names else _select(self.graph, int(last_layers), names)
         fed = self._fed(inputs)
         if trace.current() is None:
-            self.seen = [_seen(x) for x in fed]
+            with self.device.backend.active():
+                self.seen = [_seen(x) for x in fed]
         if trace.current() is None and not tape.training and not training and not self._has_training_nodes:
             return self._computed(graph, fed)
         frame: list[Any] = [None] * graph.size
@@ -359,13 +364,13 @@ def _constant(name: str, array: Any, device: Device) -> Tensor:
 def _seen(x: Any) -> Any:
     """The example of an input: a small one keeps its values, which may be sizes or conditions; another has zeros."""
     if x is None or isinstance(x._data, list):
-        return None if x is None else [_seen_array(x.device, v) for v in x._data]
-    return _seen_array(x.device, x._data)
+        return None if x is None else [_seen_array(v) for v in x._data]
+    return _seen_array(x._data)
 
 
-def _seen_array(device: Device, value: Any) -> np.ndarray:
+def _seen_array(value: Any) -> Any:
     if value.size <= _SMALL:
-        return np.array(device.backend.get(value))
+        return value.copy()  # on its device: few programs need it on the host
     return np.broadcast_to(np.array("" if value.dtype == dtypes.STRING else 0, value.dtype), value.shape)
 
 

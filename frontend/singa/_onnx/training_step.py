@@ -195,7 +195,7 @@ def _examples(model: Model, inputs: Sequence[Tensor] | None) -> list[Example | N
     if inputs is not None:
         return [trace.value_of(x) for x in inputs]
     imported: Imported = model.imported  # type: ignore[attr-defined]  # otherwise the inputs are not known
-    return [partial(_held, x) for x in imported.seen] or [None] * len(imported.graph.inputs)
+    return [partial(_held, x) for x in imported.examples()] or [None] * len(imported.graph.inputs)
 
 
 def _held(x: Any) -> Any:
