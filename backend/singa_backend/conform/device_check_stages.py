@@ -65,7 +65,8 @@ def versions(setup: Setup, details: dict[str, Any]) -> None:
     device = resolve(setup.device)
     if not device.is_host and device.type == "CUDA":
         details["devices"] = [_properties(cupy, i) for i in range(cupy.cuda.runtime.getDeviceCount())]
-        details["emulated"] = details["devices"][device.device_id]["name"].startswith("emulated")
+        details["name"] = details["devices"][device.device_id]["name"]
+        details["emulated"] = details["name"].startswith("emulated")
     if missing:
         raise Wrong(f"CuPy does not find {', '.join(missing)}; pip install 'sonnx[gpu]' installs them")
 

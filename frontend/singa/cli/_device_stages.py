@@ -47,7 +47,7 @@ class Perceptron(_Program):
     def __init__(self) -> None:
         super().__init__()
         self.first, self.second = layer.Linear(8), layer.Linear(3)
-        self.set_optimizer(opt.SGD(lr=0.1, momentum=0.9))
+        self.optimizer = opt.SGD(lr=0.1, momentum=0.9)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.second(autograd.relu(self.first(x)))
@@ -60,7 +60,7 @@ class Convolutions(_Program):
         super().__init__()
         self.conv, self.norm, self.pool = layer.Conv2d(4, 3, padding=1), layer.BatchNorm2d(), layer.MaxPool2d(2, 2)
         self.flat, self.out = layer.Flatten(), layer.Linear(3)
-        self.set_optimizer(opt.Adam(lr=0.01))
+        self.optimizer = opt.Adam(lr=0.01)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.out(self.flat(self.pool(autograd.relu(self.norm(self.conv(x))))))
@@ -71,8 +71,8 @@ class Words(_Program):
 
     def __init__(self) -> None:
         super().__init__()
-        self.table, self.norm, self.out = layer.Embedding(6, 5), layer.LayerNorm(5), layer.Linear(3)
-        self.set_optimizer(opt.RMSProp(lr=0.01))
+        self.table, self.norm, self.out = layer.Embedding(6, 5), layer.LayerNorm(), layer.Linear(3)
+        self.optimizer = opt.RMSProp(lr=0.01)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.out(op.ReduceMean(self.norm(self.table(x)), [1], keepdims=0))
@@ -111,7 +111,7 @@ def _parts(device: str) -> tuple[str, int]:
 def _trained(start: _Program, device: str, graph: bool, steps: int = 3) -> list[np.ndarray]:
     """The losses of some steps, and the parameters and states after them."""
     model, x, t = _on(start, device, graph)
-    losses = [model(x, t)[1].numpy() for _ in range(steps)]
+    losses = [model(x, t)[1].numpy().reshape(()) for _ in range(steps)]
     return [*losses, *(v.numpy() for _, v in sorted(model.get_states().items()))]
 
 
@@ -251,8 +251,8 @@ def api(setup: Setup, details: dict[str, Any]) -> None:
         "-": (x - 2.0, a - 2),
         "*": (x * y, a * b),
         "/": (x / y, a / b),
-        "@": (x @ y.T, a @ b.T),
-        "[]": (x[1:3, -1], a[1:3, -1]),
+        "@": (x @ tensor.transpose(y), a @ b.T),
+        "[]": (x[1:3, 2:], a[1:3, 2:]),
         "<": (x < y, a < b),
         "sum": (x.sum(axis=1), a.sum(1)),
         "max": (x.max(axis=0), a.max(0)),
@@ -278,7 +278,9 @@ def _slope(a: np.ndarray, device: Device) -> Tensor:
     try:
         x = Tensor(data=a, device=device, stores_grad=True)
         loss = op.ReduceSum(op.Mul(x, x), keepdims=0)
-        return dict(autograd.backward(loss))[x]
+        (_, slope), *_ = autograd.backward(loss)
+        found: Tensor = slope
+        return found
     finally:
         tape.training = False
 

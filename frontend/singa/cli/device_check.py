@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -20,8 +21,15 @@ _ROWS = Columns({"stage": WHOLE, "status": WHOLE, "seconds": NUMBER, "reason": W
 _STYLES = {device_check.PASSED: "green", device_check.ONE_DEVICE: "yellow"}
 
 
+def _cuda(context: click.Context, parameter: click.Parameter, name: str) -> str:
+    """Check the name of the device; a callback of click."""
+    if not re.fullmatch(r"CUDA(:\d+)?", name, re.IGNORECASE | re.ASCII):
+        raise click.BadParameter(f"must be CUDA or CUDA and an ordinal, such as CUDA:1, got {name!r}")
+    return name
+
+
 @click.command("device-check")
-@click.option("--device", default="CUDA", show_default=True, help="CUDA, or CUDA:1.")
+@click.option("--device", default="CUDA", show_default=True, callback=_cuda, help="CUDA, or CUDA:1.")
 @click.option(
     "--to",
     "folder",
@@ -72,7 +80,7 @@ def command(
             echo(f"{outcome.stage}: {outcome.status}", style=_STYLES.get(outcome.status, "red"))
     passed = all(o.status in (device_check.PASSED, device_check.ONE_DEVICE) for o in found)
     facts = next((o.details for o in found if o.stage == "versions"), {})
-    name = _name(facts, device)
+    name = facts.get("name", "")
     if as_json:
         document: dict[str, Any] = {"passed": passed, "device": device, "name": name, "emulated": facts.get("emulated")}
         write_json(document | {"every": every, "stages": [o.to_dict() for o in found]})
@@ -80,12 +88,6 @@ def command(
         _show(found, name)
         wrote(target)
     sys.exit(0 if passed else NO)
-
-
-def _name(facts: dict[str, Any], device: str) -> str:
-    """The name of the device; "" if it is not known."""
-    devices, ordinal = facts.get("devices", []), int(device.partition(":")[2] or 0)
-    return str(devices[ordinal]["name"]) if ordinal < len(devices) else ""
 
 
 def _show(found: list[device_check.Outcome], name: str) -> None:
