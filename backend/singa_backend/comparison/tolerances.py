@@ -322,7 +322,9 @@ DEVICE = Use(
     "`sonnx device-check`, a device against the CPU; ONNX's cases have the tolerances of `CASES`",
     "|device - CPU| <= rtol * the largest |CPU|, at least 1e-3",
     {
-        "float64": Bound(1e-9, "sums in another order, and elementary functions of another library: 4.5 million steps of float64"),
+        "float64": Bound(
+            1e-9, "sums in another order, and elementary functions of another library: 4.5 million steps of float64"
+        ),
         "float32": Bound(1e-5, "sums in another order, and elementary functions of another library: 84 steps of float32"),
         OTHERS: EQUAL,
     },

@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from importlib import metadata
+from importlib import import_module, metadata
 from itertools import product
 from pathlib import Path
 from typing import Any
 
-import ml_dtypes
+import ml_dtypes  # noqa: F401  # its dtypes are known to NumPy by name
 import numpy as np
 from onnx import helper, load_model_from_string, parser
 
@@ -89,8 +89,7 @@ def _version(package: str) -> str:
 
 
 def _place(name: str) -> str:
-    from cuda import pathfinder
-
+    pathfinder: Any = import_module("cuda.pathfinder")
     return str(pathfinder.load_nvidia_dynamic_lib(name).abs_path)
 
 
@@ -119,9 +118,9 @@ def smoke(setup: Setup, details: dict[str, Any]) -> None:
             if not verdict.same_bits(device.get(device.put(x)), x):
                 raise Wrong(f"an array of {dtype} has other values after a copy to the device and back")
         op = Eager(device)
-        x = np.arange(12.0, dtype=np.float32).reshape(3, 4)
-        _equal("Add", device.get(op.Add(device.put(x), device.put(x))), x + x)
-        _equal("MatMul", device.get(op.MatMul(device.put(x), device.put(x.T.copy()))), x @ x.T)
+        m = np.arange(12.0, dtype=np.float32).reshape(3, 4)
+        _equal("Add", device.get(op.Add(device.put(m), device.put(m))), m + m)
+        _equal("MatMul", device.get(op.MatMul(device.put(m), device.put(m.T.copy()))), m @ m.T)
     rows = np.array([[1, 2, 3], [-1, 0, -1]], np.float32)
     _equal("a model", SingaBackend.prepare(parser.parse_model(MODEL), setup.device).run([rows])[0], [[22, 28], [0, 0]])
     details["copies"], details["device"] = 5, str(device)
@@ -141,6 +140,8 @@ SHAPES = {
     "vector": ((40,), (40, 6)),
 }
 """Shapes of the factors of products."""
+_EPSILON = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
+"""The step above 1 of each dtype."""
 
 
 def products(setup: Setup, details: dict[str, Any]) -> None:
@@ -164,8 +165,8 @@ def products(setup: Setup, details: dict[str, Any]) -> None:
                 raise Wrong(f"the product ({where}) must be {dtype}, got {found.dtype}")
             wide = np.float64
             exact, size = a.astype(wide) @ b.astype(wide), np.abs(a.astype(wide)) @ np.abs(b.astype(wide))
-            sums = ml_dtypes.finfo(np.float64 if dtype == "float64" else np.float32).eps
-            allowed = float(sums) * a.shape[-1] * size + float(ml_dtypes.finfo(a.dtype).eps) * np.abs(exact)
+            sums = _EPSILON["float64" if dtype == "float64" else "float32"]
+            allowed = sums * a.shape[-1] * size + _EPSILON[dtype] * np.abs(exact)
             share = float((np.abs(found.astype(wide) - exact) / allowed).max())
             worst[dtype] = max(worst.get(dtype, 0.0), share)
             if not share <= 1:
@@ -200,7 +201,9 @@ def _single_precision(op: Any, device: Any, rng: np.random.Generator) -> None:
         if wrong:
             error = float(np.abs(found - expected).max())
             hint = "unset NVIDIA_TF32_OVERRIDE and CUPY_TF32"
-            raise Wrong(f"a float32 product must not be rounded to TF32, got {wrong} inexact elements (error {error:.2g}); {hint}")
+            raise Wrong(
+                f"a float32 product must not be rounded to TF32, got {wrong} inexact elements (error {error:.2g}); {hint}"
+            )
 
 
 _FLOATS = (np.nan, np.inf, -np.inf, 3e9, -3e9, 1e20, -1e20, -0.5, 300.7, -129.0)
@@ -228,8 +231,8 @@ def _traps() -> Iterator[tuple[str, str, list[Any], dict[str, Any]]]:
     yield "Div of float32 by 0", "Div", [floats, np.zeros(4, np.float32)], {}
     yield "Mod of float32 by 0", "Mod", [floats, np.zeros(4, np.float32)], {"fmod": 1}
     for direction in ("LEFT", "RIGHT"):
-        widths = np.array([0, 31, 32, 63, 200], np.uint32)
-        yield f"BitShift {direction} by 32 and more", "BitShift", [np.full(5, 0xFFFFFFFF, np.uint32), widths], {"direction": direction}
+        words = [np.full(5, 0xFFFFFFFF, np.uint32), np.array([0, 31, 32, 63, 200], np.uint32)]
+        yield f"BitShift {direction} by 32 and more", "BitShift", words, {"direction": direction}
     yield "Pow of int32 to -1", "Pow", [np.array([2, 1, -1], np.int32), np.array([-1, -1, -1], np.int32)], {}
     nan = np.array([[1, np.nan, 3], [np.nan, 0, -1]])
     for op in ("ReduceMax", "ReduceMin"):
@@ -240,9 +243,8 @@ def _traps() -> Iterator[tuple[str, str, list[Any], dict[str, Any]]]:
     yield "Sign of NaN", "Sign", [nan], {}
     yield "Round of halves", "Round", [np.array([0.5, 1.5, 2.5, -0.5, -1.5])], {}
     yield "TopK of equal elements", "TopK", [np.array([[2, 2, 1, 2]], np.float32), np.array([3])], {}
-    rows, to = np.array([[0.0, 5.0, -1.0]]), np.array([[0, 0, 2]])
     for reduction in ("max", "min"):
-        data = [rows, to, np.array([[np.nan, 7.0, -3.0]])]
+        data = [np.array([[0.0, 5.0, -1.0]]), np.array([[0, 0, 2]]), np.array([[np.nan, 7.0, -3.0]])]
         yield f"ScatterElements {reduction} of float64 with NaN", "ScatterElements", data, {"axis": 1, "reduction": reduction}
     yield "ReduceSum of no elements", "ReduceSum", [np.zeros((2, 0), np.float32), np.array([1])], {}
 
