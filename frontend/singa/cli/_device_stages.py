@@ -58,11 +58,15 @@ class Perceptron(_Program):
 
 
 class Convolutions(_Program):
-    """A convolution, normalization and pooling; Adam."""
+    """A convolution, normalization and pooling; Adam.
+
+    The convolution has no bias: normalization makes its gradient 0 but for rounding, which Adam would enlarge.
+    """
 
     def __init__(self) -> None:
         super().__init__()
-        self.conv, self.norm, self.pool = layer.Conv2d(4, 3, padding=1), layer.BatchNorm2d(), layer.MaxPool2d(2, 2)
+        self.conv = layer.Conv2d(4, 3, padding=1, bias=False)
+        self.norm, self.pool = layer.BatchNorm2d(), layer.MaxPool2d(2, 2)
         self.flat, self.out = layer.Flatten(), layer.Linear(3)
         self.optimizer = opt.Adam(lr=0.01)
 
