@@ -123,7 +123,7 @@ def _run(stage: Stage, setup: Setup) -> Outcome:
             outcome: Outcome = child.ask(setup, timeout=setup.deadline)
         except ChildFailure as failure:
             late = failure.how == "timeout"
-            reason = f"deadline: not finished within {setup.deadline:g} s" if late else f"its process died: {failure}"
+            reason = f"deadline: not finished within {setup.deadline:.4g} s" if late else f"its process died: {failure}"
             outcome = Outcome(stage.name, FAILED, reason=reason)
     return replace(outcome, seconds=time.monotonic() - start)
 
