@@ -175,7 +175,7 @@ def doubled(x: np.ndarray) -> np.ndarray:
         ("products", "MatMul", lambda x: x.astype(np.float32), r"must be float16, got float32"),
         ("products", "MatMul", lambda x: x * np.asarray(1.01, x.dtype), "must be within its bound"),
         ("products", "MatMulInteger", lambda x: x + (x == x.max()), "MatMulInteger must return"),
-        ("training", "MatMul", doubled, "Perceptron, tape: value"),
+        ("training", "Gemm", doubled, "Perceptron, tape: value"),
         ("determinism", "ScatterElements", lambda x: x + np.random.default_rng().random(), "must have equal bits"),
         ("api", "ReduceMax", doubled, "max: value"),
     ],
