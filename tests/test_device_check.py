@@ -85,7 +85,7 @@ def test_what_a_stage_raises_is_its_outcome(checks: ModuleType) -> None:
 def test_nothing_runs_after_the_deadline_or_without_a_device(checks: ModuleType) -> None:
     found = outcomes(checks, "hangs passes", deadline=0.5)
     assert [o.status for o in found.values()] == [FAILED, NOT_RUN]
-    assert found["hangs"].reason == "deadline: not finished within 0.5 s" and "0.5 s for all stages" in found["passes"].reason
+    assert found["hangs"].reason.startswith("deadline: ") and "0.5 s for all stages" in found["passes"].reason
     found = outcomes(checks, "unusable passes")
     assert [o.status for o in found.values()] == [FAILED, NOT_RUN]
     assert found["passes"].reason == "the stage unusable found no usable device"
