@@ -81,15 +81,6 @@ def test_a_model_runs_on_the_device_that_was_named() -> None:
 
 
 @pytest.mark.usefixtures("cuda")
-@pytest.mark.parametrize("reduction", ["none", "add", "mul", "max", "min"])
-@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.float16, np.int8, np.int64])
-def test_scatter(reduction: str, dtype: Any) -> None:
-    data, updates = np.arange(12).reshape(4, 3).astype(dtype), np.full((3, 3), 2, dtype)
-    index = np.array([[0, 1, 2], [0, 1, 2], [3, 3, 3]]) if reduction != "none" else np.array([[0, 1, 2], [1, 2, 0], [3, 3, 3]])
-    _run("ScatterElements", [data, index, updates], reduction=reduction)
-
-
-@pytest.mark.usefixtures("cuda")
 def test_indices_do_not_wrap_silently() -> None:
     for index in (4, -5):
         with pytest.raises(OperatorError, match=rf"an index must be in \[.*\), got {index}"):

@@ -210,6 +210,36 @@ def test_a_missing_barrier(cupy: Any, barrier: str) -> None:
     assert fakecuda.report() == ([] if barrier else ["(f): its result depends on the order of its threads"])
 
 
+def test_a_missing_barrier_of_one_block_that_reads_what_the_first_run_left(cupy: Any) -> None:
+    source = (
+        "(const int* x, int* y) { __shared__ int s[64]; s[threadIdx.x] = x[threadIdx.x]; y[threadIdx.x] = s[63 - threadIdx.x]; }"
+    )
+    f = kernel(cupy, source)
+    x, y = cupy.arange(64, dtype=np.int32), cupy.zeros(64, np.int32)
+    f((1,), (64,), (x, y))
+    assert 0xCDCDCDCD in y.get().view(np.uint32)  # shared memory of fixed size is new in every block
+
+
+def test_a_write_before_an_array(cupy: Any) -> None:
+    x = cupy.zeros(10, np.float32)
+    kernel(cupy, "(float* x) { x[-1] = 1; }")((1,), (1,), (x,))
+    del x
+    assert fakecuda.report() == ["the memory before an array of 40 bytes was written"]
+
+
+@pytest.mark.parametrize("dtype", [np.bool_, np.int8, np.uint8, np.int16, np.uint16, np.int32, np.uint64, np.float16, np.float64])
+def test_extremes_of_every_type(cupy: Any, dtype: Any) -> None:
+    a, b = (RNG.integers(0, 100, 50).astype(dtype) for _ in range(2))
+    assert cupy.maximum(cupy.asarray(a), cupy.asarray(b)).get().tolist() == np.maximum(a, b).tolist()
+    assert cupy.asarray(a).min().get() == a.min()
+    source = "(const {0}* x, {0}* y) {{ y[0] = max(x[0], x[1]); y[1] = min(x[0], x[1]); }}"
+    names = {np.bool_: "bool", np.int8: "signed char", np.uint8: "unsigned char", np.int16: "short", np.uint16: "unsigned short"}
+    if dtype in names:
+        y = cupy.zeros(2, dtype)
+        kernel(cupy, source.format(names[dtype]))((1,), (1,), (cupy.asarray(a), y))
+        assert y.get().tolist() == [a[:2].max(), a[:2].min()]
+
+
 def test_unordered_sums_are_found(cupy: Any) -> None:
     f = kernel(cupy, "(const float* x, float* sum) { atomicAdd(sum, x[threadIdx.x]); }")
     with fakecuda.order("both"):

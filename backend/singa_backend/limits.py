@@ -433,6 +433,15 @@ def admit_bytes(size: int, what: str = "the result") -> None:
     current().admit_bytes(size, what)
 
 
+def room(size: int) -> int:
+    """The largest number of bytes, at most `size`, that a tensor may have without exceeding a limit."""
+    budget = current()
+    size = min(size, budget.tensor_bytes)
+    if size > budget.room - budget.made:
+        budget.settle()
+    return min(size, budget.room - budget.made)
+
+
 def count_bytes(size: int) -> None:
     """Call `Budget.count` of the current call."""
     current().count(size)

@@ -10,16 +10,21 @@ An operator body may use every name that NumPy and CuPy share, and these functio
     xp.as_strided(x, shape, strides)           a strided view, used by pooling
     xp.erf(x)  xp.erfc(x)                      the error function, and 1 minus it
     xp.isarray(x)                              whether x is an array of this namespace
+    xp.block_elements(n, itemsize, host)       how many of n elements to compute at a time
 
 Functions whose result may be larger than their arguments (zeros, tile, take, ...) check the limits of the call first (limits.py).
 """
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from functools import cached_property
+from importlib import resources
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 from .. import limits
@@ -37,6 +42,7 @@ class Namespace(ABC):
     """Functions of all namespaces; other names are those of the array module."""
 
     lib: Any
+    zeros: Callable[..., Array]
     trunc: Callable[..., Array]
     where: Callable[..., Array]
 
@@ -88,6 +94,13 @@ class Namespace(ABC):
         """A view of `x` with this shape and these strides in bytes."""
         return self.lib.stride_tricks.as_strided(x, shape, strides)
 
+    def block_elements(self, elements: int, itemsize: int, host: int) -> int:
+        """How many of these elements, of `itemsize` bytes with all temporary arrays, to compute at a time.
+
+        On the host `host`, which is made for the processor's cache.  On a device all of them, if its memory allows it.
+        """
+        return host
+
     def sums_are_large(self, x: Array, w: Array, count: int) -> bool:
         """Whether sums of `count` products of x and w may exceed 2**24, above which float32 cannot represent every integer.
 
@@ -105,7 +118,11 @@ class Namespace(ABC):
     def isarray(self, x: Any) -> bool: ...
 
     @abstractmethod
-    def scatter(self, out: Array, index: tuple[Array, ...], values: Array, reduction: str = "none") -> None: ...
+    def scatter(self, out: Array, index: tuple[Array, ...], values: Array, reduction: str = "none") -> None:
+        """Write `values` into `out`, or combine them with it, one after the other in the order of the indices.
+
+        `index` has integer arrays for the first axes of `out`, which broadcast, after `indices`.
+        """
 
 
 def _largest(x: np.ndarray) -> float:
@@ -155,13 +172,7 @@ class NumpyNamespace(Namespace):
 
 
 class CupyNamespace(Namespace):
-    """CuPy, with NumPy's results where the two differ.
-
-    Only additions of 4 and 8 bytes are scattered on the device.  Everything else is scattered on the host: CuPy has no multiply,
-    its float64 maximum is computed in float32, and the result of writing an element twice is undefined.
-    """
-
-    _ON_DEVICE = frozenset(np.dtype(t) for t in (np.float32, np.float64, np.int32, np.int64, np.uint32, np.uint64))
+    """CuPy, with NumPy's results where the two differ."""
 
     def __init__(self) -> None:
         import cupy
@@ -183,13 +194,74 @@ class CupyNamespace(Namespace):
         return self.module.minimum(self.module.maximum(x, low), high)
 
     def scatter(self, out: Array, index: tuple[Array, ...], values: Array, reduction: str = "none") -> None:
-        if reduction == "add" and out.dtype in self._ON_DEVICE:
-            self.module.add.at(out, index, values)
+        """As NumPy's, to the bit, on the device: equal indices are combined in their order (scatter.cu)."""
+        xp = self.module
+        place = index[0].astype(np.int64, copy=False)
+        for i, size in zip(index[1:], out.shape[1:], strict=False):
+            place = place * size + i.astype(np.int64, copy=False)
+        row = out.shape[len(index) :]
+        values = xp.ascontiguousarray(xp.broadcast_to(xp.asarray(values, out.dtype), place.shape + row))
+        if not values.size:
             return
-        here = self.to_host(out)
-        there = tuple(self.to_host(i) if self.isarray(i) else i for i in index)
-        numpy.scatter(here, there, self.to_host(values) if self.isarray(values) else values, reduction)
-        out[...] = self.from_host(here)
+        place, inner = xp.ravel(place), math.prod(row)
+        target = xp.ascontiguousarray(out)
+        kernel = self._kernels.get_function(_kernel(out.dtype, reduction))
+        sizes = (np.int64(n) for n in (out.size // inner, place.size, inner))
+        kernel((-(-values.size // _THREADS),), (_THREADS,), (target, place, xp.argsort(place), values, *sizes))
+        if target is not out:
+            out[...] = target
+
+    def block_elements(self, elements: int, itemsize: int, host: int) -> int:
+        """As `Namespace.block_elements`; the driver reports its free memory only if the elements need more than _SMALL bytes.
+
+        The number is a power of two that seldom depends on what else is allocated: two runs then add in the same order.
+        """
+        if elements * itemsize <= _SMALL:
+            return elements
+        free, total = self.module.cuda.runtime.memGetInfo()
+        free += self.module.get_default_memory_pool().free_bytes()
+        room = limits.room(min(elements * itemsize, total // 16, free // 4)) // itemsize
+        return elements if room >= elements else max(host, 1 << max(room, 1).bit_length() - 1)
+
+    def bincount(self, x: Array, weights: Array | None = None, minlength: int = 0) -> Array:
+        """As NumPy's for values below `minlength`; CuPy's reads them on the host, and adds weights in no order."""
+        counts = self.zeros(minlength, np.int64 if weights is None else np.float64)
+        self.scatter(counts, (x,), 1 if weights is None else weights, "add")
+        return counts
+
+    @cached_property
+    def _kernels(self) -> Any:
+        return self.module.RawModule(code=scatter_source(), options=COMPILED_WITH)
+
+
+_THREADS = 256
+_SMALL = 1 << 24  # bytes that a device is assumed to have
+_TYPES: dict[np.dtype[Any], str] = {
+    np.dtype(name): kind
+    for name, kind in (
+        ("bool", "bool"), ("int8", "signed char"), ("int16", "short"), ("int32", "int"), ("int64", "long long"),
+        ("uint8", "unsigned char"), ("uint16", "unsigned short"), ("uint32", "unsigned"), ("uint64", "unsigned long long"),
+        (ml_dtypes.bfloat16, "__nv_bfloat16"), ("float16", "__half"), ("float32", "float"), ("float64", "double"),
+        ("complex64", "Complex<float>"), ("complex128", "Complex<double>"),
+    )
+}  # fmt: skip
+COMPILED_WITH = ("--fmad=false",)
+"""The options of NVRTC."""
+
+
+def scatter_source() -> str:
+    """Return the text of the kernels that scatter: scatter.cu, and one kernel for each dtype and reduction."""
+    source = resources.files(__package__).joinpath("scatter.cu").read_text()
+    head = 'extern "C" __global__ void'
+    return source + "".join(
+        f"{head} {_kernel(dtype, mode)}(PARAMETERS({kind})) {{ scatter<{kind}, {mode.upper()}>(ARGUMENTS); }}\n"
+        for dtype, kind in _TYPES.items()
+        for mode in ("none", *_REDUCTIONS)
+    )
+
+
+def _kernel(dtype: np.dtype[Any], mode: str) -> str:
+    return f"scatter_{dtype}_{mode}"
 
 
 numpy = NumpyNamespace()

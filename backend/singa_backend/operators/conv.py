@@ -17,7 +17,7 @@ from ._api import Array
 from ._windows import before, cells, extent, framed, frames, spatial, unframed
 
 BLOCK, COLUMNS = 1 << 19, 128
-"""Approximate number of window elements copied at a time, which bounds memory; and the minimum number of windows."""
+"""Approximate number of window elements copied at a time on the host, which bounds memory; and the minimum number of windows."""
 
 
 def convolve(xp: Xp, x: Array, w: Array, at: Windows, group: int) -> Array:
@@ -37,7 +37,8 @@ def convolve(xp: Xp, x: Array, w: Array, at: Windows, group: int) -> Array:
     y = xp.empty((n, group, m // group, rows * row), dtype=x.dtype)
     view = frames(xp, x, at)
     rank = len(at.counts)
-    step = max(COLUMNS // max(1, row) + 1, BLOCK // max(1, n * group * kernel * row))
+    across = n * group * kernel * row  # elements of one row of windows
+    step = max(COLUMNS // max(1, row) + 1, xp.block_elements(rows * across, x.dtype.itemsize, BLOCK) // max(1, across))
     limits.admit((n, group, kernel, min(step, rows), row), x.dtype)
     for first in limits.blocks(rows, step):
         some = view[(..., slice(first, first + step), *(slice(None),) * (rank - 1))]
@@ -326,8 +327,9 @@ def conv_transpose(
         sum(j * math.prod(at.kernel[i + 1 :]) for i, (j, _, _) in enumerate(t)): t
         for t in itertools.product(*(at.taps(axis) for axis in range(len(sizes))))
     }
-    samples = max(1, BLOCK // max(1, offsets * each))
-    step = max(1, BLOCK // max(1, samples * each))
+    block = xp.block_elements(n * offsets * each, x.dtype.itemsize, BLOCK)
+    samples = max(1, block // max(1, offsets * each))
+    step = max(1, block // max(1, samples * each))
     for start in limits.blocks(n, samples):
         here = slice(start, start + samples)
         for first in limits.blocks(offsets, step):

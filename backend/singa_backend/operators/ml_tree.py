@@ -19,7 +19,7 @@ _MODES = ("BRANCH_LEQ", "BRANCH_LT", "BRANCH_GTE", "BRANCH_GT", "BRANCH_EQ", "BR
 _COMPARE = (le, lt, ge, gt, eq, ne)
 _MEMBER, _LEAF = 6, 7
 _AGGREGATES = ("AVERAGE", "SUM", "MIN", "MAX")
-_AT_ONCE = 1 << 22  # maximum number of votes in memory
+_AT_ONCE, _ARRAYS = 1 << 22, 10  # maximum number of votes in memory on the host; arrays of votes that exist at once
 
 
 @dataclass
@@ -131,7 +131,8 @@ class Trees:
             raise OperatorError(f"targets of leaves must be below {count}, got {self.targets.max()}", code="SX401")
         targets, weights = xp.asarray(np.where(self.targets < 0, count, self.targets)), xp.asarray(self.weights)
         y = xp.zeros((x.shape[0], count), np.float64)
-        step = max(1, _AT_ONCE // max(1, len(self.roots) * self.targets.shape[1]))
+        each = len(self.roots) * self.targets.shape[1]
+        step = max(1, xp.block_elements(x.shape[0] * each, _ARRAYS * 8, _AT_ONCE) // max(1, each))
         for start in limits.blocks(x.shape[0], step):
             leaf = self.leaves(xp, x[start : start + step])
             n = leaf.shape[0]

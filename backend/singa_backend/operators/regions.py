@@ -18,7 +18,9 @@ from ._common import length
 # --- RoiAlign -------------------------------------------------------------------------------------------------------
 
 _CHUNK = 1 << 22
-"""Number of values sampled at a time."""
+"""Number of values sampled at a time on the host."""
+_ARRAYS = 8
+"""Approximate number of arrays of the samples that exist at once."""
 
 
 def _bilinear(start: np.ndarray, extent: np.ndarray, bins: int, count: int, size: int) -> tuple[np.ndarray, ...]:
@@ -87,7 +89,8 @@ def roi_align(
             continue  # an empty region: nothing is sampled, and the average is 0
         limits.admit((output_height * rows, output_width * columns, c), np.float64)
         group = np.flatnonzero((counts == (rows, columns)).all(axis=1))
-        size = max(1, _CHUNK // (c * rows * columns * output_height * output_width))
+        each = c * rows * columns * output_height * output_width
+        size = max(1, xp.block_elements(len(group) * each, _ARRAYS * x.dtype.itemsize, _CHUNK) // each)
         for some in (group[i : i + size] for i in limits.blocks(len(group), size)):
             down = _bilinear(top[some], high[some], output_height, rows, height)
             across = _bilinear(left[some], wide[some], output_width, columns, width)

@@ -9,7 +9,7 @@ CuPy calls CUDA's driver, its runtime, its compiler and its libraries.  `install
 
 It finds: names and types that CuPy lacks, work on the wrong device, reads of memory that nothing has written, accesses outside an
 array, results that depend on the order of threads, copies and synchronizations that nobody wanted (it counts all of them).
-It cannot find: races between warps that run at once, faults of CUDA's own libraries, differences of the processors' arithmetic
+It cannot find: reads before an array, races between warps that run at once, faults of CUDA's own libraries, differences of the processors' arithmetic
 (fused multiplication and addition, fast intrinsics, casts out of range), faults of streams and of captured graphs, speed.
 
 With tests/fakecuda in PYTHONPATH, `python -m fakecuda COMMAND ...` runs a command, and all processes that it starts, on the

@@ -38,7 +38,7 @@
 #define __device__
 #define __global__
 #define __host__
-#define __shared__ static
+#define __shared__ static __attribute__((section("fake_shared")))
 #define __constant__
 #define __managed__
 #define __forceinline__ inline
@@ -56,6 +56,9 @@ using std::signbit;
 static uint3 threadIdx, blockIdx;
 static dim3 blockDim, gridDim;
 static const int warpSize = 32;
+
+// The shared memory of fixed size of all kernels of this library; absent without any.
+extern "C" __attribute__((weak, visibility("hidden"))) char __start_fake_shared[], __stop_fake_shared[];
 
 // ---- Threads
 namespace fake {
@@ -230,6 +233,7 @@ static const char* launch(void (*kernel)(P...), const FakeLaunch& how, void** ar
         const size_t b = how.descending ? blocks - 1 - k : k;
         blockIdx.x = b % how.grid[0], blockIdx.y = b / how.grid[0] % how.grid[1], blockIdx.z = b / ((size_t)how.grid[0] * how.grid[1]);
         if (shared_memory) memset(shared_memory, 0xCD, how.shared);
+        if (__start_fake_shared) memset(__start_fake_shared, 0xCD, __stop_fake_shared - __start_fake_shared);
         if (waits) {
             if (const char* failure = run_block(how.descending)) return failure;
             continue;
@@ -394,10 +398,13 @@ static inline float min(float a, float b) { return fminf(a, b); }
 static inline float max(float a, float b) { return fmaxf(a, b); }
 static inline double min(double a, double b) { return fmin(a, b); }
 static inline double max(double a, double b) { return fmax(a, b); }
-template <class A, class B, class C = typename std::common_type<A, B>::type>
-static inline C min(A a, B b) { return min(C(a), C(b)); }
-template <class A, class B, class C = typename std::common_type<A, B>::type>
-static inline C max(A a, B b) { return max(C(a), C(b)); }
+// Other pairs of numbers, after promotion: bool and short are int.
+template <class A, class B>
+using FakePromoted = typename std::enable_if<std::is_arithmetic<A>::value && std::is_arithmetic<B>::value, decltype(A() + B())>::type;
+template <class A, class B>
+static inline FakePromoted<A, B> min(A a, B b) { return min((FakePromoted<A, B>)a, (FakePromoted<A, B>)b); }
+template <class A, class B>
+static inline FakePromoted<A, B> max(A a, B b) { return max((FakePromoted<A, B>)a, (FakePromoted<A, B>)b); }
 
 #define FAKE_KERNEL(symbol, expression, waits) \
     static const char* fake_run_##symbol(const FakeLaunch& how, void** arguments) { return fake::launch(expression, how, arguments, waits); } \

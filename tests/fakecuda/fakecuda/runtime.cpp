@@ -4,7 +4,7 @@
 // to the `fake_cuda*` functions here.  A function without an implementation fails with its name (`traps.cpp`, generated).
 //
 // Memory: each allocation ends at the end of a page, and the page after it cannot be accessed, so that an index one too far
-// faults.  New memory contains 0xCD.  The fault of a kernel becomes error 700, which stays until `fake_reset`, as on a device.
+// faults.  A write before an allocation is found when it is freed.  New memory contains 0xCD.  The fault of a kernel becomes error 700, which stays until `fake_reset`, as on a device.
 #include <atomic>
 #include <csetjmp>
 #include <csignal>
@@ -73,7 +73,7 @@ int allocate(void** result, size_t size, int device) {
     if (mapping == MAP_FAILED) return cudaErrorMemoryAllocation;
     mprotect(mapping + whole, page, PROT_NONE);
     char* start = mapping + whole - size;
-    memset(start, 0xCD, size);
+    memset(mapping, 0xCD, whole);
     blocks[start] = {start, size, mapping, whole + page, device};
     if (device >= 0) used[device] += size;
     counts[ALLOCATIONS]++;
@@ -88,6 +88,11 @@ int release(void* address) {
     if (found == blocks.end()) return cudaErrorInvalidValue;
     const Block block = found->second;
     if (block.device >= 0) used[block.device] -= block.size;
+    for (const char* p = block.mapping; p < block.start; p++)
+        if (*p != (char)0xCD) {
+            note("the memory before an array of " + std::to_string(block.size) + " bytes was written");
+            break;
+        }
     munmap(block.mapping, block.mapped);
     blocks.erase(found);
     return 0;
