@@ -86,6 +86,7 @@ def test_nothing_runs_after_the_deadline_or_without_a_device(checks: ModuleType)
     found = outcomes(checks, "hangs passes", deadline=0.5)
     assert [o.status for o in found.values()] == [FAILED, NOT_RUN]
     assert found["hangs"].reason.startswith("deadline: ") and "0.5 s for all stages" in found["passes"].reason
+    assert outcomes(checks, "hangs", deadline=1200.0)["hangs"].reason == "deadline: not finished within 2 s"
     found = outcomes(checks, "unusable passes")
     assert [o.status for o in found.values()] == [FAILED, NOT_RUN]
     assert found["passes"].reason == "the stage unusable found no usable device"
@@ -283,7 +284,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.fakecuda
 @pytest.mark.usefixtures("small")
 def test_every_stage_passes_on_emulated_devices(tmp_path: Path) -> None:
-    found = sonnx("--to", tmp_path, "--every", 300, "-n", 2, "--json")
+    found = sonnx("--to", tmp_path, "--every", 300, "-n", 2, "--deadline", 6000, "--json")
     document = json.loads(found.output)
     assert [(s["stage"], s["status"], s["reason"]) for s in document["stages"]] == [(n, PASSED, "") for n in NAMES]
     assert (found.exit_code, document["emulated"], document["name"]) == (0, True, "emulated device 0")

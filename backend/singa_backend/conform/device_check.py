@@ -20,6 +20,10 @@ PASSED, FAILED, NOT_RUN, ONE_DEVICE = "passed", "failed", "not run", "one device
 """The statuses; "one device" is that of a stage that needs two devices on a machine that has one."""
 
 
+TOTAL = 600.0
+"""The seconds that all stages together may take, unless `Setup` has another number."""
+
+
 class Wrong(Exception):
     """What a stage found wrong."""
 
@@ -42,7 +46,7 @@ class Setup:
     device: str = "CUDA"
     every: int = 1
     processes: int | None = None
-    deadline: float = 600.0
+    deadline: float = TOTAL
 
 
 Check = Callable[[Setup, dict[str, Any]], None]
@@ -55,7 +59,7 @@ class Stage:
     Attributes:
         name: Its name on the command line and in the results.
         check: What it does.
-        deadline: The seconds that it may take.
+        deadline: The seconds that it may take; more in proportion if all stages may take more than `TOTAL`.
     """
 
     name: str
@@ -109,7 +113,8 @@ def run(stages: Sequence[Stage], setup: Setup) -> Iterator[Outcome]:
         if prevented:
             yield Outcome(stage.name, NOT_RUN, reason=prevented)
             continue
-        outcome = _run(stage, replace(setup, deadline=min(stage.deadline, left)))
+        most = stage.deadline * max(1.0, setup.deadline / TOTAL)
+        outcome = _run(stage, replace(setup, deadline=min(most, left)))
         if outcome.unusable:
             prevented = f"the stage {stage.name} found no usable device"
         yield outcome

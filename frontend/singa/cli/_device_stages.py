@@ -315,17 +315,17 @@ def _files(setup: Setup) -> None:
 
 STAGES = (
     Stage("versions", backend.versions, 60),
-    Stage("smoke", backend.smoke, 60),
+    Stage("smoke", backend.smoke, 120),
     Stage("kernels", backend.kernels, 240),
-    Stage("products", backend.products, 60),
-    Stage("traps", backend.traps, 60),
+    Stage("products", backend.products, 120),
+    Stage("traps", backend.traps, 120),
     Stage("suite", backend.suite, 240),
     Stage("gradients", backend.gradient, 120),
-    Stage("training", training, 60),
-    Stage("determinism", determinism, 60),
-    Stage("devices", two_devices, 60),
-    Stage("memory", memory, 60),
-    Stage("out-of-memory", backend.out_of_memory, 60),
-    Stage("api", api, 60),
+    Stage("training", training, 120),
+    Stage("determinism", determinism, 120),
+    Stage("devices", two_devices, 120),
+    Stage("memory", memory, 120),
+    Stage("out-of-memory", backend.out_of_memory, 120),
+    Stage("api", api, 120),
 )
 """The stages, in their order, and the seconds that each may take."""

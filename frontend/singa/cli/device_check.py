@@ -47,7 +47,13 @@ def _cuda(context: click.Context, parameter: click.Parameter, name: str) -> str:
     "--every", default=1, show_default=True, type=click.IntRange(1), help="Run every n-th case of ONNX's suite and n-th gradient."
 )
 @click.option("--processes", "-n", type=click.IntRange(1), help="Child processes of a stage (default: one per core).")
-@click.option("--deadline", default=600.0, show_default=True, type=SECONDS, help="Seconds that all stages together may take.")
+@click.option(
+    "--deadline",
+    default=device_check.TOTAL,
+    show_default=True,
+    type=SECONDS,
+    help="Seconds that all stages together may take; with more, each stage has more in proportion.",
+)
 @json_option
 @exit_codes
 def command(
