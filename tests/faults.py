@@ -39,12 +39,14 @@ from onnx import ModelProto, numpy_helper, parser
 
 from singa import codegen, layer, model, snapshot, sonnx, tensor
 from singa.cli import compare as compare_command
+from singa.cli import device_check as device_check_command
 from singa.cli import inspect as inspect_command
 from singa.cli import main
 from singa.cli import optimize as optimize_command
 from singa.cli import profile as profile_command
 from singa_backend import SonnxError, debug, files
 from singa_backend.conform import foreign, gaps, releases, results, worker
+from singa_backend.conform.device_check import Outcome
 from singa_backend.proto import checker, save, test_data
 
 F = np.float32
@@ -370,6 +372,13 @@ def compare_page(new: int) -> None:
 
     compare_command.inspect = lambda *_, **__: Seen  # type: ignore[assignment]
     sonnx_command("compare", f"in{new}/m.onnx", "--against", "sonnx", "--html", "p.html", "--json")
+
+
+@case(texts("r/results.jsonl"), covers="device-check --to")
+def check_of_a_device(new: int) -> None:
+    outcomes = [Outcome("versions", "passed", 1.0, "", {"n": [new] * 1000})]
+    device_check_command.device_check.run = lambda *_: iter(outcomes)  # type: ignore[assignment]
+    sonnx_command("device-check", "--to", "r", "--json")
 
 
 @case(texts("p.html"), covers="diff --html")

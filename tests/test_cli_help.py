@@ -29,7 +29,7 @@ def test_help_has_each_command_in_one_section() -> None:
     places = [text.index(f"\n{title}:\n") for title in SECTIONS]
     assert places == sorted(places)
     for (title, names), start, end in zip(SECTIONS.items(), places, [*places[1:], len(text)], strict=True):
-        assert re.findall(r"^  ([a-z]+) ", text[start:end], re.MULTILINE) == list(names), title
+        assert re.findall(r"^  ([a-z-]+) ", text[start:end], re.MULTILINE) == list(names), title
 
 
 @pytest.mark.parametrize("name", COMMANDS)

@@ -35,6 +35,8 @@ DOCUMENTS = {
     "check m.onnx": "check",
     "inspect m.onnx": "inspect",
     "doctor": "doctor",
+    "device-check --stage smoke": "device-check",
+    "device-check --device CPU": "error",
     "compare m.onnx --against reference": "compare",
     "bisect m.onnx --against reference": "bisect",
     "profile m.onnx --runs 1": "profile",

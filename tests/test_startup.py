@@ -49,7 +49,7 @@ def test_signals_are_handled_before_anything_large_is_imported() -> None:
 
 def test_every_command_has_a_line_of_help() -> None:
     folder = Path(singa.cli.__file__).parent
-    assert set(COMMANDS) == {p.stem for p in folder.glob("*.py") if not p.stem.startswith("_")}
+    assert set(COMMANDS) == {p.stem.replace("_", "-") for p in folder.glob("*.py") if not p.stem.startswith("_")}
     context = click.Context(main)
     for name in COMMANDS:
         command = main.get_command(context, name)

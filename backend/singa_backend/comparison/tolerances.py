@@ -318,7 +318,25 @@ FOREIGN = Use(
 )
 """Every value of models that other tools wrote, and onnxruntime's."""
 
-USES = (COMPARE, EXPORT, IMPORT, CASES, OPSETS, OPSETS_WITNESS, GRADIENTS, GRADIENTS_WITNESS, GRADIENTS_GRAPH, FOREIGN)
+DEVICE = Use(
+    "`sonnx device-check`, a device against the CPU; ONNX's cases have the tolerances of `CASES`",
+    "|device - CPU| <= rtol * the largest |CPU|, at least 1e-3",
+    {
+        "float64": Bound(
+            1e-9, "sums in another order, and elementary functions of another library: 4.5 million steps of float64"
+        ),
+        "float32": Bound(1e-5, "sums in another order, and elementary functions of another library: 84 steps of float32"),
+        OTHERS: EQUAL,
+    },
+)
+"""Gradients and training programs on a device, and the same on the CPU."""
+
+DEVICE_LEAST = 1e-3
+"""The lowest magnitude that the tolerances of `DEVICE` are relative to."""
+
+USES = (
+    COMPARE, EXPORT, IMPORT, CASES, OPSETS, OPSETS_WITNESS, GRADIENTS, GRADIENTS_WITNESS, GRADIENTS_GRAPH, FOREIGN, DEVICE,
+)  # fmt: skip
 """All places that compare values."""
 
 _IN_SINGLE = {"float64": "float32", "complex128": "complex64"}

@@ -13,6 +13,10 @@ EXAMPLES = {
         "sonnx convert model.onnx -o older.onnx --opset 11",
         "sonnx convert model.onnx -o fixed.onnx --shape x=1,3,8,8",
     ),
+    "device-check": (
+        "sonnx device-check --to device-check",
+        "sonnx device-check --device CUDA:1 --stage smoke --stage suite --every 10",
+    ),
     "diff": ("sonnx diff before.onnx after.onnx", "sonnx diff before.onnx after.onnx --html diff.html"),
     "doctor": ("sonnx doctor", "sonnx doctor --json"),
     "export": ("sonnx export net.py:build -o net.onnx --compare", "sonnx export net.py:Net -o net.onnx -i 'x=float32[2,3,8,8]'"),

@@ -24,6 +24,7 @@ COMMANDS = {
     "completion": ("singa.cli.completion", "Print the script by which a shell completes commands and options."),
     "conform": ("singa.cli.conform", "Run ONNX's own suite under the strict verdict."),
     "convert": ("singa.cli.convert", "Write MODEL at another opset, older or newer."),
+    "device-check": ("singa.cli.device_check", "Test a CUDA device in stages with deadlines."),
     "diff": ("singa.cli.diff", "Show how two models differ as graphs."),
     "doctor": ("singa.cli.doctor", "Show what sonnx computes with here, and what would make it faster."),
     "export": ("singa.cli.export", "Write a model that a Python program builds as an ONNX file."),
@@ -77,6 +78,7 @@ SECTIONS = {
         "gradients",
         "opsets",
         "foreign",
+        "device-check",
         "report",
     ),
     "Set up": (

@@ -1,0 +1,327 @@
+"""`sonnx device-check`: its stages, what makes each fail, and what it reports without a device and on emulated ones."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner, Result
+
+from singa.cli import _device_stages as stages
+from singa.cli import device_check as command
+from singa.cli import main
+from singa_backend import SingaBackend
+from singa_backend.conform import device_check, device_check_stages
+from singa_backend.conform.device_check import FAILED, NOT_RUN, ONE_DEVICE, PASSED, Outcome, Setup, Stage
+from singa_backend.interpreters.eager import Eager
+from singa_backend.processes import ChildFailure
+
+NAMES = [s.name for s in stages.STAGES]
+
+
+def sonnx(*arguments: Any) -> Result:
+    return CliRunner().invoke(main, ["device-check", *map(str, arguments)])
+
+
+def lines(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "results.jsonl").read_text().splitlines()]
+
+
+# --- the processes of the stages ----------------------------------------------------------------------------------------
+
+FUNCTIONS = """
+import os, time
+from singa_backend.conform.device_check import OneDevice, Wrong
+from singa_backend.errors import DeviceUnavailable
+
+def passes(setup, details): details["every"], details["process"] = setup.every, os.getpid()
+def wrong(setup, details):
+    details["before"] = 1
+    raise Wrong("it is wrong")
+def raises(setup, details): [][0]
+def dies(setup, details): os._exit(7)
+def hangs(setup, details): time.sleep(600)
+def one(setup, details): raise OneDevice("only one")
+def unusable(setup, details): raise DeviceUnavailable("no device")
+"""
+
+
+@pytest.fixture
+def checks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+    (tmp_path / "checks_of_a_device.py").write_text(FUNCTIONS)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield importlib.import_module("checks_of_a_device")
+    del sys.modules["checks_of_a_device"]
+
+
+def outcomes(checks: ModuleType, names: str, **setup: Any) -> dict[str, Outcome]:
+    chosen = [Stage(name, getattr(checks, name), 1.0 if name == "hangs" else 100) for name in names.split()]
+    return {o.stage: o for o in device_check.run(chosen, Setup(**setup))}
+
+
+def test_a_stage_may_die_or_hang_and_the_others_run(checks: ModuleType) -> None:
+    found = outcomes(checks, "dies hangs passes", every=5)
+    assert [o.status for o in found.values()] == [FAILED, FAILED, PASSED]
+    assert found["dies"].reason == "its process died: exit code 7"
+    assert found["hangs"].reason == "deadline: not finished within 1 s"
+    assert found["passes"].details["every"] == 5 and found["passes"].reason == ""
+
+
+def test_what_a_stage_raises_is_its_outcome(checks: ModuleType) -> None:
+    found = {n: device_check.attempt(n, getattr(checks, n), Setup()) for n in ("wrong", "raises", "one", "unusable")}
+    assert [o.status for o in found.values()] == [FAILED, FAILED, ONE_DEVICE, FAILED]
+    assert (found["wrong"].reason, found["wrong"].details) == ("it is wrong", {"before": 1})
+    assert "IndexError" in found["raises"].reason and "in raises" in found["raises"].reason
+    assert found["one"].reason == "only one" and [n for n, o in found.items() if o.unusable] == ["unusable"]
+
+
+def test_nothing_runs_after_the_deadline_or_without_a_device(checks: ModuleType) -> None:
+    found = outcomes(checks, "hangs passes", deadline=0.5)
+    assert [o.status for o in found.values()] == [FAILED, NOT_RUN]
+    assert found["hangs"].reason.startswith("deadline: ") and "0.5 s for all stages" in found["passes"].reason
+    assert outcomes(checks, "hangs", deadline=1200.0)["hangs"].reason == "deadline: not finished within 2 s"
+    found = outcomes(checks, "unusable passes")
+    assert [o.status for o in found.values()] == [FAILED, NOT_RUN]
+    assert found["passes"].reason == "the stage unusable found no usable device"
+
+
+@pytest.mark.parametrize(
+    ("statuses", "code"),
+    [([PASSED, PASSED], 0), ([PASSED, ONE_DEVICE], 0), ([PASSED, FAILED], 1), ([PASSED, NOT_RUN], 1), ([FAILED, PASSED], 1)],
+)
+def test_every_stage_is_written_as_it_ends(
+    statuses: list[str], code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[int] = []
+
+    def run(chosen: Any, setup: Setup) -> Iterator[Outcome]:
+        for i, status in enumerate(statuses):
+            yield Outcome(f"stage{i}", status, 1.5, "why" * (status != PASSED), {"n": i})
+            seen.append(len(lines(tmp_path / "r")))
+
+    monkeypatch.setattr(command.device_check, "run", run)
+    found = sonnx("--to", tmp_path / "r")
+    assert (found.exit_code, seen) == (code, [1, 2])
+    keys = ["stage", "status", "seconds", "reason", "details"]
+    assert [list(line) for line in lines(tmp_path / "r")] == [keys, keys]
+    assert [line["status"] for line in lines(tmp_path / "r")] == statuses
+    assert ("every stage passed" in found.output) == (code == 0) and found.output.endswith(
+        f"wrote {tmp_path / 'r/results.jsonl'}\n"
+    )
+
+
+def test_without_a_device_it_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
+    found = sonnx("--to", tmp_path, "--json")
+    document = json.loads(found.output)
+    assert (found.exit_code, document["schema"], document["passed"]) == (1, "sonnx.device-check", False)
+    assert document["stages"] == lines(tmp_path)
+    assert [s["stage"] for s in document["stages"]] == NAMES
+    assert [s["status"] for s in document["stages"]] == [FAILED] + [NOT_RUN] * (len(NAMES) - 1)
+    assert "[SX50" in document["stages"][0]["reason"] and document["stages"][0]["details"]["packages"]["numpy"] == np.__version__
+
+
+@pytest.mark.parametrize("device", ["CPU", "STRICT", "CUDA:", "CUDA:x", "cuda0"])
+def test_other_devices_are_refused(device: str) -> None:
+    found = sonnx("--device", device)
+    assert found.exit_code == 2 and f"got {device!r}" in found.output
+
+
+# --- what the stages find, on a device that needs no GPU -----------------------------------------------------------------
+
+
+def attempt(name: str, device: str = "STRICT", **setup: Any) -> Outcome:
+    stage = next(s for s in stages.STAGES if s.name == name)
+    return device_check.attempt(name, stage.check, Setup(device, **setup))
+
+
+@pytest.mark.parametrize("name", ["smoke", "products", "traps", "training", "determinism", "api"])
+def test_stages_pass_on_the_strict_namespace(name: str) -> None:
+    found = attempt(name)
+    assert (found.status, found.reason) == (PASSED, "")
+
+
+def test_devices_needs_two() -> None:
+    assert attempt("devices").status == ONE_DEVICE
+
+
+def change_operator(monkeypatch: pytest.MonkeyPatch, name: str, change: Callable[[np.ndarray], Any]) -> None:
+    """Change the results of an operator on the strict namespace, for eager calls."""
+    call = Eager.call_version
+
+    def changed(self: Any, operator: Any, *arguments: Any) -> Any:
+        results = call(self, operator, *arguments)
+        if operator.declaration.name != name or self.device.is_host:
+            return results
+        return [self.device.put(change(np.array(self.device.get(r)))) for r in results]
+
+    monkeypatch.setattr(Eager, "call_version", changed)
+
+
+def rounded_to_tf32(x: np.ndarray) -> np.ndarray:
+    return (x.view(np.uint32) & 0xFFFFE000).view(np.float32) if x.dtype == np.float32 else x
+
+
+def doubled(x: np.ndarray) -> np.ndarray:
+    return x + x
+
+
+@pytest.mark.parametrize(
+    ("name", "operator", "change", "why"),
+    [
+        ("smoke", "MatMul", doubled, "MatMul must return"),
+        ("products", "MatMul", lambda x: x.astype(np.float32), r"must be float16, got float32"),
+        ("products", "MatMul", lambda x: x * np.asarray(1.01, x.dtype), "must be within its bound"),
+        ("products", "MatMulInteger", lambda x: x + (x == x.max()), "MatMulInteger must return"),
+        ("training", "Gemm", doubled, "Perceptron, tape: value"),
+        ("determinism", "ScatterElements", lambda x: x + np.random.default_rng().random(), "must have equal bits"),
+        ("api", "ReduceMax", doubled, "max: value"),
+    ],
+)
+def test_a_wrong_operator_is_found(name: str, operator: str, change: Any, why: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    change_operator(monkeypatch, operator, change)
+    found = attempt(name)
+    assert found.status == FAILED and why in found.reason
+
+
+def test_products_in_tf32_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    call = Eager.call
+
+    def changed(self: Any, op_type: str, inputs: Any, *arguments: Any, **options: Any) -> Any:
+        if op_type == "MatMul":
+            inputs = [self.device.put(rounded_to_tf32(np.array(self.device.get(x)))) for x in inputs]
+        return call(self, op_type, inputs, *arguments, **options)
+
+    monkeypatch.setattr(Eager, "call", changed)
+    monkeypatch.setattr(device_check_stages, "SHAPES", {})  # their bounds find it too
+    assert "must not be rounded to TF32" in attempt("products").reason
+
+
+def test_indices_that_wrap_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    run_node = SingaBackend.run_node
+
+    def wrapping(node: Any, inputs: Any, device: str, **options: Any) -> Any:
+        if device == "STRICT" and node.op_type == "Gather":
+            inputs = [inputs[0], inputs[1] % 4]
+        return run_node(node, inputs, device, **options)
+
+    monkeypatch.setattr(SingaBackend, "run_node", wrapping)
+    found = attempt("traps")
+    assert found.status == FAILED and len(found.details["wrong"]) == 2
+    assert "Gather of element 4 of 4: float32[1], on the CPU the error SX401" in found.reason
+
+
+def test_memory_that_grows_is_found() -> None:
+    flat = {"pool_used": [5, 5, 5], "pool_held": [9, 9, 9], "device_used": [7, 8, 9]}
+    stages.judge_memory(flat)  # another process uses the device too
+    for changed in ({"pool_used": [5, 5, 6]}, {"pool_held": [9, 10, 10]}, {"pool_held": [0, 0, 0]}):
+        with pytest.raises(device_check.Wrong, match="must be constant"):
+            stages.judge_memory(flat | changed)
+
+
+@pytest.mark.parametrize(
+    ("there", "here", "same"),
+    [
+        (1.0, 1.0 + 1e-10, True), (1.0, 1.0 + 1e-8, False), ([1.0, None], [1.0, None], True), ([1.0], [1.0, 2.0], False),
+        (None, 1.0, False), (np.nan, np.nan, True), (np.nan, 1.0, False), (np.inf, np.inf, True), (np.inf, -np.inf, False),
+        (np.int32(1), np.int32(2), False), (np.float32(1), np.float32(1.000005), True),
+        (np.float32(1), np.float32(1.00005), False),
+        (np.float32(1), np.float64(1), False), (np.array([1e6, 0.0]), np.array([1e6, 1e-5]), True),
+    ],
+)  # fmt: skip
+def test_values_are_compared_within_the_tolerance(there: Any, here: Any, same: bool) -> None:
+    assert (device_check_stages.unlike(there, here) == "") == same
+
+
+@pytest.fixture
+def few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Take some cases, which are loaded at once, for the suite."""
+    load = device_check_stages.cases.load
+    monkeypatch.setattr(device_check_stages.cases, "load", lambda: load(("simple",)))
+
+
+@pytest.mark.usefixtures("few")
+@pytest.mark.parametrize("name", ["suite", "kernels", "gradients"])
+def test_a_stage_reports_what_it_did_before_its_deadline(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device_check_stages, "_last_call", lambda setup: 0.0)
+    found = attempt(name, every=2 if name != "gradients" else 150, processes=1)
+    done = {"suite": "cases", "kernels": "operators", "gradients": "operator_versions"}[name]
+    assert found.status == FAILED and found.reason.startswith("deadline: ")
+    assert found.details[done] == 1 < found.details["of"]
+
+
+@pytest.mark.usefixtures("few")
+def test_cases_and_gradients_that_fail_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def dying(chosen: Any, backend: str, device: str, processes: Any, timeout: float, note: Any) -> None:
+        for case in chosen:
+            note(device_check_stages.worker.Result(case.name, case.kind, "died", "failed", "exit code -11"))
+
+    monkeypatch.setattr(device_check_stages.worker, "run", dying)
+    found = attempt("suite")
+    assert found.status == FAILED and " cases differ from gaps.txt: test_" in found.reason and "(died)" in found.reason
+    answers: list[Any] = ["tape: value: 1 of 2 differ", ChildFailure("died", "exit code -11"), None, ""]
+    monkeypatch.setattr(device_check_stages.worker, "answers", lambda requests, *_, **__: enumerate(answers[: len(requests)]))
+    found = attempt("gradients", every=100)
+    assert found.status == FAILED and found.reason.startswith("2 of 4 gradients differ") and len(found.details["wrong"]) == 2
+    assert found.details["points"] == 3
+
+
+# --- on emulated devices ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAKECUDA_MEMORY_MIB", "256")
+
+
+@pytest.mark.fakecuda
+@pytest.mark.usefixtures("small")
+def test_every_stage_passes_on_emulated_devices(tmp_path: Path) -> None:
+    found = sonnx("--to", tmp_path, "--every", 300, "-n", 2, "--deadline", 6000, "--json")
+    document = json.loads(found.output)
+    assert [(s["stage"], s["status"], s["reason"]) for s in document["stages"]] == [(n, PASSED, "") for n in NAMES]
+    assert (found.exit_code, document["emulated"], document["name"]) == (0, True, "emulated device 0")
+    assert lines(tmp_path) == document["stages"]
+    details = {s["stage"]: s["details"] for s in document["stages"]}
+    assert details["suite"]["cases"] == details["suite"]["of"] > 5 and details["gradients"]["points"] > 0
+    assert details["memory"]["steps"] == 1000 and len(details["memory"]["samples"]["device_used"]) == 10
+    assert details["devices"]["devices"] == 2 and details["versions"]["cuda"]["nvrtc"]
+
+
+@pytest.mark.fakecuda
+@pytest.mark.parametrize(
+    ("settings", "stage", "status", "reason"),
+    [
+        ({"FAKECUDA_DEVICES": "0"}, "smoke", FAILED, "SX50"),
+        ({"FAKECUDA_WITHOUT": "cublas"}, "smoke", FAILED, "cublas"),
+        ({"FAKECUDA_WITHOUT": "cufft"}, "versions", FAILED, "CuPy does not find cufft"),
+        ({"FAKECUDA_DEVICES": "1"}, "devices", ONE_DEVICE, "nothing was tested on a second one"),
+    ],
+)
+def test_a_machine_that_lacks_something_does_not_pass(
+    settings: dict[str, str], stage: str, status: str, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in settings.items():
+        monkeypatch.setenv(name, value)
+    found = sonnx("--stage", stage, "--json")
+    (only,) = json.loads(found.output)["stages"]
+    assert (only["status"], found.exit_code) == (status, 0 if status == ONE_DEVICE else 1)
+    assert reason in only["reason"].replace("cuBLAS", "cublas")
+
+
+@pytest.mark.fakecuda
+def test_a_step_that_keeps_its_memory_is_found() -> None:
+    cupy = pytest.importorskip("cupy")
+    kept: list[Any] = []
+    samples = stages.watched(lambda: kept.append(cupy.empty(100, np.uint8)), stages.resolve("CUDA"), 20)
+    with pytest.raises(device_check.Wrong, match="device_used from"):
+        stages.judge_memory(samples)
+    kept.clear()
+    stages.judge_memory(stages.watched(lambda: cupy.empty(100, np.uint8), stages.resolve("CUDA"), 20))
