@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import pickle
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -54,12 +55,14 @@ def only_ordinal_1() -> Iterator[None]:
         return cupy.cuda.MemoryPointer(cupy.cuda.Memory(size), 0)
 
     assert devices.resolve("CUDA:1").device_id == 1 and cupy.cuda.Device().id == 0
+    gc.collect()
     before = fakecuda.used(0)
     usual = cupy.cuda.get_allocator()
     cupy.cuda.set_allocator(allocate)
     yield
     cupy.cuda.set_allocator(usual)
-    assert (places, fakecuda.used(0) - before, int(cupy.cuda.Device().id)) == ({1}, 0, 0)
+    assert (places, int(cupy.cuda.Device().id)) == ({1}, 0)
+    assert fakecuda.used(0) <= before  # what earlier tests left may be freed
 
 
 @pytest.fixture
