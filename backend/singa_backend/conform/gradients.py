@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 from unittest.mock import patch
 
@@ -21,7 +21,7 @@ from ..autodiff.replay import replay
 from ..autodiff.tape import Tape, Var
 from ..comparison import tolerances
 from ..comparison.verdict import same_bits
-from ..devices.device import resolve
+from ..devices.device import Device, resolve
 from ..errors import SonnxError
 from ..interpreters import evaluate, type_inference
 from ..interpreters.base import LEAST_OPSET
@@ -59,6 +59,7 @@ class Point:
         asked: The indices of the inputs to differentiate with respect to.
         dys: The gradients of the outputs; None for outputs that are not floats.
         free: Those of `asked` that ONNX declares not differentiable: a rule may return a gradient, which is then judged.
+        device: The device that computes; all values of a point are on the host.
     """
 
     case: generate.Case
@@ -68,9 +69,15 @@ class Point:
     asked: tuple[int, ...]
     dys: list[Any]
     free: frozenset[int] = frozenset()
+    device: Device = field(default_factory=lambda: resolve("CPU"))
 
     def forward(self, feeds: Sequence[Any]) -> list[Any]:
-        return Executor(self.graph, resolve("CPU")).run(self.graph, feeds)
+        return self._run(self.graph, feeds)
+
+    def _run(self, graph: Graph, feeds: Sequence[Any]) -> list[Any]:
+        with self.device.active():
+            made = Executor(graph, self.device).run(graph, [self.device.put(x) for x in feeds])
+            return [self.device.get(y) for y in made]
 
     def loss(self, feeds: Sequence[Any]) -> float:
         """Return the sum of the outputs, weighted by their gradients."""
@@ -79,8 +86,11 @@ class Point:
 
     def eager(self) -> list[Any]:
         """Return the gradients by the rule, computed eagerly."""
-        with in_double(self.case.domain, self.case.operator):
-            return [_plain(g) for g in self._differentiated(Eager(opset=self.opset), self.feeds, self.dys)]
+        put = self.device.put
+        with in_double(self.case.domain, self.case.operator), self.device.active():
+            op = Eager(self.device, self.opset)
+            grads = self._differentiated(op, [put(x) for x in self.feeds], [put(dy) for dy in self.dys])
+            return [self.device.get(_plain(g)) for g in grads]
 
     def model(self, opset: int | None = None) -> ModelProto:
         """Return the gradients as a model of unknown sizes: inputs, then the outputs' gradients; None gradients are left out."""
@@ -109,7 +119,7 @@ class Point:
             graph = read(self.model())
         feeds = [*self.feeds, *(dy for dy in self.dys if dy is not None)]
         asked = (*self.asked, *range(len(self.feeds), len(feeds)))
-        made = Point(self.case, graph, self.opset, feeds, asked, [])
+        made = Point(self.case, graph, self.opset, feeds, asked, [], device=self.device)
         outputs = made.forward(feeds)
         made.dys = [_cotangent(y, rng) for y in outputs]
         return made if outputs and all(map(_finite, outputs)) else None
@@ -119,7 +129,7 @@ class Point:
         with in_double(self.case.domain, self.case.operator):
             graph = read(self.model())
         values = [*self.feeds, *(dy for dy in self.dys if dy is not None)]
-        made = dict(zip([v.name for v in graph.outputs], Executor(graph, resolve("CPU")).run(graph, values), strict=True))
+        made = dict(zip([v.name for v in graph.outputs], self._run(graph, values), strict=True))
         return [made.get(f"grad_{self.graph.inputs[i].name}") for i in self.asked]
 
 

@@ -394,9 +394,9 @@ static inline float min(float a, float b) { return fminf(a, b); }
 static inline float max(float a, float b) { return fmaxf(a, b); }
 static inline double min(double a, double b) { return fmin(a, b); }
 static inline double max(double a, double b) { return fmax(a, b); }
-template <class A, class B, class C = typename std::common_type<A, B>::type>
+template <class A, class B, class C = decltype(A() + B())>  // int for two small integers, which have no function above
 static inline C min(A a, B b) { return min(C(a), C(b)); }
-template <class A, class B, class C = typename std::common_type<A, B>::type>
+template <class A, class B, class C = decltype(A() + B())>
 static inline C max(A a, B b) { return max(C(a), C(b)); }
 
 #define FAKE_KERNEL(symbol, expression, waits) \
