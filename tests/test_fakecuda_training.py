@@ -78,7 +78,9 @@ def recurrent(mode: str, **options: Any) -> Layers:
 
 def singa_cnn() -> Model:
     """The convolutional network of SINGA's programs, which also gets an option of its training."""
-    net: Any = runpy.run_path(str(HERE / "singa_programs" / "cnn" / "model" / "cnn.py"))["create_model"](num_classes=3, num_channels=1)
+    net: Any = runpy.run_path(str(HERE / "singa_programs" / "cnn" / "model" / "cnn.py"))["create_model"](
+        num_classes=3, num_channels=1
+    )
     step = type(net).train_one_batch
     type(net).train_one_batch = lambda self, x, t: step(self, x, t, "plain", None)
     return net  # type: ignore[no-any-return]

@@ -1,8 +1,8 @@
 """Known gaps, each with its reason; a listed gap that passes is an error, as a new gap is.
 
 gaps.txt: an unindented line is a reason, the indented lines under it are the cases that it explains.  `official:NAME`
-explains a case that fails only ONNX's own verdict, `emulated:NAME` one that fails only on emulated CUDA devices.  undeclared.txt: the same layout, with schema versions
-(`ai.onnx Softmax 13`) that are not implemented.
+explains a case that fails only ONNX's own verdict, `emulated:NAME` one that fails only on emulated CUDA devices.
+undeclared.txt: the same layout, with schema versions (`ai.onnx Softmax 13`) that are not implemented.
 """
 
 from __future__ import annotations

@@ -38,8 +38,8 @@ _CELL = {
     "failed?": [str],
 }  # fmt: skip
 _SUITE = {
-    "environment": {"onnx": str, "device": str, "emulated?": bool}, "manifest": str, "totals": _TOTALS, "gaps": {"*": str}, "unexpected?": [str],
-    "executed": [_CELL],
+    "environment": {"onnx": str, "device": str, "emulated?": bool}, "manifest": str, "totals": _TOTALS, "gaps": {"*": str},
+    "unexpected?": [str], "executed": [_CELL],
 }  # fmt: skip
 _RELEASE = {"environment": {"device": str, "release": str}, "totals": _TOTALS, "gaps?": {"*": str}, "executed": [_CELL]}
 _RELEASES = {"environment": {"device": str, "release": str}, "releases": {"*": _PART}, "executed": [_CELL]}
