@@ -16,7 +16,6 @@ GPU = pytest.param(
     "CUDA",
     marks=[
         pytest.mark.gpu,
-        pytest.mark.row("I17"),
         pytest.mark.skipif(not SingaBackend.supports_device("CUDA"), reason="no CUDA device"),
     ],
 )

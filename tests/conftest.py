@@ -40,7 +40,7 @@ def pytest_configure(config: pytest.Config) -> None:
             raise pytest.UsageError(f"fakecuda: {error}") from None
         _emulation = str(error)
     else:
-        os.environ.update(fakecuda.environment())
+        os.environ.update(fakecuda.environment(), SONNX_OTHER_DEVICE="CUDA")
         _emulation = ""
 
 

@@ -195,6 +195,14 @@ def test_gaps_are_strict_both_ways(tmp_path: Path) -> None:
     assert gaps.judge(found[:2], known).good
 
 
+def test_gaps_of_emulated_devices_are_only_theirs(tmp_path: Path) -> None:
+    path = tmp_path / "gaps.txt"
+    path.write_text("A reason.\n    bad\n    emulated:rounded\n    emulated:official:odd\n")
+    assert gaps.read(path) == {"bad": "A reason."}
+    assert list(gaps.read(path, emulated=True)) == ["bad", "rounded", "official:odd"]
+    assert not results.emulated("CPU") and not results.emulated("STRICT")
+
+
 @pytest.mark.parametrize("text", ["    no_reason\n", "A.\n    twice\n    twice\n"])
 def test_gaps_need_reasons(tmp_path: Path, text: str) -> None:
     (tmp_path / "gaps.txt").write_text(text)

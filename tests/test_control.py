@@ -8,6 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from onnx import GraphProto, TensorProto, helper, parser
+from tests import other_device
 
 from singa_backend import OperatorError, SingaBackend
 
@@ -58,7 +59,8 @@ COUNT = graph("""b (int64 i, bool c, float[2] a) => (bool go, float[2] next, flo
 
 
 @pytest.mark.parametrize("opset", LOOPS)
-@pytest.mark.parametrize("device", ["CPU", "STRICT"])
+@other_device.runs
+@pytest.mark.parametrize("device", ["CPU", other_device.NAME])
 def test_loop(opset: int, device: str) -> None:
     x = F([0, 10])
     node = helper.make_node("Loop", ["M", "c", "x"], ["y", "seen", "at"], body=COUNT if opset >= 7 else legacy())
@@ -104,7 +106,8 @@ def test_loop_sees_its_last_condition_first() -> None:
     assert seen.tolist() == [True, True, True, False, False]
 
 
-@pytest.mark.parametrize("device", ["CPU", "STRICT"])
+@other_device.runs
+@pytest.mark.parametrize("device", ["CPU", other_device.NAME])
 def test_loop_carries_anything(device: str) -> None:
     """Strings, sequences and bfloat16 are carried and, but for sequences, collected."""
     body = """b (int64 i, bool c, string[k] s, seq(float[2]) q, bfloat16[n] h)
@@ -123,7 +126,8 @@ def test_loop_carries_anything(device: str) -> None:
     assert y["ws"].tolist() == [["a", "b"]] * 2
 
 
-@pytest.mark.parametrize("device", ["CPU", "STRICT"])
+@other_device.runs
+@pytest.mark.parametrize("device", ["CPU", other_device.NAME])
 def test_zero_iterations_have_the_declared_type(device: str) -> None:
     text = """g (int64 m, bool c, string[2] w, float16[3] h) => (string[n, 2] ws, float16[n, 3] hs, uint4[n] us)
         <uint4[1] u = {3}> { ws, hs, us = Loop<body = b (int64 i, bool c) => (bool go, string[2] w2, float16[k] h2, uint4 u2)
@@ -133,7 +137,8 @@ def test_zero_iterations_have_the_declared_type(device: str) -> None:
     assert (ws.dtype, hs.dtype, us.dtype) == (object, np.float16, ml_dtypes.uint4)
 
 
-@pytest.mark.parametrize("device", ["CPU", "STRICT"])
+@other_device.runs
+@pytest.mark.parametrize("device", ["CPU", other_device.NAME])
 def test_zero_iterations_of_an_untyped_body(device: str) -> None:
     """As function bodies have them: a run that is thrown away tells what the output would have been."""
     text = """g (int64 m, bool c, float16[3] h) => (float16[n, 3] hs)
@@ -278,7 +283,8 @@ def test_sequence_map_refuses(fails: Any) -> None:
     fails("SequenceMap", [[one]], "takes 2 inputs, got 1", opset=17, body=body)
 
 
-@pytest.mark.parametrize("device", ["CPU", "STRICT"])
+@other_device.runs
+@pytest.mark.parametrize("device", ["CPU", other_device.NAME])
 def test_strings_beside_a_device(device: str) -> None:
     """A branch, a scan and a map over strings run on the host; what they capture stays where it is."""
     text = """g (bool c, string[3] s, float[3] x, seq(string[n]) q) => (string[3] y, float[3] z, string[3] w, seq(string[n]) r) {

@@ -11,6 +11,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from onnx import ModelProto, helper, numpy_helper
+from tests import other_device
 
 from singa import autograd, layer, opt, sonnx
 from singa._core import tape
@@ -20,9 +21,10 @@ from singa._layers.base import Layer
 from singa.device import Device, default_device
 from singa.model import Model
 
+pytestmark = other_device.MARKS
 F = np.float32
-STRICT = Device("STRICT")
-DEVICES = pytest.mark.parametrize("dev", [default_device, STRICT], ids=["CPU", "STRICT"])
+OTHER = Device(other_device.NAME)
+DEVICES = pytest.mark.parametrize("dev", [default_device, OTHER], ids=["CPU", other_device.NAME])
 MODES = pytest.mark.parametrize("graph", [False, True], ids=["tape", "graph"])
 
 

@@ -66,6 +66,25 @@ def test_the_report_page_stands_alone_and_has_every_row() -> None:
     assert html.page(built) == page
 
 
+def test_an_emulated_device_is_never_shown_as_cuda(tmp_path: Path) -> None:
+    """Its column has another name, is kept, and the pages say what it cannot show."""
+    run = _run("CUDA")
+    run["environment"] |= {"emulated": True, "gpu": "emulated device 0"}
+    report.keep([run], tmp_path)
+    assert [p.name for p in (tmp_path / "runs").iterdir()] == ["CUDA_emulated.json"]
+    built = report.build([_run()], tmp_path)
+    assert list(built["totals"]) == ["CPU", "CUDA, emulated"]
+    assert built["environments"]["CUDA, emulated"]["gpu"] == "emulated device 0"
+    page = report.markdown(built)
+    told = next(line for line in page.splitlines() if line.startswith("* CUDA, emulated ("))
+    assert "no GPU was used" in told and "cannot show races between warps" in told
+    assert "* CUDA:" not in page and "| CUDA |" not in page
+    data = _data(html.page(built))
+    assert data["devices"] == ["CPU", "CUDA, emulated"] and data["about"]["CUDA, emulated"] in told
+    other = _run("CUDA")
+    assert list(report.build([_run(), other], tmp_path)["totals"]) == ["CPU", "CUDA", "CUDA, emulated"]
+
+
 def test_bits_are_the_dtypes() -> None:
     data = _data(html.page(report.build([_run()])))
     row = next(r for r in data["rows"] if (r["o"], r["v"]) == ("Softmax", 13))

@@ -17,6 +17,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from PIL import Image
+from tests import other_device
 
 from singa import autograd, data, image_tool, snapshot, tensor, utils
 from singa._core import tape
@@ -104,7 +105,8 @@ def test_padding_that_means_nothing(arguments: Any) -> None:
     assert caught.value.code == "SX347"
 
 
-@pytest.mark.parametrize("dev", [default_device, Device("STRICT")], ids=["CPU", "STRICT"])
+@other_device.runs
+@pytest.mark.parametrize("dev", [default_device, Device(other_device.NAME)], ids=["CPU", other_device.NAME])
 @pytest.mark.parametrize("odd", [(1, 0, 0, 2), (0, 0, 0, 0), (0, 3), ()])
 def test_odd_padding_there_and_back(odd: tuple[int, ...], dev: Device) -> None:
     array = np.random.default_rng(0).standard_normal((2, 3, 4, 5)).astype(F)
@@ -462,7 +464,8 @@ def same(read: dict[str, Tensor], want: dict[str, Any]) -> None:
         assert array.dtype == want[name].dtype and array.shape == want[name].shape and array.tobytes() == want[name].tobytes()
 
 
-@pytest.mark.parametrize("dev", [default_device, Device("STRICT")], ids=["CPU", "STRICT"])
+@other_device.runs
+@pytest.mark.parametrize("dev", [default_device, Device(other_device.NAME)], ids=["CPU", other_device.NAME])
 def test_a_snapshot_there_and_back(dev: Device, tmp_path: Path) -> None:
     with kept(tmp_path / "net", True) as out:
         for name, value in VALUES.items():

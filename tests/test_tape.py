@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests import other_device
 
 from singa import autograd, device, opt
 from singa._core import ops, tape, trace
@@ -364,7 +365,8 @@ def test_a_wide_tape_is_played_in_time_that_grows_with_it() -> None:
 # --- graphs among the attributes --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("place", ["CPU", "STRICT"])
+@other_device.runs
+@pytest.mark.parametrize("place", ["CPU", other_device.NAME])
 def test_a_graph_takes_in_tensors_of_any_device(place: str) -> None:
     """The graph is written before it meets the device of what it takes from outside."""
     dev = device.resolve(place)
@@ -374,7 +376,8 @@ def test_a_graph_takes_in_tensors_of_any_device(place: str) -> None:
     np.testing.assert_array_equal(dev.backend.get(found["w"]), [4.0, 6.0])
 
 
-@pytest.mark.parametrize("place", ["CPU", "STRICT"])
+@other_device.runs
+@pytest.mark.parametrize("place", ["CPU", other_device.NAME])
 def test_a_sequence_of_any_device(place: str) -> None:
     dev = device.resolve(place)
     xs = Tensor(data=dev.backend.put([np.ones(2), np.zeros(3)]), device=dev, requires_grad=False)

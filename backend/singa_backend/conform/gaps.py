@@ -1,8 +1,8 @@
 """Known gaps, each with its reason; a listed gap that passes is an error, as a new gap is.
 
 gaps.txt: an unindented line is a reason, the indented lines under it are the cases that it explains.  `official:NAME`
-explains a case that fails only ONNX's own verdict.  undeclared.txt: the same layout, with schema versions
-(`ai.onnx Softmax 13`) that are not implemented.
+explains a case that fails only ONNX's own verdict, `emulated:NAME` one that fails only on emulated CUDA devices.
+undeclared.txt: the same layout, with schema versions (`ai.onnx Softmax 13`) that are not implemented.
 """
 
 from __future__ import annotations
@@ -15,9 +15,14 @@ from ..proto.schemas import DOMAINS
 from .cases import ConformanceError
 from .worker import Result
 
+_EMULATED = "emulated:"
 
-def read(path: Path) -> dict[str, str]:
-    """Read entry -> reason.  Raises ConformanceError for an entry that has no reason or is listed twice."""
+
+def read(path: Path, emulated: bool = False) -> dict[str, str]:
+    """Read entry -> reason.  Raises ConformanceError for an entry that has no reason or is listed twice.
+
+    emulated: the cases run on an emulated device; otherwise the entries for such devices are left out.
+    """
     entries: dict[str, str] = {}
     reason = ""
     for number, line in enumerate(path.read_text().splitlines(), 1):
@@ -32,7 +37,9 @@ def read(path: Path) -> dict[str, str]:
             raise ConformanceError(f"{path}:{number}: {text!r} is listed twice", code="SX802")
         else:
             entries[text] = reason
-    return entries
+    everywhere = {text: why for text, why in entries.items() if not text.startswith(_EMULATED)}
+    there = {text.removeprefix(_EMULATED): why for text, why in entries.items() if text.startswith(_EMULATED)}
+    return everywhere | (there if emulated else {})
 
 
 def undeclared(path: Path) -> dict[tuple[str, str, int], str]:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ..inspection.html import fill
-from .markdown import dtype_cells, generated_words
+from .markdown import about, dtype_cells, generated_words
 
 TEMPLATE = Path(__file__).with_name("templates") / "support.html"
 
@@ -69,7 +69,7 @@ def compact(report: dict[str, Any]) -> dict[str, Any]:
     shared = {k: report.get(k) for k in ("onnx", "manifest", "versions", "totals", "gaps", "unexpected", "releases")}
     return {**shared, "fuzz": fuzz and {"count": fuzz.get("count"), "words": generated_words(fuzz)}, "domains": domains,
             "dtypes": names, "cells": list(dtype_cells(report).items()), "rows": rows, "devices": list(report["totals"]),
-            "environments": report["environments"]}  # fmt: skip
+            "about": {d: about(d) for d in report["totals"] if about(d)}, "environments": report["environments"]}  # fmt: skip
 
 
 def _order(name: str) -> tuple[int, int, str]:

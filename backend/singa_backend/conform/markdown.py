@@ -110,8 +110,26 @@ def generated_words(fuzz: dict[str, Any]) -> str:
     return f"seed {fuzz.get('seed')}" + (f": {states}" if states else "")
 
 
+EMULATED = "emulated"
+"""The end of the name of a device that the processor emulated: "CUDA, emulated"."""
+
+
+def about(device: str) -> str:
+    """Return what a device is, and what its results do not show; "" for CPU and for a real GPU."""
+    if device == "STRICT":
+        return "NumPy restricted to what CuPy provides: it finds code that would not run on a GPU"
+    if not device.endswith(EMULATED):
+        return ""
+    return (
+        "CuPy's own wheel, with CUDA devices that the processor emulates: no GPU was used. This cannot show races between warps"
+        " that run at once, faults of CUDA's libraries, differences of a GPU's arithmetic (fused multiplication and addition,"
+        " fast intrinsics, casts out of range), faults of streams and of captured graphs, or speed"
+    )
+
+
 def _named(device: str) -> str:
-    return "STRICT (NumPy restricted to what CuPy provides)" if device == "STRICT" else device
+    told = about(device)
+    return f"{device} ({told.partition(': it')[0]})" if told else device
 
 
 def _cells(cell: dict[str, Any]) -> str:

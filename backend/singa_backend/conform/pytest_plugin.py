@@ -21,7 +21,7 @@ import pytest
 from ..comparison.tolerances import CASES
 from ..errors import SonnxError
 from ..proto import test_data
-from . import cases, gaps, worker
+from . import cases, gaps, results, worker
 
 PREFIX = "onnx::"
 
@@ -88,9 +88,8 @@ class Plugin:
 
     def _read_gaps(self, file: str | None, config: pytest.Config) -> dict[str, str]:
         try:
-            if file:
-                return gaps.read(config.invocation_params.dir / file)
-            return gaps.read(cases.data_file("gaps.txt")) if self._backend == worker.OURS else {}
+            path = config.invocation_params.dir / file if file else cases.data_file("gaps.txt")
+            return gaps.read(path, results.emulated(self._device)) if file or self._backend == worker.OURS else {}
         except (SonnxError, OSError) as error:
             raise pytest.UsageError(f"--onnx-gaps: {error}") from None
 

@@ -386,7 +386,7 @@ def summary(runs: dict[str, Run], proofs: dict[str, dict[str, str]], seen: Seen,
             cells[cell].append(result)
     return {
         "backend": backend,
-        "environment": {"device": about["device"], "onnx": about["onnx"], "release": "all"},
+        "environment": {k: about[k] for k in ("device", "emulated", "onnx") if k in about} | {"release": "all"},
         "distinct_cases": len(seen),
         "distinct_passed": sum(r.strict == "passed" for r in seen.values()),
         "releases": {

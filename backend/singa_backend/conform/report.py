@@ -8,6 +8,7 @@ GPUs; `runs/*.json` and `releases.json`) and the results of generated models (`f
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from ..ir.declaration import declarations
 from ..proto.schemas import DOMAINS, schemas
 from . import gaps, html, releases
 from .cases import ConformanceError, data_file
-from .markdown import by_release, markdown
+from .markdown import EMULATED, by_release, markdown
 from .results import load, mismatch, publish, stale_page, well_formed
 
 Row = dict[str, Any]
@@ -37,8 +38,8 @@ _CELL = {
     "failed?": [str],
 }  # fmt: skip
 _SUITE = {
-    "environment": {"onnx": str, "device": str}, "manifest": str, "totals": _TOTALS, "gaps": {"*": str}, "unexpected?": [str],
-    "executed": [_CELL],
+    "environment": {"onnx": str, "device": str, "emulated?": bool}, "manifest": str, "totals": _TOTALS, "gaps": {"*": str},
+    "unexpected?": [str], "executed": [_CELL],
 }  # fmt: skip
 _RELEASE = {"environment": {"device": str, "release": str}, "totals": _TOTALS, "gaps?": {"*": str}, "executed": [_CELL]}
 _RELEASES = {"environment": {"device": str, "release": str}, "releases": {"*": _PART}, "executed": [_CELL]}
@@ -126,8 +127,13 @@ def build(runs: Sequence[dict[str, Any]], folder: Path | None = None) -> dict[st
 
 
 def label(run: dict[str, Any]) -> str:
-    """Return a run's name in a report: its device, or the release whose cases it ran ("1.6.0", "1.6.0 on CUDA")."""
+    """Return a run's name in a report: its device, or the release whose cases it ran ("1.6.0", "1.6.0 on CUDA").
+
+    A device that the processor emulated has another name than the device: "CUDA, emulated".
+    """
     device, release = str(run["environment"]["device"]), run["environment"].get("release")
+    if run["environment"].get("emulated"):
+        device += f", {EMULATED}"
     return device if release is None else str(release) if device == "CPU" else f"{release} on {device}"
 
 
@@ -167,7 +173,7 @@ def keep(runs: Sequence[dict[str, Any]], folder: Path) -> list[Path]:
             written.append(folder / "releases.json")
             releases.save(run, written[-1])
         elif "release" in run["environment"] or str(run["environment"]["device"]).startswith("CUDA"):
-            path = folder / "runs" / f"{label(run).replace(' ', '_').replace(':', '_')}.json"
+            path = folder / "runs" / f"{re.sub('[^-.A-Za-z0-9]+', '_', label(run))}.json"
             parts = ("environment", "manifest", "totals", "gaps", "unexpected", "releases", "executed")
             write_text(path, json.dumps({k: run[k] for k in parts if k in run}, sort_keys=True, ensure_ascii=False) + "\n")
             written.append(path)

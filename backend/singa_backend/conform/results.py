@@ -17,6 +17,7 @@ import numpy as np
 import onnx
 
 from ..archives import read_json
+from ..devices.device import device_count
 from ..files import write_text, writing
 from ..proto.schemas import DOMAINS
 from ..rendering import xml
@@ -25,9 +26,9 @@ from .gaps import Judgement
 from .worker import Cell, Result
 
 
-def environment(device: str, *witnesses: str) -> dict[str, str]:
+def environment(device: str, *witnesses: str) -> dict[str, str | bool]:
     """Return the versions of what ran and of the witness packages; on a GPU also those of CUDA, and the device."""
-    out = {
+    out: dict[str, str | bool] = {
         "onnx": onnx.__version__,
         "numpy": np.__version__,
         "ml_dtypes": ml_dtypes.__version__,
@@ -39,12 +40,25 @@ def environment(device: str, *witnesses: str) -> dict[str, str]:
     if device.startswith("CUDA"):
         import cupy
 
-        properties = cupy.cuda.runtime.getDeviceProperties(int(device.partition(":")[2] or 0))
         out["cupy"] = cupy.__version__
-        out["gpu"] = properties["name"].decode()
+        out["gpu"] = _gpu(device)
+        if emulated(device):
+            out["emulated"] = True
         out["cuda_driver"] = str(cupy.cuda.runtime.driverGetVersion())
         out["cuda_runtime"] = str(cupy.cuda.runtime.runtimeGetVersion())
     return out
+
+
+def emulated(device: str) -> bool:
+    """Whether a device is a CUDA device that the processor emulates (see tests/fakecuda): its name starts with "emulated"."""
+    return device.startswith("CUDA") and bool(device_count("CUDA")) and _gpu(device).startswith("emulated")
+
+
+def _gpu(device: str) -> str:
+    """Return the name of a CUDA device."""
+    import cupy
+
+    return str(cupy.cuda.runtime.getDeviceProperties(int(device.partition(":")[2] or 0))["name"].decode())
 
 
 def _version(package: str) -> str:

@@ -174,7 +174,7 @@ def _say(row: Row, text: str) -> None:
 
 def _witness(row: Row, point: Point, oracle: Oracle) -> None:
     """Run the gradient's graph in float32 by onnxruntime; compare with the rule in float64, then with the graph in float32."""
-    single = _narrow(point)
+    single = in_single(point)
     model = single.model(min(point.opset, ORT_OPSET))
     if not model.graph.output:
         return
@@ -213,7 +213,7 @@ def _brief(reason: str) -> str:
     return f"no kernel for {found[1]}" if found else " ".join(reason.split())[:200]
 
 
-def _narrow(point: Point) -> Point:
+def in_single(point: Point) -> Point:
     """Return the point in float32, its graphs too."""
     graph = point.graph
     if any(a.HasField("g") for a in point.case.node.attribute):
