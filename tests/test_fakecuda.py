@@ -41,14 +41,6 @@ def test_elementwise_reduction_and_scan(cupy: Any, dtype: str, order: str) -> No
         np.testing.assert_allclose(cupy.cumsum(y, axis=1).get(), np.cumsum(x, axis=1), rtol=1e-2, atol=1e-1)
 
 
-@pytest.mark.parametrize("dtype", ["bool", "int8", "uint16"])
-def test_extremes_of_small_integers(cupy: Any, dtype: str) -> None:
-    x, y = RNG.integers(0, 2, (2, 9)).astype(dtype)
-    a, b = cupy.asarray(x), cupy.asarray(y)
-    np.testing.assert_array_equal(cupy.maximum(a, b).get(), np.maximum(x, y))
-    assert (int(a.min()), int(a.max())) == (int(x.min()), int(x.max()))
-
-
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "complex64", "complex128"])
 @pytest.mark.parametrize("shapes", [((3, 4), (4, 5)), ((2, 3, 4), (2, 4, 5)), ((2, 1, 3, 4), (5, 4, 2)), ((4,), (4, 3))])
 def test_products(cupy: Any, dtype: str, shapes: Any) -> None:

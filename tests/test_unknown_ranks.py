@@ -21,7 +21,7 @@ from singa.model import Model
 from singa_backend import SingaBackend
 from singa_backend.autodiff.replay import replay
 from singa_backend.conform import gradients
-from singa_backend.conform.gradient_matrix.row import _narrow, listed, needs_judging
+from singa_backend.conform.gradient_matrix.row import in_single, listed, needs_judging
 from singa_backend.errors import OperatorError, UnsupportedModel
 from singa_backend.interpreters import type_inference
 from singa_backend.interpreters.base import BOOL, INT, Interpreter
@@ -44,7 +44,7 @@ def point_of(key: tuple[str, str, int]) -> gradients.Point | None:
             if not np.isfinite(point.loss(feeds)):
                 continue  # the sizes of the outputs depend on the parameters
             if asked and any(g is not None and np.isfinite(g).all() and g.size for g in made):
-                return _narrow(point)  # some operators have no float64 form
+                return in_single(point)  # some operators have no float64 form
     return None
 
 
