@@ -43,11 +43,22 @@ _MOVING = frozenset(
 )  # fmt: skip
 """Operators that exporters use in arithmetic on shapes, besides those of one value for each place, and reductions."""
 
+
+def _product(values: np.ndarray) -> float:
+    return math.prod(values.reshape(-1).tolist())
+
+
+def _steps(start: np.ndarray, limit: np.ndarray, delta: np.ndarray) -> float:
+    if not start.size == limit.size == delta.size == 1 or not delta.any():
+        return 0  # Range refuses them
+    return (limit.item() - start.item()) / delta.item()
+
+
 _GROWING: dict[str, Callable[..., float]] = {
-    "ConstantOfShape": lambda shape: math.prod(shape.tolist()),
-    "Expand": lambda x, shape: x.size * math.prod(shape.tolist()),
-    "Range": lambda start, limit, delta: (limit - start) / delta if delta else 0,
-    "Tile": lambda x, repeats: x.size * math.prod(repeats.tolist()),
+    "ConstantOfShape": _product,
+    "Expand": lambda x, shape: x.size * _product(shape),
+    "Range": _steps,
+    "Tile": lambda x, repeats: x.size * _product(repeats),
 }
 """Operators whose results may be large, with a bound of their size."""
 
