@@ -45,13 +45,14 @@ _MOVING = frozenset(
 
 
 def _product(values: np.ndarray) -> float:
-    return math.prod(values.reshape(-1).tolist())
+    product: float = math.prod(values.reshape(-1).tolist())  # an int of any size
+    return product
 
 
 def _steps(start: np.ndarray, limit: np.ndarray, delta: np.ndarray) -> float:
     if not start.size == limit.size == delta.size == 1 or not delta.any():
         return 0  # Range refuses them
-    return (limit.item() - start.item()) / delta.item()
+    return float((limit.item() - start.item()) / delta.item())
 
 
 _GROWING: dict[str, Callable[..., float]] = {
