@@ -1,4 +1,4 @@
-"""The gradient rules on an emulated CUDA device: the first point of each version in float32, beside the CPU."""
+"""The gradient rules on an emulated CUDA device: the first point of each version in float32, compared with the CPU."""
 
 from __future__ import annotations
 

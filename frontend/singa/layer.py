@@ -337,10 +337,7 @@ class Conv2d(Layer):
         Raises:
             InvalidInput: If x does not have rank 4, or `group` does not divide the numbers of channels (SX325).
         """
-        self.in_channels = int(_images(self, x)[1])
-        if self.in_channels % self.group or self.nb_kernels % self.group:
-            what = f"group must divide the numbers of channels {self.in_channels} and {self.nb_kernels}, got {self.group}"
-            raise InvalidInput(f"{self._path() or 'Conv2d'}: {what}", code="SX325")
+        self.in_channels = _grouped(self, x)
         inner = self.in_channels // self.group
         std = math.sqrt(2.0 / (inner * math.prod(self.kernel_size) + self.nb_kernels))
         self._param("W", (self.nb_kernels, inner, *self.kernel_size), x, std=std)
@@ -426,10 +423,7 @@ class ConvTranspose2d(Layer):
         Raises:
             InvalidInput: If x does not have rank 4, or `group` does not divide the numbers of channels (SX325).
         """
-        self.in_channels = int(_images(self, x)[1])
-        if self.in_channels % self.group or self.nb_kernels % self.group:
-            what = f"group must divide the numbers of channels {self.in_channels} and {self.nb_kernels}, got {self.group}"
-            raise InvalidInput(f"{self._path() or 'ConvTranspose2d'}: {what}", code="SX325")
+        self.in_channels = _grouped(self, x)
         std = math.sqrt(2.0 / (self.in_channels // self.group * math.prod(self.kernel_size) + self.nb_kernels))
         self._param("W", (self.in_channels, self.nb_kernels // self.group, *self.kernel_size), x, std=std)
         if self.bias:
@@ -470,6 +464,15 @@ def _images(layer: Layer, x: Tensor) -> Any:
         what = f"inputs of {layer._path() or type(layer).__name__} must have shape (N, channels, height, width), got {shape}"
         raise InvalidInput(what, code="SX325")
     return shape
+
+
+def _grouped(layer: Conv2d | ConvTranspose2d, x: Tensor) -> int:
+    """The number of channels of images; raises InvalidInput if `group` does not divide the numbers of channels."""
+    channels = int(_images(layer, x)[1])
+    if channels % layer.group or layer.nb_kernels % layer.group:
+        what = f"group must divide the numbers of channels {channels} and {layer.nb_kernels}, got {layer.group}"
+        raise InvalidInput(f"{layer._path() or type(layer).__name__}: {what}", code="SX325")
+    return channels
 
 
 def _channels(layer: Layer, shape: Any, channels: int) -> None:

@@ -83,6 +83,19 @@ class RNN_Base(Layer):
     def _inputs(self, layer: int) -> int:
         return self.input_size if layer == 0 else self.hidden_size * self.directions
 
+    def _gated(self, xs: Any, gates: str) -> None:
+        """Create the parameters of a layer with gates, whose letters end the names."""
+        x = xs if isinstance(xs, Tensor) else xs[0]
+        for i, ends in enumerate(self._suffixes()):
+            for end in ends:
+                for gate in gates:
+                    self._param(f"Wx_{gate}{end}", (self._inputs(i), self.hidden_size), x, std=0.01)
+                for gate in gates:
+                    self._param(f"Wh_{gate}{end}", (self.hidden_size, self.hidden_size), x, std=0.01)
+                for kind in ("Bx", "Bh") if self.bias else ():
+                    for gate in gates:
+                        self._param(f"{kind}_{gate}{end}", (self.hidden_size,), x)
+
     def _time_first(self, xs: Any) -> Tensor:
         """The inputs as (time, N, input)."""
         if not isinstance(xs, Tensor):
@@ -287,16 +300,7 @@ class LSTM(RNN_Base):
             xs: A list of Tensors (N, input), or one Tensor of rank 3.
             h0_c0: The initial states; not used.
         """
-        x = xs if isinstance(xs, Tensor) else xs[0]
-        for i, ends in enumerate(self._suffixes()):
-            for end in ends:
-                for gate in "ifog":
-                    self._param(f"Wx_{gate}{end}", (self._inputs(i), self.hidden_size), x, std=0.01)
-                for gate in "ifog":
-                    self._param(f"Wh_{gate}{end}", (self.hidden_size, self.hidden_size), x, std=0.01)
-                for kind in ("Bx", "Bh") if self.bias else ():
-                    for gate in "ifog":
-                        self._param(f"{kind}_{gate}{end}", (self.hidden_size,), x)
+        self._gated(xs, "ifog")
 
     def forward(self, xs: Any, h0_c0: Any = None) -> tuple[Any, Tensor, Tensor]:
         """Run the layer over a sequence.
@@ -385,16 +389,7 @@ class GRU(_OneState):
             xs: A list of Tensors (N, input), or one Tensor of rank 3.
             h0: The initial state; not used.
         """
-        x = xs if isinstance(xs, Tensor) else xs[0]
-        for i, ends in enumerate(self._suffixes()):
-            for end in ends:
-                for gate in "rzn":
-                    self._param(f"Wx_{gate}{end}", (self._inputs(i), self.hidden_size), x, std=0.01)
-                for gate in "rzn":
-                    self._param(f"Wh_{gate}{end}", (self.hidden_size, self.hidden_size), x, std=0.01)
-                for kind in ("Bx", "Bh") if self.bias else ():
-                    for gate in "rzn":
-                        self._param(f"{kind}_{gate}{end}", (self.hidden_size,), x)
+        self._gated(xs, "rzn")
 
     def _layer(self, i: int, x: Tensor, h: Tensor | None) -> tuple[Tensor, ...]:
         ends = self._suffixes()[i]

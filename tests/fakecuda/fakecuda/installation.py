@@ -25,7 +25,6 @@ def driver() -> Any:
     library.fake_count.restype = ctypes.c_long
     library.fake_used.restype = ctypes.c_long
     library.fake_report.restype = ctypes.c_char_p
-    library.fake_device_of.argtypes = [ctypes.c_void_p]
     return library
 
 

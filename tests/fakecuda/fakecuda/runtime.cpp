@@ -203,15 +203,9 @@ void run(const FakeKernel& kernel, FakeLaunch launch, void** arguments, bool des
 
 }  // namespace
 
-EXPORT int fake_count_total() { return COUNTS; }
 EXPORT long fake_count(int which) { return counts[which]; }
 EXPORT void fake_count_product() { counts[PRODUCTS]++; }
 EXPORT long fake_used(int device) { return used[device]; }
-EXPORT int fake_device_of(const void* address) {
-    std::lock_guard<std::recursive_mutex> hold(lock);
-    const Block* block = block_of(address);
-    return block ? block->device : -1;
-}
 EXPORT void fake_reset() {
     std::lock_guard<std::recursive_mutex> hold(lock);
     fault = 0;
