@@ -596,6 +596,36 @@ def test_an_interrupt_at_any_line_of_a_command(plain: Path, monkeypatch: pytest.
     assert [n for n in listed(plain.parent) if not n.startswith(PREFIX)] == ["m.onnx", "o.npz"]
 
 
+def test_an_interrupt_at_any_line_of_close_closes_no_other_file(tmp_path: Path) -> None:
+    """The number of the closed lock may be that of another file when the stage is closed again."""
+    stop, interrupted = 0, True
+    while interrupted:
+        stop, seen, interrupted = stop + 1, 0, False
+        stage = files.Stage(tmp_path / "o")
+
+        def count(frame: Any, event: str, argument: Any, stop: int = stop) -> Any:
+            nonlocal seen
+            if frame.f_code is not files.Stage.close.__code__:
+                return None
+            seen += event == "line"
+            if event == "line" and seen == stop:
+                raise KeyboardInterrupt
+            return count
+
+        sys.settrace(count)
+        try:
+            stage.close()
+        except KeyboardInterrupt:
+            interrupted = True
+        finally:
+            sys.settrace(None)
+        taken = [os.open(tmp_path, os.O_RDONLY) for _ in range(3)]
+        stage.close()
+        for number in taken:
+            os.close(number)  # an OSError if the stage closed it
+    assert stop > 5
+
+
 CHILD = """
 import time
 from singa_backend.processes import Child

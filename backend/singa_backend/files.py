@@ -175,8 +175,8 @@ class Stage:
                     _finish(self._top, self._lock)
                 raise
             finally:
-                os.close(self._lock)
-                self._lock = -1
+                lock, self._lock = self._lock, -1  # first: an interrupt must not close twice what may be another file by then
+                os.close(lock)
 
     def __del__(self) -> None:
         self.close()

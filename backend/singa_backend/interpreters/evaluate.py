@@ -67,9 +67,10 @@ class Evaluator(Interpreter[Any]):
         for name, kind in declaration.services.items():
             given[name] = {"wanted": tuple(wanted), "version": operator.version, "derived": _made}.get(kind)
         try:
-            with self.device.active(), np.errstate(all="ignore"):
-                if self.device.is_host:
+            if self.device.is_host:
+                with np.errstate(all="ignore"):
                     return operator.compute(self.xp, values, given, outputs)[:outputs]
+            with self.device.active(), np.errstate(all="ignore"):
                 if computes_on_host(declaration, values):
                     return operator.compute(namespaces.numpy, values, given, outputs)[:outputs]
                 if not runs_on_host(declaration, given, values):

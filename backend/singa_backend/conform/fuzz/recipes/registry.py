@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ....ir.declaration import declarations
+from ....proto.schemas import is_private
 from ..strategies import Draw
 from .defaults import default, drawable
 
@@ -30,5 +31,6 @@ def recipe(names: str, domain: str = "") -> Callable[[Recipe], Recipe]:
 
 
 def load() -> dict[tuple[str, str], Recipe]:
-    """Return all recipes: those of the families, and the default one for custom operators that it can draw."""
-    return {key: default for key in declarations if key not in RECIPES and drawable(*key)} | RECIPES
+    """Return all recipes: those of the families, and the default one for custom operators of every model that it can draw."""
+    known = (key for key in declarations if key not in RECIPES and not is_private(key[0]))
+    return {key: default for key in known if drawable(*key)} | RECIPES
