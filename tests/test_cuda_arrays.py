@@ -12,7 +12,10 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper, parser
 from singa import device, sonnx, tensor
 from singa.tensor import Tensor
 from singa_backend import InvalidInput, OperatorError, SingaBackend
+from singa_backend.devices.device import resolve
+from singa_backend.devices.namespaces import CupyNamespace
 from singa_backend.errors import NotExchangeable
+from singa_backend.limits import Limits
 
 pytestmark = pytest.mark.fakecuda
 X = np.arange(6, dtype=np.float32).reshape(2, 3) - 2
@@ -138,6 +141,27 @@ def test_several_outputs_are_one_read_back(cupy: Any) -> None:
     assert b.dtype == bool and not b.any() and c.shape == () and c == X.sum()
 
 
+def test_limits_are_those_of_the_tensors_of_the_model(cupy: Any) -> None:
+    """Outputs that are copied to the host at once are no larger tensor."""
+    text = "(float[n] x) => (float[n] y, float[n] z) { y = Relu(x) z = Neg(x) }"
+    rep = SingaBackend.prepare(model(text), "CUDA", limits=Limits(tensor_bytes=24))
+    assert [y.tolist() for y in rep.run([X[0] - X[0]])] == [[0, 0, 0]] * 2
+
+
+def test_all_values_are_read_by_their_device(cupy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    device, current = resolve("CUDA:1"), []
+    to_host = CupyNamespace.to_host
+
+    def copied(self: Any, x: Any) -> Any:
+        current.append((cupy.cuda.Device().id, x.device.id))
+        return to_host(self, x)
+
+    monkeypatch.setattr(CupyNamespace, "to_host", copied)
+    x, first = device.get_all([device.put(X), device.put(X[0])])
+    assert current == [(1, 1)]
+    assert np.array_equal(x, X) and np.array_equal(first, X[0])
+
+
 # ---- Checks of indices
 
 
@@ -162,6 +186,7 @@ def test_wrong_indices_name_the_first_node_and_are_read_once() -> None:
         ([0, 9, 4], [0, 5, 0], "first", r"\[-4, 4\), got 4"),
         ([0, 1, 2], [0, 5, -3], "second", r"\[-2, 2\), got -3"),
         ([2**62, 1, -(2**63)], [0, 0, 0], "first", rf"got -{2**63}"),
+        ([2**63 - 1, 1, 2], [0, 0, 0], "first", rf"got {2**63 - 1}"),
     ):
         for to_host in (True, False):
             with pytest.raises(OperatorError, match=text) as error:
@@ -181,6 +206,15 @@ def test_the_error_of_a_wrong_index_comes_before_those_that_follow_from_it() -> 
     with pytest.raises(OperatorError, match="SX401") as error:
         rep.run([np.array([1, 7]), x])
     assert error.value.node == "wrong"
+
+
+def test_a_wrong_value_and_another_error_of_one_node() -> None:
+    """The divisor is checked first, and the quotient exceeds a limit."""
+    text = "(int64[1] a, int64[n] b) => (int64[n] y) { [both] y = Div(a, b) }"
+    rep = SingaBackend.prepare(model(text), "CUDA", limits=Limits(tensor_bytes=700))
+    with pytest.raises(OperatorError, match="SX403") as error:
+        rep.run([np.array([1]), np.zeros(100, np.int64)])
+    assert (error.value.node, error.value.shapes) == ("both", ((1,), (100,)))
 
 
 def test_a_long_loop_has_more_checks_than_flags() -> None:

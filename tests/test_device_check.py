@@ -20,6 +20,7 @@ from singa.cli import main
 from singa_backend import SingaBackend
 from singa_backend.conform import device_check, device_check_stages
 from singa_backend.conform.device_check import FAILED, NOT_RUN, ONE_DEVICE, PASSED, Outcome, Setup, Stage
+from singa_backend.devices import cuda
 from singa_backend.interpreters.eager import Eager
 from singa_backend.processes import ChildFailure
 
@@ -128,6 +129,13 @@ def test_without_a_device_it_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert "[SX50" in document["stages"][0]["reason"] and document["stages"][0]["details"]["packages"]["numpy"] == np.__version__
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_no_stage_passes_without_a_device(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda, "situation", lambda: (0, cuda.Cause("SX504", "there is none", "")))
+    found = attempt(name, "CUDA", every=1000)
+    assert (found.status, found.unusable) == (FAILED, True) and "SX504" in found.reason
+
+
 @pytest.mark.parametrize("device", ["CPU", "STRICT", "CUDA:", "CUDA:x", "cuda0"])
 def test_other_devices_are_refused(device: str) -> None:
     found = sonnx("--device", device)
@@ -214,7 +222,7 @@ def test_indices_that_wrap_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(SingaBackend, "run_node", wrapping)
     found = attempt("traps")
-    assert found.status == FAILED and len(found.details["wrong"]) == 2
+    assert found.status == FAILED and len(found.details["wrong"]) == 4
     assert "Gather of element 4 of 4: float32[1], on the CPU the error SX401" in found.reason
 
 

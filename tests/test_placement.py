@@ -7,12 +7,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from onnx import ModelProto, TensorProto, helper, numpy_helper, parser
+from onnx import ModelProto, TensorProto, defs, helper, numpy_helper, parser
 
 from singa_backend import InvalidInput, OperatorError, SingaBackend
 from singa_backend.devices import strict
 from singa_backend.devices.device import resolve
 from singa_backend.interpreters.eager import Eager
+from singa_backend.ir.declaration import declarations
+from singa_backend.runtime.placement import _GROWING, computes_on_host
 
 X = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
 
@@ -229,3 +231,22 @@ def test_single_operators_leave_shapes_on_the_host(copies: dict[str, int]) -> No
     assert isinstance(y, strict.StrictArray) and y.shape == (2, 12)
     z = op.Mul(op.Cast(y, to=7), op.Shape(y, start=1))
     assert copies["to_host"] == 0 and z._a[1, 11] == 23 * 12
+
+
+GROWING = [s for s in defs.get_all_schemas_with_history() if not s.domain and s.name in _GROWING]
+
+
+@pytest.mark.parametrize("schema", GROWING, ids=lambda s: f"{s.name}-{s.since_version}")
+def test_a_result_that_grows_is_bounded_in_every_version(schema: defs.OpSchema) -> None:
+    inputs = [np.ones(1, np.int64) for _ in range(schema.max_input)]
+    declaration = declarations["", schema.name][schema.since_version]
+    assert computes_on_host(declaration, inputs)
+    inputs[schema.max_input > 1] *= 1000
+    assert not computes_on_host(declaration, inputs)
+
+
+def test_tile_of_version_1(copies: dict[str, int]) -> None:
+    weights = {"w": np.float32([1, 2]), "times": np.float32([2]), "axis": np.float32([0])}
+    made = model("net (float[n] x) => (float[k] y) { t = Tile(w, times, axis) y = Identity(t) }", **weights)
+    made.opset_import[0].version = 5
+    assert run(copies, made, np.ones(4, np.float32)) == (0, 1)

@@ -63,7 +63,7 @@ def versions(setup: Setup, details: dict[str, Any]) -> None:
         details["libraries"] = {name: _asked(partial(_place, name)) for name in LIBRARIES}
         missing = [n for n, found in details["libraries"].items() if found.startswith(_NO)]
     device = resolve(setup.device)
-    if not device.is_host and device.type == "CUDA":
+    if device.type == "CUDA":
         details["devices"] = [_properties(cupy, i) for i in range(cupy.cuda.runtime.getDeviceCount())]
         details["name"] = details["devices"][device.device_id]["name"]
         details["emulated"] = details["name"].startswith("emulated")
@@ -213,7 +213,7 @@ _LOW32, _LOW64 = np.iinfo(np.int32).min, np.iinfo(np.int64).min
 def _traps() -> Iterator[tuple[str, str, list[Any], dict[str, Any]]]:
     """Calls of operators whose results CUDA and the CPU's instructions define differently: name, operator, inputs, attributes."""
     x = np.arange(4.0, dtype=np.float32)
-    for index in (-1, -4, 3, 4, -5):
+    for index in (-1, -4, 3, 4, -5, 2**63 - 1, -(2**63)):
         yield f"Gather of element {index} of 4", "Gather", [x, np.array([index])], {}
         yield f"GatherND of element {index} of 4", "GatherND", [x, np.array([[index]])], {}
         data = [x, np.array([index]), np.array([9], np.float32)]
@@ -251,6 +251,7 @@ def _traps() -> Iterator[tuple[str, str, list[Any], dict[str, Any]]]:
 
 def traps(setup: Setup, details: dict[str, Any]) -> None:
     """Compare with the CPU what CUDA defines otherwise: indices that wrap, NaN as an integer, division by 0, NaN in maxima."""
+    resolve(setup.device)
     wrong, count = [], 0
     for name, op, inputs, attributes in _traps():
         count += 1
@@ -301,6 +302,7 @@ def kernels(setup: Setup, details: dict[str, Any]) -> None:
 
     The cases of one operator, which need the same kernels, are a request to one process.
     """
+    resolve(setup.device)
     end = _last_call(setup)
     groups: dict[str, list[cases.Case]] = defaultdict(list)
     for case in _chosen(setup):
@@ -349,6 +351,7 @@ def _cached() -> int:
 
 def suite(setup: Setup, details: dict[str, Any]) -> None:
     """Run ONNX's cases under the strict verdict; what fails must be in gaps.txt."""
+    resolve(setup.device)
     end, chosen = _last_call(setup), _chosen(setup)
     found: list[worker.Result] = []
 
@@ -378,6 +381,7 @@ def suite(setup: Setup, details: dict[str, Any]) -> None:
 
 def gradient(setup: Setup, details: dict[str, Any]) -> None:
     """Compare the gradients of operator versions, one point each, by the tape and as a graph, with those on the CPU."""
+    resolve(setup.device)
     end = _last_call(setup)
     rows = [row for row in gradient_matrix.listed() if needs_judging(row)][:: setup.every]
     wrong, done, points = {}, 0, 0
@@ -447,9 +451,9 @@ def unlike(there: Any, here: Any) -> str:
 
 def out_of_memory(setup: Setup, details: dict[str, Any]) -> None:
     """Run a model that needs more memory than is free: a typed error must name it, and the device must be usable afterwards."""
+    device = resolve(setup.device)
     import cupy
 
-    device = resolve(setup.device)
     with device.active():
         free, total = cupy.cuda.runtime.memGetInfo()
     details["free"], details["total"] = free, total

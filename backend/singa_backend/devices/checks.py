@@ -21,7 +21,7 @@ _COUNT = 256
 """The number of flags.  A run with more checks, such as one of a long loop, reads them before it goes on."""
 
 _CLEAR = np.iinfo(np.uint64).max
-"""The value of a flag whose check did not fail; the flag of another is the smallest wrong value + 2**63."""
+"""The value of a flag whose check did not fail; that of another has the smallest wrong value, see `_wrong_value`."""
 
 
 class Checks:
@@ -88,7 +88,13 @@ class Checks:
         """
         for k, value in enumerate(values.tolist()):
             if value != _CLEAR:
-                raise self._errors[k](value - 2**63).locate(**(self._places[k] if k < len(self._places) else {}))
+                raise self._errors[k](_wrong_value(value)).locate(**(self._places[k] if k < len(self._places) else {}))
+
+
+def _wrong_value(flag: int) -> int:
+    """The wrong value of a flag: flags have the order of the values, and that of 2**63 - 1 is not `_CLEAR`, since 0 is never wrong."""
+    value = flag - 2**63
+    return value + (value >= 0)
 
 
 _current: ContextVar[Checks | None] = ContextVar("checks", default=None)
@@ -125,8 +131,8 @@ def _wrap(module: Any) -> Any:
         """
         long long v = static_cast<long long>(index);
         if (v < low || v >= size) {
-            unsigned long long shifted = static_cast<unsigned long long>(v) ^ (1ULL << 63);
-            atomicMin(const_cast<unsigned long long*>(reinterpret_cast<const unsigned long long*>(&flags[number])), shifted);
+            unsigned long long flag = (static_cast<unsigned long long>(v) ^ (1ULL << 63)) - (v > 0);
+            atomicMin(const_cast<unsigned long long*>(reinterpret_cast<const unsigned long long*>(&flags[number])), flag);
             v = 0;
         }
         y = static_cast<T>(v < 0 ? v + size : v);

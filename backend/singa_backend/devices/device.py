@@ -326,21 +326,17 @@ class CudaDevice(Device):
         Returns:
             The values as NumPy arrays.
         """
-        places = [k for k, v in enumerate(values) if self.xp.isarray(v)]
-        ends = list(accumulate((-(-values[k].nbytes // 16) * 16 for k in places), initial=0))
-        if len(places) < 2 or ends[-1] > _AT_ONCE:
+        arrays = [v for v in values if self.xp.isarray(v)]
+        ends = list(accumulate((-(-a.nbytes // 16) * 16 for a in arrays), initial=0))
+        if len(arrays) < 2 or ends[-1] > _AT_ONCE:
             return super().get_all(values)
-        packed = self.xp.empty(ends[-1], np.uint8)
-        pieces = list(zip(places, ends, strict=False))
-        for k, start in pieces:
-            value = values[k]
-            packed[start : start + value.nbytes].view(value.dtype).reshape(value.shape)[...] = value
-        there = self.xp.to_host(packed)
-        made = [v if k in places else self.get(v) for k, v in enumerate(values)]
-        for k, start in pieces:
-            value = values[k]
-            made[k] = there[start : start + value.nbytes].view(value.dtype).reshape(value.shape)
-        return made
+        with self.active():
+            packed = self.xp.module.empty(ends[-1], np.uint8)  # not a tensor of the model: no limit applies
+            for a, start in zip(arrays, ends, strict=False):
+                _part(packed, start, a)[...] = a
+            there = self.xp.to_host(packed)
+        made = iter([_part(there, start, a) for a, start in zip(arrays, ends, strict=False)])
+        return [next(made) if self.xp.isarray(v) else self.get(v) for v in values]
 
     def checks(self) -> Checks | None:
         """Return where a run collects its checks.
@@ -397,6 +393,11 @@ class StrictDevice(Device):
             The device; None for other values.
         """
         return cls() if isinstance(value, strict.StrictArray) else None
+
+
+def _part(packed: Any, start: int, like: Any) -> Any:
+    """The part of an array of bytes that begins at `start`, as an array of the dtype and the shape of another."""
+    return packed[start : start + like.nbytes].view(like.dtype).reshape(like.shape)
 
 
 _DLPACK_CUDA = 2

@@ -174,9 +174,11 @@ class Visitor:
         try:
             if node.function is not None:
                 return self._inner(node.function, inputs, frame)
-            outputs = self._compute(node, inputs, frame)
-            if self.checks is not None:
-                self.checks.locate(lambda: _where(node, inputs))
+            try:
+                outputs = self._compute(node, inputs, frame)
+            finally:  # also if it failed: an earlier check of this node may be the cause
+                if self.checks is not None:
+                    self.checks.locate(lambda: _where(node, inputs))
             self.budget.account(outputs)
             return outputs
         except SonnxError as error:

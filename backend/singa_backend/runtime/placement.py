@@ -59,7 +59,7 @@ _GROWING: dict[str, Callable[..., float]] = {
     "ConstantOfShape": _product,
     "Expand": lambda x, shape: x.size * _product(shape),
     "Range": _steps,
-    "Tile": lambda x, repeats: x.size * _product(repeats),
+    "Tile": lambda x, repeats, axis=None: x.size * _product(repeats),  # version 1 has an axis
 }
 """Operators whose results may be large, with a bound of their size."""
 
@@ -135,7 +135,8 @@ class Placement:
 
     def owned(self) -> set[int]:
         """The ids of the arrays that belong to the model: constants, and the values on the host."""
-        return {*self._forms, *(id(v) for values in self._constants.values() for v in values)}
+        constants = list(self._constants.values())  # other runs add to them
+        return {*self._forms, *(id(v) for values in constants for v in values)}
 
 
 class Placed:
