@@ -240,3 +240,25 @@ def test_arrays_among_the_arguments_count_by_their_values() -> None:
         return [(x, t, w) for w in (*weights[:1], *weights[:1], *weights)]
 
     assert coded(True, calls) == coded(False, calls)
+
+
+class Known(Net):
+    """A model whose step also returns values that the recorded graph has as constants."""
+
+    def train_one_batch(self, x: Tensor, t: Tensor) -> Any:
+        return super().train_one_batch(x, t), autograd.shape(x), autograd.identity(Tensor(data=np.arange(3, dtype=F), device=x.device))
+
+
+@pytest.mark.parametrize("name", ["CPU", "STRICT"])
+def test_results_that_are_written_to_are_not_the_constants_of_the_step(name: str) -> None:
+    dev = device.Device(name)
+    x = Tensor(data=np.ones((4, 3), F), device=dev)
+    t = Tensor(data=np.zeros(4, np.int32), device=dev)
+    net = Known()
+    net.optimizer = opt.SGD(lr=0.1)
+    net.compile([x], is_train=True, use_graph=True)
+    for _ in range(3):
+        *_, shape, values = net(x, t)
+        assert shape.numpy().tolist() == [4, 3] and values.numpy().tolist() == [0, 1, 2]
+        shape.set_value(9)
+        values.set_value(9)

@@ -57,6 +57,20 @@ def test_a_model_in_every_form(form: str, tmp_path: Path) -> None:
     assert ours(found, *FEEDS) == [[2.0, 10.0], [6, 7]]
 
 
+@pytest.mark.parametrize("name", ["CPU", "STRICT"])
+def test_results_that_are_written_to_are_no_parameters_constants_or_inputs(name: str) -> None:
+    text = """(float[2] x) => (float[2] y, float[2] a, int64[2] b, float[2] c, int64[2] d) {
+        y = Add(x, w) a = Identity(w) b = Identity(k) c = Identity(x) d = Constant<value_ints = [5, 6]>() }"""
+    found = sonnx.SONNXModel(model(text, w=F([1, 2]), k=np.int64([3, 4])), name)
+    found.eval()
+    x = Tensor(data=F([1, 1]), device=name)
+    for _ in range(2):
+        results = found.forward(x)
+        assert [y.numpy().tolist() for y in results] == [[2, 3], [1, 2], [3, 4], [1, 1], [5, 6]]
+        for y in results:
+            y.copy_from_numpy(np.full(2, 9, y.numpy().dtype))
+
+
 @pytest.mark.parametrize("where", ["function", "sparse"])
 def test_data_in_other_files_wherever_they_are(where: str, tmp_path: Path) -> None:
     """Those of a function's constant, and of a sparse initializer, are read beside the file as those of any other tensor are."""

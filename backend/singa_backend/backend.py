@@ -418,10 +418,8 @@ class SingaRep(BackendRep):
                 if watch and watch.origin:
                     error.hint = "; ".join(filter(None, [error.hint, f"before it, {watch.origin}"]))
                 raise
-            taken = self._fixed | {id(a) for held in self._executor.states.values() for _, a in held}
+            taken = self._fixed | self._executor.owned()
             taken.update(id(a) for v in (*feeds, *placed, *overrides.values()) for a in (v if isinstance(v, list) else (v,)))
-            if self._executor.placement is not None:
-                taken |= self._executor.placement.owned()
             results = [owned_copy(v, taken) for v in values]
             if receivers is not None:
                 _receive(receivers, results, names)

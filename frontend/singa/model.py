@@ -32,6 +32,7 @@ from singa_backend.passes.change_dtype import WIDE
 from singa_backend.rendering import printable
 from singa_backend.runtime.executor import Executor, Observer
 from singa_backend.runtime.executor import Path as NodePath
+from singa_backend.runtime.feeds import owned_copy
 
 from ._core import provenance, tape, trace
 from ._core.coverage import watch_gradients
@@ -769,9 +770,9 @@ class Step:
             budget = limits.Budget(self._limits, memory=self.device.backend.memory)
             watch = self._watch() if self.device.verbosity and self.device._times.measures else None
             made = self._executor.run(self.graph, values, budget=budget, observer=watch)
-            taken = {id(v) for v in values}
-            copied = self.device.backend.copy
-            made = [copied(v) if id(v) in taken or getattr(v, "base", None) is not None else v for v in made]
+            taken = {id(v) for v in values} | self._executor.owned()
+            with self.device.backend.active():
+                made = [owned_copy(v, taken) for v in made]
             n = len(made) - len(self._writes)
             for t, new in zip(self._writes, made[n:], strict=True):
                 trace.assign(t, new if t.device is self.device else self.device.backend.get(new), id(t) in self._invalidated)

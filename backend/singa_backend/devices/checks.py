@@ -92,7 +92,7 @@ class Checks:
 
 
 def _wrong_value(flag: int) -> int:
-    """The wrong value of a flag: flags have the order of the values, and that of 2**63 - 1 is not `_CLEAR`, since 0 is never wrong."""
+    """The wrong value of a flag; flags have the order of the values, and none is `_CLEAR`, because 0 is never wrong."""
     value = flag - 2**63
     return value + (value >= 0)
 

@@ -56,6 +56,11 @@ class Executor:
         """(slot, device value) of each initializer, by the id of its graph."""
         return self._states
 
+    def owned(self) -> set[int]:
+        """Return the ids of the model's arrays, which a run may return: initializers, and constants on a device."""
+        kept = {id(a) for states in self._states.values() for _, a in states}
+        return kept if self.placement is None else kept | self.placement.owned()
+
     @property
     def resident(self) -> int:
         """The bytes of all initializers."""

@@ -130,11 +130,11 @@ class Placement:
         """The outputs of a Constant node, which are computed and copied to the device once."""
         found = self._constants.get(id(node))
         if found is None:
-            found = self._constants[id(node)] = [self._both(v, read=False) for v in make()]
+            found = self._constants[id(node)] = [self._both(v, read=True) for v in make()]  # the node keeps the values anyway
         return found
 
     def owned(self) -> set[int]:
-        """The ids of the arrays that belong to the model: constants, and the values on the host."""
+        """The ids of constants, and of the values on the host."""
         constants = list(self._constants.values())  # other runs add to them
         return {*self._forms, *(id(v) for values in constants for v in values)}
 

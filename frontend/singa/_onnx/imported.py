@@ -24,6 +24,7 @@ from singa_backend.passes.change_dtype import change_dtype
 from singa_backend.proto.load import ModelSource
 from singa_backend.proto.tensor_data import owned
 from singa_backend.proto.values import Value, declared_type
+from singa_backend.runtime.feeds import owned_copy
 
 from .._core import provenance, random, tape, trace
 from .._core.tensor import Tensor, op
@@ -279,8 +280,13 @@ class Imported:
     def _computed(self, graph: Graph, inputs: Sequence[Any]) -> list[Any]:
         """Without a tape the executor runs the graph."""
         overrides = {name: t._data for name, t in (*self.parameters.items(), *self.statistics.items())}
-        values = self.rep._executor.run(graph, [None if x is None else x._data for x in inputs], overrides)
-        return [None if v is None else Tensor._of(v, self.device, False) for v in values]
+        values, executor = [None if x is None else x._data for x in inputs], self.rep._executor
+        made = executor.run(graph, values, overrides)
+        taken = executor.owned()
+        taken.update(id(a) for v in (*values, *overrides.values()) for a in (v if isinstance(v, list) else (v,)))
+        with self.device.backend.active():  # a result may be written to, and must not be a parameter or an input then
+            made = [owned_copy(v, taken) for v in made]
+        return [None if v is None else Tensor._of(v, self.device, False) for v in made]
 
     def _fed(self, inputs: Sequence[Any]) -> list[Any]:
         declared = self.graph.inputs
