@@ -6,7 +6,9 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import fakecuda
@@ -27,6 +29,10 @@ ONE = '<ir_version: 10, opset_import: ["": 21, "own": 1]> g (float[n] x) => (flo
 
 def model(body: str) -> ModelProto:
     return parser.parse_model(ONE + "{" + body + "}")
+
+
+NO_CUPY: Any = SimpleNamespace(cuda=SimpleNamespace(Device=lambda ordinal: nullcontext()))
+"""In place of CuPy: a device that can be the current one, and nothing else."""
 
 
 # --- machines without a device
@@ -59,6 +65,33 @@ def test_a_cupy_that_cannot_be_imported(monkeypatch: pytest.MonkeyPatch, tmp_pat
     with pytest.raises(DeviceUnavailable, match="its import fails: No module named 'a_part_that_is_missing'") as found:
         devices.resolve("CUDA")
     assert found.value.code == "SX501"
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "text"),
+    [
+        (PermissionError(13, "Permission denied", str(cuda.kernel_cache() / "tmp1")), "SX508", "cannot be kept"),
+        (OSError(28, "No space left on device"), "SX508", "No space left"),
+        (RuntimeError("what nobody expects"), "SX509", "RuntimeError: what nobody expects"),
+    ],
+)
+def test_a_first_use_that_fails_in_any_way(error: Exception, code: str, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails() -> None:
+        raise error
+
+    monkeypatch.setattr(cuda, "situation", lambda: (8, None))
+    monkeypatch.setitem(sys.modules, "cupy", NO_CUPY)
+    monkeypatch.setattr(cuda, "_try", fails)
+    with pytest.raises(DeviceUnavailable, match=text) as found:
+        devices.resolve("CUDA:5")
+    assert found.value.code == code and not singa_backend.supports_device("CUDA:5")
+
+
+@pytest.mark.parametrize("library", ["CUBLAS_STATUS_ALLOC_FAILED", "CUFFT_ALLOC_FAILED", "CUSOLVER_STATUS_ALLOC_FAILED"])
+def test_a_library_without_memory(library: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "cupy", NO_CUPY)
+    found = cuda.failure(RuntimeError(library), 0)
+    assert found is not None and found.code == "SX613"
 
 
 def test_an_ordinal_twice() -> None:

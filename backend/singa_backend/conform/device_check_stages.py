@@ -13,7 +13,6 @@ from dataclasses import replace
 from functools import partial
 from importlib import import_module, metadata
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 import ml_dtypes  # noqa: F401  # its dtypes are known to NumPy by name
@@ -22,6 +21,7 @@ from onnx import helper, load_model_from_string, parser
 
 from ..backend import SingaBackend
 from ..comparison import tolerances, verdict
+from ..devices import cuda
 from ..devices.device import resolve
 from ..errors import SonnxError
 from ..interpreters.eager import Eager
@@ -341,11 +341,7 @@ def _warming(device: str) -> Callable[[list[cases.Case]], None]:
 
 def _cached() -> int:
     """The number of kernels in CuPy's cache."""
-    try:
-        import cupy  # noqa: F401  # it may set the folder
-    except ImportError:
-        return 0
-    folder = Path(os.environ.get("CUPY_CACHE_DIR") or Path.home() / ".cupy" / "kernel_cache")
+    folder = cuda.kernel_cache()
     return sum(1 for _ in folder.iterdir()) if folder.is_dir() else 0
 
 

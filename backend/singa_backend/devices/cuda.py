@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import os
 import re
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -17,7 +20,10 @@ _MISSING = re.compile(r"Failure finding \"?(?:lib)?(\w+)|lib(\w+)\.so\S*: cannot
 
 _NAMES = {"cublas": "cuBLAS", "cublasLt": "cuBLAS", "cufft": "cuFFT", "cusolver": "cuSOLVER", "cusparse": "cuSPARSE"}
 
-_OUT_OF_MEMORY = ("cudaErrorMemoryAllocation", "CUDA_ERROR_OUT_OF_MEMORY", "CUBLAS_STATUS_ALLOC_FAILED", "CUFFT_ALLOC_FAILED")
+_OUT_OF_MEMORY = (
+    "cudaErrorMemoryAllocation", "CUDA_ERROR_OUT_OF_MEMORY", "CUBLAS_STATUS_ALLOC_FAILED", "CUFFT_ALLOC_FAILED",
+    "CUSOLVER_STATUS_ALLOC_FAILED",
+)  # fmt: skip
 """How the messages of CUDA's libraries begin when the device is out of memory."""
 
 
@@ -138,6 +144,9 @@ def check(ordinal: int) -> None:
         except SonnxError as error:
             text = f"CUDA:{ordinal} exists, but cannot compute: {error.message}"
             raise DeviceUnavailable(text, code=error.code, hint=error.hint) from error
+        except Exception as error:  # a first use may fail in ways that `failure` does not know
+            text = f"CUDA:{ordinal} exists, but cannot compute: {type(error).__name__}: {_short(str(error))}"
+            raise DeviceUnavailable(text, code="SX509", hint="sonnx doctor shows what is installed") from error
         _tried.add(ordinal)
 
 
@@ -149,6 +158,22 @@ def _try() -> None:
     found = cupy.asnumpy((x + x) @ x).tolist()
     if found != [[14, 20], [30, 44]]:
         raise DeviceFailure(f"the product of two small matrices is {found}, which is wrong", code="SX507")
+
+
+def kernel_cache() -> Path:
+    """Return the folder in which CuPy keeps compiled kernels.
+
+    Returns:
+        The folder, which need not exist.
+    """
+    return Path(os.environ.get("CUPY_CACHE_DIR") or Path.home() / ".cupy" / "kernel_cache")
+
+
+def _is_unwritable_cache(error: BaseException) -> bool:
+    """Whether an error is that of CuPy when it writes a compiled kernel."""
+    if not isinstance(error, OSError):
+        return False
+    return error.errno == errno.ENOSPC or (isinstance(error.filename, str) and kernel_cache() in Path(error.filename).parents)
 
 
 def _cause_of(error: BaseException) -> Cause:
@@ -178,6 +203,12 @@ def failure(error: BaseException, ordinal: int, *, waited: bool = False) -> Sonn
             f"CUDA:{ordinal} is out of memory: {_short(text)}{_free(ordinal)}",
             code="SX613",
             hint="use a smaller batch, or a device with more memory; nvidia-smi lists what else uses this one",
+        )
+    if _is_unwritable_cache(error):
+        return DeviceFailure(
+            f"a kernel cannot be kept for CUDA:{ordinal}: {_short(text)}",
+            code="SX508",
+            hint=f"make space in {kernel_cache()} and make it writable, or set CUPY_CACHE_DIR to another folder",
         )
     if isinstance(error, (ImportError, OSError)) or kind.__module__.startswith("cuda.pathfinder"):
         if not _MISSING.search(text):
