@@ -22,6 +22,7 @@ from singa_backend.conform import device_check, device_check_stages
 from singa_backend.conform.device_check import FAILED, NOT_RUN, ONE_DEVICE, PASSED, Outcome, Setup, Stage
 from singa_backend.devices import cuda
 from singa_backend.interpreters.eager import Eager
+from singa_backend.limits import Limits
 from singa_backend.processes import ChildFailure
 
 NAMES = [s.name for s in stages.STAGES]
@@ -266,6 +267,14 @@ def test_a_stage_reports_what_it_did_before_its_deadline(name: str, monkeypatch:
 
 
 @pytest.mark.usefixtures("few")
+def test_gradients_that_are_not_compared_do_not_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        device_check_stages.worker, "answers", lambda requests, *_, **__: ((i, None) for i, _ in enumerate(requests))
+    )
+    found = attempt("gradients", every=100)
+    assert found.status == FAILED and "no gradient was compared" in found.reason
+
+
 def test_cases_and_gradients_that_fail_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     def dying(chosen: Any, backend: str, device: str, processes: Any, timeout: float, note: Any) -> None:
         for case in chosen:
@@ -333,3 +342,18 @@ def test_a_step_that_keeps_its_memory_is_found() -> None:
         stages.judge_memory(samples)
     kept.clear()
     stages.judge_memory(stages.watched(lambda: cupy.empty(100, np.uint8), stages.resolve("CUDA"), 20))
+
+
+@pytest.mark.fakecuda
+def test_a_model_on_another_device_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    prepare = SingaBackend.prepare
+    monkeypatch.setattr(SingaBackend, "prepare", lambda model, device: prepare(model, "CUDA:0"))
+    found = attempt("devices", "CUDA")
+    assert found.status == FAILED and "an output of a model of CUDA:1 must be on device 1, got device 0" in found.reason
+
+
+@pytest.mark.fakecuda
+def test_a_refusal_by_a_limit_is_no_test_of_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device_check_stages, "Limits", lambda **sizes: Limits(tensor_bytes=1 << 20))
+    found = attempt("out-of-memory", "CUDA")
+    assert found.status == FAILED and "must raise SX613" in found.reason

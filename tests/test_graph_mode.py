@@ -246,7 +246,11 @@ class Known(Net):
     """A model whose step also returns values that the recorded graph has as constants."""
 
     def train_one_batch(self, x: Tensor, t: Tensor) -> Any:
-        return super().train_one_batch(x, t), autograd.shape(x), autograd.identity(Tensor(data=np.arange(3, dtype=F), device=x.device))
+        return (
+            super().train_one_batch(x, t),
+            autograd.shape(x),
+            autograd.identity(Tensor(data=np.arange(3, dtype=F), device=x.device)),
+        )
 
 
 @pytest.mark.parametrize("name", ["CPU", "STRICT"])

@@ -96,6 +96,18 @@ def test_constants_are_put_once(copies: dict[str, int]) -> None:
     assert run(copies, model(text), X) == (1, 1)
 
 
+def test_a_long_constant_is_read_on_the_host(copies: dict[str, int]) -> None:
+    nodes = [
+        helper.make_node("Constant", [], ["sizes"], value_ints=[1] * 70),
+        helper.make_node("Split", ["x", "sizes"], [f"part{i}" for i in range(70)]),
+        helper.make_node("Add", ["part3", "part69"], ["y"]),
+    ]
+    made = model("net (float[70] x) => (float[1] y) { y = Identity(x) }")
+    del made.graph.node[:]
+    made.graph.node.extend(nodes)
+    assert run(copies, made, np.arange(70, dtype=np.float32)) == (1, 1)
+
+
 def test_inputs_that_are_read_on_the_host_stay_there(copies: dict[str, int]) -> None:
     text = "net (float[2,3,4] x, int64[2] s) => (float[a,b] y) { y = Reshape(x, s) }"
     assert run(copies, model(text), X, np.array([8, 3])) == (1, 1)

@@ -177,14 +177,23 @@ def two_devices(setup: Setup, details: dict[str, Any]) -> None:
     model = parser.parse_model(backend.MODEL)
     for ordinal in (1, 0):
         name = f"{kind}:{ordinal}"
-        array = resolve(name).put(np.ones(3, np.float32))
+        there = resolve(name)
         x = tensor.from_numpy(np.ones(3, np.float32), Device(kind, ordinal))
-        made = op.Add(x, x)
-        for what, value in (("Device.put", array), ("a tensor", x.data), ("the sum of two tensors", made.data)):
+        (y,) = SingaBackend.prepare(model, name).run([np.ones((2, 3), np.float32)], to_host=False)
+        net, *batch = _on(start, name, True)
+        _, loss = net(*batch)
+        arrays = {
+            "Device.put": there.put(np.ones(3, np.float32)),
+            "a tensor": x.data,
+            "the sum of two tensors": op.Add(x, x).data,
+        }
+        arrays |= {"an output of a model": y, "the loss of a training": loss.data}
+        arrays |= {f"the state {n} of a training": t.data for n, t in net.get_states().items()}
+        for what, value in arrays.items():
             place = int(value.device.id)
             if place != ordinal:
                 raise Wrong(f"{what} of {name} must be on device {ordinal}, got device {place}")
-        ran.append(SingaBackend.prepare(model, name).run([np.ones((2, 3), np.float32)])[0])
+        ran.append(there.get(y))
         trained.append(_trained(start, name, True))
     if not same_bits(*ran):
         raise Wrong("a model must return equal bits on both devices")
