@@ -10,7 +10,8 @@ import pytest
 
 from singa import autograd, device, initializer, layer, opt, tensor
 from singa._core.tensor import Tensor
-from singa_backend.errors import InvalidInput, NotExchangeable, SonnxError
+from singa_backend.devices import cuda, strict
+from singa_backend.errors import InvalidInput, NotExchangeable, ResourceExhausted, SonnxError
 
 F = np.float32
 
@@ -318,3 +319,26 @@ def test_dlpack_shares_memory_and_its_misuse_is_a_typed_error() -> None:
             np.from_dlpack(made)
     with pytest.raises(NotExchangeable):
         Tensor(data=array).__dlpack__(dl_device=(2, 0))
+
+
+def test_an_array_of_a_gpu_that_is_absent(monkeypatch: pytest.MonkeyPatch) -> None:
+    class OnGpu:
+        def __init__(self) -> None:
+            self.__cuda_array_interface__ = {"shape": (2,), "typestr": "<f4", "data": (4096, False), "version": 3}
+
+    monkeypatch.setattr(cuda, "situation", lambda: (0, cuda.Cause("SX501", "CuPy is not installed", "install it")))
+    with pytest.raises(NotExchangeable, match="DLPack: CUDA:0 cannot be used: CuPy is not installed") as error:
+        Tensor(data=OnGpu())
+    assert error.value.hint == "install it"
+
+
+def test_a_tensor_that_cannot_be_moved_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    t = Tensor(data=np.ones(3, np.float32))
+
+    def fails(self: Any, a: Any) -> Any:
+        raise ResourceExhausted("out of memory", code="SX613")
+
+    monkeypatch.setattr(strict.StrictNamespace, "from_host", fails)
+    with pytest.raises(ResourceExhausted):
+        t.to_device("STRICT")
+    assert str(t.device.backend) == "CPU" and t.numpy().tolist() == [1, 1, 1]

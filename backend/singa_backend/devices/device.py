@@ -526,6 +526,9 @@ def cuda_ordinal(value: Any) -> int | None:
 
     Returns:
         The ordinal; None for values that are not CUDA arrays by DLPack or the CUDA array interface.
+
+    Raises:
+        DeviceUnavailable: this machine has no GPU that could hold the array.
     """
     if _is_cupy(value):
         return int(value.device.id)
@@ -540,6 +543,9 @@ def cuda_ordinal(value: Any) -> int | None:
     pointer = described["data"][0]
     if not pointer:  # of an empty array
         return 0
+    cause = cuda.situation()[1]
+    if cause is not None:
+        raise cause.error(0)
     return int(_namespace(namespaces.CupyNamespace).module.cuda.runtime.pointerGetAttributes(pointer).device)
 
 

@@ -161,20 +161,10 @@ _ON_HOST = frozenset(
 _FIRST_IS_ARRAY = frozenset(
     {"a", "x", "m", "v", "arr", "ary", "array", "ar", "a1", "ar1", "arr1", "condition", "dst", "prototype"}
 )
+# Functions whose first argument may be any value.
 _ANY_FIRST = frozenset(
-    {
-        "array_repr",
-        "array_str",
-        "iscomplexobj",
-        "isrealobj",
-        "isreal",
-        "iscomplex",
-        "isneginf",
-        "isposinf",
-        "ndim",
-        "shape",
-        "require",
-    }
+    {"array_repr", "array_str", "iscomplexobj", "isrealobj", "isreal", "iscomplex", "isneginf", "isposinf", "ndim", "shape"}
+    | {"require"}
 )
 
 
@@ -205,9 +195,8 @@ def _strict_call(function: Callable[..., Any], name: str = "", parameters: list[
                 raise TypeError(f"cupy's {name} has no kernel for {dtype}")
         result = function(*hosts, **named)
         if own and _BFLOAT16 in dtypes and named.get("dtype") is None and result.dtype in (_BFLOAT16, np.float32):
-            result = result.astype(
-                np.result_type(_OF_BFLOAT16[name], *(dtypes if own and _OF_BFLOAT16[name] == _BFLOAT16 else ()))
-            )
+            dtype = _OF_BFLOAT16[name]
+            result = result.astype(np.result_type(dtype, *dtypes) if dtype == _BFLOAT16 else dtype)
         return _wrap(result)
 
     return call

@@ -15,7 +15,7 @@ import numpy as np
 from singa_backend import dtypes
 from singa_backend.devices.device import Device as Backend
 from singa_backend.devices.device import cuda_ordinal, resolve
-from singa_backend.errors import InvalidInput, NotExchangeable
+from singa_backend.errors import InvalidInput, NotExchangeable, SonnxError
 from singa_backend.interpreters.builder import Symbol
 from singa_backend.rendering import printable
 
@@ -620,9 +620,9 @@ class Tensor(Variable):
             DeviceUnavailable: The name is unknown, or this machine does not have the device.
             NotTraceable: A step is being recorded as a graph, and the values are not known.
         """
-        value = self.device.backend.get(self.data)
-        self.device = devices.resolve(device)
-        self._data = self.device.backend.put(value)
+        there = devices.resolve(device)
+        self._data = there.backend.put(self.device.backend.get(self.data))
+        self.device = there
         return self
 
     def to_host(self) -> Tensor:
@@ -1089,8 +1089,11 @@ def exchange(what: str) -> Iterator[None]:
     except trace.NotTraceable:
         raise
     except Exception as error:  # whatever the methods of another library raise
-        detail = " ".join(str(error).split())[:200]
-        raise NotExchangeable(f"{what} cannot be passed through DLPack: {detail}", hint="convert it to a NumPy array") from None
+        text, hint = (error.message, error.hint) if isinstance(error, SonnxError) else (str(error), "")
+        detail = " ".join(text.split())[:200]
+        raise NotExchangeable(
+            f"{what} cannot be passed through DLPack: {detail}", hint=hint or "convert it to a NumPy array"
+        ) from None
 
 
 def _reduced(name: str, t: Tensor, axis: int | Sequence[int] | None, keepdims: bool) -> Tensor:
