@@ -11,6 +11,7 @@ from onnx import helper
 
 from singa_backend import OperatorError, SingaBackend
 from singa_backend.comparison import verdict
+from singa_backend.conform import results
 from singa_backend.devices import strict
 
 
@@ -28,6 +29,13 @@ def test_indices_do_not_wrap_silently() -> None:
     for index in (4, -5):
         with pytest.raises(OperatorError, match=rf"an index must be in \[.*\), got {index}"):
             SingaBackend.run_node(helper.make_node("Gather", ["x", "i"], ["y"]), [np.arange(4.0), np.array([index])], "CUDA")
+
+
+@pytest.mark.fakecuda
+@pytest.mark.parametrize("name", ["CUDA:1", "cuda:1"])
+def test_results_are_marked_emulated(name: str) -> None:
+    about = results.environment(name)
+    assert (about["device"], about["emulated"], about["gpu"]) == ("CUDA:1", True, "emulated device 1")
 
 
 @pytest.mark.fakecuda
