@@ -335,7 +335,7 @@ def test_a_machine_that_lacks_something_does_not_pass(
 ) -> None:
     for name, value in settings.items():
         monkeypatch.setenv(name, value)
-    found = sonnx("--stage", stage, "--json")
+    found = sonnx("--device", "cuda", "--stage", stage, "--json")
     document = json.loads(found.output)
     last = document["stages"][-1]
     assert (last["stage"], last["status"], found.exit_code) == (stage, status, 0 if status == ONE_DEVICE else 1)

@@ -25,7 +25,7 @@ def _cuda(context: click.Context, parameter: click.Parameter, name: str) -> str:
     """Check the name of the device; a callback of click."""
     if not re.fullmatch(r"CUDA(:\d+)?", name, re.IGNORECASE | re.ASCII):
         raise click.BadParameter(f"must be CUDA or CUDA and an ordinal, such as CUDA:1, got {name!r}")
-    return name
+    return name.upper()
 
 
 @click.command("device-check")
