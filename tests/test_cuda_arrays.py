@@ -108,7 +108,7 @@ def test_an_array_of_another_device_is_refused(cupy: Any) -> None:
     text = "(float[2,3] x) => (float[2,3] y) { y = Relu(x) }"
     rep = SingaBackend.prepare(model(text), "CUDA")
     for value in (x, Described(x), Packed(x)):
-        with pytest.raises(InvalidInput, match=r"SX302.*x.*must be on CUDA, got one on CUDA:1"):
+        with pytest.raises(InvalidInput, match=r"SX302.*x.*must be on CUDA:0, got one on CUDA:1"):
             rep.run([value])
     with pytest.raises(InvalidInput, match="SX302"):
         SingaBackend.prepare(model(text), "CPU").run([x])

@@ -20,6 +20,7 @@ from singa.cli import main
 from singa_backend import SingaBackend
 from singa_backend.conform import device_check, device_check_stages
 from singa_backend.conform.device_check import FAILED, NOT_RUN, ONE_DEVICE, PASSED, Outcome, Setup, Stage
+from singa_backend.errors import DeviceFailure
 from singa_backend.interpreters.eager import Eager
 from singa_backend.processes import ChildFailure
 
@@ -112,7 +113,8 @@ def test_every_stage_is_written_as_it_ends(
     keys = ["stage", "status", "seconds", "reason", "details"]
     assert [list(line) for line in lines(tmp_path / "r")] == [keys, keys]
     assert [line["status"] for line in lines(tmp_path / "r")] == statuses
-    assert ("every stage passed" in found.output) == (code == 0) and found.output.endswith(
+    assert ("every stage passed" in found.output) == (code == 0)
+    assert ("no second device was tested: stage1" in found.output) == (ONE_DEVICE in statuses) and found.output.endswith(
         f"wrote {tmp_path / 'r/results.jsonl'}\n"
     )
 
@@ -126,6 +128,28 @@ def test_without_a_device_it_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert [s["stage"] for s in document["stages"]] == NAMES
     assert [s["status"] for s in document["stages"]] == [FAILED] + [NOT_RUN] * (len(NAMES) - 1)
     assert "[SX50" in document["stages"][0]["reason"] and document["stages"][0]["details"]["packages"]["numpy"] == np.__version__
+
+
+def test_a_stage_alone_needs_a_device_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also one that judges no result: `versions`, which every result needs, runs before it."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
+    found = sonnx("--stage", "kernels", "--every", 1000, "-n", 1, "--json")
+    document = json.loads(found.output)
+    assert (found.exit_code, document["passed"]) == (1, False)
+    assert [(s["stage"], s["status"]) for s in document["stages"]] == [("versions", FAILED), ("kernels", NOT_RUN)]
+
+
+def test_the_results_of_an_earlier_run_go_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def cut(chosen: Any, setup: Setup) -> Iterator[Outcome]:
+        assert lines(tmp_path) == []
+        raise KeyboardInterrupt
+        yield
+
+    (tmp_path / "results.jsonl").write_text('{"stage": "versions", "status": "passed"}\n')
+    monkeypatch.setattr(command.device_check, "run", cut)
+    assert sonnx("--to", tmp_path).exit_code != 0 and lines(tmp_path) == []
+    (tmp_path / "file").touch()
+    assert sonnx("--to", tmp_path / "file" / "folder").exit_code == 3  # before a stage runs
 
 
 @pytest.mark.parametrize("device", ["CPU", "STRICT", "CUDA:", "CUDA:x", "cuda0"])
@@ -299,9 +323,10 @@ def test_every_stage_passes_on_emulated_devices(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "stage", "status", "reason"),
     [
-        ({"FAKECUDA_DEVICES": "0"}, "smoke", FAILED, "SX50"),
-        ({"FAKECUDA_WITHOUT": "cublas"}, "smoke", FAILED, "cublas"),
-        ({"FAKECUDA_WITHOUT": "cufft"}, "versions", FAILED, "CuPy does not find cufft"),
+        ({"FAKECUDA_DEVICES": "0"}, "versions", FAILED, "SX504"),
+        ({"FAKECUDA_WITHOUT": "cublas"}, "versions", FAILED, "cuBLAS"),
+        ({"FAKECUDA_WITHOUT": "cufft"}, "versions", FAILED, "cufft not found; pip install 'sonnx[gpu]'"),
+        ({"FAKECUDA_DEVICES": "0"}, "smoke", NOT_RUN, "no usable device"),
         ({"FAKECUDA_DEVICES": "1"}, "devices", ONE_DEVICE, "nothing was tested on a second one"),
     ],
 )
@@ -310,10 +335,22 @@ def test_a_machine_that_lacks_something_does_not_pass(
 ) -> None:
     for name, value in settings.items():
         monkeypatch.setenv(name, value)
-    found = sonnx("--stage", stage, "--json")
-    (only,) = json.loads(found.output)["stages"]
-    assert (only["status"], found.exit_code) == (status, 0 if status == ONE_DEVICE else 1)
-    assert reason in only["reason"].replace("cuBLAS", "cublas")
+    found = sonnx("--device", "cuda", "--stage", stage, "--json")
+    document = json.loads(found.output)
+    last = document["stages"][-1]
+    assert (last["stage"], last["status"], found.exit_code) == (stage, status, 0 if status == ONE_DEVICE else 1)
+    assert reason in last["reason"] and document["emulated"] == (True if status == ONE_DEVICE or "cufft" in reason else None)
+
+
+@pytest.mark.fakecuda
+def test_a_failure_of_another_kind_is_not_taken_for_a_full_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Broken:
+        def run(self, inputs: Any) -> Any:
+            raise DeviceFailure("an illegal memory access was encountered")
+
+    monkeypatch.setattr(SingaBackend, "prepare", lambda *_, **__: Broken())
+    found = attempt("out-of-memory", "CUDA")
+    assert found.status == FAILED and "must raise ResourceExhausted, got [SX509] an illegal memory access" in found.reason
 
 
 @pytest.mark.fakecuda

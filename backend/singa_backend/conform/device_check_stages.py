@@ -22,8 +22,9 @@ from onnx import helper, load_model_from_string, parser
 
 from ..backend import SingaBackend
 from ..comparison import tolerances, verdict
+from ..devices import cuda
 from ..devices.device import resolve
-from ..errors import SonnxError
+from ..errors import ResourceExhausted, SonnxError
 from ..interpreters.eager import Eager
 from ..limits import Limits
 from ..processes import ChildFailure
@@ -47,6 +48,8 @@ def versions(setup: Setup, details: dict[str, Any]) -> None:
     """Record the versions of everything and the places of CUDA's libraries, then ask for the device."""
     details["python"], details["system"] = platform.python_version(), platform.platform()
     details["packages"] = {p: v for p in PACKAGES if (v := _version(p))}
+    if driver := _driver():
+        details["driver"] = driver
     details["environment"] = {n: v for n, v in sorted(os.environ.items()) if n.startswith(VARIABLES)}
     missing: list[str] = []
     try:
@@ -68,7 +71,7 @@ def versions(setup: Setup, details: dict[str, Any]) -> None:
         details["name"] = details["devices"][device.device_id]["name"]
         details["emulated"] = details["name"].startswith("emulated")
     if missing:
-        raise Wrong(f"CuPy does not find {', '.join(missing)}; pip install 'sonnx[gpu]' installs them")
+        raise Wrong(f"CuPy must find the libraries of CUDA, {', '.join(missing)} not found; {cuda.install()}")
 
 
 _NO = "not available: "
@@ -85,6 +88,13 @@ def _asked(ask: Callable[[], Any]) -> Any:
 def _version(package: str) -> str:
     with suppress(metadata.PackageNotFoundError):
         return metadata.version(package)
+    return ""
+
+
+def _driver() -> str:
+    """The version of the NVIDIA driver on Linux; CUDA reports only the version of CUDA that the driver supports."""
+    with suppress(OSError):
+        return Path("/proc/driver/nvidia/version").read_text(encoding="utf-8").partition("\n")[0]
     return ""
 
 
@@ -447,9 +457,9 @@ def unlike(there: Any, here: Any) -> str:
 
 def out_of_memory(setup: Setup, details: dict[str, Any]) -> None:
     """Run a model that needs more memory than is free: a typed error must name it, and the device must be usable afterwards."""
+    device = resolve(setup.device)
     import cupy
 
-    device = resolve(setup.device)
     with device.active():
         free, total = cupy.cuda.runtime.memGetInfo()
     details["free"], details["total"] = free, total
@@ -460,8 +470,8 @@ def out_of_memory(setup: Setup, details: dict[str, Any]) -> None:
         rep.run([np.array([free // 4 + (1 << 20)])])
     except SonnxError as error:
         details["error"] = str(error)
-        if "memory" not in str(error).lower():
-            raise Wrong(f"a model that needs too much memory must raise an error about memory, got {error}") from None
+        if not isinstance(error, ResourceExhausted):
+            raise Wrong(f"a model that needs too much memory must raise ResourceExhausted, got {error}") from None
     else:
         raise Wrong(f"a tensor of more than the free {free} bytes must be refused, got a result")
     for _ in range(2):

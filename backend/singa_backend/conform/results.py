@@ -28,6 +28,7 @@ from .worker import Cell, Result
 
 def environment(device: str, *witnesses: str) -> dict[str, str | bool]:
     """Return the versions of what ran and of the witness packages; on a GPU also those of CUDA, and the device."""
+    device = device.upper()  # as `resolve` reads it; the report compares these names
     out: dict[str, str | bool] = {
         "onnx": onnx.__version__,
         "numpy": np.__version__,
@@ -51,7 +52,7 @@ def environment(device: str, *witnesses: str) -> dict[str, str | bool]:
 
 def emulated(device: str) -> bool:
     """Whether a device is a CUDA device that the processor emulates (see tests/fakecuda): its name starts with "emulated"."""
-    return device.startswith("CUDA") and bool(device_count("CUDA")) and _gpu(device).startswith("emulated")
+    return device.upper().startswith("CUDA") and bool(device_count("CUDA")) and _gpu(device).startswith("emulated")
 
 
 def _gpu(device: str) -> str:
