@@ -217,6 +217,8 @@ def test_a_failure_among_tensors() -> None:
     with pytest.raises(DeviceFailure, match="illegal memory access") as found:
         tensor.to_numpy(t + t)
     assert found.value.code == "SX509"
+    with pytest.raises(DeviceFailure, match="illegal memory access"):
+        tensor.to_numpy(t)
     fakecuda.reset()
 
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import importlib
 import json
+import re
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -20,7 +23,8 @@ from singa.cli import main
 from singa_backend import SingaBackend
 from singa_backend.conform import device_check, device_check_stages
 from singa_backend.conform.device_check import FAILED, NOT_RUN, ONE_DEVICE, PASSED, Outcome, Setup, Stage
-from singa_backend.errors import DeviceFailure
+from singa_backend.devices import device as devices
+from singa_backend.errors import DeviceFailure, OperatorError, ResourceExhausted
 from singa_backend.interpreters.eager import Eager
 from singa_backend.processes import ChildFailure
 
@@ -351,6 +355,34 @@ def test_a_failure_of_another_kind_is_not_taken_for_a_full_memory(monkeypatch: p
     monkeypatch.setattr(SingaBackend, "prepare", lambda *_, **__: Broken())
     found = attempt("out-of-memory", "CUDA")
     assert found.status == FAILED and "must raise ResourceExhausted, got [SX509] an illegal memory access" in found.reason
+
+
+@pytest.mark.fakecuda
+def test_a_device_that_is_never_current_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert stages.resolve("CUDA:1").device_id == 1  # tried before the contexts are changed
+    monkeypatch.setattr(devices.cuda, "context", lambda ordinal: nullcontext())
+    found = attempt("devices", "CUDA")
+    assert (found.status, found.reason) == (FAILED, "Device.put of CUDA:1 must be on device 1, got device 0")
+
+
+@pytest.mark.fakecuda
+@pytest.mark.parametrize(
+    ("answers", "why"),
+    [
+        ([[np.ones(3)]], "must be refused, got a result"),
+        ([OperatorError("its axes differ")], "must raise ResourceExhausted, got .*its axes differ"),
+        ([ResourceExhausted("out of memory"), [np.zeros(3)]], "a small run after it must return"),
+        ([ResourceExhausted("out of memory"), DeviceFailure("the device is lost")], "the device is lost"),
+    ],
+)
+def test_a_device_that_does_not_survive_a_model_that_is_too_large_is_found(
+    answers: list[Any], why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepared = Mock()
+    prepared.run.side_effect = answers
+    monkeypatch.setattr(SingaBackend, "prepare", lambda *_, **__: prepared)
+    found = attempt("out-of-memory", "CUDA")
+    assert found.status == FAILED and re.search(why, found.reason)
 
 
 @pytest.mark.fakecuda
