@@ -41,13 +41,13 @@ class Acceptance:
                 self.outcomes[str(name)][test][report.outcome] += 1
 
     def verdict(self, name: str) -> str:
-        """Return "yes" or "no"; if nothing ran, "open" or "no test"."""
+        """Return "yes" or "no", or "no test" if nothing ran."""
         total = sum(self.outcomes[name].values(), Counter())
         if total["failed"]:
             return "**no**"
         if total["passed"]:
             return "yes"
-        return "open" if "open" in ROWS[name] else "**no test**"
+        return "**no test**"
 
     def page(self) -> str:
         verdicts = {name: self.verdict(name) for name in ROWS}
@@ -66,10 +66,10 @@ class Acceptance:
         for name, row in ROWS.items():
             tests = self.outcomes[name]
             cases = sum(n for t in tests.values() for outcome, n in t.items() if outcome != "skipped")
-            named = "<br>".join(f"`{t}`" for t in sorted(tests)) if tests else row.get("open", "")
+            named = "<br>".join(f"`{t}`" for t in sorted(tests))
             lines.append(f"| {name} | {row['feature']} | {row['proof']} | {verdicts[name]} | {cases} | {named} |")
-        notes = [f"- {name}: {row['open']}" for name, row in ROWS.items() if "open" in row]
-        return "\n".join([*lines, "", "Open:", "", *notes, ""])
+        notes = [f"- {name}: {row['note']}" for name, row in ROWS.items() if "note" in row]
+        return "\n".join([*lines, "", "Notes:", "", *notes, ""])
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         config = session.config

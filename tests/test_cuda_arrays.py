@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import fakecuda
@@ -12,6 +13,7 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper, parser
 from singa import device, sonnx, tensor
 from singa.tensor import Tensor
 from singa_backend import InvalidInput, OperatorError, SingaBackend
+from singa_backend.devices.checks import Checks
 from singa_backend.devices.device import resolve
 from singa_backend.devices.namespaces import CupyNamespace
 from singa_backend.errors import NotExchangeable
@@ -111,7 +113,7 @@ def test_an_array_of_another_device_is_refused(cupy: Any) -> None:
     text = "(float[2,3] x) => (float[2,3] y) { y = Relu(x) }"
     rep = SingaBackend.prepare(model(text), "CUDA")
     for value in (x, Described(x), Packed(x)):
-        with pytest.raises(InvalidInput, match=r"SX302.*x.*must be on CUDA, got one on CUDA:1"):
+        with pytest.raises(InvalidInput, match=r"SX302.*x.*must be on CUDA:0, got one on CUDA:1"):
             rep.run([value])
     with pytest.raises(InvalidInput, match="SX302"):
         SingaBackend.prepare(model(text), "CPU").run([x])
@@ -219,7 +221,7 @@ def test_a_wrong_value_and_another_error_of_one_node() -> None:
 
 def test_a_long_loop_has_more_checks_than_flags() -> None:
     nodes = [
-        helper.make_node("Min", ["k", "last"], ["at"]),
+        helper.make_node("Gather", ["places", "k"], ["at"]),
         helper.make_node("Gather", ["w", "at"], ["read"], name="read"),
         helper.make_node("Add", ["sum", "read"], ["next"]),
         helper.make_node("Identity", ["go"], ["on"]),
@@ -230,14 +232,36 @@ def test_a_long_loop_has_more_checks_than_flags() -> None:
         helper.make_tensor_value_info("on", TensorProto.BOOL, []),
         helper.make_tensor_value_info("next", TensorProto.FLOAT, [1]),
     ]
-    loop = model("(int64 n, int64[1] last) => (float[1] y) { y = Identity(zero) }", w=np.float32([1, 2, 3]), zero=np.float32([0]))
+    text = "(int64 n, int64[m, 1] places) => (float[1] y) { y = Identity(zero) }"
+    loop = model(text, w=np.float32([1, 2, 3]), zero=np.float32([0]))
     body = helper.make_graph(nodes, "body", takes, makes)
     loop.graph.node[0].CopyFrom(helper.make_node("Loop", ["n", "", "zero"], ["y"], body=body))
     rep = SingaBackend.prepare(loop, "CUDA")
-    assert rep.run([np.array(600), np.array([2])])[0].tolist() == [1 + 2 + 3 * 598]
-    with pytest.raises(OperatorError, match=r"SX401[^$]*\[-3, 3\), got 3") as error:
-        rep.run([np.array(5), np.array([9])])
-    assert error.value.node == "read"
+    count = 140  # of two checks each
+    places = np.minimum(np.arange(count), 2)[:, None]
+    assert rep.run([np.array(count), places])[0].tolist() == [1 + 2 + 3 * (count - 2)]
+    for wrong in (100, count - 1):  # among the flags that are read first, and among the last
+        changed = places.copy()
+        changed[wrong] = 3
+        with pytest.raises(OperatorError, match=r"SX401[^$]*\[-3, 3\), got 3") as error:
+            rep.run([np.array(count), changed])
+        assert error.value.node == "read"
+
+
+def test_wrong_indices_are_safe_until_their_flag_is_read(cupy: Any) -> None:
+    checks = Checks(cupy)
+    found = checks.indices(cupy.asarray([3, -4, 4, -5, 1 << 62]), 4, -4)
+    assert found.get().tolist() == [3, 0, 0, 0, 0]
+    with pytest.raises(OperatorError, match=r"\[-4, 4\), got -5"):
+        checks.settle()
+
+
+def test_each_check_has_a_flag(cupy: Any) -> None:
+    checks = Checks(cupy)
+    for name, bad in (("first", False), ("second", True), ("third", True)):
+        checks.refuse(cupy.asarray([False, bad]), partial(OperatorError, name))
+    with pytest.raises(OperatorError, match="second"):
+        checks.settle()
 
 
 def test_a_division_of_integers_by_zero() -> None:

@@ -149,12 +149,15 @@ def test_writes_in_place(gpu: Device) -> None:
     t.copy_from_numpy(np.ones(2, F), offset=1)
     t.copy_data(Tensor(data=X))
     np.testing.assert_array_equal(to_numpy(t), X)
+    autograd.training = True
+    result = autograd.add(t, Tensor(data=X, device=gpu, stores_grad=True))
+    result.set_value(2.0)
     turned = t.transpose()
     turned.copy_from_numpy(np.zeros((4, 2), F))
     t.reset_like(t)
     for draw in (lambda: t.gaussian(0.0, 1.0), lambda: t.uniform(0.0, 1.0), lambda: t.bernoulli(0.5)):
         draw()
-    assert ordinals([t, turned]) == {1}
+    assert ordinals([t, turned, result]) == {1}
 
 
 @pytest.mark.parametrize("fill", [initializer.eye, initializer.orthogonal, initializer.he_normal, initializer.glorot_uniform])

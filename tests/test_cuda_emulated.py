@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import ml_dtypes
@@ -22,6 +26,19 @@ def _run(op: str, inputs: list[Any], outputs: int = 1, opset: int = 21, **attrib
     for a, b in zip(here, there, strict=True):
         assert verdict.strict(b, a, 0, 0) == ""
     return there
+
+
+@pytest.mark.parametrize(("required", "code"), [("", 0), ("1", 4)])
+def test_a_requirement_of_the_emulation_that_is_absent_is_named(required: str, code: int) -> None:
+    """The tests are skipped by its name, or refused by it."""
+    start = "import sys; sys.modules['elftools'] = None; import pytest; sys.exit(pytest.main(sys.argv[1:]))"
+    arguments = ["-q", "-rs", "-m", "fakecuda", "-p", "no:cacheprovider", "-k", "wrap", __file__]
+    environment = {**os.environ, "SONNX_REQUIRE_FAKECUDA": required}
+    done = subprocess.run(
+        [sys.executable, "-c", start, *arguments],
+        env=environment, cwd=Path(__file__).parents[1], capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == code and "elftools" in done.stdout + done.stderr, done.stdout + done.stderr
 
 
 @pytest.mark.fakecuda

@@ -181,9 +181,9 @@ def test_a_device_that_computes_wrong_results(monkeypatch: pytest.MonkeyPatch) -
     with monkeypatch.context() as patch:
         patch.setattr(cupy, "asnumpy", lambda x: np.zeros(x.shape, x.dtype))
         assert not singa_backend.supports_device("CUDA:1")
-        with pytest.raises(DeviceUnavailable, match=r"CUDA:1 exists, but cannot compute: .* which is wrong") as found:
+        with pytest.raises(DeviceUnavailable, match=r"CUDA:1 exists, but cannot compute: .* must be .*, got") as found:
             devices.resolve("CUDA:1")
-        assert found.value.code == "SX507" and not doctor.diagnose().well
+        assert found.value.code == "SX507" and "nvidia-smi" in found.value.hint and not doctor.diagnose().well
     assert singa_backend.supports_device("CUDA:1")  # a failure is not kept: the memory may have been full
 
 
@@ -250,6 +250,8 @@ def test_a_failure_among_tensors() -> None:
     with pytest.raises(DeviceFailure, match="illegal memory access") as found:
         tensor.to_numpy(t + t)
     assert found.value.code == "SX509"
+    with pytest.raises(DeviceFailure, match="illegal memory access"):
+        tensor.to_numpy(t)
     fakecuda.reset()
 
 

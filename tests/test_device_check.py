@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import importlib
 import json
+import re
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -21,6 +24,8 @@ from singa_backend import SingaBackend
 from singa_backend.conform import device_check, device_check_stages
 from singa_backend.conform.device_check import FAILED, NOT_RUN, ONE_DEVICE, PASSED, Outcome, Setup, Stage
 from singa_backend.devices import cuda
+from singa_backend.devices import device as devices
+from singa_backend.errors import DeviceFailure, OperatorError, ResourceExhausted
 from singa_backend.interpreters.eager import Eager
 from singa_backend.limits import Limits
 from singa_backend.processes import ChildFailure
@@ -114,7 +119,8 @@ def test_every_stage_is_written_as_it_ends(
     keys = ["stage", "status", "seconds", "reason", "details"]
     assert [list(line) for line in lines(tmp_path / "r")] == [keys, keys]
     assert [line["status"] for line in lines(tmp_path / "r")] == statuses
-    assert ("every stage passed" in found.output) == (code == 0) and found.output.endswith(
+    assert ("every stage passed" in found.output) == (code == 0)
+    assert ("no second device was tested: stage1" in found.output) == (ONE_DEVICE in statuses) and found.output.endswith(
         f"wrote {tmp_path / 'r/results.jsonl'}\n"
     )
 
@@ -135,6 +141,28 @@ def test_no_stage_passes_without_a_device(name: str, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(cuda, "situation", lambda: (0, cuda.Cause("SX504", "there is none", "")))
     found = attempt(name, "CUDA", every=1000)
     assert (found.status, found.unusable) == (FAILED, True) and "SX504" in found.reason
+
+
+def test_a_stage_alone_needs_a_device_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also one that judges no result: `versions`, which every result needs, runs before it."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
+    found = sonnx("--stage", "kernels", "--every", 1000, "-n", 1, "--json")
+    document = json.loads(found.output)
+    assert (found.exit_code, document["passed"]) == (1, False)
+    assert [(s["stage"], s["status"]) for s in document["stages"]] == [("versions", FAILED), ("kernels", NOT_RUN)]
+
+
+def test_the_results_of_an_earlier_run_go_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def cut(chosen: Any, setup: Setup) -> Iterator[Outcome]:
+        assert lines(tmp_path) == []
+        raise KeyboardInterrupt
+        yield
+
+    (tmp_path / "results.jsonl").write_text('{"stage": "versions", "status": "passed"}\n')
+    monkeypatch.setattr(command.device_check, "run", cut)
+    assert sonnx("--to", tmp_path).exit_code != 0 and lines(tmp_path) == []
+    (tmp_path / "file").touch()
+    assert sonnx("--to", tmp_path / "file" / "folder").exit_code == 3  # before a stage runs
 
 
 @pytest.mark.parametrize("device", ["CPU", "STRICT", "CUDA:", "CUDA:x", "cuda0"])
@@ -316,9 +344,10 @@ def test_every_stage_passes_on_emulated_devices(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "stage", "status", "reason"),
     [
-        ({"FAKECUDA_DEVICES": "0"}, "smoke", FAILED, "SX50"),
-        ({"FAKECUDA_WITHOUT": "cublas"}, "smoke", FAILED, "cublas"),
-        ({"FAKECUDA_WITHOUT": "cufft"}, "versions", FAILED, "CuPy does not find cufft"),
+        ({"FAKECUDA_DEVICES": "0"}, "versions", FAILED, "SX504"),
+        ({"FAKECUDA_WITHOUT": "cublas"}, "versions", FAILED, "cuBLAS"),
+        ({"FAKECUDA_WITHOUT": "cufft"}, "versions", FAILED, "cufft not found; pip install 'sonnx[gpu]'"),
+        ({"FAKECUDA_DEVICES": "0"}, "smoke", NOT_RUN, "no usable device"),
         ({"FAKECUDA_DEVICES": "1"}, "devices", ONE_DEVICE, "nothing was tested on a second one"),
     ],
 )
@@ -327,10 +356,50 @@ def test_a_machine_that_lacks_something_does_not_pass(
 ) -> None:
     for name, value in settings.items():
         monkeypatch.setenv(name, value)
-    found = sonnx("--stage", stage, "--json")
-    (only,) = json.loads(found.output)["stages"]
-    assert (only["status"], found.exit_code) == (status, 0 if status == ONE_DEVICE else 1)
-    assert reason in only["reason"].replace("cuBLAS", "cublas")
+    found = sonnx("--device", "cuda", "--stage", stage, "--json")
+    document = json.loads(found.output)
+    last = document["stages"][-1]
+    assert (last["stage"], last["status"], found.exit_code) == (stage, status, 0 if status == ONE_DEVICE else 1)
+    assert reason in last["reason"] and document["emulated"] == (True if status == ONE_DEVICE or "cufft" in reason else None)
+
+
+@pytest.mark.fakecuda
+def test_a_failure_of_another_kind_is_not_taken_for_a_full_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Broken:
+        def run(self, inputs: Any) -> Any:
+            raise DeviceFailure("an illegal memory access was encountered")
+
+    monkeypatch.setattr(SingaBackend, "prepare", lambda *_, **__: Broken())
+    found = attempt("out-of-memory", "CUDA")
+    assert found.status == FAILED and "must raise ResourceExhausted, got [SX509] an illegal memory access" in found.reason
+
+
+@pytest.mark.fakecuda
+def test_a_device_that_is_never_current_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert stages.resolve("CUDA:1").device_id == 1  # tried before the contexts are changed
+    monkeypatch.setattr(devices.cuda, "context", lambda ordinal: nullcontext())
+    found = attempt("devices", "CUDA")
+    assert (found.status, found.reason) == (FAILED, "Device.put of CUDA:1 must be on device 1, got device 0")
+
+
+@pytest.mark.fakecuda
+@pytest.mark.parametrize(
+    ("answers", "why"),
+    [
+        ([[np.ones(3)]], "must be refused, got a result"),
+        ([OperatorError("its axes differ")], "must raise ResourceExhausted, got .*its axes differ"),
+        ([ResourceExhausted("out of memory", code="SX613"), [np.zeros(3)]], "a small run after it must return"),
+        ([ResourceExhausted("out of memory", code="SX613"), DeviceFailure("the device is lost")], "the device is lost"),
+    ],
+)
+def test_a_device_that_does_not_survive_a_model_that_is_too_large_is_found(
+    answers: list[Any], why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepared = Mock()
+    prepared.run.side_effect = answers
+    monkeypatch.setattr(SingaBackend, "prepare", lambda *_, **__: prepared)
+    found = attempt("out-of-memory", "CUDA")
+    assert found.status == FAILED and re.search(why, found.reason)
 
 
 @pytest.mark.fakecuda
@@ -356,4 +425,4 @@ def test_a_model_on_another_device_is_found(monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_refusal_by_a_limit_is_no_test_of_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device_check_stages, "Limits", lambda **sizes: Limits(tensor_bytes=1 << 20))
     found = attempt("out-of-memory", "CUDA")
-    assert found.status == FAILED and "must raise SX613" in found.reason
+    assert found.status == FAILED and "must raise ResourceExhausted, got [SX603]" in found.reason

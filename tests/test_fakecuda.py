@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import fakecuda
@@ -280,6 +282,25 @@ def test_a_forgotten_device(cupy: Any) -> None:
     assert any(line.startswith("cublas") for line in fakecuda.report())
 
 
+@pytest.mark.parametrize(
+    ("use", "what"),
+    [
+        (lambda x, y: y.__setitem__(..., x), "a copy"),
+        (lambda x, y: y.fill(0), "a memset"),
+        (lambda x, y: y.sort(), "thrust::sort"),
+    ],
+)
+def test_a_forgotten_device_where_no_kernel_runs(cupy: Any, use: Callable[[Any, Any], None], what: str) -> None:
+    with cupy.cuda.Device(1):
+        x, y = cupy.arange(6.0), cupy.ones(6)
+        use(x, y)
+        assert fakecuda.report() == []
+    with fakecuda.counting() as during:
+        use(x, y)
+    assert during["foreign"] == 1
+    assert fakecuda.report() == [f"{what}: device 0 was current, an array is on device 1"]
+
+
 def test_copies_between_devices_are_counted(cupy: Any) -> None:
     x = cupy.arange(10, dtype=np.float32)
     with fakecuda.counting() as during, cupy.cuda.Device(1):
@@ -323,6 +344,33 @@ def test_machines_that_lack_something(variables: dict[str, str], code: str, prin
         [sys.executable, "-c", f"import cupy; {code}"], env=environment, capture_output=True, text=True, timeout=120, check=False
     )
     assert printed in (done.stdout + done.stderr).strip().splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"PATH": ""}, "g++ is not installed"),
+        ({"SONNX_FAKECUDA_CACHE": "/proc/none"}, "the cache /proc/none/"),
+        ({"PYTHONPATH": "{folder}"}, "pyelftools is not installed"),
+    ],
+)
+def test_what_is_absent_is_named(change: dict[str, str], reason: str, tmp_path: Path) -> None:
+    (tmp_path / "elftools.py").write_text("raise ImportError('absent')")
+    changed = {n: v.format(folder=f"{tmp_path}{os.pathsep}{os.environ['PYTHONPATH']}") for n, v in change.items()}
+    done = subprocess.run(
+        [sys.executable, "-m", "fakecuda", "true"], env={**os.environ, **changed}, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1 and done.stderr.startswith(f"fakecuda: {reason}")
+
+
+@pytest.mark.parametrize("required", [False, True])
+def test_without_the_devices_tests_are_skipped_by_name_unless_they_are_required(required: bool) -> None:
+    environment = {n: v for n, v in os.environ.items() if n not in ("SONNX_REQUIRE_FAKECUDA", fakecuda.ENVIRONMENT)}
+    environment |= {"PATH": "", **({"SONNX_REQUIRE_FAKECUDA": "1"} if required else {})}
+    command = ["-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider", "-m", "fakecuda", f"{__file__}::test_counts"]
+    done = subprocess.run([sys.executable, *command], env=environment, capture_output=True, text=True, check=False)
+    assert "g++ is not installed" in done.stdout + done.stderr
+    assert (done.returncode, "1 skipped" in done.stdout) == ((4, False) if required else (0, True))
 
 
 def test_another_build_of_cupy_is_refused_by_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:

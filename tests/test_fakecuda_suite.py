@@ -11,7 +11,7 @@ import fakecuda
 import pytest
 
 from singa_backend import SingaBackend
-from singa_backend.conform import cases, gaps, report, worker
+from singa_backend.conform import cases, gaps, report, results, worker
 
 REPORTS = Path(__file__).parents[1] / "reports"
 NAMES = list(json.loads(cases.data_file("manifest.json").read_text())["cases"])
@@ -35,6 +35,15 @@ def test_case(name: str) -> None:
     judged = gaps.judge([result], GAPS)
     assert not judged.unexpected, f"{result.strict}: {result.reason}{result.official_reason}"
     assert not judged.closed, f"these gaps pass now, delete their lines from gaps.txt: {judged.closed}"
+
+
+@pytest.mark.fakecuda
+@pytest.mark.parametrize("device", ["CUDA", "cuda", "cuda:1"])
+def test_results_are_marked_however_the_device_is_written(device: str) -> None:
+    assert results.emulated(device)
+    run = results.environment(device)
+    assert (run["device"], run["emulated"]) == (device.upper(), True)
+    assert report.label({"environment": run}) == f"{device.upper()}, emulated"
 
 
 @pytest.mark.row("I17")

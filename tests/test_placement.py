@@ -145,6 +145,22 @@ def test_functions_and_subgraphs_read_shapes_of_the_outer_graph(copies: dict[str
     assert run(copies, outer, X, np.array(False))[0] == 1
 
 
+def test_inputs_that_functions_and_subgraphs_read_stay_on_the_host(copies: dict[str, int]) -> None:
+    text = """net (float[2,3,4] x, int64[2] s) => (float[a,b] y) { y = own.Shaped(x, s) }
+    <domain: "own", opset_import: ["" : 18]> Shaped (x, s) => (y) { y = Reshape(x, s) }"""
+    assert run(copies, model(text), X, np.array([8, 3])) == (1, 1)
+    made = model("net (float[2,3,4] x, int64[2] s, bool c) => (float[a,b] y) { y = Identity(x) }")
+    out = helper.make_tensor_value_info("z", TensorProto.FLOAT, None)
+    branch = helper.make_graph([helper.make_node("Reshape", ["x", "s"], ["z"])], "branch", [], [out])
+    made.graph.node[0].CopyFrom(helper.make_node("If", ["c"], ["y"], then_branch=branch, else_branch=branch))
+    assert run(copies, made, X, np.array([8, 3]), np.array(True)) == (1, 1)
+
+
+def test_values_of_the_host_are_put_once_in_a_run(copies: dict[str, int]) -> None:
+    text = "net (int64[1,3] a, float[2,3,4] x) => (int64[1,3] y, int64[1,3] z) { s = Shape(x) y = Add(a, s) z = Mul(a, s) }"
+    assert run(copies, model(text), np.array([[1, 2, 3]]), X) == (2, 3)
+
+
 def test_a_loop_whose_values_are_shapes(copies: dict[str, int]) -> None:
     nodes = [
         helper.make_node("Shape", ["x"], ["s"]),

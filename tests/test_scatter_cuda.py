@@ -244,21 +244,34 @@ def test_a_missing_barrier_is_found(barriers: bool) -> None:
 # ---- CUDA's own compiler, which needs no device
 
 
-@pytest.mark.parametrize("architecture", ["sm_75", "sm_80", "sm_90", "sm_100", "sm_120"])
-def test_nvrtc_compiles_the_kernels(architecture: str) -> None:
+def nvrtc(output: str, options: list[str]) -> bytes:
+    """What NVRTC makes of the kernels: "CUBIN", or "PTX"."""
     toolkit = Path(importlib.util.find_spec("nvidia").submodule_search_locations[0]) / "cu13"  # type: ignore[union-attr, index]
-    nvrtc = ctypes.CDLL(str(toolkit / "lib" / "libnvrtc.so.13"))
-    options = [*namespaces.COMPILED_WITH, f"--gpu-architecture={architecture}", f"-I{toolkit / 'include'}"]
+    library = ctypes.CDLL(str(toolkit / "lib" / "libnvrtc.so.13"))
+    options = [*options, f"-I{toolkit / 'include'}"]
     program, size = ctypes.c_void_p(), ctypes.c_size_t()
     source = namespaces.scatter_source().encode()
-    assert nvrtc.nvrtcCreateProgram(ctypes.byref(program), source, b"scatter.cu", 0, None, None) == 0
-    failed = nvrtc.nvrtcCompileProgram(program, len(options), (ctypes.c_char_p * len(options))(*map(str.encode, options)))
-    nvrtc.nvrtcGetProgramLogSize(program, ctypes.byref(size))
+    assert library.nvrtcCreateProgram(ctypes.byref(program), source, b"scatter.cu", 0, None, None) == 0
+    failed = library.nvrtcCompileProgram(program, len(options), (ctypes.c_char_p * len(options))(*map(str.encode, options)))
+    library.nvrtcGetProgramLogSize(program, ctypes.byref(size))
     log = ctypes.create_string_buffer(size.value)
-    nvrtc.nvrtcGetProgramLog(program, log)
+    library.nvrtcGetProgramLog(program, log)
     assert not failed, log.value.decode()
-    assert nvrtc.nvrtcGetCUBINSize(program, ctypes.byref(size)) == 0
-    cubin = ctypes.create_string_buffer(size.value)
-    assert nvrtc.nvrtcGetCUBIN(program, cubin) == 0
-    assert nvrtc.nvrtcDestroyProgram(ctypes.byref(program)) == 0
-    assert all(namespaces._kernel(dtype, mode).encode() in cubin.raw for dtype in DTYPES for mode in MODES)
+    assert getattr(library, f"nvrtcGet{output}Size")(program, ctypes.byref(size)) == 0
+    made = ctypes.create_string_buffer(size.value)
+    assert getattr(library, f"nvrtcGet{output}")(program, made) == 0
+    assert library.nvrtcDestroyProgram(ctypes.byref(program)) == 0
+    return made.raw
+
+
+@pytest.mark.parametrize("architecture", ["sm_75", "sm_80", "sm_90", "sm_100", "sm_120"])
+def test_nvrtc_compiles_the_kernels(architecture: str) -> None:
+    cubin = nvrtc("CUBIN", [*namespaces.COMPILED_WITH, f"--gpu-architecture={architecture}"])
+    assert all(namespaces._kernel(dtype, mode).encode() in cubin for dtype in DTYPES for mode in MODES)
+
+
+def test_no_product_is_fused_with_a_sum() -> None:
+    """A product of complex numbers would have other bits than NumPy's; g++ fuses nothing, so the device's code is read."""
+    architecture = "--gpu-architecture=compute_80"
+    assert b"fma.rn.f32" in nvrtc("PTX", [architecture])
+    assert b"fma.rn" not in nvrtc("PTX", [*namespaces.COMPILED_WITH, architecture])

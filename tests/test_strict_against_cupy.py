@@ -360,7 +360,9 @@ v = xp.asarray(y); v[0] = 5; y
 v = xp.array(y); v[0] = 5; y
 xp.meshgrid(y, k)
 xp.meshgrid(y, k, indexing="ij")
-xp.indices(k, 3)
+xp.indices(k - 1, 3)
+xp.clip(x, None, 1)
+xp.clip(x, 0, None)
 xp.cast(n, np.int32)
 xp.cast(x, bool)
 xp.gradient(y)
@@ -855,7 +857,7 @@ REFUSED = {
     "round(2)": "?",
     "matmul of stacks": "E",
     "einsum": "E",
-    "bincount": "FDE",
+    "bincount": "efdFDE",
     "fft": "E",
     "ifft": "E",
     "rfft": "FDE",
@@ -885,22 +887,8 @@ def test_the_names_the_parameters_and_the_loops_are_those_of_the_installed_cupy(
     assert described["version"] == cupy.__version__
 
 
-def test_every_name_of_the_strict_namespace_exists_in_cupy(on_cuda: Any) -> None:
-    own = {
-        "module",
-        "from_host",
-        "to_host",
-        "cast",
-        "indices",
-        "scatter",
-        "windows",
-        "as_strided",
-        "erf",
-        "erfc",
-        "isarray",
-        "sums_are_large",
-    }
-    assert {n for n in dir(STRICT) if not n.startswith("_")} - set(dir(on_cuda.module)) <= own
+def test_every_name_of_the_strict_namespace_exists_on_cuda(on_cuda: Any) -> None:
+    assert {n for n in dir(STRICT) if not n.startswith("_")} - set(dir(on_cuda.module)) <= set(dir(on_cuda))
     for part, theirs in (("ndarray", on_cuda.ndarray), ("linalg", on_cuda.linalg), ("fft", on_cuda.fft)):
         assert set(cupy_names.names(part)) <= set(dir(theirs))
 

@@ -28,11 +28,11 @@ EXTRAS = {
     "plot": (("matplotlib",), "curves as .png"),
     "mpi": (("mpi4py",), "training in several processes"),
     "nccl": (("nvidia-nccl-cu13", "nvidia-nccl-cu12"), "training on several GPUs"),
-    "nccl12": (("nvidia-nccl-cu12", "nvidia-nccl-cu13"), "the same, for drivers of CUDA 12"),
+    "nccl12": (("nvidia-nccl-cu12", "nvidia-nccl-cu13"), "in place of nccl, for drivers of CUDA 12"),
     "zoo": (("tokenizers",), "examples/zoo"),
     "oracle": (("onnxruntime", "onnxruntime-gpu"), "comparisons"),
     "gpu": (("cupy-cuda13x", "cupy-cuda12x", "cupy"), "device='CUDA'"),
-    "gpu12": (("cupy-cuda12x", "cupy-cuda13x", "cupy"), "the same, for drivers of CUDA 12"),
+    "gpu12": (("cupy-cuda12x", "cupy-cuda13x", "cupy"), "in place of gpu, for drivers of CUDA 12"),
 }
 """For each extra the distributions of which one is needed, the first being the one that it installs, and their use."""
 

@@ -121,9 +121,9 @@ def about(device: str) -> str:
     if not device.endswith(EMULATED):
         return ""
     return (
-        "CuPy's own wheel, with CUDA devices that the processor emulates: no GPU was used. This cannot show races between warps"
-        " that run at once, faults of CUDA's libraries, differences of a GPU's arithmetic (fused multiplication and addition,"
-        " fast intrinsics, casts out of range), faults of streams and of captured graphs, or speed"
+        "CuPy's own wheel, with CUDA devices that the processor emulates: no GPU was used. This cannot show reads before an"
+        " array, races between warps that run at once, faults of CUDA's libraries, differences of a GPU's arithmetic (fused"
+        " multiplication and addition, fast intrinsics, casts out of range), faults of streams and of captured graphs, or speed"
     )
 
 

@@ -28,7 +28,7 @@ from .worker import Cell, Result
 
 def environment(device: str, *witnesses: str) -> dict[str, str | bool]:
     """Return the versions of what ran and of the witness packages; on a GPU also those of CUDA, and the device."""
-    device = device.upper()  # "cuda" means the same, and names the runs of a report
+    device = device.upper()  # as `resolve` reads it; the report compares these names
     out: dict[str, str | bool] = {
         "onnx": onnx.__version__,
         "numpy": np.__version__,

@@ -150,14 +150,21 @@ def check(ordinal: int) -> None:
         _tried.add(ordinal)
 
 
+_PRODUCT = [[14, 20], [30, 44]]
+
+
 def _try() -> None:
     """Compute a kernel and a product of which the results are known."""
     import cupy
 
     x = cupy.asarray([[1, 2], [3, 4]], "float32")
     found = cupy.asnumpy((x + x) @ x).tolist()
-    if found != [[14, 20], [30, 44]]:
-        raise DeviceFailure(f"the product of two small matrices is {found}, which is wrong", code="SX507")
+    if found != _PRODUCT:
+        raise DeviceFailure(
+            f"the product of two small matrices must be {_PRODUCT}, got {found}",
+            code="SX507",
+            hint="use another device, and check this one, for example by nvidia-smi -q",
+        )
 
 
 def kernel_cache() -> Path:
@@ -200,7 +207,7 @@ def failure(error: BaseException, ordinal: int, *, waited: bool = False) -> Sonn
     kind, text = type(error), str(error)
     if kind.__module__.startswith("cupy.cuda.memory") or text.startswith(_OUT_OF_MEMORY):
         return ResourceExhausted(
-            f"CUDA:{ordinal} is out of memory: {_short(text)}{_free(ordinal)}",
+            f"CUDA:{ordinal} is out of memory: {_short(text).rstrip('.')}{_free(ordinal)}",
             code="SX613",
             hint="use a smaller batch, or a device with more memory; nvidia-smi lists what else uses this one",
         )

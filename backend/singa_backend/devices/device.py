@@ -310,7 +310,8 @@ class CudaDevice(Device):
             return None
         if ordinal != self.device_id:
             raise DeviceUnavailable(
-                f"an array must be on {self}, got one on {type(self)(ordinal)}", hint="copy it there, or to the host, first"
+                f"an array must be on {self.type}:{self.device_id}, got one on {self.type}:{ordinal}",
+                hint="copy it there, or to the host, first",
             )
         if _is_cupy(value):
             return value
@@ -457,7 +458,9 @@ def resolve(device: DeviceLike, device_id: int | None = None) -> Device:
         name, _, ordinal = str(device).partition(":")
         name = name.upper()
     if ordinal and not ordinal.isdecimal():
-        raise DeviceUnavailable(f"the ordinal of a device must be an integer, got {device!r}", hint="pass 'CUDA:1'")
+        raise DeviceUnavailable(
+            f"the ordinal of a device must be an integer that is not negative, got {device!r}", hint="pass 'CUDA:1'"
+        )
     if ordinal and device_id is not None and int(ordinal) != device_id:
         raise DeviceUnavailable(f"device {device!r} and device_id={device_id} contradict each other", hint="pass one of them")
     number = int(ordinal or 0) if device_id is None else device_id

@@ -322,8 +322,11 @@ def _files(setup: Setup) -> None:
         raise Wrong(f"to_onnx: {why}")
 
 
+VERSIONS = "versions"
+"""The stage that always runs: results without the names and versions of what was tested are worth nothing."""
+
 STAGES = (
-    Stage("versions", backend.versions, 60),
+    Stage(VERSIONS, backend.versions, 60),
     Stage("smoke", backend.smoke, 120),
     Stage("kernels", backend.kernels, 240),
     Stage("products", backend.products, 120),

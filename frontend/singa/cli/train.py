@@ -220,7 +220,7 @@ def command(
 
     group = communicator(timeout=timeout) if launched_size() > 1 else None
     first = group is None or group.rank == 0
-    place = resolve(f"{device}:{group.local_rank}" if group and device == "CUDA" else device)
+    place = resolve(f"{device}:{group.local_rank}" if group and device.upper() == "CUDA" else device)
     place.SetRandSeed(seed + (group.rank if group else 0))
     tuned = Tuned(str(model), place)
     weight_decay = (0.01 if optimizer == "adamw" else 0.0) if weight_decay is None else weight_decay

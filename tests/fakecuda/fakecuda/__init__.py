@@ -8,7 +8,8 @@ CuPy calls CUDA's driver, its runtime, its compiler and its libraries.  `install
     thrust's sorts       host.py        NumPy
 
 It finds: names and types that CuPy lacks, work on the wrong device, reads of memory that nothing has written, accesses outside an
-array, results that depend on the order of threads, copies and synchronizations that nobody wanted (it counts all of them).
+array, results that depend on the order of threads (with `order("both")`), copies and synchronizations that nobody wanted (it
+counts all of them).
 It cannot find: reads before an array, races between warps that run at once, faults of CUDA's own libraries, differences of the
 processors' arithmetic (fused multiplication and addition, fast intrinsics, casts out of range), faults of streams and of captured
 graphs, speed.

@@ -4,11 +4,12 @@ import os
 import sys
 
 from . import Unavailable, environment
-from .build import libraries
 
 if len(sys.argv) < 2:
     sys.exit("usage: python -m fakecuda COMMAND [ARGUMENT ...]")
 try:
+    from .build import libraries
+
     libraries()
 except Unavailable as error:
     sys.exit(f"fakecuda: {error}")

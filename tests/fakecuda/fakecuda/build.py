@@ -18,9 +18,12 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from elftools.elf.elffile import ELFFile  # type: ignore[import-untyped]
-
 from . import CUPY, Unavailable
+
+try:
+    from elftools.elf.elffile import ELFFile  # type: ignore[import-untyped]
+except ImportError:
+    raise Unavailable("pyelftools is not installed") from None
 
 HERE = Path(__file__).parent
 HEADERS = "nvidia-cuda-runtime"
@@ -128,7 +131,10 @@ def libraries() -> Libraries:
     key.update("\n".join([_run([gxx, "--version"]), CUPY, _version(HEADERS)]).encode())
     caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     folder = Path(os.environ.get("SONNX_FAKECUDA_CACHE") or caches / "sonnx-fakecuda") / key.hexdigest()[:24]
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise Unavailable(f"the cache {folder} cannot be written ({error.strerror}); set SONNX_FAKECUDA_CACHE") from None
     includes = [f"-I{include}" for include in _include_folders()]
     compiler = f"{gxx} -std=c++17 -shared -fPIC -pipe -O0 -w -fpermissive -ffp-contract=off -fno-strict-aliasing -fwrapv".split()
     compiler += [f"-I{folder}", *includes]

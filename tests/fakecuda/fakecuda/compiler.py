@@ -6,6 +6,7 @@ import hashlib
 import os
 import re
 import subprocess
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -57,7 +58,7 @@ def compile_kernels(
         waits = "true" if _WAITS.search(source) else "false"
         text = _DYNAMIC.sub(r"\1* \2 = (\1*)fake::shared_memory;", source)
         ends = "".join(f"FAKE_KERNEL({symbol}, ({expression}), {waits})\n" for expression, symbol in kernels.items())
-        own = library.with_suffix(f".{os.getpid()}")
+        own = library.with_suffix(f".{os.getpid()}.{threading.get_ident()}")
         command = [*built.compiler, *defines, "-x", "c++", "-", "-o", str(own)]
         done = subprocess.run(command, input=f'#line 1 "{filename}"\n{text}\n{ends}', capture_output=True, text=True, check=False)
         if done.returncode:

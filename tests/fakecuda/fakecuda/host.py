@@ -16,14 +16,23 @@ def _array(address: int, dtype: Any, shape: Sequence[int]) -> np.ndarray:
     return np.frombuffer((ctypes.c_char * size).from_address(address), dtype).reshape(shape)
 
 
+def _called(name: str, *addresses: int) -> None:
+    """Report a call to the driver, with the arrays that it was passed."""
+    from .installation import driver
+
+    driver().fake_library_call(name.encode(), (ctypes.c_void_p * len(addresses))(*addresses), len(addresses))
+
+
 def sort(dtype: Any, data: int, keys: int, shape: Sequence[int]) -> None:
     """Sort along the last axis, in place."""
+    _called("thrust::sort", data)
     x = _array(data, dtype, shape)
     x[...] = np.sort(x, axis=-1, kind="stable")
 
 
 def argsort(dtype: Any, indices: int, data: int, keys: int, shape: Sequence[int]) -> None:
     """Write the order along the last axis; thrust sorts `data` too."""
+    _called("thrust::argsort", indices, data)
     x = _array(data, dtype, shape)
     order = np.argsort(x, axis=-1, kind="stable")
     _array(indices, np.intp, shape)[...] = order
@@ -32,6 +41,7 @@ def argsort(dtype: Any, indices: int, data: int, keys: int, shape: Sequence[int]
 
 def lexsort(dtype: Any, indices: int, keys: int, rows: int, count: int) -> None:
     """Write the order of columns, the last row first."""
+    _called("thrust::lexsort", indices, keys)
     _array(indices, np.intp, (count,))[...] = np.lexsort(_array(keys, dtype, (rows, count)))
 
 

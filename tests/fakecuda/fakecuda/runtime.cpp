@@ -1,10 +1,11 @@
 // CUDA's driver and the part of its runtime that CuPy calls, with the processor as the device.
 //
-// `libcuda.so.1` is this file.  CuPy's wheel contains a static copy of the runtime; `redirect.py` writes jumps over its functions,
-// to the `fake_cuda*` functions here.  A function without an implementation fails with its name (`traps.cpp`, generated).
+// `libcuda.so.1` is this file.  CuPy's wheel contains a static copy of the runtime; `installation.py` writes jumps over its functions,
+// to the `fake_cuda*` functions here.  A function without an implementation fails with its name (`build.py` writes it).
 //
 // Memory: each allocation ends at the end of a page, and the page after it cannot be accessed, so that an index one too far
 // faults.  A write before an allocation is found when it is freed.  New memory contains 0xCD.  The fault of a kernel becomes error 700, which stays until `fake_reset`, as on a device.
+#include <algorithm>
 #include <atomic>
 #include <csetjmp>
 #include <csignal>
@@ -39,7 +40,8 @@ struct Block {  // an allocation
 std::atomic<long> counts[COUNTS];
 std::recursive_mutex lock;
 std::map<char*, Block> blocks;  // by start
-size_t used[16];
+const int MOST_DEVICES = 16;
+size_t used[MOST_DEVICES];
 thread_local int current = 0;
 int fault = 0;
 std::string report;  // what was wrong, one line each
@@ -48,11 +50,16 @@ int number(const char* name, int otherwise) {
     const char* text = getenv(name);
     return text && *text ? atoi(text) : otherwise;
 }
-int device_count() { return number("FAKECUDA_DEVICES", 2); }
+int device_count() { return std::min(number("FAKECUDA_DEVICES", 2), MOST_DEVICES); }
 size_t capacity() { return size_t(number("FAKECUDA_MEMORY_MIB", 8192)) << 20; }
 
 void note(const std::string& line) {
     if (report.size() < 100000) report += line + "\n";
+}
+
+void note_foreign(const std::string& what, int device) {
+    counts[FOREIGN]++;
+    note(what + ": device " + std::to_string(current) + " was current, an array is on device " + std::to_string(device));
 }
 
 const Block* block_of(const void* address) {
@@ -119,13 +126,22 @@ int copy(void* to, const void* from, size_t size, int kind) {
         if (here == there) counts[ON_DEVICE]++;
         else counts[BETWEEN_DEVICES]++, counts[BETWEEN_DEVICES_BYTES] += size;
     }
+    // It would be in the order of the current device's work, not of the work on these arrays.
+    const int device = there < 0 ? here : there;
+    if (device >= 0 && here != current && there != current) note_foreign("a copy", device);
     memmove(to, from, size);
     return 0;
 }
 
 int fill(void* to, int value, size_t size) {
     std::lock_guard<std::recursive_mutex> hold(lock);
-    if (fault) return fault;
+    if (fault || !size) return fault;
+    const Block* block = block_of(to);
+    if (!block || (char*)to + size > block->start + block->size) {
+        note("a memset of " + std::to_string(size) + " bytes passes the end of its allocation");
+        return cudaErrorInvalidValue;
+    }
+    if (block->device >= 0 && block->device != current) note_foreign("a memset", block->device);
     counts[MEMSETS]++;
     memset(to, value, size);
     return 0;
@@ -147,7 +163,7 @@ int synchronize() {
     return fault;
 }
 
-// Faults of kernels.  One thread launches at a time; its fault returns to `launch`.
+// Faults of kernels.  One thread launches at a time; its fault returns to `run`.
 sigjmp_buf landing;
 volatile sig_atomic_t landing_set = 0;
 void* fault_address;
@@ -221,15 +237,12 @@ EXPORT const char* fake_report() {
     return text.c_str();
 }
 extern "C" { __attribute__((visibility("default"))) int fake_order = 0; }  // 0: threads in ascending order; 1: descending; 2: both, and equal bits are required
-// A library's function (cuBLAS, cuFFT, cuSOLVER) reports the addresses that it was passed.
+// A library's function (cuBLAS, cuFFT, cuSOLVER, thrust) reports the addresses that it was passed.
 EXPORT void fake_library_call(const char* name, const void* const* addresses, int count) {
     std::lock_guard<std::recursive_mutex> hold(lock);
     for (int i = 0; i < count; i++) {
         const Block* block = block_of(addresses[i]);
-        if (block && block->device >= 0 && block->device != current) {
-            counts[FOREIGN]++;
-            note(std::string(name) + ": device " + std::to_string(current) + " was current, an array is on device " + std::to_string(block->device));
-        }
+        if (block && block->device >= 0 && block->device != current) note_foreign(name, block->device);
     }
 }
 EXPORT void fake_trap(const char* name) {
@@ -413,10 +426,7 @@ DRIVER(cuLaunchKernel)(void* function, unsigned gx, unsigned gy, unsigned gz, un
             if (block) arrays[block->start] = *block;
         }
     for (auto& [start, block] : arrays)
-        if (block.device >= 0 && block.device != current) {
-            counts[FOREIGN]++;
-            note(std::string(kernel.name) + ": device " + std::to_string(current) + " was current, an array is on device " + std::to_string(block.device));
-        }
+        if (block.device >= 0 && block.device != current) note_foreign(kernel.name, block.device);
     const FakeLaunch launch = {{gx, gy, gz}, {bx, by, bz}, shared, false};
     // As on a device, the launch succeeds; a kernel that fails makes every later call fail.
     if (fake_order < 2) {
