@@ -11,6 +11,8 @@ from onnx import GraphProto, TensorProto, helper, parser
 from tests import other_device
 
 from singa_backend import OperatorError, SingaBackend
+from singa_backend.devices.device import resolve
+from singa_backend.interpreters.eager import Eager
 
 F = np.float32
 LOOPS = [1, 11, 13, 16, 19, 21, 23, 24, 25]
@@ -50,6 +52,16 @@ def test_if_refuses(fails: Any) -> None:
     fails("If", [np.array([True, False])], "must hold one value", opset=16, then_branch=one, else_branch=one)
     fails("If", [np.zeros(0, bool)], "must hold one value", opset=16, then_branch=one, else_branch=one)
     fails("If", [np.True_], "equal numbers of outputs, got 1 and 2", opset=16, then_branch=one, else_branch=two)
+
+
+@pytest.mark.parametrize("device", ["CPU", "STRICT"])
+def test_the_result_of_an_eager_if_is_not_a_constant_of_its_branch(device: str) -> None:
+    op = Eager(resolve(device))
+    branch = op.graph(lambda g: [g.constant(np.arange(2, dtype=F))], [])
+    for _ in range(2):
+        (y,) = op.call("If", [op.constant(True)], {"then_branch": branch, "else_branch": branch}, 1)
+        np.testing.assert_array_equal(op.device.get(y), [0, 1])
+        y[...] = 5
 
 
 # --- Loop

@@ -7,9 +7,11 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+from onnx import parser
 
 from singa import autograd, device, initializer, layer, opt, tensor
 from singa._core.tensor import Tensor
+from singa_backend import SingaBackend
 from singa_backend.devices import cuda, strict
 from singa_backend.errors import InvalidInput, NotExchangeable, ResourceExhausted, SonnxError
 
@@ -321,11 +323,19 @@ def test_dlpack_shares_memory_and_its_misuse_is_a_typed_error() -> None:
         Tensor(data=array).__dlpack__(dl_device=(2, 0))
 
 
-def test_an_array_of_a_gpu_that_is_absent(monkeypatch: pytest.MonkeyPatch) -> None:
-    class OnGpu:
-        def __init__(self) -> None:
-            self.__cuda_array_interface__ = {"shape": (2,), "typestr": "<f4", "data": (4096, False), "version": 3}
+class OnGpu:
+    def __init__(self) -> None:
+        self.__cuda_array_interface__ = {"shape": (2,), "typestr": "<f4", "data": (4096, False), "version": 3}
 
+
+def test_a_model_on_the_host_refuses_an_array_of_a_gpu() -> None:
+    model = parser.parse_model('<ir_version: 8, opset_import: ["": 17]> g (float[2] x) => (float[2] y) { y = Relu(x) }')
+    with pytest.raises(InvalidInput, match=r"input x.* must be an array of the host, got one of a GPU") as error:
+        SingaBackend.run_model(model, [OnGpu()])
+    assert error.value.code == "SX302" and "device='CUDA'" in error.value.hint
+
+
+def test_an_array_of_a_gpu_that_is_absent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cuda, "situation", lambda: (0, cuda.Cause("SX501", "CuPy is not installed", "install it")))
     with pytest.raises(NotExchangeable, match="DLPack: CUDA:0 cannot be used: CuPy is not installed") as error:
         Tensor(data=OnGpu())

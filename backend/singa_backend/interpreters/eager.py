@@ -12,6 +12,7 @@ from onnx import TypeProto, helper
 from ..ir.reader import read
 from ..proto.schemas import newest
 from ..runtime.executor import Executor
+from ..runtime.feeds import owned_copy
 from .base import Example, Subgraph, arguments
 from .builder import GraphBuilder, attribute_proto
 from .evaluate import Evaluator
@@ -38,7 +39,10 @@ class Eager(Evaluator):
         captured = {n: v for b in attributes.values() if isinstance(b, Subgraph) for n, v in b.captured.items()}
         values = [*(v for v in inputs if v is not None), *(_unwrapped(captured[n]) for n in names)]
         assert isinstance(executor, Executor)
-        return executor.run(executor.graph, values)
+        taken = executor.owned()  # a result may be written to, and the next call needs the constants of the graphs
+        made = executor.run(executor.graph, values)
+        with self.device.active():
+            return [owned_copy(v, taken) for v in made]
 
 
 def _unwrapped(value: Any) -> Any:

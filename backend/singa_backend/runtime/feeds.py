@@ -58,6 +58,9 @@ def _array(declared: Value, x: Any, device: Device) -> Any:
             _check_known(declared, held.dtype)
             return held
         if not isinstance(x, (np.ndarray, np.generic)) and not hasattr(x, "__array__"):
+            if hasattr(x, "__cuda_array_interface__"):
+                hint = "copy it to the host, or prepare the model with device='CUDA'"
+                raise InvalidInput(f"input {declared} must be an array of the host, got one of a GPU", code="SX302", hint=hint)
             return _from_python(declared, x)
         array = np.asarray(x)
         if array.dtype.kind == "S":

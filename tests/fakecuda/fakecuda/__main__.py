@@ -13,4 +13,7 @@ try:
     libraries()
 except Unavailable as error:
     sys.exit(f"fakecuda: {error}")
-os.execvpe(sys.argv[1], sys.argv[1:], environment())
+try:
+    os.execvpe(sys.argv[1], sys.argv[1:], environment())
+except OSError as error:
+    sys.exit(f"fakecuda: {sys.argv[1]}: {error.strerror}")
