@@ -337,7 +337,7 @@ def copy_from_numpy(data: Any, array: Any) -> None:
     array = values_for(np.dtype(data.dtype), array)
     if data.size != array.size:
         raise InvalidInput(f"array must have {data.size} elements, got {array.size}", code="SX337")
-    data[...] = array.reshape(data.shape)
+    device_of(data).write(data, array.reshape(data.shape))
 
 
 def _unary(onnx: str, summary: str, dtype: str = "a float dtype") -> Callable[[Tensor], Tensor]:
