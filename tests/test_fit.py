@@ -14,11 +14,13 @@ import onnx
 import pytest
 from click.testing import CliRunner
 from onnx import ModelProto, numpy_helper, parser
+from tests import other_device
 
 from singa import autograd, data, layer, opt, sonnx
 from singa._core import tape
 from singa._core.tensor import Tensor, to_numpy
 from singa.cli import main
+from singa.device import Device, default_device
 from singa.model import Model
 from singa_backend.errors import DeviceUnavailable, InvalidInput
 
@@ -502,3 +504,19 @@ def test_other_epochs_of_a_cosine_are_reported(tmp_path: Path) -> None:
     assert trained(tmp_path, "--checkpoint", kept, "--schedule", "cosine").exit_code == 0
     done = trained(tmp_path, "--checkpoint", kept, "--resume", "--schedule", "cosine", "--epochs", "4")
     assert done.exit_code == 0 and "--epochs was 3, is 4" in done.output
+
+
+@other_device.runs
+@pytest.mark.parametrize("graph", [False, True])
+@pytest.mark.parametrize(("kind", "target"), [(Net, Y), (Classes, LABELS)])
+def test_another_device_has_the_same_history(kind: type[Net], target: np.ndarray, graph: bool) -> None:
+    results = []
+    for place in (default_device, Device(other_device.NAME)):
+        net = kind(optimizer=opt.Adam(0.05))
+        net.compile([Tensor(data=X[:4], device=place)], is_train=True, use_graph=graph)
+        net.set_params({"fc.W": np.full((3, 2), 0.5, np.float32), "fc.b": np.ones(2, np.float32)})
+        batches = data.ArrayLoader(X, target, batch_size=4, shuffle=True, seed=3)
+        results.append((net.fit(batches, epochs=2).losses, net.evaluate(X, target)["loss"], net.predict(X)))
+        assert str(net.fc.W.device.backend) == str(place.backend)
+    for want, got in zip(*results, strict=True):
+        other_device.same(got, want)
