@@ -77,7 +77,7 @@ def test_an_emulated_device_is_never_shown_as_cuda(tmp_path: Path) -> None:
     assert built["environments"]["CUDA, emulated"]["gpu"] == "emulated device 0"
     page = report.markdown(built)
     told = next(line for line in page.splitlines() if line.startswith("* CUDA, emulated ("))
-    assert "no GPU was used" in told and "cannot show races between warps" in told
+    assert "no GPU was used" in told and "cannot show reads before an array, races between warps" in told
     assert "* CUDA:" not in page and "| CUDA |" not in page
     data = _data(html.page(built))
     assert data["devices"] == ["CPU", "CUDA, emulated"] and data["about"]["CUDA, emulated"] in told
