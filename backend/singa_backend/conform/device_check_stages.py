@@ -356,7 +356,7 @@ def _cached() -> int:
 
 
 def suite(setup: Setup, details: dict[str, Any]) -> None:
-    """Run ONNX's cases under the strict verdict; what fails must be in gaps.txt."""
+    """Run ONNX's cases under the strict verdict; what fails must be in gaps.txt.  A case may take half of the deadline."""
     resolve(setup.device)
     end, chosen = _last_call(setup), _chosen(setup)
     found: list[worker.Result] = []
@@ -367,7 +367,7 @@ def suite(setup: Setup, details: dict[str, Any]) -> None:
             raise _Late
 
     with suppress(_Late):
-        worker.run(chosen, worker.OURS, setup.device, setup.processes, min(60.0, setup.deadline), note)
+        worker.run(chosen, worker.OURS, setup.device, setup.processes, setup.deadline / 2, note)
     judged = gaps.judge(found, gaps.read(cases.data_file("gaps.txt"), results.emulated(setup.device)))
     details["cases"], details["of"] = len(found), len(chosen)
     details["strict"] = sum(r.strict == "passed" for r in found)
@@ -392,7 +392,7 @@ def gradient(setup: Setup, details: dict[str, Any]) -> None:
     rows = [row for row in gradient_matrix.listed() if needs_judging(row)][:: setup.every]
     wrong, done, points = {}, 0, 0
     for i, answer in worker.answers(
-        [row.key for row in rows], _differentiating, setup.device, jobs=setup.processes, timeout=min(60.0, setup.deadline)
+        [row.key for row in rows], _differentiating, setup.device, jobs=setup.processes, timeout=setup.deadline / 2
     ):
         done += 1
         failed = isinstance(answer, ChildFailure)
