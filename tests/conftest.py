@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import numpy as np
 import pytest
@@ -57,6 +58,14 @@ def emulated_devices(request: pytest.FixtureRequest) -> Iterator[None]:
     fakecuda.reset()
     yield
     assert fakecuda.report() == []
+
+
+@pytest.fixture(autouse=True)
+def same_draws(request: pytest.FixtureRequest) -> None:
+    """On emulated devices the draws of a test from its module's RNG do not depend on which tests ran before it in its process."""
+    rng = getattr(request.module, "RNG", None)
+    if request.node.get_closest_marker("fakecuda") is not None and isinstance(rng, np.random.Generator):
+        rng.bit_generator.state = np.random.default_rng(crc32(request.node.nodeid.encode())).bit_generator.state
 
 
 @pytest.fixture(scope="module")

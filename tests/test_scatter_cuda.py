@@ -76,7 +76,10 @@ def compare(xp: Any, out: np.ndarray, index: tuple[np.ndarray, ...], values: np.
     want = out.copy()
     with np.errstate(all="ignore"):
         numpy.scatter(want, index, values, mode)
-    assert_same_bits(xp.to_host(there), want)
+    found = xp.to_host(there)
+    if mode in ("max", "min"):  # NumPy leaves the sign of a zero to the processor
+        found, want = (a + a.dtype.type(0) for a in (found, want))
+    assert_same_bits(found, want)
 
 
 @pytest.mark.parametrize("mode", MODES)

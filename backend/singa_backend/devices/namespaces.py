@@ -223,7 +223,10 @@ class CupyNamespace(Namespace):
         return raised if high is None else self.module.minimum(raised, high)
 
     def scatter(self, out: Array, index: tuple[Array, ...], values: Array, reduction: str = "none") -> None:
-        """As NumPy's, to the bit, on the device: equal indices are combined in their order (scatter.cu)."""
+        """As NumPy's, on the device: equal indices are combined in their order (scatter.cu).
+
+        The bits are NumPy's, except the sign of a zero that is a maximum or a minimum, which NumPy leaves to the processor.
+        """
         xp = self.module
         place = index[0].astype(np.int64, copy=False)
         for i, size in zip(index[1:], out.shape[1:], strict=False):
