@@ -35,7 +35,7 @@ from .proto.tensor_data import Maps
 from .proto.values import Value
 from .rendering import TEXT, html, printable
 from .runtime.executor import Executor
-from .runtime.feeds import convert_input, owned_copy
+from .runtime.feeds import convert_input, ids_of, owned_copy
 from .runtime.origins import NonFinite, Watch
 
 _QUIET = ("rtol", "atol", "init_inputs", "keep_initializers_as_inputs")
@@ -418,8 +418,7 @@ class SingaRep(BackendRep):
                 if watch and watch.origin:
                     error.hint = "; ".join(filter(None, [error.hint, f"before it, {watch.origin}"]))
                 raise
-            taken = self._fixed | self._executor.owned()
-            taken.update(id(a) for v in (*feeds, *placed, *overrides.values()) for a in (v if isinstance(v, list) else (v,)))
+            taken = self._fixed | self._executor.owned() | ids_of((*feeds, *placed, *overrides.values()))
             results = [owned_copy(v, taken) for v in values]
             if receivers is not None:
                 _receive(receivers, results, names)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -152,6 +153,11 @@ def _fits(declared: Value, shape: tuple[int, ...], sizes: dict[str, tuple[int, s
         if known[0] is not None and known[0] != have:
             where = f", and {want!r} is {known[0]} in input {known[1]!r}" if isinstance(want, str) else ""
             raise InvalidInput(f"input {declared} must have the declared shape, got shape {shape}{where}", code="SX303")
+
+
+def ids_of(values: Iterable[Any]) -> set[int]:
+    """The ids of values, those of the elements of a list in its place."""
+    return {id(a) for v in values for a in (v if isinstance(v, list) else (v,))}
 
 
 def owned_copy(value: Any, taken: set[int]) -> Any:

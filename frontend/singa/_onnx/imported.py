@@ -24,7 +24,7 @@ from singa_backend.passes.change_dtype import change_dtype
 from singa_backend.proto.load import ModelSource
 from singa_backend.proto.tensor_data import owned
 from singa_backend.proto.values import Value, declared_type
-from singa_backend.runtime.feeds import owned_copy
+from singa_backend.runtime.feeds import ids_of, owned_copy
 
 from .._core import provenance, random, tape, trace
 from .._core.tensor import Tensor, op
@@ -282,8 +282,7 @@ class Imported:
         overrides = {name: t._data for name, t in (*self.parameters.items(), *self.statistics.items())}
         values, executor = [None if x is None else x._data for x in inputs], self.rep._executor
         made = executor.run(graph, values, overrides)
-        taken = executor.owned()
-        taken.update(id(a) for v in (*values, *overrides.values()) for a in (v if isinstance(v, list) else (v,)))
+        taken = executor.owned() | ids_of((*values, *overrides.values()))
         with self.device.backend.active():  # a result may be written to, and must not be a parameter or an input then
             made = [owned_copy(v, taken) for v in made]
         return [None if v is None else Tensor._of(v, self.device, False) for v in made]
