@@ -144,7 +144,7 @@ def test_several_outputs_are_one_read_back(cupy: Any) -> None:
 
 
 def test_limits_are_those_of_the_tensors_of_the_model(cupy: Any) -> None:
-    """Outputs that are copied to the host at once are no larger tensor."""
+    """Outputs that are copied to the host at once do not count as a larger tensor."""
     text = "(float[n] x) => (float[n] y, float[n] z) { y = Relu(x) z = Neg(x) }"
     rep = SingaBackend.prepare(model(text), "CUDA", limits=Limits(tensor_bytes=24))
     assert [y.tolist() for y in rep.run([X[0] - X[0]])] == [[0, 0, 0]] * 2

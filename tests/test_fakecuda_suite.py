@@ -63,6 +63,6 @@ def test_the_column_of_the_report_is_what_the_cases_prove() -> None:
 
 
 def _executed(cell: dict[str, Any], failed: set[str]) -> dict[str, Any]:
-    """Return what a cell has executed, and its failures that are no gap."""
+    """Return what a cell has executed, and its failures that are not gaps."""
     kept = {k: cell[k] for k in ("cases", "tested", "dtypes", "attributes", "names")}
     return kept | {"failed": set(cell["failed"]) - failed}

@@ -570,7 +570,7 @@ STRICTER = {
     "bool(s)": "CuPy copies to the host",
     "s.item()": "CuPy copies to the host",
     "y.tolist()": "CuPy copies to the host",
-    "y.flat[0]": "an element of a host's flat is no array",
+    "y.flat[0]": "an element of a host's flat is not an array",
     "xp.round([1.5, 2.5])": "the array must be on the device",
     "xp.diff([1.0, 2.0])": "the array must be on the device",
     "xp.add(w, w, dtype=np.float32)": "NumPy discards no imaginary parts",

@@ -472,7 +472,7 @@ def out_of_memory(setup: Setup, details: dict[str, Any]) -> None:
         rep.run([np.array([free // 4 + (1 << 20)])])
     except SonnxError as error:
         details["error"] = str(error)
-        if error.code != "SX613":  # that of a device; a limit that refuses the model is no test of it
+        if error.code != "SX613":  # that of a device; a limit that refuses the model does not test the device
             raise Wrong(f"a model that needs too much memory must raise ResourceExhausted, got {error}") from None
     else:
         raise Wrong(f"a tensor of more than the free {free} bytes must be refused, got a result")
