@@ -452,7 +452,8 @@ def main() -> int:
         pythons = dict(p.split("=", 1) for p in options.python if "=" in p)
         if len(pythons) < len(options.python) or not set(pythons) <= set(compare_peers.PEERS):
             parser.error(f"--python takes PEER=INTERPRETER for different peers of {', '.join(compare_peers.PEERS)}")
-        models = options.models or [n for n in names if options.held_out or not compare_models.MODELS[n].held_out]
+        rows = compare_models.MODELS
+        models = options.models or [n for n in names if not rows[n].busy and (options.held_out or not rows[n].held_out)]
         seconds = 0.0 if options.check else compare_peers.TURN
         comparison = Comparison(options.peers, options.threads, options.rounds, pythons, seconds, options.prepare)
         document = compare(comparison, options.folder, models, options.batch, options.report)

@@ -47,6 +47,7 @@ class Model:
         others: other models that onnxruntime runs in the same turns; their times are compared with ours on this model.
         reference: whether onnx.reference runs it in reasonable time.
         held_out: whether it is only timed at the end.
+        busy: whether busy.py alone times it.
         file: the model whose file it is, if that is another one.
         grows: inputs that are the outputs of the run before, after the first output in this order.
     """
@@ -57,6 +58,7 @@ class Model:
     others: tuple[str, ...] = ()
     reference: bool = False
     held_out: bool = False
+    busy: bool = False
     file: str = ""
     grows: tuple[str, ...] = ()
 
@@ -100,6 +102,8 @@ MODELS: dict[str, Model] = {
     "bert-u8s8": Model("int8", _BERT, others=_OF_BERT),
     "bert-s8s8": Model("int8", _BERT, others=_OF_BERT),
     "bert-dynamic": Model("int8", _BERT, others=_OF_BERT),
+    "vit-small": Model("torch", busy=True),
+    "bert4": Model("torch", _BERT, busy=True),
     # Fixed before anything was tuned; timed at the end only.
     "resnext": Model("torch", held_out=True),
     "mobilenetv3": Model("torch", held_out=True),

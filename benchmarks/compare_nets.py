@@ -111,11 +111,11 @@ class PreNorm(nn.Module):
 
 
 class Vit(nn.Module):
-    def __init__(self, width: int = 192, heads: int = 3, depth: int = 12) -> None:
+    def __init__(self, width: int = 192, heads: int = 3, depth: int = 12, size: int = 224, patch: int = 16) -> None:
         super().__init__()
-        self.patches = nn.Conv2d(3, width, 16, 16)
+        self.patches = nn.Conv2d(3, width, patch, patch)
         self.token = nn.Parameter(torch.randn(1, 1, width) * 0.02)
-        self.positions = nn.Parameter(torch.randn(1, 197, width) * 0.02)
+        self.positions = nn.Parameter(torch.randn(1, (size // patch) ** 2 + 1, width) * 0.02)
         self.blocks = nn.Sequential(*(PreNorm(width, heads) for _ in range(depth)))
         self.norm, self.classify = nn.LayerNorm(width), nn.Linear(width, 1000)
 
@@ -598,6 +598,9 @@ NETS: dict[str, tuple[Make, Callable[[int], dict[str, Tensor]]]] = {
     "gru": (lambda: Recurrent(nn.GRU), _sequence(64, 128)),
     "mlp": (mlp, lambda b: {"x": torch.randn(b, 64)}),
     "cnn28": (cnn28, _image(28, 1)),
+    # of busy.py
+    "vit-small": (lambda: Vit(width=128, heads=4, depth=6, size=32, patch=4), _image(32)),
+    "bert4": (lambda: Bert(depth=4), _tokens(30522, 128, "attention_mask", "token_type_ids")),
     # held out: not looked at before the end
     "resnext": (resnext, _image()),
     "mobilenetv3": (mobilenetv3, _image()),

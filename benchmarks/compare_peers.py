@@ -49,7 +49,7 @@ def _sonnx(threads: int) -> tuple[str, Open]:
     from singa_backend import SingaBackend
 
     def prepare(path: str, name: str) -> Callable[[Feeds], Run]:
-        rep = SingaBackend.prepare(path, threads=threads)
+        rep = SingaBackend.prepare(path, threads=threads or None)
         return lambda feeds: lambda: rep.run(feeds)
 
     return version, prepare
@@ -191,7 +191,7 @@ def _serve(name: str, threads: int, receive: Connection, send: Connection) -> No
         outputs = [np.array(np.asarray(v)) for v in found]  # a copy: a later run may overwrite them
         return {"prepare": prepared - began, "answer": answered - began, "memory": max(0, peak - before), "outputs": outputs}
 
-    def turn(untimed: int, seconds: float) -> list[float]:
+    def turn(untimed: int, seconds: float, most: int = LIMIT) -> list[float]:
         assert run is not None
         if begin is not None:
             begin()
@@ -199,7 +199,7 @@ def _serve(name: str, threads: int, receive: Connection, send: Connection) -> No
             run()
         times: list[float] = []
         end = time.perf_counter() + seconds
-        while seconds and len(times) < LIMIT:
+        while seconds and len(times) < most:
             began = time.perf_counter()
             run()
             now = time.perf_counter()
@@ -235,16 +235,17 @@ class Peer:
 
     Args:
         name: one of PEERS.
-        threads: how many threads it may use.
+        threads: how many threads it may use; 0 for its default.
         python: the interpreter of the environment in which the runtime is installed.
         timeout: seconds that an answer may take.
     """
 
     def __init__(self, name: str, threads: int, python: str = sys.executable, timeout: float = 600.0) -> None:
         counts = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "SONNX_NUM_THREADS"), str(threads))
+        environment = {**os.environ, **counts} if threads else {n: v for n, v in os.environ.items() if n not in counts}
         self.name, self.timeout = name, timeout
         self._process = subprocess.Popen(
-            [python, __file__, name, str(threads)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={**os.environ, **counts}
+            [python, __file__, name, str(threads)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment
         )
         assert self._process.stdin is not None and self._process.stdout is not None
         self._send = Connection(os.dup(self._process.stdin.fileno()), readable=False)
@@ -287,9 +288,9 @@ class Peer:
         found: dict[str, Any] = self._ask("load", str(path), model, feeds, grows)
         return found
 
-    def turn(self, untimed: int, seconds: float = TURN) -> list[float]:
-        """Run the model some times untimed, then timed; return the seconds of each timed run."""
-        found: list[float] = self._ask("turn", untimed, seconds)
+    def turn(self, untimed: int, seconds: float = TURN, most: int = LIMIT) -> list[float]:
+        """Run the model some times untimed, then timed, `most` times at most; return the seconds of each timed run."""
+        found: list[float] = self._ask("turn", untimed, seconds, most)
         return found
 
     def close(self) -> None:

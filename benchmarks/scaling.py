@@ -115,9 +115,9 @@ def _turns(launcher: Launcher, name: str, job: Json, number: int, steps: int) ->
 
 def formula(found: Json) -> list[Json]:
     """Return for each mode the bytes of each step that were sent, those of the formula, and the buckets."""
-    full = sm.buckets(found["sizes"])
     rows = []
     for mode, seen in found["modes"].items():
+        full = sm.groups(mode, found["sizes"])
         steps = range(1, len(seen["sent"]))  # the ranks compare their parameters in the first
         expected = [sm.bytes_of(mode, full, i, seen["spars"], seen["chosen"][i]) for i in steps]
         rows.append({"mode": mode, "sent": seen["sent"][1:], "formula": expected, "buckets": len(full)})
@@ -163,13 +163,13 @@ def modelled(document: Json) -> list[Json]:
     """Return the rows of the model: for each net, worker, network and mode the efficiency by algorithm and overlap."""
     rows = []
     for name, made in document["nets"].items():
-        full = sm.buckets(made["bytes"]["sizes"])
         phases = made["phases"]
         whole = phases["forward"] + phases["backward"] + phases["update"]
         plain = _middle(chosen(made["times"], 1, False, False), "cpu")
         for worker, divisor in (("thread", 1), ("accelerator", FASTER)):
             for net in networks(document):
                 for mode in sm.MODES:
+                    full = sm.groups(mode, made["bytes"]["sizes"])
                     step = _middle(chosen(made["times"], 1, True, False, mode), "cpu")
                     work = sm.Work(
                         plain / divisor,

@@ -70,6 +70,16 @@ def buckets(sizes: Sequence[int], threshold: int = THRESHOLD) -> list[int]:
     return made + [collected] * (collected > 0)
 
 
+def groups(mode: str, sizes: Sequence[int]) -> list[int]:
+    """Return the elements of each bucket of a mode by default: partialUpdate has at least two partitions.
+
+    Args:
+        mode: The name of the mode.
+        sizes: The elements of each gradient, in the order of the backward pass.
+    """
+    return buckets(sizes, min(THRESHOLD, (sum(sizes) - 1) // 2) if mode == "partialUpdate" else THRESHOLD)
+
+
 def largest(share: float, size: int) -> int:
     """Return how many of `size` values topK sends: the share as its decimal digits specify it, rounded up."""
     return math.ceil(Fraction(repr(share)) * size)

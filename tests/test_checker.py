@@ -23,7 +23,7 @@ from onnx import ModelProto, TensorProto, defs, helper, numpy_helper, parser
 from singa import codegen, sonnx
 from singa.cli import main
 from singa.tensor import Tensor
-from singa_backend import InvalidModel, SingaBackend, passes
+from singa_backend import InvalidModel, ResourceExhausted, SingaBackend, SonnxError, limits, passes
 from singa_backend.debug.submodel import Source
 from singa_backend.interpreters.builder import GraphBuilder
 from singa_backend.proto import checker
@@ -62,10 +62,6 @@ def child(monkeypatch: pytest.MonkeyPatch) -> Iterator[checker.CheckerProcess]:
 ALLOWED = {
     "singa_backend/proto/_checker_child.py": {"onnx.checker", "onnx.shape_inference"},  # the child itself
     "singa_backend/engines/oracle.py": {"onnxruntime"},  # imported in an engine's child process
-    "singa_backend/interpreters/type_inference.py": {  # one node of known types, and what it raises
-        "onnx.shape_inference.infer_node_outputs",
-        "onnx.shape_inference.InferenceError",
-    },
     "singa_backend/conform/fuzz/graphs/scope.py": {  # one drawn node of known types
         "onnx.shape_inference.infer_shapes",
         "onnx.shape_inference.InferenceError",
@@ -78,7 +74,12 @@ ALLOWED = {
     "singa_backend/conform/device_check_stages.py": {"onnx.parser"},  # its own models
     "singa/cli/_device_stages.py": {"onnx.parser"},  # its own models
 }
-FOREIGN = ("checker", "shape_inference", "version_converter", "parser", "printer", "inliner", "compose", "onnx_cpp2py_export")
+FOREIGN = (
+    "checker", "shape_inference", "version_converter", "parser", "printer", "inliner", "compose", "utils", "hub",
+    "onnx_cpp2py_export",
+)  # fmt: skip
+METHODS = {"get_context_dependent_function", "get_context_dependent_function_with_opset_version", "_infer_node_outputs"}
+"""Methods of onnx's schemas that run C++ on a node."""
 
 
 def foreign_uses(source: str) -> set[str]:
@@ -124,6 +125,17 @@ def test_onnx_and_onnxruntime_are_used_in_one_place() -> None:
                 if not any(use == a or use.startswith(f"{a}.") for a in ALLOWED.get(name, ())):
                     wrong.append(f"{name}: {use}")
     assert not wrong, f"a model of a user may only be passed to these by singa_backend.proto.checker: {wrong}"
+
+
+def test_methods_of_schemas_that_read_a_node_are_called_in_the_child() -> None:
+    found = {
+        path.name: node.attr
+        for root in ("backend", "frontend")
+        for path in (PROJECT / root).rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Attribute) and node.attr in METHODS
+    }
+    assert set(found) == {"_checker_child.py", "witnesses.py"}, found  # witnesses: of the fuzzer's own nodes
 
 
 @pytest.mark.parametrize(("source", "found"), [
@@ -461,10 +473,10 @@ def test_an_operator_over_an_unknown_type(operator: str) -> None:
         assert sonnx.check(proto).good
 
 
-# --- one node, in this process
+# --- one node
 
 
-def test_nodes_that_would_crash_this_process_go_to_the_child() -> None:
+def test_nodes_that_would_crash_this_process_go_to_the_child(child: checker.CheckerProcess) -> None:
     """Found by drawing nodes with known types for every schema."""
 
     def built(op: str, types: list[Any], outputs: int = 1, values: int = 0, **attributes: Any) -> Any:
@@ -483,3 +495,123 @@ def test_nodes_that_would_crash_this_process_go_to_the_child() -> None:
     for op, types, outputs, attributes in cases:
         made = built(op, types, outputs, **attributes)
         assert len(made) == outputs, op
+
+
+def single(op: str, types: dict[str, Any], opset: int = 17, **attributes: Any) -> ModelProto:
+    node = helper.make_node(op, list(types), ["y"], **attributes)
+    inputs = [helper.make_tensor_value_info(n, code, shape) for n, (code, shape) in types.items()]
+    graph = helper.make_graph([node], "g", inputs, [helper.make_tensor_value_info("y", 1, None)])
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
+
+
+GATHER = single("GatherND", {"x": (1, [2, 3]), "i": (7, [2, 1])}, batch_dims=-3)
+EINSUM = single("Einsum", {"x": (1, [2, 3])}, equation="-")
+
+
+def writes(proto: ModelProto) -> list[Callable[[], Any]]:
+    return [
+        lambda: sonnx.convert(proto, 22, check=False),
+        lambda: codegen.generate(proto),
+        lambda: sonnx.to_training_onnx(proto, "mse_loss"),
+        lambda: passes.optimize(ModelProto.FromString(proto.SerializeToString())),
+    ]
+
+
+@pytest.mark.parametrize("at", range(4))
+@pytest.mark.parametrize("proto", [GATHER, EINSUM], ids=["dies", "hangs"])
+def test_a_node_that_kills_or_hangs_inference(
+    proto: ModelProto, at: int, child: checker.CheckerProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The node is written, with an unknown type, or a typed error names the reason."""
+    monkeypatch.setattr(checker, "NODE_TIMEOUT", 1.0)
+    monkeypatch.setattr(checker, "LEAST_TIMEOUT", 2.0)
+    monkeypatch.setattr(checker, "_known", type(checker._known)())
+    start = time.monotonic()
+    try:
+        writes(proto)[at]()
+    except SonnxError as error:
+        assert error.code
+    assert time.monotonic() - start < 60  # the deadlines, with time for a busy machine; without them Einsum runs for ever
+
+
+def test_the_child_dies_of_a_node_once(child: checker.CheckerProcess, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checker, "_known", type(checker._known)())
+    asked: list[str] = []
+    real = child.ask
+
+    def ask(timeout: float, task: str, *arguments: Any) -> Any:
+        asked.append(task)
+        return real(timeout, task, *arguments)
+
+    monkeypatch.setattr(child, "ask", ask)
+    for _ in range(3):
+        sonnx.convert(GATHER, 19, check=False)
+    assert asked.count("node") == 1
+
+
+def test_equal_nodes_are_asked_once_whatever_their_names(child: checker.CheckerProcess, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checker, "_known", type(checker._known)())
+    tensor = helper.make_tensor_type_proto
+    patience = checker.Patience()
+
+    def infer(names: list[str], output: str, sizes: list[int]) -> dict[str, Any]:
+        node = helper.make_node("Einsum", names, [output], equation="ij,jk->ik")
+        types = dict(zip(names, (tensor(1, sizes), tensor(1, [3, 4])), strict=True))
+        return checker.infer_node(node, 12, types, {}, 17, patience).types
+
+    first = infer(["a", "b"], "c", [2, 3])
+    pid = child.pid
+    monkeypatch.setattr(child, "ask", lambda *_: pytest.fail("asked again"))
+    again = infer(["p", "q"], "r", [2, 3])
+    assert pid and [d.dim_value for d in again["r"].tensor_type.shape.dim] == [2, 4] and again["r"] == first["c"]
+    with pytest.raises(pytest.fail.Exception):
+        infer(["a", "b"], "c", [5, 3])
+
+
+def test_a_child_that_cannot_start_is_no_answer(child: checker.CheckerProcess, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise OSError(11, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(checker, "_known", type(checker._known)())
+    monkeypatch.setattr(subprocess, "Popen", refuse)
+    assert sonnx.convert(single("Einsum", {"x": (1, [2, 3])}, equation="ij->ji"), 22, check=False).graph.node
+    found = checker.check_model(model(NEG))
+    assert found.valid is None and "cannot start" in found.message
+
+
+def test_inference_that_fails_again_and_again_is_given_up(child: checker.CheckerProcess) -> None:
+    node = helper.make_node("Einsum", ["x"], ["y"], equation="ij->ji")
+    types = {"x": helper.make_tensor_type_proto(1, [77, 3])}
+    assert not checker.infer_node(node, 12, types, {}, 17, checker.Patience(0.0)).types and child.pid is None
+    assert checker.infer_node(node, 12, types, {}, 17, checker.Patience()).types
+
+
+@pytest.mark.parametrize("opset", range(7, 16))
+def test_a_constant_that_a_decomposition_makes_is_within_the_limits(opset: int) -> None:
+    types = {"x": (1, [1, 1, 4, 4]), "r": (1, [1, 4]), "b": (7, [1])}
+    with pytest.raises(ResourceExhausted) as caught:
+        sonnx.convert(single("RoiAlign", types, 16, output_height=2**31 - 1), opset)
+    assert caught.value.code == "SX603"
+
+
+MAKERS = {*limits.SIZES, "eye", "identity", "indices", "linspace", "tri", "outer", "kron", "pad"} - {"take", "where"}
+
+
+def test_rules_make_arrays_by_the_namespace_that_checks_the_limits() -> None:
+    """A function of `op` that calls `np.arange(n)` allocates before any limit is checked; `host.arange(n)` does not."""
+    wrong, checked = [], 0
+    for path in [
+        *(PROJECT / "backend/singa_backend/operators").glob("*.py"),
+        PROJECT / "backend/singa_backend/opsets/adapters.py",
+    ]:
+        for function in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(function, ast.FunctionDef) or "op" not in {a.arg for a in function.args.args[:2]}:
+                continue
+            for node in ast.walk(function):
+                if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in MAKERS:
+                    owner = node.func.value
+                    checked += isinstance(owner, ast.Name) and owner.id == "host"
+                    sized = not all(isinstance(a, ast.Constant) for a in node.args[:1])
+                    if isinstance(owner, ast.Name) and owner.id == "np" and sized:
+                        wrong.append(f"{path.name}:{node.lineno}: np.{node.func.attr}")
+    assert checked >= 3 and not wrong, wrong

@@ -121,7 +121,10 @@ def test_the_last_line_tells_where_the_results_are(model: str) -> None:
     assert sonnx("run", model, "--random", 0, "-o", "y.npz").output.splitlines()[-1] == "wrote y.npz"
     found = sonnx("conform", "--kind", "simple", "-k", "sign_model", "--results", "r.json", "--junit", "r.xml", "-n", 1)
     assert found.output.splitlines()[-2:] == ["wrote r.json", "wrote r.xml"]
-    assert sonnx("gradients", "^Neg-13", "--points", 1, "--oracle", "none", "--to", "r").output.splitlines()[-1] == "wrote r"
+    assert sonnx("gradients", "^Neg-13", "--points", 1, "--oracle", "none", "--to", "r").output.splitlines()[-2:] == [
+        "wrote r/gradients.json",
+        "wrote r/gradients.md",
+    ]
 
 
 @pytest.mark.parametrize("change", ["optimize", "convert"])

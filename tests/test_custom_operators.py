@@ -375,3 +375,31 @@ def test_names_that_are_not_pythons_are_not_in_the_lines(name: str, domain: str)
 def test_the_page_runs() -> None:
     text = (Path(__file__).parents[1] / "docs" / "operators.md").read_text()
     exec("\n".join(re.findall(r"```python\n(.*?)```", text, re.DOTALL)), {"__name__": "a_page"})
+
+
+def test_a_missing_gradient_has_a_hint_that_names_the_decorators() -> None:
+    @sonnx.register_operator(domain="com.example.hint")
+    def Cubed(xp: Any, x: "T") -> "T":  # type: ignore[name-defined]  # ONNX's names of types
+        return x * x * x
+
+    expected = "with `@Cubed.function`, or its gradient with `@Cubed.gradient` (docs/operators.md)"
+    model = parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 17, "com.example.hint": 1]> g (float[3] x) => (float[3] y)'
+        " <float[3] w = {1, 2, 3}> { a = Mul(x, w) y = com.example.hint.Cubed(a) }"
+    )
+    report = sonnx.trainable_report(model)
+    assert [(p.code, p.hint.endswith(expected)) for p in report.fatal] == [("SX830", True)] and expected in str(report)
+    autograd.training = True
+    try:
+        x = Tensor(data=np.ones(3, np.float32), requires_grad=True, stores_grad=True)
+        with pytest.raises(UnsupportedModel) as found:
+            list(autograd.backward(autograd.reduce_sum(Cubed(x))))
+    finally:
+        autograd.training = False
+    assert found.value.code == "SX205" and found.value.hint.endswith(expected)
+
+    @Cubed.function
+    def body(op: Any, x: Any) -> Any:
+        return op.Mul(op.Mul(x, x), x)
+
+    assert sonnx.trainable_report(model).good

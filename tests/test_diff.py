@@ -33,7 +33,7 @@ def attribute(model: ModelProto) -> None:
 
 
 def unset(model: ModelProto) -> None:
-    del model.graph.node[3].attribute[:]
+    del model.graph.node[2].attribute[:]  # the default is 0.01
 
 
 def operator(model: ModelProto) -> None:
@@ -64,7 +64,7 @@ def swapped(model: ModelProto) -> None:
 
 CASES: dict[Callable[[ModelProto], None], list[tuple[str, str, str]]] = {
     weight: [("weight", "b", "changed")], attribute: [("node", "LeakyRelu_2", "changed")],
-    unset: [("node", "Softmax_3", "changed")], operator: [("node", "LeakyRelu_2", "changed")] * 2,
+    unset: [("node", "LeakyRelu_2", "changed")], operator: [("node", "LeakyRelu_2", "changed")] * 2,
     added: [("node", "Softmax_3", "changed"), ("node", "Tanh_3", "added")],
     removed: [("node", "LeakyRelu_2", "removed"), ("node", "Softmax_3", "changed")],
     shape: [("input", "x", "changed")], opset: [("model", "opset ai.onnx", "changed")],

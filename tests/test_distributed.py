@@ -17,7 +17,7 @@ from sklearn.datasets import load_digits
 from singa import autograd, device, layer, model, opt, singa_wrap, sonnx, tensor
 from singa._core.ops import op
 from singa._training.checkpoint import Checkpoint
-from singa._training.distributed import Buckets
+from singa._training.distributed import Buckets, _partition
 from singa._training.fit import Position
 from singa_backend.collectives import Communicator, LocalGroup, SingleProcess, communicator
 from singa_backend.errors import CommunicationError, InvalidInput, MissingDependency
@@ -44,7 +44,7 @@ class Net(model.Model):
     def forward(self, x: Any) -> Any:
         return self.c(autograd.tanh(self.b(autograd.relu(self.a(x)))))
 
-    def train_one_batch(self, x: Any, y: Any, dist_option: str = "plain", threshold: int = 100, spars: float = 0.05) -> Any:
+    def train_one_batch(self, x: Any, y: Any, dist_option: str = "plain", threshold: Any = 100, spars: float = 0.05) -> Any:
         out = self.forward(x)
         loss = autograd.softmax_cross_entropy(out, y)
         step(self.optimizer, loss, dist_option, threshold, spars)
@@ -54,7 +54,7 @@ class Net(model.Model):
         self.optimizer = optimizer
 
 
-def step(dist: Any, loss: Any, mode: str, threshold: int, spars: float, corr: bool = True) -> None:
+def step(dist: Any, loss: Any, mode: str, threshold: Any, spars: float, corr: bool = True) -> None:
     if mode == "plain":
         dist.backward_and_update(loss, *([threshold] if hasattr(dist, "communicator") else []))
     elif mode == "half":
@@ -279,6 +279,41 @@ def test_bytes_that_are_sent(mode: str, threshold: int) -> None:
         "partialUpdate": 4 * sum(totals[i % len(totals)] for i in range(1, 1 + steps)),  # the first call was not counted
     }
     assert sent[0] == expected[mode]
+
+
+@graphs
+@pytest.mark.parametrize("size", [2, 3])
+def test_a_partial_update_never_sends_all(size: int, graph: bool) -> None:
+    """By default: one partition of at least two in each step, and every parameter once in K steps, in a net of any size."""
+    seen: list[int] = []
+
+    def work(comm: Communicator) -> list[dict[str, np.ndarray]]:
+        states: list[dict[str, np.ndarray]] = []
+        sizes = [0]
+
+        def watch(net: Net) -> None:
+            states.append({n: p.data.copy() for n, p in net.get_params().items()})
+            sizes.append(comm.sent)
+            if comm.rank == 0:
+                seen.append(sizes[-1] - sizes[-2])
+
+        trained(comm, "partialUpdate", graph, threshold=None, after=watch)
+        return states
+
+    ranks = LocalGroup(size).run(work)
+    partitions = [256, PARAMETERS - 256]  # b.W has more than half of the elements
+    assert seen[1:] == [4 * partitions[i % 2] for i in range(1, 8)]
+    for i in range(8):
+        equal = {n for n in ranks[0][i] if all(np.array_equal(r[i][n], ranks[0][i][n]) for r in ranks)}
+        assert equal == ({"b.W"} if i % 2 == 0 else set(ranks[0][i]) - {"b.W"})
+
+
+@pytest.mark.parametrize(("sizes", "most"), [([5, 5], 5), ([1], 1), ([3, 3, 3], 6), ([0, 7], 7), ([2_000_000] * 4, 4_000_000)])
+def test_the_partitions_by_default(sizes: list[int], most: int) -> None:
+    """The largest partition; a net of one tensor has one."""
+    pairs = [(t, t) for t in (tensor.Tensor(data=np.zeros(n, F), requires_grad=False) for n in sizes)]
+    made = Buckets(_partition(pairs))
+    assert max(b.size for b in [b for p, g in pairs for b in made.add(p, g)] + made.rest()) == most
 
 
 def test_threshold_bytes_count_the_values() -> None:
@@ -750,7 +785,7 @@ def test_programs_recognise_distributed_optimizers() -> None:
     assert isinstance(dist.opt, opt.SGD) and isinstance(singa_wrap.USE_DIST, bool)
     if not device.get_num_gpus():
         with pytest.raises(Exception, match="NCCL needs"):
-            singa_wrap.NcclIdHolder()
+            singa_wrap.NcclIdHolder("nccl")
 
 
 def test_buckets_follow_the_order_and_the_dtype() -> None:

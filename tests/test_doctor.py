@@ -25,6 +25,27 @@ PROJECT = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text
 needs_library = pytest.mark.skipif(onednn.library() is None, reason=f"oneDNN is not available: {onednn.missing()}")
 
 
+@pytest.fixture(autouse=True)
+def idle(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What other programs do during a test is not described."""
+    monkeypatch.setattr(machine, "used_by_others", lambda: 0.0)
+
+
+@pytest.mark.skipif(loading.library() is None or loading.library().runtime != "OpenMP", reason="plans use one thread")
+def test_other_programs_on_the_cores_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "used_by_others", lambda: 1.4)
+    monkeypatch.setattr(machine, "usable_cores", lambda: 2)
+    monkeypatch.setattr(doctor, "default_threads", lambda: 2)
+    monkeypatch.delenv("SONNX_NUM_THREADS", raising=False)
+    (one,) = [f for f in doctor.diagnose().findings if "other programs" in f.text]
+    assert one.level == "hint" and "1.4 of 2" in one.text and "until the cores are free" in one.text
+    monkeypatch.setenv("SONNX_NUM_THREADS", "2")
+    (one,) = [f for f in doctor.diagnose().findings if "other programs" in f.text]
+    assert one.command == "SONNX_NUM_THREADS=1" and "is set" in one.text
+    monkeypatch.setattr(machine, "used_by_others", lambda: None)
+    assert not [f for f in doctor.diagnose().findings if "other programs" in f.text]
+
+
 @pytest.fixture
 def searched() -> Iterator[None]:
     """The library is looked for again, within the test and after it."""

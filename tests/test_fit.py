@@ -520,3 +520,17 @@ def test_another_device_has_the_same_history(kind: type[Net], target: np.ndarray
         assert str(net.fc.W.device.backend) == str(place.backend)
     for want, got in zip(*results, strict=True):
         other_device.same(got, want)
+
+
+@pytest.mark.parametrize("wrong", [
+    {"epochs": 0}, {"epochs": 1.5}, {"seed": -1}, {"batch_size": 0}, {"patience": 2}, {"callbacks": [3]},
+    {"metrics": {"loss": len}}, {"validation": (X, Y[1:])},
+], ids=str)  # fmt: skip
+def test_a_refused_training_has_no_effect(wrong: dict[str, Any]) -> None:
+    """No step, no other parameters, and the measurements of the training before."""
+    net = Net()
+    history = net.fit(X, Y, batch_size=4)
+    before = {n: t.data.copy() for n, t in net.get_states().items()}
+    with pytest.raises(InvalidInput):
+        net.fit(X, Y, **{"batch_size": 4, **wrong})
+    assert net.history is history and all(np.array_equal(before[n], t.data) for n, t in net.get_states().items())

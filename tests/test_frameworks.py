@@ -115,7 +115,7 @@ def test_it_trains_from_the_file(name: str) -> None:
     x = Tensor(data=next(iter(inputs.values())), requires_grad=False)
     m.scored = [i for i, y in enumerate(ys) if y.dtype == F]
     ts = [Tensor(data=np.roll(ys[i], 1, axis=0), requires_grad=False) for i in m.scored]
-    before = {n: p.data.copy() for n, p in m.get_params().items() if p.data.ndim > 1}
+    before = {n: p.data.copy() for n, p in m.get_params().items() if p.data.ndim > 1 and p.stores_grad}
     m.train()
     m.graph(True)
     losses = [float(m(x, *ts).data[0]) for _ in range(16)]

@@ -21,6 +21,9 @@ SEED = int(os.environ.get("SONNX_HOSTILE_SEED", "11"))
 COUNT = int(os.environ.get("SONNX_HOSTILE_INPUTS", "300"))
 BLOCK = 50
 """The seed and the number of drawn inputs, and how many a test passes."""
+MODELS = int(os.environ.get("SONNX_HOSTILE_MODELS", "390"))
+MODEL_BLOCK = 130
+"""The number of drawn models of a damaged structure, and how many a test passes."""
 
 
 def _load(name: str) -> Any:
@@ -32,7 +35,7 @@ def _load(name: str) -> Any:
     return module
 
 
-corpus, inputs = _load("corpus"), _load("inputs")
+corpus, inputs, structure = _load("corpus"), _load("inputs"), _load("structure")
 pytestmark = pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="measures memory as Linux shows it")
 
 
@@ -162,6 +165,81 @@ def test_whole_files_pass(doors: Server, tmp_path: Path) -> None:
         door.prepare(folder)
         (folder / door.name).write_bytes(inputs.whole(door.form))
         assert doors.request({"door": name, "path": str(folder)})["outcome"] == "ok", name
+
+
+# --- models of a damaged structure ------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def models() -> Iterator[Server]:
+    server = Server("models")
+    yield server
+    server.close()
+
+
+@pytest.mark.parametrize("first", range(0, MODELS, MODEL_BLOCK))
+def test_drawn_models_run_or_are_refused(first: int, models: Server) -> None:
+    last = min(first + MODEL_BLOCK, MODELS)
+    found = models.request({"seed": SEED, "first": first, "last": last})
+    assert not found["failed"], "\n".join(found["failed"])
+    counts = {door: found["ended"].get(f"{door} ok", 0) + found["ended"].get(f"{door} refused", 0) for door in structure.ALWAYS}
+    assert set(counts.values()) == {last - first}
+    if last - first >= 100:  # some damages leave a model that runs
+        assert all(found["ended"].get(f"{door} ok", 0) >= 5 for door in structure.ALWAYS)
+
+
+def test_the_models_are_valid_before_the_damage(tmp_path: Path) -> None:
+    for name, model in structure.BASES.items():
+        for door in structure.ALWAYS:
+            structure.DOORS[door](model.SerializeToString(), structure.feeds(name))
+
+
+def test_the_drawing_covers_models_damages_and_fields() -> None:
+    drawn = [structure.draw(SEED, i) for i in range(390)]
+    assert {d.base for d in drawn} == set(structure.BASES)
+    done = [what for d in drawn for what in d.damages]
+    assert {what.split()[0] for what in done} == set(structure.DAMAGES)
+    assert len({what.split()[1] for what in done}) >= 60
+    assert {door for i in range(390) for door in structure.doors_of(i)} == set(structure.DOORS)
+
+
+# --- conversion ----------------------------------------------------------------------------------------------------------
+
+
+CONVERSIONS = 500
+"""The number of damaged models that the tests convert; `tox -e fuzz-conversion` runs 100,000."""
+
+
+def test_damaged_models_are_converted_or_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By every writer: no case kills or hangs its worker, exceeds the limits or raises another error than a SonnxError."""
+    monkeypatch.syspath_prepend(str(HERE))  # a worker imports the module by its name
+    conversion = importlib.import_module("conversion")
+    wrong: list[str] = []
+    seen = conversion.run(1, 0, CONVERSIONS, lambda index, found: wrong.append(f"{index}: {json.dumps(found)[:1500]}"))
+    assert not wrong, "\n".join(wrong)
+    assert seen["ok"] > CONVERSIONS // 4 and seen["refused"] > CONVERSIONS // 4
+    drawn = [conversion.draw(1, i) for i in range(CONVERSIONS)]
+    assert {d.door for d in drawn if d} == set(conversion.DOORS) and {d.opset for d in drawn if d} == set(range(7, 28))
+
+
+def test_a_death_or_a_hang_is_the_result_of_its_case(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(HERE))
+    conversion = importlib.import_module("conversion")
+    from singa_backend.processes import Child, ChildFailure
+
+    asked: list[int] = []
+    real = Child.ask
+
+    def ask(child: Child, request: Any, timeout: float | None = None) -> Any:
+        asked.append(request[1])
+        if request[1] in (1, 2):
+            raise ChildFailure("died" if request[1] == 1 else "timeout", "injected", -11 if request[1] == 1 else None)
+        return real(child, request, timeout)
+
+    monkeypatch.setattr(Child, "ask", ask)
+    wrong: dict[int, str] = {}
+    seen = conversion.run(1, 0, 4, lambda index, found: wrong.update({index: found["outcome"]}))
+    assert asked == [0, 1, 2, 3] and wrong == {1: "died", 2: "timeout"} and sum(seen.values()) == 4
 
 
 # --- the command line -------------------------------------------------------------------------------------------------

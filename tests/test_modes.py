@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -11,9 +12,10 @@ import numpy as np
 import pytest
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
-from singa import autograd, layer, opt, quantization, sonnx
+from singa import autograd, layer, opt, quantization, sonnx, tape
 from singa._core.tensor import Tensor
 from singa.model import Model
+from singa_backend.errors import InvalidInput
 
 F = np.float32
 X = (np.arange(24, dtype=F).reshape(4, 6) + 1) ** 1.5
@@ -373,6 +375,143 @@ class Tuned(sonnx.SONNXModel):
 
     def set_optimizer(self, optimizer: Any) -> None:
         self.optimizer = optimizer
+
+
+class Step(Model):
+    """A model whose step takes an input and targets, and whose forward takes the input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = layer.Linear(2)
+        self.set_optimizer(opt.SGD(lr=0.01))
+
+    def forward(self, x: Tensor) -> Any:
+        return self.head(x)
+
+    def train_one_batch(self, x: Tensor, t: Tensor, dist_option: str = "fp32") -> Any:
+        out = self.forward(x)
+        loss = autograd.softmax_cross_entropy(out, t)
+        self.optimizer(loss)
+        return out, loss
+
+
+class Coder(Step):
+    """A model whose step takes the arguments of its forward."""
+
+    def train_one_batch(self, x: Tensor) -> Any:  # type: ignore[override]
+        loss = autograd.mse_loss(self.forward(x), Tensor(data=np.zeros((4, 2), F), requires_grad=False))
+        self.optimizer(loss)
+        return loss
+
+
+def tuned() -> Tuned:
+    made = Tuned(batch_norm())
+    made.set_optimizer(opt.SGD(lr=0.01))
+    return made
+
+
+NEW: dict[str, tuple[Callable[[], Model], tuple[Any, ...], dict[str, Any]]] = {
+    "a step": (Step, (tensor(), head()[1]), {}),
+    "a step with an option": (Step, (tensor(), head()[1]), {"dist_option": "fp32"}),
+    "a step with the inputs of forward": (Coder, (tensor(),), {}),
+    "a loaded model": (tuned, (tensor(), head()[1]), {}),
+}
+
+
+@pytest.mark.parametrize("graph", [False, True])
+@pytest.mark.parametrize("name", NEW)
+def test_calling_a_new_model_with_the_arguments_of_its_step_trains(name: str, graph: bool) -> None:
+    """As in SINGA's page of optimizers: neither `compile` nor `train` is called; the numbers are those after `train()`."""
+    make, args, kwargs = NEW[name]
+    new, other = make(), make()
+    for m in (new, other):
+        m.graph(graph)
+        m.forward(args[0])  # creates the parameters
+    other.set_states({n: Tensor(data=t.data.copy()) for n, t in new.get_states().items()})
+    assert not new.training
+    other.train()
+    autograd.training = False
+    wanted = [other(*args, **kwargs) for _ in range(3)]
+    autograd.training = False
+    before = {n: t.data.copy() for n, t in new.get_params().items()}
+    found = [new(*args, **kwargs) for _ in range(3)]
+    assert new.training and autograd.training and repr(new).endswith("mode: training>")
+    for a, b in zip(found, wanted, strict=True):
+        a, b = (v[-1] if isinstance(v, tuple) else v for v in (a, b))
+        np.testing.assert_array_equal(a.data, b.data)
+    assert all((t.data != before[n]).any() for n, t in new.get_params().items() if n.startswith("head"))
+    new.eval()
+    last = {n: t.data.copy() for n, t in new.get_states().items()}
+    new(args[0])
+    for n, t in new.get_states().items():
+        np.testing.assert_array_equal(t.data, last[n])
+
+
+def test_a_new_model_infers_with_the_arguments_of_forward() -> None:
+    for make in (Step, tuned):
+        m = make()
+        m(tensor())
+        before = {n: t.data.copy() for n, t in m.get_states().items()}
+        assert m(tensor()).shape == (4, 2) and not m.training and not autograd.training
+        for n, t in m.get_states().items():
+            np.testing.assert_array_equal(t.data, before[n])
+
+
+def test_a_new_model_without_a_tape_does_not_train() -> None:
+    m = Coder()
+    with tape.no_tape():
+        assert m(tensor()).shape == (4, 2)
+    assert not m.training
+
+
+@pytest.mark.parametrize(
+    ("mode", "args", "text", "hint"),
+    [
+        (
+            True,
+            1,
+            r"in training must have the arguments of train_one_batch\(x, t, dist_option='fp32'\), got 1 argument$",
+            "eval()",
+        ),
+        (False, 2, r"in inference must have the arguments of forward\(x\), got 2 arguments$", "train() or compile"),
+        (False, 4, r"in inference must have the arguments of forward\(x\), got 4 arguments$", "train_one_batch(x, t"),
+        (True, 4, "train_one_batch", "the other mode runs forward(x)"),
+        (None, 4, r"in inference must have the arguments of forward\(x\), got 4 arguments$", "train_one_batch(x, t"),
+        (None, 0, "got 0 arguments", "train_one_batch(x, t"),
+    ],
+)
+def test_a_call_with_arguments_of_the_other_mode_names_it(mode: bool | None, args: int, text: str, hint: str) -> None:
+    m = Step()
+    if mode is not None:
+        m.train(mode)
+    given = (tensor(), head()[1], "fp32", None)[:args]
+    with pytest.raises(InvalidInput) as refused:
+        m(*given)
+    assert refused.value.code == "SX301" and re.search(text, refused.value.message) and hint in refused.value.hint
+    assert refused.value.__suppress_context__
+
+
+def test_a_type_error_of_a_step_is_its_own() -> None:
+    class Wrong(Step):
+        def forward(self, x: Tensor) -> Any:
+            return int(None)  # type: ignore[call-overload]
+
+    with pytest.raises(TypeError, match="int\\(\\)"):
+        Wrong()(tensor())
+    with pytest.raises(TypeError, match="int\\(\\)"):
+        Wrong()(tensor(), head()[1])
+
+
+def test_a_model_without_an_optimizer_names_set_optimizer() -> None:
+    m = Net(layer.Linear(2))
+    assert not hasattr(m, "optimizer") and getattr(m, "other", 3) == 3
+    with pytest.raises(AttributeError, match="call set_optimizer"):
+        m.optimizer  # noqa: B018
+    with pytest.raises(AttributeError, match=r"has no attribute 'nothing'$"):
+        m.nothing  # type: ignore[attr-defined]  # noqa: B018
+    sgd = opt.SGD(lr=0.1)
+    m.set_optimizer(sgd)
+    assert m.optimizer is sgd and copy.deepcopy(m).optimizer is not sgd
 
 
 @pytest.mark.parametrize("graph", [False, True])

@@ -343,3 +343,97 @@ def test_missing_packages_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(MissingDependency, match="--workers needs mpiexec") as caught:
         _mpiexec()
     assert "sonnx[mpi]" in caught.value.hint
+
+
+# --- a group of processes ends together
+
+
+def group_of(marker: Path) -> list[int]:
+    """The processes whose command line names a file: the command, the launcher and the workers."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        with suppress(OSError):  # it has ended
+            if entry.name.isdecimal() and os.fsencode(marker) in (entry / "cmdline").read_bytes().split(b"\0"):
+                state = (entry / "stat").read_text().rpartition(")")[2].split()[0]
+                found += [int(entry.name)] * (state != "Z")
+    return found
+
+
+def endless(folder: Path, target: Path, *more: str) -> subprocess.Popen[str]:
+    """A training of three workers that has begun, and does not end by itself."""
+    fixed = [str(folder / "m.onnx"), "--data", str(folder / "data.npz"), "--batch-size", "3", "--epochs", "1000000"]
+    command = [sys.executable, "-m", "singa.cli", "train", *fixed, "--workers", "3", "--plot", str(target), *more]
+    running = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT)
+    end = time.monotonic() + LONGEST
+    while len(workers_of(target)) < 3 and running.poll() is None and time.monotonic() < end:
+        time.sleep(0.01)
+    return running
+
+
+def none_left(target: Path) -> bool:
+    end = time.monotonic() + LONGEST
+    while group_of(target) and time.monotonic() < end:
+        time.sleep(0.05)
+    return not group_of(target)
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the processes are found in /proc")
+@pytest.mark.parametrize("when", ["start", "steps"])
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGHUP", "SIGKILL"])
+def test_a_signal_ends_all_processes(name: str, when: str, folder: Path, tmp_path: Path) -> None:
+    """Also one that the command cannot handle; while the workers start, and while they train."""
+    target, checkpoint = tmp_path / "curves.html", tmp_path / "run.ckpt"
+    running = endless(folder, target, "--checkpoint", str(checkpoint))
+    while when == "steps" and not checkpoint.exists() and running.poll() is None:
+        time.sleep(0.01)
+    assert len(group_of(target)) > 3
+    running.send_signal(getattr(signal, name))
+    assert none_left(target)
+    running.communicate(timeout=LONGEST)
+    assert running.returncode == {"SIGKILL": -9, "SIGINT": 130, "SIGTERM": 143, "SIGHUP": 129}[name]
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the processes are found in /proc")
+def test_a_second_signal_ends_workers_that_do_not_listen(folder: Path, tmp_path: Path) -> None:
+    """A worker that is stopped cannot handle the first one; the end of the parent's pipe ends the others at once."""
+    target = tmp_path / "curves.html"
+    running = endless(folder, target, "--checkpoint", str(tmp_path / "run.ckpt"))
+    stuck = workers_of(target)[0]
+    os.kill(stuck, signal.SIGSTOP)
+    while running.poll() is None:  # signals of one number that have not been handled yet are one
+        running.send_signal(signal.SIGTERM)
+        time.sleep(0.05)
+    assert none_left(target)
+    running.communicate(timeout=LONGEST)
+
+
+def test_an_error_of_all_workers_is_printed_once(folder: Path, tmp_path: Path) -> None:
+    """The parent cannot know it: the loss of a step is infinite."""
+    done = train(folder, tmp_path / "run.ckpt", "--lr", "1e30", "--loss", "softmax_cross_entropy")
+    assert done.returncode == 3 and done.stderr.count("InvalidInput") == 1, done.stderr
+
+
+@pytest.mark.parametrize("count", ["5000", "100000"])
+def test_too_many_workers_are_refused_by_the_parent(count: str, folder: Path, tmp_path: Path) -> None:
+    launched = tmp_path / "launched"
+    fake = launcher(tmp_path / "mpiexec", f"open({str(launched)!r}, 'a').write('x')")
+    done = subprocess.run(
+        [sys.executable, "-m", "singa.cli", *arguments(folder, tmp_path / "run.ckpt", "--workers", count)],
+        capture_output=True, text=True, timeout=LONGEST, check=False,
+        env={**ENVIRONMENT, "PATH": f"{Path(fake).parent}{os.pathsep}{os.environ['PATH']}"},
+    )  # fmt: skip
+    assert done.returncode == 2 and "--workers" in done.stderr and not launched.exists()
+
+
+def test_more_workers_than_cores_are_warned_of(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from click.testing import CliRunner
+
+    from singa.cli import main
+
+    monkeypatch.setattr("singa_backend.machine.usable_cores", lambda: 1)
+    monkeypatch.setattr("singa.cli.train.run_workers", lambda *_: 0)
+    line = arguments(folder, tmp_path / "run.ckpt", "--workers")
+    assert "4 processes share 1 usable cores" in CliRunner().invoke(main, [*line, "4"]).stderr
+    refused = CliRunner().invoke(main, [*line, "12", "--batch-size", "12"])
+    assert refused.exit_code == 2 and "must be at most 8" in refused.stderr
+    assert CliRunner().invoke(main, [*line, "12", "--batch-size", "12", "--oversubscribe"]).exit_code == 0

@@ -22,7 +22,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from singa_backend import SingaBackend
 from singa_backend.backend import SingaRep
-from singa_backend.errors import ResourceExhausted
+from singa_backend.errors import InvalidInput, ResourceExhausted
 from singa_backend.limits import Limits
 from singa_backend.plans import passing
 
@@ -153,6 +153,23 @@ def test_a_cache_that_shares_memory_is_read_only(model: onnx.ModelProto) -> None
     with pytest.raises(ValueError, match="read-only"):
         outputs["present_0_key"][:] = 0
     outputs["logits"][:] = 0
+
+
+def test_an_array_of_out_must_not_show_a_cache(model: onnx.ModelProto) -> None:
+    """A caller may make the memory of a cache writable; another output of a run must not overwrite it."""
+    rep, definition = SingaBackend.prepare(model), SingaBackend.prepare(model, optimize=0)
+    feeds = first(rep, 10)
+    for n in range(4):
+        outputs = rep.run(feeds)
+        feeds = following(outputs, feeds, n)
+    past = feeds["past_0_key"]
+    assert past.base is not None and past.base.flags.writeable
+    view = np.ndarray(outputs["logits"].shape, np.float32, past.base, -past.base.ctypes.data % 64)
+    for out in (view, view[...], view[:, :, ::-1]):
+        with pytest.raises(InvalidInput, match="cache") as caught:
+            rep.run(feeds, out={"logits": out})
+        assert caught.value.code == "SX385"
+    close(rep.run(feeds), definition.run(feeds))
 
 
 def test_two_continuations_of_one_past_do_not_meet(model: onnx.ModelProto) -> None:

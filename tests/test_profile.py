@@ -12,14 +12,15 @@ import numpy as np
 import onnx
 import pytest
 from click.testing import CliRunner
-from onnx import parser
+from onnx import ModelProto, numpy_helper, parser
 
 from singa import sonnx
 from singa.cli import main
 from singa_backend import InvalidInput, Profile, SingaBackend
 from singa_backend.inspection import inspect
 from singa_backend.kernels import onednn
-from singa_backend.kernels.work import Rates, flops, rates
+from singa_backend.kernels.work import Rates, flops, moved, rates
+from singa_backend.plans.profile import _together
 from singa_backend.runtime.executor import Executor
 
 needs_library = pytest.mark.skipif(onednn.library() is None, reason=f"oneDNN is not available: {onednn.missing()}")
@@ -250,6 +251,75 @@ def test_rates() -> None:
     r = Rates(100.0, 10.0, 1, "float32", "")
     assert r.seconds(10**9, 0) == pytest.approx(0.01) and r.seconds(None, 10**9) == pytest.approx(0.1)
     assert r.reached(10**9, 0, 0.02) == pytest.approx(0.5) and r.reached(0, 0, 0.02) is None and r.reached(5, 5, 0.0) is None
+
+
+def test_a_part_of_the_rates_is_at_most_one_or_nothing() -> None:
+    r = Rates(100.0, 10.0, 1, "float32", "", ((1000, 20.0), (4000, 40.0)))
+    assert r.seconds(0, 500) == r.seconds(0, 4000) / 8 == pytest.approx(500 / 40e9)  # a smaller copy may be slower, by its call
+    assert r.seconds(0, 4001) == pytest.approx(4001 / 10e9)
+    assert r.reached(10**9, 0, 0.01 / 1.2) == 1.0 and r.reached(10**9, 0, 0.01 / 1.3) is None
+    measured = rates(1)
+    assert [size for size, _ in measured.caches] == sorted(size for size, _ in measured.caches)
+    assert measured.caches[-1][0] < 1 << 25 and all(rate > 0 for _, rate in measured.caches)
+
+
+def selecting() -> ModelProto:
+    """A lookup in a table of 8 MB, a product of bytes and one of floats."""
+    model = parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 17]> g (int64[4,8] i, float[64,256] x, uint8[64,256] q)'
+        " => (float[4,8,64] e, float[64,256] y, int32[64,256] p)"
+        " { e = Gather(table, i) y = MatMul(x, w) p = MatMulInteger(q, v) }"
+    )
+    rng = np.random.default_rng(0)
+    arrays = {
+        "table": rng.standard_normal((30000, 64)).astype(np.float32), "w": rng.standard_normal((256, 256)).astype(np.float32),
+        "v": rng.integers(0, 99, (256, 256)).astype(np.int8),
+    }  # fmt: skip
+    model.graph.initializer.extend(numpy_helper.from_array(a, n) for n, a in arrays.items())
+    return model
+
+
+@pytest.mark.parametrize("level", [0, 2])
+def test_a_table_counts_by_its_rows_and_bytes_have_no_rate(level: int) -> None:
+    feeds = {
+        "i": np.arange(32).reshape(4, 8), "x": np.ones((64, 256), np.float32), "q": np.ones((64, 256), np.uint8),
+    }  # fmt: skip
+    found = SingaBackend.prepare(selecting(), optimize=level).profile(feeds, runs=2)
+    nodes = {n.operator: n for n in found.nodes}
+    assert nodes["Gather"].bytes <= 2 * 4 * 8 * 64 * 4
+    assert nodes["MatMulInteger"].roofline is None and nodes["MatMulInteger"].flops == 2 * 64 * 256 * 256
+    rows = [*found.steps, *found.nodes, *found.operators]
+    assert all(r.roofline is None or 0 < r.roofline <= 1 for r in rows)
+
+
+def test_a_float_product_with_packed_weights_has_a_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rates are fixed: those of the machine depend on what else runs."""
+    monkeypatch.setattr("singa_backend.plans.profile.rates", lambda *_: Rates(1e9, 1e9, 1, "float32", ""))
+    feeds = {"i": np.zeros((4, 8), np.int64), "x": np.ones((64, 256), np.float32), "q": np.ones((64, 256), np.uint8)}
+    found = SingaBackend.prepare(selecting()).profile(feeds, runs=2)
+    nodes = {n.operator: n for n in found.nodes}
+    assert nodes["MatMul"].roofline is not None and nodes["Gather"].roofline is not None
+    assert nodes["MatMulInteger"].roofline is None
+
+
+def test_a_node_is_the_sum_of_its_steps() -> None:
+    assert _together([(0.5, 1.0, True), (1.0, 1.0, True)]) == pytest.approx(0.75)
+    assert _together([(0.5, 1.0, True), (None, 1.0, True)]) is None
+    assert _together([(0.5, 1.0, True), (None, 1.0, False)]) == pytest.approx(0.25)
+    assert _together([]) is None and _together([(None, 1.0, False)]) is None
+
+
+@pytest.mark.parametrize(
+    ("names", "read", "written", "expected"),
+    [
+        (["Gather"], 1000, 10, 20),
+        (["Slice", "Gather"], 5, 10, 15),
+        (["Gather", "Relu"], 1000, 10, 1010),
+        (["ReduceSum"], 99, 1, 100),
+    ],
+)
+def test_bytes_of_selections(names: list[str], read: int, written: int, expected: int) -> None:
+    assert moved(names, read, written) == expected
 
 
 # --- the page and the command

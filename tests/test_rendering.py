@@ -28,6 +28,24 @@ HOSTILE = {
     "c1 control": "a\x9b31mb\x85c",
     "carriage return": "good\rbad\nnext\tcell\x08",
     "bidirectional": "a\u202eb\u2066c\u200bd",
+    "every invisible character": "".join(
+        map(
+            chr,
+            (
+                *range(0x202A, 0x202F),
+                *range(0x2066, 0x206A),
+                *range(0x200B, 0x2010),
+                0xFEFF,
+                0x61C,
+                0xAD,
+                0x2028,
+                0x2029,
+                0xE0001,
+                *range(1, 32),
+                *range(127, 160),
+            ),
+        )
+    ),
     "html": "<script>alert('x')</script>&amp;\"",
     "markdown": "| a ` b | [x](http://x) **c** <b>",
     "format": "%s {0} {name} %(x)d $x",
@@ -35,11 +53,18 @@ HOSTILE = {
 }
 
 LARGEST = 256 << 10
-"""Bytes of the output of a command for these models: a name of a megabyte is cut."""
+"""Bytes of the output of a command for these models: a name of a megabyte is cut, except in JSON."""
 
 
 def named(name, wrong=False):
-    """x -> Relu -> y with a state and a node of this name; `wrong` makes the node one that fails when it runs."""
+    """A model in which everything that can have a name or a text has this one: x -> Relu -> function -> If -> MatMul -> y.
+
+    `wrong` makes a node one that fails when it runs. A name of a megabyte is in fewer places.
+    """
+    return _small(name, wrong) if len(name) > 1000 else _full(name, wrong)
+
+
+def _small(name, wrong):
     x = helper.make_tensor_value_info(f"x{name}", TensorProto.FLOAT, [2, 3])
     y = helper.make_tensor_value_info(f"y{name}", TensorProto.FLOAT, None)
     w = numpy_helper.from_array(np.ones((4, 5) if wrong else (3, 5), np.float32), f"w{name}")
@@ -51,6 +76,41 @@ def named(name, wrong=False):
     made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8, producer_name=name)
     helper.set_model_props(made, {f"key{name}": name})
     return made
+
+
+def _full(name, wrong):
+    sizes = [f"n{name}", 3]
+    x = helper.make_tensor_value_info(f"x{name}", TensorProto.FLOAT, sizes, f"doc{name}")
+    h = helper.make_tensor_value_info(f"h{name}", TensorProto.FLOAT, sizes)
+    inner = [helper.make_tensor_value_info(f"{n}{name}", TensorProto.FLOAT, sizes) for n in "kl"]
+    y = helper.make_tensor_value_info(f"y{name}", TensorProto.FLOAT, [sizes[0], 5])
+    w = numpy_helper.from_array(np.ones((4, 5) if wrong else (3, 5), np.float32), f"w{name}")
+    nodes = [
+        helper.make_node("Relu", [f"x{name}"], [f"h{name}"], name=f"a{name}", doc_string=name),
+        helper.make_node(f"F{name}", [f"h{name}"], [f"f{name}"], name=f"c{name}", domain=f"d{name}"),
+        helper.make_node(
+            "If", [f"t{name}"], [f"i{name}"], name=f"if{name}", then_branch=_branch(name, "k"), else_branch=_branch(name, "l")
+        ),
+        helper.make_node("MatMul", [f"i{name}", f"w{name}"], [f"y{name}"], name=f"b{name}"),
+    ]
+    t = numpy_helper.from_array(np.array(True), f"t{name}")
+    for tensor in (w, t):
+        tensor.doc_string = name
+    graph = helper.make_graph(nodes, f"g{name}", [x], [y], [w, t], name, [h, *inner])
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid(f"d{name}", 1)]
+    body = [helper.make_node("Neg", [f"p{name}"], [f"q{name}"], name=f"e{name}", doc_string=name)]
+    function = helper.make_function(f"d{name}", f"F{name}", [f"p{name}"], [f"q{name}"], body, opsets[:1])
+    function.doc_string = name
+    made = helper.make_model(graph, opset_imports=opsets, ir_version=8, producer_name=name, functions=[function],
+                             producer_version=name, domain=f"m{name}", doc_string=name)  # fmt: skip
+    helper.set_model_props(made, {f"key{name}": name})
+    return made
+
+
+def _branch(name, value):
+    out = helper.make_tensor_value_info(f"{value}{name}", TensorProto.FLOAT, [None, 3])
+    node = helper.make_node("Abs", [f"f{name}"], [f"{value}{name}"], name=f"{value}node{name}", doc_string=name)
+    return helper.make_graph([node], f"graph {value}{name}", [], [out], doc_string=name)
 
 
 def clean(text):
@@ -117,10 +177,17 @@ COMMANDS = {
     "run --aux": "run {model} --random 0 --aux {aux}",
     "check": "check {model}",
     "check --train": "check {model} --train",
-    "inspect": "inspect {model} --nodes --states",
+    "inspect": "inspect {model} --nodes --states --stats --html {out}.html",
+    "inspect with measures": "inspect {model} --html {out}.html --profile {profile} --compare {comparison}",
+    "inspect --json": "inspect {model} --nodes --states --json",
+    "extract": "extract {model} -o {out}.onnx --outputs {aux}",
+    "sanitize": "sanitize {model} -o {out}.onnx",
+    "reduce": "reduce {wrong} --raises SX404 --random 0 --to {out}",
+    "compare of two models": "compare {model} --against {model} --random 0 --all",
+    "foreign": "foreign {folder} --no-light --to {out}",
     "compare": "compare {model} --against sonnx --random 0 --html {out}.html",
     "diff": "diff {model} {wrong} --html {out}.html",
-    "bisect": "bisect {model} --against STRICT --random 0 --to {out}",
+    "bisect": "bisect {model} --against definition --random 0 --to {out}",
     "profile": "profile {model} --random 0 --runs 1 --nodes --trace {out}.json --html {out}.html",
     "optimize": "optimize {model} -o {out}.onnx",
     "convert": "convert {model} -o {out}.onnx --opset 20",
@@ -139,7 +206,15 @@ def test_commands_print_names_as_text(command, name, tmp_path):
     onnx.save(named(name), tmp_path / "m.onnx")
     onnx.save(named(name, wrong=True), tmp_path / "wrong.onnx")
     words = command.split(" ")
-    places = {"{model}": tmp_path / "m.onnx", "{wrong}": tmp_path / "wrong.onnx", "{out}": tmp_path / "out", "{aux}": f"h{name}"}
+    (tmp_path / "results").mkdir()
+    places = {
+        "{model}": tmp_path / "m.onnx", "{wrong}": tmp_path / "wrong.onnx", "{out}": tmp_path / "results" / "out",
+        "{aux}": f"h{name}", "{folder}": tmp_path, "{profile}": tmp_path / "p.json", "{comparison}": tmp_path / "c.json",
+    }  # fmt: skip
+    for kind in ("profile", "compare"):
+        if f"--{kind} " in command:
+            options = ["--random", "0", *(["--against", "sonnx"] if kind == "compare" else ["--runs", "1"]), "--json"]
+            (tmp_path / f"{kind[0]}.json").write_text(CliRunner().invoke(main, [kind, str(tmp_path / "m.onnx"), *options]).stdout)
     arguments = []
     for word in words:
         for mark, value in places.items():
@@ -147,9 +222,40 @@ def test_commands_print_names_as_text(command, name, tmp_path):
         arguments.append(word)
     done = CliRunner().invoke(main, arguments)
     assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
-    assert done.exit_code in (0, 1, 2, 3)
+    assert done.exit_code in (0, 1, 2, 3) and "Usage:" not in done.output and "Error: " not in done.output
     assert clean(done.output), sorted({c for c in done.output if not clean(c)})
-    assert len(done.output) < LARGEST
+    assert len(done.output) < LARGEST or "--json" in command
+    for path in (tmp_path / "results").rglob("*"):
+        if path.suffix not in (".onnx", ".npz", ".npy", ".pb", ".data") and path.is_file():
+            text = path.read_text(encoding="utf-8")
+            assert clean(text), (path.name, sorted({c for c in text if not clean(c)}))
+    if "--html" in command:
+        page = (tmp_path / "results" / "out.html").read_text(encoding="utf-8")
+        data = json.loads(re.findall(r'<script[^>]*id="data"[^>]*>(.*?)</script>', page, re.DOTALL)[0])
+        assert all(clean(text) for text in _texts(data)) and len(data["graphs"]) >= (3 if len(name) < 1000 else 1)
+
+
+def _texts(data):
+    if isinstance(data, dict):
+        yield from data
+        data = data.values()
+    if isinstance(data, str):
+        yield data
+    elif isinstance(data, (list, type({}.values()))):
+        for value in data:
+            yield from _texts(value)
+
+
+@given(st.recursive(st.text(st.characters()) | st.integers(), lambda data: st.lists(data) | st.dictionaries(st.text(), data)))
+def test_json_has_escapes_and_reads_as_the_same_data(data):
+    for options in ({}, {"indent": 1}):
+        text = rendering.json_text(data, **options)
+        assert clean(text) and json.loads(text) == data
+    assert all(clean(text) for text in _texts(rendering.shown(data)))
+
+
+def test_json_has_the_letters_of_every_script():
+    assert rendering.json_text("né ж 漢 🙂") == '"né ж 漢 🙂"' and rendering.shown(["né ж 漢"]) == ["né ж 漢"]
 
 
 def test_markup_in_names_is_shown(tmp_path):

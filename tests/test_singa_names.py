@@ -15,7 +15,7 @@ import singa
 from singa import autograd, device, image_tool, layer, model, opt, singa_wrap, sonnx, tensor, utils
 from singa.autograd import Formula
 from singa.tensor import Tensor
-from singa_backend.errors import InvalidInput, InvalidModel, NoGradientWarning, UnsupportedModel
+from singa_backend.errors import DeviceUnavailable, InvalidInput, InvalidModel, NoGradientWarning, UnsupportedModel
 
 
 @pytest.fixture(autouse=True)
@@ -508,3 +508,38 @@ def test_last_layers_outside_tells_of_the_shift():
     with pytest.raises(InvalidInput, match="its -3 is -2 here") as refused:
         rep.run([np.ones(2, np.float32)], last_layers=-3)
     assert refused.value.code == "SX304"
+
+
+GPU_CALLS = {
+    "create_cuda_gpu": (), "create_cuda_gpu_on": (1,), "create_cuda_gpus": (2,), "create_cuda_gpus_on": ([0, 1],),
+    "get_gpu_mem_size": (0,), "device_query": (0,), "create_opencl_device": (), "get_num_opencl_platforms": (),
+    "get_num_opencl_devices": (),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("hint", ["", "pass CUDA:0", "use device='CPU', or on a machine with a GPU: install it"])
+@pytest.mark.parametrize("name", GPU_CALLS)
+def test_a_device_that_cannot_be_created_names_the_cpu(name, hint, monkeypatch):
+    def unavailable(*args):
+        raise DeviceUnavailable("CUDA:0 cannot be used: no reason", code="SX504", hint=hint)
+
+    monkeypatch.setattr(device, "_cuda", {})
+    monkeypatch.setattr(device, "Device", unavailable)
+    with pytest.raises(DeviceUnavailable) as refused:
+        getattr(device, name)(*GPU_CALLS[name])
+    assert refused.value.hint.count("create_cpu_device()") == 1 and "device='CPU'" not in refused.value.hint
+    assert refused.value.hint.rstrip("; ") == refused.value.hint
+    assert not device._cuda
+
+
+def test_every_function_that_needs_a_gpu_is_in_the_list():
+    public = {n for n, f in vars(device).items() if inspect.isfunction(f) and f.__module__ == device.__name__}
+    without = {"get_default_device", "create_cpu_device", "get_num_gpus", "get_gpu_ids", "enable_lazy_alloc", "resolve"}
+    assert {n for n in public if not n.startswith("_")} == {*GPU_CALLS, *without}
+
+
+@pytest.mark.parametrize("count", [-1, "2", 1.5, True])
+def test_a_number_of_gpus_is_a_number(count):
+    with pytest.raises(InvalidInput, match="num must be an integer of at least 0") as refused:
+        device.create_cuda_gpus(count)
+    assert refused.value.code == "SX309" and device.create_cuda_gpus(0) == []

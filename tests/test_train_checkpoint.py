@@ -25,8 +25,8 @@ from singa._onnx.model import SONNXModel
 from singa._training.checkpoint import Checkpoint
 from singa._training.fit import Position, fit
 from singa.cli import main
-from singa.cli import train as command
 from singa.cli._curves import write_plot
+from singa.cli._train_setup import digest
 from singa.device import default_device
 
 F = np.float32
@@ -271,7 +271,7 @@ def test_another_training_is_refused_by_name(folder: Path, flags: tuple[str, ...
 
 def test_strings_are_compared_by_value() -> None:
     one, same, other = (np.array([text], object) for text in ("".join(["a", "b"]), "".join(["a", "b"]), "b"))
-    assert command._digest([one]) == command._digest([same]) != command._digest([other])
+    assert digest([one]) == digest([same]) != digest([other])
 
 
 def test_other_data_and_another_model_are_refused_by_name(folder: Path) -> None:

@@ -170,3 +170,52 @@ def test_sixteen_bit_parameters_train() -> None:
     made.graph.initializer.append(numpy_helper.from_array(np.ones(3, np.float16), "w"))
     assert made.graph.initializer[0].data_type == TensorProto.FLOAT16
     assert sonnx.trainable_report(made).good
+
+
+def trained(text: str, **states: Any) -> Any:
+    found = report(text, w=np.ones(3), **states)
+    assert found.good and found.trainable == ["w"]
+    return [p.operator for p in found.problems]
+
+
+@pytest.mark.parametrize(
+    "nodes",
+    [
+        "s = Shape(a) y = Reshape(b, s)",
+        "n = Size(a) f = Cast<to = 1>(n) r = Sqrt(f) y = Div(b, r)",
+        "n = NonZero(a) t = Transpose(n) g = GatherND(b, t) y = Mul(g, b)",
+        "i = ArgMax(a) g = Gather(b, i) y = Mul(g, b)",
+        "z = Greater(a, b) o = Not(z) y = Where(o, a, b)",
+        "q = Cast<to = 7>(a) g = Gather(b, q) y = Mul(g, b)",
+        "s = Shape(a) c = Slice(s, zero, one) d = Mul(c, c) y = Expand(b, d)",
+        "k = IsNaN(a) y = Where(k, b, a)",
+    ],
+)
+def test_the_arithmetic_of_shapes_indices_and_masks_is_not_listed(nodes: str) -> None:
+    consts = "zero = Constant<value_ints = [0]>() one = Constant<value_ints = [1]>()"
+    assert trained(f"(float[3] x) => (float[n] y) {{ {consts} a = Mul(x, w) b = Neg(a) {nodes} }}") == []
+
+
+def test_an_integer_output_next_to_a_loss_is_not_listed() -> None:
+    assert trained("(float[3] x) => (float[3] y, int64[1] z) { y = Mul(x, w) z = ArgMax(y) }") == []
+
+
+@pytest.mark.parametrize(
+    ("nodes", "listed"),
+    [
+        ("f = Floor(a) y = Sub(a, f)", ["Floor"]),
+        ("q = Cast<to = 7>(a) f = Cast<to = 1>(q) y = Add(a, f)", ["Cast"]),
+        ("q = Cast<to = 7>(a) p = Neg(q) f = Cast<to = 1>(p) g = Exp(f) y = Add(a, g)", ["Cast"]),
+        ("z = Greater(a, x) f = Cast<to = 1>(z) y = Mul(a, f)", ["Greater"]),
+        ("i = ArgMax(a) f = Cast<to = 1>(i) y = Mul(a, f)", ["ArgMax"]),
+    ],
+)
+def test_a_value_that_is_computed_through_integers_is_listed(nodes: str, listed: list[str]) -> None:
+    assert trained(f"(float[3] x) => (float[n] y) {{ a = Mul(x, w) {nodes} }}") == listed
+
+
+def test_an_index_that_is_the_only_path_of_a_parameter_is_listed() -> None:
+    found = report("(float[3] x) => (float[1] y) { a = Mul(x, w) i = ArgMax(a) y = Gather(x, i) }", w=np.ones(3))
+    assert list(found.blocked) == ["w"] and [p.operator for p in found.problems] == ["ArgMax"]
+    found = report("(float[3] x) => (float[3] y) { a = Mul(x, w) s = Shape(a) y = Reshape(x, s) }", w=np.ones(3))
+    assert list(found.blocked) == ["w"] and [p.operator for p in found.problems] == ["Shape"]

@@ -367,7 +367,8 @@ def broken(op: Any, x: Any, low: Any, high: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("rule", "says"), [(wrong, "other values"), (invalid, "onnx's checker"), (broken, "IndexError: beyond")]
+    ("rule", "says"),
+    [(wrong, "other values"), (invalid, "onnx's checker"), (broken, "Clip cannot compute with its inputs: beyond")],
 )  # fmt: skip
 def test_a_wrong_rule_is_caught(clip: ModelProto, monkeypatch: pytest.MonkeyPatch, rule: Callable[..., Any], says: str) -> None:
     assert {o.status for o in judged(clip, [X]).outcomes.values()} == {"equal"}

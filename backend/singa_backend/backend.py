@@ -5,9 +5,10 @@ from __future__ import annotations
 import copy
 import warnings
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ from .ir.versioned import import_declarations
 from .kernels.options import options as plan_options
 from .kernels.table import Invalid, Options
 from .limits import Budget, Flag, Limits, check_number, spend
+from .plans.passing import shows_cache
 from .plans.planner import Planner
 from .plans.profile import Profile, profile
 from .plans.region import TooManyCalls
@@ -35,7 +37,7 @@ from .proto.tensor_data import Maps
 from .proto.values import Value
 from .rendering import TEXT, html, printable
 from .runtime.executor import Executor
-from .runtime.feeds import convert_input, ids_of, owned_copy
+from .runtime.feeds import convert_input, ids_of, overlaps_itself, owned_copy
 from .runtime.origins import NonFinite, Watch
 
 _QUIET = ("rtol", "atol", "init_inputs", "keep_initializers_as_inputs")
@@ -130,7 +132,8 @@ class SingaRep(BackendRep):
         self._selection = lru_cache(maxsize=64)(partial(_select, graph))  # a cached method would keep `self` alive
         # Arrays that the model owns and a run may return unchanged: initializers and constants, those of subgraphs included.
         self._fixed = {id(a) for states in self._executor._states.values() for _, a in states}
-        self._fixed |= {id(v) for n in graph.all_nodes() for v in n.attributes.values() if isinstance(v, np.ndarray)}
+        self._constants = [v for n in graph.all_nodes() for v in n.attributes.values() if isinstance(v, np.ndarray)]
+        self._fixed |= ids_of(self._constants)
         self._built = frozenset(self.__dict__)  # a pickle has the other attributes as they are
 
     @property
@@ -307,7 +310,8 @@ class SingaRep(BackendRep):
             cancel: a flag, such as a `threading.Event`; if it is set, the run stops at the next node.
             validate: whether to look for NaN and infinity in every value, also in subgraphs and functions.
             out: arrays that receive the outputs: a list in the order of the outputs, in which None stands for a new array, a dict
-                by name, or one array.  They must have the dtypes and shapes of the outputs.  They may be inputs of the run.
+                by name, or one array.  They must have the dtypes and shapes of the outputs, and share no memory with each other
+                or with the model.  They may be inputs of the run.
             to_host: whether to copy the outputs to the host; otherwise they are arrays of the model's device, except strings and
                 dtypes that CuPy lacks.
             **kwargs: options of ONNX's test runner and of SINGA that have no effect here.
@@ -320,7 +324,8 @@ class SingaRep(BackendRep):
 
         Raises:
             InvalidInput: the inputs or options do not match the model, or an input is on another device, and nothing has run; or
-                an array of `out` does not match its output, or was passed with `to_host=False` (SX385), and none was written.
+                an array of `out` does not match its output, is read-only, shares memory with itself, another one or the model,
+                or was passed with `to_host=False` (SX385), and none was written.
             UnknownKeyword: a keyword is not one of these.
             OperatorError: a node cannot compute with its inputs.
             NonFinite: an OperatorError (SX409): with `validate`, a node made a NaN, or an infinity from finite inputs, or an
@@ -358,19 +363,30 @@ class SingaRep(BackendRep):
         for name, a in given:
             if not isinstance(a, np.ndarray):
                 raise _unfit(f"out must hold NumPy arrays or None, got a {type(a).__name__} for output {name!r}")
-            if not a.flags.writeable:
+            flags = a.flags
+            if not flags.writeable:
                 raise _unfit(f"the array in out for output {name!r} is read-only")
+            if not flags.forc and overlaps_itself(a):
+                what = f"the array in out for output {name!r} must have separate memory for each element"
+                raise _unfit(f"{what}, got shape {list(a.shape)} with strides {list(a.strides)}", "pass a.copy()")
         for i, (name, a) in enumerate(given):
             for other, b in given[:i]:
                 if np.may_share_memory(a, b) and np.shares_memory(a, b):
                     raise _unfit(f"the arrays in out for outputs {other!r} and {name!r} share memory")
         if not self._known_receivers(found):
             for name, a in given:
-                for state in (v for held in self._executor.states.values() for _, v in held):
-                    if isinstance(state, np.ndarray) and np.may_share_memory(a, state):
-                        raise _unfit(f"the array in out for output {name!r} shares memory with the model's initializers")
+                if shows_cache(a):
+                    raise _unfit(f"the array in out for output {name!r} shows the memory of a cache that a run returned")
+                if any(np.may_share_memory(a, state) for state in self._protected()):
+                    raise _unfit(f"the array in out for output {name!r} shares memory with the model's initializers or constants")
             self._received = [None if a is None else weakref.ref(a) for a in found]
         return found
+
+    def _protected(self) -> Iterator[np.ndarray]:
+        """The arrays of the host that later runs read: initializers and constants, those of subgraphs included."""
+        held = (v for states in self._executor.states.values() for _, v in states)
+        read = () if self.device.is_host else (v for g in self._executor.graphs for v in g.states.values())  # pickles read them
+        return (v for v in chain(held, read, self._constants) if isinstance(v, np.ndarray))
 
     def _known_receivers(self, found: Sequence[np.ndarray | None]) -> bool:
         """Whether these are the arrays of the last run, which need not be compared with the initializers again."""
@@ -545,8 +561,9 @@ class SingaRep(BackendRep):
 
 def _unpickled(state: Mapping[str, Any]) -> tuple[SingaRep, dict[str, np.ndarray]]:
     """The model of `SingaRep._pickled`, as it was prepared, and the initializers that differ since."""
-    default = plan_options(deterministic=state["options"].deterministic).threads
-    options = replace(state["options"], threads=state["threads"] or default)
+    chosen = plan_options(state["threads"], deterministic=state["options"].deterministic)
+    default = chosen.threads
+    options = replace(state["options"], threads=chosen.threads, adaptive=chosen.adaptive)
     device, limits = devices.restore(state["device"]), state["limits"]
     if "graph" in state:
         with spend(Budget(limits, None, device.memory)):
@@ -581,8 +598,8 @@ def _prepared(
     return made
 
 
-def _unfit(text: str) -> InvalidInput:
-    return InvalidInput(text, code="SX385")
+def _unfit(text: str, hint: str = "") -> InvalidInput:
+    return InvalidInput(text, code="SX385", hint=hint)
 
 
 def _receive(receivers: Sequence[np.ndarray | None], values: list[Any], names: Sequence[str]) -> None:

@@ -19,6 +19,9 @@ from .kernels.onednn.loading import VARIABLE, WHEEL
 from .kernels.options import VARIABLE as THREADS
 from .kernels.options import default_threads
 
+BUSY = 0.15
+"""Cores that other programs may use without a finding: a system has small tasks of its own."""
+
 WHEEL_VERSION = "2023.2.0"
 """The version of the wheel in the dependencies."""
 
@@ -69,6 +72,7 @@ class Threads:
         environment: the environment variables that set numbers of threads or how they wait, by name.
         used: the number of threads of a plan for which none is set.
         reason: why that number cannot be determined; "" if it can.
+        others: how many of the usable cores other programs use now; None if the system does not report it.
     """
 
     cores: int
@@ -77,6 +81,7 @@ class Threads:
     environment: dict[str, str]
     used: int
     reason: str = ""
+    others: float | None = None
 
 
 @dataclass(frozen=True)
@@ -167,6 +172,8 @@ class Diagnosis:
 def diagnose() -> Diagnosis:
     """Examine this installation; nothing is computed, except a small kernel and a product on each GPU.
 
+    It measures for 0.2 s how busy the cores are.
+
     Returns:
         What was found.
     """
@@ -211,7 +218,7 @@ def _threads() -> Threads:
         used, reason = default_threads(), ""
     except InvalidInput as error:
         used, reason = 0, error.message
-    return Threads(os.cpu_count() or 1, machine.affinity(), machine.cpu_quota(), environment, used, reason)
+    return Threads(machine.cores(), machine.affinity(), machine.cpu_quota(), environment, used, reason, machine.used_by_others())
 
 
 def _version(*names: str) -> str:
@@ -280,11 +287,20 @@ def _about_threads(threads: Threads, library: OneDnn, blas: str) -> list[Finding
     elif threads.used < usable:
         text = f"plans use {threads.used} of {usable} usable cores"
         found.append(Finding("hint", text, f"{THREADS}={usable}"))
+    environment = threads.environment
+    busy = threads.others is not None and threads.others > usable - threads.used + BUSY
+    if busy and threads.used > 1:
+        text = f"other programs use {threads.others:.1f} of {usable} usable cores: {threads.used} threads of a plan wait for them"
+        if environment.get(THREADS):
+            found.append(Finding("hint", f"{text} in each step, because {THREADS} is set", f"{THREADS}=1"))
+        else:
+            text = f"{text}, so runs use one thread until the cores are free"
+            found.append(Finding("hint", text, f"{THREADS}=1 if they are never free"))
     if library.runtime == "OpenMP" and threads.used > 1:
-        environment = threads.environment
         if environment.get("OMP_WAIT_POLICY", "").upper() == "PASSIVE" or environment.get("GOMP_SPINCOUNT"):
             name = "OMP_WAIT_POLICY" if "OMP_WAIT_POLICY" in environment else "GOMP_SPINCOUNT"
-            found.append(Finding("hint", f"{name} lets threads sleep between the steps of a plan", f"unset {name}"))
+            text = f"{name} lets threads sleep between the steps of a plan: on an idle machine runs are slower"
+            found.append(Finding("hint", text, f"unset {name}"))
         if "openblas" in blas and environment.get("OPENBLAS_NUM_THREADS") != "1":
             text = "a program that multiplies large matrices in NumPy between runs slows both: their threads wait for each other"
             found.append(Finding("hint", text, "OPENBLAS_NUM_THREADS=1"))

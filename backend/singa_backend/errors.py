@@ -11,8 +11,8 @@
     ├── MissingDependency    an optional package is not installed                   (SX7..)
     └── CommunicationError   another process of a training has ended, or is stuck   (SX95.)
 
-and two warnings: NoGradientWarning (SX346) for parameters that do not train, and ConstantTrainsWarning (SX382) for parameters
-that train although they look like constants.
+and two warnings: NoGradientWarning (SX346) for parameters that do not train, and ConstantTrainsWarning (SX382) for constants of
+a file that a program trains.
 
 A message states what was requested, what was found and what to do.  The same facts are fields:
 a stable `code`, `node`, `operator`, `opset`, `version`, `dtypes`, `shapes` and `hint`.
@@ -181,6 +181,44 @@ class SonnxError(Exception):
         }
 
 
+def described(error: BaseException, frames: int = 4) -> str:
+    """Return an exception as text that may be cut at its end: its type and message first, then where it was raised.
+
+    Args:
+        error: any exception.
+        frames: the number of the innermost calls that are listed.
+
+    Returns:
+        "ValueError: no", a line for each exception that caused it, and a traceback.
+    """
+    import traceback  # not by `import singa_backend`: nothing has failed yet
+
+    lines, seen, one = [_headline(error)], {id(error)}, error
+    while (cause := one.__cause__ or (None if one.__suppress_context__ else one.__context__)) and id(cause) not in seen:
+        lines.append(f"caused by {_headline(cause)}")
+        seen.add(id(cause))
+        one = cause
+    calls = traceback.format_tb(error.__traceback__, -frames)
+    return "\n".join([*lines, *(["Traceback (most recent call last):", *(c.rstrip() for c in calls)] if calls else [])])
+
+
+def _headline(error: BaseException) -> str:
+    text = str(error).strip()
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def first_line(text: str) -> str:
+    """Return the first line of a text that is not empty.
+
+    Args:
+        text: any text.
+
+    Returns:
+        The line without the space around it; "" if all are empty.
+    """
+    return next((line.strip() for line in text.splitlines() if line.strip()), "")
+
+
 def did_you_mean(name: str, candidates: Iterable[str]) -> str:
     """Return the end of a message that suggests a name.
 
@@ -299,7 +337,7 @@ class NoGradientWarning(ParameterWarning):
 
 
 class ConstantTrainsWarning(ParameterWarning):
-    """A training step changes parameters that look like constants of the exporter: masks, integers, single numbers (SX382)."""
+    """A training step changes constants of a file (factors, masks, tables), whose flags a program has set (SX382)."""
 
     code: ClassVar[str] = "SX382"
 
@@ -329,7 +367,7 @@ class DeviceFailure(SonnxError):
 
 
 class ResourceExhausted(SonnxError):
-    """A limit was exceeded: memory, nesting, time or another field of `Limits`, or a run was cancelled (SX600 to SX613).
+    """A limit was exceeded: memory, nesting, time or another field of `Limits`, or a run was cancelled (SX600 to SX614).
 
     Limits on memory are checked before the memory is allocated.
     """

@@ -323,11 +323,11 @@ def staged_folder(path: StrPath) -> Iterator[Path]:
 
 
 def check(path: StrPath, *, parents: bool = False, keeps: Iterable[StrPath | None] = ()) -> None:
-    """Refuse a file that cannot be written, before the work whose result it holds.
+    """Refuse a file that cannot be written, before the work whose result it holds; nothing is created.
 
     Args:
         path: the file.
-        parents: create its folder.
+        parents: its folder will be created.
         keeps: files that are read and must remain, which the file must not be; None for none.
 
     Raises:
@@ -337,21 +337,31 @@ def check(path: StrPath, *, parents: bool = False, keeps: Iterable[StrPath | Non
     try:
         found = _status(Path(path))
         home = Path(os.path.realpath(path)).parent
-        if parents:
-            home.mkdir(parents=True, exist_ok=True)
         if found is not None and stat.S_ISDIR(found.st_mode):
             raise IsADirectoryError(errno.EISDIR, "there is a folder of that name")
         if found is not None and not os.access(path, os.W_OK):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
         if found is None or stat.S_ISREG(found.st_mode):
-            if not home.is_dir():
-                raise FileNotFoundError(errno.ENOENT, f"the folder {home} does not exist")
-            if not os.access(home, os.W_OK | os.X_OK):
-                raise PermissionError(errno.EACCES, f"the folder {home} is not writable")
+            _check_home(_nearest(home) if parents else home)
         if found is not None and stat.S_ISREG(found.st_mode):
             for other in keeps:
                 if other is not None and os.path.exists(other) and os.path.samefile(path, other):
                     raise FileExistsError(errno.EEXIST, "it would replace a file that is read here; write to another file")
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
+        raise refused(path, error) from None
+
+
+def check_folder(path: StrPath) -> None:
+    """Refuse a folder in which no files can be written, or that cannot be created, before the work; nothing is created.
+
+    Args:
+        path: the folder.
+
+    Raises:
+        InvalidInput: there is a file of that name, or in place of a folder above it, or it is not writable (SX351).
+    """
+    try:
+        _check_home(_nearest(Path(os.path.realpath(path))))
     except (OSError, ValueError) as error:  # ValueError: a NUL in the path
         raise refused(path, error) from None
 
@@ -412,6 +422,21 @@ def _without_objects(name: str, array: np.ndarray) -> np.ndarray:
 
 
 # --- parts of a stage -------------------------------------------------------------------------------------------------
+
+
+def _nearest(folder: Path) -> Path:
+    """The folder, or the nearest one above it that exists."""
+    return next((p for p in (folder, *folder.parents) if os.path.lexists(p)), folder)
+
+
+def _check_home(home: Path) -> None:
+    """Raise OSError unless files can be created in a folder."""
+    if not os.path.lexists(home):
+        raise FileNotFoundError(errno.ENOENT, f"the folder {home} does not exist")
+    if not home.is_dir():
+        raise NotADirectoryError(errno.ENOTDIR, f"{home} is not a folder")
+    if not os.access(home, os.W_OK | os.X_OK):
+        raise PermissionError(errno.EACCES, f"the folder {home} is not writable")
 
 
 def _status(path: Path) -> os.stat_result | None:

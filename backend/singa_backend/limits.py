@@ -14,20 +14,24 @@ from __future__ import annotations
 import errno
 import math
 import os
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, fields
-from functools import cache
+from functools import cache, wraps
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, ParamSpec, Protocol, TypeVar
 
 import numpy as np
 
 from .errors import InvalidInput, OperatorError, ResourceExhausted
 
 __all__ = ["Flag", "Limits"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 GIB = 1 << 30
 _OBJECT = np.dtype(object)
@@ -66,6 +70,8 @@ class Limits:
         deadline: seconds, checked between nodes and iterations.  Default: None, no deadline.
         nodes: number of nodes that are read; a function counts once for each set of attributes of its calls.  Default: 10^6.
         model_bytes: bytes of the model file.  Default: 2 GiB, the maximum of Protocol Buffers.
+        entries: number of inputs or outputs of one node, and of numbers in an attribute that configures it, such as axes or a
+            permutation; attributes that hold data are not counted.  Default: 65,536.
 
     Raises:
         InvalidInput: a bound is not a positive number.
@@ -80,6 +86,7 @@ class Limits:
     deadline: float | None = None
     nodes: int = 10**6
     model_bytes: int = 2 * GIB
+    entries: int = 1 << 16
 
     def __post_init__(self) -> None:
         """Check that every bound is a positive number."""
@@ -159,6 +166,22 @@ def raise_shortage(what: str, error: OSError) -> None:
         raise ResourceExhausted(f"{what} cannot be opened: {whose} has too many open files", code="SX612", hint=hint)
     if error.errno == errno.ENOMEM:
         raise ResourceExhausted(f"{what} cannot be opened: there is too little memory", code="SX601")
+
+
+def reports_shortage(call: Callable[P, R]) -> Callable[P, R]:
+    """A function that raises ResourceExhausted (SX601, SX602) in place of MemoryError and RecursionError."""
+
+    @wraps(call)
+    def checked(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return call(*args, **kwargs)
+        except MemoryError as error:
+            raise ResourceExhausted(f"out of memory: {error}", code="SX601") from error
+        except RecursionError as error:
+            text = "graphs and functions nest deeper than Python's stack allows"
+            raise ResourceExhausted(text, code="SX602", hint="flatten the model") from error
+
+    return checked
 
 
 def too_many_dimensions(message: str) -> ResourceExhausted:
@@ -339,6 +362,25 @@ class Budget:
         self.room, self.made = self.live_bytes - live, more
 
 
+def text_bytes(text: str) -> int:
+    """The bytes of a string in memory."""
+    return _ENTRY + len(text) * width(text)
+
+
+def content_bytes(array: Any) -> int:
+    """The bytes of an array, with the text of its strings."""
+    texts = array.reshape(-1).tolist() if array.dtype == _OBJECT else ()
+    return int(array.nbytes) + sum(text_bytes(s) for s in texts if isinstance(s, str))
+
+
+def width(text: str) -> int:
+    """The bytes that Python stores for each character of a string: 1, 2 or 4, as its widest one needs."""
+    if text.isascii():
+        return 1
+    size = sys.getsizeof(text)
+    return 4 if size >= 4 * len(text) else 2 if size >= 2 * len(text) else 1
+
+
 def bytes_of(sizes: Iterable[int]) -> int:
     """What tensors of these sizes count."""
     return sum(size + _ENTRY for size in sizes)
@@ -366,7 +408,7 @@ def size_of(value: Any) -> int:
         seen[id(v)] = v
         total += v.nbytes + _ENTRY
         if v.dtype == _OBJECT:
-            total += sum(_ENTRY + len(s) for s in {id(s): s for s in v.reshape(-1)}.values() if isinstance(s, str))
+            total += sum(text_bytes(s) for s in {id(s): s for s in v.reshape(-1)}.values() if isinstance(s, str))
     return total
 
 
@@ -426,6 +468,21 @@ def check_nesting(depth: int) -> None:
     limit = current().limits.nesting
     if depth > limit:
         raise exhausted("nesting", "SX602", f"graphs and functions nest deeper than {limit}")
+
+
+def check_entries(count: int, what: str) -> None:
+    """Raise if a node has too many inputs, outputs or numbers in an attribute.
+
+    Args:
+        count: their number.
+        what: what is counted, such as "inputs of the node 'n'".
+
+    Raises:
+        ResourceExhausted: there are more than `Limits.entries` (SX614).
+    """
+    limit = current().limits.entries
+    if count > limit:
+        raise exhausted("entries", "SX614", f"the model has {count} {what}; the limit is {limit}")
 
 
 def admit_bytes(size: int, what: str = "the result") -> None:
@@ -542,6 +599,10 @@ def _where(condition: Any, x: Any = None, y: Any = None) -> Made:
     return shape, max(v.dtype.itemsize for v in arrays)
 
 
+def _eye(n: int, m: int | None = None, *_: Any, **__: Any) -> Made:
+    return (n, n if m is None else m), 8
+
+
 def _bincount(x: Any, weights: Any = None, minlength: int = 0) -> Made:
     return (minlength,), 8
 
@@ -560,6 +621,7 @@ SIZES: dict[str, Callable[..., Made]] = {
     "zeros": _of_shape, "ones": _of_shape, "empty": _of_shape, "full": _full, "arange": _arange, "broadcast_to": _broadcast_to,
     "concatenate": _joined, "stack": _joined, "repeat": _repeat, "tile": _tile, "take": _take, "matmul": _matmul,
     "where": _where, "bincount": _bincount, "nonzero": _nonzero, "flatnonzero": _nonzero, "meshgrid": _meshgrid,
+    "eye": _eye,
 }  # fmt: skip
 
 

@@ -1,9 +1,10 @@
-"""The cores that this process may use."""
+"""The cores that this process may use, and who else uses them."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -29,7 +30,7 @@ def affinity() -> int:
     """
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0)) or 1
-    return os.cpu_count() or 1
+    return cores()
 
 
 @cache
@@ -71,3 +72,78 @@ def _quota(*files: Path) -> float | None:
     except (OSError, ValueError):  # a file is missing, or holds "max"
         return None
     return quota / period if quota > 0 and period > 0 else None
+
+
+def cores() -> int:
+    """The number of cores of the machine."""
+    return os.cpu_count() or 1
+
+
+def running(file: Path = Path("/proc/loadavg")) -> int:
+    """The number of threads of the machine that run now, or could if they had a core.
+
+    Args:
+        file: the file that has the number.
+
+    Returns:
+        The number, including the caller; 0 if the system does not report it.
+    """
+    try:
+        return int(file.read_text().split()[3].partition("/")[0])
+    except (OSError, ValueError, IndexError):
+        return 0
+
+
+def waited(tasks: Path = Path("/proc/self/task")) -> float | None:
+    """The seconds for which threads of this process were ready to run and had no core, so far.
+
+    Args:
+        tasks: the folder of the threads.
+
+    Returns:
+        The sum over the threads that exist; None if the system does not report it.
+    """
+    total = 0
+    try:
+        for thread in tasks.iterdir():
+            try:
+                total += int((thread / "schedstat").read_text().split()[1])
+            except FileNotFoundError:  # the thread has just ended
+                if not thread.exists():
+                    continue
+                return None
+    except (OSError, ValueError, IndexError):
+        return None
+    return total / 1e9
+
+
+def used_by_others(seconds: float = 0.2, statistics: Path = Path("/proc/stat")) -> float | None:
+    """How many of the cores of the affinity mask other programs use, measured while this thread sleeps.
+
+    Time that a hypervisor gives to other machines counts as used.
+
+    Args:
+        seconds: how long to measure.
+        statistics: the file of the times of each core.
+
+    Returns:
+        The mean number of cores, 0 or more; None if the system does not report it.
+    """
+    if not hasattr(os, "sched_getaffinity"):
+        return None
+    allowed = sorted(os.sched_getaffinity(0))
+    try:
+        before, own, began = _busy(statistics, allowed), sum(os.times()[:2]), time.monotonic()
+        time.sleep(seconds)
+        after, took = _busy(statistics, allowed), time.monotonic() - began
+    except (OSError, ValueError, KeyError, IndexError):
+        return None
+    spent = (after - before) / os.sysconf("SC_CLK_TCK") - (sum(os.times()[:2]) - own)
+    return max(0.0, spent / took)
+
+
+def _busy(statistics: Path, numbers: Sequence[int]) -> int:
+    """The ticks for which the cores have not been idle."""
+    lines = {words[0]: [int(w) for w in words[1:]] for words in map(str.split, statistics.read_text().splitlines()) if words}
+    times = [lines[f"cpu{n}"] for n in numbers]
+    return sum(t[0] + t[1] + t[2] + t[5] + t[6] + t[7] for t in times)  # not: idle, waiting for a disk, and guests, counted above

@@ -6,12 +6,16 @@ What a model contains is data: it may have markup, terminal control sequences, o
     markdown(name)     for the text and the table cells of a Markdown page
     html(name)         for the text and the attributes of an HTML page
     xml(name)          for the text and the attributes of an XML file, before an XML library escapes its markup
+    shown(data)        for all texts in data that a script of an HTML page shows
+    json_text(data)    for a JSON file, which programs read: they get the names as they are
 """
 
 from __future__ import annotations
 
 import html as _html
+import json
 import re
+from typing import Any
 
 NAME = 200
 """Characters of a name that are shown."""
@@ -81,3 +85,35 @@ def xml(text: object, limit: int = TEXT) -> str:
         The printable text with its line feeds; XML has no form for most control characters, not even as entities.
     """
     return printable(text, limit, lines=True)
+
+
+def shown(data: Any) -> Any:
+    """Return data with every text in it printable, at its full length, for a script that shows them.
+
+    Args:
+        data: dicts, lists and tuples of texts and numbers.
+
+    Returns:
+        The data; a tuple is a list. Line feeds and tabs are kept.
+    """
+    if isinstance(data, str):
+        return data if data.isprintable() else printable(data, len(data), lines=True)
+    if isinstance(data, dict):
+        return {shown(key): shown(value) for key, value in data.items()}
+    return [shown(value) for value in data] if isinstance(data, (list, tuple)) else data
+
+
+def json_text(data: Any, **options: Any) -> str:
+    r"""Return data as JSON in which letters of every script are readable, and invisible characters are escapes.
+
+    Args:
+        data: dicts, lists and tuples of texts and numbers.
+        **options: options of `json.dumps`.
+
+    Returns:
+        The text, which reads as the same data: ``"\u202e"`` is written as 6 characters.
+    """
+    text = json.dumps(data, ensure_ascii=False, **options)
+    if all(line.isprintable() for line in text.split("\n")):
+        return text
+    return "".join(c if c.isprintable() or c == "\n" else json.dumps(c)[1:-1] for c in text)

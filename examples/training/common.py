@@ -68,7 +68,7 @@ def options(description: str | None, lr: float = 0.005) -> argparse.ArgumentPars
 class Net(sonnx.SONNXModel):
     """A file without its last layers, and a new head.
 
-    Weights that the new head does not need are frozen, and so are numbers that look like constants of an exporter.
+    Weights that the new head does not need are frozen, and so are the constants of the file.
 
     Args:
         proto: The file.

@@ -15,6 +15,7 @@ import numpy as np
 from singa_backend.errors import InvalidInput
 from singa_backend.files import Stage, free_name, staged, write_npz
 from singa_backend.ir.reader import read
+from singa_backend.limits import reports_shortage
 from singa_backend.proto.load import ModelSource, load_model
 
 from ._codegen import program
@@ -81,6 +82,7 @@ class Program:
         stage.write(stage.target.name, text)
 
 
+@reports_shortage
 def generate(model: ModelSource, name: str = "") -> Program:
     """Generate the program of a model; equal models result in equal text.
 

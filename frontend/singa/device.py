@@ -340,7 +340,15 @@ def create_cuda_gpu_on(id: int) -> Device:
         DeviceUnavailable: This machine does not have a usable GPU with this ordinal.
     """
     if id not in _cuda:
-        _cuda.setdefault(id, Device("CUDA", id))  # another thread may have been faster
+        try:
+            _cuda.setdefault(id, Device("CUDA", id))  # another thread may have been faster
+        except DeviceUnavailable as error:
+            if "create_cpu_device" not in error.hint:
+                other = error.hint.replace(
+                    "use device='CPU', or on", "on"
+                )  # the name of a device is not what this function takes
+                error.hint = "; ".join(filter(None, ["create_cpu_device() needs no GPU", other]))
+            raise
     return _cuda[id]
 
 
@@ -357,9 +365,10 @@ def create_cuda_gpus(num: int) -> list[Device]:
         The devices "CUDA:0" to "CUDA:{num - 1}".
 
     Raises:
+        InvalidInput: `num` is not an integer of at least 0 (SX309).
         DeviceUnavailable: This machine has fewer usable GPUs.
     """
-    return create_cuda_gpus_on(range(num))
+    return create_cuda_gpus_on(range(_count("num", num)))
 
 
 def create_cuda_gpus_on(ids: Sequence[int]) -> list[Device]:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
@@ -53,7 +53,7 @@ from ._training.fit import (
     source_of,
     stop_signals,
 )
-from ._training.loader import seeded
+from ._training.loader import positive, seeded
 from .device import DeviceLike, default_device, resolve
 
 _STEPS = 64
@@ -61,13 +61,14 @@ _STEPS = 64
 
 
 class Model(Layer):
-    """The base class of models: a subclass defines `forward`; to be trained, also `train_one_batch` and `set_optimizer`.
+    """The base class of models: a subclass defines `forward`; to be trained, also `train_one_batch`.
 
     Calling a model calls `train_one_batch` in training, otherwise `forward`. A new model follows `autograd.training`, which is
-    off when a program begins; `compile`, `train` and `eval` set its own mode and that of the models in it. `repr` reports it. The
+    off when a program begins; `compile`, `train` and `eval` set its own mode and that of the models in it. Calling a new model
+    with the arguments of its `train_one_batch` calls `train()` first, as in SINGA's documentation. `repr` reports the mode. The
     first training step issues a NoGradientWarning that names the parameters that are not frozen and get no gradient; it raises
     InvalidInput (SX345) if no parameter gets one. The first step of a model from a file issues a ConstantTrainsWarning that names
-    the parameters that look like constants.
+    the constants of the file that a program trains by their flags.
 
     Attributes:
         graph_mode: Whether a step runs as one ONNX graph.
@@ -90,8 +91,8 @@ class Model(Layer):
                 self.optimizer(loss)
                 return out, loss
 
-            def set_optimizer(self, optimizer):
-                self.optimizer = optimizer
+        net = Net()
+        net.set_optimizer(opt.SGD(lr=0.1))
     """
 
     _mode: bool | None = None
@@ -113,6 +114,21 @@ class Model(Layer):
 
     def _copied_fields(self) -> dict[str, Any]:
         return {**self.__dict__, "_steps": OrderedDict()}
+
+    if not TYPE_CHECKING:  # it would allow every attribute
+
+        def __getattr__(self, name: str) -> Any:
+            what = f"{type(self).__name__!r} object has no attribute {name!r}"
+            hint = ": call set_optimizer, for example with opt.SGD(lr=0.1)" if name == "optimizer" else ""
+            raise AttributeError(what + hint, name=name, obj=self)
+
+    def set_optimizer(self, optimizer: Any) -> None:
+        """Set the optimizer that `train_one_batch` uses: the attribute `optimizer`. A subclass may define another method.
+
+        Args:
+            optimizer: An Optimizer, or a DistOpt.
+        """
+        self.optimizer = optimizer
 
     # --- modes
 
@@ -139,7 +155,10 @@ class Model(Layer):
 
     @property
     def training(self) -> bool:
-        """Whether calling the model trains it; `autograd.training` until `compile`, `train`, `eval` or an assignment sets it."""
+        """Whether the model is in training; `autograd.training` until `compile`, `train`, `eval` or an assignment sets it.
+
+        The first call with the arguments of `train_one_batch` sets it too.
+        """
         return tape.training if self._mode is None else self._mode
 
     @training.setter
@@ -240,13 +259,42 @@ class Model(Layer):
     def __call__(self, *input: Any, **kwargs: Any) -> Any:
         """Call `train_one_batch` in training, otherwise `forward`; also `forward` of a model in a model that has no step.
 
+        The first call of a new model that has a step, with the arguments of that step, calls `train()`.
+
         Raises:
-            InvalidInput: The first training step computed no gradient for any parameter (SX345).
+            InvalidInput: The arguments are not those of `train_one_batch` in training, or of `forward` in inference (SX301); or
+                the first training step computed no gradient for any parameter (SX345).
         """
-        has_step = type(self).train_one_batch is not Model.train_one_batch
+        has_step = self._has_step()
         if self.__dict__["_parent"] is not None and not (self.training and has_step):
             return self.forward(*input, **kwargs)  # a layer of the model that it is in, whose step it must not leave
+        is_open = self._mode is None and has_step and not (tape.training or provenance.suspended)
+        if is_open and _accepts(self.train_one_batch, input, kwargs):
+            self.train()
         tape.set_training(self.training)
+        try:
+            return self._called(input, kwargs)
+        except TypeError:
+            self._check_arguments(input, kwargs)
+            raise
+
+    def _has_step(self) -> bool:
+        return type(self).train_one_batch is not Model.train_one_batch
+
+    def _check_arguments(self, input: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Raise InvalidInput (SX301) unless the arguments of a call are those of the method that it calls in this mode."""
+        called, other = (self.train_one_batch, self.forward) if self.training else (self.forward, self.train_one_batch)
+        if _accepts(called, input, kwargs):
+            return
+        got = f"{len(input)} argument{'s' * (len(input) != 1)}" + "".join(f", {name}=" for name in kwargs)
+        mode, switch = ("training", "eval()") if self.training else ("inference", "train() or compile(..., is_train=True)")
+        what = f"a call of {type(self).__name__} in {mode} must have the arguments of {_signature(called)}, got {got}"
+        hint = f"call {switch} first to run {_signature(other)}" if _accepts(other, input, kwargs) else ""
+        hint = hint or (f"the other mode runs {_signature(other)}" if self._has_step() else "")
+        raise InvalidInput(what, code="SX301", hint=hint) from None
+
+    def _called(self, input: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The result of the method that a call runs in this mode."""
         if not self.training:
             return self.forward(*input, **kwargs)
         if not self._checked:
@@ -255,13 +303,13 @@ class Model(Layer):
                 result = self._step(input, kwargs)
             for warning in (covered.check(), covered.check_constants(constants)):
                 if warning is not None:
-                    warnings.warn(warning, stacklevel=2)
+                    warnings.warn(warning, stacklevel=3)
             self._checked = covered.backward_ran
             return result
         return self._step(input, kwargs)
 
     def _constants(self) -> dict[str, str]:
-        """What the parameters look like that look like constants, by name, the first time; for models that came from a file."""
+        """The constants of a file that nobody has requested to train, and why they are constants, the first time."""
         return {}
 
     def _step(self, input: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -292,7 +340,7 @@ class Model(Layer):
             except (NotTraceable, UnsupportedModel) as error:  # the tape has computed this step
                 where = f"node {error.node!r}, operator {error.operator}: " if error.node else ""
                 self.not_traceable = where + error.message
-                warnings.warn(f"this model's steps stay on the tape: {self.not_traceable}", UserWarning, stacklevel=4)
+                warnings.warn(f"this model's steps stay on the tape: {self.not_traceable}", UserWarning, stacklevel=6)
                 return self.train_one_batch(*input, **kwargs)
             recorded.append(step)
             self._forget_steps()
@@ -394,6 +442,7 @@ class Model(Layer):
             NotImplementedError: The model does not define `train_one_batch`.
             KeyboardInterrupt: Ctrl-C was pressed.
         """
+        positive("epochs", epochs)
         place = Position(seeded(seed))
         source = source_of(data, batch_size, seed, shuffle=True)
         held = None if validation is None else source_of((validation,), None)
@@ -510,7 +559,8 @@ class Model(Layer):
         """Include the parameters whose names match a pattern in training again.
 
         Args:
-            pattern: A name or a pattern of `fnmatch`, such as "conv1.*" or "*.bias".
+            pattern: A name or a pattern of `fnmatch`, such as "conv1.*" or "*.bias".  A constant of an imported file is included
+                by its name, or by a pattern that matches constants only: `unfreeze("*")` restores what trains by default.
 
         Returns:
             The names of the parameters.
@@ -523,12 +573,17 @@ class Model(Layer):
     def _set_trains(self, pattern: str, trains: bool) -> list[str]:
         params = self.get_params()
         chosen = [pattern] if pattern in params else [n for n in params if fnmatchcase(n, pattern)]
+        if trains and pattern not in params:
+            chosen = [n for n in chosen if (m := params[n]._member) is None or not m.is_fixed()] or chosen
         if not chosen:
             raise InvalidInput(
                 f"no parameter matches {pattern!r}", code="SX318", hint=f"the model has {', '.join(params) or 'none yet'}"
             )
         for name in chosen:
             params[name].requires_grad = params[name].stores_grad = trains
+            member = params[name]._member
+            if trains and member is not None:
+                member.request()
         return chosen
 
     # --- states in files
@@ -841,6 +896,22 @@ def _rebuilt(value: Any, change: Any) -> Any:
 
 def _replaced(value: Any, by: dict[int, Tensor]) -> Any:
     return _rebuilt(value, lambda t: by.get(id(t), t))
+
+
+def _accepts(method: Callable[..., Any], input: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether a method can be called with these arguments."""
+    try:
+        inspect.signature(method).bind(*input, **kwargs)
+    except TypeError:
+        return False
+    return True
+
+
+def _signature(method: Callable[..., Any]) -> str:
+    """The name of a method with its parameters, without their types."""
+    found = inspect.signature(method)
+    plain = [p.replace(annotation=inspect.Parameter.empty) for p in found.parameters.values()]
+    return f"{method.__name__}{found.replace(parameters=plain, return_annotation=inspect.Signature.empty)}"
 
 
 def _epoch_line(epoch: int, epochs: int, history: History) -> str:

@@ -22,7 +22,7 @@ import numpy as np
 from typing_extensions import override
 
 from singa_backend import dtypes
-from singa_backend.collectives import Communicator, nccl_group
+from singa_backend.collectives import Communicator, launched_size, nccl_group
 from singa_backend.collectives import communicator as make_communicator
 from singa_backend.errors import InvalidInput
 from singa_backend.proto.messages import FreshNames
@@ -820,15 +820,16 @@ class DistOpt(DataParallel):
 
     Every process runs the same program, on a shard of the data: `global_rank` of `world_size`.  After a training call
     the parameters are equal on all ranks.  They must be equal at the start too: build the model from the same file or seed,
-    or call `broadcast_params`.  Start the processes by `mpiexec -n 2 python train.py`; without a launcher there is one rank.
+    or call `broadcast_params`.  Start the processes by `mpiexec -n 2 python train.py`, or on one machine by multiprocessing with
+    a `nccl_id`; otherwise there is one rank.
 
     Args:
         opt: The optimizer; None for SGD().
-        nccl_id: The id of a group of GPUs on one machine (`singa_wrap.NcclIdHolder`), made before its processes start; None if
-            MPI starts the processes.
-        local_rank: With `nccl_id`, the number of this process.
-        world_size: With `nccl_id`, the number of processes.
-        buffSize: The most elements of one message; larger buckets are sent in pieces.
+        nccl_id: The id of a group of processes on one machine (`singa_wrap.NcclIdHolder`), made before they start, with GPUs or
+            on CPUs; None if MPI starts the processes.
+        local_rank: With `nccl_id`, the number of this process; otherwise None, or the number that MPI determines.
+        world_size: With `nccl_id`, the number of processes; otherwise None, or the number that the launcher has started.
+        buffSize: The most elements of one message of MPI or NCCL; larger buckets are sent in pieces.
         engine: "mpi", "nccl" (MPI starts the processes, GPUs exchange the gradients) or "single"; None for "mpi" if a
             launcher has started several processes, otherwise "single".
         timeout: Seconds that an exchange waits for the other processes before it raises CommunicationError.
@@ -843,7 +844,8 @@ class DistOpt(DataParallel):
 
     Raises:
         TypeError: `opt` is not an Optimizer.
-        InvalidInput: An argument is out of range (SX386).
+        InvalidInput: An argument is out of range, or contradicts another one or how the process was started (SX386).
+        CommunicationError: Another process does not come within the timeout (SX950).
         MissingDependency: mpi4py or CuPy is needed and is not installed.
         DeviceUnavailable: There is no GPU for NCCL.
 
@@ -871,9 +873,31 @@ class DistOpt(DataParallel):
         if isinstance(buffSize, bool) or not isinstance(buffSize, (int, np.integer)) or buffSize < 1:
             raise InvalidInput(f"buffSize must be an integer of at least 1, got {buffSize!r}", code="SX386")
         self.buffSize = int(buffSize)
-        if communicator is None and nccl_id is not None:
+        if communicator is not None:
+            _refuse_with("communicator", nccl_id=nccl_id, engine=engine, timeout=None if timeout == 300.0 else timeout)
+        elif nccl_id is not None:
+            _refuse_with("nccl_id", engine=engine)
             communicator = nccl_group(nccl_id, local_rank, world_size, timeout, self.buffSize)
-        super().__init__(opt, communicator or make_communicator(engine, timeout, self.buffSize))
+        else:
+            _refuse_other("world_size", world_size, 1 if engine == "single" else launched_size())
+            communicator = make_communicator(engine, timeout, self.buffSize)
+        _refuse_other("world_size", world_size, communicator.size)
+        _refuse_other("local_rank", local_rank, communicator.local_rank)
+        super().__init__(opt, communicator)
+
+
+def _refuse_with(name: str, **others: Any) -> None:
+    """Raise InvalidInput if an argument is passed that another one replaces."""
+    for other, value in others.items():
+        if value is not None:
+            raise InvalidInput(f"{other} must be left out if {name} is passed, got {value!r}", code="SX386")
+
+
+def _refuse_other(name: str, value: Any, found: int) -> None:
+    """Raise InvalidInput if an argument of DistOpt differs from the group of this process."""
+    if value is not None and (isinstance(value, bool) or value != found):
+        hint = "pass nccl_id=singa_wrap.NcclIdHolder(), made before the processes start, or start them by mpiexec"
+        raise InvalidInput(f"{name} must be None or that of the group, {found}, got {value!r}", code="SX386", hint=hint)
 
 
 def _grouped(name: str, pattern: str) -> str:

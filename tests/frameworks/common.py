@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import json
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
 import onnx
-from onnx import ModelProto
+from onnx import ModelProto, numpy_helper
 
 HERE = Path(__file__).resolve().parent
 BATCHES = (1, 3)
@@ -40,7 +41,8 @@ def keep_data(path: Path, inputs: Iterable[Sequence[np.ndarray]], outputs: Itera
             if len(y) > 1 and np.ptp(y, axis=0).max() < SPREAD * np.abs(y).max():
                 raise ValueError(f"{path.name}: {name} is nearly the same for all inputs: {y.reshape(len(y), -1)[:, :4]}")
     path.parent.mkdir(parents=True, exist_ok=True)
-    np.savez_compressed(path, **data)
+    if not _only_lists:
+        np.savez_compressed(path, **data)
 
 
 def keep_model(path: Path, model: ModelProto, sizes: int = 1) -> None:
@@ -69,12 +71,53 @@ def keep_model(path: Path, model: ModelProto, sizes: int = 1) -> None:
     path.write_bytes(model.SerializeToString(deterministic=True))
 
 
+def floats(model: ModelProto) -> dict[str, np.ndarray]:
+    """The float initializers of a model, and its float constants under the names of their outputs."""
+    found = {t.name: t for t in model.graph.initializer}
+    found |= {n.output[0]: a.t for n in model.graph.node if n.op_type == "Constant" for a in n.attribute if a.name == "value"}
+    arrays = {name: numpy_helper.to_array(t) for name, t in found.items()}
+    return {name: a for name, a in arrays.items() if a.dtype.kind == "f"}
+
+
+def parameters(model: ModelProto, other: ModelProto) -> list[str]:
+    """The float initializers and constants of a file that come from parameters that the framework trains.
+
+    Exporters rename, transpose, join and fold weights, so neither names nor values tell which these are.  `other` is the same net
+    with other values of all trained parameters, and with the same buffers, exported in the same way: a value that is not in it
+    comes from the parameters.
+    """
+    there = {(a.shape, a.tobytes()) for a in floats(other).values()}
+    return [name for name, a in floats(model).items() if (a.shape, a.tobytes()) not in there]
+
+
+def keep_parameters(path: Path, other: ModelProto) -> None:
+    """Write the list of `parameters` of a file into parameters.json in its folder; the lists of other files stay."""
+    to = path.with_name("parameters.json")
+    kept = json.loads(to.read_text(encoding="utf-8")) if to.exists() else {}
+    kept[path.name] = parameters(onnx.load(path), other)
+    lines = [f"  {json.dumps(name)}: {json.dumps(kept[name])}" for name in sorted(kept)]
+    to.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
+
+
+def keep(path: Path, model: ModelProto, other: ModelProto) -> None:
+    """Write a model by `keep_model`, unless only the lists are wanted, and the list of its parameters by `other`."""
+    if not _only_lists:
+        keep_model(path, model)
+    keep_parameters(path, other)
+
+
+_only_lists = False
+
+
 def export_all(doc: str | None, folder: str, names: Iterable[str], export: Callable[[str, Path], Iterable[Path]]) -> None:
     """The command line of a script: export every net, or those that --only names, into a folder beside the script."""
     parser = argparse.ArgumentParser(description=(doc or "").split("\n", 1)[0])
     parser.add_argument("--to", type=Path, default=HERE)
     parser.add_argument("--only", default="", help="a part of the names")
+    parser.add_argument("--lists", action="store_true", help="write only parameters.json, for the files that are there")
     options = parser.parse_args()
+    global _only_lists
+    _only_lists = options.lists
     for name in names:
         if options.only in name:
             start = time.perf_counter()

@@ -15,9 +15,10 @@ from pathlib import Path
 
 os.environ["POLYGRAPHY_AUTOINSTALL_DEPS"] = "0"  # what folds constants for paddle2onnx would fetch what it misses
 
+import numpy as np
 import onnx
 import paddle
-from common import export_all, images, keep_data, keep_model
+from common import export_all, images, keep, keep_data
 from nets_paddle import NETS, net
 
 SCALES = "(Unimplemented) the 0th elementwise MUST be ir::FloatAttribute"
@@ -40,13 +41,24 @@ def export(name: str, folder: Path) -> Iterator[Path]:
     data = folder / f"{name}.npz"
     keep_data(data, [[x] for x in batches], outputs)
     yield data
-    with tempfile.TemporaryDirectory() as scratch, paddle.utils.unique_name.guard():
-        spec = paddle.static.InputSpec([None, 3, size, size], "float32", "image")
-        paddle.onnx.export(net(name), f"{scratch}/net", input_spec=[spec], opset_version=12)
-        model = onnx.load(f"{scratch}/net.onnx")
     path = folder / f"{name}-paddle2onnx-12.onnx"
-    keep_model(path, model)
+    model, other = _written(name, False), _written(name, True)
+    keep(path, model, other)
     yield path
+
+
+def _written(name: str, changed: bool) -> onnx.ModelProto:
+    """The file of a net; changed: with other values of its parameters, and the same buffers."""
+    size = NETS[name][1]
+    with tempfile.TemporaryDirectory() as scratch, paddle.utils.unique_name.guard():
+        made = net(name)
+        rng = np.random.default_rng(2)
+        for p in made.parameters() if changed else ():  # the running statistics of batch norms are buffers
+            if not p.stop_gradient:
+                p.set_value((p.numpy() + rng.uniform(0.01, 0.02, p.shape)).astype(np.float32))
+        spec = paddle.static.InputSpec([None, 3, size, size], "float32", "image")
+        paddle.onnx.export(made, f"{scratch}/net", input_spec=[spec], opset_version=12)
+        return onnx.load(f"{scratch}/net.onnx")
 
 
 if __name__ == "__main__":

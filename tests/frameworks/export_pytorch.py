@@ -9,13 +9,15 @@ traced as TorchScript and keeps its batch norms; NET-dynamo-18.onnx is captured 
 
 from __future__ import annotations
 
+import io
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import onnx
 import torch
-from common import export_all, images, keep_data, keep_model
+from common import export_all, images, keep, keep_data
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -320,8 +322,11 @@ NETS: dict[str, tuple[Callable[[], nn.Module], int]] = {
 """Each net and the size of its images."""
 
 
-def net(name: str) -> nn.Module:
-    """A net in inference mode, the same one on every call: an exporter may leave its mark on the net that it was given."""
+def net(name: str, *, changed: bool = False) -> nn.Module:
+    """A net in inference mode, the same one on every call: an exporter may leave its mark on the net that it was given.
+
+    changed: with other values of its parameters, and the same buffers.
+    """
     torch.manual_seed(1)
     made = NETS[name][0]().eval()
     for module in made.modules():
@@ -334,6 +339,10 @@ def net(name: str) -> nn.Module:
             nn.init.uniform_(module.running_var, 0.5, 1.5)
             nn.init.uniform_(module.weight, 0.5, 1.5)
             nn.init.uniform_(module.bias, -0.2, 0.2)
+    if changed:
+        with torch.no_grad():
+            for p in made.parameters():
+                p += 0.01 * (1 + torch.rand_like(p))
     return made
 
 
@@ -345,22 +354,36 @@ def export(name: str, folder: Path) -> Iterator[Path]:
         found = [net(name)(torch.from_numpy(x)).numpy() for x in batches]
     keep_data(folder / f"{name}.npz", [[x] for x in batches], [[y] for y in found])
     yield folder / f"{name}.npz"
+    files = {f"{name}-script-12.onnx": _script, f"{name}-dynamo-18.onnx": _dynamo}
+    for file, write in files.items():
+        model, other = write(name, False), write(name, True)
+        keep(folder / file, model, other)
+        yield folder / file
+
+
+NAMED: dict[str, Any] = {"input_names": ["image"], "output_names": ["scores"], "verbose": False}
+
+
+def _script(name: str, changed: bool) -> onnx.ModelProto:
+    """The file of the exporter that traces TorchScript."""
     example = torch.from_numpy(images(NETS[name][1])[1])
-    named = {"input_names": ["image"], "output_names": ["scores"], "verbose": False}
     axes = {"image": {0: "batch"}, "scores": {0: "batch"}}
     kept = torch.onnx.TrainingMode.PRESERVE  # the mode of the net, and its batch norms as they are
-    script = folder / f"{name}-script-12.onnx"
+    file = io.BytesIO()
     torch.onnx.export(
-        net(name), (example,), str(script), opset_version=12, dynamo=False, training=kept, dynamic_axes=axes, **named
+        net(name, changed=changed), (example,), file, opset_version=12, dynamo=False, training=kept, dynamic_axes=axes, **NAMED
     )
-    keep_model(script, onnx.load(script))
-    yield script
+    return onnx.load_model_from_string(file.getvalue())
+
+
+def _dynamo(name: str, changed: bool) -> onnx.ModelProto:
+    """The file of the exporter that captures an FX graph."""
+    example = torch.from_numpy(images(NETS[name][1])[1])
     shapes = ({0: torch.export.Dim("batch", max=64)},)
-    program = torch.onnx.export(net(name), (example,), None, opset_version=18, dynamo=True, external_data=False,
-                                dynamic_shapes=shapes, **named)  # fmt: skip
-    dynamo = folder / f"{name}-dynamo-18.onnx"
-    keep_model(dynamo, program.model_proto)
-    yield dynamo
+    program = torch.onnx.export(net(name, changed=changed), (example,), None, opset_version=18, dynamo=True,
+                                external_data=False, dynamic_shapes=shapes, **NAMED)  # fmt: skip
+    proto: onnx.ModelProto = program.model_proto
+    return proto
 
 
 if __name__ == "__main__":

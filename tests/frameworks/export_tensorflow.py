@@ -22,7 +22,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 import tf2onnx
-from common import export_all, images, keep_data, keep_model
+from common import export_all, images, keep, keep_data
 from keras import layers
 
 Net = Callable[[Any], Any]
@@ -253,6 +253,14 @@ def net(name: str) -> keras.Model:
     return made
 
 
+def _changed(made: keras.Model) -> keras.Model:
+    """The same net with other values of its parameters, and the same statistics."""
+    rng = np.random.default_rng(2)
+    for weight in made.trainable_weights:
+        weight.assign_add(rng.uniform(0.01, 0.02, weight.shape))
+    return made
+
+
 def export(name: str, folder: Path) -> Iterator[Path]:
     """Write the data of a net and its files."""
     made = net(name)
@@ -261,9 +269,10 @@ def export(name: str, folder: Path) -> Iterator[Path]:
     keep_data(data, [[x] for x in batches], [[made(x, training=False).numpy()] for x in batches])
     yield data
     for opset in (11, 17):
-        model, _ = tf2onnx.convert.from_keras(made, opset=opset)
         path = folder / f"{name}-tf2onnx-{opset}.onnx"
-        keep_model(path, model)
+        model, _ = tf2onnx.convert.from_keras(made, opset=opset)
+        other, _ = tf2onnx.convert.from_keras(_changed(net(name)), opset=opset)
+        keep(path, model, other)
         yield path
 
 

@@ -853,15 +853,15 @@ for name, code, model in [
 branch = body([node("Neg", ["x"], ["a"])], [], ["a"])
 both = body([node("Neg", ["x"], ["b"]), node("Abs", ["x"], ["c"])], [], ["b", "c"])
 for name, code, model in [
-    ("branches_differ", "SX4", net([node("If", ["t"], ["y"], then_branch=branch, else_branch=both)], inits={"x": A, "t": np.array(True)})),
+    ("branches_differ", "SX107", net([node("If", ["t"], ["y"], then_branch=branch, else_branch=both)], inits={"x": A, "t": np.array(True)})),
     ("condition_of_many", "SX4", net([node("If", ["t"], ["y"], then_branch=branch, else_branch=branch)], inits={"x": A, "t": np.ones(4, bool)})),
-    ("body_of_no_inputs", "SX4", loop(body([], [], ["d"], {"d": np.array(True)}), 3)), ("body_of_no_outputs", "SX4", loop(body([], ["i", "c"], []), 3)),
-    ("loop_condition_of_many", "SX4", loop(body([node("Expand", ["c", "s"], ["d"])], ["i", "c"], ["d"], {"s": ints(4)}), 3)),
+    ("body_of_no_inputs", "SX107", loop(body([], [], ["d"], {"d": np.array(True)}), 3)), ("body_of_no_outputs", "SX107", loop(body([], ["i", "c"], []), 3)),
+    ("loop_condition_of_many", "SX4", loop(body([node("Expand", ["c", "s"], ["d"]), node("Neg", ["a"], ["e"])], ["i", "c", "a"], ["d", "e"], {"s": ints(4)}), 3, states={"x": A})),
     ("scan_of_other_lengths", "SX4", net([node("Scan", ["x", "z"], ["y"], num_scan_inputs=2, body=body([node("Add", ["a", "b"], ["c"])], ["a", "b"], ["c"]))],
                                          inits={"x": A, "z": np.ones(3, F)})),
     ("scan_inputs_2_62", "SX4", net([node("Scan", ["x"], ["y"], num_scan_inputs=1 << 62, body=body([node("Neg", ["a"], ["c"])], ["a"], ["c"]))], inits={"x": A})),
     ("scan_axis", "SX4", net([node("Scan", ["x"], ["y"], num_scan_inputs=1, scan_input_axes=[MOST], body=body([node("Neg", ["a"], ["c"])], ["a"], ["c"]))], inits={"x": A})),
-    ("more_outputs_than_a_body", "SX4", net([node("If", ["t"], ["y", "z"], then_branch=branch, else_branch=branch)], ["y", "z"], inits={"x": A, "t": np.array(True)})),
+    ("more_outputs_than_a_body", "SX107", net([node("If", ["t"], ["y", "z"], then_branch=branch, else_branch=branch)], ["y", "z"], inits={"x": A, "t": np.array(True)})),
     ("changing_scan_output", "SX4", loop(body([node("Identity", ["c"], ["d"]), node("Unsqueeze", ["i", "a"], ["u"]), node("ConstantOfShape", ["u"], ["z"])],
                                              ["i", "c"], ["d", "z"], {"a": ints(0)}), 3)),
 ]:  # fmt: skip

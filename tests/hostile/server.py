@@ -1,7 +1,8 @@
 """A warm process that forks a child for each hostile case, and says how the case ended, how long it took and what it used.
 
 One JSON object a line on standard input, one on standard output: {"name", "device", "path"} for a model of the corpus,
-{"seed", "index", "path"} for a drawn input, {"door", "path"} for a door, whose folder is the path.
+{"seed", "index", "path"} for a drawn input, {"door", "path"} for a door, whose folder is the path.  With the argument `models`
+{"seed", "first", "last"} for drawn models of a damaged structure, which are passed through their doors without a fork for each.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ import sys
 import tempfile
 import time
 import traceback
+import warnings
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,6 +25,7 @@ from typing import Any
 import corpus
 import inputs
 import numpy as np
+import structure
 from onnx import helper
 
 from singa_backend import Limits, SingaBackend, SonnxError
@@ -36,6 +40,12 @@ def main() -> None:
     _warm_up()
     if "doors" in sys.argv:
         _warm_up_doors()
+    if "models" in sys.argv:
+        warnings.simplefilter("ignore")
+        print("ready", flush=True)
+        for line in sys.stdin:
+            print(json.dumps(_damaged(**json.loads(line))), flush=True)
+        return
     print("ready", flush=True)
     for line in sys.stdin:
         print(json.dumps(_forked(**json.loads(line))), flush=True)
@@ -162,6 +172,25 @@ def _enter(call: Callable[[Path], Any], folder: Path) -> dict[str, Any]:
     seconds, cpu = time.perf_counter() - start, time.process_time() - cpu
     peak = (_kibibytes("VmHWM") - before) / 1024
     return {"outcome": outcome, "code": code, "message": message[:4000], "seconds": seconds, "cpu": cpu, "mebibytes": peak}
+
+
+def _damaged(seed: int, first: int, last: int) -> dict[str, Any]:
+    """How often each door returned or refused, and everything else that it raised; a door that hangs ends this process."""
+    ended: Counter[str] = Counter()
+    failed: list[str] = []
+    for index in range(first, last):
+        drawn = structure.draw(seed, index)
+        for door in dict.fromkeys(structure.doors_of(index)):
+            signal.alarm(int(PATIENCE) * 3)
+            try:
+                structure.DOORS[door](drawn.data, structure.feeds(drawn.base))
+                ended[f"{door} ok"] += 1
+            except SonnxError:
+                ended[f"{door} refused"] += 1
+            except BaseException:
+                failed.append(f"{index} {door} of {drawn}: {traceback.format_exc()[-1500:]}")
+    signal.alarm(0)
+    return {"ended": ended, "failed": failed}
 
 
 def _kibibytes(field: str) -> int:

@@ -6,6 +6,10 @@ Each net is written four times: by the exporter that traces TorchScript at an ol
 captures an FX graph (`dynamo`) at two newer ones: NET-script-11.onnx, ..., NET-dynamo-23.onnx.  The batch size is dynamic
 everywhere, the length of sequences where the net has one.  NET.npz holds torch's own inputs and outputs at two batch
 sizes: x0_0, x0_1, ..., y0_0, ... .
+
+Four more nets are written into tests/trained; their files have constants next to their parameters: buffers with the mean
+and deviation of images, tables of cosines, masks, a learned scale and learned tokens.  parameters.json in both folders lists,
+for each file, the initializers and constants that come from parameters of torch (`parameters` in tests/frameworks/common.py).
 """
 
 from __future__ import annotations
@@ -13,6 +17,8 @@ from __future__ import annotations
 import argparse
 import multiprocessing
 import os
+import sys
+import tempfile
 import warnings
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
@@ -24,6 +30,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 HERE = Path(__file__).resolve().parent
+sys.path.append(str(HERE.parent / "frameworks"))
+
+from common import keep_parameters  # noqa: E402
 
 
 class InvertedResidual(nn.Module):
@@ -197,6 +206,122 @@ class Vit(nn.Module):
         return self.classify(self.norm(x)[:, 0])
 
 
+class Scaled(nn.Module):
+    """A residual branch with a learned scale of each channel, as CaiT has it."""
+
+    def __init__(self, body: nn.Module, size: int) -> None:
+        super().__init__()
+        self.body, self.gamma = body, nn.Parameter(torch.full((size,), 0.1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.gamma * self.body(x)
+
+
+class Clip(nn.Module):
+    """CLIP: images (normalized by buffers) and texts to unit vectors, whose products a learned scale multiplies."""
+
+    def __init__(self, words: int = 60, size: int = 32) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.tensor([0.48, 0.46, 0.41])[:, None, None])
+        self.register_buffer("deviation", torch.tensor([0.27, 0.26, 0.28])[:, None, None])
+        self.patch = nn.Conv2d(3, size, 8, 8, bias=False)
+        self.token, self.places = nn.Parameter(torch.randn(size) * 0.1), nn.Parameter(torch.randn(17, size) * 0.1)
+        self.before = nn.LayerNorm(size)
+        self.sight = nn.ModuleList([Block(size, 4, before=True, fused=True), Scaled(nn.Linear(size, size), size)])
+        self.words, self.order = nn.Embedding(words, size), nn.Parameter(torch.randn(16, size) * 0.1)
+        self.read = Block(size, 4, before=True, causal=True)
+        self.seen, self.meant = nn.Parameter(torch.randn(size, 24) * 0.2), nn.Parameter(torch.randn(size, 24) * 0.2)
+        self.logit_scale = nn.Parameter(torch.tensor(2.6592))
+
+    def forward(self, images: Tensor, ids: Tensor) -> Tensor:
+        x = self.patch((images - self.mean) / self.deviation).flatten(2).transpose(1, 2)
+        x = self.before(torch.cat([self.token.expand(x.shape[0], 1, -1), x], 1) + self.places)
+        for layer in self.sight:
+            x = layer(x)
+        x = x[:, 0] @ self.seen
+        y = self.read(self.words(ids) + self.order[: ids.shape[1]])[:, -1] @ self.meant
+        x, y = x / x.norm(dim=-1, keepdim=True), y / y.norm(dim=-1, keepdim=True)
+        return self.logit_scale.exp() * x @ y.t()
+
+
+class Rms(nn.Module):
+    """Root mean square norm in parts, as Llama writes it."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(0.5 + torch.rand(size))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.weight * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6))
+
+
+class Rotary(nn.Module):
+    """Llama: rotary positions from tables (`table`) or computed from frequencies, root mean square norms, gated layers."""
+
+    def __init__(self, words: int = 60, size: int = 32, heads: int = 4, *, table: bool) -> None:
+        super().__init__()
+        self.heads, self.table, half = heads, table, size // heads // 2
+        frequencies = 1.0 / 10000 ** (torch.arange(half) / half)
+        angles = torch.outer(torch.arange(32.0), frequencies).repeat(1, 2)
+        self.register_buffer("frequencies", frequencies, persistent=False)
+        self.register_buffer("cosines", angles.cos(), persistent=False)
+        self.register_buffer("sines", angles.sin(), persistent=False)
+        self.register_buffer("mask", torch.full((32, 32), -1e9).triu(1), persistent=False)
+        self.words, self.norms = nn.Embedding(words, size), nn.ModuleList(Rms(size) for _ in range(3))
+        self.q, self.k, self.v, self.out = (nn.Linear(size, size, bias=False) for _ in range(4))
+        self.gate, self.up, self.down = (nn.Linear(*s, bias=False) for s in ((size, 48), (size, 48), (48, size)))
+        self.head = nn.Linear(size, words, bias=False)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.words(ids)
+        batch, length, size = x.shape
+        if self.table:
+            cos, sin = self.cosines[:length], self.sines[:length]
+        else:
+            place = torch.arange(length, device=ids.device).to(x.dtype)
+            angles = (self.frequencies[:, None] @ place[None, :]).transpose(0, 1)
+            angles = torch.cat([angles, angles], -1)
+            cos, sin = angles.cos(), angles.sin()
+
+        def turned(y: Tensor) -> Tensor:
+            y = y.reshape(batch, length, self.heads, size // self.heads).transpose(1, 2)
+            a, b = y.chunk(2, -1)
+            return y * cos + torch.cat([-b, a], -1) * sin
+
+        y = self.norms[0](x)
+        q, k = turned(self.q(y)), turned(self.k(y))
+        v = self.v(y).reshape(batch, length, self.heads, size // self.heads).transpose(1, 2)
+        scores = q @ k.transpose(-2, -1) * (size // self.heads) ** -0.5 + self.mask[:length, :length]
+        x = x + self.out((torch.softmax(scores, -1) @ v).transpose(1, 2).reshape(batch, length, size))
+        y = self.norms[1](x)
+        x = x + self.down(functional.silu(self.gate(y)) * self.up(y))
+        return self.head(self.norms[2](x))
+
+
+class Waves(nn.Module):
+    """Sinusoidal positions as a buffer, a learned token, relative biases of an attention, a norm without weights, slopes."""
+
+    def __init__(self, words: int = 60, size: int = 32, length: int = 15) -> None:
+        super().__init__()
+        angles = torch.arange(length + 1.0)[:, None] * 10000 ** (-torch.arange(0, size, 2) / size)
+        self.register_buffer("places", torch.stack([angles.sin(), angles.cos()], -1).reshape(1, length + 1, size))
+        place = torch.arange(length + 1)
+        self.register_buffer("distance", place[:, None] - place + length)
+        self.size, self.length = size, length
+        self.words, self.token = nn.Embedding(words, size), nn.Parameter(torch.randn(1, 1, size) * 0.3)
+        self.bias = nn.Parameter(torch.randn(2 * length + 1, 4) * 0.2)
+        self.attend, self.plain = SelfAttention(size, 4), nn.LayerNorm(size, elementwise_affine=False)
+        self.slope, self.gain = nn.PReLU(), nn.Parameter(torch.tensor(0.3))
+        self.head = nn.Linear(size, 5)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.words(ids) * self.size**0.5
+        x = torch.cat([self.token.expand(x.shape[0], -1, -1), x], 1) + self.places
+        bias = self.bias[self.distance.reshape(-1)].reshape(*self.distance.shape, -1).permute(2, 0, 1)
+        x = x + self.gain * self.attend(self.plain(x), bias[None])
+        return self.head(self.slope(x)[:, 0])
+
+
 def _images(batch: int, size: int) -> tuple[Tensor, ...]:
     return (torch.randn(batch, 3, size, size),)
 
@@ -212,7 +337,9 @@ def _bert(batch: int, length: int) -> tuple[Tensor, ...]:
 
 Net = tuple[nn.Module, list[tuple[Tensor, ...]], list[str], list[str], bool]
 """A net, inputs for two batch sizes (and lengths), names of the inputs, names of the outputs, sequences of any length?"""
-OLDEST = {"vit": 14}
+TRAINED = dict.fromkeys(("clip", "rotary", "turning", "waves"), "trained")
+"""The nets that have constants next to their parameters, and their folder."""
+OLDEST = {"vit": 14, "clip": 14}
 """The first opset for which a net's functions can be exported, where it is not 11."""
 
 
@@ -229,7 +356,20 @@ def _nets() -> dict[str, Net]:
     }
     for net, *_ in nets.values():
         _settle(net.eval())
-    return nets
+    trained = _trained()  # after the others, whose random numbers must not change
+    for net, *_ in trained.values():
+        _settle(net.eval())
+    return nets | trained
+
+
+def _trained() -> dict[str, Net]:
+    """The nets of TRAINED."""
+    return {
+        "clip": (Clip(), [(*_images(2, 32), _words(2, 7)), (*_images(3, 32), _words(3, 7))], ["image", "ids"], ["logits"], False),
+        "rotary": (Rotary(table=True), [(_words(2, 7),), (_words(3, 11),)], ["ids"], ["logits"], True),
+        "turning": (Rotary(table=False), [(_words(2, 7),), (_words(3, 11),)], ["ids"], ["logits"], True),
+        "waves": (Waves(), [(_words(2, 15),), (_words(3, 15),)], ["ids"], ["logits"], False),
+    }
 
 
 def _settle(net: nn.Module) -> None:
@@ -238,14 +378,25 @@ def _settle(net: nn.Module) -> None:
         if isinstance(module, nn.BatchNorm2d):
             nn.init.uniform_(module.running_mean, -0.2, 0.2)
             nn.init.uniform_(module.running_var, 0.5, 1.5)
-        if isinstance(module, (nn.BatchNorm2d, nn.LayerNorm, nn.GroupNorm, nn.InstanceNorm2d)):
+        norms = (nn.BatchNorm2d, nn.LayerNorm, nn.GroupNorm, nn.InstanceNorm2d)
+        if isinstance(module, norms) and module.weight is not None:
             nn.init.uniform_(module.weight, 0.5, 1.5)
             nn.init.uniform_(module.bias, -0.2, 0.2)
 
 
-def _export(name: str, opset: int, dynamo: bool, target: Path) -> None:
+def _changed(net: nn.Module) -> nn.Module:
+    """The same net with other values of its parameters."""
+    with torch.no_grad():
+        for p in net.parameters():
+            p += 0.01 * (1 + torch.rand_like(p))
+    return net
+
+
+def _export(name: str, opset: int, dynamo: bool, target: Path, *, changed: bool = False) -> None:
     warnings.simplefilter("ignore")
     net, examples, inputs, outputs, any_length = _nets()[name]
+    if changed:
+        _changed(net)
     axes = {0: "batch", 1: "length"} if any_length else {0: "batch"}
     if dynamo:
         shapes = tuple({k: torch.export.Dim(v, max=32 if v == "length" else 64) for k, v in axes.items()} for _ in inputs)
@@ -282,8 +433,9 @@ def _export(name: str, opset: int, dynamo: bool, target: Path) -> None:
 def main() -> None:
     """Write every model and its data."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
-    parser.add_argument("--to", type=Path, default=HERE)
+    parser.add_argument("--to", type=Path, default=HERE.parent)
     parser.add_argument("--only", default="")
+    parser.add_argument("--lists", action="store_true", help="write only parameters.json, for the files that are there")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     asked: dict[Path, tuple[str, int, bool]] = {}
@@ -296,16 +448,25 @@ def main() -> None:
                 found = net(*example)
             for side, values in (("x", example), ("y", found if isinstance(found, tuple) else (found,))):
                 data |= {f"{side}{i}_{j}": v.numpy() for j, v in enumerate(values)}
-        np.savez_compressed(options.to / f"{name}.npz", **data)
+        folder = options.to / TRAINED.get(name, HERE.name)
+        folder.mkdir(exist_ok=True)
+        if not options.lists:
+            np.savez_compressed(folder / f"{name}.npz", **data)
         for dynamo, opset in ((False, OLDEST.get(name, 11)), (False, 17), (True, 18), (True, 23)):
-            target = options.to / f"{name}-{'dynamo' if dynamo else 'script'}-{opset}.onnx"
+            target = folder / f"{name}-{'dynamo' if dynamo else 'script'}-{opset}.onnx"
             asked[target] = (name, opset, dynamo)
     # A process for each: the second capture of an LSTM in one process loses the free length.
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(os.cpu_count(), mp_context=context, max_tasks_per_child=1) as pool:
-        jobs = {target: pool.submit(_export, *asking, target) for target, asking in asked.items()}
-        for target, job in jobs.items():
-            job.result()
+    pool = ProcessPoolExecutor(os.cpu_count(), mp_context=context, max_tasks_per_child=1)
+    with pool, tempfile.TemporaryDirectory() as scratch:
+        others = {target: Path(scratch) / target.name for target in asked}
+        jobs = {target: [] if options.lists else [pool.submit(_export, *asking, target)] for target, asking in asked.items()}
+        for target, asking in asked.items():
+            jobs[target].append(pool.submit(_export, *asking, others[target], changed=True))
+        for target in asked:
+            for job in jobs[target]:
+                job.result()
+            keep_parameters(target, onnx.load(others[target]))
             print(f"{target.name:28} {target.stat().st_size / 1000:6.1f} kB", flush=True)
 
 

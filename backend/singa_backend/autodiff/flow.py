@@ -18,7 +18,7 @@ from ..interpreters.base import LEAST_OPSET, Subgraph
 from ..ir.graph import ABSENT, Graph, Node
 from ..proto.schemas import DOMAINS, schemas
 from .replay import graph_of_subgraph
-from .support import DIFFERENTIABLE, MISSING, gradient_support, unwritable
+from .support import DIFFERENTIABLE, MISSING, gradient_hint, gradient_support, unwritable
 
 Key = tuple[int, int]
 """A value: its scope, and its slot in that scope."""
@@ -28,6 +28,8 @@ CODES = {"missing": "SX830", "unwritable": "SX831", "no gradient": "SX832", "not
 SHOWN = 20
 """Maximum number of nodes that the reason for one parameter names."""
 _SCOPES = 100_000
+_SIZES = ("Shape", "Size")
+"""Operators whose outputs do not depend on the values of their inputs: there is nothing to differentiate."""
 
 
 @dataclass
@@ -88,6 +90,38 @@ class Flow:
                     here.append(stop)
                     pending += self._sources.get(key, ())
         return found
+
+    def matters(self, stop: Stop, reaching: set[Key]) -> bool:
+        """Whether a gradient arrives at a node where it ends; not at the arithmetic of shapes, indices and masks.
+
+        Args:
+            stop: the node.
+            reaching: the values to which gradients flow from the outputs.
+        """
+        if stop.problem.operator in _SIZES:
+            return False
+        seen, pending = set(stop.outputs), list(stop.outputs)
+        while pending:
+            key = pending.pop()
+            if self.floats(key):
+                if key in reaching:
+                    return True
+                continue
+            for target in self._targets.get(key, ()):
+                indexed = self.floats(target) and any(self.floats(source) for source in self.needs[target])
+                if target not in seen and not indexed:  # with a float input, the integers only choose among its values
+                    seen.add(target)
+                    pending.append(target)
+        return False
+
+    @cached_property
+    def _targets(self) -> dict[Key, list[Key]]:
+        """For each value, those that depend on it directly."""
+        targets: dict[Key, list[Key]] = {}
+        for target, sources in self.needs.items():
+            for source in sources:
+                targets.setdefault(source, []).append(target)
+        return targets
 
     @cached_property
     def _sources(self) -> dict[Key, set[Key]]:
@@ -171,7 +205,7 @@ class Flow:
             if not old:
                 return None
             text, code = f"the gradient must be written in opset {self.opset}: {old}", CODES["unwritable"]
-        return Problem(text, code, title, name, node.opset, version)
+        return Problem(text, code, title, name, node.opset, version, gradient_hint(node.operator.declaration))
 
     def _whole(self, node: Node, title: str, outs: Sequence[Key | None]) -> Problem | None:
         """The problem of a node that could return floats but does not here: a Cast to integers."""

@@ -16,6 +16,7 @@ from ..ir.reader import read
 from ..ir.versioned import VersionedOperator
 from ..proto.schemas import schemas, version_at
 from ..proto.values import Value, declared_type
+from ..runtime.failures import rule_errors
 from .tape import Tape, Var
 
 Visitor: TypeAlias = Callable[[Interpreter[Any], Node, list[Any], list[Any]], list[Any]]
@@ -44,6 +45,7 @@ def replay(
 
     Raises:
         UnsupportedModel: a node cannot be written at the interpreter's opset.
+        OperatorError: a rule cannot compute with the inputs of a node.
     """
     frame: list[Any] = [None] * graph.size
     given = states or {}
@@ -54,7 +56,12 @@ def replay(
     for (_, slot), value in zip(graph.captured, captured, strict=True):
         frame[slot] = value
     do = visitor or visit
-    graph.walk(frame, lambda node, values, here: do(op, node, values, here))
+
+    def visited(node: Node, values: list[Any], here: list[Any]) -> list[Any]:
+        with rule_errors(node.op_type, node=node.name, opset=node.opset, version=node.version):
+            return do(op, node, values, here)
+
+    graph.walk(frame, visited)
     return [frame[s] for s in graph.output_slots]
 
 

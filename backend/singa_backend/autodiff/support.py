@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from ..interpreters.base import LEAST_OPSET
 from ..ir.declaration import Declaration, declarations
-from ..proto.schemas import schemas, type_strings, version_at
+from ..proto.schemas import SINGA_DOMAIN, is_custom, schemas, type_strings, version_at
 
 REASONS = {
     "integer": "the outputs are not floats",
@@ -75,6 +75,18 @@ def gradient_support(domain: str, name: str, version: int) -> GradientSupport:
     if how:
         return GradientSupport(DIFFERENTIABLE, how)
     return GradientSupport(MISSING, why="no gradient is declared, and no reason why there is none")
+
+
+def gradient_hint(declaration: Declaration) -> str:
+    """How to give an operator of the program a gradient; "" for an operator of this package, or one that has a gradient."""
+    mine = is_custom(declaration.domain) and declaration.domain != SINGA_DOMAIN
+    if not mine or declaration.gradient_rule or declaration.decomposition_rule or declaration.reason:
+        return ""
+    name = declaration.body.__name__
+    return (
+        f"write the operator in ONNX operators with `@{name}.function`, or its gradient with `@{name}.gradient`"
+        " (docs/operators.md)"
+    )
 
 
 def unwritable(declaration: Declaration, version: int, opset: int = LEAST_OPSET) -> str:

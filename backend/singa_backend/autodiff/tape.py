@@ -22,12 +22,13 @@ import numpy as np
 from onnx import TypeProto
 
 from .. import dtypes
-from ..errors import UnsupportedModel
+from ..errors import SonnxError, UnsupportedModel
 from ..interpreters.base import Example, Interpreter, Subgraph, arguments
 from ..ir.declaration import Declaration, declarations
 from ..ir.versioned import VersionedOperator
 from ..proto.schemas import version_at
-from .support import REASONS, no_gradient_reason
+from ..runtime.failures import typed_error
+from .support import REASONS, gradient_hint, no_gradient_reason
 
 
 def gradients(
@@ -59,11 +60,13 @@ def gradients(
 
     Raises:
         UnsupportedModel: the operator has no gradient.
+        OperatorError: the rule cannot compute with these values.
     """
     if declaration.gradient_rule is None and declaration.decomposition_rule is None:
         reason = no_gradient_reason(declaration)
         text = REASONS.get(reason.partition(":")[0], "none is declared")
-        raise UnsupportedModel(f"{declaration.name} has no gradient: {text}", code="SX205", operator=declaration.name)
+        hint = gradient_hint(declaration)
+        raise UnsupportedModel(f"{declaration.name} has no gradient: {text}", code="SX205", operator=declaration.name, hint=hint)
     if op.is_symbolic:
         for dy, y in zip(dys, outputs, strict=False):
             _like(op, dy, y)
@@ -71,14 +74,16 @@ def gradients(
         found = _widened_rule(op, declaration, inputs, outputs, attributes, dys, needs, version)
     except UnsupportedModel as error:
         raise error.locate(operator=declaration.name, version=version or declaration.versions[-1]) from None
-    except (TypeError, ValueError, IndexError) as error:
-        if not op.is_symbolic:
-            raise
+    except Exception as error:
+        place: dict[str, Any] = {"operator": declaration.name, "version": version or declaration.versions[-1]}
+        if isinstance(error, (SonnxError, MemoryError, RecursionError)) or not op.is_symbolic:
+            raise typed_error(error, f"the gradient of {declaration.name}").locate(**place) from (
+                error.__cause__ if isinstance(error, SonnxError) else error
+            )
         raise UnsupportedModel(  # a branch that never runs may have types that its operators do not allow
             f"the gradient of {declaration.name} cannot be written for inputs of these types: {error}",
             code="SX205",
-            operator=declaration.name,
-            version=version or declaration.versions[-1],
+            **place,
         ) from error
     if op.is_symbolic:
         for g, x in zip(found, inputs, strict=True):

@@ -65,24 +65,34 @@ def communicator(engine: str | None = None, timeout: float = 300.0, pieces: int 
 
 
 def nccl_group(id: Any, rank: int | None, size: int | None, timeout: float = 300.0, pieces: int = 1 << 22) -> Communicator:
-    """Create the communicator of a process with a GPU, in a group on one machine.
+    """Create the communicator of a process in a group on one machine, without a launcher.
 
     Args:
-        id: The id of the group, an object with the attribute `id`, or the id itself.
+        id: The id of the group, an object with the attribute `id`, or the id itself: of NCCL 128 integers, of sockets a path.
         rank: The number of this process.
         size: The number of processes.
         timeout: Seconds that an operation waits for the other processes.
-        pieces: The most elements of one operation; longer arrays are sent in pieces.
+        pieces: The most elements of one operation of NCCL; longer arrays are sent in pieces.
 
     Returns:
         The communicator.
 
     Raises:
-        InvalidInput: The rank or the size is missing or out of range (SX386).
+        InvalidInput: The rank or the size is missing or out of range, another process has this rank, or the timeout is not
+            positive (SX386).
         MissingDependency: CuPy or NCCL is not installed (SX700).
+        CommunicationError: Another process does not come within the timeout (SX950), or has another size (SX952).
     """
-    if not isinstance(rank, int) or not isinstance(size, int) or not 0 <= rank < size:
+    whole = all(isinstance(n, int) and not isinstance(n, bool) for n in (rank, size))
+    if not whole or rank is None or size is None or not 0 <= rank < size:
         raise InvalidInput(f"local_rank must be in [0, world_size), got {rank!r} of {size!r}", code="SX386")
+    if not timeout > 0:
+        raise InvalidInput(f"timeout must be above 0 s, got {timeout!r}", code="SX386")
+    own = getattr(id, "id", id)
+    if isinstance(own, str):
+        from .sockets import SocketRank
+
+        return SocketRank(own, rank, size, timeout)
     from .nccl import NcclRank
 
-    return NcclRank(getattr(id, "id", id), rank, size, rank, timeout, pieces)
+    return NcclRank(own, rank, size, rank, timeout, pieces)

@@ -100,11 +100,11 @@ class LocalRank:
 
     def all_gather(self, array: Any, sizes: Sequence[int] | None = None) -> LocalHandle:
         """Start the collection of the vectors of all ranks; see Communicator."""
-        return self._start("all_gather", array, list)
+        return self._start("all_gather", array, lambda arrays: [a.copy() for a in arrays])
 
     def broadcast(self, array: Any, root: int) -> LocalHandle:
         """Start the copy of one rank's array to all ranks; see Communicator."""
-        return self._start("broadcast", array, lambda arrays: arrays[root])
+        return self._start("broadcast", array, lambda arrays: arrays[root].copy())
 
     def progress(self) -> None:
         """Do nothing: threads proceed by themselves."""

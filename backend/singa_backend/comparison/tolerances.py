@@ -204,7 +204,9 @@ def rule(domain: str, operator: str) -> Rule:
     return _BY_NAME.get(qualified(domain, operator), UNLISTED)
 
 
-_ADDS_UP = "the errors of all earlier nodes add up"
+ADDS_UP = "the errors of all earlier nodes add up"
+"""The begin of the reason of tolerances that do not depend on the operator."""
+
 _CASE = "ONNX's own tolerance of test cases; a case that defines one keeps it"
 _FLOATS, _HALVES, _COMPLEX = ("float64", "float32"), ("float16", "bfloat16"), ("complex128", "complex64")
 
@@ -212,12 +214,12 @@ COMPARE = Use(
     "`sonnx compare`, `bisect` and `reduce`; `singa_backend.debug`",
     "|mine - theirs| <= atol + rtol * |theirs|; atol is rtol times the median magnitude of the non-zero elements",
     {
-        "float64": Bound(1e-9, f"{_ADDS_UP}: 4.5 million steps of float64"),
-        "float32": Bound(1e-4, f"{_ADDS_UP}: 840 steps of float32"),
-        "float16": Bound(1e-2, f"{_ADDS_UP}: 10 steps of float16; some engines round each operation, others the result"),
-        "bfloat16": Bound(5e-2, f"{_ADDS_UP}: 6 steps of bfloat16; some engines round each operation, others the result"),
-        "complex128": Bound(1e-9, f"{_ADDS_UP}: 4.5 million steps of float64"),
-        "complex64": Bound(1e-4, f"{_ADDS_UP}: 840 steps of float32"),
+        "float64": Bound(1e-9, f"{ADDS_UP}: 4.5 million steps of float64"),
+        "float32": Bound(1e-4, f"{ADDS_UP}: 840 steps of float32"),
+        "float16": Bound(1e-2, f"{ADDS_UP}: 10 steps of float16; some engines round each operation, others the result"),
+        "bfloat16": Bound(5e-2, f"{ADDS_UP}: 6 steps of bfloat16; some engines round each operation, others the result"),
+        "complex128": Bound(1e-9, f"{ADDS_UP}: 4.5 million steps of float64"),
+        "complex64": Bound(1e-4, f"{ADDS_UP}: 840 steps of float32"),
         NARROW: Bound(0.25, "one step of a float with two bits of mantissa"),
         OTHERS: EQUAL,
     },
@@ -228,8 +230,8 @@ EXPORT = Use(
     "`sonnx.export_and_check`, `sonnx export --compare`",
     "|model - engine| <= atol + rtol * |model|",
     {
-        "float64": Bound(1e-8, f"{_ADDS_UP}; attributes of the file are float32", 1e-10),
-        "float32": Bound(1e-4, f"{_ADDS_UP}: 840 steps of float32", 1e-5),
+        "float64": Bound(1e-8, f"{ADDS_UP}; attributes of the file are float32", 1e-10),
+        "float32": Bound(1e-4, f"{ADDS_UP}: 840 steps of float32", 1e-5),
         NARROW: Bound(1e-2, "10 steps of float16: engines round halves at other places", 1e-3),
         OTHERS: EQUAL,
     },
@@ -312,7 +314,7 @@ FOREIGN = Use(
     "`sonnx foreign`, programs of `sonnx codegen --onnx`",
     "|ours - theirs| <= rtol * the largest |theirs|",
     {
-        **dict.fromkeys((*_FLOATS, *_HALVES, *_COMPLEX, NARROW), Bound(1e-4, f"{_ADDS_UP}: 840 steps of float32")),
+        **dict.fromkeys((*_FLOATS, *_HALVES, *_COMPLEX, NARROW), Bound(1e-4, f"{ADDS_UP}: 840 steps of float32")),
         OTHERS: EQUAL,
     },
 )

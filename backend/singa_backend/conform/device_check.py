@@ -7,13 +7,12 @@ A stage is a function at the top of a module.  It receives the `Setup` and a dic
 from __future__ import annotations
 
 import time
-import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from ..errors import DeviceUnavailable, SonnxError
+from ..errors import DeviceUnavailable, SonnxError, described
 from ..processes import Child, ChildFailure
 
 PASSED, FAILED, NOT_RUN, ONE_DEVICE = "passed", "failed", "not run", "one device"
@@ -158,6 +157,6 @@ def attempt(name: str, check: Check, setup: Setup) -> Outcome:
         return Outcome(name, FAILED, reason=str(error), details=details, unusable=True)
     except (Wrong, SonnxError) as error:
         return Outcome(name, FAILED, reason=str(error), details=details)
-    except Exception:
-        return Outcome(name, FAILED, reason=traceback.format_exc(limit=-4), details=details)
+    except Exception as error:
+        return Outcome(name, FAILED, reason=described(error), details=details)
     return Outcome(name, PASSED, details=details)

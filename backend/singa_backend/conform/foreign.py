@@ -7,7 +7,6 @@ integers, bools or strings are not equal.  Bit patterns of NaN and signs of zero
 
 from __future__ import annotations
 
-import json
 import math
 import platform
 import re
@@ -30,6 +29,7 @@ from ..engines.oracle import Oracle
 from ..errors import InvalidInput
 from ..files import write_bytes, write_text
 from ..proto.load import load_model
+from ..rendering import json_text
 from ..rendering import markdown as md
 from . import light_models
 
@@ -259,10 +259,12 @@ def markdown(document: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def write(document: dict[str, Any], folder: Path) -> None:
-    """Write foreign.json, one comparison per line, and foreign.md."""
+def write(document: dict[str, Any], folder: Path) -> list[Path]:
+    """Write foreign.json, one comparison per line, and foreign.md; returns their paths."""
     head = {k: v for k, v in document.items() if k != "comparisons"}
-    rows = ",\n  ".join(json.dumps(r, ensure_ascii=False) for r in document["comparisons"])
-    text = json.dumps(head, indent=1, ensure_ascii=False)[:-2] + f',\n "comparisons": [\n  {rows}\n ]\n}}\n'
-    write_text(folder / "foreign.json", text)
-    write_text(folder / "foreign.md", markdown(document))
+    rows = ",\n  ".join(json_text(r) for r in document["comparisons"])
+    text = json_text(head, indent=1)[:-2] + f',\n "comparisons": [\n  {rows}\n ]\n}}\n'
+    paths = [folder / "foreign.json", folder / "foreign.md"]
+    for path, content in zip(paths, (text, markdown(document)), strict=True):
+        write_text(path, content)
+    return paths

@@ -35,6 +35,7 @@ from ..errors import MissingDependency, SonnxError
 from ..files import write_text, writing
 from ..proto.schemas import DOMAINS
 from ..proto.test_data import value
+from ..rendering import json_text
 from . import gaps, results, worker
 from .cases import KINDS, Case, ConformanceError, data_file, light_inputs
 
@@ -416,7 +417,7 @@ def save(document: dict[str, Any], path: Path) -> None:
     """Write a summary as JSON, one line per release and per schema version."""
 
     def line(x: Any) -> str:
-        return json.dumps(x, sort_keys=True, ensure_ascii=False)
+        return json_text(x, sort_keys=True)
 
     parts = {key: line(part) for key, part in document.items()}
     parts["releases"] = "{\n" + ",\n".join(f"  {line(k)}: {line(v)}" for k, v in document["releases"].items()) + "\n }"

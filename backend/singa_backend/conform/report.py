@@ -20,6 +20,7 @@ from ..dtypes import from_type_string
 from ..files import write_text
 from ..ir.declaration import declarations
 from ..proto.schemas import DOMAINS, schemas
+from ..rendering import json_text
 from . import gaps, html, releases
 from .cases import ConformanceError, data_file
 from .markdown import EMULATED, by_release, markdown
@@ -175,7 +176,7 @@ def keep(runs: Sequence[dict[str, Any]], folder: Path) -> list[Path]:
         elif "release" in run["environment"] or str(run["environment"]["device"]).startswith("CUDA"):
             path = folder / "runs" / f"{re.sub('[^-.A-Za-z0-9]+', '_', label(run))}.json"
             parts = ("environment", "manifest", "totals", "gaps", "unexpected", "releases", "executed")
-            write_text(path, json.dumps({k: run[k] for k in parts if k in run}, sort_keys=True, ensure_ascii=False) + "\n")
+            write_text(path, json_text({k: run[k] for k in parts if k in run}, sort_keys=True) + "\n")
             written.append(path)
     return written
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import platform
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -18,9 +18,10 @@ import onnx
 
 from ..archives import read_json
 from ..devices.device import device_count
+from ..errors import first_line
 from ..files import write_text, writing
 from ..proto.schemas import DOMAINS
-from ..rendering import xml
+from ..rendering import json_text, xml
 from .cases import ConformanceError
 from .gaps import Judgement
 from .worker import Cell, Result
@@ -79,6 +80,7 @@ def to_json(results: Sequence[Result], judgement: Judgement, backend: str, devic
         "gaps": judgement.explained,
         "unexpected": [r.name for r in judgement.unexpected],
         "closed_gaps": judgement.closed,
+        "reasons": [{"verdict": v, "reason": why, "cases": names} for v, why, names in by_reason(judgement.unexpected)],
         "cases": [
             {"name": r.name, "kind": r.kind, "strict": r.strict, "official": r.official, "reason": r.reason,
              "official_reason": r.official_reason, "max_ulp": r.ulps, "seconds": round(r.seconds, 4)}
@@ -105,6 +107,26 @@ def totals(results: Sequence[Result]) -> dict[str, Any]:
 
 def _passed(results: Sequence[Result], verdict: str) -> int:
     return sum(getattr(r, verdict) == "passed" for r in results)
+
+
+_VERDICTS = ("died", "timeout", "error", "failed", "unsupported", "official")
+"""The verdicts of cases that do not pass, the worst first; "official" if only ONNX's own comparison fails."""
+
+_VARIES = re.compile(r"\[[^\]]*\]|'[^']*'|\"[^\"]*\"|[-+]?\d[\w.+-]*")
+"""What differs between two reasons of one kind: indices, quoted names and numbers."""
+
+
+def by_reason(failures: Sequence[Result]) -> list[tuple[str, str, list[str]]]:
+    """Group cases that do not pass: (verdict, first line of the first case's reason, names), the largest group first."""
+    groups: dict[tuple[int, str], list[tuple[str, str]]] = {}
+    for r in failures:
+        verdict, reason = (r.strict, r.reason) if r.strict != "passed" else ("official", r.official_reason)
+        line = first_line(reason)
+        groups.setdefault(
+            (_VERDICTS.index(verdict), _VARIES.sub("_", re.sub(rf"\b{re.escape(r.name)}\b", "_", line))), []
+        ).append((line, r.name))
+    ordered = sorted(groups.items(), key=lambda g: (g[0][0], -len(g[1])))
+    return [(_VERDICTS[rank], found[0][0], [name for _, name in found]) for (rank, _), found in ordered]
 
 
 def _executed(results: Sequence[Result]) -> list[dict[str, Any]]:
@@ -147,7 +169,7 @@ def write_junit(results: Sequence[Result], judgement: Judgement, path: Path) -> 
         case = ElementTree.SubElement(suite, "testcase", classname=f"onnx.{r.kind}", name=xml(r.name), time=f"{r.seconds:.4f}")
         reason = judgement.explained.get(r.name) or judgement.explained.get(f"official:{r.name}")
         if r.name in unexpected:
-            ElementTree.SubElement(case, "failure", message=r.strict).text = xml(r.reason or r.official_reason)
+            ElementTree.SubElement(case, "failure", message=xml(_message(r))).text = xml(r.reason or r.official_reason)
         elif r.name in closed:
             ElementTree.SubElement(case, "failure", message="this case passes now: delete its line from gaps.txt")
         elif reason:
@@ -158,9 +180,14 @@ def write_junit(results: Sequence[Result], judgement: Judgement, path: Path) -> 
         ElementTree.ElementTree(suite).write(out, encoding="utf-8", xml_declaration=True)
 
 
+def _message(r: Result) -> str:
+    """Return what a list of failures shows of a case."""
+    return f"{r.strict}: {first_line(r.reason)}" if r.strict != "passed" else f"official: {first_line(r.official_reason)}"
+
+
 def save(document: dict[str, Any], path: Path) -> None:
     """Write JSON, readable and stable: sorted keys, one trailing newline."""
-    write_text(path, json.dumps(document, indent=1, sort_keys=True, ensure_ascii=False) + "\n")
+    write_text(path, json_text(document, indent=1, sort_keys=True) + "\n")
 
 
 Pages = Mapping[str, Callable[[dict[str, Any]], str]]

@@ -6,7 +6,6 @@ import copy
 import os
 import sys
 import time
-import traceback
 import unittest
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -16,13 +15,16 @@ from onnx import load_model_from_string
 
 from ..comparison import verdict
 from ..engines.oracle import imported, unusable
-from ..errors import SonnxError, UnsupportedModel
+from ..errors import SonnxError, UnsupportedModel, described
 from ..processes import ChildFailure, ask_all
 from . import official
 from .cases import Case, ConformanceError
 
 OURS = "singa_backend:SingaBackend"
 """The backend of this package."""
+
+_UNSUPPORTED = ("NotImplementedError", "NotImplemented")
+"""Classes of exceptions by which a backend refuses an operator: Python's, and onnxruntime's, which this process may not have."""
 
 Cell = tuple[str, str, int]
 """(domain, operator, since-version)"""
@@ -77,8 +79,9 @@ def run_case(case: Case, backend: Any, device: str) -> Result:
         result.strict, result.official, result.reason = "unsupported", "failed", str(error)
     except SonnxError as error:
         result.strict, result.official, result.reason = "failed", "failed", str(error)
-    except Exception:
-        result.strict, result.official, result.reason = "error", "failed", traceback.format_exc(limit=-3)
+    except Exception as error:
+        result.strict = "unsupported" if any(k.__name__ in _UNSUPPORTED for k in type(error).__mro__) else "error"
+        result.official, result.reason = "failed", described(error, 3)
     result.seconds = time.perf_counter() - start
     return result
 

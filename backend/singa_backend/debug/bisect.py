@@ -123,7 +123,11 @@ def bisect(
         found = _first(setting, local, progress)
         if found is None:
             return None
-        visit, node = found
+        visit, node, judge = found
+        if node.inputs_agreed is None:
+            part = _between(setting, visit, node, judge, to)
+            if part is not None:
+                return part
         result = _written(setting, visit, node, to)
         if result.alone or isinstance(visit.mine, Failure) or isinstance(visit.theirs, Failure):
             return result
@@ -143,17 +147,17 @@ def bisect(
         return again
 
 
-def _first(setting: Setting, local: bool, progress: Callable[..., None] | None) -> tuple[Visit, Divergence] | None:
+def _first(setting: Setting, local: bool, progress: Callable[..., None] | None) -> tuple[Visit, Divergence, Judge] | None:
     """The first visit that diverges; otherwise the first that the trusted side did not compute."""
     judge = Judge(setting, local)
-    refused: tuple[Visit, Divergence] | None = None
+    refused: tuple[Visit, Divergence, Judge] | None = None
     for visit in setting.visits():
         node = judge.judge(visit)
         if node is not None:
-            return visit, node
+            return visit, node, judge
         theirs, call = visit.theirs, visit.call
         if refused is None and isinstance(theirs, Failure) and theirs.how not in ("absent", "not reached"):
-            refused = visit, Divergence(call.name, call.operator, call.index, list(call.outputs), str(theirs), True)
+            refused = visit, Divergence(call.name, call.operator, call.index, list(call.outputs), str(theirs), True), judge
         if progress:
             progress(note=call.name)
     return refused
@@ -167,7 +171,8 @@ def _grew_most(setting: Setting, last: int, progress: Callable[..., None] | None
     for visit in setting.visits():
         before = len(judge.result.rows)
         judge.judge(visit)
-        rows = judge.result.rows[before:]
+        used = [n for n in visit.call.uses if n not in setting.source.weights]
+        rows = judge.result.rows[before:] if all(n in visit.their_inputs for n in used) else []
         worst = max(rows, key=lambda r: r.difference.excess, default=None)
         if worst is not None and worst.judged and worst.difference.excess > most:
             most = worst.difference.excess
@@ -200,6 +205,35 @@ def _written(setting: Setting, visit: Visit, node: Divergence, to: str | Path | 
     apart = {n: difference(outputs[n], e, tolerance) for n, e in expected.items()}
     alone = not source.draws(call) and any(not d.agrees for d in apart.values())
     return Reproduction(node, folder, alone, differences=apart)
+
+
+def _between(setting: Setting, visit: Visit, node: Divergence, judge: Judge, to: str | Path | None) -> Reproduction | None:
+    """Write the nodes between values that were compared and one that differs; None if the values cannot be computed again."""
+    source, calls = setting.source, judge.between(visit.call)
+    made = {n for call in calls for n in call.outputs}
+    names = [n for n in dict.fromkeys(n for call in calls for n in call.uses) if n not in made and n in source.makers]
+    before = [call for call in source.calls if call.index < visit.call.index and call not in calls]
+    values = attempt(setting.alone, source, before, dict(setting.inputs), names) if names else {}
+    if not isinstance(values, dict) or not isinstance(visit.theirs, dict):
+        return None
+    node.notes.append(f"the model that is written has these {len(calls)} nodes; --map A=B pairs the values between them")
+    return _again(setting, calls, dict(setting.inputs) | values, node, visit.theirs, to)
+
+
+def _again(
+    setting: Setting, calls: Sequence[Call], values: Values, node: Divergence, results: Values, to: str | Path | None
+) -> Reproduction:
+    """Write several nodes as one model, read it back, and run it on this side."""
+    source = setting.source
+    stem = source.path.stem if source.path else "model"
+    folder = Path(to) if to is not None else Path(f"{stem}-{repro.folder_name(node.node)}")
+    used = {n for call in calls for n in call.uses}
+    repro.write(folder, source, calls, {n: v for n, v in values.items() if n in used}, node.values, results)
+    again, feeds, expected = repro.read(folder)
+    outputs = setting.mine.run(again.proto, again.folder, feeds)
+    tolerance = setting.tolerance_alone(calls)
+    apart = {n: difference(outputs[n], e, tolerance) for n, e in expected.items()}
+    return Reproduction(node, folder, any(not d.agrees for d in apart.values()), differences=apart)
 
 
 def _window(setting: Setting, to: str | Path | None) -> Reproduction | None:
@@ -269,16 +303,11 @@ class _Windows:
         last = calls[-1]
         worst = max(wrong, key=lambda n: wrong[n].excess)
         notes = [f"its plan also computes {', '.join(map(str, calls[:-1]))}"] if len(calls) > 1 else []
-        node = Divergence(last.name, last.operator, last.index, list(wrong), f"{worst!r}: {wrong[worst]}", True, notes)
-        stem = source.path.stem if source.path else "model"
-        folder = Path(to) if to is not None else Path(f"{stem}-{repro.folder_name(last.name)}")
+        node = Divergence(
+            last.name, last.operator, last.index, list(wrong), f"{worst!r}: {wrong[worst]}", True, notes, among=len(calls)
+        )
         results = attempt(setting.theirs, source, calls, inputs, list(wrong))
-        repro.write(folder, source, calls, inputs, list(wrong), results if isinstance(results, dict) else {})
-        again, feeds, expected = repro.read(folder)
-        outputs = setting.mine.run(again.proto, again.folder, feeds)
-        tolerance = setting.tolerance_alone(calls)
-        apart = {n: difference(outputs[n], e, tolerance) for n, e in expected.items()}
-        return Reproduction(node, folder, any(not d.agrees for d in apart.values()), differences=apart)
+        return _again(setting, calls, inputs, node, results if isinstance(results, dict) else {}, to)
 
 
 def _remove(folder: Path) -> None:

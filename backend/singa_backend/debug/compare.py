@@ -24,7 +24,7 @@ from ..errors import InvalidInput
 from ..limits import SHORTEST, check_number
 from ..proto.load import ModelSource
 from ..runtime.origins import Origin
-from .diff import shown
+from .diff import attribute_changes
 from .lockstep import Values, Visit, attempt, paired, walk, walk_models
 from .submodel import Call, Source
 
@@ -115,7 +115,10 @@ class Divergence:
         values: its outputs that differ.
         why: the largest difference, or the failure.
         inputs_agreed: whether all its inputs were compared and agree; None if some could not be compared.
-        notes: differences between the nodes of two models (attributes, weights).
+        notes: differences between the nodes of two models (attributes, weights), if the inputs agree.
+        unknown: its inputs that could not be compared.
+        among: the number of nodes that may be the cause: this one, and those between it and values that were compared, or those
+            that one plan computes with it.
     """
 
     node: str
@@ -125,11 +128,23 @@ class Divergence:
     why: str
     inputs_agreed: bool | None
     notes: list[str] = field(default_factory=list)
+    unknown: list[str] = field(default_factory=list)
+    among: int = 1
 
     def __str__(self) -> str:
         """Return the node, the difference and the state of its inputs in one line."""
-        inputs = {True: "its inputs agree", False: "its inputs already differ", None: "not all of its inputs could be compared"}
+        inputs = {True: "its inputs agree", False: "its inputs already differ", None: self._unknown()}
         return f"{self.operator} {self.node!r}: {self.why} ({inputs[self.inputs_agreed]})"
+
+    def _unknown(self) -> str:
+        names = ", ".join(map(repr, self.unknown[:3])) + (f" and {len(self.unknown) - 3} more" if self.unknown[3:] else "")
+        return f"not compared: its input{'s' * (len(self.unknown) > 1)} {names}; one of {self.among} nodes is the cause"
+
+    @property
+    def headline(self) -> str:
+        """The divergence with its title: a node is called the cause only if its inputs were compared, or if it failed."""
+        located = self.inputs_agreed is not None
+        return f"{'first diverging node' if located else 'first value that differs, of'}{': ' if located else ' '}{self}"
 
     def to_dict(self) -> dict[str, Any]:
         """Return the divergence as plain data.
@@ -250,7 +265,7 @@ def outputs_of(
     source = Source.of(model)
     wanted = [n for n in ours if n in source.makers]
     if is_saved(against):
-        found = _saved(source, Path(str(against)))
+        found = _saved(source, Path(str(against)), inputs)
         absent = [n for n in found if n not in ours]
         if absent or not found:
             what = f"it has {absent[0]!r}" if absent else "it has no value that a node makes"
@@ -270,10 +285,20 @@ def outputs_of(
         engine.close()
 
 
-def _saved(source: Source, path: Path) -> Values:
-    """The values of a file that nodes make; raises InvalidInput for names that the model does not have."""
-    types = {n: source.types.get(n, TypeProto()) for n in (*source.makers, *source.outputs)}
-    return {n: v for n, v in read_outputs(path, types, exact=False).items() if n in source.makers}
+def _saved(source: Source, path: Path, inputs: Mapping[str, Any]) -> Values:
+    """The values of a file that nodes make; it may have inputs and weights too, and the inputs must be those of this run."""
+    taken = [v.name for v in (*source.inputs, *source.optional_inputs)]
+    names = dict.fromkeys((*source.makers, *source.outputs, *taken, *source.weights))
+    found = read_outputs(path, {n: source.types.get(n, TypeProto()) for n in names}, exact=False)
+    for name in taken:
+        given = inputs[name] if name in inputs else source.weight(name) if name in source.weights else None
+        if name in found and not (apart := difference(given, found[name])).agrees:
+            raise InvalidInput(
+                f"the input {name!r} in {path.name} must be the one that the model is run with, got another: {apart}",
+                code="SX320",
+                hint="run both sides with the same inputs: -i NAME=FILE.npy, or --inputs FILE.npz with inputs only",
+            )
+    return {n: v for n, v in found.items() if n in source.makers}
 
 
 class Setting(AbstractContextManager["Setting"]):
@@ -317,12 +342,13 @@ class Setting(AbstractContextManager["Setting"]):
             raise InvalidInput(
                 f"the device must be CPU with against='definition': only it has plans, got {device!r}", code="SX320"
             )
+        self.inputs = self.source.feeds(inputs)
         self.saved: Values | None = None
         if (is_engine(against) or is_saved(against)) and self.names:
             raise InvalidInput("names map values between two models, but against is not a model", code="SX320")
         if is_saved(against):
             path = Path(str(against))
-            self.saved = _saved(self.source, path)
+            self.saved = _saved(self.source, path, self.inputs)
             self.theirs = Ours()
             self.theirs.name = path.name
         elif isinstance(against, EngineCommand) or (isinstance(against, str) and is_engine(against)):
@@ -333,7 +359,6 @@ class Setting(AbstractContextManager["Setting"]):
             self.other = Source.of(against)
             self.theirs = Ours()
             self.theirs.name = f"sonnx on {self.other.path.name}" if self.other.path else "the other model"
-        self.inputs = self.source.feeds(inputs)
 
     @cached_property
     def _theirs(self) -> dict[str, frozenset[str]]:
@@ -437,7 +462,7 @@ class Judge:
             drawn = setting.source.draws(call)
             alone = self._alone(visit) if self.local and not drawn else None
             if isinstance(alone, Failure):
-                return self._fails(call, "mine", alone)
+                return self._fails(visit, "mine", alone)
             rows = []
             of_node = setting.tolerance_alone([call])
             for name in call.outputs:
@@ -454,12 +479,12 @@ class Judge:
             if not wrong:
                 return None
             worst = max(wrong, key=lambda r: r.difference.excess)
-            return self._diverges(call, [r.value for r in wrong], f"{worst.value!r}: {worst.difference}")
+            return self._diverges(visit, [r.value for r in wrong], f"{worst.value!r}: {worst.difference}")
         diverged = None
         if isinstance(mine, Failure):
-            diverged = self._fails(call, "mine", mine, also=isinstance(theirs, Failure))
+            diverged = self._fails(visit, "mine", mine, also=isinstance(theirs, Failure))
         if isinstance(theirs, Failure):
-            self._fails(call, "theirs", theirs, also=True)
+            self._fails(visit, "theirs", theirs, also=True)
         return diverged
 
     def _alone(self, visit: Visit) -> Values | Failure | None:
@@ -470,21 +495,46 @@ class Judge:
             self.setting.alone, self.setting.source, [visit.call], visit.my_inputs | visit.their_inputs, visit.call.outputs
         )
 
-    def _fails(self, call: Call, side: str, failure: Failure, also: bool = False) -> Divergence | None:
+    def _fails(self, visit: Visit, side: str, failure: Failure, also: bool = False) -> Divergence | None:
         """Record a failure; it is a divergence only if the trusted side succeeded."""
+        call = visit.call
         self.result.not_compared.append(NotCompared(call.name, call.operator, call.index, side, failure))
-        return None if also or failure.how == "not reached" else self._diverges(call, list(call.outputs), str(failure))
+        return (
+            None if also or failure.how == "not reached" else self._diverges(visit, list(call.outputs), str(failure), failed=True)
+        )
 
-    def _diverges(self, call: Call, values: list[str], why: str) -> Divergence:
+    def _diverges(self, visit: Visit, values: list[str], why: str, failed: bool = False) -> Divergence:
+        """Record a divergence; one whose inputs could not be compared does not name its node as the cause, unless it failed."""
+        call = visit.call
         self._follow(call)
-        states = [self._agreed.get(n) for n in call.uses if n not in self.setting.source.weights or n in self._agreed]
-        agreed = False if False in states else None if None in states or self.setting.optimised else True
-        notes = _notes(self.setting, call, values) if self.setting.other else []
-        found = Divergence(call.name, call.operator, call.index, values, why, agreed, notes)
+        states = {n: self._state(visit, n) for n in call.uses if n not in self.setting.source.weights or n in self._agreed}
+        unknown = [n for n, state in states.items() if state is None]
+        agreed = False if False in states.values() else None if unknown and not failed else True
+        notes = _notes(self.setting, call, values) if self.setting.other and agreed else []
+        among = len(self.between(call)) if agreed is None else 1
+        found = Divergence(call.name, call.operator, call.index, values, why, agreed, notes, unknown, among)
         self.result.first = self.result.first or found
         if agreed is not False:
             self.result.origins.append(found)
         return found
+
+    def _state(self, visit: Visit, name: str) -> bool | None:
+        """Whether both sides of a node read the same value; None if this is not known."""
+        known = self._agreed.get(name)
+        if known is None and name in visit.my_inputs and name in visit.their_inputs:
+            return same_bits(visit.my_inputs[name], visit.their_inputs[name]) or None  # one side took the other's value
+        return known
+
+    def between(self, call: Call) -> list[Call]:
+        """This node and those before it, back to values that were compared, in order."""
+        found, waiting = {call.index: call}, list(call.uses)
+        while waiting:
+            name = waiting.pop()
+            maker = self.setting.source.makers.get(name)
+            if maker is not None and maker.index not in found and self._agreed.get(name) is None:
+                found[maker.index] = maker
+                waiting += maker.uses
+        return [c for c in self.setting.source.calls if c.index in found]
 
     def _follow(self, call: Call) -> None:
         """Mark the values before a node that are not compared, but computed from a value that differs."""
@@ -506,11 +556,7 @@ def _notes(setting: Setting, call: Call, values: list[str]) -> list[str]:
         return []
     if partner.operator != call.operator:
         return [f"the other model has {partner} here"]
-    notes = []
-    mine, theirs = ({a.name: a for a in c.proto.attribute} for c in (call, partner))
-    for name in sorted(mine.keys() | theirs.keys()):
-        if mine.get(name) != theirs.get(name):
-            notes.append(f"attribute {name!r} is {shown(mine.get(name))} and {shown(theirs.get(name))}")
+    notes = list(attribute_changes((setting.source, call), (other, partner), paired(setting.source, other, setting.names)))
     for a, b in zip(call.uses, partner.uses, strict=False):
         if a in setting.source.weights and b in other.weights:
             apart = difference(setting.source.weight(a), other.weight(b), Tolerance(0, 0))

@@ -7,12 +7,12 @@ print(found.changes)
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import SequenceMatcher
 from typing import Any
 
-from onnx import AttributeProto, ModelProto, helper
+from onnx import AttributeProto, FunctionProto, NodeProto, helper
 
 from ..comparison.difference import Tolerance, difference
 from ..proto.load import ModelSource
@@ -110,7 +110,7 @@ def diff(first: ModelSource | Source, second: ModelSource | Source) -> GraphDiff
     pairs, names = paired(a, b)
     found = GraphDifference(nodes=(len(a.calls), len(b.calls)))
     found.renamed = {x: y for x, y in names.items() if x != y and x not in a.outputs}
-    found.changes += _models(a.proto, b.proto)
+    found.changes += _models(a, b)
     for kind, ours, theirs in (
         ("input", a.proto.graph.input, b.proto.graph.input),
         ("output", a.proto.graph.output, b.proto.graph.output),
@@ -124,7 +124,7 @@ def diff(first: ModelSource | Source, second: ModelSource | Source) -> GraphDiff
         if call not in here:
             found.changes.append(Change("node", call.name, call.operator, "removed", index=call.index))
         else:
-            words = _node(call, here[call], names)
+            words = _node((a, call), (b, here[call]), names)
             found.changes += [Change("node", call.name, call.operator, "changed", w, index=call.index) for w in words]
     found.changes += [Change("node", c.name, c.operator, "added", index=c.index) for c in b.calls if c not in there]
     found.changes += _weights(a, b, names)
@@ -170,17 +170,27 @@ def _pairs(first: Sequence[Call], second: Sequence[Call]) -> list[tuple[Call, Ca
     return pairs
 
 
-def _models(a: ModelProto, b: ModelProto) -> Iterator[Change]:
+def _models(first: Source, second: Source) -> Iterator[Change]:
+    a, b = first.proto, second.proto
     if a.ir_version != b.ir_version:
         yield Change("model", "ir_version", "", "changed", f"{a.ir_version} and {b.ir_version}")
     yield from _entries(
         "model", *({f"opset {plain_domain(o.domain) or 'ai.onnx'}": str(o.version) for o in m.opset_import} for m in (a, b))
     )
-    left, right = ({f"{f.domain}.{f.name}": f.SerializeToString(deterministic=True) for f in m.functions} for m in (a, b))
+    left, right = ({f"{f.domain}.{f.name}": _function(s, f) for f in s.proto.functions} for s in (first, second))
     for name in sorted(left.keys() | right.keys()):
         if left.get(name) != right.get(name):
             how = "added" if name not in left else "removed" if name not in right else "changed"
             yield Change("function", name, "", how, "its body or signature differs" if how == "changed" else "")
+
+
+def _function(source: Source, function: FunctionProto) -> bytes:
+    """A function as bytes that are equal if only documentation, and attributes equal to their defaults, differ."""
+    made = FunctionProto()
+    made.CopyFrom(function)
+    made.ClearField("doc_string")
+    source.complete(made.node, {plain_domain(o.domain): o.version for o in function.opset_import})
+    return bytes(made.SerializeToString(deterministic=True))
 
 
 def _entries(kind: str, left: dict[str, str], right: dict[str, str]) -> Iterator[Change]:
@@ -193,15 +203,48 @@ def _entries(kind: str, left: dict[str, str], right: dict[str, str]) -> Iterator
             yield Change(kind, name, "", "changed", f"{left[name]} and {right[name]}")
 
 
-def _node(a: Call, b: Call, names: dict[str, str]) -> Iterator[str]:
+Place = tuple[Source, Call]
+"""A node of a model."""
+
+
+def attribute_changes(first: Place, second: Place, names: Mapping[str, str]) -> Iterator[str]:
+    """Yield each difference of two nodes' attributes; an attribute that a node does not set has the default of its schema.
+
+    Args:
+        first: a node of the first model.
+        second: the node of the second model that it is paired with.
+        names: the names of values of the first model in the second.
+    """
+    places = first, second
+    left, right = (source.attributes(call.proto) for source, call in places)
+    given = [{a.name for a in call.proto.attribute} for _, call in places]
+    for name in sorted(left.keys() | right.keys()):
+        ours, theirs = left.get(name), right.get(name)
+        if (None if ours is None else _renamed(ours, names)) == theirs:
+            continue
+        if (ours is None or theirs is None) and any(_usual(place, name) for place in places):
+            continue  # the other version of the operator does not have the attribute
+        words = [f"{shown(x)}{' (the default)' * (x is not None and name not in there)}"
+                 for x, there in zip((ours, theirs), given, strict=True)]  # fmt: skip
+        yield f"attribute {name!r} is {' and '.join(words)}{_operators(ours, theirs)}"
+
+
+def _usual(place: Place, name: str) -> bool:
+    """Whether an attribute of a node has the value that it has if it is not set."""
+    source, call = place
+    bare = NodeProto()
+    bare.CopyFrom(call.proto)
+    del bare.attribute[:]
+    default = source.attributes(bare).get(name)
+    return default is not None and source.attributes(call.proto).get(name) == default
+
+
+def _node(first: Place, second: Place, names: dict[str, str]) -> Iterator[str]:
+    a, b = first[1], second[1]
     ours, theirs = ((plain_domain(c.proto.domain), c.operator) for c in (a, b))
     if ours != theirs:
         yield f"the operator is {'.'.join(filter(None, ours))} and {'.'.join(filter(None, theirs))}"
-    left, right = ({x.name: x for x in c.proto.attribute} for c in (a, b))
-    for name in sorted(left.keys() | right.keys()):
-        ours_of, theirs_of = left.get(name), right.get(name)
-        if (None if ours_of is None else _renamed(ours_of, names)) != theirs_of:
-            yield f"attribute {name!r} is {shown(ours_of)} and {shown(theirs_of)}{_operators(ours_of, theirs_of)}"
+    yield from attribute_changes(first, second, names)
     expected = [names.get(n, n) for n in a.proto.input]
     if expected != list(b.proto.input):
         yield f"the inputs are {list(a.proto.input)} and {list(b.proto.input)}"
@@ -209,7 +252,7 @@ def _node(a: Call, b: Call, names: dict[str, str]) -> Iterator[str]:
         yield f"it has {len(a.proto.output)} and {len(b.proto.output)} outputs"
 
 
-def _renamed(attribute: AttributeProto, names: dict[str, str]) -> AttributeProto:
+def _renamed(attribute: AttributeProto, names: Mapping[str, str]) -> AttributeProto:
     """An attribute whose subgraphs read outer values by their names in the second model."""
     if attribute.type not in (AttributeProto.GRAPH, AttributeProto.GRAPHS):
         return attribute

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import graphlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -21,7 +21,7 @@ from ..proto import tensor_data
 from ..proto.checker import infer_shapes
 from ..proto.load import ModelSource, open_light
 from ..proto.messages import graphs
-from ..proto.schemas import plain_domain
+from ..proto.schemas import plain_domain, schema_version, schemas
 from ..proto.values import Value
 
 
@@ -178,6 +178,68 @@ class Source:
             operators = self.looser(call).union(*(found[n] for n in call.uses if n in found))
             found |= dict.fromkeys(call.outputs, operators) if operators else {}
         return found
+
+    def attributes(self, node: NodeProto, opsets: Mapping[str, int] | None = None) -> dict[str, AttributeProto]:
+        """Return the attributes of a node, also those that it leaves to the defaults of its schema or function.
+
+        Args:
+            node: a node of this model.
+            opsets: the opsets by which it is read, by domain; by default those of the model.
+
+        Returns:
+            The attributes by name, without documentation; nodes of subgraphs have all of theirs too.
+        """
+        opsets = {plain_domain(o.domain): o.version for o in self.proto.opset_import} if opsets is None else opsets
+        found = {a.name: a for a in self.defaults(node, opsets)} | {a.name: a for a in node.attribute}
+        return {name: self._plain(a, opsets) for name, a in found.items()}
+
+    def defaults(self, node: NodeProto, opsets: Mapping[str, int]) -> list[AttributeProto]:
+        """Return the attributes that a node has if it does not set them.
+
+        Args:
+            node: a node of this model.
+            opsets: the opsets by which it is read, by domain.
+
+        Returns:
+            The defaults of its schema or function; none of an operator that is not known.
+        """
+        function = self._functions.get((node.domain, node.op_type))
+        if function is not None:
+            return list(function.attribute_proto)
+        domain = plain_domain(node.domain)
+        version = schema_version(domain, node.op_type, opsets.get(domain, 0))
+        if version is None:
+            return []
+        made = []
+        for name, known in schemas[domain, node.op_type][version].attributes.items():
+            if known.default_value.type != AttributeProto.UNDEFINED:
+                made.append(AttributeProto())
+                made[-1].CopyFrom(known.default_value)
+                made[-1].name = name
+        return made
+
+    def _plain(self, attribute: AttributeProto, opsets: Mapping[str, int]) -> AttributeProto:
+        """An attribute without documentation, whose graphs have nodes with all attributes."""
+        made = AttributeProto()
+        made.CopyFrom(attribute)
+        made.ClearField("doc_string")
+        for graph in ([made.g] if made.HasField("g") else []) + list(made.graphs):
+            self.complete(graph.node, opsets)
+            graph.ClearField("doc_string")
+        return made
+
+    def complete(self, nodes: Iterable[NodeProto], opsets: Mapping[str, int]) -> None:
+        """Give nodes all their attributes, in the order of the names.
+
+        Args:
+            nodes: nodes of a copy of a graph or function of this model, which are changed.
+            opsets: the opsets by which they are read, by domain.
+        """
+        for node in nodes:
+            filled = self.attributes(node, opsets)
+            node.ClearField("doc_string")
+            del node.attribute[:]
+            node.attribute.extend(filled[name] for name in sorted(filled))
 
     def weight(self, name: str) -> np.ndarray:
         """Read a weight.

@@ -297,3 +297,5 @@ def _kernel(dtype: np.dtype[Any], mode: str) -> str:
 
 
 numpy = NumpyNamespace()
+host: Xp = numpy
+"""NumPy for the constants that gradient rules, decompositions and adapters make: its functions check the limits first."""

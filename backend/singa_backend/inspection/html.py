@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ..rendering import json_text, shown
+
 
 def fill(template: Path, data: dict[str, Any], parts: Mapping[str, str] | None = None) -> str:
     """Insert data as JSON into the data element of a page template, and parts that are HTML in place of <!--NAME-->."""
-    text = json.dumps(data, separators=(",", ":"), sort_keys=True, ensure_ascii=False)
-    text = text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
+    text = json_text(shown(data), separators=(",", ":"), sort_keys=True).replace("<", "\\u003c")
     before, mark, after = template.read_text(encoding="utf-8").partition('{"data":null}')
     assert mark, f"{template} has no data element"
     for name, part in (parts or {}).items():

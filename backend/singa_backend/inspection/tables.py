@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from google.protobuf.message import Message
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, numpy_helper
 
 from .. import dtypes
@@ -25,7 +24,7 @@ from ..plans.profile import Profile
 from ..proto import tensor_data
 from ..proto.checker import CheckerResult, check_and_infer, value_of
 from ..proto.load import ModelSource, load_model
-from ..proto.messages import imported
+from ..proto.messages import imported, texts
 from ..proto.schemas import DOMAINS, plain_domain, schema_version, schemas
 from ..proto.values import Value
 from .picture import page
@@ -161,11 +160,11 @@ def inspect(model: ModelSource, *, stats: bool = False, timeout: float = 60.0) -
 
 def readable(model: ModelProto) -> ModelProto:
     """The model, or a copy without text that is not UTF-8, for which Protocol Buffers return bytes."""
-    if not any(isinstance(text, bytes) for _, _, text in _texts(model)):
+    if not any(isinstance(text, bytes) for _, _, text in texts(model)):
         return model
     copy = ModelProto()
     copy.CopyFrom(model)
-    for holder, at, text in list(_texts(copy)):
+    for holder, at, text in list(texts(copy)):
         if isinstance(text, bytes):
             shown = text.decode(errors="replace")
             if isinstance(at, str):
@@ -173,17 +172,6 @@ def readable(model: ModelProto) -> ModelProto:
             else:
                 holder[at] = shown
     return copy
-
-
-def _texts(message: Message) -> Iterator[tuple[Any, str | int, str | bytes]]:
-    """Every text of a message: its container, the field name or index there, and the text."""
-    for kind, value in message.ListFields():
-        if kind.type == kind.TYPE_STRING:
-            alone = isinstance(value, (str, bytes))
-            yield from [(message, kind.name, value)] if alone else [(value, i, text) for i, text in enumerate(value)]
-        elif kind.type == kind.TYPE_MESSAGE:
-            for inner in [value] if isinstance(value, Message) else value:
-                yield from _texts(inner)
 
 
 def tables(proto: ModelProto, path: Path | None, opinion: CheckerResult, folder: Path | None, stats: bool) -> Inspection:

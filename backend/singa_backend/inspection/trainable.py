@@ -9,15 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from .. import dtypes
-from ..autodiff.buffers import untrained
 from ..autodiff.flow import CODES, SHOWN, Flow
+from ..autodiff.roles import CONSTANT, PARAMETER, SETTING, STATISTIC, roles
 from ..errors import InvalidInput, Problem
 from ..ir.graph import Graph
 from ..ir.reader import read
 from ..proto.load import ModelSource, load_model
 
-_STATISTICS = (3, 4)
-"""The inputs of BatchNormalization that are running statistics: they are updated, not trained."""
+_RAISE = (CODES["missing"], CODES["unwritable"])
+"""The codes of problems at which training raises."""
 
 
 @dataclass
@@ -31,10 +31,11 @@ class TrainableReport:
         blocked: the parameters without a gradient, and the reason for each.
         statistics: running statistics of BatchNormalization, which are updated and not trained.
         settings: float parameters that configure an operator, such as the ratio of a Dropout.
-        constants: parameters with a gradient that look like constants of the exporter (a mask, integers, one number), each with
-            what it is.  They train unless they are frozen: `for name in report.constants: model.freeze(name)`.
+        constants: the other float initializers, which stay constant by default (factors, masks, tables), and the reason for each.
+        reasons: why each float initializer trains or stays constant by default, from its use in the graph.
         problems: every node on a path from a parameter to an output at which the gradient ends (SX832, SX833), or training
-            would raise (SX830, SX831).
+            would raise (SX830, SX831).  Without nodes whose outputs nobody differentiates, such as the arithmetic of shapes,
+            indices and masks, unless a parameter has no other path.
     """
 
     file: str
@@ -44,12 +45,22 @@ class TrainableReport:
     statistics: list[str] = field(default_factory=list)
     settings: list[str] = field(default_factory=list)
     constants: dict[str, str] = field(default_factory=dict)
+    reasons: dict[str, str] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
+
+    def groups(self) -> list[str]:
+        """Return a line for each parameter with a gradient and each constant, with the reason.
+
+        Returns:
+            The lines: first what trains, then what stays constant.
+        """
+        trains = [f"trains: {name}: {self.reasons[name]}" for name in self.trainable if name in self.reasons]
+        return trains + [f"stays constant: {name}: {why}" for name, why in self.constants.items()]
 
     @property
     def fatal(self) -> list[Problem]:
         """The problems at which training raises."""
-        return [p for p in self.problems if p.code in (CODES["missing"], CODES["unwritable"])]
+        return [p for p in self.problems if p.code in _RAISE]
 
     @property
     def good(self) -> bool:
@@ -65,16 +76,17 @@ class TrainableReport:
         return {
             "file": self.file, "good": self.good, "outputs": self.outputs, "trainable": self.trainable, "blocked": self.blocked,
             "statistics": self.statistics, "settings": self.settings, "constants": self.constants,
-            "problems": [vars(p) for p in self.problems],
+            "reasons": self.reasons, "problems": [vars(p) for p in self.problems],
         }  # fmt: skip
 
     def __str__(self) -> str:
-        """Return the report as text, a line for each blocked parameter and each problem."""
+        """Return the report as text: a line for each parameter, each constant and each problem."""
         count = len(self.trainable) + len(self.blocked)
         lines = [f"{self.file}: {len(self.trainable)} of {count} parameters get a gradient of {', '.join(self.outputs)}"]
         lines += [f"  no gradient: {name}: {why}" for name, why in self.blocked.items()]
-        lines += [f"  trains, but looks like a constant: {name}: {what}" for name, what in self.constants.items()]
+        lines += [f"  {line}" for line in self.groups()]
         lines += [f"  [{p.code}] {p}" for p in self.problems]
+        lines += [f"  hint: {hint}" for hint in dict.fromkeys(p.hint for p in self.problems if p.hint)]
         return "\n".join(lines)
 
 
@@ -85,8 +97,8 @@ def trainable_report(
 
     Args:
         model: a ModelProto, bytes, a path or a Graph.
-        by: the float initializers or inputs to differentiate with respect to; by default all float initializers, or if there
-            are none, the float constants that `SONNXModel` trains in their place.
+        by: the float initializers or inputs to differentiate with respect to; by default the float initializers that train by
+            default, or if the file has none, the float constants that `SONNXModel` trains in their place.
         outputs: the values that the loss is computed from; by default all outputs of the graph.
 
     Returns:
@@ -113,15 +125,12 @@ def trainable_report(
             raise InvalidInput(f"{name!r} is not a value of the model", code="SX305")
     report = TrainableReport(file or "the model", ends)
     flow = Flow(graph)
-    running = {
-        n.input_names[i]
-        for n in graph.all_nodes()
-        if (n.domain, n.op_type) == ("", "BatchNormalization")
-        for i in _STATISTICS
-        if i < len(n.input_names)
-    }
-    names = list(by) if by is not None else [n for n, x in graph.states.items() if dtypes.is_float(x.dtype) and n not in running]
-    report.statistics = [] if by is not None else [n for n in graph.states if n in running]
+    found = roles(graph)
+    names = list(by) if by is not None else [n for n, r in found.items() if r.kind in (PARAMETER, SETTING)]
+    if by is None:
+        report.reasons = {n: r.reason for n, r in found.items()}
+        report.statistics = [n for n, r in found.items() if r.kind == STATISTIC]
+        report.constants = {n: r.reason for n, r in found.items() if r.kind == CONSTANT}
     asked = {name: (0, graph.slots[name]) for name in names}
     wanted = {(0, graph.slots[name]) for name in ends}
     useful = flow.before(wanted)
@@ -134,7 +143,9 @@ def trainable_report(
         if dtype is not None and not dtypes.is_float(dtype):
             report.blocked[name] = f"its dtype is {dtypes.onnx_name(dtype)}, not a float type"
             continue
-        if key in reaching:
+        if by is None and found[name].kind == SETTING:
+            report.settings.append(name)
+        elif key in reaching:
             report.trainable.append(name)
         elif key not in useful:
             report.blocked[name] = "no output depends on it"
@@ -145,10 +156,11 @@ def trainable_report(
                 continue
             shown = dict.fromkeys(f"{s.problem}" for s in stops[:SHOWN])
             report.blocked[name] = "every path ends: " + "; ".join(shown) + ("; and others" if len(stops) > SHOWN else "")
-    if by is None:
-        exponents = {n.input_names[1] for n in graph.nodes if (n.domain, n.op_type) == ("", "Pow")}  # frozen by SONNXModel
-        report.constants = {n: what for n, what in untrained(graph).items() if n in report.trainable and n not in exponents}
     reached = flow.after({key for name, key in asked.items() if name not in report.settings})
-    found = [s.problem for s in useful_stops if s.key in reached]
-    report.problems = sorted(dict.fromkeys(found), key=lambda p: list(CODES.values()).index(p.code))
+    why = {id(s) for name in report.blocked for s in ends_of.get(asked[name], [])}
+    told = [
+        s.problem for s in useful_stops
+        if s.key in reached and (id(s) in why or s.problem.code in _RAISE or flow.matters(s, reaching))
+    ]  # fmt: skip
+    report.problems = sorted(dict.fromkeys(told), key=lambda p: list(CODES.values()).index(p.code))
     return report

@@ -14,11 +14,13 @@ from typing import Any
 import numpy as np
 from onnx import AttributeProto, GraphProto, NodeProto, TensorProto, TypeProto, ValueInfoProto, helper, numpy_helper
 
-from .. import dtypes
+from .. import dtypes, limits
 from ..errors import InvalidInput, SonnxError, UnknownType, UnsupportedModel
 from ..ir.declaration import has_trait, single
 from ..ir.reader import read
+from ..limits import content_bytes
 from ..proto import save
+from ..proto.checker import Patience
 from ..proto.messages import FreshNames, graphs, reads
 from ..proto.schemas import ANY_OPSET, newest, schema_version, schemas, type_strings
 from ..proto.values import sizes
@@ -29,6 +31,11 @@ from .type_inference import output_types
 
 _FOLD = 4096
 """Maximum number of elements of a folded constant."""
+_FOLD_BYTES = 1 << 20
+"""Maximum bytes of a folded constant, with the text of its strings."""
+
+_FOLDING = limits.Limits(tensor_bytes=1 << 24, live_bytes=1 << 26, iterations=10_000, executions=10_000)
+"""The limits of the computation of a folded constant; a call that exceeds them is written as a node."""
 
 _outer = count()
 
@@ -92,6 +99,9 @@ class GraphBuilder(Interpreter[Symbol]):
         self._input_names: set[str] = set()
         self._imported: dict[int, tuple[Any, Symbol]] = {}
         self._evaluator = Evaluator(opset=opset)
+        self._patience = Patience()
+        self._folding = limits.Budget(_FOLDING)
+        self._budget = limits.Budget(limits.current().limits)  # of the constants that calls make
         self.contradictions: list[str] = []
         self.examples: dict[str, Example] = {}
         """For some inputs, a function that returns a value that the input has in some run."""
@@ -104,6 +114,11 @@ class GraphBuilder(Interpreter[Symbol]):
     def imported(self, domain: str) -> int:
         """The version of a domain in this graph; the newest for a domain that is not imported yet."""
         return self.opset if domain == "" else self.domains.get(domain, ANY_OPSET)
+
+    @property
+    def patience(self) -> Patience:
+        """The time that inference of this model may lose to nodes on which it crashes or hangs."""
+        return self.root._patience
 
     # --- values
 
@@ -158,6 +173,8 @@ class GraphBuilder(Interpreter[Symbol]):
         key = (array.dtype, array.shape, array.tobytes() if array.dtype != dtypes.STRING else tuple(array.reshape(-1)))
         known = self.root._known
         if key not in known:
+            self.root._budget.admit(array.shape, array.dtype.itemsize)
+            self.root._budget.keep(array.nbytes)
             known[key] = Symbol("", self.root, _tensor_type(array.dtype, array.shape), array)
         return known[key]
 
@@ -414,11 +431,15 @@ class GraphBuilder(Interpreter[Symbol]):
             return None
         if op_type == "ConstantOfShape" and int(np.prod(values[0].value)) > _FOLD:
             return None
+        self.root._folding.restart()
         try:
-            result = evaluator.call(op_type, [None if v is None else v.value for v in values], attributes, 1)[0]
+            with limits.spend(self.root._folding):
+                result = evaluator.call(op_type, [None if v is None else v.value for v in values], attributes, 1)[0]
         except Exception:  # the node is written, and raises when it runs
             return None
-        return self.constant(result) if isinstance(result, np.ndarray) and result.size <= _FOLD else None
+        if not isinstance(result, np.ndarray) or result.size > _FOLD or content_bytes(result) > _FOLD_BYTES:
+            return None
+        return self.constant(result)
 
     def rename(self, first: int, symbols: Sequence[Any], hints: Sequence[str], node: str = "") -> None:
         """Rename outputs of recent nodes.
@@ -626,7 +647,13 @@ def attribute_proto(domain: str, op_type: str, opset: int, name: str, value: Any
                 f"{op_type} with {name}={value} cannot be written in opset {opset}", code="SX206", operator=op_type
             )
         value = int(value)
-    return helper.make_attribute(name, value, attr_type=code or None)
+    if isinstance(value, list) and not value and not code:
+        code = AttributeProto.INTS  # of a placeholder, which has no schema
+    try:
+        return helper.make_attribute(name, value, attr_type=code or None)
+    except (AssertionError, TypeError, ValueError) as error:
+        text = f"{op_type} with {name}={str(value)[:80]} cannot be written in opset {opset}: {error}"
+        raise UnsupportedModel(text, code="SX206", operator=op_type) from error
 
 
 def _rename_output(node: NodeProto, old: str, new: str) -> None:

@@ -1,19 +1,24 @@
-"""Infer the output types of a node: ONNX's inference, completed by what it does not return although it is known."""
+"""Infer the output types of a node: ONNX's inference, completed by what it does not return although it is known.
+
+Nothing here calls onnx's C++, which a node of a file can crash: `shape_rules` infers the frequent operators, and the child
+process of `proto.checker` all others.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import numpy as np
-from onnx import NodeProto, TypeProto, helper, numpy_helper, shape_inference
+from onnx import NodeProto, TypeProto, helper
 
 from .. import dtypes
 from ..ir.declaration import Declaration, declarations, newest_declaration
-from ..proto.checker import infer_node
+from ..proto.checker import Patience, infer_node
 from ..proto.messages import graphs
 from ..proto.schemas import is_custom, schema_version, schemas, type_strings
 from ..proto.values import is_complete
+from . import shape_rules
 
 
 class Typed(Protocol):
@@ -30,6 +35,9 @@ class Scope(Protocol):
     opset: int
     inputs: list[Any]
     captured: dict[str, Any]
+
+    @property
+    def patience(self) -> Patience: ...
 
     def type_of(self, x: Any) -> TypeProto | None: ...
 
@@ -106,48 +114,19 @@ def _inferred(scope: Scope, node: NodeProto, symbols: Sequence[Typed | None]) ->
             if s.type is None or not is_complete(s.type):
                 return {}
             known[s.name] = s.type
-    data = {s.name: numpy_helper.from_array(s.value, s.name) for s in symbols if s is not None and s.value is not None}
-    if not _is_safe(node, known.values()):
+    if not node.domain:
+        values = [None if s is None else s.value for s in symbols]
+        found = shape_rules.infer(schema, node, [None if s is None else s.type for s in symbols], values)
+        if found is not None:
+            return found
+    data = {s.name: s.value for s in symbols if s is not None and s.value is not None}
+    if graphs(node):
         outer = {n: scope.type_of(v) for n, v in list(scope.captured.items())} | {s.name: s.type for s in scope.inputs}
-        visible = {n: t for n, t in outer.items() if t is not None} if graphs(node) else {}
-        return infer_node(node, node.domain, version, visible | known, data, scope.opset)
-    try:
-        found = shape_inference.infer_node_outputs(
-            schema, node, known, data, opset_imports=[helper.make_opsetid("", scope.opset)], ir_version=10
-        )
-    except shape_inference.InferenceError as error:
-        scope.contradicted(node, " ".join(str(error).split()))
-        return {}
-    except Exception:  # types that inference cannot determine remain unknown
-        return {}
-    return dict(found)
-
-
-_LARGE = 1 << 20
-"""Sizes above this are rare, and some inference functions repeat something as often as a size."""
-
-
-def _is_safe(node: NodeProto, types: Iterable[TypeProto]) -> bool:
-    """Whether onnx infers a node with complete input types without a risk for this process.
-
-    It infers subgraphs as whole graphs.  Absurd sizes and axes, and more outputs of Split than `num_outputs`, make it read
-    beyond a vector or loop for hours.
-    """
-    if any(abs(i) >= 1 << 31 for a in node.attribute for i in (a.i, *a.ints)):
-        return False
-    if graphs(node) or (
-        node.op_type == "Split" and any(a.name == "num_outputs" and a.i != len(node.output) for a in node.attribute)
-    ):
-        return False
-    return all(0 <= d.dim_value <= _LARGE for t in types for d in _dims(t))
-
-
-def _dims(type: TypeProto) -> Iterable[Any]:
-    """The sizes in a type, those of the elements of a sequence included."""
-    kind = type.WhichOneof("value")
-    if kind in ("sequence_type", "optional_type"):
-        return _dims(getattr(type, kind).elem_type)
-    return getattr(type, kind).shape.dim if kind in ("tensor_type", "sparse_tensor_type") else ()
+        known = {n: t for n, t in outer.items() if t is not None} | known
+    answer = infer_node(node, version, known, data, scope.opset, scope.patience)
+    if answer.contradiction:
+        scope.contradicted(node, answer.contradiction)
+    return answer.types
 
 
 def _shape_of_first(

@@ -21,6 +21,9 @@ from .. import dtypes
 from ..proto.values import Value
 from .versioned import VersionedOperator
 
+PARAMETERS = "sonnx.parameters"
+"""The key of the metadata that lists, as JSON, initializers that are parameters although their use does not show it."""
+
 ABSENT = -1
 """The slot of an input or output that a node omits."""
 
@@ -90,6 +93,7 @@ class Graph:
         optional_inputs: the inputs that have an initializer, which an input of that name replaces.
         opsets: the opset of each domain; "" is ONNX's domain.
         warnings: what the reader read in another way than the file states it, one sentence each.
+        marked: the initializers that the file lists as parameters under the key PARAMETERS of its metadata.
     """
 
     name: str
@@ -102,6 +106,7 @@ class Graph:
     optional_inputs: tuple[Value, ...] = ()
     opsets: Mapping[str, int] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
+    marked: frozenset[str] = frozenset()
 
     _read: ClassVar[Callable[[ModelProto, Path | None], Graph]]
     """The reader, which sets this for `from_onnx`."""

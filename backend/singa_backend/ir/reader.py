@@ -5,8 +5,10 @@ Problems are collected and raised together: InvalidModel if any violates ONNX's 
 
 from __future__ import annotations
 
+import json
 from collections import ChainMap, Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -23,19 +25,13 @@ from ..proto.schemas import DOMAINS, is_custom, is_private, newest, plain_domain
 from ..proto.values import Value
 from .custom import CustomOperator, by_public_name, definition_lines
 from .declaration import REQUIRED, Declaration, declarations
-from .graph import ABSENT, Graph, Node, runnable_order
+from .graph import ABSENT, PARAMETERS, Graph, Node, runnable_order
 from .versioned import VersionedOperator
+from .wellformed import attribute_problem, check_messages, kind_of, subgraph_problems, value_of
 
 MAX_PROBLEMS = 1000
 """Reading stops after this many problems, so that a file with many takes bounded time."""
 
-_FIELDS: dict[int, str] = {
-    AttributeProto.FLOAT: "f", AttributeProto.INT: "i", AttributeProto.STRING: "s", AttributeProto.TENSOR: "t",
-    AttributeProto.GRAPH: "g", AttributeProto.FLOATS: "floats", AttributeProto.INTS: "ints",
-    AttributeProto.STRINGS: "strings", AttributeProto.TENSORS: "tensors", AttributeProto.GRAPHS: "graphs",
-    AttributeProto.SPARSE_TENSOR: "sparse_tensor", AttributeProto.SPARSE_TENSORS: "sparse_tensors",
-    AttributeProto.TYPE_PROTO: "tp", AttributeProto.TYPE_PROTOS: "type_protos",
-}  # fmt: skip
 Bindings: TypeAlias = dict[str, AttributeProto | None]
 """The attributes of one call of a function; None for an omitted one without default."""
 
@@ -78,17 +74,26 @@ def read(
 def _read(
     model: ModelProto, folder: Path | None, within: tensor_data.ModelFile | None, maps: tensor_data.Maps, own: _Operators
 ) -> Graph:
+    check_messages(model)
     try:
         reader = _Reader(model, folder, within, maps, own)
         graph = _Scope(reader, reader.opsets, None, None).read(model.graph)
         reader.finish()
         check_nesting(_height(graph, {}))
-        graph.warnings = tuple(reader.warnings)
+        graph.warnings, graph.marked = tuple(reader.warnings), _marked(model)
         return graph
     except RecursionError as error:
         raise ResourceExhausted("the model nests too deeply for Python's stack", code="SX602") from error
-    except UnicodeDecodeError as error:  # protobuf checks a name when it is accessed
-        raise InvalidModel(f"a name in the model is not UTF-8: {error}", code="SX107") from None
+
+
+def _marked(model: ModelProto) -> frozenset[str]:
+    """The initializers that the metadata list as parameters; none if the entry has another form."""
+    for entry in model.metadata_props:
+        if entry.key == PARAMETERS:
+            with suppress(ValueError, RecursionError):
+                names = json.loads(entry.value)
+                return frozenset(n for n in names if isinstance(n, str)) if isinstance(names, list) else frozenset()
+    return frozenset()
 
 
 def _height(graph: Graph, known: dict[int, int]) -> int:
@@ -121,11 +126,25 @@ class _Reader:
         self.unsupported: list[Problem] = []
         self.warnings: list[str] = []
         self.opsets = _opsets(model.opset_import, self) or {"": 1}
+        self.ir_version = model.ir_version
         for f in model.functions:
-            key = (plain_domain(self.text(f.domain, "a domain")), self.text(f.name, "a function"), f.overload)
+            key = (plain_domain(f.domain), f.name, f.overload)
             if key in self.functions:
                 self.wrong("SX103", f"function {f.domain}.{f.name} is defined more than once")
+            self._check_function(f)
             self.functions[key] = f
+
+    def _check_function(self, proto: FunctionProto) -> None:
+        """Check what a function declares, which is read only if a node calls it."""
+        if not proto.name:
+            self.wrong("SX103", "a function must have a name")
+        declared = (*proto.attribute, *(a.name for a in proto.attribute_proto))
+        for what, names in (("input", proto.input), ("output", proto.output), ("attribute", declared)):
+            if not all(names):
+                self.wrong("SX101", f"each {what} of function {proto.name!r} must have a name")
+            if what != "output" and len(set(names)) < len(names):
+                twice = next(n for n, k in Counter(names).items() if k > 1)
+                self.wrong("SX102", f"{what} {twice!r} of function {proto.name!r} is declared more than once")
 
     def wrong(self, code: str, message: str, **where: Any) -> None:
         self.invalid.append(Problem(message, code, **where))
@@ -136,12 +155,6 @@ class _Reader:
         self.unsupported.append(Problem(message, code, **where))
         if len(self.unsupported) >= MAX_PROBLEMS:
             self.finish()
-
-    def text(self, name: Any, what: str) -> str:
-        """A name in the file; Protocol Buffers return bytes for one that is not UTF-8."""
-        if isinstance(name, str):
-            return name
-        raise InvalidModel(f"the name {name!r} of {what} is not UTF-8", code="SX107")
 
     def did_you_mean(self, name: str, known: Iterable[str]) -> str:
         """The end of a message with a suggestion; only for the first problems of a file, to bound the time."""
@@ -177,7 +190,7 @@ class _Reader:
 def _opsets(imports: Iterable[Any], reader: _Reader) -> dict[str, int]:
     opsets: dict[str, int] = {}
     for entry in imports:
-        domain = plain_domain(reader.text(entry.domain, "a domain"))
+        domain = plain_domain(entry.domain)
         shown = DOMAINS.get(domain, domain)
         last = newest(domain)
         if last and entry.version > last:
@@ -209,7 +222,6 @@ class _Scope:
     # --- names
 
     def define(self, name: str) -> int:
-        name = self.reader.text(name, "a value")
         if name in self.defined:
             self.reader.wrong("SX102", f"value {name!r} is defined more than once")
         self.defined.add(name)
@@ -327,9 +339,8 @@ class _Scope:
 
     def _node(self, proto: NodeProto, name: str) -> Node:
         reader = self.reader
-        domain, name = plain_domain(reader.text(proto.domain, "a domain")), reader.text(name, "a node")
+        domain = plain_domain(proto.domain)
         opset = self.opsets.get(domain, 0)
-        reader.text(proto.op_type, "an operator")
         if own := reader.own.get((domain, proto.op_type)):
             domain = own[max((v for v in own if v <= opset), default=min(own))]
         where = {"node": name, "operator": proto.op_type, "opset": opset or None}
@@ -350,6 +361,8 @@ class _Scope:
             self._forward_graph(node, where)
         if node.operator is not None:
             node.output_names = _without_omitted(node.output_names, node.operator.schema)
+        for problem in subgraph_problems(node) if node.graphs else ():
+            reader.wrong("SX107", problem, **where)
         node.outputs = tuple(self.define(n) if n else ABSENT for n in node.output_names)
         return node
 
@@ -397,6 +410,9 @@ class _Scope:
             reader.wrong("SX106", f"the model does not import an opset of domain {shown!r}", **where)
             return
         known = None if is_private(proto.domain) else schemas.get((domain, proto.op_type))
+        if not proto.op_type:
+            reader.wrong("SX107", "a node must have an op_type", **where)
+            return
         if known is None:
             close = reader.did_you_mean(proto.op_type, (n for d, n in schemas if d == domain)).replace("'", "")
             text = f"{shown} has no operator {proto.op_type}, and the model does not define it{close}"
@@ -457,15 +473,18 @@ class _Scope:
         """The node's attributes as Python values; `types` are those of the schema (None: any)."""
         given: dict[str, Any] = {}
         for attribute in proto.attribute:
-            name = self.reader.text(attribute.name, "an attribute")
+            name = attribute.name
             if name in given:
                 self.reader.wrong("SX107", f"attribute {name!r} is set more than once", **where)
-            if attribute.ref_attr_name:
+            if attribute.ref_attr_name and name:
                 bound = self._bound(attribute, where)
                 if bound is None:
                     continue  # as if the node did not set it
                 attribute = bound
-            kind = attribute.type or next((t for t, f in _FIELDS.items() if _filled(attribute, f)), 0)
+            if problem := attribute_problem(attribute, self.reader.ir_version):
+                self.reader.wrong("SX107", problem, **where)
+                continue
+            kind = kind_of(attribute)
             if types is not None and name not in types:
                 known = ", ".join(sorted(types)) or "none"
                 self.reader.wrong("SX107", f"{proto.op_type} has no attribute {name!r} (it has: {known})", **where)
@@ -486,7 +505,7 @@ class _Scope:
         return self.bindings[reference.ref_attr_name]
 
     def _attribute(self, attribute: AttributeProto, kind: int, where: dict[str, Any]) -> Any:
-        value: Any = getattr(attribute, _FIELDS[kind]) if kind in _FIELDS else None
+        value = value_of(attribute, kind)
         try:
             if kind == AttributeProto.STRING:
                 return _text(value)
@@ -612,11 +631,6 @@ def _without_omitted(names: tuple[str, ...], schema: defs.OpSchema) -> tuple[str
 def _name(tensor: Any) -> str:
     """The name of a TensorProto, or of a SparseTensorProto: that of its values."""
     return str(tensor.values.name if hasattr(tensor, "values") else tensor.name)
-
-
-def _filled(attribute: AttributeProto, field: str) -> bool:
-    value = getattr(attribute, field)
-    return len(value) > 0 if field.endswith("s") and field != "s" else attribute.HasField(field)
 
 
 def _text(value: bytes) -> str:

@@ -45,7 +45,7 @@ class OpenProduct:
             return None
         (m, k), n = a.shape[-2:], b.shape[-1]
         step = max(b.strides[-2:]) // 4
-        key = (a.shape[:-2], m, k if columns else n, columns, step)
+        key = (a.shape[:-2], m, k if columns else n, columns, step, onednn.threads())
         if key not in self._primitives:
             self._primitives[key] = self._create(a.shape[:-2], m, k, n, columns, step)
         primitive = self._primitives[key]

@@ -47,9 +47,10 @@ def options(threads: int | None = None, precision: str = "float32", optimize: in
         raise _invalid("deterministic", "True or False", deterministic)
     if deterministic and threads not in (None, 1):
         raise _invalid("threads", "1 or None with deterministic=True", threads)
+    adaptive = threads is None and not deterministic and not os.environ.get(VARIABLE)
     if threads is None:
         threads = 1 if deterministic else default_threads()
-    return Options(int(threads), precision, int(optimize), deterministic)
+    return Options(int(threads), precision, int(optimize), deterministic, adaptive and threads > 1)
 
 
 def default_threads() -> int:

@@ -40,12 +40,14 @@ class Options:
         precision: "float32", or "bf16" if products of float32 may be computed in bfloat16.
         level: 0 for the definitions only, 1 for kernels of single operators, 2 for fused ones too.
         deterministic: whether equal inputs must return equal bits at any number of threads.
+        adaptive: whether a run may use one thread instead, while other programs use the cores.
     """
 
     threads: int = 1
     precision: str = "float32"
     level: int = 2
     deterministic: bool = False
+    adaptive: bool = False
 
 
 @dataclass(eq=False)

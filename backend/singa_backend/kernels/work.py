@@ -39,6 +39,9 @@ MOVES = frozenset(
 )
 """Operators that compute no numbers."""
 
+SELECTS = frozenset(["Gather", "GatherElements", "GatherND", "Slice"])
+"""Operators that read at most as many bytes of their first input as they write, however large it is."""
+
 UNKNOWN = frozenset(["If", "Loop", "Scan", "SequenceMap", "NonMaxSuppression", "StringConcat", "StringSplit", "RegexFullMatch"])
 """Operators whose work does not depend on shapes alone."""
 
@@ -84,6 +87,20 @@ def flops(domain: str, name: str, attributes: Mapping[str, Any], inputs: Sequenc
         return _RULES.get(name, _elementwise)(attributes, inputs, output)
     except (IndexError, TypeError, KeyError, ValueError):  # not the usual inputs: the definition decides what they mean
         return None
+
+
+def moved(names: Sequence[str], read: int, written: int) -> int:
+    """Count the bytes that a step reads and writes.
+
+    Args:
+        names: the operators that it computes.
+        read: the sizes of the values that it reads.
+        written: the sizes of the values that it writes.
+
+    Returns:
+        Their sum; of a table from which rows are selected, only the rows count.
+    """
+    return (min(read, written) if all(n in SELECTS for n in names) else read) + written
 
 
 def _size(shape: Shape) -> int:
@@ -181,6 +198,8 @@ class Rates:
         threads: the number of threads.
         precision: "float32" or "bf16".
         by: the library that computed the product.
+        caches: (bytes, rate) of copies of less memory, which caches hold: the bytes that are read and written in all, and the
+            rate as of `gbytes`; ascending bytes.
     """
 
     gflops: float
@@ -188,6 +207,7 @@ class Rates:
     threads: int
     precision: str
     by: str
+    caches: tuple[tuple[int, float], ...] = ()
 
     def seconds(self, flops: int | None, nbytes: int) -> float:
         """The minimum time for some work.
@@ -199,7 +219,8 @@ class Rates:
         Returns:
             The seconds.
         """
-        return max((flops or 0) / self.gflops, nbytes / self.gbytes) / 1e9
+        rate = max([self.gbytes, *(gbytes for size, gbytes in self.caches if size >= nbytes)])
+        return max((flops or 0) / self.gflops, nbytes / rate) / 1e9
 
     def reached(self, flops: int | None, nbytes: int, seconds: float) -> float | None:
         """The part of the rates that some work has reached.
@@ -210,11 +231,16 @@ class Rates:
             seconds: the time that it took.
 
         Returns:
-            A number that may exceed 1 if the data were in a cache; None if there is nothing to compute it from.
+            A number of at most 1, which it may exceed by a quarter before it is cut, because rates are measured; None if there
+            is nothing to compute it from, or if the work was faster still, so that these rates do not bound it.
         """
         minimum = self.seconds(flops, nbytes)
-        return minimum / seconds if seconds > 0 and minimum > 0 else None
+        part = minimum / seconds if seconds > 0 and minimum > 0 else None
+        return None if part is None or part > SLACK else min(part, 1.0)
 
+
+SLACK = 1.25
+"""How many times faster than a measured rate some work may be before the rate is not its bound."""
 
 BUDGET, PATIENCE = 0.1, 0.4
 """Seconds for each of the two measurements, and if other programs keep the machine busy."""
@@ -234,12 +260,27 @@ def rates(threads: int, precision: str = "float32") -> Rates:
     found = []
     for count in {1, threads}:  # other programs may leave no time in which several threads run at once
         with onednn.using_threads(count):
-            found.append(_product_rate(512, precision))
+            found += [_product_rate(n, precision) for n in _PRODUCTS]  # short ones also finish where others take turns
     gflops, by = max(found)
-    sources = [np.ones(1 << 22, np.float32) for _ in range(threads)]
-    targets = [np.zeros_like(s) for s in sources]
-    nbytes = 2 * sum(s.nbytes for s in sources)
-    return Rates(gflops, nbytes / _best(lambda: _copy(sources, targets)) / 1e9, threads, precision, by)
+    caches = tuple((2 * threads * n, _copy_rate(n, threads)) for n in _COPIES)
+    return Rates(gflops, _copy_rate(1 << 24, threads), threads, precision, by, caches)
+
+
+_PRODUCTS = (192, 512)
+"""The sizes of the products that are measured."""
+
+_COPIES = (1 << 14, 1 << 18, 1 << 21)
+"""The bytes of copies that caches hold, for each thread."""
+
+
+def _copy_rate(nbytes: int, threads: int) -> float:
+    """Return the rate of copies of so many bytes in each thread, by one thread if that is faster, in 10^9 bytes per second."""
+    rates = []
+    for count in {1, threads}:
+        sources = [np.ones(nbytes * threads // count, np.uint8) for _ in range(count)]
+        targets = [np.zeros_like(s) for s in sources]
+        rates.append(2 * nbytes * threads / _best(lambda s=sources, t=targets: _copy(s, t)) / 1e9)  # type: ignore[misc]  # a lambda with defaults
+    return max(rates)
 
 
 def _copy(sources: list[np.ndarray], targets: list[np.ndarray]) -> None:

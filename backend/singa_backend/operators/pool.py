@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from .. import limits
-from ..devices.namespaces import Xp
+from ..devices.namespaces import Xp, host
 from ..errors import OperatorError
 from ..interpreters.base import Op, V
 from ..ir.declaration import Host, Ints, Wanted, operator
@@ -106,7 +106,7 @@ class _Over:
         self.strides, self.dilations = per_axis("strides", strides, rank), per_axis("dilations", dilations, rank)
         self.kernel_shape, self.kernel = kernel, op.constant(kernel, np.int64)
         self.begins = before(op, x, y, self.kernel, self.strides, self.dilations, pads, auto_pad)
-        self.ones = op.constant(np.ones((1, 1, *kernel)), op.dtype(x))
+        self.ones = op.constant(host.ones((1, 1, *kernel), np.float64), op.dtype(x))
         self.ends = op.constant(tuple(pads)[rank:] if pads and auto_pad not in ("VALID", *SAME) else (0,) * rank, np.int64)
         self.same = auto_pad in SAME
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from .. import limits
-from ..devices.namespaces import Xp
+from ..devices.namespaces import Xp, host
 from ..errors import OperatorError
 from ..interpreters.base import Op, V
 from ..ir.declaration import Host, Ints, operator
@@ -193,7 +193,7 @@ def _axis(op: Op, image: V, boxes: V, axis: int, bins: int, aligned: bool, ratio
     def per_region(v: V) -> V:
         return op.Unsqueeze(v, [1, 2])
 
-    first = op.constant(np.arange(bins, dtype=np.float64)[:, None], op.dtype(start))
+    first = op.constant(host.arange(bins, dtype=np.float64)[:, None], op.dtype(start))
     number = op.Add(op.Mul(first, per_region(total)), op.Add(sample, 0.5))
     begin = op.Sub(start, 0.5) if aligned else start
     at = op.Add(per_region(begin), op.Mul(number, per_region(step)))
@@ -336,7 +336,7 @@ def max_roi_pool_decomposition(op: Op, x: V, rois: V, pooled_shape: Ints, spatia
     for axis, bins in enumerate(pooled_shape):
         low, high = (op.Unsqueeze(op.Gather(whole, k - axis, axis=1), [1]) for k in (2, 4))
         size = op.Max(op.Add(op.Sub(high, low), 1), 1)
-        cell = op.constant(np.arange(bins)[None], np.int64)
+        cell = op.constant(host.arange(bins, dtype=np.int64)[None])
         begin = op.Add(low, op.Div(op.Mul(cell, size), bins))
         end = op.Add(low, op.Div(op.Add(op.Mul(op.Add(cell, 1), size), bins - 1), bins))
         pixel = op.Range(0, length(op, x, axis + 2), 1)

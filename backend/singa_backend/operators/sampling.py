@@ -10,7 +10,7 @@ import numpy as np
 from onnx import TensorProto
 
 from .. import limits
-from ..devices.namespaces import Xp
+from ..devices.namespaces import Xp, host
 from ..dtypes import NARROW_FLOATS, onnx_code
 from ..errors import OperatorError
 from ..interpreters.base import Op, V
@@ -217,7 +217,7 @@ def affine_grid_decomposition(op: Op, theta: V, size: V, align_corners: int) -> 
 def affine_grid_gradient(op: Op, dy: V, theta: V, size: V, align_corners: int) -> V:
     """The grid is the product of the base grid, with a 1 appended to each place, and the transposed theta."""
     rank = op.rank(dy) - 2
-    identity = op.constant(np.eye(rank, rank + 1)[None], op.dtype(dy))
+    identity = op.constant(host.eye(rank, rank + 1)[None], op.dtype(dy))
     base = op.AffineGrid(identity, op.Concat([1], op.Slice(size, [1], [rank + 2]), axis=0), align_corners=align_corners)
     count = op.ReduceProd(op.Shape(base, end=rank + 1), keepdims=1)
     base = op.Reshape(base, op.Concat(count, [rank], axis=0), allowzero=1)

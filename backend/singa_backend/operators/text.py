@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from itertools import pairwise
 
@@ -23,9 +24,22 @@ def _strings(values: list[str], shape: tuple[int, ...]) -> np.ndarray:
 @operator("StringConcat", 20, host=True)
 def string_concat(xp: Xp, x: Array, y: Array) -> Array:
     limits.admit_broadcast([x, y])
-    lengths = [np.array([len(s) for s in v.reshape(-1)], np.float64).reshape(v.shape) for v in (x, y)]
-    limits.count_bytes(int((lengths[0] + lengths[1] + 64).sum()))
+    (n, a), (m, b) = map(_measures, (x, y))
+    limits.count_bytes(int(((n + m) * np.maximum(a, b) + limits.text_bytes("")).sum()))
     return np.asarray(x + y, object)
+
+
+def _measures(x: Array) -> tuple[np.ndarray, np.ndarray]:
+    """The number of characters of each string, and the bytes of a character in it."""
+    texts = x.reshape(-1).tolist()
+    lengths = np.array([len(s) for s in texts], np.float64).reshape(x.shape)
+    return lengths, np.array([limits.width(s) for s in texts], np.int8).reshape(x.shape)
+
+
+def _parts(text: str, delimiter: str | None, most: int) -> int:
+    """The number of parts of a split, which is computed without the parts."""
+    found = text.count(delimiter) + 1 if delimiter else sum(1 for _ in re.finditer(r"\S+", text))
+    return found if most < 0 else min(found, most + 1)
 
 
 @operator("StringSplit", 20, host=True)
@@ -33,9 +47,11 @@ def string_split(xp: Xp, x: Array, *, delimiter: str | None = None, maxsplit: in
     """Split strings; without a delimiter, at runs of white space, ignoring white space at both ends."""
     most = -1 if maxsplit is None else maxsplit
     flat = x.reshape(-1).tolist()
+    width = max((_parts(s, delimiter, most) for s in flat), default=0)
+    limits.admit((*x.shape, width), object)
+    limits.count_bytes(sum(limits.text_bytes(s) + _parts(s, delimiter, most) * limits.text_bytes("") for s in flat))
     parts: list[list[str]] = [(s if delimiter else s.strip()).split(delimiter or None, most) for s in flat]
     width = max(map(len, parts), default=0)
-    limits.admit((*x.shape, width), object)
     y = _strings([s for p in parts for s in p + [""] * (width - len(p))], (*x.shape, width))
     return y, np.array([len(p) for p in parts], np.int64).reshape(x.shape)
 
@@ -58,6 +74,7 @@ def string_normalizer(
         raise OperatorError(f"case_change_action must be one of {', '.join(changes)}, got {case_change_action!r}", code="SX404")
     change, key = changes[case_change_action], str if is_case_sensitive else str.lower
     stops = {key(s) for s in stopwords or ()}
+    limits.count_bytes(sum(map(limits.text_bytes, x.reshape(-1).tolist())))
     kept = [change(s) for s in x.reshape(-1).tolist() if key(s) not in stops] or [""]
     return _strings(kept, (1, len(kept)) if x.ndim == 2 else (len(kept),))
 

@@ -84,6 +84,8 @@ def split_13(op: OpsetWriter, x: V, split: V, axis: int, num_outputs: int | None
     size = None if dims is None else dims[axis]
     if split is None:
         parts = num_outputs or outputs
+        if parts != outputs:
+            raise Unwritable(f"num_outputs must be {outputs}, the number of outputs, got {parts}", operator="Split")
         if isinstance(size, int) and size % parts:
             each = -(-size // parts)
             split = op.constant([max(0, min(each, size - i * each)) for i in range(parts)], np.int64)

@@ -8,6 +8,7 @@ from onnx import ModelProto
 
 from .. import dtypes
 from ..autodiff.replay import replay, visit, with_declared_types
+from ..errors import OperatorError
 from ..ir.graph import Graph, Node
 from ..proto.values import declared_type
 from .model import to_model
@@ -52,7 +53,7 @@ def _named_visit(writer: Any, node: Node, inputs: list[Any], frame: list[Any]) -
         made = visit(writer, node, inputs, frame)
     except Unwritable as error:
         raise error.locate(node=node.name) from None
-    except ValueError:  # a value computed from a placeholder may lack a required type
+    except (ValueError, OperatorError):  # a value computed from a placeholder may lack a required type
         if not problems:
             raise
         made = builder.call(node.op_type, inputs, {}, len(node.outputs), UNWRITTEN)

@@ -12,6 +12,7 @@ from ..interpreters.base import Subgraph
 from ..interpreters.builder import attribute_proto
 from ..ir.graph import Graph
 from ..ir.reader import read
+from ..proto.checker import function_body
 from ..proto.schemas import newest, schemas
 
 
@@ -34,10 +35,8 @@ def _body(name: str, version: int, node: bytes, types: tuple[bytes, ...]) -> Gra
     if schema.has_function:
         data = schema.get_function_with_opset_version(min(schema.function_opset_versions))
     elif schema.has_context_dependent_function:
-        try:
-            first = min(schema.context_dependent_function_opset_versions)
-            data = schema.get_context_dependent_function_with_opset_version(first, node, list(types))
-        except Exception:  # some operators have a body for some types only
+        data = function_body(name, version, node, types)
+        if data is None:  # some operators have a body for some types only
             return None
     else:
         return None

@@ -23,13 +23,14 @@ from onnx import TensorProto, TypeProto, helper
 
 from .. import dtypes
 from ..autodiff.replay import replay
-from ..errors import UnsupportedModel
+from ..errors import OperatorError, SonnxError, UnsupportedModel
 from ..interpreters.base import Example, Interpreter, Subgraph, arguments, same_attributes
 from ..interpreters.builder import GraphBuilder, Symbol, has_rank, repeated
 from ..interpreters.eager import Eager
 from ..ir.declaration import REQUIRED, Declaration, Rule, declarations
 from ..ir.versioned import VersionedOperator
 from ..proto.schemas import is_custom, newest, schema_version, schemas, type_strings, version_at
+from ..runtime.failures import typed_error
 from .function_bodies import function_of
 
 LEAST = 7
@@ -297,10 +298,15 @@ class OpsetWriter(Interpreter[Symbol]):
         self._depth += 1
         try:
             return write(self, values)
-        except (Unwritable, ValueError) as found:
+        except Exception as found:
             if self._depth > 1 or (not isinstance(found, Unwritable) and self.problems):
                 raise  # after a problem, a value computed from a placeholder may lack a required type
-            error = found if isinstance(found, Unwritable) else Unwritable(f"{name} in opset {self.target}: {found}")
+            reason = found.__cause__ if isinstance(found, OperatorError) else found  # of a nested graph
+            if not isinstance(reason, (Unwritable, ValueError)):
+                if isinstance(found, SonnxError):
+                    raise
+                raise typed_error(found, name).locate(operator=name) from reason
+            error = reason if isinstance(reason, Unwritable) else Unwritable(f"{name} in opset {self.target}: {reason}")
             error.operator = error.operator or name
             refusal = self._refusal(name, write, values, given, error) if self.finds_minimum_opset else error
             if self.problems is None:

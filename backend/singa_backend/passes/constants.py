@@ -12,7 +12,7 @@ from .. import dtypes
 from ..devices.device import CpuDevice
 from ..errors import SonnxError
 from ..ir.reader import read
-from ..limits import Budget, Limits, spend
+from ..limits import Budget, Limits, content_bytes, spend
 from ..runtime.executor import Executor
 from .graph import GraphEditor, Node, constant_node
 from .operator_facts import deterministic
@@ -38,7 +38,7 @@ def fold_constants(net: GraphEditor) -> int:
             continue
         results = compute(net, node, arrays)
         room = _room(net, node)
-        if results is None or sum(r.nbytes for r in results) > room:
+        if results is None or sum(map(content_bytes, results)) > room:
             net.context.refused.add(node)
             continue
         wanted = [o for o in node.outputs if o]

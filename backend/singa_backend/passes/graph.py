@@ -922,8 +922,11 @@ class GraphEditor:
         """Check that every value is defined once, and sort the nodes.
 
         Raises:
-            InvalidModel: a value is not defined, the nodes have a cycle (SX101), or a value is defined twice (SX102).
+            InvalidModel: an input or output has no name, a value is not defined, the nodes have a cycle (SX101), or a value is
+                defined twice (SX102).
         """
+        if "" in self.inputs or "" in self.outputs:
+            raise InvalidModel("an input or output of a graph has no name", code="SX101")
         self.sort()
         for name in self.free() if self.outer is None else ():
             reader = next((n.title for n in self.nodes if name in self.reads(n)), "the graph's outputs")

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from onnx import ModelProto
 
-from ..errors import InvalidModel
+from ..ir.wellformed import check_messages
 from ..proto.messages import TRAINING_GRADIENT, FreshNames, imported
 from ..proto.schemas import plain_domain
 from .graph import Context, GraphEditor, Node, Type
@@ -42,7 +42,9 @@ class ModelEditor(Context):
 
         Raises:
             InvalidModel: nodes have a cycle (SX101), a value is defined twice (SX102), or a name is not UTF-8 (SX107).
+            ResourceExhausted: a node or an attribute has more than `Limits.entries` names or numbers (SX614).
         """
+        check_messages(model)
         self.model, self.folder, self.ir_version = model, folder, model.ir_version
         self.function_names = {(plain_domain(f.domain), f.name) for f in model.functions}
         self.refused: set[Node] = set()
@@ -52,8 +54,6 @@ class ModelEditor(Context):
         self.main = GraphEditor(self, model.graph, None, opsets)
         self.functions = [GraphEditor(self, f, None, ChainMap(imported(f.opset_import), opsets)) for f in model.functions]
         taken = {n for net in self.all_nets() for n in _names(net)}
-        if not all(isinstance(n, str) for n in taken):  # protobuf then returns bytes
-            raise InvalidModel("a name in the model is not UTF-8", code="SX107")
         self._names = FreshNames(taken)
 
     def fresh(self, wish: str) -> str:

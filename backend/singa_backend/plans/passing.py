@@ -131,6 +131,14 @@ class Memory(np.ndarray):
         return same and x.strides == strides_of(self.sizes, x.itemsize) and x.ctypes.data == self.elements.ctypes.data
 
 
+def shows_cache(array: np.ndarray) -> bool:
+    """Whether an array views the memory of a cache, which later runs extend; the caller may have made it writable."""
+    base: Any = array
+    while isinstance(base, np.ndarray) and not isinstance(base, Memory):
+        base = base.base
+    return isinstance(base, Memory)
+
+
 def roomy(shape: Sequence[int], axis: int) -> tuple[int, ...]:
     """The sizes that memory for a cache of this shape has room for."""
     length = shape[axis]
@@ -197,4 +205,4 @@ def append(x: np.ndarray, parts: Sequence[np.ndarray], axis: int, checked: bool,
     return y
 
 
-__all__ = ["PASSED", "PASSED_STEPS", "Memory", "Passed", "append", "finite", "unbound"]
+__all__ = ["PASSED", "PASSED_STEPS", "Memory", "Passed", "append", "finite", "shows_cache", "unbound"]

@@ -210,8 +210,11 @@ class Plan:
         try:
             if first.passed:
                 first.attach(inputs)
-            for function, arguments in first.flat:
-                function(*arguments)
+            if first.pace is not None:
+                first.pace.run(first.flat)
+            else:
+                for function, arguments in first.flat:
+                    function(*arguments)
             made = []
             for copy in first.copies:
                 made.append(copy())
@@ -244,6 +247,8 @@ class Plan:
         while True:
             if execute is not None:
                 execute(segment, budget)
+            elif segment.pace is not None:
+                segment.pace.run(segment.flat, budget.watch if budget.watched else None)
             elif budget.watched:
                 for function, arguments in segment.flat:
                     budget.watch()

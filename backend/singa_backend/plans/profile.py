@@ -9,13 +9,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from .. import dtypes, limits
+from .. import dtypes, limits, machine
 from ..devices.device import Device
 from ..ir.graph import Graph, Node
 from ..kernels.table import Options
 from ..kernels.values import Step, Value
-from ..kernels.work import PRODUCTS, Rates, flops, rates
+from ..kernels.work import PRODUCTS, Rates, flops, moved, rates
 from ..runtime.executor import Executor, Path
+from .contention import contention
 from .planner import Plan, Planner
 from .trace import Segment
 
@@ -37,7 +38,7 @@ class StepProfile:
         calls: the number of times that it ran in one run.
         flops: floating point operations; None if they are not known.
         bytes: the sizes of the values that it reads and writes.
-        roofline: the minimum time at this machine's rates, divided by `seconds`; None if it is not known.
+        roofline: the minimum time at this machine's rates, divided by `seconds`; None if the rates do not bound it.
         inputs: types and layouts of what it reads: the axes from the outermost in memory to the innermost, "*" if there are gaps.
         outputs: the same of what it writes.
         notes: why faster kernels were not chosen, and other remarks.
@@ -74,7 +75,7 @@ class NodeProfile:
         share: of the time of all steps.
         flops: of these steps.
         bytes: of these steps.
-        roofline: the part of this machine's rates that they reach; None if it is not known.
+        roofline: the part of this machine's rates that they reach; None if the rates do not bound one of them.
         kernels: of these steps.
         part_of: the name of the node whose steps compute this one too; "" for others.
         steps: the indices of the steps; empty if it needs none, because it is constant, or a view of its input.
@@ -107,7 +108,7 @@ class OperatorProfile:
         share: of the time of all steps.
         flops: the sum; None if it is not known for a node.
         bytes: the sum.
-        roofline: the part of this machine's rates that they reach; None if it is not known.
+        roofline: the part of this machine's rates that they reach; None if the rates do not bound one of them.
     """
 
     operator: str
@@ -130,6 +131,9 @@ class Profile:
         runs: the number of runs that were measured.
         seconds: of a whole run without measurements within it, the median.
         step_seconds: the sum over the steps.
+        single_runs: how many of these runs used one thread, from the start or from a step on, because other programs used cores.
+        waited: the seconds for which threads of this process were ready and had no core, for each second of these runs; None if
+            the system does not report it.
         rates: what this machine reaches; None on a GPU.
         steps: in the order in which they run.
         nodes: in the order of the model.
@@ -160,6 +164,8 @@ class Profile:
     live_bytes: int = 0
     weight_bytes: int = 0
     peak_bytes: int | None = None
+    single_runs: int = 0
+    waited: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return the profile as plain data, as `--json` writes it.
@@ -209,6 +215,12 @@ class _Piece:
     times: list[float] = field(default_factory=list)
 
     @property
+    def bounded(self) -> bool:
+        """Whether the measured rates bound it: its work is known, and is not a product of integers, which are faster."""
+        integers = self.main.op_type in PRODUCTS and any(i.startswith(("uint8[", "int8[")) for i in self.inputs[:1])
+        return self.flops is not None and not integers
+
+    @property
     def main(self) -> Node:
         """The node that the time is counted for: the largest part of the work."""
         return next((n for n in self.nodes if n.op_type in PRODUCTS), self.nodes[0])
@@ -246,10 +258,14 @@ def profile(
     recorder = _Recorder()
     watch = _Watch(device)
     totals = []
+    waited: float | None = 0.0
+    single_runs = 0
     for _ in range(runs):
-        start = time.perf_counter()
+        waiting, singles, start = machine.waited(), contention.single_runs, time.perf_counter()
         run()
         totals.append(time.perf_counter() - start)
+        waited = None if waited is None or waiting is None else waited + max(0.0, (machine.waited() or 0.0) - waiting)
+        single_runs += contention.single_runs > singles
         recorder.begin()
         if planner is None or planner.run(inputs, budget(), recorder) is None:
             planner = None
@@ -259,14 +275,14 @@ def profile(
             recorder.end()
     plan = recorder.plan_of(planner)
     pieces = watch.pieces() if plan is None else recorder.pieces()
-    machine = rates(options.threads, options.precision) if device.is_host or device.type == "STRICT" else None
+    reachable = rates(options.threads, options.precision) if device.is_host or device.type == "STRICT" else None
     whole = sum(statistics.median(p.times) for p in pieces)
     facts: dict[str, Any] = {}
     if plan is not None and planner is not None:
         facts = {"segments": len(plan.segments), "folded": plan.facts.folded, "fused": dict(planner.fused),
                  "arena_bytes": plan.arena_bytes, "live_bytes": sum(s.live_bytes for s in plan.segments)}  # fmt: skip
-    steps = _steps(pieces, whole, machine)
-    nodes = _nodes(graph, pieces, steps, whole, machine)
+    steps = _steps(pieces, whole, reachable)
+    nodes = _nodes(graph, pieces, steps, whole)
     return Profile(
         by="definitions" if plan is None else "plan",
         device=str(device),
@@ -274,12 +290,14 @@ def profile(
         runs=runs,
         seconds=statistics.median(totals),
         step_seconds=whole,
-        rates=machine,
+        rates=reachable,
         steps=steps,
         nodes=nodes,
-        operators=_operators(nodes, whole, machine),
+        operators=_operators(nodes, whole),
         weight_bytes=executor.resident,
         peak_bytes=_peak_bytes(),
+        single_runs=single_runs,
+        waited=None if waited is None else waited / sum(totals),
         **facts,
     )
 
@@ -299,15 +317,16 @@ class _Recorder:
 
     def __call__(self, segment: Segment, budget: limits.Budget | None) -> None:
         clock, at, times = time.perf_counter, 0, []
-        for step in segment.steps:
-            if budget is not None:
-                budget.watch()
-            bound = segment.flat[at : at + step.count]
-            at += step.count
-            start = clock()
-            for function, arguments in bound:
-                function(*arguments)
-            times.append((start, clock() - start))
+        with segment.present() as flat:
+            for step in segment.steps:
+                if budget is not None:
+                    budget.watch()
+                bound = flat[at : at + step.count]
+                at += step.count
+                start = clock()
+                for function, arguments in bound:
+                    function(*arguments)
+                times.append((start, clock() - start))
         self.present.append((segment, times))
 
     def end(self) -> None:
@@ -351,12 +370,18 @@ def _piece(step: Step, segment: int) -> _Piece:
         kernel=step.kernel,
         segment=segment,
         flops=step.flops,
-        bytes=sum(v.nbytes for v in {id(v): v for v in (*step.reads, *step.writes)}.values()),
+        bytes=_moved(step),
         inputs=tuple(map(layout, step.reads)),
         outputs=tuple(map(layout, step.writes)),
         notes=notes,
         group=step.origins,
     )
+
+
+def _moved(step: Step) -> int:
+    written = {id(v): v.nbytes for v in step.writes}
+    read = sum({id(v): v.nbytes for v in step.reads if id(v) not in written}.values())
+    return moved([n.op_type for n in step.origins], read, sum(written.values()))
 
 
 def layout(value: Value) -> str:
@@ -407,7 +432,8 @@ class _Watch:
         first = next((v.shape for v in outputs if _is_array(v)), ())
         work = flops(node.domain, node.op_type, node.attributes, shapes, first)
         piece.flops = None if work is None or piece.flops is None else piece.flops + work
-        piece.bytes += sum(int(v.nbytes) for v in (*inputs, *outputs) if _is_array(v))
+        read, written = (sum(int(v.nbytes) for v in values if _is_array(v)) for values in (inputs, outputs))
+        piece.bytes += moved([node.op_type], read, written)
         self.run[id(node)] = (seconds + elapsed, calls + 1)
         self.last = time.perf_counter()
 
@@ -429,7 +455,7 @@ def _steps(pieces: Sequence[_Piece], whole: float, machine: Rates | None) -> lis
     made = []
     for index, piece in enumerate(pieces):
         seconds = statistics.median(piece.times)
-        reached = None if machine is None or piece.flops is None else machine.reached(piece.flops, piece.bytes, seconds)
+        reached = None if machine is None or not piece.bounded else machine.reached(piece.flops, piece.bytes, seconds)
         names, operators = (tuple(dict.fromkeys(n)) for n in zip(*((n.name, n.op_type) for n in piece.nodes), strict=True))
         made.append(
             StepProfile(
@@ -440,9 +466,7 @@ def _steps(pieces: Sequence[_Piece], whole: float, machine: Rates | None) -> lis
     return made
 
 
-def _nodes(
-    graph: Graph, pieces: Sequence[_Piece], steps: Sequence[StepProfile], whole: float, machine: Rates | None
-) -> list[NodeProfile]:
+def _nodes(graph: Graph, pieces: Sequence[_Piece], steps: Sequence[StepProfile], whole: float) -> list[NodeProfile]:
     """The nodes of the model that compute something, in order; then those of functions and subgraphs that steps compute."""
     main = {id(n) for n in graph.nodes}
     every = {id(n): n for n in graph.nodes if n.function is None and (n.domain, n.op_type) != ("", "Constant")}
@@ -469,7 +493,7 @@ def _nodes(
                 share=seconds / whole if whole else 0.0,
                 flops=work,
                 bytes=nbytes,
-                roofline=None if machine is None or work is None else machine.reached(work, nbytes, seconds),
+                roofline=_together([(s.roofline, s.seconds, bool(s.flops or s.bytes)) for s in mine]),
                 kernels=tuple(dict.fromkeys(s.kernel for s in mine)),
                 part_of=part_of[key].name if key in part_of and not mine else "",
                 steps=tuple(indices),
@@ -479,16 +503,24 @@ def _nodes(
     return made
 
 
-def _operators(nodes: Sequence[NodeProfile], whole: float, machine: Rates | None) -> list[OperatorProfile]:
+def _operators(nodes: Sequence[NodeProfile], whole: float) -> list[OperatorProfile]:
     groups: dict[str, list[NodeProfile]] = {}
     for node in nodes:
         groups.setdefault(node.operator, []).append(node)
     made = []
     for operator, group in groups.items():
         seconds, work, nbytes = sum(n.seconds for n in group), _sum([n.flops for n in group]), sum(n.bytes for n in group)
-        reached = None if machine is None or work is None else machine.reached(work, nbytes, seconds)
+        reached = _together([(n.roofline, n.seconds, bool(n.flops or n.bytes)) for n in group if n.steps])
         made.append(OperatorProfile(operator, len(group), seconds, seconds / whole if whole else 0.0, work, nbytes, reached))
     return sorted(made, key=lambda o: -o.seconds)
+
+
+def _together(parts: Sequence[tuple[float | None, float, bool]]) -> float | None:
+    """The part of the rates that several steps reach: (their part, seconds, whether they do any work); None if one has none."""
+    if any(reached is None and works for reached, _, works in parts):
+        return None
+    whole, least = sum(seconds for _, seconds, _ in parts), sum((reached or 0.0) * seconds for reached, seconds, _ in parts)
+    return least / whole if whole and least else None
 
 
 def _sum(work: Sequence[int | None]) -> int | None:

@@ -8,8 +8,10 @@ with another shape continues with another segment.
 from __future__ import annotations
 
 import math
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -30,6 +32,7 @@ from ..proto.tensor_data import release
 from ..runtime.executor import Visitor
 from . import arena as arenas
 from .chains import chains
+from .contention import Pace, contention, single_step
 from .fusion import fuse
 from .passing import PASSED, PASSED_STEPS, Passed, append, unbound
 from .region import Call, Region, TooManyCalls, branch_of, branches_fit, names
@@ -219,6 +222,7 @@ class Segment:
         passed: the inputs and outputs that are not copied.
         moving: the steps that use them, with the index of their first call.
         cells: the values that are not in the arena, if the plan is open: nothing is kept in them after a run.
+        pace: how fast it runs, if a run may use fewer threads; None if it may not, or no step uses several.
     """
 
     steps: list[Step] = field(default_factory=list)
@@ -234,13 +238,23 @@ class Segment:
     passed: tuple[Passed, ...] = ()
     moving: tuple[tuple[int, Step, int], ...] = ()
     cells: Cells = field(default_factory=Cells)
+    pace: Pace | None = None
 
     def attach(self, inputs: Sequence[Any]) -> None:
         """Bind the steps that use inputs and outputs which are not copied to those of this run."""
         for p in self.passed:
             p.attach(inputs)
-        for start, step, count in self.moving:
-            self.flat[start : start + count] = step.bind()
+        for start, step, _ in self.moving:
+            self._replace(start, step.bind())
+
+    @contextmanager
+    def present(self) -> Iterator[list[tuple[Callable[..., Any], tuple[Any, ...]]]]:
+        """The calls in the form in which a run would begin now, on one thread or on several."""
+        if self.pace is None or not contention.present:
+            yield self.flat
+        else:
+            with onednn.using_threads(1):
+                yield self.pace.single_steps(self.flat)
 
     def detach(self) -> None:
         """Keep nothing of the arrays of a run."""
@@ -248,7 +262,12 @@ class Segment:
             p.detach()
         self.cells.clear_values()
         for start, _, count in self.moving:
-            self.flat[start : start + count] = [(unbound, ())] * count
+            self._replace(start, [(unbound, ())] * count)
+
+    def _replace(self, start: int, pieces: Bound) -> None:
+        self.flat[start : start + len(pieces)] = pieces
+        if self.pace is not None and self.pace.steps is not None:
+            self.pace.steps[start : start + len(pieces)] = [single_step(f, a) for f, a in pieces]
 
     def results(self) -> list[Any]:
         """The present outputs, copied."""
@@ -322,6 +341,8 @@ class Tracer:
         self.env: dict[int, Entry] = {}
         self.uses: Counter[int] = Counter()
         self.segment = Segment()
+        self.began = time.perf_counter()
+        self.single = options.adaptive and contention.expected(options.threads)
         self.buffers: list[Buffer] = []
         self.live: dict[int, Any] = {}
         self.entries: list[Entry] = []
@@ -588,7 +609,7 @@ class Tracer:
         following = Segment()
         done.point = Point(dict(self.env), pending[::-1], Counter(self.uses))
         done.check, done.next[key()] = key, following
-        self.segment, self.buffers = following, []
+        self.segment, self.buffers, self.began = following, [], time.perf_counter()
         self.copies.clear()
 
     def _adopt(self, ids: Sequence[int], call: Call) -> None:
@@ -805,13 +826,14 @@ class Tracer:
     def _run_steps(self, site: TraceSite, one: Kernel, calls: Sequence[Call]) -> None:
         origins = tuple({id(n): n for c in calls for n in (c.origins or (c.node,))}.values())
         bound = [step.bind() for step in site.steps]  # before any runs: a kernel may still decline
-        for step, pieces in zip(site.steps, bound, strict=True):
-            step.origins = origins
-            step.kernel = step.kernel or one.name
-            step.notes = (*step.notes, *self._reasons)
-            for function, arguments in pieces:
-                function(*arguments)
-            self._record(step)
+        with onednn.using_threads(1) if self.single else nullcontext():
+            for step, pieces in zip(site.steps, bound, strict=True):
+                step.origins = origins
+                step.kernel = step.kernel or one.name
+                step.notes = (*step.notes, *self._reasons)
+                for function, arguments in [single_step(*p) for p in pieces] if self.single else pieces:
+                    function(*arguments)
+                self._record(step)
         if site.steps and site.steps[-1].writes:
             site.steps[-1].flops = _flops(calls, site.inputs, site.steps[-1].writes[0])
         if site.finite:
@@ -1027,12 +1049,14 @@ class Tracer:
             b.memory, b.pinned = place, True
             self.live.pop(id(b), None)
         usual = at = self.options.threads
+        most = 1
         moving = []
         unchecked = {p for p in passed.values() if self.facts.finite and p.index >= 0 and p.value.dtype.kind in "fc"}
         for step in segment.steps:
             own = pieces = step.bind()
             needed = _threads(step, pieces, usual)
             self.facts.parallel |= needed > 0 and step.kernel != "definition"
+            most = max(most, needed if step.kernel != "definition" else 1)
             if needed not in (0, at):
                 pieces, at = [*thread_switch(needed), *pieces], needed
             found = [passed[i] for i in {id(v.buffer) for v in (*step.reads, *step.writes)} if i in passed]
@@ -1046,6 +1070,8 @@ class Tracer:
             step.count = len(pieces)
             segment.flat += pieces
         segment.passed, segment.moving = tuple(passed.values()), tuple(moving)
+        if self.options.adaptive and most > 1:
+            segment.pace = Pace(usual, time.perf_counter() - self.began, self.single)
         segment.copies = tuple(
             partial(_copy, e) if isinstance(e, Loose) else passed[id(e.buffer)].take if id(e.buffer) in passed else e.array.copy
             for e in segment.outputs

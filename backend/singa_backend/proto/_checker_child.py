@@ -21,7 +21,7 @@ PLACEHOLDER = "\0placeholder"
 def serve() -> Callable[[Any], tuple[Any, str]]:
     """Return the function that answers (task, seconds, arguments) by (result, why there is none)."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # the words of a C++ assertion do not help a user
-    tasks: dict[str, Callable[..., Any]] = {"check": _check, "infer": _infer, "node": _node}
+    tasks: dict[str, Callable[..., Any]] = {"check": _check, "infer": _infer, "node": _node, "function": _function}
 
     def answer(request: Any) -> tuple[Any, str]:
         task, seconds, arguments = request
@@ -54,18 +54,30 @@ def _infer(data: bytes, data_prop: bool, strict: bool) -> bytes:
 
 
 def _node(
-    domain: str, version: int, data: bytes, types: dict[str, bytes], values: dict[str, bytes], opset: int
-) -> dict[str, bytes]:
+    version: int, data: bytes, types: dict[str, bytes], values: dict[str, bytes], opset: int
+) -> tuple[dict[str, bytes], str]:
+    """The types of a node's outputs, and why the types of its inputs contradict each other ("" if they do not)."""
     node = NodeProto.FromString(data)
-    found = onnx.shape_inference.infer_node_outputs(
-        onnx.defs.get_schema(node.op_type, version, domain),
-        node,
-        {n: TypeProto.FromString(t) for n, t in types.items()},
-        {n: TensorProto.FromString(v) for n, v in values.items()},
-        opset_imports=[onnx.helper.make_opsetid("", opset)],
-        ir_version=10,
-    )
-    return {n: t.SerializeToString() for n, t in found.items()}
+    try:
+        found = onnx.shape_inference.infer_node_outputs(
+            onnx.defs.get_schema(node.op_type, version, node.domain),
+            node,
+            {n: TypeProto.FromString(t) for n, t in types.items()},
+            {n: TensorProto.FromString(v) for n, v in values.items()},
+            opset_imports=[onnx.helper.make_opsetid("", opset)],
+            ir_version=10,
+        )
+    except onnx.shape_inference.InferenceError as error:
+        return {}, " ".join(str(error).split())
+    return {n: t.SerializeToString() for n, t in found.items()}, ""
+
+
+def _function(name: str, version: int, data: bytes, types: list[bytes]) -> bytes:
+    """The body of an operator that depends on the node's attributes and the types of its inputs."""
+    schema: Any = onnx.defs.get_schema(name, version, "")
+    first = min(schema.context_dependent_function_opset_versions)
+    body: bytes = schema.get_context_dependent_function_with_opset_version(first, data, types)
+    return body
 
 
 def _tensors(model: ModelProto) -> Iterator[TensorProto]:

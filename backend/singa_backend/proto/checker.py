@@ -7,29 +7,41 @@ large tensors.
 
 from __future__ import annotations
 
+import hashlib
 import os
+import pickle
 import signal
 import threading
-from collections.abc import Callable, Mapping
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from onnx import GraphProto, ModelProto, NodeProto, TensorProto, TypeProto, ValueInfoProto
+import numpy as np
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, TypeProto, ValueInfoProto, numpy_helper
 
 from .. import dtypes
 from ..errors import InvalidModel
 from ..processes import Child, ChildFailure
 from . import _checker_child, tensor_data
+from .messages import graphs
 from .values import Value
 
 TIMEOUT = 120.0
-"""Seconds that the child may take for one request."""
+"""The maximum seconds that the child may take for one request."""
+
+LEAST_TIMEOUT, BYTES_PER_SECOND = 10.0, 20_000
+"""The seconds for a small model, and the bytes without large tensors for which it may take one second more."""
 
 MEMORY = 8 << 30
 """The maximum address space of the child in bytes: a small model may require any amount of memory."""
 
 SMALL = 1 << 10
 """Tensors of at most this many bytes are sent with their data, because inference may read shapes from them."""
+
+MOST_VALUES = 1 << 16
+"""The known values of a node's inputs are sent up to this many bytes."""
 
 LARGER = 1 << 20
 """The same bound for the second attempt, if a model is refused without the data of its large tensors."""
@@ -102,7 +114,11 @@ class CheckerProcess:
                 self._child = Child(self._make, memory=MEMORY, alone=True)
             elif not self._child.alive:  # something else has killed it: a request to it would fail
                 self._child.close()
-            answer: tuple[Any, str] = self._child.ask((task, timeout, arguments), timeout)
+            try:
+                answer: tuple[Any, str] = self._child.ask((task, timeout, arguments), timeout)
+            except OSError as error:  # no process, memory or file for the child
+                self._child.close()
+                raise ChildFailure("died", f"it cannot start: {error}", started=False) from error
             return answer
 
     @property
@@ -114,14 +130,14 @@ class CheckerProcess:
 process = CheckerProcess()
 
 
-def check_model(model: ModelProto, timeout: float = TIMEOUT, *, types: bool = True) -> CheckerResult:
+def check_model(model: ModelProto, timeout: float | None = None, *, types: bool = True) -> CheckerResult:
     """Check a model by onnx's checker, with full_check; never raises: no answer is a result too.
 
     External data are not read, and their files need not exist.
 
     Args:
         model: the model.
-        timeout: the maximum seconds for each of the two parts, structure and types.
+        timeout: the maximum seconds for each of the two parts, structure and types; None for a bound by the model's size.
         types: whether to check the types, by inference.
 
     Returns:
@@ -132,11 +148,12 @@ def check_model(model: ModelProto, timeout: float = TIMEOUT, *, types: bool = Tr
     return _checked(model, timeout, types, LARGER) if refused else found
 
 
-def _checked(model: ModelProto, timeout: float, types: bool, small: int) -> CheckerResult:
+def _checked(model: ModelProto, timeout: float | None, types: bool, small: int) -> CheckerResult:
     try:
         data = without_data(model, small).SerializeToString()
     except Exception as error:
         return CheckerResult(None, f"the model cannot be serialized: {error}")
+    timeout = _timeout(data) if timeout is None else timeout
     result = CheckerResult()
     try:
         _, result.message = process.ask(timeout, "check", data)
@@ -148,6 +165,11 @@ def _checked(model: ModelProto, timeout: float, types: bool, small: int) -> Chec
         part = "shape inference" if result.structure else "checker"
         result.message = f"onnx's {part} did not finish: {_reason(failure)}"
     return result
+
+
+def _timeout(data: bytes) -> float:
+    """The seconds for a model of this many bytes without large tensors: onnx takes much less, if it does not hang."""
+    return min(TIMEOUT, LEAST_TIMEOUT + len(data) / BYTES_PER_SECOND)
 
 
 def require_valid(model: ModelProto) -> str:
@@ -185,14 +207,14 @@ def check_and_infer(model: ModelProto, timeout: float) -> CheckerResult:
     return result
 
 
-def infer_shapes(model: ModelProto, *, data_prop: bool = False, strict: bool = False, timeout: float = TIMEOUT) -> Inference:
+def infer_shapes(model: ModelProto, *, data_prop: bool = False, strict: bool = False, timeout: float | None = None) -> Inference:
     """Infer the types of a model's values by onnx's shape inference; never raises: no answer is a result too.
 
     Args:
         model: the model, which is not changed.
         data_prop: whether to follow the values of small integer tensors.
         strict: whether an error in one node is a failure; otherwise the types of its outputs are unknown.
-        timeout: the maximum seconds.
+        timeout: the maximum seconds; None for a bound by the model's size.
 
     Returns:
         The model with the types.
@@ -203,49 +225,136 @@ def infer_shapes(model: ModelProto, *, data_prop: bool = False, strict: bool = F
     except Exception as error:
         return Inference(model, f"the model cannot be serialized: {error}")
     try:
-        found, why = process.ask(timeout, "infer", data, data_prop, strict)
+        found, why = process.ask(_timeout(data) if timeout is None else timeout, "infer", data, data_prop, strict)
         return Inference(light, why) if found is None else Inference(ModelProto.FromString(found))
     except ChildFailure as failure:
         return Inference(light, f"onnx's shape inference did not finish: {_reason(failure)}", False)
 
 
+@dataclass
+class NodeInference:
+    """The result of onnx's shape inference of one node.
+
+    Attributes:
+        types: the types of its outputs by name; without those that are not known.
+        contradiction: why the node cannot compute with the types of its inputs; "" if it can, or if that is not known.
+    """
+
+    types: dict[str, TypeProto] = field(default_factory=dict)
+    contradiction: str = ""
+
+
+@dataclass
+class Patience:
+    """Seconds that the inference of one model may lose to nodes on which onnx crashes or hangs; then their types are unknown."""
+
+    left: float = 10.0
+
+
+_known: OrderedDict[bytes, tuple[dict[int, bytes], str]] = OrderedDict()
+"""The answers for nodes by the digest of the request: the types by the index of the output, and the contradiction."""
+
+_known_lock = threading.Lock()
+KNOWN = 1 << 13
+"""The maximum number of answers that are kept."""
+
+NODE_TIMEOUT = 5.0
+"""Seconds that the child may take for a node without subgraphs, which takes it microseconds."""
+
+
 def infer_node(
     node: NodeProto,
-    domain: str,
     version: int,
     types: Mapping[str, TypeProto],
-    values: Mapping[str, TensorProto],
+    values: Mapping[str, np.ndarray],
     opset: int,
-) -> dict[str, TypeProto]:
-    """Infer the types of the outputs of one node with subgraphs: onnx infers each of them as a whole graph.
+    patience: Patience,
+) -> NodeInference:
+    """Infer the types of the outputs of one node; never raises: that nothing is known is a result too.
+
+    Answers are kept by the node's signature: operator, version, attributes, types, known values and equal inputs.
 
     Args:
         node: the node.
-        domain: its plain domain, "" for ai.onnx.
         version: the version of its schema.
         types: the types of the values that the node and its subgraphs read.
         values: the known values of its inputs.
         opset: the version of ai.onnx for the nodes of the subgraphs.
+        patience: the time that a child that fails may take.
 
     Returns:
-        The types by name; without those that are not known.
+        The types, and the contradiction; of a node with subgraphs the types only.
     """
     light = NodeProto()
     _copy_node(node, light, SMALL)
+    light.ClearField("name")
+    light.ClearField("doc_string")
+    whole = any(graphs(node))
+    if not whole:  # the names of values matter only within subgraphs
+        names = {n: f"x{i}" for i, n in enumerate(dict.fromkeys(node.input)) if n}
+        light.input[:] = [names.get(n, "") for n in node.input]
+        light.output[:] = [f"y{i}" if n else "" for i, n in enumerate(node.output)]
+        types = {names[n]: t for n, t in types.items() if n in names}
+        values = {names[n]: v for n, v in values.items() if n in names}
+    request = (
+        version,
+        light.SerializeToString(),
+        {n: t.SerializeToString() for n, t in types.items()},
+        {n: numpy_helper.from_array(v, n).SerializeToString() for n, v in values.items() if v.nbytes <= MOST_VALUES},
+        opset,
+    )
+    key = hashlib.blake2b(pickle.dumps(request), digest_size=16).digest()
+    with _known_lock:
+        answer = _known.get(key)
+        if answer is not None:
+            _known.move_to_end(key)
+    if answer is None:
+        answer = _asked(request, patience, TIMEOUT if whole else NODE_TIMEOUT, list(light.output))
+        if answer is None:
+            return NodeInference()
+        with _known_lock:
+            _known[key] = answer
+            if len(_known) > KNOWN:
+                _known.popitem(last=False)
+    found, contradiction = answer
+    return NodeInference(
+        {node.output[i]: TypeProto.FromString(t) for i, t in found.items() if node.output[i]}, "" if whole else contradiction
+    )
+
+
+def _asked(
+    request: tuple[Any, ...], patience: Patience, timeout: float, outputs: list[str]
+) -> tuple[dict[int, bytes], str] | None:
+    """The child's answer by index; {} for a node on which it dies, None for one on which it takes too long."""
+    if patience.left <= 0:
+        return None
+    start = time.monotonic()
     try:
-        found, _ = process.ask(
-            TIMEOUT,
-            "node",
-            domain,
-            version,
-            light.SerializeToString(),
-            {n: t.SerializeToString() for n, t in types.items()},
-            {n: v.SerializeToString() for n, v in values.items()},
-            opset,
-        )
+        found, _ = process.ask(min(timeout, max(patience.left, 1.0)), "node", *request)
+    except ChildFailure as failure:
+        patience.left -= time.monotonic() - start
+        return ({}, "") if failure.how == "died" and failure.started else None
+    answer: tuple[dict[str, bytes], str] = found or (
+        {},
+        "",
+    )  # without an answer the node is not valid, and its types remain unknown
+    return {i: answer[0][n] for i, n in enumerate(outputs) if n in answer[0]}, answer[1]
+
+
+def function_body(name: str, version: int, node: bytes, types: Sequence[bytes]) -> bytes | None:
+    """ONNX's body of an operator of its main domain that depends on the call; None if there is none for this call.
+
+    Args:
+        name: the operator.
+        version: the version of its schema.
+        node: the node, serialized.
+        types: the type of each input, serialized; b"" for one that is absent or not known.
+    """
+    try:
+        found, _ = process.ask(NODE_TIMEOUT, "function", name, version, node, list(types))
     except ChildFailure:
-        return {}
-    return {n: TypeProto.FromString(t) for n, t in (found or {}).items()}
+        return None
+    return None if found is None else bytes(found)
 
 
 def _reason(failure: ChildFailure) -> str:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from typing import Any
 
+from google.protobuf.message import Message
 from onnx import GraphProto, NodeProto, OperatorSetIdProto
 
 from ..limits import check_nesting
@@ -78,3 +80,14 @@ def reads(node: NodeProto, depth: int = 0) -> set[str]:
             used |= reads(p, depth + 1)
         found |= used - defined(graph)
     return found
+
+
+def texts(message: Message) -> Iterator[tuple[Any, str | int, str | bytes]]:
+    """Every text of a message, which is bytes if it is not UTF-8: its container, the field name or index there, and the text."""
+    for kind, value in message.ListFields():
+        if kind.type == kind.TYPE_STRING:
+            alone = isinstance(value, (str, bytes))
+            yield from [(message, kind.name, value)] if alone else [(value, i, text) for i, text in enumerate(value)]
+        elif kind.type == kind.TYPE_MESSAGE:
+            for inner in [value] if isinstance(value, Message) else value:
+                yield from texts(inner)

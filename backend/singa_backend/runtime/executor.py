@@ -11,14 +11,11 @@ import numpy as np
 from .. import dtypes, limits
 from ..devices import checks
 from ..devices.device import Device
-from ..errors import OperatorError, ResourceExhausted, SonnxError
+from ..errors import OperatorError, SonnxError
 from ..ir.graph import Graph, Node
 from ..proto.tensor_data import ModelFile, copied, is_mapped
+from .failures import typed_error
 from .placement import Placed, Placement
-
-_CODES: tuple[tuple[type[Exception], str], ...] = (
-    (IndexError, "SX401"), (ZeroDivisionError, "SX403"), (OverflowError, "SX405"), (TypeError, "SX406"), (ValueError, "SX404"),
-)  # fmt: skip
 
 Path = Sequence[tuple[Node, int]]
 """The nodes whose graphs contain a node, outermost first, each with the number of the run of its graph, from 0."""
@@ -55,6 +52,11 @@ class Executor:
     def states(self) -> dict[int, list[tuple[int, Any]]]:
         """(slot, device value) of each initializer, by the id of its graph."""
         return self._states
+
+    @property
+    def graphs(self) -> Sequence[Graph]:
+        """The graph and the graphs in it."""
+        return self._keep
 
     def owned(self) -> set[int]:
         """Return the ids of the model's arrays, which a run may return: initializers, and constants on a device."""
@@ -188,20 +190,10 @@ class Visitor:
             return outputs
         except SonnxError as error:
             raise _located(error, node, inputs) from error.__cause__
-        except MemoryError as error:
-            shortage = self.device.failure(error) or ResourceExhausted(f"out of memory: {error}", code="SX601")
-            raise _located(shortage, node, inputs) from error
-        except RecursionError as error:
-            raise _located(ResourceExhausted("graphs nest too deeply for Python's stack", code="SX602"), node, inputs) from error
         except Exception as error:
-            failure = self.device.failure(error, waited=self.waits)
-            if failure is not None:
-                raise _located(failure, node, inputs) from error
-            if "maximum supported dimension" in str(error):
-                raise _located(limits.too_many_dimensions(str(error)), node, inputs) from error
-            code = next((c for kind, c in _CODES if isinstance(error, kind)), "SX400")
-            message = f"{node.op_type} cannot compute with its inputs: {error}"
-            raise _located(OperatorError(message, code=code), node, inputs) from error
+            waited = self.waits and not isinstance(error, MemoryError)
+            failure = None if isinstance(error, RecursionError) else self.device.failure(error, waited=waited)
+            raise _located(failure or typed_error(error, node.op_type), node, inputs) from error
 
     def _compute(self, node: Node, inputs: list[Any], frame: list[Any]) -> list[Any]:
         operator = node.operator

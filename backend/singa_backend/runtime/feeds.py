@@ -107,7 +107,8 @@ def _check_dtype(declared: Value, dtype: np.dtype[Any]) -> None:
 
 def _from_python(declared: Value, x: Any) -> np.ndarray:
     """Python numbers, strings, or lists of them, in the declared dtype; raises InvalidInput if it cannot represent them."""
-    want, natural = declared.dtype, np.asarray(x)
+    # NumPy's own string type would allocate the length of the longest string for each.
+    want, natural = declared.dtype, np.asarray(x, object) if _is_text(x) else np.asarray(x)
     if natural.size == 0:
         return np.asarray(x, want)
     strings = natural.dtype.kind in "USO"
@@ -118,7 +119,7 @@ def _from_python(declared: Value, x: Any) -> np.ndarray:
     whole = want is not None and (want.kind in "iub" or want in dtypes.SUB_BYTE_INTS)
     array = np.asarray(x, want)  # raises if integers are out of range
     if strings or want == dtypes.STRING or (natural.dtype.kind == "f" and whole):
-        kind = "strings" if natural.dtype.kind in "US" else "floats" if natural.dtype.kind == "f" else "numbers"
+        kind = "strings" if natural.dtype.kind in "US" or _is_text(x) else "floats" if natural.dtype.kind == "f" else "numbers"
         hint = "round them first" if whole and kind == "floats" else ""
         element = "number" if want is None else dtypes.onnx_name(want)
         raise InvalidInput(f"input {declared} must hold {element} values, got Python {kind}", code="SX302", hint=hint)
@@ -128,6 +129,13 @@ def _from_python(declared: Value, x: Any) -> np.ndarray:
             f"input {declared} must hold values in the range of its type, got {natural[wrong].flat[0]}", code="SX302"
         )
     return array
+
+
+def _is_text(x: Any) -> bool:
+    """Whether a value is a string, or lists whose first element is one."""
+    while isinstance(x, (list, tuple)) and x:
+        x = x[0]
+    return isinstance(x, str)
 
 
 def _check_strings(declared: Value, array: np.ndarray) -> None:
@@ -169,3 +177,23 @@ def owned_copy(value: Any, taken: set[int]) -> Any:
             value = value.copy()
         taken.add(id(value))
     return value
+
+
+def overlaps_itself(array: np.ndarray) -> bool:
+    """Whether two elements of an array share a byte: a broadcast array, or windows by `as_strided`."""
+    axes = sorted((abs(stride), n) for stride, n in zip(array.strides, array.shape, strict=True) if n > 1)
+    reach = array.itemsize
+    for stride, n in axes:
+        if stride < reach:
+            break
+        reach += stride * (n - 1)
+    else:
+        return False  # the elements along each axis are further apart than the axes of smaller strides reach
+    span = array.itemsize + sum(stride * (n - 1) for stride, n in axes)
+    if not array.size or array.nbytes > span:
+        return bool(array.size)
+    places = np.zeros(1, np.intp)
+    for stride, n in axes:
+        places = np.add.outer(places, stride * np.arange(n)).reshape(-1)
+    places.sort()
+    return bool((np.diff(places) < array.itemsize).any())

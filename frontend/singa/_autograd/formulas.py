@@ -1035,12 +1035,16 @@ class Dropout(Operator):
     Calling the operator on a Tensor returns a tuple with the result, as `dropout` defines it.
 
     Args:
-        seed: Ignored; kept for programs written for SINGA.
+        seed: Ignored; kept for programs written for SINGA. A seed between 0 and 1 is warned of: it may be meant as the ratio.
         ratio: The probability that an element is dropped, in [0, 1).
+
+    Raises:
+        InvalidInput: `ratio` is not in [0, 1).
     """
 
     def __init__(self, seed: int = 0, ratio: float = 0.5) -> None:
         super().__init__()
+        _check_dropout("Dropout", 0, seed, ratio)
         self.ratio = ratio
 
     def __call__(self, *xs: Tensor) -> tuple[Tensor, ...]:
@@ -1072,8 +1076,14 @@ def dropout(x: Tensor, seed: int = 0, ratio: float = 0.5) -> Tensor:
     Raises:
         InvalidInput: `ratio` is not in [0, 1).
     """
+    _check_dropout("dropout", 1, seed, ratio)
+    return Dropout(0, ratio)(x)[0]
+
+
+def _check_dropout(name: str, place: int, seed: float, ratio: float) -> None:
+    """Warn the caller's caller of a seed that looks like a ratio; raise InvalidInput for a ratio out of range."""
     if isinstance(seed, float) and 0 < seed < 1:
-        warnings.warn(f"the second argument of dropout is its seed; write ratio={seed}", UserWarning, stacklevel=2)
+        nth = ("first", "second")[place]
+        warnings.warn(f"the {nth} argument of {name} is its seed; write ratio={seed}", UserWarning, stacklevel=3)
     if not 0 <= ratio < 1:
         raise InvalidInput(f"ratio must be in [0, 1), got {ratio}", code="SX333")
-    return Dropout(seed, ratio)(x)[0]

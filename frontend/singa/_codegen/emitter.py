@@ -254,8 +254,9 @@ class Emitter:
 
     def node(self, node: NodeProto) -> Iterator[Assign | Function]:
         """Write a node as a call of its operator."""
-        if node.op_type == "Constant" and not node.domain and node.attribute[0].name == "value":
-            self.constants[node.output[0]] = tensor_data.tensor(node.attribute[0].t, None)
+        value = next((a for a in node.attribute if a.name == "value"), None)
+        if node.op_type == "Constant" and not node.domain and value is not None and len(node.attribute) == 1:
+            self.constants[node.output[0]] = tensor_data.tensor(value.t, None)
             return
         if node.op_type == "Identity" and not node.domain and node.input[0] not in self.constants:
             self.expressions[node.output[0]] = self.expression(node.input[0])

@@ -10,6 +10,7 @@ import numpy as np
 from onnx import GraphProto, NodeProto, TypeProto, helper
 
 from singa_backend import dtypes
+from singa_backend.autodiff import roles
 from singa_backend.autodiff.replay import Visitor, apply, replay, visit
 from singa_backend.errors import Problem, UnsupportedModel
 from singa_backend.interpreters.base import Subgraph
@@ -21,8 +22,6 @@ from singa_backend.proto import tensor_data
 from singa_backend.proto.checker import infer_shapes
 from singa_backend.proto.schemas import ANY_OPSET, newest, version_at
 from singa_backend.proto.values import Value, declared_type
-
-from .._onnx.imported import frozen, running
 
 
 @dataclass
@@ -114,12 +113,16 @@ class _Lowering:
 
     def run(self) -> Lowered:
         graph, builder = self.graph, self.builder
-        still, moving = frozen(graph), running(graph)
+        kinds = roles.roles(graph)
+        moving = {n for n, r in kinds.items() if r.kind == roles.STATISTIC}
         inputs = [self.writer.input(v.name, declared_type(v)) for v in graph.inputs]
         states: dict[str, Symbol] = {}
         held: dict[str, np.ndarray] = {}
         for name, array in graph.states.items():
-            if dtypes.is_float(array.dtype) and name not in still:  # parameters are not constants, and must not be folded
+            if dtypes.is_float(array.dtype) and kinds[name].kind in (
+                roles.PARAMETER,
+                roles.STATISTIC,
+            ):  # parameters are not constants, and must not be folded
                 states[name] = builder.input(name, helper.make_tensor_type_proto(dtypes.onnx_code(array.dtype), array.shape))
                 held[name] = array
             else:

@@ -49,21 +49,21 @@ class Coverage:
         )
 
     def check_constants(self, constants: Mapping[str, str]) -> ConstantTrainsWarning | None:
-        """The warning after a step that has changed parameters which look like constants, or None.
+        """The warning after a step that has changed constants of a file, which nobody has unfrozen by name, or None.
 
         Args:
-            constants: What each of these parameters looks like, by name.
+            constants: The reason why each of them is a constant, by name.
         """
         trains = self.trains()
         named = [n for n in constants if n in trains and id(trains[n]) in self.found]
         if not named:
             return None
         return ConstantTrainsWarning(
-            f"the step changes parameters that look like constants of the exporter, not like weights: "
+            f"the step changes constants of the file, which are not weights by their use: "
             f"{_listed([f'{n} ({constants[n]})' for n in named])}",
             named,
-            f"load the model again and freeze them before the first step: model.freeze({named[0]!r}), or all of them: `for name "
-            "in sonnx.trainable_report(file).constants: model.freeze(name)`; `sonnx train --freeze NAME`",
+            f"load the model again and freeze them before the first step: model.freeze({named[0]!r}); if they are to train, call "
+            f"model.unfreeze({named[0]!r}), or SONNXModel(file, train_constants=True) for all",
         )
 
 

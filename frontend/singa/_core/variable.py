@@ -48,6 +48,17 @@ class Member:
         model = self._model()
         return model is not None and model[self._name] is t
 
+    def is_fixed(self) -> bool:
+        """Whether the tensor does not train by default: it is a constant of the file."""
+        model = self._model()
+        return model is not None and bool(model.is_fixed(self._name))
+
+    def request(self) -> None:
+        """Note that the program has included the tensor in training."""
+        model = self._model()
+        if model is not None:
+            model.requested.add(self._name)
+
     def __reduce__(self) -> Any:
         return operator.getitem, (self._model(), self._name)
 

@@ -171,11 +171,19 @@ def made(proto: ModelProto, device: DeviceLike | None, model_class: type[SONNXMo
     return model
 
 
-def freeze(model: SONNXModel, still: Callable[[str, Tensor], bool]) -> None:
-    """Freeze the parameters of the file that the framework would not train."""
+def choose(model: SONNXModel, trains: Callable[[str], bool | None]) -> None:
+    """Train what the framework trains.
+
+    Args:
+        model: the imported model.
+        trains: whether the framework trains a value of the file by its name; None if that is not known, and its use decides.
+    """
     for name, t in model.imported.parameters.items():
-        if still(name, t):
-            t.requires_grad = t.stores_grad = False
+        chosen = trains(name)
+        if chosen is not None:
+            t.requires_grad = t.stores_grad = chosen
+            if chosen:
+                model.imported.requested.add(name)
 
 
 def outputs(model: SONNXModel, names: Sequence[str], feeds: Sequence[Any]) -> list[np.ndarray]:

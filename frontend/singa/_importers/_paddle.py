@@ -32,8 +32,8 @@ from ._common import (
     as_array,
     check_axes,
     check_names,
+    choose,
     exporting,
-    freeze,
     is_array,
     leaves,
     made,
@@ -143,7 +143,7 @@ def from_paddle(
     model = made(proto, device, model_class, train)
     still = {n for n, p in layer.named_parameters() if p.stop_gradient} | {n for n, _ in layer.named_buffers()}
     trained = set(own.values()) - still
-    freeze(model, lambda name, t: name not in trained)
+    choose(model, lambda name: name in trained)
     if check:
         expected = [as_array(y) for y in leaves(result)]
         verify(model, outputs(model, names, fed), expected, tolerance, who)

@@ -22,8 +22,8 @@ from ._common import (
     as_array,
     check_axes,
     check_names,
+    choose,
     exporting,
-    freeze,
     is_array,
     leaves,
     made,
@@ -182,17 +182,17 @@ def _mode(torch: Any, module: Any, train: bool) -> Iterator[None]:
 
 
 def _choose(module: Any, model: SONNXModel, train: bool) -> None:
-    """Freeze what PyTorch does not train.
+    """Train what PyTorch trains.
 
-    In a file for training all names are those of the module.  In one for inference folded weights have new names, so only
-    parameters that are known not to train, and scalars, which are constants of the program, are frozen.
+    In a file for training all names are those of the module.  In one for inference folded weights have new names, of which
+    their use decides.
     """
     if not hasattr(module, "named_parameters"):
         return
     trained = {n for n, p in module.named_parameters(remove_duplicate=False) if p.requires_grad}
     known = trained | {n for n, _ in module.named_parameters(remove_duplicate=False)} | {n for n, _ in module.named_buffers()}
 
-    freeze(model, lambda name, t: name not in trained and (train or name in known or not t.shape))
+    choose(model, lambda name: name in trained if train or name in known else None)
 
 
 def _arguments(module: Any, inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:

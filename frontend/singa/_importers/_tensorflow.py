@@ -22,8 +22,8 @@ from ._common import (
     as_array,
     check_axes,
     check_names,
+    choose,
     exporting,
-    freeze,
     is_array,
     leaves,
     made,
@@ -115,7 +115,7 @@ def from_tensorflow(
             proto, trained = _export(tf, tf2onnx, flat, signature, opset), None
     name_values(proto, names, output_names)
     found = made(proto, device, model_class, train)
-    freeze(found, lambda name, t: not t.shape if trained is None else name not in trained)
+    choose(found, lambda name: None if trained is None else name in trained)
     if check:
         verify(found, outputs(found, names, tensors), expected, tolerance, who)
     return found

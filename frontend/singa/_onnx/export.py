@@ -24,6 +24,7 @@ from singa_backend import dtypes, passes
 from singa_backend.errors import InvalidInput, Problem, UnsupportedModel, check_keywords
 from singa_backend.ir.graph import Graph
 from singa_backend.ir.reader import read
+from singa_backend.limits import reports_shortage
 from singa_backend.opsets.convert import convert as write_again
 from singa_backend.opsets.model import finish, to_model
 from singa_backend.opsets.writer import LEAST, UNWRITTEN, OpsetWriter, Unwritable
@@ -41,6 +42,7 @@ from .._core.variable import tensor_list
 from ..device import Device, default_device
 from ..model import Model
 from . import custom_exporters
+from .marks import mark_parameters
 from .run_once import run_once
 
 DEFAULT_OPSET = 18
@@ -169,6 +171,7 @@ def _options(call: str, options: Mapping[str, Any]) -> Options:
     return Options(**options)
 
 
+@reports_shortage
 def to_onnx(inputs: Sequence[Any], y: Any, model_name: str = "sonnx", *, with_report: bool = False, **options: Any) -> Any:
     """Write the operators between `inputs` and `y` as an ONNX model.
 
@@ -203,6 +206,7 @@ def to_onnx(inputs: Sequence[Any], y: Any, model_name: str = "sonnx", *, with_re
     return (proto, report) if with_report else proto
 
 
+@reports_shortage
 def export(
     model: Model,
     inputs: Sequence[Any] | None = None,
@@ -367,6 +371,7 @@ class _Replay:
             for n in (*node.input, *sorted(reads(node))):
                 first.setdefault(n, len(first))
         self.proto.graph.initializer.sort(key=lambda t: first.get(t.name, len(first)))  # in the order of their use
+        mark_parameters(self.proto, self.arrays, record.inputs)
 
     def _check_outputs(self, xs: Sequence[Tensor], ys: Sequence[Tensor]) -> None:
         for i, y in enumerate(ys):
@@ -483,6 +488,7 @@ class _Replay:
         return run
 
 
+@reports_shortage
 def convert(
     source: ModelSource,
     opset: int | None = None,
@@ -577,7 +583,7 @@ def _finish(
     finish(proto)
     proto.doc_string = options.doc
     if options.metadata:
-        helper.set_model_props(proto, dict(options.metadata))
+        helper.set_model_props(proto, {p.key: p.value for p in proto.metadata_props} | dict(options.metadata))
     report.ir_version = proto.ir_version
     check = options.check and not report.unmapped
     if check and path is None and (warning := checker.require_valid(proto)):

@@ -11,6 +11,7 @@ import numpy as np
 from onnx import ModelProto, numpy_helper
 
 from singa_backend import SingaBackend, dtypes
+from singa_backend.autodiff import roles as role
 from singa_backend.autodiff.replay import visit
 from singa_backend.backend import SingaRep, _select, _unpickled, check_last_layers
 from singa_backend.errors import InvalidInput
@@ -24,6 +25,7 @@ from singa_backend.passes.change_dtype import change_dtype
 from singa_backend.proto.load import ModelSource
 from singa_backend.proto.tensor_data import owned
 from singa_backend.proto.values import Value, declared_type
+from singa_backend.runtime.failures import rule_errors
 from singa_backend.runtime.feeds import ids_of, owned_copy
 
 from .._core import provenance, random, tape, trace
@@ -34,8 +36,6 @@ from ..device import resolve as resolve_device
 
 _SMALL = 64
 """The maximum number of elements of an input whose value is kept as an example."""
-_STATISTICS = (3, 4)
-"""The inputs of BatchNormalization that are running statistics."""
 
 
 class Imported:
@@ -44,8 +44,10 @@ class Imported:
     An initializer that several nodes use is one Tensor: tied weights stay tied.  Raises the errors of `SingaBackend.prepare`.
 
     Attributes:
-        parameters: the other float Tensors.  Two kinds are frozen by default: exponents of Pow, with respect to which a negative
-            base has no gradient, and settings that nodes read only on the host, such as the ratio of a Dropout.
+        roles: what each float initializer is, and why.
+        train_constants: whether constants train by default, too.
+        parameters: the other float Tensors.  Those that are constants or settings by their roles are frozen by default.
+        requested: the constants that `unfreeze` included by their names.
         statistics: the running means and variances of BatchNormalization.
         seen: examples of the inputs of the last run outside a recorded step: ranks may depend on them.
     """
@@ -53,22 +55,37 @@ class Imported:
     proto: ModelProto | None = None
     """The model that `moved` wrote, if it changed the dtype."""
 
-    def __init__(self, model: ModelSource, device: DeviceLike | None = None, **kwargs: Any) -> None:
+    train_constants = False
+
+    def __init__(
+        self, model: ModelSource, device: DeviceLike | None = None, *, train_constants: bool = False, **kwargs: Any
+    ) -> None:
         self.device: Device = resolve_device(device)
+        self.train_constants = train_constants
         self.seen: list[Any] = []
         self._adopt(SingaBackend.prepare(model, self.device.backend, **kwargs), {})
 
-    def _adopt(self, rep: SingaRep, changed: Mapping[str, np.ndarray], *, read: bool = True) -> None:
+    def _adopt(
+        self,
+        rep: SingaRep,
+        changed: Mapping[str, np.ndarray],
+        *,
+        read: bool = True,
+        known: Mapping[str, role.Role] | None = None,
+    ) -> None:
         """Make the Tensors of a prepared model.
 
         Args:
             rep: the model.
             changed: values other than those of its file.
             read: whether the graph was read from a file, whose weights may be Constant nodes.
+            known: the roles of its float initializers, if the model was written again from another one; None to decide them.
         """
         self.rep = rep.with_graph(rep.graph.with_weights()) if read else rep
         graph, device = self.graph, self.device.backend
-        moving, still = running(graph), frozen(graph)
+        floats = {n for n, a in graph.states.items() if dtypes.is_float(a.dtype)}
+        self.roles = dict(known) if known is not None and floats <= known.keys() else role.roles(graph) | dict(known or {})
+        self.requested: set[str] = set()
         self._has_training_nodes = any(_may_train(node) for node in graph.all_nodes())
         self.parameters: dict[str, Tensor] = {}
         self.statistics: dict[str, Tensor] = {}
@@ -85,11 +102,11 @@ class Imported:
                 if name in changed:
                     self.rep._given[name] = kept
                 continue
-            trains = name not in moving and name not in still
+            trains = self.roles[name].trains(self.train_constants)
             with device.active():
                 own = device.put(changed[name]) if name in changed else owned(array)  # arrays that map a file are read-only
             tensor = Tensor(data=own, device=self.device, requires_grad=trains, stores_grad=trains, name=name)
-            (self.statistics if name in moving else self.parameters)[name] = tensor
+            (self.statistics if self.roles[name].kind == role.STATISTIC else self.parameters)[name] = tensor
             tensor._member = Member(self, name)
             states[k] = (slot, own)  # the executor computes with the same storage
             self.rep._fixed.add(id(own))
@@ -104,28 +121,40 @@ class Imported:
         """The parameter or the statistic of this name."""
         return (self.parameters if name in self.parameters else self.statistics).get(name)
 
+    def constants(self) -> list[str]:
+        """The names of the constants, whether they train or not."""
+        return [n for n, r in self.roles.items() if r.kind == role.CONSTANT]
+
+    def is_fixed(self, name: str) -> bool:
+        """Whether a float initializer does not train by default."""
+        return not self.roles[name].trains(self.train_constants)
+
     def __getstate__(self) -> dict[str, Any]:
         """The state to pickle: the model, by its file if it has one, and what differs from it."""
-        moving, still = running(self.graph), frozen(self.graph)
         changed: dict[str, np.ndarray] = {}
         fields: dict[str, dict[str, Any]] = {}
         for name, t in self.tensors().items():
             if self._is_changed(name, t):
                 changed[name] = t.device.backend.get(t._data)
-            trains = name not in moving and name not in still
+            trains = self.roles[name].trains(self.train_constants)
             start = {"requires_grad": trains, "stores_grad": trains, "name": name, "device": self.device}
             kept = {n: v for n, v in t.__dict__.items() if n not in _STORAGE and (n not in start or v != start[n])}
             if kept:
                 fields[name] = kept
         changed |= {n: self.device.backend.get(v) for n, v in self.rep._given.items() if n in self._constants}
         seen = [[_shape_of(v) for v in x] if isinstance(x, list) else _shape_of(x) for x in self.examples()]
-        return {"model": self.rep._pickled(changed), "device": self.device, "fields": fields, "seen": seen}
+        return {
+            "model": self.rep._pickled(changed), "device": self.device, "fields": fields, "seen": seen,
+            "train_constants": self.train_constants, "requested": self.requested, "roles": self.roles,
+        }  # fmt: skip
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Rebuild the model; raises the errors of `SingaRep.__setstate__`."""
         self.device = state["device"]
         self.seen = [[_array_of(v) for v in x] if isinstance(x, list) else _array_of(x) for x in state["seen"]]
-        self._adopt(*_unpickled(state["model"]), read="graph" not in state["model"])
+        self.train_constants = state.get("train_constants", True)  # without the entry, it is of a version that trained all
+        self._adopt(*_unpickled(state["model"]), read="graph" not in state["model"], known=state.get("roles"))
+        self.requested = state.get("requested", set())
         for name, t in self.tensors().items():
             fields = state["fields"].get(name, {})
             t.__dict__.update(fields)
@@ -147,7 +176,7 @@ class Imported:
         made = Imported.__new__(Imported)
         memo[id(self)] = made
         made.__dict__.update(self.__dict__)
-        made.parameters = copy.deepcopy(self.parameters, memo)
+        made.parameters, made.requested = copy.deepcopy(self.parameters, memo), set(self.requested)
         made.statistics = copy.deepcopy(self.statistics, memo)
         made.rep = self.rep.with_states({name: t._data for name, t in made.tensors().items()})
         made._loaded = {}  # whether a copied value is that of the file is found by comparing them
@@ -174,7 +203,7 @@ class Imported:
             device: the device; None for its own.
         """
         made = Imported.__new__(Imported)
-        made.device, made.seen = device or self.device, []
+        made.device, made.seen, made.train_constants = device or self.device, [], self.train_constants
         state: dict[str, Any] = self.__getstate__()["model"]
         changed = state["changed"]
         if dtype is not None:
@@ -192,7 +221,7 @@ class Imported:
             state = {n: state[n] for n in ("limits", "options", "threads")}
             state["graph"], changed = read(proto, operators=list(dict.fromkeys(found))), {}
         state["device"] = str(made.device.backend)
-        made._adopt(_unpickled({**state, "changed": changed})[0], changed, read="graph" not in state)
+        made._adopt(_unpickled({**state, "changed": changed})[0], changed, read="graph" not in state, known=self.roles)
         return made
 
     def become(self, other: Imported) -> None:
@@ -205,7 +234,7 @@ class Imported:
                 t.data = new._data
                 t._is_shared = False
                 t._member = Member(self, name)
-        self.__dict__.update(other.__dict__)
+        self.__dict__.update(other.__dict__ | {"requested": self.requested})
 
     @property
     def graph(self) -> Graph:
@@ -261,7 +290,8 @@ class Imported:
 
         def do(node: Node, values: list[Any], here: list[Any]) -> list[Any]:
             before = 0 if current is None else len(current.writer.builder.nodes)
-            made = self.visit(op, node, values, here, training)
+            with rule_errors(node.op_type, node=node.name, opset=node.opset, version=node.version):
+                made = self.visit(op, node, values, here, training)
             for y in made:
                 if isinstance(y, Tensor) and isinstance(y._creator, tape.Node):
                     y._creator.node = y._creator.node or node.name
@@ -395,35 +425,6 @@ def _shape_of(example: Any) -> Any:
 
 def _array_of(example: Any) -> Any:
     return np.broadcast_to(np.array(example[2], example[1]), example[0]) if isinstance(example, tuple) else example
-
-
-def running(graph: Graph) -> set[str]:
-    """The names of running means and variances."""
-    return {
-        n
-        for node in graph.nodes
-        if (node.domain, node.op_type) == ("", "BatchNormalization")
-        for i in _STATISTICS
-        if i < len(node.input_names)
-        for n in [node.input_names[i]]
-    }
-
-
-def frozen(graph: Graph) -> set[str]:
-    """The names of initializers that are frozen by default: exponents of Pow, and those that nodes read only on the host."""
-    return {node.input_names[1] for node in graph.nodes if (node.domain, node.op_type) == ("", "Pow")} | _settings(graph)
-
-
-def _settings(graph: Graph) -> set[str]:
-    """The initializers that nodes read only on the host."""
-    slots, used = dict(graph.state_slots), set(graph.output_slots)
-    read: set[int] = set()
-    for node in graph.nodes:
-        used.update(outer for inner in node.graphs for outer, _ in inner.captured)
-        declared = () if node.operator is None else node.operator.declaration.inputs
-        for i, slot in enumerate(node.inputs):
-            (read if i < len(declared) and declared[i].host is not None else used).add(slot)
-    return {name for slot, name in slots.items() if slot in read - used}
 
 
 def _may_train(node: Node) -> bool:

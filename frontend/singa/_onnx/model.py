@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 from onnx import ModelProto
 
-from singa_backend.autodiff.buffers import untrained
 from singa_backend.errors import check_keywords
 from singa_backend.ir.custom import CustomOperator
 from singa_backend.proto.load import ModelSource, load_model
@@ -21,13 +20,17 @@ from .imported import Imported
 
 
 class SONNXModel(Model):
-    """An ONNX model as a trainable `Model`: every float initializer of its main graph is a parameter under its ONNX name.
+    """An ONNX model as a trainable `Model`, with the float initializers of its main graph as tensors under their ONNX names.
 
-    If a file has no float initializers, its float Constants are the parameters: older exporters of PaddlePaddle write all
-    weights as Constants.  Running means and variances of BatchNormalization are states.
+    What trains is what the framework trained: weights, biases, scales, embeddings, learned tokens and positions.  Factors, masks
+    and tables are constants, by their use in the graph; they are among the parameters, frozen, and `unfreeze(name)` includes one
+    in training.  `trainable_report` states the reason for each.  If a file has no float initializers, its float Constants take
+    their place: older exporters of PaddlePaddle write all weights as Constants.  Running means and variances of
+    BatchNormalization are states.
 
     BatchNormalization and Dropout follow the mode of the model, not the mode in the file.  That mode is `autograd.training`,
-    which is off when a program begins, until `train()`, `eval()` or `compile` sets the mode of the model.
+    which is off when a program begins, until the mode of the model is set: by `train()`, `eval()`, `compile`, or a call with the
+    arguments of the `train_one_batch` of a subclass.
 
     To train, define `train_one_batch` in a subclass and call `set_optimizer`; layers that the subclass adds are trained together
     with the imported parameters.
@@ -36,6 +39,7 @@ class SONNXModel(Model):
         onnx_model: a ModelProto, its bytes, or the path of its file.
         device: the device of the model, a Device or a name; None for the CPU.
         operators: operators of `define_operator` that only this model has.
+        train_constants: whether constants train by default, too.
 
     Attributes:
         onnx_model: the ModelProto, if `from_onnx` or an importer of a framework created the model; otherwise None.
@@ -54,10 +58,15 @@ class SONNXModel(Model):
     onnx_model: ModelProto | None = None
 
     def __init__(
-        self, onnx_model: ModelSource, device: DeviceLike | None = None, *, operators: Sequence[CustomOperator] = ()
+        self,
+        onnx_model: ModelSource,
+        device: DeviceLike | None = None,
+        *,
+        operators: Sequence[CustomOperator] = (),
+        train_constants: bool = False,
     ) -> None:
         super().__init__()
-        self.imported = Imported(onnx_model, device, operators=operators)
+        self.imported = Imported(onnx_model, device, operators=operators, train_constants=train_constants)
         self._told_constants = False
 
     def __getstate__(self) -> dict[str, Any]:
@@ -110,10 +119,11 @@ class SONNXModel(Model):
         return [self.imported.rep.origin]
 
     def get_params(self) -> dict[str, Tensor]:
-        """Return the parameters by name.
+        """Return the parameters by name, those that are frozen included.
 
         Returns:
-            A dict from name to Tensor: the parameters of the file under their ONNX names, then those of added layers.
+            A dict from name to Tensor: the float initializers of the file under their ONNX names, except running statistics, then
+            the parameters of added layers.
         """
         return {**self.imported.parameters, **super().get_params()}
 
@@ -129,7 +139,8 @@ class SONNXModel(Model):
         if self._told_constants:
             return {}
         self._told_constants = True
-        return untrained(self.imported.graph)
+        mine = self.imported
+        return {n: r.reason for n, r in mine.roles.items() if mine.is_fixed(n) and n not in mine.requested}
 
 
 class _OfFile:

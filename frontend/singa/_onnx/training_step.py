@@ -20,6 +20,7 @@ from onnx import ModelProto, TypeProto, helper, numpy_helper
 from singa_backend import dtypes
 from singa_backend.errors import InvalidInput, UnsupportedModel
 from singa_backend.interpreters.base import Example
+from singa_backend.limits import reports_shortage
 from singa_backend.operators.collective import EXCHANGES
 from singa_backend.opsets.model import to_model
 from singa_backend.opsets.writer import Unwritable
@@ -47,6 +48,7 @@ LABELS = frozenset({"softmax_cross_entropy"})
 """The losses whose default target is class numbers."""
 
 
+@reports_shortage
 def to_training_onnx(
     model: Model | ModelSource,
     loss: str | Callable[..., Tensor] = "softmax_cross_entropy",
@@ -56,6 +58,7 @@ def to_training_onnx(
     target: Tensor | tuple[Any, Sequence[Any]] | None = None,
     opset: int | None = None,
     output: int = 0,
+    train_constants: bool = False,
 ) -> ModelProto:
     """Write the training step of a model as one ONNX model: forward pass, loss, gradients and update.
 
@@ -73,6 +76,7 @@ def to_training_onnx(
         opset: the opset of the file, 18 or later.  None for the newest that a released onnxruntime supports, raised if an
             operator needs a newer one.
         output: the index of the model's output that the loss takes.
+        train_constants: whether the constants of an ONNX model (factors, masks, tables) train by default, too.
 
     Returns:
         The ModelProto of the step; `step_pairs` lists the values that it updates.
@@ -89,7 +93,12 @@ def to_training_onnx(
         >>> step = sonnx.to_training_onnx("net.onnx", "softmax_cross_entropy", opt.SGD(lr=0.01, momentum=0.9))
     """
     if not isinstance(model, Model):
-        model = SONNXModel(model)
+        model = SONNXModel(model, train_constants=train_constants)
+    elif train_constants:
+        text = "train_constants must be False for a Model, got True"
+        raise InvalidInput(
+            text, code="SX322", hint="create it by SONNXModel(file, train_constants=True), or call its unfreeze(name)"
+        )
     optimizer = optimizer if optimizer is not None else SGD(lr=0.1)
     if isinstance(optimizer, DistOpt):
         raise InvalidInput(_NOT_EXPORTED, code="SX322", hint="pass the optimizer in it, dist.opt, for the step of one process")

@@ -34,8 +34,16 @@ from .fit import History, Position
 
 OPTIMIZER, LOOP, MEASURED, STATES = "optimizer.", "fit.", "fit.validation.", "model."
 RANDOM = f"{LOOP}random_state"
-DEFAULTS = {"--workers": "1", "--dist-option": "none", "--schedule": "constant", "--warmup": "0", "--clip-norm": "none"}
-"""The settings that a checkpoint has only if they have other values than these."""
+DEFAULTS = {
+    "--workers": "1",
+    "--dist-option": "none",
+    "--schedule": "constant",
+    "--warmup": "0",
+    "--clip-norm": "none",
+    "--train-constants": "yes",
+}
+"""The settings that a checkpoint has only if they have other values than these.  Versions without --train-constants trained the
+constants of a model; a model without constants has no such setting."""
 
 _RANK = re.compile(r"rank\d+\.")
 """The beginning of the name of a state of another rank."""
@@ -222,7 +230,11 @@ class Checkpoint:
         other = [n for n, value in now.items() if was[n] != value]
         if other:
             parts = [_difference(n, was[n], now[n]) for n in other]
-            raise _other(self.path, "; ".join(parts), f"only --epochs, {', '.join(self.rates)} may change")
+            hint = f"only --epochs, {', '.join(self.rates)} may change"
+            if other == ["--train-constants"]:
+                words = "pass" if was[other[0]] == "yes" else "leave out"
+                hint = f"{words} --train-constants to continue it, or start a training with another --checkpoint"
+            raise _other(self.path, "; ".join(parts), hint)
         self.changed = {n: rates[n] for n, value in self.rates.items() if rates[n] != value}
 
     def _fits(self, states: dict[str, np.ndarray], run: dict[str, Any]) -> None:

@@ -158,7 +158,7 @@ class DataParallel:
             InvalidInput: As for `backward_and_update`.
             CommunicationError: As for `backward_and_update`.
         """
-        share = _share(spars) if topK else Fraction(_bounded("spars", spars))
+        share = share_of(spars, topK)
 
         def exchange(bucket: Bucket) -> Callable[[], Tensor]:
             residuals = [self._residual(p) for p, _ in bucket.pairs] if corr else []
@@ -172,7 +172,7 @@ class DataParallel:
 
         self._train(loss, threshold, ("sparse", str(spars), topK, corr), exchange)
 
-    def backward_and_partial_update(self, loss: Tensor, threshold: int = THRESHOLD) -> None:
+    def backward_and_partial_update(self, loss: Tensor, threshold: int | None = None) -> None:
         """Update every parameter by this rank's own gradient, then average one partition of the parameters over the ranks.
 
         Each call averages the next partition, so that every parameter is averaged once in as many calls as there are
@@ -181,7 +181,8 @@ class DataParallel:
 
         Args:
             loss: The loss of this rank's samples, a Tensor of one element.
-            threshold: Elements above which a parameter is a partition alone, and a partition is full.
+            threshold: Elements above which a parameter is a partition alone, and a partition is full; None for 2,097,152, or
+                less than half of all elements if that is lower, so that no call sends all of several parameters.
 
         Raises:
             InvalidInput: As for `backward_and_update`.
@@ -191,8 +192,11 @@ class DataParallel:
             return
         trace.depends(self._partial, self._turn)
         trace.depends(self, self._settings)
-        buckets = Buckets(_threshold(threshold))
+        if threshold is not None:
+            _threshold(threshold)
         pairs = self._pairs(loss)
+        threshold = _partition(pairs) if threshold is None else threshold
+        buckets = Buckets(_threshold(threshold))
         partitions = [bucket for p, g in pairs for bucket in buckets.add(p, p)] + buckets.rest()
         pairs = list(self._compared(("partial", threshold), iter(pairs)))
         self.opt._update_all(pairs)
@@ -438,7 +442,7 @@ class DataParallel:
         Raises:
             InvalidInput: `spars` is out of range, or the accumulation has another size (SX386).
         """
-        share = _share(spars) if topK else Fraction(_bounded("spars", spars))
+        share = share_of(spars, topK)
         with tape.no_tape():
             bucket = Bucket([(_tensor(t), _tensor(t)) for t in tensors])
             flat = bucket.flat()
@@ -720,11 +724,18 @@ def _bounded(name: str, value: Any, positive: bool = False) -> float:
     return number
 
 
-def _share(spars: Any) -> Fraction:
-    """The share of values to send, as its decimal digits specify it."""
+def share_of(spars: Any, topK: bool) -> Fraction:
+    """The share of values to send, as its decimal digits specify it, or without `topK` their bound; raises InvalidInput."""
+    if not topK:
+        return Fraction(_bounded("spars", spars))
     if not 0 < _bounded("spars", spars) <= 1:
         raise InvalidInput(f"spars must be in (0, 1] for topK, got {spars!r}", code="SX386")
     return Fraction(repr(float(spars)))
+
+
+def _partition(pairs: Pairs) -> int:
+    """The threshold of a partial update by default: the parameters are at least two partitions."""
+    return min(THRESHOLD, max(0, sum(int(math.prod(p.shape)) for p, _ in pairs) - 1) // 2)
 
 
 def _threshold(threshold: Any) -> int:

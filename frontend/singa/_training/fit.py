@@ -113,9 +113,7 @@ def fit(
     xs = list(x) if isinstance(x, (list, tuple)) else [x]
     ranks = group.size if group else 1
     loader = ArrayLoader(*xs, y, batch_size=batch_size, shuffle=True, device=device_of(model))
-    if batch_size % ranks:
-        what = f"batch_size must be a multiple of the number of workers, got {batch_size} for {ranks}"
-        raise InvalidInput(what, code="SX342", hint="each worker computes an equal share of every batch")
+    check_shares(batch_size, ranks)
     place = start or Position(np.random.default_rng(seed))
     loader._start(place)
 
@@ -214,6 +212,13 @@ def outcome(made: Any) -> tuple[Any, Tensor]:
 def number(t: Tensor) -> float:
     """The value of a tensor of one element."""
     return float(np.asarray(t.device.backend.get(t.data)).reshape(-1)[0])
+
+
+def check_shares(batch_size: int, ranks: int) -> None:
+    """Raise InvalidInput unless the ranks can share a batch equally."""
+    if batch_size % ranks:
+        what = f"batch_size must be a multiple of the number of workers, got {batch_size} for {ranks}"
+        raise InvalidInput(what, code="SX342", hint="each worker computes an equal share of every batch")
 
 
 def share(rows: np.ndarray, order: np.ndarray, rank: int, size: int) -> np.ndarray:

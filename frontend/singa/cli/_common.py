@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 import sys
 from collections.abc import Callable, Sequence
@@ -21,6 +22,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, Task, TextCol
 from rich.text import Text
 from typing_extensions import override
 
+from ._group import first_to_tell
 from ._interrupts import is_interrupt
 
 if TYPE_CHECKING:
@@ -60,7 +62,7 @@ def exit_codes(command: Callable[..., Any]) -> Callable[..., Any]:
                 raise
             if kwargs.get("as_json") and not launched_rank():  # one document for all workers
                 write_json(error.to_dict(), name="error")
-            else:
+            elif first_to_tell(str(error)):
                 err.print(Text(type(error).__name__, "red"), str(error), highlight=False, soft_wrap=True)
             sys.exit(LOST if isinstance(error, CommunicationError) else REFUSED)
 
@@ -69,6 +71,50 @@ def exit_codes(command: Callable[..., Any]) -> Callable[..., Any]:
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 device_option = click.option("--device", default="CPU", show_default=True, help="CPU, CUDA, CUDA:1, or STRICT (for tests).")
+
+
+CROWD = 8
+"""Processes for each core, above which `--oversubscribe` is needed."""
+
+_CROWDED = "singa.cli.oversubscribe"
+
+
+def processes_option(*names: str, help: str, **settings: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Decorate a command: add an option for the number of processes, and `--oversubscribe`.
+
+    Args:
+        *names: The names of the option.
+        help: Its line in the help.
+        **settings: Further arguments of `click.option`.
+    """
+
+    def crowded(context: click.Context, parameter: click.Parameter, value: bool) -> None:
+        context.meta[_CROWDED] = value
+
+    def add(command: Callable[..., Any]) -> Callable[..., Any]:
+        count = click.option(*names, help=help, type=click.IntRange(1, 1 << 16), callback=_processes, **settings)
+        many = click.option("--oversubscribe", is_flag=True, is_eager=True, expose_value=False, callback=crowded,
+                            help=f"Start more than {CROWD} processes for each usable core.")  # fmt: skip
+        return count(many(command))
+
+    return add
+
+
+def _processes(context: click.Context, parameter: click.Parameter, count: int | None) -> int | None:
+    """Check a number of processes against the cores; a callback of click."""
+    from singa_backend.collectives import launched_size
+    from singa_backend.machine import usable_cores
+
+    if count is None or count == 1 or launched_size() > 1:  # the launcher has started them
+        return count
+    cores = usable_cores()
+    if count > CROWD * cores and not context.meta.get(_CROWDED):
+        raise click.BadParameter(
+            f"must be at most {CROWD * cores}, {CROWD} for each usable core, got {count}; --oversubscribe permits more"
+        )
+    if count > cores:
+        err.print(f"{count} processes share {cores} usable cores", highlight=False, soft_wrap=True, style="yellow")
+    return count
 
 
 def expression(context: click.Context, parameter: click.Parameter, text: str) -> str:
@@ -98,6 +144,33 @@ TOLERANCE = Number(min=0)
 
 MEMORY = click.IntRange(1, 1 << 40)
 """The type of options that are a number of MiB."""
+
+
+class _Output(click.Path):
+    """The path of something that a command writes; "-", which many programs read as the standard output, is refused.
+
+    Every command prints its result to standard output, so that a document there would be mixed with it.
+    """
+
+    def convert(self, value: Any, param: click.Parameter | None, context: click.Context | None) -> Any:
+        if os.fspath(value) == "-":
+            kind = "file" if self.file_okay else "folder"
+            self.fail(
+                f"must be a {kind}, got '-': standard output has the result of the command (a {kind} of this name is ./-)",
+                param,
+                context,
+            )
+        return super().convert(value, param, context)
+
+
+OUTPUT = _Output(path_type=Path, dir_okay=False)
+"""The type of options that name a file to write."""
+
+OUTPUT_PATH = _Output(path_type=Path)
+"""The same; that it is a folder is found when it is written (SX351)."""
+
+OUTPUT_FOLDER = _Output(path_type=Path, file_okay=False)
+"""The type of options that name a folder to write."""
 
 SEED = click.IntRange(0, (1 << 63) - 1)
 """The type of options that are a seed."""
@@ -200,6 +273,24 @@ def write_json(document: dict[str, Any], *, name: str = "") -> None:
     if taken := head.keys() & document.keys():
         raise ValueError(f"the document must not have the keys {', '.join(sorted(taken))}")
     click.echo(json.dumps(head | document))
+
+
+def check_places(*files: Path | None, folders: Sequence[Path | None] = ()) -> None:
+    """Refuse the places of results that cannot be written, before the work; nothing is created.
+
+    Args:
+        *files: Files that are written, whose folders are created.
+        folders: Folders in which files are written.
+
+    Raises:
+        InvalidInput: A file or a folder cannot be written (SX351).
+    """
+    from singa_backend.files import check, check_folder
+
+    for path in filter(None, files):
+        check(path, parents=True)
+    for folder in filter(None, folders):
+        check_folder(folder)
 
 
 def wrote(*paths: Path | None) -> None:

@@ -16,7 +16,7 @@ from singa_backend.conform.fuzz import ledger as operators
 from singa_backend.conform.fuzz.graphs import generate, judge, ledger, summary
 from singa_backend.conform.fuzz.graphs.judge import Judge, Judged
 from singa_backend.debug.repro import serialized
-from singa_backend.errors import InvalidInput
+from singa_backend.errors import InvalidInput, first_line
 from singa_backend.proto import test_data
 
 from ._common import echo, err, progress, show, write_json, wrote
@@ -49,15 +49,14 @@ def many(
     document = summary.to_json(found, seed)
     if target:
         results.save(document, target)
-    if reports:
-        summary.write(document, reports)
+    pages = summary.write(document, reports) if reports else []
     if as_json:
         write_json(
             {k: document[k] for k in ("count", "seed", "totals", "forms", "ledger", "bad", "environment")}, name="fuzz.graphs"
         )
     else:
         _show(document)
-        wrote(target, reports)
+        wrote(target, *pages)
     return all(r.good for r in found)
 
 
@@ -73,9 +72,9 @@ def _show(document: dict[str, Any]) -> None:
     for b in document["bad"][:30]:
         echo(f"{b['status']}: graph {b['index']}: {b['graph']}", style="red")
         for d in b["differences"]:
-            echo(f"    {d['form']}: {d['operator']}: {d['says'].strip().splitlines()[-1][:300]}")
+            echo(f"    {d['form']}: {d['operator']}: {first_line(d['says'])[:300]}")
         if b["says"]:
-            echo("    " + b["says"].strip().splitlines()[-1])
+            echo("    " + first_line(b["says"])[:300])
     if document["bad"]:
         echo(f"one graph in detail, reduced: sonnx fuzz --graphs 1 --seed {document['seed']} --only INDEX --write FOLDER")
 

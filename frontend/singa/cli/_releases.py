@@ -12,6 +12,7 @@ from singa_backend.conform import cases, releases, results, worker
 from . import _common
 from ._common import echo, err, progress
 from ._tables import NUMBER, WHOLE, Columns
+from ._verdicts import show_failures
 
 _RELEASES = Columns({"onnx": WHOLE, "cases": NUMBER, "strict": NUMBER, "official": NUMBER, "known gaps": NUMBER})
 
@@ -101,7 +102,4 @@ def show(runs: dict[str, releases.Run], seen: releases.Seen) -> None:
     _common.show(table)
     echo(f"{len(seen)} distinct cases ran; conformance/releases/gaps.txt has the reasons of the known gaps")
     for release, run in runs.items():
-        for r in run.judged.unexpected[:20]:
-            echo(f"{r.strict} {release} {r.name}\n    {(r.reason or r.official_reason)[:400]}")
-        for name in run.judged.closed:
-            echo(f"closed gap {release} {name}: it passes now; delete it from gaps.txt")
+        show_failures(run.judged, release)

@@ -1,4 +1,8 @@
-"""Training in several processes: `sonnx train --workers` starts itself under mpiexec."""
+"""Training in several processes: `sonnx train --workers` starts itself under mpiexec.
+
+The processes share a folder, in which the parent holds a pipe open: when it closes, also because the parent was killed, every
+worker ends.  A message that several workers have is printed by the first of them.
+"""
 
 from __future__ import annotations
 
@@ -7,23 +11,31 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from ._common import LOST, REFUSED, err
+from ._group import FOLDER
 from ._interrupts import INTERRUPTED, TERMINATED
 
 _THREADS = ("SONNX_NUM_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 _KNOWN = (0, 2, REFUSED, INTERRUPTED, TERMINATED)
 
+_PIPE = "parent"
+
+_GRACE = 10.0
+"""Seconds after a signal in which workers without a checkpoint must end."""
+
 
 def run_workers(count: int, arguments: Sequence[str], checkpoint: Path | None) -> int:
     """Run `sonnx train` in several processes under mpiexec, which share the cores; return the exit code.
 
-    A worker that dies ends the others. SIGINT and SIGTERM are passed on to the workers.
+    A worker that dies ends the others. SIGINT, SIGTERM and SIGHUP are passed on to the workers, which write the checkpoint; a
+    second signal ends them at once.
 
     Args:
         count: The number of processes.
@@ -31,28 +43,115 @@ def run_workers(count: int, arguments: Sequence[str], checkpoint: Path | None) -
         checkpoint: The checkpoint of the training, for the message if it ends early.
 
     Returns:
-        The exit code of the workers, LOST if one was killed.
+        The exit code of the workers; LOST if one was killed, 128 and its number after a signal.
 
     Raises:
         MissingDependency: mpi4py is not installed, or there is no mpiexec (SX700).
     """
     # -P: a folder of the user with the name of a package is not imported
     command = [_mpiexec(), "-n", str(count), sys.executable, "-P", "-m", "singa.cli", "train", *arguments]
-    with _held_signals() as received:  # a terminal's Ctrl-C comes here only
-        workers = subprocess.Popen(command, env=_environment(count), stdin=subprocess.DEVNULL, start_new_session=True)
-        received.to(workers.send_signal)
+    with (
+        tempfile.TemporaryDirectory(prefix="sonnx-") as folder,
+        _Leash(folder) as leash,
+        _held_signals() as received,  # a terminal's Ctrl-C comes here only
+    ):
+        environment = {**_environment(count), FOLDER: folder}
+        workers = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, start_new_session=True)
+
+        def pass_on(number: int) -> None:
+            if not leash.pulled(number, None if checkpoint else _GRACE):
+                workers.send_signal(signal.SIGTERM if number == _HANGUP else number)
+
+        received.to(pass_on)
         code = workers.wait()
     if code == LOST | REFUSED:  # mpiexec combines the codes: one worker has refused, the others have lost it
         return REFUSED
-    if code in _KNOWN:
-        return code
+    if code in ((0, INTERRUPTED, TERMINATED) if leash.first else _KNOWN):
+        return 128 + leash.first if code and leash.first else code
     what = "a worker was lost" if code == LOST else f"a worker died: mpiexec returned {code}"
+    if leash.first:  # mpiexec returns the number of a signal that a worker did not handle
+        what = "the workers were stopped"
     if checkpoint and checkpoint.exists():
         what += f"; {checkpoint} holds the last checkpoint: continue with the same command and --resume"
     elif checkpoint:
         what += f"; {checkpoint} is not written"
     err.print(what, markup=False, highlight=False, soft_wrap=True, style="yellow")
-    return LOST
+    return 128 + leash.first if leash.first else LOST
+
+
+class _Leash:
+    """A pipe that this process holds open, and at whose end the workers end.
+
+    Args:
+        folder: The folder of the parent and its workers.
+
+    Attributes:
+        first: The first signal that has arrived; 0 before it.
+    """
+
+    def __init__(self, folder: str) -> None:
+        self._end = -1
+        self.first = 0
+        self._timer: threading.Timer | None = None
+        if hasattr(os, "mkfifo"):
+            os.mkfifo(Path(folder, _PIPE), 0o600)
+            self._end = os.open(Path(folder, _PIPE), os.O_RDWR)  # no worker inherits it
+
+    def __enter__(self) -> _Leash:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self.release()
+
+    def release(self) -> None:
+        """End the workers."""
+        end, self._end = self._end, -1
+        if end >= 0:
+            os.close(end)
+
+    def pulled(self, number: int, grace: float | None) -> bool:
+        """Note a signal; return whether it is a further one, which ends the workers at once.
+
+        Args:
+            number: The signal.
+            grace: Seconds after which the first signal ends them too; None for no limit.
+        """
+        if self.first:
+            self.release()
+            return True
+        self.first = number
+        if grace is not None:
+            self._timer = threading.Timer(grace, self.release)
+            self._timer.daemon = True
+            self._timer.start()
+        return False
+
+
+def end_with_parent() -> None:
+    """In a worker: end this process when the parent has ended, however that came about."""
+    folder = os.environ.get(FOLDER)
+    if not folder or not hasattr(os, "mkfifo"):
+        return
+    try:
+        pipe = os.open(Path(folder, _PIPE), os.O_RDONLY | os.O_NONBLOCK)
+        with suppress(BlockingIOError):  # open, and empty
+            if not os.read(pipe, 1):
+                os._exit(TERMINATED)
+    except OSError:  # the parent has removed it
+        os._exit(TERMINATED)
+    os.set_blocking(pipe, True)
+    threading.Thread(target=_end_with, args=(pipe,), daemon=True, name="sonnx-parent").start()
+
+
+def _end_with(pipe: int) -> None:
+    with suppress(OSError):
+        os.read(pipe, 1)
+    os._exit(TERMINATED)
+
+
+_HANGUP = getattr(signal, "SIGHUP", None)
 
 
 class _Received:
@@ -73,17 +172,23 @@ class _Received:
 
 @contextmanager
 def _held_signals() -> Iterator[_Received]:
-    """The context in which SIGINT and SIGTERM are passed on; only the main thread can handle signals."""
+    """The context in which signals are passed on; only the main thread can handle them.  Ignored ones stay so (nohup)."""
     received = _Received()
     if threading.current_thread() is not threading.main_thread():
         yield received
         return
-    before = {s: signal.signal(s, received.note) for s in (signal.SIGINT, signal.SIGTERM)}
+    known = [s for s in (signal.SIGINT, signal.SIGTERM, _HANGUP) if s is not None and signal.getsignal(s) != signal.SIG_IGN]
+    before = {s: signal.signal(s, received.note) for s in known}
     try:
         yield received
     finally:
         for s, handler in before.items():
             signal.signal(s, handler)
+
+
+def check_launcher() -> None:
+    """Raise MissingDependency if workers cannot be started."""
+    _mpiexec()
 
 
 def _mpiexec() -> str:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import click
 
 from singa_backend.opsets.writer import LEAST
 from singa_backend.proto.schemas import newest
+
+from ._common import OUTPUT
 
 
 def _pairs(kind: Callable[[str], Any], form: str) -> Callable[..., dict[str, Any]]:
@@ -43,7 +44,7 @@ def _shape(text: str) -> list[int | str]:
 
 
 _OUTPUT = (
-    click.option("--output", "-o", "path", required=True, type=click.Path(dir_okay=False, path_type=Path), metavar="OUT",
+    click.option("--output", "-o", "path", required=True, type=OUTPUT, metavar="OUT",
                  help="The file to write."),
     click.option("--opset", type=click.IntRange(LEAST, newest("")), help="The opset of the file."),
     click.option("--extra-opset", "extra_opsets", multiple=True, type=(str, int), metavar="DOMAIN VERSION",

@@ -9,7 +9,7 @@ import click
 
 from singa_backend import debug
 
-from ._common import NO, device_option, echo, exit_codes, json_option, progress, write_json
+from ._common import NO, OUTPUT_FOLDER, check_places, device_option, echo, exit_codes, json_option, progress, write_json
 from ._inputs import gather_of, input_options
 from .compare import names, sides, tolerances, trusted
 
@@ -18,9 +18,7 @@ from .compare import names, sides, tolerances, trusted
 @click.argument("model", type=click.Path(dir_okay=False, path_type=Path))
 @input_options
 @sides
-@click.option(
-    "--to", type=click.Path(file_okay=False, path_type=Path), help="The folder to write; by default named after the node."
-)
+@click.option("--to", type=OUTPUT_FOLDER, help="The folder to write; by default named after the node.")
 @device_option
 @json_option
 @exit_codes
@@ -48,6 +46,7 @@ def command(
     The folder contains model.onnx and test_data_set_0; they are read back and run before they are reported.  The exit code is 1
     if a node was found, 0 if both sides agree.
     """
+    check_places(folders=(to,))
     other = trusted(against, program, device)
     source = debug.Source.of(model)
     feeds = gather_of(source, files=files, archive=archive, data=data, seed=seed, sizes=sizes)
@@ -78,18 +77,18 @@ def command(
 
 def _show(found: debug.Reproduction) -> None:
     if found.accumulated and found.first:
-        echo(f"first diverging node: {found.first}", style="red")
+        echo(found.first.headline, style="red")
         echo("no node diverges by itself: the error accumulates; it grew most at")
         echo(f"  {found.node}")
     else:
-        echo(f"first diverging node: {found.node}", style="red")
+        echo(found.node.headline, style="red")
         for note in found.node.notes:
             echo(f"  {note}")
     if found.failure:
         echo(f"alone: {found.failure}")
     for name, apart in found.differences.items():
         echo(f"alone, {name!r}: {apart}")
-    for line in tolerances(found.differences.values()):
+    for line in tolerances(found.differences.values(), found.node.among):
         echo(line)
     echo(f"reproduces alone: {'yes' if found.alone else 'no'}", style="green" if found.alone else "yellow")
     echo(f"written to {found.folder}")

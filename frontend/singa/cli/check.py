@@ -24,7 +24,9 @@ STYLES = {"unsupported": "red", "deprecated": "yellow", "supported": "", "functi
 @click.option(
     "--timeout", default=60.0, show_default=True, type=SECONDS, help="Seconds that onnx's checker and shape inference may take."
 )
-@click.option("--train", is_flag=True, help="Also report which parameters get a gradient, and why others do not.")
+@click.option(
+    "--train", is_flag=True, help="Also report what trains, what stays constant, and why; and which parameters get no gradient."
+)
 @json_option
 @exit_codes
 def command(model: Path, strict: bool, timeout: float, train: bool, as_json: bool) -> None:
@@ -90,9 +92,11 @@ def _show_training(report: TrainableReport) -> None:
     )
     for name, why in report.blocked.items():
         echo(f"no gradient: {name}: {why}", style="red")
-    for name, what in report.constants.items():
-        echo(f"trains, but looks like a constant: {name}: {what}", style="yellow")
+    for line in report.groups():
+        echo(line)
     if report.constants:
-        echo("freeze them if they are not weights: model.freeze(NAME), or sonnx train --freeze NAME", style="yellow")
+        echo("to train a constant, call model.unfreeze(NAME); sonnx train --train-constants trains all", style="dim")
     for problem in report.problems:
         echo(f"[{problem.code}] {problem}", style="red" if problem in report.fatal else "dim")
+    for hint in dict.fromkeys(p.hint for p in report.problems if p.hint):
+        echo(f"hint: {hint}", style="yellow")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from ._common import echo, exit_codes, json_option, write_json
+from ._common import OUTPUT, echo, exit_codes, json_option, write_json
 
 
 @click.command("codegen")
@@ -17,7 +17,7 @@ from ._common import echo, exit_codes, json_option, write_json
     "-o",
     "target",
     required=True,
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=OUTPUT,
     metavar="OUT.py",
     help="The program to write; its weights go to OUT.npz.",
 )
@@ -29,7 +29,11 @@ def command(model: Path, target: Path, force: bool, as_json: bool) -> None:
 
     The program can run, train, and compare its outputs with onnxruntime: python OUT.py --help.
     """
+    from singa_backend.files import check
+
     from ..codegen import generate
+
+    check(target)
 
     start = time.perf_counter()
     program = generate(str(model), target.stem)

@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from singa_backend import debug
+from singa_backend.comparison.tolerances import ADDS_UP
 from singa_backend.debug.compare import AGAINST, is_engine
 from singa_backend.files import check, write_text
 from singa_backend.inspection import inspect
@@ -18,6 +19,7 @@ from singa_backend.rendering import printable
 from ._common import (
     MEMORY,
     NO,
+    OUTPUT,
     SECONDS,
     TOLERANCE,
     device_option,
@@ -99,9 +101,7 @@ def names(pairs: Sequence[str]) -> dict[str, str]:
     help="Show the N values with the largest differences.",
 )
 @click.option("--all", "show_all", is_flag=True, help="Show every value, in node order.")
-@click.option(
-    "--html", "page", type=click.Path(dir_okay=False, path_type=Path), help="Write a picture of the graph with the differences."
-)
+@click.option("--html", "page", type=OUTPUT, help="Write a picture of the graph with the differences.")
 @device_option
 @json_option
 @exit_codes
@@ -156,13 +156,13 @@ def command(
     if as_json:
         write_json(found.to_dict())
     else:
-        _show(found, found.rows if show_all else found.worst(worst))
+        _show(found, found.rows if show_all else found.worst(worst), source, local)
         wrote(page)
     if not found.agrees:
         sys.exit(NO)
 
 
-def _show(found: debug.Comparison, rows: list[debug.Row]) -> None:
+def _show(found: debug.Comparison, rows: list[debug.Row], source: debug.Source, local: bool) -> None:
     if rows:
         show(_table(found, rows))
     failed = found.failed
@@ -172,8 +172,13 @@ def _show(found: debug.Comparison, rows: list[debug.Row]) -> None:
         echo(f"... and {len(failed) - 10} more nodes (--json lists all)", style="yellow")
     absent = len(found.not_compared) - len(failed)
     if absent:
-        echo(f"{absent} nodes produce values that the other model does not have")
-    for line in tolerances(r.difference for r in found.rows if r.judged):
+        alone = [f"{n.operator} {printable(n.node)!r}" for n in found.not_compared if n.failure.how == "absent"]
+        rest = f" and {absent - 5} more" if absent > 5 else ""
+        verb = "nodes make" if absent > 1 else "node makes"
+        echo(f"not compared: {absent} {verb} values whose names the other model does not have: {', '.join(alone[:5])}{rest}")
+        echo("  --map A=B pairs values; `sonnx diff` pairs nodes of other names")
+    first = next((r.value for r in found.rows if not r.agrees), "")
+    for line in tolerances((r.difference for r in found.rows if r.judged), 1 if local else _depth(source, first)):
         echo(line)
     wrong = sum(not r.agrees for r in found.rows)
     count = len(found.rows)
@@ -183,34 +188,54 @@ def _show(found: debug.Comparison, rows: list[debug.Row]) -> None:
     if found.nonfinite:
         echo(f"first NaN or infinity of {found.mine}: {found.nonfinite}", style="yellow")
     if found.first:
-        echo(f"first diverging node: {found.first}", style="red")
+        echo(found.first.headline, style="red")
         for note in found.first.notes:
             echo(f"  {note}")
-        for agreed, what in ((True, "their inputs agree"), (None, "no difference was found before them")):
+        for agreed, what in ((True, "also diverge although their inputs agree"), (None, "also differ, with inputs not compared")):
             others = [d for d in found.origins if d.index != found.first.index and d.inputs_agreed is agreed]
             if others:
-                echo(f"also diverge although {what}: {', '.join(f'{d.operator} {d.node!r}' for d in others[:8])}")
+                echo(f"{what}: {', '.join(f'{d.operator} {d.node!r}' for d in others[:8])}")
     elif found.agrees:
         echo(f"{found.mine} and {found.theirs} agree", style="green")
     elif not found.rows:
         echo("nothing could be compared", style="red")
 
 
-def tolerances(differences: Iterable[debug.Difference]) -> list[str]:
-    """Return a line for each tolerance that applied, with its reason."""
-    found: dict[tuple[str, float, str], list[float]] = {}
+def tolerances(differences: Iterable[debug.Difference], nodes: int) -> list[str]:
+    """Return a line for each tolerance that applied; the general reason only if a value differs, with the number of nodes.
+
+    nodes: how many nodes add to the error of the first value that differs; 1 for a node alone.
+    """
+    found: dict[tuple[str, float, str], list[debug.Difference]] = {}
     for d in differences:
         if d.tolerance is not None:
-            key = d.dtypes[1], d.tolerance.rtol, d.tolerance.reason
-            found.setdefault(key, []).append(d.tolerance.atol or 0.0)
+            found.setdefault((d.dtypes[1], d.tolerance.rtol, d.tolerance.reason), []).append(d)
     lines = []
-    for (dtype, rtol, reason), atols in found.items():
+    for (dtype, rtol, reason), members in found.items():
+        atols = [d.tolerance.atol or 0.0 for d in members if d.tolerance is not None]
         if not rtol and not any(atols):
             lines.append(f"tolerance of {dtype}: none ({reason})")
             continue
+        if reason.startswith(ADDS_UP):
+            reason = reason.removeprefix(ADDS_UP).removeprefix(": ") + (
+                f": the errors of {nodes} nodes add up" if nodes > 1 else ""
+            )
+            reason = "" if all(d.agrees for d in members) else reason
         low, high = (f"{v:.3g}" for v in (min(atols), max(atols)))
-        lines.append(f"tolerance of {dtype}: rtol {rtol:g}, atol {low if low == high else f'{low} to {high}'} ({reason})")
+        why = f" ({reason})" if reason else ""
+        lines.append(f"tolerance of {dtype}: rtol {rtol:g}, atol {low if low == high else f'{low} to {high}'}{why}")
     return lines
+
+
+def _depth(source: debug.Source, value: str) -> int:
+    """Return the number of nodes that a value depends on."""
+    found, waiting = set[int](), [value]
+    while waiting:
+        maker = source.makers.get(waiting.pop())
+        if maker is not None and maker.index not in found:
+            found.add(maker.index)
+            waiting += maker.uses
+    return len(found)
 
 
 def _names(names: Sequence[str]) -> str:

@@ -14,20 +14,23 @@ from singa_backend.conform import cases, gaps, releases, report, results, worker
 from . import _releases
 from ._common import (
     NO,
+    OUTPUT_FOLDER,
+    OUTPUT_PATH,
     SECONDS,
+    check_places,
     device_option,
-    echo,
     err,
     exit_codes,
     expression,
     json_option,
-    out,
+    processes_option,
     progress,
     show,
     write_json,
     wrote,
 )
 from ._tables import NUMBER, WHOLE, Columns
+from ._verdicts import show_counts, show_failures
 
 _KINDS = Columns({"kind": WHOLE, "cases": NUMBER, "strict": NUMBER, "official": NUMBER})
 
@@ -35,14 +38,12 @@ _KINDS = Columns({"kind": WHOLE, "cases": NUMBER, "strict": NUMBER, "official": 
 @click.command("conform")
 @click.option("--select", "-k", default="", callback=expression, help="Only cases whose name matches this regular expression.")
 @click.option("--kind", "kinds", multiple=True, type=click.Choice(cases.KINDS), help="Only cases of this kind (repeatable).")
-@click.option("--processes", "-n", type=click.IntRange(1), help="Child processes (default: one per core).")
+@processes_option("--processes", "-n", help="Child processes (default: one per core).")
 @click.option("--timeout", default=60.0, show_default=True, type=SECONDS, help="Seconds that one case may take.")
 @click.option("--backend", default=worker.OURS, show_default=True, help="The backend under test, MODULE:CLASS.")
-@click.option("--results", "target", type=click.Path(path_type=Path), help="Write everything to this JSON file.")
-@click.option("--junit", type=click.Path(path_type=Path), help="Write JUnit XML to this file.")
-@click.option(
-    "--report", "folder", type=click.Path(file_okay=False, path_type=Path), help="Write the support report into this folder."
-)
+@click.option("--results", "target", type=OUTPUT_PATH, help="Write everything to this JSON file.")
+@click.option("--junit", type=OUTPUT_PATH, help="Write JUnit XML to this file.")
+@click.option("--report", "folder", type=OUTPUT_FOLDER, help="Write the support report into this folder.")
 @click.option("--renew-manifest", is_flag=True, help="Write the manifest of the installed onnx, or of --release, and stop.")
 @click.option(
     "--release",
@@ -52,9 +53,7 @@ _KINDS = Columns({"kind": WHOLE, "cases": NUMBER, "strict": NUMBER, "official": 
     help="Run the cases of an older onnx release, 1.2.1 to 1.22.0: its wheel is fetched from PyPI as data (repeatable; all: "
     "every release of the manifest). With more than one release, --results is their summary.",
 )
-@click.option(
-    "--cache", type=click.Path(file_okay=False, path_type=Path), help="Where fetched wheels are kept (default: the user's cache)."
-)
+@click.option("--cache", type=OUTPUT_FOLDER, help="Where fetched wheels are kept (default: the user's cache).")
 @device_option
 @json_option
 @exit_codes
@@ -76,6 +75,7 @@ def command(
     """Run ONNX's own suite; every failure must be listed in gaps.txt with its reason."""
     if folder and (select or kinds or older):
         raise click.UsageError("--report needs the whole suite: leave out --select, --kind and --release")
+    check_places(target, junit, folders=(folder, cache))
     if older:
         request = _releases.Request(kinds, select, backend, device, processes, timeout, quiet=as_json)
         _older(older, cache, request, target, junit, renew_manifest)
@@ -106,13 +106,14 @@ def command(
         results.save(document, target)
     if junit:
         results.write_junit(found, judged, junit)
-    if folder:
-        report.write(report.build([document], folder), folder)
+    pages = report.write(report.build([document], folder), folder) if folder else []
     if as_json:
-        write_json({k: document[k] for k in ("totals", "gaps", "unexpected", "closed_gaps", "environment", "manifest")})
+        write_json(
+            {k: document[k] for k in ("totals", "gaps", "unexpected", "reasons", "closed_gaps", "environment", "manifest")}
+        )
     else:
         _show_conformance(found, judged, document["totals"])
-        wrote(target, junit, folder)
+        wrote(target, junit, *pages)
     sys.exit(0 if judged.good and found else NO)
 
 
@@ -161,16 +162,5 @@ def _show_conformance(found: list[worker.Result], judged: gaps.Judgement, totals
         table.add(kind, t["cases"], t["strict"], t["official"])
     table.add("all", totals["cases"], totals["strict"], totals["official"], style="bold")
     show(table)
-    if judged.explained:
-        out.print(
-            f"{len(judged.explained)} known gaps, each with its reason in {cases.data_file('gaps.txt')}",
-            highlight=False,
-            soft_wrap=True,
-        )
-    for r in judged.unexpected[:40]:
-        echo(f"{r.strict} {r.name}", style="red")
-        out.print(f"    {(r.reason or r.official_reason)[:400]}", markup=False, highlight=False, soft_wrap=True)
-    if len(judged.unexpected) > 40:
-        out.print(f"... and {len(judged.unexpected) - 40} more; --results FILE lists all of them")
-    for name in judged.closed:
-        echo(f"closed gap {name}: it passes now; delete its line from gaps.txt", style="red")
+    show_counts(found, judged, cases.data_file("gaps.txt"))
+    show_failures(judged)

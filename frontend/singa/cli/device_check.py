@@ -13,7 +13,7 @@ import click
 from singa_backend.conform import device_check
 from singa_backend.files import write_text
 
-from ._common import NO, SECONDS, echo, exit_codes, json_option, show, write_json, wrote
+from ._common import NO, OUTPUT_FOLDER, SECONDS, echo, exit_codes, json_option, processes_option, show, write_json, wrote
 from ._device_stages import STAGES, VERSIONS
 from ._tables import NUMBER, WHOLE, WORDS, Columns
 
@@ -33,7 +33,7 @@ def _cuda(context: click.Context, parameter: click.Parameter, name: str) -> str:
 @click.option(
     "--to",
     "folder",
-    type=click.Path(file_okay=False, path_type=Path),
+    type=OUTPUT_FOLDER,
     help="Write results.jsonl into this folder: a line for each stage, as soon as it ends.",
 )
 @click.option(
@@ -46,7 +46,7 @@ def _cuda(context: click.Context, parameter: click.Parameter, name: str) -> str:
 @click.option(
     "--every", default=1, show_default=True, type=click.IntRange(1), help="Run every n-th case of ONNX's suite and n-th gradient."
 )
-@click.option("--processes", "-n", type=click.IntRange(1), help="Child processes of a stage (default: one per core).")
+@processes_option("--processes", "-n", help="Child processes of a stage (default: one per core).")
 @click.option(
     "--deadline",
     default=device_check.TOTAL,
@@ -101,7 +101,7 @@ def command(
 def _show(found: list[device_check.Outcome], name: str) -> None:
     table = _ROWS.table(f"device check of {name}" if name else "device check")
     for o in found:
-        reason = (o.reason.strip().splitlines() or [""])[-1] if "Traceback" in o.reason else o.reason
+        reason = o.reason.partition("\nTraceback (most recent call last):")[0]
         table.add(o.stage, o.status, o.seconds, reason, style=_STYLES.get(o.status, "red"))
     show(table)
     wrong = [o.stage for o in found if o.status not in _STYLES]

@@ -10,7 +10,7 @@ import click
 from singa_backend import debug
 from singa_backend.files import check, write_text
 
-from ._common import NO, echo, exit_codes, json_option, show, write_json, wrote
+from ._common import NO, OUTPUT, echo, exit_codes, json_option, show, write_json, wrote
 from ._tables import NAME, NUMBER, WORDS, Columns
 
 _STYLES = {"added": "green", "removed": "red", "changed": "yellow"}
@@ -21,9 +21,7 @@ _CHANGES = Columns({"": WORDS, "kind": WORDS, "name": NAME, "max abs": NUMBER, "
 @click.command("diff")
 @click.argument("first", type=click.Path(dir_okay=False, path_type=Path))
 @click.argument("second", type=click.Path(dir_okay=False, path_type=Path))
-@click.option(
-    "--html", "page", type=click.Path(dir_okay=False, path_type=Path), help="Write a picture of both graphs with the differences."
-)
+@click.option("--html", "page", type=OUTPUT, help="Write a picture of both graphs with the differences.")
 @json_option
 @exit_codes
 def command(first: Path, second: Path, page: Path | None, as_json: bool) -> None:

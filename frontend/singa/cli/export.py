@@ -15,6 +15,7 @@ import numpy as np
 
 from singa_backend import Value
 from singa_backend.errors import InvalidInput
+from singa_backend.files import check
 
 from .._core.tensor import Tensor
 from .._onnx import export, verify
@@ -57,17 +58,18 @@ def command(
     PROGRAM is a file (net.py) or a module; NAME is a Model in it, a subclass of Model, or a function that returns a Model, or a
     Model and a list of Tensors to call it with. The program is imported, so use only programs that you trust.
     """
-    model, inputs = _built(target)
+    check(path, keeps=[archive])
     arrays = _feeds.from_npz(archive) if archive else _feeds.random_inputs([*map(_declared, drawn)], 0, {})
+    model, inputs = _built(target)
     if arrays:
         inputs = [Tensor(data=a, requires_grad=False, name=n) for n, a in arrays.items()]
     if inputs and not model.get_states():
         model.compile(list(inputs), is_train=False)
     chosen = given(options)
     if compared:
-        _, check = verify.export_and_check(model, inputs or [], path, **chosen)
-        result: Any = {"errors": check.errors, "comparisons": [str(c) for c in check.comparisons]}
-        text = str(check)
+        _, checked = verify.export_and_check(model, inputs or [], path, **chosen)
+        result: Any = {"errors": checked.errors, "comparisons": [str(c) for c in checked.comparisons]}
+        text = str(checked)
     else:
         _, report = export.export(model, inputs, path, with_report=True, **chosen)
         result, text = report.to_dict(), str(report)

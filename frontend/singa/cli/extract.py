@@ -9,7 +9,7 @@ import click
 from singa_backend import debug
 from singa_backend.files import check
 
-from ._common import echo, exit_codes, json_option, write_json
+from ._common import OUTPUT, echo, exit_codes, json_option, write_json
 
 
 @click.command("extract")
@@ -20,7 +20,7 @@ from ._common import echo, exit_codes, json_option, write_json
 @click.option(
     "--outputs", "made", multiple=True, metavar="NAME", help="A value that becomes an output (repeatable; NAME,NAME too)."
 )
-@click.option("--output", "-o", "path", required=True, type=click.Path(dir_okay=False, path_type=Path), metavar="OUT",
+@click.option("--output", "-o", "path", required=True, type=OUTPUT, metavar="OUT",
               help="The file to write.")  # fmt: skip
 @json_option
 @exit_codes

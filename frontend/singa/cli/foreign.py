@@ -12,14 +12,14 @@ from singa_backend.conform import foreign as foreigners
 from singa_backend.conform import light_models
 from singa_backend.engines.oracle import Oracle
 
-from ._common import NO, echo, exit_codes, expression, json_option, progress, write_json, wrote
+from ._common import NO, OUTPUT_FOLDER, check_places, echo, exit_codes, expression, json_option, progress, write_json, wrote
 
 
 @click.command("foreign")
 @click.argument("folder", required=False, type=click.Path(exists=True, file_okay=False, path_type=Path))
 @click.option("--select", "-k", default="", callback=expression, help="Only models whose name matches this regular expression.")
 @click.option("--light/--no-light", "with_light", default=True, help="Include the light models of onnx with random weights.")
-@click.option("--to", "target", type=click.Path(file_okay=False, path_type=Path), help="Write foreign.json and foreign.md here.")
+@click.option("--to", "target", type=OUTPUT_FOLDER, help="Write foreign.json and foreign.md here.")
 @json_option
 @exit_codes
 def command(folder: Path | None, select: str, with_light: bool, target: Path | None, as_json: bool) -> None:
@@ -28,6 +28,7 @@ def command(folder: Path | None, select: str, with_light: bool, target: Path | N
     The models are the nine light models of onnx, with random instead of constant weights, and the exported models of FOLDER,
     which are also compared with what their framework computed (NET-*.onnx and NET.npz with the arrays x0_0, ..., y0_0, ...).
     """
+    check_places(folders=(target,))
     found: list[foreigners.Comparison] = []
     count = sum(bool(re.search(select, n)) for n in light_models.names()) if with_light else 0
     count += 2 * sum(len(s.data) for s in foreigners.stored(folder, select)) if folder else 0
@@ -39,8 +40,7 @@ def command(folder: Path | None, select: str, with_light: bool, target: Path | N
             found.append(made)
             step(note=made.model)
     document = foreigners.document(found)
-    if target:
-        foreigners.write(document, target)
+    pages = foreigners.write(document, target) if target else []
     if as_json:
         write_json(document)
     else:
@@ -51,5 +51,5 @@ def command(folder: Path | None, select: str, with_light: bool, target: Path | N
                 f"{'ok  ' if c.good else 'OFF '} {c.model:24} {c.peer:12} outputs {output:.1e}  "
                 f"{len(c.values):4} values, worst {worst:.1e} {value} {operator}"
             )
-        wrote(target)
+        wrote(*pages)
     sys.exit(0 if found and all(c.good for c in found) else NO)

@@ -11,8 +11,23 @@ import click
 from singa_backend.conform import results
 from singa_backend.conform.cases import data_file
 from singa_backend.conform.fuzz import generate, ledger, run, summary
+from singa_backend.errors import first_line
 
-from ._common import NO, echo, exit_codes, expression, json_option, progress, show, write_json, wrote
+from ._common import (
+    NO,
+    OUTPUT_FOLDER,
+    OUTPUT_PATH,
+    check_places,
+    echo,
+    exit_codes,
+    expression,
+    json_option,
+    processes_option,
+    progress,
+    show,
+    write_json,
+    wrote,
+)
 from ._tables import NUMBER, WHOLE, Columns
 
 _VERDICTS = Columns({"verdict": WHOLE, "cases": NUMBER})
@@ -33,21 +48,21 @@ _VERDICTS = Columns({"verdict": WHOLE, "cases": NUMBER})
 @click.option(
     "--write",
     "folder",
-    type=click.Path(file_okay=False, path_type=Path),
+    type=OUTPUT_FOLDER,
     help="With --only: write the case as model.onnx and test_data_set_0, with a witness's outputs; a failing graph is reduced.",
 )
-@click.option("--processes", "-n", type=click.IntRange(1), help="Pairs of child processes (default: one per core).")
+@processes_option("--processes", "-n", help="Pairs of child processes (default: one per core).")
 @click.option(
     "--ledger",
     "book",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="The ledger of known differences of operators (default: sonnx's own).",
 )
-@click.option("--results", "target", type=click.Path(path_type=Path), help="Write everything to this JSON file.")
+@click.option("--results", "target", type=OUTPUT_PATH, help="Write everything to this JSON file.")
 @click.option(
     "--report",
     "reports",
-    type=click.Path(file_okay=False, path_type=Path),
+    type=OUTPUT_FOLDER,
     help="Write fuzz.json and fuzz.md into this folder; with --graphs, graphs.json and graphs.md.",
 )
 @json_option
@@ -78,6 +93,7 @@ def command(
         raise click.UsageError("--write needs --only")
     if graphs and select:
         raise click.UsageError("use only one of --graphs and --select")
+    check_places(target, folders=(folder, reports))
     if graphs:
         from ._graphs import detail, many
 
@@ -98,13 +114,12 @@ def command(
     document = summary.to_json(found, seed, select)
     if target:
         results.save(document, target)
-    if reports:
-        summary.write(document, reports)
+    pages = summary.write(document, reports) if reports else []
     if as_json:
         write_json({k: document[k] for k in ("count", "seed", "select", "totals", "ledger", "bad", "environment")})
     else:
         _show(document)
-        wrote(target, reports)
+        wrote(target, *pages)
     sys.exit(0 if all(r.good for r in found) else NO)
 
 
@@ -124,9 +139,9 @@ def _show(document: dict[str, Any]) -> None:
     for b in document["bad"][:30]:
         echo(f"{b['status']}: case {b['index']}: {b['case']}", style="red")
         for d in b["differences"]:
-            echo(f"    {d['witness']}: {d['says'][:300]}")
+            echo(f"    {d['witness']}: {first_line(d['says'])[:300]}")
         if b["says"]:
-            echo("    " + b["says"].strip().splitlines()[-1])
+            echo("    " + first_line(b["says"])[:300])
     if document["bad"]:
         echo(f"one case in detail: sonnx fuzz --seed {document['seed']} --only INDEX" + _selected(document["select"]))
 

@@ -13,12 +13,15 @@ from singa_backend.conform.gradient_matrix import page
 
 from ._common import (
     NO,
+    OUTPUT_FOLDER,
     SECONDS,
     check_matrix,
+    check_places,
     echo,
     exit_codes,
     expression,
     json_option,
+    processes_option,
     progress,
     show,
     witness,
@@ -43,12 +46,12 @@ _VERDICTS = Columns({"verdict": WHOLE, "operator versions": NUMBER})
     type=click.Choice(["onnxruntime", "none"]),
     help="The engine that runs the same graph in float32.",
 )
-@click.option("--jobs", "-j", type=click.IntRange(1), help="Child processes (default: one per core).")
+@processes_option("--jobs", "-j", help="Child processes (default: one per core).")
 @click.option("--timeout", default=120.0, show_default=True, type=SECONDS, help="Seconds that one operator version may take.")
 @click.option(
     "--to",
     "folder",
-    type=click.Path(file_okay=False, path_type=Path),
+    type=OUTPUT_FOLDER,
     help="Write gradients.json and gradients.md into this folder; rows that are not selected are kept.",
 )
 @click.option("--second", is_flag=True, help="Judge the gradients of the gradients; onnxruntime does not run.")
@@ -78,6 +81,7 @@ def command(
         return
     if second and folder:
         raise click.UsageError("--second writes no matrix: leave out --to")
+    check_places(folders=(folder,))
     entries = gradient_matrix.read()
     rows = gradient_matrix.listed(select)
     if not rows:
@@ -91,15 +95,16 @@ def command(
             bad += row.verdict in ("wrong", "died", "timeout")
             step(note=f"{bad} wrong")
     document = page.to_json(found, points, seed, entries)
+    pages: list[Path] = []
     if folder:
         kept = {r.key: r for r in map(gradient_matrix.Row.from_dict, page.read(folder).get("rows", ()))} if select else {}
         whole = {**kept, **{r.key: r for r in found}}
-        page.write(page.to_json(whole.values(), points, seed, entries), folder)
+        pages = page.write(page.to_json(whole.values(), points, seed, entries), folder)
     if as_json:
         write_json(document)
     else:
         _show(document, bool(select))
-        wrote(folder)
+        wrote(*pages)
     sys.exit(NO if (bad if second else document["unexplained"]) else 0)
 
 

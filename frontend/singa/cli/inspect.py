@@ -15,7 +15,7 @@ from singa_backend.inspection import inspect as inspect_model
 from singa_backend.inspection.measures import CODE
 from singa_backend.proto.values import Value
 
-from ._common import SECONDS, echo, err, exit_codes, json_option, show, write_json
+from ._common import OUTPUT, SECONDS, echo, err, exit_codes, json_option, show, write_json
 from ._tables import NAME, NUMBER, WORDS, Columns
 
 _MODEL = Columns({"model": NAME, "": WORDS})
@@ -38,7 +38,7 @@ FEW = 20
 @click.option(
     "--html",
     "page",
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=OUTPUT,
     help="Write a picture of the graph to this file, as a self-contained page.",
 )
 @click.option(

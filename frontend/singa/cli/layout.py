@@ -10,7 +10,7 @@ from singa_backend.passes.change_layout import LAYOUTS, change_layout
 from singa_backend.proto.load import load_model
 from singa_backend.proto.save import save
 
-from ._common import echo, exit_codes, json_option, write_json
+from ._common import OUTPUT, echo, exit_codes, json_option, write_json
 
 
 @click.command("layout")
@@ -21,7 +21,7 @@ from ._common import echo, exit_codes, json_option, write_json
     "-o",
     "target",
     required=True,
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=OUTPUT,
     metavar="OUT",
     help="The file to write.",
 )

@@ -10,7 +10,22 @@ import click
 from singa_backend.conform import opset_matrix as matrix
 from singa_backend.conform.opset_matrix import page
 
-from ._common import NO, check_matrix, echo, exit_codes, expression, json_option, progress, show, witness, write_json, wrote
+from ._common import (
+    NO,
+    OUTPUT_FOLDER,
+    check_matrix,
+    check_places,
+    echo,
+    exit_codes,
+    expression,
+    json_option,
+    processes_option,
+    progress,
+    show,
+    witness,
+    write_json,
+    wrote,
+)
 from ._tables import NUMBER, WHOLE, Columns
 
 _OUTCOMES = Columns({"outcome": WHOLE, "models and opsets": NUMBER})
@@ -25,11 +40,11 @@ _OUTCOMES = Columns({"outcome": WHOLE, "models and opsets": NUMBER})
     type=click.Choice(["onnxruntime", "none"]),
     help="The engine that also runs the written models.",
 )
-@click.option("--jobs", "-j", type=click.IntRange(1), help="Child processes (default: one per core).")
+@processes_option("--jobs", "-j", help="Child processes (default: one per core).")
 @click.option(
     "--to",
     "folder",
-    type=click.Path(file_okay=False, path_type=Path),
+    type=OUTPUT_FOLDER,
     help="Write opsets.json and opsets.md into this folder; all operators must be selected.",
 )
 @click.option("--check", is_flag=True, help="Judge nothing; exit with 1 if the matrix in --to (default: reports) is stale.")
@@ -50,6 +65,7 @@ def command(select: str, oracle: str, jobs: int | None, folder: Path | None, che
     operators = matrix.listed(select)
     if not operators:
         raise click.UsageError(f"no operator matches {select!r}")
+    check_places(folders=(folder,))
     models = list(matrix.models(select))
     found: list[matrix.Judged] = []
     with progress(len(models), "opsets", quiet=as_json) as step:
@@ -60,13 +76,12 @@ def command(select: str, oracle: str, jobs: int | None, folder: Path | None, che
             step(note=f"{wrong} wrong")
     document = page.to_json(found, operators)
     against = matrix.contradictions(document)
-    if folder:
-        matrix.write(document, folder)
+    pages = matrix.write(document, folder) if folder else []
     if as_json:
         write_json(document | {"contradictions": against})
     else:
         _show(document, against)
-        wrote(folder)
+        wrote(*pages)
     sys.exit(NO if document["wrong"] or against else 0)
 
 

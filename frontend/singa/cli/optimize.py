@@ -7,13 +7,14 @@ from pathlib import Path
 
 import click
 
+from singa_backend.files import check
 from singa_backend.passes import PASSES, Report
 from singa_backend.passes import optimize as rewrite
 from singa_backend.proto.checker import check_model
 from singa_backend.proto.load import load_model
 from singa_backend.proto.save import save
 
-from ._common import NO, echo, exit_codes, json_option, progress, show, write_json
+from ._common import NO, OUTPUT, echo, exit_codes, json_option, progress, show, write_json
 from ._tables import NUMBER, WHOLE, WORDS, Columns
 
 FEW = 6
@@ -28,7 +29,7 @@ _PASSES = Columns({"pass": WHOLE, "changes": NUMBER, "nodes by operator": WORDS}
     "--output",
     "-o",
     "target",
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=OUTPUT,
     metavar="OUT",
     help="The file to write; external data go to OUT.data.",
 )
@@ -60,6 +61,7 @@ def command(
         return
     if model is None or target is None:
         raise click.UsageError("MODEL and -o OUT are required (or --list)")
+    check(target)
     start = time.perf_counter()
     proto, folder = load_model(model)
     checked = check_model(proto)

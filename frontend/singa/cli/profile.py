@@ -17,9 +17,12 @@ from singa_backend.limits import Budget, format_bytes, spend
 from singa_backend.plans.profile import NodeProfile, OperatorProfile, Profile, StepProfile
 from singa_backend.proto.load import load_model
 
-from ._common import device_option, echo, exit_codes, json_option, limit_option, plan_options, show, write_json
+from ._common import OUTPUT, device_option, echo, exit_codes, json_option, limit_option, plan_options, show, write_json
 from ._inputs import gather, input_options
 from ._tables import NAME, NUMBER, WORDS, Columns
+
+WAITED = 0.1
+"""The part of the time of the runs for which threads may wait for a core without a line."""
 
 _WORK = dict.fromkeys(("share", "ms", "GFLOP", "MB", "of roofline"), NUMBER)
 _STEPS = Columns({"step": NUMBER, **_WORK, "kernel": WORDS, "nodes": NAME, "operators": WORDS, "layout": WORDS, "notes": WORDS})
@@ -33,12 +36,8 @@ _OPERATORS = Columns({"operator": NAME, "nodes": NUMBER, **_WORK})
 @click.option("--runs", default=10, show_default=True, type=click.IntRange(1, 10**6), help="The runs to measure.")
 @click.option("--top", default=20, show_default=True, type=click.IntRange(0), metavar="N", help="Show the N slowest steps.")
 @click.option("--nodes", is_flag=True, help="Show every node of the model, in order.")
-@click.option(
-    "--trace", type=click.Path(dir_okay=False, path_type=Path), help="Write one run for chrome://tracing or ui.perfetto.dev."
-)
-@click.option(
-    "--html", "page", type=click.Path(dir_okay=False, path_type=Path), help="Write a picture of the graph with the times."
-)
+@click.option("--trace", type=OUTPUT, help="Write one run for chrome://tracing or ui.perfetto.dev.")
+@click.option("--html", "page", type=OUTPUT, help="Write a picture of the graph with the times.")
 @device_option
 @plan_options
 @limit_option
@@ -105,6 +104,10 @@ def _show(found: Profile, top: int, nodes: bool) -> None:
     _table(_OPERATORS, [(o.operator, o.nodes, *_work(o)) for o in found.operators])
     options = ", ".join(f"{n} {v}" for n, v in found.options.items())
     echo(f"{found.seconds * 1e3:.4g} ms a run, {found.step_seconds * 1e3:.4g} ms in its steps")
+    if found.waited is not None and found.waited > WAITED:
+        echo(f"other programs use the cores: threads of this process waited {found.waited:.0%} of the time of these runs for one")
+    if found.single_runs:
+        echo(f"{found.single_runs} of {found.runs} runs used one thread because of it (docs/performance.md)")
     echo(f"by {found.by} on {found.device}: {options}")
     if found.by == "plan":
         fused = "".join(f"; fused: {n} {c}" for n, c in found.fused.items() if c)
@@ -114,7 +117,9 @@ def _show(found: Profile, top: int, nodes: bool) -> None:
     echo("memory: " + ", ".join(f"{name} {format_bytes(size)}" for name, size in sizes.items()))
     if found.rates is not None:
         r = found.rates
-        echo(f"this machine: {r.gflops:.0f} GFLOP/s in products by {r.by}, {r.gbytes:.0f} GB/s in copies, {r.threads} threads")
+        cached = f" (up to {max(rate for _, rate in r.caches):.0f} in caches)" if r.caches else ""
+        products = f"{r.gflops:.0f} GFLOP/s in products by {r.by}"
+        echo(f"this machine: {products}, {r.gbytes:.0f} GB/s in copies of memory{cached}, {r.threads} threads")
 
 
 def _step(s: StepProfile) -> tuple[Any, ...]:

@@ -16,7 +16,7 @@ from singa_backend.quantization import quantize as rewrite
 from singa_backend.quantization.accuracy import worst
 from singa_backend.quantization.options import INTEGERS, METHODS
 
-from ._common import Number, echo, exit_codes, json_option, show, write_json
+from ._common import OUTPUT, Number, echo, exit_codes, json_option, show, write_json
 from ._tables import NAME, NUMBER, WORDS, Columns
 
 _ERRORS = Columns({"node": NAME, "operator": NAME, "value": NAME, "output": WORDS, "SNR (dB)": NUMBER, "own SNR (dB)": NUMBER,
@@ -41,7 +41,7 @@ _INTEGERS = click.Choice(list(INTEGERS))
     "-o",
     "target",
     required=True,
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=OUTPUT,
     metavar="OUT",
     help="The file to write; external data go to OUT.data.",
 )

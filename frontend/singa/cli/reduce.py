@@ -10,7 +10,18 @@ from singa_backend import debug
 from singa_backend.debug.compare import AGAINST, is_engine
 from singa_backend.rendering import printable
 
-from ._common import SECONDS, TOLERANCE, device_option, echo, exit_codes, json_option, progress, write_json
+from ._common import (
+    OUTPUT_FOLDER,
+    SECONDS,
+    TOLERANCE,
+    check_places,
+    device_option,
+    echo,
+    exit_codes,
+    json_option,
+    progress,
+    write_json,
+)
 from ._inputs import gather_of, input_options
 from .compare import trusted
 
@@ -32,7 +43,7 @@ from .compare import trusted
     "--timeout", default=60.0, show_default=True, type=SECONDS, help="Seconds for another engine's run, or for the command."
 )
 @click.option("--tries", default=1000, show_default=True, type=click.IntRange(1), help="The maximum number of candidates to run.")
-@click.option("--to", type=click.Path(file_okay=False, path_type=Path), help="The folder to write (default: MODEL-reduced).")
+@click.option("--to", type=OUTPUT_FOLDER, help="The folder to write (default: MODEL-reduced).")
 @device_option
 @json_option
 @exit_codes
@@ -60,6 +71,7 @@ def command(
     One of --against, --against-command, --raises and --command defines failure; the default is --against onnxruntime (with
     another --device: --against sonnx, the CPU).
     """
+    check_places(folders=(to,))
     if sum(option is not None for option in (against, program, raises, command)) > 1:
         raise click.UsageError("use only one of --against, --against-command, --raises and --command")
     predicate: debug.Predicate

@@ -9,7 +9,7 @@ import click
 
 from singa_backend.conform import report
 
-from ._common import NO, echo, exit_codes, json_option, out, write_json
+from ._common import NO, OUTPUT_FOLDER, echo, exit_codes, json_option, write_json, wrote
 
 
 @click.command("report")
@@ -19,7 +19,7 @@ from ._common import NO, echo, exit_codes, json_option, out, write_json
     "folder",
     default="reports",
     show_default=True,
-    type=click.Path(file_okay=False, path_type=Path),
+    type=OUTPUT_FOLDER,
     help="The folder of the report.",
 )
 @click.option("--check", is_flag=True, help="Write nothing; exit with 1 if the report there is stale.")
@@ -51,6 +51,6 @@ def command(runs: tuple[Path, ...], folder: Path, check: bool, as_json: bool) ->
     elif check:
         echo(f"stale: {why}" if why else "the report is up to date", style="red" if why else None)
     else:
-        out.print(f"wrote {', '.join(map(str, written))}", highlight=False, soft_wrap=True)
+        wrote(*written)
     if why:
         sys.exit(NO)

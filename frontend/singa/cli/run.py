@@ -23,6 +23,7 @@ from singa_backend.runtime.origins import NonFinite
 from . import _feeds
 from ._common import (
     NO,
+    OUTPUT_PATH,
     SECONDS,
     TOLERANCE,
     device_option,
@@ -51,10 +52,10 @@ _OUTPUTS = Columns({"output": NAME, "type": WORDS, "min": NUMBER, "max": NUMBER,
     "-o",
     "--save-outputs",
     "target",
-    type=click.Path(path_type=Path),
+    type=OUTPUT_PATH,
     help="Write the outputs by name to this .npz file.",
 )
-@click.option("--save-inputs", type=click.Path(path_type=Path), help="Write the inputs by name to this .npz file.")
+@click.option("--save-inputs", type=OUTPUT_PATH, help="Write the inputs by name to this .npz file.")
 @click.option(
     "--against", metavar="ENGINE|FILE", help="Compare the outputs with those of an engine of `sonnx compare`, or in an .npz file."
 )

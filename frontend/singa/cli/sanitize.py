@@ -12,12 +12,12 @@ from singa_backend.proto.checker import check_model
 from singa_backend.proto.load import load_model
 from singa_backend.proto.save import save
 
-from ._common import NO, echo, exit_codes, json_option, write_json
+from ._common import NO, OUTPUT, echo, exit_codes, json_option, write_json
 
 
 @click.command("sanitize")
 @click.argument("model", type=click.Path(dir_okay=False, path_type=Path))
-@click.option("--output", "-o", "path", required=True, type=click.Path(dir_okay=False, path_type=Path), metavar="OUT",
+@click.option("--output", "-o", "path", required=True, type=OUTPUT, metavar="OUT",
               help="The file to write.")  # fmt: skip
 @json_option
 @exit_codes

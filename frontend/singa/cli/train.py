@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
-import hashlib
 import signal
 import sys
-from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import suppress
-from functools import partial
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 import numpy as np
-from onnx import GraphProto, ModelProto, TensorProto, numpy_helper
+from click.core import ParameterSource
 
-from singa_backend.archives import open_arrays
-from singa_backend.collectives import communicator, launched_size
+from singa_backend.collectives import LocalGroup, communicator, launched_size
 from singa_backend.collectives.communicator import total
-from singa_backend.errors import InvalidInput, UnsupportedModel
+from singa_backend.errors import InvalidInput
 from singa_backend.files import check, is_regular
-from singa_backend.proto.load import load_model
 from singa_backend.proto.save import save
 
 from ._common import (
+    OUTPUT,
     SECONDS,
     SEED,
     Number,
@@ -33,6 +30,7 @@ from ._common import (
     exit_codes,
     json_option,
     out,
+    processes_option,
     progress,
     show,
     write_json,
@@ -40,22 +38,13 @@ from ._common import (
 )
 from ._curves import Curve, check_plot, line, write_plot
 from ._tables import NUMBER, WHOLE, Columns
-from ._workers import run_workers
+from ._train_setup import DISTRIBUTED, LOSSES, SCHEDULES, Options, Setup, prepared, updated
+from ._workers import check_launcher, end_with_parent, run_workers
 
 if TYPE_CHECKING:
-    from .._onnx.model import SONNXModel
-    from .._training.checkpoint import Checkpoint
     from .._training.fit import Position
-    from ..opt import DistOpt
 
 _CURVES = Columns({"": WHOLE, "steps": NUMBER, "first loss": NUMBER, "last loss": NUMBER, "curve": WHOLE})
-
-LOSSES = ("softmax_cross_entropy", "mse_loss", "cross_entropy", "binary_cross_entropy")
-
-
-SCHEDULES = ("constant", "cosine")
-
-DISTRIBUTED = ("plain", "half", "partialUpdate", "sparseTopK", "sparseThreshold")
 
 
 class _Train(click.Command):
@@ -104,27 +93,27 @@ class _Train(click.Command):
 @click.option("--epochs", default=1, show_default=True, type=click.IntRange(1))
 @click.option("--batch-size", default=32, show_default=True, type=click.IntRange(1))
 @click.option("--freeze", multiple=True, metavar="PATTERN", help="Do not train parameters whose names match.")
-@click.option("--seed", default=0, show_default=True, type=SEED, help="The seed of the batch order and of dropout.")
 @click.option(
-    "--output", "-o", "target_file", type=click.Path(dir_okay=False, path_type=Path), help="Write the trained model here."
+    "--train-constants", is_flag=True, help="Also train the constants of the model: factors, masks, tables (sonnx check --train)."
 )
+@click.option("--seed", default=0, show_default=True, type=SEED, help="The seed of the batch order and of dropout.")
+@click.option("--output", "-o", "target_file", type=OUTPUT, help="Write the trained model here.")
 @click.option(
     "--checkpoint",
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=OUTPUT,
     help="Keep the state of the training in this file: after each epoch, at the end, and on Ctrl-C.",
 )
 @click.option("--every", type=click.IntRange(1), metavar="STEPS", help="Write the checkpoint after every STEPS steps instead.")
 @click.option("--resume", is_flag=True, help="Continue at the checkpoint, with the same results as an uninterrupted training.")
 @click.option(
     "--plot",
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=OUTPUT,
     help="Draw the losses of training and validation as .html, or as .png (needs matplotlib).",
 )
-@click.option(
+@processes_option(
     "--workers",
     default=1,
     show_default=True,
-    type=click.IntRange(1, 1 << 16),
     help="Processes on this machine that share each batch, started by mpiexec (needs mpi4py).",
 )
 @click.option(
@@ -148,144 +137,54 @@ class _Train(click.Command):
 @device_option
 @json_option
 @exit_codes
-def command(
-    model: Path,
-    data: Path,
-    validation: Path | None,
-    target: str,
-    loss: str,
-    optimizer: str,
-    lr: float,
-    momentum: float,
-    weight_decay: float | None,
-    schedule: str,
-    warmup: int,
-    clip_norm: float | None,
-    epochs: int,
-    batch_size: int,
-    freeze: tuple[str, ...],
-    seed: int,
-    target_file: Path | None,
-    checkpoint: Path | None,
-    every: int | None,
-    resume: bool,
-    plot: Path | None,
-    workers: int,
-    dist_option: str,
-    sparsity: float,
-    timeout: float,
-    no_graph: bool,
-    device: str,
-    as_json: bool,
-) -> None:
+def command(**given: Any) -> None:
     """Fine-tune MODEL on the arrays of an .npz file, and write it with its new weights.
 
-    The names, structure and opset of the model stay unchanged; only the values of its float initializers change.
+    The names, structure and opset of the model stay unchanged; only the values of its parameters and running statistics change.
+    Constants of the model stay as they are: sonnx check --train lists them.
 
     One of -o and --checkpoint is required.  A training that was stopped continues with the same command and --resume; --epochs,
     --lr, --momentum and --weight-decay may then differ.
 
     With --workers, or under mpiexec, several processes compute a share of each batch, and exchange gradients.
     """
-    from .. import autograd, opt
-    from .._core.tensor import Tensor
-    from .._onnx.model import SONNXModel
-    from .._training.checkpoint import Checkpoint
-    from .._training.fit import Position, accuracy, batches, fit, stop_signals
-    from ..device import resolve
-
-    _check_usage(target_file, checkpoint, every, resume)
-    if launched_size() not in (1, workers) and workers > 1:
-        raise click.UsageError(f"--workers {workers} must be the number of processes that mpiexec has started, {launched_size()}")
-    check_plot(plot)
-    named = (checkpoint, target_file)
-    target_file, checkpoint = (p and _target(p) for p in (target_file, checkpoint))
-    _check_distinct({"--data": data, "--validation": validation}, {"-o": target_file, "--plot": plot})
-    _check_distinct(
-        {"MODEL": model, "--data": data, "--validation": validation, "-o": target_file, "--plot": plot},
-        {"--checkpoint": checkpoint},
-    )
-    if checkpoint and checkpoint.exists() and not resume:
-        raise click.UsageError(f"{checkpoint} exists: pass --resume to continue that training, or another path")
-    if workers > 1 and launched_size() == 1:
-        sys.exit(run_workers(workers, click.get_current_context().meta["arguments"], checkpoint))
-    compute = getattr(autograd, loss)
-
-    class Tuned(SONNXModel):
-        def train_one_batch(self, *batch: Tensor) -> tuple[Tensor, Tensor]:
-            y = self.forward(*batch[:-1])[0]
-            value = compute(y, batch[-1])
-            update(value)
-            return y, value
-
-    group = communicator(timeout=timeout) if launched_size() > 1 else None
-    first = group is None or group.rank == 0
-    place = resolve(f"{device}:{group.local_rank}" if group and device.upper() == "CUDA" else device)
-    place.SetRandSeed(seed + (group.rank if group else 0))
-    tuned = Tuned(str(model), place)
-    weight_decay = (0.01 if optimizer == "adamw" else 0.0) if weight_decay is None else weight_decay
-    rules: dict[str, Callable[[], Any]] = {
-        "sgd": lambda: opt.SGD(lr=lr, momentum=momentum, weight_decay=weight_decay),
-        "adam": lambda: opt.Adam(lr=lr, weight_decay=weight_decay),
-        "adamw": lambda: opt.AdamW(lr=lr, weight_decay=weight_decay),
-        "rmsprop": lambda: opt.RMSProp(lr=lr, weight_decay=weight_decay),
-        "adagrad": lambda: opt.AdaGrad(lr=lr, weight_decay=weight_decay),
-    }
-    rule: Any = rules[optimizer]()
-    rule.clip_gradients(norm=clip_norm)
+    end_with_parent()
+    chosen = Options(**given)
+    context = click.get_current_context()
+    _check_usage(chosen, context)
+    check_plot(chosen.plot)
+    named = (chosen.checkpoint, chosen.target_file)
+    chosen = replace(chosen, checkpoint=_target(chosen.checkpoint), target_file=_target(chosen.target_file))
+    _check_files(chosen)
+    if chosen.workers > 1 and launched_size() == 1:
+        check_launcher()
+        prepared(chosen, LocalGroup(chosen.workers).ranks[0], starts=True)  # what a worker would refuse is refused here, once
+        sys.exit(run_workers(chosen.workers, context.meta["arguments"], chosen.checkpoint))
+    group = communicator(timeout=chosen.timeout) if launched_size() > 1 else None
+    made = prepared(chosen, group)
+    at = _trained(chosen, made)
     if group:
-        rule = opt.DistOpt(rule, communicator=group)
-    update = _exchange(rule, dist_option, sparsity) if group else rule
-    for pattern in freeze:
-        tuned.freeze(pattern)
-    empty, folder = _without_weights(model, tuned)
-    xs, y = _arrays(data, tuned, target)
-    held_out = _arrays(validation, tuned, target) if validation else None
-    tuned.train()
-    tuned.graph(not no_graph)
+        total(group, np.zeros(1))  # the end: a worker that is stuck before it ends the training by the timeout
+    if made.first:
+        _tell(chosen, made, at)
+        if not chosen.as_json:
+            wrote(*named)
+
+
+def _trained(chosen: Options, made: Setup) -> Position:
+    """Run the steps, and write the files; return the point that the training has reached."""
+    from .._core.tensor import Tensor
+    from .._training.fit import accuracy, fit, stop_signals
+
+    at, kept, group, first, steps, plot = made.at, made.kept, made.group, made.first, made.steps, chosen.plot
+    losses = at.history.losses
+    written = len(losses) if chosen.resume else 0  # the step that the checkpoint holds
 
     def measure(scores: np.ndarray, targets: np.ndarray) -> dict[str, float]:
-        found = {"loss": float(compute(Tensor(data=scores), Tensor(data=targets)).data.reshape(-1)[0])}
-        if loss == LOSSES[0] and targets.ndim == 1:
+        found = {"loss": float(made.compute(Tensor(data=scores), Tensor(data=targets)).data.reshape(-1)[0])}
+        if chosen.loss == LOSSES[0] and targets.ndim == 1:
             found["accuracy"] = accuracy(scores, targets)
         return found
-
-    steps = batches(len(y), batch_size, epochs)
-    if warmup >= steps:
-        raise click.UsageError(f"--warmup must be below the number of steps, {steps}, got {warmup}")
-    falling = opt.CosineDecay(lr, steps - warmup) if schedule == "cosine" else lr
-    rule.lr = opt.WarmUp(falling, warmup) if warmup else falling
-    at = Position(np.random.default_rng(seed))
-    kept: Checkpoint | None = None
-    if checkpoint:
-        settings = {
-            "MODEL": _digest([_structure(empty), *(place.backend.get(t.data) for t in tuned.imported._constants.values())]),
-            "--data": _digest([*xs, y]),
-            "--validation": _digest([*held_out[0], held_out[1]]) if held_out else "none",
-            "--loss": loss,
-            "--optimizer": f"{optimizer} without momentum" if optimizer == "sgd" and not momentum else optimizer,
-            "--batch-size": str(batch_size),
-            "--freeze": ", ".join(sorted(freeze)) or "none",
-            "--seed": str(seed),
-            **({"--schedule": schedule} if schedule != SCHEDULES[0] else {}),
-            **({"--warmup": str(warmup)} if warmup else {}),
-            **({"--clip-norm": repr(clip_norm)} if clip_norm is not None else {}),
-            **({"--workers": str(group.size), "--dist-option": _exchanged(dist_option, sparsity)} if group else {}),
-        }
-        rates = {"--lr": repr(lr), "--momentum": repr(momentum), "--weight-decay": repr(weight_decay)}
-        if schedule != SCHEDULES[0]:
-            rates["--epochs"] = str(epochs)
-        kept = Checkpoint(checkpoint, tuned, rule, place, settings, rates, group)
-    if kept and resume:
-        at = kept.read(len(y), batch_size)
-        reached = f"epoch {at.epoch + 1}, step {len(at.history.losses)}" if at.batch else f"the end of epoch {at.epoch}"
-        if (at.epoch, at.batch) > (epochs, 0):
-            raise click.UsageError(f"--epochs {epochs} is before the point of the checkpoint: {reached}")
-        changes = "".join(f"; {n} was {was}, is {rates[n]}" for n, was in kept.changed.items())
-        if first:
-            err.print(f"resumed {kept.path} at {reached}{changes}", markup=False, highlight=False, soft_wrap=True)
-    losses = at.history.losses
-    written = len(losses) if resume else 0  # the step that the checkpoint holds
 
     def keep() -> None:
         nonlocal written
@@ -293,37 +192,31 @@ def command(
             kept.write(at)
             written = len(losses)
 
-    def curves() -> dict[str, Curve]:
-        found: dict[str, Curve] = {"training": list(enumerate(losses, 1))}
-        if at.history.validation:
-            found["validation"] = [((i + 1) * steps // epochs, seen["loss"]) for i, seen in enumerate(at.history.validation)]
-        return found
-
     def draw() -> None:
         if plot and losses and first:
-            write_plot(plot, curves(), f"{model.name}: {loss}")
+            write_plot(plot, _curves(chosen, made, at), f"{chosen.model.name}: {chosen.loss}")
 
     with stop_signals(*(signal.SIGINT, signal.SIGTERM) if kept else ()) as received:
 
         def reached_point(_: Position) -> None:
             ends_epoch = at.order is None
             stops = bool(total(group, np.array([len(received)]))[0]) if group and kept else bool(received)
-            if stops or (ends_epoch if every is None else not ends_epoch and len(losses) % every == 0):
+            if stops or (ends_epoch if chosen.every is None else not ends_epoch and len(losses) % chosen.every == 0):
                 keep()
             if stops:
                 raise _Stopped
 
         try:
-            with progress(steps - len(losses), "training", quiet=as_json or not first) as step:
-                fit(tuned, xs, y, epochs=epochs, batch_size=batch_size, validation=held_out, evaluate=measure,
-                    progress=lambda text: step(text), start=at, reached=reached_point, group=group)  # fmt: skip
-            if written < len(losses) or every:
+            with progress(steps - len(losses), "training", quiet=chosen.as_json or not first) as step:
+                fit(made.model, *made.data, epochs=chosen.epochs, batch_size=chosen.batch_size, validation=made.held_out,
+                    evaluate=measure, progress=lambda text: step(text), start=at, reached=reached_point, group=group)  # fmt: skip
+            if written < len(losses) or chosen.every:
                 keep()
         except (_Stopped, KeyboardInterrupt):
             with suppress(InvalidInput):
                 draw()
             if first:
-                _tell_stopped(f"step {len(losses)} of {steps}", checkpoint, written, target_file)
+                _tell_stopped(f"step {len(losses)} of {steps}", chosen.checkpoint, written, chosen.target_file)
             sys.exit(128 + (received[0] if received else signal.SIGINT))
         except InvalidInput as error:
             with suppress(InvalidInput):
@@ -331,49 +224,63 @@ def command(
             if error.code == "SX343" and kept and written > 0:
                 error.hint = f"{kept.path} holds step {written}: resume it with a lower --lr"
             raise
-    if target_file and first:
-        save(updated(empty, tuned), target_file, folder=folder, check=False)
+    if chosen.target_file and first:
+        save(updated(made.empty, made.model), chosen.target_file, folder=made.folder, check=False)
     draw()
-    if group:
-        total(group, np.zeros(1))  # the end: a worker that is stuck before it ends the training by the timeout
-    if not first:
-        return
-    if as_json:
-        write_json({"losses": losses, "validation": at.history.validation})
+    return at
+
+
+def _curves(chosen: Options, made: Setup, at: Position) -> dict[str, Curve]:
+    """The losses of the training and of the validation."""
+    found: dict[str, Curve] = {"training": list(enumerate(at.history.losses, 1))}
+    if at.history.validation:
+        each = made.steps // chosen.epochs
+        found["validation"] = [((i + 1) * each, seen["loss"]) for i, seen in enumerate(at.history.validation)]
+    return found
+
+
+def _tell(chosen: Options, made: Setup, at: Position) -> None:
+    """Print the losses and the measurements."""
+    if chosen.as_json:
+        write_json({"losses": at.history.losses, "validation": at.history.validation})
         return
     table = _CURVES.table()
-    for name, curve in curves().items():
+    for name, curve in _curves(chosen, made, at).items():
         drawn = line(curve, out.encoding, max(8, min(60, out.width - 52)))
         table.add(name, curve[-1][0], curve[0][1], curve[-1][1], drawn)
     show(table)
     for i, seen in enumerate(at.history.validation):
         echo(f"epoch {i + 1}: " + ", ".join(f"validation {n} {v:.4g}" for n, v in seen.items()))
-    wrote(*named)
 
 
-def _exchange(rule: DistOpt, dist_option: str, sparsity: float) -> Callable[[Any], None]:
-    """The training call of a `--dist-option`."""
-    calls: dict[str, Callable[[Any], None]] = {
-        "plain": rule.backward_and_update,
-        "half": rule.backward_and_update_half,
-        "partialUpdate": rule.backward_and_partial_update,
-        "sparseTopK": partial(rule.backward_and_sparse_update, spars=sparsity, topK=True),
-        "sparseThreshold": partial(rule.backward_and_sparse_update, spars=sparsity),
-    }
-    return calls[dist_option]
-
-
-def _exchanged(dist_option: str, sparsity: float) -> str:
-    """A `--dist-option` with its argument."""
-    return f"{dist_option} {sparsity!r}" if dist_option.startswith("sparse") else dist_option
-
-
-def _check_usage(target_file: Path | None, checkpoint: Path | None, every: int | None, resume: bool) -> None:
-    if not target_file and not checkpoint:
+def _check_usage(chosen: Options, context: click.Context) -> None:
+    """Raise UsageError for options that are missing, contradict each other, or would have no effect."""
+    if not chosen.target_file and not chosen.checkpoint:
         raise click.UsageError("pass -o OUT to write the trained model, or --checkpoint PATH to keep the state of the training")
-    for flag, value in (("--every", every), ("--resume", resume)):
-        if value and not checkpoint:
-            raise click.UsageError(f"{flag} needs --checkpoint PATH")
+    launched = launched_size()
+    needs = {
+        "every": (chosen.checkpoint, "--checkpoint PATH"),
+        "resume": (chosen.checkpoint, "--checkpoint PATH"),
+        "momentum": (chosen.optimizer == "sgd", "--optimizer sgd"),
+        "sparsity": (chosen.dist_option.startswith("sparse"), "--dist-option sparseTopK or sparseThreshold"),
+        "dist_option": (chosen.workers > 1 or launched > 1 or chosen.dist_option == DISTRIBUTED[0], "--workers of at least 2"),
+    }
+    for name, (there, what) in needs.items():
+        passed = context.get_parameter_source(name) not in (ParameterSource.DEFAULT, None)
+        if passed and getattr(chosen, name) and not there:
+            raise click.UsageError(f"--{name.replace('_', '-')} needs {what}")
+    if launched not in (1, chosen.workers) and chosen.workers > 1:
+        raise click.UsageError(f"--workers {chosen.workers} must be the number of processes that mpiexec has started, {launched}")
+
+
+def _check_files(chosen: Options) -> None:
+    """Raise unless every file can be written, and none replaces another one of the command."""
+    read = {"--data": chosen.data, "--validation": chosen.validation}
+    written = {"-o": chosen.target_file, "--plot": chosen.plot}
+    _check_distinct(read, written)
+    _check_distinct({"MODEL": chosen.model, **read, **written}, {"--checkpoint": chosen.checkpoint})
+    if chosen.checkpoint and chosen.checkpoint.exists() and not chosen.resume:
+        raise click.UsageError(f"{chosen.checkpoint} exists: pass --resume to continue that training, or another path")
 
 
 def _check_distinct(others: dict[str, Path | None], written: dict[str, Path | None]) -> None:
@@ -384,8 +291,10 @@ def _check_distinct(others: dict[str, Path | None], written: dict[str, Path | No
             raise click.UsageError(f"{flag} must differ from {other}, got {path}")
 
 
-def _target(path: Path) -> Path:
+def _target(path: Path | None) -> Path | None:
     """The file that a link points to; raises InvalidInput if no file can be written there."""
+    if path is None:
+        return None
     check(path)
     return path.resolve() if is_regular(path) else path
 
@@ -403,83 +312,3 @@ def _tell_stopped(point: str, checkpoint: Path | None, written: int, target_file
         parts = [f"{checkpoint} is not written"]
     parts += [f"{target_file} is not written"] * bool(target_file)
     err.print(f"stopped after {point}; {'; '.join(parts)}", markup=False, highlight=False, soft_wrap=True, style="yellow")
-
-
-def _arrays(path: Path, model: SONNXModel, target: str) -> tuple[list[np.ndarray], np.ndarray]:
-    """Read the inputs, in the model's order, and the targets from an .npz file."""
-    with open_arrays(path, "SX307") as stored:
-        inputs = model.imported.graph.inputs
-        names = [v.name for v in inputs]
-        if len(names) == 1 and names[0] not in stored.names and "x" in stored.names:
-            names = ["x"]
-        lacking = [n for n in (*names, target) if n not in stored.names]
-        if lacking:
-            what = f"{path} must contain {', '.join(map(repr, lacking))}, got {', '.join(map(repr, stored.names)) or 'no arrays'}"
-            raise InvalidInput(what, code="SX331", hint="save the arrays by name: np.savez(path, x=..., y=...)")
-        headers = {n: stored.header(n) for n in (*names, target)}
-        for n, (shape, dtype) in headers.items():
-            if dtype.kind in "SU" or not shape:
-                raise InvalidInput(
-                    f"{path}: {n!r} must be numbers with the samples along axis 0, got {dtype}{list(shape)}", code="SX331"
-                )
-        arrays = {n: stored[n] for n in headers}
-    found = [
-        a if v.dtype is None or a.dtype == v.dtype else a.astype(v.dtype)
-        for n, v in zip(names, inputs, strict=True)
-        for a in [arrays[n]]
-    ]
-    return found, arrays[target]
-
-
-def _without_weights(path: Path, model: SONNXModel) -> tuple[ModelProto, Path | None]:
-    """The model without the data of its trained tensors, and its folder; raises UnsupportedModel if it has no place for some."""
-    proto, folder = load_model(path)
-    names = set(model.get_states())
-    for sparse in [t for t in proto.graph.sparse_initializer if t.values.name in names]:
-        proto.graph.initializer.add(name=sparse.values.name)
-        proto.graph.sparse_initializer.remove(sparse)
-    found = set()
-    for name, tensor in _stored(proto.graph, names):
-        found.add(name)
-        tensor.CopyFrom(TensorProto(name=tensor.name))
-    if names - found:
-        raise UnsupportedModel(f"the trained values of {', '.join(sorted(names - found)[:5])} cannot be written into the model")
-    return proto, folder
-
-
-def _stored(graph: GraphProto, names: Container[str]) -> Iterator[tuple[str, TensorProto]]:
-    """The tensors of these names: initializers, and Constant nodes under the name of their output."""
-    for tensor in graph.initializer:
-        if tensor.name in names:
-            yield tensor.name, tensor
-    for node in graph.node:
-        if node.op_type == "Constant" and node.domain in ("", "ai.onnx") and node.output[0] in names:
-            yield from ((node.output[0], a.t) for a in node.attribute if a.name == "value")
-
-
-def updated(proto: ModelProto, model: SONNXModel) -> ModelProto:
-    """Write the current values of the parameters and running statistics into a model of `_without_weights`, and return it."""
-    states = model.get_states()
-    for name, tensor in _stored(proto.graph, states):
-        value = states[name]
-        tensor.CopyFrom(numpy_helper.from_array(np.ascontiguousarray(value.device.backend.get(value.data)), tensor.name))
-    return proto
-
-
-def _structure(proto: ModelProto) -> np.ndarray:
-    """The bytes of a model without the data of its initializers."""
-    bare = ModelProto()
-    bare.CopyFrom(proto)
-    for tensor in bare.graph.initializer:
-        tensor.CopyFrom(TensorProto(name=tensor.name))
-    return np.frombuffer(bare.SerializeToString(deterministic=True), np.uint8)
-
-
-def _digest(arrays: Sequence[Any]) -> str:
-    """The identity of arrays: their dtypes, shapes and values."""
-    found = hashlib.sha256()
-    for array in arrays:
-        found.update(f"{array.dtype.str} {array.shape} ".encode())
-        strings = array.dtype == object
-        found.update(repr(array.tolist()).encode() if strings else np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
-    return f"sha256:{found.hexdigest()}"

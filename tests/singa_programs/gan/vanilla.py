@@ -5,7 +5,7 @@ import gzip
 import pickle
 
 import numpy as np
-from model import gan_mlp, lsgan_mlp
+from model import gan_mlp
 
 from singa import device, opt, tensor
 
@@ -59,7 +59,6 @@ class VANILLA:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("path")
-    parser.add_argument("--lsgan", action="store_true")
     args = parser.parse_args()
-    gan = VANILLA(lsgan_mlp if args.lsgan else gan_mlp, args.path, iterations=100, interval=99, learning_rate=0.005)
+    gan = VANILLA(gan_mlp, args.path, iterations=100, interval=99, learning_rate=0.005)
     gan.train(device.get_default_device())

@@ -20,8 +20,6 @@ class CharRNN(model.Model):
         self.optimizer = opt.SGD(0.01)
         self.hidden_size = hidden_size
         self.vocab_size = vocab_size
-        self.hx = tensor.Tensor((1, self.hidden_size))
-        self.cx = tensor.Tensor((1, self.hidden_size))
 
     def reset_states(self, dev):
         self.hx.to_device(dev)
@@ -112,7 +110,6 @@ def one(data, c, dev):
 def sample(model, data, dev, seed, nsamples=20, use_max=False):
     model.eval()
     inputs = [one(data, data.char_to_idx[c], dev) for c in seed]
-    model.initialize(inputs)
     model.reset_states(dev)
     outputs = model(inputs)
     y = tensor.softmax(outputs[-1])
@@ -137,7 +134,7 @@ def evaluate(model, data, batch_size, seq_length, dev, inputs, labels):
         inputs, labels = convert(batch, batch_size, seq_length, data.vocab_size, dev, inputs, labels)
         model.reset_states(dev)
         y = model(inputs)
-        loss = autograd.softmax_cross_entropy(y, labels)
+        loss = autograd.softmax_cross_entropy(y, labels)[0]
         val_loss += tensor.to_numpy(loss)[0]
     print("validation loss is %f" % (val_loss / data.num_test_batch))
 
@@ -153,9 +150,8 @@ def train(data, max_epoch, hidden_size, seq_length, batch_size, dev, graph, path
         for b in range(data.num_train_batch):
             batch = data.train_dat[b * batch_size : (b + 1) * batch_size]
             inputs, labels = convert(batch, batch_size, seq_length, data.vocab_size, dev, inputs, labels)
-            if b or epoch:
-                model.reset_states(dev)
             out, loss = model(inputs, labels)
+            model.reset_states(dev)
             train_loss += tensor.to_numpy(loss)[0]
         print("epoch %d, train loss is %f" % (epoch, train_loss / data.num_train_batch))
         evaluate(model, data, batch_size, seq_length, dev, inputs, labels)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -13,7 +12,7 @@ import numpy as np
 
 from ...comparison import tolerances, verdict
 from ...engines.oracle import EngineFailure, Oracle
-from ...errors import MissingDependency, SonnxError
+from ...errors import MissingDependency, SonnxError, described
 from ...ir.declaration import has_trait
 from ...processes import Child, ChildFailure, share_work
 from ...proto.schemas import is_custom, schemas
@@ -97,8 +96,8 @@ def answer(seed: int, index: int, select: str) -> Answer:
         found.ours, found.fault = _ours(case)
     except SonnxError as error:
         found.refused = str(error)
-    except Exception:
-        found.foreign = traceback.format_exc(limit=-4)
+    except Exception as error:
+        found.foreign = described(error)
     targets = witnesses.output_dtypes(case)
     for name, ask in (("function body", witnesses.body), ("decomposition", witnesses.decomposition), ("formula", formulas.value)):
         with suppress(NotImplementedError, SonnxError, FloatingPointError):
@@ -131,8 +130,8 @@ def _serve(seed: int, select: str) -> Callable[[int], Answer]:
     def one_answer(index: int) -> Answer:
         try:
             return answer(seed, index, select)
-        except Exception:
-            return Answer(None, foreign=traceback.format_exc(limit=-6))
+        except Exception as error:
+            return Answer(None, foreign=described(error, 6))
 
     return one_answer
 

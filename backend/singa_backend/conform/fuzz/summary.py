@@ -134,6 +134,6 @@ def markdown(document: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def write(document: dict[str, Any], folder: Path) -> None:
-    """Write fuzz.json and fuzz.md into a folder."""
-    publish(document, folder / "fuzz.json", {"fuzz.md": markdown})
+def write(document: dict[str, Any], folder: Path) -> list[Path]:
+    """Write fuzz.json and fuzz.md into a folder; returns their paths."""
+    return publish(document, folder / "fuzz.json", {"fuzz.md": markdown})

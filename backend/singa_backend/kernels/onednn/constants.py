@@ -105,6 +105,7 @@ QUERY_DTYPE = 258
 QUERY_FORMAT_KIND = 262
 QUERY_INNER_BLOCKS = 263
 BLOCKED = 2
+FORMAT_KIND_ANY = 1
 """The kind of a format whose strides are known."""
 
 QUERY = {

@@ -405,6 +405,12 @@ def thread_switch(n: int) -> list[tuple[Callable[[int], Any], tuple[int]]]:
     return [(found._set_threads, (n,))] if found is not None and found._set_threads else []
 
 
+def sets_threads(function: Callable[..., Any]) -> bool:
+    """Whether a function is that of `thread_switch`."""
+    found = library()
+    return found is not None and function is found._set_threads
+
+
 @contextmanager
 def using_threads(n: int) -> Iterator[None]:
     """Use a number of threads within a `with` block, in this thread.

@@ -18,6 +18,7 @@ from .constants import (
     DTYPES,
     ELTWISE,
     FORMAT_ANY,
+    FORMAT_KIND_ANY,
     FPMATH,
     QUERY_DIMS,
     QUERY_DTYPE,
@@ -201,6 +202,13 @@ class MemoryDesc(Owner):
             lib.call("memory_desc_query", handle, what, ctypes.byref(out))
         shape = tuple((c_int64 * rank.value).from_address(sizes.value or 0)) if rank.value else ()
         return cls(lib.create("memory_desc_clone", handle), DTYPE_OF.get(kind.value, np.dtype(np.void)), shape)
+
+    @property
+    def is_any(self) -> bool:
+        """Whether the primitive chooses the layout."""
+        kind = c_int()
+        needed().call("memory_desc_query", self.handle, QUERY_FORMAT_KIND, ctypes.byref(kind))
+        return kind.value == FORMAT_KIND_ANY
 
     @property
     def nbytes(self) -> int:

@@ -15,6 +15,7 @@ import ctypes
 import math
 from collections.abc import Mapping, Sequence
 from ctypes import c_char_p, c_float, c_int, c_void_p
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ from .constants import (
     CONVOLUTION,
     DECONVOLUTION,
     DIRECTION,
+    DST,
     ELTWISE,
     LRN,
     POOLING,
@@ -36,7 +38,7 @@ from .constants import (
     SOFTMAX,
     WORKSPACE,
 )
-from .loading import OneDnnError, Unimplemented, needed, threads
+from .loading import OneDnnError, Unimplemented, needed, threads, using_threads
 from .memory import Attributes, Memory, MemoryDesc, Owner, code, dims
 
 _INT8 = (np.dtype(np.int8), np.dtype(np.uint8))
@@ -61,6 +63,8 @@ class Primitive(Owner):
 
     __slots__ = (
         "_destroy_executable",
+        "_recipe",
+        "_single",
         "executable",
         "implementation",
         "kind",
@@ -80,6 +84,8 @@ class Primitive(Owner):
         self.workspace_nbytes = self._nbytes("workspace")
         self.threads = threads()
         self.executable = 0  # see `_compile`
+        self._recipe: _Recipe | None = None
+        self._single: Primitive | None = None
 
     def _nbytes(self, what: str) -> int:
         functions = needed().functions
@@ -95,6 +101,57 @@ class Primitive(Owner):
         if getattr(self, "executable", 0):
             self._destroy_executable(self.executable)
         super().__del__()
+
+    def single(self, memories: Mapping[int, Memory]) -> Primitive | None:
+        """This operation for one thread, on memories of the same layouts.
+
+        Args:
+            memories: the memory of each argument.
+
+        Returns:
+            The primitive, which is created once; None if oneDNN has none for these layouts.
+        """
+        if self.threads == 1:
+            return self
+        if self._single is None and self._recipe is not None:
+            recipe, self._recipe = self._recipe, None
+            for arguments in (recipe.arguments, self._settled(recipe.arguments, memories)):
+                try:
+                    with using_threads(1):
+                        made = create(
+                            self.kind, *arguments, attributes=recipe.attributes, allow_reference=recipe.allow_reference,
+                            inputs=recipe.inputs,
+                        )  # fmt: skip
+                except OneDnnError:
+                    continue
+                if self._has_layouts_of(made, memories):
+                    self._single = made
+                    break
+        return self._single
+
+    def _layout(self, arg: int) -> int:
+        """The handle of the description that the primitive has for an argument; 0 for none.  It belongs to the primitive."""
+        return int(needed().functions["primitive_desc_query_md"](self.handle, QUERY["argument"], arg) or 0)
+
+    def _has_layouts_of(self, other: Primitive, memories: Mapping[int, Memory]) -> bool:
+        """Whether another primitive takes the arguments of this one in the same layouts."""
+        equal = needed().functions["memory_desc_equal"]
+        pairs = [(self._layout(arg), other._layout(arg)) for arg in memories if arg != SCRATCHPAD]
+        return all(a == b or (a and b and equal(a, b)) for a, b in pairs)
+
+    def _settled(self, arguments: Sequence[Any], memories: Mapping[int, Memory]) -> list[Any]:
+        """Arguments in which the layouts that oneDNN has chosen replace those that were left to it."""
+        places = sorted((arg for arg in memories if arg != SCRATCHPAD), key=lambda arg: (arg == DST, arg))
+        chosen: dict[Any, list[MemoryDesc]] = {}
+        for handle in filter(None, map(self._layout, places)):
+            md = MemoryDesc.clone(handle)
+            chosen.setdefault((md.shape, md.dtype), []).append(md)
+        made = []
+        for a in arguments:
+            found = chosen.get((a.shape, a.dtype)) if isinstance(a, MemoryDesc) else None
+            md = found.pop(0) if found else a
+            made.append(md if isinstance(a, MemoryDesc) and a.is_any else a)
+        return made
 
     def query(self, what: str, index: int = 0) -> MemoryDesc:
         """The descriptor of an argument, with the layout that the primitive chose.
@@ -118,6 +175,16 @@ class Primitive(Owner):
 
     def __repr__(self) -> str:
         return f"<{self.kind} {self.implementation}>"
+
+
+@dataclass(frozen=True, eq=False)
+class _Recipe:
+    """What a primitive was created from."""
+
+    arguments: tuple[Any, ...]
+    attributes: Attributes
+    allow_reference: bool
+    inputs: tuple[MemoryDesc, ...]
 
 
 class Bound:
@@ -175,6 +242,52 @@ def threads_of(arguments: Sequence[Any]) -> int:
     return 0 if primitive.threads == 1 and primitive.implementation.startswith("brg") else primitive.threads
 
 
+def single_threaded(arguments: Sequence[Any]) -> tuple[Any, ...] | None:
+    """The arguments of a call on one thread, with the same memories as those of a call on several.
+
+    Args:
+        arguments: the arguments of the call.
+
+    Returns:
+        The arguments, made once; the same ones if they need one thread or are not those of a `Bound`; None if oneDNN has no
+        code for one thread with these layouts.
+    """
+    array = arguments[-1] if arguments else None
+    kept = getattr(array, "kept", None)
+    if not isinstance(array, ctypes.Array) or not kept or kept[0].threads == 1:
+        return tuple(arguments)
+    primitive, memories = kept
+    cache = vars(array)
+    if "single" not in cache:
+        made = primitive.single(memories)
+        cache["single"] = None if made is None else _narrowed(made, primitive, memories, arguments)
+    found: tuple[Any, ...] | None = cache["single"]
+    return found
+
+
+def _narrowed(made: Primitive, primitive: Primitive, memories: Mapping[int, Memory], arguments: Sequence[Any]) -> tuple[Any, ...]:
+    """The call of `made` with the memories of `primitive`; a scratchpad of its own if that one is too small."""
+    if made.scratchpad_nbytes <= primitive.scratchpad_nbytes:
+        return (_Handle.of(made), *arguments[1:])
+    scratch = np.empty(made.scratchpad_nbytes + 64, np.uint8)
+    place = (int(scratch.ctypes.data) + 63) & ~63
+    bound = Bound(made, {**memories, SCRATCHPAD: Memory(made.query("scratchpad"), place)})
+    bound.args[-1].scratch = scratch  # type: ignore[attr-defined]  # ctypes arrays take attributes
+    return bound.args
+
+
+class _Handle(c_void_p):
+    """A handle that keeps its primitive."""
+
+    kept: Primitive
+
+    @classmethod
+    def of(cls, primitive: Primitive) -> _Handle:
+        made = cls(primitive.executable)
+        made.kept = primitive
+        return made
+
+
 def bind(primitive: Primitive, arguments: Mapping[int, tuple[MemoryDesc, int] | Memory]) -> Bound:
     """Give a primitive its memories.
 
@@ -209,6 +322,8 @@ def create(
     if inputs and not exact and any(md.dtype in _INT8 for md in inputs):
         raise Unimplemented(3, f"{kind} of int8 values exactly ({made.implementation}, on {lib.isa})")
     made._compile()
+    if made.threads > 1:
+        made._recipe = _Recipe(arguments, attributes, allow_reference, tuple(inputs))
     return made
 
 
@@ -217,7 +332,9 @@ def _plain(value: Any) -> Any:
 
 
 def _mds(descriptors: Sequence[MemoryDesc]) -> ctypes.Array[c_void_p]:
-    return (c_void_p * len(descriptors))(*[d.handle for d in descriptors])
+    made = (c_void_p * len(descriptors))(*[d.handle for d in descriptors])
+    made.kept = tuple(descriptors)  # type: ignore[attr-defined]  # ctypes arrays take attributes
+    return made
 
 
 def _floats(values: Sequence[float] | None, length: int) -> ctypes.Array[c_float] | None:

@@ -40,6 +40,7 @@ class GAN_MLP(model.Model):
         for p, g in autograd.backward(loss):
             if "dis_net" in p.name:
                 self.optimizer.apply(p.name, p, g)
+        self.optimizer(loss)
         return out, loss
 
     def set_optimizer(self, optimizer):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -15,7 +14,7 @@ from onnx import ModelProto, NodeProto, ValueInfoProto, helper, numpy_helper
 from ....backend import SingaBackend
 from ....comparison import verdict
 from ....devices.device import resolve
-from ....errors import SonnxError
+from ....errors import SonnxError, described
 from ....ir.graph import Node
 from ....ir.reader import read
 from ....passes import optimize
@@ -37,7 +36,7 @@ class Form:
         model: The file, if the form is one.
         refused: The message of a SonnxError.
         inexpressible: Whether the target cannot express the graph, which is a valid answer.
-        foreign: The traceback of another exception.
+        foreign: Another exception, as `described` returns it.
     """
 
     name: str
@@ -156,8 +155,8 @@ def answer(case: Case, forms: Forms | None = None) -> Answer:
     except SonnxError as error:
         found.refused = str(error)
         return found
-    except Exception:
-        found.foreign = traceback.format_exc(limit=-6)
+    except Exception as error:
+        found.foreign = described(error, 6)
         return found
     found.forms = [_form(case, name, make) for name, make in (*_own(case), *(forms(case) if forms else ()))]
     return found
@@ -184,8 +183,8 @@ def _form(case: Case, name: str, make: Make) -> Form:
             form.outputs = list(SingaBackend.prepare(model).run(case.feeds))
     except SonnxError as error:
         form.refused, form.inexpressible = str(error), error.code in ("SX206", "SX207", "SX208")
-    except Exception:
-        form.foreign = traceback.format_exc(limit=-6)
+    except Exception as error:
+        form.foreign = described(error, 6)
     return form
 
 

@@ -116,6 +116,6 @@ def markdown(document: dict[str, Any]) -> str:
 PAGES = {"graphs.md": markdown}
 
 
-def write(document: dict[str, Any], folder: Path) -> None:
-    """Write graphs.json and graphs.md into a folder."""
-    publish(document, folder / "graphs.json", PAGES)
+def write(document: dict[str, Any], folder: Path) -> list[Path]:
+    """Write graphs.json and graphs.md into a folder; returns their paths."""
+    return publish(document, folder / "graphs.json", PAGES)

@@ -1,0 +1,215 @@
+"""Compares the time of inference next to other programs: with the default threads, with one thread, and onnxruntime's.
+
+    tox -e compare-models -- --to MODELS                       # once: writes the models
+    tox -e busy -- MODELS [--models bert4] [--load loops] [--report reports]
+    tox -e busy -- MODELS --load idle --before PYTHON          # also against another version, installed for that interpreter
+
+Each lane is a process of its own that has prepared the model before the load begins.  Next to a load the lanes have turns of one
+run, until each has 40; without one they have turns of 0.2 seconds, of which the first runs are not timed.  The loads:
+
+    idle      nothing
+    loops     as many busy loops as cores
+    third     one busy loop that runs for 3 of every 10 milliseconds
+
+The machine must have nothing else to do.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import compare_models
+from compare import Progressive, mean
+from compare_peers import Absent, Failure, Peer
+
+from singa_backend.files import write_text
+
+MODELS = ("squeezenet", "mobilenetv2", "shufflenet", "vit-small", "bert4", "mlp", "cnn28")
+LOOP = "while True: pass"
+THIRD = "import time\nwhile True:\n end = time.perf_counter() + 0.003\n while time.perf_counter() < end: pass\n time.sleep(0.007)"
+LOADS = {"idle": (), "loops": (LOOP,) * (os.cpu_count() or 1), "third": (THIRD,)}
+"""The programs of each load."""
+
+DEFAULT, ONE, THEIRS, BEFORE = "default threads", "one thread", "onnxruntime", "before"
+LANES = {DEFAULT: ("sonnx", 0), ONE: ("sonnx", 1), THEIRS: ("onnxruntime", 0)}
+"""The peer of each lane, and its number of threads; 0 for its default."""
+
+RUNS, IDLE = 40, (8, 2)
+"""The number of timed runs of each lane; on the idle machine the number of turns, and of untimed runs in each."""
+
+GOALS = {ONE: 1.2, THEIRS: 1.3}
+SPREAD = 2.0
+"""The goals next to other programs: our median over another lane's, and our 90th percentile over our median."""
+
+Json = dict[str, Any]
+
+
+@contextmanager
+def load(programs: Sequence[str]) -> Iterator[None]:
+    """Run programs of Python in the background."""
+    with ExitStack() as stack:
+        for program in programs:
+            process = subprocess.Popen([sys.executable, "-c", program])
+            stack.callback(process.wait)
+            stack.callback(process.kill)
+        time.sleep(0.3 if programs else 0.0)
+        yield
+
+
+def measure(path: Path, model: str, loads: Sequence[str], runs: int, before: str, progress: Progressive) -> list[Json]:
+    """Return a row for each load."""
+    feeds, rows = compare_models.inputs_of(path, model, 1), []
+    lanes = {**LANES, **({BEFORE: ("sonnx", 0)} if before else {})}
+    for name in loads:
+        with ExitStack() as stack:
+            peers = {}
+            for lane, (kind, threads) in lanes.items():
+                progress.at(f"{model}, {name}: {lane} prepares")
+                peer = peers[lane] = Peer(kind, threads, before if lane == BEFORE else sys.executable)
+                stack.callback(peer.close)
+                peer.load(path, model, feeds)
+                peer.turn(5, 0)
+            times: dict[str, list[float]] = {lane: [] for lane in peers}
+            with load(LOADS[name]):
+                for _ in range(runs if LOADS[name] else IDLE[0]):
+                    for lane, peer in peers.items():
+                        times[lane] += peer.turn(0, math.inf, 1) if LOADS[name] else peer.turn(IDLE[1])
+        rows.append(row_of(model, name, times))
+        progress.line(line_of(rows[-1]))
+    return rows
+
+
+def row_of(model: str, load: str, times: dict[str, list[float]]) -> Json:
+    """Return medians, our ratios to the other lanes, and our 90th percentile over our median."""
+    medians = {lane: statistics.median(found) for lane, found in times.items()}
+    return {
+        "model": model,
+        "load": load,
+        "times_ms": {lane: round(1e3 * t, 4) for lane, t in medians.items()},
+        "ratios": {lane: round(medians[DEFAULT] / t, 3) for lane, t in medians.items() if lane != DEFAULT},
+        "spread": {lane: round(statistics.quantiles(found, n=10)[-1] / medians[lane], 2) for lane, found in times.items()},
+    }
+
+
+def line_of(row: Json) -> str:
+    """Return a row as a line of text."""
+    ratios = ", ".join(f"{r:.2f} of {lane}" for lane, r in row["ratios"].items())
+    return f"{row['model']}, {row['load']}: {row['times_ms'][DEFAULT]:.3g} ms, {ratios}; p90 {row['spread'][DEFAULT]:.2f}"
+
+
+def missed(row: Json) -> list[str]:
+    """Return the goals that a row next to other programs misses."""
+    if row["load"] == "idle":
+        return []
+    found = [f"{lane} {row['ratios'][lane]:.2f}" for lane, goal in GOALS.items() if row["ratios"][lane] > goal]
+    return found + ([f"spread {row['spread'][DEFAULT]:.2f}"] if row["spread"][DEFAULT] > SPREAD else [])
+
+
+def join(documents: Sequence[Json]) -> Json:
+    """Return one document with the medians of several."""
+    kept: dict[tuple[str, str], list[Json]] = {}
+    for document in documents:
+        for row in document["rows"]:
+            kept.setdefault((row["model"], row["load"]), []).append(row)
+    rows = []
+    for found in kept.values():
+        row: Json = {"model": found[0]["model"], "load": found[0]["load"], "runs": len(found)}
+        for key in ("times_ms", "ratios", "spread"):
+            row[key] = {lane: round(statistics.median(r[key][lane] for r in found), 4) for lane in found[-1][key]}
+        rows.append(row)
+    return {**documents[-1], "rows": rows}
+
+
+def page(document: Json) -> str:
+    """Return the report in Markdown."""
+    lines = [
+        "# Inference next to other programs", "",
+        "Written by `benchmarks/busy.py`; it is not checked for staleness, because times vary.", "",
+        f"{document['machine']}; {', '.join(f'{k} {v}' for k, v in document['versions'].items())}. Batch 1.",
+        "Each figure is the median of our time with the default number of threads over that of another lane, from interleaved",
+        f"turns. The goals next to other programs are {GOALS[ONE]} of our one thread, {GOALS[THEIRS]} of onnxruntime with its",
+        f"default threads, and a 90th percentile of {SPREAD:g} times the median; what misses one is bold.", "",
+    ]  # fmt: skip
+    for name, programs in LOADS.items():
+        rows = [r for r in document["rows"] if r["load"] == name]
+        if not rows:
+            continue
+        what = {"idle": "Idle", "loops": f"Next to {len(programs)} busy loops", "third": "Next to one loop at 30 % of a core"}
+        others = list(rows[0]["ratios"])
+        lines += [f"## {what[name]}", "", f"| model | ms | {' | '.join(others)} | 90th percentile | onnxruntime's |",
+                  "|---" * (len(others) + 4) + "|"]  # fmt: skip
+        for r in rows:
+            cells = [_cell(r["ratios"][lane], GOALS.get(lane), name) for lane in others]
+            cells += [_cell(r["spread"][DEFAULT], SPREAD, name), f"{r['spread'][THEIRS]:.2f}"]
+            lines.append(f"| {r['model']} | {r['times_ms'][DEFAULT]:.3g} | {' | '.join(cells)} |")
+        means = " | ".join(f"{mean(r['ratios'][lane] for r in rows):.2f}" for lane in others)
+        lines += [f"| geometric mean | | {means} | | |", ""]
+    return "\n".join(lines)
+
+
+def _cell(value: float, goal: float | None, load: str) -> str:
+    return f"**{value:.2f}**" if goal is not None and load != "idle" and value > goal else f"{value:.2f}"
+
+
+def save(document: Json, folder: Path) -> None:
+    """Write the figures and the page."""
+    write_text(folder / "benchmark-busy.json", json.dumps(document, indent=1) + "\n")
+    write_text(folder / "benchmark-busy.md", page(document))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path, nargs="?", help="the folder of the models")
+    parser.add_argument("--models", nargs="+", choices=list(compare_models.MODELS), default=list(MODELS), metavar="NAME")
+    parser.add_argument("--load", nargs="+", choices=list(LOADS), default=list(LOADS))
+    parser.add_argument("--runs", type=int, default=RUNS)
+    parser.add_argument("--before", default="", metavar="PYTHON", help="an interpreter with another version of sonnx")
+    parser.add_argument("--join", nargs="+", type=Path, metavar="JSON", help="join these reports; measure nothing")
+    parser.add_argument("--report", type=Path, metavar="DIR", help="write benchmark-busy.json and .md into this folder")
+    options = parser.parse_args()
+    if options.join:
+        document = join([json.loads(p.read_text(encoding="utf-8")) for p in options.join])
+    else:
+        if options.folder is None or not options.folder.is_dir():
+            parser.error(f"the folder of the models is {options.folder}; write it by compare_models.py --to FOLDER")
+        paths = {m: compare_models.path_of(options.folder, m, 1) for m in options.models}
+        if absent := [m for m, p in paths.items() if not p.exists()]:
+            parser.error(f"no files of {', '.join(absent)}; write them by compare_models.py --to {options.folder}")
+        versions = {}
+        for kind in dict.fromkeys(kind for kind, _ in LANES.values()):
+            try:
+                peer = Peer(kind, 0)
+            except (Absent, Failure, OSError) as error:
+                parser.error(f"{kind}: {error}")
+            versions[kind] = peer.version
+            peer.close()
+        document = {"machine": f"{platform.machine()}, {os.cpu_count()} cores", "versions": versions, "rows": []}
+        progress = Progressive(len(paths) * len(options.load))
+        try:
+            for model, path in paths.items():
+                document["rows"] += measure(path, model, options.load, options.runs, options.before, progress)
+        finally:
+            progress.close()
+    if options.report:
+        save(document, options.report)
+    print(page(document))
+    for row in document["rows"]:
+        if found := missed(row):
+            print(f"missed: {row['model']}, {row['load']}: {', '.join(found)}", file=sys.stderr)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,348 @@
+"""The parts of `sonnx train` before its first step: whatever can be refused is refused here."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Container, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+import numpy as np
+from onnx import GraphProto, ModelProto, TensorProto, numpy_helper
+
+from singa_backend.archives import open_arrays
+from singa_backend.collectives import Communicator
+from singa_backend.errors import DeviceUnavailable, InvalidInput, UnsupportedModel
+from singa_backend.proto.load import load_model
+
+from ._common import err
+
+if TYPE_CHECKING:
+    from .._core.tensor import Tensor
+    from .._onnx.model import SONNXModel
+    from .._training.checkpoint import Checkpoint
+    from .._training.fit import Position
+    from ..device import Device
+    from ..opt import DistOpt
+
+LOSSES = ("softmax_cross_entropy", "mse_loss", "cross_entropy", "binary_cross_entropy")
+
+SCHEDULES = ("constant", "cosine")
+
+DISTRIBUTED = ("plain", "half", "partialUpdate", "sparseTopK", "sparseThreshold")
+
+
+@dataclass(frozen=True)
+class Options:
+    """The arguments of the command, by the names of its options."""
+
+    model: Path
+    data: Path
+    validation: Path | None
+    target: str
+    loss: str
+    optimizer: str
+    lr: float
+    momentum: float
+    weight_decay: float | None
+    schedule: str
+    warmup: int
+    clip_norm: float | None
+    epochs: int
+    batch_size: int
+    freeze: tuple[str, ...]
+    train_constants: bool
+    seed: int
+    target_file: Path | None
+    checkpoint: Path | None
+    every: int | None
+    resume: bool
+    plot: Path | None
+    workers: int
+    dist_option: str
+    sparsity: float
+    timeout: float
+    no_graph: bool
+    device: str
+    as_json: bool
+
+
+@dataclass
+class Setup:
+    """A training that is ready for its first step.
+
+    Attributes:
+        model: The model, with the optimizer in its training step.
+        compute: The loss.
+        empty: The file of the model without the data of its trained tensors.
+        folder: The folder of its external data; None if it has none.
+        data: The inputs and the targets.
+        held_out: Those of the validation; None without one.
+        steps: The number of steps.
+        at: The point at which the training starts.
+        kept: The checkpoint; None without one.
+        group: The ranks that train together; None for one process.
+    """
+
+    model: SONNXModel
+    compute: Callable[..., Any]
+    empty: ModelProto
+    folder: Path | None
+    data: tuple[list[np.ndarray], np.ndarray]
+    held_out: tuple[list[np.ndarray], np.ndarray] | None
+    steps: int
+    at: Position
+    kept: Checkpoint | None
+    group: Communicator | None
+
+    @property
+    def first(self) -> bool:
+        """Whether this process prints and writes files."""
+        return self.group is None or self.group.rank == 0
+
+
+def place_of(chosen: Options, group: Communicator | None, starts: bool) -> Device:
+    """The device of a process.
+
+    Args:
+        chosen: The options.
+        group: The ranks that train together.
+        starts: Whether this process starts the workers: it computes nothing, and leaves the GPUs to them.
+
+    Raises:
+        DeviceUnavailable: There is no such device, or none for each worker.
+    """
+    from ..device import get_num_gpus, resolve
+
+    each = chosen.device.upper() == "CUDA" and group is not None
+    if not starts:
+        return resolve(f"{chosen.device}:{group.local_rank}" if each and group else chosen.device)
+    if not each:
+        resolve(chosen.device)
+    elif group is not None and not 0 < group.size <= get_num_gpus():
+        resolve(chosen.device)  # why there is none
+        raise DeviceUnavailable(f"--workers must be at most the number of GPUs, {get_num_gpus()}, got {group.size}")
+    return resolve("CPU")
+
+
+def prepared(chosen: Options, group: Communicator | None, starts: bool = False) -> Setup:
+    """Read the model, the data and the checkpoint, and check that they fit together.
+
+    Args:
+        chosen: The options.
+        group: The ranks that train together; None for one process.
+        starts: Whether this process starts the workers, and trains nothing.
+
+    Raises:
+        SonnxError: The model, the data, an option or the checkpoint is refused.
+        click.UsageError: An option does not fit the data or the checkpoint.
+    """
+    from .. import autograd, opt
+    from .._onnx.model import SONNXModel
+    from .._training.fit import Position, batches, check_shares
+    from .._training.loader import ArrayLoader
+
+    compute = getattr(autograd, chosen.loss)
+    place = place_of(chosen, group, starts)
+    rule: Any = _rule(chosen)
+    if group:
+        rule = opt.DistOpt(rule, communicator=group)
+    update = exchange(rule, chosen.dist_option, chosen.sparsity) if group else rule
+    check_shares(chosen.batch_size, group.size if group else 1)
+
+    class Tuned(SONNXModel):
+        def train_one_batch(self, *batch: Tensor) -> tuple[Tensor, Tensor]:
+            y = self.forward(*batch[:-1])[0]
+            value = compute(y, batch[-1])
+            update(value)
+            return y, value
+
+    place.SetRandSeed(chosen.seed + (group.rank if group else 0))
+    tuned = Tuned(str(chosen.model), place, train_constants=chosen.train_constants)
+    for pattern in chosen.freeze:
+        tuned.freeze(pattern)
+    empty, folder = _without_weights(chosen.model, tuned)
+    xs, y = _arrays(chosen.data, tuned, chosen.target)
+    held_out = _arrays(chosen.validation, tuned, chosen.target) if chosen.validation else None
+    for arrays in ((xs, y), held_out) if held_out else ((xs, y),):
+        ArrayLoader(*arrays[0], arrays[1], batch_size=chosen.batch_size)  # as many samples in all
+    steps = batches(len(y), chosen.batch_size, chosen.epochs)
+    if chosen.warmup >= steps:
+        raise click.UsageError(f"--warmup must be below the number of steps, {steps}, got {chosen.warmup}")
+    falling = opt.CosineDecay(chosen.lr, steps - chosen.warmup) if chosen.schedule == "cosine" else chosen.lr
+    rule.lr = opt.WarmUp(falling, chosen.warmup) if chosen.warmup else falling
+    tuned.train()
+    tuned.graph(not chosen.no_graph)
+    made = Setup(
+        tuned, compute, empty, folder, (xs, y), held_out, steps, Position(np.random.default_rng(chosen.seed)), None, group
+    )
+    if chosen.checkpoint:
+        made.kept = _checkpoint(chosen, made, rule, place)
+    if made.kept and chosen.resume:
+        _resume(chosen, made, made.kept, quiet=starts)
+    return made
+
+
+def _rule(chosen: Options) -> Any:
+    """The optimizer."""
+    from .. import opt
+
+    lr, weight_decay = chosen.lr, decay(chosen)
+    rules: dict[str, Callable[[], Any]] = {
+        "sgd": lambda: opt.SGD(lr=lr, momentum=chosen.momentum, weight_decay=weight_decay),
+        "adam": lambda: opt.Adam(lr=lr, weight_decay=weight_decay),
+        "adamw": lambda: opt.AdamW(lr=lr, weight_decay=weight_decay),
+        "rmsprop": lambda: opt.RMSProp(lr=lr, weight_decay=weight_decay),
+        "adagrad": lambda: opt.AdaGrad(lr=lr, weight_decay=weight_decay),
+    }
+    rule = rules[chosen.optimizer]()
+    rule.clip_gradients(norm=chosen.clip_norm)
+    return rule
+
+
+def decay(chosen: Options) -> float:
+    """The weight decay."""
+    return (0.01 if chosen.optimizer == "adamw" else 0.0) if chosen.weight_decay is None else chosen.weight_decay
+
+
+def _checkpoint(chosen: Options, made: Setup, rule: Any, place: Device) -> Checkpoint:
+    """The checkpoint, with the options that a later command must or may have."""
+    from .._training.checkpoint import Checkpoint
+
+    assert chosen.checkpoint is not None
+    optimizer, group = chosen.optimizer, made.group
+    constants = [place.backend.get(t.data) for t in made.model.imported._constants.values()]
+    settings = {
+        "MODEL": digest([_structure(made.empty), *constants]),
+        "--data": digest([*made.data[0], made.data[1]]),
+        "--validation": digest([*made.held_out[0], made.held_out[1]]) if made.held_out else "none",
+        "--loss": chosen.loss,
+        "--optimizer": f"{optimizer} without momentum" if optimizer == "sgd" and not chosen.momentum else optimizer,
+        "--batch-size": str(chosen.batch_size),
+        "--freeze": ", ".join(sorted(chosen.freeze)) or "none",
+        "--seed": str(chosen.seed),
+        **({"--train-constants": "yes" if chosen.train_constants else "no"} if made.model.imported.constants() else {}),
+        **({"--schedule": chosen.schedule} if chosen.schedule != SCHEDULES[0] else {}),
+        **({"--warmup": str(chosen.warmup)} if chosen.warmup else {}),
+        **({"--clip-norm": repr(chosen.clip_norm)} if chosen.clip_norm is not None else {}),
+        **({"--workers": str(group.size), "--dist-option": _exchanged(chosen.dist_option, chosen.sparsity)} if group else {}),
+    }
+    rates = {"--lr": repr(chosen.lr), "--momentum": repr(chosen.momentum), "--weight-decay": repr(decay(chosen))}
+    if chosen.schedule != SCHEDULES[0]:
+        rates["--epochs"] = str(chosen.epochs)
+    return Checkpoint(chosen.checkpoint, made.model, rule, place, settings, rates, group)
+
+
+def _resume(chosen: Options, made: Setup, kept: Checkpoint, quiet: bool) -> None:
+    """Set the states to those of the checkpoint."""
+    at = made.at = kept.read(len(made.data[1]), chosen.batch_size)
+    reached = f"epoch {at.epoch + 1}, step {len(at.history.losses)}" if at.batch else f"the end of epoch {at.epoch}"
+    if (at.epoch, at.batch) > (chosen.epochs, 0):
+        raise click.UsageError(f"--epochs {chosen.epochs} is before the point of the checkpoint: {reached}")
+    changes = "".join(f"; {n} was {was}, is {kept.rates[n]}" for n, was in kept.changed.items())
+    if made.first and not quiet:
+        err.print(f"resumed {kept.path} at {reached}{changes}", markup=False, highlight=False, soft_wrap=True)
+
+
+def exchange(rule: DistOpt, dist_option: str, sparsity: float) -> Callable[[Any], None]:
+    """The training call of a `--dist-option`; raises InvalidInput if its argument is out of range."""
+    from .._training.distributed import share_of
+
+    if dist_option.startswith("sparse"):
+        share_of(sparsity, dist_option == "sparseTopK")
+    calls: dict[str, Callable[[Any], None]] = {
+        "plain": rule.backward_and_update,
+        "half": rule.backward_and_update_half,
+        "partialUpdate": rule.backward_and_partial_update,
+        "sparseTopK": partial(rule.backward_and_sparse_update, spars=sparsity, topK=True),
+        "sparseThreshold": partial(rule.backward_and_sparse_update, spars=sparsity),
+    }
+    return calls[dist_option]
+
+
+def _exchanged(dist_option: str, sparsity: float) -> str:
+    """A `--dist-option` with its argument."""
+    return f"{dist_option} {sparsity!r}" if dist_option.startswith("sparse") else dist_option
+
+
+def _arrays(path: Path, model: SONNXModel, target: str) -> tuple[list[np.ndarray], np.ndarray]:
+    """Read the inputs, in the model's order, and the targets from an .npz file."""
+    with open_arrays(path, "SX307") as stored:
+        inputs = model.imported.graph.inputs
+        names = [v.name for v in inputs]
+        if len(names) == 1 and names[0] not in stored.names and "x" in stored.names:
+            names = ["x"]
+        lacking = [n for n in (*names, target) if n not in stored.names]
+        if lacking:
+            what = f"{path} must contain {', '.join(map(repr, lacking))}, got {', '.join(map(repr, stored.names)) or 'no arrays'}"
+            raise InvalidInput(what, code="SX331", hint="save the arrays by name: np.savez(path, x=..., y=...)")
+        headers = {n: stored.header(n) for n in (*names, target)}
+        for n, (shape, dtype) in headers.items():
+            if dtype.kind in "SU" or not shape:
+                raise InvalidInput(
+                    f"{path}: {n!r} must be numbers with the samples along axis 0, got {dtype}{list(shape)}", code="SX331"
+                )
+        arrays = {n: stored[n] for n in headers}
+    found = [
+        a if v.dtype is None or a.dtype == v.dtype else a.astype(v.dtype)
+        for n, v in zip(names, inputs, strict=True)
+        for a in [arrays[n]]
+    ]
+    return found, arrays[target]
+
+
+def _without_weights(path: Path, model: SONNXModel) -> tuple[ModelProto, Path | None]:
+    """The model without the data of its trained tensors, and its folder; raises UnsupportedModel if it has no place for some."""
+    proto, folder = load_model(path)
+    names = set(model.get_states())
+    for sparse in [t for t in proto.graph.sparse_initializer if t.values.name in names]:
+        proto.graph.initializer.add(name=sparse.values.name)
+        proto.graph.sparse_initializer.remove(sparse)
+    found = set()
+    for name, tensor in _stored(proto.graph, names):
+        found.add(name)
+        tensor.CopyFrom(TensorProto(name=tensor.name))
+    if names - found:
+        raise UnsupportedModel(f"the trained values of {', '.join(sorted(names - found)[:5])} cannot be written into the model")
+    return proto, folder
+
+
+def _stored(graph: GraphProto, names: Container[str]) -> Iterator[tuple[str, TensorProto]]:
+    """The tensors of these names: initializers, and Constant nodes under the name of their output."""
+    for tensor in graph.initializer:
+        if tensor.name in names:
+            yield tensor.name, tensor
+    for node in graph.node:
+        if node.op_type == "Constant" and node.domain in ("", "ai.onnx") and node.output[0] in names:
+            yield from ((node.output[0], a.t) for a in node.attribute if a.name == "value")
+
+
+def updated(proto: ModelProto, model: SONNXModel) -> ModelProto:
+    """Write the current values of the parameters and running statistics into a model of `_without_weights`, and return it."""
+    states = model.get_states()
+    for name, tensor in _stored(proto.graph, states):
+        value = states[name]
+        tensor.CopyFrom(numpy_helper.from_array(np.asarray(value.device.backend.get(value.data), order="C"), tensor.name))
+    return proto
+
+
+def _structure(proto: ModelProto) -> np.ndarray:
+    """The bytes of a model without the data of its initializers."""
+    bare = ModelProto()
+    bare.CopyFrom(proto)
+    for tensor in bare.graph.initializer:
+        tensor.CopyFrom(TensorProto(name=tensor.name))
+    return np.frombuffer(bare.SerializeToString(deterministic=True), np.uint8)
+
+
+def digest(arrays: Sequence[Any]) -> str:
+    """The identity of arrays: their dtypes, shapes and values."""
+    found = hashlib.sha256()
+    for array in arrays:
+        found.update(f"{array.dtype.str} {array.shape} ".encode())
+        strings = array.dtype == object
+        found.update(repr(array.tolist()).encode() if strings else np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+    return f"sha256:{found.hexdigest()}"

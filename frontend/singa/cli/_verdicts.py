@@ -1,0 +1,75 @@
+"""What `sonnx conform` prints below its table: why the two counts differ, the known gaps, and failures by their reason."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from singa_backend.conform import results
+from singa_backend.conform.gaps import Judgement
+from singa_backend.conform.worker import Result
+
+from ._common import echo
+
+_GROUPS = 40
+"""Groups of failures that are listed."""
+
+_NAMES = 6
+"""Names of cases that a line lists."""
+
+
+def names(of: Sequence[str]) -> str:
+    """Return the first names, and the number of the others."""
+    return ", ".join(of[:_NAMES]) + (f" and {len(of) - _NAMES} more" if len(of) > _NAMES else "")
+
+
+def counted(count: int, what: str) -> str:
+    """Return "1 case", "2 cases"."""
+    return f"{count:,} {what}{'s' * (count != 1)}"
+
+
+def show_counts(found: Sequence[Result], judged: Judgement, path: Path) -> None:
+    """Print in one line each why the counts of the two verdicts differ, and what the known gaps are.
+
+    path: the file of the gaps.
+    """
+    official = [r.name for r in found if r.strict == "passed" and r.official != "passed"]
+    lenient = [r.name for r in found if r.strict != "passed" and r.official == "passed"]
+    if official:
+        verb = "pass" if len(official) > 1 else "passes"
+        echo(f"{counted(len(official), 'case')} {verb} the strict verdict, but not ONNX's own comparison: {names(official)}")
+    if lenient:
+        verb = "pass" if len(lenient) > 1 else "passes"
+        echo(f"{counted(len(lenient), 'case')} {verb} ONNX's own comparison, but not the strict verdict: {names(lenient)}")
+    if judged.explained:
+        other = sum(name.startswith("official:") for name in judged.explained)
+        parts = [f"{counted(n, 'case')} {why}" for n, why in (
+            (len(judged.explained) - other, "not passed"),
+            (other, "that only ONNX's own comparison fails"),
+        ) if n]  # fmt: skip
+        echo(f"known gaps: {len(judged.explained)} ({', '.join(parts)}), each with its reason in {path}")
+
+
+def show_failures(judged: Judgement, release: str = "") -> None:
+    """Print the failures that no gap explains, by verdict and reason, and the gaps that are closed.
+
+    release: the release whose cases ran; "" for the installed onnx.
+    """
+    groups = results.by_reason(judged.unexpected)
+    count = {verdict: 0 for verdict, _, _ in groups}
+    for verdict, _, members in groups:
+        count[verdict] += len(members)
+    shown = ""
+    for verdict, reason, members in groups[:_GROUPS]:
+        if verdict != shown:
+            echo(f"{verdict}: {counted(count[verdict], 'case')}" + (f" of onnx {release}" if release else ""), style="red")
+            shown = verdict
+        echo(f"  {members[0]}: {reason[:400]}")
+        if members[1:]:
+            echo(f"    likewise {len(members) - 1}: {names(members[1:])}")
+    if len(groups) > _GROUPS:
+        rest = sum(len(members) for _, _, members in groups[_GROUPS:])
+        echo(f"... and {counted(rest, 'case')} with {len(groups) - _GROUPS} other reasons; --results FILE lists all of them")
+    for name in judged.closed:
+        place = f"{release} {name}" if release else name
+        echo(f"closed gap {place}: it passes now; delete its line from gaps.txt", style="red")

@@ -1,0 +1,348 @@
+"""Damaged models through conversion: the same case on every machine for a seed and an index.
+
+    python tests/hostile/conversion.py --count 100000 --seed 1    # tox -e fuzz-conversion
+    python tests/hostile/conversion.py --seed 1 --only 4711       # one case in this process, with its traceback
+
+A case is a valid node of a drawn schema version (the recipes of `conform.fuzz`) with one damage: its bytes, an attribute, the
+rank of an input, a constant.  It is converted to a drawn opset, exported, written as a program or as a training step, optimized
+or checked.  A worker with limits of memory and time runs the cases; if it dies or hangs, that is the result of the case, and
+another worker continues.  Only a `SonnxError` may be raised, within the limits of `LIMITS`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import resource
+import sys
+import time
+import traceback
+import warnings
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from onnx import AttributeProto, ModelProto, TensorProto, helper, numpy_helper
+
+from singa_backend.conform.fuzz import generate
+from singa_backend.processes import Child, ChildFailure
+
+MEMORY = 6 << 30
+"""The address space of a worker."""
+
+SECONDS = 30.0
+"""Seconds after which a case hangs; the bounds of onnx's child process are shorter."""
+
+GROWTH = 768
+"""MiB by which a case may raise the peak of a worker: a few times the largest tensor."""
+
+LIMITS = {"tensor_bytes": 64 << 20, "live_bytes": 256 << 20, "executions": 10**5, "iterations": 10**4, "deadline": 10.0}
+
+INTEGERS = [
+    -(2**63),
+    -(2**31) - 1,
+    -(2**31),
+    -100,
+    -5,
+    -3,
+    -2,
+    -1,
+    0,
+    1,
+    2,
+    3,
+    5,
+    7,
+    64,
+    100,
+    2**20,
+    2**31 - 1,
+    2**31,
+    2**62,
+    2**63 - 1,
+]
+FLOATS = [float("nan"), float("inf"), -float("inf"), 0.0, -1.0, 1e30, -1e30, 1e-30]
+TEXTS = [b"", b"-", b"->", b"\xff\xfe", b"\0", b"nonsense", b"a" * 5000, b"ij,jk->ik", b"NOTSET", b"SAME_UPPER", b"linear"]
+DOORS = ["convert", "convert", "convert", "export", "export fed", "codegen", "train", "optimize", "check"]
+
+
+@dataclass
+class Drawn:
+    """A case: the model's bytes, where it goes, and the damage in words."""
+
+    data: bytes
+    door: str
+    opset: int
+    check: bool
+    feeds: list[Any]
+    text: str
+
+
+def draw(seed: int, index: int) -> Drawn | None:
+    """The case; None if the operator has no valid node of the drawn types."""
+    case = generate.draw(seed, index)
+    if case is None:
+        return None
+    rng = random.Random(f"{seed} {index} conversion")
+    model = ModelProto.FromString(case.model.SerializeToString())
+    if case.constants and rng.random() < 0.3:  # a weight, so that there is something to train
+        for t in model.graph.initializer:
+            t.name, old = f"weight_{t.name}", t.name
+            model.graph.node[0].input[:] = [t.name if n == old else n for n in model.graph.node[0].input]
+    words = [rng.choice(list(DAMAGES))]
+    done = [DAMAGES[w](rng, model) for w in words]
+    data = model.SerializeToString()
+    if rng.random() < 0.25:
+        words, done = [*words, "bytes"], [*done, ""]
+        data = _mutated(rng, data)
+    feeds = list(case.feeds.values())
+    text = f"{case.describe()[:200]} | {', '.join(f'{w} {d}' for w, d in zip(words, done, strict=True))}"
+    return Drawn(data, rng.choice(DOORS), rng.randint(7, 27), rng.random() < 0.25, feeds, text)
+
+
+def _mutated(rng: random.Random, data: bytes) -> bytes:
+    made = bytearray(data)
+    for _ in range(rng.choice([1, 1, 2, 4])):
+        at = rng.randrange(max(1, len(made)))
+        kind = rng.randrange(4)
+        if kind == 0 and made:
+            made[at] = rng.randrange(256)
+        elif kind == 1:
+            made[at:at] = bytes(rng.randrange(256) for _ in range(rng.randint(1, 8)))
+        elif kind == 2:
+            del made[at : at + rng.randint(1, 16)]
+        elif made:
+            made[at] ^= 1 << rng.randrange(8)
+    return bytes(made)
+
+
+def _attribute(rng: random.Random, model: ModelProto) -> str:
+    """Change an attribute of the first node, or add one of its schema."""
+    node = model.graph.node[0]
+    domain = next((o.version for o in model.opset_import if o.domain == node.domain), 1)
+    known = [s for s in generate.schemas.get((node.domain, node.op_type), {}).values() if s.since_version <= domain]
+    schema = max(known, key=lambda s: s.since_version, default=None)
+    lacking = [a for n, a in sorted(schema.attributes.items()) if n not in {a.name for a in node.attribute}] if schema else []
+    usable = [a for a in node.attribute if a.type not in (AttributeProto.GRAPH, AttributeProto.GRAPHS)]
+    if not usable or (lacking and rng.random() < 0.4):
+        if not lacking:
+            return "none"
+        new = rng.choice(lacking)
+        usable = [node.attribute.add(name=new.name, type=int(new.type.value))]
+    a = rng.choice(usable)
+    kind = a.type
+    if rng.random() < 0.07:
+        a.type = rng.choice([0, 1, 2, 3, 4, 6, 7, 8])
+    elif kind == AttributeProto.INT:
+        a.i = rng.choice(INTEGERS)
+    elif kind == AttributeProto.FLOAT:
+        a.f = rng.choice(FLOATS)
+    elif kind == AttributeProto.STRING:
+        a.s = rng.choice(TEXTS)
+    elif kind == AttributeProto.TENSOR:
+        _spoil(rng, a.t)
+    else:
+        lists: dict[int, tuple[Any, list[Any]]] = {7: (a.ints, INTEGERS), 6: (a.floats, FLOATS), 8: (a.strings, TEXTS)}
+        if kind in lists:
+            values, choices = lists[kind]
+            turn = rng.randrange(4)
+            if turn == 0 and values:
+                values[rng.randrange(len(values))] = rng.choice(choices)
+            elif turn == 1:
+                values.extend(rng.choice(choices) for _ in range(rng.randint(1, 5)))
+            elif turn == 2:
+                del values[rng.randrange(len(values) + 1) :]
+            else:
+                values[:] = [rng.choice(choices) for _ in range(rng.choice([0, 1, 2, 3, 70]))]
+    return f"{a.name}={str(helper.get_attribute_value(a) if 0 < a.type < 15 else a.type)[:80]}"
+
+
+def _rank(rng: random.Random, model: ModelProto) -> str:
+    """Change the declared shape of an input."""
+    tensors = [v for v in model.graph.input if v.type.HasField("tensor_type")]
+    if not tensors:
+        return "none"
+    tensor = rng.choice(tensors).type.tensor_type
+    turn = rng.randrange(5)
+    if turn == 0:
+        tensor.ClearField("shape")
+    elif turn == 1:
+        tensor.shape.dim.add(dim_value=rng.choice([0, 1, 2, 3, 1 << 20]))
+    elif turn == 2 and tensor.shape.dim:
+        del tensor.shape.dim[-1]
+    elif turn == 3 and tensor.shape.dim:
+        rng.choice(tensor.shape.dim).dim_value = rng.choice([-1, 0, 1, 5, 1 << 31, 2**62])
+    elif tensor.shape.dim:
+        rng.choice(tensor.shape.dim).dim_param = rng.choice(["n", "?", ""])
+    return str([d.dim_value if d.HasField("dim_value") else d.dim_param for d in tensor.shape.dim])
+
+
+def _constant(rng: random.Random, model: ModelProto) -> str:
+    """Change an initializer, or make one of an input."""
+    if not model.graph.initializer and model.graph.input:
+        chosen = rng.choice(model.graph.input)
+        tensor = chosen.type.tensor_type
+        shape = [d.dim_value for d in tensor.shape.dim]
+        if tensor.elem_type in (TensorProto.INT64, TensorProto.FLOAT, TensorProto.INT32) and len(shape) < 4:
+            code = {7: np.int64, 1: np.float32, 6: np.int32}[tensor.elem_type]
+            model.graph.initializer.append(numpy_helper.from_array(np.zeros(shape, code), chosen.name))
+            model.graph.input.remove(chosen)
+    if not model.graph.initializer:
+        return "none"
+    return _spoil(rng, rng.choice(model.graph.initializer))
+
+
+def _spoil(rng: random.Random, tensor: TensorProto) -> str:
+    turn = rng.randrange(4)
+    try:
+        value = np.array(numpy_helper.to_array(tensor))
+    except Exception:
+        return "unreadable"
+    if turn == 0 and value.dtype in (np.int64, np.int32, np.float32):
+        choices = FLOATS if value.dtype == np.float32 else [i for i in INTEGERS if abs(i) < 2**31 or value.dtype == np.int64]
+        with np.errstate(all="ignore"):
+            value = np.array([rng.choice(choices) for _ in range(value.size)]).astype(value.dtype).reshape(value.shape)
+    elif turn == 1:
+        value = value.reshape(-1)[: rng.randrange(value.size + 1)]
+    elif turn == 2:
+        value = value.reshape((*value.shape, 1)) if rng.random() < 0.5 else value.reshape(-1)
+    else:
+        tensor.dims[:] = [rng.choice([-1, 0, 1, 3, 1 << 31]) for _ in range(rng.randint(0, 3))]
+        return f"dims {list(tensor.dims)}"
+    tensor.CopyFrom(numpy_helper.from_array(value, tensor.name))
+    return f"{value.dtype}{list(value.shape)}"
+
+
+DAMAGES: dict[str, Callable[[random.Random, ModelProto], str]] = {
+    "attribute": _attribute, "attribute too": _attribute, "rank": _rank, "constant": _constant, "whole": lambda rng, model: "",
+}  # fmt: skip
+
+
+# --- one case ---------------------------------------------------------------------------------------------------------
+
+
+def enter(drawn: Drawn) -> None:
+    """Pass the model through its door; raises what the door raises."""
+    from singa import codegen, sonnx
+    from singa.tensor import Tensor
+    from singa_backend import inspection, passes
+    from singa_backend.proto.load import load_model
+
+    data = drawn.data
+    if drawn.door == "convert":
+        sonnx.convert(data, drawn.opset, check=drawn.check)
+    elif drawn.door == "export":
+        sonnx.export(sonnx.SONNXModel(data), opset=drawn.opset, check=drawn.check)
+    elif drawn.door == "export fed":
+        feeds = [Tensor(data=v, requires_grad=False) for v in drawn.feeds if isinstance(v, np.ndarray)]
+        sonnx.export(sonnx.SONNXModel(data), feeds, opset=drawn.opset, check=drawn.check)
+    elif drawn.door == "codegen":
+        codegen.generate(data)
+    elif drawn.door == "train":
+        sonnx.to_training_onnx(data, "mse_loss")
+    elif drawn.door == "optimize":
+        passes.optimize(load_model(data)[0])
+    else:
+        inspection.trainable_report(data)
+
+
+def outcome(seed: int, index: int) -> dict[str, Any]:
+    """What a case ends with: "ok", "refused" with a code, or "foreign", and by how many MiB it raised the peak."""
+    from singa_backend import Limits, SonnxError
+    from singa_backend.limits import Budget, spend
+
+    drawn = draw(seed, index)
+    if drawn is None:
+        return {"outcome": "none", "code": "", "growth": 0, "seconds": 0.0, "text": ""}
+    before, start, detail = _peak(), time.perf_counter(), ""
+    try:
+        with warnings.catch_warnings(), spend(Budget(Limits(**LIMITS))), np.errstate(all="ignore"):  # type: ignore[arg-type]
+            warnings.simplefilter("ignore")
+            enter(drawn)
+        result, code = "ok", ""
+    except SonnxError as error:
+        result, code = "refused", error.code
+    except Exception as error:
+        result, code, detail = "foreign", type(error).__name__, f"{error}\n{traceback.format_exc()[-3000:]}"
+    growth, seconds = _peak() - before, time.perf_counter() - start
+    text = f"{drawn.door} {drawn.opset}: {drawn.text}"
+    return {"outcome": result, "code": code, "growth": growth, "seconds": seconds, "text": text, "detail": detail}
+
+
+def _peak() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+
+
+def serve() -> Callable[[Any], dict[str, Any]]:
+    """The function of a worker: it answers (seed, index)."""
+    from singa_backend.proto import checker
+
+    checker.NODE_TIMEOUT, checker.LEAST_TIMEOUT = 1.0, 2.0
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+    outcome(0, 0)
+    return lambda request: outcome(*request)
+
+
+def failed(found: dict[str, Any]) -> bool:
+    """Whether a case breaks the guarantees."""
+    return found["outcome"] not in ("ok", "refused", "none") or found["growth"] > GROWTH
+
+
+def run(seed: int, first: int, count: int, report: Callable[[int, dict[str, Any]], None]) -> Counter[str]:
+    """Run cases in a worker; `report` gets each one that fails.  Returns how many ended in each way."""
+    from conversion import serve as make  # not from __main__, which a worker cannot import
+
+    seen: Counter[str] = Counter()
+    with Child(make, memory=MEMORY) as worker:
+        for index in range(first, first + count):
+            try:
+                found = worker.ask((seed, index), SECONDS)
+            except ChildFailure as failure:
+                found = {"outcome": failure.how, "code": str(failure.exit_code), "growth": 0, "text": _described(seed, index)}
+            seen[found["outcome"]] += 1
+            if found["growth"] > GROWTH:
+                seen["memory"] += 1
+            if failed(found):
+                report(index, found)
+    return seen
+
+
+def _described(seed: int, index: int) -> str:
+    drawn = draw(seed, index)
+    return "" if drawn is None else f"{drawn.door} {drawn.opset}: {drawn.text}"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Convert damaged models.")
+    parser.add_argument("--count", type=int, default=100_000)
+    parser.add_argument("--first", type=int, default=0)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--only", type=int, help="one case, in this process")
+    options = parser.parse_args()
+    if options.only is not None:
+        print(_described(options.seed, options.only), flush=True)
+        found = outcome(options.seed, options.only)
+        print(*(f"{k}: {v}" for k, v in found.items()), sep="\n")
+        return int(failed(found))
+    total: Counter[str] = Counter()
+    bad = 0
+
+    def report(index: int, found: dict[str, Any]) -> None:
+        nonlocal bad
+        bad += 1
+        what = f"{found['outcome']} {found['code']} +{found['growth']} MiB: {found['text']}"
+        print(f"case {index}: {what}\n{found.get('detail', '')}", flush=True)
+
+    start = time.monotonic()
+    for at in range(options.first, options.first + options.count, 1000):
+        total += run(options.seed, at, min(1000, options.first + options.count - at), report)
+        done = sum(n for k, n in total.items() if k != "memory")
+        print(f"{done} cases in {time.monotonic() - start:.0f} s: {dict(total)}, {bad} failed", flush=True)
+    return int(bool(bad))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
