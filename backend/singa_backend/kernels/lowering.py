@@ -108,7 +108,7 @@ def emit(
             given = {arg: (md, places[arg]) for arg, (md, _) in arguments.items()}
             if scratch is not None:
                 given[SCRATCHPAD] = (primitive.query("scratchpad"), places[SCRATCHPAD])
-            held.append(onednn.bind(primitive, given))
+            held.append(onednn.bind(primitive, given, [arg for arg, (_, v) in arguments.items() if v.constant]))
         return [(library.execute, held[0].args)]
 
     made = {id(v) for v in writes}

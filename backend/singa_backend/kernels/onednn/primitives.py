@@ -13,10 +13,11 @@ from __future__ import annotations
 
 import ctypes
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from ctypes import c_char_p, c_float, c_int, c_void_p
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -27,6 +28,7 @@ from .constants import (
     DIRECTION,
     DST,
     ELTWISE,
+    FROM,
     LRN,
     POOLING,
     PROP,
@@ -36,6 +38,8 @@ from .constants import (
     RESAMPLING,
     SCRATCHPAD,
     SOFTMAX,
+    TO,
+    WEIGHTS,
     WORKSPACE,
 )
 from .loading import OneDnnError, Unimplemented, needed, threads, using_threads
@@ -103,7 +107,7 @@ class Primitive(Owner):
         super().__del__()
 
     def single(self, memories: Mapping[int, Memory]) -> Primitive | None:
-        """This operation for one thread, on memories of the same layouts.
+        """This operation for one thread, on memories of the same layouts, except that the weights may need another one.
 
         Args:
             memories: the memory of each argument.
@@ -124,8 +128,10 @@ class Primitive(Owner):
                         )  # fmt: skip
                 except OneDnnError:
                     continue
-                if self._has_layouts_of(made, memories):
+                others = self._other_layouts(made, memories)
+                if not others or (others == [WEIGHTS] and self._single is None):
                     self._single = made
+                if not others:
                     break
         return self._single
 
@@ -133,11 +139,11 @@ class Primitive(Owner):
         """The handle of the description that the primitive has for an argument; 0 for none.  It belongs to the primitive."""
         return int(needed().functions["primitive_desc_query_md"](self.handle, QUERY["argument"], arg) or 0)
 
-    def _has_layouts_of(self, other: Primitive, memories: Mapping[int, Memory]) -> bool:
-        """Whether another primitive takes the arguments of this one in the same layouts."""
+    def _other_layouts(self, other: Primitive, memories: Mapping[int, Memory]) -> list[int]:
+        """The arguments of which another primitive needs another layout."""
         equal = needed().functions["memory_desc_equal"]
-        pairs = [(self._layout(arg), other._layout(arg)) for arg in memories if arg != SCRATCHPAD]
-        return all(a == b or (a and b and equal(a, b)) for a, b in pairs)
+        pairs = [(arg, self._layout(arg), other._layout(arg)) for arg in memories if arg != SCRATCHPAD]
+        return [arg for arg, a, b in pairs if a != b and not (a and b and equal(a, b))]
 
     def _settled(self, arguments: Sequence[Any], memories: Mapping[int, Memory]) -> list[Any]:
         """Arguments in which the layouts that oneDNN has chosen replace those that were left to it."""
@@ -187,12 +193,21 @@ class _Recipe:
     inputs: tuple[MemoryDesc, ...]
 
 
+class _Kept(NamedTuple):
+    """What the arguments of a call keep."""
+
+    primitive: Primitive
+    memories: dict[int, Memory]
+    constants: frozenset[int]
+
+
 class Bound:
     """A primitive with its memories, ready to run.
 
     Args:
         primitive: the primitive.
         memories: the memory of each argument.
+        constants: the arguments whose contents no run changes.
 
     Attributes:
         primitive: the primitive.
@@ -202,11 +217,11 @@ class Bound:
 
     __slots__ = ("args", "memories", "primitive")
 
-    def __init__(self, primitive: Primitive, memories: Mapping[int, Memory]) -> None:
+    def __init__(self, primitive: Primitive, memories: Mapping[int, Memory], constants: Collection[int] = ()) -> None:
         self.primitive = primitive
         self.memories = dict(memories)
         array = (_Argument * len(self.memories))(*[_Argument(arg, memory.handle) for arg, memory in self.memories.items()])
-        array.kept = (primitive, self.memories)  # type: ignore[attr-defined]  # ctypes arrays take attributes
+        array.kept = _Kept(primitive, self.memories, frozenset(constants))  # type: ignore[attr-defined]  # ctypes arrays take attributes
         self.args = (c_void_p(primitive.executable), needed().stream, c_int(len(self.memories)), array)
 
     def run(self) -> None:
@@ -235,10 +250,10 @@ def threads_of(arguments: Sequence[Any]) -> int:
         The number; 0 if any will do: the call is not one of a `Bound`, or its code keeps to the one thread of its creation, as
         that of products and convolutions does.
     """
-    kept = getattr(arguments[-1], "kept", None) if arguments else None
-    if not kept:
+    kept: _Kept | None = getattr(arguments[-1], "kept", None) if arguments else None
+    if kept is None:
         return 0
-    primitive: Primitive = kept[0]
+    primitive = kept.primitive
     return 0 if primitive.threads == 1 and primitive.implementation.startswith("brg") else primitive.threads
 
 
@@ -253,27 +268,46 @@ def single_threaded(arguments: Sequence[Any]) -> tuple[Any, ...] | None:
         code for one thread with these layouts.
     """
     array = arguments[-1] if arguments else None
-    kept = getattr(array, "kept", None)
-    if not isinstance(array, ctypes.Array) or not kept or kept[0].threads == 1:
+    kept: _Kept | None = getattr(array, "kept", None)
+    if kept is None or kept.primitive.threads == 1:
         return tuple(arguments)
-    primitive, memories = kept
     cache = vars(array)
     if "single" not in cache:
-        made = primitive.single(memories)
-        cache["single"] = None if made is None else _narrowed(made, primitive, memories, arguments)
+        cache["single"] = None
+        made = kept.primitive.single(kept.memories)
+        with suppress(OneDnnError):  # no copy into the other layout
+            cache["single"] = None if made is None else _narrowed(made, kept, tuple(arguments))
     found: tuple[Any, ...] | None = cache["single"]
     return found
 
 
-def _narrowed(made: Primitive, primitive: Primitive, memories: Mapping[int, Memory], arguments: Sequence[Any]) -> tuple[Any, ...]:
-    """The call of `made` with the memories of `primitive`; a scratchpad of its own if that one is too small."""
-    if made.scratchpad_nbytes <= primitive.scratchpad_nbytes:
+def _narrowed(made: Primitive, kept: _Kept, arguments: tuple[Any, ...]) -> tuple[Any, ...] | None:
+    """The arguments for `made`, with the memories of a call; with a scratchpad of its own if that one is too small.
+
+    Weights that `made` needs in another layout are copied now; None if they differ between runs.
+    """
+    others = kept.primitive._other_layouts(made, kept.memories)
+    if not others and made.scratchpad_nbytes <= kept.primitive.scratchpad_nbytes:
         return (_Handle.of(made), *arguments[1:])
-    scratch = np.empty(made.scratchpad_nbytes + 64, np.uint8)
-    place = (int(scratch.ctypes.data) + 63) & ~63
-    bound = Bound(made, {**memories, SCRATCHPAD: Memory(made.query("scratchpad"), place)})
-    bound.args[-1].scratch = scratch  # type: ignore[attr-defined]  # ctypes arrays take attributes
-    return bound.args
+    if not kept.constants.issuperset(others):
+        return None
+    own = {arg: _Scratch(made.query("argument", arg)) for arg in others}
+    for arg, memory in own.items():
+        with using_threads(1):
+            copy = reorder(kept.memories[arg].md, memory.md)
+        need = {SCRATCHPAD: _Scratch(copy.query("scratchpad"))} if copy.scratchpad_nbytes else {}
+        bind(copy, {FROM: kept.memories[arg], TO: memory, **need}).run()
+    if made.scratchpad_nbytes:
+        own[SCRATCHPAD] = _Scratch(made.query("scratchpad"))
+    return Bound(made, {**kept.memories, **own}).args
+
+
+class _Scratch(Memory):
+    """A memory with a buffer of its own."""
+
+    def __init__(self, md: MemoryDesc) -> None:
+        self.buffer = np.empty(md.nbytes + 64, np.uint8)
+        super().__init__(md, (int(self.buffer.ctypes.data) + 63) & ~63)
 
 
 class _Handle(c_void_p):
@@ -288,13 +322,16 @@ class _Handle(c_void_p):
         return made
 
 
-def bind(primitive: Primitive, arguments: Mapping[int, tuple[MemoryDesc, int] | Memory]) -> Bound:
+def bind(
+    primitive: Primitive, arguments: Mapping[int, tuple[MemoryDesc, int] | Memory], constants: Collection[int] = ()
+) -> Bound:
     """Give a primitive its memories.
 
     Args:
         primitive: the primitive.
         arguments: for each argument (SRC, WEIGHTS, ...) its descriptor and the address of its buffer, or a memory.  The
             descriptors must be those of the primitive.
+        constants: the arguments whose contents no run changes.
 
     Returns:
         The call; keep it, and the buffers, as long as it may run.
@@ -305,7 +342,8 @@ def bind(primitive: Primitive, arguments: Mapping[int, tuple[MemoryDesc, int] | 
     for arg, nbytes in (SCRATCHPAD, primitive.scratchpad_nbytes), (WORKSPACE, primitive.workspace_nbytes):
         if nbytes and arg not in arguments:
             raise OneDnnError(2, f"bind {primitive.kind} without argument {arg} of {nbytes} bytes")
-    return Bound(primitive, {arg: m if isinstance(m, Memory) else Memory(*m) for arg, m in arguments.items()})
+    memories = {arg: m if isinstance(m, Memory) else Memory(*m) for arg, m in arguments.items()}
+    return Bound(primitive, memories, constants)
 
 
 def create(
