@@ -5,7 +5,8 @@
     tox -e busy -- MODELS --load idle --before PYTHON          # also against another version, installed for that interpreter
 
 Each lane is a process of its own that has prepared the model before the load begins.  Next to a load the lanes have turns of one
-run, until each has 40; without one they have turns of 0.2 seconds, of which the first runs are not timed.  The loads:
+run, until each has 40; without one they have turns of 0.2 seconds, of which the first runs are not timed.  Four processes of each
+lane have a quarter of the turns each: two equal ones next to a load differ by up to a fifth.  The loads:
 
     idle      nothing
     loops     as many busy loops as cores
@@ -46,8 +47,9 @@ DEFAULT, ONE, THEIRS, BEFORE = "default threads", "one thread", "onnxruntime", "
 LANES = {DEFAULT: ("sonnx", 0), ONE: ("sonnx", 1), THEIRS: ("onnxruntime", 0)}
 """The peer of each lane, and its number of threads; 0 for its default."""
 
-RUNS, IDLE = 40, (8, 2)
-"""The number of timed runs of each lane; on the idle machine the number of turns, and of untimed runs in each."""
+RUNS, IDLE, STARTS = 40, (8, 2), 4
+"""The number of timed runs of each lane; on the idle machine the number of turns, and of untimed runs in each; the number of
+processes of each lane, one after the other."""
 
 GOALS = {ONE: 1.2, THEIRS: 1.3}
 SPREAD = 2.0
@@ -73,19 +75,21 @@ def measure(path: Path, model: str, loads: Sequence[str], runs: int, before: str
     feeds, rows = compare_models.inputs_of(path, model, 1), []
     lanes = {**LANES, **({BEFORE: ("sonnx", 0)} if before else {})}
     for name in loads:
-        with ExitStack() as stack:
-            peers = {}
-            for lane, (kind, threads) in lanes.items():
-                progress.at(f"{model}, {name}: {lane} prepares")
-                peer = peers[lane] = Peer(kind, threads, before if lane == BEFORE else sys.executable)
-                stack.callback(peer.close)
-                peer.load(path, model, feeds)
-                peer.turn(5, 0)
-            times: dict[str, list[float]] = {lane: [] for lane in peers}
-            with load(LOADS[name]):
-                for _ in range(runs if LOADS[name] else IDLE[0]):
-                    for lane, peer in peers.items():
-                        times[lane] += peer.turn(0, math.inf, 1) if LOADS[name] else peer.turn(IDLE[1])
+        times: dict[str, list[float]] = {lane: [] for lane in lanes}
+        turns = runs if LOADS[name] else IDLE[0]
+        for start in range(STARTS):
+            with ExitStack() as stack:
+                peers = {}
+                for lane, (kind, threads) in lanes.items():
+                    progress.at(f"{model}, {name}: {lane} prepares")
+                    peer = peers[lane] = Peer(kind, threads, before if lane == BEFORE else sys.executable)
+                    stack.callback(peer.close)
+                    peer.load(path, model, feeds)
+                    peer.turn(5, 0)
+                with load(LOADS[name]):
+                    for _ in range(turns * start // STARTS, turns * (start + 1) // STARTS):
+                        for lane, peer in peers.items():
+                            times[lane] += peer.turn(0, math.inf, 1) if LOADS[name] else peer.turn(IDLE[1])
         rows.append(row_of(model, name, times))
         progress.line(line_of(rows[-1]))
     return rows
@@ -148,14 +152,15 @@ def page(document: Json) -> str:
             continue
         what = {"idle": "Idle", "loops": f"Next to {len(programs)} busy loops", "third": "Next to one loop at 30 % of a core"}
         others = list(rows[0]["ratios"])
-        lines += [f"## {what[name]}", "", f"| model | ms | {' | '.join(others)} | 90th percentile | onnxruntime's |",
-                  "|---" * (len(others) + 4) + "|"]  # fmt: skip
+        heads = [*others, "90th percentile", "one thread's", "onnxruntime's"]
+        lines += [f"## {what[name]}", "", f"| model | ms | {' | '.join(heads)} |",
+                  "|---" * (len(heads) + 2) + "|"]  # fmt: skip
         for r in rows:
             cells = [_cell(r["ratios"][lane], GOALS.get(lane), name) for lane in others]
-            cells += [_cell(r["spread"][DEFAULT], SPREAD, name), f"{r['spread'][THEIRS]:.2f}"]
+            cells += [_cell(r["spread"][DEFAULT], SPREAD, name), *(f"{r['spread'][lane]:.2f}" for lane in (ONE, THEIRS))]
             lines.append(f"| {r['model']} | {r['times_ms'][DEFAULT]:.3g} | {' | '.join(cells)} |")
         means = " | ".join(f"{mean(r['ratios'][lane] for r in rows):.2f}" for lane in others)
-        lines += [f"| geometric mean | | {means} | | |", ""]
+        lines += [f"| geometric mean | | {means} | | | |", ""]
     return "\n".join(lines)
 
 

@@ -84,7 +84,8 @@ def test_every_step_has_a_form_for_one_thread_with_the_same_bits() -> None:
     for arguments in wide:
         alone = onednn.single_threaded(arguments)
         assert alone is not None and alone[0].value != arguments[0].value and onednn.single_threaded(arguments) is alone
-    contention.credit, before = -1000.0, onednn.threads()
+    before = onednn.threads()
+    contention.add(-1000.0)
     single = rep.run([X])
     assert onednn.threads() == before
     assert contention.single_runs == 1 and segment.pace.alone > 0
@@ -107,7 +108,7 @@ def test_a_convolution_has_a_form_for_one_thread(inputs: int, outputs: int, size
     several = [rep.run([x])[0] for _ in range(2)][1]
     wide = [a for _, a in segment_of(rep).flat if onednn.threads_of(a) > 1]
     assert all(onednn.single_threaded(a) is not None for a in wide)
-    contention.credit = -1000.0
+    contention.add(-1000.0)
     for _ in range(2):
         np.testing.assert_allclose(rep.run([x])[0], several, rtol=1e-5, atol=1e-5)
 
@@ -117,7 +118,7 @@ def test_a_convolution_has_a_form_for_one_thread(inputs: int, outputs: int, size
 def test_set_numbers_of_threads_are_never_changed(given: dict[str, Any]) -> None:
     rep = SingaBackend.prepare(net(), **given)
     rep.run([X])
-    contention.credit = -1000.0
+    contention.add(-1000.0)
     rep.run([X])
     assert segment_of(rep).pace is None and contention.single_runs == 0
 
@@ -201,13 +202,50 @@ def test_attempts_cost_a_twentieth_of_the_time_and_end_when_the_cores_are_free(c
 def test_a_single_pause_does_not_end_runs_that_save_time(clock: Clock) -> None:
     steps = Steps(clock, 0.001, 0.002)
     pace, flat = Pace(2, 0.001), steps.flat()
-    contention.credit = -0.00005
+    contention.add(-0.026)
     pace.run(flat)
     for _ in range(10):
         pace.run(flat)
     steps.several *= 2.4
     pace.run(flat)
     steps.several /= 2.4
+    steps.ran.clear()
+    pace.run(flat)
+    assert {t for _, t in steps.ran} == {2}
+
+
+def test_threads_that_wake_up_slowly_do_not_end_runs_that_save_time(clock: Clock) -> None:
+    steps = Steps(clock, 0.00006, 0.0001)
+    pace, flat = Pace(2, 0.00006), steps.flat()
+    contention.add(-0.026)
+    for _ in range(10_000):
+        pace.run(flat)
+        if not contention.present:
+            break
+    slow = contention.slow
+    steps.several *= 4  # the first attempt, in which the second thread wakes up
+    pace.run(flat)
+    steps.several /= 4
+    assert contention.slow == slow + 1
+    steps.ran.clear()
+    for _ in range(10):
+        pace.run(flat)
+    assert {t for _, t in steps.ran} == {2}
+
+
+def test_no_run_tries_several_threads_while_too_many_are_running(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    steps = Steps(clock, 0.001, 0.002)
+    pace, flat = Pace(2, 0.001), steps.flat()
+    pace.run(flat)
+    monkeypatch.setattr(machine, "running", lambda: 3)
+    steps.several *= 30
+    for _ in range(500):
+        pace.run(flat)
+    assert contention.slow == 1 and contention.single_runs == 500
+    monkeypatch.setattr(machine, "running", lambda: 1)
+    steps.several /= 30
+    for _ in range(100):
+        pace.run(flat)
     steps.ran.clear()
     pace.run(flat)
     assert {t for _, t in steps.ran} == {2}
@@ -337,7 +375,7 @@ def test_a_pickled_model_keeps_whether_its_threads_were_set() -> None:
 def test_the_profile_counts_runs_on_one_thread() -> None:
     rep = SingaBackend.prepare(net())
     assert rep.profile([X], runs=3).single_runs <= 3
-    contention.credit = -1000.0
+    contention.add(-1000.0)
     found = rep.profile([X], runs=3)
     assert found.single_runs == 3
     assert found.waited is None or found.waited >= 0

@@ -28,6 +28,12 @@ DOUBTS = 4
 DRIFT = 1.02
 """By how much the usual time may grow from one run to the next: the clock of a processor changes."""
 
+PATIENCE = 20
+"""The number of runs on one thread after which the number of running threads is read again; that takes 10 microseconds."""
+
+WAKE = 0.0005
+"""The seconds that the first attempt may lose because threads that sleep must be woken."""
+
 CHUNK = 50e-6
 """The seconds between two looks at the clock."""
 
@@ -45,8 +51,10 @@ class Contention:
     Attributes:
         lock: is held by the run that uses several threads: one at a time does.
         credit: the seconds that attempts with several threads may cost.  They grow by what several threads save, and by a part
-            of the time of runs on one thread.  Below 0, runs use one thread.
+            of the time of runs on one thread.
+        present: whether runs use one thread now: since the credit was below -WAKE, until it is 0.
         slow: the number of runs that were too slow.
+        doubted: whether no run has tried several threads since one was too slow.
         single_runs: the number of runs on one thread, and of those that continued on one.
     """
 
@@ -54,6 +62,12 @@ class Contention:
         self.lock = threading.RLock()
         self.credit = BURST
         self.slow = self.single_runs = 0
+        self.present = self.doubted = False
+
+    def add(self, seconds: float, least: float = -math.inf) -> None:
+        """Change the credit by what a run has saved, or lost if it is negative; not to less than `least`."""
+        self.credit = max(min(self.credit + seconds, BURST), least)
+        self.present = self.credit < (0.0 if self.present else -WAKE)
 
     def expected(self, threads: int) -> bool:
         """Whether so many threads, including the caller, would wait for other programs now."""
@@ -62,10 +76,14 @@ class Contention:
             return True
         return self.present
 
-    @property
-    def present(self) -> bool:
-        """Whether runs use one thread now."""
-        return self.credit < 0
+    def waits(self, pace: Pace) -> bool:
+        """Whether a run uses one thread, although it may try several: more threads than cores are running already."""
+        if self.doubted:
+            self.doubted = machine.running() > machine.cores()
+            if self.doubted:
+                self.present = True
+                self.add(-PATIENCE * COST * (pace.alone or pace.usual))
+        return self.doubted
 
 
 contention = Contention()
@@ -108,7 +126,7 @@ class Pace:
             watch: is called before each step.
         """
         began = time.perf_counter()
-        if contention.credit < 0 or self.missing or not contention.lock.acquire(False):
+        if contention.present or self.missing or contention.waits(self) or not contention.lock.acquire(False):
             self._run_single(flat, 0, began, watch)
             return
         try:
@@ -133,7 +151,7 @@ class Pace:
             self.missing = self.doubts >= DOUBTS
         self.usual = min(took, DRIFT * self.usual)
         if self.alone:
-            contention.credit = min(contention.credit + self.alone - took, BURST)
+            contention.add(self.alone - took)
         if took < 0.8 * self.sized:
             self.size, self.sized = max(1, math.ceil(len(flat) * CHUNK / took)), took
 
@@ -142,8 +160,9 @@ class Pace:
         self.missing = not self.alone
         began += self._run_single(flat, done, began, watch)
         lost = time.perf_counter() - began - (self.alone or self.usual)
-        contention.credit = max(contention.credit - lost, -max(DEBT, self.alone))
+        contention.add(-lost, -max(DEBT, self.alone))
         contention.slow += 1
+        contention.doubted = True
 
     def _run_single(self, flat: list[Call], done: int, began: float, watch: Callable[[], None] | None) -> float:
         """Run the steps from the one at `done` on one thread; return the seconds that it took to make them."""
@@ -164,7 +183,7 @@ class Pace:
             onednn.set_threads(self.threads)
         if not done:
             self.alone, self.missing, self.doubts = time.perf_counter() - began - making, False, 0
-            contention.credit = min(contention.credit + COST * self.alone, BURST)
+            contention.add(COST * self.alone)
         return making
 
     def single_steps(self, flat: list[Call]) -> list[Call]:
