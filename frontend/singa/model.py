@@ -27,12 +27,13 @@ from singa_backend.errors import InvalidInput, SonnxError, UnsupportedModel
 from singa_backend.files import write_npz, writing
 from singa_backend.ir.graph import Node
 from singa_backend.ir.reader import read
+from singa_backend.kernels.options import options as plan_options
 from singa_backend.opsets.model import to_model
 from singa_backend.passes.change_dtype import WIDE
 from singa_backend.rendering import printable
-from singa_backend.runtime.executor import Executor, Observer
+from singa_backend.runtime.executor import Observer
 from singa_backend.runtime.executor import Path as NodePath
-from singa_backend.runtime.feeds import owned_copy
+from singa_backend.session import Session
 
 from ._core import provenance, tape, trace
 from ._core.coverage import watch_gradients
@@ -791,8 +792,7 @@ class Step:
         self.onnx = to_model(record.writer, "step", outputs)
         record.writer.builder.forget_examples()  # the results keep the builder
         self.graph = read(self.onnx)
-        self._executor = Executor(self.graph, self.device.backend)
-        self._limits = limits.Limits()
+        self._session = Session(self.graph, self.device.backend, plan_options(), limits.Limits())
         self._forward = record.forward
 
     def holds(self) -> bool:
@@ -822,12 +822,8 @@ class Step:
         draws = any(t is stream.state for t in self._reads)
         with stream.lock if draws else contextlib.nullcontext():  # another thread may draw from the same stream
             values = [self._here(t) for t in (*inputs.values(), *self._reads)]
-            budget = limits.Budget(self._limits, memory=self.device.backend.memory)
             watch = self._watch() if self.device.verbosity and self.device._times.measures else None
-            made = self._executor.run(self.graph, values, budget=budget, observer=watch)
-            taken = {id(v) for v in values} | self._executor.owned()
-            with self.device.backend.active():
-                made = [owned_copy(v, taken) for v in made]
+            made = self._session.run(values, observer=watch)
             n = len(made) - len(self._writes)
             for t, new in zip(self._writes, made[n:], strict=True):
                 trace.assign(t, new if t.device is self.device else self.device.backend.get(new), id(t) in self._invalidated)
