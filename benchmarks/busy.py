@@ -5,8 +5,8 @@
     tox -e busy -- MODELS --load idle --before PYTHON          # also against another version, installed for that interpreter
 
 Each lane is a process of its own that has prepared the model before the load begins.  Next to a load the lanes have turns of one
-run, until each has 40; without one they have turns of 0.2 seconds, of which the first runs are not timed.  Four processes of each
-lane have a quarter of the turns each: two equal ones next to a load differ by up to a fifth.  The loads:
+run, until each has 40; without one they have turns of 0.2 seconds, of which the first runs are not timed.  All of it is done
+twice, with new processes: two equal ones next to a load differ by up to a fifth.  The loads:
 
     idle      nothing
     loops     as many busy loops as cores
@@ -47,8 +47,8 @@ DEFAULT, ONE, THEIRS, BEFORE = "default threads", "one thread", "onnxruntime", "
 LANES = {DEFAULT: ("sonnx", 0), ONE: ("sonnx", 1), THEIRS: ("onnxruntime", 0)}
 """The peer of each lane, and its number of threads; 0 for its default."""
 
-RUNS, IDLE, STARTS = 40, (8, 2), 4
-"""The number of timed runs of each lane; on the idle machine the number of turns, and of untimed runs in each; the number of
+RUNS, IDLE, STARTS = 40, (8, 2), 2
+"""The number of timed runs of each process; on the idle machine the number of turns, and of untimed runs in each; the number of
 processes of each lane, one after the other."""
 
 GOALS = {ONE: 1.2, THEIRS: 1.3}
@@ -76,8 +76,7 @@ def measure(path: Path, model: str, loads: Sequence[str], runs: int, before: str
     lanes = {**LANES, **({BEFORE: ("sonnx", 0)} if before else {})}
     for name in loads:
         times: dict[str, list[float]] = {lane: [] for lane in lanes}
-        turns = runs if LOADS[name] else IDLE[0]
-        for start in range(STARTS):
+        for _ in range(STARTS):
             with ExitStack() as stack:
                 peers = {}
                 for lane, (kind, threads) in lanes.items():
@@ -87,7 +86,7 @@ def measure(path: Path, model: str, loads: Sequence[str], runs: int, before: str
                     peer.load(path, model, feeds)
                     peer.turn(5, 0)
                 with load(LOADS[name]):
-                    for _ in range(turns * start // STARTS, turns * (start + 1) // STARTS):
+                    for _ in range(runs if LOADS[name] else IDLE[0]):
                         for lane, peer in peers.items():
                             times[lane] += peer.turn(0, math.inf, 1) if LOADS[name] else peer.turn(IDLE[1])
         rows.append(row_of(model, name, times))

@@ -130,7 +130,7 @@ class Pace:
             self._run_single(flat, 0, began, watch)
             return
         try:
-            limit = began + (self.alone or EXCESS * self.usual + SLACK)
+            limit = began + (self.alone + CHUNK if self.alone else EXCESS * self.usual + SLACK)
             size, done = self.size, 0
             steps = iter(flat)
             while done < len(flat):
