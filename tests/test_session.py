@@ -23,7 +23,8 @@ def graph(text: str) -> ModelProto:
     return parser.parse_model(f'<ir_version: 8, opset_import: ["": 17]> {text}')
 
 
-MODEL = "g (float[2,3] x, float[3,4] w) => (float[2,4] y) <float[3,4] w = {0,0,0,0, 0,0,0,0, 0,0,0,0}> { a = MatMul(x, w) y = Tanh(a) }"
+ZEROS = "{0,0,0,0, 0,0,0,0, 0,0,0,0}"
+MODEL = f"g (float[2,3] x, float[3,4] w) => (float[2,4] y) <float[3,4] w = {ZEROS}> {{ a = MatMul(x, w) y = Tanh(a) }}"
 X, W = drawn(1, x=(2, 3), w=(3, 4)).values()
 
 
