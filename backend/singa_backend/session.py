@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from .devices.device import Device
+from .ir.declaration import has_trait
 from .ir.graph import Graph
 from .kernels.table import Invalid, Options
 from .limits import Budget, Limits
@@ -26,6 +27,7 @@ REPLACEMENTS = 4
 
 NO_PLANS = UseDefinitions("optimize=0 was requested")
 NOT_CPU = UseDefinitions("plans run on the CPU only")
+EXCHANGES = UseDefinitions("an operator exchanges values with other processes, so that no run may be repeated")
 OBSERVED = UseDefinitions("each node is observed, or only a part of the graph runs")
 LARGE = UseDefinitions("functions and subgraphs have too many calls for a plan")
 CHANGED = UseDefinitions("initializers have changed: the next run with these makes a plan")
@@ -69,6 +71,7 @@ class Session:
         self.constants = [v for n in graph.all_nodes() for v in n.attributes.values() if isinstance(v, np.ndarray)]
         self._fixed = ids_of(self.constants) | {id(a) for states in self._executor.states.values() for _, a in states}
         self._large = False
+        self._exchanges = any(has_trait(n.domain, n.op_type, "exchanges") for n in graph.all_nodes())
         self._forget()
 
     def _forget(self) -> None:
@@ -264,6 +267,8 @@ class Session:
         """Why no plan can run."""
         if not self.options.level:
             return NO_PLANS
+        if self._exchanges:
+            return EXCHANGES
         if self._large:
             return LARGE
         if self.device.type != "CPU":

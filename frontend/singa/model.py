@@ -97,6 +97,7 @@ class Model(Layer):
     """
 
     _mode: bool | None = None
+    _tape_first = False  # whether states must follow parameters that `to` has changed
     history: History | None = None
 
     def __init__(self) -> None:
@@ -326,12 +327,18 @@ class Model(Layer):
         return self._graph_step(input, kwargs)
 
     def _graph_step(self, input: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The first step with some shapes runs on the tape and creates the states of the optimizer. The next becomes a graph."""
+        """The first step with some shapes runs on the tape and creates the states of the optimizer. The next becomes a graph.
+
+        If the optimizer has its states, the first step becomes a graph too: a resumed training then computes each step as an
+        unbroken one does, to the bit.
+        """
         key = (_form((input, kwargs), {}), self._frozen())
         if key not in self._steps:
             self._steps[key] = []
             self._forget_steps()
-            return self.train_one_batch(*input, **kwargs)
+            if not self._has_stepped():
+                self._tape_first = False
+                return self.train_one_batch(*input, **kwargs)
         self._steps.move_to_end(key)
         recorded = self._steps[key]
         step = next((step for step in recorded if step.holds()), None)
@@ -346,6 +353,11 @@ class Model(Layer):
             recorded.append(step)
             self._forget_steps()
         return step.run(input, kwargs)
+
+    def _has_stepped(self) -> bool:
+        """Whether the optimizer has taken steps, here or in the training that is resumed, and `to` has changed nothing since."""
+        counter = getattr(self.__dict__.get("optimizer"), "step_counter", None)
+        return isinstance(counter, Tensor) and not self._tape_first and int(counter.device.backend.get(counter._data)[0]) > 0
 
     def _forget_steps(self) -> None:
         """Discard the oldest graphs: first those of the shapes that were used the longest time ago."""
@@ -397,7 +409,7 @@ class Model(Layer):
         while outer is not None:  # the steps of a model that this one is in contain its parameters
             for model in outer._models() if isinstance(outer, Model) else ():
                 model._steps.clear()
-                model.not_traceable = ""
+                model.not_traceable, model._tape_first = "", True
             outer = outer.__dict__["_parent"]
         return self
 
