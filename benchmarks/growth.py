@@ -242,8 +242,8 @@ def overhead(n: int, rounds: int = 21) -> dict[str, float]:
     """Return the CPU time in microseconds of a run of `kept`, and of the calls of its kernels: medians of alternated turns."""
     rep = SingaBackend.prepare(kept(n))
     rep.run([X])
-    assert rep._planner is not None
-    (plan,) = rep._planner.plans.values()
+    assert rep._session._planner is not None
+    (plan,) = rep._session._planner.plans.values()
     calls, inputs = list(plan.first.flat), [X]
 
     def kernels() -> None:

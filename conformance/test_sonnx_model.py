@@ -32,7 +32,7 @@ class _Rep:
         self.model = SONNXModel(model, device.default_device)
         self.taped = taped
         rep = self.model.imported.rep
-        self.graph, self._executor, self.limits = rep.graph, rep._executor, rep.limits
+        self.graph, self._session, self.limits = rep.graph, rep._session, rep.limits
         self._rep = rep
         self.model.train(any(_may_train(n) for n in rep.graph.all_nodes()))
 

@@ -17,6 +17,7 @@ import pytest
 from singa import autograd, sonnx
 from singa._core import ops, tape
 from singa._core.tensor import Tensor
+from singa_backend import session
 from singa_backend.engines.oracle import Oracle
 
 # A shell starts a command in the background with Ctrl-C ignored, which the children of the tests would inherit.
@@ -43,6 +44,12 @@ def pytest_configure(config: pytest.Config) -> None:
     else:
         os.environ.update(fakecuda.environment(), SONNX_OTHER_DEVICE="CUDA")
         _emulation = ""
+
+
+@pytest.fixture
+def by_definitions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Recorded steps and imported models run by the definitions, whose bits are those of the tape."""
+    monkeypatch.setattr(session.Session, "_refusal", lambda self: session.NO_PLANS)
 
 
 @pytest.fixture(autouse=True)

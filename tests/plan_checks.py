@@ -43,8 +43,8 @@ def model_of(
 
 def kernels_used(rep: SingaRep) -> list[str]:
     """The kernel of each step of the only plan; none if all inputs had to be computed by the definitions."""
-    assert rep._planner is not None and len(rep._planner.plans) <= 1
-    return [step.kernel for plan in rep._planner.plans.values() for segment in plan.segments for step in segment.steps]
+    assert rep._session._planner is not None and len(rep._session._planner.plans) <= 1
+    return [step.kernel for plan in rep._session._planner.plans.values() for segment in plan.segments for step in segment.steps]
 
 
 def check(

@@ -29,6 +29,7 @@ LAYERS = {
         "runtime kernels",
         "interpreters passes",
         "autodiff plans",
+        "session",
         "operators opsets backend doctor inspection",
         "engines quantization",
         "conform debug",

@@ -68,8 +68,8 @@ def net() -> ModelProto:
 
 
 def segment_of(rep: SingaRep) -> Segment:
-    assert rep._planner is not None and rep._planner.latest is not None
-    return rep._planner.latest.first
+    assert rep._session._planner is not None and rep._session._planner.latest is not None
+    return rep._session._planner.latest.first
 
 
 @needs_openmp

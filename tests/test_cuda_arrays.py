@@ -77,7 +77,7 @@ def test_a_run_takes_and_returns_arrays_of_the_device(cupy: Any, wrap: Any) -> N
 def test_an_input_is_not_copied(cupy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     rep = SingaBackend.prepare(model("(float[2,3] x) => (float[2,3] y) { y = Relu(x) }"), "CUDA")
     seen: list[int] = []
-    rep._executor.observer = lambda node, inputs, outputs, path: seen.append(inputs[0].data.ptr)
+    rep._session.observer = lambda node, inputs, outputs, path: seen.append(inputs[0].data.ptr)
     x = cupy.asarray(X)
     for value in (x, Described(x), Packed(x)):
         rep.run([value])

@@ -90,7 +90,7 @@ def ordinals(value: Any) -> set[int]:
 def test_a_model(options: dict[str, Any]) -> None:
     rep = singa_backend.prepare(MODEL, "CUDA:1")
     np.testing.assert_allclose(rep.run([X], **options)[0], singa_backend.run_model(MODEL, [X])[0], rtol=1e-5)
-    assert ordinals([v for held in rep._executor.states.values() for _, v in held]) == {1}
+    assert ordinals([v for held in rep._session.states.values() for _, v in held]) == {1}
 
 
 def test_copies_of_a_model() -> None:
@@ -98,7 +98,7 @@ def test_copies_of_a_model() -> None:
     changed = rep.with_states({"w": rep.device.put(np.ones((4, 2), F))})
     for made in (pickle.loads(pickle.dumps(rep)), copy.deepcopy(rep), pickle.loads(pickle.dumps(changed))):
         assert str(made.device) == "CUDA:1" and made.run([X])[0].shape == (2, 2)
-        assert ordinals([v for held in made._executor.states.values() for _, v in held]) == {1}
+        assert ordinals([v for held in made._session.states.values() for _, v in held]) == {1}
 
 
 def test_a_loop_and_single_nodes() -> None:

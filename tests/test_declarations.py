@@ -156,6 +156,7 @@ def _wrong(declaration: Declaration, traits: Collection[str], settings: Collecti
     hold("reduction", {"axes", "keepdims"} <= inputs_and_attributes, "the schema lacks axes or keepdims")
     hold("random", "seed" in schema.attributes, "the schema has no seed")
     hold("random_in_training", {"seed", "training_mode"} <= inputs_and_attributes, "the schema has no seed or no training_mode")
+    hold("exchanges", bool({"communicator", "ticket"} & inputs_and_attributes), "the schema has no communicator and no ticket")
     for trait in ("idempotent", "involution"):
         hold(trait, "unary" in traits and inputs[0].type_str == outputs[0].type_str, "the result is not what it takes")
     hold("cannot_fail", "random" not in traits, "it draws")
@@ -193,7 +194,8 @@ def test_traits_and_settings_agree_with_the_schemas() -> None:
 @pytest.mark.parametrize(("name", "version", "traits"), [
     ("Split", 18, ["unary"]), ("Concat", 13, ["unary"]), ("ArgMax", 13, ["unary"]), ("Relu", 13, []),
     ("MatMul", 13, ["broadcasting"]),
-    ("Softmax", 13, ["reduction"]), ("Relu", 14, ["random"]), ("Bernoulli", 22, ["random_in_training"]),
+    ("Softmax", 13, ["reduction"]), ("Relu", 14, ["random"]), ("Relu", 14, ["exchanges"]),
+    ("Bernoulli", 22, ["random_in_training"]),
     ("Abs", 13, ["idempotent"]), ("IsNaN", 20, ["unary", "involution"]), ("Bernoulli", 22, ["random", "cannot_fail"]),
     ("Pad", 25, ["rank_of_first", "rank_one"]), ("Transpose", 25, ["rank_of_length"]), ("Relu", 14, ["rank_of_larger"]),
     ("MatMul", 13, ["rank_of_broadcast"]), ("SequenceAt", 11, ["rank_of_first"]), ("ZipMap", 1, ["shape_of_first"]),
@@ -255,7 +257,8 @@ def _cases(domain: str, name: str, version: int, count: int) -> list[Case]:
 
 
 @pytest.mark.parametrize(("domain", "name", "trait"), [
-    (d, n, t) for d, n in sorted(declarations) for t in sorted(TRAITS) if has_trait(d, n, t) and not t.startswith("random")
+    (d, n, t) for d, n in sorted(declarations) for t in sorted(TRAITS) if has_trait(d, n, t)
+    if not t.startswith(("random", "exchanges"))
 ])  # fmt: skip
 def test_an_operator_does_what_its_traits_say(domain: str, name: str, trait: str) -> None:
     cases = _cases(domain, name, max(declarations[domain, name]), 12)

@@ -22,6 +22,8 @@ from singa._training.fit import Position
 from singa_backend.collectives import Communicator, LocalGroup, SingleProcess, communicator
 from singa_backend.errors import CommunicationError, InvalidInput, MissingDependency
 
+pytestmark = pytest.mark.usefixtures("by_definitions")  # bits are compared with those of the tape
+
 F = np.float32
 MODES: dict[str, dict[str, Any]] = {
     "plain": {}, "half": {}, "partialUpdate": {}, "sparseTopK": {"spars": 0.3}, "sparseThreshold": {"spars": 0.01},

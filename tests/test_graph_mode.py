@@ -15,6 +15,8 @@ from singa._core.tensor import Tensor
 from singa.model import Model
 from singa_backend.errors import InvalidInput
 
+pytestmark = pytest.mark.usefixtures("by_definitions")  # bits are compared with those of the tape
+
 F = np.float32
 SIZES = (8, 8, 8, 5, 8, 8, 5, 5, 3, 8, 8)
 Decay = opt.ExponentialDecay

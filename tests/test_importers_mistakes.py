@@ -13,6 +13,8 @@ from singa import sonnx, tensor
 from singa_backend.engines.oracle import Oracle
 from singa_backend.errors import InvalidInput
 
+pytestmark = pytest.mark.usefixtures("by_definitions")  # bits are compared with those of the tape
+
 F = np.float32
 RNG = np.random.default_rng(7)
 

@@ -37,8 +37,8 @@ def model_of(nodes: Sequence[Any], given: dict[str, np.ndarray], known: dict[str
 
 
 def steps_of(rep: SingaRep) -> list[str]:
-    assert rep._planner is not None
-    return [s.kernel for p in rep._planner.plans.values() for g in p.segments for s in g.steps]
+    assert rep._session._planner is not None
+    return [s.kernel for p in rep._session._planner.plans.values() for g in p.segments for s in g.steps]
 
 
 def same(actual: np.ndarray, expected: np.ndarray, exact: bool = False) -> None:
@@ -138,8 +138,8 @@ def test_weights_are_packed_once_for_all_plans() -> None:
     rep = SingaBackend.prepare(model, threads=1)
     for size in (6, 7):
         rep.run([normal(1, 16, size, 6)])
-    assert rep._planner is not None and len(rep._planner.plans) == 2
-    assert sum(key[1][0] == "packed" for key in rep._planner.shared if isinstance(key[1], tuple)) == 1
+    assert rep._session._planner is not None and len(rep._session._planner.plans) == 2
+    assert sum(key[1][0] == "packed" for key in rep._session._planner.shared if isinstance(key[1], tuple)) == 1
 
 
 @pytest.mark.parametrize(
@@ -219,7 +219,7 @@ def test_a_residual_is_added_in_place() -> None:
     ]
     rep = agree(nodes, {"x": normal(1, 16, 20, 20)}, known)
     assert [s.split()[0] for s in steps_of(rep)] == ["reorder", "conv", "conv", "conv"]
-    steps = next(iter(rep._planner.plans.values())).segments[0].steps  # type: ignore[union-attr]
+    steps = next(iter(rep._session._planner.plans.values())).segments[0].steps  # type: ignore[union-attr]
     assert steps[3].writes[0].buffer is steps[1].writes[0].buffer
 
 

@@ -57,8 +57,8 @@ def both(model: Any) -> tuple[SingaRep, SingaRep]:
 
 def kernels(rep: SingaRep) -> list[str]:
     """The names of the kernels of all steps."""
-    assert rep._planner is not None
-    return [s.kernel for p in rep._planner.plans.values() for g in p.segments for s in g.steps]
+    assert rep._session._planner is not None
+    return [s.kernel for p in rep._session._planner.plans.values() for g in p.segments for s in g.steps]
 
 
 def other_data(x: np.ndarray) -> np.ndarray:
@@ -246,7 +246,7 @@ def check(one: Case, strided: bool) -> None:
             np.testing.assert_array_equal(x, k)
     used = kernels(plans)
     if one.kernel:
-        assert any(k.startswith(one.kernel) for k in used), (used, plans._planner)
+        assert any(k.startswith(one.kernel) for k in used), (used, plans._session._planner)
     else:
         assert not used
 

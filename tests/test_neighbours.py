@@ -135,7 +135,7 @@ def test_a_forked_child_runs_whatever_another_thread_was_doing(tmp_path: Path) -
     runs(
         """
 from singa_backend.kernels.onednn import loading
-planner = rep._planner
+planner = rep._session._planner
 locks = [planner.lock, planner.tracing, loading._lock, *(plan.turn.lock for plan in planner.plans.values())]
 held, done = threading.Event(), threading.Event()
 def hold():

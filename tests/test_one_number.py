@@ -28,6 +28,8 @@ from singa_backend.ir.declaration import declarations, single
 from singa_backend.ir.versioned import VersionedOperator
 from singa_backend.proto.schemas import schemas
 
+pytestmark = pytest.mark.usefixtures("by_definitions")  # bits are compared with those of the tape
+
 FLOATS = [np.dtype(t) for t in (np.float64, np.float32, np.float16, ml_dtypes.bfloat16)]
 VERSIONS: dict[tuple[str, str], list[int]] = {}
 for (_domain, _name), _known in sorted(declarations.items()):

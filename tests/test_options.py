@@ -43,7 +43,7 @@ def large() -> onnx.ModelProto:
 
 
 def kernels(rep: SingaRep) -> list[str]:
-    planner = rep._planner
+    planner = rep._session._planner
     return [] if planner is None else [step.kernel for p in planner.plans.values() for s in p.segments for step in s.steps]
 
 

@@ -124,8 +124,8 @@ NETS = [
 def test_arenas_of_nets_are_close_to_the_lower_bound(net: Net) -> None:
     rep = SingaBackend.prepare(net.model())
     rep.run([np.ones((1, 3, 8, 8), np.float32)])
-    assert rep._planner is not None
-    (plan,) = rep._planner.plans.values()
+    assert rep._session._planner is not None
+    (plan,) = rep._session._planner.plans.values()
     lower = sum(s.live_bytes for s in plan.segments)
     assert lower <= plan.arena_bytes <= 1.05 * lower
 
@@ -165,7 +165,7 @@ def test_one_element_is_not_computed_in_place(op: str, inputs: int, shape: tuple
     x = np.ones(shape, np.float32)
     rep = SingaBackend.prepare(model_of(nodes, {"v0": x}, [values[-1]], {"w": x} if inputs > 1 else {}))
     rep.run([x])
-    assert rep._planner is not None
-    (plan,) = rep._planner.plans.values()
+    assert rep._session._planner is not None
+    (plan,) = rep._session._planner.plans.values()
     shared = [s.writes[0].buffer in [v.buffer for v in s.reads] for s in plan.first.steps]
     assert len(shared) == 6 and sum(shared) == (0 if x.size == 1 else 5)

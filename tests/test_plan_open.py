@@ -133,7 +133,7 @@ def test_one_plan_computes_all_lengths_and_caches_grow_in_place(model: onnx.Mode
             pasts = [k for k in feeds if k.startswith("past")]
             in_place += all(np.shares_memory(outputs[k.replace("past", "present")], feeds[k]) for k in pasts)
         feeds = following(outputs, feeds, n % WORDS)
-    planner = plan._planner
+    planner = plan._session._planner
     assert planner is not None and planner.open is not None and len(planner.plans) == 1
     assert in_place >= 150 - 3 - 4  # a copy only when there is no room
     for outputs, copies in seen:  # no later run has changed them
@@ -244,7 +244,7 @@ def test_values_are_kept_up_to_their_last_use() -> None:
 
     for length in (200, 201):
         rep.run(feeds(length))
-    planner, given = rep._planner, feeds(203)
+    planner, given = rep._session._planner, feeds(203)
     assert planner is not None and planner.open is not None
     peaks = []
     for each in (rep, definition):
@@ -288,7 +288,7 @@ def generate_a_little(model: onnx.ModelProto) -> tuple[SingaRep, dict[str, np.nd
     feeds = first(rep, 10)
     for n in range(4):
         feeds = following(rep.run(feeds), feeds, n)
-    assert rep._planner is not None and rep._planner.open is not None
+    assert rep._session._planner is not None and rep._session._planner.open is not None
     return rep, feeds
 
 
@@ -325,7 +325,7 @@ def passes_in_a_child(run: Callable[[], Any]) -> bool:
 @pytest.mark.filterwarnings("ignore:.*fork")
 def test_a_child_generates_whatever_threads_of_its_parent_did(model: onnx.ModelProto) -> None:
     rep, feeds = generate_a_little(model)
-    planner = rep._planner
+    planner = rep._session._planner
     assert planner is not None and planner.open is not None
     planner.plans.clear()  # the plan that it was made from is not kept any more
     with planner.open.plan.turn.lock:
@@ -392,7 +392,7 @@ def test_a_row_of_an_input_at_the_length() -> None:
         node("Add", "w8 total", "y"),
     ]  # fmt: skip
     plan = steps(simple(nodes, {"y": [1, 4]}, one=1, zero=np.array([0]), turned=np.ones((4, 4), np.float32)), range(4, 20))
-    assert plan._planner is not None and plan._planner.open is not None
+    assert plan._session._planner is not None and plan._session._planner.open is not None
 
 
 def test_a_value_that_the_kernel_reads_from_a_copy() -> None:
@@ -415,7 +415,7 @@ def test_a_value_that_the_kernel_reads_from_a_copy() -> None:
     for length in range(3, 9):
         feeds = {"past": np.zeros((1, length), np.float32), "x": draw.standard_normal(shape).astype(np.float32)}
         close(plan.run(feeds), definition.run(feeds))
-    assert plan._planner is not None and plan._planner.open is not None
+    assert plan._session._planner is not None and plan._session._planner.open is not None
 
 
 def cached(dtype: int, *nodes: onnx.NodeProto, **outputs: list[Any]) -> onnx.ModelProto:
@@ -457,7 +457,7 @@ def test_caches_of_any_type(dtype: Any) -> None:
         np.testing.assert_allclose(outputs["y"], expected["y"], 1e-4, 1e-4)
         assert outputs["present"].tobytes() == expected["present"].tobytes()
         past = outputs["present"]
-    assert plan._planner is not None and plan._planner.open is not None
+    assert plan._session._planner is not None and plan._session._planner.open is not None
 
 
 def test_an_output_that_is_not_copied() -> None:
@@ -474,7 +474,7 @@ def test_an_output_that_is_not_copied() -> None:
         outputs = plan.run(feeds)
         close(outputs, definition.run(feeds))
         past = outputs["present"]
-    assert plan._planner is not None and plan._planner.open is not None
+    assert plan._session._planner is not None and plan._session._planner.open is not None
 
 
 def test_a_shape_that_depends_on_data_needs_plans_of_several_segments() -> None:
@@ -486,7 +486,7 @@ def test_a_shape_that_depends_on_data_needs_plans_of_several_segments() -> None:
         x[0, :count] = 0
         feeds = {"past": np.ones((batch, length, 4), np.float32), "new": np.ones((batch, 1, 4), np.float32), "x": x}
         close(plan.run(feeds), definition.run(feeds))
-        opened = plan._planner.open if plan._planner is not None else None
+        opened = plan._session._planner.open if plan._session._planner is not None else None
         assert opened is None or len(opened.plan.segments) == 1  # others run while they hold locks that a trace takes
 
 
@@ -606,7 +606,7 @@ def test_large_arrays_of_fixed_shapes_are_not_copied(number: float) -> None:
     for found, copies in kept:
         for a, b in zip(found, copies, strict=True):
             np.testing.assert_array_equal(a, b)
-    planner = rep._planner
+    planner = rep._session._planner
     assert planner is not None and planner.open is not None
     assert len(planner.open.plan.first.passed) == 3
     assert all(p.array is None for p in planner.open.plan.first.passed)

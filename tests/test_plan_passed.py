@@ -33,8 +33,8 @@ def caches(past: Any = SHAPE, now: Any = (1, 512)) -> tuple[SingaRep, SingaRep]:
 
 
 def plan_of(rep: SingaRep) -> Any:
-    assert rep._planner is not None
-    (plan,) = rep._planner.plans.values()
+    assert rep._session._planner is not None
+    (plan,) = rep._session._planner.plans.values()
     return plan
 
 

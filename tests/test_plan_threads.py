@@ -43,8 +43,8 @@ def prepared(threads: int) -> SingaRep:
 def test_each_primitive_has_its_threads(threads: int) -> None:
     rep = prepared(threads)
     ((setter, _),) = onednn.thread_switch(1)
-    assert rep._planner is not None
-    (plan,) = rep._planner.plans.values()
+    assert rep._session._planner is not None
+    (plan,) = rep._session._planner.plans.values()
     created = []
     for segment in plan.segments:
         at = threads  # a segment begins and ends with the number of the run

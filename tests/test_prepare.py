@@ -94,7 +94,7 @@ def saved(model: onnx.ModelProto, folder: Path, monkeypatch: pytest.MonkeyPatch,
 
 def held_by(rep: Any) -> int:
     """The bytes that the plans of a model hold for constants and values, each buffer once."""
-    planner = rep._planner
+    planner = rep._session._planner
     found: dict[int, int] = {}
     for entry in planner.shared.values():
         for v in entry if isinstance(entry, (tuple, list)) else (entry,):
@@ -119,7 +119,7 @@ def test_weights_of_a_file_are_held_once(name: str, bound: float, tmp_path: Path
     weights = sum(a.nbytes for a in rep.states.values())
     if name == "attention":
         weights += rep.states["table"].nbytes  # read by Gather as it is, and packed for the product
-    assert held_by(rep) <= bound * (weights + rep._planner.latest.arena_bytes)
+    assert held_by(rep) <= bound * (weights + rep._session._planner.latest.arena_bytes)
 
 
 @NEEDS_ONEDNN
@@ -138,7 +138,7 @@ def test_the_first_run_allocates_little_more_than_it_holds(name: str, tmp_path: 
         tracemalloc.stop()
     largest = max(a.nbytes for a in rep.states.values())
     assert peak <= held_by(rep) + 4 * largest + (2 << 20)  # a weight that is being scaled or joined; Python's objects
-    assert peak <= 1.3 * (sum(a.nbytes for a in rep.states.values()) + rep._planner.latest.arena_bytes) + (2 << 20)
+    assert peak <= 1.3 * (sum(a.nbytes for a in rep.states.values()) + rep._session._planner.latest.arena_bytes) + (2 << 20)
 
 
 @NEEDS_ONEDNN
@@ -162,7 +162,7 @@ def test_each_weight_is_computed_and_packed_once(name: str, tmp_path: Path, monk
     rep = SingaBackend.prepare(saved(model, tmp_path, monkeypatch))
     for _ in range(3):
         rep.run(inputs_of(model))
-    made = [v for v in rep._planner.region.constants.values() if isinstance(v, Computed)]
+    made = [v for v in rep._session._planner.region.constants.values() if isinstance(v, Computed)]
     assert len(made) == counts["array"] == {"convolutions": 3, "attention": 2}[name]
     most = {"convolutions": 3, "attention": 5}[name]  # attention: joined, after the heads, and the table
     assert counts["read"] <= most  # some instruction sets read weights as they are
@@ -189,7 +189,7 @@ def test_definitions_read_aligned_copies(tmp_path: Path, monkeypatch: pytest.Mon
     model.graph.output.add().CopyFrom(helper.make_tensor_value_info("w0", onnx.TensorProto.FLOAT, (64, 64, 3, 3)))
     rep, inputs = SingaBackend.prepare(saved(model, tmp_path, monkeypatch, 1)), inputs_of(model)
     first = rep.run(inputs, validate=True)
-    states = [a for held in rep._executor.states.values() for _, a in held]
+    states = [a for held in rep._session.states.values() for _, a in held]
     assert not any(map(tensor_data.is_mapped, states)) and all(a.flags.aligned for a in states)
     assert not any(np.may_share_memory(first["w0"], a) for a in (*states, *rep.states.values()))
     assert np.array_equal(first["w0"], rep.run(inputs)["w0"])
@@ -316,8 +316,8 @@ def test_weights_of_integers_are_packed_once_and_not_kept(tmp_path: Path, monkey
     rep = SingaBackend.prepare(saved(model, tmp_path, monkeypatch))
     for rows in (4, 5, 6):
         assert (rep.run([np.full((rows, 256), 3, np.uint8)])[0] == 3 * w.astype(np.int32).sum(0)).all()
-    shared = rep._planner.shared
+    shared = rep._session._planner.shared
     assert sum(isinstance(k[1], tuple) and k[1][0] == "packed" for k in shared) <= 1  # without VNNI none is packed
     (source,) = [v.buffer for k, v in shared.items() if k[0] == "mapped"]
     assert isinstance(source, Unkept)
-    assert source._held is None or "vnni" not in str([s.kernel for s in rep._planner.latest.first.steps])
+    assert source._held is None or "vnni" not in str([s.kernel for s in rep._session._planner.latest.first.steps])

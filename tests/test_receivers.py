@@ -150,7 +150,7 @@ def part_of_an_input(y: np.ndarray, xs: list[np.ndarray], rep: Any) -> np.ndarra
 
 
 def initializer(y: np.ndarray, xs: Any, rep: SingaRep) -> np.ndarray | None:
-    held = (v for states in rep._executor.states.values() for _, v in states)
+    held = (v for states in rep._session.states.values() for _, v in states)
     return next((v for v in held if v.shape == y.shape and v.dtype == y.dtype), None)
 
 

@@ -181,8 +181,8 @@ def test_the_plan_that_was_not_used_for_the_longest_time_is_forgotten() -> None:
         rep.run(feeds(0, n))
     rep.run(feeds(0, 1))
     rep.run(feeds(0, planner.PLANS + 1))
-    assert rep._planner is not None
-    kept = {p.signature[0][1][0] for p in rep._planner.plans.values() if p.signature}
+    assert rep._session._planner is not None
+    kept = {p.signature[0][1][0] for p in rep._session._planner.plans.values() if p.signature}
     assert kept == {1, *range(3, planner.PLANS + 2)}
 
 
@@ -281,7 +281,7 @@ def test_interleaved_receivers_do_not_share_memory(rep: SingaRep) -> None:
 
 def test_a_receiver_must_not_be_an_initializer(rep: SingaRep) -> None:
     made = rep_of(f"{HEAD} g (float[3] x) => (float[3] y) <float[3] w = {{1.0, 2.0, 3.0}}> {{ y = Add(x, w) }}")
-    states = next(v for held in made._executor.states.values() for _, v in held)
+    states = next(v for held in made._session.states.values() for _, v in held)
     for _ in range(2):
         with pytest.raises(InvalidInput, match="initializers"):
             made.run(np.ones(3, np.float32), out=states)
@@ -301,11 +301,11 @@ def test_shapes_that_change_in_every_run_are_not_compiled() -> None:
     for n in range(2, 12):
         given = feeds(n, n)
         check(rep.run(given), given)
-    assert rep._planner is not None and len(rep._planner.plans) == planner.NOVEL
+    assert rep._session._planner is not None and len(rep._session._planner.plans) == planner.NOVEL
     for _ in range(2):
         given = feeds(0, 11)
         check(rep.run(given), given)
-    assert len(rep._planner.plans) == planner.NOVEL + 1
+    assert len(rep._session._planner.plans) == planner.NOVEL + 1
     given = feeds(0, 40)
     check(rep.run(given), given)
-    assert len(rep._planner.plans) == planner.NOVEL + 2
+    assert len(rep._session._planner.plans) == planner.NOVEL + 2

@@ -164,6 +164,7 @@ def test_a_rank_that_no_run_has_seen_is_refused_by_name() -> None:
     assert "example inputs" in error.value.hint
 
 
+@pytest.mark.usefixtures("by_definitions")
 def test_a_rank_that_a_run_has_seen_is_known() -> None:
     run, tape_net, graph = reshaped(), reshaped(), reshaped()
     with tape.restored():

@@ -23,22 +23,19 @@ from .ir.graph import Graph, Node
 from .ir.reader import read
 from .ir.versioned import import_declarations
 from .kernels.options import options as plan_options
-from .kernels.table import Invalid, Options
+from .kernels.table import Options
 from .limits import Budget, Flag, Limits, check_number, spend
 from .plans.passing import shows_cache
-from .plans.planner import Planner
-from .plans.profile import Profile, profile
-from .plans.region import TooManyCalls
-from .plans.trace import Mismatch
+from .plans.profile import Profile
 from .proto.load import ModelSource, load_model, map_model
 from .proto.schemas import newest, plain_domain
 from .proto.source import Source, changed, check_files
-from .proto.tensor_data import Maps
+from .proto.tensor_data import Maps, ModelFile
 from .proto.values import Value
 from .rendering import TEXT, html, printable
-from .runtime.executor import Executor
-from .runtime.feeds import convert_input, ids_of, overlaps_itself, owned_copy
+from .runtime.feeds import convert_input, overlaps_itself
 from .runtime.origins import NonFinite, Watch
+from .session import Session
 
 _QUIET = ("rtol", "atol", "init_inputs", "keep_initializers_as_inputs")
 """Keywords that ONNX's test runner and older programs pass to `prepare`, and that have no effect here."""
@@ -106,7 +103,13 @@ class SingaRep(BackendRep):
     """
 
     def __init__(
-        self, graph: Graph, device: devices.Device, limits: Limits | None = None, options: Options | None = None
+        self,
+        graph: Graph,
+        device: devices.Device,
+        limits: Limits | None = None,
+        options: Options | None = None,
+        *,
+        file: ModelFile | None = None,
     ) -> None:
         """Place a graph's initializers on a device.
 
@@ -115,25 +118,19 @@ class SingaRep(BackendRep):
             device: the device to run on.
             limits: the bounds of a run that does not set its own; None for `Limits()`.
             options: how plans compute; None for the defaults of `prepare`.
+            file: the model file that initializers are read from when they are used; None if they are in memory.
         """
         self.graph = graph
         self.device = device
         self.limits = limits or Limits()
-        self._executor = Executor(graph, device)
         self.options = options or plan_options()
+        self._session = Session(graph, device, self.options, self.limits, file=file)
         self._default_threads = None if options else self.options.threads
         self._source: Source | None = None
         self._given: dict[str, Any] = {}
-        self._planner: Planner | None = None
-        self._planned: Any = None
         self._received: list[weakref.ref[np.ndarray] | None] | None = None
-        self._names = tuple(v.name for v in graph.inputs)
         self._output_names = tuple(v.name for v in graph.outputs)
         self._selection = lru_cache(maxsize=64)(partial(_select, graph))  # a cached method would keep `self` alive
-        # Arrays that the model owns and a run may return unchanged: initializers and constants, those of subgraphs included.
-        self._fixed = {id(a) for states in self._executor._states.values() for _, a in states}
-        self._constants = [v for n in graph.all_nodes() for v in n.attributes.values() if isinstance(v, np.ndarray)]
-        self._fixed |= ids_of(self._constants)
         self._built = frozenset(self.__dict__)  # a pickle has the other attributes as they are
 
     @property
@@ -158,7 +155,7 @@ class SingaRep(BackendRep):
         Raises:
             InvalidModel: the model's file was overwritten (SX110): they can no longer be read.
         """
-        self._executor.check_file()
+        self._session.check_file()
         return {**self.graph.states, **{n: self.device.get(v) for n, v in self._given.items()}}
 
     @property
@@ -198,8 +195,7 @@ class SingaRep(BackendRep):
         """
         if graph is self.graph:
             return self
-        made = SingaRep(graph, self.device, self.limits, self.options)
-        made._executor.file = self._executor.file
+        made = SingaRep(graph, self.device, self.limits, self.options, file=self._session.file)
         made._default_threads, made._source = self._default_threads, self._source
         return made
 
@@ -213,10 +209,8 @@ class SingaRep(BackendRep):
             A new SingaRep.
         """
         made = copy.copy(self)
-        made._executor = self._executor.with_states(values)
+        made._session = self._session.with_states(values)
         made._given = {**self._given, **values}
-        made._planner = made._planned = None
-        made._fixed = self._fixed | {id(a) for a in values.values()}
         return made
 
     # --- copies and pickles
@@ -272,7 +266,7 @@ class SingaRep(BackendRep):
         }
         digests = None if self._source is None else self._source.digests()
         if self._source is None or digests is None:
-            self._executor.check_file()
+            self._session.check_file()
             if self._source is not None:
                 self._source.check_external()
             return {**state, "graph": replace(self.graph, states={**self.graph.states, **changed}), "changed": {}}
@@ -333,19 +327,12 @@ class SingaRep(BackendRep):
             ResourceExhausted: a limit was reached, or the flag was set.
         """
         if limits is None and cancel is None and not validate and not kwargs and last_layers is _ALL and aux_output is _NONE:
-            planner = self._planner
-            if planner is not None and planner.limits is self.limits and self._planned == self._weights():
-                found = planner.ready(inputs, self._names)
-                if found is not None:
-                    receivers = None if out is None else self._receivers(out, self._output_names)
-                    try:
-                        planned = found[0].run(found[1])
-                    except (Invalid, Mismatch):
-                        planned = None  # the checked run reports the error
-                    if planned is not None:
-                        if receivers is not None:
-                            _receive(receivers, planned, self._output_names)
-                        return Outputs(planned, self._output_names)
+            receivers = None if out is None else self._receivers(out, self._output_names)
+            planned = self._session.steady(inputs, self.limits, self._weights)
+            if planned is not None:
+                if receivers is not None:
+                    _receive(receivers, planned, self._output_names)
+                return Outputs(planned, self._output_names)
         return self._run(inputs, last_layers, aux_output, limits, cancel, validate, out, to_host, kwargs)
 
     def _receivers(self, out: Any, names: Sequence[str]) -> list[np.ndarray | None]:
@@ -384,9 +371,10 @@ class SingaRep(BackendRep):
 
     def _protected(self) -> Iterator[np.ndarray]:
         """The arrays of the host that later runs read: initializers and constants, those of subgraphs included."""
-        held = (v for states in self._executor.states.values() for _, v in states)
-        read = () if self.device.is_host else (v for g in self._executor.graphs for v in g.states.values())  # pickles read them
-        return (v for v in chain(held, read, self._constants) if isinstance(v, np.ndarray))
+        session = self._session
+        held = (v for states in session.states.values() for _, v in states)
+        read = () if self.device.is_host else (v for g in session.graphs for v in g.states.values())  # pickles read them
+        return (v for v in chain(held, read, session.constants) if isinstance(v, np.ndarray))
 
     def _known_receivers(self, found: Sequence[np.ndarray | None]) -> bool:
         """Whether these are the arrays of the last run, which need not be compared with the initializers again."""
@@ -416,26 +404,22 @@ class SingaRep(BackendRep):
         if out is not None and not (to_host or device.is_host):
             raise _unfit(f"out must be None with to_host=False: its arrays are on the host, and the outputs stay on {device}")
         receivers = None if out is None else self._receivers(out, names)
-        feeds, overrides = self._feeds(inputs)
+        feeds, replaced = self._feeds(inputs)
         budget = Budget(limits or self.limits, cancel, device.memory)
+        session = self._configured()
         with device.active():
-            overrides = {n: self._executor.feed(self.graph.slots[n], v) for n, v in overrides.items()}
-            placed = [self._executor.feed(s, v) for s, v in zip(self.graph.input_slots, feeds, strict=True)]
-            watch = self._watch(placed, overrides) if validate else None
+            replaced = {n: session.feed(n, v) for n, v in replaced.items()}
+            placed = [session.feed(v.name, x) for v, x in zip(self.graph.inputs, feeds, strict=True)]
+            watch = self._watch(placed, replaced) if validate else None
             try:
-                planner = self._current_planner() if graph is self.graph and not overrides and watch is None else None
-                planned = None if planner is None else planner.run(placed, budget)
-                if planned is not None:
-                    if receivers is not None:
-                        _receive(receivers, planned, names)
-                    return Outputs(planned, names)
-                values = self._executor.run(graph, placed, overrides, budget, watch, to_host)
+                results = session.run(
+                    placed, replaced, budget, graph=None if graph is self.graph else graph, observer=watch,
+                    weights=self._weights, to_host=to_host, kept=feeds,
+                )  # fmt: skip
             except SonnxError as error:
                 if watch and watch.origin:
                     error.hint = "; ".join(filter(None, [error.hint, f"before it, {watch.origin}"]))
                 raise
-            taken = self._fixed | self._executor.owned() | ids_of((*feeds, *placed, *overrides.values()))
-            results = [owned_copy(v, taken) for v in values]
             if receivers is not None:
                 _receive(receivers, results, names)
             outputs = Outputs(results, names)
@@ -471,56 +455,41 @@ class SingaRep(BackendRep):
                 print(f"{step.share:.0%} {step.kernel} {step.nodes} {step.notes}")
         """
         check_number("runs", runs, 1, whole=True)
-        feeds, overrides = self._feeds(inputs)
-        device = self.device
+        feeds, replaced = self._feeds(inputs)
+        session, device = self._configured(), self.device
         with device.active():
-            overrides = {n: self._executor.feed(self.graph.slots[n], v) for n, v in overrides.items()}
-            placed = [self._executor.feed(s, v) for s, v in zip(self.graph.input_slots, feeds, strict=True)]
+            replaced = {n: session.feed(n, v) for n, v in replaced.items()}
+            placed = [session.feed(v.name, x) for v, x in zip(self.graph.inputs, feeds, strict=True)]
 
             def run() -> None:
                 SingaRep.run(self, inputs, limits=limits, cancel=cancel)
 
             run()  # plans may be made for changed weights at the second run only
             run()
-            return profile(
-                self.graph,
-                self._executor,
-                None if overrides else self._current_planner(),
+            return session.profile(
                 placed,
-                overrides,
-                options=self.options,
+                replaced,
                 runs=int(runs),
                 budget=lambda: Budget(limits or self.limits, cancel, device.memory),
                 run=run,
+                weights=self._weights,
             )
+
+    def _configured(self) -> Session:
+        """The session, with the options and limits that a program may have set since."""
+        self._session.options, self._session.limits = self.options, self.limits
+        return self._session
 
     def _weights(self) -> Any:
         """A value that changes whenever an initializer does; plans hold copies of initializers."""
         return None
 
-    def _current_planner(self) -> Planner | None:
-        """The plans for the present weights; None if definitions run: on other devices, and at the first run after a change."""
-        if not self.options.level or self.device.type != "CPU" or self._executor.observer is not None:
-            return None
-        weights = self._weights()
-        if self.options.deterministic and self._planned != weights:
-            self._planner = self._planned = None
-        if self._planner is None and self._planned in (None, weights):
-            try:
-                self._planner = Planner(self.graph, self._executor, self.options, allowed=self.limits)
-            except TooManyCalls:
-                self.options = replace(self.options, level=0)
-        elif self._planned != weights:
-            self._planner = None
-        self._planned = weights
-        return self._planner
-
-    def _watch(self, feeds: Sequence[Any], overrides: Mapping[str, Any]) -> Watch:
-        executor = self._executor
-        executor.load()
-        named = dict(zip((v.name for v in self.graph.inputs), feeds, strict=True)) | dict(overrides)
-        graphs = {id(g): dict(g.state_slots) for g in executor._keep}
-        states = [(graphs[key][slot], value) for key, held in executor._states.items() for slot, value in held]
+    def _watch(self, feeds: Sequence[Any], replaced: Mapping[str, Any]) -> Watch:
+        session = self._session
+        session.load()
+        named = dict(zip((v.name for v in self.graph.inputs), feeds, strict=True)) | dict(replaced)
+        graphs = {id(g): dict(g.state_slots) for g in session.graphs}
+        states = [(graphs[key][slot], value) for key, held in session.states.items() for slot, value in held]
         return Watch(states, named, self.device.get)
 
     # --- inputs
@@ -592,8 +561,7 @@ def _prepared(
         planned = device.type == "CPU" and options.level  # definitions read weights where they are: they must be aligned
         proto, folder, file = map_model(model) if planned else (*load_model(model), None)
         graph = read(proto, folder, file, maps, operators)
-    made = SingaRep(graph, device, limits, options)
-    made._executor.file = file
+    made = SingaRep(graph, device, limits, options, file=file)
     made._source = None if source is None else source.after(maps.read)
     return made
 

@@ -27,12 +27,13 @@ from singa_backend.errors import InvalidInput, SonnxError, UnsupportedModel
 from singa_backend.files import write_npz, writing
 from singa_backend.ir.graph import Node
 from singa_backend.ir.reader import read
+from singa_backend.kernels.options import options as plan_options
 from singa_backend.opsets.model import to_model
 from singa_backend.passes.change_dtype import WIDE
 from singa_backend.rendering import printable
-from singa_backend.runtime.executor import Executor, Observer
+from singa_backend.runtime.executor import Observer
 from singa_backend.runtime.executor import Path as NodePath
-from singa_backend.runtime.feeds import owned_copy
+from singa_backend.session import Session
 
 from ._core import provenance, tape, trace
 from ._core.coverage import watch_gradients
@@ -96,6 +97,7 @@ class Model(Layer):
     """
 
     _mode: bool | None = None
+    _tape_first = False  # whether states must follow parameters that `to` has changed
     history: History | None = None
 
     def __init__(self) -> None:
@@ -325,12 +327,18 @@ class Model(Layer):
         return self._graph_step(input, kwargs)
 
     def _graph_step(self, input: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The first step with some shapes runs on the tape and creates the states of the optimizer. The next becomes a graph."""
+        """The first step with some shapes runs on the tape and creates the states of the optimizer. The next becomes a graph.
+
+        If the optimizer has its states, the first step becomes a graph too: a resumed training then computes each step as an
+        unbroken one does, to the bit.
+        """
         key = (_form((input, kwargs), {}), self._frozen())
         if key not in self._steps:
             self._steps[key] = []
             self._forget_steps()
-            return self.train_one_batch(*input, **kwargs)
+            if not self._has_stepped():
+                self._tape_first = False
+                return self.train_one_batch(*input, **kwargs)
         self._steps.move_to_end(key)
         recorded = self._steps[key]
         step = next((step for step in recorded if step.holds()), None)
@@ -345,6 +353,11 @@ class Model(Layer):
             recorded.append(step)
             self._forget_steps()
         return step.run(input, kwargs)
+
+    def _has_stepped(self) -> bool:
+        """Whether the optimizer has taken steps, here or in the training that is resumed, and `to` has changed nothing since."""
+        counter = getattr(self.__dict__.get("optimizer"), "step_counter", None)
+        return isinstance(counter, Tensor) and not self._tape_first and int(counter.device.backend.get(counter._data)[0]) > 0
 
     def _forget_steps(self) -> None:
         """Discard the oldest graphs: first those of the shapes that were used the longest time ago."""
@@ -396,7 +409,7 @@ class Model(Layer):
         while outer is not None:  # the steps of a model that this one is in contain its parameters
             for model in outer._models() if isinstance(outer, Model) else ():
                 model._steps.clear()
-                model.not_traceable = ""
+                model.not_traceable, model._tape_first = "", True
             outer = outer.__dict__["_parent"]
         return self
 
@@ -791,8 +804,7 @@ class Step:
         self.onnx = to_model(record.writer, "step", outputs)
         record.writer.builder.forget_examples()  # the results keep the builder
         self.graph = read(self.onnx)
-        self._executor = Executor(self.graph, self.device.backend)
-        self._limits = limits.Limits()
+        self._session = Session(self.graph, self.device.backend, plan_options(), limits.Limits())
         self._forward = record.forward
 
     def holds(self) -> bool:
@@ -822,12 +834,8 @@ class Step:
         draws = any(t is stream.state for t in self._reads)
         with stream.lock if draws else contextlib.nullcontext():  # another thread may draw from the same stream
             values = [self._here(t) for t in (*inputs.values(), *self._reads)]
-            budget = limits.Budget(self._limits, memory=self.device.backend.memory)
             watch = self._watch() if self.device.verbosity and self.device._times.measures else None
-            made = self._executor.run(self.graph, values, budget=budget, observer=watch)
-            taken = {id(v) for v in values} | self._executor.owned()
-            with self.device.backend.active():
-                made = [owned_copy(v, taken) for v in made]
+            made = self._session.run(values, observer=watch)
             n = len(made) - len(self._writes)
             for t, new in zip(self._writes, made[n:], strict=True):
                 trace.assign(t, new if t.device is self.device else self.device.backend.get(new), id(t) in self._invalidated)

@@ -94,8 +94,8 @@ def _observe(rep: Any, inputs: list[Any], result: Result) -> list[Any]:
     Returns:
         The outputs; none if the backend is not observed.
     """
-    executor = getattr(rep, "_executor", None)
-    if executor is None:
+    session = getattr(rep, "_session", None)
+    if session is None:
         return []
     nodes = rep.graph.nodes
     if result.kind == "node" and len(nodes) == 1 and nodes[0].operator:
@@ -109,11 +109,11 @@ def _observe(rep: Any, inputs: list[Any], result: Result) -> list[Any]:
                 if hasattr(value, "dtype") and formals:
                     pairs.add((formals[min(i, len(formals) - 1)].type_str, value.dtype.name))
 
-    executor.observer = observe
+    session.observer = observe
     try:
         return list(rep.run(inputs))
     finally:
-        executor.observer = None
+        session.observer = None
 
 
 # --- processes --------------------------------------------------------------------------------------------------------

@@ -71,6 +71,7 @@ TRAITS = {
     "reduction": "reduces the axes of `axes`, and keeps them with size 1 if `keepdims` is set",
     "random": "draws random numbers: the same inputs need not have the same result",
     "random_in_training": "draws random numbers in training mode only",
+    "exchanges": "starts or ends an exchange with other processes, which uses its inputs until then: no run may be repeated",
     "masks": "a negative infinity of the result may be a place that a mask removes",
     "cannot_fail": "computes every tensor of the dtypes that its schema allows",
     "idempotent": "f(f(x)) is f(x)",

@@ -188,6 +188,24 @@ class Graph:
         chosen = tuple(declared.get(name, Value(name)) for name in outputs)
         return replace(self, nodes=tuple(nodes), outputs=chosen)
 
+    def with_inputs(self, names: Sequence[str]) -> Graph:
+        """Return this graph with initializers as required inputs, after the others.
+
+        Args:
+            names: the names of the initializers.
+
+        Returns:
+            A graph that shares everything else.
+        """
+        declared = {v.name: v for v in self.optional_inputs}
+        added = [declared.get(n) or Value(n, "tensor", self.states[n].dtype, self.states[n].shape) for n in names]
+        return replace(
+            self,
+            inputs=(*self.inputs, *added),
+            optional_inputs=tuple(v for v in self.optional_inputs if v.name not in names),
+            states={n: a for n, a in self.states.items() if n not in names},
+        )
+
     def with_weights(self) -> Graph:
         """Return a graph whose weights are initializers: some exporters write weights as Constant nodes.
 

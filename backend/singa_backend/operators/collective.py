@@ -15,9 +15,6 @@ from ..errors import OperatorError
 from ..proto.schemas import SINGA_DOMAIN, declare_schema
 from ._api import Array, Host, Xp, operator
 
-EXCHANGES = ("AllReduceStart", "SparseAllReduceStart", "AllReduceDone")
-"""The operators of this module."""
-
 _FLOATS = ("float16", "bfloat16", "float", "double")
 _NUMBERS = (*_FLOATS, "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
 
@@ -47,14 +44,14 @@ declare_schema(
 )
 
 
-@operator("AllReduceStart", 1, domain=SINGA_DOMAIN, widen=False)
+@operator("AllReduceStart", 1, domain=SINGA_DOMAIN, widen=False, traits=("exchanges",))
 def all_reduce_start(xp: Xp, x: Array, *, communicator: int) -> Array:
     """Start the sum of x over the ranks; return the ticket, int64 of shape ()."""
     comm = numbered(communicator)
     return xp.asarray(np.int64(ticket_of(comm.all_reduce(_placed(xp, comm.on_host, x)))))
 
 
-@operator("SparseAllReduceStart", 1, domain=SINGA_DOMAIN, widen=False)
+@operator("SparseAllReduceStart", 1, domain=SINGA_DOMAIN, widen=False, traits=("exchanges",))
 def sparse_all_reduce_start(xp: Xp, indices: Array, values: Array, *, communicator: int, equal: int = 0) -> Array:
     """Start the sum of sparse vectors over the ranks; return the ticket, int64 of shape ()."""
     comm = numbered(communicator)
@@ -69,7 +66,7 @@ def sparse_all_reduce_start(xp: Xp, indices: Array, values: Array, *, communicat
     return xp.asarray(np.int64(ticket_of(_Counted(comm, counts, places, values))))
 
 
-@operator("AllReduceDone", 1, domain=SINGA_DOMAIN, widen=False)
+@operator("AllReduceDone", 1, domain=SINGA_DOMAIN, widen=False, traits=("exchanges",))
 def all_reduce_done(xp: Xp, x: Array, ticket: Host[int]) -> Array:
     """Wait for an operation; return its result, of the shape and dtype of x."""
     result = wait_for(ticket)

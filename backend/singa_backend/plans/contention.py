@@ -78,11 +78,10 @@ class Contention:
 
     def waits(self, pace: Pace) -> bool:
         """Whether a run uses one thread, although it may try several: more threads than cores are running already."""
+        self.doubted = machine.running() > machine.cores()
         if self.doubted:
-            self.doubted = machine.running() > machine.cores()
-            if self.doubted:
-                self.present = True
-                self.add(-PATIENCE * COST * (pace.alone or pace.usual))
+            self.present = True
+            self.add(-PATIENCE * COST * (pace.alone or pace.usual))
         return self.doubted
 
 
@@ -126,7 +125,8 @@ class Pace:
             watch: is called before each step.
         """
         began = time.perf_counter()
-        if contention.present or self.missing or contention.waits(self) or not contention.lock.acquire(False):
+        waits = contention.present or self.missing or (contention.doubted and contention.waits(self))
+        if waits or not contention.lock.acquire(False):
             self._run_single(flat, 0, began, watch)
             return
         try:

@@ -44,6 +44,25 @@ Execute = Callable[[Segment, limits.Budget], None]
 """Runs the steps of a segment."""
 
 
+@dataclass(frozen=True)
+class UseDefinitions:
+    """The answer of plans that cannot compute a run.
+
+    Attributes:
+        reason: why; a clause without a full stop.
+    """
+
+    reason: str
+
+
+NOT_FINITE = UseDefinitions("an input has a NaN or an infinity, and kernels of the plan need finite inputs")
+EXCEEDS = UseDefinitions("the plan exceeds a limit of the run")
+NEW_SHAPES = UseDefinitions(f"the shapes are new, and none of the last {NOVEL} plans was used again")
+REFUSED = UseDefinitions("a kernel refused the values of an input, whose error the definition reports")
+MOVING = UseDefinitions("sizes of results differ between runs of equal shapes")
+MEMORY = UseDefinitions("the plan needs more memory than the limits permit")
+
+
 class Turn:
     """What plans that share memory take turns with.
 
@@ -312,11 +331,11 @@ class BodyVisitor(Visitor):
         if found is not None and all(map(_is_plain, inputs)):
             self.budget.step()
             with self.budget.holding(inputs):
-                outputs = planner.run([*inputs, *(outer[s] for s in slots)], self.budget)
-            if outputs is not None:
-                for y in outputs:
+                found_outputs = planner.run([*inputs, *(outer[s] for s in slots)], self.budget)
+            if not isinstance(found_outputs, UseDefinitions):
+                for y in found_outputs:
                     self.budget.count_tensor(getattr(y, "nbytes", 0))
-                return outputs
+                return found_outputs
         return super()._inner(graph, inputs, outer)
 
 
@@ -389,37 +408,8 @@ class Planner:
         """A budget of the limits that hold for a run that sets no others."""
         return limits.Budget(self.limits, memory=self.executor.device.memory)
 
-    def ready(self, inputs: Any, names: Sequence[str]) -> tuple[Plan, Sequence[Any]] | None:
-        """The plan for inputs whose checks can only succeed, as they did before; None if they must be checked.
-
-        Args:
-            inputs: as a user passes them: a dict, a list or one array.
-            names: of the graph's inputs.
-
-        Returns:
-            The plan, and the inputs in order.
-        """
-        if self.limits.deadline is not None:
-            return None
-        kind = type(inputs)
-        given = inputs
-        if kind is dict:
-            if len(inputs) != len(names):
-                return None
-            given = []
-            for name in names:
-                if name not in inputs:
-                    return None
-                given.append(inputs[name])
-        elif kind is np.ndarray:
-            given = (inputs,)
-        elif kind is not list and kind is not tuple:
-            return None
-        key = []
-        for x in given:
-            if type(x) is not np.ndarray:
-                return None
-            key.append((np.ndarray, x.shape, x.dtype))
+    def find(self, key: list[Any]) -> Plan | None:
+        """The plan for inputs of these types, shapes and dtypes that no check refuses; None if they must be checked."""
         plan, opened = self.latest, self.open
         if plan is None or key != plan.signature:
             plan = self.plans.get(tuple(key))
@@ -429,7 +419,7 @@ class Planner:
                 plan = opened.plan
             else:
                 return None
-        return (plan, given) if plan.admitted is self.limits else None
+        return plan if plan.admitted is self.limits else None
 
     def run_again(self, inputs: Sequence[Any], budget: limits.Budget) -> list[Any] | None:
         """Run a body with the plan of its last run, and count what it does; None if it needs more than that.
@@ -457,8 +447,8 @@ class Planner:
             budget.made += plan.results_nbytes
         return outputs
 
-    def run(self, inputs: Sequence[Any], budget: limits.Budget, execute: Execute | None = None) -> list[Any] | None:
-        """Run the model with a plan; None if the definitions must run: limits that the plan exceeds, or NaN that it needs absent.
+    def run(self, inputs: Sequence[Any], budget: limits.Budget, execute: Execute | None = None) -> list[Any] | UseDefinitions:
+        """Run the model with a plan.
 
         Args:
             inputs: the converted inputs in the order of the graph's.
@@ -466,7 +456,7 @@ class Planner:
             execute: runs the steps of a segment; a profile measures them.
 
         Returns:
-            The outputs, which belong to the caller.
+            The outputs, which belong to the caller; the reason if the definitions must run.
         """
         key = tuple((np.ndarray, x.shape, x.dtype) if _is_plain(x) else None for x in inputs)
         for _ in range(8):
@@ -477,24 +467,25 @@ class Planner:
                     if novel and self.is_open:
                         opened, outputs = self._run_open(key, inputs, budget)
                         if opened:
-                            return outputs
+                            return NOT_FINITE if outputs is None else outputs
                     if self.unused >= NOVEL and novel:
-                        return None
+                        return NEW_SHAPES
                     self.unused += 1
                     plan = Plan(self)
                     outputs = self._trace(plan, inputs, budget)
                     self._used(key, plan)
-                    return outputs
+                    return NOT_FINITE if outputs is None else outputs
                 if plan.admitted is not budget.limits:
                     if not self._fits(plan, budget):
-                        return None
+                        return EXCEEDS
                     plan.admitted = budget.limits
                 self._used(key, plan)
                 if self.is_body:
                     budget.steps(plan.facts.executions)
-                return plan.run(inputs, budget, execute)
+                outputs = plan.run(inputs, budget, execute)
+                return NOT_FINITE if outputs is None else outputs
             except Invalid:
-                return None
+                return REFUSED
             except Mismatch as found:
                 self.dynamic.add(id(found.call.node))
                 self.plans.pop(key, None)
@@ -507,8 +498,8 @@ class Planner:
                 with self.tracing:
                     self.shared.clear()
                 budget.restart()
-                return None  # the definitions may need less
-        return None
+                return MEMORY  # the definitions may need less
+        return MOVING
 
     def _trace(self, plan: Plan, inputs: Sequence[Any], budget: limits.Budget, earlier: Plan | None = None) -> list[Any] | None:
         """Make a plan by a run; return the outputs."""

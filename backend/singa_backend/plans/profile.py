@@ -17,7 +17,7 @@ from ..kernels.values import Step, Value
 from ..kernels.work import PRODUCTS, Rates, flops, moved, rates
 from ..runtime.executor import Executor, Path
 from .contention import contention
-from .planner import Plan, Planner
+from .planner import Plan, Planner, UseDefinitions
 from .trace import Segment
 
 
@@ -125,7 +125,8 @@ class Profile:
     """The result of `SingaRep.profile`.
 
     Attributes:
-        by: "plan", or "definitions" where no plan runs: on other devices, with `optimize=0`, or for inputs that a plan refuses.
+        by: "plan", or "definitions" where no plan runs.
+        reason: why no plan runs: another device, `optimize=0`, or inputs that the plan refuses; "" if one does.
         device: the device.
         options: threads, precision, level and deterministic.
         runs: the number of runs that were measured.
@@ -166,6 +167,7 @@ class Profile:
     peak_bytes: int | None = None
     single_runs: int = 0
     waited: float | None = None
+    reason: str = ""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the profile as plain data, as `--json` writes it.
@@ -229,9 +231,10 @@ class _Piece:
 def profile(
     graph: Graph,
     executor: Executor,
-    planner: Planner | None,
+    planner: Planner | UseDefinitions,
+    planned: Sequence[Any],
     inputs: Sequence[Any],
-    overrides: Mapping[str, Any],
+    replaced: Mapping[str, Any],
     *,
     options: Options,
     runs: int,
@@ -243,9 +246,10 @@ def profile(
     Args:
         graph: the model.
         executor: its executor.
-        planner: its plans; None if definitions run.
+        planner: its plans, or why the definitions run.
+        planned: the inputs of the plans.
         inputs: values of the device, in the order of the graph's inputs.
-        overrides: values that replace initializers, by name.
+        replaced: values that replace initializers, by name.
         options: how plans compute.
         runs: the number of runs to measure.
         budget: creates the budget of a run.
@@ -267,18 +271,20 @@ def profile(
         waited = None if waited is None or waiting is None else waited + max(0.0, (machine.waited() or 0.0) - waiting)
         single_runs += contention.single_runs > singles
         recorder.begin()
-        if planner is None or planner.run(inputs, budget(), recorder) is None:
-            planner = None
+        if isinstance(planner, Planner):
+            found = planner.run(planned, budget(), recorder)
+            planner = found if isinstance(found, UseDefinitions) else planner
+        if isinstance(planner, UseDefinitions):
             watch.begin()
-            executor.run(graph, inputs, dict(overrides), budget(), watch)
+            executor.run(graph, inputs, dict(replaced), budget(), watch)
         else:
             recorder.end()
-    plan = recorder.plan_of(planner)
+    plan = recorder.plan_of(planner) if isinstance(planner, Planner) else None
     pieces = watch.pieces() if plan is None else recorder.pieces()
     reachable = rates(options.threads, options.precision) if device.is_host or device.type == "STRICT" else None
     whole = sum(statistics.median(p.times) for p in pieces)
     facts: dict[str, Any] = {}
-    if plan is not None and planner is not None:
+    if plan is not None and isinstance(planner, Planner):
         facts = {"segments": len(plan.segments), "folded": plan.facts.folded, "fused": dict(planner.fused),
                  "arena_bytes": plan.arena_bytes, "live_bytes": sum(s.live_bytes for s in plan.segments)}  # fmt: skip
     steps = _steps(pieces, whole, reachable)
@@ -298,6 +304,7 @@ def profile(
         peak_bytes=_peak_bytes(),
         single_runs=single_runs,
         waited=None if waited is None else waited / sum(totals),
+        reason=planner.reason if isinstance(planner, UseDefinitions) else "",
         **facts,
     )
 
@@ -343,8 +350,8 @@ class _Recorder:
                 piece.start = start - self.origin
                 self.order.append(key)
 
-    def plan_of(self, planner: Planner | None) -> Plan | None:
-        return None if planner is None else next((p for p in planner.plans.values() if p.first is self.first), None)
+    def plan_of(self, planner: Planner) -> Plan | None:
+        return next((p for p in planner.plans.values() if p.first is self.first), None)
 
     def pieces(self) -> list[_Piece]:
         """The steps of the last run."""

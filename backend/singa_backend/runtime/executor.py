@@ -115,6 +115,16 @@ class Executor:
         made._states = {**self._states, id(self.graph): [(slot, values.get(names[slot], array)) for slot, array in mine]}
         return made
 
+    def with_graph(self, graph: Graph) -> Executor:
+        """An executor on the host of the same graph, some initializers of which are inputs."""
+        assert self.placement is None
+        made = copy.copy(self)
+        made.graph, made.observer = graph, None
+        slots = {slot for slot, _ in graph.state_slots}
+        made._states = {**self._states, id(graph): [(s, a) for s, a in self._states[id(self.graph)] if s in slots]}
+        made._keep = [*self._keep, graph]
+        return made
+
     def run(
         self,
         graph: Graph,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -26,7 +27,6 @@ from singa_backend.proto.load import ModelSource
 from singa_backend.proto.tensor_data import owned
 from singa_backend.proto.values import Value, declared_type
 from singa_backend.runtime.failures import rule_errors
-from singa_backend.runtime.feeds import ids_of, owned_copy
 
 from .._core import provenance, random, tape, trace
 from .._core.tensor import Tensor, op
@@ -91,15 +91,15 @@ class Imported:
         self.statistics: dict[str, Tensor] = {}
         self._constants: dict[str, Tensor] = {}
         self._loaded: dict[str, Any] = {}
-        states = self.rep._executor._states[id(graph)]
+        session = self.rep._session
         names = dict(graph.state_slots)
-        for k, (slot, array) in enumerate(states):
+        for slot, array in list(session.states[id(graph)]):
             name = names[slot]
             if not dtypes.is_float(array.dtype):
                 kept = device.put(changed[name]) if name in changed else array
                 self._constants[name] = _constant(name, kept, self.device)
-                states[k] = (slot, kept)
                 if name in changed:
+                    session.replace(name, kept)
                     self.rep._given[name] = kept
                 continue
             trains = self.roles[name].trains(self.train_constants)
@@ -108,8 +108,7 @@ class Imported:
             tensor = Tensor(data=own, device=self.device, requires_grad=trains, stores_grad=trains, name=name)
             (self.statistics if self.roles[name].kind == role.STATISTIC else self.parameters)[name] = tensor
             tensor._member = Member(self, name)
-            states[k] = (slot, own)  # the executor computes with the same storage
-            self.rep._fixed.add(id(own))
+            session.replace(name, own)  # runs compute with the same storage
             if name not in changed:
                 self._loaded[name] = own
 
@@ -168,7 +167,7 @@ class Imported:
         now, then = t.device.backend.get(t._data), self.graph.states[name]
         if now.dtype != then.dtype or now.shape != then.shape or np.may_share_memory(now, then):
             return True
-        self.rep._executor.check_file()
+        self.rep._session.check_file()
         return not np.array_equal(_bits(now), _bits(then))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Imported:
@@ -308,14 +307,19 @@ class Imported:
         return made
 
     def _computed(self, graph: Graph, inputs: Sequence[Any]) -> list[Any]:
-        """Without a tape the executor runs the graph."""
-        overrides = {name: t._data for name, t in (*self.parameters.items(), *self.statistics.items())}
-        values, executor = [None if x is None else x._data for x in inputs], self.rep._executor
-        made = executor.run(graph, values, overrides)
-        taken = executor.owned() | ids_of((*values, *overrides.values()))
-        with self.device.backend.active():  # a result may be written to, and must not be a parameter or an input then
-            made = [owned_copy(v, taken) for v in made]
+        """Without a tape the session of the model runs the graph."""
+        session, tensors = self.rep._session, self.tensors()
+        held = {id(v) for _, v in session.states[id(self.graph)]}
+        replaced = {n: t._data for n, t in tensors.items() if id(t._data) not in held}
+        made = session.run(
+            [None if x is None else x._data for x in inputs], replaced,
+            graph=None if graph is self.graph else graph, weights=self.weights,
+        )  # fmt: skip
         return [None if v is None else Tensor._of(v, self.device, False) for v in made]
+
+    def weights(self) -> Any:
+        """A value that changes whenever a parameter or a statistic does."""
+        return tuple(map(_written, self.tensors().values()))
 
     def _fed(self, inputs: Sequence[Any]) -> list[Any]:
         declared = self.graph.inputs
@@ -407,6 +411,13 @@ def _seen_array(value: Any) -> Any:
     if value.size <= _SMALL:
         return value.copy()  # on its device: few programs need it on the host
     return np.broadcast_to(np.array("" if value.dtype == dtypes.STRING else 0, value.dtype), value.shape)
+
+
+def _written(t: Tensor) -> Any:
+    """A value that changes whenever the tensor is written to; a digest of the contents if its storage was given away."""
+    if t._is_shared:
+        return hashlib.blake2b(np.ascontiguousarray(t._data).tobytes(), digest_size=16).digest()
+    return t._writes
 
 
 _STORAGE = ("_data", "_creator", "_origin", "_member", "_version", "_writes", "_is_shared")

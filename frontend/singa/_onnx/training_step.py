@@ -20,12 +20,12 @@ from onnx import ModelProto, TypeProto, helper, numpy_helper
 from singa_backend import dtypes
 from singa_backend.errors import InvalidInput, UnsupportedModel
 from singa_backend.interpreters.base import Example
+from singa_backend.ir.declaration import has_trait
 from singa_backend.limits import reports_shortage
-from singa_backend.operators.collective import EXCHANGES
 from singa_backend.opsets.model import to_model
 from singa_backend.opsets.writer import Unwritable
 from singa_backend.proto.load import ModelSource
-from singa_backend.proto.schemas import SINGA_DOMAIN, newest_taken
+from singa_backend.proto.schemas import newest_taken
 
 from .._autograd import losses
 from .._core import tape, trace
@@ -166,7 +166,7 @@ def _recorded(
             named = {id(t): s.name for t, s in record.inputs}
             updated = [(named[id(t)], record.value(t)) for t in record.assigned.values()]
             symbols = [trace.value(value), *(s for _, s in updated)]
-        if any(n.op_type in EXCHANGES and n.domain == SINGA_DOMAIN for n in record.writer.builder.nodes):
+        if any(has_trait(n.domain, n.op_type, "exchanges") for n in record.writer.builder.nodes):
             raise UnsupportedModel(_NOT_EXPORTED, code="SX206", hint="call DistOpt's operations outside the exported function")
         proto = to_model(record.writer, "training_step", symbols, ["loss", *(NEXT + n for n, _ in updated)])
     for read, symbol in record.inputs:

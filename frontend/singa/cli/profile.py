@@ -109,6 +109,8 @@ def _show(found: Profile, top: int, nodes: bool) -> None:
     if found.single_runs:
         echo(f"{found.single_runs} of {found.runs} runs used one thread because of it (docs/performance.md)")
     echo(f"by {found.by} on {found.device}: {options}")
+    if found.reason:
+        echo(f"no plan: {found.reason}")
     if found.by == "plan":
         fused = "".join(f"; fused: {n} {c}" for n, c in found.fused.items() if c)
         echo(f"{found.segments} segment{'s' * (found.segments != 1)}, {found.folded} nodes computed once{fused}")

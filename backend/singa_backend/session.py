@@ -1,0 +1,330 @@
+"""A session: a graph on a device, and the only place that chooses between its plans and the definitions."""
+
+from __future__ import annotations
+
+import copy
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from .devices.device import Device
+from .ir.declaration import has_trait
+from .ir.graph import Graph
+from .kernels.table import Invalid, Options
+from .limits import Budget, Limits
+from .plans.planner import Planner, UseDefinitions
+from .plans.profile import Profile, profile
+from .plans.region import TooManyCalls
+from .plans.trace import Mismatch
+from .proto.tensor_data import ModelFile
+from .runtime.executor import Executor, Observer
+from .runtime.feeds import ids_of, owned_copy
+
+REPLACEMENTS = 4
+"""The number of sets of replaced initializers that have plans of their own at the same time."""
+
+NO_PLANS = UseDefinitions("optimize=0 was requested")
+NOT_CPU = UseDefinitions("plans run on the CPU only")
+EXCHANGES = UseDefinitions("an operator exchanges values with other processes, so that no run may be repeated")
+OBSERVED = UseDefinitions("each node is observed, or only a part of the graph runs")
+LARGE = UseDefinitions("functions and subgraphs have too many calls for a plan")
+CHANGED = UseDefinitions("initializers have changed: the next run with these makes a plan")
+REPLACED = UseDefinitions("these initializers are replaced for the first time: the next run that replaces them makes a plan")
+
+
+Weights = Callable[[], Any]
+
+
+def _unchanged() -> None:
+    """The value for initializers that never change."""
+
+
+class Session:
+    """A graph on a device with options, ready to run any number of times, from any thread.
+
+    Attributes:
+        graph: the graph.
+        device: the device, which holds the initializers.
+        options: how plans compute.
+        limits: the bounds of a run that does not set its own.
+        constants: the arrays in attributes of nodes, which a run may read.
+        reason: why the last run used the definitions; None if it used a plan.
+    """
+
+    def __init__(self, graph: Graph, device: Device, options: Options, limits: Limits, *, file: ModelFile | None = None) -> None:
+        """Place the initializers of a graph on a device.
+
+        Args:
+            graph: the graph.
+            device: the device.
+            options: how plans compute.
+            limits: the bounds of a run that does not set its own.
+            file: the model file that initializers are read from when they are used; None if they are in memory.
+        """
+        self.graph, self.device = graph, device
+        self.options, self.limits = options, limits
+        self._executor = Executor(graph, device)
+        self._executor.file = file
+        self._names = tuple(v.name for v in graph.inputs)
+        self.constants = [v for n in graph.all_nodes() for v in n.attributes.values() if isinstance(v, np.ndarray)]
+        self._fixed = ids_of(self.constants) | {id(a) for states in self._executor.states.values() for _, a in states}
+        self._large = False
+        self._exchanges = any(has_trait(n.domain, n.op_type, "exchanges") for n in graph.all_nodes())
+        self._forget()
+
+    def _forget(self) -> None:
+        self.reason: UseDefinitions | None = None
+        self._planner: Planner | None = None
+        self._planned: Any = None
+        self._replacing: OrderedDict[tuple[str, ...], Session | None] = OrderedDict()
+
+    @property
+    def observer(self) -> Observer | None:
+        """Is called after each node of every run, which definitions then compute; None for none."""
+        return self._executor.observer
+
+    @observer.setter
+    def observer(self, observer: Observer | None) -> None:
+        self._executor.observer = observer
+
+    # --- initializers
+
+    @property
+    def file(self) -> ModelFile | None:
+        """The model file that initializers are read from when they are used."""
+        return self._executor.file
+
+    @property
+    def states(self) -> dict[int, list[tuple[int, Any]]]:
+        """(slot, device value) of each initializer, by the id of its graph."""
+        return self._executor.states
+
+    @property
+    def graphs(self) -> Sequence[Graph]:
+        """The graph and the graphs in it."""
+        return self._executor.graphs
+
+    def load(self) -> None:
+        """Copy initializers that are in a model file, before definitions read them."""
+        self._executor.load()
+
+    def check_file(self) -> None:
+        """Raise InvalidModel if initializers are in a model file that was overwritten: they can no longer be read (SX110)."""
+        self._executor.check_file()
+
+    def replace(self, name: str, value: Any) -> None:
+        """Compute with another value of an initializer of the main graph from now on.
+
+        Args:
+            name: its name.
+            value: a value of the device.
+        """
+        held = self._executor.states[id(self.graph)]
+        slot = self.graph.slots[name]
+        held[[s for s, _ in held].index(slot)] = (slot, value)
+        self._fixed.add(id(value))
+        self._replacing.clear()
+
+    def with_states(self, values: Mapping[str, Any]) -> Session:
+        """A session of the same graph with other initializers and plans of its own.
+
+        Args:
+            values: values of the device by the name of the initializer; the others are shared.
+        """
+        made = copy.copy(self)
+        made._executor = self._executor.with_states(dict(values))
+        made._fixed = self._fixed | {id(a) for a in values.values()}
+        made._forget()
+        return made
+
+    # --- runs
+
+    def feed(self, name: str, value: Any) -> Any:
+        """Put a value for an input or an initializer on the device; one that operators read on the host stays there."""
+        return self._executor.feed(self.graph.slots[name], value)
+
+    def steady(self, inputs: Any, limits: Limits, weights: Weights) -> list[Any] | None:
+        """Run by a plan on inputs whose checks can only succeed, as they did before.
+
+        Args:
+            inputs: as a user passes them: a dict, a list or one array.
+            limits: the bounds of the run.
+            weights: as for `run`.
+
+        Returns:
+            The outputs, which belong to the caller; None if `run` must decide.
+        """
+        planner = self._planner
+        if planner is None or planner.limits is not limits or limits.deadline is not None or self._planned != weights():
+            return None
+        kind = type(inputs)
+        given = inputs
+        if kind is dict:
+            if len(inputs) != len(self._names):
+                return None
+            given = []
+            for name in self._names:
+                if name not in inputs:
+                    return None
+                given.append(inputs[name])
+        elif kind is np.ndarray:
+            given = (inputs,)
+        elif kind is not list and kind is not tuple:
+            return None
+        key = []
+        for x in given:
+            if type(x) is not np.ndarray:
+                return None
+            key.append((np.ndarray, x.shape, x.dtype))
+        plan = planner.latest
+        if plan is None or key != plan.signature or plan.admitted is not limits:
+            plan = planner.find(key)
+            if plan is None:
+                return None
+        try:
+            return plan.run(given)
+        except (Invalid, Mismatch):
+            return None
+
+    def run(
+        self,
+        inputs: Sequence[Any],
+        replaced: Mapping[str, Any] | None = None,
+        budget: Budget | None = None,
+        *,
+        graph: Graph | None = None,
+        observer: Observer | None = None,
+        weights: Weights = _unchanged,
+        to_host: bool = False,
+        kept: Sequence[Any] = (),
+    ) -> list[Any]:
+        """Run the graph by a plan, or by the definitions if there is a reason for them.
+
+        Args:
+            inputs: values of `feed` in the order of the graph's inputs.
+            replaced: values of `feed` by the names of initializers that they replace in this run.
+            budget: of this run; None for one with the session's limits.
+            graph: a selection of the graph; definitions compute it.
+            observer: is called after each node, which its definition computes.
+            weights: returns a value that changes whenever an initializer does; plans hold copies of initializers.
+            to_host: whether the outputs are copied to the host.
+            kept: further arrays that no output may be.
+
+        Returns:
+            The outputs in order.  They share no memory with the inputs, the initializers or `kept`.
+
+        Raises:
+            OperatorError: a node cannot compute with its inputs.
+            ResourceExhausted: a limit was reached, or the flag was set.
+        """
+        budget = budget or Budget(self.limits, memory=self.device.memory)
+        found = self._planned_run(inputs, replaced or {}, budget, weights) if graph is None and observer is None else OBSERVED
+        if not isinstance(found, UseDefinitions):
+            self.reason = None
+            return found
+        self.reason = found
+        executor, values = self._executor, dict(replaced or {})
+        made = executor.run(graph or self.graph, inputs, values, budget, observer, to_host)
+        taken = self._fixed | executor.owned() | ids_of((*inputs, *values.values(), *kept))
+        with self.device.active():
+            return [owned_copy(v, taken) for v in made]
+
+    def _planned_run(
+        self, inputs: Sequence[Any], replaced: Mapping[str, Any], budget: Budget, weights: Weights
+    ) -> list[Any] | UseDefinitions:
+        if replaced:
+            names = tuple(sorted(replaced))
+            other = self._with_inputs(names)
+            if isinstance(other, UseDefinitions):
+                return other
+            return other._planned_run([*inputs, *(replaced[n] for n in names)], {}, budget, weights)
+        planner = self._current(weights)
+        return planner if isinstance(planner, UseDefinitions) else planner.run(inputs, budget)
+
+    def _with_inputs(self, names: tuple[str, ...]) -> Session | UseDefinitions:
+        """The session of this graph in which these initializers are inputs, from the second run on that replaces them."""
+        refused = self._refusal()
+        if refused is not None:
+            return refused
+        if names not in self._replacing:
+            while len(self._replacing) >= REPLACEMENTS:
+                self._replacing.popitem(last=False)
+            self._replacing[names] = None
+            return REPLACED
+        made = self._replacing[names]
+        if made is None:
+            made = copy.copy(self)
+            made.graph = self.graph.with_inputs(names)
+            made._executor = self._executor.with_graph(made.graph)
+            made._forget()
+            self._replacing[names] = made
+        self._replacing.move_to_end(names)
+        return made
+
+    def _refusal(self) -> UseDefinitions | None:
+        """Why no plan can run."""
+        if not self.options.level:
+            return NO_PLANS
+        if self._exchanges:
+            return EXCHANGES
+        if self._large:
+            return LARGE
+        if self.device.type != "CPU":
+            return NOT_CPU
+        return OBSERVED if self._executor.observer is not None else None
+
+    def _current(self, weights: Weights) -> Planner | UseDefinitions:
+        """The plans for the present initializers; definitions run at the first run after a change."""
+        refused = self._refusal()
+        if refused is not None:
+            return refused
+        now = weights()
+        if self.options.deterministic and self._planned != now:
+            self._planner = self._planned = None
+        known = self._planned in (None, now)
+        self._planned = now
+        if not known:
+            self._planner = None
+            return CHANGED
+        if self._planner is None:
+            try:
+                self._planner = Planner(self.graph, self._executor, self.options, allowed=self.limits)
+            except TooManyCalls:
+                self._large = True
+                return LARGE
+        return self._planner
+
+    def profile(
+        self,
+        inputs: Sequence[Any],
+        replaced: Mapping[str, Any],
+        *,
+        runs: int,
+        budget: Callable[[], Budget],
+        run: Callable[[], object],
+        weights: Weights = _unchanged,
+    ) -> Profile:
+        """Measure runs of the graph.
+
+        Args:
+            inputs: as for `run`.
+            replaced: as for `run`.
+            runs: the number of runs to measure.
+            budget: creates the budget of a run.
+            run: runs the model without measurements.
+            weights: as for `run`.
+
+        Returns:
+            The profile.
+        """
+        session: Session | UseDefinitions = self._with_inputs(tuple(sorted(replaced))) if replaced else self
+        values = [*inputs, *(replaced[n] for n in sorted(replaced))]
+        if isinstance(session, UseDefinitions):
+            planner: Planner | UseDefinitions = session
+        else:
+            planner = session._current(weights)
+        return profile(
+            self.graph, self._executor, planner, values, inputs, replaced, options=self.options, runs=runs, budget=budget, run=run
+        )  # fmt: skip
