@@ -20,7 +20,7 @@ from singa_backend.ir.graph import ABSENT, Graph
 from singa_backend.ir.reader import read
 from singa_backend.plans.fusion import PASSES, fuse
 from singa_backend.plans.fusion.constants import compute
-from singa_backend.plans.fusion.editing import Editor
+from singa_backend.plans.fusion.view import RegionView
 from singa_backend.plans.region import Call, Region, branch_of, region_of
 
 F = np.float32
@@ -1041,7 +1041,7 @@ def test_ten_thousand_calls_of_all_kinds() -> None:
 def test_the_editor_drops_calls_that_nothing_reads() -> None:
     graph = read(model("g (float[2] x) => (float y) { a = Neg(x) b = Abs(a) y = Relu(b) }"))
     region = region_of(graph)
-    edit = Editor(region)
+    edit = RegionView(region)
     root = edit.named("Relu")[0]
     edit.put(root, edit.call("Neg", region.inputs, [root], root.outputs))
     edit.finish()
@@ -1088,7 +1088,7 @@ def test_facts_hold_for_the_values_of_a_run() -> None:
         region = region_of(graph)
         if any(call.node.graphs for call in region.calls):
             continue
-        facts = Editor(region, declared(region, graph)).facts
+        facts = RegionView(region, declared(region, graph)).facts
         values = {**region.constants, **dict(zip(region.inputs, (case.feeds[v.name] for v in graph.inputs), strict=True))}
         names: dict[str, int] = {}
         with np.errstate(all="ignore"):

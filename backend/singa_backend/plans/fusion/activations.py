@@ -14,8 +14,8 @@ import numpy as np
 
 from ...ir.graph import ABSENT
 from ..region import Call
-from .editing import Editor
 from .facts import operator
+from .view import RegionView
 
 STEPS = 8
 """The number of calls that are followed."""
@@ -55,7 +55,7 @@ MISH = (Form("Mish", {1: 1.0}, 0.0, 1.0),)
 HARD_SIGMOID = (Form("HardSwish", {1: 1.0}, 0.0, 1.0),)
 
 
-def activations(edit: Editor) -> int:
+def activations(edit: RegionView) -> int:
     """For any calls of the form x * (shift + scale * f(p(x))), in any order of the products, replace the last one by one call.
 
     Erf of x / sqrt(2) and Tanh or Sigmoid of the polynomial of the approximation form Gelu; Sigmoid of a multiple of x Swish;
@@ -85,7 +85,7 @@ def activations(edit: Editor) -> int:
     return count
 
 
-def hard_sigmoids(edit: Editor) -> int:
+def hard_sigmoids(edit: RegionView) -> int:
     """For any calls of the form Clip(x + 3, 0, 6) / 6, replace Div, or Mul by 1 / 6, by HardSigmoid(x, 1 / 6, 1 / 2)."""
     count = 0
     for call in edit.named("Clip", "Min"):
@@ -110,7 +110,7 @@ def hard_sigmoids(edit: Editor) -> int:
     return count
 
 
-def leaky_relus(edit: Editor) -> int:
+def leaky_relus(edit: RegionView) -> int:
     """For any calls of the form Max(x, a * x), a between 0 and 1, or Where(x > 0, x, a * x), replace the last by LeakyRelu."""
     count = 0
     for root in edit.named("Max", "Where"):
@@ -129,7 +129,7 @@ def leaky_relus(edit: Editor) -> int:
     return count
 
 
-def _leaky(edit: Editor, root: Call, pair: tuple[int, ...], between: bool) -> tuple[int, float, list[Call]] | None:
+def _leaky(edit: RegionView, root: Call, pair: tuple[int, ...], between: bool) -> tuple[int, float, list[Call]] | None:
     for x, product in (pair, pair[::-1]) if between else (pair,):
         call = edit.made_by(product, "Mul")
         if call is None or x not in call.inputs or not edit.once(product) or not edit.is_float32(x):
@@ -140,7 +140,7 @@ def _leaky(edit: Editor, root: Call, pair: tuple[int, ...], between: bool) -> tu
     return None
 
 
-def prelus(edit: Editor) -> int:
+def prelus(edit: RegionView) -> int:
     """For any calls of the form Relu(x) - a * Relu(-x), replace Sub, or Add for -a, by PRelu(x, a); a is a constant."""
     count = 0
     for root in edit.named("Add", "Sub"):
@@ -155,7 +155,7 @@ def prelus(edit: Editor) -> int:
     return count
 
 
-def _prelu(edit: Editor, root: Call, above: int, below: int) -> tuple[int, np.ndarray, list[Call]] | None:
+def _prelu(edit: RegionView, root: Call, above: int, below: int) -> tuple[int, np.ndarray, list[Call]] | None:
     relu, product = edit.made_by(above, "Relu"), edit.made_by(below, "Mul")
     if relu is None or product is None:
         return None
@@ -172,7 +172,7 @@ def _prelu(edit: Editor, root: Call, above: int, below: int) -> tuple[int, np.nd
     return None
 
 
-def softplus(edit: Editor) -> int:
+def softplus(edit: RegionView) -> int:
     """For any calls of the form Where(x > c, x, Softplus(x)), where c is at least 18, replace Where by Softplus."""
     count = 0
     for root in edit.named("Where"):
@@ -190,7 +190,7 @@ def _near(a: float, b: float, tolerance: float = 1e-6) -> bool:
     return abs(a - b) <= tolerance * abs(b)
 
 
-def _bounds(edit: Editor, call: Call) -> tuple[float, float, int, tuple[Call, ...]] | None:
+def _bounds(edit: RegionView, call: Call) -> tuple[float, float, int, tuple[Call, ...]] | None:
     """The bounds of Clip(x), of Min(Relu(x), c) and of Min(Max(x, 0), c), x, and the inner call; None for other calls."""
     if call.name == "Clip":
         if "min" in call.attributes:  # before version 11
@@ -209,7 +209,7 @@ def _bounds(edit: Editor, call: Call) -> tuple[float, float, int, tuple[Call, ..
     return None
 
 
-def _factor(edit: Editor, call: Call, value: int) -> float | None:
+def _factor(edit: RegionView, call: Call, value: int) -> float | None:
     """The constant by which a Mul or a Div multiplies a value; None for other calls."""
     if operator(call) == "Mul":
         return edit.number(call, call.inputs[1] if call.inputs[0] == value else call.inputs[0])
@@ -219,7 +219,7 @@ def _factor(edit: Editor, call: Call, value: int) -> float | None:
     return None
 
 
-def _bases(edit: Editor, value: int) -> list[int]:
+def _bases(edit: RegionView, value: int) -> list[int]:
     """A value, and those of which it is a multiple."""
     found = [value]
     for _ in range(2):
@@ -233,7 +233,7 @@ def _bases(edit: Editor, value: int) -> list[int]:
     return found
 
 
-def _match(edit: Editor, call: Call, argument: int, forms: tuple[Form, ...], inner: tuple[Call, ...] = ()) -> int:
+def _match(edit: RegionView, call: Call, argument: int, forms: tuple[Form, ...], inner: tuple[Call, ...] = ()) -> int:
     """Follow the only reader of the function's value until one of the forms is complete; return the number of rewrites."""
     if not edit.alive(call) or not edit.is_float32(call.outputs[0]):
         return 0
@@ -269,7 +269,7 @@ def _match(edit: Editor, call: Call, argument: int, forms: tuple[Form, ...], inn
     return 0
 
 
-def _addend(edit: Editor, add: Call, other: int, x: int | None) -> tuple[float | None, list[Call]]:
+def _addend(edit: RegionView, add: Call, other: int, x: int | None) -> tuple[float | None, list[Call]]:
     """The number that is added: a constant, or the factor of x if the value was multiplied by x."""
     if x is None:
         return edit.number(add, other), []
@@ -278,7 +278,7 @@ def _addend(edit: Editor, add: Call, other: int, x: int | None) -> tuple[float |
     return (found[1] if found is not None and found.keys() == {1} else None), calls
 
 
-def _multiplier(edit: Editor, other: int, argument: int, forms: tuple[Form, ...]) -> tuple[int, float, list[Call]] | None:
+def _multiplier(edit: RegionView, other: int, argument: int, forms: tuple[Form, ...]) -> tuple[int, float, list[Call]] | None:
     """The x of a factor that is a multiple of it, so that the argument is a polynomial of x that one of the forms has."""
     for x in _bases(edit, other):
         calls: list[Call] = []
@@ -295,7 +295,9 @@ def _argument_fits(found: Polynomial, form: Form) -> bool:
     return found.keys() == form.argument.keys() and all(_near(v, form.argument[k], 1e-5) for k, v in found.items())
 
 
-def _finish(edit: Editor, x: int, argument: int, forms: tuple[Form, ...], shift: float, scale: float, calls: list[Call]) -> bool:
+def _finish(
+    edit: RegionView, x: int, argument: int, forms: tuple[Form, ...], shift: float, scale: float, calls: list[Call]
+) -> bool:
     inner: list[Call] = []
     found = polynomial(edit, argument, x, inner)
     if found is None:
@@ -310,7 +312,7 @@ def _finish(edit: Editor, x: int, argument: int, forms: tuple[Form, ...], shift:
     return False
 
 
-def polynomial(edit: Editor, value: int, x: int, calls: list[Call], depth: int = 6) -> Polynomial | None:
+def polynomial(edit: RegionView, value: int, x: int, calls: list[Call], depth: int = 6) -> Polynomial | None:
     """A value as a polynomial of x of degree 3 at most: {degree: coefficient}; the calls that compute it are added to `calls`."""
     if value == x:
         return {1: 1.0}

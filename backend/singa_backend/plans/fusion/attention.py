@@ -7,9 +7,10 @@ import math
 import numpy as np
 
 from ...ir.graph import ABSENT
+from ...rewriting.view import Dim, Shape
 from ..region import Call
-from .editing import Editor
-from .facts import Dim, Shape, operator
+from .facts import operator
+from .view import RegionView
 
 LOWEST = float(np.finfo(np.float32).max)
 MOVES = (
@@ -21,7 +22,7 @@ STEPS = 24
 """The number of calls that are visited to find that a mask is finite."""
 
 
-def attentions(edit: Editor) -> int:
+def attentions(edit: RegionView) -> int:
     """For any calls of the form MatMul(Softmax(scale * MatMul(q, Transpose(k)) + mask), v), replace the last one by Attention.
 
     The Softmax is over the last axis, the scales are constants that multiply or divide q, k or the product, and the mask is
@@ -37,7 +38,7 @@ def attentions(edit: Editor) -> int:
     return count
 
 
-def _attention(edit: Editor, soft: Call) -> bool:
+def _attention(edit: RegionView, soft: Call) -> bool:
     root = edit.only_user(soft.outputs[0])
     if root is None or operator(root) != "MatMul" or root.inputs[0] != soft.outputs[0] or not edit.once(soft.outputs[0]):
         return False
@@ -81,7 +82,7 @@ def _attention(edit: Editor, soft: Call) -> bool:
     return True
 
 
-def _product(edit: Editor, value: int) -> tuple[Call | None, float, list[Call]]:
+def _product(edit: RegionView, value: int) -> tuple[Call | None, float, list[Call]]:
     """The MatMul that a value is a multiple of, the factor, and the calls between them; all are read once."""
     calls: list[Call] = []
     scale = 1.0
@@ -99,7 +100,7 @@ def _product(edit: Editor, value: int) -> tuple[Call | None, float, list[Call]]:
     return None, 1.0, []
 
 
-def _scaled(edit: Editor, value: int) -> tuple[int, float]:
+def _scaled(edit: RegionView, value: int) -> tuple[int, float]:
     """The value of which another one is a multiple, and the factor."""
     scale = 1.0
     for _ in range(3):
@@ -113,7 +114,7 @@ def _scaled(edit: Editor, value: int) -> tuple[int, float]:
     return value, scale
 
 
-def _multiple(edit: Editor, call: Call) -> tuple[int, float]:
+def _multiple(edit: RegionView, call: Call) -> tuple[int, float]:
     """The value that a Mul or a Div multiplies by a constant, and the constant; ABSENT for other calls."""
     if operator(call) == "Mul":
         for at in (0, 1):
@@ -127,18 +128,18 @@ def _multiple(edit: Editor, call: Call) -> tuple[int, float]:
     return ABSENT, 1.0
 
 
-def _swapped(edit: Editor, call: Call) -> list[int] | None:
+def _swapped(edit: RegionView, call: Call) -> list[int] | None:
     perm = call.attributes.get("perm")
     return None if perm is None or len(perm) != 4 else [perm[0], perm[1], perm[3], perm[2]]
 
 
-def _straight(edit: Editor, transposed: int) -> int:
+def _straight(edit: RegionView, transposed: int) -> int:
     """The keys, if they are transposed on the last two axes only; ABSENT otherwise."""
     call = edit.made_by(transposed, "Transpose")
     return call.inputs[0] if call is not None and _swapped(edit, call) == [0, 1, 2, 3] else ABSENT
 
 
-def _keys(edit: Editor, transposed: int, origins: list[Call]) -> tuple[int, list[Call]]:
+def _keys(edit: RegionView, transposed: int, origins: list[Call]) -> tuple[int, list[Call]]:
     """The keys as (batch, heads, length, size), and the calls that compute them: a Transpose, or nothing."""
     call = edit.made_by(transposed, "Transpose")
     perm = None if call is None else _swapped(edit, call)
@@ -149,7 +150,7 @@ def _keys(edit: Editor, transposed: int, origins: list[Call]) -> tuple[int, list
     return made.outputs[0], [made]
 
 
-def _repeated(edit: Editor, value: int) -> tuple[int, Dim] | None:
+def _repeated(edit: RegionView, value: int) -> tuple[int, Dim] | None:
     """The heads before they are repeated by Reshape(Expand(Unsqueeze(x, 2))), and how often."""
     last = edit.made_by(value, "Reshape")
     expand = edit.made_by(last.inputs[0], "Expand") if last is not None else None
@@ -163,7 +164,7 @@ def _repeated(edit: Editor, value: int) -> tuple[int, Dim] | None:
     return (first.inputs[0], wide[2]) if same and isinstance(x[1], int) and isinstance(wide[2], int) else None
 
 
-def _fits(edit: Editor, mask: int, product: Shape) -> bool:
+def _fits(edit: RegionView, mask: int, product: Shape) -> bool:
     """Whether a mask broadcasts to the product and does not change its shape."""
     shape = edit.facts.shape(mask)
     if shape is None or len(shape) > 4:
@@ -173,7 +174,7 @@ def _fits(edit: Editor, mask: int, product: Shape) -> bool:
     return lead and keys
 
 
-def _visible(edit: Editor, mask: int) -> bool:
+def _visible(edit: RegionView, mask: int) -> bool:
     """Whether each row of a mask is known to have an element above negative infinity."""
     array = edit.constant(mask)
     if array is not None and array.ndim and array.size:
@@ -182,7 +183,7 @@ def _visible(edit: Editor, mask: int) -> bool:
     return low >= -LOWEST and high <= LOWEST
 
 
-def bounds(edit: Editor, value: int, left: list[int]) -> tuple[float, float]:
+def bounds(edit: RegionView, value: int, left: list[int]) -> tuple[float, float]:
     """Bounds on the elements that are not NaN; infinities if none are known.  `left`: the number of calls that may be visited."""
     array = edit.constant(value)
     if array is not None:
@@ -224,7 +225,7 @@ def _range(array: np.ndarray) -> tuple[float, float]:
     return ANYTHING if math.isnan(low) else (low, high)
 
 
-def scales(edit: Editor) -> int:
+def scales(edit: RegionView) -> int:
     """For any calls of the form MatMul(a * x, b * y), with constants a and b, replace it by MatMul((a * b) * x, y).
 
     The scaled values must not be used elsewhere.

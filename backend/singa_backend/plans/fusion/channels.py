@@ -13,8 +13,8 @@ from ...ir.graph import ABSENT
 from ...kernels.values import LARGE, Computed, bound_of
 from ...proto.tensor_data import release
 from ..region import Call
-from .editing import Editor
 from .facts import operator
+from .view import RegionView
 
 FLOATS = (np.dtype(np.float32), np.dtype(np.float64))
 MOST = float(np.finfo(np.float32).max) / 2
@@ -52,7 +52,7 @@ class _Linear:
     axis: int
 
 
-def channels(edit: Editor) -> int:
+def channels(edit: RegionView) -> int:
     """For any calls of the form f(x) * scale + shift, fold the constants into those of f.
 
     f is Conv, ConvTranspose, Gemm or MatMul with a constant weight, MatMul + bias, or a BatchNormalization, and the value of f is
@@ -66,7 +66,7 @@ def channels(edit: Editor) -> int:
     return count
 
 
-def _fold(edit: Editor, root: Call) -> bool:
+def _fold(edit: RegionView, root: Call) -> bool:
     for at in (0, 1) if root.name in ("Add", "Mul") else (0,):
         linear = _linear(edit, root.inputs[at])
         if linear is None:
@@ -77,7 +77,7 @@ def _fold(edit: Editor, root: Call) -> bool:
     return False
 
 
-def _linear(edit: Editor, value: int) -> _Linear | None:
+def _linear(edit: RegionView, value: int) -> _Linear | None:
     call = edit.producer(value)
     name = operator(call)
     if call is None or not edit.once(value) or name not in (*LINEAR, "Add"):
@@ -119,7 +119,7 @@ def _linear(edit: Editor, value: int) -> _Linear | None:
     return _Linear(call, None, weight, bias, count, weight.ndim, 1)
 
 
-def _normalized(edit: Editor, call: Call) -> _Linear | None:
+def _normalized(edit: RegionView, call: Call) -> _Linear | None:
     scale = edit.constant(call.inputs[1])
     if not _infers(call) or scale is None or scale.dtype not in FLOATS:
         return None
@@ -134,7 +134,7 @@ def _infers(call: Call) -> bool:
     )
 
 
-def _affine(edit: Editor, root: Call, at: int, linear: _Linear) -> _Affine | None:
+def _affine(edit: RegionView, root: Call, at: int, linear: _Linear) -> _Affine | None:
     dtype = edit.facts.dtype(root.inputs[at]) if linear.weight is None else linear.weight.dtype
     if root.name == "BatchNormalization":
         if not _infers(root) or (linear.axis == -1 and linear.rank != 2):
@@ -170,7 +170,7 @@ def _by_channel(constant: np.ndarray, linear: _Linear) -> bool:
     return 0 <= axis < constant.ndim and constant.size == constant.shape[axis] == linear.channels
 
 
-def _rewrite(edit: Editor, root: Call, linear: _Linear, affine: _Affine) -> bool:
+def _rewrite(edit: RegionView, root: Call, linear: _Linear, affine: _Affine) -> bool:
     """Replace the calls by one with folded constants; False if they are not finite, or the call cannot hold them."""
     call, name = linear.call, linear.call.name
     if name == "BatchNormalization":
@@ -247,7 +247,7 @@ def _multiply(weight: np.ndarray | Computed, factors: np.ndarray, out: np.ndarra
         np.multiply(out, factors, out=out)
 
 
-def _rewrite_normalization(edit: Editor, root: Call, linear: _Linear, affine: _Affine) -> bool:
+def _rewrite_normalization(edit: RegionView, root: Call, linear: _Linear, affine: _Affine) -> bool:
     call = linear.call
     arrays = [edit.constant(i) for i in call.inputs[1:3]]
     if (

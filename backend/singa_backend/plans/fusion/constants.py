@@ -15,9 +15,9 @@ from ...kernels.values import Computed
 from ...limits import Budget, spend
 from ...passes.constants import BOUNDS, LARGEST, MOST
 from ..region import Call, Region, branch_of, branches_fit
-from .editing import Editor
 from .facts import operator
 from .identity import drops_nothing
+from .view import RegionView
 
 VIEWS = ("Transpose", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Slice", "Split", "Identity")
 """Operators whose results may be views of a constant, which need no memory."""
@@ -25,7 +25,7 @@ PRODUCTS = ("Conv", "ConvTranspose", "Gemm", "MatMul", "Gather", "LSTM", "GRU", 
 """Operators whose kernels read quantized constants as they are: the DequantizeLinear before them stays."""
 
 
-def constants(edit: Editor) -> int:
+def constants(edit: RegionView) -> int:
     """For any deterministic call whose inputs are all constants, replace its results by constants.
 
     The results must not be larger than a bound and the constants that they replace; a call that fails stays, and fails when it
@@ -44,7 +44,7 @@ def constants(edit: Editor) -> int:
     return count
 
 
-def sizes(edit: Editor) -> int:
+def sizes(edit: RegionView) -> int:
     """For any call whose result consists of known sizes, such as Shape and Gather of it, replace the result by a constant."""
     count = 0
     for value, array in edit.facts.known_sizes():
@@ -55,7 +55,7 @@ def sizes(edit: Editor) -> int:
     return count
 
 
-def branches(edit: Editor) -> int:
+def branches(edit: RegionView) -> int:
     """For any call of the form If(c), where c is a constant, replace it by the calls of its branch."""
     count = 0
     for call in edit.named("If"):
@@ -77,13 +77,13 @@ def branches(edit: Editor) -> int:
     return count
 
 
-def _multiplied(edit: Editor, call: Call) -> bool:
+def _multiplied(edit: RegionView, call: Call) -> bool:
     """Whether a product reads the result of a call, or a view of it."""
     users = edit.users(call.outputs[0])
     return any(operator(u) in PRODUCTS or (operator(u) in VIEWS and _multiplied(edit, u)) for u in users)
 
 
-def _deterministic(edit: Editor, call: Call) -> bool:
+def _deterministic(edit: RegionView, call: Call) -> bool:
     node = call.node
     if node.domain not in ("", "ai.onnx.ml") or node.graphs or node.operator is None:
         return False
@@ -94,7 +94,7 @@ def _deterministic(edit: Editor, call: Call) -> bool:
     return not has_trait(node.domain, node.op_type, "random_in_training") or drops_nothing(edit, call)
 
 
-def _results(edit: Editor, call: Call) -> dict[int, np.ndarray] | None:
+def _results(edit: RegionView, call: Call) -> dict[int, np.ndarray] | None:
     room = _room(edit, call)
     for o in call.outputs if operator(call) not in VIEWS else ():
         shape, dtype = edit.facts.shape(o), edit.facts.dtype(o)
@@ -132,7 +132,7 @@ def compute(call: Call, values: list[Any]) -> list[Any]:
     return operator.compute(namespaces.numpy, values, {**call.attributes, **served}, len(call.outputs))
 
 
-def _room(edit: Editor, call: Call) -> int:
+def _room(edit: RegionView, call: Call) -> int:
     """The maximum bytes of the results; constants that only this call reads add their bytes."""
     held = 0
     for i in set(call.inputs):

@@ -21,10 +21,9 @@ from ...ir.graph import ABSENT
 from ...ir.windows import windows
 from ...kernels.values import Computed
 from ...proto.schemas import schemas, type_strings
+from ...rewriting.view import Dim, Shape
 from ..region import Call, Region
 
-Dim = int | str
-Shape = tuple[Dim, ...]
 Known = Dim | tuple[Dim, ...]
 """A computed size, or a vector of sizes."""
 Type = tuple[np.dtype[Any] | None, Sequence[int | str | None] | None]

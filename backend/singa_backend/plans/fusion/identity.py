@@ -8,14 +8,14 @@ from ... import dtypes
 from ...ir.graph import ABSENT
 from ...passes.operator_facts import holds_only
 from ..region import Call
-from .editing import Editor
 from .facts import broadcast, operator
+from .view import RegionView
 
 VIEWS = ("Reshape", "Flatten", "Squeeze", "Unsqueeze")
 """Operators that change the shape only."""
 
 
-def identity(edit: Editor) -> int:
+def identity(edit: RegionView) -> int:
     """For any calls of the form y = f(x), where f returns x for every x of its dtype and shape, replace y by x.
 
     f is Identity, Dropout that drops nothing and whose mask is not used, Cast to the dtype of x, Concat, Sum, Mean, Max or Min of
@@ -33,7 +33,7 @@ def identity(edit: Editor) -> int:
     return count
 
 
-def drops_nothing(edit: Editor, call: Call) -> bool:
+def drops_nothing(edit: RegionView, call: Call) -> bool:
     """Whether a Dropout returns its input: always in version 7 or later, unless the input `training_mode` may be true."""
     version = call.node.version or 0
     if version < 7:
@@ -44,27 +44,27 @@ def drops_nothing(edit: Editor, call: Call) -> bool:
     return mode is not None and not mode.any()
 
 
-def _identity(edit: Editor, call: Call) -> int | None:
+def _identity(edit: RegionView, call: Call) -> int | None:
     return call.inputs[0]
 
 
-def _dropout(edit: Editor, call: Call) -> int | None:
+def _dropout(edit: RegionView, call: Call) -> int | None:
     mask = call.outputs[1] if len(call.outputs) > 1 else ABSENT
     used = mask != ABSENT and (mask in edit.outputs or bool(edit.users(mask)))
     return call.inputs[0] if not used and drops_nothing(edit, call) else None
 
 
-def _cast(edit: Editor, call: Call) -> int | None:
+def _cast(edit: RegionView, call: Call) -> int | None:
     to = call.attributes.get("to")
     dtype = edit.facts.dtype(call.inputs[0])
     return call.inputs[0] if isinstance(to, int) and dtype is not None and dtypes.numpy_dtype(to) == dtype else None
 
 
-def _of_one(edit: Editor, call: Call) -> int | None:
+def _of_one(edit: RegionView, call: Call) -> int | None:
     return call.inputs[0] if len(call.inputs) == 1 else None
 
 
-def _neutral(edit: Editor, call: Call) -> int | None:
+def _neutral(edit: RegionView, call: Call) -> int | None:
     """An operand of Add, Sub, Mul, Div or Pow for which the other one is the neutral element and keeps its shape."""
     neutral = 0 if call.name in ("Add", "Sub") else 1
     for at in (1, 0) if call.name in ("Add", "Mul") else (1,):
@@ -78,7 +78,7 @@ def _neutral(edit: Editor, call: Call) -> int | None:
     return None
 
 
-def _keeps_shape(edit: Editor, x: int, array: np.ndarray) -> bool:
+def _keeps_shape(edit: RegionView, x: int, array: np.ndarray) -> bool:
     """Whether x has the same shape after broadcasting with an array."""
     if array.ndim == 0:
         return True
@@ -88,7 +88,7 @@ def _keeps_shape(edit: Editor, x: int, array: np.ndarray) -> bool:
     return all(broadcast(a, b) == a for a, b in zip(shape[::-1], array.shape[::-1], strict=False) if b != 1)
 
 
-def _same_shape(edit: Editor, call: Call) -> int | None:
+def _same_shape(edit: RegionView, call: Call) -> int | None:
     """The value before a chain of calls that change the shape only, if the last one restores it."""
     shape, x = edit.facts.shape(call.outputs[0]), call.inputs[0]
     for _ in range(4):
@@ -101,13 +101,13 @@ def _same_shape(edit: Editor, call: Call) -> int | None:
     return None
 
 
-def _transpose(edit: Editor, call: Call) -> int | None:
+def _transpose(edit: RegionView, call: Call) -> int | None:
     """A Transpose that keeps the order; of another rank than its permutation it is invalid, and the definition reports that."""
     perm, x = call.attributes.get("perm"), call.inputs[0]
     return x if perm is not None and tuple(perm) == tuple(range(len(perm))) and edit.facts.rank(x) == len(perm) else None
 
 
-def _slice(edit: Editor, call: Call) -> int | None:
+def _slice(edit: RegionView, call: Call) -> int | None:
     """A Slice of everything, from 0 to the end in steps of 1."""
     starts, ends = (call.attributes.get(n) for n in ("starts", "ends"))
     steps = None
@@ -130,7 +130,7 @@ TESTS = {
 }  # fmt: skip
 
 
-def squares(edit: Editor) -> int:
+def squares(edit: RegionView) -> int:
     """For any calls of the form Pow(x, 2), where x is float32, replace Pow by Mul(x, x)."""
     count = 0
     for call in edit.named("Pow"):
@@ -143,7 +143,7 @@ def squares(edit: Editor) -> int:
     return count
 
 
-def sums(edit: Editor) -> int:
+def sums(edit: RegionView) -> int:
     """For any calls of the form Sum(a, b), replace Sum by Add."""
     count = 0
     for call in edit.named("Sum"):

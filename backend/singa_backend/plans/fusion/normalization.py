@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ...ir.graph import ABSENT
+from ...rewriting.view import Shape
 from ..region import Call
-from .editing import Editor
-from .facts import Shape, operator
+from .facts import operator
+from .view import RegionView
 
 
 @dataclass
@@ -33,7 +34,7 @@ class _Deviation:
     moved: int | None = None
 
 
-def layer_norms(edit: Editor) -> int:
+def layer_norms(edit: RegionView) -> int:
     """For any calls of the form d / sqrt(mean(d * d) + epsilon) * scale + shift, replace the last one by a normalization.
 
     d is x - mean(x), for LayerNormalization, or x, for RMSNormalization.  The means are over the last axes, or over one other,
@@ -50,7 +51,7 @@ def layer_norms(edit: Editor) -> int:
     return count
 
 
-def _layer_norm(edit: Editor, root: Call) -> int:
+def _layer_norm(edit: RegionView, root: Call) -> int:
     power = 0.5
     if root.name == "Pow":
         exponent = edit.number(root, root.inputs[1])
@@ -78,7 +79,7 @@ def _layer_norm(edit: Editor, root: Call) -> int:
     return int(done)
 
 
-def _deviation(edit: Editor, value: int) -> _Deviation | None:
+def _deviation(edit: RegionView, value: int) -> _Deviation | None:
     add = edit.made_by(value, "Add")
     if add is None:
         return None
@@ -113,20 +114,20 @@ def _deviation(edit: Editor, value: int) -> _Deviation | None:
     return _Deviation(d, None, axes, epsilon, calls)
 
 
-def _mean(edit: Editor, value: int) -> Call | None:
+def _mean(edit: RegionView, value: int) -> Call | None:
     """The ReduceMean that returns a value and keeps the axes."""
     mean = edit.made_by(value, "ReduceMean")
     return mean if mean is not None and mean.attributes.get("keepdims", 1) else None
 
 
-def _centred(edit: Editor, value: int) -> tuple[Call, Call] | None:
+def _centred(edit: RegionView, value: int) -> tuple[Call, Call] | None:
     """The calls of x - mean(x): Sub and ReduceMean."""
     sub = edit.made_by(value, "Sub")
     mu = _mean(edit, sub.inputs[1]) if sub is not None else None
     return (sub, mu) if sub is not None and mu is not None and mu.inputs[0] == sub.inputs[0] else None
 
 
-def _same(edit: Editor, a: int, b: int) -> bool:
+def _same(edit: RegionView, a: int, b: int) -> bool:
     """Whether two values are one, or differences of the same values."""
     if a == b:
         return True
@@ -134,7 +135,7 @@ def _same(edit: Editor, a: int, b: int) -> bool:
     return left is not None and right is not None and left.inputs == right.inputs
 
 
-def _first_axis(edit: Editor, found: _Deviation) -> int | None:
+def _first_axis(edit: RegionView, found: _Deviation) -> int | None:
     """The first of the axes, from the end, if they are the last ones of float32 values; None otherwise."""
     rank = edit.facts.rank(found.x)
     axes = sorted(a if a < 0 else a - rank if rank is not None else 0 for a in found.axes)
@@ -146,7 +147,7 @@ def _first_axis(edit: Editor, found: _Deviation) -> int | None:
     return axes[0] if axes == list(range(-len(axes), 0)) else None
 
 
-def _divided(edit: Editor, found: _Deviation, axis: int, value: int, inverse: bool) -> bool:
+def _divided(edit: RegionView, found: _Deviation, axis: int, value: int, inverse: bool) -> bool:
     """The form d / deviation, or d * (1 / deviation)."""
     if not edit.once(value):
         return False
@@ -181,7 +182,7 @@ def _divided(edit: Editor, found: _Deviation, axis: int, value: int, inverse: bo
     return True
 
 
-def _instance_norm(edit: Editor, found: _Deviation, axis: int, calls: list[Call]) -> bool:
+def _instance_norm(edit: RegionView, found: _Deviation, axis: int, calls: list[Call]) -> bool:
     """The form with a constant scale for each channel, over all axes but the first two."""
     shape = edit.facts.shape(found.x)
     if shape is None or found.moved is not None or len(shape) < 3 or axis != 2 - len(shape) or not isinstance(shape[1], int):
@@ -207,7 +208,7 @@ def _instance_norm(edit: Editor, found: _Deviation, axis: int, calls: list[Call]
     return True
 
 
-def _parameter(edit: Editor, last: Call, name: str, found: _Deviation, axis: int) -> tuple[int | None, Call]:
+def _parameter(edit: RegionView, last: Call, name: str, found: _Deviation, axis: int) -> tuple[int | None, Call]:
     """The constant operand of a following Mul or Add, as a scale or shift of the normalized axes, and the call that has it."""
     user = edit.only_user(last.outputs[0]) if edit.once(last.outputs[0]) else None
     if user is None or operator(user) != name:
@@ -217,7 +218,7 @@ def _parameter(edit: Editor, last: Call, name: str, found: _Deviation, axis: int
     return (None, last) if made is None else (made, user)
 
 
-def _as_parameter(edit: Editor, value: int, found: _Deviation, axis: int) -> int | None:
+def _as_parameter(edit: RegionView, value: int, found: _Deviation, axis: int) -> int | None:
     """A constant with the shape of the normalized axes; None if it would broadcast otherwise."""
     array, shape = edit.constant(value), edit.facts.shape(found.x)
     if array is None or array.dtype != np.float32 or shape is None or array.ndim > len(shape):
@@ -245,7 +246,7 @@ def _as_parameter(edit: Editor, value: int, found: _Deviation, axis: int) -> int
     )
 
 
-def _moved_parameter(edit: Editor, array: np.ndarray, shape: Shape, axis: int) -> int | None:
+def _moved_parameter(edit: RegionView, array: np.ndarray, shape: Shape, axis: int) -> int | None:
     """A constant with a value for each place of one axis, or for all, as a vector."""
     size, at = shape[axis], axis - len(shape) + array.ndim
     if not isinstance(size, int) or array.size not in (1, size) or (array.size > 1 and (at < 0 or array.shape[at] != size)):
@@ -253,7 +254,7 @@ def _moved_parameter(edit: Editor, array: np.ndarray, shape: Shape, axis: int) -
     return edit.region.constant(np.ascontiguousarray(np.broadcast_to(array.reshape(-1), (size,))))
 
 
-def _normalize(edit: Editor, found: _Deviation, axis: int, scale: int | None, shift: int | None, calls: list[Call]) -> None:
+def _normalize(edit: RegionView, found: _Deviation, axis: int, scale: int | None, shift: int | None, calls: list[Call]) -> None:
     """Replace the last of the calls."""
     shape, rank = edit.facts.shape(found.x), edit.facts.rank(found.x) or 0
     if scale is None:
@@ -274,7 +275,7 @@ def _normalize(edit: Editor, found: _Deviation, axis: int, scale: int | None, sh
     edit.put(root, last, norm, back)
 
 
-def _folded(edit: Editor, found: _Deviation, axis: int, value: int) -> bool | None:
+def _folded(edit: RegionView, found: _Deviation, axis: int, value: int) -> bool | None:
     """The form x * r + (shift - mean * r), in which r is value * scale; None for another form."""
     calls, scale = list(found.calls), None
     user = edit.only_user(value)
@@ -304,7 +305,7 @@ def _folded(edit: Editor, found: _Deviation, axis: int, value: int) -> bool | No
     return True
 
 
-def group_norms(edit: Editor) -> int:
+def group_norms(edit: RegionView) -> int:
     """For any calls of the form Reshape(InstanceNormalization(Reshape(x))) * scale + shift, use GroupNormalization.
 
     The first Reshape joins the channels of each group, the second one restores the shape of x; the InstanceNormalization scales
@@ -351,7 +352,7 @@ def group_norms(edit: Editor) -> int:
     return count
 
 
-def global_pools(edit: Editor) -> int:
+def global_pools(edit: RegionView) -> int:
     """For any calls of the form ReduceMean(x) over all axes but the first two, which keep them, replace it by GlobalAveragePool.
 
     x must be known to be float32 and of rank 3 or more.

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from ...ir.graph import ABSENT
 from ..region import Call
-from .editing import Editor
+from .view import RegionView
 
 
-def padding(edit: Editor) -> int:
+def padding(edit: RegionView) -> int:
     """For any calls of the form Conv(Pad(x, pads), ...), where Pad adds zeros on spatial axes only, add pads to those of Conv."""
     count = 0
     for conv in edit.named("Conv"):
@@ -38,7 +38,7 @@ def _mode(call: Call, name: str, default: str) -> str:
     return value.decode() if isinstance(value, bytes) else str(value)
 
 
-def _pads(edit: Editor, pad: Call, rank: int) -> list[int] | None:
+def _pads(edit: RegionView, pad: Call, rank: int) -> list[int] | None:
     """The pads for each axis if they are zeros on the spatial axes; None otherwise."""
     if _mode(pad, "mode", "constant") != "constant":
         return None

@@ -11,7 +11,6 @@ from .additions import additions, windows
 from .attention import attentions, scales
 from .channels import channels
 from .constants import branches, constants, sizes
-from .editing import Editor
 from .facts import Type
 from .identity import identity, squares, sums
 from .normalization import global_pools, group_norms, layer_norms
@@ -21,8 +20,9 @@ from .quantized import quantized_moves, quantized_pairs, quantized_products, qua
 from .reshapes import reshapes
 from .rotary import rotary_embeddings
 from .transposes import cancelled, through_reshapes, transposes
+from .view import RegionView
 
-Pass = Callable[[Editor], int]
+Pass = Callable[[RegionView], int]
 
 ROUNDS = 16
 """The number of times that each pass runs at most."""
@@ -85,7 +85,7 @@ def fuse(
     if not passes:
         return {}
     region.remove_dead()
-    edit = Editor(region, types)
+    edit = RegionView(region, types)
     for _ in range(ROUNDS):
         changed = 0
         for run in passes:

@@ -5,15 +5,16 @@ from __future__ import annotations
 import numpy as np
 
 from ...ir.graph import ABSENT
+from ...rewriting.view import Shape
 from ..region import Call
-from .editing import Editor
-from .facts import Shape, operator
+from .facts import operator
+from .view import RegionView
 
 STEPS = 6
 """The number of elementwise calls between the angles and their cosines."""
 
 
-def rotary_embeddings(edit: Editor) -> int:
+def rotary_embeddings(edit: RegionView) -> int:
     """For any calls of the form x * cos + Concat(-b, a) * sin, where a and b are the halves of x, replace Add by RotaryEmbedding.
 
     x has the axes (batch, heads, positions, size) of known or named sizes.  cos and sin have one axis of size 1 for the heads,
@@ -26,7 +27,7 @@ def rotary_embeddings(edit: Editor) -> int:
     return count
 
 
-def _rotary(edit: Editor, root: Call, plain: int, turned: int) -> bool:
+def _rotary(edit: RegionView, root: Call, plain: int, turned: int) -> bool:
     first, second = edit.made_by(plain, "Mul"), edit.made_by(turned, "Mul")
     if first is None or second is None or not edit.once(plain) or not edit.once(turned):
         return False
@@ -49,7 +50,7 @@ def _rotary(edit: Editor, root: Call, plain: int, turned: int) -> bool:
     return False
 
 
-def _source(edit: Editor, concat: Call) -> int:
+def _source(edit: RegionView, concat: Call) -> int:
     """The x of Concat(-b, a), where a and b are the halves of its last axis; ABSENT for other calls."""
     minus = edit.made_by(concat.inputs[0], "Neg")
     if minus is None or len(concat.inputs) != 2:
@@ -73,7 +74,7 @@ def _source(edit: Editor, concat: Call) -> int:
     return x
 
 
-def _from(edit: Editor, call: Call, start: int) -> bool:
+def _from(edit: RegionView, call: Call, start: int) -> bool:
     """Whether a Slice begins at a place of the last axis, and has no steps."""
     if call.attributes.get("starts") is not None:
         return tuple(call.attributes["starts"]) == (start,) and tuple(call.attributes.get("axes") or ()) in ((-1,), (3,))
@@ -82,7 +83,7 @@ def _from(edit: Editor, call: Call, start: int) -> bool:
     return len(call.inputs) < 5 or call.inputs[4] == ABSENT or edit.ints(call.inputs[4]) == (1,)
 
 
-def _cache(edit: Editor, value: int, shape: Shape, root: Call) -> tuple[int, list[Call]] | None:
+def _cache(edit: RegionView, value: int, shape: Shape, root: Call) -> tuple[int, list[Call]] | None:
     """The first half of a cosine or sine as (batch, positions, size / 2), and the calls that compute it; None if it differs."""
     wide, size = edit.facts.shape(value), shape[3]
     assert isinstance(size, int)
@@ -103,7 +104,7 @@ def _cache(edit: Editor, value: int, shape: Shape, root: Call) -> tuple[int, lis
     return flat.outputs[0], [half, flat]
 
 
-def _repeats(edit: Editor, value: int) -> bool:
+def _repeats(edit: RegionView, value: int) -> bool:
     """Whether the halves of the last axis are equal: elementwise calls after Concat(f, f)."""
     for _ in range(STEPS):
         call = edit.producer(value)
@@ -126,6 +127,6 @@ def _repeats(edit: Editor, value: int) -> bool:
     return False
 
 
-def _keeps_last(edit: Editor, call: Call) -> bool:
+def _keeps_last(edit: RegionView, call: Call) -> bool:
     axes, rank = edit.axes(call), edit.facts.rank(call.outputs[0])
     return axes is not None and rank is not None and all(a % rank != rank - 1 for a in axes)

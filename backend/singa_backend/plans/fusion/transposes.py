@@ -5,15 +5,16 @@ from __future__ import annotations
 from ...ir.declaration import has_trait
 from ...ir.graph import ABSENT
 from ...passes.operator_facts import compose, invert
+from ...rewriting.view import Shape
 from ..region import Call
-from .editing import Editor
-from .facts import Shape, operator
+from .facts import operator
+from .view import RegionView
 
 LENGTH = 8
 """The number of elementwise calls between two Transposes that cancel."""
 
 
-def transposes(edit: Editor) -> int:
+def transposes(edit: RegionView) -> int:
     """For any calls of the form Transpose(Transpose(x)), replace the last one by one Transpose of x."""
     count = 0
     for call in edit.named("Transpose"):
@@ -26,7 +27,7 @@ def transposes(edit: Editor) -> int:
     return count
 
 
-def _perm(edit: Editor, call: Call | None) -> tuple[int, ...] | None:
+def _perm(edit: RegionView, call: Call | None) -> tuple[int, ...] | None:
     if call is None:
         return None
     perm = call.attributes.get("perm")
@@ -36,7 +37,7 @@ def _perm(edit: Editor, call: Call | None) -> tuple[int, ...] | None:
     return tuple(perm) if sorted(perm) == list(range(len(perm))) else None
 
 
-def cancelled(edit: Editor) -> int:
+def cancelled(edit: RegionView) -> int:
     """For any calls of the form Transpose(f(Transpose(x))), where f is elementwise and the Transposes cancel, remove both.
 
     f is a chain of unary operators, and of operators with a constant of one element.
@@ -64,7 +65,7 @@ def cancelled(edit: Editor) -> int:
     return count
 
 
-def _chain(edit: Editor, value: int) -> list[Call]:
+def _chain(edit: RegionView, value: int) -> list[Call]:
     """The elementwise calls of one value before a Transpose, the last one first."""
     found: list[Call] = []
     while len(found) < LENGTH:
@@ -81,7 +82,7 @@ def _chain(edit: Editor, value: int) -> list[Call]:
     return []
 
 
-def _source(edit: Editor, step: Call) -> int:
+def _source(edit: RegionView, step: Call) -> int:
     """The one value of which a call is an elementwise function; ABSENT for other calls."""
     name = operator(step)
     if not name or step.node.graphs:
@@ -96,7 +97,7 @@ def _source(edit: Editor, step: Call) -> int:
     return ABSENT
 
 
-def through_reshapes(edit: Editor) -> int:
+def through_reshapes(edit: RegionView) -> int:
     """For any calls of the form Reshape(Transpose(Reshape(x))), where the last splits what the first joins, use one Transpose.
 
     The shapes must be known, if only by the names of their sizes.

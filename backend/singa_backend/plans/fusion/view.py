@@ -1,4 +1,4 @@
-"""The editor of a region: who produces and who reads each value, kept up to date while passes replace calls."""
+"""The view of a region that rules rewrite: who produces and who reads each value, kept up to date while they replace calls."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import numpy as np
 
 from ...ir.graph import ABSENT
 from ...kernels.values import Computed
+from ...rewriting.view import Shape
 from ..region import Call, Region, call_of
 from .facts import Facts, Type, operator
 
@@ -17,10 +18,10 @@ ORIGINS = 32
 """The number of nodes that a call names as those that it replaces."""
 
 
-class Editor:
-    """A region in the hands of passes.
+class RegionView:
+    """A region as a `GraphView`: values are ids, calls are those of the region.
 
-    A pass replaces one call by others that compute the same outputs; calls that nothing reads afterwards are removed.  So a value
+    A rule replaces one call by others that compute the same outputs; calls that nothing reads afterwards are removed.  So a value
     in the middle of a pattern that other calls read remains correct.
 
     Attributes:
@@ -96,6 +97,23 @@ class Editor:
         """Whether the region still has a call."""
         return call in self._place
 
+    def operator(self, call: Call | None) -> str:
+        """The operator of ONNX's domain that a call has in its present meaning; "" for any other call, and for None."""
+        return operator(call)
+
+    def version(self, call: Call) -> int:
+        """The schema version of an operator; 0 for a function."""
+        return call.node.version or 0
+
+    def attribute(self, call: Call, name: str, default: Any = None) -> Any:
+        """An attribute, a str for one of bytes; `default` if the call and its schema have none."""
+        value = call.attributes.get(name)
+        return default if value is None else value.decode() if isinstance(value, bytes) else value
+
+    def input(self, call: Call, index: int) -> int | None:
+        """An input of a call; None for an absent one."""
+        return call.inputs[index] if len(call.inputs) > index and call.inputs[index] != ABSENT else None
+
     def producer(self, value: int) -> Call | None:
         """The call that returns a value; None for inputs and constants."""
         return self._made.get(value)
@@ -123,6 +141,18 @@ class Editor:
         """Whether calls of a pattern are the only ones that read these values."""
         calls = set(pattern)
         return all(v not in self.outputs and self.users(v).keys() <= calls for v in values)
+
+    def is_output(self, value: int) -> bool:
+        """Whether a value is an output of the region."""
+        return value in self.outputs
+
+    def dtype(self, value: int) -> np.dtype[Any] | None:
+        """The dtype of a value; None if it is not known."""
+        return self.facts.dtype(value)
+
+    def shape(self, value: int) -> Shape | None:
+        """The shape of a value; None if its rank is not known."""
+        return self.facts.shape(value)
 
     def constant(self, value: int) -> np.ndarray | None:
         """A constant tensor; None for any other value."""
@@ -166,10 +196,10 @@ class Editor:
 
     # --- writing ---
 
-    def put(self, root: Call, *calls: Call, also: Iterable[Call] = ()) -> None:
+    def put(self, root: Call, *calls: Call, also: Iterable[Call] = ()) -> bool:
         """Replace a call, and `also` later ones, by others in its place, which return their outputs.
 
-        Calls that nothing reads any more are removed.
+        Calls that nothing reads any more are removed.  A region holds every call: always True.
         """
         place = self._place[root]
         at = self._places[place].index(root)
@@ -179,11 +209,17 @@ class Editor:
             self._add(call)
         for gone in (root, *also):
             self._drop(gone)
+        return True
 
-    def fold(self, call: Call, results: Mapping[int, np.ndarray]) -> None:
-        """Replace a call by constants."""
+    def fold(self, call: Call, results: Mapping[int, np.ndarray]) -> bool:
+        """Replace a call by constants; always True."""
         self.region.constants.update(results)
         self._drop(call)
+        return True
+
+    def add_constant(self, array: np.ndarray, *sources: int) -> int:
+        """A new constant with the name of the first of those that it was computed from."""
+        return self.region.constant(array, self.region.names.get(sources[0], "") if sources else "")
 
     def call(
         self, op_type: str, inputs: Sequence[int], origins: Sequence[Call], outputs: Sequence[int] = (), **attributes: Any
@@ -193,10 +229,11 @@ class Editor:
         made.origins = made.origins[-ORIGINS:]
         return made
 
-    def alias(self, old: int, new: int) -> None:
-        """Let every reader of a value read another one instead, from the next `flush` on."""
+    def alias(self, old: int, new: int) -> bool:
+        """Let every reader of a value read another one instead, from the next `flush` on; always True."""
         self._aliases[old] = new
         self.facts.join(old, new)
+        return True
 
     def flush(self) -> None:
         """Apply the aliases."""
