@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 
+from ...rewriting.normalization import global_pools, group_norms, layer_norms
 from ..region import Region
 from .activations import activations, hard_sigmoids, leaky_relus, prelus, softplus
 from .additions import additions, windows
@@ -13,7 +14,6 @@ from .channels import channels
 from .constants import branches, constants, sizes
 from .facts import Type
 from .identity import identity, squares, sums
-from .normalization import global_pools, group_norms, layer_norms
 from .padding import padding
 from .products import products
 from .quantized import quantized_moves, quantized_pairs, quantized_products, quantized_signs, quantized_sums, quantized_tables
