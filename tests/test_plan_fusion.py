@@ -547,6 +547,7 @@ def test_leaky_relu_and_prelu() -> None:
         "c = Less(x, zero) m = Mul(x, k) y = Where(c, m, x)",
     ):  # fmt: skip
         assert unary(body, **{n: w for n, w in weights.items() if n in body}) == {"LeakyRelu": 1}
+    assert unary("m = Div(x, k) y = Max(m, x)", k=10.0) == {"LeakyRelu": 1}
     assert "Max" in unary("m = Mul(x, k) y = Max(x, m)", k=1.5)
     assert "Max" in unary("m = Mul(x, k) y = Max(x, m)", k=normal(5))
     assert "Where" in unary("c = Greater(x, zero) m = Mul(x, k) y = Where(c, m, x)", **weights)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 
+from ...rewriting.activations import activations, hard_sigmoids, leaky_relus, prelus, softplus
 from ...rewriting.normalization import global_pools, group_norms, layer_norms
 from ..region import Region
-from .activations import activations, hard_sigmoids, leaky_relus, prelus, softplus
 from .additions import additions, windows
 from .attention import attentions, scales
 from .channels import channels
