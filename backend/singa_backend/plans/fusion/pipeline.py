@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 from ...rewriting.activations import activations, hard_sigmoids, leaky_relus, prelus, softplus
 from ...rewriting.normalization import global_pools, group_norms, layer_norms
+from ...rewriting.rotary import rotary_embeddings
 from ..region import Region
 from .additions import additions, windows
 from .attention import attentions, scales
@@ -18,7 +19,6 @@ from .padding import padding
 from .products import products
 from .quantized import quantized_moves, quantized_pairs, quantized_products, quantized_signs, quantized_sums, quantized_tables
 from .reshapes import reshapes
-from .rotary import rotary_embeddings
 from .transposes import cancelled, through_reshapes, transposes
 from .view import RegionView
 
