@@ -6,11 +6,11 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 
 from ...rewriting.activations import activations, hard_sigmoids, leaky_relus, prelus, softplus
+from ...rewriting.attention import attentions, scales
 from ...rewriting.normalization import global_pools, group_norms, layer_norms
 from ...rewriting.rotary import rotary_embeddings
 from ..region import Region
 from .additions import additions, windows
-from .attention import attentions, scales
 from .channels import channels
 from .constants import branches, constants, sizes
 from .facts import Type
