@@ -19,7 +19,6 @@ from singa_backend.conform.fuzz.graphs.generate import draw, every_node
 from singa_backend.ir.graph import ABSENT, Graph
 from singa_backend.ir.reader import read
 from singa_backend.plans.fusion import PASSES, fuse
-from singa_backend.plans.fusion.constants import compute
 from singa_backend.plans.fusion.view import RegionView
 from singa_backend.plans.region import Call, Region, branch_of, region_of
 
@@ -55,7 +54,7 @@ def _run(call: Call, values: dict[int, Any]) -> None:
             _run(other, inner)
         values.update(zip(call.outputs, (inner[o] for o in outputs), strict=True))
         return
-    results = compute(call, [None if i == ABSENT else values[i] for i in call.inputs])
+    results = call.run([None if i == ABSENT else values[i] for i in call.inputs])
     values.update({o: r for o, r in zip(call.outputs, results, strict=False) if o != ABSENT})
 
 

@@ -1,4 +1,4 @@
-"""`fold_constants`: evaluate nodes whose inputs are all constants, with our executor."""
+"""`fold_constants`: evaluate nodes whose inputs are all constants, by their definitions."""
 
 from __future__ import annotations
 
@@ -6,14 +6,12 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
-from onnx import ModelProto, helper
 
 from .. import dtypes
-from ..devices.device import CpuDevice
-from ..errors import SonnxError
-from ..ir.reader import read
-from ..limits import Budget, Limits, content_bytes, spend
-from ..runtime.executor import Executor
+from ..devices.namespaces import numpy
+from ..ir.graph import ABSENT
+from ..ir.reader import read_call
+from ..limits import Budget, Limits, content_bytes, size_of, spend
 from .graph import GraphEditor, Node, constant_node
 from .operator_facts import deterministic
 from .type_inference import node_proto
@@ -93,22 +91,19 @@ def _room(net: GraphEditor, node: Node) -> int:
 
 
 def compute(net: GraphEditor, node: Node, inputs: Sequence[np.ndarray | None]) -> list[np.ndarray] | None:
-    """Run one node on our executor; None if it fails or returns a value that is not a tensor."""
-    proto = node_proto(node)
-    feeds = {n: a for n, a in zip(node.inputs, inputs, strict=True) if n and a is not None}
-    graph = helper.make_graph(
-        [proto],
-        "fold",
-        [helper.make_empty_tensor_value_info(n) for n in feeds],
-        [helper.make_empty_tensor_value_info(o) for o in node.outputs if o],
-    )
-    used = sorted({"", node.domain})
-    imports = [helper.make_opsetid(d, net.opsets[d]) for d in used if d in net.opsets]
-    model: ModelProto = helper.make_model(graph, opset_imports=imports)
+    """The used results of one node by the definition; None if it fails or returns a value that is not a tensor."""
+    opsets = {d: net.opsets[d] for d in ("", node.domain) if d in net.opsets}
+    budget = Budget(BOUNDS)
+    budget.begin(size_of(inputs), inputs)
     try:
         with spend(Budget(BOUNDS)):
-            executor = Executor(read(model), CpuDevice())
-        results = executor.run(executor.graph, list(feeds.values()), budget=Budget(BOUNDS))
-    except SonnxError:
+            call = read_call(node_proto(node), opsets)
+        wanted = [o != ABSENT for o in call.outputs]
+        assert call.operator is not None
+        with spend(budget), np.errstate(all="ignore"):
+            results = call.operator.run(numpy, inputs, call.attributes, wanted)
+            budget.account(results)
+    except Exception:  # the node is kept, and raises when it runs
         return None
-    return results if all(isinstance(r, np.ndarray) for r in results) else None
+    used = [r for r, is_used in zip(results, wanted, strict=True) if is_used]
+    return used if all(isinstance(r, np.ndarray) for r in used) else None

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from ..devices.namespaces import numpy
 from ..ir.declaration import REQUIRED, declarations
 from ..ir.graph import ABSENT, Graph, Node
 from ..ir.versioned import VersionedOperator
@@ -62,6 +63,12 @@ class Call:
     def attributes(self) -> dict[str, Any]:
         """The attributes, defaults included."""
         return self.node.attributes
+
+    def run(self, values: Sequence[Any]) -> list[Any]:
+        """The results for these inputs by the definition, on the host; only for a call without subgraphs."""
+        operator = self.node.operator
+        assert operator is not None
+        return operator.run(numpy, values, self.attributes, [o != ABSENT for o in self.outputs])
 
     @property
     def reads(self) -> tuple[int, ...]:

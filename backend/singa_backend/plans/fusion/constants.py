@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from ...devices import namespaces
 from ...errors import SonnxError
 from ...ir.declaration import has_trait
 from ...ir.graph import ABSENT
@@ -105,7 +104,7 @@ def _results(edit: RegionView, call: Call) -> dict[int, np.ndarray] | None:
     values = [None if i == ABSENT else _value(edit.region.constants[i]) for i in call.inputs]
     try:
         with spend(Budget(BOUNDS)), np.errstate(all="ignore"):
-            found = compute(call, values)
+            found = call.run(values)
     except (SonnxError, ArithmeticError, AttributeError, LookupError, MemoryError, TypeError, ValueError):
         return None
     made = {o: r for o, r in zip(call.outputs, found, strict=False) if o != ABSENT}
@@ -117,19 +116,6 @@ def _results(edit: RegionView, call: Call) -> dict[int, np.ndarray] | None:
 
 def _value(constant: Any) -> Any:
     return constant.array() if isinstance(constant, Computed) else constant
-
-
-def compute(call: Call, values: list[Any]) -> list[Any]:
-    """The results of a call without subgraphs, by the definition of its operator."""
-    operator = call.node.operator
-    assert operator is not None
-    services: dict[str, Any] = {
-        "wanted": tuple(o != ABSENT for o in call.outputs),
-        "version": operator.version,
-        "derived": operator.derived,
-    }
-    served = {name: services[kind] for name, kind in operator.declaration.services.items() if kind in services}
-    return operator.compute(namespaces.numpy, values, {**call.attributes, **served}, len(call.outputs))
 
 
 def _room(edit: RegionView, call: Call) -> int:

@@ -23,7 +23,6 @@ from ...errors import SonnxError
 from ...ir.graph import ABSENT
 from ...kernels.quantized import exact_int8
 from ..region import Call, names
-from .constants import compute
 from .facts import operator
 from .view import RegionView
 
@@ -303,7 +302,7 @@ def _table(edit: RegionView, root: Call, calls: dict[Call, None], source: int, d
                 arrays = [None if i == ABSENT else values.get(i, edit.constant(i)) for i in call.inputs]
                 if any(a is None and i != ABSENT for a, i in zip(arrays, call.inputs, strict=True)):
                     continue  # computes the source
-                values.update(zip(call.outputs, compute(call, arrays), strict=False))
+                values.update(zip(call.outputs, call.run(arrays), strict=False))
     except (SonnxError, ArithmeticError, LookupError, TypeError, ValueError):
         return None
     table = values.get(root.outputs[0])
