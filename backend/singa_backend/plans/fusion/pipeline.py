@@ -5,20 +5,21 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 
+from ...rewriting.affine import channels
+from ...rewriting.identity import identity
 from ..region import Region
 from .activations import activations, hard_sigmoids, leaky_relus, prelus, softplus
 from .additions import additions, windows
 from .attention import attentions, scales
-from .channels import channels
 from .constants import branches, constants, sizes
 from .facts import Type
-from .identity import identity, squares, sums
 from .normalization import global_pools, group_norms, layer_norms
 from .padding import padding
 from .products import products
 from .quantized import quantized_moves, quantized_pairs, quantized_products, quantized_signs, quantized_sums, quantized_tables
 from .reshapes import reshapes
 from .rotary import rotary_embeddings
+from .simpler import squares, sums
 from .transposes import cancelled, through_reshapes, transposes
 from .view import RegionView
 
