@@ -19,16 +19,17 @@ from typing import Any
 from onnx import ModelProto
 
 from ..errors import InvalidInput, InvalidModel, ResourceExhausted
+from ..rewriting.affine import channels
+from ..rewriting.constants import constants
+from ..rewriting.identity import identity
 from .back_to_back import remove_back_to_back
-from .batch_norm import fold_batch_normalization
 from .cleaning import merge_duplicates, remove_dead, remove_dead_functions
-from .constants import fold_constants
 from .graph import GraphEditor
-from .identity import remove_identity
 from .loops import move_out_of_loops
 from .model import ModelEditor
 from .shapes import simplify_shapes
 from .transpose import optimize_transpose
+from .view import ModelView
 
 
 @dataclass(frozen=True)
@@ -60,19 +61,24 @@ def _each(rewrite: Callable[[GraphEditor], int]) -> Callable[[ModelEditor], int]
     return run
 
 
+def _rule(rewrite: Callable[[ModelView], int]) -> Callable[[ModelEditor], int]:
+    """Apply a rule of `rewriting` to all graphs, inner ones first."""
+    return _each(lambda net: rewrite(ModelView(net)))
+
+
 PASSES: dict[str, Pass] = {
     p.name: p
     for p in (
-        Pass("remove_identity", "remove nodes whose output equals their input", _each(remove_identity)),
+        Pass("remove_identity", "remove nodes whose output equals their input", _rule(identity)),
         Pass("simplify_shapes", "replace known sizes by constants", _each(simplify_shapes)),
-        Pass("fold_constants", "evaluate nodes whose inputs are all constants", _each(fold_constants)),
+        Pass("fold_constants", "evaluate nodes whose inputs are all constants", _rule(constants)),
         Pass("move_out_of_loops", "move nodes that are the same in every iteration out of loops", _each(move_out_of_loops)),
         Pass("remove_back_to_back", "merge two successive nodes, or remove both", _each(remove_back_to_back)),
         Pass("optimize_transpose", "move Transposes down until they cancel", _each(optimize_transpose)),
         Pass(
             "fold_batch_normalization",
             "fold the scale and shift of channels into the preceding weights",
-            _each(fold_batch_normalization),
+            _rule(lambda view: channels(view, ("Conv", "ConvTranspose", "Gemm"))),
         ),
         Pass("merge_duplicates", "merge equal nodes and equal constants", _each(merge_duplicates)),
         Pass(

@@ -18,6 +18,7 @@ from ..ir.declaration import REQUIRED, declarations
 from ..ir.graph import ABSENT, Graph, Node
 from ..ir.versioned import VersionedOperator
 from ..kernels.values import Computed
+from ..rewriting.view import present
 
 MOST = 200_000
 """The number of calls of a region: functions that call functions may have more, and are computed node by node."""
@@ -42,6 +43,7 @@ class Call:
         outputs: the ids of the outputs; ABSENT (-1) for an omitted one.
         scope: the id of each slot of the graph that contains the node, which its subgraphs refer to.
         origins: the nodes that this call replaces, for reports.
+        operator: the operator of ONNX's domain in its present meaning; "" for any other call.
     """
 
     node: Node
@@ -49,6 +51,10 @@ class Call:
     outputs: tuple[int, ...]
     scope: Sequence[int] = ()
     origins: tuple[Node, ...] = ()
+    operator: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.operator = "" if self.node.domain else present(self.node.op_type, self.node.version or 0)
 
     def is_(self, *names: str) -> bool:
         """Whether it calls one of these operators of ONNX's domain."""

@@ -11,9 +11,38 @@ from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
+from ..ir.graph import Node
+
 Dim = int | str
 """A size, or the name of an unknown one: sizes of one name are equal."""
 Shape = tuple[Dim, ...]
+
+
+MOST = 1 << 26
+"""Bytes of a constant that is read, if a rule sets no bound."""
+
+
+MODERN = {
+    "Add": 7, "Sub": 7, "Mul": 7, "Div": 7, "Pow": 7, "Sum": 8, "Max": 8, "Min": 8, "Mean": 8, "Gemm": 7, "PRelu": 7,
+    "Softmax": 11, "BatchNormalization": 7, "Greater": 7, "Less": 7, "Equal": 7, "And": 7, "Or": 7, "Xor": 7,
+}  # fmt: skip
+"""The schema version from which an operator has its present meaning, if it had another one before."""
+
+
+def present(name: str, version: int) -> str:
+    """An operator of ONNX's domain, if a version of it has its present meaning; "" if not, and for version 0."""
+    return name if version and version >= MODERN.get(name, 0) else ""
+
+
+def broadcast(a: Dim, b: Dim) -> Dim | None:
+    """The size of two sizes broadcast; None if it is not known."""
+    if a == b or b == 1:
+        return a
+    if a == 1:
+        return b
+    if isinstance(a, int) and isinstance(b, int):
+        return None  # an error when it runs
+    return a if isinstance(a, int) else b if isinstance(b, int) else None
 
 
 class AnyCall(Protocol):
@@ -37,6 +66,14 @@ C = TypeVar("C", bound=AnyCall)
 class GraphView(Protocol[V, C]):
     """A graph that rules rewrite: calls of operators, and the values between them."""
 
+    @property
+    def is_valid(self) -> bool:
+        """Whether a rule may remove calls that would fail; otherwise a call that may fail must stay, and fail when it runs."""
+
+    @property
+    def keeps_views(self) -> bool:
+        """Whether a constant may be a view of another one, and then needs no memory."""
+
     # --- calls ---
 
     def named(self, *names: str) -> Sequence[C]:
@@ -44,6 +81,12 @@ class GraphView(Protocol[V, C]):
 
     def calls(self) -> Sequence[C]:
         """All calls in an order in which they can run."""
+
+    def constant_calls(self) -> Iterable[C]:
+        """The calls whose inputs are all constants or absent, in order; those too that become such while they are walked."""
+
+    def refuse(self, call: C) -> None:
+        """Leave a call of constants out of `constant_calls` from now on."""
 
     def alive(self, call: C) -> bool:
         """Whether the graph still has a call."""
@@ -57,6 +100,12 @@ class GraphView(Protocol[V, C]):
     def version(self, call: C) -> int:
         """The schema version that a call of an operator of ONNX has; 0 for any other call."""
 
+    def name(self, call: C) -> tuple[str, str]:
+        """The domain and the name of what a call calls, whatever its version means."""
+
+    def node(self, call: C) -> Node | None:
+        """A call as the definition of its operator takes it; None if it cannot be computed alone."""
+
     def attribute(self, call: C, name: str, default: Any = None) -> Any:
         """An attribute: a number, a list of numbers, a str or a tensor; `default` if the call and its schema have none."""
 
@@ -64,6 +113,9 @@ class GraphView(Protocol[V, C]):
         """An input of a call; None for an absent one."""
 
     # --- values ---
+
+    def has_one_output(self, call: C) -> bool:
+        """Whether all outputs of a call but the first are absent."""
 
     def producer(self, value: V) -> C | None:
         """The call that returns a value; None for inputs and constants."""
@@ -91,8 +143,14 @@ class GraphView(Protocol[V, C]):
 
     # --- constants ---
 
-    def constant(self, value: V) -> np.ndarray | None:
-        """A constant tensor; None for any other value."""
+    def constant(self, value: V, most: int = MOST) -> np.ndarray | None:
+        """A constant tensor; None for any other value, and for one of more than `most` bytes that would have to be read."""
+
+    def is_constant(self, value: V) -> bool:
+        """Whether a value is constant."""
+
+    def constant_bytes(self, value: V) -> int:
+        """The size of a constant, without reading it; 0 for any other value."""
 
     def ints(self, value: V) -> tuple[int, ...] | None:
         """A constant of few integers; None for any other value."""
@@ -113,8 +171,32 @@ class GraphView(Protocol[V, C]):
             **attributes: those that differ from the defaults.
         """
 
-    def add_constant(self, array: np.ndarray, *sources: V) -> V:
-        """A new constant, which was computed from others; it is trainable if one of those is."""
+    def again(self, call: C, inputs: Sequence[V], outputs: Sequence[V], origins: Sequence[C], **changes: Any) -> C:
+        """A call of the same operator on other inputs, for `put`.
+
+        Args:
+            call: the call, whose attributes the new one has.
+            inputs: the values that it reads.
+            outputs: the values that it returns; a new one if there are none.
+            origins: the calls that it replaces.
+            **changes: attributes that differ; None for those that it does not have.
+        """
+
+    def add_constant(self, array: np.ndarray, *sources: V, suffix: str = "") -> V:
+        """A new constant, which was computed from others; it is trainable if one of those is.
+
+        Args:
+            array: the value.
+            *sources: the constants; the first of them gives the name.
+            suffix: of the name.
+        """
+
+    def scaled(self, weight: V, factors: np.ndarray, *sources: V) -> V | None:
+        """A new constant: a weight multiplied by factors, which were computed from other constants; None if it is not finite.
+
+        Raises:
+            ValueError: the shapes do not broadcast.
+        """
 
     def put(self, root: C, *calls: C, also: Iterable[C] = ()) -> bool:
         """Replace a call, and `also` later ones, by others in its place, which return their outputs.
@@ -145,3 +227,9 @@ def ints_of(view: GraphView[V, C], call: C, name: str, index: int) -> tuple[bool
         return True, tuple(int(v) for v in value)
     source = view.input(call, index)
     return source is not None, None if source is None else view.ints(source)
+
+
+def rank(view: GraphView[V, C], value: V) -> int | None:
+    """The number of axes of a value; None if it is not known."""
+    shape = view.shape(value)
+    return None if shape is None else len(shape)

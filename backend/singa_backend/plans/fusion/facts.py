@@ -21,7 +21,7 @@ from ...ir.graph import ABSENT
 from ...ir.windows import windows
 from ...kernels.values import Computed
 from ...proto.schemas import schemas, type_strings
-from ...rewriting.view import Dim, Shape
+from ...rewriting.view import Dim, Shape, broadcast
 from ..region import Call, Region
 
 Known = Dim | tuple[Dim, ...]
@@ -44,19 +44,9 @@ FIRST = (
 """Operators whose first result has the shape of the first input, as those with the traits `unary` and `shape_of_first`."""
 
 
-MODERN = {
-    "Add": 7, "Sub": 7, "Mul": 7, "Div": 7, "Pow": 7, "Sum": 8, "Max": 8, "Min": 8, "Mean": 8, "Gemm": 7, "PRelu": 7,
-    "Softmax": 11, "BatchNormalization": 7, "Greater": 7, "Less": 7, "Equal": 7, "And": 7, "Or": 7, "Xor": 7,
-}  # fmt: skip
-"""The schema version from which an operator has its present meaning, if it had another one before."""
-
-
 def operator(call: Call | None) -> str:
     """The operator that a call of ONNX's domain has in its present meaning; "" for any other."""
-    if call is None or call.node.domain:
-        return ""
-    name = call.node.op_type
-    return name if name not in MODERN or (call.node.version or 0) >= MODERN[name] else ""
+    return "" if call is None else call.operator
 
 
 @cache
@@ -74,17 +64,6 @@ def _parameters(domain: str, name: str, version: int) -> tuple[tuple[Any, ...], 
     inputs, outputs = list(schema.inputs), list(schema.outputs)
     repeats = [bool(p) and str(p[-1].option).endswith("Variadic") for p in (inputs, outputs)]
     return tuple(map(bound, inputs)), tuple(map(bound, outputs)), repeats[0], repeats[1]
-
-
-def broadcast(a: Dim, b: Dim) -> Dim | None:
-    """The size of two sizes broadcast; None if it is not known."""
-    if a == b or b == 1:
-        return a
-    if a == 1:
-        return b
-    if isinstance(a, int) and isinstance(b, int):
-        return None  # an error when it runs
-    return a if isinstance(a, int) else b if isinstance(b, int) else None
 
 
 class Facts:
@@ -192,7 +171,7 @@ class Facts:
     def infer(self, call: Call) -> None:
         """Add what is known of the outputs of a call; the values before it must be known."""
         self._infer_dtypes(call)
-        name = operator(call)
+        name = call.operator
         if not name or call.outputs[0] == ABSENT:
             return
         rule = _RULES.get(name)

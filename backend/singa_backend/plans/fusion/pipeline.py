@@ -6,19 +6,20 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 
 from ...rewriting.activations import activations, hard_sigmoids, leaky_relus, prelus, softplus
+from ...rewriting.affine import channels
 from ...rewriting.attention import attentions, scales
+from ...rewriting.identity import identity
 from ...rewriting.normalization import global_pools, group_norms, layer_norms
 from ...rewriting.rotary import rotary_embeddings
 from ..region import Region
 from .additions import additions, windows
-from .channels import channels
 from .constants import branches, constants, sizes
 from .facts import Type
-from .identity import identity, squares, sums
 from .padding import padding
 from .products import products
 from .quantized import quantized_moves, quantized_pairs, quantized_products, quantized_signs, quantized_sums, quantized_tables
 from .reshapes import reshapes
+from .simpler import squares, sums
 from .transposes import cancelled, through_reshapes, transposes
 from .view import RegionView
 

@@ -33,7 +33,7 @@ def reshapes(edit: RegionView) -> int:
 
 
 def _moved(edit: RegionView, call: Call) -> bool:
-    name = operator(call)
+    name = call.operator
     at = 1 if name == "Gather" else 0
     if name in BINARY and len(call.inputs) == 2 and edit.made_by(call.inputs[0], "Reshape") is None:
         at = 1
