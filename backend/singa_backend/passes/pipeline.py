@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,9 +19,13 @@ from typing import Any
 from onnx import ModelProto
 
 from ..errors import InvalidInput, InvalidModel, ResourceExhausted
+from ..rewriting.activations import activations, hard_sigmoids, leaky_relus, prelus, softplus
 from ..rewriting.affine import channels
+from ..rewriting.attention import attentions
 from ..rewriting.constants import constants
 from ..rewriting.identity import identity
+from ..rewriting.normalization import group_norms, layer_norms
+from ..rewriting.rotary import rotary_embeddings
 from .back_to_back import remove_back_to_back
 from .cleaning import merge_duplicates, remove_dead, remove_dead_functions
 from .graph import GraphEditor
@@ -37,7 +41,7 @@ class Pass:
     """A named rewrite.
 
     Attributes:
-        name: the key in `PASSES`.
+        name: the key in `PASSES` or `FUSIONS`.
         summary: what the pass does, in one line.
         run: changes a `ModelEditor` and returns the number of its changes.
     """
@@ -89,6 +93,22 @@ PASSES: dict[str, Pass] = {
     )
 }
 """All passes by name, in the order in which they run."""
+
+FUSIONS: dict[str, Pass] = {
+    p.name: p
+    for p in (
+        Pass("layer_norms", "fuse LayerNormalization, RMSNormalization and InstanceNormalization", _rule(layer_norms)),
+        Pass("group_norms", "fuse GroupNormalization", _rule(group_norms)),
+        Pass("activations", "fuse Gelu, Swish, HardSwish and Mish", _rule(activations)),
+        Pass("hard_sigmoids", "fuse HardSigmoid", _rule(hard_sigmoids)),
+        Pass("leaky_relus", "fuse LeakyRelu", _rule(leaky_relus)),
+        Pass("prelus", "fuse PRelu", _rule(prelus)),
+        Pass("softplus", "fuse Softplus", _rule(softplus)),
+        Pass("rotary_embeddings", "fuse RotaryEmbedding", _rule(rotary_embeddings)),
+        Pass("attentions", "fuse Attention", _rule(attentions)),
+    )
+}
+"""The passes that `fuse` adds: they replace primitive forms by operators that the model's opset has, and round."""
 
 
 @dataclass(frozen=True)
@@ -207,6 +227,8 @@ def optimize(
     model: ModelProto,
     passes: Sequence[str] | None = None,
     *,
+    fuse: bool = False,
+    parameters: Collection[str] | None = None,
     rounds: int = 20,
     folder: str | Path | None = None,
     progress: Callable[..., None] | None = None,
@@ -219,7 +241,9 @@ def optimize(
 
     Args:
         model: the model to rewrite.
-        passes: names from `PASSES`, in the order in which to run them; by default all, in the order of `PASSES`.
+        passes: names from `PASSES` and `FUSIONS`, in the order in which to run them; by default all of `PASSES`, in their order.
+        fuse: whether all of `FUSIONS` run after them.
+        parameters: the float constants that train, whose numbers no fusion takes; by default all float initializers.
         rounds: the maximum number of times that all passes run, at least 1.
         folder: the folder of external data, so that small constants there can be read.
         progress: called after each pass, with `note=` its name.
@@ -237,11 +261,11 @@ def optimize(
         >>> report = optimize(model, ["remove_identity", "remove_dead"])
         >>> print(report)
     """
-    chosen = [_named(name) for name in (PASSES if passes is None else passes)]
+    chosen = [_named(name) for name in (*(PASSES if passes is None else passes), *(FUSIONS if fuse else ()))]
     if isinstance(rounds, bool) or not isinstance(rounds, int) or rounds < 1:
         raise InvalidInput(f"rounds must be at least 1, got {rounds}", code="SX360")
     try:
-        edit = ModelEditor(model, None if folder is None else Path(folder))
+        edit = ModelEditor(model, None if folder is None else Path(folder), parameters)
         _check(edit)
         report = Report([PassReport(p.name) for p in chosen], before=_count(edit))
         if edit.open:
@@ -257,9 +281,10 @@ def optimize(
 
 
 def _named(name: str) -> Pass:
-    if name not in PASSES:
-        raise InvalidInput(f"a pass must be one of {', '.join(PASSES)}, got {name!r}", code="SX360")
-    return PASSES[name]
+    found = PASSES.get(name) or FUSIONS.get(name)
+    if found is None:
+        raise InvalidInput(f"a pass must be one of {', '.join((*PASSES, *FUSIONS))}, got {name!r}", code="SX360")
+    return found
 
 
 def _run(edit: ModelEditor, chosen: Sequence[Pass], rounds: int, report: Report, progress: Callable[..., None]) -> None:

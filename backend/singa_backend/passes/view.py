@@ -158,6 +158,13 @@ class ModelView:
         """The size of a constant, without reading it; 0 for any other value."""
         return self.net.constant_bytes(value) if value else 0
 
+    def trains(self, value: str) -> bool:
+        """Whether a value is a constant that may train: an initializer, unless the model's are known to be parameters or not."""
+        found, context = self.net.tensor(value), self.net.context
+        if context.parameters is not None and (isinstance(found, Node) or value in context.given):
+            return value in context.parameters
+        return found is not None and not isinstance(found, Node)
+
     def ints(self, value: str) -> tuple[int, ...] | None:
         """A constant of few integers; None for any other value."""
         array = self.net.constant(value, FEW)
@@ -193,8 +200,8 @@ class ModelView:
 
     def add_constant(self, array: np.ndarray, *sources: str, suffix: str = "") -> str:
         """A new constant: an initializer, or a Constant node for floats that were computed from Constant nodes only."""
-        trains = not sources or self.net.trains(array, *sources)
-        return self.net.add_constant(array, sources[0] + suffix if sources else "constant", trains)
+        name = sources[0] + suffix if sources else "constant"
+        return self.net.add_constant(array, name, self.net.trains(array, *sources))
 
     def scaled(self, weight: str, factors: np.ndarray, *sources: str) -> str | None:
         """A new constant: a weight multiplied by factors, rounded once; None if it is not finite, or too large."""
@@ -204,6 +211,11 @@ class ModelView:
         with np.errstate(all="ignore"):
             made = (array * factors).astype(array.dtype)
         return self.add_constant(made, weight, *sources) if np.isfinite(made).all() else None
+
+    def offers(self, op_type: str) -> bool:
+        """Whether the model's opset has an operator in its present meaning."""
+        version = schema_version("", op_type, self.net.opset) or 0
+        return bool(present(op_type, version)) and not schemas["", op_type][version].deprecated
 
     def put(self, root: Node, *calls: Node, also: Iterable[Node] = ()) -> bool:
         """Replace a node, and `also` later ones, by others in its place; False if the opset has no form of one of those."""
@@ -240,10 +252,9 @@ class ModelView:
         """Write a node in the form of the model's opset: inputs that were attributes become those; False if that has no form."""
         if node in self._same_form:
             return True
-        version = self.version(node)
-        if not present(node.op_type, version):
+        if not self.offers(node.op_type):
             return False
-        here, newest = (schemas["", node.op_type][v] for v in (version, max(schemas["", node.op_type])))
+        here, newest = (schemas["", node.op_type][v] for v in (self.version(node), max(schemas["", node.op_type])))
         if here is newest:
             return True
         known = [p.name for p in here.inputs]

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from .match import Anything, Constant, Match, Multiple, Number, Pattern, Rule, Rules, View, factor, matches, op
+from .match import FEW, Anything, Constant, Match, Multiple, Number, Pattern, Rule, Rules, View, factor, matches, number, op
 
 STEPS = 8
 """The number of calls that are followed."""
@@ -142,6 +142,8 @@ def _prelu(view: View, match: Match) -> bool:
         return False
     if any(d not in (1, s) for d, s in zip(slope.shape[::-1], shape[::-1], strict=False)):
         return False
+    if view.operator(match.root) == "Add" and view.trains(match[CONSTANT]):
+        return False
     value = match[CONSTANT] if view.operator(match.root) == "Sub" else view.add_constant(-slope, match[CONSTANT])
     return view.put(match.root, view.call("PRelu", (match[X], value), match.origins, match.root.outputs))
 
@@ -185,7 +187,7 @@ def _bases(view: View, value: Any) -> list[Any]:
         call = view.made_by(found[-1], "Mul", "Div")
         source = None
         if call is not None:
-            source = next((i for i in call.inputs if view.constant(i) is None and _multiplied(view, call, i) is not None), None)
+            source = next((i for i in call.inputs if not view.is_constant(i) and _multiplied(view, call, i) is not None), None)
         if source is None:
             break
         found.append(source)
@@ -231,7 +233,7 @@ def _match(view: View, call: Any, argument: Any, forms: tuple[Form, ...], inner:
 def _addend(view: View, add: Any, other: Any, x: Any) -> tuple[float | None, list[Any]]:
     """The number that is added: a constant, or the factor of x if the value was multiplied by x."""
     if x is None:
-        return view.number(add, other), []
+        return number(view, add, other), []
     calls: list[Any] = []
     found = polynomial(view, other, x, calls)
     return (found[1] if found is not None and found.keys() == {1} else None), calls
@@ -272,14 +274,14 @@ def polynomial(view: View, value: Any, x: Any, calls: list[Any], depth: int = 6)
     """A value as a polynomial of x of degree 3 at most: {degree: coefficient}; the calls that compute it are added to `calls`."""
     if value == x:
         return {1: 1.0}
-    array = view.constant(value)
-    if array is not None:
-        return {0: float(array.reshape(-1)[0])} if array.size == 1 and array.dtype == np.float32 else None
+    if view.is_constant(value):
+        array = None if view.trains(value) else view.constant(value, FEW)
+        return {0: float(array.reshape(-1)[0])} if array is not None and array.size == 1 and array.dtype == np.float32 else None
     call = view.producer(value)
     name = view.operator(call)
     if call is None or depth == 0 or name not in ("Add", "Sub", "Mul", "Div", "Pow", "Neg"):
         return None
-    if any(view.constant(i) is not None and view.number(call, i) is None for i in call.inputs) and name != "Pow":
+    if any(view.is_constant(i) and number(view, call, i) is None for i in call.inputs) and name != "Pow":
         return None
     found = [polynomial(view, i, x, calls, depth - 1) for i in call.inputs[: 1 if name == "Pow" else None]]
     if any(p is None for p in found):

@@ -20,6 +20,8 @@ from .view import GraphView
 
 COMMUTATIVE = frozenset(("Add", "Mul", "Max", "Min"))
 
+FEW = 64
+"""Bytes of a constant that is read for its one number."""
 NONE: Mapping[str, Any] = MappingProxyType({})
 
 View = GraphView[Any, Any]
@@ -120,12 +122,12 @@ class Constant(Anything):
 
     def match(self, view: View, value: Any, reader: Any, so_far: Match) -> Iterator[Match]:
         """Match a constant."""
-        if view.constant(value) is not None:
+        if view.is_constant(value):
             yield from super().match(view, value, reader, so_far)
 
 
 class Number(Pattern):
-    """A constant float32 of one element that adds no axis.
+    """A constant float32 of one element that adds no axis, and does not train.
 
     Args:
         value: the number that it must be, if any.
@@ -137,11 +139,11 @@ class Number(Pattern):
 
     def match(self, view: View, value: Any, reader: Any, so_far: Match) -> Iterator[Match]:
         """Match a number; a match has it instead of the value."""
-        number = view.number(reader, value)
-        if number is not None:
-            wanted = so_far.found.get(self, number) if self.value is None else self.value
-            if abs(number - wanted) <= self.tolerance * abs(wanted):
-                yield so_far.bound(self, number)
+        found = number(view, reader, value)
+        if found is not None:
+            wanted = so_far.found.get(self, found) if self.value is None else self.value
+            if abs(found - wanted) <= self.tolerance * abs(wanted):
+                yield so_far.bound(self, found)
 
 
 class Exponent(Pattern):
@@ -152,7 +154,7 @@ class Exponent(Pattern):
 
     def match(self, view: View, value: Any, reader: Any, so_far: Match) -> Iterator[Match]:
         """Match the number."""
-        array = view.constant(value)
+        array = view.constant(value, FEW)
         if array is not None and array.size == 1 and array.reshape(-1)[0] == self.value:
             shape = view.shape(reader.inputs[0]) if array.ndim else ()
             if shape is not None and len(shape) >= array.ndim:
@@ -283,6 +285,12 @@ def producer(view: View, value: Any) -> Any:
     return view.producer(value)
 
 
+def number(view: View, call: Any, value: Any) -> float | None:
+    """A number that an elementwise call combines with another value, if it does not train."""
+    found = view.number(call, value)
+    return None if found is None or view.trains(value) else found
+
+
 def factor(view: View, call: Any, value: Any = None) -> tuple[Any, float] | None:
     """The value that a Mul or a Div multiplies by a number, and the number; `value`: the value, if it must be one."""
     name = view.operator(call)
@@ -290,9 +298,9 @@ def factor(view: View, call: Any, value: Any = None) -> tuple[Any, float] | None
         return None
     for at in (0, 1) if name == "Mul" else (0,):
         if value is None or call.inputs[at] == value:
-            number = view.number(call, call.inputs[1 - at])
-            if number is not None and (name == "Mul" or number):
-                return call.inputs[at], number if name == "Mul" else 1 / number
+            found = number(view, call, call.inputs[1 - at])
+            if found is not None and (name == "Mul" or found):
+                return call.inputs[at], found if name == "Mul" else 1 / found
     return None
 
 

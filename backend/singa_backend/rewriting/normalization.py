@@ -58,17 +58,18 @@ def _normalize(view: View, match: Match, name: str, mean: Any) -> bool:
     """Replace a match by a normalization over the axes of a mean, if they are the last ones, or one other, of float32 values."""
     x, axes = match[X], _axes(view, mean)
     shape = view.shape(x)
-    if not axes or view.dtype(x) not in (None, np.float32):
+    if not axes or view.dtype(x) not in (None, np.float32) or not view.offers(name):
         return False
     axes, moved = _from_end(axes, shape), None
     if shape is not None and len(axes) == 1 and -len(shape) <= axes[0] < -1:
         moved, axes = axes[0] + len(shape), (-1,)
     if axes != tuple(range(-len(axes), 0)):
         return False
-    arrays = [_parameter(view.constant(match[p]), shape, axes[0], moved) for p in (SCALE, SHIFT) if p in match]
+    given = [match[p] for p in (SCALE, SHIFT) if p in match]
+    arrays = [_parameter(view, value, shape, axes[0], moved) for value in given]
     if any(a is None for a in arrays):
         return False
-    parameters = [_constant(view, match[p], a) for p, a in zip([p for p in (SCALE, SHIFT) if p in match], arrays, strict=True)]
+    parameters = [_constant(view, value, a) for value, a in zip(given, arrays, strict=True)]
     if SCALE not in match:
         normalized = (shape or ())[axes[0] :] if moved is None else (shape or ())[moved : moved + 1]
         sizes = [d for d in normalized if isinstance(d, int)]
@@ -93,8 +94,14 @@ def _from_end(axes: tuple[int, ...], shape: Shape | None) -> tuple[int, ...]:
     return tuple(sorted(a if a < 0 else a - len(shape) if shape is not None else 0 for a in axes))
 
 
-def _parameter(array: np.ndarray | None, shape: Shape | None, axis: int, moved: int | None) -> np.ndarray | None:
-    """A constant with the shape of the normalized axes; None if it would broadcast otherwise."""
+def _parameter(view: View, value: Any, shape: Shape | None, axis: int, moved: int | None) -> np.ndarray | None:
+    """A constant with the shape of the normalized axes; None if it would broadcast otherwise, or train as several numbers."""
+    array = view.constant(value)
+    made = _spread(array, shape, axis, moved)
+    return None if array is None or made is None or (made.size != array.size and view.trains(value)) else made
+
+
+def _spread(array: np.ndarray | None, shape: Shape | None, axis: int, moved: int | None) -> np.ndarray | None:
     if array is None or array.dtype != np.float32 or shape is None or array.ndim > len(shape):
         return None
     if moved is not None:
@@ -134,6 +141,8 @@ def _instance_norm(view: View, match: Match) -> bool:
 
 def _by_channels(view: View, match: Match, name: str, shape: Shape, **attributes: Any) -> bool:
     """Replace a match by a normalization with a scale and a shift for each channel; those of the match are constants."""
+    if not view.offers(name):
+        return False
     parameters = []
     for part, default in ((SCALE, 1), (SHIFT, 0)):
         if part not in match:
@@ -178,7 +187,9 @@ def _group_norm(view: View, match: Match) -> bool:
     if groups[0] != shape[0] or not isinstance(number, int) or not isinstance(channels, int) or number < 1 or channels % number:
         return False
     ones, zeros = view.constant(match[ONE]), view.constant(match[ZERO])
-    if ones is None or zeros is None or ones.dtype != np.float32 or (ones != 1).any() or zeros.any():
+    if ones is None or zeros is None or view.trains(match[ONE]) or view.trains(match[ZERO]):
+        return False
+    if ones.dtype != np.float32 or (ones != 1).any() or zeros.any():
         return False
     epsilon = view.attribute(view.producer(match[GROUPS]), "epsilon", 1e-5)
     return _by_channels(view, match, "GroupNormalization", shape, num_groups=number, epsilon=epsilon)

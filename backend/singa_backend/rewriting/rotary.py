@@ -32,7 +32,7 @@ def _rotary(view: View, match: Match) -> bool:
     size = shape[-1] if shape is not None and len(shape) == 4 else None
     if shape is None or not isinstance(size, int) or size % 2 or view.dtype(x) != np.float32:
         return False
-    if view.attribute(producer(view, match[TURNED]), "axis") not in (-1, 3):
+    if not view.offers("RotaryEmbedding") or view.attribute(producer(view, match[TURNED]), "axis") not in (-1, 3):
         return False
     if not _is_half(view, match[LOW], 0, size // 2) or not _is_half(view, match[HIGH], size // 2, size // 2):
         return False
@@ -63,7 +63,7 @@ def _halves_are_equal(view: View, value: Any, shape: Shape, size: int) -> bool:
     array = view.constant(value)
     if array is None:
         return view.shape(value) == (shape[0], 1, shape[2], size) and _repeats(view, value)
-    if (1,) * (4 - array.ndim) + array.shape != (1, 1, shape[2], size) or shape[0] != 1:
+    if view.trains(value) or (1,) * (4 - array.ndim) + array.shape != (1, 1, shape[2], size) or shape[0] != 1:
         return False
     return np.array_equal(array[..., : size // 2], array[..., size // 2 :])
 

@@ -152,6 +152,9 @@ class GraphView(Protocol[V, C]):
     def constant_bytes(self, value: V) -> int:
         """The size of a constant, without reading it; 0 for any other value."""
 
+    def trains(self, value: V) -> bool:
+        """Whether a value is a constant that training may change: its numbers must not become attributes, or be left out."""
+
     def ints(self, value: V) -> tuple[int, ...] | None:
         """A constant of few integers; None for any other value."""
 
@@ -159,6 +162,9 @@ class GraphView(Protocol[V, C]):
         """A constant float32 of one element in an elementwise call of two inputs, which has the shape of the other input."""
 
     # --- changes ---
+
+    def offers(self, op_type: str) -> bool:
+        """Whether `put` can write calls of an operator of ONNX's domain in the form of its newest version."""
 
     def call(self, op_type: str, inputs: Sequence[V], origins: Sequence[C], outputs: Sequence[V] = (), **attributes: Any) -> C:
         """A call in the form of the operator's newest version, for `put`; it returns a new value if `outputs` is not given.

@@ -233,6 +233,14 @@ class RegionView:
 
     # --- writing ---
 
+    def offers(self, op_type: str) -> bool:
+        """Whether a region holds calls of an operator: always True."""
+        return True
+
+    def trains(self, value: int) -> bool:
+        """Whether training may change a constant: a plan is made for its present value."""
+        return False
+
     def put(self, root: Call, *calls: Call, also: Iterable[Call] = ()) -> bool:
         """Replace a call, and `also` later ones, by others in its place, which return their outputs.
 
