@@ -170,3 +170,36 @@ def test_put_refuses_what_the_opset_lacks(opset: int, operator: str) -> None:
     inputs = ["x"] if operator == "Gelu" else ["x", "x"]
     assert not view.put(relu, view.call(operator, inputs, [relu], relu.outputs))
     assert view.calls() == [relu]
+
+
+PAIRS = [
+    ("a = Transpose<perm = [1, 0, 2]>(x) y = Transpose<perm = [0, 2, 1]>(a)", "transposes", ["Transpose"], 18),
+    ("a = Pad(p, pads) y = Conv(a, w)", "padding", ["Conv"], 18),
+    ("a = Pad<pads = [0,0,1,1,0,0,1,1]>(p) y = Conv<auto_pad = \"VALID\">(a, w)", "padding", ["Conv"], 10),
+    ("a = Pad(p, sides) y = Conv(a, w)", "padding", ["Pad", "Conv"], 18),
+    ("a = Reshape(x, flat) y = Reshape(a, rest)", "reshapes", ["Reshape"], 18),
+    ("a = Reshape(x, split) y = Reshape(a, copies)", "reshapes", ["Reshape"], 18),
+    ("a = Reshape<shape = [6, 4]>(x) y = Reshape<shape = [4, 6]>(a)", "reshapes", ["Reshape"], 4),
+]  # fmt: skip
+SIZES = {
+    "pads": np.array([0, 0, 1, 1, 0, 0, 1, 1]), "sides": np.array([1, 0, 0, 0, 0, 0, 0, 0]), "flat": np.array([24]),
+    "rest": np.array([4, -1]), "split": np.array([6, 4]), "copies": np.array([0, 2, -1]), "w": np.ones((4, 3, 1, 1), F),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("body", "rule", "operators", "opset"), PAIRS)
+def test_two_successive_calls_become_one(body: str, rule: str, operators: list[str], opset: int) -> None:
+    read_ = {n: v for n, v in SIZES.items() if f" {n}" in body and f"{n} =" not in body}
+    rank = 4 if "Conv" in body else 3 if "Transpose" in body or "copies" in body else 2
+    text = f"g (float[2,3,4] x, float[2,3,2,2] p) => (float[{','.join('abcd'[:rank])}] y) {{ {body} }}"
+    found = model(text, opset, **read_)
+    graph = read(found)
+    region = region_of(graph)
+    fuse(region, 2, {i: (v.dtype, v.shape) for i, v in zip(region.inputs, graph.inputs, strict=True)}, [rule])
+    assert [call.name for call in region.calls] == operators or opset < 5  # a plan leaves Reshapes by an attribute
+    feeds = [np.arange(24, dtype=F).reshape(2, 3, 4), np.arange(24, dtype=F).reshape(2, 3, 2, 2)]
+    before = prepare(found).run(feeds)
+    optimize(found, ["remove_back_to_back"])
+    checker.check_model(found, full_check=True)
+    assert [n.op_type for n in found.graph.node] == operators
+    np.testing.assert_array_equal(prepare(found).run(feeds)[0], before[0])

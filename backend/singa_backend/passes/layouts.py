@@ -14,13 +14,12 @@ import numpy as np
 
 from ..ir.declaration import has_trait, newest_declaration
 from ..rewriting.identity import drops_nothing
+from ..rewriting.transposes import compose, invert
 from .graph import GraphEditor, Node, Type
 from .operator_facts import (
     axes_since,
-    compose,
     get_ints,
     inside,
-    invert,
     permutation,
     set_ints,
 )

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from ..proto.schemas import schema_version
-from ..rewriting import constants
+from ..rewriting import constants, transposes
 from .graph import GraphEditor, Node
 from .view import ModelView
 
@@ -72,19 +72,5 @@ def inside(axes: Sequence[int] | None, rank: int | None) -> tuple[int, ...] | No
 
 
 def permutation(net: GraphEditor, node: Node) -> tuple[int, ...] | None:
-    """The permutation of a Transpose; None if it is not known, or `perm` is not a permutation."""
-    perm = node.get("perm")
-    if perm is None:
-        rank = net.rank(node.input(0))
-        return None if rank is None else tuple(reversed(range(rank)))
-    return tuple(perm) if sorted(perm) == list(range(len(perm))) else None
-
-
-def compose(first: Sequence[int], second: Sequence[int]) -> tuple[int, ...]:
-    """The permutation of Transpose(Transpose(x, first), second)."""
-    return tuple(first[i] for i in second)
-
-
-def invert(perm: Sequence[int]) -> tuple[int, ...]:
-    """The inverse permutation."""
-    return tuple(perm.index(i) for i in range(len(perm)))
+    """The permutation of a Transpose of this graph; None if it is not known, or `perm` is not a permutation."""
+    return transposes.permutation(ModelView(net), node)

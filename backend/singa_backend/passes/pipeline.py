@@ -13,6 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from ..rewriting.constants import constants
 from ..rewriting.identity import identity
 from ..rewriting.normalization import group_norms, layer_norms
 from ..rewriting.rotary import rotary_embeddings
+from ..rewriting.run import run
 from .back_to_back import remove_back_to_back
 from .cleaning import merge_duplicates, remove_dead, remove_dead_functions
 from .graph import GraphEditor
@@ -54,7 +56,7 @@ class Pass:
 def _each(rewrite: Callable[[GraphEditor], int]) -> Callable[[ModelEditor], int]:
     """Apply a rewrite of one graph to all graphs, inner ones first."""
 
-    def run(edit: ModelEditor) -> int:
+    def apply(edit: ModelEditor) -> int:
         count = 0
         for net in list(edit.nets()):
             if count:
@@ -62,7 +64,7 @@ def _each(rewrite: Callable[[GraphEditor], int]) -> Callable[[ModelEditor], int]
             count += rewrite(net)
         return count
 
-    return run
+    return apply
 
 
 def _rule(rewrite: Callable[[ModelView], int]) -> Callable[[ModelEditor], int]:
@@ -290,21 +292,22 @@ def _named(name: str) -> Pass:
 def _run(edit: ModelEditor, chosen: Sequence[Pass], rounds: int, report: Report, progress: Callable[..., None]) -> None:
     failed: set[str] = set()
     restore = edit.snapshot()
-    while report.rounds < rounds and not report.settled:
-        report.rounds += 1
-        report.settled = True
-        for rewrite, did in zip(chosen, report.passes, strict=True):
-            if rewrite.name in failed:
-                continue
-            failure = _step(edit, rewrite, did, restore)
-            if did.changed:
-                restore = edit.snapshot()
-            if failure is not None:
-                failed.add(rewrite.name)
-                report.failures.append(failure)
-            elif did.changed:
-                report.settled = False
-            progress(note=rewrite.name)
+
+    def once(rewrite: Pass, did: PassReport) -> int:
+        nonlocal restore
+        if rewrite.name in failed:
+            return 0
+        failure = _step(edit, rewrite, did, restore)
+        if did.changed:
+            restore = edit.snapshot()
+        if failure is not None:
+            failed.add(rewrite.name)
+            report.failures.append(failure)
+        progress(note=rewrite.name)
+        return did.changed
+
+    done = run([partial(once, *both) for both in zip(chosen, report.passes, strict=True)], rounds)
+    report.rounds, report.settled = done.rounds, done.settled
 
 
 def _step(edit: ModelEditor, rewrite: Pass, did: PassReport, restore: Callable[[], None]) -> Failure | None:

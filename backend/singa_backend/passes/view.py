@@ -236,17 +236,20 @@ class ModelView:
         return True
 
     def _drop(self, *gone: Node) -> None:
-        """Remove nodes, and those before them that nothing uses any more; Constant nodes are left to `remove_dead`."""
-        pending = list(gone)
+        """Remove nodes, and those before them that nothing uses any more."""
+        for node in gone:
+            if node in self.net:
+                self.net.remove(node)
+                self._drop_unused(node.inputs)
+
+    def _drop_unused(self, values: Iterable[str]) -> None:
+        """Remove the nodes of values that nothing uses, and those before them; Constant nodes are left to `remove_dead`."""
+        pending = list(values)
         while pending:
-            node = pending.pop()
-            if node not in self.net:
-                continue
-            self.net.remove(node)
-            for name in node.inputs:
-                before = self.producer(name)
-                if before is not None and not any(o and self.net.used(o) for o in before.outputs):
-                    pending.append(before)
+            node = self.producer(pending.pop())
+            if node is not None and not any(o and self.net.used(o) for o in node.outputs):
+                self.net.remove(node)
+                pending += node.inputs
 
     def _lower(self, node: Node) -> bool:
         """Write a node in the form of the model's opset: inputs that were attributes become those; False if that has no form."""
@@ -306,12 +309,15 @@ class ModelView:
         node, net = self.net.producer(old), self.net
         if node is None:
             return False
+        before = list(node.inputs)
         if net.bypass(node, new, node.outputs.index(old)):
+            self._drop_unused(before)
             return True
         if node.op_type == "Identity" or not node.only_output() or old in net.pinned:
             return False
         net.rewire(node, [new])
         node.op_type, node.attributes, node.outputs = "Identity", {}, node.outputs[:1]
+        self._drop_unused(before)
         return True
 
     def flush(self) -> None:

@@ -195,8 +195,8 @@ def _rewrite(view: GraphView[V, C], root: C, at: int, linear: _Linear[V, C], aff
     if name != "MatMul":
         return view.put(root, view.again(call, inputs, root.outputs[:1], origins, beta=None))
     if len(inputs) == 2:
-        return view.put(root, view.again(call, inputs, root.outputs[:1], origins))
-    product = view.again(call, inputs[:2], (), origins)
+        return view.put(root, view.call("MatMul", inputs, origins, root.outputs[:1]))
+    product = view.call("MatMul", inputs[:2], origins)
     return view.put(root, product, view.call("Add", (product.outputs[0], inputs[2]), origins, root.outputs[:1]))
 
 
@@ -215,7 +215,7 @@ def _rewrite_normalization(view: GraphView[V, C], root: C, linear: _Linear[V, C]
         return False
     constants = [view.add_constant(a, old, *sources) for a, old in zip(made, call.inputs[1:3], strict=True)]
     inputs = [call.inputs[0], *constants, *call.inputs[3:]]
-    return view.put(root, view.again(call, inputs, root.outputs[:1], [call, root]))
+    return view.put(root, view.again(call, inputs, root.outputs[:1], [call, root], momentum=None, spatial=None))
 
 
 def _finite(array: np.ndarray) -> bool:

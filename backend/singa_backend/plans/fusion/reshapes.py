@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ...ir.graph import ABSENT
+from ...rewriting.reshapes import join_reshape
 from ..region import Call, names
 from .facts import operator
 from .view import RegionView
@@ -34,14 +35,14 @@ def reshapes(edit: RegionView) -> int:
 
 def _moved(edit: RegionView, call: Call) -> bool:
     name = call.operator
+    if name == "Reshape":
+        return join_reshape(edit, call)
     at = 1 if name == "Gather" else 0
     if name in BINARY and len(call.inputs) == 2 and edit.made_by(call.inputs[0], "Reshape") is None:
         at = 1
     reshape = edit.made_by(call.inputs[at], "Reshape") if len(call.inputs) > at else None
     if reshape is None or len(reshape.inputs) != 2 or len(call.outputs) != (3 if name == "DynamicQuantizeLinear" else 1):
         return False
-    if name == "Reshape":
-        return _joined(edit, call, reshape)
     if name in PRODUCTS:
         return _product(edit, call, reshape)
     if operator(edit.producer(reshape.inputs[0])) not in SOURCES or not _elementwise(edit, call, reshape, at):
@@ -55,14 +56,6 @@ def _moved(edit: RegionView, call: Call) -> bool:
 def _again(edit: RegionView, reshape: Call, x: int, call: Call, shape: int) -> Call:
     """The Reshape of another value, in place of the first output of a call."""
     return Call(reshape.node, (x, shape), call.outputs[:1], reshape.scope, reshape.origins)
-
-
-def _joined(edit: RegionView, call: Call, before: Call) -> bool:
-    target = edit.ints(call.inputs[1]) if len(call.inputs) == 2 else None
-    if target is None or 0 in target:
-        return False
-    edit.put(call, Call(call.node, (before.inputs[0], call.inputs[1]), call.outputs, call.scope, call.origins))
-    return True
 
 
 def _keeps_last(edit: RegionView, reshape: Call) -> int | None:

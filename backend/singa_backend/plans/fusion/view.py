@@ -284,7 +284,10 @@ class RegionView:
         return made
 
     def again(self, call: Call, inputs: Sequence[int], outputs: Sequence[int], origins: Sequence[Call], **changes: Any) -> Call:
-        """A call of the same operator, in its newest version, on other inputs."""
+        """A call of the same operator on other inputs: of the same version, or of the newest one if attributes change."""
+        if not changes:
+            nodes = tuple(n for c in origins for n in (c.origins or (c.node,)))[-ORIGINS:]
+            return Call(call.node, tuple(inputs), tuple(outputs) or (self.region.new(),), call.scope, nodes)
         given = {k: call.attributes[k] for k in call.node.given if k not in changes}
         return self.call(call.name, inputs, origins, outputs, **given, **{k: v for k, v in changes.items() if v is not None})
 
