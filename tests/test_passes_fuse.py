@@ -153,6 +153,9 @@ def test_weights_stay_initializers(oracle: Oracle) -> None:
     judged(oracle, model)
     (norm,) = (n for n in model.graph.node if n.op_type == "LayerNormalization")
     assert norm.input[1] == "w" and set(norm.input[1:]) <= {t.name for t in model.graph.initializer}
+    plain = read(CASES["layer norm without scale"][1], 17)
+    judged(oracle, plain)
+    assert not plain.graph.initializer, "a scale of ones does not train: it is a Constant node"
 
 
 @pytest.mark.parametrize(
@@ -166,6 +169,17 @@ def test_a_parameter_does_not_become_an_attribute(name: str, number: str, oracle
     assert sorted(judged(oracle, read(body, opset, number), parameters=None)) != sorted(wanted)
     assert sorted(judged(oracle, read(body, opset, number), parameters=[number])) != sorted(wanted)
     assert sorted(judged(oracle, read(body, opset, number), parameters=[])) == sorted(wanted)
+
+
+def test_parameters_are_not_left_out_or_split(oracle: Oracle) -> None:
+    group = CASES["group norm"][1]
+    assert "InstanceNormalization" in judged(oracle, read(group, 21), parameters=["ones"])
+    norm = CASES["layer norm"][1].replace("Mul(n, w)", "Mul(n, tenth)")  # one number for all places
+    assert judged(oracle, read(norm, 17, "tenth"), parameters=[]) == ["LayerNormalization"]
+    assert judged(oracle, read(norm, 17, "tenth"), parameters=["tenth"]) == ["LayerNormalization", "Mul", "Add"]
+    prelu = CASES["prelu"][1].replace("Sub(a, m)", "Add(a, m)")
+    assert judged(oracle, read(prelu, 16), parameters=[]) == ["PRelu"]
+    assert "PRelu" not in judged(oracle, read(prelu, 16), parameters=["slope"])
 
 
 @pytest.mark.parametrize("name", MODELS)
