@@ -34,30 +34,18 @@ TENSOR = (np.ndarray, Computed)
 """The types of constant tensors."""
 MOST = 64
 """Elements of a vector of sizes."""
+QUANTIZED = ("QuantizeLinear", "DequantizeLinear")
+"""Operators whose result has the shape of the first input, but not its dtype."""
 LIMIT = 1 << 31
 """The magnitude of sizes that are computed here: larger ones may be taken modulo 2^n."""
-
-FIRST = (
-    "Softmax", "LogSoftmax", "Hardmax", "BatchNormalization", "LayerNormalization", "InstanceNormalization", "LRN", "Dropout",
-    "GroupNormalization", "RMSNormalization", "LpNormalization", "CumSum", "RotaryEmbedding", "ScatterND", "ScatterElements",
-    "Trilu", "QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear",
-)  # fmt: skip
-"""Operators whose first result has the shape of the first input, as those with the traits `unary` and `shape_of_first`."""
-
-
-MODERN = {
-    "Add": 7, "Sub": 7, "Mul": 7, "Div": 7, "Pow": 7, "Sum": 8, "Max": 8, "Min": 8, "Mean": 8, "Gemm": 7, "PRelu": 7,
-    "Softmax": 11, "BatchNormalization": 7, "Greater": 7, "Less": 7, "Equal": 7, "And": 7, "Or": 7, "Xor": 7,
-}  # fmt: skip
-"""The schema version from which an operator has its present meaning, if it had another one before."""
 
 
 def operator(call: Call | None) -> str:
     """The operator that a call of ONNX's domain has in its present meaning; "" for any other."""
     if call is None or call.node.domain:
         return ""
-    name = call.node.op_type
-    return name if name not in MODERN or (call.node.version or 0) >= MODERN[name] else ""
+    known = call.node.operator
+    return call.node.op_type if known is None or known.is_modern else ""
 
 
 @cache
@@ -200,7 +188,7 @@ class Facts:
         if rule is not None:
             with suppress(ArithmeticError, LookupError, TypeError, ValueError):  # the call fails when it runs
                 rule(self, call)
-        elif name in FIRST or _traits(name)[0]:
+        elif name in QUANTIZED or _traits(name)[0]:
             self._set(call.outputs[0], self.shape(call.inputs[0]) if call.inputs else None)
         elif _traits(name)[1]:
             self._set(call.outputs[0], self._broadcast([self.shape(i) for i in call.inputs]))
