@@ -11,9 +11,10 @@ from onnx import helper
 
 from .. import dtypes
 from ..ir import graph
+from ..ir.declaration import newest_declaration
 from ..ir.reader import read_call
 from ..proto.schemas import schema_version, schemas
-from ..rewriting.view import MOST, Shape, present
+from ..rewriting.view import MOST, Shape
 from .graph import GraphEditor, Node, constant_node
 from .type_inference import node_proto
 
@@ -73,7 +74,7 @@ class ModelView:
         """
         if call is None or call.domain or not call.plain:
             return ""
-        name = present(call.op_type, self.version(call))
+        name = _present(call.op_type, self.version(call))
         return "BatchNormalization" if not name and call.op_type == "BatchNormalization" and call.get("is_test", 0) else name
 
     def version(self, call: Node) -> int:
@@ -244,7 +245,7 @@ class ModelView:
         if node in self._same_form:
             return True
         version = self.version(node)
-        if not present(node.op_type, version):
+        if not _present(node.op_type, version):
             return False
         here, newest = (schemas["", node.op_type][v] for v in (version, max(schemas["", node.op_type])))
         if here is newest:
@@ -311,6 +312,12 @@ class ModelView:
 
     def flush(self) -> None:
         """Do nothing: `alias` has changed the graph."""
+
+
+def _present(name: str, version: int) -> str:
+    """An operator of ONNX's domain, if a version of it has its present meaning; "" if not, and for version 0."""
+    newest = newest_declaration("", name)
+    return name if version and (newest is None or version >= newest.meaning_since) else ""
 
 
 @cache

@@ -33,15 +33,10 @@ TENSOR = (np.ndarray, Computed)
 """The types of constant tensors."""
 MOST = 64
 """Elements of a vector of sizes."""
+QUANTIZED = ("QuantizeLinear", "DequantizeLinear")
+"""Operators whose result has the shape of the first input, but not its dtype."""
 LIMIT = 1 << 31
 """The magnitude of sizes that are computed here: larger ones may be taken modulo 2^n."""
-
-FIRST = (
-    "Softmax", "LogSoftmax", "Hardmax", "BatchNormalization", "LayerNormalization", "InstanceNormalization", "LRN", "Dropout",
-    "GroupNormalization", "RMSNormalization", "LpNormalization", "CumSum", "RotaryEmbedding", "ScatterND", "ScatterElements",
-    "Trilu", "QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear",
-)  # fmt: skip
-"""Operators whose first result has the shape of the first input, as those with the traits `unary` and `shape_of_first`."""
 
 
 def operator(call: Call | None) -> str:
@@ -178,7 +173,7 @@ class Facts:
         if rule is not None:
             with suppress(ArithmeticError, LookupError, TypeError, ValueError):  # the call fails when it runs
                 rule(self, call)
-        elif name in FIRST or _traits(name)[0]:
+        elif name in QUANTIZED or _traits(name)[0]:
             self._set(call.outputs[0], self.shape(call.inputs[0]) if call.inputs else None)
         elif _traits(name)[1]:
             self._set(call.outputs[0], self._broadcast([self.shape(i) for i in call.inputs]))
