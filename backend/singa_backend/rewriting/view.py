@@ -143,6 +143,9 @@ class GraphView(Protocol[V, C]):
     def ints(self, value: V) -> tuple[int, ...] | None:
         """A constant of few integers; None for any other value."""
 
+    def known_sizes(self) -> Iterable[tuple[V, np.ndarray]]:
+        """The values of calls that are sizes and known as numbers, with their contents."""
+
     def number(self, call: C, value: V) -> float | None:
         """A constant float32 of one element in an elementwise call of two inputs, which has the shape of the other input."""
 

@@ -9,12 +9,13 @@ from ...rewriting.affine import channels
 from ...rewriting.identity import identity
 from ...rewriting.padding import padding
 from ...rewriting.run import run
+from ...rewriting.sizes import sizes
 from ...rewriting.transposes import transposes
 from ..region import Region
 from .activations import activations, hard_sigmoids, leaky_relus, prelus, softplus
 from .additions import additions, windows
 from .attention import attentions, scales
-from .constants import branches, constants, sizes
+from .constants import branches, constants
 from .facts import Type
 from .normalization import global_pools, group_norms, layer_norms
 from .products import products
