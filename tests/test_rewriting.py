@@ -203,3 +203,30 @@ def test_two_successive_calls_become_one(body: str, rule: str, operators: list[s
     checker.check_model(found, full_check=True)
     assert [n.op_type for n in found.graph.node] == operators
     np.testing.assert_array_equal(prepare(found).run(feeds)[0], before[0])
+
+
+@pytest.mark.parametrize(
+    ("body", "left"),
+    [
+        ("s = Shape(x) t = Gather(s, place) y = Unsqueeze(t, starts)", 0),
+        ("s = Shape(x) y = Mul(s, s)", 0),
+        ("s = Shape<start = -1>(x) t = Squeeze(s) u = Cast<to = 6>(t) v = Cast<to = 7>(u) y = Unsqueeze(v, starts)", 0),
+        ("s = Shape(x) y = Concat<axis = 0>(s, last)", 0),
+        ("s = Shape(x) y = Slice(s, starts, second)", 0),
+        ("s = Size(x) y = Reshape(s, ones)", 0),
+        ("s = Shape(n) y = Concat<axis = 0>(s, last)", 2),
+    ],
+)
+def test_known_sizes_become_constants_in_both_graphs(body: str, left: int) -> None:
+    values = {**VALUES, "place": np.array(1), "ones": np.array([1])}
+    read_ = {n: v for n, v in values.items() if f"{n})" in body or f"{n}," in body}
+    source = model(f"g (float[2,3] x, float[k,3] n) => (int64[a] z) {{ {body} z = Add(y, y) }}", **read_)
+    graph = read(source)
+    region = region_of(graph)
+    fuse(region, 2, {i: (v.dtype, v.shape) for i, v in zip(region.inputs, graph.inputs, strict=True)}, ["sizes"])
+    assert len(region.calls) in (left, left + 1)  # an output is a constant of a plan
+    feeds = [np.ones((2, 3), F), np.ones((4, 3), F)]
+    before = prepare(source).run(feeds)[0]
+    optimize(source, ["simplify_shapes"])
+    assert len(source.graph.node) == left + 1
+    np.testing.assert_array_equal(prepare(source).run(feeds)[0], before)

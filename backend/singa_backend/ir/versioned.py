@@ -18,7 +18,7 @@ from ..devices.device import is_host_value
 from ..devices.namespaces import Xp
 from ..errors import InvalidInput, OperatorError, UnsupportedModel
 from ..proto.schemas import is_private, public_domain, schemas, type_strings
-from .declaration import Declaration, declarations
+from .declaration import Declaration, declarations, newest_declaration
 
 _SMALL = 1 << 16
 """Broadcast results of at most this many elements are not checked against the limits."""
@@ -105,6 +105,9 @@ class VersionedOperator:
         self._types = _types(declaration.domain, declaration.name, version)
         self._plans: dict[tuple[np.dtype[Any] | None, ...], _Plan] = {}
         self._derived: Any = None
+        newest = newest_declaration(declaration.domain, declaration.name)
+        self.is_modern = newest is None or version >= newest.meaning_since
+        """Whether this version has the operator's present meaning."""
 
     def __reduce__(self) -> Any:
         """Support pickle: an operator is found by its name, in the module that declares it."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import cache
 from typing import Any
 
@@ -11,9 +12,12 @@ from onnx import helper
 
 from .. import dtypes
 from ..ir import graph
+from ..ir.declaration import newest_declaration
 from ..ir.reader import read_call
 from ..proto.schemas import schema_version, schemas
-from ..rewriting.view import MOST, Shape, present
+from ..rewriting.sizes import MOST as SIZES
+from ..rewriting.sizes import RULES, Known, followed, is_known
+from ..rewriting.view import MOST, Shape
 from .graph import GraphEditor, Node, constant_node
 from .type_inference import node_proto
 
@@ -40,6 +44,8 @@ class ModelView:
         self.net = net
         self._origins: dict[Node, Sequence[Node]] = {}
         self._same_form: set[Node] = set()
+        self._followed: dict[str, Known] = {}
+        self._unknown = 0
 
     # --- calls ---
 
@@ -73,7 +79,7 @@ class ModelView:
         """
         if call is None or call.domain or not call.plain:
             return ""
-        name = present(call.op_type, self.version(call))
+        name = _present(call.op_type, self.version(call))
         return "BatchNormalization" if not name and call.op_type == "BatchNormalization" and call.get("is_test", 0) else name
 
     def version(self, call: Node) -> int:
@@ -170,6 +176,44 @@ class ModelView:
         array = self.net.constant(value, FEW)
         return None if array is None or array.dtype.kind not in "iu" else tuple(array.reshape(-1).tolist())
 
+    def sizes(self, value: str) -> Known | None:
+        """A value that is a size or a vector of sizes, of which unknown ones have names; None for any other value."""
+        if value in self._followed:
+            return self._followed[value]
+        dtype, shape = self.dtype(value), self.net.static(value)
+        if self.net.is_constant(value):
+            array = self.net.constant(value, 8 * SIZES)
+            if array is None or array.dtype not in (np.int64, np.int32) or array.ndim > 1:
+                return None
+            found = array.tolist()
+            return found if isinstance(found, int) else tuple(found)
+        if dtype != np.int64 or shape is None or len(shape) > 1 or (shape and shape[0] > SIZES):
+            return None
+        return tuple(f"{value}[{i}]" for i in range(shape[0])) if shape else f"{value}[]"
+
+    def followed(self, value: str) -> Known | None:
+        """The sizes that a value was found to hold."""
+        return self._followed.get(value)
+
+    def known_sizes(self) -> Iterator[tuple[str, np.ndarray]]:
+        """The values of nodes that are sizes and known as numbers, with their contents; outputs keep their nodes."""
+        for node in self.calls():
+            name, out = self.operator(node), node.outputs[0]
+            if name not in RULES or not node.only_output():
+                continue
+            found = None
+            with suppress(ArithmeticError, LookupError, TypeError, ValueError):  # the node fails when it runs
+                found = followed(self, name, node)
+            if found is not None:
+                self._followed[out] = found
+                if is_known(found) and not self.is_output(out) and self.net.has_users(out):
+                    yield out, np.array(found, self.dtype(out) or np.int64)
+
+    def fresh(self) -> str:
+        """A name for an unknown size."""
+        self._unknown += 1
+        return f"?{self._unknown}"
+
     def number(self, call: Node, value: str) -> float | None:
         """A constant float32 of one element in an elementwise node of two inputs, which has the shape of the other input."""
         array = self.net.constant(value, FEW)
@@ -215,7 +259,7 @@ class ModelView:
     def offers(self, op_type: str) -> bool:
         """Whether the model's opset has an operator in its present meaning."""
         version = schema_version("", op_type, self.net.opset) or 0
-        return bool(present(op_type, version)) and not schemas["", op_type][version].deprecated
+        return bool(_present(op_type, version)) and not schemas["", op_type][version].deprecated
 
     def put(self, root: Node, *calls: Node, also: Iterable[Node] = ()) -> bool:
         """Replace a node, and `also` later ones, by others in its place; False if the opset has no form of one of those."""
@@ -322,6 +366,12 @@ class ModelView:
 
     def flush(self) -> None:
         """Do nothing: `alias` has changed the graph."""
+
+
+def _present(name: str, version: int) -> str:
+    """An operator of ONNX's domain, if a version of it has its present meaning; "" if not, and for version 0."""
+    newest = newest_declaration("", name)
+    return name if version and (newest is None or version >= newest.meaning_since) else ""
 
 
 @cache

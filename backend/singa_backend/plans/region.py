@@ -18,7 +18,6 @@ from ..ir.declaration import REQUIRED, declarations
 from ..ir.graph import ABSENT, Graph, Node
 from ..ir.versioned import VersionedOperator
 from ..kernels.values import Computed
-from ..rewriting.view import present
 
 MOST = 200_000
 """The number of calls of a region: functions that call functions may have more, and are computed node by node."""
@@ -54,7 +53,8 @@ class Call:
     operator: str = field(init=False)
 
     def __post_init__(self) -> None:
-        self.operator = "" if self.node.domain else present(self.node.op_type, self.node.version or 0)
+        known = self.node.operator
+        self.operator = self.node.op_type if not self.node.domain and (known is None or known.is_modern) else ""
 
     def is_(self, *names: str) -> bool:
         """Whether it calls one of these operators of ONNX's domain."""

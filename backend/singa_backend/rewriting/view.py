@@ -22,18 +22,6 @@ MOST = 1 << 26
 """Bytes of a constant that is read, if a rule sets no bound."""
 
 
-MODERN = {
-    "Add": 7, "Sub": 7, "Mul": 7, "Div": 7, "Pow": 7, "Sum": 8, "Max": 8, "Min": 8, "Mean": 8, "Gemm": 7, "PRelu": 7,
-    "Softmax": 11, "BatchNormalization": 7, "Greater": 7, "Less": 7, "Equal": 7, "And": 7, "Or": 7, "Xor": 7,
-}  # fmt: skip
-"""The schema version from which an operator has its present meaning, if it had another one before."""
-
-
-def present(name: str, version: int) -> str:
-    """An operator of ONNX's domain, if a version of it has its present meaning; "" if not, and for version 0."""
-    return name if version and version >= MODERN.get(name, 0) else ""
-
-
 def broadcast(a: Dim, b: Dim) -> Dim | None:
     """The size of two sizes broadcast; None if it is not known."""
     if a == b or b == 1:
@@ -157,6 +145,9 @@ class GraphView(Protocol[V, C]):
 
     def ints(self, value: V) -> tuple[int, ...] | None:
         """A constant of few integers; None for any other value."""
+
+    def known_sizes(self) -> Iterable[tuple[V, np.ndarray]]:
+        """The values of calls that are sizes and known as numbers, with their contents."""
 
     def number(self, call: C, value: V) -> float | None:
         """A constant float32 of one element in an elementwise call of two inputs, which has the shape of the other input."""

@@ -21,17 +21,6 @@ def constants(edit: RegionView) -> int:
     return rule.constants(edit, partial(_stays, edit))
 
 
-def sizes(edit: RegionView) -> int:
-    """For any call whose result consists of known sizes, such as Shape and Gather of it, replace the result by a constant."""
-    count = 0
-    for value, array in edit.facts.known_sizes():
-        call = edit.producer(value)
-        if call is not None and len(call.outputs) == 1:
-            edit.fold(call, {value: array})
-            count += 1
-    return count
-
-
 def branches(edit: RegionView) -> int:
     """For any call of the form If(c), where c is a constant, replace it by the calls of its branch."""
     count = 0

@@ -13,10 +13,11 @@ from ...rewriting.normalization import global_pools, group_norms, layer_norms
 from ...rewriting.padding import padding
 from ...rewriting.rotary import rotary_embeddings
 from ...rewriting.run import run
+from ...rewriting.sizes import sizes
 from ...rewriting.transposes import transposes
 from ..region import Region
 from .additions import additions, windows
-from .constants import branches, constants, sizes
+from .constants import branches, constants
 from .facts import Type
 from .products import products
 from .quantized import quantized_moves, quantized_pairs, quantized_products, quantized_signs, quantized_sums, quantized_tables

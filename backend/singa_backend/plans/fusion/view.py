@@ -182,6 +182,10 @@ class RegionView:
         """The shape of a value; None if its rank is not known."""
         return self.facts.shape(value)
 
+    def known_sizes(self) -> list[tuple[int, np.ndarray]]:
+        """The computed sizes that are known as numbers, with their contents."""
+        return self.facts.known_sizes()
+
     def constant(self, value: int, most: int = 0) -> np.ndarray | None:
         """A constant tensor; None for any other value."""
         array = self.weight(value)
