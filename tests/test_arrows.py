@@ -26,7 +26,7 @@ LAYERS = {
         "archives",
         "proto devices comparison",
         "ir collectives",
-        "runtime kernels",
+        "rewriting runtime kernels",
         "interpreters passes",
         "autodiff plans",
         "session",

@@ -267,8 +267,7 @@ def test_sequences():
 def test_old_versions_are_exact_compositions(op_type, version, inputs, attributes, outputs):
     declaration, op = declarations["", op_type][version], Eager(opset=26)
     attributes = declaration.stored(attributes)  # as a file holds them
-    services = {n: (True,) * outputs for n, kind in declaration.services.items() if kind == "wanted"}
-    old = VersionedOperator(declaration, version).compute(op.xp, inputs, {**attributes, **services}, outputs)
+    old = VersionedOperator(declaration, version).run(op.xp, inputs, attributes, (True,) * outputs)
     for new in (
         declaration.decompose(op, version, inputs, attributes, outputs),
         apply(op, VersionedOperator(declaration, version), inputs, attributes, outputs),

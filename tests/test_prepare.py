@@ -21,7 +21,7 @@ from singa_backend import InvalidModel, SingaBackend
 from singa_backend.kernels import onednn
 from singa_backend.kernels.values import Computed, Unkept, Value
 from singa_backend.plans import planner
-from singa_backend.plans.fusion import channels, products
+from singa_backend.plans.fusion import lazy, products
 from singa_backend.proto import tensor_data
 
 pytestmark = pytest.mark.skipif(not hasattr(__import__("mmap").mmap, "madvise"), reason="files are not mapped")
@@ -223,7 +223,7 @@ def test_scaled_and_joined_weights_are_those_computed_at_once(monkeypatch: pytes
         model = make()
         later = SingaBackend.prepare(model).run(inputs_of(model))[0]
         with monkeypatch.context() as patch:
-            patch.setattr(channels, "LARGE", sys.maxsize)
+            patch.setattr(lazy, "LARGE", sys.maxsize)
             patch.setattr(products, "KEPT", sys.maxsize)
             assert np.array_equal(SingaBackend.prepare(model).run(inputs_of(model))[0], later)
 

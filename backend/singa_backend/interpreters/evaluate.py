@@ -60,24 +60,22 @@ class Evaluator(Interpreter[Any]):
     def call_version(
         self, operator: VersionedOperator, inputs: Sequence[Any], attributes: dict[str, Any], wanted: Sequence[bool]
     ) -> list[Any]:
-        declaration, values, outputs = operator.declaration, inputs, len(wanted)
+        declaration, values = operator.declaration, inputs
         given = {n: _attribute(v) for n, v in declaration.stored(attributes).items() if v is not None}
         if declaration.name == "SequenceEmpty":
             return [_Empty(dtypes.numpy_dtype(given.get("dtype") or dtypes.onnx_code(np.float32)))]
-        for name, kind in declaration.services.items():
-            given[name] = {"wanted": tuple(wanted), "version": operator.version, "derived": _made}.get(kind)
         try:
             if self.device.is_host:
                 with np.errstate(all="ignore"):
-                    return operator.compute(self.xp, values, given, outputs)[:outputs]
+                    return operator.run(self.xp, values, given, wanted)
             with self.device.active(), np.errstate(all="ignore"):
                 if computes_on_host(declaration, values):
-                    return operator.compute(namespaces.numpy, values, given, outputs)[:outputs]
+                    return operator.run(namespaces.numpy, values, given, wanted)
                 if not runs_on_host(declaration, given, values):
                     values = [v if reads_on_host(declaration, i) else self.device.put(v) for i, v in enumerate(values)]
-                    return operator.compute(self.xp, values, given, outputs)[:outputs]
-                made = operator.compute(namespaces.numpy, [self.device.get(v) for v in values], given, outputs)
-                return [self.device.put(v) for v in made[:outputs]]
+                    return operator.run(self.xp, values, given, wanted)
+                made = operator.run(namespaces.numpy, [self.device.get(v) for v in values], given, wanted)
+                return [self.device.put(v) for v in made]
         except (DeviceFailure, ResourceExhausted) as error:
             place = {"operator": declaration.name, "version": operator.version, **types_of(values)}
             raise error.locate(**place) from error.__cause__
@@ -115,9 +113,6 @@ class Evaluator(Interpreter[Any]):
         self, make: Callable[..., Sequence[Any]], types: Sequence[TypeProto | None], examples: Sequence[Example] = ()
     ) -> Subgraph:
         raise TypeError("an Evaluator computes single operators; use Eager for subgraphs")
-
-
-_made: Callable[[Callable[[], Any]], Any] = lambda make: make()  # noqa: E731
 
 
 def _attribute(value: Any) -> Any:

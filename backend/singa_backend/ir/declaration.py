@@ -26,6 +26,10 @@ After the computation follows the gradient, written in ONNX's own operators (see
 
     ceil.no_gradient("zero")
 
+The work of a call, if it is not one operation for each element of the result (see operators/_flops.py):
+
+    softmax.flops(each_input(8))
+
 Facts of the operator that other modules use are `traits` (see TRAITS) and `settings`:
 
     @operator("Relu", 1, 6, 13, 14, traits=("unary", "cannot_fail", "idempotent"))
@@ -41,7 +45,7 @@ import struct
 import types
 import typing
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Annotated, Any, TypeAlias, TypeVar
@@ -55,6 +59,10 @@ from ..errors import InvalidInput, OperatorError
 from ..proto.schemas import schemas
 
 T = TypeVar("T")
+WorkShape: TypeAlias = tuple[int, ...] | None
+"""The shape of an input in a rule of work; None for an absent one and for one that is not a tensor."""
+FlopsRule: TypeAlias = Callable[[Mapping[str, Any], Sequence[WorkShape], Sequence[int]], int | None]
+"""(attributes, shapes of the inputs, shape of the first output) -> floating point operations; None if they are not known."""
 Ints: TypeAlias = tuple[int, ...]
 Host: TypeAlias = Annotated[T, "host"]
 Run: TypeAlias = Annotated[Callable[..., list[Any]], "run"]
@@ -82,6 +90,9 @@ TRAITS = {
     "rank_of_larger": "the rank of the result is the larger of the first input's rank and the length of the last input, a vector",
     "rank_of_broadcast": "the rank of the result is the largest of the inputs' ranks",
     "rank_one": "the result is a vector",
+    "finite": "the results for finite inputs that are not empty are finite, unless one overflows",
+    "keeps_finite": "no NaN is made of infinities",
+    "moves": "counts as no floating point operation: values are moved, selected, cast or numbered",
 }
 """The traits that a declaration may have, and the meaning of each.
 
@@ -122,6 +133,7 @@ class Declaration:
     host: bool
     traits: frozenset[str] = frozenset()
     settings: frozenset[str] = frozenset()
+    meaning_since: int = 1
     absent: dict[str, Any] = field(default_factory=dict)
     inputs: tuple[Input, ...] = ()
     attributes: dict[str, Any] = field(default_factory=dict)  # name -> default, REQUIRED if there is none
@@ -130,6 +142,7 @@ class Declaration:
     )  # parameter -> "run", "wanted", "version", "derived" or "forward_graph"
     gradient_rule: Rule | None = None
     decomposition_rule: Rule | None = None
+    flops_rule: FlopsRule | None = None
     reason: str = ""
     floats: dict[str, bool] = field(default_factory=dict)  # attributes of type FLOAT or FLOATS -> whether it is FLOATS
 
@@ -181,6 +194,16 @@ class Declaration:
         """Declare why there is no gradient: a key of `autodiff.support.REASONS`, optionally followed by ": " and details."""
         self._once("gradient")
         self.reason = reason
+
+    def flops(self, rule: FlopsRule) -> FlopsRule:
+        """Declare the floating point operations of a call, a product and a sum counting two; declared with the newest version.
+
+        Without a rule, a call of ONNX's domain has one for each element of its first output.
+        """
+        if self.flops_rule is not None:
+            raise ValueError(f"the flops of {self} are declared twice")
+        self.flops_rule = rule
+        return rule
 
     def _once(self, what: str) -> None:
         if self.gradient_rule is not None or self.reason:
@@ -325,6 +348,7 @@ def operator(
     host: bool = False,
     traits: Sequence[str] = (),
     settings: Sequence[str] = (),
+    meaning_since: int = 1,
     absent: dict[str, Any] | None = None,
 ) -> Callable[[Callable[..., Any]], Declaration]:
     """Declare the computation of an operator in these schema versions, each of which is listed.
@@ -338,6 +362,7 @@ def operator(
         host: the body runs on NumPy whatever the device (strings, maps, decoders).
         traits: names in TRAITS; declared with the newest version.
         settings: float inputs that configure the operator as an attribute does (a ratio, scales): they have no gradient.
+        meaning_since: the first version with the present meaning, if older ones have another; declared with the newest version.
         absent: attribute -> the value that exporters write if they mean that it is absent; the reader drops it and warns.
 
     Raises:
@@ -350,7 +375,7 @@ def operator(
         attributes = [item for version in versions if version in known for item in known[version].attributes.items()]
         one, several = defs.OpSchema.AttrType.FLOAT, defs.OpSchema.AttrType.FLOATS
         floats = {n: a.type == several for n, a in attributes if a.type in (one, several)}
-        marks = frozenset(traits), frozenset(settings), absent or {}
+        marks = frozenset(traits), frozenset(settings), meaning_since, absent or {}
         declaration = Declaration(name, domain, versions, plain, widen, host, *marks, floats=floats)
         taken = declarations.setdefault((domain, name), {})
         for version in versions:

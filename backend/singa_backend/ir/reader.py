@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
-from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, ValueInfoProto, defs
+from onnx import IR_VERSION, AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, ValueInfoProto, defs
 
 from ..errors import InvalidModel, Problem, ResourceExhausted, UnsupportedModel, did_you_mean
 from ..limits import check_nesting, current, ensured
@@ -69,6 +69,25 @@ def read(
     own = by_public_name(operators)
     with ensured():
         return _read(model, folder, within, maps or tensor_data.Maps(), own)
+
+
+def read_call(proto: NodeProto, opsets: Mapping[str, int]) -> Node:
+    """Read one call of an operator without the model around it; raises as `read` does.
+
+    Args:
+        proto: the call.
+        opsets: the opset of each domain.
+    """
+    header = ModelProto(ir_version=IR_VERSION)
+    for domain, version in opsets.items():
+        header.opset_import.add(domain=domain, version=version)
+    reader = _Reader(header, None, None, tensor_data.Maps(), {})
+    scope = _Scope(reader, reader.opsets, None, None)
+    for name in set(proto.input) - {""}:
+        scope.define(name)
+    node = scope._node(proto, proto.name or proto.op_type)
+    reader.finish()
+    return node
 
 
 def _read(

@@ -18,7 +18,7 @@ from ..devices.device import is_host_value
 from ..devices.namespaces import Xp
 from ..errors import InvalidInput, OperatorError, UnsupportedModel
 from ..proto.schemas import is_private, public_domain, schemas, type_strings
-from .declaration import Declaration, declarations
+from .declaration import Declaration, declarations, newest_declaration
 
 _SMALL = 1 << 16
 """Broadcast results of at most this many elements are not checked against the limits."""
@@ -105,6 +105,9 @@ class VersionedOperator:
         self._types = _types(declaration.domain, declaration.name, version)
         self._plans: dict[tuple[np.dtype[Any] | None, ...], _Plan] = {}
         self._derived: Any = None
+        newest = newest_declaration(declaration.domain, declaration.name)
+        self.is_modern = newest is None or version >= newest.meaning_since
+        """Whether this version has the operator's present meaning."""
 
     def __reduce__(self) -> Any:
         """Support pickle: an operator is found by its name, in the module that declares it."""
@@ -172,8 +175,50 @@ class VersionedOperator:
                 what = f"inputs {i} and {j} of {self.declaration.name} must have one element type, got {there}"
                 raise OperatorError(what, code="SX406", hint="put a Cast before one of them")
 
+    def run(
+        self,
+        xp: Xp,
+        inputs: Sequence[Any],
+        attributes: dict[str, Any],
+        wanted: Sequence[bool],
+        run: Callable[..., list[Any]] | None = None,
+    ) -> list[Any]:
+        """Compute one call by the definition: everything outside an executor's walk does so here.
+
+        Args:
+            xp: the namespace of the arrays.
+            inputs: one value per input of the node, None for an absent one.
+            attributes: those of the node, as the body expects them; absent ones have the body's defaults.
+            wanted: for each output of the node, whether it is used.
+            run: the service of this name; None for a call without subgraphs.
+
+        Returns:
+            One value for each element of `wanted`.
+        """
+        given = self.with_services(attributes, wanted, run=run, derived=_made) if self.declaration.services else attributes
+        return self.compute(xp, inputs, given, len(wanted))[: len(wanted)]
+
+    def with_services(
+        self,
+        attributes: dict[str, Any],
+        wanted: Sequence[bool],
+        *,
+        run: Callable[..., list[Any]] | None,
+        derived: Callable[[Callable[[], Any]], Any],
+        forward_graph: Any = None,
+    ) -> dict[str, Any]:
+        """The attributes, and the services that the body requests."""
+        services = {
+            "run": run,
+            "wanted": tuple(wanted),
+            "version": self.version,
+            "derived": derived,
+            "forward_graph": forward_graph,
+        }
+        return {**attributes, **{name: services[kind] for name, kind in self.declaration.services.items()}}
+
     def compute(self, xp: Xp, inputs: Sequence[Any], attributes: dict[str, Any], wanted: int) -> list[Any]:
-        """Run the body; returns at least `wanted` outputs, of the dtypes that the schema binds.
+        """Run the body for an executor; returns at least `wanted` outputs, of the dtypes that the schema binds.
 
         Args:
             xp: the namespace of the arrays.
@@ -210,6 +255,11 @@ class VersionedOperator:
         if len(outputs) < wanted:
             raise OperatorError(f"{declaration} must return {wanted} outputs, got {len(outputs)}", code="SX490")
         return outputs
+
+
+def _made(make: Callable[[], Any]) -> Any:
+    """The `derived` service of a call whose operator may serve other calls: nothing is cached."""
+    return make()
 
 
 def check_findable(declaration: Declaration) -> None:

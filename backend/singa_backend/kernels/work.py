@@ -12,38 +12,12 @@ from typing import Any
 
 import numpy as np
 
+from ..ir.declaration import WorkShape, newest_declaration
 from . import onednn
 from .onednn import DST, FROM, SCRATCHPAD, SRC, TO, WEIGHTS, MemoryDesc
 
-Shape = tuple[int, ...] | None
-Rule = Callable[[Mapping[str, Any], Sequence[Shape], Sequence[int]], int]
-
-MOVES = frozenset(
-    [
-        *("Reshape", "Transpose", "Concat", "Slice", "Gather", "GatherElements", "GatherND", "Squeeze", "Unsqueeze", "Flatten"),
-        *("Split", "Identity", "Expand", "Tile", "Pad", "CenterCropPad", "Where", "ScatterElements", "ScatterND", "DepthToSpace"),
-        *("SpaceToDepth", "Cast", "CastLike", "BitCast", "Shape", "Size", "Constant", "ConstantOfShape", "EyeLike", "NonZero"),
-        *(
-            "Compress",
-            "OneHot",
-            "ReverseSequence",
-            "TensorScatter",
-            "MaxUnpool",
-            "Range",
-            "Dropout",
-            "Trilu",
-            "Upsample",
-            "Unique",
-        ),
-    ]
-)
-"""Operators that compute no numbers."""
-
 SELECTS = frozenset(["Gather", "GatherElements", "GatherND", "Slice"])
 """Operators that read at most as many bytes of their first input as they write, however large it is."""
-
-UNKNOWN = frozenset(["If", "Loop", "Scan", "SequenceMap", "NonMaxSuppression", "StringConcat", "StringSplit", "RegexFullMatch"])
-"""Operators whose work does not depend on shapes alone."""
 
 PRODUCTS = frozenset(
     [
@@ -64,7 +38,9 @@ PRODUCTS = frozenset(
 """Operators whose work is in products of matrices: the main one of a fused step."""
 
 
-def flops(domain: str, name: str, attributes: Mapping[str, Any], inputs: Sequence[Shape], output: Sequence[int]) -> int | None:
+def flops(
+    domain: str, name: str, attributes: Mapping[str, Any], inputs: Sequence[WorkShape], output: Sequence[int]
+) -> int | None:
     """Count the floating point operations of a call: a product and a sum are two.
 
     Args:
@@ -75,16 +51,19 @@ def flops(domain: str, name: str, attributes: Mapping[str, Any], inputs: Sequenc
         output: the shape of the first output.
 
     Returns:
-        The exact number of products and sums for products of matrices, convolutions and recurrent operators; an approximate one
-        for norms and pools; one for each element of the output of other operators; 0 for those that only move data.  None if
-        it is not known.
+        By the operator's rule: the exact number of products and sums for products of matrices, convolutions and recurrent
+        operators, an approximate one for norms and pools; 0 for the trait `moves`; one for each element of the output of other
+        operators of ONNX's domain.  None if it is not known.
     """
-    if domain or name in UNKNOWN:
+    declaration = newest_declaration(domain, name)
+    if declaration is None:
         return None
-    if name in MOVES:
+    if "moves" in declaration.traits:
         return 0
+    if domain and declaration.flops_rule is None:
+        return None
     try:
-        return _RULES.get(name, _elementwise)(attributes, inputs, output)
+        return math.prod(output) if declaration.flops_rule is None else declaration.flops_rule(attributes, inputs, output)
     except (IndexError, TypeError, KeyError, ValueError):  # not the usual inputs: the definition decides what they mean
         return None
 
@@ -101,91 +80,6 @@ def moved(names: Sequence[str], read: int, written: int) -> int:
         Their sum; of a table from which rows are selected, only the rows count.
     """
     return (min(read, written) if all(n in SELECTS for n in names) else read) + written
-
-
-def _size(shape: Shape) -> int:
-    if shape is None:
-        raise TypeError
-    return math.prod(shape)
-
-
-def _elementwise(attributes: Mapping[str, Any], inputs: Sequence[Shape], output: Sequence[int]) -> int:
-    return math.prod(output)
-
-
-def _each_input(factor: int) -> Rule:
-    return lambda attributes, inputs, output: factor * _size(inputs[0])
-
-
-def _window(weights: int) -> Rule:
-    """A sum over the weights of one output channel for each element of the output."""
-    return lambda attributes, inputs, output: 2 * math.prod(output) * _size((inputs[weights] or ())[1:])
-
-
-def _transposed(attributes: Mapping[str, Any], inputs: Sequence[Shape], output: Sequence[int]) -> int:
-    return 2 * _size(inputs[0]) * _size((inputs[1] or ())[1:])
-
-
-def _product(attributes: Mapping[str, Any], inputs: Sequence[Shape], output: Sequence[int]) -> int:
-    return 2 * math.prod(output) * (inputs[0] or ())[-1]
-
-
-def _gemm(attributes: Mapping[str, Any], inputs: Sequence[Shape], output: Sequence[int]) -> int:
-    return 2 * math.prod(output) * (inputs[0] or ())[0 if attributes.get("transA") else 1]
-
-
-def _recurrent(attributes: Mapping[str, Any], inputs: Sequence[Shape], output: Sequence[int]) -> int:
-    first, second = (inputs[0] or ())[:2]  # the length and the batch, in either order
-    return 2 * first * second * (_size(inputs[1]) + _size(inputs[2]))
-
-
-def _attention(attributes: Mapping[str, Any], inputs: Sequence[Shape], output: Sequence[int]) -> int:
-    keys = (inputs[1] or ())[-2]
-    if len(inputs) > 4 and inputs[4] is not None:
-        keys += inputs[4][-2]
-    return 2 * keys * (_size(inputs[0]) + math.prod(output))
-
-
-def _einsum(attributes: Mapping[str, Any], inputs: Sequence[Shape], output: Sequence[int]) -> int:
-    equation = attributes["equation"]
-    text = equation.decode() if isinstance(equation, bytes) else equation
-    sizes: dict[str, int] = {}
-    for term, shape in zip(text.replace(" ", "").partition("->")[0].split(","), inputs, strict=True):
-        if "..." in term:
-            raise TypeError
-        sizes |= zip(term, shape or (), strict=True)
-    return max(len(inputs), 1) * math.prod(sizes.values())
-
-
-def _pool(attributes: Mapping[str, Any], inputs: Sequence[Shape], output: Sequence[int]) -> int:
-    return math.prod(output) * int(math.prod(attributes["kernel_shape"]))
-
-
-def _resize(attributes: Mapping[str, Any], inputs: Sequence[Shape], output: Sequence[int]) -> int:
-    mode = attributes.get("mode") or "nearest"
-    mode = mode.decode() if isinstance(mode, bytes) else mode
-    taps = {"nearest": 0, "linear": 2, "cubic": 4}.get(mode, 0)
-    scaled = sum(a != b for a, b in zip(inputs[0] or (), output, strict=False))
-    return math.prod(output) * 2 * taps * scaled
-
-
-_RULES: dict[str, Rule] = {
-    "Conv": _window(1), "ConvInteger": _window(1), "QLinearConv": _window(3), "DeformConv": _window(1),
-    "ConvTranspose": _transposed, "MatMul": _product, "MatMulInteger": _product, "QLinearMatMul": _product, "Gemm": _gemm,
-    "RNN": _recurrent, "GRU": _recurrent, "LSTM": _recurrent, "Attention": _attention, "Einsum": _einsum,
-    "AveragePool": _pool, "MaxPool": _pool, "LpPool": _pool, "Resize": _resize,
-    "BatchNormalization": _each_input(2), "LRN": lambda a, inputs, output: _size(inputs[0]) * (2 * int(a["size"]) + 3),
-}  # fmt: skip
-
-_REDUCTIONS = (
-    *("GlobalAveragePool", "GlobalMaxPool", "GlobalLpPool", "ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceProd"),
-    *("ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceLogSumExp", "ReduceSumSquare", "ArgMax", "ArgMin", "CumSum", "TopK"),
-)
-_NORMS = (
-    *("LayerNormalization", "GroupNormalization", "InstanceNormalization", "RMSNormalization", "MeanVarianceNormalization"),
-    *("LpNormalization", "Softmax", "LogSoftmax", "Hardmax"),
-)
-_RULES |= dict.fromkeys(_REDUCTIONS, _each_input(1)) | dict.fromkeys(_NORMS, _each_input(8))
 
 
 @dataclass(frozen=True)

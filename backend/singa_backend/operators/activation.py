@@ -12,11 +12,12 @@ from ..interpreters.base import Op, V
 from ..ir.declaration import operator
 from ._api import Array
 from ._common import axis_of, rows
+from ._flops import each_input
 
 # --- along an axis ----------------------------------------------------------------------------------------------------
 
 
-@operator("Softmax", 13, widen=False)
+@operator("Softmax", 13, widen=False, traits=("finite", "shape_of_first"), meaning_since=11)
 def softmax(xp: Xp, x: Array, *, axis: int = -1) -> Array:
     """Round float16 and bfloat16 after each step, as ONNX's function body does, except a sum above float16's 65,504."""
     axis = axis_of(axis, x.ndim)
@@ -38,6 +39,9 @@ def softmax(xp: Xp, x: Array, *, axis: int = -1) -> Array:
     return e / xp.where(xp.isfinite(half), half, total)
 
 
+softmax.flops(each_input(8))
+
+
 @softmax.gradient
 def softmax_gradient(op: Op, dy: V, y: V, axis: int) -> V:
     return op.Mul(y, op.Sub(dy, op.ReduceSum(op.Mul(dy, y), [axis], keepdims=1)))
@@ -54,13 +58,16 @@ def softmax_1_decomposition(op: Op, x: V, axis: int) -> V:
     return op.Reshape(op.Softmax(op.Flatten(x, axis=axis), axis=-1), op.Shape(x), allowzero=1)
 
 
-@operator("LogSoftmax", 13)
+@operator("LogSoftmax", 13, traits=("shape_of_first",))
 def log_softmax(xp: Xp, x: Array, *, axis: int = -1) -> Array:
     axis = axis_of(axis, x.ndim)
     if x.size == 0:
         return x
     z = x - x.max(axis=axis, keepdims=True)
     return z - xp.log(xp.exp(z).sum(axis=axis, keepdims=True))
+
+
+log_softmax.flops(each_input(8))
 
 
 @log_softmax.gradient
@@ -78,7 +85,7 @@ def log_softmax_1_decomposition(op: Op, x: V, axis: int) -> V:
     return op.Reshape(op.LogSoftmax(op.Flatten(x, axis=axis), axis=-1), op.Shape(x), allowzero=1)
 
 
-@operator("Hardmax", 13)
+@operator("Hardmax", 13, traits=("shape_of_first",))
 def hardmax(xp: Xp, x: Array, *, axis: int = -1) -> Array:
     """Return 1 at the first maximum and 0 elsewhere."""
     axis = axis_of(axis, x.ndim)
@@ -87,6 +94,9 @@ def hardmax(xp: Xp, x: Array, *, axis: int = -1) -> Array:
     y = xp.zeros(x.shape, x.dtype)
     xp.put_along_axis(y, xp.expand_dims(x.argmax(axis=axis), axis), 1, axis)
     return y
+
+
+hardmax.flops(each_input(8))
 
 
 hardmax.no_gradient("zero")
@@ -105,7 +115,7 @@ def hardmax_1_decomposition(op: Op, x: V, axis: int) -> V:
 # --- piecewise linear -------------------------------------------------------------------------------------------------
 
 
-@operator("Relu", 1, 6, 13, 14, traits=("unary", "cannot_fail", "idempotent"))
+@operator("Relu", 1, 6, 13, 14, traits=("unary", "cannot_fail", "idempotent", "finite", "keeps_finite"))
 def relu(xp: Xp, x: Array) -> Array:
     return xp.maximum(x, 0)
 
@@ -116,7 +126,7 @@ def relu_gradient(op: Op, dy: V, y: V) -> V:
     return op.Where(op.Greater(y, 0), dy, 0)
 
 
-@operator("LeakyRelu", 1, 6, 16, traits=("unary", "cannot_fail"))
+@operator("LeakyRelu", 1, 6, 16, traits=("unary", "cannot_fail", "finite"))
 def leaky_relu(xp: Xp, x: Array, *, alpha: float = 0.01) -> Array:
     if 0 < alpha <= 1:
         return xp.maximum(x, alpha * x)  # equal to the selection below and several times as fast
@@ -129,7 +139,7 @@ def leaky_relu_gradient(op: Op, dy: V, x: V, alpha: float) -> V:
     return op.Where(op.Greater(x, 0), dy, op.Mul(dy, alpha))
 
 
-@operator("PRelu", 7, 9, 16, traits=("broadcasting",))
+@operator("PRelu", 7, 9, 16, traits=("broadcasting", "finite"), meaning_since=7)
 def prelu(xp: Xp, x: Array, slope: Array) -> Array:
     if slope.ndim > x.ndim or any(s not in (1, n) for s, n in zip(slope.shape[::-1], x.shape[::-1], strict=False)):
         raise OperatorError(f"slope of shape {slope.shape} does not broadcast to x of shape {x.shape}", code="SX404")
@@ -162,7 +172,7 @@ def prelu_1_decomposition(op: Op, x: V, slope: V) -> V:
     return op.PRelu(x, op.Reshape(slope, channels))
 
 
-@operator("ThresholdedRelu", 10, 22, traits=("unary", "cannot_fail"))
+@operator("ThresholdedRelu", 10, 22, traits=("unary", "cannot_fail", "finite"))
 def thresholded_relu(xp: Xp, x: Array, *, alpha: float = 1.0) -> Array:
     """NaN is not above the threshold: the result is 0."""
     return xp.where(x > alpha, x, 0)
@@ -194,7 +204,7 @@ def shrink_gradient(op: Op, dy: V, x: V, lambd: float) -> V:
     return op.Where(op.Or(op.Less(x, -lambd), op.Greater(x, lambd)), dy, 0)
 
 
-@operator("HardSigmoid", 1, 6, 22, traits=("unary", "cannot_fail"))
+@operator("HardSigmoid", 1, 6, 22, traits=("unary", "cannot_fail", "finite"))
 def hard_sigmoid(xp: Xp, x: Array, *, alpha: float = 0.2, beta: float = 0.5) -> Array:
     return xp.maximum(xp.minimum(alpha * x + beta, 1), 0)
 
@@ -205,7 +215,7 @@ def hard_sigmoid_gradient(op: Op, dy: V, y: V, alpha: float) -> V:
     return op.Where(op.And(op.Greater(y, 0), op.Less(y, 1)), op.Mul(dy, alpha), 0)
 
 
-@operator("HardSwish", 14, 22, traits=("unary", "cannot_fail"))
+@operator("HardSwish", 14, 22, traits=("unary", "cannot_fail", "finite"))
 def hard_swish(xp: Xp, x: Array) -> Array:
     return x * hard_sigmoid(xp, x, alpha=1 / 6, beta=0.5)
 
@@ -226,7 +236,7 @@ def hard_swish_decomposition(op: Op, x: V) -> V:
 # --- exponential below zero -------------------------------------------------------------------------------------------
 
 
-@operator("Elu", 1, 6, 22, traits=("unary", "cannot_fail"))
+@operator("Elu", 1, 6, 22, traits=("unary", "cannot_fail", "finite"))
 def elu(xp: Xp, x: Array, *, alpha: float = 1.0) -> Array:
     return xp.where(x < 0, alpha * xp.expm1(x), x)
 
@@ -237,7 +247,7 @@ def elu_gradient(op: Op, dy: V, x: V, alpha: float) -> V:
     return op.Where(op.Greater(x, 0), dy, op.Mul(dy, op.Mul(op.Exp(op.Min(x, 0)), alpha)))
 
 
-@operator("Celu", 12, 28, traits=("unary", "cannot_fail"))
+@operator("Celu", 12, 28, traits=("unary", "cannot_fail", "finite"))
 def celu(xp: Xp, x: Array, *, alpha: float = 1.0) -> Array:
     return xp.maximum(x, 0) + xp.minimum(alpha * xp.expm1(x / alpha), 0)
 
@@ -253,7 +263,7 @@ def celu_decomposition(op: Op, x: V, alpha: float) -> V:
     return op.Add(op.Max(x, 0), op.Min(op.Mul(op.Elu(op.Div(x, alpha)), alpha), 0))
 
 
-@operator("Selu", 6, 22, traits=("unary", "cannot_fail"))
+@operator("Selu", 6, 22, traits=("unary", "cannot_fail", "finite"))
 def selu(xp: Xp, x: Array, *, alpha: float = 1.67326319217681884765625, gamma: float = 1.05070102214813232421875) -> Array:
     return xp.where(x > 0, gamma * x, gamma * alpha * xp.expm1(x))
 
@@ -277,7 +287,7 @@ def selu_1_decomposition(op: Op, x: V, alpha: float, gamma: float) -> V:
 # --- smooth: in forms without overflow of exponentials and without cancellation -----------------------------------------
 
 
-@operator("Sigmoid", 1, 6, 13, traits=("unary", "cannot_fail"))
+@operator("Sigmoid", 1, 6, 13, traits=("unary", "cannot_fail", "finite"))
 def sigmoid(xp: Xp, x: Array) -> Array:
     """Compute 1 / (1 + exp(-x)), which equals exp(x) / (1 + exp(x))."""
     return xp.exp(xp.minimum(x, 0)) / (1 + xp.exp(-xp.abs(x)))
@@ -288,7 +298,7 @@ def sigmoid_gradient(op: Op, dy: V, y: V) -> V:
     return op.Mul(dy, op.Mul(y, op.Sub(1, y)))
 
 
-@operator("Softplus", 1, 22, traits=("unary", "cannot_fail"))
+@operator("Softplus", 1, 22, traits=("unary", "cannot_fail", "finite"))
 def softplus(xp: Xp, x: Array) -> Array:
     """Compute log(1 + exp(x))."""
     return xp.maximum(x, 0) + xp.log1p(xp.exp(-xp.abs(x)))
@@ -299,7 +309,7 @@ def softplus_gradient(op: Op, dy: V, x: V) -> V:
     return op.Mul(dy, op.Sigmoid(x))
 
 
-@operator("Softsign", 1, 22, traits=("unary", "cannot_fail"))
+@operator("Softsign", 1, 22, traits=("unary", "cannot_fail", "finite"))
 def softsign(xp: Xp, x: Array) -> Array:
     return x / (1 + xp.abs(x))
 
@@ -310,7 +320,7 @@ def softsign_gradient(op: Op, dy: V, x: V) -> V:
     return op.Div(dy, op.Mul(z, z))
 
 
-@operator("Mish", 18, 22, traits=("unary", "cannot_fail"))
+@operator("Mish", 18, 22, traits=("unary", "cannot_fail", "finite"))
 def mish(xp: Xp, x: Array) -> Array:
     """Compute x * tanh(log(1 + e)) with e = exp(x).
 
@@ -327,7 +337,7 @@ def mish_gradient(op: Op, dy: V, x: V) -> V:
     return op.Mul(dy, op.Add(t, op.Mul(op.Mul(x, op.Sigmoid(x)), op.Sub(1, op.Mul(t, t)))))
 
 
-@operator("Gelu", 20, traits=("unary", "cannot_fail"))
+@operator("Gelu", 20, traits=("unary", "cannot_fail", "finite"))
 def gelu(xp: Xp, x: Array, *, approximate: str = "none") -> Array:
     """Compute x times the normal distribution function: x / 2 * (1 + erf(x / sqrt(2)))."""
     if approximate == "none":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,9 +13,10 @@ from ..devices.namespaces import Xp
 from ..dtypes import NARROW_FLOATS, numpy_dtype
 from ..errors import OperatorError
 from ..interpreters.base import Op, V
-from ..ir.declaration import operator
+from ..ir.declaration import WorkShape, operator
 from ._api import Array
 from ._common import length
+from ._flops import size
 
 Round = Callable[[Array], Array]
 
@@ -257,6 +258,14 @@ def attention(
     if flat:
         y = y.transpose(0, 2, 1, 3).reshape(batch, queries, heads * v.shape[3])
     return y, k, v, shown.astype(q.dtype)
+
+
+@attention.flops
+def attention_flops(attributes: Mapping[str, Any], inputs: Sequence[WorkShape], output: Sequence[int]) -> int:
+    keys = (inputs[1] or ())[-2]
+    if len(inputs) > 4 and inputs[4] is not None:
+        keys += inputs[4][-2]
+    return 2 * keys * (size(inputs[0]) + math.prod(output))
 
 
 @attention.decomposition

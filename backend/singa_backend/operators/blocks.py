@@ -25,7 +25,7 @@ def _image(x: Array, blocksize: int, mode: str) -> tuple[int, int, int, int]:
     return n, c, h, w
 
 
-@operator("DepthToSpace", 1, 11, 13, 28, widen=False)
+@operator("DepthToSpace", 1, 11, 13, 28, widen=False, traits=("keeps_finite", "moves"))
 def depth_to_space(xp: Xp, x: Array, *, blocksize: int, mode: str = "DCR") -> Array:
     n, c, h, w = _image(x, blocksize, mode)
     s = blocksize
@@ -49,7 +49,7 @@ def depth_to_space_gradient(op: Op, dy: V, x: V, blocksize: int, mode: str) -> V
     return op.Reshape(op.Transpose(op.Reshape(dy, shape, allowzero=1), perm=[0, 1, 3, 5, 2, 4]), op.Shape(x), allowzero=1)
 
 
-@operator("SpaceToDepth", 1, 13, 28, widen=False)
+@operator("SpaceToDepth", 1, 13, 28, widen=False, traits=("keeps_finite", "moves"))
 def space_to_depth(xp: Xp, x: Array, *, blocksize: int, mode: str = "DCR") -> Array:
     n, c, h, w = _image(x, blocksize, mode)
     s = blocksize
@@ -129,7 +129,7 @@ def col2im_gradient(op: Op, dy: V, x: V, block_shape: V, dilations: Ints | None,
     return op.Reshape(op.Transpose(y, perm=perm), op.Shape(x), allowzero=1)
 
 
-@operator("CenterCropPad", 18, widen=False)
+@operator("CenterCropPad", 18, widen=False, traits=("moves",))
 def center_crop_pad(xp: Xp, x: Array, shape: Host[Ints], *, axes: Ints | None = None) -> Array:
     """If the size to crop or pad is odd, the larger part is at the end."""
     axes = tuple(range(x.ndim)) if axes is None else axes_of(axes, x.ndim)

@@ -21,6 +21,7 @@ from ..ir.graph import Graph
 from ..proto.values import Value
 from ._api import Array, Run
 from ._common import axis_of
+from ._flops import unknown
 
 
 @operator("If", 1, 11, 13, 16, 19, 21, 23, 24, 25, widen=False)
@@ -29,6 +30,9 @@ def if_(xp: Xp, cond: Host[bool], *, then_branch: Graph, else_branch: Graph, run
     if n != m:
         raise OperatorError(f"then_branch and else_branch must have equal numbers of outputs, got {n} and {m}", code="SX407")
     return tuple(run(then_branch if cond else else_branch))
+
+
+if_.flops(unknown)
 
 
 @if_.gradient
@@ -94,6 +98,9 @@ def loop(
             if cond is not None:
                 going = _truth(xp, go)
     return (*state, *gather.outputs(lambda: step(0, dry=True)))
+
+
+loop.flops(unknown)
 
 
 def _shapes(body: Graph) -> list[tuple[int, ...]]:
@@ -304,6 +311,9 @@ def sequence_map(xp: Xp, input_sequence: list[Array], *additional_inputs: Any, b
             others = (other[i] if isinstance(other, list) else other for other in additional_inputs)
             results.append(run(body, input_sequence[i], *others))
     return tuple([r[k] for r in results] for k in range(len(body.outputs)))
+
+
+sequence_map.flops(unknown)
 
 
 @sequence_map.gradient

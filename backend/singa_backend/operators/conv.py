@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -11,9 +13,10 @@ from .. import limits
 from ..devices.namespaces import Xp
 from ..errors import OperatorError
 from ..interpreters.base import Op, V
-from ..ir.declaration import Ints, Version, operator
+from ..ir.declaration import Ints, Version, WorkShape, operator
 from ..ir.windows import SAME, Windows, per_axis, transposed, windows
 from ._api import Array
+from ._flops import size, window
 from ._windows import before, cells, extent, framed, frames, spatial, unframed
 
 BLOCK, COLUMNS = 1 << 19, 128
@@ -85,7 +88,7 @@ def per_channel(b: Array, m: int, ndim: int, name: str = "bias", *, scalar: bool
     return b.reshape(-1, *(1,) * (ndim - 2))
 
 
-@operator("Conv", 1, 11, 22, traits=("rank_of_first",))
+@operator("Conv", 1, 11, 22, traits=("rank_of_first", "finite"))
 def conv(
     xp: Xp,
     x: Array,
@@ -104,6 +107,9 @@ def conv(
     if b is not None:
         y += per_channel(b, w.shape[0], x.ndim)
     return y
+
+
+conv.flops(window(1))
 
 
 @conv.gradient
@@ -207,6 +213,9 @@ def conv_integer(
     return y.astype(np.int64).astype(np.int32)
 
 
+conv_integer.flops(window(1))
+
+
 @operator("QLinearConv", 10)
 def qlinear_conv(
     xp: Xp,
@@ -241,6 +250,9 @@ def qlinear_conv(
     y = xp.rint(y) + per_channel(y_zero_point, 1, 2, "zero point of y", scalar=True)
     limits = np.iinfo(y_zero_point.dtype)
     return xp.clip(y, limits.min, limits.max).astype(y_zero_point.dtype)
+
+
+qlinear_conv.flops(window(3))
 
 
 @operator("CausalConvWithState", 27)
@@ -292,7 +304,7 @@ def _windows_of(op: Op, seen: V, length: V, k: V) -> V:
 # --- the adjoint: windows write instead of read -----------------------------------------------------------------------
 
 
-@operator("ConvTranspose", 1, 11, 22, traits=("rank_of_first",))
+@operator("ConvTranspose", 1, 11, 22, traits=("rank_of_first", "finite"))
 def conv_transpose(
     xp: Xp,
     x: Array,
@@ -341,6 +353,11 @@ def conv_transpose(
                     y[(here, ..., *there)] += part[(slice(None), slice(None), k, ..., *seen)]
     y = y.reshape(n, group * m, *at.sizes)
     return y if b is None else y + per_channel(b, group * m, y.ndim)
+
+
+@conv_transpose.flops
+def transposed_flops(attributes: Mapping[str, Any], inputs: Sequence[WorkShape], output: Sequence[int]) -> int:
+    return 2 * size(inputs[0]) * size((inputs[1] or ())[1:])
 
 
 @conv_transpose.gradient

@@ -17,7 +17,7 @@ from ._api import Array
 from ._common import axis_of, blank
 
 
-@operator("Constant", 1, 9, 11, 12, 13, 19, 21, 23, 24, 25, host=True, widen=False)
+@operator("Constant", 1, 9, 11, 12, 13, 19, 21, 23, 24, 25, host=True, widen=False, traits=("moves",))
 def constant(
     xp: Xp,
     *,
@@ -44,7 +44,7 @@ def constant(
 constant.no_gradient("constant")
 
 
-@operator("ConstantOfShape", 9, 20, 21, 23, 24, 25, widen=False, traits=("rank_of_length",))
+@operator("ConstantOfShape", 9, 20, 21, 23, 24, 25, widen=False, traits=("rank_of_length", "moves"))
 def constant_of_shape(xp: Xp, shape: Host[Ints], *, value: np.ndarray | None = None) -> Array:
     if any(d < 0 for d in shape):
         raise OperatorError(f"the shape must not have negative dimensions, got {shape}", code="SX404")
@@ -60,7 +60,7 @@ def constant_of_shape(xp: Xp, shape: Host[Ints], *, value: np.ndarray | None = N
 constant_of_shape.no_gradient("constant")
 
 
-@operator("EyeLike", 9, 22, widen=False)
+@operator("EyeLike", 9, 22, widen=False, traits=("moves",))
 def eye_like(xp: Xp, x: Array, *, dtype: int | None = None, k: int = 0) -> Array:
     if x.ndim != 2:
         raise OperatorError(f"EyeLike takes a matrix, got shape {x.shape}", code="SX404")
@@ -74,7 +74,7 @@ def eye_like(xp: Xp, x: Array, *, dtype: int | None = None, k: int = 0) -> Array
 eye_like.no_gradient("constant")
 
 
-@operator("Range", 11, 27, widen=False, traits=("rank_one",))
+@operator("Range", 11, 27, widen=False, traits=("rank_one", "moves"))
 def range_(xp: Xp, start: Host[np.ndarray], limit: Host[np.ndarray], delta: Host[np.ndarray], *, stash_type: int = 1) -> Array:
     """Return start, start + delta, ... without the limit; the number of values is computed in integers or float64."""
     if not start.size == limit.size == delta.size == 1:
@@ -129,7 +129,7 @@ def range_decomposition(op: Op, start: V, limit: V, delta: V, stash_type: int) -
     return op.Cast(op.Add(a, op.Mul(op.Cast(i, to=int(code)), step)), to=dtypes.onnx_code(dtype))
 
 
-@operator("Trilu", 14, widen=False)
+@operator("Trilu", 14, widen=False, traits=("moves", "shape_of_first"))
 def trilu(xp: Xp, x: Array, k: Host[int] = 0, *, upper: int = 1) -> Array:
     if x.ndim < 2:
         raise OperatorError(f"Trilu takes matrices, got shape {x.shape}", code="SX404")
@@ -162,7 +162,7 @@ def _classes(xp: Xp, indices: Array, depth: int) -> Array:
     return xp.cast(indices, np.int64)
 
 
-@operator("OneHot", 11, 28, widen=False)
+@operator("OneHot", 11, 28, widen=False, traits=("moves",))
 def one_hot(xp: Xp, indices: Array, depth: Host[int], values: Array, *, axis: int = -1) -> Array:
     i = _classes(xp, indices, depth)
     return _one_hot(xp, xp.where(i < 0, i + depth, i), depth, values, axis)

@@ -14,6 +14,7 @@ from ..interpreters.base import Op, V
 from ..ir.declaration import Ints, operator
 from ._api import Array
 from ._common import length
+from ._flops import window
 from ._sampling import linear_taps, read
 from .conv import filter_windows, per_channel
 
@@ -68,6 +69,9 @@ def deform_conv(
                 columns[g] += xp.take(planes[i, g], index[corner, i, g], axis=1) * weight[corner, i, g]
         y[i] = (filters @ columns.reshape(group, math.prod(w.shape[1:]), out)).reshape(m, *at.counts)
     return y if b is None else y + per_channel(b, m, y.ndim)
+
+
+deform_conv.flops(window(1))
 
 
 @deform_conv.decomposition

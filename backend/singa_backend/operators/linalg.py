@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import string
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,15 +13,16 @@ from .. import dtypes, limits
 from ..devices.namespaces import Xp
 from ..errors import OperatorError
 from ..interpreters.base import Op, V
-from ..ir.declaration import operator
+from ..ir.declaration import WorkShape, operator
 from ._api import Array
 from ._common import length
+from ._flops import product
 
 _BITS = 16
 """Bits of a limb: integers whose products exceed floats are split into limbs."""
 
 
-@operator("MatMul", 1, 9, 13)
+@operator("MatMul", 1, 9, 13, traits=("finite",))
 def matmul(xp: Xp, a: Array, b: Array) -> Array:
     """Multiply as NumPy: a vector is a row on the left, a column on the right; axes before the last two broadcast."""
     if not a.ndim or not b.ndim:
@@ -32,6 +35,9 @@ def matmul(xp: Xp, a: Array, b: Array) -> Array:
     if a.dtype.kind in "iu":
         return integer_product(xp, a, b)
     return xp.matmul(a, b)
+
+
+matmul.flops(product)
 
 
 @matmul.gradient
@@ -93,7 +99,7 @@ def _wrap(y: Array, dtype: np.dtype[Any]) -> Array:
 # --- Gemm
 
 
-@operator("Gemm", 7, 9, 11, 13)
+@operator("Gemm", 7, 9, 11, 13, traits=("finite",), meaning_since=7)
 def gemm(
     xp: Xp,
     a: Array,
@@ -115,6 +121,11 @@ def gemm(
     if c is not None and beta != 0:  # as in BLAS, C is not read when beta is zero
         y = y + _scaled(c, beta)
     return y if y.dtype == a.dtype else xp.cast(y, a.dtype)
+
+
+@gemm.flops
+def gemm_flops(attributes: Mapping[str, Any], inputs: Sequence[WorkShape], output: Sequence[int]) -> int:
+    return 2 * math.prod(output) * (inputs[0] or ())[0 if attributes.get("transA") else 1]
 
 
 @gemm.gradient
@@ -209,6 +220,9 @@ def matmul_integer(xp: Xp, a: Array, b: Array, a_zero_point: Array | None = None
     return matmul(xp, left, right)
 
 
+matmul_integer.flops(product)
+
+
 @operator("QLinearMatMul", 10, 21, widen=False)
 def qlinear_matmul(
     xp: Xp,
@@ -248,6 +262,9 @@ def qlinear_matmul(
     return _quantized(xp, real, _per_column(y_zero_point))
 
 
+qlinear_matmul.flops(product)
+
+
 qlinear_matmul.no_gradient("zero: the result is rounded")
 
 
@@ -278,7 +295,7 @@ def _einsum_shape(terms: str, result: str | None, shapes: list[tuple[int, ...]])
     return (*free.values(), *(sizes.get(c, 1) for c in letters))
 
 
-@operator("Einsum", 12, 28)
+@operator("Einsum", 12, 28, traits=("finite",))
 def einsum(xp: Xp, *xs: Array, equation: str) -> Array:
     text = equation.replace(" ", "")
     terms, arrow, result = text.partition("->")
@@ -293,6 +310,18 @@ def einsum(xp: Xp, *xs: Array, equation: str) -> Array:
         unnamed = tuple(range(y.ndim - len(result)))
         return y.sum(axis=unnamed, dtype=y.dtype) if unnamed else y
     return xp.einsum(text, *xs, optimize=len(xs) > 1)
+
+
+@einsum.flops
+def einsum_flops(attributes: Mapping[str, Any], inputs: Sequence[WorkShape], output: Sequence[int]) -> int:
+    equation = attributes["equation"]
+    text = equation.decode() if isinstance(equation, bytes) else equation
+    sizes: dict[str, int] = {}
+    for term, shape in zip(text.replace(" ", "").partition("->")[0].split(","), inputs, strict=True):
+        if "..." in term:
+            raise TypeError
+        sizes |= zip(term, shape or (), strict=True)
+    return max(len(inputs), 1) * math.prod(sizes.values())
 
 
 @einsum.gradient

@@ -10,7 +10,7 @@ from ._api import Array
 from ._common import aligned, legacy
 
 
-@operator("And", 7, traits=("broadcasting",))
+@operator("And", 7, traits=("broadcasting",), meaning_since=7)
 def and_(xp: Xp, a: Array, b: Array) -> Array:
     return xp.logical_and(a, b)
 
@@ -25,7 +25,7 @@ def and_1_decomposition(op: Op, a: V, b: V, axis: int | None, broadcast: int) ->
     return op.And(a, legacy(op, a, b, broadcast, axis))
 
 
-@operator("Or", 7, traits=("broadcasting",))
+@operator("Or", 7, traits=("broadcasting",), meaning_since=7)
 def or_(xp: Xp, a: Array, b: Array) -> Array:
     return xp.logical_or(a, b)
 
@@ -40,7 +40,7 @@ def or_1_decomposition(op: Op, a: V, b: V, axis: int | None, broadcast: int) -> 
     return op.Or(a, legacy(op, a, b, broadcast, axis))
 
 
-@operator("Xor", 7, traits=("broadcasting",))
+@operator("Xor", 7, traits=("broadcasting",), meaning_since=7)
 def xor(xp: Xp, a: Array, b: Array) -> Array:
     return xp.logical_xor(a, b)
 
@@ -63,7 +63,7 @@ def not_(xp: Xp, x: Array) -> Array:
 # --- comparisons: false for NaN, except "not equal" --------------------------------------------------------------------
 
 
-@operator("Equal", 7, 11, 13, 19, traits=("broadcasting",))
+@operator("Equal", 7, 11, 13, 19, traits=("broadcasting",), meaning_since=7)
 def equal(xp: Xp, a: Array, b: Array) -> Array:
     """Compare; strings are supported in opset 19 or later."""
     return xp.equal(a, b)
@@ -79,7 +79,7 @@ def equal_1_decomposition(op: Op, a: V, b: V, axis: int | None, broadcast: int) 
     return op.Equal(a, legacy(op, a, b, broadcast, axis))
 
 
-@operator("Greater", 7, 9, 13, traits=("broadcasting",))
+@operator("Greater", 7, 9, 13, traits=("broadcasting",), meaning_since=7)
 def greater(xp: Xp, a: Array, b: Array) -> Array:
     return a > b
 
@@ -94,7 +94,7 @@ def greater_1_decomposition(op: Op, a: V, b: V, axis: int | None, broadcast: int
     return op.Greater(a, legacy(op, a, b, broadcast, axis))
 
 
-@operator("Less", 7, 9, 13, traits=("broadcasting",))
+@operator("Less", 7, 9, 13, traits=("broadcasting",), meaning_since=7)
 def less(xp: Xp, a: Array, b: Array) -> Array:
     return a < b
 
@@ -159,7 +159,7 @@ def bitwise_not(xp: Xp, x: Array) -> Array:
     return ~x
 
 
-@operator("Where", 9, 16, traits=("broadcasting",))
+@operator("Where", 9, 16, traits=("broadcasting", "finite", "keeps_finite", "moves"))
 def where(xp: Xp, condition: Array, x: Array, y: Array) -> Array:
     return xp.where(condition, x, y)
 

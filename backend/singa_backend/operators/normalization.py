@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,9 +12,10 @@ from .. import dtypes, limits
 from ..devices.namespaces import Xp
 from ..errors import OperatorError
 from ..interpreters.base import Op, V
-from ..ir.declaration import Ints, Version, Wanted, operator
+from ..ir.declaration import Ints, Version, Wanted, WorkShape, operator
 from ._api import Array
 from ._common import axes_of, axis_of
+from ._flops import each_input, size
 
 
 def _mean(x: Array, axes: Ints) -> Array:
@@ -97,7 +99,7 @@ def _per_feature(v: Array, x: Array, what: str) -> Array:
     return v.reshape(x.shape[1:])
 
 
-@operator("BatchNormalization", 14, 15)
+@operator("BatchNormalization", 14, 15, traits=("shape_of_first",), meaning_since=7)
 def batch_normalization(
     xp: Xp,
     x: Array,
@@ -114,6 +116,9 @@ def batch_normalization(
     """Normalize a batch; batch and running variance are population variances."""
     _only_y(wanted, bool(training_mode), "training_mode=1")
     return _batch_norm(xp, x, scale, b, input_mean, input_var, epsilon, momentum, bool(training_mode))[:3]
+
+
+batch_normalization.flops(each_input(2))
 
 
 @batch_normalization.gradient
@@ -251,11 +256,14 @@ def _only_y(wanted: tuple[bool, ...], training: bool, switch: str) -> None:
 # --- over an instance, a group, the last axes
 
 
-@operator("InstanceNormalization", 1, 6, 22)
+@operator("InstanceNormalization", 1, 6, 22, traits=("shape_of_first",))
 def instance_normalization(xp: Xp, x: Array, scale: Array, b: Array, *, epsilon: float = 1e-5) -> Array:
     scale, b = _per_channel(scale, x, "scale"), _per_channel(b, x, "B")
     d, _, var = _moments(x, tuple(range(2, x.ndim)))
     return d * (scale / xp.sqrt(var + epsilon)) + b
+
+
+instance_normalization.flops(each_input(8))
 
 
 @instance_normalization.decomposition
@@ -289,6 +297,9 @@ def group_normalization(
     return normal.reshape(x.shape) * _per_channel(scale, x, "scale") + _per_channel(bias, x, "bias")
 
 
+group_normalization.flops(each_input(8))
+
+
 @group_normalization.decomposition
 def group_normalization_decomposition(op: Op, x: V, scale: V, bias: V, num_groups: int, epsilon: float, version: int) -> V:
     shape, rank = op.Shape(x), op.rank(x)
@@ -310,7 +321,7 @@ def _stashed(xp: Xp, x: Array, stash_type: int) -> Array:
     return x.astype(np.float64) if dtype == np.float64 and x.dtype != np.float64 else x
 
 
-@operator("LayerNormalization", 17)
+@operator("LayerNormalization", 17, traits=("shape_of_first",))
 def layer_normalization(
     xp: Xp, x: Array, scale: Array, b: Array | None = None, *, axis: int = -1, epsilon: float = 1e-5, stash_type: int = 1
 ) -> tuple[Array, Array, Array]:
@@ -328,6 +339,9 @@ def layer_normalization(
         y = y + b
     stash: np.dtype[Any] = dtypes.numpy_dtype(stash_type)
     return y, mean.astype(stash), inverse.astype(stash)
+
+
+layer_normalization.flops(each_input(8))
 
 
 @layer_normalization.gradient
@@ -371,13 +385,16 @@ def _stashed_in(op: Op, x: V, stash_type: int) -> V:
     return x if op.dtype(x) == widest else op.Cast(x, to=dtypes.onnx_code(widest))
 
 
-@operator("RMSNormalization", 23)
+@operator("RMSNormalization", 23, traits=("shape_of_first",))
 def rms_normalization(xp: Xp, x: Array, scale: Array, *, axis: int = -1, epsilon: float = 1e-5, stash_type: int = 1) -> Array:
     """The result has the dtype of `scale`."""
     _fits(scale.shape, x.shape, "scale")
     z = _stashed(xp, x, stash_type)
     square = _mean(z * z, tuple(range(axis_of(axis, x.ndim), x.ndim)))
     return (z / xp.sqrt(square + epsilon)).astype(x.dtype) * scale
+
+
+rms_normalization.flops(each_input(8))
 
 
 @rms_normalization.gradient
@@ -405,6 +422,9 @@ def mean_variance_normalization(xp: Xp, x: Array, *, axes: Ints = (0, 2, 3)) -> 
     return d / (xp.sqrt(var) + 1e-9)
 
 
+mean_variance_normalization.flops(each_input(8))
+
+
 @mean_variance_normalization.gradient
 def mean_variance_normalization_gradient(op: Op, dy: V, x: V, axes: Ints) -> V:
     """Where the standard deviation is 0, its gradient is omitted."""
@@ -424,7 +444,7 @@ def mean_variance_normalization_gradient(op: Op, dy: V, x: V, axes: Ints) -> V:
 # --- by a norm
 
 
-@operator("LpNormalization", 1, 22)
+@operator("LpNormalization", 1, 22, traits=("shape_of_first",))
 def lp_normalization(xp: Xp, x: Array, *, axis: int = -1, p: int = 2) -> Array:
     """Divide x by its norm along an axis; the result is zero where the norm is zero."""
     if p not in (1, 2):
@@ -432,6 +452,9 @@ def lp_normalization(xp: Xp, x: Array, *, axis: int = -1, p: int = 2) -> Array:
     axis = axis_of(axis, x.ndim)
     norm = xp.abs(x).sum(axis=axis, keepdims=True) if p == 1 else xp.sqrt((x * x).sum(axis=axis, keepdims=True))
     return xp.where(norm == 0, 0, x / norm)
+
+
+lp_normalization.flops(each_input(8))
 
 
 @lp_normalization.gradient
@@ -444,7 +467,7 @@ def lp_normalization_gradient(op: Op, dy: V, x: V, y: V, axis: int, p: int) -> V
     return op.Where(zero, 0, op.Div(dx, op.Where(zero, 1, norm)))
 
 
-@operator("LRN", 1, 13)
+@operator("LRN", 1, 13, traits=("shape_of_first",))
 def lrn(xp: Xp, x: Array, *, size: int, alpha: float = 1e-4, beta: float = 0.75, bias: float = 1.0) -> Array:
     """Sum squares over `size` channels around each; for an even size, one more after than before."""
     if x.ndim < 2 or size < 1:
@@ -461,6 +484,11 @@ def lrn(xp: Xp, x: Array, *, size: int, alpha: float = 1e-4, beta: float = 0.75,
         source = slice(max(0, offset), max(0, channels - max(0, -offset)))
         total[:, into] += square[:, source]
     return x / (bias + (alpha / size) * total) ** beta
+
+
+@lrn.flops
+def lrn_flops(attributes: Mapping[str, Any], inputs: Sequence[WorkShape], output: Sequence[int]) -> int:
+    return size(inputs[0]) * (2 * int(attributes["size"]) + 3)
 
 
 @lrn.gradient

@@ -11,6 +11,7 @@ from ..interpreters.base import Op, V
 from ..ir.declaration import Host, operator
 from ._api import Array
 from ._common import axis_of
+from ._flops import each_input, unknown
 from .gather import given_back
 
 
@@ -35,6 +36,9 @@ def top_k(xp: Xp, x: Array, k: Host[int], *, axis: int = -1, largest: int = 1, s
         top = _sorted(xp, rows, bool(largest))[..., :k]
     top = xp.moveaxis(top, -1, axis).astype(np.int64)
     return xp.take_along_axis(x, top, axis=axis), top
+
+
+top_k.flops(each_input(1))
 
 
 @top_k.gradient
@@ -100,9 +104,15 @@ def arg_max(xp: Xp, x: Array, *, axis: int = 0, keepdims: int = 1, select_last_i
     return _arg(xp, x, "argmax", axis, keepdims, select_last_index)
 
 
+arg_max.flops(each_input(1))
+
+
 @operator("ArgMin", 1, 11, 12, 13)
 def arg_min(xp: Xp, x: Array, *, axis: int = 0, keepdims: int = 1, select_last_index: int = 0) -> Array:
     return _arg(xp, x, "argmin", axis, keepdims, select_last_index)
+
+
+arg_min.flops(each_input(1))
 
 
 # --- Unique ---------------------------------------------------------------------------------------------------------
@@ -141,7 +151,7 @@ def _unique_rows(xp: Xp, codes: Array) -> tuple[Array, Array, Array]:
     return _groups(xp, order, xp.concatenate([xp.ones((min(1, n),), bool), (s[1:] != s[:-1]).any(axis=1)]))
 
 
-@operator("Unique", 11, 28)
+@operator("Unique", 11, 28, traits=("moves",))
 def unique(xp: Xp, x: Array, *, axis: int | None = None, sorted: int = 1) -> tuple[Array, Array, Array, Array]:
     if axis is None:
         x, axis = x.reshape(-1), 0
@@ -173,7 +183,7 @@ def unique_gradient(op: Op, dys: list[V], x: V, axis: int | None, sorted: int) -
 # --- along a sequence -----------------------------------------------------------------------------------------------
 
 
-@operator("ReverseSequence", 10, 28, widen=False)
+@operator("ReverseSequence", 10, 28, widen=False, traits=("moves",))
 def reverse_sequence(xp: Xp, x: Array, sequence_lens: Host[np.ndarray], *, batch_axis: int = 1, time_axis: int = 0) -> Array:
     if x.ndim < 2 or {batch_axis, time_axis} != {0, 1}:
         raise OperatorError(
@@ -206,9 +216,12 @@ def _running(xp: Xp, x: Array, operation: str, axis: int, exclusive: int, revers
     return xp.flip(y, axis) if reverse else y
 
 
-@operator("CumSum", 11, 14)
+@operator("CumSum", 11, 14, traits=("finite", "shape_of_first"))
 def cum_sum(xp: Xp, x: Array, axis: Host[int], *, exclusive: int = 0, reverse: int = 0) -> Array:
     return _running(xp, x, "cumsum", axis, exclusive, reverse)
+
+
+cum_sum.flops(each_input(1))
 
 
 @cum_sum.gradient
@@ -287,3 +300,6 @@ def non_max_suppression(
             order = order[s[order] >= score_threshold]
         selected += [(n, c, box) for box in _survivors(corners[:, n], order, max_output_boxes_per_class, iou_threshold)]
     return np.array(selected, np.int64).reshape(-1, 3)
+
+
+non_max_suppression.flops(unknown)

@@ -14,6 +14,7 @@ from ..interpreters.base import Op, V
 from ..ir.declaration import Host, Ints, Wanted, operator
 from ..ir.windows import SAME, Windows, per_axis, windows
 from ._api import Array
+from ._flops import each_input, pooled
 from ._windows import before, cells, framed, spatial, unframed
 
 
@@ -58,7 +59,7 @@ def divisors(at: Windows, count_include_pad: int) -> np.ndarray:
     return total
 
 
-@operator("AveragePool", 1, 7, 10, 11, 19, 22, traits=("rank_of_first",))
+@operator("AveragePool", 1, 7, 10, 11, 19, 22, traits=("rank_of_first", "finite"))
 def average_pool(
     xp: Xp,
     x: Array,
@@ -76,6 +77,9 @@ def average_pool(
     total = pool(xp, x, at, xp.add, 0)
     count = divisors(at, count_include_pad).astype(x.dtype)
     return total / (xp.asarray(count) if count.size == 0 or (count != count.flat[0]).any() else count.flat[0])
+
+
+average_pool.flops(pooled)
 
 
 @average_pool.gradient
@@ -134,11 +138,14 @@ class _Over:
         return op.Reshape(unframed(op, z, self.x, self.begins), op.Shape(self.x), allowzero=1)
 
 
-@operator("GlobalAveragePool", 1, 22)
+@operator("GlobalAveragePool", 1, 22, traits=("finite",))
 def global_average_pool(xp: Xp, x: Array) -> Array:
     """An axis without cells has the average 0 / 0; NumPy's mean would warn."""
     sizes = spatial(x)
     return x.sum(axis=tuple(range(2, 2 + len(sizes))), keepdims=True) / math.prod(sizes)
+
+
+global_average_pool.flops(each_input(1))
 
 
 @global_average_pool.gradient
@@ -211,7 +218,7 @@ def column_major(xp: Xp, index: Array, sizes: Ints) -> Array:
     return out
 
 
-@operator("MaxPool", 1, 8, 10, 11, 12, 22, traits=("rank_of_first",))
+@operator("MaxPool", 1, 8, 10, 11, 12, 22, traits=("rank_of_first", "finite"))
 def max_pool(
     xp: Xp,
     x: Array,
@@ -238,6 +245,9 @@ def max_pool(
     planes = xp.arange(math.prod(x.shape[:2]), dtype=np.int64).reshape(*x.shape[:2], *(1,) * len(at.sizes))
     cell = column_major(xp, index, at.sizes) if storage_order else index
     return y, xp.where(index < 0, -1, cell + planes * math.prod(at.sizes))
+
+
+max_pool.flops(pooled)
 
 
 @max_pool.gradient
@@ -284,9 +294,12 @@ def max_pool_gradient(
     return op.Reshape(flat, op.Shape(x), allowzero=1)
 
 
-@operator("GlobalMaxPool", 1, 22)
+@operator("GlobalMaxPool", 1, 22, traits=("finite",))
 def global_max_pool(xp: Xp, x: Array) -> Array:
     return x.max(axis=tuple(range(2, 2 + len(spatial(x)))), keepdims=True)
+
+
+global_max_pool.flops(each_input(1))
 
 
 @global_max_pool.gradient
@@ -298,7 +311,7 @@ def global_max_pool_gradient(op: Op, dy: V, x: V) -> V:
     return op.Reshape(op.ScatterElements(op.zeros_like(rows), there, values, axis=2), op.Shape(x), allowzero=1)
 
 
-@operator("MaxUnpool", 9, 11, 22)
+@operator("MaxUnpool", 9, 11, 22, traits=("moves",))
 def max_unpool(
     xp: Xp,
     x: Array,
@@ -391,6 +404,9 @@ def lp_pool(
     return root(xp, pool(xp, powers(xp, x, p), at, xp.add, 0), p)
 
 
+lp_pool.flops(pooled)
+
+
 @lp_pool.gradient
 def lp_pool_gradient(
     op: Op,
@@ -427,6 +443,9 @@ def _norm_back(op: Op, share: V, x: V, p: float) -> V:
 def global_lp_pool(xp: Xp, x: Array, *, p: float = 2) -> Array:
     """Return the p-norm over all spatial axes; p is a float in version 1 and an integer in later versions."""
     return root(xp, powers(xp, x, p).sum(axis=tuple(range(2, 2 + len(spatial(x)))), keepdims=True), p)
+
+
+global_lp_pool.flops(each_input(1))
 
 
 @global_lp_pool.gradient

@@ -121,7 +121,7 @@ def quantize_linear_10_decomposition(op: Op, x: V, y_scale: V, y_zero_point: V) 
     return op.QuantizeLinear(x, y_scale, y_zero_point)
 
 
-@operator("DequantizeLinear", 13, 19, 21, 23, 24, 25, 28, widen=False)
+@operator("DequantizeLinear", 13, 19, 21, 23, 24, 25, 28, widen=False, traits=("finite",))
 def dequantize_linear(
     xp: Xp,
     x: Array,
@@ -182,7 +182,7 @@ def dequantize_linear_10_decomposition(op: Op, x: V, x_scale: V, x_zero_point: V
     return op.DequantizeLinear(x, x_scale, x_zero_point)
 
 
-@operator("DynamicQuantizeLinear", 11)
+@operator("DynamicQuantizeLinear", 11, traits=("shape_of_first",))
 def dynamic_quantize_linear(xp: Xp, x: Array) -> tuple[Array, Array, Array]:
     """Quantize to uint8 with a scale and zero point that map the range of x, extended to include 0, to [0, 255]."""
     if x.size == 0:

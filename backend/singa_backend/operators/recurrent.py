@@ -13,6 +13,7 @@ from ..errors import OperatorError
 from ..interpreters.base import Op, V
 from ..ir.declaration import Host, operator
 from ._api import Array
+from ._flops import recurrent
 from ._recurrence import DIRECTIONS, Activation, activation, biases, parts, recurrence
 
 Floats = tuple[float, ...]
@@ -201,7 +202,7 @@ class _Layer:
 # --- RNN ------------------------------------------------------------------------------------------------------------
 
 
-@operator("RNN", 1, 7, 14, 22, absent=NO_CLIP)
+@operator("RNN", 1, 7, 14, 22, absent=NO_CLIP, traits=("finite",))
 def rnn(
     xp: Xp,
     x: Array,
@@ -230,6 +231,9 @@ def rnn(
         return wb + rb, lambda xt, state: (f(xt + state[0] @ recur),)
 
     return layer.run([layer.initial("initial_h", initial_h)], cell)
+
+
+rnn.flops(recurrent)
 
 
 @rnn.decomposition
@@ -271,7 +275,7 @@ def _composed(
 # --- GRU ------------------------------------------------------------------------------------------------------------
 
 
-@operator("GRU", 3, 7, 14, 22, absent=NO_CLIP)
+@operator("GRU", 3, 7, 14, 22, absent=NO_CLIP, traits=("finite",))
 def gru(
     xp: Xp,
     x: Array,
@@ -314,6 +318,9 @@ def gru(
         return wb + outer, step
 
     return layer.run([layer.initial("initial_h", initial_h)], cell)
+
+
+gru.flops(recurrent)
 
 
 @gru.decomposition
@@ -423,7 +430,7 @@ def gru_1_decomposition(
 # --- LSTM -----------------------------------------------------------------------------------------------------------
 
 
-@operator("LSTM", 1, 7, 14, 22, absent=NO_CLIP)
+@operator("LSTM", 1, 7, 14, 22, absent=NO_CLIP, traits=("finite",))
 def lstm(
     xp: Xp,
     x: Array,
@@ -473,6 +480,9 @@ def lstm(
         return wb + rb, step
 
     return layer.run([layer.initial("initial_h", initial_h), layer.initial("initial_c", initial_c)], cell)
+
+
+lstm.flops(recurrent)
 
 
 @lstm.decomposition

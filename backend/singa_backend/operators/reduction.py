@@ -19,6 +19,7 @@ from ..interpreters.base import Op, V
 from ..ir.declaration import Declaration, Host, Ints, operator
 from ._api import Array
 from ._common import axes_of
+from ._flops import each_input
 
 Step = Callable[[Xp, Array, Ints, bool], Array]  # (xp, x, axes from the front, keepdims) -> reduced
 
@@ -205,9 +206,12 @@ for _old in (
 # --- axes as an input
 
 
-@operator("ReduceSum", 13, traits=("reduction",))
+@operator("ReduceSum", 13, traits=("reduction", "finite"))
 def reduce_sum(xp: Xp, x: Array, axes: Host[Ints] | None = None, *, keepdims: int = 1, noop_with_empty_axes: int = 0) -> Array:
     return _reduce(_sum, xp, x, axes, keepdims, noop_with_empty_axes)
+
+
+reduce_sum.flops(each_input(1))
 
 
 @reduce_sum.gradient
@@ -222,9 +226,12 @@ def _spread(op: Op, y: V, x: V, axes: V, keepdims: int) -> V:
     return op.Expand(y, op.Shape(x))
 
 
-@operator("ReduceMean", 18, traits=("reduction",))
+@operator("ReduceMean", 18, traits=("reduction", "finite"))
 def reduce_mean(xp: Xp, x: Array, axes: Host[Ints] | None = None, *, keepdims: int = 1, noop_with_empty_axes: int = 0) -> Array:
     return _reduce(_mean, xp, x, axes, keepdims, noop_with_empty_axes)
+
+
+reduce_mean.flops(each_input(1))
 
 
 @reduce_mean.gradient
@@ -236,6 +243,9 @@ def reduce_mean_gradient(op: Op, dy: V, x: V, y: V, axes: V, keepdims: int) -> V
 @operator("ReduceProd", 18, traits=("reduction",))
 def reduce_prod(xp: Xp, x: Array, axes: Host[Ints] | None = None, *, keepdims: int = 1, noop_with_empty_axes: int = 0) -> Array:
     return _reduce(_prod, xp, x, axes, keepdims, noop_with_empty_axes)
+
+
+reduce_prod.flops(each_input(1))
 
 
 @reduce_prod.gradient
@@ -250,9 +260,12 @@ def reduce_prod_gradient(op: Op, dy: V, x: V, axes: V, keepdims: int, noop_with_
     return op.Mul(_spread(op, dy, x, axes, keepdims), others)
 
 
-@operator("ReduceMax", 18, 20, traits=("reduction",))
+@operator("ReduceMax", 18, 20, traits=("reduction", "finite", "keeps_finite"))
 def reduce_max(xp: Xp, x: Array, axes: Host[Ints] | None = None, *, keepdims: int = 1, noop_with_empty_axes: int = 0) -> Array:
     return _reduce(_max, xp, x, axes, keepdims, noop_with_empty_axes)
+
+
+reduce_max.flops(each_input(1))
 
 
 @reduce_max.gradient
@@ -263,17 +276,23 @@ def extreme_back(op: Op, dy: V, x: V, y: V, axes: V, keepdims: int, noop_with_em
     return op.Mul(op.Div(_spread(op, dy, x, axes, keepdims), count), here)
 
 
-@operator("ReduceMin", 18, 20, traits=("reduction",))
+@operator("ReduceMin", 18, 20, traits=("reduction", "finite", "keeps_finite"))
 def reduce_min(xp: Xp, x: Array, axes: Host[Ints] | None = None, *, keepdims: int = 1, noop_with_empty_axes: int = 0) -> Array:
     return _reduce(_min, xp, x, axes, keepdims, noop_with_empty_axes)
+
+
+reduce_min.flops(each_input(1))
 
 
 reduce_min.gradient(extreme_back)
 
 
-@operator("ReduceL1", 18, traits=("reduction",))
+@operator("ReduceL1", 18, traits=("reduction", "finite"))
 def reduce_l1(xp: Xp, x: Array, axes: Host[Ints] | None = None, *, keepdims: int = 1, noop_with_empty_axes: int = 0) -> Array:
     return _reduce(_l1, xp, x, axes, keepdims, noop_with_empty_axes)
+
+
+reduce_l1.flops(each_input(1))
 
 
 @reduce_l1.gradient
@@ -281,9 +300,12 @@ def reduce_l1_gradient(op: Op, dy: V, x: V, axes: V, keepdims: int) -> V:
     return op.Mul(_spread(op, dy, x, axes, keepdims), op.Sign(x))
 
 
-@operator("ReduceL2", 18, traits=("reduction",))
+@operator("ReduceL2", 18, traits=("reduction", "finite"))
 def reduce_l2(xp: Xp, x: Array, axes: Host[Ints] | None = None, *, keepdims: int = 1, noop_with_empty_axes: int = 0) -> Array:
     return _reduce(_l2, xp, x, axes, keepdims, noop_with_empty_axes)
+
+
+reduce_l2.flops(each_input(1))
 
 
 @reduce_l2.gradient
@@ -293,11 +315,14 @@ def reduce_l2_gradient(op: Op, dy: V, x: V, y: V, axes: V, keepdims: int) -> V:
     return op.Mul(_spread(op, slope, x, axes, keepdims), x)
 
 
-@operator("ReduceSumSquare", 18, traits=("reduction",))
+@operator("ReduceSumSquare", 18, traits=("reduction", "finite"))
 def reduce_sum_square(
     xp: Xp, x: Array, axes: Host[Ints] | None = None, *, keepdims: int = 1, noop_with_empty_axes: int = 0
 ) -> Array:
     return _reduce(_sum_square, xp, x, axes, keepdims, noop_with_empty_axes)
+
+
+reduce_sum_square.flops(each_input(1))
 
 
 @reduce_sum_square.gradient
@@ -312,6 +337,9 @@ def reduce_log_sum(
     return _reduce(_log_sum, xp, x, axes, keepdims, noop_with_empty_axes)
 
 
+reduce_log_sum.flops(each_input(1))
+
+
 @reduce_log_sum.gradient
 def reduce_log_sum_gradient(op: Op, dy: V, x: V, y: V, axes: V, keepdims: int) -> V:
     return _spread(op, op.Div(dy, op.Exp(y)), x, axes, keepdims)
@@ -322,6 +350,9 @@ def reduce_log_sum_exp(
     xp: Xp, x: Array, axes: Host[Ints] | None = None, *, keepdims: int = 1, noop_with_empty_axes: int = 0
 ) -> Array:
     return _reduce(_log_sum_exp, xp, x, axes, keepdims, noop_with_empty_axes)
+
+
+reduce_log_sum_exp.flops(each_input(1))
 
 
 @reduce_log_sum_exp.gradient

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ from ..devices.namespaces import Xp
 from ..dtypes import NARROW_FLOATS
 from ..errors import OperatorError
 from ..interpreters.base import Op, V
-from ..ir.declaration import Host, Ints, Version, operator
+from ..ir.declaration import Host, Ints, Version, WorkShape, operator
 from ..ir.spans import ROUND, Kernel, Span, cubic, linear, scaled, sized, taps_of
 from ._api import Array
 from ._common import axes_of
@@ -121,7 +121,7 @@ def _resize(
     return y if y.dtype == dtype else saturated(xp, y, dtype)
 
 
-@operator("Resize", 11, 13, 18, 19, widen=False, traits=("rank_of_first",), settings=("roi", "scales"))
+@operator("Resize", 11, 13, 18, 19, widen=False, traits=("rank_of_first", "finite"), settings=("roi", "scales"))
 def resize(
     xp: Xp,
     x: Array,
@@ -185,6 +185,15 @@ def resize(
         bool(antialias),
         extrapolation_value,
     )
+
+
+@resize.flops
+def resize_flops(attributes: Mapping[str, Any], inputs: Sequence[WorkShape], output: Sequence[int]) -> int:
+    mode = attributes.get("mode") or "nearest"
+    mode = mode.decode() if isinstance(mode, bytes) else mode
+    taps = {"nearest": 0, "linear": 2, "cubic": 4}.get(mode, 0)
+    scaled = sum(a != b for a, b in zip(inputs[0] or (), output, strict=False))
+    return math.prod(output) * 2 * taps * scaled
 
 
 @resize.gradient
@@ -306,7 +315,7 @@ def _upsampled(op: Op, x: V, scales: V, mode: str) -> V:
     )
 
 
-@operator("Upsample", 9, 10, widen=False, settings=("scales",))
+@operator("Upsample", 9, 10, widen=False, settings=("scales",), traits=("finite", "moves"))
 def upsample(xp: Xp, x: Array, scales: Host[Floats], *, mode: str = "nearest") -> Array:
     if any(s < 1 for s in scales):
         raise OperatorError(f"scales must be at least 1, got {tuple(scales)}", code="SX404")

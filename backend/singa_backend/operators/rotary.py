@@ -11,7 +11,7 @@ from ..ir.declaration import operator
 from ._api import Array
 
 
-@operator("RotaryEmbedding", 23)
+@operator("RotaryEmbedding", 23, traits=("shape_of_first",))
 def rotary_embedding(
     xp: Xp,
     x: Array,

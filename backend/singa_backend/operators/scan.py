@@ -18,6 +18,7 @@ from ..ir.declaration import Host, Ints, operator
 from ..ir.graph import Graph
 from ._api import Array, Run
 from ._common import axis_of
+from ._flops import unknown
 from .control import Gather, namespace_of, zeros_of
 
 
@@ -116,6 +117,9 @@ def scan(
         return run(body, *state, *elements, dry=True)
 
     return (*state, *gather.outputs(dry, out_axes, out_directions))
+
+
+scan.flops(unknown)
 
 
 @scan.gradient

@@ -13,6 +13,7 @@ from ..devices.namespaces import Xp
 from ..errors import MissingDependency, OperatorError
 from ..ir.declaration import Ints, operator
 from ._api import Array
+from ._flops import unknown
 
 
 def _strings(values: list[str], shape: tuple[int, ...]) -> np.ndarray:
@@ -27,6 +28,9 @@ def string_concat(xp: Xp, x: Array, y: Array) -> Array:
     (n, a), (m, b) = map(_measures, (x, y))
     limits.count_bytes(int(((n + m) * np.maximum(a, b) + limits.text_bytes("")).sum()))
     return np.asarray(x + y, object)
+
+
+string_concat.flops(unknown)
 
 
 def _measures(x: Array) -> tuple[np.ndarray, np.ndarray]:
@@ -54,6 +58,9 @@ def string_split(xp: Xp, x: Array, *, delimiter: str | None = None, maxsplit: in
     width = max(map(len, parts), default=0)
     y = _strings([s for p in parts for s in p + [""] * (width - len(p))], (*x.shape, width))
     return y, np.array([len(p) for p in parts], np.int64).reshape(x.shape)
+
+
+string_split.flops(unknown)
 
 
 @operator("StringNormalizer", 10, host=True)
@@ -96,6 +103,9 @@ def regex_full_match(xp: Xp, x: Array, *, pattern: str | None = None) -> Array:
     except re2.error as error:
         raise OperatorError(f"pattern must be valid RE2 syntax, got {pattern!r}: {error}", code="SX404") from None
     return np.array([expression.fullmatch(s) is not None for s in x.reshape(-1).tolist()], bool).reshape(x.shape)
+
+
+regex_full_match.flops(unknown)
 
 
 @operator("TfIdfVectorizer", 9, host=True)

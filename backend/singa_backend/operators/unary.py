@@ -12,7 +12,7 @@ from ..ir.declaration import operator
 from ._api import Array
 
 
-@operator("Ceil", 1, 6, 13, traits=("unary", "cannot_fail", "idempotent"))
+@operator("Ceil", 1, 6, 13, traits=("unary", "cannot_fail", "idempotent", "finite"))
 def ceil(xp: Xp, x: Array) -> Array:
     return xp.ceil(x)
 
@@ -20,7 +20,7 @@ def ceil(xp: Xp, x: Array) -> Array:
 ceil.no_gradient("zero")
 
 
-@operator("Floor", 1, 6, 13, traits=("unary", "cannot_fail", "idempotent"))
+@operator("Floor", 1, 6, 13, traits=("unary", "cannot_fail", "idempotent", "finite"))
 def floor(xp: Xp, x: Array) -> Array:
     return xp.floor(x)
 
@@ -28,7 +28,7 @@ def floor(xp: Xp, x: Array) -> Array:
 floor.no_gradient("zero")
 
 
-@operator("Round", 11, 22, traits=("unary", "cannot_fail", "idempotent"))
+@operator("Round", 11, 22, traits=("unary", "cannot_fail", "idempotent", "finite"))
 def round_(xp: Xp, x: Array) -> Array:
     """Round half to even."""
     return xp.rint(x)
@@ -47,7 +47,7 @@ def sqrt_gradient(op: Op, dy: V, y: V) -> V:
     return op.Div(dy, op.Add(y, y))
 
 
-@operator("Exp", 1, 6, 13, traits=("unary", "cannot_fail"))
+@operator("Exp", 1, 6, 13, traits=("unary", "cannot_fail", "finite"))
 def exp(xp: Xp, x: Array) -> Array:
     return xp.exp(x)
 
@@ -77,7 +77,7 @@ def reciprocal_gradient(op: Op, dy: V, y: V) -> V:
     return op.Neg(op.Mul(dy, op.Mul(y, y)))
 
 
-@operator("Sin", 7, 22, traits=("unary", "cannot_fail"))
+@operator("Sin", 7, 22, traits=("unary", "cannot_fail", "finite"))
 def sin(xp: Xp, x: Array) -> Array:
     return xp.sin(x)
 
@@ -87,7 +87,7 @@ def sin_gradient(op: Op, dy: V, x: V) -> V:
     return op.Mul(dy, op.Cos(x))
 
 
-@operator("Cos", 7, 22, traits=("unary", "cannot_fail"))
+@operator("Cos", 7, 22, traits=("unary", "cannot_fail", "finite"))
 def cos(xp: Xp, x: Array) -> Array:
     return xp.cos(x)
 
@@ -157,7 +157,7 @@ def cosh_gradient(op: Op, dy: V, x: V) -> V:
     return op.Mul(dy, op.Sinh(x))
 
 
-@operator("Tanh", 1, 6, 13, traits=("unary", "cannot_fail"))
+@operator("Tanh", 1, 6, 13, traits=("unary", "cannot_fail", "finite"))
 def tanh(xp: Xp, x: Array) -> Array:
     return xp.tanh(x)
 
@@ -197,7 +197,7 @@ def atanh_gradient(op: Op, dy: V, x: V) -> V:
     return op.Div(dy, op.Sub(1, op.Mul(x, x)))
 
 
-@operator("Erf", 9, 13, traits=("unary", "cannot_fail"))
+@operator("Erf", 9, 13, traits=("unary", "cannot_fail", "finite"))
 def erf(xp: Xp, x: Array) -> Array:
     """Compute erf. For integers (opset 9 to 12) it is truncated to 0, or to 1 or -1 for |x| >= 6."""
     return xp.erf(x) if x.dtype.kind == "f" else xp.erf(x.astype(np.float64)).astype(x.dtype)

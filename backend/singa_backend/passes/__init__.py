@@ -3,10 +3,11 @@
 from ._old_names import __getattr__ as __getattr__
 from .graph import GraphEditor, Node
 from .model import ModelEditor
-from .pipeline import PASSES, Failure, Pass, PassReport, Report, optimize
+from .pipeline import FUSIONS, PASSES, Failure, Pass, PassReport, Report, optimize
 from .sanitize import Sanitized, sanitize
 
 __all__ = [
+    "FUSIONS",
     "PASSES",
     "Failure",
     "GraphEditor",

@@ -8,13 +8,18 @@ import numpy as np
 
 from .. import dtypes
 from ..ir.declaration import has_trait
+from ..rewriting.padding import padding
+from ..rewriting.reshapes import joined_reshapes
+from ..rewriting.transposes import transposes
 from .graph import GraphEditor, Node
-from .operator_facts import axes_since, compose, get_ints, inside, permutation, set_ints
+from .operator_facts import axes_since, get_ints, inside, set_ints
+from .view import ModelView
 
 
 def remove_back_to_back(net: GraphEditor) -> int:
     """Merge successive Casts, Transposes, Reshapes, Squeezes and Unsqueezes, a Pad and its Conv; remove pairs that cancel."""
-    count = 0
+    view = ModelView(net)
+    count = padding(view) + transposes(view) + joined_reshapes(view)
     for node in list(net.nodes):
         first = net.producer(node.input(0)) if node.inputs else None
         if first is None or not node.plain or node.domain or not first.plain or first.domain:
@@ -92,33 +97,6 @@ def _casts(net: GraphEditor, first: Node, node: Node) -> bool:
     return _skip(net, first, node)
 
 
-# --- Transpose, Reshape
-
-
-def _transposes(net: GraphEditor, first: Node, node: Node) -> bool:
-    p, q = permutation(net, first), permutation(net, node)
-    if p is None or q is None or len(p) != len(q):
-        return False
-    both = compose(p, q)
-    if both == tuple(range(len(both))) and _undo(net, first, node):
-        return True
-    node.set(perm=both)
-    return _skip(net, first, node)
-
-
-def _reshapes(net: GraphEditor, first: Node, node: Node) -> bool:
-    """Merge a Reshape with a node that only reshapes; a size that it copies (0) is written out if it is known."""
-    target, between = get_ints(net, node, "shape", 1, 5)[1], net.shape(first.outputs[0])
-    if target is None or not all(len(n.outputs) == 1 for n in (first, node)):
-        return False
-    if not node.get("allowzero", 0) and 0 in target:
-        sizes = [between[i] if between is not None and t == 0 and i < len(between) else t for i, t in enumerate(target)]
-        if any(t == 0 and not (isinstance(s, int) and s > 0) for s, t in zip(sizes, target, strict=True)):
-            return False
-        set_ints(net, node, "shape", 1, 5, [int(s) for s in sizes if isinstance(s, int)])
-    return _skip(net, first, node)
-
-
 # --- Squeeze, Unsqueeze
 
 
@@ -145,31 +123,8 @@ def _squeezes(net: GraphEditor, first: Node, node: Node) -> bool:
     return _skip(net, first, node)
 
 
-# --- Pad, Conv
-
-
-def _pad_conv(net: GraphEditor, first: Node, node: Node) -> bool:
-    """Fold a Pad with zeros, of spatial axes only, into the pads of the Conv."""
-    pads, value = get_ints(net, first, "pads", 1, 11)[1], first.get("value", 0.0)
-    rank = net.rank(node.input(1))
-    if net.opset >= 11 and first.input(2):
-        array = net.constant(first.input(2))
-        value = None if array is None or array.size != 1 else array.reshape(-1)[0]
-    own = node.get("pads", (0,) * (2 * rank - 4) if rank else None)
-    if pads is None or rank is None or own is None or value is None or value != 0 or node.get("auto_pad", "NOTSET") != "NOTSET":
-        return False
-    if first.get("mode", "constant") != "constant" or first.input(3) or len(pads) != 2 * rank or min(pads) < 0:
-        return False
-    begin, end = pads[:rank], pads[rank:]
-    if any((*begin[:2], *end[:2])) or not net.used_once(first.outputs[0]):
-        return False
-    node.set(pads=[a + b for a, b in zip(own, (*begin[2:], *end[2:]), strict=True)])
-    return _skip(net, first, node)
-
-
 _Rule = Callable[[GraphEditor, Node, Node], bool]
 _RULES: dict[tuple[str, str], _Rule] = {
-    ("Cast", "Cast"): _casts, ("Transpose", "Transpose"): _transposes, ("Pad", "Conv"): _pad_conv,
-    **{(a, "Reshape"): _reshapes for a in ("Reshape", "Flatten", "Squeeze", "Unsqueeze")},
+    ("Cast", "Cast"): _casts,
     **{(a, b): _squeezes for a in ("Squeeze", "Unsqueeze") for b in ("Squeeze", "Unsqueeze")},
 }  # fmt: skip

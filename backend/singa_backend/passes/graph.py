@@ -290,6 +290,8 @@ class Context(ABC):
         function_names: (domain, name) of the model's functions.
         refused: nodes that could not be computed, which are not tried again.
         main: the main graph.
+        given: the initializers of the model's file.
+        parameters: the float constants that train; None for all initializers.
         trial: records the changes that methods of graphs make; None if they are final.
     """
 
@@ -298,6 +300,8 @@ class Context(ABC):
     function_names: set[tuple[str, str]]
     refused: set[Node]
     main: GraphEditor
+    given: frozenset[str]
+    parameters: frozenset[str] | None = None
     trial: Trial | None = None
 
     @abstractmethod

@@ -13,17 +13,17 @@ from typing import Any
 import numpy as np
 
 from ..ir.declaration import has_trait, newest_declaration
+from ..rewriting.identity import drops_nothing
+from ..rewriting.transposes import compose, invert
 from .graph import GraphEditor, Node, Type
 from .operator_facts import (
     axes_since,
-    compose,
-    drops_nothing,
     get_ints,
     inside,
-    invert,
     permutation,
     set_ints,
 )
+from .view import ModelView
 
 Perm = tuple[int, ...]
 LARGEST = 1 << 24
@@ -74,7 +74,7 @@ def _unary(net: GraphEditor, node: Node, p: Perm) -> Moved | None:
 
 
 def _dropout(net: GraphEditor, node: Node, p: Perm) -> Moved | None:
-    return Moved([p] * len(node.outputs)) if drops_nothing(net, node) else None
+    return Moved([p] * len(node.outputs)) if drops_nothing(ModelView(net), node) else None
 
 
 def _broadcast(net: GraphEditor, node: Node, slot: int, p: Perm) -> Moved | None:

@@ -7,7 +7,7 @@ net = edit.main                          # a GraphEditor: the main graph; net.no
 from __future__ import annotations
 
 from collections import ChainMap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
 from onnx import ModelProto
@@ -29,16 +29,19 @@ class ModelEditor(Context):
         ir_version: of the model.
         function_names: (domain, name) of the model's functions.
         refused: nodes that could not be computed, which are not tried again.
+        given: the initializers of the model's file.
+        parameters: the float constants that train; None for all initializers.
         main: the main graph.
         functions: the bodies of the functions.
     """
 
-    def __init__(self, model: ModelProto, folder: Path | None = None) -> None:
+    def __init__(self, model: ModelProto, folder: Path | None = None, parameters: Collection[str] | None = None) -> None:
         """Read a model.
 
         Args:
             model: the model, which does not change before `write`.
             folder: the folder of external data.
+            parameters: the float constants that train; None for all initializers.
 
         Raises:
             InvalidModel: nodes have a cycle (SX101), a value is defined twice (SX102), or a name is not UTF-8 (SX107).
@@ -48,6 +51,8 @@ class ModelEditor(Context):
         self.model, self.folder, self.ir_version = model, folder, model.ir_version
         self.function_names = {(plain_domain(f.domain), f.name) for f in model.functions}
         self.refused: set[Node] = set()
+        self.given = frozenset(t.name for t in model.graph.initializer)
+        self.parameters = None if parameters is None else frozenset(parameters)
         self._inferred: dict[int, dict[str, Type]] | None = None
         self._unanswered = ""
         opsets = imported(model.opset_import)

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from .. import dtypes
-from ..ir.declaration import has_trait
 from ..proto.schemas import schema_version
+from ..rewriting import constants, transposes
 from .graph import GraphEditor, Node
+from .view import ModelView
 
 
 def version(net: GraphEditor, node: Node) -> int | None:
@@ -20,35 +20,14 @@ def version(net: GraphEditor, node: Node) -> int | None:
 
 
 def deterministic(net: GraphEditor, node: Node) -> bool:
-    """Whether the node always returns the same for the same inputs; False if it is not known.
-
-    Functions of the model, custom operators, and a Dropout that may drop count as not known.
-    """
-    if version(net, node) is None or node.domain.startswith("ai.onnx.preview"):
-        return False
-    if has_trait(node.domain, node.op_type, "random"):
-        return False
-    if has_trait(node.domain, node.op_type, "random_in_training") and not drops_nothing(net, node):
-        return False
-    if node.is_("BatchNormalization") and len(node.outputs) > 1:
-        return False  # an old version in training form
-    return all(deterministic(inner, n) for inner, n in _within(node))
+    """Whether the node, subgraphs included, always returns the same for the same inputs; False if it is not known."""
+    return constants.deterministic(ModelView(net), node) and all(deterministic(inner, n) for inner, n in _within(node))
 
 
 def _within(node: Node) -> Iterator[tuple[GraphEditor, Node]]:
     for graph in node.graphs.values():
         for inner in graph.walk():
             yield from ((inner, n) for n in inner.nodes)
-
-
-def drops_nothing(net: GraphEditor, node: Node) -> bool:
-    """Whether a Dropout returns its input: always in opset 7 or later, unless the input `training_mode` may be true."""
-    if net.opset < 7:
-        return bool(node.get("is_test", 0))
-    if net.opset < 12 or not node.input(2):
-        return True
-    mode = net.constant(node.input(2))
-    return mode is not None and not mode.any()
 
 
 def get_ints(net: GraphEditor, node: Node, name: str, index: int, since: int) -> tuple[bool, tuple[int, ...] | None]:
@@ -93,29 +72,5 @@ def inside(axes: Sequence[int] | None, rank: int | None) -> tuple[int, ...] | No
 
 
 def permutation(net: GraphEditor, node: Node) -> tuple[int, ...] | None:
-    """The permutation of a Transpose; None if it is not known, or `perm` is not a permutation."""
-    perm = node.get("perm")
-    if perm is None:
-        rank = net.rank(node.input(0))
-        return None if rank is None else tuple(reversed(range(rank)))
-    return tuple(perm) if sorted(perm) == list(range(len(perm))) else None
-
-
-def compose(first: Sequence[int], second: Sequence[int]) -> tuple[int, ...]:
-    """The permutation of Transpose(Transpose(x, first), second)."""
-    return tuple(first[i] for i in second)
-
-
-def invert(perm: Sequence[int]) -> tuple[int, ...]:
-    """The inverse permutation."""
-    return tuple(perm.index(i) for i in range(len(perm)))
-
-
-def holds_only(array: np.ndarray | None, value: float) -> bool:
-    """Whether an array is not empty and every element equals this number, sign of zero included."""
-    if array is None or not array.size or array.dtype == dtypes.STRING or array.dtype.kind == "c":
-        return False
-    wide = array.astype(np.float64) if array.dtype.kind not in "iub" else array
-    return bool((wide == value).all()) and (
-        value != 0 or array.dtype.kind in "iub" or bool((np.signbit(wide) == np.signbit(value)).all())
-    )
+    """The permutation of a Transpose of this graph; None if it is not known, or `perm` is not a permutation."""
+    return transposes.permutation(ModelView(net), node)

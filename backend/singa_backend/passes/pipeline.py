@@ -11,24 +11,31 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from onnx import ModelProto
 
 from ..errors import InvalidInput, InvalidModel, ResourceExhausted
+from ..rewriting.activations import activations, hard_sigmoids, leaky_relus, prelus, softplus
+from ..rewriting.affine import channels
+from ..rewriting.attention import attentions
+from ..rewriting.constants import constants
+from ..rewriting.identity import identity
+from ..rewriting.normalization import group_norms, layer_norms
+from ..rewriting.rotary import rotary_embeddings
+from ..rewriting.run import run
 from .back_to_back import remove_back_to_back
-from .batch_norm import fold_batch_normalization
 from .cleaning import merge_duplicates, remove_dead, remove_dead_functions
-from .constants import fold_constants
 from .graph import GraphEditor
-from .identity import remove_identity
 from .loops import move_out_of_loops
 from .model import ModelEditor
 from .shapes import simplify_shapes
 from .transpose import optimize_transpose
+from .view import ModelView
 
 
 @dataclass(frozen=True)
@@ -36,7 +43,7 @@ class Pass:
     """A named rewrite.
 
     Attributes:
-        name: the key in `PASSES`.
+        name: the key in `PASSES` or `FUSIONS`.
         summary: what the pass does, in one line.
         run: changes a `ModelEditor` and returns the number of its changes.
     """
@@ -49,7 +56,7 @@ class Pass:
 def _each(rewrite: Callable[[GraphEditor], int]) -> Callable[[ModelEditor], int]:
     """Apply a rewrite of one graph to all graphs, inner ones first."""
 
-    def run(edit: ModelEditor) -> int:
+    def apply(edit: ModelEditor) -> int:
         count = 0
         for net in list(edit.nets()):
             if count:
@@ -57,22 +64,27 @@ def _each(rewrite: Callable[[GraphEditor], int]) -> Callable[[ModelEditor], int]
             count += rewrite(net)
         return count
 
-    return run
+    return apply
+
+
+def _rule(rewrite: Callable[[ModelView], int]) -> Callable[[ModelEditor], int]:
+    """Apply a rule of `rewriting` to all graphs, inner ones first."""
+    return _each(lambda net: rewrite(ModelView(net)))
 
 
 PASSES: dict[str, Pass] = {
     p.name: p
     for p in (
-        Pass("remove_identity", "remove nodes whose output equals their input", _each(remove_identity)),
+        Pass("remove_identity", "remove nodes whose output equals their input", _rule(identity)),
         Pass("simplify_shapes", "replace known sizes by constants", _each(simplify_shapes)),
-        Pass("fold_constants", "evaluate nodes whose inputs are all constants", _each(fold_constants)),
+        Pass("fold_constants", "evaluate nodes whose inputs are all constants", _rule(constants)),
         Pass("move_out_of_loops", "move nodes that are the same in every iteration out of loops", _each(move_out_of_loops)),
         Pass("remove_back_to_back", "merge two successive nodes, or remove both", _each(remove_back_to_back)),
         Pass("optimize_transpose", "move Transposes down until they cancel", _each(optimize_transpose)),
         Pass(
             "fold_batch_normalization",
             "fold the scale and shift of channels into the preceding weights",
-            _each(fold_batch_normalization),
+            _rule(lambda view: channels(view, ("Conv", "ConvTranspose", "Gemm"))),
         ),
         Pass("merge_duplicates", "merge equal nodes and equal constants", _each(merge_duplicates)),
         Pass(
@@ -83,6 +95,22 @@ PASSES: dict[str, Pass] = {
     )
 }
 """All passes by name, in the order in which they run."""
+
+FUSIONS: dict[str, Pass] = {
+    p.name: p
+    for p in (
+        Pass("layer_norms", "fuse LayerNormalization, RMSNormalization and InstanceNormalization", _rule(layer_norms)),
+        Pass("group_norms", "fuse GroupNormalization", _rule(group_norms)),
+        Pass("activations", "fuse Gelu, Swish, HardSwish and Mish", _rule(activations)),
+        Pass("hard_sigmoids", "fuse HardSigmoid", _rule(hard_sigmoids)),
+        Pass("leaky_relus", "fuse LeakyRelu", _rule(leaky_relus)),
+        Pass("prelus", "fuse PRelu", _rule(prelus)),
+        Pass("softplus", "fuse Softplus", _rule(softplus)),
+        Pass("rotary_embeddings", "fuse RotaryEmbedding", _rule(rotary_embeddings)),
+        Pass("attentions", "fuse Attention", _rule(attentions)),
+    )
+}
+"""The passes that `fuse` adds: they replace primitive forms by operators that the model's opset has, and round."""
 
 
 @dataclass(frozen=True)
@@ -201,6 +229,8 @@ def optimize(
     model: ModelProto,
     passes: Sequence[str] | None = None,
     *,
+    fuse: bool = False,
+    parameters: Collection[str] | None = None,
     rounds: int = 20,
     folder: str | Path | None = None,
     progress: Callable[..., None] | None = None,
@@ -213,7 +243,9 @@ def optimize(
 
     Args:
         model: the model to rewrite.
-        passes: names from `PASSES`, in the order in which to run them; by default all, in the order of `PASSES`.
+        passes: names from `PASSES` and `FUSIONS`, in the order in which to run them; by default all of `PASSES`, in their order.
+        fuse: whether all of `FUSIONS` run after them.
+        parameters: the float constants that train, whose numbers no fusion takes; by default all float initializers.
         rounds: the maximum number of times that all passes run, at least 1.
         folder: the folder of external data, so that small constants there can be read.
         progress: called after each pass, with `note=` its name.
@@ -231,11 +263,11 @@ def optimize(
         >>> report = optimize(model, ["remove_identity", "remove_dead"])
         >>> print(report)
     """
-    chosen = [_named(name) for name in (PASSES if passes is None else passes)]
+    chosen = [_named(name) for name in (*(PASSES if passes is None else passes), *(FUSIONS if fuse else ()))]
     if isinstance(rounds, bool) or not isinstance(rounds, int) or rounds < 1:
         raise InvalidInput(f"rounds must be at least 1, got {rounds}", code="SX360")
     try:
-        edit = ModelEditor(model, None if folder is None else Path(folder))
+        edit = ModelEditor(model, None if folder is None else Path(folder), parameters)
         _check(edit)
         report = Report([PassReport(p.name) for p in chosen], before=_count(edit))
         if edit.open:
@@ -251,29 +283,31 @@ def optimize(
 
 
 def _named(name: str) -> Pass:
-    if name not in PASSES:
-        raise InvalidInput(f"a pass must be one of {', '.join(PASSES)}, got {name!r}", code="SX360")
-    return PASSES[name]
+    found = PASSES.get(name) or FUSIONS.get(name)
+    if found is None:
+        raise InvalidInput(f"a pass must be one of {', '.join((*PASSES, *FUSIONS))}, got {name!r}", code="SX360")
+    return found
 
 
 def _run(edit: ModelEditor, chosen: Sequence[Pass], rounds: int, report: Report, progress: Callable[..., None]) -> None:
     failed: set[str] = set()
     restore = edit.snapshot()
-    while report.rounds < rounds and not report.settled:
-        report.rounds += 1
-        report.settled = True
-        for rewrite, did in zip(chosen, report.passes, strict=True):
-            if rewrite.name in failed:
-                continue
-            failure = _step(edit, rewrite, did, restore)
-            if did.changed:
-                restore = edit.snapshot()
-            if failure is not None:
-                failed.add(rewrite.name)
-                report.failures.append(failure)
-            elif did.changed:
-                report.settled = False
-            progress(note=rewrite.name)
+
+    def once(rewrite: Pass, did: PassReport) -> int:
+        nonlocal restore
+        if rewrite.name in failed:
+            return 0
+        failure = _step(edit, rewrite, did, restore)
+        if did.changed:
+            restore = edit.snapshot()
+        if failure is not None:
+            failed.add(rewrite.name)
+            report.failures.append(failure)
+        progress(note=rewrite.name)
+        return did.changed
+
+    done = run([partial(once, *both) for both in zip(chosen, report.passes, strict=True)], rounds)
+    report.rounds, report.settled = done.rounds, done.settled
 
 
 def _step(edit: ModelEditor, rewrite: Pass, did: PassReport, restore: Callable[[], None]) -> Failure | None:

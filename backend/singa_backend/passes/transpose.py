@@ -10,9 +10,11 @@ from collections.abc import Iterable
 
 import numpy as np
 
+from ..rewriting.transposes import compose, transposes
 from .graph import GraphEditor, Node, Trial, Type
 from .layouts import Moved, lay_out, movable, moved
-from .operator_facts import compose, permutation, set_ints
+from .operator_facts import permutation, set_ints
+from .view import ModelView
 
 PUSHES = 4
 """Maximum pushes of one trial for each node of the graph, plus 50: paths can multiply where values branch and join."""
@@ -180,22 +182,13 @@ def _relabel(net: GraphEditor, node: Node, found: Moved) -> list[Node]:
 
 
 def _tidy(net: GraphEditor) -> int:
-    """Remove identities, merge chains, and keep one of two equal Transposes."""
-    count = 0
+    """Merge chains, remove identities, and keep one of two equal Transposes."""
+    count = transposes(ModelView(net))
     known: dict[tuple[str, tuple[int, ...]], Node] = {}
     for node in [n for n in net.nodes if n.is_("Transpose")]:
         p = permutation(net, node)
-        maker = net.producer(node.input(0))
-        if p is None or net.producer(node.outputs[0]) is not node:
+        if p is None:
             continue
-        q = permutation(net, maker) if maker is not None and maker.is_("Transpose") else None
-        if maker is not None and q is not None and len(q) == len(p):
-            p = compose(q, p)
-            net.rewire(node, [maker.inputs[0]])
-            node.set(perm=p)
-            if not net.used(maker.outputs[0]):
-                net.remove(maker)
-            count += 1
         if p == tuple(range(len(p))) and net.bypass(node, node.inputs[0]):
             count += 1
             continue

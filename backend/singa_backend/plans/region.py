@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from ..devices.namespaces import numpy
 from ..ir.declaration import REQUIRED, declarations
 from ..ir.graph import ABSENT, Graph, Node
 from ..ir.versioned import VersionedOperator
@@ -41,6 +42,7 @@ class Call:
         outputs: the ids of the outputs; ABSENT (-1) for an omitted one.
         scope: the id of each slot of the graph that contains the node, which its subgraphs refer to.
         origins: the nodes that this call replaces, for reports.
+        operator: the operator of ONNX's domain in its present meaning; "" for any other call.
     """
 
     node: Node
@@ -48,6 +50,11 @@ class Call:
     outputs: tuple[int, ...]
     scope: Sequence[int] = ()
     origins: tuple[Node, ...] = ()
+    operator: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        known = self.node.operator
+        self.operator = self.node.op_type if not self.node.domain and (known is None or known.is_modern) else ""
 
     def is_(self, *names: str) -> bool:
         """Whether it calls one of these operators of ONNX's domain."""
@@ -62,6 +69,12 @@ class Call:
     def attributes(self) -> dict[str, Any]:
         """The attributes, defaults included."""
         return self.node.attributes
+
+    def run(self, values: Sequence[Any]) -> list[Any]:
+        """The results for these inputs by the definition, on the host; only for a call without subgraphs."""
+        operator = self.node.operator
+        assert operator is not None
+        return operator.run(numpy, values, self.attributes, [o != ABSENT for o in self.outputs])
 
     @property
     def reads(self) -> tuple[int, ...]:

@@ -35,21 +35,7 @@ from .chains import chains
 from .contention import Pace, contention, single_step
 from .fusion import fuse
 from .passing import PASSED, PASSED_STEPS, Passed, append, unbound
-from .region import Call, Region, TooManyCalls, branch_of, branches_fit, names
-
-STEADY = names(
-    "Add Sub Mul Neg Abs Exp Sin Cos Tanh Sigmoid Erf Relu LeakyRelu PRelu Elu Selu Celu ThresholdedRelu HardSigmoid "
-    "HardSwish Softsign Softplus Gelu Mish Floor Ceil Round Sign Sum Max Min Clip Conv ConvTranspose Gemm MatMul Einsum "
-    "AveragePool MaxPool GlobalAveragePool GlobalMaxPool ReduceSum ReduceMax ReduceMin ReduceMean ReduceL1 ReduceL2 "
-    "ReduceSumSquare CumSum LSTM GRU RNN Resize Upsample Softmax Where Cast Dropout DequantizeLinear"
-)
-"""Operators that return finite values for finite inputs that are not empty, unless a result overflows."""
-
-KEEPS = names(
-    "Reshape Transpose Concat Slice Gather GatherElements GatherND Squeeze Unsqueeze Flatten Split Identity Expand Tile "
-    "Pad Where ScatterElements ScatterND DepthToSpace SpaceToDepth Cast Relu Max Min Clip Abs Neg ReduceMax ReduceMin"
-)
-"""Operators that make no NaN of infinities."""
+from .region import Call, Region, TooManyCalls, branch_of, branches_fit
 
 FAILED = "failed with"
 """Begins the reason of a kernel that raised an unexpected error; such a call must be invalid."""
@@ -1018,9 +1004,9 @@ class Tracer:
         if any(isinstance(e, Loose) for e in entries):
             return NAN  # what a sequence holds, or a string stands for, is not known
         known = worst(*(e for e in entries if isinstance(e, Value)))
-        if call.is_(*KEEPS):
+        if has_trait(call.node.domain, call.name, "keeps_finite"):
             return known
-        return FINITE if known == FINITE and call.is_(*STEADY) else NAN
+        return FINITE if known == FINITE and has_trait(call.node.domain, call.name, "finite") else NAN
 
     # --- the end of a segment
 

@@ -210,7 +210,13 @@ class Visitor:
         assert operator is not None
         attributes = node.attributes
         if operator.declaration.services:
-            attributes = self._served(node, frame)
+            attributes = operator.with_services(
+                node.attributes,
+                [slot >= 0 for slot in node.outputs],
+                run=lambda graph, *values, dry=False: self._body(graph, values, frame, dry),
+                derived=operator.derived,
+                forward_graph=node.forward_graph,
+            )
         if self.placed is None:
             return operator.compute(self.device.xp, inputs, attributes, len(node.outputs))
         return self.placed.compute(node, operator, inputs, attributes)
@@ -238,19 +244,6 @@ class Visitor:
             raise
         except Exception:  # the device has failed, which the present error reports
             return
-
-    def _served(self, node: Node, frame: list[Any]) -> dict[str, Any]:
-        """The node's attributes, and the services that the body requests."""
-        operator = node.operator
-        assert operator is not None
-        services = {
-            "run": lambda graph, *values, dry=False: self._body(graph, values, frame, dry),
-            "wanted": tuple(slot >= 0 for slot in node.outputs),
-            "version": operator.version,
-            "derived": operator.derived,
-            "forward_graph": node.forward_graph,
-        }
-        return {**node.attributes, **{name: services[kind] for name, kind in operator.declaration.services.items()}}
 
     def _body(self, graph: Graph, inputs: Sequence[Any], outer: list[Any], dry: bool) -> list[Any]:
         """The `run` service of an operator's body: the number of inputs must be that of the subgraph.

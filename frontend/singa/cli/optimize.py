@@ -6,9 +6,13 @@ import time
 from pathlib import Path
 
 import click
+from onnx import ModelProto
 
+from singa_backend.autodiff.roles import PARAMETER, roles
+from singa_backend.errors import SonnxError
 from singa_backend.files import check
-from singa_backend.passes import PASSES, Report
+from singa_backend.ir.reader import read
+from singa_backend.passes import FUSIONS, PASSES, Report
 from singa_backend.passes import optimize as rewrite
 from singa_backend.proto.checker import check_model
 from singa_backend.proto.load import load_model
@@ -38,8 +42,13 @@ _PASSES = Columns({"pass": WHOLE, "changes": NUMBER, "nodes by operator": WORDS}
     "names",
     multiple=True,
     metavar="NAME",
-    type=click.Choice(list(PASSES)),
+    type=click.Choice([*PASSES, *FUSIONS]),
     help="Run only this pass (repeatable, in the given order).",
+)
+@click.option(
+    "--fuse",
+    is_flag=True,
+    help="Also replace primitive forms by operators that the model's opset has, such as Gelu; results round differently.",
 )
 @click.option("--list", "listed", is_flag=True, help="List the passes, in the order in which they run.")
 @click.option(
@@ -49,7 +58,14 @@ _PASSES = Columns({"pass": WHOLE, "changes": NUMBER, "nodes by operator": WORDS}
 @json_option
 @exit_codes
 def command(
-    model: Path | None, target: Path | None, names: tuple[str, ...], listed: bool, rounds: int, verbose: bool, as_json: bool
+    model: Path | None,
+    target: Path | None,
+    names: tuple[str, ...],
+    fuse: bool,
+    listed: bool,
+    rounds: int,
+    verbose: bool,
+    as_json: bool,
 ) -> None:
     """Rewrite MODEL by graph passes until none changes anything, and write it to OUT.
 
@@ -57,7 +73,7 @@ def command(
     refused MODEL too.  The exit code is 1 if a pass failed (its changes are undone; the others ran).
     """
     if listed:
-        _list(as_json)
+        _list(fuse, as_json)
         return
     if model is None or target is None:
         raise click.UsageError("MODEL and -o OUT are required (or --list)")
@@ -66,7 +82,8 @@ def command(
     proto, folder = load_model(model)
     checked = check_model(proto)
     with progress(None, "optimizing", quiet=as_json) as step:
-        report = rewrite(proto, names or None, rounds=rounds, folder=folder, progress=step)
+        trained = _parameters(proto, folder) if fuse or any(n in FUSIONS for n in names) else None
+        report = rewrite(proto, names or None, fuse=fuse, parameters=trained, rounds=rounds, folder=folder, progress=step)
     if not checked.valid:
         first = (checked.message.splitlines() or [""])[0][:300]
         why = "did not answer for" if checked.valid is None else "refused"
@@ -83,11 +100,21 @@ def command(
         raise SystemExit(NO)
 
 
-def _list(as_json: bool) -> None:
+def _parameters(proto: ModelProto, folder: Path | None) -> list[str] | None:
+    """The float constants of a model that train by their roles; None, for all initializers, if it cannot be read."""
+    try:
+        graph = read(proto, folder).with_weights()
+    except SonnxError:
+        return None
+    return [name for name, role in roles(graph).items() if role.kind == PARAMETER]
+
+
+def _list(fuse: bool, as_json: bool) -> None:
+    passes = [*PASSES.values(), *(FUSIONS.values() if fuse else ())]
     if as_json:
-        write_json({"passes": [{"pass": p.name, "summary": p.summary} for p in PASSES.values()]}, name="optimize.passes")
+        write_json({"passes": [{"pass": p.name, "summary": p.summary} for p in passes]}, name="optimize.passes")
         return
-    for p in PASSES.values():
+    for p in passes:
         echo(f"{p.name:26} {p.summary}")
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 
 from ..region import Call
-from .editing import Editor
+from .view import RegionView
 
 LARGEST = 1 << 24
 """Bytes of a constant that is made."""
 
 
-def additions(edit: Editor) -> int:
+def additions(edit: RegionView) -> int:
     """For any calls of the form (x + a) + b, with constants a and b, replace the last one by x + (a + b), if they do not cancel.
 
     A bias of channels is left where it is: a product adds it by itself.
@@ -36,7 +36,7 @@ def additions(edit: Editor) -> int:
     return count
 
 
-def windows(edit: Editor) -> int:
+def windows(edit: RegionView) -> int:
     """For any calls of the form Reshape(Reshape(x) + a), where a is constant and the shape that of x, replace them by x + b.
 
     b has the elements of a at their new places.  The shapes must be known.
@@ -64,7 +64,7 @@ def windows(edit: Editor) -> int:
     return count
 
 
-def _operands(edit: Editor, add: Call) -> tuple[np.ndarray | None, int]:
+def _operands(edit: RegionView, add: Call) -> tuple[np.ndarray | None, int]:
     """The constant operand of an Add, and the other one."""
     for at in (0, 1):
         array = edit.constant(add.inputs[at])

@@ -21,43 +21,22 @@ from ...ir.graph import ABSENT
 from ...ir.windows import windows
 from ...kernels.values import Computed
 from ...proto.schemas import schemas, type_strings
+from ...rewriting.sizes import MOST, RULES, Known, followed, is_known, places, total
+from ...rewriting.view import Dim, Shape, broadcast
 from ..region import Call, Region
 
-Dim = int | str
-Shape = tuple[Dim, ...]
-Known = Dim | tuple[Dim, ...]
-"""A computed size, or a vector of sizes."""
 Type = tuple[np.dtype[Any] | None, Sequence[int | str | None] | None]
 """A dtype and a shape, each None if it is not known; so is each size that is not known."""
 
 TENSOR = (np.ndarray, Computed)
 """The types of constant tensors."""
-MOST = 64
-"""Elements of a vector of sizes."""
-LIMIT = 1 << 31
-"""The magnitude of sizes that are computed here: larger ones may be taken modulo 2^n."""
-
-FIRST = (
-    "Softmax", "LogSoftmax", "Hardmax", "BatchNormalization", "LayerNormalization", "InstanceNormalization", "LRN", "Dropout",
-    "GroupNormalization", "RMSNormalization", "LpNormalization", "CumSum", "RotaryEmbedding", "ScatterND", "ScatterElements",
-    "Trilu", "QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear",
-)  # fmt: skip
-"""Operators whose first result has the shape of the first input, as those with the traits `unary` and `shape_of_first`."""
-
-
-MODERN = {
-    "Add": 7, "Sub": 7, "Mul": 7, "Div": 7, "Pow": 7, "Sum": 8, "Max": 8, "Min": 8, "Mean": 8, "Gemm": 7, "PRelu": 7,
-    "Softmax": 11, "BatchNormalization": 7, "Greater": 7, "Less": 7, "Equal": 7, "And": 7, "Or": 7, "Xor": 7,
-}  # fmt: skip
-"""The schema version from which an operator has its present meaning, if it had another one before."""
+QUANTIZED = ("QuantizeLinear", "DequantizeLinear")
+"""Operators whose result has the shape of the first input, but not its dtype."""
 
 
 def operator(call: Call | None) -> str:
     """The operator that a call of ONNX's domain has in its present meaning; "" for any other."""
-    if call is None or call.node.domain:
-        return ""
-    name = call.node.op_type
-    return name if name not in MODERN or (call.node.version or 0) >= MODERN[name] else ""
+    return "" if call is None else call.operator
 
 
 @cache
@@ -75,17 +54,6 @@ def _parameters(domain: str, name: str, version: int) -> tuple[tuple[Any, ...], 
     inputs, outputs = list(schema.inputs), list(schema.outputs)
     repeats = [bool(p) and str(p[-1].option).endswith("Variadic") for p in (inputs, outputs)]
     return tuple(map(bound, inputs)), tuple(map(bound, outputs)), repeats[0], repeats[1]
-
-
-def broadcast(a: Dim, b: Dim) -> Dim | None:
-    """The size of two sizes broadcast; None if it is not known."""
-    if a == b or b == 1:
-        return a
-    if a == 1:
-        return b
-    if isinstance(a, int) and isinstance(b, int):
-        return None  # an error when it runs
-    return a if isinstance(a, int) else b if isinstance(b, int) else None
 
 
 class Facts:
@@ -154,11 +122,19 @@ class Facts:
         """The computed sizes that are known as numbers: the values and their contents."""
         found = []
         for value, sizes in self._sizes.items():
-            numbers = sizes if isinstance(sizes, tuple) else (sizes,)
             dtype = self.dtype(value)
-            if value not in self.region.constants and dtype is not None and all(isinstance(n, int) for n in numbers):
+            if value not in self.region.constants and dtype is not None and is_known(sizes):
                 found.append((value, np.array(sizes, dtype)))
         return found
+
+    def attribute(self, call: Call, name: str, default: Any = None) -> Any:
+        """An attribute; `default` if the call and its schema have none."""
+        value = call.attributes.get(name)
+        return default if value is None else value
+
+    def input(self, call: Call, index: int) -> int | None:
+        """An input of a call; None for an absent one."""
+        return call.inputs[index] if len(call.inputs) > index and call.inputs[index] != ABSENT else None
 
     def fresh(self) -> str:
         """A name for an unknown size."""
@@ -193,14 +169,17 @@ class Facts:
     def infer(self, call: Call) -> None:
         """Add what is known of the outputs of a call; the values before it must be known."""
         self._infer_dtypes(call)
-        name = operator(call)
+        name = call.operator
         if not name or call.outputs[0] == ABSENT:
             return
         rule = _RULES.get(name)
         if rule is not None:
             with suppress(ArithmeticError, LookupError, TypeError, ValueError):  # the call fails when it runs
                 rule(self, call)
-        elif name in FIRST or _traits(name)[0]:
+                known = followed(self, name, call) if name in RULES else None
+                if known is not None:
+                    self._sizes[call.outputs[0]] = known
+        elif name in QUANTIZED or _traits(name)[0]:
             self._set(call.outputs[0], self.shape(call.inputs[0]) if call.inputs else None)
         elif _traits(name)[1]:
             self._set(call.outputs[0], self._broadcast([self.shape(i) for i in call.inputs]))
@@ -251,10 +230,6 @@ class Facts:
     def product(self, shape: Sequence[Dim]) -> tuple[int, tuple[str, ...]]:
         """The number of elements: the known factor, and the unknown ones in order."""
         return math.prod(d for d in shape if isinstance(d, int)), tuple(sorted(d for d in shape if isinstance(d, str)))
-
-    def total(self, shape: Shape) -> Dim:
-        """The number of elements as a size."""
-        return self._rest(shape, [])
 
     def reshaped(self, shape: Shape | None, target: Known | None, zero: bool = False) -> Shape | None:
         """The shape of a Reshape to these sizes; None if its rank is not known."""
@@ -336,12 +311,6 @@ def _reshape(facts: Facts, call: Call) -> None:
         target = tuple(target)
     shape = facts.shape(call.inputs[0])
     facts._set(call.outputs[0], facts.reshaped(shape, target, bool(call.attributes.get("allowzero"))))
-    if shape is not None and len(shape) <= 1 and (known := facts.sizes(call.inputs[0])) is not None:
-        flat = known if isinstance(known, tuple) else (known,)
-        if facts._shapes.get(call.outputs[0]) == (len(flat),):
-            facts._sizes[call.outputs[0]] = flat
-        elif facts._shapes.get(call.outputs[0]) == () and len(flat) == 1:
-            facts._sizes[call.outputs[0]] = flat[0]
 
 
 def _flatten(facts: Facts, call: Call) -> None:
@@ -350,14 +319,11 @@ def _flatten(facts: Facts, call: Call) -> None:
         facts._set(call.outputs[0], (facts.fresh(), facts.fresh()))
         return
     axis = axis + len(shape) if axis < 0 else axis
-    facts._set(call.outputs[0], (facts.total(shape[:axis]), facts.total(shape[axis:])))
+    facts._set(call.outputs[0], (total(shape[:axis], facts.fresh), total(shape[axis:], facts.fresh)))
 
 
 def _squeeze(facts: Facts, call: Call) -> None:
     shape, axes = facts.shape(call.inputs[0]), _axes(facts, call)
-    known = facts.sizes(call.inputs[0])
-    if isinstance(known, tuple) and len(known) == 1:
-        facts._sizes[call.outputs[0]] = known[0]
     if shape is None:
         return
     if axes is None:
@@ -371,9 +337,6 @@ def _squeeze(facts: Facts, call: Call) -> None:
 
 def _unsqueeze(facts: Facts, call: Call) -> None:
     shape, axes = facts.shape(call.inputs[0]), _axes(facts, call)
-    known = facts.sizes(call.inputs[0])
-    if isinstance(known, (int, str)) and axes in ((0,), (-1,)):
-        facts._sizes[call.outputs[0]] = (known,)
     if shape is None or axes is None:
         return
     rank = len(shape) + len(axes)
@@ -383,11 +346,6 @@ def _unsqueeze(facts: Facts, call: Call) -> None:
 
 
 def _concat(facts: Facts, call: Call) -> None:
-    known = [facts.sizes(i) for i in call.inputs]
-    if all(isinstance(k, tuple) for k in known) and call.attributes.get("axis") in (0, -1):
-        joined = tuple(d for k in known if isinstance(k, tuple) for d in k)
-        if len(joined) <= MOST:
-            facts._sizes[call.outputs[0]] = joined
     shapes = [facts.shape(i) for i in call.inputs]
     first, axis = next((s for s in shapes if s is not None), None), call.attributes.get("axis", 1)
     if first is None or not -len(first) <= axis < len(first):
@@ -421,14 +379,6 @@ def _split(facts: Facts, call: Call) -> None:
         facts._set(value, (*shape[:axis], part, *shape[axis + 1 :]))
 
 
-def _places(size: int, start: int, end: int, step: int) -> range:
-    """The places of an axis that a Slice takes: its ends are clamped, those of Python's slices are not with a negative step."""
-    start, end = (i + size if i < 0 else i for i in (start, end))
-    if step > 0:
-        return range(min(max(start, 0), size), min(max(end, 0), size), step)
-    return range(min(max(start, 0), size - 1), min(max(end, -1), size - 1), step)
-
-
 def _slice(facts: Facts, call: Call) -> None:
     shape = facts.shape(call.inputs[0])
     rank = None if shape is None else len(shape)
@@ -445,30 +395,23 @@ def _slice(facts: Facts, call: Call) -> None:
     starts, ends, axes, steps = parts
     axes = range(len(starts)) if axes is None else axes
     steps = [1] * len(starts) if steps is None else steps
-    known, made = facts.sizes(call.inputs[0]), list(shape)
+    made = list(shape)
     for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
         if not isinstance(axis, int) or not -rank <= axis < rank:
             return
         size = made[axis]
         if not all(isinstance(v, int) for v in (start, end, step)) or not step:
-            made[axis], known = facts.fresh(), None
+            made[axis] = facts.fresh()
         elif isinstance(size, int):
-            made[axis] = len(_places(size, start, end, step))
+            made[axis] = len(places(size, start, end, step))
         elif (start, step) != (0, 1) or end < (1 << 31) - 1:
             made[axis] = facts.fresh()
-        if isinstance(known, tuple):
-            facts._sizes[call.outputs[0]] = tuple(known[i] for i in _places(len(known), start, end, step))
     facts._set(call.outputs[0], made)
 
 
 def _gather(facts: Facts, call: Call) -> None:
     table, index = facts.shape(call.inputs[0]), facts.shape(call.inputs[1])
-    known, at, axis = facts.sizes(call.inputs[0]), facts.sizes(call.inputs[1]), call.attributes.get("axis", 0)
-    if isinstance(known, tuple):
-        places = at if isinstance(at, tuple) else (at,)
-        if all(isinstance(p, int) and -len(known) <= p < len(known) for p in places):
-            found = tuple(known[int(p)] for p in places)  # type: ignore[arg-type]  # sizes that are known are integers
-            facts._sizes[call.outputs[0]] = found if isinstance(at, tuple) else found[0]
+    axis = call.attributes.get("axis", 0)
     if table is not None and index is not None and -len(table) <= axis < len(table):
         axis %= len(table)
         facts._set(call.outputs[0], (*table[:axis], *index, *table[axis + 1 :]))
@@ -477,35 +420,16 @@ def _gather(facts: Facts, call: Call) -> None:
 def _shape_of(facts: Facts, call: Call) -> None:
     shape = facts.shape(call.inputs[0])
     if shape is not None:
-        found = shape[slice(call.attributes.get("start") or 0, call.attributes.get("end"))]
-        facts._set(call.outputs[0], (len(found),))
-        facts._sizes[call.outputs[0]] = found
+        facts._set(call.outputs[0], (len(shape[slice(call.attributes.get("start") or 0, call.attributes.get("end"))]),))
 
 
 def _pass_on(facts: Facts, call: Call) -> None:
     """Cast and Identity."""
     facts._set(call.outputs[0], facts.shape(call.inputs[0]))
-    known = facts.sizes(call.inputs[0])
-    fits = all(isinstance(k, str) or abs(k) < LIMIT for k in (known if isinstance(known, tuple) else (known,)) if k is not None)
-    if known is not None and fits and (call.name == "Identity" or call.attributes.get("to") in (6, 7)):
-        facts._sizes[call.outputs[0]] = known
 
 
 def _arithmetic(facts: Facts, call: Call) -> None:
     facts._set(call.outputs[0], facts._broadcast([facts.shape(i) for i in call.inputs]))
-    a, b = (facts.sizes(i) for i in call.inputs)
-    if a is None or b is None or facts.rank(call.outputs[0]) is None:
-        return
-    count = max(len(k) if isinstance(k, tuple) else 1 for k in (a, b))
-    left, right = ((k * count if len(k) == 1 else k) if isinstance(k, tuple) else (k,) * count for k in (a, b))
-    made: list[Dim] = []
-    for x, y in zip(left, right, strict=False):
-        if not isinstance(x, int) or not isinstance(y, int) or (call.name == "Div" and (y <= 0 or x < 0)):
-            made.append(facts.fresh())
-        else:
-            result = x + y if call.name == "Add" else x - y if call.name == "Sub" else x * y if call.name == "Mul" else x // y
-            made.append(result if abs(result) < LIMIT else facts.fresh())
-    facts._sizes[call.outputs[0]] = tuple(made) if isinstance(a, tuple) or isinstance(b, tuple) else made[0]
 
 
 def _matmul(facts: Facts, call: Call) -> None:
@@ -584,7 +508,6 @@ def _size(facts: Facts, call: Call) -> None:
     shape = facts.shape(call.inputs[0])
     if shape is not None:
         facts._set(call.outputs[0], ())
-        facts._sizes[call.outputs[0]] = facts.total(shape)
 
 
 def _pad(facts: Facts, call: Call) -> None:

@@ -2,27 +2,31 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 
+from ...rewriting.activations import activations, hard_sigmoids, leaky_relus, prelus, softplus
+from ...rewriting.affine import channels
+from ...rewriting.attention import attentions, scales
+from ...rewriting.identity import identity
+from ...rewriting.normalization import global_pools, group_norms, layer_norms
+from ...rewriting.padding import padding
+from ...rewriting.rotary import rotary_embeddings
+from ...rewriting.run import run
+from ...rewriting.sizes import sizes
+from ...rewriting.transposes import transposes
 from ..region import Region
-from .activations import activations, hard_sigmoids, leaky_relus, prelus, softplus
 from .additions import additions, windows
-from .attention import attentions, scales
-from .channels import channels
-from .constants import branches, constants, sizes
-from .editing import Editor
+from .constants import branches, constants
 from .facts import Type
-from .identity import identity, squares, sums
-from .normalization import global_pools, group_norms, layer_norms
-from .padding import padding
 from .products import products
 from .quantized import quantized_moves, quantized_pairs, quantized_products, quantized_signs, quantized_sums, quantized_tables
 from .reshapes import reshapes
-from .rotary import rotary_embeddings
-from .transposes import cancelled, through_reshapes, transposes
+from .simpler import squares, sums
+from .transposes import cancelled, through_reshapes
+from .view import RegionView
 
-Pass = Callable[[Editor], int]
+Pass = Callable[[RegionView], int]
 
 ROUNDS = 16
 """The number of times that each pass runs at most."""
@@ -81,18 +85,10 @@ def fuse(
     """
     names = set(PASSES if only is None else only)
     passes = [p for p in (*LEVEL_1, *(LEVEL_2 if level > 1 else ())) if p.__name__ in names] if level > 0 else []
-    counts: Counter[str] = Counter()
     if not passes:
         return {}
     region.remove_dead()
-    edit = Editor(region, types)
-    for _ in range(ROUNDS):
-        changed = 0
-        for run in passes:
-            found = run(edit)
-            counts[run.__name__] += found
-            changed += found
-        if not changed:
-            break
+    edit = RegionView(region, types)
+    done = run([partial(p, edit) for p in passes], ROUNDS)
     edit.finish()
-    return {name: n for name, n in counts.items() if n}
+    return {p.__name__: n for p, n in zip(passes, done.counts, strict=True) if n}

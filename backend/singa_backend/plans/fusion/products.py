@@ -14,8 +14,8 @@ from ...kernels.values import LARGE as KEPT
 from ...kernels.values import Computed, bound_of
 from ...proto.tensor_data import release
 from ..region import Call
-from .editing import Editor
 from .facts import operator
+from .view import RegionView
 
 LARGEST = 1 << 28
 """Bytes of the weights that are joined."""
@@ -35,7 +35,7 @@ class _Product:
         return (self.call,) if self.last is self.call else (self.call, self.last)
 
 
-def products(edit: Editor) -> int:
+def products(edit: RegionView) -> int:
     """For any calls of the form MatMul(x, W1), MatMul(x, W2), ..., with optional biases, replace them by one MatMul and a Split.
 
     Gemm(x, W) too, without factors and a transposed x.  The weights are constant matrices of one dtype, joined along their
@@ -56,7 +56,7 @@ def products(edit: Editor) -> int:
     return count
 
 
-def _product(edit: Editor, call: Call) -> _Product | None:
+def _product(edit: RegionView, call: Call) -> _Product | None:
     weight = edit.weight(call.inputs[1])
     if weight is None or weight.ndim != 2 or call.inputs[0] == call.inputs[1]:
         return None
@@ -84,7 +84,7 @@ def _product(edit: Editor, call: Call) -> _Product | None:
     return _Product(call, weight, bias, last)
 
 
-def _join(edit: Editor, x: int, group: list[_Product]) -> None:
+def _join(edit: RegionView, x: int, group: list[_Product]) -> None:
     group = sorted(group, key=lambda p: edit.order(p.call))
     dtype, name = group[0].weight.dtype, group[0].call.name
     weight = edit.region.constant(_joined([p.weight for p in group]))

@@ -23,9 +23,8 @@ from ...errors import SonnxError
 from ...ir.graph import ABSENT
 from ...kernels.quantized import exact_int8
 from ..region import Call, names
-from .constants import compute
-from .editing import Editor
 from .facts import operator
+from .view import RegionView
 
 INT8 = (np.dtype(np.uint8), np.dtype(np.int8))
 F32 = np.dtype(np.float32)
@@ -73,7 +72,7 @@ class Quantized:
         return self.simple and other.simple and bool(same)
 
 
-def _parameters(edit: Editor, call: Call, value: int) -> Quantized | None:
+def _parameters(edit: RegionView, call: Call, value: int) -> Quantized | None:
     a = call.attributes
     scale = edit.constant(call.inputs[1])
     zero = edit.constant(call.inputs[2]) if len(call.inputs) > 2 and call.inputs[2] != ABSENT else None
@@ -97,18 +96,18 @@ def _parameters(edit: Editor, call: Call, value: int) -> Quantized | None:
     return Quantized(value, scale.reshape(-1), zeros, axis, call)
 
 
-def _dequantized(edit: Editor, value: int) -> Quantized | None:
+def _dequantized(edit: RegionView, value: int) -> Quantized | None:
     """What a value is dequantized from."""
     call = edit.made_by(value, "DequantizeLinear")
     return None if call is None else _parameters(edit, call, call.inputs[0])
 
 
-def _quantized(edit: Editor, call: Call) -> Quantized | None:
+def _quantized(edit: RegionView, call: Call) -> Quantized | None:
     """What a QuantizeLinear returns."""
     return _parameters(edit, call, call.outputs[0])
 
 
-def _zero(edit: Editor, of: Quantized) -> int:
+def _zero(edit: RegionView, of: Quantized) -> int:
     """The id of the zero points."""
     call = of.call
     if len(call.inputs) > 2 and call.inputs[2] != ABSENT:
@@ -119,7 +118,7 @@ def _zero(edit: Editor, of: Quantized) -> int:
 # --- exact rewrites
 
 
-def quantized_signs(edit: Editor) -> int:
+def quantized_signs(edit: RegionView) -> int:
     """For any QuantizeLinear to int8 whose result is only dequantized, quantize to uint8 with a zero point that is 128 higher.
 
     The steps are the same; products of uint8 with int8 need no correction, and after a Relu the zero point is 0.
@@ -143,7 +142,7 @@ def quantized_signs(edit: Editor) -> int:
     return count
 
 
-def _unsigned(edit: Editor, call: Call, x: int, y: int) -> Call:
+def _unsigned(edit: RegionView, call: Call, x: int, y: int) -> Call:
     """A QuantizeLinear or DequantizeLinear with a zero point of uint8 in place of int8."""
     zero = edit.region.constants[call.inputs[2]]
     shifted = edit.region.constant(np.asarray(zero.astype(np.int16) + 128).astype(np.uint8))
@@ -151,7 +150,7 @@ def _unsigned(edit: Editor, call: Call, x: int, y: int) -> Call:
     return edit.call(call.name, (x, call.inputs[1], shifted), [call], (y,), **axis)
 
 
-def quantized_moves(edit: Editor) -> int:
+def quantized_moves(edit: RegionView) -> int:
     """For any call that moves dequantized values, move the quantized ones and dequantize the result.
 
     The scale is one number; or, for a Transpose, one for each entry of an axis.  A Concat of values with different parameters is
@@ -181,7 +180,7 @@ def quantized_moves(edit: Editor) -> int:
     return count
 
 
-def _join(edit: Editor, call: Call) -> bool:
+def _join(edit: RegionView, call: Call) -> bool:
     """Move a Concat behind or before the quantization of its inputs."""
     parts = [_dequantized(edit, i) for i in call.inputs]
     if any(p is None or not p.simple for p in parts):
@@ -205,7 +204,7 @@ def _join(edit: Editor, call: Call) -> bool:
     return True
 
 
-def quantized_pairs(edit: Editor) -> int:
+def quantized_pairs(edit: RegionView) -> int:
     """For any value that is dequantized and quantized again with the same parameters, use the value itself."""
     count = 0
     for call in edit.named("QuantizeLinear"):
@@ -217,7 +216,7 @@ def quantized_pairs(edit: Editor) -> int:
     return count
 
 
-def quantized_tables(edit: Editor) -> int:
+def quantized_tables(edit: RegionView) -> int:
     """For any function of one quantized value and constants that is quantized, use a table of its 256 results.
 
     The function consists of elementwise operators, QuantizeLinear and DequantizeLinear.  The table is computed by their
@@ -252,7 +251,7 @@ NONE = -2
 """No quantized value: constants only."""
 
 
-def _source(edit: Editor, call: Call, calls: dict[Call, None]) -> int | None:
+def _source(edit: RegionView, call: Call, calls: dict[Call, None]) -> int | None:
     """The quantized value that a call is a function of; NONE for constants only, None if there are several or other calls."""
     if len(calls) >= LONGEST:
         return None
@@ -281,7 +280,7 @@ def _source(edit: Editor, call: Call, calls: dict[Call, None]) -> int | None:
     return found
 
 
-def _source_of(edit: Editor, value: int, calls: dict[Call, None]) -> int | None:
+def _source_of(edit: RegionView, value: int, calls: dict[Call, None]) -> int | None:
     array = edit.constant(value)
     if array is not None:
         return NONE if array.size == 1 and array.ndim <= 1 and array.dtype == F32 else None
@@ -290,7 +289,7 @@ def _source_of(edit: Editor, value: int, calls: dict[Call, None]) -> int | None:
     return _source(edit, call, calls) if call is not None and known and len(call.outputs) == 1 else None
 
 
-def _table(edit: Editor, root: Call, calls: dict[Call, None], source: int, dtype: Any) -> np.ndarray | None:
+def _table(edit: RegionView, root: Call, calls: dict[Call, None], source: int, dtype: Any) -> np.ndarray | None:
     """The 256 results in the order of the bytes of the source."""
     if not edit.facts.rank_at_least(source, 1):
         return None
@@ -303,7 +302,7 @@ def _table(edit: Editor, root: Call, calls: dict[Call, None], source: int, dtype
                 arrays = [None if i == ABSENT else values.get(i, edit.constant(i)) for i in call.inputs]
                 if any(a is None and i != ABSENT for a, i in zip(arrays, call.inputs, strict=True)):
                     continue  # computes the source
-                values.update(zip(call.outputs, compute(call, arrays), strict=False))
+                values.update(zip(call.outputs, call.run(arrays), strict=False))
     except (SonnxError, ArithmeticError, LookupError, TypeError, ValueError):
         return None
     table = values.get(root.outputs[0])
@@ -313,7 +312,7 @@ def _table(edit: Editor, root: Call, calls: dict[Call, None], source: int, dtype
 # --- products
 
 
-def quantized_products(edit: Editor) -> int:
+def quantized_products(edit: RegionView) -> int:
     """For any Conv, MatMul or Gemm of dequantized values that is quantized, multiply integers.
 
     The scale of the weights is one number, or one for each channel; a bias is int32 with the product of the scales, or is rounded
@@ -329,7 +328,7 @@ def quantized_products(edit: Editor) -> int:
     return count
 
 
-def _product(edit: Editor, root: Call, y: Quantized) -> bool:
+def _product(edit: RegionView, root: Call, y: Quantized) -> bool:
     value, between = root.inputs[0], []
     while True:
         call = edit.producer(value)
@@ -369,7 +368,7 @@ def _product(edit: Editor, root: Call, y: Quantized) -> bool:
     return True
 
 
-def _bounds(edit: Editor, calls: Sequence[Call], y: Quantized) -> tuple[int, int] | None:
+def _bounds(edit: RegionView, calls: Sequence[Call], y: Quantized) -> tuple[int, int] | None:
     """The bounds of the quantized result that Relu and Clip in float32 set."""
     info = np.iinfo(y.zero.dtype)
     low, high = int(info.min), int(info.max)
@@ -394,7 +393,7 @@ def _bounds(edit: Editor, calls: Sequence[Call], y: Quantized) -> tuple[int, int
     return low, high
 
 
-def _bias(edit: Editor, value: int, steps: np.ndarray, channels: int) -> np.ndarray | None:
+def _bias(edit: RegionView, value: int, steps: np.ndarray, channels: int) -> np.ndarray | None:
     """A bias as int32 in these steps, rounded if it is not given so; None if it does not fit."""
     array = edit.constant(value)
     real: np.ndarray
@@ -415,7 +414,7 @@ def _bias(edit: Editor, value: int, steps: np.ndarray, channels: int) -> np.ndar
     return made.astype(np.int32) if np.isfinite(made).all() and np.abs(made).max(initial=0) < 2**31 else None
 
 
-def _weights(edit: Editor, value: int, axes: tuple[int, ...]) -> Quantized | None:
+def _weights(edit: RegionView, value: int, axes: tuple[int, ...]) -> Quantized | None:
     """Dequantized weights with one scale, or one for each entry of one of these axes."""
     w = _dequantized(edit, value)
     if w is None or w.zero.dtype not in INT8 or (w.axis is not None and w.axis not in axes):
@@ -423,7 +422,7 @@ def _weights(edit: Editor, value: int, axes: tuple[int, ...]) -> Quantized | Non
     return w
 
 
-def _conv(edit: Editor, call: Call, y: Quantized, origins: Sequence[Call]) -> list[Call] | None:
+def _conv(edit: RegionView, call: Call, y: Quantized, origins: Sequence[Call]) -> list[Call] | None:
     x, w = _dequantized(edit, call.inputs[0]), _weights(edit, call.inputs[1], (0,))
     array = None if w is None else edit.constant(w.value)
     if x is None or not x.simple or w is None or array is None or array.ndim < 3:
@@ -448,7 +447,7 @@ def _conv(edit: Editor, call: Call, y: Quantized, origins: Sequence[Call]) -> li
 
 
 def _matmul(
-    edit: Editor, call: Call, y: Quantized, bias: int | None, transposed: bool, origins: Sequence[Call]
+    edit: RegionView, call: Call, y: Quantized, bias: int | None, transposed: bool, origins: Sequence[Call]
 ) -> list[Call] | None:
     a, b = _dequantized(edit, call.inputs[0]), _dequantized(edit, call.inputs[1])
     if a is None or not a.simple or b is None or b.zero.dtype not in INT8:
@@ -499,7 +498,7 @@ def _matmul(
 # --- sums
 
 
-def quantized_sums(edit: Editor) -> int:
+def quantized_sums(edit: RegionView) -> int:
     """For any sum of two dequantized values that is quantized, dequantize one of them with the scale 1.
 
     The other one is that of the product that is computed last, so that its kernel can compute the sum too.
@@ -537,7 +536,7 @@ def quantized_sums(edit: Editor) -> int:
     return count
 
 
-def _order(edit: Editor, x: Quantized) -> tuple[bool, bool, tuple[int, int]]:
+def _order(edit: RegionView, x: Quantized) -> tuple[bool, bool, tuple[int, int]]:
     """A key by which the operand of a sum that its producer should add to comes last."""
     call = edit.producer(x.value)
     product = operator(call) in ("QLinearConv", "QLinearMatMul", "Clip")

@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from ...ir.graph import ABSENT
+from ...rewriting.reshapes import join_reshape
 from ..region import Call, names
-from .editing import Editor
 from .facts import operator
+from .view import RegionView
 
 UNARY = names(
     "Relu LeakyRelu Elu Tanh Sigmoid Gelu HardSigmoid HardSwish Swish Mish Softplus Abs Sqrt Exp Log Neg Round Erf Cast "
@@ -19,7 +20,7 @@ PRODUCTS = {"MatMul": 1, "Gemm": 1, "MatMulInteger": 1, "QLinearMatMul": 3}
 SOURCES = frozenset([*PRODUCTS, *UNARY, *BINARY, "Gather", "LayerNormalization"])
 
 
-def reshapes(edit: Editor) -> int:
+def reshapes(edit: RegionView) -> int:
     """For any call f(Reshape(x)) with f elementwise, or a product with a constant matrix, compute Reshape(f(x)).
 
     A product, and the operands of an elementwise call, permit it if the Reshape keeps the last axis.  Two Reshapes in sequence
@@ -32,16 +33,16 @@ def reshapes(edit: Editor) -> int:
     return count
 
 
-def _moved(edit: Editor, call: Call) -> bool:
-    name = operator(call)
+def _moved(edit: RegionView, call: Call) -> bool:
+    name = call.operator
+    if name == "Reshape":
+        return join_reshape(edit, call)
     at = 1 if name == "Gather" else 0
     if name in BINARY and len(call.inputs) == 2 and edit.made_by(call.inputs[0], "Reshape") is None:
         at = 1
     reshape = edit.made_by(call.inputs[at], "Reshape") if len(call.inputs) > at else None
     if reshape is None or len(reshape.inputs) != 2 or len(call.outputs) != (3 if name == "DynamicQuantizeLinear" else 1):
         return False
-    if name == "Reshape":
-        return _joined(edit, call, reshape)
     if name in PRODUCTS:
         return _product(edit, call, reshape)
     if operator(edit.producer(reshape.inputs[0])) not in SOURCES or not _elementwise(edit, call, reshape, at):
@@ -52,26 +53,18 @@ def _moved(edit: Editor, call: Call) -> bool:
     return True
 
 
-def _again(edit: Editor, reshape: Call, x: int, call: Call, shape: int) -> Call:
+def _again(edit: RegionView, reshape: Call, x: int, call: Call, shape: int) -> Call:
     """The Reshape of another value, in place of the first output of a call."""
     return Call(reshape.node, (x, shape), call.outputs[:1], reshape.scope, reshape.origins)
 
 
-def _joined(edit: Editor, call: Call, before: Call) -> bool:
-    target = edit.ints(call.inputs[1]) if len(call.inputs) == 2 else None
-    if target is None or 0 in target:
-        return False
-    edit.put(call, Call(call.node, (before.inputs[0], call.inputs[1]), call.outputs, call.scope, call.origins))
-    return True
-
-
-def _keeps_last(edit: Editor, reshape: Call) -> int | None:
+def _keeps_last(edit: RegionView, reshape: Call) -> int | None:
     """The size of the last axis, if it is known and the same before and after."""
     before, after = edit.facts.last(reshape.inputs[0]), edit.facts.last(reshape.outputs[0])
     return before if isinstance(before, int) and before == after else None
 
 
-def _elementwise(edit: Editor, call: Call, reshape: Call, at: int) -> bool:
+def _elementwise(edit: RegionView, call: Call, reshape: Call, at: int) -> bool:
     """Whether every element of the result depends on the element at the same place only."""
     name = operator(call)
     if name == "Gather":
@@ -91,7 +84,7 @@ def _elementwise(edit: Editor, call: Call, reshape: Call, at: int) -> bool:
     return True
 
 
-def _product(edit: Editor, call: Call, reshape: Call) -> bool:
+def _product(edit: RegionView, call: Call, reshape: Call) -> bool:
     w = edit.facts.shape(call.inputs[PRODUCTS[operator(call)]])
     size, target, x = _keeps_last(edit, reshape), edit.ints(reshape.inputs[1]), edit.facts.shape(reshape.inputs[0])
     if size is None or target is None or x is None or w is None or len(w) != 2 or w[0] != size or not isinstance(w[1], int):
@@ -120,7 +113,7 @@ def _product(edit: Editor, call: Call, reshape: Call) -> bool:
     return True
 
 
-def _single(edit: Editor, value: int) -> bool:
+def _single(edit: RegionView, value: int) -> bool:
     """Whether a value is known to have one element."""
     shape = edit.facts.shape(value)
     return shape is not None and all(d == 1 for d in shape)

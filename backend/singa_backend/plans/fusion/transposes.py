@@ -4,49 +4,27 @@ from __future__ import annotations
 
 from ...ir.declaration import has_trait
 from ...ir.graph import ABSENT
-from ...passes.operator_facts import compose, invert
+from ...rewriting.transposes import invert, permutation
+from ...rewriting.view import Shape
 from ..region import Call
-from .editing import Editor
-from .facts import Shape, operator
+from .facts import operator
+from .view import RegionView
 
 LENGTH = 8
 """The number of elementwise calls between two Transposes that cancel."""
 
 
-def transposes(edit: Editor) -> int:
-    """For any calls of the form Transpose(Transpose(x)), replace the last one by one Transpose of x."""
-    count = 0
-    for call in edit.named("Transpose"):
-        before = edit.made_by(call.inputs[0], "Transpose")
-        first, second = _perm(edit, before), _perm(edit, call)
-        if before is not None and first is not None and second is not None and len(first) == len(second):
-            made = edit.call("Transpose", before.inputs, [call], call.outputs, perm=list(compose(first, second)))
-            edit.put(call, made)
-            count += 1
-    return count
-
-
-def _perm(edit: Editor, call: Call | None) -> tuple[int, ...] | None:
-    if call is None:
-        return None
-    perm = call.attributes.get("perm")
-    if perm is None:
-        rank = edit.facts.rank(call.inputs[0])
-        return None if rank is None else tuple(reversed(range(rank)))
-    return tuple(perm) if sorted(perm) == list(range(len(perm))) else None
-
-
-def cancelled(edit: Editor) -> int:
+def cancelled(edit: RegionView) -> int:
     """For any calls of the form Transpose(f(Transpose(x))), where f is elementwise and the Transposes cancel, remove both.
 
     f is a chain of unary operators, and of operators with a constant of one element.
     """
     count = 0
     for call in edit.named("Transpose"):
-        perm = _perm(edit, call)
+        perm = permutation(edit, call)
         chain = _chain(edit, call.inputs[0]) if perm is not None and edit.alive(call) else []
         before = edit.made_by(_source(edit, chain[-1]), "Transpose") if chain else None
-        if perm is None or before is None or _perm(edit, before) != invert(perm):
+        if perm is None or before is None or permutation(edit, before) != invert(perm):
             continue
         value, made = before.inputs[0], []
         old = before.outputs[0]
@@ -64,7 +42,7 @@ def cancelled(edit: Editor) -> int:
     return count
 
 
-def _chain(edit: Editor, value: int) -> list[Call]:
+def _chain(edit: RegionView, value: int) -> list[Call]:
     """The elementwise calls of one value before a Transpose, the last one first."""
     found: list[Call] = []
     while len(found) < LENGTH:
@@ -81,7 +59,7 @@ def _chain(edit: Editor, value: int) -> list[Call]:
     return []
 
 
-def _source(edit: Editor, step: Call) -> int:
+def _source(edit: RegionView, step: Call) -> int:
     """The one value of which a call is an elementwise function; ABSENT for other calls."""
     name = operator(step)
     if not name or step.node.graphs:
@@ -96,7 +74,7 @@ def _source(edit: Editor, step: Call) -> int:
     return ABSENT
 
 
-def through_reshapes(edit: Editor) -> int:
+def through_reshapes(edit: RegionView) -> int:
     """For any calls of the form Reshape(Transpose(Reshape(x))), where the last splits what the first joins, use one Transpose.
 
     The shapes must be known, if only by the names of their sizes.
@@ -105,7 +83,7 @@ def through_reshapes(edit: Editor) -> int:
     for last in edit.named("Reshape"):
         middle = edit.made_by(last.inputs[0], "Transpose")
         first = edit.made_by(middle.inputs[0], "Reshape") if middle is not None else None
-        perm = _perm(edit, middle)
+        perm = permutation(edit, middle)
         if first is None or middle is None or perm is None:
             continue
         shape, joined, result = (edit.facts.shape(v) for v in (first.inputs[0], first.outputs[0], last.outputs[0]))

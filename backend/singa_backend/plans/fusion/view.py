@@ -1,33 +1,37 @@
-"""The editor of a region: who produces and who reads each value, kept up to date while passes replace calls."""
+"""The view of a region that rules rewrite: who produces and who reads each value, kept up to date while they replace calls."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from ...ir.graph import ABSENT
+from ...ir.graph import ABSENT, Node
 from ...kernels.values import Computed
+from ...rewriting.view import Shape
 from ..region import Call, Region, call_of
 from .facts import Facts, Type, operator
+from .lazy import multiplied
 
 NOTHING: dict[Call, int] = {}
 ORIGINS = 32
 """The number of nodes that a call names as those that it replaces."""
 
 
-class Editor:
-    """A region in the hands of passes.
+class RegionView:
+    """A region as a `GraphView`: values are ids, calls are those of the region.
 
-    A pass replaces one call by others that compute the same outputs; calls that nothing reads afterwards are removed.  So a value
+    A rule replaces one call by others that compute the same outputs; calls that nothing reads afterwards are removed.  So a value
     in the middle of a pattern that other calls read remains correct.
 
     Attributes:
         region: the region; its `calls` are current after `finish`.
         facts: the dtypes and shapes of values, as far as they are known.
-        refused: the calls that no pass needs to try to evaluate again.
     """
+
+    is_valid = False
+    keeps_views = True
 
     def __init__(self, region: Region, types: Mapping[int, Type] | None = None) -> None:
         self.region = region
@@ -40,12 +44,12 @@ class Editor:
         self._places = [[call] for call in region.calls]
         self._place = {call: i for i, call in enumerate(region.calls)}
         self._aliases: dict[int, int] = {}
-        self.refused: set[Call] = set()
+        self._refused: set[Call] = set()
         for call in region.calls:
             self._add(call)
 
     def _add(self, call: Call) -> None:
-        self._named.setdefault(operator(call), {})[call] = None
+        self._named.setdefault(call.operator, {})[call] = None
         for o in call.outputs:
             if o != ABSENT:
                 self._made[o] = call
@@ -63,7 +67,7 @@ class Editor:
             if place is None:
                 continue
             self._places[place].remove(gone)
-            del self._named[operator(gone)][gone]
+            del self._named[gone.operator][gone]
             for o in gone.outputs:
                 if self._made.get(o) is gone:
                     del self._made[o]
@@ -87,6 +91,21 @@ class Editor:
         """All calls in order."""
         return [call for calls in self._places for call in calls]
 
+    def constant_calls(self) -> Iterator[Call]:
+        """The calls whose inputs are all constants or absent, in order; those too that become such while they are walked."""
+        known, refused = self.region.constants, self._refused
+        for call in self.calls():
+            for i in call.inputs:
+                if i not in known and i != ABSENT:
+                    break
+            else:
+                if call not in refused:
+                    yield call
+
+    def refuse(self, call: Call) -> None:
+        """Leave a call of constants out of `constant_calls` from now on."""
+        self._refused.add(call)
+
     def order(self, call: Call) -> tuple[int, int]:
         """A key by which calls are sorted in the order in which they run."""
         place = self._place[call]
@@ -96,6 +115,33 @@ class Editor:
         """Whether the region still has a call."""
         return call in self._place
 
+    operator = staticmethod(operator)
+
+    def version(self, call: Call) -> int:
+        """The schema version of an operator; 0 for a function."""
+        return call.node.version or 0
+
+    def name(self, call: Call) -> tuple[str, str]:
+        """The domain and the name of an operator."""
+        return call.node.domain, call.node.op_type
+
+    def node(self, call: Call) -> Node | None:
+        """The node of a call."""
+        return call.node
+
+    def attribute(self, call: Call, name: str, default: Any = None) -> Any:
+        """An attribute, a str for one of bytes; `default` if the call and its schema have none."""
+        value = call.attributes.get(name)
+        return default if value is None else value.decode() if isinstance(value, bytes) else value
+
+    def input(self, call: Call, index: int) -> int | None:
+        """An input of a call; None for an absent one."""
+        return call.inputs[index] if len(call.inputs) > index and call.inputs[index] != ABSENT else None
+
+    def has_one_output(self, call: Call) -> bool:
+        """Whether all outputs of a call but the first are absent."""
+        return all(o == ABSENT for o in call.outputs[1:])
+
     def producer(self, value: int) -> Call | None:
         """The call that returns a value; None for inputs and constants."""
         return self._made.get(value)
@@ -103,7 +149,7 @@ class Editor:
     def made_by(self, value: int, *names: str) -> Call | None:
         """The call that returns a value, if it is a call of one of these operators and the value its first output."""
         call = self._made.get(value)
-        return call if call is not None and operator(call) in names and call.outputs[0] == value else None
+        return call if call is not None and call.operator in names and call.outputs[0] == value else None
 
     def users(self, value: int) -> Mapping[Call, int]:
         """The calls that read a value, each with the number of its places."""
@@ -124,10 +170,35 @@ class Editor:
         calls = set(pattern)
         return all(v not in self.outputs and self.users(v).keys() <= calls for v in values)
 
-    def constant(self, value: int) -> np.ndarray | None:
+    def is_output(self, value: int) -> bool:
+        """Whether a value is an output of the region."""
+        return value in self.outputs
+
+    def dtype(self, value: int) -> np.dtype[Any] | None:
+        """The dtype of a value; None if it is not known."""
+        return self.facts.dtype(value)
+
+    def shape(self, value: int) -> Shape | None:
+        """The shape of a value; None if its rank is not known."""
+        return self.facts.shape(value)
+
+    def known_sizes(self) -> list[tuple[int, np.ndarray]]:
+        """The computed sizes that are known as numbers, with their contents."""
+        return self.facts.known_sizes()
+
+    def constant(self, value: int, most: int = 0) -> np.ndarray | None:
         """A constant tensor; None for any other value."""
         array = self.weight(value)
         return array.array() if isinstance(array, Computed) else array
+
+    def is_constant(self, value: int) -> bool:
+        """Whether a value is constant."""
+        return value in self.region.constants
+
+    def constant_bytes(self, value: int) -> int:
+        """The size of a constant; 0 for any other value."""
+        array = self.weight(value)
+        return 0 if array is None else array.nbytes
 
     def weight(self, value: int) -> np.ndarray | Computed | None:
         """A constant tensor, which may have to be computed; None for any other value."""
@@ -166,10 +237,18 @@ class Editor:
 
     # --- writing ---
 
-    def put(self, root: Call, *calls: Call, also: Iterable[Call] = ()) -> None:
+    def offers(self, op_type: str) -> bool:
+        """Whether a region holds calls of an operator: always True."""
+        return True
+
+    def trains(self, value: int) -> bool:
+        """Whether training may change a constant: a plan is made for its present value."""
+        return False
+
+    def put(self, root: Call, *calls: Call, also: Iterable[Call] = ()) -> bool:
         """Replace a call, and `also` later ones, by others in its place, which return their outputs.
 
-        Calls that nothing reads any more are removed.
+        Calls that nothing reads any more are removed.  A region holds every call: always True.
         """
         place = self._place[root]
         at = self._places[place].index(root)
@@ -179,11 +258,26 @@ class Editor:
             self._add(call)
         for gone in (root, *also):
             self._drop(gone)
+        return True
 
-    def fold(self, call: Call, results: Mapping[int, np.ndarray]) -> None:
-        """Replace a call by constants."""
+    def fold(self, call: Call, results: Mapping[int, np.ndarray]) -> bool:
+        """Replace a call by constants; False for strings, which plans do not keep."""
+        if any(r.dtype == object for r in results.values()):
+            return False
         self.region.constants.update(results)
         self._drop(call)
+        return True
+
+    def add_constant(self, array: np.ndarray | Computed, *sources: int, suffix: str = "") -> int:
+        """A new constant with the name of the first of those that it was computed from."""
+        name = self.region.names.get(sources[0], "") if sources else ""
+        return self.region.constant(array, name + suffix if name else "")
+
+    def scaled(self, weight: int, factors: np.ndarray, *sources: int) -> int | None:
+        """A new constant: a weight multiplied by factors; None if it is not finite."""
+        array = self.weight(weight)
+        made = None if array is None else multiplied(array, factors)
+        return None if made is None else self.add_constant(made, weight)
 
     def call(
         self, op_type: str, inputs: Sequence[int], origins: Sequence[Call], outputs: Sequence[int] = (), **attributes: Any
@@ -193,10 +287,19 @@ class Editor:
         made.origins = made.origins[-ORIGINS:]
         return made
 
-    def alias(self, old: int, new: int) -> None:
-        """Let every reader of a value read another one instead, from the next `flush` on."""
+    def again(self, call: Call, inputs: Sequence[int], outputs: Sequence[int], origins: Sequence[Call], **changes: Any) -> Call:
+        """A call of the same operator on other inputs: of the same version, or of the newest one if attributes change."""
+        if not changes:
+            nodes = tuple(n for c in origins for n in (c.origins or (c.node,)))[-ORIGINS:]
+            return Call(call.node, tuple(inputs), tuple(outputs) or (self.region.new(),), call.scope, nodes)
+        given = {k: call.attributes[k] for k in call.node.given if k not in changes}
+        return self.call(call.name, inputs, origins, outputs, **given, **{k: v for k, v in changes.items() if v is not None})
+
+    def alias(self, old: int, new: int) -> bool:
+        """Let every reader of a value read another one instead, from the next `flush` on; always True."""
         self._aliases[old] = new
         self.facts.join(old, new)
+        return True
 
     def flush(self) -> None:
         """Apply the aliases."""

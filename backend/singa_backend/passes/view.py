@@ -1,0 +1,384 @@
+"""A graph of a model as a `GraphView`: values are names, calls are nodes, in whichever opset the model has."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from functools import cache
+from typing import Any
+
+import numpy as np
+from onnx import helper
+
+from .. import dtypes
+from ..ir import graph
+from ..ir.declaration import newest_declaration
+from ..ir.reader import read_call
+from ..proto.schemas import schema_version, schemas
+from ..rewriting.sizes import MOST as SIZES
+from ..rewriting.sizes import RULES, Known, followed, is_known
+from ..rewriting.view import MOST, Shape
+from .graph import GraphEditor, Node, constant_node
+from .type_inference import node_proto
+
+FEW = 1 << 16
+"""Bytes of a list of integers that is read."""
+
+HEAVY = 1 << 28
+"""Bytes of a weight that may be rewritten."""
+
+
+class ModelView:
+    """A GraphEditor in the hands of rules.
+
+    A rule's call becomes a node in the form of the model's opset; it takes the name and the message of the node that it replaces.
+
+    Attributes:
+        net: the graph.
+    """
+
+    is_valid = True
+    keeps_views = False
+
+    def __init__(self, net: GraphEditor) -> None:
+        self.net = net
+        self._origins: dict[Node, Sequence[Node]] = {}
+        self._same_form: set[Node] = set()
+        self._followed: dict[str, Known] = {}
+        self._unknown = 0
+
+    # --- calls ---
+
+    def named(self, *names: str) -> list[Node]:
+        """The nodes of these operators, in order."""
+        wanted = frozenset(names)
+        return [node for node in self.net.nodes if node.op_type in wanted and self.operator(node) in wanted]
+
+    def calls(self) -> list[Node]:
+        """The nodes in order, without Constant nodes."""
+        return [node for node in self.net.nodes if not node.is_("Constant")]
+
+    def constant_calls(self) -> Iterator[Node]:
+        """The nodes whose inputs are all constants or absent, in order; those too that become such while they are walked."""
+        for node in self.calls():
+            if node not in self.net.context.refused and all(not n or self.net.is_constant(n) for n in node.inputs):
+                yield node
+
+    def refuse(self, call: Node) -> None:
+        """Leave a node of constants out of `constant_calls`, in later passes too."""
+        self.net.context.refused.add(call)
+
+    def alive(self, call: Node) -> bool:
+        """Whether the graph still has a node."""
+        return call in self.net
+
+    def operator(self, call: Node | None) -> str:
+        """The operator of ONNX's domain that a node calls in its present meaning; "" for any other node, and for None.
+
+        A BatchNormalization before version 7 has it if it is marked as one that does not train.
+        """
+        if call is None or call.domain or not call.plain:
+            return ""
+        name = _present(call.op_type, self.version(call))
+        return "BatchNormalization" if not name and call.op_type == "BatchNormalization" and call.get("is_test", 0) else name
+
+    def version(self, call: Node) -> int:
+        """The schema version that a node calls; 0 if it is not an operator."""
+        return (schema_version(call.domain, call.op_type, self.net.opsets.get(call.domain, 0)) or 0) if call.plain else 0
+
+    def name(self, call: Node) -> tuple[str, str]:
+        """The domain and the name of an operator or a function."""
+        return call.domain, call.op_type
+
+    def node(self, call: Node) -> graph.Node | None:
+        """A node as the reader reads it; None for one with subgraphs."""
+        if call.graphs:
+            return None
+        return read_call(node_proto(call), {d: self.net.opsets[d] for d in ("", call.domain) if d in self.net.opsets})
+
+    def attribute(self, call: Node, name: str, default: Any = None) -> Any:
+        """An attribute; the default of its schema, or `default`, if the node has none."""
+        found = call.get(name)
+        if found is None:
+            found = _default(call.domain, call.op_type, self.version(call), name)
+        return default if found is None else found
+
+    def input(self, call: Node, index: int) -> str | None:
+        """An input of a node; None for an absent one."""
+        return call.input(index) or None
+
+    # --- values ---
+
+    def has_one_output(self, call: Node) -> bool:
+        """Whether all outputs of a node but the first are absent."""
+        return call.only_output()
+
+    def producer(self, value: str) -> Node | None:
+        """The node of this graph that returns a value; None for inputs, constants and values of outer graphs."""
+        node = self.net.producer(value)
+        return None if node is None or node.is_("Constant") else node
+
+    def made_by(self, value: str, *names: str) -> Node | None:
+        """The node that returns a value, if it calls one of these operators and the value is its first output."""
+        node = self.producer(value)
+        return node if node is not None and node.outputs[0] == value and self.operator(node) in names else None
+
+    def users(self, value: str) -> list[Node]:
+        """The nodes that read a value, directly or in a subgraph."""
+        return self.net.users(value)
+
+    def once(self, value: str) -> bool:
+        """Whether exactly one node reads a value, once and not in a subgraph, and nothing else uses it."""
+        return self.net.used_once(value)
+
+    def inside(self, values: Iterable[str], pattern: Iterable[Node]) -> bool:
+        """Whether nodes of a pattern are the only ones that use these values."""
+        nodes = set(pattern)
+        return all(not self.is_output(v) and nodes.issuperset(self.net.users(v)) for v in values)
+
+    def is_output(self, value: str) -> bool:
+        """Whether a value is an output of the graph, or an annotation names it."""
+        return value in self.net.outputs or value in self.net.pinned
+
+    def dtype(self, value: str) -> np.dtype[Any] | None:
+        """The dtype of a value; None if it is not known."""
+        code = self.net.type(value).dtype
+        return dtypes.numpy_dtype(code) if code and dtypes.is_known(code) else None
+
+    def shape(self, value: str) -> Shape | None:
+        """The shape of a value; a size without a name has one that no other size has."""
+        shape = self.net.shape(value)
+        return None if shape is None else tuple([f"{i} of {value}" if d is None else d for i, d in enumerate(shape)])
+
+    # --- constants ---
+
+    def constant(self, value: str, most: int = MOST) -> np.ndarray | None:
+        """A constant tensor; None for any other value, and for one of more than `most` bytes."""
+        return self.net.constant(value, most)
+
+    def is_constant(self, value: str) -> bool:
+        """Whether a value is constant."""
+        return self.net.is_constant(value)
+
+    def constant_bytes(self, value: str) -> int:
+        """The size of a constant, without reading it; 0 for any other value."""
+        return self.net.constant_bytes(value) if value else 0
+
+    def trains(self, value: str) -> bool:
+        """Whether a value is a constant that may train: an initializer, unless the model's are known to be parameters or not."""
+        found, context = self.net.tensor(value), self.net.context
+        if context.parameters is not None and (isinstance(found, Node) or value in context.given):
+            return value in context.parameters
+        return found is not None and not isinstance(found, Node)
+
+    def ints(self, value: str) -> tuple[int, ...] | None:
+        """A constant of few integers; None for any other value."""
+        array = self.net.constant(value, FEW)
+        return None if array is None or array.dtype.kind not in "iu" else tuple(array.reshape(-1).tolist())
+
+    def sizes(self, value: str) -> Known | None:
+        """A value that is a size or a vector of sizes, of which unknown ones have names; None for any other value."""
+        if value in self._followed:
+            return self._followed[value]
+        dtype, shape = self.dtype(value), self.net.static(value)
+        if self.net.is_constant(value):
+            array = self.net.constant(value, 8 * SIZES)
+            if array is None or array.dtype not in (np.int64, np.int32) or array.ndim > 1:
+                return None
+            found = array.tolist()
+            return found if isinstance(found, int) else tuple(found)
+        if dtype != np.int64 or shape is None or len(shape) > 1 or (shape and shape[0] > SIZES):
+            return None
+        return tuple(f"{value}[{i}]" for i in range(shape[0])) if shape else f"{value}[]"
+
+    def followed(self, value: str) -> Known | None:
+        """The sizes that a value was found to hold."""
+        return self._followed.get(value)
+
+    def known_sizes(self) -> Iterator[tuple[str, np.ndarray]]:
+        """The values of nodes that are sizes and known as numbers, with their contents; outputs keep their nodes."""
+        for node in self.calls():
+            name, out = self.operator(node), node.outputs[0]
+            if name not in RULES or not node.only_output():
+                continue
+            found = None
+            with suppress(ArithmeticError, LookupError, TypeError, ValueError):  # the node fails when it runs
+                found = followed(self, name, node)
+            if found is not None:
+                self._followed[out] = found
+                if is_known(found) and not self.is_output(out) and self.net.has_users(out):
+                    yield out, np.array(found, self.dtype(out) or np.int64)
+
+    def fresh(self) -> str:
+        """A name for an unknown size."""
+        self._unknown += 1
+        return f"?{self._unknown}"
+
+    def number(self, call: Node, value: str) -> float | None:
+        """A constant float32 of one element in an elementwise node of two inputs, which has the shape of the other input."""
+        array = self.net.constant(value, FEW)
+        if array is None or array.size != 1 or array.dtype != np.float32:
+            return None
+        other = self.shape(call.inputs[0] if call.inputs[1] == value else call.inputs[1])
+        fits = not array.ndim or (other is not None and len(other) >= array.ndim)
+        return float(array.reshape(-1)[0]) if fits else None
+
+    # --- changes ---
+
+    def call(
+        self, op_type: str, inputs: Sequence[str], origins: Sequence[Node], outputs: Sequence[str] = (), **attributes: Any
+    ) -> Node:
+        """A node in the form of the operator's newest version, for `put`."""
+        node = Node(op_type, list(inputs), list(outputs) or [self.net.context.fresh(op_type.lower())])
+        node.set(**attributes)
+        self._origins[node] = tuple(origins)
+        return node
+
+    def again(self, call: Node, inputs: Sequence[str], outputs: Sequence[str], origins: Sequence[Node], **changes: Any) -> Node:
+        """A node of the same operator on other inputs."""
+        node = self.call(call.op_type, inputs, origins, outputs)
+        node.attributes = dict(call.attributes)
+        node.set(**changes)
+        self._same_form.add(node)
+        return node
+
+    def add_constant(self, array: np.ndarray, *sources: str, suffix: str = "") -> str:
+        """A new constant: an initializer, or a Constant node for floats that were computed from Constant nodes only."""
+        name = sources[0] + suffix if sources else "constant"
+        return self.net.add_constant(array, name, self.net.trains(array, *sources))
+
+    def scaled(self, weight: str, factors: np.ndarray, *sources: str) -> str | None:
+        """A new constant: a weight multiplied by factors, rounded once; None if it is not finite, or too large."""
+        array = self.net.constant(weight, HEAVY)
+        if array is None:
+            return None
+        with np.errstate(all="ignore"):
+            made = (array * factors).astype(array.dtype)
+        return self.add_constant(made, weight, *sources) if np.isfinite(made).all() else None
+
+    def offers(self, op_type: str) -> bool:
+        """Whether the model's opset has an operator in its present meaning."""
+        version = schema_version("", op_type, self.net.opset) or 0
+        return bool(_present(op_type, version)) and not schemas["", op_type][version].deprecated
+
+    def put(self, root: Node, *calls: Node, also: Iterable[Node] = ()) -> bool:
+        """Replace a node, and `also` later ones, by others in its place; False if the opset has no form of one of those."""
+        if not all(map(self._lower, calls)):
+            return False
+        for node in calls:
+            self.net.insert(node, before=root)
+        self._drop(root, *also)
+        free = {node for made in calls for node in self._origins.get(made, ()) if node not in self.net}
+        for made in calls:
+            origins = self._origins.pop(made, ())
+            same = [n for n in origins if n.op_type == made.op_type] or [*origins[-1:]]
+            if same and same[0] in free:
+                made.name, made.proto = same[0].name, same[0].proto
+                free.discard(same[0])
+            else:
+                made.name = self.net.context.fresh(f"{made.op_type}_of_{made.outputs[0]}")
+        return True
+
+    def _drop(self, *gone: Node) -> None:
+        """Remove nodes, and those before them that nothing uses any more."""
+        for node in gone:
+            if node in self.net:
+                self.net.remove(node)
+                self._drop_unused(node.inputs)
+
+    def _drop_unused(self, values: Iterable[str]) -> None:
+        """Remove the nodes of values that nothing uses, and those before them; Constant nodes are left to `remove_dead`."""
+        pending = list(values)
+        while pending:
+            node = self.producer(pending.pop())
+            if node is not None and not any(o and self.net.used(o) for o in node.outputs):
+                self.net.remove(node)
+                pending += node.inputs
+
+    def _lower(self, node: Node) -> bool:
+        """Write a node in the form of the model's opset: inputs that were attributes become those; False if that has no form."""
+        if node in self._same_form:
+            return True
+        if not self.offers(node.op_type):
+            return False
+        here, newest = (schemas["", node.op_type][v] for v in (self.version(node), max(schemas["", node.op_type])))
+        if here is newest:
+            return True
+        known = [p.name for p in here.inputs]
+        for i, parameter in enumerate(newest.inputs):
+            name = node.input(i)
+            if not name or parameter.name in known:
+                continue
+            values = self.ints(name) if parameter.name in here.attributes else None
+            if values is None:
+                return False
+            node.set(**{parameter.name: values})
+            node.inputs[i] = ""
+        while node.inputs and not node.inputs[-1]:
+            node.inputs.pop()
+        return here.min_input <= len(node.inputs) and all(name in here.attributes for name in node.attributes)
+
+    def fold(self, call: Node, results: Mapping[str, np.ndarray]) -> bool:
+        """Replace a node by the constants that it returns; an output of the graph keeps its name, if a constant may have it."""
+        net = self.net
+        initial = {o for o, r in results.items() if net.trains(r, *call.inputs)}
+        if any(o in net.pinned for o in results) or (any(o in net.outputs for o in initial) and not self._may_name()):
+            return False
+        for o, result in results.items():
+            if o not in initial:
+                net.insert(constant_node(o, result), before=call)
+        net.remove(call)
+        for o, result in results.items():
+            if o in initial:
+                self._become(o, result)
+        return True
+
+    def _may_name(self) -> bool:
+        """Whether a constant can be an output: onnx's checker requires that nodes produce the outputs of subgraphs."""
+        return self.net.outer is None and not self.net.in_function and self.net.context.ir_version >= 4
+
+    def _become(self, name: str, value: np.ndarray) -> None:
+        """Replace a value by a new constant; an output of the graph keeps its name."""
+        net = self.net
+        made = net.add_constant(value, name + "_folded" if name in net.outputs else name)
+        if name in net.outputs:
+            tensor = net.initializers.pop(made)
+            tensor.name = name
+            net.initializers[name] = tensor
+        else:
+            net.replace(name, made)
+
+    def alias(self, old: str, new: str) -> bool:
+        """Replace a value by another one; between an input and an output of the graph, an Identity stays."""
+        node, net = self.net.producer(old), self.net
+        if node is None:
+            return False
+        before = list(node.inputs)
+        if net.bypass(node, new, node.outputs.index(old)):
+            self._drop_unused(before)
+            return True
+        if node.op_type == "Identity" or not node.only_output() or old in net.pinned:
+            return False
+        net.rewire(node, [new])
+        node.op_type, node.attributes, node.outputs = "Identity", {}, node.outputs[:1]
+        self._drop_unused(before)
+        return True
+
+    def flush(self) -> None:
+        """Do nothing: `alias` has changed the graph."""
+
+
+def _present(name: str, version: int) -> str:
+    """An operator of ONNX's domain, if a version of it has its present meaning; "" if not, and for version 0."""
+    newest = newest_declaration("", name)
+    return name if version and (newest is None or version >= newest.meaning_since) else ""
+
+
+@cache
+def _default(domain: str, op_type: str, version: int, name: str) -> Any:
+    schema = schemas.get((domain, op_type), {}).get(version)
+    found = schema.attributes.get(name) if schema is not None else None
+    if found is None or not found.default_value.name:
+        return None
+    value = helper.get_attribute_value(found.default_value)
+    return value.decode() if isinstance(value, bytes) else value

@@ -1,0 +1,42 @@
+"""Padding before a convolution."""
+
+from __future__ import annotations
+
+from .view import C, GraphView, V, ints_of, rank
+
+
+def padding(view: GraphView[V, C]) -> int:
+    """For any calls of the form Conv(Pad(x, pads), ...), where Pad adds zeros on spatial axes only, add pads to those of Conv."""
+    count = 0
+    for conv in view.named("Conv"):
+        pad, dims, auto = view.made_by(conv.inputs[0], "Pad"), rank(view, conv.inputs[1]), view.attribute(conv, "auto_pad")
+        if pad is None or dims is None or not view.once(pad.outputs[0]) or auto not in (None, "", "NOTSET", "VALID"):
+            continue
+        added = _pads(view, pad, dims)
+        if added is None:
+            continue
+        own = (None if auto == "VALID" else view.attribute(conv, "pads")) or [0] * (2 * dims - 4)
+        total = [a + b for a, b in zip(own, [*added[2:dims], *added[dims + 2 :]], strict=False)]
+        if len(total) == len(own) == 2 * dims - 4:
+            inputs = [pad.inputs[0], *conv.inputs[1:]]
+            count += view.put(conv, view.again(conv, inputs, conv.outputs, [pad, conv], pads=total, auto_pad=None))
+    return count
+
+
+def _pads(view: GraphView[V, C], pad: C, dims: int) -> list[int] | None:
+    """The pads for each axis if they are zeros on the spatial axes; None otherwise."""
+    if view.attribute(pad, "mode", "constant") != "constant" or view.attribute(pad, "value", 0.0):
+        return None
+    old = view.attribute(pad, "paddings")  # the name in version 1
+    pads = ints_of(view, pad, "pads", 1)[1] if old is None else tuple(old)
+    value, given = view.input(pad, 2), view.input(pad, 3)
+    array = None if value is None else view.constant(value)
+    axes = tuple(range(dims)) if given is None else view.ints(given)
+    if pads is None or (value is not None and (array is None or array.any())):
+        return None
+    if axes is None or len(pads) != 2 * len(axes) or min(pads, default=0) < 0 or not all(-dims <= a < dims for a in axes):
+        return None
+    full = [0] * (2 * dims)
+    for i, axis in enumerate(axes):
+        full[axis % dims], full[axis % dims + dims] = pads[i], pads[i + len(axes)]
+    return full if not any(full[:2]) and not any(full[dims : dims + 2]) else None
