@@ -22,7 +22,6 @@ DEFINITIONS = {
     "singa_backend.conform.opset_matrix.problems": "the outputs that a problem must have, by the definitions",
     "singa_backend.interpreters.builder": "below the plans: a graph of constants, once",
     "singa_backend.interpreters.eager": "below the plans: an operator with subgraphs, outside any model",
-    "singa_backend.passes.constants": "below the plans: a graph of constants, once",
 }
 """The modules outside the engine that run a graph by its definitions, always, and why."""
 
