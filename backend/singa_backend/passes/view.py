@@ -42,6 +42,7 @@ class ModelView:
 
     def __init__(self, net: GraphEditor) -> None:
         self.net = net
+        self._opset = net.opset
         self._origins: dict[Node, Sequence[Node]] = {}
         self._same_form: set[Node] = set()
         self._followed: dict[str, Known] = {}
@@ -79,11 +80,13 @@ class ModelView:
         """
         if call is None or call.domain or not call.plain:
             return ""
-        name = _present(call.op_type, self.version(call))
+        name = _meaning(call.op_type, self._opset)[0]
         return "BatchNormalization" if not name and call.op_type == "BatchNormalization" and call.get("is_test", 0) else name
 
     def version(self, call: Node) -> int:
         """The schema version that a node calls; 0 if it is not an operator."""
+        if not call.domain:
+            return _meaning(call.op_type, self._opset)[1] if call.plain else 0
         return (schema_version(call.domain, call.op_type, self.net.opsets.get(call.domain, 0)) or 0) if call.plain else 0
 
     def name(self, call: Node) -> tuple[str, str]:
@@ -180,14 +183,17 @@ class ModelView:
         """A value that is a size or a vector of sizes, of which unknown ones have names; None for any other value."""
         if value in self._followed:
             return self._followed[value]
-        dtype, shape = self.dtype(value), self.net.static(value)
+        kind = self.net.type(value)
+        if kind.dtype not in (0, 6, 7):
+            return None
         if self.net.is_constant(value):
             array = self.net.constant(value, 8 * SIZES)
             if array is None or array.dtype not in (np.int64, np.int32) or array.ndim > 1:
                 return None
             found = array.tolist()
             return found if isinstance(found, int) else tuple(found)
-        if dtype != np.int64 or shape is None or len(shape) > 1 or (shape and shape[0] > SIZES):
+        shape = self.net.static(value)
+        if kind.dtype != 7 or shape is None or len(shape) > 1 or (shape and shape[0] > SIZES):
             return None
         return tuple(f"{value}[{i}]" for i in range(shape[0])) if shape else f"{value}[]"
 
@@ -198,10 +204,11 @@ class ModelView:
     def known_sizes(self) -> Iterator[tuple[str, np.ndarray]]:
         """The values of nodes that are sizes and known as numbers, with their contents; outputs keep their nodes."""
         for node in self.calls():
-            name, out = self.operator(node), node.outputs[0]
-            if name not in RULES or not node.only_output():
+            if node.op_type not in RULES or not node.only_output():
                 continue
-            found = None
+            name, out, found = self.operator(node), node.outputs[0], None
+            if not name:
+                continue
             with suppress(ArithmeticError, LookupError, TypeError, ValueError):  # the node fails when it runs
                 found = followed(self, name, node)
             if found is not None:
@@ -258,8 +265,8 @@ class ModelView:
 
     def offers(self, op_type: str) -> bool:
         """Whether the model's opset has an operator in its present meaning."""
-        version = schema_version("", op_type, self.net.opset) or 0
-        return bool(_present(op_type, version)) and not schemas["", op_type][version].deprecated
+        present, version = _meaning(op_type, self._opset)
+        return bool(present) and not schemas["", op_type][version].deprecated
 
     def put(self, root: Node, *calls: Node, also: Iterable[Node] = ()) -> bool:
         """Replace a node, and `also` later ones, by others in its place; False if the opset has no form of one of those."""
@@ -368,10 +375,11 @@ class ModelView:
         """Do nothing: `alias` has changed the graph."""
 
 
-def _present(name: str, version: int) -> str:
-    """An operator of ONNX's domain, if a version of it has its present meaning; "" if not, and for version 0."""
-    newest = newest_declaration("", name)
-    return name if version and (newest is None or version >= newest.meaning_since) else ""
+@cache
+def _meaning(name: str, opset: int) -> tuple[str, int]:
+    """An operator of ONNX's domain, "" if it has another meaning at an opset or none, and its version there, 0 for none."""
+    version, newest = schema_version("", name, opset) or 0, newest_declaration("", name)
+    return name if version and (newest is None or version >= newest.meaning_since) else "", version
 
 
 @cache
