@@ -91,6 +91,13 @@ TRAITS = {
     "rank_one": "the result is a vector",
     "finite": "the results for finite inputs that are not empty are finite, unless one overflows",
     "keeps_finite": "no NaN is made of infinities",
+    "epilogue": "kernels may compute it with the call before it, of whose result it is a function",
+    "elements_of_first": "each element of the results is one of the first input, as its dtype",
+    "view": "the results may be views of the first input, which need no memory",
+    "keeps_weights": "the result holds the values of the first input, in another place, shape or dtype: a weight stays a weight",
+    "linear": "a sum of products with weights, which are an input",
+    "norm": "normalizes the first input and multiplies it by a scale, the second input",
+    "on_sizes": "exporters use it in arithmetic on shapes, and the results are about as large as the inputs",
     "moves": "counts as no floating point operation: values are moved, selected, cast or numbered",
 }
 """The traits that a declaration may have, and the meaning of each.
@@ -132,6 +139,7 @@ class Declaration:
     host: bool
     traits: frozenset[str] = frozenset()
     settings: frozenset[str] = frozenset()
+    weights: Mapping[int, str] = field(default_factory=dict)
     meaning_since: int = 1
     absent: dict[str, Any] = field(default_factory=dict)
     inputs: tuple[Input, ...] = ()
@@ -347,6 +355,7 @@ def operator(
     host: bool = False,
     traits: Sequence[str] = (),
     settings: Sequence[str] = (),
+    weights: Mapping[int, str] | None = None,
     meaning_since: int = 1,
     absent: dict[str, Any] | None = None,
 ) -> Callable[[Callable[..., Any]], Declaration]:
@@ -361,6 +370,7 @@ def operator(
         host: the body runs on NumPy whatever the device (strings, maps, decoders).
         traits: names in TRAITS; declared with the newest version.
         settings: float inputs that configure the operator as an attribute does (a ratio, scales): they have no gradient.
+        weights: the inputs that may be trained, by index, each with its name in a sentence; declared with the newest version.
         meaning_since: the first version with the present meaning, if older ones have another; declared with the newest version.
         absent: attribute -> the value that exporters write if they mean that it is absent; the reader drops it and warns.
 
@@ -374,7 +384,7 @@ def operator(
         attributes = [item for version in versions if version in known for item in known[version].attributes.items()]
         one, several = defs.OpSchema.AttrType.FLOAT, defs.OpSchema.AttrType.FLOATS
         floats = {n: a.type == several for n, a in attributes if a.type in (one, several)}
-        marks = frozenset(traits), frozenset(settings), meaning_since, absent or {}
+        marks = frozenset(traits), frozenset(settings), weights or {}, meaning_since, absent or {}
         declaration = Declaration(name, domain, versions, plain, widen, host, *marks, floats=floats)
         taken = declarations.setdefault((domain, name), {})
         for version in versions:
