@@ -18,8 +18,6 @@ from .editing import Editor
 from .facts import operator
 from .identity import drops_nothing
 
-VIEWS = ("Transpose", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Slice", "Split", "Identity")
-"""Operators whose results may be views of a constant, which need no memory."""
 PRODUCTS = ("Conv", "ConvTranspose", "Gemm", "MatMul", "Gather", "LSTM", "GRU", "RNN")
 """Operators whose kernels read quantized constants as they are: the DequantizeLinear before them stays."""
 
@@ -79,7 +77,7 @@ def branches(edit: Editor) -> int:
 def _multiplied(edit: Editor, call: Call) -> bool:
     """Whether a product reads the result of a call, or a view of it."""
     users = edit.users(call.outputs[0])
-    return any(operator(u) in PRODUCTS or (operator(u) in VIEWS and _multiplied(edit, u)) for u in users)
+    return any(operator(u) in PRODUCTS or (has_trait("", operator(u), "view") and _multiplied(edit, u)) for u in users)
 
 
 def _deterministic(edit: Editor, call: Call) -> bool:
@@ -95,7 +93,7 @@ def _deterministic(edit: Editor, call: Call) -> bool:
 
 def _results(edit: Editor, call: Call) -> dict[int, np.ndarray] | None:
     room = _room(edit, call)
-    for o in call.outputs if operator(call) not in VIEWS else ():
+    for o in call.outputs if not has_trait("", operator(call), "view") else ():
         shape, dtype = edit.facts.shape(o), edit.facts.dtype(o)
         if shape is not None and dtype is not None:
             sizes = [d for d in shape if isinstance(d, int)]

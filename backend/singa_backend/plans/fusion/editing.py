@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from ...ir.declaration import has_trait
 from ...ir.graph import ABSENT
 from ...kernels.values import Computed
 from ..region import Call, Region, call_of
@@ -82,6 +83,10 @@ class Editor:
     def named(self, *names: str) -> list[Call]:
         """The calls of these operators that the region has now."""
         return [call for name in names for call in self._named.get(name, ())]
+
+    def with_trait(self, trait: str) -> list[Call]:
+        """The calls that the region has now of operators of ONNX's domain with a trait."""
+        return [call for name, calls in self._named.items() if has_trait("", name, trait) for call in calls]
 
     def calls(self) -> list[Call]:
         """All calls in order."""

@@ -48,6 +48,12 @@ def operator(call: Call | None) -> str:
     return call.node.op_type if known is None or known.is_modern else ""
 
 
+def is_pointwise(call: Call | None) -> bool:
+    """Whether a call computes one value for each place of its inputs, broadcast."""
+    name = operator(call)
+    return has_trait("", name, "unary") or has_trait("", name, "broadcasting")
+
+
 @cache
 def _parameters(domain: str, name: str, version: int) -> tuple[tuple[Any, ...], tuple[Any, ...], bool, bool]:
     """The type parameter, or the only dtype, of each input and output of an operator, and whether the last ones repeat."""
