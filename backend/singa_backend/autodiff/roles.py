@@ -98,7 +98,7 @@ def _weights(node: Node) -> Mapping[int, str]:
 
 _STATES = {"RNN": (5,), "GRU": (5,), "LSTM": (5, 6)}
 _FILLS = frozenset({"Expand", "Tile", "Pad"})
-_SUMS, _ELEMENTS = frozenset({"Add", "Sum"}), frozenset({"Add", "Sum", "Sub", "Mul", "Div"})
+_SUMS = frozenset({"Add", "Sum"})
 _BOUNDS = frozenset({"Clip", "Max", "Min"})
 _CURVES = frozenset({"Exp", "Softplus", "Sigmoid", "Tanh"})
 _NEUTRAL = frozenset({"Shape", "Size", "ConstantOfShape"})
@@ -293,7 +293,7 @@ class _Initializer:
             return self._token(view, node, "it is joined to values of the model")
         if op == "Where":
             return self._fill(view, node)
-        if op in _ELEMENTS:
+        if has_trait("", op, "arithmetic"):
             return self._element(view, node, i)
         if op in _BOUNDS:
             return Use(CONSTANT, f"it is a bound of {op}")

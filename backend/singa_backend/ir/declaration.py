@@ -91,7 +91,9 @@ TRAITS = {
     "rank_one": "the result is a vector",
     "finite": "the results for finite inputs that are not empty are finite, unless one overflows",
     "keeps_finite": "no NaN is made of infinities",
-    "epilogue": "kernels may compute it with the call before it, of whose result it is a function",
+    "epilogue": "kernels of ONNX's operators may compute it with the call before it, of whose result it is a function",
+    "reads_quantized": "kernels read its quantized constants as they are",
+    "arithmetic": "adds, subtracts, multiplies or divides",
     "elements_of_first": "each element of the results is one of the first input, as its dtype",
     "view": "the results may be views of the first input, which need no memory",
     "keeps_weights": "the result holds the values of the first input, in another place, shape or dtype: a weight stays a weight",
@@ -141,6 +143,7 @@ class Declaration:
     settings: frozenset[str] = frozenset()
     weights: Mapping[int, str] = field(default_factory=dict)
     meaning_since: int = 1
+    symbol: str = ""
     absent: dict[str, Any] = field(default_factory=dict)
     inputs: tuple[Input, ...] = ()
     attributes: dict[str, Any] = field(default_factory=dict)  # name -> default, REQUIRED if there is none
@@ -357,6 +360,7 @@ def operator(
     settings: Sequence[str] = (),
     weights: Mapping[int, str] | None = None,
     meaning_since: int = 1,
+    symbol: str = "",
     absent: dict[str, Any] | None = None,
 ) -> Callable[[Callable[..., Any]], Declaration]:
     """Declare the computation of an operator in these schema versions, each of which is listed.
@@ -372,6 +376,7 @@ def operator(
         settings: float inputs that configure the operator as an attribute does (a ratio, scales): they have no gradient.
         weights: the inputs that may be trained, by index, each with its name in a sentence; declared with the newest version.
         meaning_since: the first version with the present meaning, if older ones have another; declared with the newest version.
+        symbol: the sign between two inputs in messages; declared with the newest version.
         absent: attribute -> the value that exporters write if they mean that it is absent; the reader drops it and warns.
 
     Raises:
@@ -384,7 +389,7 @@ def operator(
         attributes = [item for version in versions if version in known for item in known[version].attributes.items()]
         one, several = defs.OpSchema.AttrType.FLOAT, defs.OpSchema.AttrType.FLOATS
         floats = {n: a.type == several for n, a in attributes if a.type in (one, several)}
-        marks = frozenset(traits), frozenset(settings), weights or {}, meaning_since, absent or {}
+        marks = frozenset(traits), frozenset(settings), weights or {}, meaning_since, symbol, absent or {}
         declaration = Declaration(name, domain, versions, plain, widen, host, *marks, floats=floats)
         taken = declarations.setdefault((domain, name), {})
         for version in versions:

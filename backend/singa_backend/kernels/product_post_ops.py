@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from ..ir.declaration import has_trait
 from . import onednn, post_ops
 from .onednn import Attributes, MemoryDesc
 from .table import Follower, Site
@@ -122,7 +123,7 @@ def _binary(
     may_replace: Callable[[Value], bool],
 ) -> bool:
     other = f.other
-    if f.name not in ("Add", "Sub", "Mul", "Div", "Sum") or other is None or other.dtype != np.float32:
+    if not has_trait("", f.name, "arithmetic") or other is None or other.dtype != np.float32:
         return False
     if f.name == "Div" and f.place != 0:
         return False

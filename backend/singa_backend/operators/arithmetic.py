@@ -15,7 +15,7 @@ from ._api import Array
 from ._common import aligned, legacy, same_shapes
 
 
-@operator("Add", 7, 13, 14, traits=("broadcasting", "finite", "epilogue"), meaning_since=7)
+@operator("Add", 7, 13, 14, traits=("broadcasting", "finite", "epilogue", "arithmetic"), meaning_since=7, symbol="+")
 def add(xp: Xp, a: Array, b: Array) -> Array:
     return a + b
 
@@ -35,7 +35,7 @@ def add_1_decomposition(op: Op, a: V, b: V, axis: int | None, broadcast: int) ->
     return op.Add(a, legacy(op, a, b, broadcast, axis))
 
 
-@operator("Sub", 7, 13, 14, traits=("broadcasting", "finite", "epilogue"), meaning_since=7)
+@operator("Sub", 7, 13, 14, traits=("broadcasting", "finite", "epilogue", "arithmetic"), meaning_since=7, symbol="-")
 def sub(xp: Xp, a: Array, b: Array) -> Array:
     return a - b
 
@@ -55,7 +55,7 @@ def sub_1_decomposition(op: Op, a: V, b: V, axis: int | None, broadcast: int) ->
     return op.Sub(a, legacy(op, a, b, broadcast, axis))
 
 
-@operator("Mul", 7, 13, 14, traits=("broadcasting", "finite", "epilogue"), meaning_since=7)
+@operator("Mul", 7, 13, 14, traits=("broadcasting", "finite", "epilogue", "arithmetic"), meaning_since=7, symbol="*")
 def mul(xp: Xp, a: Array, b: Array) -> Array:
     return a * b
 
@@ -78,7 +78,7 @@ def mul_1_decomposition(op: Op, a: V, b: V, axis: int | None, broadcast: int) ->
 # --- division ---------------------------------------------------------------------------------------------------------
 
 
-@operator("Div", 7, 13, 14, traits=("broadcasting", "epilogue"), meaning_since=7)
+@operator("Div", 7, 13, 14, traits=("broadcasting", "epilogue", "arithmetic"), meaning_since=7, symbol="/")
 def div(xp: Xp, a: Array, b: Array) -> Array:
     """Integers truncate: -7 / 2 is -3."""
     if a.dtype.kind == "f":
@@ -148,7 +148,7 @@ def _no_zero(xp: Xp, a: Array, b: Array) -> None:
 # --- powers -----------------------------------------------------------------------------------------------------------
 
 
-@operator("Pow", 7, 12, 13, 15, traits=("broadcasting",), meaning_since=7)
+@operator("Pow", 7, 12, 13, 15, traits=("broadcasting",), meaning_since=7, symbol="**")
 def pow_(xp: Xp, x: Array, y: Array) -> Array:
     """The result has the type of the base: it is an integer if the base is one."""
     whole = y.dtype.kind in "iu"
@@ -234,7 +234,7 @@ sign.no_gradient("zero")
 # --- of any number of inputs ------------------------------------------------------------------------------------------
 
 
-@operator("Sum", 8, 13, traits=("broadcasting", "finite", "epilogue"), meaning_since=8)
+@operator("Sum", 8, 13, traits=("broadcasting", "finite", "epilogue", "arithmetic"), meaning_since=8)
 def sum_(xp: Xp, *xs: Array) -> Array:
     return reduce(xp.add, xs)
 

@@ -88,9 +88,9 @@ def per_channel(b: Array, m: int, ndim: int, name: str = "bias", *, scalar: bool
     return b.reshape(-1, *(1,) * (ndim - 2))
 
 
-@operator(
-    "Conv", 1, 11, 22, traits=("rank_of_first", "finite", "linear"), weights={0: "the input", 1: "the weight", 2: "the bias"}
-)
+@operator("Conv", 1, 11, 22,
+          traits=("rank_of_first", "finite", "linear", "reads_quantized"),
+          weights={0: "the input", 1: "the weight", 2: "the bias"})  # fmt: skip
 def conv(
     xp: Xp,
     x: Array,
@@ -307,7 +307,8 @@ def _windows_of(op: Op, seen: V, length: V, k: V) -> V:
 
 
 @operator("ConvTranspose", 1, 11, 22,
-          traits=("rank_of_first", "finite", "linear"), weights={0: "the input", 1: "the weight", 2: "the bias"})  # fmt: skip
+          traits=("rank_of_first", "finite", "linear", "reads_quantized"),
+          weights={0: "the input", 1: "the weight", 2: "the bias"})  # fmt: skip
 def conv_transpose(
     xp: Xp,
     x: Array,

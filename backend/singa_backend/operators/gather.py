@@ -15,7 +15,7 @@ from ._api import Array
 from ._common import axis_of, length
 
 
-@operator("Gather", 1, 11, 13, widen=False, traits=("keeps_finite", "moves", "elements_of_first", "on_sizes"))
+@operator("Gather", 1, 11, 13, widen=False, traits=("keeps_finite", "moves", "elements_of_first", "on_sizes", "reads_quantized"))
 def gather(xp: Xp, x: Array, indices: Array, *, axis: int = 0) -> Array:
     """Gather-1 does not specify negative indices; models of that time use them, so they also count from the end."""
     axis = axis_of(axis, x.ndim)

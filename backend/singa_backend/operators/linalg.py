@@ -22,7 +22,7 @@ _BITS = 16
 """Bits of a limb: integers whose products exceed floats are split into limbs."""
 
 
-@operator("MatMul", 1, 9, 13, traits=("finite", "linear"), weights={0: "a factor", 1: "the weight"})
+@operator("MatMul", 1, 9, 13, traits=("finite", "linear", "reads_quantized"), weights={0: "a factor", 1: "the weight"})
 def matmul(xp: Xp, a: Array, b: Array) -> Array:
     """Multiply as NumPy: a vector is a row on the left, a column on the right; axes before the last two broadcast."""
     if not a.ndim or not b.ndim:
@@ -99,9 +99,9 @@ def _wrap(y: Array, dtype: np.dtype[Any]) -> Array:
 # --- Gemm
 
 
-@operator(
-    "Gemm", 7, 9, 11, 13, traits=("finite", "linear"), meaning_since=7, weights={0: "a factor", 1: "the weight", 2: "the bias"}
-)
+@operator("Gemm", 7, 9, 11, 13,
+          traits=("finite", "linear", "reads_quantized"), meaning_since=7,
+          weights={0: "a factor", 1: "the weight", 2: "the bias"})  # fmt: skip
 def gemm(
     xp: Xp,
     a: Array,

@@ -33,7 +33,7 @@ def chains(calls: Sequence[Call], outputs: Sequence[int]) -> list[tuple[Call, ..
         chain_of[index] = [index]
         name = call.name
         lookup = call.is_(*LOOKUP)
-        if not (lookup or has_trait(call.node.domain, name, "epilogue")) or sum(o != ABSENT for o in call.outputs) != 1:
+        if call.node.domain or not (lookup or has_trait("", name, "epilogue")) or sum(o != ABSENT for o in call.outputs) != 1:
             continue
         places = list(call.inputs) if is_binary(call) else list(call.inputs[lookup:][:1])
         places = [i for i in places if i in maker and uses[i] == 1 and len(calls[maker[i]].outputs) == 1]
@@ -55,7 +55,9 @@ def chains(calls: Sequence[Call], outputs: Sequence[int]) -> list[tuple[Call, ..
 
 def is_binary(call: Call) -> bool:
     """Whether a call of an epilogue may read the result before it by any of its inputs; by the first one otherwise."""
-    epilogue, broadcasting = (has_trait(call.node.domain, call.name, t) for t in ("epilogue", "broadcasting"))
+    if call.node.domain:
+        return False
+    epilogue, broadcasting = (has_trait("", call.name, t) for t in ("epilogue", "broadcasting"))
     return epilogue and broadcasting and call.name != "PRelu"  # whose slope is broadcast to the first input
 
 
