@@ -18,9 +18,6 @@ from .editing import Editor
 from .facts import operator
 from .identity import drops_nothing
 
-PRODUCTS = ("Conv", "ConvTranspose", "Gemm", "MatMul", "Gather", "LSTM", "GRU", "RNN")
-"""Operators whose kernels read quantized constants as they are: the DequantizeLinear before them stays."""
-
 
 def constants(edit: Editor) -> int:
     """For any deterministic call whose inputs are all constants, replace its results by constants.
@@ -77,7 +74,10 @@ def branches(edit: Editor) -> int:
 def _multiplied(edit: Editor, call: Call) -> bool:
     """Whether a product reads the result of a call, or a view of it."""
     users = edit.users(call.outputs[0])
-    return any(operator(u) in PRODUCTS or (has_trait("", operator(u), "view") and _multiplied(edit, u)) for u in users)
+    return any(
+        has_trait("", operator(u), "reads_quantized") or (has_trait("", operator(u), "view") and _multiplied(edit, u))
+        for u in users
+    )
 
 
 def _deterministic(edit: Editor, call: Call) -> bool:
