@@ -92,7 +92,7 @@ def fuse(
     for function in before:
         made.attributes.append_eltwise(*function)
     for f in followers:
-        if f.version not in post_ops.VERSIONS.get(f.name, (f.version,)):
+        if not post_ops.is_modern(f.name, f.version):
             break
         if not (_unary(made, f) or _binary(made, f, shape, describe, is_bias, may_replace)):
             break
