@@ -190,6 +190,16 @@ def test_traits_and_settings_agree_with_the_schemas() -> None:
     assert [w for d in DECLARED for w in _wrong(d, d.traits, d.settings)] == []
 
 
+def test_meanings_and_weights_agree_with_the_schemas() -> None:
+    """What a declaration says beside its traits is read from the newest one, and refers to versions and inputs that there are."""
+    for d in DECLARED:
+        said = d.meaning_since > 1 or d.weights or d.symbol or d.flops_rule is not None
+        assert not said or d is newest_declaration(d.domain, d.name), f"{d}: a newer version is declared"
+        family = schemas[d.domain, d.name]
+        assert d.meaning_since == 1 or d.meaning_since in family, f"{d} has no version {d.meaning_since}"
+        assert all(i < len(family[d.versions[-1]].inputs) for i in d.weights), f"{d} has fewer inputs than weights"
+
+
 @pytest.mark.parametrize(("name", "version", "traits"), [
     ("Split", 18, ["unary"]), ("Concat", 13, ["unary"]), ("ArgMax", 13, ["unary"]), ("Relu", 13, []),
     ("MatMul", 13, ["broadcasting"]),

@@ -35,7 +35,9 @@ Facts of the operator that other modules use are `traits` (see TRAITS) and `sett
     @operator("Relu", 1, 6, 13, 14, traits=("unary", "cannot_fail", "idempotent"))
     @operator("Dropout", 12, 13, 22, traits=("random_in_training",), settings=("ratio",))
 
-`has_trait` reads those of the operator's newest declaration; tests/test_declarations.py checks them against the schema.
+`weights` names the inputs that may be trained, `meaning_since` is the first version that means what the newest does, `symbol` is
+the sign between two inputs.  All of these are declared with the newest version.
+`has_trait` reads the traits of the newest declaration; tests/test_declarations.py checks all of them against the schema.
 """
 
 from __future__ import annotations
