@@ -191,6 +191,16 @@ def test_traits_and_settings_agree_with_the_schemas() -> None:
     assert [w for d in DECLARED for w in _wrong(d, d.traits, d.settings)] == []
 
 
+def test_meanings_and_weights_agree_with_the_schemas() -> None:
+    """What a declaration says beside its traits is read from the newest one, and refers to versions and inputs that there are."""
+    for d in DECLARED:
+        said = d.meaning_since > 1 or d.weights or d.symbol or d.flops_rule is not None
+        assert not said or d is newest_declaration(d.domain, d.name), f"{d}: a newer version is declared"
+        family = schemas[d.domain, d.name]
+        assert d.meaning_since == 1 or d.meaning_since in family, f"{d} has no version {d.meaning_since}"
+        assert all(i < len(family[d.versions[-1]].inputs) for i in d.weights), f"{d} has fewer inputs than weights"
+
+
 @pytest.mark.parametrize(("name", "version", "traits"), [
     ("Split", 18, ["unary"]), ("Concat", 13, ["unary"]), ("ArgMax", 13, ["unary"]), ("Relu", 13, []),
     ("MatMul", 13, ["broadcasting"]),
@@ -241,6 +251,9 @@ def _breaks(trait: str, case: Case) -> bool:
         known = np.isfinite if trait == "finite" else lambda v: ~np.isnan(v)
         sound = all(v.size and known(v).all() for v in x if v.dtype.kind == "f")
         return bool(sound and y.dtype.kind == "f" and y.dtype.itemsize > 2 and not known(y).all())  # others overflow
+    if trait in ("elements_of_first", "view"):
+        known = np.isin(y, first[~_is_nan(first)]).sum() == (~_is_nan(y)).sum() if y.dtype != object else True
+        return not (y.dtype == first.dtype and known)
     if trait == "unary":
         return y.shape != first.shape or _differ(_outputs(case, [first.reshape(-1)[::-1], *x[1:]])[0], y.reshape(-1)[::-1])
     if trait == "broadcasting":
@@ -257,6 +270,10 @@ def _breaks(trait: str, case: Case) -> bool:
     ranks = {"rank_of_first": first.ndim, "rank_of_length": vector, "rank_of_larger": max(first.ndim, vector), "rank_one": 1,
              "rank_of_broadcast": max(v.ndim for v in x)}  # fmt: skip
     return y.ndim != ranks.get(trait, y.ndim)  # cannot_fail: it has not
+
+
+def _is_nan(value: np.ndarray) -> np.ndarray:
+    return value != value
 
 
 def _with_infinities(value: Any) -> Any:
@@ -289,6 +306,7 @@ def test_an_operator_does_what_its_traits_say(domain: str, name: str, trait: str
     ("Unsqueeze", 25, "rank_of_length"),
     ("Reshape", 25, "rank_of_larger"), ("Reshape", 25, "rank_one"), ("MatMul", 13, "rank_of_broadcast"),
     ("Log", 13, "finite"), ("Reciprocal", 13, "finite"), ("Softmax", 13, "keeps_finite"), ("MatMul", 13, "keeps_finite"),
+    ("Neg", 13, "elements_of_first"), ("Concat", 13, "view"),
 ])  # fmt: skip
 def test_an_operator_that_does_not_is_found(name: str, version: int, trait: str) -> None:
     def breaks(case: Case) -> bool:

@@ -872,6 +872,9 @@ def test_attention_with_masks() -> None:
         TURN + filled + "m = MatMul(q, t) s = Add(m, w) " + END, ones, mask="int64[2,1,1,6] mask", one=1.0, low=-3.4e38
     )
     constant = TURN + "m = MatMul(q, t) s = Add(m, w) " + END
+    split = TURN + allowed + "l, r = Split <num_outputs = 2> (w) m = MatMul(q, t) s = Add(m, l) " + END
+    wide = np.concatenate([ones, ones], 0).astype(bool)
+    assert "Attention" in attention(split, wide, mask="bool[4,1,1,6] mask", one=1.0, low=-1e9)
     some = np.where(seen, 0, -np.inf).astype(F)
     assert "Attention" in attention(constant, w=some)
     nothing = some.copy()

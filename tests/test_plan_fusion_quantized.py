@@ -183,6 +183,17 @@ def test_a_function_of_one_value_becomes_a_table(dtype: Any) -> None:
     assert found == {"QuantizeLinear": 1, "Cast": 1, "Gather": 1, "DequantizeLinear": 1}
 
 
+def test_every_elementwise_operator_may_be_in_a_table() -> None:
+    """By the traits `unary` and `broadcasting`: no list names Sin, Mod, Greater and Where."""
+    g = Graph()
+    x = g.qdq("x", 0.05, 120)
+    wave, rest = g.op("Sin", x), g.op("Mod", x, g.constant(F(1.5)), fmod=1)
+    y = g.qdq(g.op("Where", g.op("Greater", x, g.constant(F(0.25))), wave, rest), 0.01, 90)
+    feeds = {"x": drawn(0, 40, 30) * 2}
+    found, _ = runs(g.model(feeds, y), feeds)
+    assert found == {"QuantizeLinear": 1, "Cast": 1, "Gather": 1, "DequantizeLinear": 1}
+
+
 def test_a_table_that_changes_nothing_is_removed() -> None:
     g = Graph()
     y = g.qdq(g.op("Mul", g.qdq("x", 0.1, 9), g.constant(F(0.5))), 0.05, 9)

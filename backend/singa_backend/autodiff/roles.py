@@ -11,13 +11,14 @@ because exporters name weights as they name constants (`val_13`, `onnx::MatMul_2
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
 
 from .. import dtypes
+from ..ir.declaration import has_trait, newest_declaration
 from ..ir.graph import Graph, Node
 from . import tables
 
@@ -89,39 +90,15 @@ def _fixed(graph: Graph) -> dict[str, Role]:
     return found
 
 
-_WEIGHTS: dict[str, dict[int, str]] = {
-    "Conv": {0: "the input", 1: "the weight", 2: "the bias"},
-    "ConvTranspose": {0: "the input", 1: "the weight", 2: "the bias"},
-    "DeformConv": {1: "the weight", 3: "the bias"},
-    "Gemm": {0: "a factor", 1: "the weight", 2: "the bias"},
-    "MatMul": {0: "a factor", 1: "the weight"},
-    "BatchNormalization": {1: "the scale", 2: "the bias"},
-    "InstanceNormalization": {1: "the scale", 2: "the bias"},
-    "GroupNormalization": {1: "the scale", 2: "the bias"},
-    "LayerNormalization": {1: "the scale", 2: "the bias"},
-    "RMSNormalization": {1: "the scale"},
-    "PRelu": {1: "the slope"},
-    "RNN": {1: "the weight", 2: "the recurrent weight", 3: "the bias"},
-    "GRU": {1: "the weight", 2: "the recurrent weight", 3: "the bias"},
-    "LSTM": {1: "the weight", 2: "the recurrent weight", 3: "the bias", 7: "the peephole weight"},
-    "CausalConvWithState": {1: "the weight", 2: "the bias"},
-    "Attention": {0: "the query", 1: "the key", 2: "the value"},
-    "LinearAttention": {0: "the query", 1: "the key", 2: "the value"},
-}  # fmt: skip
-"""The inputs that are weights, by operator."""
+def _weights(node: Node) -> Mapping[int, str]:
+    """The inputs of a node of ONNX's domain that may be weights, by index."""
+    declaration = newest_declaration("", node.op_type)
+    return {} if declaration is None else declaration.weights
+
 
 _STATES = {"RNN": (5,), "GRU": (5,), "LSTM": (5, 6)}
-_PRODUCTS = frozenset({"Conv", "ConvTranspose", "DeformConv", "Einsum", "Gemm", "MatMul"})
-_NORMS = frozenset(
-    {"BatchNormalization", "GroupNormalization", "InstanceNormalization", "LayerNormalization", "RMSNormalization"}
-)
-_MOVES = frozenset({
-    "Cast", "CastLike", "DequantizeLinear", "Dropout", "Expand", "Flatten", "Identity", "Pad", "QuantizeLinear", "Reshape",
-    "Slice", "Split", "Squeeze", "Tile", "Transpose", "Unsqueeze",
-})  # fmt: skip
-"""Operators whose output holds the values of the first input."""
 _FILLS = frozenset({"Expand", "Tile", "Pad"})
-_SUMS, _ELEMENTS = frozenset({"Add", "Sum"}), frozenset({"Add", "Sum", "Sub", "Mul", "Div"})
+_SUMS = frozenset({"Add", "Sum"})
 _BOUNDS = frozenset({"Clip", "Max", "Min"})
 _CURVES = frozenset({"Exp", "Softplus", "Sigmoid", "Tanh"})
 _NEUTRAL = frozenset({"Shape", "Size", "ConstantOfShape"})
@@ -208,7 +185,7 @@ class View:
             return False
         if node.op_type == "Gather":
             return node.inputs[0] in self.fixed and node.inputs[1] not in self.fixed
-        if node.op_type not in _WEIGHTS and node.op_type != "Einsum":
+        if not _weights(node) and node.op_type != "Einsum":
             return False
         fixed = [s in self.fixed for s in node.inputs if s >= 0]
         return any(fixed) and not all(fixed)
@@ -219,7 +196,7 @@ class View:
             node = self.makers.get(slot)
             if node is None or node.domain or not node.inputs:
                 return node
-            if node.op_type in _MOVES:
+            if has_trait("", node.op_type, "keeps_weights"):
                 slot = node.inputs[0]
                 continue
             rest = [s for s in node.inputs if s >= 0 and s not in self.fixed]
@@ -296,7 +273,7 @@ class _Initializer:
             return self._foreign(node)
         if op in _NEUTRAL:
             return _NO_USE
-        if i in _WEIGHTS.get(op, ()) or op == "Einsum":
+        if i in _weights(node) or op == "Einsum":
             return self._weight(view, node, i)
         if op in _STATES and i in _STATES[op]:
             plain = self.array.size == 1 or self.values == tables.UNIFORM
@@ -304,7 +281,7 @@ class _Initializer:
         fixed = all(s in view.fixed for s in node.inputs if s >= 0)
         if op == "Gather" and i == 0 and not fixed:
             return self._table(node)
-        if (op in _MOVES and i == 0) or (op in ("Gather", "GatherND", "GatherElements") and i == 0):
+        if (has_trait("", op, "keeps_weights") and i == 0) or (op in ("Gather", "GatherND", "GatherElements") and i == 0):
             if self.array.size == 1 and op in _FILLS:
                 return Use(CONSTANT, f"it is one number, which {op} repeats")
             return None
@@ -316,7 +293,7 @@ class _Initializer:
             return self._token(view, node, "it is joined to values of the model")
         if op == "Where":
             return self._fill(view, node)
-        if op in _ELEMENTS:
+        if has_trait("", op, "arithmetic"):
             return self._element(view, node, i)
         if op in _BOUNDS:
             return Use(CONSTANT, f"it is a bound of {op}")
@@ -341,8 +318,8 @@ class _Initializer:
     def _weight(self, view: View, node: Node, i: int) -> Use:
         """The use by an input that is a weight: only a few tables are constants there."""
         op = node.op_type
-        what = _WEIGHTS.get(op, {}).get(i, "a factor")
-        if op in _PRODUCTS and what != "the bias":
+        what = _weights(node).get(i, "a factor")
+        if has_trait("", op, "linear") and what != "the bias":
             if self.values == tables.WAVES:
                 return Use(CONSTANT, f"it is {tables.WAVES}")
             if self.array.size == 1 and i == 0:
@@ -354,7 +331,7 @@ class _Initializer:
             others = [view.source(s) for n, s in enumerate(node.inputs) if n != i and s >= 0]
             if tables.is_counting(self.array) and any(n is not None and n.op_type == "Softmax" for n in others):
                 return Use(CONSTANT, "it counts 0, 1, 2, ...: the values of which a Softmax computes the mean")
-        if op in _NORMS and self.values == tables.UNIFORM and self.array.size > 1:
+        if has_trait("", op, "norm") and self.values == tables.UNIFORM and self.array.size > 1:
             maker = view.makers.get(node.inputs[0])
             groups = op == "InstanceNormalization" and maker is not None and maker.op_type == "Reshape"
             if self.generated or groups:
@@ -415,7 +392,7 @@ class _Initializer:
 
     def _fits(self, view: View, source: Node) -> bool:
         """Whether a vector has a number for each channel of a product, or of a part of them."""
-        if source.domain or source.op_type not in _PRODUCTS:
+        if source.domain or not has_trait("", source.op_type, "linear"):
             return False
         weight = next((s for s in source.inputs[1:2] + source.inputs[:1] if s in view.fixed), -1)
         if weight < 0:
@@ -435,7 +412,7 @@ class _Initializer:
             return False
         if source.op_type in ("Sigmoid", "Exp", "Pow", "Softmax", "Mul", "Add", "Sub"):
             return source.op_type not in ("Mul", "Add", "Sub") or self._is_late(view, source)
-        return source.op_type in _PRODUCTS and not self._fits(view, source)
+        return has_trait("", source.op_type, "linear") and not self._fits(view, source)
 
     def _is_late(self, view: View, node: Node) -> bool:
         """Whether arithmetic with constants leads back to a Sigmoid, Exp or power."""
@@ -494,9 +471,13 @@ def _in_attention(view: View, node: Node, other: int) -> bool:
     while pending and len(seen) <= 32:
         for slot in pending.pop(0).outputs:
             for reader, _ in view.readers.get(slot, ()):
-                if reader.op_type == "Softmax" or (reader.op_type in _PRODUCTS and not view.fixed.intersection(reader.inputs)):
+                if reader.op_type == "Softmax" or (
+                    has_trait("", reader.op_type, "linear") and not view.fixed.intersection(reader.inputs)
+                ):
                     return True
-                if (reader.op_type in _MOVES or reader.op_type in ("Add", "Mul", "Where")) and id(reader) not in seen:
+                if (has_trait("", reader.op_type, "keeps_weights") or reader.op_type in ("Add", "Mul", "Where")) and id(
+                    reader
+                ) not in seen:
                     seen.add(id(reader))
                     pending.append(reader)
     return False
@@ -509,7 +490,7 @@ def _follows_root(view: View, node: Node) -> bool:
 def _is_cosine(view: View, node: Node, other: int) -> bool:
     """Whether a number multiplies a product of two values of which one is divided by its norm, or such a value before."""
     maker = view.source(other)
-    product = maker is not None and maker.op_type in _PRODUCTS
+    product = maker is not None and has_trait("", maker.op_type, "linear")
     return any(_is_unit(view, s) for s in (maker.inputs[:2] if maker is not None and product else (other,)))
 
 
@@ -543,7 +524,7 @@ def _reaches_waves(view: View, node: Node) -> bool:
             for reader, _ in view.readers.get(slot, ()):
                 if reader.op_type in ("Sin", "Cos"):
                     return True
-                passes = reader.op_type in _MOVES or reader.op_type in ("Concat", "Mul", "Add", "Gather")
+                passes = has_trait("", reader.op_type, "keeps_weights") or reader.op_type in ("Concat", "Mul", "Add", "Gather")
                 if passes and id(reader) not in seen:
                     seen.add(id(reader))
                     pending.append(reader)

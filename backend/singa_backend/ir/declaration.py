@@ -35,7 +35,9 @@ Facts of the operator that other modules use are `traits` (see TRAITS) and `sett
     @operator("Relu", 1, 6, 13, 14, traits=("unary", "cannot_fail", "idempotent"))
     @operator("Dropout", 12, 13, 22, traits=("random_in_training",), settings=("ratio",))
 
-`has_trait` reads those of the operator's newest declaration; tests/test_declarations.py checks them against the schema.
+`weights` names the inputs that may be trained, `meaning_since` is the first version that means what the newest does, `symbol` is
+the sign between two inputs.  All of these are declared with the newest version.
+`has_trait` reads the traits of the newest declaration; tests/test_declarations.py checks all of them against the schema.
 """
 
 from __future__ import annotations
@@ -92,6 +94,15 @@ TRAITS = {
     "rank_one": "the result is a vector",
     "finite": "the results for finite inputs that are not empty are finite, unless one overflows",
     "keeps_finite": "no NaN is made of infinities",
+    "epilogue": "kernels of ONNX's operators may compute it with the call before it, of whose result it is a function",
+    "reads_quantized": "kernels read its quantized constants as they are",
+    "arithmetic": "adds, subtracts, multiplies or divides",
+    "elements_of_first": "each element of the results is one of the first input, as its dtype",
+    "view": "the results may be views of the first input, which need no memory",
+    "keeps_weights": "the result holds the values of the first input, in another place, shape or dtype: a weight stays a weight",
+    "linear": "a sum of products with weights, which are an input",
+    "norm": "normalizes the first input and multiplies it by a scale, the second input",
+    "on_sizes": "exporters use it in arithmetic on shapes, and the results are about as large as the inputs",
     "moves": "counts as no floating point operation: values are moved, selected, cast or numbered",
 }
 """The traits that a declaration may have, and the meaning of each.
@@ -133,7 +144,9 @@ class Declaration:
     host: bool
     traits: frozenset[str] = frozenset()
     settings: frozenset[str] = frozenset()
+    weights: Mapping[int, str] = field(default_factory=dict)
     meaning_since: int = 1
+    symbol: str = ""
     absent: dict[str, Any] = field(default_factory=dict)
     inputs: tuple[Input, ...] = ()
     attributes: dict[str, Any] = field(default_factory=dict)  # name -> default, REQUIRED if there is none
@@ -348,7 +361,9 @@ def operator(
     host: bool = False,
     traits: Sequence[str] = (),
     settings: Sequence[str] = (),
+    weights: Mapping[int, str] | None = None,
     meaning_since: int = 1,
+    symbol: str = "",
     absent: dict[str, Any] | None = None,
 ) -> Callable[[Callable[..., Any]], Declaration]:
     """Declare the computation of an operator in these schema versions, each of which is listed.
@@ -362,7 +377,9 @@ def operator(
         host: the body runs on NumPy whatever the device (strings, maps, decoders).
         traits: names in TRAITS; declared with the newest version.
         settings: float inputs that configure the operator as an attribute does (a ratio, scales): they have no gradient.
+        weights: the inputs that may be trained, by index, each with its name in a sentence; declared with the newest version.
         meaning_since: the first version with the present meaning, if older ones have another; declared with the newest version.
+        symbol: the sign between two inputs in messages; declared with the newest version.
         absent: attribute -> the value that exporters write if they mean that it is absent; the reader drops it and warns.
 
     Raises:
@@ -375,7 +392,7 @@ def operator(
         attributes = [item for version in versions if version in known for item in known[version].attributes.items()]
         one, several = defs.OpSchema.AttrType.FLOAT, defs.OpSchema.AttrType.FLOATS
         floats = {n: a.type == several for n, a in attributes if a.type in (one, several)}
-        marks = frozenset(traits), frozenset(settings), meaning_since, absent or {}
+        marks = frozenset(traits), frozenset(settings), weights or {}, meaning_since, symbol, absent or {}
         declaration = Declaration(name, domain, versions, plain, widen, host, *marks, floats=floats)
         taken = declarations.setdefault((domain, name), {})
         for version in versions:

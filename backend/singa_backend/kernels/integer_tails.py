@@ -213,7 +213,7 @@ class Tail:
         return True
 
     def _float(self, f: Follower) -> bool:
-        if f.version not in post_ops.VERSIONS.get(f.name, (f.version,)):
+        if not post_ops.is_modern(f.name, f.version):
             return False
         if f.sides:
             return self._add_quantized(f, next(iter(f.sides.values())))

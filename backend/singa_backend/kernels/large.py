@@ -49,7 +49,7 @@ def _function(site: Site, x: Value, *rest: Value | None) -> Value:
     """A function of each element, and those that follow."""
     site.require(x.dtype == F32 and x.size and (x.size >= FUNCTION or site.name in ANY_SIZE), "not float32, or small")
     first = Follower(site.name, site.attributes, [None, *rest], 0, site.version)
-    found = post_ops.activation(first) if site.version in post_ops.VERSIONS.get(site.name, (site.version,)) else None
+    found = post_ops.activation(first) if post_ops.is_modern(site.name, site.version) else None
     if found is None:
         site.refuse("oneDNN does not have the function")
     site.require(site.name != "Tanh" or x.size >= (CHAIN if site.followers else PLAIN), "NumPy is faster for a small input")

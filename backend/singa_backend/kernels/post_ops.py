@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from ..ir.declaration import newest_declaration
 from . import onednn
 from .lowering import dense_desc, desc, ordered
 from .onednn import WEIGHTS, Attributes, MemoryDesc, Primitive, post_op_arg
@@ -16,14 +17,14 @@ from .values import FINITE, NAN, Value, strides_of
 
 BINARY = {"Add": "add", "Sum": "add", "Mul": "mul", "Sub": "sub", "Div": "div", "Max": "max", "Min": "min"}
 
-VERSIONS = {
-    "Add": (7, 13, 14), "Sub": (7, 13, 14), "Mul": (7, 13, 14), "Div": (7, 13, 14), "Sum": (6, 8, 13),
-    "Max": (8, 12, 13), "Min": (8, 12, 13), "PRelu": (7, 9, 16), "Clip": (6, 11, 12, 13),
-}  # fmt: skip
-"""The versions of the operators whose older ones have another meaning or other inputs."""
-
 SWALLOWS = ("Max", "Min")
 """Binary operators whose primitives turn NaN into a number."""
+
+
+def is_modern(name: str, version: int) -> bool:
+    """Whether a version of an operator of ONNX's domain has its present meaning; an old Sum only adds values of equal shapes."""
+    declaration = newest_declaration("", name)
+    return name == "Sum" or (declaration is not None and version >= declaration.meaning_since)
 
 
 @dataclass
@@ -130,7 +131,7 @@ def fused(
     """
     made = Fused(Attributes(fpmath=fpmath), hazard=hazard)
     for f in site.followers[:limit]:
-        if f.version not in VERSIONS.get(f.name, (f.version,)) or not _append(made, f, tuple(shape), tuple(order), into):
+        if not is_modern(f.name, f.version) or not _append(made, f, tuple(shape), tuple(order), into):
             break
         made.count += 1
     return made

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from ..ir.declaration import has_trait
 from . import onednn, post_ops
 from .onednn import Attributes, MemoryDesc
 from .table import Follower, Site
@@ -91,7 +92,7 @@ def fuse(
     for function in before:
         made.attributes.append_eltwise(*function)
     for f in followers:
-        if f.version not in post_ops.VERSIONS.get(f.name, (f.version,)):
+        if not post_ops.is_modern(f.name, f.version):
             break
         if not (_unary(made, f) or _binary(made, f, shape, describe, is_bias, may_replace)):
             break
@@ -122,7 +123,7 @@ def _binary(
     may_replace: Callable[[Value], bool],
 ) -> bool:
     other = f.other
-    if f.name not in ("Add", "Sub", "Mul", "Div", "Sum") or other is None or other.dtype != np.float32:
+    if not has_trait("", f.name, "arithmetic") or other is None or other.dtype != np.float32:
         return False
     if f.name == "Div" and f.place != 0:
         return False

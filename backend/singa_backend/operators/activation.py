@@ -115,7 +115,7 @@ def hardmax_1_decomposition(op: Op, x: V, axis: int) -> V:
 # --- piecewise linear -------------------------------------------------------------------------------------------------
 
 
-@operator("Relu", 1, 6, 13, 14, traits=("unary", "cannot_fail", "idempotent", "finite", "keeps_finite"))
+@operator("Relu", 1, 6, 13, 14, traits=("unary", "cannot_fail", "idempotent", "finite", "keeps_finite", "epilogue"))
 def relu(xp: Xp, x: Array) -> Array:
     return xp.maximum(x, 0)
 
@@ -126,7 +126,7 @@ def relu_gradient(op: Op, dy: V, y: V) -> V:
     return op.Where(op.Greater(y, 0), dy, 0)
 
 
-@operator("LeakyRelu", 1, 6, 16, traits=("unary", "cannot_fail", "finite"))
+@operator("LeakyRelu", 1, 6, 16, traits=("unary", "cannot_fail", "finite", "epilogue"))
 def leaky_relu(xp: Xp, x: Array, *, alpha: float = 0.01) -> Array:
     if 0 < alpha <= 1:
         return xp.maximum(x, alpha * x)  # equal to the selection below and several times as fast
@@ -139,7 +139,7 @@ def leaky_relu_gradient(op: Op, dy: V, x: V, alpha: float) -> V:
     return op.Where(op.Greater(x, 0), dy, op.Mul(dy, alpha))
 
 
-@operator("PRelu", 7, 9, 16, traits=("broadcasting", "finite"), meaning_since=7)
+@operator("PRelu", 7, 9, 16, traits=("broadcasting", "finite", "epilogue"), meaning_since=7, weights={1: "the slope"})
 def prelu(xp: Xp, x: Array, slope: Array) -> Array:
     if slope.ndim > x.ndim or any(s not in (1, n) for s, n in zip(slope.shape[::-1], x.shape[::-1], strict=False)):
         raise OperatorError(f"slope of shape {slope.shape} does not broadcast to x of shape {x.shape}", code="SX404")
@@ -204,7 +204,7 @@ def shrink_gradient(op: Op, dy: V, x: V, lambd: float) -> V:
     return op.Where(op.Or(op.Less(x, -lambd), op.Greater(x, lambd)), dy, 0)
 
 
-@operator("HardSigmoid", 1, 6, 22, traits=("unary", "cannot_fail", "finite"))
+@operator("HardSigmoid", 1, 6, 22, traits=("unary", "cannot_fail", "finite", "epilogue"))
 def hard_sigmoid(xp: Xp, x: Array, *, alpha: float = 0.2, beta: float = 0.5) -> Array:
     return xp.maximum(xp.minimum(alpha * x + beta, 1), 0)
 
@@ -215,7 +215,7 @@ def hard_sigmoid_gradient(op: Op, dy: V, y: V, alpha: float) -> V:
     return op.Where(op.And(op.Greater(y, 0), op.Less(y, 1)), op.Mul(dy, alpha), 0)
 
 
-@operator("HardSwish", 14, 22, traits=("unary", "cannot_fail", "finite"))
+@operator("HardSwish", 14, 22, traits=("unary", "cannot_fail", "finite", "epilogue"))
 def hard_swish(xp: Xp, x: Array) -> Array:
     return x * hard_sigmoid(xp, x, alpha=1 / 6, beta=0.5)
 
@@ -236,7 +236,7 @@ def hard_swish_decomposition(op: Op, x: V) -> V:
 # --- exponential below zero -------------------------------------------------------------------------------------------
 
 
-@operator("Elu", 1, 6, 22, traits=("unary", "cannot_fail", "finite"))
+@operator("Elu", 1, 6, 22, traits=("unary", "cannot_fail", "finite", "epilogue"))
 def elu(xp: Xp, x: Array, *, alpha: float = 1.0) -> Array:
     return xp.where(x < 0, alpha * xp.expm1(x), x)
 
@@ -287,7 +287,7 @@ def selu_1_decomposition(op: Op, x: V, alpha: float, gamma: float) -> V:
 # --- smooth: in forms without overflow of exponentials and without cancellation -----------------------------------------
 
 
-@operator("Sigmoid", 1, 6, 13, traits=("unary", "cannot_fail", "finite"))
+@operator("Sigmoid", 1, 6, 13, traits=("unary", "cannot_fail", "finite", "epilogue"))
 def sigmoid(xp: Xp, x: Array) -> Array:
     """Compute 1 / (1 + exp(-x)), which equals exp(x) / (1 + exp(x))."""
     return xp.exp(xp.minimum(x, 0)) / (1 + xp.exp(-xp.abs(x)))
@@ -298,7 +298,7 @@ def sigmoid_gradient(op: Op, dy: V, y: V) -> V:
     return op.Mul(dy, op.Mul(y, op.Sub(1, y)))
 
 
-@operator("Softplus", 1, 22, traits=("unary", "cannot_fail", "finite"))
+@operator("Softplus", 1, 22, traits=("unary", "cannot_fail", "finite", "epilogue"))
 def softplus(xp: Xp, x: Array) -> Array:
     """Compute log(1 + exp(x))."""
     return xp.maximum(x, 0) + xp.log1p(xp.exp(-xp.abs(x)))
@@ -320,7 +320,7 @@ def softsign_gradient(op: Op, dy: V, x: V) -> V:
     return op.Div(dy, op.Mul(z, z))
 
 
-@operator("Mish", 18, 22, traits=("unary", "cannot_fail", "finite"))
+@operator("Mish", 18, 22, traits=("unary", "cannot_fail", "finite", "epilogue"))
 def mish(xp: Xp, x: Array) -> Array:
     """Compute x * tanh(log(1 + e)) with e = exp(x).
 
@@ -337,7 +337,7 @@ def mish_gradient(op: Op, dy: V, x: V) -> V:
     return op.Mul(dy, op.Add(t, op.Mul(op.Mul(x, op.Sigmoid(x)), op.Sub(1, op.Mul(t, t)))))
 
 
-@operator("Gelu", 20, traits=("unary", "cannot_fail", "finite"))
+@operator("Gelu", 20, traits=("unary", "cannot_fail", "finite", "epilogue"))
 def gelu(xp: Xp, x: Array, *, approximate: str = "none") -> Array:
     """Compute x times the normal distribution function: x / 2 * (1 + erf(x / sqrt(2)))."""
     if approximate == "none":
@@ -369,7 +369,7 @@ def gelu_decomposition(op: Op, x: V, approximate: str) -> V:
     return op.Mul(x, op.Sigmoid(op.Mul(u, math.sqrt(8 / math.pi))))
 
 
-@operator("Swish", 24, traits=("unary", "cannot_fail"))
+@operator("Swish", 24, traits=("unary", "cannot_fail", "epilogue"))
 def swish(xp: Xp, x: Array, *, alpha: float = 1.0) -> Array:
     return x * sigmoid(xp, alpha * x)
 

@@ -15,7 +15,7 @@ from ._api import Array
 from ._common import aligned, legacy, same_shapes
 
 
-@operator("Add", 7, 13, 14, traits=("broadcasting", "finite"), meaning_since=7)
+@operator("Add", 7, 13, 14, traits=("broadcasting", "finite", "epilogue", "arithmetic"), meaning_since=7, symbol="+")
 def add(xp: Xp, a: Array, b: Array) -> Array:
     return a + b
 
@@ -35,7 +35,7 @@ def add_1_decomposition(op: Op, a: V, b: V, axis: int | None, broadcast: int) ->
     return op.Add(a, legacy(op, a, b, broadcast, axis))
 
 
-@operator("Sub", 7, 13, 14, traits=("broadcasting", "finite"), meaning_since=7)
+@operator("Sub", 7, 13, 14, traits=("broadcasting", "finite", "epilogue", "arithmetic"), meaning_since=7, symbol="-")
 def sub(xp: Xp, a: Array, b: Array) -> Array:
     return a - b
 
@@ -55,7 +55,7 @@ def sub_1_decomposition(op: Op, a: V, b: V, axis: int | None, broadcast: int) ->
     return op.Sub(a, legacy(op, a, b, broadcast, axis))
 
 
-@operator("Mul", 7, 13, 14, traits=("broadcasting", "finite"), meaning_since=7)
+@operator("Mul", 7, 13, 14, traits=("broadcasting", "finite", "epilogue", "arithmetic"), meaning_since=7, symbol="*")
 def mul(xp: Xp, a: Array, b: Array) -> Array:
     return a * b
 
@@ -78,7 +78,7 @@ def mul_1_decomposition(op: Op, a: V, b: V, axis: int | None, broadcast: int) ->
 # --- division ---------------------------------------------------------------------------------------------------------
 
 
-@operator("Div", 7, 13, 14, traits=("broadcasting",), meaning_since=7)
+@operator("Div", 7, 13, 14, traits=("broadcasting", "epilogue", "arithmetic"), meaning_since=7, symbol="/")
 def div(xp: Xp, a: Array, b: Array) -> Array:
     """Integers truncate: -7 / 2 is -3."""
     if a.dtype.kind == "f":
@@ -148,7 +148,7 @@ def _no_zero(xp: Xp, a: Array, b: Array) -> None:
 # --- powers -----------------------------------------------------------------------------------------------------------
 
 
-@operator("Pow", 7, 12, 13, 15, traits=("broadcasting",), meaning_since=7)
+@operator("Pow", 7, 12, 13, 15, traits=("broadcasting",), meaning_since=7, symbol="**")
 def pow_(xp: Xp, x: Array, y: Array) -> Array:
     """The result has the type of the base: it is an integer if the base is one."""
     whole = y.dtype.kind in "iu"
@@ -202,7 +202,7 @@ def _integer_pow(xp: Xp, x: Array, y: Array) -> Array:
 # --- of one input -----------------------------------------------------------------------------------------------------
 
 
-@operator("Neg", 1, 6, 13, traits=("unary", "cannot_fail", "involution", "finite", "keeps_finite"))
+@operator("Neg", 1, 6, 13, traits=("unary", "cannot_fail", "involution", "finite", "keeps_finite", "epilogue"))
 def neg(xp: Xp, x: Array) -> Array:
     return -x
 
@@ -212,7 +212,7 @@ def neg_gradient(op: Op, dy: V) -> V:
     return op.Neg(dy)
 
 
-@operator("Abs", 1, 6, 13, traits=("unary", "cannot_fail", "idempotent", "finite", "keeps_finite"))
+@operator("Abs", 1, 6, 13, traits=("unary", "cannot_fail", "idempotent", "finite", "keeps_finite", "epilogue"))
 def abs_(xp: Xp, x: Array) -> Array:
     return xp.abs(x)
 
@@ -234,7 +234,7 @@ sign.no_gradient("zero")
 # --- of any number of inputs ------------------------------------------------------------------------------------------
 
 
-@operator("Sum", 8, 13, traits=("broadcasting", "finite"), meaning_since=8)
+@operator("Sum", 8, 13, traits=("broadcasting", "finite", "epilogue", "arithmetic"), meaning_since=8)
 def sum_(xp: Xp, *xs: Array) -> Array:
     return reduce(xp.add, xs)
 
@@ -277,7 +277,7 @@ def mean_1_decomposition(op: Op, xs: list[V]) -> V:
     return op.Mean(*xs)
 
 
-@operator("Max", 8, 12, 13, traits=("broadcasting", "finite", "keeps_finite"), meaning_since=8)
+@operator("Max", 8, 12, 13, traits=("broadcasting", "finite", "keeps_finite", "epilogue"), meaning_since=8)
 def max_(xp: Xp, *xs: Array) -> Array:
     """The result is NaN if an operand is NaN."""
     return reduce(xp.maximum, xs)
@@ -306,7 +306,7 @@ def max_1_decomposition(op: Op, xs: list[V]) -> V:
     return op.Max(*xs)
 
 
-@operator("Min", 8, 12, 13, traits=("broadcasting", "finite", "keeps_finite"), meaning_since=8)
+@operator("Min", 8, 12, 13, traits=("broadcasting", "finite", "keeps_finite", "epilogue"), meaning_since=8)
 def min_(xp: Xp, *xs: Array) -> Array:
     """The result is NaN if an operand is NaN."""
     return reduce(xp.minimum, xs)
@@ -331,7 +331,7 @@ def min_1_decomposition(op: Op, xs: list[V]) -> V:
 # --- clipping ---------------------------------------------------------------------------------------------------------
 
 
-@operator("Clip", 11, 12, 13, traits=("unary", "finite", "keeps_finite"))
+@operator("Clip", 11, 12, 13, traits=("unary", "finite", "keeps_finite", "epilogue"))
 def clip(xp: Xp, x: Array, low: Array | None = None, high: Array | None = None) -> Array:
     """Compute Min(high, Max(x, low)): if low > high, the result is high everywhere.  An absent bound has no effect."""
     for name, bound in (("min", low), ("max", high)):

@@ -165,7 +165,7 @@ def attention_23_decomposition(
     return list(op.call("Attention", values, attributes, len(wanted)))
 
 
-@operator("Attention", 24, 25, widen=False, traits=("masks",))
+@operator("Attention", 24, 25, widen=False, traits=("masks",), weights={0: "the query", 1: "the key", 2: "the value"})
 def attention(
     xp: Xp,
     q: Array,

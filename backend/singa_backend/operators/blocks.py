@@ -25,7 +25,7 @@ def _image(x: Array, blocksize: int, mode: str) -> tuple[int, int, int, int]:
     return n, c, h, w
 
 
-@operator("DepthToSpace", 1, 11, 13, 28, widen=False, traits=("keeps_finite", "moves"))
+@operator("DepthToSpace", 1, 11, 13, 28, widen=False, traits=("keeps_finite", "moves", "elements_of_first"))
 def depth_to_space(xp: Xp, x: Array, *, blocksize: int, mode: str = "DCR") -> Array:
     n, c, h, w = _image(x, blocksize, mode)
     s = blocksize
@@ -49,7 +49,7 @@ def depth_to_space_gradient(op: Op, dy: V, x: V, blocksize: int, mode: str) -> V
     return op.Reshape(op.Transpose(op.Reshape(dy, shape, allowzero=1), perm=[0, 1, 3, 5, 2, 4]), op.Shape(x), allowzero=1)
 
 
-@operator("SpaceToDepth", 1, 13, 28, widen=False, traits=("keeps_finite", "moves"))
+@operator("SpaceToDepth", 1, 13, 28, widen=False, traits=("keeps_finite", "moves", "elements_of_first"))
 def space_to_depth(xp: Xp, x: Array, *, blocksize: int, mode: str = "DCR") -> Array:
     n, c, h, w = _image(x, blocksize, mode)
     s = blocksize

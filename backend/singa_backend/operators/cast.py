@@ -205,7 +205,7 @@ def convert(xp: Xp, x: Array, dtype: np.dtype[Any], *, saturate: bool = True, ro
     return xp.cast(x, dtype)
 
 
-@operator("Cast", 24, 25, 28, widen=False, traits=("unary", "finite", "keeps_finite", "moves"))
+@operator("Cast", 24, 25, 28, widen=False, traits=("unary", "finite", "keeps_finite", "moves", "epilogue", "keeps_weights"))
 def cast(xp: Xp, x: Array, *, to: int, saturate: int = 1, round_mode: str = "up") -> Array:
     return convert(xp, x, dtypes.numpy_dtype(to), saturate=bool(saturate), round_mode=round_mode)
 
@@ -254,7 +254,7 @@ def cast_1_decomposition(op: Op, x: V, to: str) -> V:
     return op.Cast(x, to=dict(TensorProto.DataType.items())[to.upper()])
 
 
-@operator("CastLike", 24, 25, widen=False, traits=("unary", "moves"))
+@operator("CastLike", 24, 25, widen=False, traits=("unary", "moves", "keeps_weights"))
 def cast_like(xp: Xp, x: Array, target_type: Array, *, saturate: int = 1, round_mode: str = "up") -> Array:
     return convert(xp, x, np.dtype(target_type.dtype), saturate=bool(saturate), round_mode=round_mode)
 

@@ -88,7 +88,9 @@ def per_channel(b: Array, m: int, ndim: int, name: str = "bias", *, scalar: bool
     return b.reshape(-1, *(1,) * (ndim - 2))
 
 
-@operator("Conv", 1, 11, 22, traits=("rank_of_first", "finite"))
+@operator("Conv", 1, 11, 22,
+          traits=("rank_of_first", "finite", "linear", "reads_quantized"),
+          weights={0: "the input", 1: "the weight", 2: "the bias"})  # fmt: skip
 def conv(
     xp: Xp,
     x: Array,
@@ -255,7 +257,7 @@ def qlinear_conv(
 qlinear_conv.flops(window(3))
 
 
-@operator("CausalConvWithState", 27)
+@operator("CausalConvWithState", 27, weights={1: "the weight", 2: "the bias"})
 def causal_conv_with_state(
     xp: Xp, x: Array, w: Array, b: Array | None = None, past_state: Array | None = None, *, activation: str = "none"
 ) -> tuple[Array, Array]:
@@ -304,7 +306,9 @@ def _windows_of(op: Op, seen: V, length: V, k: V) -> V:
 # --- the adjoint: windows write instead of read -----------------------------------------------------------------------
 
 
-@operator("ConvTranspose", 1, 11, 22, traits=("rank_of_first", "finite"))
+@operator("ConvTranspose", 1, 11, 22,
+          traits=("rank_of_first", "finite", "linear", "reads_quantized"),
+          weights={0: "the input", 1: "the weight", 2: "the bias"})  # fmt: skip
 def conv_transpose(
     xp: Xp,
     x: Array,

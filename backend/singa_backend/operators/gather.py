@@ -15,7 +15,7 @@ from ._api import Array
 from ._common import axis_of, length
 
 
-@operator("Gather", 1, 11, 13, widen=False, traits=("keeps_finite", "moves"))
+@operator("Gather", 1, 11, 13, widen=False, traits=("keeps_finite", "moves", "elements_of_first", "on_sizes", "reads_quantized"))
 def gather(xp: Xp, x: Array, indices: Array, *, axis: int = 0) -> Array:
     """Gather-1 does not specify negative indices; models of that time use them, so they also count from the end."""
     axis = axis_of(axis, x.ndim)
@@ -60,7 +60,7 @@ def _elements(xp: Xp, x: Array, indices: Array, axis: int) -> tuple[Array, ...]:
     return tuple(place)
 
 
-@operator("GatherElements", 11, 13, widen=False, traits=("keeps_finite", "moves"))
+@operator("GatherElements", 11, 13, widen=False, traits=("keeps_finite", "moves", "on_sizes"))
 def gather_elements(xp: Xp, x: Array, indices: Array, *, axis: int = 0) -> Array:
     return x[_elements(xp, x, indices, axis)]
 
@@ -81,7 +81,7 @@ def _slices(xp: Xp, x: Array, indices: Array, batch: int = 0) -> tuple[Array, ..
     return (*_grid(xp, indices.shape[:-1], batch), *place)
 
 
-@operator("GatherND", 11, 12, 13, widen=False, traits=("keeps_finite", "moves"))
+@operator("GatherND", 11, 12, 13, widen=False, traits=("keeps_finite", "moves", "on_sizes"))
 def gather_nd(xp: Xp, x: Array, indices: Array, *, batch_dims: int = 0) -> Array:
     place = _slices(xp, x, indices, batch_dims)
     limits.admit((*indices.shape[:-1], *x.shape[len(place) :]), x.dtype)
@@ -114,7 +114,7 @@ def _scattered(xp: Xp, x: Array, place: tuple[Array, ...], updates: Array, reduc
     return y
 
 
-@operator("ScatterElements", 11, 13, 16, 18, widen=False, traits=("keeps_finite", "moves", "shape_of_first"))
+@operator("ScatterElements", 11, 13, 16, 18, widen=False, traits=("keeps_finite", "moves", "shape_of_first", "on_sizes"))
 def scatter_elements(
     xp: Xp, x: Array, indices: Array, updates: Array, *, axis: int = 0, reduction: str = "none", version: Version
 ) -> Array:
@@ -169,7 +169,7 @@ def scatter_decomposition(op: Op, x: V, indices: V, updates: V, axis: int) -> V:
     return op.ScatterElements(x, indices, updates, axis=axis)
 
 
-@operator("ScatterND", 11, 13, 16, 18, widen=False, traits=("keeps_finite", "moves", "shape_of_first"))
+@operator("ScatterND", 11, 13, 16, 18, widen=False, traits=("keeps_finite", "moves", "shape_of_first", "on_sizes"))
 def scatter_nd(xp: Xp, x: Array, indices: Array, updates: Array, *, reduction: str = "none", version: Version) -> Array:
     if indices.shape[-1:] == (0,):  # an empty index selects all of x: add an axis with one element in front
         zeros = xp.zeros((*indices.shape[:-1], 1), np.int64)
@@ -258,7 +258,7 @@ def compress_gradient(op: Op, dy: V, x: V, condition: V, axis: int | None) -> V:
     return op.Reshape(given_back(op, dy, op.Reshape(x, [-1]), places, 0), op.Shape(x), allowzero=1)
 
 
-@operator("NonZero", 9, 13, widen=False, traits=("moves",))
+@operator("NonZero", 9, 13, widen=False, traits=("moves", "on_sizes"))
 def non_zero(xp: Xp, x: Array) -> Array:
     """A scalar does not have axes: the shape of its indices is (0, 1) or (0, 0)."""
     places = xp.nonzero(x.reshape(1) if x.ndim == 0 else x)

@@ -22,7 +22,7 @@ _BITS = 16
 """Bits of a limb: integers whose products exceed floats are split into limbs."""
 
 
-@operator("MatMul", 1, 9, 13, traits=("finite",))
+@operator("MatMul", 1, 9, 13, traits=("finite", "linear", "reads_quantized"), weights={0: "a factor", 1: "the weight"})
 def matmul(xp: Xp, a: Array, b: Array) -> Array:
     """Multiply as NumPy: a vector is a row on the left, a column on the right; axes before the last two broadcast."""
     if not a.ndim or not b.ndim:
@@ -99,7 +99,9 @@ def _wrap(y: Array, dtype: np.dtype[Any]) -> Array:
 # --- Gemm
 
 
-@operator("Gemm", 7, 9, 11, 13, traits=("finite",), meaning_since=7)
+@operator("Gemm", 7, 9, 11, 13,
+          traits=("finite", "linear", "reads_quantized"), meaning_since=7,
+          weights={0: "a factor", 1: "the weight", 2: "the bias"})  # fmt: skip
 def gemm(
     xp: Xp,
     a: Array,
@@ -295,7 +297,7 @@ def _einsum_shape(terms: str, result: str | None, shapes: list[tuple[int, ...]])
     return (*free.values(), *(sizes.get(c, 1) for c in letters))
 
 
-@operator("Einsum", 12, 28, traits=("finite",))
+@operator("Einsum", 12, 28, traits=("finite", "linear"))
 def einsum(xp: Xp, *xs: Array, equation: str) -> Array:
     text = equation.replace(" ", "")
     terms, arrow, result = text.partition("->")

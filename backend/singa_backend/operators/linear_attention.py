@@ -25,7 +25,7 @@ def _heads(x: Array, heads: int, name: str) -> Array:
     return x.reshape(x.shape[0], x.shape[1], heads, x.shape[2] // heads).astype(wide)
 
 
-@operator("LinearAttention", 27, widen=False)
+@operator("LinearAttention", 27, widen=False, weights={0: "the query", 1: "the key", 2: "the value"})
 def linear_attention(
     xp: Xp,
     query: Array,

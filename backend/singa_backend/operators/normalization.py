@@ -99,7 +99,9 @@ def _per_feature(v: Array, x: Array, what: str) -> Array:
     return v.reshape(x.shape[1:])
 
 
-@operator("BatchNormalization", 14, 15, traits=("shape_of_first",), meaning_since=7)
+@operator(
+    "BatchNormalization", 14, 15, traits=("shape_of_first", "norm"), meaning_since=7, weights={1: "the scale", 2: "the bias"}
+)
 def batch_normalization(
     xp: Xp,
     x: Array,
@@ -256,7 +258,7 @@ def _only_y(wanted: tuple[bool, ...], training: bool, switch: str) -> None:
 # --- over an instance, a group, the last axes
 
 
-@operator("InstanceNormalization", 1, 6, 22, traits=("shape_of_first",))
+@operator("InstanceNormalization", 1, 6, 22, traits=("shape_of_first", "norm"), weights={1: "the scale", 2: "the bias"})
 def instance_normalization(xp: Xp, x: Array, scale: Array, b: Array, *, epsilon: float = 1e-5) -> Array:
     scale, b = _per_channel(scale, x, "scale"), _per_channel(b, x, "B")
     d, _, var = _moments(x, tuple(range(2, x.ndim)))
@@ -280,7 +282,7 @@ def _standard(op: Op, x: V, axes: list[int], epsilon: float) -> V:
     return op.Div(centred, op.Sqrt(op.Add(var, epsilon)))
 
 
-@operator("GroupNormalization", 18, 21, traits=("shape_of_first",))
+@operator("GroupNormalization", 18, 21, traits=("shape_of_first", "norm"), weights={1: "the scale", 2: "the bias"})
 def group_normalization(
     xp: Xp, x: Array, scale: Array, bias: Array, *, num_groups: int, epsilon: float = 1e-5, stash_type: int = 1, version: Version
 ) -> Array:
@@ -321,7 +323,7 @@ def _stashed(xp: Xp, x: Array, stash_type: int) -> Array:
     return x.astype(np.float64) if dtype == np.float64 and x.dtype != np.float64 else x
 
 
-@operator("LayerNormalization", 17, traits=("shape_of_first",))
+@operator("LayerNormalization", 17, traits=("shape_of_first", "norm"), weights={1: "the scale", 2: "the bias"})
 def layer_normalization(
     xp: Xp, x: Array, scale: Array, b: Array | None = None, *, axis: int = -1, epsilon: float = 1e-5, stash_type: int = 1
 ) -> tuple[Array, Array, Array]:
@@ -385,7 +387,7 @@ def _stashed_in(op: Op, x: V, stash_type: int) -> V:
     return x if op.dtype(x) == widest else op.Cast(x, to=dtypes.onnx_code(widest))
 
 
-@operator("RMSNormalization", 23, traits=("shape_of_first",))
+@operator("RMSNormalization", 23, traits=("shape_of_first", "norm"), weights={1: "the scale"})
 def rms_normalization(xp: Xp, x: Array, scale: Array, *, axis: int = -1, epsilon: float = 1e-5, stash_type: int = 1) -> Array:
     """The result has the dtype of `scale`."""
     _fits(scale.shape, x.shape, "scale")

@@ -216,7 +216,7 @@ def _running(xp: Xp, x: Array, operation: str, axis: int, exclusive: int, revers
     return xp.flip(y, axis) if reverse else y
 
 
-@operator("CumSum", 11, 14, traits=("finite", "shape_of_first"))
+@operator("CumSum", 11, 14, traits=("finite", "shape_of_first", "on_sizes"))
 def cum_sum(xp: Xp, x: Array, axis: Host[int], *, exclusive: int = 0, reverse: int = 0) -> Array:
     return _running(xp, x, "cumsum", axis, exclusive, reverse)
 

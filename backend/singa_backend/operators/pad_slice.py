@@ -16,7 +16,9 @@ from ._api import Array
 from ._common import axes_of, blank
 
 
-@operator("Slice", 10, 11, 13, widen=False, traits=("rank_of_first", "keeps_finite", "moves"))
+@operator("Slice", 10, 11, 13, widen=False,
+          traits=("rank_of_first", "keeps_finite", "moves", "elements_of_first", "view", "keeps_weights",
+                  "on_sizes"))  # fmt: skip
 def slice_(
     xp: Xp, x: Array, starts: Host[Ints], ends: Host[Ints], axes: Host[Ints] | None = None, steps: Host[Ints] | None = None
 ) -> Array:
@@ -119,7 +121,7 @@ def _pad(xp: Xp, x: Array, pads: Sequence[int], mode: str, value: Array | None, 
     return x
 
 
-@operator("Pad", 11, 13, 18, 19, 21, 23, 24, 25, widen=False, traits=("rank_of_first", "keeps_finite", "moves"))
+@operator("Pad", 11, 13, 18, 19, 21, 23, 24, 25, widen=False, traits=("rank_of_first", "keeps_finite", "moves", "keeps_weights"))
 def pad(
     xp: Xp,
     x: Array,

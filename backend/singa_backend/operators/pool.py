@@ -218,7 +218,7 @@ def column_major(xp: Xp, index: Array, sizes: Ints) -> Array:
     return out
 
 
-@operator("MaxPool", 1, 8, 10, 11, 12, 22, traits=("rank_of_first", "finite"))
+@operator("MaxPool", 1, 8, 10, 11, 12, 22, traits=("rank_of_first", "finite", "elements_of_first"))
 def max_pool(
     xp: Xp,
     x: Array,

@@ -70,7 +70,7 @@ def _quotient(x: Array, scale: Array, precision: np.dtype[Any]) -> Array:
     return x.astype(precision, copy=False) / scale.astype(precision, copy=False)
 
 
-@operator("QuantizeLinear", 13, 19, 21, 23, 24, 25, 28, widen=False)
+@operator("QuantizeLinear", 13, 19, 21, 23, 24, 25, 28, widen=False, traits=("epilogue", "keeps_weights"))
 def quantize_linear(
     xp: Xp,
     x: Array,
@@ -121,7 +121,7 @@ def quantize_linear_10_decomposition(op: Op, x: V, y_scale: V, y_zero_point: V) 
     return op.QuantizeLinear(x, y_scale, y_zero_point)
 
 
-@operator("DequantizeLinear", 13, 19, 21, 23, 24, 25, 28, widen=False, traits=("finite",))
+@operator("DequantizeLinear", 13, 19, 21, 23, 24, 25, 28, widen=False, traits=("finite", "epilogue", "keeps_weights"))
 def dequantize_linear(
     xp: Xp,
     x: Array,

@@ -133,7 +133,8 @@ def multinomial(
 # --- Dropout
 
 
-@operator("Dropout", 12, 13, 22, traits=("random_in_training", "finite", "moves", "shape_of_first"), settings=("ratio",))
+@operator("Dropout", 12, 13, 22,
+          traits=("random_in_training", "finite", "moves", "shape_of_first", "keeps_weights"), settings=("ratio",))  # fmt: skip
 def dropout(
     xp: Xp, x: Array, ratio: Host[float] = 0.5, training_mode: Host[bool] = False, *, seed: int | None = None, wanted: Wanted
 ) -> tuple[Array, Array | None]:

@@ -202,7 +202,8 @@ class _Layer:
 # --- RNN ------------------------------------------------------------------------------------------------------------
 
 
-@operator("RNN", 1, 7, 14, 22, absent=NO_CLIP, traits=("finite",))
+@operator("RNN", 1, 7, 14, 22, absent=NO_CLIP,
+          traits=("finite", "reads_quantized"), weights={1: "the weight", 2: "the recurrent weight", 3: "the bias"})  # fmt: skip
 def rnn(
     xp: Xp,
     x: Array,
@@ -275,7 +276,8 @@ def _composed(
 # --- GRU ------------------------------------------------------------------------------------------------------------
 
 
-@operator("GRU", 3, 7, 14, 22, absent=NO_CLIP, traits=("finite",))
+@operator("GRU", 3, 7, 14, 22, absent=NO_CLIP,
+          traits=("finite", "reads_quantized"), weights={1: "the weight", 2: "the recurrent weight", 3: "the bias"})  # fmt: skip
 def gru(
     xp: Xp,
     x: Array,
@@ -430,7 +432,9 @@ def gru_1_decomposition(
 # --- LSTM -----------------------------------------------------------------------------------------------------------
 
 
-@operator("LSTM", 1, 7, 14, 22, absent=NO_CLIP, traits=("finite",))
+@operator("LSTM", 1, 7, 14, 22, absent=NO_CLIP,
+          traits=("finite", "reads_quantized"),
+          weights={1: "the weight", 2: "the recurrent weight", 3: "the bias", 7: "the peephole weight"})  # fmt: skip
 def lstm(
     xp: Xp,
     x: Array,

@@ -22,7 +22,8 @@ def _from_the_front(axes: Sequence[int], what: str) -> None:
         raise OperatorError(f"before opset 11, axes of {what} must not be negative, got {tuple(axes)}", code="SX408")
 
 
-@operator("Identity", 1, 13, 14, 16, 19, 21, 23, 24, 25, widen=False, traits=("unary", "cannot_fail", "keeps_finite", "moves"))
+@operator("Identity", 1, 13, 14, 16, 19, 21, 23, 24, 25, widen=False,
+          traits=("unary", "cannot_fail", "keeps_finite", "moves", "elements_of_first", "view", "keeps_weights"))  # fmt: skip
 def identity(xp: Xp, x: Array) -> Array:
     """Return a tensor, in opset 14 or later also a sequence, in 16 or later also an optional, which may be empty."""
     return x
@@ -47,7 +48,9 @@ def size(xp: Xp, x: Array) -> Array:
 # --- the same values in the same order ------------------------------------------------------------------------------
 
 
-@operator("Reshape", 5, 13, 14, 19, 21, 23, 24, 25, widen=False, traits=("rank_of_length", "keeps_finite", "moves"))
+@operator("Reshape", 5, 13, 14, 19, 21, 23, 24, 25, widen=False,
+          traits=("rank_of_length", "keeps_finite", "moves", "elements_of_first", "view", "keeps_weights",
+                  "on_sizes"))  # fmt: skip
 def reshape(xp: Xp, x: Array, shape: Host[Ints], *, allowzero: int = 0) -> Array:
     def wrong(why: str) -> OperatorError:
         return OperatorError(f"cannot reshape {x.shape} to {shape}: {why}", code="SX404")
@@ -88,7 +91,8 @@ def reshape_1_decomposition(op: Op, x: V, shape: Ints) -> V:
     return op.Reshape(x, list(shape))
 
 
-@operator("Flatten", 11, 13, 21, 23, 24, 25, widen=False, traits=("keeps_finite", "moves"))
+@operator("Flatten", 11, 13, 21, 23, 24, 25, widen=False,
+          traits=("keeps_finite", "moves", "elements_of_first", "view", "keeps_weights", "on_sizes"))  # fmt: skip
 def flatten(xp: Xp, x: Array, *, axis: int = 1) -> Array:
     return rows(x, axis)
 
@@ -109,7 +113,8 @@ def flatten_1_decomposition(op: Op, x: V, axis: int) -> V:
     return op.Flatten(x, axis=axis)
 
 
-@operator("Squeeze", 13, 21, 23, 24, 25, widen=False, traits=("keeps_finite", "moves"))
+@operator("Squeeze", 13, 21, 23, 24, 25, widen=False,
+          traits=("keeps_finite", "moves", "elements_of_first", "view", "keeps_weights", "on_sizes"))  # fmt: skip
 def squeeze(xp: Xp, x: Array, axes: Host[Ints] | None = None) -> Array:
     """Remove axes of size 1: all of them without `axes`, none with an empty list."""
     gone = {i for i, d in enumerate(x.shape) if d == 1} if axes is None else {axis_of(a, x.ndim) for a in axes}
@@ -144,7 +149,8 @@ def squeeze_1_decomposition(op: Op, x: V, axes: Ints | None) -> V:
     return op.Squeeze(x, None if axes is None else list(axes))
 
 
-@operator("Unsqueeze", 13, 21, 23, 24, 25, widen=False, traits=("keeps_finite", "moves"))
+@operator("Unsqueeze", 13, 21, 23, 24, 25, widen=False,
+          traits=("keeps_finite", "moves", "elements_of_first", "view", "keeps_weights", "on_sizes"))  # fmt: skip
 def unsqueeze(xp: Xp, x: Array, axes: Host[Ints]) -> Array:
     """Insert axes; they are counted in the output."""
     rank = x.ndim + len(axes)
@@ -179,7 +185,8 @@ def unsqueeze_11_decomposition(op: Op, x: V, axes: Ints) -> V:
 # --- the same values in another order -------------------------------------------------------------------------------
 
 
-@operator("Transpose", 1, 13, 21, 23, 24, 25, widen=False, traits=("keeps_finite", "moves"))
+@operator("Transpose", 1, 13, 21, 23, 24, 25, widen=False,
+          traits=("keeps_finite", "moves", "elements_of_first", "view", "keeps_weights", "on_sizes"))  # fmt: skip
 def transpose(xp: Xp, x: Array, *, perm: Ints | None = None) -> Array:
     if perm is None:
         return x.transpose()
@@ -194,7 +201,7 @@ def transpose_gradient(op: Op, dy: V, perm: Ints | None) -> V:
     return op.Transpose(dy, perm=back)
 
 
-@operator("Concat", 4, 11, 13, widen=False, traits=("keeps_finite", "moves"))
+@operator("Concat", 4, 11, 13, widen=False, traits=("keeps_finite", "moves", "on_sizes"))
 def concat(xp: Xp, *xs: Array, axis: int) -> Array:
     """Concatenate; negative axes count from the end in every version: opset 4 does not specify them, but models use them."""
     axis = axis_of(axis, xs[0].ndim)
@@ -241,7 +248,7 @@ def _split(x: Array, sizes: Sequence[int] | None, axis: int, wanted: Sequence[bo
     return tuple(x[(slice(None),) * axis + (slice(end - s, end),)] for s, end in zip(sizes, ends, strict=True))
 
 
-@operator("Split", 18, widen=False, traits=("keeps_finite", "moves"))
+@operator("Split", 18, widen=False, traits=("keeps_finite", "moves", "elements_of_first", "view", "keeps_weights", "on_sizes"))
 def split(
     xp: Xp, x: Array, split: Host[Ints] | None = None, *, axis: int = 0, num_outputs: int | None = None, wanted: Wanted
 ) -> tuple[Array, ...]:
@@ -307,7 +314,7 @@ def split_1_decomposition(op: Op, x: V, sizes: V, axis: int, split: Ints | None,
 # --- repeated values ------------------------------------------------------------------------------------------------
 
 
-@operator("Expand", 8, 13, widen=False, traits=("rank_of_larger", "keeps_finite", "moves"))
+@operator("Expand", 8, 13, widen=False, traits=("rank_of_larger", "keeps_finite", "moves", "elements_of_first", "keeps_weights"))
 def expand(xp: Xp, x: Array, shape: Host[Ints]) -> Array:
     """Broadcast in both directions: where `shape` has 1, the input's size is kept."""
     limits.check_rank(len(shape))
@@ -322,7 +329,7 @@ def expand_gradient(op: Op, dy: V, x: V) -> V:
     return op.sum_to(dy, x)
 
 
-@operator("Tile", 6, 13, widen=False, traits=("rank_of_first", "keeps_finite", "moves"))
+@operator("Tile", 6, 13, widen=False, traits=("rank_of_first", "keeps_finite", "moves", "elements_of_first", "keeps_weights"))
 def tile(xp: Xp, x: Array, repeats: Host[Ints]) -> Array:
     if len(repeats) != x.ndim or any(r < 0 for r in repeats):
         raise OperatorError(

@@ -28,7 +28,7 @@ def floor(xp: Xp, x: Array) -> Array:
 floor.no_gradient("zero")
 
 
-@operator("Round", 11, 22, traits=("unary", "cannot_fail", "idempotent", "finite"))
+@operator("Round", 11, 22, traits=("unary", "cannot_fail", "idempotent", "finite", "epilogue"))
 def round_(xp: Xp, x: Array) -> Array:
     """Round half to even."""
     return xp.rint(x)
@@ -37,7 +37,7 @@ def round_(xp: Xp, x: Array) -> Array:
 round_.no_gradient("zero")
 
 
-@operator("Sqrt", 1, 6, 13, traits=("unary", "cannot_fail"))
+@operator("Sqrt", 1, 6, 13, traits=("unary", "cannot_fail", "epilogue"))
 def sqrt(xp: Xp, x: Array) -> Array:
     return xp.sqrt(x)
 
@@ -47,7 +47,7 @@ def sqrt_gradient(op: Op, dy: V, y: V) -> V:
     return op.Div(dy, op.Add(y, y))
 
 
-@operator("Exp", 1, 6, 13, traits=("unary", "cannot_fail", "finite"))
+@operator("Exp", 1, 6, 13, traits=("unary", "cannot_fail", "finite", "epilogue"))
 def exp(xp: Xp, x: Array) -> Array:
     return xp.exp(x)
 
@@ -57,7 +57,7 @@ def exp_gradient(op: Op, dy: V, y: V) -> V:
     return op.Mul(dy, y)
 
 
-@operator("Log", 1, 6, 13, traits=("unary", "cannot_fail"))
+@operator("Log", 1, 6, 13, traits=("unary", "cannot_fail", "epilogue"))
 def log(xp: Xp, x: Array) -> Array:
     return xp.log(x)
 
@@ -157,7 +157,7 @@ def cosh_gradient(op: Op, dy: V, x: V) -> V:
     return op.Mul(dy, op.Sinh(x))
 
 
-@operator("Tanh", 1, 6, 13, traits=("unary", "cannot_fail", "finite"))
+@operator("Tanh", 1, 6, 13, traits=("unary", "cannot_fail", "finite", "epilogue"))
 def tanh(xp: Xp, x: Array) -> Array:
     return xp.tanh(x)
 

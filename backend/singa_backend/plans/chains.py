@@ -4,19 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ..ir.declaration import has_trait
 from ..ir.graph import ABSENT
 from ..kernels.table import table
-from .region import Call, names
+from .region import Call
 
-UNARY = names(
-    "Relu LeakyRelu Clip Elu Tanh Sigmoid Gelu HardSigmoid HardSwish Swish Mish Softplus Abs Sqrt Exp Log Neg Round PRelu "
-    "Cast QuantizeLinear DequantizeLinear"
-)
 INTEGER = ("QLinearConv", "QLinearMatMul", "ConvInteger", "MatMulInteger")
 """Operators whose kernels add a quantized value: a DequantizeLinear of the other operand joins their chain."""
 LOOKUP = frozenset(["Gather"])
 """Operators whose second input may be the preceding result."""
-BINARY = names("Add Sub Mul Div Max Min Sum")
 LONGEST = 12
 
 
@@ -36,9 +32,10 @@ def chains(calls: Sequence[Call], outputs: Sequence[int]) -> list[tuple[Call, ..
     for index, call in enumerate(calls):
         chain_of[index] = [index]
         name = call.name
-        if call.node.domain or name not in UNARY | BINARY | LOOKUP or sum(o != ABSENT for o in call.outputs) != 1:
+        lookup = call.is_(*LOOKUP)
+        if call.node.domain or not (lookup or has_trait("", name, "epilogue")) or sum(o != ABSENT for o in call.outputs) != 1:
             continue
-        places = list(call.inputs) if name in BINARY else list(call.inputs[name in LOOKUP :][:1])
+        places = list(call.inputs) if is_binary(call) else list(call.inputs[lookup:][:1])
         places = [i for i in places if i in maker and uses[i] == 1 and len(calls[maker[i]].outputs) == 1]
         places.sort(key=lambda i: (calls[chain_of.get(maker[i], [maker[i]])[0]].is_(*INTEGER), maker[i]), reverse=True)
         for i in places:
@@ -54,6 +51,14 @@ def chains(calls: Sequence[Call], outputs: Sequence[int]) -> list[tuple[Call, ..
                 chain_of[index] = [*chain, index]
                 break
     return [tuple(calls[i] for i in chain) for _, chain in sorted(chain_of.items())]
+
+
+def is_binary(call: Call) -> bool:
+    """Whether a call of an epilogue may read the result before it by any of its inputs; by the first one otherwise."""
+    if call.node.domain:
+        return False
+    epilogue, broadcasting = (has_trait("", call.name, t) for t in ("epilogue", "broadcasting"))
+    return epilogue and broadcasting and call.name != "PRelu"  # whose slope is broadcast to the first input
 
 
 def _reads_result(call: Call, maker: dict[int, int]) -> bool:

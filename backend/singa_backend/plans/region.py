@@ -23,11 +23,6 @@ MOST = 200_000
 """The number of calls of a region: functions that call functions may have more, and are computed node by node."""
 
 
-def names(*lists: str) -> frozenset[str]:
-    """The words of these texts."""
-    return frozenset(word for text in lists for word in text.split())
-
-
 class TooManyCalls(Exception):
     """The functions of a model have more calls than a region holds."""
 

@@ -18,13 +18,20 @@ METHODS = ("minmax", "entropy", "percentile")
 INTEGERS = {"int8": np.dtype(np.int8), "uint8": np.dtype(np.uint8)}
 """The dtypes of quantized values."""
 
-STATIC = frozenset({
-    "Add", "ArgMax", "AveragePool", "BatchNormalization", "Clip", "Concat", "Conv", "ConvTranspose", "CumSum",
-    "Flatten", "Gather", "GatherElements", "Gemm", "GlobalAveragePool", "InstanceNormalization", "LayerNormalization",
-    "LeakyRelu", "MatMul", "MaxPool", "Mul", "Pad", "Relu", "Reshape", "Resize", "Sigmoid", "Slice", "Softmax", "Split",
-    "Squeeze", "TopK", "Transpose", "Unsqueeze", "Where",
-})  # fmt: skip
-"""The operators of ONNX that onnxruntime's quantize_static quantizes."""
+WEIGHTED, MOVED, OTHER = "weighted", "moved", ""
+"""How an operator is quantized: a weight is the second input and a bias the third; the result has the scale of the first input,
+and stays float if that is not quantized; or by a rule of its own, or each input and output by its range."""
+
+STATIC = {
+    "BatchNormalization": WEIGHTED, "Conv": WEIGHTED, "ConvTranspose": WEIGHTED, "Gemm": WEIGHTED,
+    "InstanceNormalization": WEIGHTED, "LayerNormalization": WEIGHTED,
+    "AveragePool": MOVED, "Flatten": MOVED, "MaxPool": MOVED, "Reshape": MOVED, "Resize": MOVED, "Slice": MOVED,
+    "Squeeze": MOVED, "TopK": MOVED, "Transpose": MOVED, "Unsqueeze": MOVED,
+    "Add": OTHER, "ArgMax": OTHER, "Clip": OTHER, "Concat": OTHER, "CumSum": OTHER, "Gather": OTHER,
+    "GatherElements": OTHER, "GlobalAveragePool": OTHER, "LeakyRelu": OTHER, "MatMul": OTHER, "Mul": OTHER, "Pad": OTHER,
+    "Relu": OTHER, "Sigmoid": OTHER, "Softmax": OTHER, "Split": OTHER, "Where": OTHER,
+}  # fmt: skip
+"""The operators of ONNX that onnxruntime's quantize_static quantizes, and how."""
 
 DYNAMIC = frozenset({"Conv", "Gather", "Gemm", "MatMul"})
 """The operators whose weights become integers in dynamic quantization."""
@@ -98,7 +105,7 @@ def checked(
     for name, value in (("operators", operators or ()), ("exclude", exclude), ("exclude_operators", exclude_operators)):
         if isinstance(value, str) or not all(isinstance(v, str) for v in value):
             raise InvalidInput(f"{name} must be a list of names, got {value!r}", code="SX397")
-    known = DYNAMIC if dynamic else STATIC
+    known = DYNAMIC if dynamic else frozenset(STATIC)
     for name, value in (("operators", operators or ()), ("exclude_operators", exclude_operators)):
         for operator in value:
             _among(name, operator, sorted(known))

@@ -19,17 +19,11 @@ from onnx import NodeProto
 
 from . import scales
 from .graph import FloatGraph, attribute
-from .options import Options
+from .options import MOVED, STATIC, WEIGHTED, Options
 from .scales import Scheme
-
-MOVED = {"AveragePool", "Flatten", "MaxPool", "Reshape", "Resize", "Slice", "Squeeze", "TopK", "Transpose", "Unsqueeze"}
-"""Operators whose result has the scale of their first input, and that stay float if that is not quantized."""
 
 _SINCE = {"MaxPool": 12, "Resize": 11}
 """The first opset whose operator takes 8-bit integers."""
-
-PRODUCTS = {"Conv", "ConvTranspose", "Gemm", "InstanceNormalization", "LayerNormalization", "BatchNormalization"}
-"""Operators with a weight as second and a bias as third input."""
 
 
 @dataclass
@@ -106,7 +100,7 @@ class Static:
 
     def _visit(self, i: int, node: NodeProto, readers: Mapping[str, int]) -> None:
         kind, inputs = node.op_type, node.input
-        if kind in PRODUCTS:
+        if STATIC[kind] == WEIGHTED:
             self._mark(inputs[0])
             axis = {"Conv": 0, "Gemm": 0 if attribute(node, "transB", 0) else 1}.get(kind, 1)
             self._weight(inputs[1], axis)
@@ -119,7 +113,7 @@ class Static:
             self._mark(node.output[0])
         elif kind in ("Relu", "Clip"):
             self._activation(i, node, readers)
-        elif kind in MOVED:
+        elif STATIC[kind] == MOVED:
             if self._quantized(inputs[0]) and self.graph.opset >= _SINCE.get(kind, 0):
                 self._same(node.output[0], inputs[0])
         elif kind in ("Gather", "GatherElements"):

@@ -7,14 +7,11 @@ from typing import Any
 
 import numpy as np
 
+from ..ir.declaration import has_trait
 from .match import Anything, Match, Multiple, Rule, Rules, View, op, producer
 from .view import Dim, Shape
 
 LOWEST = float(np.finfo(np.float32).max)
-MOVES = (
-    "Unsqueeze", "Squeeze", "Reshape", "Flatten", "Expand", "Transpose", "Slice", "Gather", "Concat", "Identity",
-)  # fmt: skip
-"""Operators whose results are elements of their first input, or of all inputs of a Concat."""
 ANYTHING = (-math.inf, math.inf)
 STEPS = 24
 """The number of calls that are visited to find that a mask is finite."""
@@ -110,6 +107,11 @@ def _visible(view: View, mask: Any) -> bool:
     return low >= -LOWEST and high <= LOWEST
 
 
+def _moves_elements(name: str) -> bool:
+    """Whether each element of the results is one of the first input; a MaxPool may have indices and windows of padding only."""
+    return has_trait("", name, "elements_of_first") and name != "MaxPool"
+
+
 def bounds(view: View, value: Any, left: list[int]) -> tuple[float, float]:
     """Bounds on the elements that are not NaN; infinities if none are known.  `left`: the number of calls that may be visited."""
     array = view.constant(value)
@@ -133,7 +135,7 @@ def bounds(view: View, value: Any, left: list[int]) -> tuple[float, float]:
         elif name == "Trilu":
             a, b = bounds(view, call.inputs[0], left)
             found = min(a, 0.0), max(b, 0.0)
-        elif name in MOVES or (name == "Cast" and dtype == np.float32):
+        elif name == "Concat" or _moves_elements(name) or (name == "Cast" and dtype == np.float32):
             ranges = [bounds(view, i, left) for i in (call.inputs if name == "Concat" else call.inputs[:1])]
             found = min(a for a, _ in ranges), max(b for _, b in ranges)
     if dtype is not None and dtype.kind in "iub":

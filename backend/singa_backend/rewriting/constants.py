@@ -18,9 +18,6 @@ MOST = 1 << 20
 LARGEST = 1 << 26
 BOUNDS = Limits(tensor_bytes=LARGEST, live_bytes=4 * LARGEST, executions=10_000, iterations=10_000, deadline=5.0)
 
-VIEWS = ("Transpose", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Slice", "Split", "Identity")
-"""Operators whose results may be views of a constant."""
-
 
 def constants(view: GraphView[V, C], stays: Callable[[C], bool] | None = None) -> int:
     """For any deterministic call whose inputs are all constants, replace its results by constants.
@@ -67,7 +64,7 @@ def _room(view: GraphView[V, C], call: C) -> int:
 
 def _is_large(view: GraphView[V, C], call: C, room: int) -> bool:
     """Whether a result is known to be too large."""
-    for o in () if view.keeps_views and view.operator(call) in VIEWS else call.outputs:
+    for o in () if view.keeps_views and has_trait("", view.operator(call), "view") else call.outputs:
         shape, dtype = view.shape(o), view.dtype(o)
         if shape is not None and dtype is not None:
             sizes = [d for d in shape if isinstance(d, int)]

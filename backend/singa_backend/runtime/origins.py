@@ -18,7 +18,7 @@ import numpy as np
 from .. import dtypes
 from ..comparison import finite
 from ..errors import OperatorError
-from ..ir.declaration import has_trait
+from ..ir.declaration import has_trait, newest_declaration
 from ..ir.graph import Node
 from ..rendering import printable
 
@@ -26,7 +26,6 @@ PLACES = 4
 """Places of a result whose input values are listed."""
 
 _FEW = 6
-_SYMBOLS = {"Add": "+", "Sub": "-", "Mul": "*", "Div": "/", "Pow": "**"}
 _CONTROL = frozenset({"If", "Loop", "Scan", "SequenceMap"})
 """Operators that only pass on what the nodes of their graphs make."""
 
@@ -233,7 +232,8 @@ def _causes(node: Node, read: Sequence[Any], array: np.ndarray, fresh: np.ndarra
     values = _placewise(node, read, array)
     name = printable(node.op_type)
     if values:
-        symbol = _SYMBOLS.get(node.op_type, "") if len(values) == 2 else ""
+        declaration = newest_declaration(node.domain, node.op_type)
+        symbol = declaration.symbol if declaration is not None and len(values) == 2 else ""
         rest = int(fresh.sum()) - len(places)
         texts = []
         for at in places:

@@ -35,14 +35,6 @@ _COPIES = 256
 _FROM_SHAPES = frozenset({"Shape", "Size"})
 """Operators that read the shapes of their inputs only."""
 
-_MOVING = frozenset(
-    {
-        "Concat", "CumSum", "Flatten", "Gather", "GatherElements", "GatherND", "NonZero", "Reshape", "ScatterElements",
-        "ScatterND", "Slice", "Split", "Squeeze", "Transpose", "Unsqueeze",
-    }
-)  # fmt: skip
-"""Operators that exporters use in arithmetic on shapes, besides those of one value for each place, and reductions."""
-
 
 def _product(values: np.ndarray) -> float:
     product: float = math.prod(values.reshape(-1).tolist())  # an int of any size
@@ -66,7 +58,7 @@ _GROWING: dict[str, Callable[..., float]] = {
 
 @cache
 def _is_arithmetic(name: str) -> bool:
-    return name in _MOVING or name in _GROWING or any(has_trait("", name, t) for t in ("unary", "broadcasting", "reduction"))
+    return name in _GROWING or any(has_trait("", name, t) for t in ("unary", "broadcasting", "reduction", "on_sizes"))
 
 
 class Placement:

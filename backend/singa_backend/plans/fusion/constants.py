@@ -6,14 +6,12 @@ from functools import partial
 
 import numpy as np
 
+from ...ir.declaration import has_trait
 from ...ir.graph import ABSENT
 from ...rewriting import constants as rule
 from ..region import Call, Region, branch_of, branches_fit
 from .facts import operator
 from .view import RegionView
-
-PRODUCTS = ("Conv", "ConvTranspose", "Gemm", "MatMul", "Gather", "LSTM", "GRU", "RNN")
-"""Operators whose kernels read quantized constants as they are: the DequantizeLinear before them stays."""
 
 
 def constants(edit: RegionView) -> int:
@@ -50,4 +48,7 @@ def _stays(edit: RegionView, call: Call) -> bool:
 def _multiplied(edit: RegionView, call: Call) -> bool:
     """Whether a product reads the result of a call, or a view of it."""
     users = edit.users(call.outputs[0])
-    return any(operator(u) in PRODUCTS or (operator(u) in rule.VIEWS and _multiplied(edit, u)) for u in users)
+    return any(
+        has_trait("", operator(u), "reads_quantized") or (has_trait("", operator(u), "view") and _multiplied(edit, u))
+        for u in users
+    )

@@ -39,6 +39,12 @@ def operator(call: Call | None) -> str:
     return "" if call is None else call.operator
 
 
+def is_pointwise(call: Call | None) -> bool:
+    """Whether a call computes one value for each place of its inputs, broadcast."""
+    name = operator(call)
+    return has_trait("", name, "unary") or has_trait("", name, "broadcasting")
+
+
 @cache
 def _parameters(domain: str, name: str, version: int) -> tuple[tuple[Any, ...], tuple[Any, ...], bool, bool]:
     """The type parameter, or the only dtype, of each input and output of an operator, and whether the last ones repeat."""

@@ -22,23 +22,13 @@ from ...dtypes import numpy_dtype
 from ...errors import SonnxError
 from ...ir.graph import ABSENT
 from ...kernels.quantized import exact_int8
-from ..region import Call, names
-from .facts import operator
+from ..region import Call
+from .facts import is_pointwise, operator
 from .view import RegionView
 
 INT8 = (np.dtype(np.uint8), np.dtype(np.int8))
 F32 = np.dtype(np.float32)
 
-MOVES = (
-    "Reshape", "Transpose", "Flatten", "Squeeze", "Unsqueeze", "Slice", "Split", "Gather", "Expand", "Tile", "Identity",
-    "DepthToSpace", "SpaceToDepth", "MaxPool",
-)  # fmt: skip
-"""Operators that return elements of their first input, as its dtype."""
-
-POINTWISE = names(
-    "Add Sub Mul Div Pow Max Min Relu LeakyRelu Clip Elu Selu Celu Tanh Sigmoid Gelu HardSigmoid HardSwish Swish Mish "
-    "Softplus Softsign Abs Sqrt Exp Log Neg Reciprocal Round Floor Ceil Erf Sign"
-)
 LONGEST = 64
 """The number of calls that a table may replace."""
 
@@ -157,7 +147,7 @@ def quantized_moves(edit: RegionView) -> int:
     quantized before it is joined.
     """
     count = sum(_join(edit, call) for call in edit.named("Concat") if edit.alive(call))
-    for call in edit.named(*MOVES):
+    for call in edit.with_trait("elements_of_first"):
         if not edit.alive(call) or (call.name == "MaxPool" and ((call.node.version or 0) < 12 or len(call.outputs) > 1)):
             continue
         x = _dequantized(edit, call.inputs[0])
@@ -285,7 +275,7 @@ def _source_of(edit: RegionView, value: int, calls: dict[Call, None]) -> int | N
     if array is not None:
         return NONE if array.size == 1 and array.ndim <= 1 and array.dtype == F32 else None
     call = edit.producer(value)
-    known = operator(call) in POINTWISE or operator(call) == "DequantizeLinear"
+    known = is_pointwise(call) or operator(call) == "DequantizeLinear"
     return _source(edit, call, calls) if call is not None and known and len(call.outputs) == 1 else None
 
 

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import numpy as np
 
+from ...ir.declaration import has_trait
 from ...ir.graph import ABSENT
 from ...rewriting.reshapes import join_reshape
-from ..region import Call, names
+from ..chains import is_binary
+from ..region import Call
 from .facts import operator
 from .view import RegionView
 
-UNARY = names(
-    "Relu LeakyRelu Elu Tanh Sigmoid Gelu HardSigmoid HardSwish Swish Mish Softplus Abs Sqrt Exp Log Neg Round Erf Cast "
-    "QuantizeLinear DynamicQuantizeLinear Clip"
-)
-BINARY = names("Add Sub Mul Div Max Min")
 PRODUCTS = {"MatMul": 1, "Gemm": 1, "MatMulInteger": 1, "QLinearMatMul": 3}
 """The products, with the position of the right matrix."""
-SOURCES = frozenset([*PRODUCTS, *UNARY, *BINARY, "Gather", "LayerNormalization"])
+ONE_INPUT = ("QuantizeLinear", "DynamicQuantizeLinear", "Erf")
+"""Other functions of each element of the first input: with parameters, or no kernel's epilogue."""
+SOURCES = frozenset([*PRODUCTS, "Gather", "LayerNormalization"])
 
 
 def reshapes(edit: RegionView) -> int:
@@ -38,14 +37,15 @@ def _moved(edit: RegionView, call: Call) -> bool:
     if name == "Reshape":
         return join_reshape(edit, call)
     at = 1 if name == "Gather" else 0
-    if name in BINARY and len(call.inputs) == 2 and edit.made_by(call.inputs[0], "Reshape") is None:
+    if is_binary(call) and len(call.inputs) == 2 and edit.made_by(call.inputs[0], "Reshape") is None:
         at = 1
     reshape = edit.made_by(call.inputs[at], "Reshape") if len(call.inputs) > at else None
     if reshape is None or len(reshape.inputs) != 2 or len(call.outputs) != (3 if name == "DynamicQuantizeLinear" else 1):
         return False
     if name in PRODUCTS:
         return _product(edit, call, reshape)
-    if operator(edit.producer(reshape.inputs[0])) not in SOURCES or not _elementwise(edit, call, reshape, at):
+    source = edit.producer(reshape.inputs[0])
+    if not (operator(source) in SOURCES or _is_function(source)) or not _elementwise(edit, call, reshape, at):
         return False
     inputs = [reshape.inputs[0] if i == at else v for i, v in enumerate(call.inputs)]
     made = Call(call.node, tuple(inputs), (edit.region.new(), *call.outputs[1:]), call.scope, call.origins)
@@ -64,13 +64,20 @@ def _keeps_last(edit: RegionView, reshape: Call) -> int | None:
     return before if isinstance(before, int) and before == after else None
 
 
+def _is_function(call: Call | None) -> bool:
+    """Whether a call is one of an element of its first input, or of one for each place of its inputs."""
+    name = operator(call)
+    one = name in ONE_INPUT or (has_trait("", name, "epilogue") and has_trait("", name, "unary"))
+    return one or (bool(name) and call is not None and is_binary(call))
+
+
 def _elementwise(edit: RegionView, call: Call, reshape: Call, at: int) -> bool:
     """Whether every element of the result depends on the element at the same place only."""
     name = operator(call)
     if name == "Gather":
         table = edit.constant(call.inputs[0])
         return table is not None and table.ndim == 1
-    if name not in UNARY | BINARY or (name in BINARY and len(call.inputs) != 2):
+    if not _is_function(call) or (is_binary(call) and len(call.inputs) != 2):
         return False
     for i, v in enumerate(call.inputs):
         shape = () if i == at or v == ABSENT else edit.facts.shape(v)

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from ...ir.declaration import has_trait
 from ...ir.graph import ABSENT, Node
 from ...kernels.values import Computed
 from ...rewriting.view import Shape
@@ -86,6 +87,10 @@ class RegionView:
     def named(self, *names: str) -> list[Call]:
         """The calls of these operators that the region has now."""
         return [call for name in names for call in self._named.get(name, ())]
+
+    def with_trait(self, trait: str) -> list[Call]:
+        """The calls that the region has now of operators of ONNX's domain with a trait."""
+        return [call for name, calls in self._named.items() if has_trait("", name, trait) for call in calls]
 
     def calls(self) -> list[Call]:
         """All calls in order."""
