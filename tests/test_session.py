@@ -167,6 +167,32 @@ def test_training_and_evaluating_in_turns_makes_no_plan_for_each_step(monkeypatc
     assert len([g for g in made if g is own.graph]) == 2
 
 
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda m, a, b: m.set_params({"a": np.ones((3, 4), F)}),
+        lambda m, a, b: m.set_states({"a": np.ones((3, 4), F), "b": W}),
+        lambda m, a, b: a.copy_from_numpy(np.ones((3, 4), F)),
+        lambda m, a, b: a.copy_from(tensor.from_numpy(np.ones(4, F)), 3),
+        lambda m, a, b: a.set_value(3.0),
+        lambda m, a, b: setattr(a, "data", np.ones((3, 4), F)),
+    ],
+    ids=["set_params", "set_states", "copy_from_numpy", "a part", "set_value", "data"],
+)
+def test_an_evaluation_uses_the_values_that_were_written_last(write: Callable[[Any, Any, Any], None]) -> None:
+    """The planned product reads a constant that the first runs have computed from both parameters."""
+    values = f"<float[3,4] a = {ZEROS}, float[3,4] b = {{1,2,3,4, 5,6,7,8, 9,1,2,3}}>"
+    made = sonnx.SONNXModel(graph(f"g (float[2,3] x) => (float[2,4] y) {values} {{ c = Sub(a, b) y = MatMul(x, c) }}"))
+    made.eval()
+    a, b = made.get_params()["a"], made.get_params()["b"]
+    for _ in range(2):
+        made.forward(tensor.from_numpy(X))
+    write(made, a, b)
+    expected = X @ (a._data - b._data)  # `data` and `to_numpy` would mark the storage as shared
+    for _ in range(3):
+        np.testing.assert_allclose(made.forward(tensor.from_numpy(X))[0]._data, expected, rtol=1e-5, atol=1e-6)
+
+
 def test_the_reason_is_in_the_profile() -> None:
     rep = SingaBackend.prepare(graph(MODEL))
     assert rep.profile([X], runs=2).reason == ""
