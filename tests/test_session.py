@@ -176,8 +176,10 @@ def test_training_and_evaluating_in_turns_makes_no_plan_for_each_step(monkeypatc
         lambda m, a, b: a.copy_from(tensor.from_numpy(np.ones(4, F)), 3),
         lambda m, a, b: a.set_value(3.0),
         lambda m, a, b: setattr(a, "data", np.ones((3, 4), F)),
+        lambda m, a, b: setattr(a, "data", b.data),
+        lambda m, a, b: (setattr(a, "data", b.data), a.set_value(3.0)),
     ],
-    ids=["set_params", "set_states", "copy_from_numpy", "a part", "set_value", "data"],
+    ids=["set_params", "set_states", "copy_from_numpy", "a part", "set_value", "data", "shared data", "written shared data"],
 )
 def test_an_evaluation_uses_the_values_that_were_written_last(write: Callable[[Any, Any, Any], None]) -> None:
     """The planned product reads a constant that the first runs have computed from both parameters."""

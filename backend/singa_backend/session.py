@@ -125,7 +125,7 @@ class Session:
         slot = self.graph.slots[name]
         held[[s for s, _ in held].index(slot)] = (slot, value)
         self._fixed.add(id(value))
-        self._replacing.clear()
+        self._forget()
 
     def with_states(self, values: Mapping[str, Any]) -> Session:
         """A session of the same graph with other initializers and plans of its own.
