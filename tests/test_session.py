@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -193,6 +194,40 @@ def test_an_evaluation_uses_the_values_that_were_written_last(write: Callable[[A
     expected = X @ (a._data - b._data)  # `data` and `to_numpy` would mark the storage as shared
     for _ in range(3):
         np.testing.assert_allclose(made.forward(tensor.from_numpy(X))[0]._data, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_a_plan_of_earlier_values_is_not_used_after_a_write_during_its_making(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One thread makes a plan, while another writes a parameter and runs the model."""
+    values = f"<float[3,4] a = {ZEROS}, float[3,4] b = {{1,2,3,4, 5,6,7,8, 9,1,2,3}}>"
+    made = sonnx.SONNXModel(graph(f"g (float[2,3] x) => (float[2,4] y) {values} {{ c = Sub(a, b) y = MatMul(x, c) }}"))
+    made.eval()
+    a, tx = made.get_params()["a"], tensor.from_numpy(X)
+    start = plans.Planner.__init__
+
+    def write_and_run() -> None:
+        a.set_value(1.0)
+        made.forward(tx)
+
+    def patched(self: plans.Planner, *args: Any, **kwargs: Any) -> None:
+        start(self, *args, **kwargs)
+        monkeypatch.setattr(plans.Planner, "__init__", start)
+        other = threading.Thread(target=write_and_run)
+        other.start()
+        other.join()
+
+    monkeypatch.setattr(plans.Planner, "__init__", patched)
+    made.forward(tx)
+    expected = X @ (a._data - made.get_params()["b"]._data)
+    for _ in range(2):
+        np.testing.assert_allclose(made.forward(tx)[0]._data, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_a_replaced_initializer_of_a_session_is_used_by_later_plans() -> None:
+    own = SingaBackend.prepare(graph(MODEL))._session
+    assert own.run([X])[0].tolist() == np.zeros((2, 4)).tolist()
+    own.replace("w", W)
+    np.testing.assert_allclose(own.run([X])[0], np.tanh(X @ W), rtol=1e-5)
+    assert own.reason is None
 
 
 def test_the_reason_is_in_the_profile() -> None:
