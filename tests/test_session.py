@@ -230,18 +230,36 @@ def test_a_replaced_initializer_of_a_session_is_used_by_later_plans() -> None:
     assert own.reason is None
 
 
+def test_a_steady_run_is_a_run_by_a_plan_and_never_observed() -> None:
+    rep = SingaBackend.prepare(graph(MODEL))
+    for _ in range(3):
+        rep.run([X])
+    rep.run([X], validate=True)
+    assert rep._session.reason == session.OBSERVED
+    rep.run([X])
+    assert rep._session.reason is None
+    seen: list[Any] = []
+    rep._session.observer = lambda *node: seen.append(node)
+    rep.run([X])
+    assert len(seen) == 2 and rep._session.reason == session.OBSERVED
+
+
 def test_the_reason_is_in_the_profile() -> None:
     rep = SingaBackend.prepare(graph(MODEL))
     assert rep.profile([X], runs=2).reason == ""
     assert rep.profile({"x": X, "w": W}, runs=2).by == "plan"
-    assert "finite" in rep.profile([np.full((2, 3), np.nan, F)], runs=2).reason or rep._session.reason is None
+    pool = SingaBackend.prepare(
+        graph("g (float[1,1,8,8] x) => (float[1,1,4,4] y) { y = MaxPool<kernel_shape=[2,2], strides=[2,2]>(x) }")
+    )
+    assert "finite" in pool.profile([np.full((1, 1, 8, 8), np.nan, F)], runs=2).reason
+    assert pool._session.reason == plans.NOT_FINITE
     assert "optimize=0" in SingaBackend.prepare(graph(MODEL), optimize=0).profile([X], runs=2).reason
     assert "CPU" in SingaBackend.prepare(graph(MODEL), "STRICT").profile([X], runs=2).reason
 
 
 def test_every_reason_is_different() -> None:
     found = [v.reason for m in (session, plans) for v in vars(m).values() if isinstance(v, plans.UseDefinitions)]
-    assert len(set(found)) >= 12 and all(r and r[0].islower() and not r.endswith(".") for r in found)
+    assert len(set(found)) == len(found) >= 12 and all(r and r[0].islower() and not r.endswith(".") for r in found)
 
 
 def test_a_plan_that_exceeds_a_limit_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -155,7 +155,9 @@ class Session:
             The outputs, which belong to the caller; None if `run` must decide.
         """
         planner = self._planner
-        if planner is None or planner.limits is not limits or limits.deadline is not None or planner.weights != weights():
+        if planner is None or planner.limits is not limits or limits.deadline is not None or self._executor.observer is not None:
+            return None
+        if planner.weights != weights():
             return None
         kind = type(inputs)
         given = inputs
@@ -182,9 +184,12 @@ class Session:
             if plan is None:
                 return None
         try:
-            return plan.run(given)
+            found = plan.run(given)
         except (Invalid, Mismatch):
             return None
+        if found is not None:
+            self.reason = None
+        return found
 
     def run(
         self,
