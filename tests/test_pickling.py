@@ -205,7 +205,8 @@ def test_only_the_trained_weights_are_in_the_pickle(tmp_path: Path) -> None:
 @pytest.mark.parametrize("write", [
     lambda t: setattr(t, "data", t.data + 1), lambda t: t.copy_from_numpy(to_numpy(t) * 2), lambda t: t.set_value(3.0),
     lambda t: t.to_type(np.float64), lambda t: t.data.fill(2), lambda t: t.gaussian(0, 1),
-], ids=["assigned", "copied", "filled", "dtype", "storage", "random"])  # fmt: skip
+    lambda t: t.copy_from_numpy(np.ones(t.shape, F)), lambda t: t.copy_from(Tensor(data=np.ones(3, F)), 6),
+], ids=["assigned", "copied", "filled", "dtype", "storage", "random", "copied into", "a part"])  # fmt: skip
 @pytest.mark.parametrize("external", [False, True], ids=["inside", "external"])
 def test_every_way_to_write_a_weight_arrives(write: Any, external: bool, tmp_path: Path) -> None:
     model = sonnx.SONNXModel(saved(tmp_path, net(WIDE), external))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -167,18 +168,98 @@ def test_training_and_evaluating_in_turns_makes_no_plan_for_each_step(monkeypatc
     assert len([g for g in made if g is own.graph]) == 2
 
 
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda m, a, b: m.set_params({"a": np.ones((3, 4), F)}),
+        lambda m, a, b: m.set_states({"a": np.ones((3, 4), F), "b": W}),
+        lambda m, a, b: a.copy_from_numpy(np.ones((3, 4), F)),
+        lambda m, a, b: a.copy_from(tensor.from_numpy(np.ones(4, F)), 3),
+        lambda m, a, b: a.set_value(3.0),
+        lambda m, a, b: setattr(a, "data", np.ones((3, 4), F)),
+        lambda m, a, b: setattr(a, "data", b.data),
+        lambda m, a, b: (setattr(a, "data", b.data), a.set_value(3.0)),
+    ],
+    ids=["set_params", "set_states", "copy_from_numpy", "a part", "set_value", "data", "shared data", "written shared data"],
+)
+def test_an_evaluation_uses_the_values_that_were_written_last(write: Callable[[Any, Any, Any], None]) -> None:
+    """The planned product reads a constant that the first runs have computed from both parameters."""
+    values = f"<float[3,4] a = {ZEROS}, float[3,4] b = {{1,2,3,4, 5,6,7,8, 9,1,2,3}}>"
+    made = sonnx.SONNXModel(graph(f"g (float[2,3] x) => (float[2,4] y) {values} {{ c = Sub(a, b) y = MatMul(x, c) }}"))
+    made.eval()
+    a, b = made.get_params()["a"], made.get_params()["b"]
+    for _ in range(2):
+        made.forward(tensor.from_numpy(X))
+    write(made, a, b)
+    expected = X @ (a._data - b._data)  # `data` and `to_numpy` would mark the storage as shared
+    for _ in range(3):
+        np.testing.assert_allclose(made.forward(tensor.from_numpy(X))[0]._data, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_a_plan_of_earlier_values_is_not_used_after_a_write_during_its_making(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One thread makes a plan, while another writes a parameter and runs the model."""
+    values = f"<float[3,4] a = {ZEROS}, float[3,4] b = {{1,2,3,4, 5,6,7,8, 9,1,2,3}}>"
+    made = sonnx.SONNXModel(graph(f"g (float[2,3] x) => (float[2,4] y) {values} {{ c = Sub(a, b) y = MatMul(x, c) }}"))
+    made.eval()
+    a, tx = made.get_params()["a"], tensor.from_numpy(X)
+    start = plans.Planner.__init__
+
+    def write_and_run() -> None:
+        a.set_value(1.0)
+        made.forward(tx)
+
+    def patched(self: plans.Planner, *args: Any, **kwargs: Any) -> None:
+        start(self, *args, **kwargs)
+        monkeypatch.setattr(plans.Planner, "__init__", start)
+        other = threading.Thread(target=write_and_run)
+        other.start()
+        other.join()
+
+    monkeypatch.setattr(plans.Planner, "__init__", patched)
+    made.forward(tx)
+    expected = X @ (a._data - made.get_params()["b"]._data)
+    for _ in range(2):
+        np.testing.assert_allclose(made.forward(tx)[0]._data, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_a_replaced_initializer_of_a_session_is_used_by_later_plans() -> None:
+    own = SingaBackend.prepare(graph(MODEL))._session
+    assert own.run([X])[0].tolist() == np.zeros((2, 4)).tolist()
+    own.replace("w", W)
+    np.testing.assert_allclose(own.run([X])[0], np.tanh(X @ W), rtol=1e-5)
+    assert own.reason is None
+
+
+def test_a_steady_run_is_a_run_by_a_plan_and_never_observed() -> None:
+    rep = SingaBackend.prepare(graph(MODEL))
+    for _ in range(3):
+        rep.run([X])
+    rep.run([X], validate=True)
+    assert rep._session.reason == session.OBSERVED
+    rep.run([X])
+    assert rep._session.reason is None
+    seen: list[Any] = []
+    rep._session.observer = lambda *node: seen.append(node)
+    rep.run([X])
+    assert len(seen) == 2 and rep._session.reason == session.OBSERVED
+
+
 def test_the_reason_is_in_the_profile() -> None:
     rep = SingaBackend.prepare(graph(MODEL))
     assert rep.profile([X], runs=2).reason == ""
     assert rep.profile({"x": X, "w": W}, runs=2).by == "plan"
-    assert "finite" in rep.profile([np.full((2, 3), np.nan, F)], runs=2).reason or rep._session.reason is None
+    pool = SingaBackend.prepare(
+        graph("g (float[1,1,8,8] x) => (float[1,1,4,4] y) { y = MaxPool<kernel_shape=[2,2], strides=[2,2]>(x) }")
+    )
+    assert "finite" in pool.profile([np.full((1, 1, 8, 8), np.nan, F)], runs=2).reason
+    assert pool._session.reason == plans.NOT_FINITE
     assert "optimize=0" in SingaBackend.prepare(graph(MODEL), optimize=0).profile([X], runs=2).reason
     assert "CPU" in SingaBackend.prepare(graph(MODEL), "STRICT").profile([X], runs=2).reason
 
 
 def test_every_reason_is_different() -> None:
     found = [v.reason for m in (session, plans) for v in vars(m).values() if isinstance(v, plans.UseDefinitions)]
-    assert len(set(found)) >= 12 and all(r and r[0].islower() and not r.endswith(".") for r in found)
+    assert len(set(found)) == len(found) >= 12 and all(r and r[0].islower() and not r.endswith(".") for r in found)
 
 
 def test_a_plan_that_exceeds_a_limit_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -32,7 +31,6 @@ OBSERVED = UseDefinitions("each node is observed, or only a part of the graph ru
 LARGE = UseDefinitions("functions and subgraphs have too many calls for a plan")
 CHANGED = UseDefinitions("initializers have changed: the next run with these makes a plan")
 REPLACED = UseDefinitions("these initializers are replaced for the first time: the next run that replaces them makes a plan")
-
 
 Weights = Callable[[], Any]
 
@@ -78,7 +76,7 @@ class Session:
         self.reason: UseDefinitions | None = None
         self._planner: Planner | None = None
         self._planned: Any = None
-        self._replacing: OrderedDict[tuple[str, ...], Session | None] = OrderedDict()
+        self._replacing: dict[tuple[str, ...], Session | None] = {}
 
     @property
     def observer(self) -> Observer | None:
@@ -125,7 +123,7 @@ class Session:
         slot = self.graph.slots[name]
         held[[s for s, _ in held].index(slot)] = (slot, value)
         self._fixed.add(id(value))
-        self._replacing.clear()
+        self._forget()
 
     def with_states(self, values: Mapping[str, Any]) -> Session:
         """A session of the same graph with other initializers and plans of its own.
@@ -157,7 +155,9 @@ class Session:
             The outputs, which belong to the caller; None if `run` must decide.
         """
         planner = self._planner
-        if planner is None or planner.limits is not limits or limits.deadline is not None or self._planned != weights():
+        if planner is None or planner.limits is not limits or limits.deadline is not None or self._executor.observer is not None:
+            return None
+        if planner.weights != weights():
             return None
         kind = type(inputs)
         given = inputs
@@ -184,9 +184,12 @@ class Session:
             if plan is None:
                 return None
         try:
-            return plan.run(given)
+            found = plan.run(given)
         except (Invalid, Mismatch):
             return None
+        if found is not None:
+            self.reason = None
+        return found
 
     def run(
         self,
@@ -248,20 +251,18 @@ class Session:
         refused = self._refusal()
         if refused is not None:
             return refused
-        if names not in self._replacing:
-            while len(self._replacing) >= REPLACEMENTS:
-                self._replacing.popitem(last=False)
-            self._replacing[names] = None
-            return REPLACED
-        made = self._replacing[names]
-        if made is None:
+        held = dict(self._replacing)  # a copy: runs of other threads read and replace it too
+        is_known, made = names in held, held.pop(names, None)
+        if is_known and made is None:
             made = copy.copy(self)
             made.graph = self.graph.with_inputs(names)
             made._executor = self._executor.with_graph(made.graph)
             made._forget()
-            self._replacing[names] = made
-        self._replacing.move_to_end(names)
-        return made
+        held[names] = made
+        while len(held) > REPLACEMENTS:
+            del held[next(iter(held))]
+        self._replacing = held
+        return REPLACED if made is None else made
 
     def _refusal(self) -> UseDefinitions | None:
         """Why no plan can run."""
@@ -280,21 +281,19 @@ class Session:
         refused = self._refusal()
         if refused is not None:
             return refused
-        now = weights()
-        if self.options.deterministic and self._planned != now:
-            self._planner = self._planned = None
-        known = self._planned in (None, now)
-        self._planned = now
-        if not known:
+        now, planner = weights(), self._planner
+        if planner is not None and planner.weights == now:
+            return planner
+        before, self._planned = self._planned, now
+        if before not in (None, now) and not self.options.deterministic:
             self._planner = None
             return CHANGED
-        if self._planner is None:
-            try:
-                self._planner = Planner(self.graph, self._executor, self.options, allowed=self.limits)
-            except TooManyCalls:
-                self._large = True
-                return LARGE
-        return self._planner
+        try:
+            planner = self._planner = Planner(self.graph, self._executor, self.options, allowed=self.limits, weights=now)
+        except TooManyCalls:
+            self._large = True
+            return LARGE
+        return planner
 
     def profile(
         self,

@@ -218,7 +218,8 @@ class Model(Layer):
     def graph(self, mode: bool = True, sequential: bool = False) -> None:
         """Set whether steps run as one ONNX graph, and discard the graphs that were recorded.
 
-        The first step with some shapes runs operator by operator, the second is recorded. A step that cannot become a graph,
+        The first step with some shapes runs operator by operator, the second is recorded; after the first step of the optimizer,
+        also in a training that is resumed, the first step with other shapes is recorded too. A step that cannot become a graph,
         because it reads values in Python, stays on the tape with a UserWarning.
 
         Args:

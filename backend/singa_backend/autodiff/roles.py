@@ -65,9 +65,6 @@ def roles(graph: Graph) -> dict[str, Role]:
             for n, r in found.items()}  # fmt: skip
 
 
-_STATISTICS = (3, 4)
-
-
 def _fixed(graph: Graph) -> dict[str, Role]:
     """The roles that follow from the operators alone: running statistics, exponents, and what nodes read only on the host."""
     found: dict[str, Role] = {}

@@ -348,6 +348,7 @@ class Planner:
         is_body: whether the graph is the body of an operator.
         fused: the number of rewrites of each pass.
         limits: the bounds of a run that does not set its own.
+        weights: a value that differs from later ones if an initializer has changed since.
         latest: the plan that was used last.
         unused: the number of plans that were made since a plan was used again.
         seen: shapes with which the definitions have run.
@@ -365,6 +366,7 @@ class Planner:
         options: Options,
         captured: dict[int, Any] | None = None,
         allowed: limits.Limits | None = None,
+        weights: Any = None,
     ) -> None:
         executor.check_file()  # the passes read weights
         names = dict(graph.state_slots)
@@ -373,6 +375,7 @@ class Planner:
         self.options = options
         self.is_body = captured is not None
         self.limits = allowed or limits.Limits()
+        self.weights = weights
         self.latest: Plan | None = None
         self.region: Region = region_of(graph, states, captured)
         types = {  # the inputs of a body need not have the declared sizes

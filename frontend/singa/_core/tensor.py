@@ -780,6 +780,7 @@ class Tensor(Variable):
             if not data.flags.c_contiguous:  # then `flat` is a copy
                 backend.write(data, flat.reshape(data.shape))
             self._version += 1
+            self._writes += 1
             self._is_constant = False
             provenance.forget(self)
         if whole:

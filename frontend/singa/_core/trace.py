@@ -180,6 +180,6 @@ def assign(tensor: Variable, new: Any, invalidates_tape: bool = True) -> None:
     elif new is not tensor._data:
         tensor._is_constant = False
         tensor._version += invalidates_tape
-        tensor._writes += 1
         provenance.forget(tensor)
         tensor.device.backend.write(tensor._data, new)
+        tensor._writes += 1  # a plan that another thread makes during the write is then of the values before it

@@ -308,9 +308,9 @@ class Imported:
 
     def _computed(self, graph: Graph, inputs: Sequence[Any]) -> list[Any]:
         """Without a tape the session of the model runs the graph."""
-        session, tensors = self.rep._session, self.tensors()
-        held = {id(v) for _, v in session.states[id(self.graph)]}
-        replaced = {n: t._data for n, t in tensors.items() if id(t._data) not in held}
+        session = self.rep._session
+        held, slots = dict(session.states[id(self.graph)]), self.graph.slots
+        replaced = {n: t._data for n, t in self.tensors().items() if t._data is not held[slots[n]]}
         made = session.run(
             [None if x is None else x._data for x in inputs], replaced,
             graph=None if graph is self.graph else graph, weights=self.weights,
