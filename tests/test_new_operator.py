@@ -27,6 +27,8 @@ from singa_backend.ir.declaration import declarations, has_trait
 from singa_backend.opsets.convert import convert
 from singa_backend.opsets.model import to_model
 from singa_backend.opsets.writer import OpsetWriter
+from singa_backend.plans.fusion.view import RegionView
+from singa_backend.plans.region import region_of
 from singa_backend.proto.schemas import _newest, declare_schema, newest, schemas
 
 DOMAIN = "test.operators"
@@ -188,6 +190,18 @@ def test_a_wrong_rule_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     rule = declarations[DOMAIN, "Squareplus"][1].gradient_rule
     monkeypatch.setattr(rule, "function", lambda op, dy, x, y: op.Mul(dy, y))
     assert "wrong" in {f.verdict for p in gradients.points(DOMAIN, "Squareplus", 1, count=5) for f in gradients.judge(p)}
+
+
+# --- it is planned ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["Squareplus", "Hypot", "Noise"])
+def test_plans_know_its_type_by_its_schema_and_traits(name: str) -> None:
+    graph = read(model(name, inputs=2 if name == "Hypot" else 1))
+    region = region_of(graph)
+    view = RegionView(region, {i: (v.dtype, v.shape) for i, v in zip(region.inputs, graph.inputs, strict=True)})
+    (y,) = region.outputs
+    assert view.dtype(y) == np.float32 and view.shape(y) == view.shape(region.inputs[0]) == ("=n", 3)
 
 
 # --- it is written ----------------------------------------------------------------------------------------------------
