@@ -11,14 +11,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from onnx import ModelProto, checker, helper
 
 from singa import sonnx
 from singa._core import ops, tape
 from singa._core.backward import backward
 from singa._core.tensor import Tensor
+from singa.cli import main
 from singa_backend import SingaBackend, read
-from singa_backend.conform import gradients, report
+from singa_backend.conform import gradient_matrix, gradients, report
 from singa_backend.conform.fuzz import generate, recipes, run, summary
 from singa_backend.engines.oracle import Oracle
 from singa_backend.errors import UnsupportedModel
@@ -190,6 +192,14 @@ def test_a_wrong_rule_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     rule = declarations[DOMAIN, "Squareplus"][1].gradient_rule
     monkeypatch.setattr(rule, "function", lambda op, dy, x, y: op.Mul(dy, y))
     assert "wrong" in {f.verdict for p in gradients.points(DOMAIN, "Squareplus", 1, count=5) for f in gradients.judge(p)}
+
+
+def test_the_command_lists_it_by_its_domain() -> None:
+    listed = [r.name for r in gradient_matrix.listed(f"^{DOMAIN}:Squareplus-1$")]
+    assert listed == [f"{DOMAIN}:Squareplus-1"]
+    assert DOMAIN not in {r.domain for r in (*gradient_matrix.listed(), *gradient_matrix.listed("Squareplus"))}
+    done = CliRunner().invoke(main, ["gradients", "ai.singa:Philox", "--to", "reports"])
+    assert done.exit_code == 2 and "--to keeps rows of ONNX's operators only" in done.output
 
 
 # --- it is planned ----------------------------------------------------------------------------------------------------
