@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import re
 import textwrap
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +20,12 @@ from singa_backend.conform.cases import data_file
 from singa_backend.conform.fuzz import generate
 from singa_backend.conform.fuzz.generate import Case
 from singa_backend.ir.declaration import REQUIRED, TRAITS, Declaration, declarations, has_trait, newest_declaration, operator
+from singa_backend.kernels.table import kernel, table
 from singa_backend.operators import activation
-from singa_backend.proto.schemas import schemas, type_strings
+from singa_backend.passes import FUSIONS
+from singa_backend.plans import fusion
+from singa_backend.proto.schemas import declare_schema, schemas, type_strings
+from singa_backend.rewriting import activations
 
 ALL = [(d, n, v) for (d, n), versions in sorted(schemas.items()) for v in sorted(versions)]
 MISSING = gaps.undeclared(data_file("undeclared.txt"))
@@ -318,11 +322,47 @@ def test_an_operator_that_does_not_is_found(name: str, version: int, trait: str)
     assert any(map(breaks, _cases("", name, version, 20)))
 
 
+# --- what is misspelt -------------------------------------------------------------------------------------------------
+
+
+def test_each_kernel_is_of_declared_versions() -> None:
+    """A kernel of any other operator or version would never be asked."""
+    made = [(key, k) for key, kernels in table.items() for k in kernels if k.body.__module__.startswith("singa_backend.")]
+    assert len(made) > 100
+    assert [(key, k.name, v) for key, k in made for v in k.versions if v not in declarations.get(key, {})] == []
+
+
+def test_each_pattern_is_of_operators_of_onnx() -> None:
+    """A pattern of any other operator would never match."""
+    files = sorted(Path(activations.__file__).parent.glob("*.py"))
+    found = {(f.name, name) for f in files for name in re.findall(r"\bop\.([A-Z]\w*)\(", f.read_text())}
+    assert len(found) > 20 and [pair for pair in sorted(found) if ("", pair[1]) not in schemas] == []
+
+
+@pytest.mark.parametrize(("call", "message"), [
+    (lambda: operator("Absent", 1, domain="test.absent")(lambda xp, x: x), r"test\.absent has no Absent-1 .*call declare_schema"),
+    (lambda: declare_schema("A", ["x:T"], ["y: T"], types={"T": ["float"]}, domain="test.absent"),
+     "must be 'name: type', got 'x:T'"),
+    (lambda: kernel("Relu", 14, on="nunpy"), "must be one of view, onednn, numpy, got 'nunpy'"),
+])  # fmt: skip
+def test_the_error_names_the_rule(call: Callable[[], Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        call()
+    assert ("test.absent", "Absent") not in declarations
+
+
 # --- CONTRIBUTING -----------------------------------------------------------------------------------------------------
 
 
 def _functions(source: str) -> dict[str, ast.FunctionDef]:
     return {n.name: n for n in ast.parse(source).body if isinstance(n, ast.FunctionDef)}
+
+
+def _shown(mark: str) -> list[str]:
+    """The blocks of Python in the page that contain a text."""
+    page = (Path(__file__).parents[1] / "CONTRIBUTING.md").read_text()
+    blocks = re.findall(r"^ *```python\n(.*?)^ *```", page, re.DOTALL | re.MULTILINE)
+    return [textwrap.dedent(block) for block in blocks if mark in block]
 
 
 def _head(function: ast.FunctionDef) -> list[str]:
@@ -332,9 +372,7 @@ def _head(function: ast.FunctionDef) -> list[str]:
 
 def test_the_example_of_contributing_is_the_declaration() -> None:
     """Its head and its gradient are those of the family file; its body, which does not round halves, computes the same."""
-    page = (Path(__file__).parents[1] / "CONTRIBUTING.md").read_text()
-    blocks = map(textwrap.dedent, re.findall(r"^ *```python\n(.*?)^ *```", page, re.DOTALL | re.MULTILINE))
-    shown = {name: f for block in blocks if "@" in block for name, f in _functions(block).items()}
+    shown = {name: f for block in _shown("@") for name, f in _functions(block).items()}
     assert list(shown) == ["softmax", "softmax_gradient"]
     there = _functions(Path(activation.__file__).read_text())
     assert _head(shown["softmax"]) == _head(there["softmax"])
@@ -348,3 +386,12 @@ def test_the_example_of_contributing_is_the_declaration() -> None:
         np.testing.assert_allclose(
             scope["softmax"](np, x, axis=axis), declarations["", "Softmax"][13](np, x, axis=axis), rtol=1e-12
         )
+
+
+def test_the_fusion_of_contributing_is_the_rule() -> None:
+    """Each of its functions and its rule are in the family file, where tests of both pipelines run them."""
+    (block,) = _shown("Rules(")
+    there = {ast.dump(n) for n in ast.parse(Path(activations.__file__).read_text()).body}
+    shown = [n for n in ast.parse(block).body if not isinstance(n, ast.ImportFrom)]
+    assert [ast.unparse(n) for n in shown if ast.dump(n) not in there] == ["X, BOUND = (Anything(), Number())"]
+    assert activations.softplus in fusion.LEVEL_2 and "softplus" in FUSIONS

@@ -11,14 +11,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from onnx import ModelProto, checker, helper
 
 from singa import sonnx
 from singa._core import ops, tape
 from singa._core.backward import backward
 from singa._core.tensor import Tensor
+from singa.cli import main
 from singa_backend import SingaBackend, read
-from singa_backend.conform import gradients, report
+from singa_backend.conform import gradient_matrix, gradients, report
 from singa_backend.conform.fuzz import generate, recipes, run, summary
 from singa_backend.engines.oracle import Oracle
 from singa_backend.errors import UnsupportedModel
@@ -27,6 +29,8 @@ from singa_backend.ir.declaration import declarations, has_trait
 from singa_backend.opsets.convert import convert
 from singa_backend.opsets.model import to_model
 from singa_backend.opsets.writer import OpsetWriter
+from singa_backend.plans.fusion.view import RegionView
+from singa_backend.plans.region import region_of
 from singa_backend.proto.schemas import _newest, declare_schema, newest, schemas
 
 DOMAIN = "test.operators"
@@ -188,6 +192,26 @@ def test_a_wrong_rule_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     rule = declarations[DOMAIN, "Squareplus"][1].gradient_rule
     monkeypatch.setattr(rule, "function", lambda op, dy, x, y: op.Mul(dy, y))
     assert "wrong" in {f.verdict for p in gradients.points(DOMAIN, "Squareplus", 1, count=5) for f in gradients.judge(p)}
+
+
+def test_the_command_lists_it_by_its_domain() -> None:
+    listed = [r.name for r in gradient_matrix.listed(f"^{DOMAIN}:Squareplus-1$")]
+    assert listed == [f"{DOMAIN}:Squareplus-1"]
+    assert DOMAIN not in {r.domain for r in (*gradient_matrix.listed(), *gradient_matrix.listed("Squareplus"))}
+    done = CliRunner().invoke(main, ["gradients", "ai.singa:Philox", "--to", "reports"])
+    assert done.exit_code == 2 and "--to keeps rows of ONNX's operators only" in done.output
+
+
+# --- it is planned ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["Squareplus", "Hypot", "Noise"])
+def test_plans_know_its_type_by_its_schema_and_traits(name: str) -> None:
+    graph = read(model(name, inputs=2 if name == "Hypot" else 1))
+    region = region_of(graph)
+    view = RegionView(region, {i: (v.dtype, v.shape) for i, v in zip(region.inputs, graph.inputs, strict=True)})
+    (y,) = region.outputs
+    assert view.dtype(y) == np.float32 and view.shape(y) == view.shape(region.inputs[0]) == ("=n", 3)
 
 
 # --- it is written ----------------------------------------------------------------------------------------------------

@@ -96,10 +96,13 @@ class Row:
 
 
 def listed(select: str = "") -> list[Row]:
-    """Return a row for each schema version whose name matches ("Softmax-13", "ai.onnx.ml:Scaler-1"), as it is declared."""
+    """Return a row for each schema version whose name matches ("Softmax-13", "ai.onnx.ml:Scaler-1"), as it is declared.
+
+    Operators of other domains than ONNX's are among them if `select` names the domain ("ai.singa:Philox").
+    """
     rows = []
     for (domain, name), versions in sorted(schemas.items()):
-        if domain not in DOMAINS:
+        if domain not in DOMAINS and domain not in select:
             continue
         for version, schema in sorted(versions.items()):
             found = gradient_support(domain, name, version)

@@ -176,7 +176,8 @@ class Facts:
         """Add what is known of the outputs of a call; the values before it must be known."""
         self._infer_dtypes(call)
         name = call.operator
-        if not name or call.outputs[0] == ABSENT:
+        custom = call.node.domain != "" and call.node.operator is not None
+        if not (name or custom) or call.outputs[0] == ABSENT:
             return
         rule = _RULES.get(name)
         if rule is not None:
@@ -185,11 +186,11 @@ class Facts:
                 known = followed(self, name, call) if name in RULES else None
                 if known is not None:
                     self._sizes[call.outputs[0]] = known
-        elif name in QUANTIZED or _traits(name)[0]:
+        elif name in QUANTIZED or _has(call, "unary") or _has(call, "shape_of_first"):
             self._set(call.outputs[0], self.shape(call.inputs[0]) if call.inputs else None)
-        elif _traits(name)[1]:
+        elif _has(call, "broadcasting"):
             self._set(call.outputs[0], self._broadcast([self.shape(i) for i in call.inputs]))
-        elif _traits(name)[2]:
+        elif _has(call, "reduction"):
             _reduction(self, call)
 
     def _infer_dtypes(self, call: Call) -> None:
@@ -268,10 +269,8 @@ class Facts:
         return all_known // known
 
 
-@cache
-def _traits(name: str) -> tuple[bool, bool, bool]:
-    first = has_trait("", name, "unary") or has_trait("", name, "shape_of_first")
-    return first, has_trait("", name, "broadcasting"), has_trait("", name, "reduction")
+def _has(call: Call, trait: str) -> bool:
+    return has_trait(call.node.domain, call.name, trait)
 
 
 def _axes(facts: Facts, call: Call, index: int = 1) -> tuple[int, ...] | None:
