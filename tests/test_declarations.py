@@ -21,7 +21,10 @@ from singa_backend.conform.fuzz import generate
 from singa_backend.conform.fuzz.generate import Case
 from singa_backend.ir.declaration import REQUIRED, TRAITS, Declaration, declarations, has_trait, newest_declaration, operator
 from singa_backend.operators import activation
+from singa_backend.passes import FUSIONS
+from singa_backend.plans import fusion
 from singa_backend.proto.schemas import schemas, type_strings
+from singa_backend.rewriting import activations
 
 ALL = [(d, n, v) for (d, n), versions in sorted(schemas.items()) for v in sorted(versions)]
 MISSING = gaps.undeclared(data_file("undeclared.txt"))
@@ -325,6 +328,13 @@ def _functions(source: str) -> dict[str, ast.FunctionDef]:
     return {n.name: n for n in ast.parse(source).body if isinstance(n, ast.FunctionDef)}
 
 
+def _shown(mark: str) -> list[str]:
+    """The blocks of Python in the page that contain a text."""
+    page = (Path(__file__).parents[1] / "CONTRIBUTING.md").read_text()
+    blocks = re.findall(r"^ *```python\n(.*?)^ *```", page, re.DOTALL | re.MULTILINE)
+    return [textwrap.dedent(block) for block in blocks if mark in block]
+
+
 def _head(function: ast.FunctionDef) -> list[str]:
     """The decorators and the signature."""
     return [*map(ast.unparse, function.decorator_list), function.name, ast.unparse(function.args), ast.unparse(function.returns)]
@@ -332,9 +342,7 @@ def _head(function: ast.FunctionDef) -> list[str]:
 
 def test_the_example_of_contributing_is_the_declaration() -> None:
     """Its head and its gradient are those of the family file; its body, which does not round halves, computes the same."""
-    page = (Path(__file__).parents[1] / "CONTRIBUTING.md").read_text()
-    blocks = map(textwrap.dedent, re.findall(r"^ *```python\n(.*?)^ *```", page, re.DOTALL | re.MULTILINE))
-    shown = {name: f for block in blocks if "@" in block for name, f in _functions(block).items()}
+    shown = {name: f for block in _shown("@") for name, f in _functions(block).items()}
     assert list(shown) == ["softmax", "softmax_gradient"]
     there = _functions(Path(activation.__file__).read_text())
     assert _head(shown["softmax"]) == _head(there["softmax"])
@@ -348,3 +356,12 @@ def test_the_example_of_contributing_is_the_declaration() -> None:
         np.testing.assert_allclose(
             scope["softmax"](np, x, axis=axis), declarations["", "Softmax"][13](np, x, axis=axis), rtol=1e-12
         )
+
+
+def test_the_fusion_of_contributing_is_the_rule() -> None:
+    """Each of its functions and its rule are in the family file, where tests of both pipelines run them."""
+    (block,) = _shown("Rules(")
+    there = {ast.dump(n) for n in ast.parse(Path(activations.__file__).read_text()).body}
+    shown = [n for n in ast.parse(block).body if not isinstance(n, ast.ImportFrom)]
+    assert [ast.unparse(n) for n in shown if ast.dump(n) not in there] == ["X, BOUND = (Anything(), Number())"]
+    assert activations.softplus in fusion.LEVEL_2 and "softplus" in FUSIONS
