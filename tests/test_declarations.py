@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import re
 import textwrap
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +20,11 @@ from singa_backend.conform.cases import data_file
 from singa_backend.conform.fuzz import generate
 from singa_backend.conform.fuzz.generate import Case
 from singa_backend.ir.declaration import REQUIRED, TRAITS, Declaration, declarations, has_trait, newest_declaration, operator
+from singa_backend.kernels.table import kernel, table
 from singa_backend.operators import activation
 from singa_backend.passes import FUSIONS
 from singa_backend.plans import fusion
-from singa_backend.proto.schemas import schemas, type_strings
+from singa_backend.proto.schemas import declare_schema, schemas, type_strings
 from singa_backend.rewriting import activations
 
 ALL = [(d, n, v) for (d, n), versions in sorted(schemas.items()) for v in sorted(versions)]
@@ -319,6 +320,35 @@ def test_an_operator_that_does_not_is_found(name: str, version: int, trait: str)
             return True
 
     assert any(map(breaks, _cases("", name, version, 20)))
+
+
+# --- what is misspelt -------------------------------------------------------------------------------------------------
+
+
+def test_each_kernel_is_of_declared_versions() -> None:
+    """A kernel of any other operator or version would never be asked."""
+    made = [(key, k) for key, kernels in table.items() for k in kernels if k.body.__module__.startswith("singa_backend.")]
+    assert len(made) > 100
+    assert [(key, k.name, v) for key, k in made for v in k.versions if v not in declarations.get(key, {})] == []
+
+
+def test_each_pattern_is_of_operators_of_onnx() -> None:
+    """A pattern of any other operator would never match."""
+    files = sorted(Path(activations.__file__).parent.glob("*.py"))
+    found = {(f.name, name) for f in files for name in re.findall(r"\bop\.([A-Z]\w*)\(", f.read_text())}
+    assert len(found) > 20 and [pair for pair in sorted(found) if ("", pair[1]) not in schemas] == []
+
+
+@pytest.mark.parametrize(("call", "message"), [
+    (lambda: operator("Absent", 1, domain="test.absent")(lambda xp, x: x), r"test\.absent has no Absent-1 .*call declare_schema"),
+    (lambda: declare_schema("A", ["x:T"], ["y: T"], types={"T": ["float"]}, domain="test.absent"),
+     "must be 'name: type', got 'x:T'"),
+    (lambda: kernel("Relu", 14, on="nunpy"), "must be one of view, onednn, numpy, got 'nunpy'"),
+])  # fmt: skip
+def test_the_error_names_the_rule(call: Callable[[], Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        call()
+    assert ("test.absent", "Absent") not in declarations
 
 
 # --- CONTRIBUTING -----------------------------------------------------------------------------------------------------

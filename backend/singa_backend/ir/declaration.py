@@ -58,7 +58,7 @@ from onnx import defs
 from .. import dtypes
 from ..devices.namespaces import Xp
 from ..errors import InvalidInput, OperatorError
-from ..proto.schemas import schemas
+from ..proto.schemas import is_custom, schemas
 
 T = TypeVar("T")
 WorkShape: TypeAlias = tuple[int, ...] | None
@@ -394,17 +394,18 @@ def operator(
         floats = {n: a.type == several for n, a in attributes if a.type in (one, several)}
         marks = frozenset(traits), frozenset(settings), weights or {}, meaning_since, symbol, absent or {}
         declaration = Declaration(name, domain, versions, plain, widen, host, *marks, floats=floats)
-        taken = declarations.setdefault((domain, name), {})
+        taken = declarations.get((domain, name), {})
         for version in versions:
             if version in taken:
                 raise ValueError(f"{name}-{version} is declared twice: {taken[version].body} and {plain}")
             if version not in known:
-                raise ValueError(f"ONNX has no {name}-{version} (it has {sorted(known)})")
+                where, hint = (domain, ": call declare_schema before") if is_custom(domain) else ("ONNX", "")
+                raise ValueError(f"{where} has no {name}-{version} (it has {sorted(known)}){hint}")
         inputs = list(dict.fromkeys(p.name for version in versions for p in known[version].inputs))
         for what, found, allowed in (("trait", traits, list(TRAITS)), ("setting", settings, inputs)):
             if unknown := sorted(set(found) - set(allowed)):
                 raise ValueError(f"a {what} of {declaration} must be one of {', '.join(allowed)}, got {unknown[0]!r}")
-        taken.update(dict.fromkeys(versions, declaration))
+        declarations.setdefault((domain, name), {}).update(dict.fromkeys(versions, declaration))
         return declaration
 
     return declare

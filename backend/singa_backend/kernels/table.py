@@ -211,6 +211,8 @@ def kernel(name: str, *versions: int, on: str, domain: str = "", rank: int | Non
         domain: of the operator.
         rank: the place in the order, if it differs from that of `on`.
     """
+    if on not in _RANKS:
+        raise ValueError(f"the library of a kernel must be one of {', '.join(_RANKS)}, got {on!r}")
 
     def add(body: Body) -> Body:
         found = table.setdefault((domain, name), [])

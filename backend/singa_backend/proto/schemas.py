@@ -144,7 +144,9 @@ def declare_schema(
 
 
 def _parameter(text: str) -> defs.OpSchema.FormalParameter:
-    name, type_str = text.split(": ")
+    name, separator, type_str = text.partition(": ")
+    if not separator:
+        raise ValueError(f"an input or output of a schema must be 'name: type', got {text!r}")
     options = defs.OpSchema.FormalParameterOption
     option = options.Optional if name.endswith("?") else options.Variadic if name.startswith("*") else options.Single
     return defs.OpSchema.FormalParameter(name.strip("?*"), type_str, param_option=option)
