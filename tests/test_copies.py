@@ -128,6 +128,7 @@ def apart(a: Any, b: Any) -> bool:
     return not ours & theirs
 
 
+@pytest.mark.usefixtures("by_definitions")  # bits are compared
 @DEVICES
 @MODES
 @MAKERS

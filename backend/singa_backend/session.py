@@ -70,9 +70,10 @@ class Session:
         self._fixed = ids_of(self.constants) | {id(a) for states in self._executor.states.values() for _, a in states}
         self._large = False
         self._exchanges = any(has_trait(n.domain, n.op_type, "exchanges") for n in graph.all_nodes())
-        self._forget()
+        self.forget_plans()
 
-    def _forget(self) -> None:
+    def forget_plans(self) -> None:
+        """Free the memory of plans; they are made again when they are needed."""
         self.reason: UseDefinitions | None = None
         self._planner: Planner | None = None
         self._planned: Any = None
@@ -123,7 +124,7 @@ class Session:
         slot = self.graph.slots[name]
         held[[s for s, _ in held].index(slot)] = (slot, value)
         self._fixed.add(id(value))
-        self._forget()
+        self.forget_plans()
 
     def with_states(self, values: Mapping[str, Any]) -> Session:
         """A session of the same graph with other initializers and plans of its own.
@@ -134,7 +135,7 @@ class Session:
         made = copy.copy(self)
         made._executor = self._executor.with_states(dict(values))
         made._fixed = self._fixed | {id(a) for a in values.values()}
-        made._forget()
+        made.forget_plans()
         return made
 
     # --- runs
@@ -257,7 +258,7 @@ class Session:
             made = copy.copy(self)
             made.graph = self.graph.with_inputs(names)
             made._executor = self._executor.with_graph(made.graph)
-            made._forget()
+            made.forget_plans()
         held[names] = made
         while len(held) > REPLACEMENTS:
             del held[next(iter(held))]

@@ -60,6 +60,9 @@ from .device import DeviceLike, default_device, resolve
 _STEPS = 64
 """The number of graphs that a model keeps, one for each set of shapes and settings."""
 
+_PLANS = 4
+"""The number of shapes whose recorded steps keep the memory of their plans: those that were used last."""
+
 
 class Model(Layer):
     """The base class of models: a subclass defines `forward`; to be trained, also `train_one_batch`.
@@ -333,7 +336,7 @@ class Model(Layer):
         If the optimizer has its states, the first step becomes a graph too: a resumed training then computes each step as an
         unbroken one does, to the bit.
         """
-        key = (_form((input, kwargs), {}), self._frozen())
+        key = (_form((input, kwargs), {}), self._frozen(), tuple(self._optimizers()))
         if key not in self._steps:
             self._steps[key] = []
             self._forget_steps()
@@ -341,6 +344,9 @@ class Model(Layer):
                 self._tape_first = False
                 return self.train_one_batch(*input, **kwargs)
         self._steps.move_to_end(key)
+        for other in list(self._steps)[:-_PLANS]:
+            for old in self._steps[other]:
+                old.forget_plan()
         recorded = self._steps[key]
         step = next((step for step in recorded if step.holds()), None)
         if step is None:
@@ -357,8 +363,12 @@ class Model(Layer):
 
     def _has_stepped(self) -> bool:
         """Whether the optimizer has taken steps, here or in the training that is resumed, and `to` has changed nothing since."""
-        counter = getattr(self.__dict__.get("optimizer"), "step_counter", None)
-        return isinstance(counter, Tensor) and not self._tape_first and int(counter.device.backend.get(counter._data)[0]) > 0
+        counters = [o.step_counter for o in self._optimizers()]
+        return not self._tape_first and any(int(t.device.backend.get(t._data)[0]) > 0 for t in counters)
+
+    def _optimizers(self) -> list[Any]:
+        """The optimizers that are attributes of this model."""
+        return [v for v in self.__dict__.values() if isinstance(getattr(v, "step_counter", None), Tensor)]
 
     def _forget_steps(self) -> None:
         """Discard the oldest graphs: first those of the shapes that were used the longest time ago."""
@@ -807,6 +817,10 @@ class Step:
         self.graph = read(self.onnx)
         self._session = Session(self.graph, self.device.backend, plan_options(), limits.Limits())
         self._forward = record.forward
+
+    def forget_plan(self) -> None:
+        """Free the memory of the plan; the next run makes it again."""
+        self._session.forget_plans()
 
     def holds(self) -> bool:
         """Whether the settings that the step has read in Python, such as the momentum of an optimizer, are unchanged.

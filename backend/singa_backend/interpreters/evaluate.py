@@ -61,7 +61,8 @@ class Evaluator(Interpreter[Any]):
         self, operator: VersionedOperator, inputs: Sequence[Any], attributes: dict[str, Any], wanted: Sequence[bool]
     ) -> list[Any]:
         declaration, values = operator.declaration, inputs
-        given = {n: _attribute(v) for n, v in declaration.stored(attributes).items() if v is not None}
+        stored = declaration.stored(attributes) if attributes else attributes
+        given = {n: _attribute(v) for n, v in stored.items() if v is not None} if stored else {}
         if declaration.name == "SequenceEmpty":
             return [_Empty(dtypes.numpy_dtype(given.get("dtype") or dtypes.onnx_code(np.float32)))]
         try:

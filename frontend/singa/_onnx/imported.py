@@ -307,14 +307,16 @@ class Imported:
         return made
 
     def _computed(self, graph: Graph, inputs: Sequence[Any]) -> list[Any]:
-        """Without a tape the session of the model runs the graph."""
-        session = self.rep._session
-        held, slots = dict(session.states[id(self.graph)]), self.graph.slots
-        replaced = {n: t._data for n, t in self.tensors().items() if t._data is not held[slots[n]]}
-        made = session.run(
-            [None if x is None else x._data for x in inputs], replaced,
-            graph=None if graph is self.graph else graph, weights=self.weights,
-        )  # fmt: skip
+        """Without a tape the session of the model runs the graph.
+
+        The values of parameters are inputs of its plan: whatever wrote to them, also to a view of one, is in the next run, and
+        training does not invalidate the plan.
+        """
+        made = self.rep._session.run(
+            [None if x is None else x._data for x in inputs],
+            {n: t._data for n, t in self.tensors().items()},
+            graph=None if graph is self.graph else graph,
+        )
         return [None if v is None else Tensor._of(v, self.device, False) for v in made]
 
     def weights(self) -> Any:
