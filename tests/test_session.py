@@ -166,7 +166,11 @@ def test_training_and_evaluating_in_turns_makes_one_plan(monkeypatch: pytest.Mon
     assert len(made) == 1
 
 
-@pytest.mark.parametrize("view", [lambda p: p.detach(), lambda p: tensor.Tensor(data=p), tensor.transpose, lambda p: p], ids=str)
+@pytest.mark.parametrize(
+    "view",
+    [lambda p: p.detach(), lambda p: tensor.Tensor(data=p), tensor.transpose, lambda p: p],
+    ids=["detach", "Tensor", "transpose", "itself"],
+)
 def test_whatever_writes_to_a_parameter_is_in_the_next_evaluation(view: Any) -> None:
     source = graph("g (float[2,3] x) => (float[2,3] y) <float[3,3] w = {1,2,3, 4,5,6, 7,8,9}> { c = Mul(w, w) y = MatMul(x, c) }")
     imported = sonnx.SONNXModel(source)
