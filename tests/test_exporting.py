@@ -426,6 +426,7 @@ def test_a_thousand_random_graphs_in_any_order() -> None:
 
 
 @pytest.mark.row("E16")
+@pytest.mark.usefixtures("by_definitions")  # bits are compared with those of the tape
 def test_nothing_but_the_file_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No temporary files: export and import work where the folder for these does not take any."""
     for name in ("TMPDIR", "TEMP", "TMP"):

@@ -334,6 +334,7 @@ def test_training_moves_weights_and_statistics_and_inference_does_not() -> None:
 
 @pytest.mark.row("I11")
 @pytest.mark.parametrize(("last_layers", "output"), [(-1, "y"), (-2, "d"), (-3, "a"), (-5, "h")])
+@pytest.mark.usefixtures("by_definitions")  # a part of the operators runs by them
 def test_last_layers(last_layers: int, output: str) -> None:
     m = Tuned(chain())
     m.eval()

@@ -106,8 +106,7 @@ def outputs(model: Any, x: np.ndarray = X) -> Any:
     """The bits of the outputs, of a rep or of a model."""
     if not isinstance(model, sonnx.SONNXModel):
         return [y.tobytes() for y in model.run([x])]
-    for _ in range(2):  # after a change of weights the first run is by definitions
-        made = model.forward(Tensor(data=x))
+    made = model.forward(Tensor(data=x))
     return [to_numpy(y).tobytes() for y in (made if isinstance(made, list) else [made])]
 
 

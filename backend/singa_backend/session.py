@@ -30,7 +30,6 @@ EXCHANGES = UseDefinitions("an operator exchanges values with other processes, s
 OBSERVED = UseDefinitions("each node is observed, or only a part of the graph runs")
 LARGE = UseDefinitions("functions and subgraphs have too many calls for a plan")
 CHANGED = UseDefinitions("initializers have changed: the next run with these makes a plan")
-REPLACED = UseDefinitions("these initializers are replaced for the first time: the next run that replaces them makes a plan")
 
 Weights = Callable[[], Any]
 
@@ -77,7 +76,7 @@ class Session:
         self.reason: UseDefinitions | None = None
         self._planner: Planner | None = None
         self._planned: Any = None
-        self._replacing: dict[tuple[str, ...], Session | None] = {}
+        self._replacing: dict[tuple[str, ...], Session] = {}
 
     @property
     def observer(self) -> Observer | None:
@@ -248,13 +247,13 @@ class Session:
         return planner if isinstance(planner, UseDefinitions) else planner.run(inputs, budget)
 
     def _with_inputs(self, names: tuple[str, ...]) -> Session | UseDefinitions:
-        """The session of this graph in which these initializers are inputs, from the second run on that replaces them."""
+        """The session of this graph in which these initializers are inputs."""
         refused = self._refusal()
         if refused is not None:
             return refused
         held = dict(self._replacing)  # a copy: runs of other threads read and replace it too
-        is_known, made = names in held, held.pop(names, None)
-        if is_known and made is None:
+        made = held.pop(names, None)
+        if made is None:
             made = copy.copy(self)
             made.graph = self.graph.with_inputs(names)
             made._executor = self._executor.with_graph(made.graph)
@@ -263,7 +262,7 @@ class Session:
         while len(held) > REPLACEMENTS:
             del held[next(iter(held))]
         self._replacing = held
-        return REPLACED if made is None else made
+        return made
 
     def _refusal(self) -> UseDefinitions | None:
         """Why no plan can run."""
