@@ -18,6 +18,8 @@ from singa.device import Device, default_device
 from singa.model import Model
 from singa_backend.errors import InvalidInput, SonnxError
 
+pytestmark = pytest.mark.usefixtures("by_definitions")  # bits are compared with those of the tape
+
 SHAPES = {"w": (3, 4), "b": (5,), "s": (), "e": (2, 0)}
 STEPS = 6
 

@@ -17,6 +17,8 @@ from singa import autograd, opt, sonnx
 from singa._core.tensor import Tensor, op
 from singa_backend.errors import InvalidInput
 
+pytestmark = pytest.mark.usefixtures("by_definitions")  # bits are compared with those of the tape
+
 SHAPE = (2, 3, 4, 4)
 COUNT = int(os.environ.get("SONNX_PROMISES", 20))
 

@@ -20,6 +20,8 @@ from singa_backend.conform import gradients
 from singa_backend.errors import InvalidInput, UnsupportedModel
 from singa_backend.proto.schemas import schemas
 
+pytestmark = pytest.mark.usefixtures("by_definitions")  # bits are compared with those of the tape
+
 SAMPLE = [("", "Conv", 22), ("", "MaxPool", 22), ("", "BatchNormalization", 15), ("", "LayerNormalization", 17),
           ("", "Softmax", 13), ("", "Attention", 25), ("", "Gelu", 20), ("", "Einsum", 28), ("", "LSTM", 22), ("", "Loop", 25),
           ("", "If", 25), ("", "Scan", 25), ("", "SequenceMap", 17), ("", "LinearAttention", 27), ("", "Resize", 19),
