@@ -14,6 +14,8 @@ from singa._core.tensor import Tensor, to_numpy
 from singa.model import Model
 from singa_backend.errors import InvalidInput
 
+pytestmark = pytest.mark.usefixtures("by_definitions")  # bits are compared with those of the tape
+
 F = np.float32
 Write = Callable[[Any, Any], None]
 """Called with the model and the hidden values (3, 4) of the step."""
