@@ -58,7 +58,6 @@ NUMBER = re.compile(r"\d\.\d|\de-\d|\*\* ?-")
 JUDGES = ("comparison", "conform", "debug", "engines", "_onnx", "_importers", "_codegen", "sonnx_pytest", "cli")
 EXCEPTIONS = {
     "comparison/tolerances.py": "the registry",
-    "rewriting/activations.py": "constants of a pattern are recognised; no result is judged",
     "conform/fuzz/strategies.py": "values that are drawn",
     "conform/fuzz/graphs/scope.py": "whether a drawn value has a promised property",
     "conform/fuzz/formulas.py": "the distribution of random values, not their difference from others",

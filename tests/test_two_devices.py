@@ -18,7 +18,7 @@ from singa.model import Model
 from singa.tape import Operator
 from singa_backend.errors import InvalidInput
 
-pytestmark = other_device.MARKS
+pytestmark = [*other_device.MARKS, pytest.mark.usefixtures("by_definitions")]  # bits are compared with those of the tape
 F = np.float32
 OTHER = Device(other_device.NAME)
 X = np.random.default_rng(0).uniform(0.1, 0.9, (2, 4)).astype(F)

@@ -87,8 +87,8 @@ def _cast(view: GraphView[V, C], call: C) -> V | None:
 
 
 def _cast_like(view: GraphView[V, C], call: C) -> V | None:
-    dtype = view.dtype(call.inputs[0])
-    return call.inputs[0] if dtype is not None and view.dtype(call.inputs[1]) == dtype else None
+    dtype, like = view.dtype(call.inputs[0]), view.dtype(call.inputs[1])
+    return call.inputs[0] if dtype is not None and like is not None and like == dtype else None  # NumPy: None == float64
 
 
 def _of_one(view: GraphView[V, C], call: C) -> V | None:
@@ -105,11 +105,16 @@ def _neutral(view: GraphView[V, C], call: C) -> V | None:
     for at in (1, 0) if commutes else (1,):
         x: V = call.inputs[1 - at]
         array = view.constant(call.inputs[at], SMALL)
-        if array is None or not holds_only(array, neutral) or (name == "Pow" and view.dtype(x) != array.dtype):
+        if array is None or not holds_only(array, neutral) or (name == "Pow" and not _has_dtype(view, x, array)):
             continue
         if _keeps_shape(view, x, array):
             return x
     return None
+
+
+def _has_dtype(view: GraphView[V, C], x: V, array: np.ndarray) -> bool:
+    dtype = view.dtype(x)
+    return dtype is not None and dtype == array.dtype  # for NumPy None equals float64
 
 
 def _keeps_shape(view: GraphView[V, C], x: V, array: np.ndarray) -> bool:
