@@ -196,7 +196,7 @@ def test_traits_and_settings_agree_with_the_schemas() -> None:
 
 
 def test_meanings_and_weights_agree_with_the_schemas() -> None:
-    """What a declaration says beside its traits is read from the newest one, and refers to versions and inputs that there are."""
+    """What a declaration specifies other than traits is read from the newest one, and names versions and inputs that exist."""
     for d in DECLARED:
         said = d.meaning_since > 1 or d.weights or d.symbol or d.flops_rule is not None
         assert not said or d is newest_declaration(d.domain, d.name), f"{d}: a newer version is declared"

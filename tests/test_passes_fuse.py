@@ -231,7 +231,7 @@ def test_command(tmp_path: Path) -> None:
 
 
 def test_the_command_knows_weights_by_their_roles(tmp_path: Path) -> None:
-    """An epsilon is no weight, although it is an initializer; a learned factor is one."""
+    """An epsilon is not a weight, although it is an initializer; a learned factor is one."""
     source, target = tmp_path / "m.onnx", tmp_path / "o.onnx"
     onnx.save(read(CASES["layer norm"][1], 17, "e"), source)
     assert sonnx("optimize", source, "-o", target, "--fuse").exit_code == 0

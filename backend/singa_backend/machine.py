@@ -120,7 +120,7 @@ def waited(tasks: Path = Path("/proc/self/task")) -> float | None:
 def used_by_others(seconds: float = 0.2, statistics: Path = Path("/proc/stat")) -> float | None:
     """How many of the cores of the affinity mask other programs use, measured while this thread sleeps.
 
-    Time that a hypervisor gives to other machines counts as used.
+    Time that a hypervisor assigns to other machines counts as used.
 
     Args:
         seconds: how long to measure.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -68,8 +69,12 @@ class Session:
         self.constants = [v for n in graph.all_nodes() for v in n.attributes.values() if isinstance(v, np.ndarray)]
         self._fixed = ids_of(self.constants) | {id(a) for states in self._executor.states.values() for _, a in states}
         self._large = False
-        self._exchanges = any(has_trait(n.domain, n.op_type, "exchanges") for n in graph.all_nodes())
         self.forget_plans()
+
+    @cached_property
+    def _exchanges(self) -> bool:
+        """Whether an operator exchanges values with other processes; found at the first run, not when a model is prepared."""
+        return any(has_trait(n.domain, n.op_type, "exchanges") for n in self.graph.all_nodes())
 
     def forget_plans(self) -> None:
         """Free the memory of plans; they are made again when they are needed."""

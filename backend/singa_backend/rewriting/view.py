@@ -184,7 +184,7 @@ class GraphView(Protocol[V, C]):
 
         Args:
             array: the value.
-            *sources: the constants; the first of them gives the name.
+            *sources: the constants; the name is that of the first.
             suffix: of the name.
         """
 

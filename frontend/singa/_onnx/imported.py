@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -319,10 +318,6 @@ class Imported:
         )
         return [None if v is None else Tensor._of(v, self.device, False) for v in made]
 
-    def weights(self) -> Any:
-        """A value that changes whenever a parameter or a statistic does."""
-        return tuple(map(_written, self.tensors().values()))
-
     def _fed(self, inputs: Sequence[Any]) -> list[Any]:
         declared = self.graph.inputs
         if len(inputs) != len(declared):
@@ -413,13 +408,6 @@ def _seen_array(value: Any) -> Any:
     if value.size <= _SMALL:
         return value.copy()  # on its device: few programs need it on the host
     return np.broadcast_to(np.array("" if value.dtype == dtypes.STRING else 0, value.dtype), value.shape)
-
-
-def _written(t: Tensor) -> Any:
-    """A value that changes whenever the tensor is written to; a digest of the contents if its storage was given away."""
-    if t._is_shared:
-        return hashlib.blake2b(np.ascontiguousarray(t._data).tobytes(), digest_size=16).digest()
-    return t._writes
 
 
 _STORAGE = ("_data", "_creator", "_origin", "_member", "_version", "_writes", "_is_shared")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
@@ -268,7 +269,14 @@ class SingaRep(singa_backend.SingaRep):
         return self.imported.forward(list(values), kwargs.get("aux_output", ()), kwargs.get("last_layers", -1))
 
     def _weights(self) -> Any:
-        return self.imported.weights()
+        return tuple(map(_written, self.imported.tensors().values()))
+
+
+def _written(t: Tensor) -> Any:
+    """A value that changes whenever the tensor is written to; a digest of the contents if its storage was given away."""
+    if t._is_shared:
+        return hashlib.blake2b(np.ascontiguousarray(t._data).tobytes(), digest_size=16).digest()
+    return t._writes
 
 
 class SingaBackend(singa_backend.SingaBackend):
