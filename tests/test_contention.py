@@ -199,6 +199,35 @@ def test_attempts_cost_a_twentieth_of_the_time_and_end_when_the_cores_are_free(c
     assert {t for _, t in steps.ran} == {2}
 
 
+def test_a_short_disturbance_costs_a_few_runs_on_one_thread(clock: Clock) -> None:
+    steps = Steps(clock, 0.04, 0.07)
+    pace, flat = Pace(2, 0.04), steps.flat()
+    for _ in range(3):
+        pace.run(flat)
+    steps.several *= 5
+    while not contention.present:
+        pace.run(flat)
+    steps.several /= 5
+    for _ in range(3):
+        pace.run(flat)
+    steps.ran.clear()
+    pace.run(flat)
+    assert not contention.present and {t for _, t in steps.ran} == {2}
+
+
+def test_short_runs_give_up_early(clock: Clock) -> None:
+    steps = Steps(clock, 0.00006, 0.0001)
+    pace, flat = Pace(2, 0.00006), steps.flat()
+    for _ in range(10):
+        pace.run(flat)
+    steps.several *= 20
+    began = clock.now
+    while not contention.present:
+        pace.run(flat)
+    assert clock.now - began < 0.2 * module.BURST
+    assert contention.slow < module.BURST_RUNS
+
+
 def test_a_single_pause_does_not_end_runs_that_save_time(clock: Clock) -> None:
     steps = Steps(clock, 0.001, 0.002)
     pace, flat = Pace(2, 0.001), steps.flat()

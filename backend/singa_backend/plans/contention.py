@@ -41,6 +41,12 @@ COST, BURST, DEBT = 0.05, 0.025, 1.0
 """The part of the time of runs on one thread that attempts with several may cost; the seconds that they may cost at once; the
 maximum of seconds to be saved up for the next attempt, unless one run takes longer."""
 
+RETRY = 4
+"""By what factor COST is higher after one slow run less: a disturbance that was short ends with the next attempt."""
+
+BURST_RUNS = 50
+"""The usual times that attempts may cost at once, if that is less than BURST: short runs give up after as many runs."""
+
 Call = tuple[Callable[..., Any], tuple[Any, ...]]
 """A function of a step, and its arguments."""
 
@@ -54,6 +60,7 @@ class Contention:
             of the time of runs on one thread.
         present: whether runs use one thread now: since the credit was below -WAKE, until it is 0.
         slow: the number of runs that were too slow.
+        failures: the number of those since several threads have saved BURST.
         doubted: whether no run has tried several threads since one was too slow.
         single_runs: the number of runs on one thread, and of those that continued on one.
     """
@@ -61,13 +68,28 @@ class Contention:
     def __init__(self) -> None:
         self.lock = threading.RLock()
         self.credit = BURST
-        self.slow = self.single_runs = 0
+        self.slow = self.failures = self.single_runs = 0
         self.present = self.doubted = False
+
+    @property
+    def cost(self) -> float:
+        """The part of the time of runs on one thread that the next attempt may cost: COST after many failures."""
+        return max(COST, RETRY ** (1.0 - self.failures)) if self.failures else COST
 
     def add(self, seconds: float, least: float = -math.inf) -> None:
         """Change the credit by what a run has saved, or lost if it is negative; not to less than `least`."""
         self.credit = max(min(self.credit + seconds, BURST), least)
         self.present = self.credit < (0.0 if self.present else -WAKE)
+        if self.credit == BURST:
+            self.failures = 0
+
+    def lose(self, seconds: float, pace: Pace) -> None:
+        """Change the credit by what a slow run has lost."""
+        self.slow += 1
+        self.failures += 1
+        self.doubted = True
+        self.credit = min(self.credit, BURST_RUNS * pace.usual)
+        self.add(-seconds, -max(DEBT, pace.alone))
 
     def expected(self, threads: int) -> bool:
         """Whether so many threads, including the caller, would wait for other programs now."""
@@ -81,7 +103,7 @@ class Contention:
         self.doubted = machine.running() > machine.cores()
         if self.doubted:
             self.present = True
-            self.add(-PATIENCE * COST * (pace.alone or pace.usual))
+            self.add(-PATIENCE * self.cost * (pace.alone or pace.usual))
         return self.doubted
 
 
@@ -160,9 +182,7 @@ class Pace:
         self.missing = not self.alone
         began += self._run_single(flat, done, began, watch)
         lost = time.perf_counter() - began - (self.alone or self.usual)
-        contention.add(-lost, -max(DEBT, self.alone))
-        contention.slow += 1
-        contention.doubted = True
+        contention.lose(lost, self)
 
     def _run_single(self, flat: list[Call], done: int, began: float, watch: Callable[[], None] | None) -> float:
         """Run the steps from the one at `done` on one thread; return the seconds that it took to make them."""
@@ -183,7 +203,7 @@ class Pace:
             onednn.set_threads(self.threads)
         if not done:
             self.alone, self.missing, self.doubts = time.perf_counter() - began - making, False, 0
-            contention.add(COST * self.alone)
+            contention.add(contention.cost * self.alone)
         return making
 
     def single_steps(self, flat: list[Call]) -> list[Call]:
