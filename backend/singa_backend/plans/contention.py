@@ -61,32 +61,29 @@ class Contention:
         present: whether runs use one thread now: since the credit was below -WAKE, until it is 0.
         slow: the number of runs that were too slow.
         failures: the number of those since several threads have saved BURST.
+        cost: the part of the time of runs on one thread that the next attempt may cost.
         doubted: whether no run has tried several threads since one was too slow.
         single_runs: the number of runs on one thread, and of those that continued on one.
     """
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
-        self.credit = BURST
+        self.credit, self.cost = BURST, COST
         self.slow = self.failures = self.single_runs = 0
         self.present = self.doubted = False
-
-    @property
-    def cost(self) -> float:
-        """The part of the time of runs on one thread that the next attempt may cost: COST after many failures."""
-        return max(COST, RETRY ** (1.0 - self.failures)) if self.failures else COST
 
     def add(self, seconds: float, least: float = -math.inf) -> None:
         """Change the credit by what a run has saved, or lost if it is negative; not to less than `least`."""
         self.credit = max(min(self.credit + seconds, BURST), least)
         self.present = self.credit < (0.0 if self.present else -WAKE)
         if self.credit == BURST:
-            self.failures = 0
+            self.failures, self.cost = 0, COST
 
     def lose(self, seconds: float, pace: Pace) -> None:
         """Change the credit by what a slow run has lost."""
         self.slow += 1
         self.failures += 1
+        self.cost = max(COST, RETRY ** (1.0 - self.failures))
         self.doubted = True
         self.credit = min(self.credit, BURST_RUNS * pace.usual)
         self.add(-seconds, -max(DEBT, pace.alone))
