@@ -30,6 +30,13 @@ The work of a call, if it is not one operation for each element of the result (s
 
     softmax.flops(each_input(8))
 
+The shapes of its results, and sizes that it computes, if its traits do not name them (see ir/shapes.py):
+
+    @flatten.shapes
+    def flatten_shapes(known: KnownShapes[Any], call: Any) -> Shape | None: ...
+
+    size.sizes(lambda known, call: ...)
+
 Facts of the operator that other modules use are `traits` (see TRAITS) and `settings`:
 
     @operator("Relu", 1, 6, 13, 14, traits=("unary", "cannot_fail", "idempotent"))
@@ -59,6 +66,7 @@ from .. import dtypes
 from ..devices.namespaces import Xp
 from ..errors import InvalidInput, OperatorError
 from ..proto.schemas import is_custom, schemas
+from .shapes import ShapesRule, SizesRule
 
 T = TypeVar("T")
 WorkShape: TypeAlias = tuple[int, ...] | None
@@ -100,6 +108,7 @@ TRAITS = {
     "elements_of_first": "each element of the results is one of the first input, as its dtype",
     "view": "the results may be views of the first input, which need no memory",
     "keeps_weights": "the result holds the values of the first input, in another place, shape or dtype: a weight stays a weight",
+    "product": "its work is in products of matrices: it is the main node of a fused step",
     "linear": "a sum of products with weights, which are an input",
     "norm": "normalizes the first input and multiplies it by a scale, the second input",
     "on_sizes": "exporters use it in arithmetic on shapes, and the results are about as large as the inputs",
@@ -156,6 +165,8 @@ class Declaration:
     gradient_rule: Rule | None = None
     decomposition_rule: Rule | None = None
     flops_rule: FlopsRule | None = None
+    shapes_rule: ShapesRule | None = None
+    sizes_rule: SizesRule | None = None
     reason: str = ""
     floats: dict[str, bool] = field(default_factory=dict)  # attributes of type FLOAT or FLOATS -> whether it is FLOATS
 
@@ -216,6 +227,23 @@ class Declaration:
         if self.flops_rule is not None:
             raise ValueError(f"the flops of {self} are declared twice")
         self.flops_rule = rule
+        return rule
+
+    def shapes(self, rule: ShapesRule) -> ShapesRule:
+        """Declare the shapes of the results, for all versions with the present meaning; declared with the newest version.
+
+        Without a rule they are known from the traits: unary, broadcasting, reduction, shape_of_first, rank_of_first.
+        """
+        if self.shapes_rule is not None:
+            raise ValueError(f"the shapes of {self} are declared twice")
+        self.shapes_rule = rule
+        return rule
+
+    def sizes(self, rule: SizesRule) -> SizesRule:
+        """Declare the sizes that the first output holds, if the operator computes with sizes; as `shapes`."""
+        if self.sizes_rule is not None:
+            raise ValueError(f"the sizes of {self} are declared twice")
+        self.sizes_rule = rule
         return rule
 
     def _once(self, what: str) -> None:

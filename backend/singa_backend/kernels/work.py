@@ -19,24 +19,6 @@ from .onednn import DST, FROM, SCRATCHPAD, SRC, TO, WEIGHTS, MemoryDesc
 SELECTS = frozenset(["Gather", "GatherElements", "GatherND", "Slice"])
 """Operators that read at most as many bytes of their first input as they write, however large it is."""
 
-PRODUCTS = frozenset(
-    [
-        *(
-            "Conv",
-            "ConvInteger",
-            "QLinearConv",
-            "ConvTranspose",
-            "DeformConv",
-            "MatMul",
-            "MatMulInteger",
-            "QLinearMatMul",
-            "Gemm",
-        ),
-        *("Einsum", "RNN", "GRU", "LSTM", "Attention"),
-    ]
-)
-"""Operators whose work is in products of matrices: the main one of a fused step."""
-
 
 def flops(
     domain: str, name: str, attributes: Mapping[str, Any], inputs: Sequence[WorkShape], output: Sequence[int]

@@ -13,11 +13,15 @@ from ..interpreters.base import Op, V
 from ..ir.declaration import operator
 from ._api import Array
 from ._common import aligned, legacy, same_shapes
+from ._shapes import computed
 
 
 @operator("Add", 7, 13, 14, traits=("broadcasting", "finite", "epilogue", "arithmetic"), meaning_since=7, symbol="+")
 def add(xp: Xp, a: Array, b: Array) -> Array:
     return a + b
+
+
+add.sizes(computed(lambda a, b: a + b))
 
 
 @add.gradient
@@ -40,6 +44,9 @@ def sub(xp: Xp, a: Array, b: Array) -> Array:
     return a - b
 
 
+sub.sizes(computed(lambda a, b: a - b))
+
+
 @sub.gradient
 def sub_gradient(op: Op, dy: V, a: V, b: V) -> tuple[V, V]:
     return op.sum_to(dy, a), op.sum_to(op.Neg(dy), b)
@@ -58,6 +65,9 @@ def sub_1_decomposition(op: Op, a: V, b: V, axis: int | None, broadcast: int) ->
 @operator("Mul", 7, 13, 14, traits=("broadcasting", "finite", "epilogue", "arithmetic"), meaning_since=7, symbol="*")
 def mul(xp: Xp, a: Array, b: Array) -> Array:
     return a * b
+
+
+mul.sizes(computed(lambda a, b: a * b))
 
 
 @mul.gradient
@@ -92,6 +102,9 @@ def div(xp: Xp, a: Array, b: Array) -> Array:
     q = a // b
     inexact = (q * b != a) & ((a < 0) != (b < 0))
     return xp.where(negated, -a, q + inexact)
+
+
+div.sizes(computed(lambda a, b: a // b if b > 0 and a >= 0 else None))
 
 
 @div.gradient

@@ -14,6 +14,7 @@ from ..dtypes import NARROW_FLOATS, numpy_dtype
 from ..errors import OperatorError
 from ..interpreters.base import Op, V
 from ..ir.declaration import WorkShape, operator
+from ..ir.shapes import KnownShapes, Shape
 from ._api import Array
 from ._common import length
 from ._flops import size
@@ -165,7 +166,7 @@ def attention_23_decomposition(
     return list(op.call("Attention", values, attributes, len(wanted)))
 
 
-@operator("Attention", 24, 25, widen=False, traits=("masks",), weights={0: "the query", 1: "the key", 2: "the value"})
+@operator("Attention", 24, 25, widen=False, traits=("product", "masks"), weights={0: "the query", 1: "the key", 2: "the value"})
 def attention(
     xp: Xp,
     q: Array,
@@ -266,6 +267,18 @@ def attention_flops(attributes: Mapping[str, Any], inputs: Sequence[WorkShape], 
     if len(inputs) > 4 and inputs[4] is not None:
         keys += inputs[4][-2]
     return 2 * keys * (size(inputs[0]) + math.prod(output))
+
+
+@attention.shapes
+def attention_shapes(known: KnownShapes[Any], call: Any) -> list[Shape | None] | None:
+    q, v = known.shape(call.inputs[0]), known.shape(call.inputs[2])
+    if q is None or v is None or len(q) != len(v) or len(q) not in (3, 4):
+        return None
+    if len(q) == 4:
+        return [(*q[:3], v[3])]
+    heads, of_v = known.attribute(call, "q_num_heads"), known.attribute(call, "kv_num_heads")
+    size = v[2] // of_v * heads if isinstance(v[2], int) and heads and of_v else known.fresh()
+    return [(*q[:2], size)]
 
 
 @attention.decomposition

@@ -14,8 +14,10 @@ from ..devices.namespaces import Xp
 from ..errors import OperatorError
 from ..interpreters.base import Op, V
 from ..ir.declaration import operator
+from ..ir.shapes import Known, KnownShapes
 from ..limits import admit_bytes, count_bytes
 from ._api import Array
+from ._shapes import LIMIT
 
 _E8M0 = np.dtype(ml_dtypes.float8_e8m0fnu)
 _INTEGERS = dtypes.SUB_BYTE_INTS | {np.dtype(f"{u}int{b}") for u in ("", "u") for b in (8, 16, 32, 64)}
@@ -208,6 +210,14 @@ def convert(xp: Xp, x: Array, dtype: np.dtype[Any], *, saturate: bool = True, ro
 @operator("Cast", 24, 25, 28, widen=False, traits=("unary", "finite", "keeps_finite", "moves", "epilogue", "keeps_weights"))
 def cast(xp: Xp, x: Array, *, to: int, saturate: int = 1, round_mode: str = "up") -> Array:
     return convert(xp, x, dtypes.numpy_dtype(to), saturate=bool(saturate), round_mode=round_mode)
+
+
+@cast.sizes
+def cast_sizes(known: KnownShapes[Any], call: Any) -> Known | None:
+    sizes = known.sizes(call.inputs[0])
+    numbers = sizes if isinstance(sizes, tuple) else () if sizes is None else (sizes,)
+    fits = all(isinstance(n, str) or abs(n) < LIMIT for n in numbers)
+    return sizes if fits and known.attribute(call, "to") in (TensorProto.INT32, TensorProto.INT64) else None
 
 
 @cast.gradient

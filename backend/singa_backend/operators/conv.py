@@ -14,9 +14,11 @@ from ..devices.namespaces import Xp
 from ..errors import OperatorError
 from ..interpreters.base import Op, V
 from ..ir.declaration import Ints, Version, WorkShape, operator
+from ..ir.shapes import KnownShapes, Shape
 from ..ir.windows import SAME, Windows, per_axis, transposed, windows
 from ._api import Array
 from ._flops import size, window
+from ._shapes import convolved, windowed
 from ._windows import before, cells, extent, framed, frames, spatial, unframed
 
 BLOCK, COLUMNS = 1 << 19, 128
@@ -89,7 +91,7 @@ def per_channel(b: Array, m: int, ndim: int, name: str = "bias", *, scalar: bool
 
 
 @operator("Conv", 1, 11, 22,
-          traits=("rank_of_first", "finite", "linear", "reads_quantized"),
+          traits=("product", "rank_of_first", "finite", "linear", "reads_quantized"),
           weights={0: "the input", 1: "the weight", 2: "the bias"})  # fmt: skip
 def conv(
     xp: Xp,
@@ -112,6 +114,7 @@ def conv(
 
 
 conv.flops(window(1))
+conv.shapes(convolved())
 
 
 @conv.gradient
@@ -194,7 +197,7 @@ def convolve_integers(
     return convolve(xp, x, w, at, group)
 
 
-@operator("ConvInteger", 10)
+@operator("ConvInteger", 10, traits=("product",))
 def conv_integer(
     xp: Xp,
     x: Array,
@@ -216,9 +219,10 @@ def conv_integer(
 
 
 conv_integer.flops(window(1))
+conv_integer.shapes(convolved())
 
 
-@operator("QLinearConv", 10)
+@operator("QLinearConv", 10, traits=("product",))
 def qlinear_conv(
     xp: Xp,
     x: Array,
@@ -255,6 +259,7 @@ def qlinear_conv(
 
 
 qlinear_conv.flops(window(3))
+qlinear_conv.shapes(convolved(3))
 
 
 @operator("CausalConvWithState", 27, weights={1: "the weight", 2: "the bias"})
@@ -307,7 +312,7 @@ def _windows_of(op: Op, seen: V, length: V, k: V) -> V:
 
 
 @operator("ConvTranspose", 1, 11, 22,
-          traits=("rank_of_first", "finite", "linear", "reads_quantized"),
+          traits=("product", "rank_of_first", "finite", "linear", "reads_quantized"),
           weights={0: "the input", 1: "the weight", 2: "the bias"})  # fmt: skip
 def conv_transpose(
     xp: Xp,
@@ -362,6 +367,15 @@ def conv_transpose(
 @conv_transpose.flops
 def transposed_flops(attributes: Mapping[str, Any], inputs: Sequence[WorkShape], output: Sequence[int]) -> int:
     return 2 * size(inputs[0]) * size((inputs[1] or ())[1:])
+
+
+@conv_transpose.shapes
+def conv_transpose_shapes(known: KnownShapes[Any], call: Any) -> Shape | None:
+    filters = known.shape(call.inputs[1])
+    if filters is None or len(filters) < 3:
+        return None
+    channels = filters[1] * known.attribute(call, "group", 1) if isinstance(filters[1], int) else None
+    return windowed(known, call, channels, filters[2:], partial=False, inverse=True)
 
 
 @conv_transpose.gradient

@@ -13,6 +13,7 @@ from ..devices.namespaces import Xp
 from ..errors import OperatorError
 from ..interpreters.base import Op, V
 from ..ir.declaration import Host, Ints, operator
+from ..ir.shapes import KnownShapes, Shape
 from ._api import Array
 from ._common import axis_of, blank
 
@@ -55,6 +56,12 @@ def constant_of_shape(xp: Xp, shape: Host[Ints], *, value: np.ndarray | None = N
     y = xp.empty(shape, value.dtype)
     y[...] = xp.asarray(value.reshape(()))
     return y
+
+
+@constant_of_shape.shapes
+def constant_of_shape_shapes(known: KnownShapes[Any], call: Any) -> Shape | None:
+    target = known.sizes(call.inputs[0])
+    return target if isinstance(target, tuple) else None
 
 
 constant_of_shape.no_gradient("constant")

@@ -19,7 +19,7 @@ from ._sampling import linear_taps, read
 from .conv import filter_windows, per_channel
 
 
-@operator("DeformConv", 19, 22, traits=("linear",), weights={1: "the weight", 3: "the bias"})
+@operator("DeformConv", 19, 22, traits=("product", "linear"), weights={1: "the weight", 3: "the bias"})
 def deform_conv(
     xp: Xp,
     x: Array,

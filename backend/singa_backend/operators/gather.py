@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -11,8 +12,10 @@ from ..devices.namespaces import Xp
 from ..errors import OperatorError
 from ..interpreters.base import Op, V
 from ..ir.declaration import Version, operator
+from ..ir.shapes import Known, KnownShapes, Shape, is_known
 from ._api import Array
 from ._common import axis_of, length
+from ._shapes import FIRST
 
 
 @operator("Gather", 1, 11, 13, widen=False, traits=("keeps_finite", "moves", "elements_of_first", "on_sizes", "reads_quantized"))
@@ -22,6 +25,26 @@ def gather(xp: Xp, x: Array, indices: Array, *, axis: int = 0) -> Array:
     i = xp.indices(indices, x.shape[axis])
     taken = xp.take(x, i.reshape(-1), axis=axis)
     return taken.reshape(x.shape[:axis] + i.shape + x.shape[axis + 1 :])
+
+
+@gather.shapes
+def gather_shapes(known: KnownShapes[Any], call: Any) -> Shape | None:
+    table, index, axis = known.shape(call.inputs[0]), known.shape(call.inputs[1]), known.attribute(call, "axis", 0)
+    if table is None or index is None or not -len(table) <= axis < len(table):
+        return None
+    axis %= len(table)
+    return *table[:axis], *index, *table[axis + 1 :]
+
+
+@gather.sizes
+def gather_sizes(known: KnownShapes[Any], call: Any) -> Known | None:
+    sizes, at = known.sizes(call.inputs[0]), known.sizes(call.inputs[1])
+    if not isinstance(sizes, tuple) or at is None or not is_known(at) or known.attribute(call, "axis", 0) not in FIRST:
+        return None
+    wanted = [int(i) for i in at] if isinstance(at, tuple) else [int(at)]
+    if not all(-len(sizes) <= i < len(sizes) for i in wanted):
+        return None
+    return tuple(sizes[i] for i in wanted) if isinstance(at, tuple) else sizes[wanted[0]]
 
 
 @gather.gradient

@@ -14,15 +14,17 @@ from ..devices.namespaces import Xp
 from ..errors import OperatorError
 from ..interpreters.base import Op, V
 from ..ir.declaration import WorkShape, operator
+from ..ir.shapes import KnownShapes, Shape
 from ._api import Array
 from ._common import length
 from ._flops import product
+from ._shapes import multiplied
 
 _BITS = 16
 """Bits of a limb: integers whose products exceed floats are split into limbs."""
 
 
-@operator("MatMul", 1, 9, 13, traits=("finite", "linear", "reads_quantized"), weights={0: "a factor", 1: "the weight"})
+@operator("MatMul", 1, 9, 13, traits=("product", "finite", "linear", "reads_quantized"), weights={0: "a factor", 1: "the weight"})
 def matmul(xp: Xp, a: Array, b: Array) -> Array:
     """Multiply as NumPy: a vector is a row on the left, a column on the right; axes before the last two broadcast."""
     if not a.ndim or not b.ndim:
@@ -38,6 +40,7 @@ def matmul(xp: Xp, a: Array, b: Array) -> Array:
 
 
 matmul.flops(product)
+matmul.shapes(multiplied())
 
 
 @matmul.gradient
@@ -100,7 +103,7 @@ def _wrap(y: Array, dtype: np.dtype[Any]) -> Array:
 
 
 @operator("Gemm", 7, 9, 11, 13,
-          traits=("finite", "linear", "reads_quantized"), meaning_since=7,
+          traits=("product", "finite", "linear", "reads_quantized"), meaning_since=7,
           weights={0: "a factor", 1: "the weight", 2: "the bias"})  # fmt: skip
 def gemm(
     xp: Xp,
@@ -128,6 +131,13 @@ def gemm(
 @gemm.flops
 def gemm_flops(attributes: Mapping[str, Any], inputs: Sequence[WorkShape], output: Sequence[int]) -> int:
     return 2 * math.prod(output) * (inputs[0] or ())[0 if attributes.get("transA") else 1]
+
+
+@gemm.shapes
+def gemm_shapes(known: KnownShapes[Any], call: Any) -> Shape:
+    a, b = known.shape(call.inputs[0]), known.shape(call.inputs[1])
+    rows = a[1 if known.attribute(call, "transA") else 0] if a and len(a) == 2 else known.fresh()
+    return rows, b[0 if known.attribute(call, "transB") else 1] if b and len(b) == 2 else known.fresh()
 
 
 @gemm.gradient
@@ -215,7 +225,7 @@ def _centred(xp: Xp, x: Array, zero: Array | None) -> Array:
     return y - zero.astype(np.int32)
 
 
-@operator("MatMulInteger", 10)
+@operator("MatMulInteger", 10, traits=("product",))
 def matmul_integer(xp: Xp, a: Array, b: Array, a_zero_point: Array | None = None, b_zero_point: Array | None = None) -> Array:
     left = _centred(xp, a, None if a_zero_point is None else _per_row(a_zero_point, a))
     right = _centred(xp, b, None if b_zero_point is None else _per_column(b_zero_point))
@@ -223,9 +233,10 @@ def matmul_integer(xp: Xp, a: Array, b: Array, a_zero_point: Array | None = None
 
 
 matmul_integer.flops(product)
+matmul_integer.shapes(multiplied())
 
 
-@operator("QLinearMatMul", 10, 21, widen=False)
+@operator("QLinearMatMul", 10, 21, traits=("product",), widen=False)
 def qlinear_matmul(
     xp: Xp,
     a: Array,
@@ -265,6 +276,7 @@ def qlinear_matmul(
 
 
 qlinear_matmul.flops(product)
+qlinear_matmul.shapes(multiplied(3))
 
 
 qlinear_matmul.no_gradient("zero: the result is rounded")
@@ -297,7 +309,7 @@ def _einsum_shape(terms: str, result: str | None, shapes: list[tuple[int, ...]])
     return (*free.values(), *(sizes.get(c, 1) for c in letters))
 
 
-@operator("Einsum", 12, 28, traits=("finite", "linear"))
+@operator("Einsum", 12, 28, traits=("product", "finite", "linear"))
 def einsum(xp: Xp, *xs: Array, equation: str) -> Array:
     text = equation.replace(" ", "")
     terms, arrow, result = text.partition("->")

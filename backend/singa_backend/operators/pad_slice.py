@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -11,6 +12,7 @@ from ..devices.namespaces import Xp
 from ..errors import OperatorError
 from ..interpreters.base import Op, V
 from ..ir.declaration import Host, Ints, Version, operator
+from ..ir.shapes import KnownShapes, Shape, integers, listed, places
 from ..ir.slices import slice_of
 from ._api import Array
 from ._common import axes_of, blank
@@ -35,6 +37,45 @@ def slice_(
             raise OperatorError("steps must not be 0", code="SX404")
         index[axis] = selected
     return x[tuple(index)]
+
+
+@slice_.shapes
+def slice_shapes(known: KnownShapes[Any], call: Any) -> Shape | None:
+    shape = known.shape(call.inputs[0])
+    if shape is None:
+        return None
+    parts = [listed(known, call, name, i) for i, name in enumerate(("starts", "ends", "axes", "steps"), 1)]
+    if any(given and part is None for given, part in parts):
+        return tuple(known.fresh() for _ in shape)
+    starts, ends, axes, steps = (part for _, part in parts)
+    starts, ends, rank, made = starts or (), ends or (), len(shape), list(shape)
+    axes = tuple(range(len(starts))) if axes is None else axes
+    steps = (1,) * len(starts) if steps is None else steps
+    for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
+        if not isinstance(axis, int) or not -rank <= axis < rank:
+            return None
+        size = made[axis]
+        if not (isinstance(start, int) and isinstance(end, int) and isinstance(step, int) and step):
+            made[axis] = known.fresh()
+        elif isinstance(size, int):
+            made[axis] = len(places(size, start, end, step))
+        elif (start, step) != (0, 1) or end < (1 << 31) - 1:
+            made[axis] = known.fresh()
+    return tuple(made)
+
+
+@slice_.sizes
+def slice_sizes(known: KnownShapes[Any], call: Any) -> Shape | None:
+    sizes = known.sizes(call.inputs[0])
+    (_, starts), (_, ends), (placed, axes), (stepped, steps) = (
+        integers(known, call, name, i) for i, name in enumerate(("starts", "ends", "axes", "steps"), 1)
+    )
+    steps = (1,) if not stepped else steps
+    if not isinstance(sizes, tuple) or starts is None or ends is None or steps is None:
+        return None
+    if len(starts) != 1 or len(ends) != 1 or len(steps) != 1 or not steps[0] or (placed and axes not in ((0,), (-1,))):
+        return None
+    return tuple(sizes[i] for i in places(len(sizes), starts[0], ends[0], steps[0]))
 
 
 @slice_.gradient
@@ -139,6 +180,23 @@ def pad(
             raise OperatorError(f"constant_value must hold one value, got shape {constant_value.shape}", code="SX404")
         constant_value = constant_value.reshape(())
     return _pad(xp, x, pads, mode, constant_value, range(x.ndim) if axes is None else axes_of(axes, x.ndim))
+
+
+@pad.shapes
+def pad_shapes(known: KnownShapes[Any], call: Any) -> Shape | None:
+    shape, (_, pads), (placed, axes) = known.shape(call.inputs[0]), listed(known, call, "pads", 1), listed(known, call, "axes", 3)
+    if shape is None:
+        return None
+    axes = axes if placed else tuple(range(len(shape)))
+    if pads is None or axes is None:
+        return tuple(known.fresh() for _ in shape)
+    made, count = list(shape), len(axes)
+    for i, axis in enumerate(axes):
+        ends = (pads[i], pads[i + count]) if len(pads) == 2 * count else ("", "")
+        numbers = [n for n in (made[int(axis)], *ends) if isinstance(n, int)]
+        if ends != (0, 0):
+            made[int(axis)] = sum(numbers) if len(numbers) == 3 else known.fresh()
+    return tuple(made)
 
 
 @pad.gradient

@@ -15,6 +15,7 @@ from ..ir.declaration import Host, Ints, Wanted, operator
 from ..ir.windows import SAME, Windows, per_axis, windows
 from ._api import Array
 from ._flops import each_input, pooled
+from ._shapes import pooled_shapes, pooled_to_one
 from ._windows import before, cells, framed, spatial, unframed
 
 
@@ -80,6 +81,7 @@ def average_pool(
 
 
 average_pool.flops(pooled)
+average_pool.shapes(pooled_shapes)
 
 
 @average_pool.gradient
@@ -146,6 +148,7 @@ def global_average_pool(xp: Xp, x: Array) -> Array:
 
 
 global_average_pool.flops(each_input(1))
+global_average_pool.shapes(pooled_to_one)
 
 
 @global_average_pool.gradient
@@ -248,6 +251,7 @@ def max_pool(
 
 
 max_pool.flops(pooled)
+max_pool.shapes(pooled_shapes)
 
 
 @max_pool.gradient
@@ -300,6 +304,7 @@ def global_max_pool(xp: Xp, x: Array) -> Array:
 
 
 global_max_pool.flops(each_input(1))
+global_max_pool.shapes(pooled_to_one)
 
 
 @global_max_pool.gradient
@@ -405,6 +410,7 @@ def lp_pool(
 
 
 lp_pool.flops(pooled)
+lp_pool.shapes(pooled_shapes)
 
 
 @lp_pool.gradient

@@ -14,6 +14,7 @@ from ..interpreters.base import Op, V
 from ..ir.declaration import Version, operator
 from ._api import Array
 from ._common import axis_of
+from ._shapes import shape_of
 from .cast import limits, to_float8, to_tiny_float
 
 _NARROW_INTS = dtypes.SUB_BYTE_INTS | {np.dtype(t) for t in (np.int8, np.uint8, np.int16, np.uint16)}
@@ -107,6 +108,9 @@ def quantize_linear(
     return to_float8(xp, q, target, bool(saturate)) if target in dtypes.FLOAT8 else to_tiny_float(xp, q, target, version)
 
 
+quantize_linear.shapes(shape_of(0))
+
+
 quantize_linear.no_gradient("zero")
 
 
@@ -150,6 +154,9 @@ def dequantize_linear(
     if x_zero_point is not None:
         d = d - _fit(xp, "x_zero_point", x_zero_point, x.shape, axis, block_size).astype(wide)
     return (d.astype(np.float32) * scale).astype(target)
+
+
+dequantize_linear.shapes(shape_of(0))
 
 
 @dequantize_linear.gradient

@@ -15,6 +15,7 @@ from ..ir.declaration import Host, operator
 from ._api import Array
 from ._flops import recurrent
 from ._recurrence import DIRECTIONS, Activation, activation, biases, parts, recurrence
+from ._shapes import recurrent_shapes
 
 Floats = tuple[float, ...]
 Strings = tuple[str, ...]
@@ -203,7 +204,8 @@ class _Layer:
 
 
 @operator("RNN", 1, 7, 14, 22, absent=NO_CLIP,
-          traits=("finite", "reads_quantized"), weights={1: "the weight", 2: "the recurrent weight", 3: "the bias"})  # fmt: skip
+          traits=("product", "finite", "reads_quantized"),
+          weights={1: "the weight", 2: "the recurrent weight", 3: "the bias"})  # fmt: skip
 def rnn(
     xp: Xp,
     x: Array,
@@ -235,6 +237,7 @@ def rnn(
 
 
 rnn.flops(recurrent)
+rnn.shapes(recurrent_shapes)
 
 
 @rnn.decomposition
@@ -277,7 +280,8 @@ def _composed(
 
 
 @operator("GRU", 3, 7, 14, 22, absent=NO_CLIP,
-          traits=("finite", "reads_quantized"), weights={1: "the weight", 2: "the recurrent weight", 3: "the bias"})  # fmt: skip
+          traits=("product", "finite", "reads_quantized"),
+          weights={1: "the weight", 2: "the recurrent weight", 3: "the bias"})  # fmt: skip
 def gru(
     xp: Xp,
     x: Array,
@@ -323,6 +327,7 @@ def gru(
 
 
 gru.flops(recurrent)
+gru.shapes(recurrent_shapes)
 
 
 @gru.decomposition
@@ -433,7 +438,7 @@ def gru_1_decomposition(
 
 
 @operator("LSTM", 1, 7, 14, 22, absent=NO_CLIP,
-          traits=("finite", "reads_quantized"),
+          traits=("product", "finite", "reads_quantized"),
           weights={1: "the weight", 2: "the recurrent weight", 3: "the bias", 7: "the peephole weight"})  # fmt: skip
 def lstm(
     xp: Xp,
@@ -487,6 +492,7 @@ def lstm(
 
 
 lstm.flops(recurrent)
+lstm.shapes(recurrent_shapes)
 
 
 @lstm.decomposition

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -12,8 +13,10 @@ from ..devices.namespaces import Xp
 from ..errors import OperatorError
 from ..interpreters.base import Op, V
 from ..ir.declaration import Host, Ints, Wanted, operator
+from ..ir.shapes import Dim, Known, KnownShapes, Shape, broadcast_shapes, integers, listed, total
 from ._api import Array
 from ._common import axes_of, axis_of, rows
+from ._shapes import FIRST, reshaped, same_sizes, without
 
 
 def _from_the_front(axes: Sequence[int], what: str) -> None:
@@ -29,6 +32,9 @@ def identity(xp: Xp, x: Array) -> Array:
     return x
 
 
+identity.sizes(same_sizes)
+
+
 @identity.gradient
 def identity_gradient(op: Op, dy: V) -> tuple[V]:
     return (dy,)  # without the tuple, a sequence would be interpreted as several gradients
@@ -40,9 +46,34 @@ def shape(xp: Xp, x: Array, *, start: int = 0, end: int | None = None) -> Array:
     return xp.asarray(np.array(x.shape[start:end], np.int64))
 
 
+@shape.shapes
+def shape_shapes(known: KnownShapes[Any], call: Any) -> Shape | None:
+    sizes = _slice_of_shape(known, call)
+    return None if sizes is None else (len(sizes),)
+
+
+def _slice_of_shape(known: KnownShapes[Any], call: Any) -> Shape | None:
+    x = known.shape(call.inputs[0])
+    return None if x is None else x[slice(known.attribute(call, "start") or 0, known.attribute(call, "end"))]
+
+
+shape.sizes(_slice_of_shape)
+
+
 @operator("Size", 1, 13, 19, 21, 23, 24, 25, widen=False, traits=("cannot_fail", "moves"))
 def size(xp: Xp, x: Array) -> Array:
     return xp.asarray(np.array(math.prod(x.shape), np.int64))
+
+
+@size.shapes
+def size_shapes(known: KnownShapes[Any], call: Any) -> Shape:
+    return ()
+
+
+@size.sizes
+def size_sizes(known: KnownShapes[Any], call: Any) -> Dim | None:
+    x = known.shape(call.inputs[0])
+    return None if x is None else total(x, known.fresh)
 
 
 # --- the same values in the same order ------------------------------------------------------------------------------
@@ -76,6 +107,21 @@ def reshape(xp: Xp, x: Array, shape: Host[Ints], *, allowzero: int = 0) -> Array
     return x.reshape(sizes)
 
 
+@reshape.shapes
+def reshape_shapes(known: KnownShapes[Any], call: Any) -> Shape | None:
+    _, target = listed(known, call, "shape", 1)
+    return reshaped(known, known.shape(call.inputs[0]), target, bool(known.attribute(call, "allowzero")))
+
+
+@reshape.sizes
+def reshape_sizes(known: KnownShapes[Any], call: Any) -> Known | None:
+    sizes, shape = known.sizes(call.inputs[0]), known.shape(call.outputs[0])
+    if sizes is None:
+        return None
+    flat = sizes if isinstance(sizes, tuple) else (sizes,)
+    return flat if shape == (len(flat),) else flat[0] if shape == () and len(flat) == 1 else None
+
+
 @reshape.gradient
 def reshape_gradient(op: Op, dy: V, x: V) -> V:
     return op.Reshape(dy, op.Shape(x), allowzero=1)
@@ -95,6 +141,15 @@ def reshape_1_decomposition(op: Op, x: V, shape: Ints) -> V:
           traits=("keeps_finite", "moves", "elements_of_first", "view", "keeps_weights", "on_sizes"))  # fmt: skip
 def flatten(xp: Xp, x: Array, *, axis: int = 1) -> Array:
     return rows(x, axis)
+
+
+@flatten.shapes
+def flatten_shapes(known: KnownShapes[Any], call: Any) -> Shape:
+    shape, axis = known.shape(call.inputs[0]), known.attribute(call, "axis", 1)
+    if shape is None:
+        return known.fresh(), known.fresh()
+    axis = axis + len(shape) if axis < 0 else axis
+    return total(shape[:axis], known.fresh), total(shape[axis:], known.fresh)
 
 
 @flatten.gradient
@@ -121,6 +176,15 @@ def squeeze(xp: Xp, x: Array, axes: Host[Ints] | None = None) -> Array:
     if any(x.shape[a] != 1 for a in gone):
         raise OperatorError(f"axes must be of size 1, got axes {tuple(axes or ())} of shape {x.shape}", code="SX404")
     return x.reshape([d for i, d in enumerate(x.shape) if i not in gone])
+
+
+squeeze.shapes(without)
+
+
+@squeeze.sizes
+def squeeze_sizes(known: KnownShapes[Any], call: Any) -> Dim | None:
+    sizes, (given, axes) = known.sizes(call.inputs[0]), integers(known, call, "axes", 1)
+    return sizes[0] if isinstance(sizes, tuple) and len(sizes) == 1 and (not given or axes in ((0,), (-1,))) else None
 
 
 @squeeze.gradient
@@ -160,6 +224,22 @@ def unsqueeze(xp: Xp, x: Array, axes: Host[Ints]) -> Array:
     return x.reshape([1 if i in new else next(old) for i in range(rank)])
 
 
+@unsqueeze.shapes
+def unsqueeze_shapes(known: KnownShapes[Any], call: Any) -> Shape | None:
+    shape, (_, axes) = known.shape(call.inputs[0]), integers(known, call, "axes", 1)
+    if shape is None or axes is None:
+        return None
+    rank = len(shape) + len(axes)
+    new, rest = {a % rank for a in axes}, iter(shape)
+    return tuple(1 if i in new else next(rest) for i in range(rank)) if len(new) == len(axes) else None
+
+
+@unsqueeze.sizes
+def unsqueeze_sizes(known: KnownShapes[Any], call: Any) -> Shape | None:
+    size = known.sizes(call.inputs[0])
+    return (size,) if isinstance(size, (int, str)) and integers(known, call, "axes", 1)[1] in ((0,), (-1,)) else None
+
+
 @unsqueeze.gradient
 def unsqueeze_gradient(op: Op, dy: V, x: V) -> V:
     return op.Reshape(dy, op.Shape(x), allowzero=1)
@@ -195,6 +275,15 @@ def transpose(xp: Xp, x: Array, *, perm: Ints | None = None) -> Array:
     return x.transpose(perm)
 
 
+@transpose.shapes
+def transpose_shapes(known: KnownShapes[Any], call: Any) -> Shape | None:
+    shape, perm = known.shape(call.inputs[0]), known.attribute(call, "perm")
+    if shape is None:
+        return None if perm is None else tuple(known.fresh() for _ in perm)
+    order = tuple(reversed(range(len(shape)))) if perm is None else tuple(perm)
+    return tuple(shape[i] for i in order) if sorted(order) == list(range(len(shape))) else None
+
+
 @transpose.gradient
 def transpose_gradient(op: Op, dy: V, perm: Ints | None) -> V:
     back = None if perm is None else [perm.index(i) for i in range(len(perm))]
@@ -209,6 +298,31 @@ def concat(xp: Xp, *xs: Array, axis: int) -> Array:
     if len(others) > 1 or len({x.ndim for x in xs}) > 1:
         raise OperatorError(f"shapes must be equal except along axis {axis}, got {[x.shape for x in xs]}", code="SX404")
     return xp.concatenate(xs, axis=axis)
+
+
+@concat.shapes
+def concat_shapes(known: KnownShapes[Any], call: Any) -> Shape | None:
+    shapes = [known.shape(i) for i in call.inputs]
+    first, axis = next((s for s in shapes if s is not None), None), known.attribute(call, "axis", 1)
+    if first is None or not -len(first) <= axis < len(first):
+        return None
+    made: list[Dim] = []
+    for i in range(len(first)):
+        column = [known.fresh() if s is None or len(s) != len(first) else s[i] for s in shapes]
+        numbers = [d for d in column if isinstance(d, int)]
+        if i == axis % len(first):
+            made.append(sum(numbers) if len(numbers) == len(column) else known.fresh())
+        else:
+            made.append(numbers[0] if numbers else column[0])
+    return tuple(made)
+
+
+@concat.sizes
+def concat_sizes(known: KnownShapes[Any], call: Any) -> Shape | None:
+    parts = [known.sizes(i) for i in call.inputs]
+    if known.attribute(call, "axis") not in FIRST or not all(isinstance(p, tuple) for p in parts):
+        return None
+    return tuple(d for p in parts if isinstance(p, tuple) for d in p)
 
 
 @concat.gradient
@@ -264,6 +378,25 @@ def split(
     d = x.shape[axis_of(axis, x.ndim)]
     part = -(-d // num_outputs)
     return _split(x, [*[part] * (num_outputs - 1), d - part * (num_outputs - 1)], axis, wanted)
+
+
+@split.shapes
+def split_shapes(known: KnownShapes[Any], call: Any) -> list[Shape | None] | None:
+    shape, axis, count = known.shape(call.inputs[0]), known.attribute(call, "axis", 0), len(call.outputs)
+    if shape is None or not -len(shape) <= axis < len(shape):
+        return None
+    axis %= len(shape)
+    size, (given, parts) = shape[axis], listed(known, call, "split", 1)
+    if not given and isinstance(size, int):
+        part = -(-size // count)
+        parts = tuple(min(part, size - i * part) for i in range(count))
+    elif not given:
+        parts = (known.fresh(),) * count
+        if known.attribute(call, "num_outputs") is not None:
+            parts = (*parts[:-1], known.fresh())  # the last part may be smaller
+    elif parts is None:
+        parts = tuple(known.fresh() for _ in range(count))
+    return [(*shape[:axis], part, *shape[axis + 1 :]) for part in parts]
 
 
 @split.gradient
@@ -322,6 +455,12 @@ def expand(xp: Xp, x: Array, shape: Host[Ints]) -> Array:
         return xp.broadcast_to(x, np.broadcast_shapes(x.shape, shape))
     except ValueError:
         raise OperatorError(f"shapes {x.shape} and {shape} do not broadcast", code="SX404") from None
+
+
+@expand.shapes
+def expand_shapes(known: KnownShapes[Any], call: Any) -> Shape | None:
+    target = known.sizes(call.inputs[1])
+    return broadcast_shapes(known, [known.shape(call.inputs[0]), target if isinstance(target, tuple) else None])
 
 
 @expand.gradient

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from ..ir.shapes import Dim
 from ..rewriting.sizes import sizes
-from ..rewriting.view import Dim
 from .graph import GraphEditor, Node
 from .view import ModelView
 

@@ -46,12 +46,23 @@ def _take(net: GraphEditor, graph: GraphProto, found: dict[int, dict[str, Type]]
         kind = read_type(info.type)
         if kind != Type():
             types[info.name] = kind
+    _distrust(net, types)
     for node, proto in zip(net.nodes, graph.node, strict=True):
         for a in proto.attribute:
             if a.HasField("g"):
                 _take(node.graphs[a.name], a.g, found)
             for i, g in enumerate(a.graphs):
                 _take(node.graphs[f"{a.name}/{i}"], g, found)
+
+
+def _distrust(net: GraphEditor, types: dict[str, Type]) -> None:
+    """Forget what follows from sizes of 0 in results of Attention: onnx's inference multiplies an open size as 0."""
+    doubtful: set[str] = set()
+    for node in net.nodes:
+        wrong = node.is_("Attention") and any(0 in (types.get(o, Type()).shape or ()) for o in node.outputs)
+        if wrong or (doubtful and (node.graphs or not doubtful.isdisjoint(node.inputs))):
+            doubtful.update(node.outputs)
+            types.update({o: Type(types[o].dtype) for o in node.outputs if o in types})
 
 
 def read_type(proto: TypeProto) -> Type:

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from functools import cache
 from typing import Any
 
 import numpy as np
-from onnx import helper
+from onnx import TensorProto, helper
 
 from .. import dtypes
 from ..ir import graph
 from ..ir.declaration import newest_declaration
 from ..ir.reader import read_call
+from ..ir.shapes import MOST as SIZES
+from ..ir.shapes import Dim, Known, Shape, is_known
 from ..proto.schemas import schema_version, schemas
-from ..rewriting.sizes import MOST as SIZES
-from ..rewriting.sizes import RULES, Known, followed, is_known
-from ..rewriting.view import MOST, Shape
+from ..rewriting.types import Types
+from ..rewriting.view import MOST
 from .graph import GraphEditor, Node, constant_node
 from .type_inference import node_proto
 
@@ -26,6 +26,61 @@ FEW = 1 << 16
 
 HEAVY = 1 << 28
 """Bytes of a weight that may be rewritten."""
+
+
+def _size(known: Dim | None, inferred: Dim | None, name: str) -> Dim:
+    """A number if one is known, otherwise a name: of onnx's inference, of this one, or `name`."""
+    if isinstance(known, int) or not isinstance(inferred, int):
+        return inferred or name if known is None else known
+    return inferred
+
+
+class ModelTypes(Types[str, Node]):
+    """Shapes by onnx's inference; what it leaves open is inferred here.
+
+    Args:
+        view: the graph.
+    """
+
+    def __init__(self, view: ModelView) -> None:
+        super().__init__(view)
+        self.net = view.net
+        self._calls = view.calls
+        self._inferred = False
+
+    def shape(self, value: str) -> Shape | None:
+        """The shape of a value; a size without a name has one that no other size has."""
+        known = self.net.shape(value)
+        if not self._inferred and (known is None or None in known):
+            self.infer_all(self._calls())
+        own = self._shapes.get(value)
+        if known is None:
+            return own
+        inferred = own if own is not None and len(own) == len(known) else (None,) * len(known)
+        return tuple([_size(d, own, f"{i} of {value}") for i, (d, own) in enumerate(zip(known, inferred, strict=True))])
+
+    def infer_all(self, calls: Sequence[Node]) -> None:
+        """Infer the shapes of all values again."""
+        self._inferred = True
+        super().infer_all(calls)
+
+    def sizes(self, value: str) -> Known | None:
+        """A value that is a size or a vector of sizes, of which unknown ones have names; None for any other value."""
+        if value in self._sizes:
+            return self._sizes[value]
+        kind = self.net.type(value)
+        if kind.dtype not in (0, TensorProto.INT32, TensorProto.INT64):
+            return None
+        if self.net.is_constant(value):
+            array = self.net.constant(value, 8 * SIZES)
+            if array is None or array.dtype not in (np.int64, np.int32) or array.ndim > 1:
+                return None
+            found = array.tolist()
+            return found if isinstance(found, int) else tuple(found)
+        shape = self.net.static(value)
+        if kind.dtype != TensorProto.INT64 or shape is None or len(shape) > 1 or (shape and shape[0] > SIZES):
+            return None
+        return tuple(f"{value}[{i}]" for i in range(shape[0])) if shape else f"{value}[]"
 
 
 class ModelView:
@@ -39,14 +94,14 @@ class ModelView:
 
     is_valid = True
     keeps_views = False
+    absent = ""
 
     def __init__(self, net: GraphEditor) -> None:
         self.net = net
         self._opset = net.opset
         self._origins: dict[Node, Sequence[Node]] = {}
         self._same_form: set[Node] = set()
-        self._followed: dict[str, Known] = {}
-        self._unknown = 0
+        self._types = ModelTypes(self)
 
     # --- calls ---
 
@@ -150,8 +205,7 @@ class ModelView:
 
     def shape(self, value: str) -> Shape | None:
         """The shape of a value; a size without a name has one that no other size has."""
-        shape = self.net.shape(value)
-        return None if shape is None else tuple([f"{i} of {value}" if d is None else d for i, d in enumerate(shape)])
+        return self._types.shape(value)
 
     # --- constants ---
 
@@ -179,47 +233,18 @@ class ModelView:
         array = self.net.constant(value, FEW)
         return None if array is None or array.dtype.kind not in "iu" else tuple(array.reshape(-1).tolist())
 
-    def sizes(self, value: str) -> Known | None:
-        """A value that is a size or a vector of sizes, of which unknown ones have names; None for any other value."""
-        if value in self._followed:
-            return self._followed[value]
-        kind = self.net.type(value)
-        if kind.dtype not in (0, 6, 7):
-            return None
-        if self.net.is_constant(value):
-            array = self.net.constant(value, 8 * SIZES)
-            if array is None or array.dtype not in (np.int64, np.int32) or array.ndim > 1:
-                return None
-            found = array.tolist()
-            return found if isinstance(found, int) else tuple(found)
-        shape = self.net.static(value)
-        if kind.dtype != 7 or shape is None or len(shape) > 1 or (shape and shape[0] > SIZES):
-            return None
-        return tuple(f"{value}[{i}]" for i in range(shape[0])) if shape else f"{value}[]"
-
     def followed(self, value: str) -> Known | None:
         """The sizes that a value was found to hold."""
-        return self._followed.get(value)
+        return self._types.computed_sizes().get(value)
 
-    def known_sizes(self) -> Iterator[tuple[str, np.ndarray]]:
+    def known_sizes(self) -> list[tuple[str, np.ndarray]]:
         """The values of nodes that are sizes and known as numbers, with their contents; outputs keep their nodes."""
-        for node in self.calls():
-            if node.op_type not in RULES or not node.only_output():
-                continue
-            name, out, found = self.operator(node), node.outputs[0], None
-            if not name:
-                continue
-            with suppress(ArithmeticError, LookupError, TypeError, ValueError):  # the node fails when it runs
-                found = followed(self, name, node)
-            if found is not None:
-                self._followed[out] = found
-                if is_known(found) and not self.is_output(out) and self.net.has_users(out):
-                    yield out, np.array(found, self.dtype(out) or np.int64)
-
-    def fresh(self) -> str:
-        """A name for an unknown size."""
-        self._unknown += 1
-        return f"?{self._unknown}"
+        self._types.infer_all(self.calls())
+        return [
+            (value, np.array(found, self.dtype(value) or np.int64))
+            for value, found in self._types.computed_sizes().items()
+            if is_known(found) and not self.is_output(value) and self.net.has_users(value)
+        ]
 
     def number(self, call: Node, value: str) -> float | None:
         """A constant float32 of one element in an elementwise node of two inputs, which has the shape of the other input."""

@@ -11,10 +11,11 @@ from typing import Any
 
 from .. import dtypes, limits, machine
 from ..devices.device import Device
+from ..ir.declaration import has_trait
 from ..ir.graph import Graph, Node
 from ..kernels.table import Options
 from ..kernels.values import Step, Value
-from ..kernels.work import PRODUCTS, Rates, flops, moved, rates
+from ..kernels.work import Rates, flops, moved, rates
 from ..runtime.executor import Executor, Path
 from .contention import contention
 from .planner import Plan, Planner, UseDefinitions
@@ -219,13 +220,15 @@ class _Piece:
     @property
     def bounded(self) -> bool:
         """Whether the measured rates bound it: its work is known, and is not a product of integers, which are faster."""
-        integers = self.main.op_type in PRODUCTS and any(i.startswith(("uint8[", "int8[")) for i in self.inputs[:1])
+        integers = has_trait(self.main.domain, self.main.op_type, "product") and any(
+            i.startswith(("uint8[", "int8[")) for i in self.inputs[:1]
+        )
         return self.flops is not None and not integers
 
     @property
     def main(self) -> Node:
         """The node that the time is counted for: the largest part of the work."""
-        return next((n for n in self.nodes if n.op_type in PRODUCTS), self.nodes[0])
+        return next((n for n in self.nodes if has_trait(n.domain, n.op_type, "product")), self.nodes[0])
 
 
 def profile(

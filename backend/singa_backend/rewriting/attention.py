@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from ..ir.declaration import has_trait
+from ..ir.shapes import Dim, Shape
 from .match import Anything, Match, Multiple, Rule, Rules, View, op, producer
-from .view import Dim, Shape
 
 LOWEST = float(np.finfo(np.float32).max)
 ANYTHING = (-math.inf, math.inf)

@@ -8,7 +8,8 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from .. import dtypes
-from .view import C, GraphView, V, broadcast, ints_of, rank
+from ..ir.shapes import broadcast
+from .view import C, GraphView, V, ints_of, rank
 
 VIEWS = ("Reshape", "Flatten", "Squeeze", "Unsqueeze")
 """Operators that change the shape only."""

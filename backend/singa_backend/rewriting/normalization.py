@@ -6,8 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from ..ir.shapes import Shape
 from .match import Anything, Constant, Match, Number, Pattern, Rule, Rules, View, inverse_root, op, over_root, squared
-from .view import Shape, ints_of
+from .view import ints_of
 
 X, SCALE, SHIFT, EPSILON = Anything(), Constant(), Constant(), Number()
 

@@ -6,8 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from ..ir.shapes import Shape
 from .match import Anything, Match, Rule, Rules, View, op, producer
-from .view import Shape, ints_of
+from .view import ints_of
 
 STEPS = 6
 """The number of elementwise calls between the angles and their cosines."""

@@ -12,25 +12,10 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 
 from ..ir.graph import Node
-
-Dim = int | str
-"""A size, or the name of an unknown one: sizes of one name are equal."""
-Shape = tuple[Dim, ...]
-
+from ..ir.shapes import Shape
 
 MOST = 1 << 26
 """Bytes of a constant that is read, if a rule sets no bound."""
-
-
-def broadcast(a: Dim, b: Dim) -> Dim | None:
-    """The size of two sizes broadcast; None if it is not known."""
-    if a == b or b == 1:
-        return a
-    if a == 1:
-        return b
-    if isinstance(a, int) and isinstance(b, int):
-        return None  # an error when it runs
-    return a if isinstance(a, int) else b if isinstance(b, int) else None
 
 
 class AnyCall(Protocol):
@@ -57,6 +42,10 @@ class GraphView(Protocol[V, C]):
     @property
     def is_valid(self) -> bool:
         """Whether a rule may remove calls that would fail; otherwise a call that may fail must stay, and fail when it runs."""
+
+    @property
+    def absent(self) -> Any:
+        """What stands for an absent input or output of a call."""
 
     @property
     def keeps_views(self) -> bool:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from ...ir.declaration import has_trait
 from ...ir.graph import ABSENT
+from ...ir.shapes import Shape
 from ...rewriting.transposes import invert, permutation
-from ...rewriting.view import Shape
 from ..region import Call
 from .facts import operator
 from .view import RegionView

@@ -9,8 +9,8 @@ import numpy as np
 
 from ...ir.declaration import has_trait
 from ...ir.graph import ABSENT, Node
+from ...ir.shapes import Shape
 from ...kernels.values import Computed
-from ...rewriting.view import Shape
 from ..region import Call, Region, call_of
 from .facts import Facts, Type, operator
 from .lazy import multiplied
@@ -33,12 +33,13 @@ class RegionView:
 
     is_valid = False
     keeps_views = True
+    absent = ABSENT
 
     def __init__(self, region: Region, types: Mapping[int, Type] | None = None) -> None:
         self.region = region
         self.outputs = frozenset(region.outputs)
         self._given = frozenset(region.constants)
-        self.facts = Facts(region, types or {})
+        self.facts = Facts(self, region, types or {})
         self._made: dict[int, Call] = {}
         self._users: dict[int, dict[Call, int]] = {}
         self._named: dict[str, dict[Call, None]] = {}

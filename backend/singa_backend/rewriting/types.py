@@ -1,0 +1,97 @@
+"""The shapes of the values of a graph, and the values that are sizes: one inference for regions of plans and graphs of models.
+
+The rules are declared with the operators (see ir/shapes.py); the traits of an operator without a rule say what is known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any, Generic
+
+from ..ir.declaration import newest_declaration
+from ..ir.shapes import MOST, Known, Shape, broadcast_shapes, listed
+from .view import C, GraphView, V
+
+SAME = frozenset({"unary", "shape_of_first"})
+"""Traits of operators whose result has the shape of the first input."""
+
+
+class Types(Generic[V, C]):
+    """Shapes and sizes, as far as they are known before the graph runs; sizes of one name are equal.
+
+    Args:
+        view: the graph.
+    """
+
+    def __init__(self, view: GraphView[V, C]) -> None:
+        self.attribute, self.input = view.attribute, view.input
+        self._view = view
+        self._given: Mapping[V, Shape] = {}
+        self._shapes: dict[V, Shape] = {}
+        self._sizes: dict[V, Known] = {}
+        self._fresh = 0
+
+    def shape(self, value: V) -> Shape | None:
+        """The shape of a value; None if its rank is not known."""
+        return self._shapes.get(value)
+
+    def sizes(self, value: V) -> Known | None:
+        """A value that is a size or a vector of sizes; None if it is not known."""
+        return self._sizes.get(value)
+
+    def computed_sizes(self) -> Mapping[V, Known]:
+        """The values of calls that are sizes."""
+        return self._sizes
+
+    def fresh(self) -> str:
+        """A name for an unknown size."""
+        self._fresh += 1
+        return f"?{self._fresh}"
+
+    def infer_all(self, calls: Sequence[C]) -> None:
+        """Infer the shapes of all values again, after some became known."""
+        self._shapes, self._sizes = dict(self._given), {}
+        for call in calls:
+            self.infer(call)
+
+    def infer(self, call: C) -> None:
+        """Add what is known of the outputs of a call; the values before it must be known."""
+        domain, name = self._view.name(call)
+        if domain and not self._view.version(call):
+            return  # a function
+        declaration = newest_declaration(domain, name if domain else self._view.operator(call))
+        if declaration is None:
+            return
+        with suppress(ArithmeticError, LookupError, TypeError, ValueError):  # the call fails when it runs
+            rule = declaration.shapes_rule
+            found = rule(self, call) if rule is not None else self._by_traits(declaration.traits, call)
+            for value, shape in zip(call.outputs, found if isinstance(found, list) else [found], strict=False):
+                if shape is not None and value != self._view.absent:
+                    self._shapes.setdefault(value, shape)
+            if declaration.sizes_rule is not None and call.outputs[0] != self._view.absent:
+                sizes = declaration.sizes_rule(self, call)
+                if sizes is not None and not (isinstance(sizes, tuple) and len(sizes) > MOST):
+                    self._sizes[call.outputs[0]] = sizes
+
+    def _by_traits(self, traits: frozenset[str], call: C) -> Shape | None:
+        if traits & SAME:
+            return self.shape(call.inputs[0])
+        if "broadcasting" in traits:
+            return broadcast_shapes(self, [self.shape(i) for i in call.inputs])
+        if "reduction" in traits:
+            return self._reduced(call)
+        if "rank_of_first" in traits:
+            shape = self.shape(call.inputs[0])
+            return None if shape is None else tuple(self.fresh() for _ in shape)
+        return None
+
+    def _reduced(self, call: C) -> Shape | None:
+        shape, (given, axes) = self.shape(call.inputs[0]), listed(self, call, "axes", 1)
+        if shape is None or (given and axes is None):
+            return None
+        if not axes and not self.attribute(call, "noop_with_empty_axes"):
+            axes = tuple(range(len(shape)))
+        gone: set[Any] = {int(a) % len(shape) for a in axes or () if shape}
+        keep = self.attribute(call, "keepdims", 1)
+        return tuple(1 if i in gone else d for i, d in enumerate(shape) if keep or i not in gone)
