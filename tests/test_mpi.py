@@ -14,7 +14,8 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -359,15 +360,29 @@ def group_of(marker: Path) -> list[int]:
     return found
 
 
-def endless(folder: Path, target: Path, *more: str) -> subprocess.Popen[str]:
-    """A training of three workers that has begun, and does not end by itself."""
+@contextmanager
+def endless(folder: Path, target: Path, *more: str) -> Iterator[subprocess.Popen[str]]:
+    """A training of three workers that has begun, and does not end by itself; whatever is left of it is killed."""
     fixed = [str(folder / "m.onnx"), "--data", str(folder / "data.npz"), "--batch-size", "3", "--epochs", "1000000"]
     command = [sys.executable, "-m", "singa.cli", "train", *fixed, "--workers", "3", "--plot", str(target), *more]
-    running = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT)
+    begun = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT, preexec_fn=listen_to_hangups
+    )
     end = time.monotonic() + LONGEST
-    while len(workers_of(target)) < 3 and running.poll() is None and time.monotonic() < end:
+    while len(workers_of(target)) < 3 and begun.poll() is None and time.monotonic() < end:
         time.sleep(0.01)
-    return running
+    try:
+        yield begun
+    finally:
+        for process in group_of(target):
+            with suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
+        begun.communicate(timeout=LONGEST)
+
+
+def listen_to_hangups() -> None:
+    """A test run that nohup began ignores them, and so would the command."""
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def none_left(target: Path) -> bool:
@@ -383,13 +398,13 @@ def none_left(target: Path) -> bool:
 def test_a_signal_ends_all_processes(name: str, when: str, folder: Path, tmp_path: Path) -> None:
     """Also one that the command cannot handle; while the workers start, and while they train."""
     target, checkpoint = tmp_path / "curves.html", tmp_path / "run.ckpt"
-    running = endless(folder, target, "--checkpoint", str(checkpoint))
-    while when == "steps" and not checkpoint.exists() and running.poll() is None:
-        time.sleep(0.01)
-    assert len(group_of(target)) > 3
-    running.send_signal(getattr(signal, name))
-    assert none_left(target)
-    running.communicate(timeout=LONGEST)
+    with endless(folder, target, "--checkpoint", str(checkpoint)) as running:
+        while when == "steps" and not checkpoint.exists() and running.poll() is None:
+            time.sleep(0.01)
+        assert len(group_of(target)) > 3
+        running.send_signal(getattr(signal, name))
+        assert none_left(target)
+        running.wait(timeout=LONGEST)
     assert running.returncode == {"SIGKILL": -9, "SIGINT": 130, "SIGTERM": 143, "SIGHUP": 129}[name]
 
 
@@ -397,14 +412,12 @@ def test_a_signal_ends_all_processes(name: str, when: str, folder: Path, tmp_pat
 def test_a_second_signal_ends_workers_that_do_not_listen(folder: Path, tmp_path: Path) -> None:
     """A worker that is stopped cannot handle the first one; the end of the parent's pipe ends the others at once."""
     target = tmp_path / "curves.html"
-    running = endless(folder, target, "--checkpoint", str(tmp_path / "run.ckpt"))
-    stuck = workers_of(target)[0]
-    os.kill(stuck, signal.SIGSTOP)
-    while running.poll() is None:  # signals of one number that have not been handled yet are one
-        running.send_signal(signal.SIGTERM)
-        time.sleep(0.05)
-    assert none_left(target)
-    running.communicate(timeout=LONGEST)
+    with endless(folder, target, "--checkpoint", str(tmp_path / "run.ckpt")) as running:
+        os.kill(workers_of(target)[0], signal.SIGSTOP)
+        while running.poll() is None:  # signals of one number that have not been handled yet are one
+            running.send_signal(signal.SIGTERM)
+            time.sleep(0.05)
+        assert none_left(target)
 
 
 def test_an_error_of_all_workers_is_printed_once(folder: Path, tmp_path: Path) -> None:
