@@ -70,6 +70,8 @@ class Node:
     @property
     def graphs(self) -> list[Graph]:
         """The graphs in the attributes, and the body of a function."""
+        if not self.attributes and not self.function:
+            return []
         inner = [g for g in self.attributes.values() if isinstance(g, Graph)]
         return [*inner, self.function] if self.function else inner
 

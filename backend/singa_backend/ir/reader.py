@@ -9,10 +9,10 @@ import json
 from collections import ChainMap, Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
+from functools import cache, partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from onnx import IR_VERSION, AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, ValueInfoProto, defs
@@ -40,6 +40,36 @@ _Operators: TypeAlias = dict[tuple[str, str], dict[int, str]]
 
 _VARIADIC = defs.OpSchema.FormalParameterOption.Variadic
 _OPTIONAL = defs.OpSchema.FormalParameterOption.Optional
+
+
+class _Signature(NamedTuple):
+    """What a schema specifies of a call, which is slow to read from it.
+
+    Attributes:
+        types: the type of each attribute.
+        attributes: the attributes by name.
+        inputs: the lowest and the highest number of inputs.
+        outputs: the same of outputs.
+        required: the names of the inputs that must be present, by index.
+    """
+
+    types: dict[str, int]
+    attributes: dict[str, defs.OpSchema.Attribute]
+    inputs: tuple[int, int]
+    outputs: tuple[int, int]
+    required: dict[int, str]
+
+
+@cache
+def _signature(schema: defs.OpSchema) -> _Signature:
+    attributes = dict(schema.attributes)
+    return _Signature(
+        {n: int(getattr(a.type, "value", 0)) for n, a in attributes.items()},
+        attributes,
+        (schema.min_input, schema.max_input),
+        (schema.min_output, schema.max_output),
+        {i: p.name for i, p in enumerate(schema.inputs) if p.option not in (_OPTIONAL, _VARIADIC)},
+    )
 
 
 def read(
@@ -459,34 +489,28 @@ class _Scope:
             return
         declaration = declared[version]
         schema = known[version]
-        self._arity(proto, schema, where)
-        types = {n: int(getattr(a.type, "value", 0)) for n, a in schema.attributes.items()}
-        given = self._attributes(proto, types, where)
+        signature = _signature(schema)
+        self._arity(proto, schema, signature, where)
+        given = self._attributes(proto, signature.types, where)
         for name, value in declaration.absent.items():
             if given.get(name) == value:
                 del given[name]
                 text = f"{name}={value:g} of {proto.op_type} {node.name!r} is read as no {name}, as its exporters mean it"
                 reader.warnings.append(text)
         node.given = frozenset(given)
-        node.attributes = self._arguments(given, schema, declaration, where)
+        node.attributes = self._arguments(given, schema, signature, declaration, where)
         node.operator = VersionedOperator(declaration, version)
 
-    def _arity(self, proto: NodeProto, schema: defs.OpSchema, where: dict[str, Any]) -> None:
-        for kind, names, formal, low, high in (
-            ("inputs", proto.input, schema.inputs, schema.min_input, schema.max_input),
-            ("outputs", proto.output, schema.outputs, schema.min_output, schema.max_output),
-        ):
+    def _arity(self, proto: NodeProto, schema: defs.OpSchema, signature: _Signature, where: dict[str, Any]) -> None:
+        called = f"{schema.name}-{schema.since_version}"
+        for kind, names, (low, high) in (("inputs", proto.input, signature.inputs), ("outputs", proto.output, signature.outputs)):
             if not low <= len(names) <= high:
                 bound = str(low) if low == high else f"{low} or more" if high > 2**30 else f"{low} to {high}"
-                self.reader.wrong(
-                    "SX107", f"{schema.name}-{schema.since_version} must have {bound} {kind}, got {len(names)}", **where
-                )
-                continue
-            for i, name in enumerate(names):
-                if not name and kind == "inputs" and i < len(formal) and formal[i].option not in (_OPTIONAL, _VARIADIC):
-                    self.reader.wrong(
-                        "SX107", f"{schema.name}-{schema.since_version} requires the input {formal[i].name!r}", **where
-                    )
+                self.reader.wrong("SX107", f"{called} must have {bound} {kind}, got {len(names)}", **where)
+            elif kind == "inputs" and "" in names:
+                for formal in (signature.required.get(i) for i, name in enumerate(names) if not name):
+                    if formal is not None:
+                        self.reader.wrong("SX107", f"{called} requires the input {formal!r}", **where)
 
     def _attributes(self, proto: NodeProto, types: dict[str, int] | None, where: dict[str, Any]) -> dict[str, Any]:
         """The node's attributes as Python values; `types` are those of the schema (None: any)."""
@@ -549,15 +573,21 @@ class _Scope:
         return None
 
     def _arguments(
-        self, given: dict[str, Any], schema: defs.OpSchema, declaration: Declaration, where: dict[str, Any]
+        self,
+        given: dict[str, Any],
+        schema: defs.OpSchema,
+        signature: _Signature,
+        declaration: Declaration,
+        where: dict[str, Any],
     ) -> dict[str, Any]:
         """Keyword arguments for the body: the node's attributes, otherwise the schema's default, then the declaration's."""
         arguments: dict[str, Any] = {}
         for name, default in declaration.attributes.items():
-            formal = schema.attributes.get(name)
             if name in given:
                 arguments[name] = given[name]
-            elif formal is not None and formal.default_value.type:
+                continue
+            formal = signature.attributes.get(name)
+            if formal is not None and formal.default_value.type:
                 arguments[name] = self._attribute(formal.default_value, formal.default_value.type, where)
             elif formal is not None and formal.required:
                 self.reader.wrong("SX107", f"{schema.name}-{schema.since_version} requires the attribute {name!r}", **where)

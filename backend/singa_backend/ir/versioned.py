@@ -43,10 +43,12 @@ class _Types:
     alike: tuple[tuple[int, int], ...]
     repeated: int | None
     elementwise: bool
+    is_modern: bool
 
 
 @cache
 def _types(domain: str, name: str, version: int) -> _Types:
+    newest = newest_declaration(domain, name)
     schema = schemas[domain, name][version]
     variadic = defs.OpSchema.FormalParameterOption.Variadic
     inputs = [p.type_str if p.is_homogeneous else None for p in schema.inputs]
@@ -73,6 +75,7 @@ def _types(domain: str, name: str, version: int) -> _Types:
         alike=tuple((i, j) for j, t in enumerate(inputs) for i in range(j) if t is not None and t == inputs[i]),
         repeated=len(inputs) - 1 if inputs and inputs[-1] is not None and schema.inputs[-1].option == variadic else None,
         elementwise="multidirectional" in (schema.doc or "").lower(),
+        is_modern=newest is None or version >= newest.meaning_since,
     )
 
 
@@ -105,8 +108,7 @@ class VersionedOperator:
         self._types = _types(declaration.domain, declaration.name, version)
         self._plans: dict[tuple[np.dtype[Any] | None, ...], _Plan] = {}
         self._derived: Any = None
-        newest = newest_declaration(declaration.domain, declaration.name)
-        self.is_modern = newest is None or version >= newest.meaning_since
+        self.is_modern = self._types.is_modern
         """Whether this version has the operator's present meaning."""
 
     def __reduce__(self) -> Any:
