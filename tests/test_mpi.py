@@ -24,7 +24,9 @@ import onnx
 import pytest
 from onnx import numpy_helper, parser
 
-from singa.cli._workers import _environment, _mpiexec, run_workers
+from singa.cli._group import FOLDER
+from singa.cli._interrupts import TERMINATED
+from singa.cli._workers import _environment, _Leash, _mpiexec, run_workers
 from singa_backend.errors import MissingDependency
 
 try:
@@ -414,10 +416,33 @@ def test_a_second_signal_ends_workers_that_do_not_listen(folder: Path, tmp_path:
     target = tmp_path / "curves.html"
     with endless(folder, target, "--checkpoint", str(tmp_path / "run.ckpt")) as running:
         os.kill(workers_of(target)[0], signal.SIGSTOP)
-        while running.poll() is None:  # signals of one number that have not been handled yet are one
+        end = time.monotonic() + LONGEST
+        while running.poll() is None and time.monotonic() < end:  # signals of one number that are not handled yet are one
             running.send_signal(signal.SIGTERM)
             time.sleep(0.05)
+        assert running.poll() is not None
         assert none_left(target)
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="a stopped process is found in /proc")
+def test_workers_that_cannot_end_are_killed(tmp_path: Path) -> None:
+    """Also if the launcher does not: it has been seen to wait for a stopped worker without an end."""
+    leash = _Leash(str(tmp_path))
+    program = "import singa.cli._workers as w, time; w.end_with_parent(); print(flush=True); time.sleep(1e6)"
+    workers = [
+        subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, env={**ENVIRONMENT, FOLDER: str(tmp_path)})
+        for _ in range(2)
+    ]
+    for worker in workers:
+        assert worker.stdout is not None and worker.stdout.readline()
+    os.kill(workers[0].pid, signal.SIGSTOP)
+    launcher_killed = threading.Event()
+    leash.kill_launcher = launcher_killed.set
+    with leash:
+        assert not leash.pulled(signal.SIGTERM, None) and leash.pulled(signal.SIGTERM, None)
+        codes = [worker.wait(timeout=LONGEST) for worker in workers]
+        assert codes == [-signal.SIGKILL, TERMINATED]
+        assert launcher_killed.wait(LONGEST)
 
 
 def test_an_error_of_all_workers_is_printed_once(folder: Path, tmp_path: Path) -> None:

@@ -1,7 +1,8 @@
 """Training in several processes: `sonnx train --workers` starts itself under mpiexec.
 
 The processes share a folder, in which the parent holds a pipe open: when it closes, also because the parent was killed, every
-worker ends.  A message that several workers have is printed by the first of them.
+worker ends.  The parent kills a worker that cannot, because it is stopped: each holds a lock on a file of that folder, whose name
+is its process number.  A message that several workers have is printed by the first of them.
 """
 
 from __future__ import annotations
@@ -29,6 +30,12 @@ _PIPE = "parent"
 
 _GRACE = 10.0
 """Seconds after a signal in which workers without a checkpoint must end."""
+
+_DEAF = 2.0
+"""Seconds after the end of the pipe in which workers must end; the launcher waits for them without a limit."""
+
+_held: list[int] = []
+"""The file whose lock says that this process runs."""
 
 
 def run_workers(count: int, arguments: Sequence[str], checkpoint: Path | None) -> int:
@@ -62,6 +69,7 @@ def run_workers(count: int, arguments: Sequence[str], checkpoint: Path | None) -
             if not leash.pulled(number, None if checkpoint else _GRACE):
                 workers.send_signal(signal.SIGTERM if number == _HANGUP else number)
 
+        leash.kill_launcher = workers.kill
         received.to(pass_on)
         code = workers.wait()
     if code == LOST | REFUSED:  # mpiexec combines the codes: one worker has refused, the others have lost it
@@ -87,12 +95,15 @@ class _Leash:
 
     Attributes:
         first: The first signal that has arrived; 0 before it.
+        kill_launcher: Ends the launcher, if it waits for a worker that is not known.
     """
 
     def __init__(self, folder: str) -> None:
         self._end = -1
         self.first = 0
-        self._timer: threading.Timer | None = None
+        self.kill_launcher: Callable[[], None] = lambda: None
+        self._folder = folder
+        self._timers: list[threading.Timer] = []
         if hasattr(os, "mkfifo"):
             os.mkfifo(Path(folder, _PIPE), 0o600)
             self._end = os.open(Path(folder, _PIPE), os.O_RDWR)  # no worker inherits it
@@ -101,15 +112,38 @@ class _Leash:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        self.release()
+        for timer in self._timers:
+            timer.cancel()
+        self._close()
 
     def release(self) -> None:
-        """End the workers."""
+        """End the workers; kill those that have not ended after a while."""
+        if self._close():
+            self._after(_DEAF, self._kill)
+
+    def _close(self) -> bool:
         end, self._end = self._end, -1
         if end >= 0:
             os.close(end)
+        return end >= 0
+
+    def _kill(self) -> None:
+        import fcntl
+
+        for path in Path(self._folder).iterdir():
+            if path.name.isdecimal():
+                with suppress(OSError), path.open() as file:
+                    try:
+                        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    except BlockingIOError:  # it runs: the number is still its own
+                        os.kill(int(path.name), signal.SIGKILL)
+        self._after(_DEAF, self.kill_launcher)
+
+    def _after(self, seconds: float, call: Callable[[], None]) -> None:
+        timer = threading.Timer(seconds, call)
+        timer.daemon = True
+        timer.start()
+        self._timers.append(timer)
 
     def pulled(self, number: int, grace: float | None) -> bool:
         """Note a signal; return whether it is a further one, which ends the workers at once.
@@ -123,9 +157,7 @@ class _Leash:
             return True
         self.first = number
         if grace is not None:
-            self._timer = threading.Timer(grace, self.release)
-            self._timer.daemon = True
-            self._timer.start()
+            self._after(grace, self.release)
         return False
 
 
@@ -134,7 +166,11 @@ def end_with_parent() -> None:
     folder = os.environ.get(FOLDER)
     if not folder or not hasattr(os, "mkfifo"):
         return
+    import fcntl
+
     try:
+        _held.append(os.open(Path(folder, str(os.getpid())), os.O_CREAT | os.O_WRONLY, 0o600))
+        fcntl.flock(_held[-1], fcntl.LOCK_EX)
         pipe = os.open(Path(folder, _PIPE), os.O_RDONLY | os.O_NONBLOCK)
         with suppress(BlockingIOError):  # open, and empty
             if not os.read(pipe, 1):
