@@ -24,7 +24,7 @@ from ..kernels.table import Invalid, Options
 from ..kernels.values import Value
 from ..runtime.executor import Executor, Visitor
 from .fusion import fuse
-from .passing import finite
+from .open.caches import finite
 from .region import Region, TooManyCalls, region_of
 from .trace import Cache, Facts, History, Loose, Mismatch, NotOpen, Segment, State, Tracer
 

@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from .. import limits
-from ..kernels.table import Invalid
-from ..kernels.values import ALIGNMENT, Value, strides_of
+from ... import limits
+from ...kernels.table import Invalid
+from ...kernels.values import ALIGNMENT, Value, strides_of
 
 PASSED = 1 << 19
 """Bytes from which an input is read where it is, and an output computed where it stays: copies take longer than binding steps."""
