@@ -18,7 +18,7 @@ from ...kernels.values import Buffer, Value
 from ..contention import single_step
 from ..region import Call
 from .definitions import Definitions, flops_of
-from .segment import Loose
+from .segment import OpaqueValue
 
 FAILED = "failed with"
 """Begins the reason of a kernel that raised an unexpected error; such a call must be invalid."""
@@ -38,7 +38,7 @@ class Chooser(Definitions):
         call = group[0]
         found = self._values(call)
         self._reasons = []
-        if self.options.level == 0 or call.node.operator is None or any(isinstance(v, Loose) for v in found):
+        if self.options.level == 0 or call.node.operator is None or any(isinstance(v, OpaqueValue) for v in found):
             return 0
         inputs: list[Value | None] = [v if isinstance(v, Value) else None for v in found]
         folded = self._is_folded(call, inputs)
@@ -130,7 +130,7 @@ class Chooser(Definitions):
                     inputs.append(None)
                     continue
                 entry = None if i == ABSENT or i in sides else self._get(i)
-                if isinstance(entry, Loose):
+                if isinstance(entry, OpaqueValue):
                     return made
                 inputs.append(entry)
             assert operator is not None
@@ -208,9 +208,9 @@ class TraceSite(Site):
         """Note that the kernel agrees with the definition for finite inputs only."""
         self.finite = True
 
-    def new(self, shape: Sequence[int], dtype: Any, order: Sequence[int] | None = None, hazard: int | None = None) -> Value:
+    def new(self, shape: Sequence[int], dtype: Any, order: Sequence[int] | None = None, finiteness: int | None = None) -> Value:
         known = worst(*self.inputs, *(v for f in self.followers[: self.absorbed] for v in f.inputs))
-        return self.tracer.allocate(shape, np.dtype(dtype), order, known if hazard is None else hazard)
+        return self.tracer.allocate(shape, np.dtype(dtype), order, known if finiteness is None else finiteness)
 
     def scratch(self, nbytes: int) -> Buffer:
         return self.tracer.buffer(nbytes)

@@ -14,7 +14,7 @@ from ...kernels.table import worst
 from ...kernels.values import FINITE, NAN, Step, Value
 from ...kernels.work import flops
 from ..region import Call
-from .segment import Entry, Loose, Mismatch
+from .segment import Entry, Mismatch, OpaqueValue
 from .values import TraceValues
 
 
@@ -41,20 +41,20 @@ class Definitions(TraceValues):
             if i == ABSENT:
                 made.append(None)
             elif not dynamic and isinstance(o, np.ndarray) and o.dtype != dtypes.STRING:
-                value = self.allocate(o.shape, o.dtype, None, self._hazard(call, entries))
+                value = self.allocate(o.shape, o.dtype, None, self._finiteness(call, entries))
                 np.copyto(value.array, o)
                 made.append(value)
             else:
-                cell = Loose(_owned(o, [e.array for e in entries if isinstance(e, Value)]))
+                cell = OpaqueValue(_owned(o, [e.array for e in entries if isinstance(e, Value)]))
                 self.live[id(cell)] = cell.value
                 self.budget.count_tensor(limits.size_of(cell.value))
                 made.append(cell)
         state, node = self.state, call.node
 
-        loose = any(isinstance(e, Loose) for e in (*entries, *(e for _, e in inner)))
+        loose = any(isinstance(e, OpaqueValue) for e in (*entries, *(e for _, e in inner)))
 
         def bind() -> Any:
-            targets = [None if m is None else m if isinstance(m, Loose) else m.array for m in made]
+            targets = [None if m is None else m if isinstance(m, OpaqueValue) else m.array for m in made]
             arrays = gather()
             given = list(frame)
 
@@ -64,7 +64,7 @@ class Definitions(TraceValues):
                 for target, result in zip(targets, results, strict=False):
                     if target is None:
                         continue
-                    if isinstance(target, Loose):
+                    if isinstance(target, OpaqueValue):
                         target.value = _owned(result, values)
                     elif not isinstance(result, np.ndarray) or result.shape != target.shape or result.dtype != target.dtype:
                         raise Mismatch(call)
@@ -87,8 +87,8 @@ class Definitions(TraceValues):
         self._count(call)
         return 1
 
-    def _hazard(self, call: Call, entries: Sequence[Entry | None]) -> int:
-        if any(isinstance(e, Loose) for e in entries):
+    def _finiteness(self, call: Call, entries: Sequence[Entry | None]) -> int:
+        if any(isinstance(e, OpaqueValue) for e in entries):
             return NAN  # what a sequence holds, or a string stands for, is not known
         known = worst(*(e for e in entries if isinstance(e, Value)))
         if has_trait(call.node.domain, call.name, "keeps_finite"):
@@ -119,7 +119,7 @@ def flops_of(calls: Sequence[Call], inputs: Sequence[Entry | None], output: Valu
 
 
 def _content(entry: Entry) -> Any:
-    return entry.value if isinstance(entry, Loose) else entry.array
+    return entry.value if isinstance(entry, OpaqueValue) else entry.array
 
 
 def _owned(value: Any, inputs: Sequence[Any]) -> Any:

@@ -9,7 +9,7 @@ from ..region import Call, Region
 
 
 @dataclass(eq=False)
-class Select:
+class Branch:
     """An If whose branch is chosen when it is reached.
 
     Attributes:
@@ -22,7 +22,7 @@ class Select:
 
 
 @dataclass(eq=False)
-class Adopt:
+class CopyIn:
     """Copies arrays whose shapes are the key of the segment, the results of a call, into its arena."""
 
     ids: tuple[int, ...]
@@ -30,14 +30,14 @@ class Adopt:
 
 
 @dataclass(eq=False)
-class Bind:
+class Rename:
     """Gives values other ids: the outputs of a branch become those of its If."""
 
     sources: tuple[int, ...]
     targets: tuple[int, ...]
 
 
-Item = tuple[Call, ...] | Select | Bind | Adopt
+Item = tuple[Call, ...] | Branch | Rename | CopyIn
 
 
 def items_of(region: Region) -> list[Item]:
@@ -45,7 +45,7 @@ def items_of(region: Region) -> list[Item]:
     made: list[Item] = []
     for group in chains(region.calls, region.outputs):
         if group[0].is_("If"):
-            made.append(Select(group[0]))
+            made.append(Branch(group[0]))
         else:
             made.append(group)
     return made

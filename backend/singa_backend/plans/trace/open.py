@@ -14,7 +14,7 @@ from ..open.caches import append
 from ..open.products import OpenProduct
 from ..region import Call
 from .choose import Chooser
-from .segment import Appended, Cache, Cell, Cells, Entry, Loose, Mismatch, Record
+from .segment import Appended, Cache, Cell, Cells, Entry, Mismatch, OpaqueValue, Record
 
 
 class NotOpen(Exception):
@@ -136,15 +136,15 @@ class Opener(Chooser):
             return [made]
 
         def bind() -> Bound:
-            sources = [e if isinstance(e, Loose) else None if e is None else e.array for e in entries]
+            sources = [e if isinstance(e, OpaqueValue) else None if e is None else e.array for e in entries]
             placed = [s for s in sources if isinstance(s, np.ndarray)]
-            around = [(outer, e if isinstance(e, Loose) else e.array) for outer, e in inner]
+            around = [(outer, e if isinstance(e, OpaqueValue) else e.array) for outer, e in inner]
             placed += [s for _, s in around if isinstance(s, np.ndarray)]
 
             def run() -> None:
                 for outer, s in around:
-                    frame[outer] = s.value if isinstance(s, Loose) else s
-                values = [s.value if isinstance(s, Loose) else s for s in sources]
+                    frame[outer] = s.value if isinstance(s, OpaqueValue) else s
+                values = [s.value if isinstance(s, OpaqueValue) else s for s in sources]
                 for cell, result in zip(cells, compute(values), strict=False):
                     if cell is not None:
                         cell.value = _unshared(result, placed)
@@ -176,10 +176,10 @@ class Opener(Chooser):
         assert isinstance(source, Cache)
 
         def bind() -> Bound:
-            parts = [e if isinstance(e, Loose) else e.array for e in rest]
+            parts = [e if isinstance(e, OpaqueValue) else e.array for e in rest]
 
             def run() -> None:
-                arrays = [p.value if isinstance(p, Loose) else p for p in parts]
+                arrays = [p.value if isinstance(p, OpaqueValue) else p for p in parts]
                 target.value = append(source.value, arrays, axis, facts.finite, state.visitor.budget)
 
             return [(run, ())]
@@ -195,7 +195,7 @@ def _same(array: np.ndarray, held: Value) -> bool:
     return array.tobytes() == held.array.tobytes()
 
 
-def _settle(call: Call, cell: Loose, target: np.ndarray, constant: bool) -> None:
+def _settle(call: Call, cell: OpaqueValue, target: np.ndarray, constant: bool) -> None:
     """Copy a result to its place; raise Mismatch if it has another shape, or is not the constant that was found there."""
     x = cell.value
     if not isinstance(x, np.ndarray) or x.shape != target.shape or x.dtype != target.dtype:

@@ -13,9 +13,9 @@ from ...kernels.onednn import thread_switch, threads_of
 from ...kernels.values import Bound, Step, Value, aligned
 from .. import arena as arenas
 from ..contention import Pace
-from ..open.caches import PASSED, PASSED_STEPS, Passed
+from ..open.caches import PASSED, PASSED_STEPS, ZeroCopy
 from .open import Opener
-from .segment import Appended, Loose
+from .segment import Appended, OpaqueValue
 
 
 class Placer(Opener):
@@ -70,11 +70,15 @@ class Placer(Opener):
         if self.options.adaptive and most > 1:
             segment.pace = Pace(usual, time.perf_counter() - self.began, self.single)
         segment.copies = tuple(
-            partial(_copy, e) if isinstance(e, Loose) else passed[id(e.buffer)].take if id(e.buffer) in passed else e.array.copy
+            partial(_copy, e)
+            if isinstance(e, OpaqueValue)
+            else passed[id(e.buffer)].take
+            if id(e.buffer) in passed
+            else e.array.copy
             for e in segment.outputs
         )
 
-    def _passed(self) -> dict[int, Passed]:
+    def _passed(self) -> dict[int, ZeroCopy]:
         """The large inputs and outputs which a run need not copy, by buffer; in an open plan, those of the earlier plan."""
         segment = self.segment
         if self.earlier is not None:
@@ -86,13 +90,13 @@ class Placer(Opener):
         made = {}
         for index, e in enumerate(self.entries):
             if isinstance(e, Value) and e.dtype.kind in "biufc" and not results[id(e.buffer)] and id(e.buffer) not in written:
-                made[id(e.buffer)] = Passed(e, index)
+                made[id(e.buffer)] = ZeroCopy(e, index)
         given = {id(e.buffer) for e in self.entries if isinstance(e, Value)}
         for o in segment.outputs:
             if not isinstance(o, Value) or o.offset or o.nbytes != o.buffer.nbytes or o.buffer.pinned or not o.contiguous:
                 continue
             if results[id(o.buffer)] == 1 and id(o.buffer) in written - given:
-                made[id(o.buffer)] = Passed(o)
+                made[id(o.buffer)] = ZeroCopy(o)
         return {i: p for i, p in made.items() if p.value.nbytes >= PASSED and touching[i] <= PASSED_STEPS}
 
 
@@ -109,7 +113,7 @@ def _threads(step: Step, pieces: Bound, usual: int) -> int:
     return max((threads_of(arguments) for _, arguments in pieces), default=0) or usual
 
 
-def _copy(entry: Loose) -> Any:
+def _copy(entry: OpaqueValue) -> Any:
     return entry.value if isinstance(entry, Appended) else _copied(entry.value)
 
 

@@ -16,7 +16,7 @@ from ...kernels import onednn
 from ...kernels.values import Bound, Buffer, Step, Value
 from ...runtime.executor import Visitor
 from ..contention import Pace, contention, single_step
-from ..open.caches import Passed, unbound
+from ..open.caches import ZeroCopy, unbound
 from ..region import Call
 from .items import Item
 
@@ -30,17 +30,17 @@ class Mismatch(Exception):
 
 
 @dataclass(eq=False)
-class Loose:
+class OpaqueValue:
     """A value that is not an array of numbers: strings, a sequence, a map, an empty optional.  It is kept as it is."""
 
     value: Any = None
 
 
-Entry = Value | Loose
+Entry = Value | OpaqueValue
 
 
 @dataclass(eq=False)
-class Cell(Loose):
+class Cell(OpaqueValue):
     """A result of an open plan that is not in the arena; it is kept up to its last use in a run."""
 
 
@@ -67,7 +67,7 @@ class Appended(Cell):
 
 
 @dataclass(eq=False)
-class Point:
+class Continuation:
     """Where a segment ended: what a continuation needs.
 
     Attributes:
@@ -120,7 +120,7 @@ class History:
 
     entries: list[Entry]
     records: list[Record] = field(default_factory=list)
-    passed: tuple[Passed, ...] = ()
+    passed: tuple[ZeroCopy, ...] = ()
 
 
 @dataclass(eq=False)
@@ -151,10 +151,10 @@ class Segment:
     live_bytes: int = 0
     check: Callable[[], Any] | None = None
     next: dict[Any, Segment] = field(default_factory=dict)
-    point: Point | None = None
+    point: Continuation | None = None
     outputs: tuple[Entry, ...] = ()
     copies: tuple[Callable[[], Any], ...] = ()
-    passed: tuple[Passed, ...] = ()
+    passed: tuple[ZeroCopy, ...] = ()
     moving: tuple[tuple[int, Step, int], ...] = ()
     cells: Cells = field(default_factory=Cells)
     pace: Pace | None = None
@@ -213,7 +213,7 @@ class State:
 
 
 @dataclass(eq=False)
-class Facts:
+class PlanFacts:
     """What is known of a plan when its trace is complete.
 
     Attributes:

@@ -13,11 +13,11 @@ import numpy as np
 from ... import dtypes, limits
 from ...ir.graph import ABSENT
 from ...kernels.table import Options
-from ...kernels.values import FINITE, Buffer, Computed, Unkept, Value, aligned, strides_of
+from ...kernels.values import FINITE, Buffer, LazyBuffer, LazyConstant, Value, aligned, strides_of
 from ...proto.tensor_data import release
 from ..contention import contention
 from ..region import Call, Region
-from .segment import Cell, Cells, Entry, Facts, History, Loose, Segment, State
+from .segment import Cell, Cells, Entry, History, OpaqueValue, PlanFacts, Segment, State
 
 
 class TraceValues:
@@ -30,7 +30,7 @@ class TraceValues:
         shared: dict[Any, Any],
         state: State,
         dynamic: set[int],
-        facts: Facts,
+        facts: PlanFacts,
         budget: limits.Budget,
         caches: dict[int, int] | None = None,
     ) -> None:
@@ -71,12 +71,12 @@ class TraceValues:
         return [None if i == ABSENT else self._get(i) for i in call.inputs]
 
     def _constant(self, value: Any, key: Any = None) -> Entry:
-        if not isinstance(value, (np.ndarray, Computed)) or value.dtype == dtypes.STRING:
-            return Loose(value)
+        if not isinstance(value, (np.ndarray, LazyConstant)) or value.dtype == dtypes.STRING:
+            return OpaqueValue(value)
         held = self.shared.get(("constant", key)) if key is not None else None
         if held is None or held[0] is not value:
             held = (value, Value.of(value, key))
-            source = held[1].buffer.source if isinstance(held[1].buffer, Unkept) else None
+            source = held[1].buffer.source if isinstance(held[1].buffer, LazyBuffer) else None
             if source is not None:  # views of one tensor of a file share its copy
                 at = ("mapped", source.__array_interface__["data"][0], source.nbytes)
                 first = self.shared.setdefault(at, held[1])
@@ -95,18 +95,18 @@ class TraceValues:
     def _entry(self, x: Any) -> Entry:
         """A new value that holds this one."""
         if not isinstance(x, np.ndarray) or x.dtype == dtypes.STRING:
-            return Loose(x)
+            return OpaqueValue(x)
         made = self.allocate(x.shape, x.dtype, None, FINITE)
         np.copyto(made.array, x)
         return made
 
-    def allocate(self, shape: Sequence[int], dtype: np.dtype[Any], order: Sequence[int] | None, hazard: int) -> Value:
+    def allocate(self, shape: Sequence[int], dtype: np.dtype[Any], order: Sequence[int] | None, finiteness: int) -> Value:
         """A value in a new buffer."""
         shape = tuple(int(d) for d in shape)
         self._admit(shape, dtype)
         strides = strides_of(shape, dtype.itemsize, order)
         nbytes = max(int(np.prod(shape, dtype=np.int64)) * dtype.itemsize, 1)
-        return Value(self.buffer(nbytes), shape, strides, dtype, 0, False, hazard)
+        return Value(self.buffer(nbytes), shape, strides, dtype, 0, False, finiteness)
 
     def _admit(self, shape: Sequence[int], dtype: np.dtype[Any]) -> None:
         """Check a tensor against the limits of this run, and note its size for those of other runs."""

@@ -20,10 +20,10 @@ from ...ir.graph import Graph
 from ...kernels.values import NAN, Step, Value
 from ..fusion import fuse
 from ..region import Call, Region, TooManyCalls, branch_of, branches_fit
-from .items import Adopt, Bind, Item, Select, items_of
+from .items import Branch, CopyIn, Item, Rename, items_of
 from .open import NotOpen
 from .place import Placer
-from .segment import Entry, History, Loose, Point, Segment
+from .segment import Continuation, Entry, History, OpaqueValue, Segment
 
 
 class Tracer(Placer):
@@ -64,7 +64,7 @@ class Tracer(Placer):
         self.uses.update(self.region.inputs)  # the buffers of inputs are written before each run
         return self._walk(items_of(self.region))
 
-    def resume(self, point: Point) -> Segment:
+    def resume(self, point: Continuation) -> Segment:
         """Trace what follows a segment."""
         self.env, self.uses = dict(point.env), Counter(point.uses)
         for entry in self.env.values():
@@ -77,13 +77,13 @@ class Tracer(Placer):
         pending = items[::-1]
         while pending:
             item = pending.pop()
-            if isinstance(item, Bind):
+            if isinstance(item, Rename):
                 for source, target in zip(item.sources, item.targets, strict=True):
                     self._set(target, self._get(source))
                 self._used(item.sources)
-            elif isinstance(item, Adopt):
+            elif isinstance(item, CopyIn):
                 self._adopt(item.ids, item.call)
-            elif isinstance(item, Select):
+            elif isinstance(item, Branch):
                 self.history = None
                 pending += self._select(item, pending)[::-1]
             else:
@@ -99,7 +99,7 @@ class Tracer(Placer):
                     self.history = None
                     ids = item[-1].outputs
                     cells = [self.env[i] for i in ids if i in self.env]
-                    self._split(pending, Adopt(ids, item[-1]), partial(_kinds, cells))
+                    self._split(pending, CopyIn(ids, item[-1]), partial(_kinds, cells))
         self.segment.outputs = tuple(self._get(i) for i in self.region.outputs)
         self._finish(self.segment is first and bool(self.entries))
         return first
@@ -113,7 +113,7 @@ class Tracer(Placer):
         self._finish()
         pending.append(then)
         following = Segment()
-        done.point = Point(dict(self.env), pending[::-1], Counter(self.uses))
+        done.point = Continuation(dict(self.env), pending[::-1], Counter(self.uses))
         done.check, done.next[key()] = key, following
         self.segment, self.buffers, self.began = following, [], time.perf_counter()
         self.copies.clear()
@@ -121,11 +121,11 @@ class Tracer(Placer):
     def _adopt(self, ids: Sequence[int], call: Call) -> None:
         for i in ids:
             cell = self.env.get(i)
-            if isinstance(cell, Loose) and isinstance(cell.value, np.ndarray) and cell.value.dtype != dtypes.STRING:
+            if isinstance(cell, OpaqueValue) and isinstance(cell.value, np.ndarray) and cell.value.dtype != dtypes.STRING:
                 made = self.allocate(cell.value.shape, cell.value.dtype, None, NAN)
                 np.copyto(made.array, cell.value)
 
-                def bind(cell: Loose = cell, made: Value = made) -> Any:
+                def bind(cell: OpaqueValue = cell, made: Value = made) -> Any:
                     target = made.array
                     return [(lambda: np.copyto(target, cell.value), ())]
 
@@ -133,7 +133,7 @@ class Tracer(Placer):
                 self.env[i] = made
                 made.buffer.users += 1
 
-    def _select(self, item: Select, pending: list[Item]) -> list[Item]:
+    def _select(self, item: Branch, pending: list[Item]) -> list[Item]:
         """The work of the branch that an If takes."""
         call = item.call
         condition = self._get(call.inputs[0])
@@ -142,7 +142,7 @@ class Tracer(Placer):
         if not isinstance(condition, Value) or array is None or array.size != 1 or array.dtype != np.bool_ or not same:
             return [(call,)]  # the definition reports the error
         if not item.chosen and not condition.constant:
-            self._split(pending, Select(call, True), lambda: bool(condition.array.reshape(-1)[0]))
+            self._split(pending, Branch(call, True), lambda: bool(condition.array.reshape(-1)[0]))
             return []
         try:
             return self._branch(call, bool(array.reshape(-1)[0]))
@@ -165,11 +165,11 @@ class Tracer(Placer):
         self.uses.update(inner.outputs)
         self._used(call.reads)
         pairs = [(s, o) for s, o in zip(inner.outputs, call.outputs, strict=False)]
-        return [*items_of(inner), Bind(tuple(s for s, _ in pairs), tuple(o for _, o in pairs))]
+        return [*items_of(inner), Rename(tuple(s for s, _ in pairs), tuple(o for _, o in pairs))]
 
 
 def _kind(entry: Entry) -> Any:
-    value = entry.value if isinstance(entry, Loose) else entry
+    value = entry.value if isinstance(entry, OpaqueValue) else entry
     return (value.shape, value.dtype) if isinstance(value, (Value, np.ndarray)) else type(value)
 
 
