@@ -10,8 +10,8 @@ from onnx import helper
 from tests.plan_checks import check, drawn, model_of
 
 from singa_backend.kernels import onednn
-from singa_backend.kernels.open_products import SMALL, OpenProduct
 from singa_backend.kernels.table import Options
+from singa_backend.plans.open.products import SMALL, OpenProduct
 
 pytestmark = pytest.mark.skipif(onednn.library() is None, reason="oneDNN is not installed")
 node = helper.make_node

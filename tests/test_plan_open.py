@@ -24,7 +24,7 @@ from singa_backend import SingaBackend
 from singa_backend.backend import SingaRep
 from singa_backend.errors import InvalidInput, ResourceExhausted
 from singa_backend.limits import Limits
-from singa_backend.plans import passing
+from singa_backend.plans.open import caches
 
 HEADS, SIZE, WORDS = 4, 16, 50
 WIDTH = HEADS * SIZE
@@ -465,7 +465,7 @@ def test_an_output_that_is_not_copied() -> None:
     nodes = [node("Pad", "x10 pads", "wide"), node("Relu", "wide", "large"), node("ReduceSum", "large", "sum", keepdims=0)]
     nodes += [node("ReduceSum", "present one", "total", keepdims=0), node("Add", "total sum", "y")]
     model = cached(TensorProto.FLOAT, *nodes, y=["B", 4], large=["B", "W"])
-    model.graph.initializer.append(numpy_helper.from_array(np.array([0, 0, 0, passing.PASSED // 4]), "pads"))
+    model.graph.initializer.append(numpy_helper.from_array(np.array([0, 0, 0, caches.PASSED // 4]), "pads"))
     plan, definition = SingaBackend.prepare(model), SingaBackend.prepare(model, optimize=0)
     past, draw = np.ones((2, 3, 4), np.float32), np.random.default_rng(0)
     for _ in range(5):
@@ -555,20 +555,20 @@ def test_drawn_models(model: onnx.ModelProto, lengths: list[int]) -> None:
 
 def test_memory_of_a_cache() -> None:
     x = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
-    y, memory = passing.extend(x, (2, 5, 4), 1)
+    y, memory = caches.extend(x, (2, 5, 4), 1)
     np.testing.assert_array_equal(y[:, :3], x)
-    assert memory.sizes == (2, 5 + passing.SPARE, 4) and y.base is memory
-    z, again = passing.extend(y, (2, 6, 4), 1)
+    assert memory.sizes == (2, 5 + caches.SPARE, 4) and y.base is memory
+    z, again = caches.extend(y, (2, 6, 4), 1)
     assert again is memory and z.ctypes.data == y.ctypes.data
-    other, copy = passing.extend(y, (2, 6, 4), 1)  # y is not the longest any more
+    other, copy = caches.extend(y, (2, 6, 4), 1)  # y is not the longest any more
     assert copy is not memory
     np.testing.assert_array_equal(other[:, :5], y)
     for given_array in (z[:, 1:], z[:, ::-1], z[::-1], np.asfortranarray(z), z[:1]):
-        made, where = passing.extend(given_array, (given_array.shape[0], given_array.shape[1] + 1, 4), 1)
+        made, where = caches.extend(given_array, (given_array.shape[0], given_array.shape[1] + 1, 4), 1)
         assert where is not memory
         np.testing.assert_array_equal(made[:, :-1], given_array)
-    full, _ = passing.extend(z, (2, 5 + passing.SPARE, 4), 1)
-    over, moved = passing.extend(full, (2, 6 + passing.SPARE, 4), 1)
+    full, _ = caches.extend(z, (2, 5 + caches.SPARE, 4), 1)
+    over, moved = caches.extend(full, (2, 6 + caches.SPARE, 4), 1)
     assert moved is not memory
     np.testing.assert_array_equal(over[:, :-1], full)
 

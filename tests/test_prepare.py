@@ -19,7 +19,7 @@ from tests.plan_checks import model_of
 
 from singa_backend import InvalidModel, SingaBackend
 from singa_backend.kernels import onednn
-from singa_backend.kernels.values import Computed, Unkept, Value
+from singa_backend.kernels.values import LazyBuffer, LazyConstant, Value
 from singa_backend.plans import planner
 from singa_backend.plans.fusion import lazy, products
 from singa_backend.proto import tensor_data
@@ -99,7 +99,7 @@ def held_by(rep: Any) -> int:
     for entry in planner.shared.values():
         for v in entry if isinstance(entry, (tuple, list)) else (entry,):
             if isinstance(v, Value):
-                memory = v.buffer._held if isinstance(v.buffer, Unkept) else v.buffer.memory
+                memory = v.buffer._held if isinstance(v.buffer, LazyBuffer) else v.buffer.memory
                 if memory is not None and not tensor_data.is_mapped(memory):
                     found[memory.__array_interface__["data"][0]] = memory.nbytes
             elif isinstance(v, np.ndarray) and not tensor_data.is_mapped(v):
@@ -156,13 +156,13 @@ def test_each_weight_is_computed_and_packed_once(name: str, tmp_path: Path, monk
 
         monkeypatch.setattr(owner, name, counted)
 
-    count(Computed, "array")
-    count(Unkept, "read")
+    count(LazyConstant, "array")
+    count(LazyBuffer, "read")
     model = MODELS[name]()
     rep = SingaBackend.prepare(saved(model, tmp_path, monkeypatch))
     for _ in range(3):
         rep.run(inputs_of(model))
-    made = [v for v in rep._session._planner.region.constants.values() if isinstance(v, Computed)]
+    made = [v for v in rep._session._planner.region.constants.values() if isinstance(v, LazyConstant)]
     assert len(made) == counts["array"] == {"convolutions": 3, "attention": 2}[name]
     most = {"convolutions": 3, "attention": 5}[name]  # attention: joined, after the heads, and the table
     assert counts["read"] <= most  # some instruction sets read weights as they are
@@ -319,5 +319,5 @@ def test_weights_of_integers_are_packed_once_and_not_kept(tmp_path: Path, monkey
     shared = rep._session._planner.shared
     assert sum(isinstance(k[1], tuple) and k[1][0] == "packed" for k in shared) <= 1  # without VNNI none is packed
     (source,) = [v.buffer for k, v in shared.items() if k[0] == "mapped"]
-    assert isinstance(source, Unkept)
+    assert isinstance(source, LazyBuffer)
     assert source._held is None or "vnni" not in str([s.kernel for s in rep._session._planner.latest.first.steps])

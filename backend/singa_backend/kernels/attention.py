@@ -36,7 +36,7 @@ def turned(x: Value, i: int, j: int) -> Value:
 def extended(site: Site, past: Value, now: Value) -> Value:
     """Past and present keys or values, one after the other along axis 2."""
     length = past.shape[2] + now.shape[2]
-    y = site.new((*now.shape[:2], length, now.shape[3]), now.dtype, hazard=max(past.hazard, now.hazard))
+    y = site.new((*now.shape[:2], length, now.shape[3]), now.dtype, finiteness=max(past.finiteness, now.finiteness))
     first = y.view(past.shape, y.strides)
     rest = y.view(now.shape, y.strides, past.shape[2] * y.strides[2])
 
@@ -69,11 +69,11 @@ class Bias:
             what = ("mask", shape, past, self._windows())
             self.terms = [derived(site, mask, what, lambda: self._joined(held, forbidden))]
             site.require((self.terms[0].array.max(-1) > -np.inf).all(), "a query sees no key")
-            self.terms[0].low, self.terms[0].hazard = True, INFINITE
+            self.terms[0].low, self.terms[0].finiteness = True, INFINITE
         elif mask.dtype == np.bool_ or mask.shape[-1] != shape[-1]:
             self._dynamic(mask, forbidden)
         else:
-            site.require(mask.dtype == F32 and mask.hazard == FINITE, "the mask may not be finite")
+            site.require(mask.dtype == F32 and mask.finiteness == FINITE, "the mask may not be finite")
             self.terms = [mask]
             if forbidden is not None:
                 self._constant(("windows", shape, past, self._windows()), lambda: forbidden)
@@ -117,10 +117,10 @@ class Bias:
     def _dynamic(self, mask: Value, forbidden: np.ndarray | None) -> None:
         """Add the steps that make a bias of a boolean or a short mask."""
         site = self.site
-        site.require(mask.dtype in (np.bool_, F32) and mask.hazard == FINITE, "the mask may not be finite")
+        site.require(mask.dtype in (np.bool_, F32) and mask.finiteness == FINITE, "the mask may not be finite")
         wide = mask.shape[:-1] if forbidden is None else np.broadcast_shapes(mask.shape[:-1], self.shape[2:3])
-        bias = site.new((*wide, self.shape[-1]), F32, hazard=FINITE)
-        visible = site.new((*wide, 1), F32, hazard=FINITE)
+        bias = site.new((*wide, self.shape[-1]), F32, finiteness=FINITE)
+        visible = site.new((*wide, 1), F32, finiteness=FINITE)
         given = bias.view((*wide, mask.shape[-1]), bias.strides)
         truth = mask.dtype == np.bool_
         hidden = None if forbidden is None else forbidden < 0
@@ -183,7 +183,7 @@ def attention(
     (batch, heads, queries, size), (keys, kv_heads) = q.shape, (k.shape[2], k.shape[1])
     fits = (batch, kv_heads, size, keys) == (k.shape[0], v.shape[1], k.shape[3], v.shape[2]) and v.shape[0] == batch
     site.require(fits and q.size and k.size and v.size and heads % kv_heads == 0, "the shapes do not match, or are empty")
-    site.require(max(q.hazard, k.hazard, v.hazard) == FINITE, "the inputs may not be finite")
+    site.require(max(q.finiteness, k.finiteness, v.finiteness) == FINITE, "the inputs may not be finite")
     bias = Bias(site, _checked(site, mask, (batch, heads, queries, keys)), (batch, heads, queries, keys), past)
     scale = 1 / math.sqrt(size) if given["scale"] is None else given["scale"]
     softcap = given["softcap"]
@@ -204,13 +204,13 @@ def attention(
         before += [("linear", 1 / softcap, 0.0), ("tanh", 0.0, 0.0), ("linear", softcap, 0.0)]
     scores = Product(site, grouped(q), turned(right, -1, -2)).emit(before=before, added=[grouped(t) for t in terms])
     softmax_in_place(site, scores)
-    scores.hazard, scores.low = FINITE, False
+    scores.finiteness, scores.low = FINITE, False
     shape = (batch, heads, queries, v.shape[-1])
     if flat:
-        y = site.new((batch, queries, heads * v.shape[-1]), F32, hazard=FINITE)
+        y = site.new((batch, queries, heads * v.shape[-1]), F32, finiteness=FINITE)
         out = heads_of(site, y, heads)
     else:
-        y = out = site.new(shape, F32, (0, 2, 1, 3), hazard=FINITE)
+        y = out = site.new(shape, F32, (0, 2, 1, 3), finiteness=FINITE)
     target = grouped(out)
     Product(site, scores, values).emit(target=target)
     if visible is not None:

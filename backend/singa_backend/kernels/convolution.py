@@ -66,7 +66,7 @@ def conv_transpose(site: Site, x: Value, w: Value, b: Value | None = None) -> Va
 def _require_filters(site: Site, x: Value, w: Value, group: int) -> None:
     site.require(3 <= x.ndim <= 5 and w.ndim == x.ndim, "the rank is not 3, 4 or 5")
     site.require(tuple(site.attributes.get("kernel_shape") or w.shape[2:]) == w.shape[2:], "kernel_shape is not the filters'")
-    site.require(group >= 1 and w.hazard == FINITE, "the filters may be infinite, or there is no group")
+    site.require(group >= 1 and w.finiteness == FINITE, "the filters may be infinite, or there is no group")
     if not w.constant:
         site.needs_finite()  # oneDNN does not multiply padding with infinite weights
 

@@ -62,10 +62,10 @@ def einsum(site: Site, *values: Value) -> Value:
     if len(rows) == len(columns) == 1 and names == result:
         return product.emit(site.followers)
     shape = tuple(sizes[c] for c in result)
-    z = site.new(shape, F32, hazard=product.hazard)
+    z = site.new(shape, F32, finiteness=product.finiteness)
     target = _joined(_ordered(z, result, names), len(batch), len(rows))
     if target is None or (columns and target.strides[-1] != F32.itemsize):
-        z = site.new([sizes[c] for c in names], F32, hazard=product.hazard)
+        z = site.new([sizes[c] for c in names], F32, finiteness=product.finiteness)
         target = _joined(z, len(batch), len(rows))
         z = _ordered(z, names, result)
     assert target is not None

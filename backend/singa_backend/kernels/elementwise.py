@@ -55,7 +55,12 @@ def broadcast(site: Site, inputs: Sequence[Value]) -> tuple[int, ...]:
 
 
 def result(
-    site: Site, inputs: Sequence[Value | None], shape: tuple[int, ...], dtype: np.dtype[Any], hazard: int, places: Sequence[int]
+    site: Site,
+    inputs: Sequence[Value | None],
+    shape: tuple[int, ...],
+    dtype: np.dtype[Any],
+    finiteness: int,
+    places: Sequence[int],
 ) -> Value:
     """The value that an elementwise operator writes: one of the inputs in `places` if it may, else in the same memory order.
 
@@ -71,15 +76,15 @@ def result(
             continue
         if several and place in places and v.dtype == dtype and site.reusable(place):
             made = v.view(v.shape, v.strides)
-            made.hazard, made.low = hazard, False
+            made.finiteness, made.low = finiteness, False
             return made
         orders.append(order)
-    return site.new(shape, dtype, orders[0] if orders else None, hazard)
+    return site.new(shape, dtype, orders[0] if orders else None, finiteness)
 
 
-def hazard_of(dtype: np.dtype[Any], hazard: int) -> int:
+def finiteness_of(dtype: np.dtype[Any], finiteness: int) -> int:
     """Integers and booleans are always finite."""
-    return FINITE if dtype.kind in "biu" else hazard
+    return FINITE if dtype.kind in "biu" else finiteness
 
 
 def number(value: float, dtype: np.dtype[Any]) -> np.ndarray:
@@ -93,7 +98,7 @@ def compute(
     dtype: np.dtype[Any],
     recipe: Recipe,
     name: str,
-    hazard: int,
+    finiteness: int,
     temporary: Sequence[np.dtype[Any]] = (),
     overwrite: Sequence[int] | None = None,
 ) -> Value:
@@ -105,13 +110,13 @@ def compute(
         dtype: of the result.
         recipe: returns the calls.
         name: of the kernel.
-        hazard: of the result.
+        finiteness: of the result.
         temporary: the dtypes of the arrays of the result's shape that the recipe needs.
         overwrite: the positions of inputs that the result may replace; by default all: the recipe must then write to the result
             in its last call only, or read no input after it has written to it.
     """
     shape = broadcast(site, inputs)
-    y = result(site, inputs, shape, dtype, hazard_of(dtype, hazard), range(len(inputs)) if overwrite is None else overwrite)
+    y = result(site, inputs, shape, dtype, finiteness_of(dtype, finiteness), range(len(inputs)) if overwrite is None else overwrite)
     order = order_of(y)
     assert order is not None
     inputs = [_stretched(site, v, shape, order) for v in inputs]
@@ -193,7 +198,7 @@ def add_kernel(name: str, versions: Sequence[int], body: Callable[..., Any], on:
 # --- of one input
 
 Rule = Callable[[int], int]
-"""The hazard of a result by that of the input."""
+"""The finiteness of a result by that of the input."""
 
 
 def same(h: int) -> int:
@@ -256,7 +261,7 @@ def _unary(name: str) -> Callable[[Site, Value], Value]:
     def body(site: Site, x: Value) -> Value:
         site.require(x.dtype in accepted, f"elements of {x.dtype}")
         made = BOOL if name == "IsNaN" else x.dtype
-        return compute(site, (x,), made, lambda y, a: [(function, (a, y))], label, rule(x.hazard))
+        return compute(site, (x,), made, lambda y, a: [(function, (a, y))], label, rule(x.finiteness))
 
     return body
 
@@ -285,7 +290,7 @@ def chain(
     """A function of one float as several functions of NumPy, with this number of temporary arrays, and one of booleans."""
     dtype = floats(site, x)
     kinds = [dtype] * temporary + [BOOL] * mask
-    return compute(site, (x,), dtype, recipe, f"numpy.{name}", rule(x.hazard), kinds, overwrite)
+    return compute(site, (x,), dtype, recipe, f"numpy.{name}", rule(x.finiteness), kinds, overwrite)
 
 
 @kernel("IsInf", 10, 20, on="numpy")
@@ -310,7 +315,7 @@ def relu(site: Site, x: Value) -> Value:
     site.require(x.dtype in FLOATS | SIGNED, f"elements of {x.dtype}")
     zero = number(0, x.dtype)
     top = number(np.inf if x.dtype in FLOATS else np.iinfo(x.dtype).max, x.dtype)
-    return compute(site, (x,), x.dtype, lambda y, a: [(clip, (a, zero, top, y))], "numpy.clip", x.hazard)
+    return compute(site, (x,), x.dtype, lambda y, a: [(clip, (a, zero, top, y))], "numpy.clip", x.finiteness)
 
 
 @kernel("LeakyRelu", 1, 6, 16, on="numpy")
@@ -340,8 +345,8 @@ def prelu(site: Site, x: Value, slope: Value) -> Value:
     def recipe(y: Any, a: Any, s: Any, t: Any, m: Any) -> Bound:
         return [(np.multiply, (s, a, t)), (np.less, (a, zero, m)), (np.copyto, (y, a)), (np.copyto, (y, t, "same_kind", m))]
 
-    hazard = nan_of_infinite(worst(x, slope))
-    return compute(site, (x, slope), dtype, recipe, "numpy.prelu", hazard, (dtype, BOOL), (0,))
+    finiteness = nan_of_infinite(worst(x, slope))
+    return compute(site, (x, slope), dtype, recipe, "numpy.prelu", finiteness, (dtype, BOOL), (0,))
 
 
 @kernel("ThresholdedRelu", 10, 22, on="numpy")
@@ -500,8 +505,8 @@ def nonzero(b: Value) -> bool:
 
 
 def divided(a: Value, b: Value) -> int:
-    """The hazard of a quotient."""
-    return a.hazard if b.hazard == FINITE and nonzero(b) else NAN
+    """The finiteness of a quotient."""
+    return a.finiteness if b.finiteness == FINITE and nonzero(b) else NAN
 
 
 BINARY: dict[str, tuple[tuple[int, ...], Any, frozenset[np.dtype[Any]], bool]] = {
@@ -530,8 +535,8 @@ def _binary(name: str) -> Callable[[Site, Value, Value], Value]:
     def body(site: Site, a: Value, b: Value) -> Value:
         site.require(a.dtype == b.dtype and a.dtype in accepted, f"elements of {a.dtype} and {b.dtype}")
         b = legacy(site, a, b)
-        hazard = divided(a, b) if name == "Div" else nan_of_infinite(worst(a, b))
-        return compute(site, (a, b), BOOL if boolean else a.dtype, lambda y, p, q: [(function, (p, q, y))], label, hazard)
+        finiteness = divided(a, b) if name == "Div" else nan_of_infinite(worst(a, b))
+        return compute(site, (a, b), BOOL if boolean else a.dtype, lambda y, p, q: [(function, (p, q, y))], label, finiteness)
 
     return body
 
@@ -587,8 +592,8 @@ def power(site: Site, x: Value, n: Value) -> Value:
 
 
 def _power(x: Value, n: Value) -> int:
-    """The hazard of a power: a negative base needs an integer exponent, and a base of 0 one that is not negative."""
-    if n.constant and x.hazard == FINITE:
+    """The finiteness of a power: a negative base needs an integer exponent, and a base of 0 one that is not negative."""
+    if n.constant and x.finiteness == FINITE:
         e = n.array.astype(np.float64)
         if (np.isfinite(e) & (e == np.trunc(e))).all():
             return FINITE if (e >= 0).all() else INFINITE
@@ -673,7 +678,7 @@ def clip_6(site: Site, x: Value) -> Value:
     low, high = site.attributes["min"], site.attributes["max"]
     site.require(low is not None and high is not None, "a bound is absent")
     p, q = number(low, dtype), number(high, dtype)
-    return compute(site, (x,), dtype, lambda y, a: [(clip, (a, p, q, y))], "numpy.clip", x.hazard)
+    return compute(site, (x,), dtype, lambda y, a: [(clip, (a, p, q, y))], "numpy.clip", x.finiteness)
 
 
 @kernel("Where", 9, 16, on="numpy")

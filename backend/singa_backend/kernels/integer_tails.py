@@ -202,7 +202,7 @@ class Tail:
 
     def _quantize(self, f: Follower) -> bool:
         found = parameters(f)
-        if found is None or f.place != 0 or self.made.hazard == NAN:
+        if found is None or f.place != 0 or self.made.finiteness == NAN:
             return False
         scale, zero, dtype = found
         if dtype not in INT8:
@@ -306,17 +306,17 @@ def result(
 def _memory(tail: Tail, shape: tuple[int, ...], order: tuple[int, ...] | None) -> Value:
     """The value that the primitive writes."""
     site, t = tail.site, tail.target
-    hazard = tail.made.hazard if tail.kind == FLOAT else FINITE
+    finiteness = tail.made.finiteness if tail.kind == FLOAT else FINITE
     if t is None:
-        return site.new(shape, tail.dtype, order, hazard)
+        return site.new(shape, tail.dtype, order, finiteness)
     strides = strides_of(shape, 1, order)
     same = t.size == math.prod(shape) and all(
         d == 1 or s == w for d, s, w in zip(t.shape, t.strides, strides_of(t.shape, 1, tail.order), strict=True)
     )
     if tail.free and same:
-        return Value(t.buffer, shape, strides, tail.dtype, t.offset, False, hazard)
-    y = site.new(shape, tail.dtype, order, hazard)
-    copy(site, t, Value(y.buffer, t.shape, strides_of(t.shape, 1, tail.order), t.dtype, y.offset, False, hazard))
+        return Value(t.buffer, shape, strides, tail.dtype, t.offset, False, finiteness)
+    y = site.new(shape, tail.dtype, order, finiteness)
+    copy(site, t, Value(y.buffer, t.shape, strides_of(t.shape, 1, tail.order), t.dtype, y.offset, False, finiteness))
     return y
 
 

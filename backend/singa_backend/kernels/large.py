@@ -39,7 +39,7 @@ def _result(site: Site, post: PostOps, x: Value, place: int, order: Sequence[int
     inside = place >= 0 and site.reusable(place)
     site.absorb(post.count)
     y = x.view(x.shape, x.strides) if inside else site.new(x.shape, F32, order)
-    y.hazard, y.low = post.hazard, post.low
+    y.finiteness, y.low = post.finiteness, post.low
     if post.finite:
         site.needs_finite()
     return y
@@ -57,10 +57,10 @@ def _function(site: Site, x: Value, *rest: Value | None) -> Value:
     site.require(order is not None, "the input has gaps in memory")
     flat = MemoryDesc.of(F32, (x.size,))
     for followers in _tries(site):
-        # the function itself as the first follower of x tells the hazard
-        post = fuse(site, [first, *followers], x.shape, lambda v: None, hazard=x.hazard)
+        # the function itself as the first follower of x tells the finiteness
+        post = fuse(site, [first, *followers], x.shape, lambda v: None, finiteness=x.finiteness)
         site.require(post.count, "the input may not be finite")
-        rest_of = fuse(site, followers[: post.count - 1], x.shape, lambda v: None, hazard=FINITE)
+        rest_of = fuse(site, followers[: post.count - 1], x.shape, lambda v: None, finiteness=FINITE)
         try:
             with threads_for(COST * x.size):
                 name, alpha, beta = found
@@ -113,13 +113,13 @@ def _pair(site: Site, a: Value, b: Value) -> Value:
             return None
         return MemoryDesc.of(F32, shape, normal(shape, steps))
 
-    first = PostOps(onednn.Attributes(), hazard=a.hazard, low=a.low)
+    first = PostOps(onednn.Attributes(), finiteness=a.finiteness, low=a.low)
     worsen(first, Follower(site.name, {}, [None, b], 0, site.version), b)
     left, right = described(a), described(b)
     if left is None or right is None:
         site.refuse("an operand is repeated or reversed in memory")
     for followers in _tries(site):
-        post = fuse(site, followers, a.shape, described, hazard=first.hazard, low=first.low)
+        post = fuse(site, followers, a.shape, described, finiteness=first.finiteness, low=first.low)
         try:
             with threads_for(COST * a.size):
                 primitive: Primitive = onednn.binary(

@@ -28,7 +28,7 @@ def _features(site: Site, v: Value, x: Value, axis: int) -> Value:
     site.require(same and v.dtype == F32, "one number for each feature is needed")
     if v.contiguous:
         return v.view((v.size,), (F32.itemsize,))
-    y = site.new(v.shape, F32, hazard=v.hazard)
+    y = site.new(v.shape, F32, finiteness=v.finiteness)
     site.emit(lambda: [(np.copyto, (y.array, v.array))], reads=(v,), writes=(y,), kernel="numpy.copyto")
     return y.view((v.size,), (F32.itemsize,))
 
@@ -54,7 +54,7 @@ class Rows:
         self.shift = None if b is None else _features(site, b, x, axis)
         self.rows = rows_of(site, x, axis)
         self.inside = self.rows.buffer is x.buffer and site.reusable(0) and scale is not x and b is not x
-        self.hazard = FINITE if worst(x, scale, b) == FINITE else NAN
+        self.finiteness = FINITE if worst(x, scale, b) == FINITE else NAN
 
     def emit(self, epsilon: float, flags: int, further: dict[int, tuple[MemoryDesc, Value]]) -> Value:
         """Add the step of oneDNN; return the result, in the memory of the input if nothing reads that again."""
@@ -64,7 +64,7 @@ class Rows:
         with threads_for(COST * x.size):
             primitive = onednn.layer_normalization(md, target, epsilon=epsilon, flags=flags)
         y = x.view(x.shape, x.strides) if self.inside else site.new(x.shape, F32)
-        y.hazard, y.low = self.hazard, False
+        y.finiteness, y.low = self.finiteness, False
         arguments = {SRC: (md, rows), DST: (target, y), SCALE: (described(self.scale), self.scale), **further}
         if self.shift is not None:
             arguments[SHIFT] = (described(self.shift), self.shift)
@@ -88,7 +88,7 @@ def rms_normalization(site: Site, x: Value, scale: Value) -> Value:
     site.require(features <= LONGEST, "a row is so long that NumPy would use its own threads")
     factor = np.float32(math.sqrt(features))
     rows.scale = derived(site, scale, ("times", float(factor)), lambda: scale.array.reshape(-1) * factor)
-    sums = site.new((count,), F32, hazard=FINITE)
+    sums = site.new((count,), F32, finiteness=FINITE)
     site.emit(
         lambda: [(np.vecdot, (rows.rows.array, rows.rows.array, sums.array))],
         reads=(rows.rows,),

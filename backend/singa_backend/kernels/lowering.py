@@ -138,7 +138,7 @@ def ordered(site: Site, x: Value, order: Sequence[int]) -> Value:
         return x
 
     def make() -> Value:
-        y = site.new(x.shape, x.dtype, order, x.hazard)
+        y = site.new(x.shape, x.dtype, order, x.finiteness)
         copy(site, x, y)
         return y
 
@@ -155,7 +155,7 @@ def packed(site: Site, w: Value, given: MemoryDesc, wanted: MemoryDesc) -> Value
     if given == wanted:
         return w
     if not w.constant:
-        y = Value(site.scratch(wanted.nbytes), (wanted.nbytes,), (1,), np.dtype(np.uint8), 0, False, w.hazard)
+        y = Value(site.scratch(wanted.nbytes), (wanted.nbytes,), (1,), np.dtype(np.uint8), 0, False, w.finiteness)
         with threads_for(w.size * 8):
             made = onednn.reorder(given, wanted)
         emit(site, made, {onednn.FROM: (given, w), onednn.TO: (wanted, y)}, (y,), "pack weights")

@@ -132,7 +132,7 @@ def gather(site: Site, x: Value, indices: Value) -> Value:
     axis = axis_in(site, site.attributes["axis"], x.ndim)
     size = x.shape[axis]
     site.require(x.size, "the input is empty")
-    y = site.new(x.shape[:axis] + indices.shape + x.shape[axis + 1 :], x.dtype, hazard=x.hazard)
+    y = site.new(x.shape[:axis] + indices.shape + x.shape[axis + 1 :], x.dtype, finiteness=x.finiteness)
     places = _constant_places(site, indices, size)
     if places is not None:
         bind: Callable[[], Bound] = lambda: [(x.array.take, (places, axis, y.array, "clip"))]  # noqa: E731
@@ -209,7 +209,7 @@ def _flat_rows(site: Site, x: Value, indices: Value) -> tuple[int, Callable[[], 
 def gather_elements(site: Site, x: Value, indices: Value) -> Value:
     site.require(x.contiguous and x.size, "the input is not in C order")
     places = _flat_elements(site, x, indices)
-    y = site.new(indices.shape, x.dtype, hazard=x.hazard)
+    y = site.new(indices.shape, x.dtype, finiteness=x.finiteness)
 
     def bind() -> Bound:
         take, out = x.view((x.size,), (x.dtype.itemsize,)).array.take, y.array
@@ -225,7 +225,7 @@ def gather_elements(site: Site, x: Value, indices: Value) -> Value:
 def gather_nd(site: Site, x: Value, indices: Value) -> Value:
     site.require(x.contiguous and x.size and not site.attributes.get("batch_dims", 0), "batches, or not in C order")
     depth, places = _flat_rows(site, x, indices)
-    y = site.new(indices.shape[:-1] + x.shape[depth:], x.dtype, hazard=x.hazard)
+    y = site.new(indices.shape[:-1] + x.shape[depth:], x.dtype, finiteness=x.finiteness)
 
     def bind() -> Bound:
         take, out = _rows(x, depth).take, y.array
@@ -252,9 +252,9 @@ def _target(site: Site, x: Value, updates: Value) -> tuple[Value, bool]:
     site.require(x.dtype == updates.dtype and x.dtype in NUMBERS | {BOOL} and updates.size, f"elements of {x.dtype}")
     if x.contiguous and site.reusable(0):
         made = x.view(x.shape, x.strides)
-        made.hazard, made.low = worst(x, updates), False
+        made.finiteness, made.low = worst(x, updates), False
         return made, True
-    return site.new(x.shape, x.dtype, hazard=worst(x, updates)), False
+    return site.new(x.shape, x.dtype, finiteness=worst(x, updates)), False
 
 
 @kernel("ScatterElements", 11, 13, 16, 18, on="numpy")
@@ -426,7 +426,7 @@ def trilu(site: Site, x: Value, k: Value | None = None) -> Value:
     def recipe(y: Any, a: Any, m: Any) -> Bound:
         return [(y.fill, (0,)), (np.copyto, (y, a, "same_kind", m))]
 
-    return compute(site, (x, mask), x.dtype, recipe, "numpy.copyto", x.hazard, overwrite=())
+    return compute(site, (x, mask), x.dtype, recipe, "numpy.copyto", x.finiteness, overwrite=())
 
 
 @kernel("OneHot", 11, 28, on="numpy")
@@ -448,7 +448,7 @@ def one_hot(site: Site, indices: Value, depth: Value, values: Value) -> Value:
         return [*calls, put(y, no), (np.copyto, (y, yes, "same_kind", m))]
 
     inputs = (indices.view(shape, strides), low, high, off, on)
-    return compute(site, inputs, values.dtype, recipe, "numpy.onehot", values.hazard, (BOOL, BOOL), ())
+    return compute(site, inputs, values.dtype, recipe, "numpy.onehot", values.finiteness, (BOOL, BOOL), ())
 
 
 # --- conversions
@@ -491,7 +491,7 @@ def _cast(site: Site, x: Value, dtype: np.dtype[Any]) -> Value:
     widened = x.dtype == half and dtype in FLOATS
     narrowed = x.dtype == np.float32 and dtype == half
     site.require(widened or narrowed or (x.dtype in plain and dtype in plain), f"from {x.dtype} to {dtype}")
-    return compute(site, (x,), dtype, lambda y, a: [(np.copyto, (y, a, "unsafe"))], name, x.hazard, overwrite=())
+    return compute(site, (x,), dtype, lambda y, a: [(np.copyto, (y, a, "unsafe"))], name, x.finiteness, overwrite=())
 
 
 def _truncated(y: np.ndarray, x: np.ndarray) -> None:

@@ -24,10 +24,10 @@ def batch_normalization(site: Site, x: Value, scale: Value, b: Value, mean: Valu
     site.require(2 <= x.ndim <= 5, "the rank is not 2 to 5")
     site.require(all(v.shape == x.shape[1:2] and v.contiguous for v in given), "not one value for each channel")
     epsilon = a["epsilon"]
-    hazard = worst(x, *given)
-    if hazard != FINITE or not (var.constant and (var.array + np.float32(epsilon) > 0).all()):
-        hazard = NAN
-    relu = _takes_relu(site, hazard)
+    finiteness = worst(x, *given)
+    if finiteness != FINITE or not (var.constant and (var.array + np.float32(epsilon) > 0).all()):
+        finiteness = NAN
+    relu = _takes_relu(site, finiteness)
     flags = USE_GLOBAL_STATS | USE_SCALE | USE_SHIFT | (FUSE_NORM_RELU if relu else 0)
     order = last_order(x.ndim) if x.ndim > 2 else [0, 1]
     md = dense_desc(x.dtype, x.shape, order)
@@ -38,9 +38,9 @@ def batch_normalization(site: Site, x: Value, scale: Value, b: Value, mean: Valu
     site.require(x.ndim > 2 or x.contiguous, "the features are not innermost in memory")
     if (x is before and site.reusable(0)) and not x.constant:
         y = x.view(x.shape, x.strides)
-        y.hazard = hazard
+        y.finiteness = finiteness
     else:
-        y = site.new(x.shape, x.dtype, order, hazard)
+        y = site.new(x.shape, x.dtype, order, finiteness)
     arguments = {SRC: (md, x), DST: (md, y)}
     for arg, v in zip((SCALE, SHIFT, MEAN, VARIANCE), given, strict=True):
         arguments[arg] = (desc(v), v)
@@ -61,7 +61,7 @@ def lrn(site: Site, x: Value) -> Value:
         made = onednn.lrn(md, md, size=a["size"], alpha=a["alpha"], beta=a["beta"], k=a["bias"])
     x = channels_last(site, x)
     positive = a["alpha"] >= 0 and a["bias"] > 0
-    y = site.new(x.shape, x.dtype, order, FINITE if x.hazard == FINITE and positive else NAN)
+    y = site.new(x.shape, x.dtype, order, FINITE if x.finiteness == FINITE and positive else NAN)
     emit(site, made, {SRC: (md, x), DST: (md, y)}, (y,))
     return y
 
@@ -70,14 +70,14 @@ def lrn(site: Site, x: Value) -> Value:
 def instance_normalization(site: Site, x: Value, scale: Value, b: Value) -> Value:
     """A normalization of each channel of each sample: a batch normalization of batches of one, with a Relu that follows."""
     _require_channels(site, x, scale, b)
-    epsilon, hazard = site.attributes["epsilon"], _moments_of(site, x, scale, b)
-    relu = _takes_relu(site, hazard)
+    epsilon, finiteness = site.attributes["epsilon"], _moments_of(site, x, scale, b)
+    relu = _takes_relu(site, finiteness)
     md = dense_desc(x.dtype, (1, *x.shape[1:]), last_order(x.ndim))
     with threads_for(x.size * 8):
         made = onednn.batch_normalization(md, md, epsilon=epsilon, flags=USE_SCALE | USE_SHIFT | (FUSE_NORM_RELU if relu else 0))
     site.absorb(int(relu))
     x = channels_last(site, x)
-    y = site.new(x.shape, x.dtype, last_order(x.ndim), hazard)
+    y = site.new(x.shape, x.dtype, last_order(x.ndim), finiteness)
     for n in range(x.shape[0]):
         arguments = {SRC: (md, _sample(x, n)), DST: (md, _sample(y, n)), SCALE: (desc(scale), scale), SHIFT: (desc(b), b)}
         emit(site, made, arguments, (arguments[DST][1],), "instance_normalization")
@@ -99,8 +99,8 @@ def group_normalization(site: Site, x: Value, scale: Value, b: Value) -> Value:
         site.require(scale.constant and b.constant and scale.shape == b.shape == (groups,), "not one constant for each group")
         scale, b = (derived(site, v, ("repeated", each), partial(np.repeat, v.array, each)) for v in (scale, b))
     _require_channels(site, x, scale, b)
-    epsilon, hazard = site.attributes["epsilon"], _moments_of(site, x, scale, b)
-    relu = _takes_relu(site, hazard)
+    epsilon, finiteness = site.attributes["epsilon"], _moments_of(site, x, scale, b)
+    relu = _takes_relu(site, finiteness)
     md = dense_desc(x.dtype, (1, *x.shape[1:]), last_order(x.ndim))
     flags = USE_GLOBAL_STATS | USE_SCALE | USE_SHIFT | (FUSE_NORM_RELU if relu else 0)
     with threads_for(x.size * 8):
@@ -108,9 +108,9 @@ def group_normalization(site: Site, x: Value, scale: Value, b: Value) -> Value:
         second = onednn.batch_normalization(md, md, epsilon=epsilon, flags=flags)
     site.absorb(int(relu))
     x = channels_last(site, x)
-    y = site.new(x.shape, x.dtype, last_order(x.ndim), hazard)
-    mean, var = (site.new((channels,), x.dtype, hazard=hazard) for _ in range(2))
-    work = site.new((channels + 2 * groups,), x.dtype, hazard=hazard)
+    y = site.new(x.shape, x.dtype, last_order(x.ndim), finiteness)
+    mean, var = (site.new((channels,), x.dtype, finiteness=finiteness) for _ in range(2))
+    work = site.new((channels + 2 * groups,), x.dtype, finiteness=finiteness)
     vector = desc(mean)
 
     def combine() -> Bound:
@@ -151,13 +151,13 @@ def _require_channels(site: Site, x: Value, *given: Value) -> None:
 
 
 def _moments_of(site: Site, x: Value, *given: Value) -> int:
-    """The hazard of a normalization by the moments of x."""
+    """The finiteness of a normalization by the moments of x."""
     return FINITE if worst(x, *given) == FINITE and site.attributes["epsilon"] > 0 else NAN
 
 
-def _takes_relu(site: Site, hazard: int) -> bool:
+def _takes_relu(site: Site, finiteness: int) -> bool:
     """Whether a Relu follows that the normalization may compute."""
-    taken = bool(site.followers) and site.followers[0].name == "Relu" and hazard == FINITE
+    taken = bool(site.followers) and site.followers[0].name == "Relu" and finiteness == FINITE
     if taken:
         site.needs_finite()
     return taken

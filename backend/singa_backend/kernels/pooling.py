@@ -34,7 +34,7 @@ def _windows(site: Site, x: Value, kernel_shape: Sequence[int]) -> Windows:
     return at
 
 
-def _pool(site: Site, x: Value, at: Windows, algorithm: str, hazard: int) -> Value:
+def _pool(site: Site, x: Value, at: Windows, algorithm: str, finiteness: int) -> Value:
     shape, order = (*x.shape[:2], *at.counts), last_order(x.ndim)
     src, dst = dense_desc(x.dtype, x.shape, order), dense_desc(x.dtype, shape, order)
     with threads_for(math.prod(shape) * math.prod(at.kernel)):
@@ -43,7 +43,7 @@ def _pool(site: Site, x: Value, at: Windows, algorithm: str, hazard: int) -> Val
             pads_begin=at.begins, pads_end=ends(at),
         )  # fmt: skip
     x = channels_last(site, x)
-    y = site.new(shape, x.dtype, order, hazard)
+    y = site.new(shape, x.dtype, order, finiteness)
     emit(site, made, {SRC: (src, x), DST: (dst, y)}, (y,), "pooling")
     return y
 
@@ -51,7 +51,7 @@ def _pool(site: Site, x: Value, at: Windows, algorithm: str, hazard: int) -> Val
 def _require_no_nan(site: Site, x: Value) -> None:
     """OneDNN's maximum skips NaN; NumPy's returns it."""
     if x.dtype.kind == "f":
-        site.require(x.hazard < NAN, "the input may contain NaN")
+        site.require(x.finiteness < NAN, "the input may contain NaN")
         site.needs_finite()
 
 
@@ -62,7 +62,7 @@ def max_pool(site: Site, x: Value) -> Value:
     site.require(not any(site.outputs[1:]), "the indices are used")
     site.require(site.attributes.get("storage_order", 0) in (0, 1), "not a valid storage_order")
     _require_no_nan(site, x)
-    return _pool(site, x, _windows(site, x, site.attributes["kernel_shape"]), "max", x.hazard)
+    return _pool(site, x, _windows(site, x, site.attributes["kernel_shape"]), "max", x.finiteness)
 
 
 @kernel("AveragePool", 1, 7, 10, 11, 19, 22, on="onednn")
@@ -78,7 +78,7 @@ def average_pool(site: Site, x: Value) -> Value:
 
 
 def _sum_of(x: Value) -> int:
-    return NAN if x.hazard >= INFINITE else FINITE
+    return NAN if x.finiteness >= INFINITE else FINITE
 
 
 def _whole(site: Site, x: Value) -> Windows:
@@ -98,4 +98,4 @@ def global_max_pool(site: Site, x: Value) -> Value:
     """The maximum of each channel, as a pooling with one window."""
     require_plain(site, x, dtypes=MAXIMA)
     _require_no_nan(site, x)
-    return _pool(site, x, _whole(site, x), "max", x.hazard)
+    return _pool(site, x, _whole(site, x), "max", x.finiteness)

@@ -37,7 +37,7 @@ class Fused:
         operands: the tensors of the post-ops by argument, with the order of axes in which they are read; None for any.
         target: the value whose memory becomes the result: what the result is added to.
         finite: whether the post-ops agree with the definitions for finite values only.
-        hazard: of the result.
+        finiteness: of the result.
     """
 
     attributes: Attributes
@@ -45,7 +45,7 @@ class Fused:
     operands: dict[int, tuple[MemoryDesc, Value, tuple[int, ...] | None]] = field(default_factory=dict)
     target: Value | None = None
     finite: bool = False
-    hazard: int = FINITE
+    finiteness: int = FINITE
 
 
 def activation(f: Follower) -> tuple[str, float, float] | None:
@@ -112,7 +112,7 @@ def fused(
     site: Site,
     shape: Sequence[int],
     order: Sequence[int],
-    hazard: int,
+    finiteness: int,
     *,
     limit: int | None = None,
     into: bool = True,
@@ -124,12 +124,12 @@ def fused(
         site: where the kernel is used.
         shape: of the result.
         order: the axes of the result, from the outermost in memory to the innermost.
-        hazard: of the result without followers.
+        finiteness: of the result without followers.
         limit: the maximum number of followers.
         into: whether the memory of a summand may become that of the result.
         fpmath: the mode of arithmetic.
     """
-    made = Fused(Attributes(fpmath=fpmath), hazard=hazard)
+    made = Fused(Attributes(fpmath=fpmath), finiteness=finiteness)
     for f in site.followers[:limit]:
         if not is_modern(f.name, f.version) or not _append(made, f, tuple(shape), tuple(order), into):
             break
@@ -146,7 +146,7 @@ def _append(made: Fused, f: Follower, shape: tuple[int, ...], order: tuple[int, 
     function = activation(f)
     if function is None and f.name == "PRelu":
         return _append_prelu(made, f, shape)
-    if function is None or (made.hazard != FINITE and function[0] != "linear"):
+    if function is None or (made.finiteness != FINITE and function[0] != "linear"):
         return False
     made.attributes.append_eltwise(*function)
     made.finite = made.finite or function[0] != "linear"
@@ -155,7 +155,7 @@ def _append(made: Fused, f: Follower, shape: tuple[int, ...], order: tuple[int, 
 
 def _append_prelu(made: Fused, f: Follower, shape: tuple[int, ...]) -> bool:
     slope = f.inputs[1]
-    if made.hazard != FINITE or slope is None or slope.dtype != np.float32 or slope.hazard != FINITE:
+    if made.finiteness != FINITE or slope is None or slope.dtype != np.float32 or slope.finiteness != FINITE:
         return False
     padded = (1,) * (len(shape) - slope.ndim) + slope.shape
     if len(padded) != len(shape) or padded != (1, shape[1], *(1,) * (len(shape) - 2)) or not slope.contiguous:
@@ -176,14 +176,14 @@ def _append_binary(made: Fused, f: Follower, shape: tuple[int, ...], order: tupl
     padded = (1,) * (len(shape) - other.ndim) + other.shape
     if len(padded) != len(shape) or any(d not in (1, s) for d, s in zip(padded, shape, strict=True)):
         return False
-    if f.name in SWALLOWS and (made.hazard != FINITE or other.hazard != FINITE):
+    if f.name in SWALLOWS and (made.finiteness != FINITE or other.finiteness != FINITE):
         return False
     reverse = f.place == 1 and f.name in ("Sub", "Div")
     if reverse and f.name == "Div":
         return False
-    hazard = FINITE if made.hazard == other.hazard == FINITE else NAN
+    finiteness = FINITE if made.finiteness == other.finiteness == FINITE else NAN
     if f.name == "Div" and not (other.constant and other.array.all()):
-        hazard = NAN
+        finiteness = NAN
     scalar = _scalar(other)
     if reverse:
         made.attributes.append_eltwise("linear", -1.0, 0.0)
@@ -213,7 +213,7 @@ def _append_binary(made: Fused, f: Follower, shape: tuple[int, ...], order: tupl
         arg = post_op_arg(len(made.attributes))
         made.attributes.append_binary(name, md)
         made.operands[arg] = (md, wide, None)
-    made.hazard = hazard
+    made.finiteness = finiteness
     made.finite = made.finite or f.name in SWALLOWS
     return True
 
@@ -238,7 +238,7 @@ def create(
     build: Callable[[Attributes], Primitive],
     shape: Sequence[int],
     order: Sequence[int],
-    hazard: int,
+    finiteness: int,
     fpmath: str = "strict",
 ) -> tuple[Primitive, Fused]:
     """Create a primitive with as many followers as it can compute.
@@ -248,14 +248,14 @@ def create(
         build: creates the primitive with these attributes.
         shape: of the result.
         order: the axes of the result, from the outermost in memory to the innermost.
-        hazard: of the result without followers.
+        finiteness: of the result without followers.
         fpmath: the mode of arithmetic.
 
     Raises:
         Unimplemented: oneDNN has no fast code, even without followers.
     """
     refusal: Exception | None = None
-    for one in attempts(lambda limit, into: fused(site, shape, order, hazard, limit=limit, into=into, fpmath=fpmath)):
+    for one in attempts(lambda limit, into: fused(site, shape, order, finiteness, limit=limit, into=into, fpmath=fpmath)):
         try:
             return build(one.attributes), one
         except onednn.Unimplemented as error:
@@ -272,11 +272,11 @@ def result(
     if one.finite:
         site.needs_finite()
     if one.target is None:
-        y = site.new(shape, np.float32, order, one.hazard)
+        y = site.new(shape, np.float32, order, one.finiteness)
     else:
         t = one.target
         y = t.view(t.shape, t.strides)
-        y.hazard = one.hazard
+        y.finiteness = one.finiteness
     arguments = {}
     for arg, (md, v, way) in one.operands.items():
         arguments[arg] = (md, v if way is None else ordered(site, v, way))

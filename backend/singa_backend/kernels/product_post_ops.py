@@ -29,7 +29,7 @@ class PostOps:
         into: the value that a sum adds to, in whose memory the result is; None for a result of its own.
         bias: the operand of a first addition that the primitive can add as its bias.
         finite: whether the result equals the definition's for finite inputs only.
-        hazard: of the result.
+        finiteness: of the result.
         low: whether its infinities are all negative.
     """
 
@@ -39,7 +39,7 @@ class PostOps:
     into: Value | None = None
     bias: Value | None = None
     finite: bool = False
-    hazard: int = FINITE
+    finiteness: int = FINITE
     low: bool = False
 
 
@@ -64,7 +64,7 @@ def fuse(
     shape: tuple[int, ...],
     describe: Describe,
     *,
-    hazard: int,
+    finiteness: int,
     low: bool = False,
     fpmath: str = "strict",
     before: Sequence[tuple[str, float, float]] = (),
@@ -78,8 +78,8 @@ def fuse(
         followers: the calls, in order.
         shape: of the result.
         describe: see Describe.
-        hazard: of the primitive's own result.
-        low: whether all infinities that the hazard permits are negative.
+        finiteness: of the primitive's own result.
+        low: whether all infinities that the finiteness permits are negative.
         fpmath: see Attributes.
         before: functions of oneDNN, each with two parameters, that are applied first.
         is_bias: whether the primitive can add this value as its bias.
@@ -88,7 +88,7 @@ def fuse(
     Returns:
         The post-ops, for `count` of the followers.
     """
-    made = PostOps(Attributes(fpmath=fpmath), hazard=hazard, low=low)
+    made = PostOps(Attributes(fpmath=fpmath), finiteness=finiteness, low=low)
     for function in before:
         made.attributes.append_eltwise(*function)
     for f in followers:
@@ -104,9 +104,9 @@ def _unary(made: PostOps, f: Follower) -> bool:
     found = post_ops.activation(f) if f.place == 0 else None
     if found is not None and f.name in TOTAL:
         made.attributes.append_eltwise(*found)
-        made.hazard, made.low = NAN if made.hazard == NAN else FINITE, False
+        made.finiteness, made.low = NAN if made.finiteness == NAN else FINITE, False
         return True
-    if found is None or made.hazard == NAN or (made.hazard != FINITE and f.name not in INFINITIES):
+    if found is None or made.finiteness == NAN or (made.finiteness != FINITE and f.name not in INFINITIES):
         return False
     made.attributes.append_eltwise(*found)
     made.finite = True
@@ -139,7 +139,7 @@ def _binary(
         )
         if f.name == "Sub" and f.place == 1:
             factor, shift = -1.0, number
-        if made.hazard == INFINITE and factor == 0:
+        if made.finiteness == INFINITE and factor == 0:
             return False
         made.low = made.low and factor > 0
         made.attributes.append_eltwise("linear", factor, shift)
@@ -175,7 +175,7 @@ def _append(made: PostOps, algorithm: str, other: Value, describe: Describe) -> 
 
 
 def worsen(made: PostOps, f: Follower, other: Value) -> None:
-    """Set the hazard of a result of two operands.
+    """Set the finiteness of a result of two operands.
 
     Args:
         made: of the first operand, then of the result.
@@ -183,12 +183,12 @@ def worsen(made: PostOps, f: Follower, other: Value) -> None:
         other: the second operand.
     """
     if f.name == "Div":
-        made.hazard, made.low = NAN, False
-    elif made.hazard == other.hazard == FINITE:
+        made.finiteness, made.low = NAN, False
+    elif made.finiteness == other.finiteness == FINITE:
         pass
-    elif f.name in ("Add", "Sum") and NAN not in (made.hazard, other.hazard):
-        low = (made.hazard == FINITE or made.low) and (other.hazard == FINITE or other.low)
-        made.hazard = INFINITE if low or FINITE in (made.hazard, other.hazard) else NAN
+    elif f.name in ("Add", "Sum") and NAN not in (made.finiteness, other.finiteness):
+        low = (made.finiteness == FINITE or made.low) and (other.finiteness == FINITE or other.low)
+        made.finiteness = INFINITE if low or FINITE in (made.finiteness, other.finiteness) else NAN
         made.low = low
     else:
-        made.hazard, made.low = NAN, False
+        made.finiteness, made.low = NAN, False

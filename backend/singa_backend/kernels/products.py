@@ -59,7 +59,7 @@ def merged(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, int] | No
 
 def contiguous(site: Site, x: Value) -> Value:
     """A copy in C order."""
-    y = site.new(x.shape, x.dtype, hazard=x.hazard)
+    y = site.new(x.shape, x.dtype, finiteness=x.finiteness)
     y.low = x.low
     site.emit(lambda: [(np.copyto, (y.array, x.array))], reads=(x,), writes=(y,), kernel="numpy.copyto")
     return y
@@ -86,7 +86,7 @@ class Product:
             b = b.view(b.shape[-2:], b.strides[-2:])
         self.a, self.b = self._operand(a), self._operand(b)
         self.fpmath = "bf16" if site.options.precision == "bf16" else "strict"
-        self.hazard = FINITE if a.hazard == b.hazard == FINITE else NAN
+        self.finiteness = FINITE if a.finiteness == b.finiteness == FINITE else NAN
 
     def _operand(self, x: Value) -> Value:
         """A matrix that has a dense axis, in a batch of the rank of the result."""
@@ -151,7 +151,7 @@ class Product:
         terms = [Follower("Add", {}, [None, v], 0, 14) for v in added]
         for tried, needed in (([*terms, *followers], len(terms)), (terms, len(terms)), ([], 0)):
             post = fuse(
-                self.site, tried, self.shape, self.describe, hazard=self.hazard, fpmath=self.fpmath, before=before,
+                self.site, tried, self.shape, self.describe, finiteness=self.finiteness, fpmath=self.fpmath, before=before,
                 is_bias=self.is_bias, may_replace=self.may_replace if target is None else _never,
             )  # fmt: skip
             try:
@@ -167,7 +167,7 @@ class Product:
         """Add what no post-op can add."""
         held = list(added)
         if worst(y, *held) != FINITE:
-            y.hazard, y.low = NAN, False
+            y.finiteness, y.low = NAN, False
         self.site.emit(
             lambda: [(np.add, (y.array, v.array, y.array)) for v in held], reads=(y, *held), writes=(y,), kernel="numpy.add"
         )
@@ -199,7 +199,7 @@ class Product:
             weights = plain
         site.absorb(absorbed)
         y = site.new(self.shape, F32, order) if target is None else target.view(target.shape, target.strides)
-        y.hazard, y.low = post.hazard, post.low
+        y.finiteness, y.low = post.finiteness, post.low
         if post.finite:
             site.needs_finite()
         arguments = {SRC: (source, a), WEIGHTS: (weights, right), DST: (into, y), **post.arguments}
@@ -294,7 +294,7 @@ def _row(site: Site, a: Value, b: Value) -> tuple[Value, Value]:
 def matmul_row(site: Site, a: Value, b: Value) -> Value:
     _check(site, a, b)
     left, right = _row(site, a, b)
-    y = site.new(_shape(a, b), a.dtype, hazard=FINITE if worst(a, b) == FINITE else NAN)
+    y = site.new(_shape(a, b), a.dtype, finiteness=FINITE if worst(a, b) == FINITE else NAN)
     flat = y.view((y.size,), (y.dtype.itemsize,))
     site.emit(lambda: [(left.array.dot, (right.array, flat.array))], reads=(a, b), writes=(y,), kernel="numpy.dot")
     return y
@@ -306,7 +306,7 @@ def gemm_row(site: Site, a: Value, b: Value, c: Value | None = None) -> Value:
     beta = site.attributes["beta"]
     site.require(alpha == 1 and beta == 1, "a factor")
     left, right = _row(site, left, right)
-    y = site.new(shape, a.dtype, hazard=FINITE if worst(a, b, c) == FINITE else NAN)
+    y = site.new(shape, a.dtype, finiteness=FINITE if worst(a, b, c) == FINITE else NAN)
     flat = y.view((y.size,), (y.dtype.itemsize,))
     bias = None if c is None else c.view((), ()) if c.size == 1 else c.view((c.size,), (c.strides[-1],))
 
@@ -324,7 +324,7 @@ def matmul_numpy(site: Site, a: Value, b: Value) -> Value:
     _check(site, a, b)
     wide, exact = a.dtype.kind == "f" and a.dtype.itemsize > 2, a.dtype.kind in "iu" and _flops(a, b) < 2 * EXACT
     site.require(wide or exact, "the definition has a better way for this type")
-    y = site.new(_shape(a, b), a.dtype, hazard=FINITE if worst(a, b) == FINITE else NAN)
+    y = site.new(_shape(a, b), a.dtype, finiteness=FINITE if worst(a, b) == FINITE else NAN)
     function = np.dot if a.ndim == b.ndim == 2 else np.matmul
     site.emit(lambda: [(function, (a.array, b.array, y.array))], reads=(a, b), writes=(y,), kernel=f"numpy.{function.__name__}")
     return y
@@ -382,7 +382,7 @@ def gemm_numpy(site: Site, a: Value, b: Value, c: Value | None = None) -> Value:
     bias = c if c is not None and beta != 0 else None
     if bias is not None and beta != 1:
         bias = _scaled(site, bias, beta)
-    y = site.new(shape, a.dtype, hazard=FINITE if worst(a, b, bias) == FINITE else NAN)
+    y = site.new(shape, a.dtype, finiteness=FINITE if worst(a, b, bias) == FINITE else NAN)
 
     def bind() -> list[tuple[object, tuple[object, ...]]]:
         made: list[tuple[object, tuple[object, ...]]] = [(np.dot, (left.array, right.array, y.array))]

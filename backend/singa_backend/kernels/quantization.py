@@ -49,7 +49,7 @@ def _float(site: Site, zero: Value) -> Value:
     """A zero point as float32."""
     if zero.constant:
         return site.constant(zero.array.astype(np.float32))
-    made = site.new(zero.shape, F32, hazard=FINITE)
+    made = site.new(zero.shape, F32, finiteness=FINITE)
     site.emit(lambda: [(np.copyto, (made.array, zero.array))], reads=(zero,), writes=(made,), kernel="numpy zero point")
     return made
 
@@ -57,7 +57,7 @@ def _float(site: Site, zero: Value) -> Value:
 def quantized(site: Site, x: Value, s: Value, z: Value | None, dtype: np.dtype[Any], axis: int | None) -> Value:
     """Add the steps that quantize float32 values."""
     if dtype == np.int8:
-        site.require(x.hazard < NAN, "the input may contain NaN")
+        site.require(x.finiteness < NAN, "the input may contain NaN")
         site.needs_finite()
     order = order_of(x)
     if order is None:
@@ -115,7 +115,7 @@ def dequantized(site: Site, x: Value, s: Value, z: Value | None, axis: int | Non
         order = list(range(x.ndim))
         x = ordered(site, x, order)
     attributes = Attributes().set_scales(SRC, 0 if axis is None else 1 << axis)
-    y = site.new(x.shape, F32, order, FINITE if s.hazard == FINITE else NAN)
+    y = site.new(x.shape, F32, order, FINITE if s.finiteness == FINITE else NAN)
     source, target = (_flat(x), _flat(y)) if axis is None else (x, y)
     order = order if axis is not None else [0]
     src, dst = dense_desc(x.dtype, source.shape, order), dense_desc(F32, source.shape, order)
@@ -125,7 +125,7 @@ def dequantized(site: Site, x: Value, s: Value, z: Value | None, axis: int | Non
         if z.constant:
             wide = site.constant(z.array.astype(np.int32).reshape(1))
         else:
-            wide, narrow = site.new((1,), np.int32, hazard=FINITE), z.view((1,), (z.dtype.itemsize,))
+            wide, narrow = site.new((1,), np.int32, finiteness=FINITE), z.view((1,), (z.dtype.itemsize,))
             site.emit(lambda: [(np.copyto, (wide.array, narrow.array))], reads=(z,), writes=(wide,), kernel="numpy zero point")
         arguments[zero_points_arg(SRC)] = (MemoryDesc.of(np.int32, (1,)), wide)
     with threads_for(x.size * 4):
@@ -152,9 +152,9 @@ def dequantize_linear(site: Site, x: Value, s: Value, z: Value | None = None) ->
 def dynamic_quantize_linear(site: Site, x: Value) -> tuple[Value, Value, Value]:
     """The range by NumPy, then a division with post-ops."""
     require_plain(site, x)
-    site.require(x.hazard == FINITE, "the input may be infinite")
+    site.require(x.finiteness == FINITE, "the input may be infinite")
     site.needs_finite()
-    scale, zero = site.new((), F32, hazard=FINITE), site.new((), np.uint8, hazard=FINITE)
+    scale, zero = site.new((), F32, finiteness=FINITE), site.new((), np.uint8, finiteness=FINITE)
 
     def bind() -> Any:
         values, out, offset = x.array, scale.array, zero.array
@@ -200,7 +200,7 @@ def add(site: Site, a: Value, b: Value) -> Value:
 
     def start() -> Tail:
         tail = Tail(site, a.shape, tuple(order), lambda v: v, 1, kind="float", dtype=F32)
-        tail.made.hazard = FINITE if worst(a, b) == FINITE else NAN
+        tail.made.finiteness = FINITE if worst(a, b) == FINITE else NAN
         return tail
 
     def build(tail: Tail) -> Primitive:

@@ -96,7 +96,7 @@ def with_zero(site: Site, arguments: dict[int, tuple[MemoryDesc, Value]], zero: 
     if zero.constant:
         wide = site.constant(np.array([int(zero.array.reshape(-1)[0]) + offset], np.int32))
     else:
-        wide = site.new((1,), np.int32, hazard=FINITE)
+        wide = site.new((1,), np.int32, finiteness=FINITE)
         narrow = zero.view((1,), (1,))
 
         def bind() -> Any:
@@ -341,7 +341,7 @@ def _rows(a: Value) -> Value | None:
 
 def _contiguous(site: Site, x: Value) -> Value:
     def make() -> Value:
-        y = site.new(x.shape, x.dtype, None, x.hazard)
+        y = site.new(x.shape, x.dtype, None, x.finiteness)
         site.emit(lambda: [(np.copyto, (y.array, x.array))], reads=(x,), writes=(y,), kernel="numpy.copyto")
         return y
 

@@ -58,7 +58,7 @@ def arranged(site: Site, source: Value, what: Any, shape: Sequence[int], moves: 
         found: Value = site.derived(source, what, make)
         return found
     source = ordered(site, source, range(source.ndim))
-    target = site.new(shape, F32, hazard=source.hazard)
+    target = site.new(shape, F32, finiteness=source.finiteness)
 
     def bind() -> Bound:
         return moves(target.array, source.array)
@@ -121,7 +121,7 @@ class Layer:
             self.states = [None] * len(self.states)
         self.w, self.r, self.b = w, r, b
         self.small = 2 * self.batch * rows * self.hidden <= SMALL[kind]
-        self.hazard = FINITE if worst(x, w, r, b, *states) == FINITE else NAN
+        self.finiteness = FINITE if worst(x, w, r, b, *states) == FINITE else NAN
         self.src = self._sequence()
         self.iter = dense_desc(F32, (1, *sizes))
 
@@ -198,7 +198,7 @@ class Layer:
             return None, None
         require_plain(self.site, p)
         self.site.require(p.shape == (self.directions, 3 * self.hidden), "P has another shape")
-        self.hazard = FINITE if self.hazard == FINITE == p.hazard else NAN
+        self.finiteness = FINITE if self.finiteness == FINITE == p.finiteness else NAN
         shape = (1, self.directions, 3, self.hidden)
 
         def moves(target: np.ndarray, source: np.ndarray) -> list[Move]:
@@ -269,8 +269,8 @@ class Layer:
         """Y, with the directions next to the hidden size in memory."""
         t, d, b, h = self.time, self.directions, self.batch, self.hidden
         if self.layout:
-            return self.site.new((b, t, d, h), F32, hazard=self.hazard)
-        return self.site.new((t, d, b, h), F32, (0, 2, 1, 3), self.hazard)
+            return self.site.new((b, t, d, h), F32, finiteness=self.finiteness)
+        return self.site.new((t, d, b, h), F32, (0, 2, 1, 3), self.finiteness)
 
     def _y_strides(self, y: Value) -> tuple[int, ...]:
         return (y.strides[1], y.strides[0], 4) if self.layout else (y.strides[0], y.strides[2], 4)
@@ -279,8 +279,8 @@ class Layer:
         """A last state, with the directions outermost in memory."""
         d, b, h = self.directions, self.batch, self.hidden
         if self.layout:
-            return self.site.new((b, d, h), F32, (1, 0, 2), self.hazard)
-        return self.site.new((d, b, h), F32, hazard=self.hazard)
+            return self.site.new((b, d, h), F32, (1, 0, 2), self.finiteness)
+        return self.site.new((d, b, h), F32, finiteness=self.finiteness)
 
 
 def time_first(x: Value) -> Value:
@@ -308,7 +308,7 @@ def rnn(
     layer = Layer(site, "RNN", x, w, r, b, lengths, [initial_h])
     activation = layer.activations("tanh")
     if activation == "relu":
-        site.require(layer.hazard == FINITE, "Relu of oneDNN does not return NaN")
+        site.require(layer.finiteness == FINITE, "Relu of oneDNN does not return NaN")
         site.needs_finite()
     return layer.compute(onednn.rnn, activation=activation)
 

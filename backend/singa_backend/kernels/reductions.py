@@ -46,7 +46,7 @@ def reduced(
         x: the input.
         given: the axes, if they are an input.
         function: the ufunc that reduces.
-        rule: the hazard of the result.
+        rule: the finiteness of the result.
         before: applied to each element first.
         after: the calls that follow, on the result, with the number of elements that make one.
     """
@@ -54,7 +54,7 @@ def reduced(
     site.require(x.size, "the input is empty")
     keep = bool(site.attributes["keepdims"])
     shape = [1 if i in axes else d for i, d in enumerate(x.shape) if keep or i not in axes]
-    y = site.new(shape, x.dtype, hazard=FINITE if x.dtype.kind in "biu" else rule(x.hazard))
+    y = site.new(shape, x.dtype, finiteness=FINITE if x.dtype.kind in "biu" else rule(x.finiteness))
     rest = [d for i, d in enumerate(x.shape) if i not in axes]
     bare = y.view(rest, strides_of(rest, x.dtype.itemsize))
     count = math.prod(x.shape[a] for a in axes)
@@ -129,7 +129,7 @@ def _arg(site: Site, x: Value, which: str) -> Value:
     axis = axis_in(site, site.attributes["axis"], x.ndim)
     keep, last = site.attributes["keepdims"], site.attributes.get("select_last_index", 0)
     rest = (*x.shape[:axis], *x.shape[axis + 1 :])
-    y = site.new((*x.shape[:axis], *[1] * bool(keep), *x.shape[axis + 1 :]), np.int64, hazard=FINITE)
+    y = site.new((*x.shape[:axis], *[1] * bool(keep), *x.shape[axis + 1 :]), np.int64, finiteness=FINITE)
     bare = y.view(rest, strides_of(rest, 8))
 
     def bind() -> Bound:
@@ -159,7 +159,7 @@ def cum_sum(site: Site, x: Value, axis: Value) -> Value:
     along = ints(site, axis, "the axis")
     site.require(len(along) == 1, "there are several axes")
     a = axis_in(site, along[0], x.ndim)
-    y = site.new(x.shape, x.dtype, hazard=nan_of_infinite(x.hazard))
+    y = site.new(x.shape, x.dtype, finiteness=nan_of_infinite(x.finiteness))
     backward = site.attributes["reverse"]
 
     def bind() -> Bound:

@@ -107,7 +107,7 @@ def _resized(
                 return made
         return _taken(site, x, active, indices)
     require_plain(site, x)
-    site.require(x.hazard == FINITE, "the input may be infinite")
+    site.require(x.finiteness == FINITE, "the input may be infinite")
     site.needs_finite()  # a place with weight 0 does not count
     if weigh[0] is linear and not exclude and not antialias and all(map(_is_half_pixel, active, places)):
         made = _by_onednn(site, x, active, shape, "linear")
@@ -145,7 +145,7 @@ def _by_onednn(site: Site, x: Value, active: Sequence[Span], shape: Sequence[int
         return None
     require_plain(site, x, dtypes=NEAREST)
     x = channels_last(site, x)
-    y = site.new(shape, x.dtype, order, x.hazard)
+    y = site.new(shape, x.dtype, order, x.finiteness)
     emit(site, made, {SRC: (src, x), DST: (dst, y)}, (y,))
     return y
 
@@ -161,7 +161,7 @@ def _taken(site: Site, x: Value, active: Sequence[Span], indices: Sequence[np.nd
     """Take places along one axis after the other."""
     for span, index in zip(active, indices, strict=True):
         order = _in_memory(site, x)
-        y = site.new([*x.shape[: span.axis], span.new, *x.shape[span.axis + 1 :]], x.dtype, order, x.hazard)
+        y = site.new([*x.shape[: span.axis], span.new, *x.shape[span.axis + 1 :]], x.dtype, order, x.finiteness)
         axis = order.index(span.axis)
 
         def bind(x: Value = x, y: Value = y, order: list[int] = order, axis: int = axis, index: np.ndarray = index) -> Any:

@@ -26,12 +26,12 @@ def rotary_embedding(site: Site, x: Value, cos: Value, sin: Value, positions: Va
     site.require(
         all(c.ndim == len(lead) + 1 and c.shape[:-1] == lead and c.shape[-1] >= half for c in (cos, sin)), "the caches do not fit"
     )
-    hazard = FINITE if worst(x, cos, sin) == FINITE else NAN
+    finiteness = FINITE if worst(x, cos, sin) == FINITE else NAN
     order = sorted(range(4), key=lambda i: -wide.strides[i]) if x.ndim == 4 else None
-    y = site.new(x.shape, x.dtype, order if order is None or order[-1] == 3 else None, hazard)
+    y = site.new(x.shape, x.dtype, order if order is None or order[-1] == 3 else None, finiteness)
     out = heads_of(site, y, given["num_heads"]) if x.ndim == 3 else y
     products = site.scratch(wide.size // size * half * x.dtype.itemsize)
-    rows = [site.new((batch, length, half), x.dtype, hazard=FINITE) for _ in (cos, sin)] if positions is not None else []
+    rows = [site.new((batch, length, half), x.dtype, finiteness=FINITE) for _ in (cos, sin)] if positions is not None else []
     if positions is not None:
         site.require(positions.shape == (batch, length) and positions.dtype == np.int64, "the positions do not fit")
 

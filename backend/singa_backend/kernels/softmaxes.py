@@ -32,7 +32,7 @@ def rows_of(site: Site, x: Value, axis: int) -> Value:
 def _softmax(site: Site, x: Value, first: int) -> Value:
     """Softmax over the axes from `first` on."""
     site.require(x.dtype == F32 and x.size and x.ndim, "not float32, or empty")
-    site.require(x.hazard == FINITE or (x.hazard == INFINITE and x.low), "the input may be infinite")
+    site.require(x.finiteness == FINITE or (x.finiteness == INFINITE and x.low), "the input may be infinite")
     site.needs_finite()
     rows = rows_of(site, x, first)
     inside = rows.buffer is x.buffer and site.reusable(0)
@@ -40,9 +40,9 @@ def _softmax(site: Site, x: Value, first: int) -> Value:
     target = md if inside else MemoryDesc.of(F32, rows.shape)
     with threads_for(COST * x.size):
         primitive = onednn.softmax(md, target, axis=1)
-    hazard = FINITE if x.hazard == FINITE else NAN
-    y = x.view(x.shape, x.strides) if inside else site.new(x.shape, F32, hazard=hazard)
-    y.hazard, y.low = hazard, False
+    finiteness = FINITE if x.finiteness == FINITE else NAN
+    y = x.view(x.shape, x.strides) if inside else site.new(x.shape, F32, finiteness=finiteness)
+    y.finiteness, y.low = finiteness, False
     flat = y.view(rows.shape, rows.strides if inside else strides_of(rows.shape, F32.itemsize))
     emit(site, primitive, {SRC: (md, rows), DST: (target, flat)}, (flat,))
     return y
@@ -90,7 +90,7 @@ def softmax_rows(site: Site, x: Value) -> Value:
 def _log_softmax(site: Site, x: Value, axes: int | tuple[int, ...]) -> Value:
     """The definition's functions; oneDNN's logarithm has errors of 4e-6, which are large against results near 0."""
     site.require(x.dtype in FLOATS and x.size and x.ndim, "elements of other types, or none")
-    y = site.new(x.shape, x.dtype, hazard=FINITE if x.hazard == FINITE else NAN)
+    y = site.new(x.shape, x.dtype, finiteness=FINITE if x.finiteness == FINITE else NAN)
     one = site.new([1 if i in np.atleast_1d(axes) else d for i, d in enumerate(x.shape)], x.dtype)
     scratch = site.scratch(x.nbytes)
 

@@ -120,10 +120,10 @@ class Site(ABC):
         self.absorbed = count
 
     @abstractmethod
-    def new(self, shape: Sequence[int], dtype: Any, order: Sequence[int] | None = None, hazard: int | None = None) -> Value:
+    def new(self, shape: Sequence[int], dtype: Any, order: Sequence[int] | None = None, finiteness: int | None = None) -> Value:
         """A new value; `order` lists the axes from the outermost in memory to the innermost, C order by default.
 
-        hazard: FINITE, INFINITE or NAN; by default the highest of the inputs of the call.
+        finiteness: FINITE, INFINITE or NAN; by default the highest of the inputs of the call.
         """
 
     @abstractmethod
@@ -229,5 +229,5 @@ def kernels_of(domain: str, name: str, version: int) -> list[Kernel]:
 
 
 def worst(*values: Value | None) -> int:
-    """The highest hazard of some values."""
-    return max((v.hazard for v in values if v is not None), default=FINITE)
+    """The highest finiteness of some values."""
+    return max((v.finiteness for v in values if v is not None), default=FINITE)

@@ -65,7 +65,7 @@ class Buffer:
         return self.memory
 
 
-class Unkept(Buffer):
+class LazyBuffer(Buffer):
     """Bytes of a constant that are made when they are needed: `memory` keeps them, `read` does not.
 
     Attributes:
@@ -95,7 +95,7 @@ class Unkept(Buffer):
 
 
 @dataclass(frozen=True, eq=False)
-class Computed:
+class LazyConstant:
     """A constant array that is computed whenever it is needed, so that no memory is held between.
 
     Attributes:
@@ -143,9 +143,9 @@ class Value:
         dtype: its dtype.
         offset: its first byte in the buffer.
         constant: whether its contents are the same in every run of the plan.
-        hazard: FINITE, INFINITE or NAN.
+        finiteness: FINITE, INFINITE or NAN.
         key: identifies a constant of the graph, for what is derived from it; None for other values.
-        low: whether all infinities that the hazard permits are negative.
+        low: whether all infinities that the finiteness permits are negative.
     """
 
     buffer: Buffer
@@ -154,16 +154,16 @@ class Value:
     dtype: np.dtype[Any]
     offset: int = 0
     constant: bool = False
-    hazard: int = FINITE
+    finiteness: int = FINITE
     key: Any = None
     low: bool = False
 
     @classmethod
-    def of(cls, given: np.ndarray | Computed, key: Any = None) -> Value:
+    def of(cls, given: np.ndarray | LazyConstant, key: Any = None) -> Value:
         """A constant."""
-        if isinstance(given, Computed):
+        if isinstance(given, LazyConstant):
             strides = strides_of(given.shape, given.dtype.itemsize)
-            return cls(Unkept(given.nbytes, given.memory), given.shape, strides, given.dtype, 0, True, FINITE, key)
+            return cls(LazyBuffer(given.nbytes, given.memory), given.shape, strides, given.dtype, 0, True, FINITE, key)
         array: np.ndarray = given
         if not array.flags.c_contiguous and array.nbytes >= LARGE:
             order = sorted(range(array.ndim), key=lambda i: -array.strides[i])
@@ -173,17 +173,17 @@ class Value:
                 return made
         array = np.ascontiguousarray(array).reshape(array.shape)
         memory = array.reshape(-1).view(np.uint8) if array.size else np.empty(ALIGNMENT, np.uint8)
-        hazard = FINITE
+        finiteness = FINITE
         if array.dtype.kind not in "biu" and array.size and not math.isfinite(bound_of(array)):
             with np.errstate(all="ignore"):
                 plain = array.astype(np.float64) if array.dtype.kind not in "fc" else array
-                hazard = NAN if np.isnan(plain).any() else INFINITE if np.isinf(plain).any() else FINITE
-        low = hazard == INFINITE and array.dtype.kind == "f" and not np.isposinf(array).any()
+                finiteness = NAN if np.isnan(plain).any() else INFINITE if np.isinf(plain).any() else FINITE
+        low = finiteness == INFINITE and array.dtype.kind == "f" and not np.isposinf(array).any()
         if array.size and is_mapped(array):
-            buffer: Buffer = Unkept(memory.nbytes, partial(_copied, memory), memory)
+            buffer: Buffer = LazyBuffer(memory.nbytes, partial(_copied, memory), memory)
         else:
             buffer = Buffer(memory.nbytes, memory, pinned=True)
-        return cls(buffer, array.shape, array.strides, array.dtype, 0, True, hazard, key, low)
+        return cls(buffer, array.shape, array.strides, array.dtype, 0, True, finiteness, key, low)
 
     @property
     def array(self) -> np.ndarray:
@@ -241,7 +241,7 @@ class Value:
     def view(self, shape: Sequence[int], strides: Sequence[int], offset: int = 0) -> Value:
         """A value of other shape and strides (bytes) in the same memory, `offset` bytes after this one's first element."""
         place = self.offset + offset
-        return Value(self.buffer, tuple(shape), tuple(strides), self.dtype, place, self.constant, self.hazard, low=self.low)
+        return Value(self.buffer, tuple(shape), tuple(strides), self.dtype, place, self.constant, self.finiteness, low=self.low)
 
     def like(self, array: np.ndarray) -> Value:
         """The value that is this view of `self.array`, whose memory exists while the plan is traced."""
@@ -256,9 +256,9 @@ def _copied(source: np.ndarray) -> np.ndarray:
     return copied(source, aligned(source.nbytes))
 
 
-def bound_of(array: np.ndarray | Computed) -> float:
+def bound_of(array: np.ndarray | LazyConstant) -> float:
     """A number that no magnitude of an element exceeds; infinity or NaN if it is not known: an element may not be finite."""
-    if isinstance(array, Computed):
+    if isinstance(array, LazyConstant):
         return array.bound
     if array.dtype.kind != "f":
         return math.nan

@@ -24,9 +24,9 @@ from ..kernels.table import Invalid, Options
 from ..kernels.values import Value
 from ..runtime.executor import Executor, Visitor
 from .fusion import fuse
-from .passing import finite
+from .open.caches import finite
 from .region import Region, TooManyCalls, region_of
-from .trace import Cache, Facts, History, Loose, Mismatch, NotOpen, Segment, State, Tracer
+from .trace import Cache, History, Mismatch, NotOpen, OpaqueValue, PlanFacts, Segment, State, Tracer
 
 PLANS = 16
 """The number of plans of a model that are kept."""
@@ -63,7 +63,7 @@ MOVING = UseDefinitions("sizes of results differ between runs of equal shapes")
 MEMORY = UseDefinitions("the plan needs more memory than the limits permit")
 
 
-class Turn:
+class Exclusive:
     """What plans that share memory take turns with.
 
     Attributes:
@@ -73,7 +73,7 @@ class Turn:
 
     def __init__(self) -> None:
         self.renew()
-        _turns.add(self)
+        _exclusives.add(self)
 
     def renew(self) -> None:
         """Make both; in a forked child another thread of the parent may have been in them."""
@@ -91,7 +91,7 @@ class Plan:
     Attributes:
         first: the first segment.
         facts: what the trace found.
-        inputs: the arrays that a run copies its inputs into; a Loose for an input that is not an array of numbers; None for
+        inputs: the arrays that a run copies its inputs into; a OpaqueValue for an input that is not an array of numbers; None for
             one that is not copied.
         signature: the type, the shape and the dtype of each input; None if one is not an array of numbers.
         admitted: limits which the plan is known not to exceed.
@@ -105,8 +105,8 @@ class Plan:
     def __init__(self, planner: Planner, earlier: Plan | None = None) -> None:
         self.planner = planner
         self.state: State = State() if earlier is None else earlier.state
-        self.facts: Facts = Facts() if earlier is None else replace(earlier.facts, executions=0, definitions=0)
-        self.turn: Turn = Turn() if earlier is None else earlier.turn
+        self.facts: PlanFacts = PlanFacts() if earlier is None else replace(earlier.facts, executions=0, definitions=0)
+        self.turn: Exclusive = Exclusive() if earlier is None else earlier.turn
         self.history: History | None = None
         self.first = Segment()
         self.inputs: list[Any] = []
@@ -254,7 +254,7 @@ class Plan:
 
     def _run_segments(self, inputs: Sequence[Any], budget: limits.Budget, execute: Execute | None) -> list[Any] | None:
         for target, x in zip(self.inputs, inputs, strict=True):
-            if isinstance(target, Loose):
+            if isinstance(target, OpaqueValue):
                 target.value = x
             elif target is not None:
                 target[...] = x
@@ -618,14 +618,14 @@ class Opened:
 
 
 _planners: weakref.WeakSet[Planner] = weakref.WeakSet()
-_turns: weakref.WeakSet[Turn] = weakref.WeakSet()
+_exclusives: weakref.WeakSet[Exclusive] = weakref.WeakSet()
 
 
 def _renew_locks() -> None:
     """After a fork: another thread of the parent may have held a lock, which nothing in the child would release."""
     for planner in list(_planners):
         planner.lock, planner.tracing = threading.Lock(), threading.RLock()
-    for turn in list(_turns):
+    for turn in list(_exclusives):
         turn.renew()
 
 

@@ -17,7 +17,7 @@ from ..devices.namespaces import numpy
 from ..ir.declaration import REQUIRED, declarations
 from ..ir.graph import ABSENT, Graph, Node
 from ..ir.versioned import VersionedOperator
-from ..kernels.values import Computed
+from ..kernels.values import LazyConstant
 
 MOST = 200_000
 """The number of calls of a region: functions that call functions may have more, and are computed node by node."""
@@ -90,7 +90,7 @@ class Region:
         calls: the calls.
         inputs: the ids of the inputs.
         outputs: the ids of the outputs, in order; an id may occur twice.
-        constants: the values of initializers and Constant nodes by id, and those that passes make; a large one may be Computed.
+        constants: the values of initializers and Constant nodes by id, and of passes; a large one may be LazyConstant.
         names: the name of each value in its graph, by id.
         size: the number of ids.
         inlined: the number of nodes and functions that were read into it.
@@ -111,7 +111,7 @@ class Region:
             self.names[self.size - 1] = name
         return self.size - 1
 
-    def constant(self, value: np.ndarray | Computed, name: str = "") -> int:
+    def constant(self, value: np.ndarray | LazyConstant, name: str = "") -> int:
         """The id of a new constant."""
         made = self.new(name)
         self.constants[made] = value

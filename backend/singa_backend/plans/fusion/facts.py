@@ -15,7 +15,7 @@ from ... import dtypes
 from ...ir.declaration import has_trait
 from ...ir.graph import ABSENT
 from ...ir.shapes import MOST, Dim, Known, Shape, is_known
-from ...kernels.values import Computed
+from ...kernels.values import LazyConstant
 from ...proto.schemas import schemas, type_strings
 from ...rewriting.types import Types
 from ...rewriting.view import GraphView
@@ -24,7 +24,7 @@ from ..region import Call, Region
 Type = tuple[np.dtype[Any] | None, Sequence[int | str | None] | None]
 """A dtype and a shape, each None if it is not known; so is each size that is not known."""
 
-TENSOR = (np.ndarray, Computed)
+TENSOR = (np.ndarray, LazyConstant)
 """The types of constant tensors."""
 
 

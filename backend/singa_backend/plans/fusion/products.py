@@ -11,7 +11,7 @@ import numpy as np
 
 from ...ir.graph import ABSENT
 from ...kernels.values import LARGE as KEPT
-from ...kernels.values import Computed, bound_of
+from ...kernels.values import LazyConstant, bound_of
 from ...proto.tensor_data import release
 from ..region import Call
 from .facts import operator
@@ -26,7 +26,7 @@ READERS = ("Reshape", "Transpose", "Attention")
 @dataclass(frozen=True)
 class _Product:
     call: Call
-    weight: np.ndarray | Computed
+    weight: np.ndarray | LazyConstant
     bias: np.ndarray | None
     last: Call
 
@@ -104,7 +104,7 @@ def _join(edit: RegionView, x: int, group: list[_Product]) -> None:
     edit.put(group[0].call, *calls, also=origins[1:])
 
 
-def _joined(weights: Sequence[np.ndarray | Computed]) -> np.ndarray | Computed:
+def _joined(weights: Sequence[np.ndarray | LazyConstant]) -> np.ndarray | LazyConstant:
     """Matrices side by side; large ones are joined whenever they are packed."""
     bound = max(map(bound_of, weights)) if sum(w.nbytes for w in weights) >= KEPT else math.inf
     arrays = [w for w in weights if isinstance(w, np.ndarray)]
@@ -113,7 +113,7 @@ def _joined(weights: Sequence[np.ndarray | Computed]) -> np.ndarray | Computed:
     for w in arrays:
         release(w)
     shape = (arrays[0].shape[0], sum(w.shape[1] for w in arrays))
-    return Computed(shape, arrays[0].dtype, partial(_join_into, arrays), bound)
+    return LazyConstant(shape, arrays[0].dtype, partial(_join_into, arrays), bound)
 
 
 def _join_into(weights: Sequence[np.ndarray], out: np.ndarray) -> None:

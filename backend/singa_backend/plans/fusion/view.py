@@ -10,7 +10,7 @@ import numpy as np
 from ...ir.declaration import has_trait
 from ...ir.graph import ABSENT, Node
 from ...ir.shapes import Shape
-from ...kernels.values import Computed
+from ...kernels.values import LazyConstant
 from ..region import Call, Region, call_of
 from .facts import Facts, Type, operator
 from .lazy import multiplied
@@ -195,7 +195,7 @@ class RegionView:
     def constant(self, value: int, most: int = 0) -> np.ndarray | None:
         """A constant tensor; None for any other value."""
         array = self.weight(value)
-        return array.array() if isinstance(array, Computed) else array
+        return array.array() if isinstance(array, LazyConstant) else array
 
     def is_constant(self, value: int) -> bool:
         """Whether a value is constant."""
@@ -206,10 +206,10 @@ class RegionView:
         array = self.weight(value)
         return 0 if array is None else array.nbytes
 
-    def weight(self, value: int) -> np.ndarray | Computed | None:
+    def weight(self, value: int) -> np.ndarray | LazyConstant | None:
         """A constant tensor, which may have to be computed; None for any other value."""
         array = self.region.constants.get(value)
-        return array if isinstance(array, (np.ndarray, Computed)) else None
+        return array if isinstance(array, (np.ndarray, LazyConstant)) else None
 
     def scalar(self, value: int) -> float | None:
         """A constant float32 of one element that never adds an axis to what it is combined with; None for any other value."""
@@ -274,7 +274,7 @@ class RegionView:
         self._drop(call)
         return True
 
-    def add_constant(self, array: np.ndarray | Computed, *sources: int, suffix: str = "") -> int:
+    def add_constant(self, array: np.ndarray | LazyConstant, *sources: int, suffix: str = "") -> int:
         """A new constant with the name of the first of those that it was computed from."""
         name = self.region.names.get(sources[0], "") if sources else ""
         return self.region.constant(array, name + suffix if name else "")

@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from .. import limits
-from ..kernels.table import Invalid
-from ..kernels.values import ALIGNMENT, Value, strides_of
+from ... import limits
+from ...kernels.table import Invalid
+from ...kernels.values import ALIGNMENT, Value, strides_of
 
 PASSED = 1 << 19
 """Bytes from which an input is read where it is, and an output computed where it stays: copies take longer than binding steps."""
@@ -28,7 +28,7 @@ SPARE = 64
 """The minimum number of elements along the growing axis for which memory is reserved; a quarter of the cache if that is more."""
 
 UNSHARED = 2
-"""What `sys.getrefcount` returns for memory that only a `Passed` refers to."""
+"""What `sys.getrefcount` returns for memory that only a `ZeroCopy` refers to."""
 
 
 def unbound() -> None:
@@ -36,7 +36,7 @@ def unbound() -> None:
 
 
 @dataclass(eq=False)
-class Passed:
+class ZeroCopy:
     """A large input or output of a run that is not copied.
 
     Attributes:
@@ -205,4 +205,4 @@ def append(x: np.ndarray, parts: Sequence[np.ndarray], axis: int, checked: bool,
     return y
 
 
-__all__ = ["PASSED", "PASSED_STEPS", "Memory", "Passed", "append", "finite", "shows_cache", "unbound"]
+__all__ = ["PASSED", "PASSED_STEPS", "Memory", "ZeroCopy", "append", "finite", "shows_cache", "unbound"]

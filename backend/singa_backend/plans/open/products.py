@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from . import onednn
-from .lowering import F32
-from .onednn import DST, RUNTIME_DIM, SCRATCHPAD, SRC, WEIGHTS, MemoryDesc, OneDnnError, Primitive
-from .values import ALIGNMENT, aligned
+from ...kernels import onednn
+from ...kernels.lowering import F32
+from ...kernels.onednn import DST, RUNTIME_DIM, SCRATCHPAD, SRC, WEIGHTS, MemoryDesc, OneDnnError, Primitive
+from ...kernels.values import ALIGNMENT, aligned
 
 SMALL = 1 << 18
 """Elements of the right operand from which a product is computed by oneDNN; NumPy's has less to prepare."""

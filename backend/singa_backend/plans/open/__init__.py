@@ -1,0 +1,1 @@
+"""What grows between runs: caches of generated text, and products whose sizes differ."""

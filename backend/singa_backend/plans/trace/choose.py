@@ -1,0 +1,230 @@
+"""The choice of kernels: the first that accepts a call computes it, with as many of the calls that follow as it takes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import numpy as np
+
+from ...errors import SonnxError
+from ...ir.declaration import has_trait
+from ...ir.graph import ABSENT, Node
+from ...kernels import onednn
+from ...kernels.onednn import OneDnnError
+from ...kernels.table import Follower, Kernel, Refused, Site, kernels_of, worst
+from ...kernels.values import Buffer, Value
+from ..contention import single_step
+from ..region import Call
+from .definitions import Definitions, flops_of
+from .segment import OpaqueValue
+
+FAILED = "failed with"
+"""Begins the reason of a kernel that raised an unexpected error; such a call must be invalid."""
+
+
+class Chooser(Definitions):
+    """Chooses what computes each call of a trace."""
+
+    def _group(self, group: tuple[Call, ...]) -> None:
+        """Compute a chain of calls, with as few kernels as possible."""
+        while group:
+            taken = self._with_kernel(group) or self._by_definition(group[0])
+            group = group[taken:]
+
+    def _with_kernel(self, group: tuple[Call, ...]) -> int:
+        """Compute a prefix of the chain with the first kernel that accepts it; return its length, 0 if there is none."""
+        call = group[0]
+        found = self._values(call)
+        self._reasons = []
+        if self.options.level == 0 or call.node.operator is None or any(isinstance(v, OpaqueValue) for v in found):
+            return 0
+        inputs: list[Value | None] = [v if isinstance(v, Value) else None for v in found]
+        folded = self._is_folded(call, inputs)
+        followers = self._followers(group)
+        for one in kernels_of(call.node.domain, call.name, call.node.operator.version):
+            if folded and one.on != "view":
+                break
+            site = TraceSite(self, call, inputs, followers)
+            first_buffer = len(self.buffers)
+            try:
+                with np.errstate(all="ignore"):
+                    result = one.body(site, *inputs)
+                    taken = site.absorbed + 1
+                    site.require(not (folded and site.steps), "a constant is not copied in every run")
+                    self._run_steps(site, one, group[:taken])
+            except SonnxError:
+                raise
+            except (Refused, OneDnnError) as refusal:
+                self._reasons.append(f"{one.name}: {refusal}")
+                self._forget(first_buffer)
+                continue
+            except Exception as error:  # an invalid call that the kernel did not expect: the definition reports it
+                self._reasons.append(f"{one.name}: {FAILED} {type(error).__name__}: {error}")
+                self._forget(first_buffer)
+                continue
+            made = result if isinstance(result, tuple) else (result,)
+            if folded and all(v is None or v.key is not None for v in inputs):
+                for n, v in enumerate(made):
+                    if v is not None:
+                        v.key = (id(call), n)
+            for value, what, copy in site.made:
+                self.copies.setdefault(id(value), (value, {}))[1][what] = copy
+                copy.buffer.users += 1
+            self.copied += site.made
+            self._accept(group[:taken], made)
+            for buffer in self.buffers[first_buffer:]:
+                self._release(buffer)
+            return taken
+        return self._fold(call) if folded else 0
+
+    def _forget(self, first: int) -> None:
+        """Release the buffers of a kernel that has declined."""
+        for b in self.buffers[first:]:
+            self.live.pop(id(b), None)
+        del self.buffers[first:]
+
+    def _run_steps(self, site: TraceSite, one: Kernel, calls: Sequence[Call]) -> None:
+        origins = tuple({id(n): n for c in calls for n in (c.origins or (c.node,))}.values())
+        bound = [step.bind() for step in site.steps]  # before any runs: a kernel may still decline
+        with onednn.using_threads(1) if self.single else nullcontext():
+            for step, pieces in zip(site.steps, bound, strict=True):
+                step.origins = origins
+                step.kernel = step.kernel or one.name
+                step.notes = (*step.notes, *self._reasons)
+                for function, arguments in [single_step(*p) for p in pieces] if self.single else pieces:
+                    function(*arguments)
+                self._record(step)
+        if site.steps and site.steps[-1].writes:
+            site.steps[-1].flops = flops_of(calls, site.inputs, site.steps[-1].writes[0])
+        if site.finite:
+            self.facts.finite = True
+
+    def _accept(self, calls: Sequence[Call], made: Sequence[Value | None]) -> None:
+        """Set the outputs of the last call, and count the uses of all."""
+        for v in made:
+            if v is not None:
+                v.buffer.touch(max(len(self.segment.steps) - 1, 0))
+                self._admit(v.shape, v.dtype)
+        for i, v in zip(calls[-1].outputs, made, strict=False):
+            if v is not None:
+                self._set(i, v)
+        inner = {o for c in calls[:-1] for o in c.outputs}
+        for c in calls:
+            self._used([i for i in c.reads if i not in inner])
+            self._count(c)
+
+    def _followers(self, group: tuple[Call, ...]) -> list[Follower]:
+        made: list[Follower] = []
+        if self.options.level < 2:
+            return made
+        before, sides = group[0], dict[int, Follower]()
+        for call in group[1:]:
+            operator = call.node.operator
+            inputs: list[Value | None] = []
+            place = -1
+            for p, i in enumerate(call.inputs):
+                if i in before.outputs and i != ABSENT:
+                    place = p
+                    inputs.append(None)
+                    continue
+                entry = None if i == ABSENT or i in sides else self._get(i)
+                if isinstance(entry, OpaqueValue):
+                    return made
+                inputs.append(entry)
+            assert operator is not None
+            free = frozenset(p for p, i in enumerate(call.inputs) if p != place and i not in sides and self.reusable(i, 1))
+            one = Follower(call.name, call.attributes, inputs, place, operator.version, free)
+            one.sides = {p: sides[i] for p, i in enumerate(call.inputs) if i in sides}
+            made.append(one)
+            if place < 0:
+                sides[call.outputs[0]] = one
+            else:
+                before = call
+        return made
+
+    def _is_folded(self, call: Call, inputs: Sequence[Value | None]) -> bool:
+        if call.node.graphs or _draws(call.node):
+            return False
+        if call.is_("Shape", "Size"):
+            return True
+        return all(v is None or v.constant for v in inputs)
+
+    def _fold(self, call: Call) -> int:
+        operator = call.node.operator
+        assert operator is not None
+        key = call if all(i == ABSENT or i in self.region.constants for i in call.inputs) else None
+        outputs = self.shared.get(("folded", key)) if key is not None else None
+        if outputs is None:
+            arrays = [v.array if isinstance(v, Value) else v for v in self._values(call)]
+            outputs = self.state.visitor.visit(call.node, arrays, [])
+            self.budget.left += 1  # counted below
+            if any(not isinstance(o, np.ndarray) for i, o in zip(call.outputs, outputs, strict=False) if i != ABSENT):
+                return self._loose(call, outputs)
+            if key is not None:
+                self.shared["folded", key] = outputs
+        for n, (i, o) in enumerate(zip(call.outputs, outputs, strict=False)):
+            if i != ABSENT and o is not None:
+                self._set(i, self._constant(o, None if key is None else (id(call), n)))
+        self._used(call.reads)
+        self._count(call)
+        self.facts.folded += 1
+        return 1
+
+    def _loose(self, call: Call, outputs: Sequence[Any]) -> int:
+        for i, o in zip(call.outputs, outputs, strict=False):
+            if i != ABSENT:
+                self._set(i, self._constant(o))
+        self._used(call.reads)
+        self._count(call)
+        return 1
+
+
+class TraceSite(Site):
+    """The place of a call in a trace."""
+
+    def __init__(self, tracer: Chooser, call: Call, inputs: Sequence[Value | None], followers: Sequence[Follower]) -> None:
+        super().__init__()
+        assert call.node.operator is not None
+        self.tracer, self.call, self.inputs = tracer, call, inputs
+        self.name, self.version = call.name, call.node.operator.version
+        self.attributes = call.attributes
+        self.outputs = tuple(o != ABSENT for o in call.outputs)
+        self.options, self.shared = tracer.options, tracer.shared
+        self.followers = followers
+        self.finite = False
+        self.made: list[tuple[Value, Any, Value]] = []
+
+    def kept(self, value: Value, what: Any, make: Callable[[], Value]) -> Value:
+        found = self.tracer.copies.get(id(value), (value, {}))[1].get(what)
+        found = next((c for v, w, c in self.made if v is value and w == what), found)
+        if found is None:
+            found = make()
+            self.made.append((value, what, found))
+        return found
+
+    def needs_finite(self) -> None:
+        """Note that the kernel agrees with the definition for finite inputs only."""
+        self.finite = True
+
+    def new(self, shape: Sequence[int], dtype: Any, order: Sequence[int] | None = None, finiteness: int | None = None) -> Value:
+        known = worst(*self.inputs, *(v for f in self.followers[: self.absorbed] for v in f.inputs))
+        return self.tracer.allocate(shape, np.dtype(dtype), order, known if finiteness is None else finiteness)
+
+    def scratch(self, nbytes: int) -> Buffer:
+        return self.tracer.buffer(nbytes)
+
+    def reusable(self, place: int) -> bool:
+        i = self.call.inputs[place]
+        return self.tracer.reusable(i, self.call.inputs.count(i))
+
+    def constant(self, array: np.ndarray, key: Any = None) -> Value:
+        return Value.of(array, key)
+
+
+def _draws(node: Node) -> bool:
+    return has_trait(node.domain, node.op_type, "random") or has_trait(node.domain, node.op_type, "random_in_training")
+
+
+__all__ = ["FAILED", "Chooser"]

@@ -1,0 +1,51 @@
+"""The work of a trace: chains of calls, branches to choose, copies into the arena, and values that get other names."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..chains import chains
+from ..region import Call, Region
+
+
+@dataclass(eq=False)
+class Branch:
+    """An If whose branch is chosen when it is reached.
+
+    Attributes:
+        call: the If.
+        chosen: whether the segment begins with it: its condition is the key of the segment.
+    """
+
+    call: Call
+    chosen: bool = False
+
+
+@dataclass(eq=False)
+class CopyIn:
+    """Copies arrays whose shapes are the key of the segment, the results of a call, into its arena."""
+
+    ids: tuple[int, ...]
+    call: Call
+
+
+@dataclass(eq=False)
+class Rename:
+    """Gives values other ids: the outputs of a branch become those of its If."""
+
+    sources: tuple[int, ...]
+    targets: tuple[int, ...]
+
+
+Item = tuple[Call, ...] | Branch | Rename | CopyIn
+
+
+def items_of(region: Region) -> list[Item]:
+    """The work of a region in order."""
+    made: list[Item] = []
+    for group in chains(region.calls, region.outputs):
+        if group[0].is_("If"):
+            made.append(Branch(group[0]))
+        else:
+            made.append(group)
+    return made

@@ -1,0 +1,215 @@
+"""Open plans: the trace of a plan for some shapes, repeated for others where its values are the same."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ...ir.graph import ABSENT
+from ...kernels import onednn
+from ...kernels.values import Bound, Step, Value
+from ..open.caches import append
+from ..open.products import OpenProduct
+from ..region import Call
+from .choose import Chooser
+from .segment import Appended, Cache, Cell, Cells, Entry, Mismatch, OpaqueValue, Record
+
+
+class NotOpen(Exception):
+    """The plan for some shapes cannot be opened for others."""
+
+
+class Opener(Chooser):
+    """Traces a plan that is open: it repeats the steps of an earlier one, and computes the other items by definitions."""
+
+    def _recorded(self, item: tuple[Call, ...]) -> Record:
+        """Compute an item, and note what was found.
+
+        The values that it reads keep their places until then, even if its kernel reads copies of them, or nothing: definitions
+        of an open plan may read them.
+        """
+        inner = {o for c in item for o in c.outputs}
+        made = Record([(i, self._get(i)) for c in item for i in c.reads if i not in inner])
+        for _, e in made.reads:
+            if isinstance(e, Value):
+                e.buffer.touch(max(len(self.segment.steps) - 1, 0))
+        steps, buffers, executions, self.copied = len(self.segment.steps), len(self.buffers), self.facts.executions, []
+        self._group(item)
+        made.steps, made.copies = self.segment.steps[steps:], self.copied
+        made.made = frozenset(self.buffers[buffers:])
+        made.executions = self.facts.executions - executions
+        made.results = {o: self.env[o] for o in inner if o in self.env}
+        return made
+
+    def _same_entry(self, held: Entry, i: int, x: Any, is_passed: bool) -> Entry:
+        """The value of an input of an open plan: that of the earlier plan if it has the same shape."""
+        if not isinstance(held, Value) or not isinstance(x, np.ndarray):
+            raise NotOpen
+        if held.shape == x.shape:
+            if not is_passed:
+                np.copyto(held.array, x)
+            return held
+        cell = Cache(x) if i in self.caches else Cell(x)
+        self.segment.cells.append(cell)
+        return cell
+
+    def _repeat_or_open(self, item: tuple[Call, ...], records: Sequence[Record]) -> None:
+        """Use the steps of the earlier plan for an item, or compute it by definitions."""
+        place = self.place
+        self.place += 1
+        record = records[place]
+        buffers = {v.buffer for s in record.steps for v in s.reads}
+        same = all(self._get(i) is e for i, e in record.reads) and self.stale.isdisjoint(buffers) and record.is_steady()
+        if same:
+            self.repeated += 1
+            for step in record.steps:
+                for function, arguments in step.bind():
+                    function(*arguments)
+            self.segment.steps += record.steps
+            for i, e in record.results.items():
+                self._set(i, e)
+            for value, what, copy in record.copies:
+                self.copies.setdefault(id(value), (value, {}))[1][what] = copy
+            self.facts.executions += record.executions
+            self.budget.steps(record.executions)
+        else:
+            self._open(item, record)
+        for call in item:
+            self._used(call.reads)
+        if self.unused:
+            unused, self.unused = self.unused, Cells()
+            unused.clear_values()
+            self._record(Step(lambda: [(unused.clear_values, ())], (), (), "release"))
+
+    def _open(self, item: tuple[Call, ...], record: Record) -> None:
+        """Compute an item by definitions, in each run with the shapes that it meets.
+
+        A result that had the same shape in the earlier plan takes its place, so that what reads it is as before: a run in which
+        it has another shape, or is a constant with other contents, raises Mismatch.
+        """
+        for call in item:
+            if call.is_("Concat") and isinstance(self.env.get(call.inputs[0]), Cache):
+                self._grow(call)
+            else:
+                self._open_call(call)
+        written = {v.buffer for s in record.steps for v in s.writes}
+        settled: list[tuple[Call, Cell, Value]] = []
+        for call in item:
+            for o in call.outputs:
+                cell, held = self.env.get(o), record.results.get(o)
+                if not isinstance(cell, Cell) or not isinstance(held, Value) or not isinstance(cell.value, np.ndarray):
+                    continue
+                if (held.shape, held.dtype) != (cell.value.shape, cell.value.dtype):
+                    continue
+                if _same(cell.value, held) if held.constant else held.buffer in written:
+                    settled.append((call, cell, held))
+                    self.env[o] = held
+        self.stale |= record.made - {held.buffer for _, _, held in settled}
+        if not settled:
+            return
+
+        def bind() -> Bound:
+            return [(_settle, (call, cell, held.array, held.constant)) for call, cell, held in settled]
+
+        for function, arguments in bind():
+            function(*arguments)
+        self.segment.steps.append(Step(bind, (), tuple(v for _, _, v in settled if not v.constant), "copy"))
+        self.unused += [cell for _, cell, _ in settled]
+
+    def _open_call(self, call: Call) -> None:
+        """Compute a call by its definition into values that are not in the arena."""
+        entries = self._values(call)
+        inner = [(outer, self._get(call.scope[outer])) for g in call.node.graphs for outer, _ in g.captured]
+        cells = [None if o == ABSENT else Cell() for o in call.outputs]
+        state, node = self.state, call.node
+        frame: list[Any] = [None] * len(call.scope)
+        product = OpenProduct() if call.is_("MatMul") and onednn.library() is not None else None
+
+        def compute(values: list[Any]) -> list[Any]:
+            made = None if product is None else product(*values)
+            if made is None:
+                return state.visit(node, values, frame, None)
+            state.visitor.budget.step()
+            state.visitor.budget.count_tensor(made.nbytes)
+            return [made]
+
+        def bind() -> Bound:
+            sources = [e if isinstance(e, OpaqueValue) else None if e is None else e.array for e in entries]
+            placed = [s for s in sources if isinstance(s, np.ndarray)]
+            around = [(outer, e if isinstance(e, OpaqueValue) else e.array) for outer, e in inner]
+            placed += [s for _, s in around if isinstance(s, np.ndarray)]
+
+            def run() -> None:
+                for outer, s in around:
+                    frame[outer] = s.value if isinstance(s, OpaqueValue) else s
+                values = [s.value if isinstance(s, OpaqueValue) else s for s in sources]
+                for cell, result in zip(cells, compute(values), strict=False):
+                    if cell is not None:
+                        cell.value = _unshared(result, placed)
+                for outer, _ in around:
+                    frame[outer] = None
+
+            return [(run, ())]
+
+        self._record(Step(bind, (), (), "definition", call.origins or (node,), ("its shapes differ between runs",)))
+        for function, arguments in bind():
+            function(*arguments)
+        self._set_cells(call, cells)
+        self.budget.left += 1  # the visitor has counted it
+
+    def _set_cells(self, call: Call, cells: Sequence[Cell | None]) -> None:
+        for o, cell in zip(call.outputs, cells, strict=False):
+            if cell is not None:
+                self.segment.cells.append(cell)
+                self._set(o, cell)
+        self.facts.definitions += 1
+        self._count(call)
+
+    def _grow(self, call: Call) -> None:
+        """Append to a cache, in its memory if there is room."""
+        source = self._get(call.inputs[0])
+        rest = [self._get(i) for i in call.inputs[1:]]
+        target = Appended()
+        state, axis, facts = self.state, self.caches[call.inputs[0]], self.facts
+        assert isinstance(source, Cache)
+
+        def bind() -> Bound:
+            parts = [e if isinstance(e, OpaqueValue) else e.array for e in rest]
+
+            def run() -> None:
+                arrays = [p.value if isinstance(p, OpaqueValue) else p for p in parts]
+                target.value = append(source.value, arrays, axis, facts.finite, state.visitor.budget)
+
+            return [(run, ())]
+
+        self._record(Step(bind, (), (), "numpy.copyto", call.origins or (call.node,), ("grows in place",)))
+        for function, arguments in bind():
+            function(*arguments)
+        self._set_cells(call, [target])
+
+
+def _same(array: np.ndarray, held: Value) -> bool:
+    """Whether an array has the contents of a constant."""
+    return array.tobytes() == held.array.tobytes()
+
+
+def _settle(call: Call, cell: OpaqueValue, target: np.ndarray, constant: bool) -> None:
+    """Copy a result to its place; raise Mismatch if it has another shape, or is not the constant that was found there."""
+    x = cell.value
+    if not isinstance(x, np.ndarray) or x.shape != target.shape or x.dtype != target.dtype:
+        raise Mismatch(call)
+    if not constant:
+        np.copyto(target, x)
+    elif x.tobytes() != target.tobytes():
+        raise Mismatch(call)
+
+
+def _unshared(result: Any, placed: Sequence[np.ndarray]) -> Any:
+    """A result that has no memory of the arena, whose contents change during a run."""
+    if isinstance(result, list):
+        return [_unshared(v, placed) for v in result]
+    if isinstance(result, np.ndarray) and any(np.may_share_memory(result, p) for p in placed):
+        return result.copy()
+    return result

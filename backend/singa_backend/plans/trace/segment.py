@@ -1,0 +1,235 @@
+"""A segment of a plan: steps that always run together; and what the segments of a plan share."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from ... import limits
+from ...ir.graph import Node
+from ...kernels import onednn
+from ...kernels.values import Bound, Buffer, Step, Value
+from ...runtime.executor import Visitor
+from ..contention import Pace, contention, single_step
+from ..open.caches import ZeroCopy, unbound
+from ..region import Call
+from .items import Item
+
+
+class Mismatch(Exception):
+    """A run has returned a value of another shape or kind than the trace: the call must end a segment."""
+
+    def __init__(self, call: Call) -> None:
+        super().__init__(call.name)
+        self.call = call
+
+
+@dataclass(eq=False)
+class OpaqueValue:
+    """A value that is not an array of numbers: strings, a sequence, a map, an empty optional.  It is kept as it is."""
+
+    value: Any = None
+
+
+Entry = Value | OpaqueValue
+
+
+@dataclass(eq=False)
+class Cell(OpaqueValue):
+    """A result of an open plan that is not in the arena; it is kept up to its last use in a run."""
+
+
+class Cells(list[Cell]):
+    """Cells, as a container of their present values."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return (cell.value for cell in super().__iter__())
+
+    def clear_values(self) -> None:
+        """Keep nothing in them."""
+        for cell in super().__iter__():
+            cell.value = None
+
+
+@dataclass(eq=False)
+class Cache(Cell):
+    """An input to which a Concat appends, in place if there is room, before it becomes an output."""
+
+
+@dataclass(eq=False)
+class Appended(Cell):
+    """The result of such a Concat: it belongs to the caller without a copy."""
+
+
+@dataclass(eq=False)
+class Continuation:
+    """Where a segment ended: what a continuation needs.
+
+    Attributes:
+        env: the live values by id.
+        items: the work that is left.
+        uses: the number of uses that are left, by id.
+    """
+
+    env: dict[int, Entry]
+    items: list[Item]
+    uses: Counter[int]
+
+
+@dataclass(eq=False)
+class Record:
+    """What the trace of an item has found, which another plan repeats if the item reads the same values.
+
+    Attributes:
+        reads: the values that it reads, with their ids.
+        results: those that it has set, by id.
+        steps: its steps.
+        copies: copies of values in another memory order that later items use.
+        made: the buffers that it has made.
+        executions: the nodes that the definitions would execute.
+    """
+
+    reads: list[tuple[int, Entry]]
+    results: dict[int, Entry] = field(default_factory=dict)
+    steps: list[Step] = field(default_factory=list)
+    copies: list[tuple[Value, Any, Value]] = field(default_factory=list)
+    made: frozenset[Buffer] = frozenset()
+    executions: int = 0
+
+    def is_steady(self) -> bool:
+        """Whether its steps can run in another plan: all that they use is in the arena."""
+        return all(isinstance(e, Value) for e in self.results.values()) and all(
+            v.constant or v.buffer.memory is not None for s in self.steps for v in (*s.reads, *s.writes)
+        )
+
+
+@dataclass(eq=False)
+class History:
+    """The trace of a plan of one segment.
+
+    Attributes:
+        entries: the inputs.
+        records: of each item.
+        passed: the inputs and outputs that are not copied.
+    """
+
+    entries: list[Entry]
+    records: list[Record] = field(default_factory=list)
+    passed: tuple[ZeroCopy, ...] = ()
+
+
+@dataclass(eq=False)
+class Segment:
+    """Steps that always run together.
+
+    Attributes:
+        steps: what was recorded.
+        flat: the bound calls, in order.
+        arena: their memory.
+        arena_bytes: its size.
+        live_bytes: the lower bound of that size.
+        check: returns the key of the next segment, after the steps; None for the last one.
+        next: the segments that follow, by key, the least recently used first.
+        point: what a new continuation starts from.
+        outputs: the outputs of the plan, for the last segment.
+        copies: for each output the function that returns a copy.
+        passed: the inputs and outputs that are not copied.
+        moving: the steps that use them, with the index of their first call.
+        cells: the values that are not in the arena, if the plan is open: nothing is kept in them after a run.
+        pace: how fast it runs, if a run may use fewer threads; None if it may not, or no step uses several.
+    """
+
+    steps: list[Step] = field(default_factory=list)
+    flat: list[tuple[Callable[..., Any], tuple[Any, ...]]] = field(default_factory=list)
+    arena: np.ndarray | None = None
+    arena_bytes: int = 0
+    live_bytes: int = 0
+    check: Callable[[], Any] | None = None
+    next: dict[Any, Segment] = field(default_factory=dict)
+    point: Continuation | None = None
+    outputs: tuple[Entry, ...] = ()
+    copies: tuple[Callable[[], Any], ...] = ()
+    passed: tuple[ZeroCopy, ...] = ()
+    moving: tuple[tuple[int, Step, int], ...] = ()
+    cells: Cells = field(default_factory=Cells)
+    pace: Pace | None = None
+
+    def attach(self, inputs: Sequence[Any]) -> None:
+        """Bind the steps that use inputs and outputs which are not copied to those of this run."""
+        for p in self.passed:
+            p.attach(inputs)
+        for start, step, _ in self.moving:
+            self._replace(start, step.bind())
+
+    @contextmanager
+    def present(self) -> Iterator[list[tuple[Callable[..., Any], tuple[Any, ...]]]]:
+        """The calls in the form in which a run would begin now, on one thread or on several."""
+        if self.pace is None or not contention.present:
+            yield self.flat
+        else:
+            with onednn.using_threads(1):
+                yield self.pace.single_steps(self.flat)
+
+    def detach(self) -> None:
+        """Keep nothing of the arrays of a run."""
+        for p in self.passed:
+            p.detach()
+        self.cells.clear_values()
+        for start, _, count in self.moving:
+            self._replace(start, [(unbound, ())] * count)
+
+    def _replace(self, start: int, pieces: Bound) -> None:
+        self.flat[start : start + len(pieces)] = pieces
+        if self.pace is not None and self.pace.steps is not None:
+            self.pace.steps[start : start + len(pieces)] = [single_step(f, a) for f, a in pieces]
+
+    def results(self) -> list[Any]:
+        """The present outputs, copied."""
+        return [copy() for copy in self.copies]
+
+
+class State:
+    """What the steps of a plan share during a run.
+
+    Attributes:
+        visitor: computes by definitions.
+        bodies: makes the plans of a node's subgraphs.
+        visit_body: makes the visitor of a node with such plans.
+    """
+
+    visitor: Visitor
+    bodies: Callable[[Node, dict[int, Any]], Any]
+    visit_body: Callable[[limits.Budget, Any], Visitor]
+
+    def visit(self, node: Node, inputs: list[Any], frame: list[Any], bodies: Any) -> list[Any]:
+        """Compute a node by its definition; its subgraphs by plans."""
+        visitor = self.visit_body(self.visitor.budget, bodies) if bodies else self.visitor
+        return visitor.visit(node, inputs, frame)
+
+
+@dataclass(eq=False)
+class PlanFacts:
+    """What is known of a plan when its trace is complete.
+
+    Attributes:
+        finite: whether a kernel needs finite inputs to agree with the definitions.
+        executions: the nodes that the definitions would execute.
+        largest: bytes of the largest tensor.
+        rank: the highest rank.
+        folded: the number of calls whose results depend on shapes only.
+        definitions: the number of calls that their definitions compute.
+        parallel: whether a step may use oneDNN, whose number of threads is that of its caller.
+    """
+
+    finite: bool = False
+    executions: int = 0
+    largest: int = 0
+    rank: int = 0
+    folded: int = 0
+    definitions: int = 0
+    parallel: bool = False

@@ -1,0 +1,172 @@
+"""The values of a trace: where each is, how often it will still be read, and its memory until the segment is complete."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ... import dtypes, limits
+from ...ir.graph import ABSENT
+from ...kernels.table import Options
+from ...kernels.values import FINITE, Buffer, LazyBuffer, LazyConstant, Value, aligned, strides_of
+from ...proto.tensor_data import release
+from ..contention import contention
+from ..region import Call, Region
+from .segment import Cell, Cells, Entry, History, OpaqueValue, PlanFacts, Segment, State
+
+
+class TraceValues:
+    """The values of a trace, by id."""
+
+    def __init__(
+        self,
+        region: Region,
+        options: Options,
+        shared: dict[Any, Any],
+        state: State,
+        dynamic: set[int],
+        facts: PlanFacts,
+        budget: limits.Budget,
+        caches: dict[int, int] | None = None,
+    ) -> None:
+        self.region = region
+        self.caches = caches or {}
+        self.options = options
+        self.shared = shared
+        self.state = state
+        self.dynamic = dynamic
+        self.facts = facts
+        self.budget = budget
+        self.env: dict[int, Entry] = {}
+        self.uses: Counter[int] = Counter()
+        self.segment = Segment()
+        self.began = time.perf_counter()
+        self.single = options.adaptive and contention.expected(options.threads)
+        self.buffers: list[Buffer] = []
+        self.live: dict[int, Any] = {}
+        self.entries: list[Entry] = []
+        self.copies: dict[int, tuple[Value, dict[Any, Value]]] = {}
+        self.history: History | None = None
+        self.earlier: History | None = None
+        self.stale: set[Buffer] = set()
+        self.copied: list[tuple[Value, Any, Value]] = []
+        self.unused = Cells()
+        self.repeated = self.place = 0
+        self._reasons: list[str] = []
+
+    def _get(self, i: int) -> Entry:
+        entry = self.env.get(i)
+        if entry is None:
+            value = self.region.constants[i]
+            entry = self._constant(value, i)
+            self.env[i] = entry
+        return entry
+
+    def _values(self, call: Call) -> list[Entry | None]:
+        return [None if i == ABSENT else self._get(i) for i in call.inputs]
+
+    def _constant(self, value: Any, key: Any = None) -> Entry:
+        if not isinstance(value, (np.ndarray, LazyConstant)) or value.dtype == dtypes.STRING:
+            return OpaqueValue(value)
+        held = self.shared.get(("constant", key)) if key is not None else None
+        if held is None or held[0] is not value:
+            held = (value, Value.of(value, key))
+            source = held[1].buffer.source if isinstance(held[1].buffer, LazyBuffer) else None
+            if source is not None:  # views of one tensor of a file share its copy
+                at = ("mapped", source.__array_interface__["data"][0], source.nbytes)
+                first = self.shared.setdefault(at, held[1])
+                if first is not held[1]:
+                    held[1].buffer = first.buffer
+                    release(source)
+            if key is not None:
+                self.shared["constant", key] = held
+        made: Value = held[1]
+        made.buffer.users += 1
+        if key is None and made.buffer.memory is not None:
+            self.live[id(made.buffer)] = made.buffer.memory
+        self._admit(made.shape, made.dtype)
+        return made
+
+    def _entry(self, x: Any) -> Entry:
+        """A new value that holds this one."""
+        if not isinstance(x, np.ndarray) or x.dtype == dtypes.STRING:
+            return OpaqueValue(x)
+        made = self.allocate(x.shape, x.dtype, None, FINITE)
+        np.copyto(made.array, x)
+        return made
+
+    def allocate(self, shape: Sequence[int], dtype: np.dtype[Any], order: Sequence[int] | None, finiteness: int) -> Value:
+        """A value in a new buffer."""
+        shape = tuple(int(d) for d in shape)
+        self._admit(shape, dtype)
+        strides = strides_of(shape, dtype.itemsize, order)
+        nbytes = max(int(np.prod(shape, dtype=np.int64)) * dtype.itemsize, 1)
+        return Value(self.buffer(nbytes), shape, strides, dtype, 0, False, finiteness)
+
+    def _admit(self, shape: Sequence[int], dtype: np.dtype[Any]) -> None:
+        """Check a tensor against the limits of this run, and note its size for those of other runs."""
+        self.budget.admit(shape, dtype.itemsize)
+        self.facts.largest = max(self.facts.largest, math.prod(d or 1 for d in shape) * dtype.itemsize)
+        self.facts.rank = max(self.facts.rank, len(shape))
+
+    def buffer(self, nbytes: int) -> Buffer:
+        """A new buffer with memory of its own until the segment is complete."""
+        self.budget.count_tensor(nbytes)
+        made = Buffer(nbytes, aligned(nbytes))
+        assert made.memory is not None
+        self.live[id(made)] = made.memory
+        self.buffers.append(made)
+        return made
+
+    def _set(self, i: int, entry: Entry) -> None:
+        if i == ABSENT:
+            return
+        self.env[i] = entry
+        if isinstance(entry, Value):
+            entry.buffer.users += 1
+        if not self.uses[i]:
+            self._drop(i)
+
+    def _used(self, ids: Sequence[int]) -> None:
+        """Count uses; release what is not read again."""
+        for i in ids:
+            if i != ABSENT:
+                self.uses[i] -= 1
+        for i in set(ids):
+            if i != ABSENT and self.uses[i] <= 0 and i in self.env:
+                self._drop(i)
+
+    def _drop(self, i: int) -> None:
+        entry = self.env.pop(i)
+        self.live.pop(id(entry), None)
+        if isinstance(entry, Cell):
+            self.unused.append(entry)
+        if isinstance(entry, Value):
+            entry.buffer.users -= 1
+            self._release(entry.buffer)
+            for copy in self.copies.pop(id(entry), (entry, {}))[1].values():
+                copy.buffer.users -= 1
+                self._release(copy.buffer)
+
+    def _release(self, buffer: Buffer) -> None:
+        """Release the memory of a buffer that nothing uses."""
+        if buffer.users <= 0 and not buffer.pinned:
+            self.live.pop(id(buffer), None)
+            buffer.memory = None
+
+    def reusable(self, i: int, uses: int) -> bool:
+        """Whether nothing reads the memory of a value after these uses of it."""
+        entry = self.env.get(i)
+        return (
+            isinstance(entry, Value)
+            and not entry.constant
+            and not entry.buffer.pinned
+            and self.uses[i] == uses
+            and entry.buffer.users == 1
+            and all(s or d < 2 for s, d in zip(entry.strides, entry.shape, strict=True))
+        )

@@ -1,0 +1,177 @@
+"""The tracer: runs the calls of a region once, chooses a kernel for each, and records the steps as a plan.
+
+The first run of a plan is its trace: every value exists, so shapes, dtypes and host inputs are those of this run.  What
+depends on shapes only is a constant of the plan.  A value whose shape depends on data ends a segment of the plan; a later run
+with another shape continues with another segment.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from ... import dtypes
+from ...ir.graph import Graph
+from ...kernels.values import NAN, Step, Value
+from ..fusion import fuse
+from ..region import Call, Region, TooManyCalls, branch_of, branches_fit
+from .items import Branch, CopyIn, Item, Rename, items_of
+from .open import NotOpen
+from .place import Placer
+from .segment import Continuation, Entry, History, OpaqueValue, Segment
+
+
+class Tracer(Placer):
+    """Traces a segment of a plan, and those that follow it."""
+
+    def start(self, inputs: Sequence[Any], record: bool = False, earlier: History | None = None) -> Segment:
+        """Trace the region on these inputs; return the first segment.
+
+        Args:
+            inputs: the inputs.
+            record: whether to note what an open plan can repeat.
+            earlier: the trace of a plan for other shapes.  The plan will be open: an item that reads the same values uses the
+                steps of that plan; other items are computed by definitions, in each run with the shapes of its inputs.
+
+        Returns:
+            The segment.
+
+        Raises:
+            NotOpen: if there is an earlier trace, and a result depends on the shapes in more than its own shape.
+        """
+        self.earlier = earlier
+        for p in earlier.passed if earlier is not None else ():
+            if p.index < 0 or p.value.shape == np.shape(inputs[p.index]):
+                p.attach(inputs)
+        for index, (i, x) in enumerate(zip(self.region.inputs, inputs, strict=True)):
+            if earlier is None:
+                entry = self._entry(x)
+            else:
+                entry = self._same_entry(earlier.entries[index], i, x, any(p.index == index for p in earlier.passed))
+            self.env[i] = entry
+            self.entries.append(entry)
+            if isinstance(entry, Value):
+                entry.buffer.users += 1
+                entry.buffer.touch(0)
+        self.history = History(self.entries) if record else None
+        self.uses = Counter(i for call in self.region.calls for i in call.reads)
+        self.uses.update(self.region.outputs)
+        self.uses.update(self.region.inputs)  # the buffers of inputs are written before each run
+        return self._walk(items_of(self.region))
+
+    def resume(self, point: Continuation) -> Segment:
+        """Trace what follows a segment."""
+        self.env, self.uses = dict(point.env), Counter(point.uses)
+        for entry in self.env.values():
+            if isinstance(entry, Value):
+                entry.buffer.users += 1
+        return self._walk(list(point.items))
+
+    def _walk(self, items: list[Item]) -> Segment:
+        first = self.segment
+        pending = items[::-1]
+        while pending:
+            item = pending.pop()
+            if isinstance(item, Rename):
+                for source, target in zip(item.sources, item.targets, strict=True):
+                    self._set(target, self._get(source))
+                self._used(item.sources)
+            elif isinstance(item, CopyIn):
+                self._adopt(item.ids, item.call)
+            elif isinstance(item, Branch):
+                self.history = None
+                pending += self._select(item, pending)[::-1]
+            else:
+                if self.earlier is not None:
+                    self._repeat_or_open(item, self.earlier.records)
+                elif self.history is not None:
+                    self.history.records.append(self._recorded(item))
+                else:
+                    self._group(item)
+                if id(item[-1].node) in self.dynamic:
+                    if self.earlier is not None:
+                        raise NotOpen
+                    self.history = None
+                    ids = item[-1].outputs
+                    cells = [self.env[i] for i in ids if i in self.env]
+                    self._split(pending, CopyIn(ids, item[-1]), partial(_kinds, cells))
+        self.segment.outputs = tuple(self._get(i) for i in self.region.outputs)
+        self._finish(self.segment is first and bool(self.entries))
+        return first
+
+    def _split(self, pending: list[Item], then: Item, key: Callable[[], Any]) -> None:
+        """End the segment here; the next one begins with `then`."""
+        done = self.segment
+        for entry in self.env.values():
+            if isinstance(entry, Value) and not entry.buffer.pinned:
+                entry.buffer.touch(len(done.steps))
+        self._finish()
+        pending.append(then)
+        following = Segment()
+        done.point = Continuation(dict(self.env), pending[::-1], Counter(self.uses))
+        done.check, done.next[key()] = key, following
+        self.segment, self.buffers, self.began = following, [], time.perf_counter()
+        self.copies.clear()
+
+    def _adopt(self, ids: Sequence[int], call: Call) -> None:
+        for i in ids:
+            cell = self.env.get(i)
+            if isinstance(cell, OpaqueValue) and isinstance(cell.value, np.ndarray) and cell.value.dtype != dtypes.STRING:
+                made = self.allocate(cell.value.shape, cell.value.dtype, None, NAN)
+                np.copyto(made.array, cell.value)
+
+                def bind(cell: OpaqueValue = cell, made: Value = made) -> Any:
+                    target = made.array
+                    return [(lambda: np.copyto(target, cell.value), ())]
+
+                self._record(Step(bind, (), (made,), "copy", call.origins or (call.node,)))
+                self.env[i] = made
+                made.buffer.users += 1
+
+    def _select(self, item: Branch, pending: list[Item]) -> list[Item]:
+        """The work of the branch that an If takes."""
+        call = item.call
+        condition = self._get(call.inputs[0])
+        array = condition.array if isinstance(condition, Value) else None
+        same = branches_fit(call)
+        if not isinstance(condition, Value) or array is None or array.size != 1 or array.dtype != np.bool_ or not same:
+            return [(call,)]  # the definition reports the error
+        if not item.chosen and not condition.constant:
+            self._split(pending, Branch(call, True), lambda: bool(condition.array.reshape(-1)[0]))
+            return []
+        try:
+            return self._branch(call, bool(array.reshape(-1)[0]))
+        except TooManyCalls:
+            return [(call,)]
+
+    def _branch(self, call: Call, taken: bool) -> list[Item]:
+        key = ("branch", call, taken)
+        if key not in self.shared:
+            graph: Graph = call.attributes["then_branch" if taken else "else_branch"]
+            region = self.region
+            inner = Region(constants=region.constants, names=region.names, size=region.size)
+            inner.outputs = branch_of(inner, graph, call.scope)
+            fuse(inner, self.options.level)
+            region.size = inner.size
+            self.shared[key] = inner
+        inner = self.shared[key]
+        for c in inner.calls:
+            self.uses.update(c.reads)
+        self.uses.update(inner.outputs)
+        self._used(call.reads)
+        pairs = [(s, o) for s, o in zip(inner.outputs, call.outputs, strict=False)]
+        return [*items_of(inner), Rename(tuple(s for s, _ in pairs), tuple(o for _, o in pairs))]
+
+
+def _kind(entry: Entry) -> Any:
+    value = entry.value if isinstance(entry, OpaqueValue) else entry
+    return (value.shape, value.dtype) if isinstance(value, (Value, np.ndarray)) else type(value)
+
+
+def _kinds(entries: Sequence[Entry]) -> Any:
+    return tuple(map(_kind, entries))
