@@ -116,7 +116,9 @@ def compute(
             in its last call only, or read no input after it has written to it.
     """
     shape = broadcast(site, inputs)
-    y = result(site, inputs, shape, dtype, finiteness_of(dtype, finiteness), range(len(inputs)) if overwrite is None else overwrite)
+    y = result(
+        site, inputs, shape, dtype, finiteness_of(dtype, finiteness), range(len(inputs)) if overwrite is None else overwrite
+    )
     order = order_of(y)
     assert order is not None
     inputs = [_stretched(site, v, shape, order) for v in inputs]
