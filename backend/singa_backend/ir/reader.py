@@ -164,6 +164,7 @@ class _Reader:
         own: _Operators,
     ) -> None:
         self.own = own
+        self.versions: dict[tuple[str, str, int], int | None] = {}
         self.explained: set[str] = set()  # domains that the hint of a problem explains
         self.tensor = partial(tensor_data.tensor, folder=folder, maps=maps, within=within)
         self.sparse = partial(tensor_data.sparse, folder=folder, maps=maps)
@@ -472,7 +473,10 @@ class _Scope:
             reader.lacks("SX202", text, **where, hint=hint)
             self._attributes(proto, None, where)
             return
-        version = schema_version(domain, proto.op_type, node.opset)
+        called = (domain, proto.op_type, node.opset)
+        version = reader.versions.get(called)
+        if version is None:
+            version = reader.versions[called] = schema_version(*called)
         if version is None:
             reader.wrong("SX107", f"{proto.op_type} requires opset {min(known)} of {shown} or later, got {node.opset}", **where)
             return
