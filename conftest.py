@@ -24,14 +24,14 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(Acceptance(), "sonnx-acceptance")
 
 
+NARROW_RTOL = {"float16": 2e-3, "bfloat16": 2e-2}
+
+
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Under `-m fakecuda`, import only the files that name the marker: all of them take half a minute, in each process."""
     if config.option.markexpr != "fakecuda" or collection_path.suffix != ".py" or "fakecuda" in collection_path.read_text():
         return None
     return True
-
-
-NARROW_RTOL = {"float16": 2e-3, "bfloat16": 2e-2}
 
 
 def same(actual: Any, expected: Any, rtol: float, atol: float, where: str = "output") -> None:

@@ -382,6 +382,16 @@ def endless(folder: Path, target: Path, *more: str) -> Iterator[subprocess.Popen
         begun.communicate(timeout=LONGEST)
 
 
+def stop(process: int) -> None:
+    """Stop a process, and wait until none of its threads runs."""
+    os.kill(process, signal.SIGSTOP)
+    end = time.monotonic() + LONGEST
+    states = {""}
+    while states != {"T"} and time.monotonic() < end:
+        tasks = Path(f"/proc/{process}/task").glob("*/stat")
+        states = {task.read_text().rpartition(")")[2].split()[0] for task in tasks}
+
+
 def listen_to_hangups() -> None:
     """A test run that nohup began ignores them, and so would the command."""
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
@@ -415,7 +425,7 @@ def test_a_second_signal_ends_workers_that_do_not_listen(folder: Path, tmp_path:
     """A worker that is stopped cannot handle the first one; the end of the parent's pipe ends the others at once."""
     target = tmp_path / "curves.html"
     with endless(folder, target, "--checkpoint", str(tmp_path / "run.ckpt")) as running:
-        os.kill(workers_of(target)[0], signal.SIGSTOP)
+        stop(workers_of(target)[0])
         end = time.monotonic() + LONGEST
         while running.poll() is None and time.monotonic() < end:  # signals of one number that are not handled yet are one
             running.send_signal(signal.SIGTERM)
@@ -435,7 +445,7 @@ def test_workers_that_cannot_end_are_killed(tmp_path: Path) -> None:
     ]
     for worker in workers:
         assert worker.stdout is not None and worker.stdout.readline()
-    os.kill(workers[0].pid, signal.SIGSTOP)
+    stop(workers[0].pid)
     launcher_killed = threading.Event()
     leash.kill_launcher = launcher_killed.set
     with leash:
