@@ -199,11 +199,17 @@ def test_attempts_cost_a_twentieth_of_the_time_and_end_when_the_cores_are_free(c
     assert {t for _, t in steps.ran} == {2}
 
 
-def test_a_short_disturbance_costs_a_few_runs_on_one_thread(clock: Clock) -> None:
-    steps = Steps(clock, 0.04, 0.07)
-    pace, flat = Pace(2, 0.04), steps.flat()
-    for _ in range(3):
+def usual_runs(clock: Clock, several: float, single: float) -> tuple[Steps, Pace, list[module.Call]]:
+    """Steps whose usual time on several threads is known from ten runs."""
+    steps = Steps(clock, several, single)
+    pace, flat = Pace(2, several), steps.flat()
+    for _ in range(10):
         pace.run(flat)
+    return steps, pace, flat
+
+
+def test_a_short_disturbance_costs_a_few_runs_on_one_thread(clock: Clock) -> None:
+    steps, pace, flat = usual_runs(clock, 0.04, 0.07)
     steps.several *= 5
     while not contention.present:
         pace.run(flat)
@@ -216,10 +222,7 @@ def test_a_short_disturbance_costs_a_few_runs_on_one_thread(clock: Clock) -> Non
 
 
 def test_short_runs_give_up_early(clock: Clock) -> None:
-    steps = Steps(clock, 0.00006, 0.0001)
-    pace, flat = Pace(2, 0.00006), steps.flat()
-    for _ in range(10):
-        pace.run(flat)
+    steps, pace, flat = usual_runs(clock, 0.00006, 0.0001)
     steps.several *= 20
     began = clock.now
     while not contention.present:

@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import Any
 
 from ..errors import OperatorError
-from ..ir.shapes import Dim, Known, KnownShapes, Shape, ShapesRule, SizesRule, broadcast_shapes, listed
+from ..ir.shapes import Dim, Known, KnownShapes, Shape, ShapesRule, SizesRule, broadcast_shapes
 from ..ir.windows import windows
 
 FIRST = (0, -1)
@@ -17,9 +17,9 @@ LIMIT = 1 << 31
 """The magnitude of sizes that are computed here: larger ones may be taken modulo 2^n."""
 
 
-def shape_of(index: int) -> ShapesRule:
-    """The shape of an input."""
-    return lambda known, call: known.shape(call.inputs[index])
+def same_shape(known: KnownShapes[Any], call: Any) -> Shape | None:
+    """The shape of the first input."""
+    return known.shape(call.inputs[0])
 
 
 def same_sizes(known: KnownShapes[Any], call: Any) -> Known | None:
@@ -62,19 +62,6 @@ def _rest(known: KnownShapes[Any], shape: Shape | None, others: Sequence[Dim]) -
 def _factors(shape: Sequence[Dim]) -> tuple[int, list[str]]:
     """The number of elements: the known factor, and the unknown ones in order."""
     return math.prod(d for d in shape if isinstance(d, int)), sorted(d for d in shape if isinstance(d, str))
-
-
-def without(known: KnownShapes[Any], call: Any) -> Shape | None:
-    """A Squeeze: the shape without axes of size 1."""
-    shape, (given, axes) = known.shape(call.inputs[0]), listed(known, call, "axes", 1)
-    if shape is None:
-        return None
-    if axes is None:
-        if given or any(isinstance(d, str) for d in shape):
-            return None
-        return tuple(d for d in shape if d != 1)
-    gone = {int(a) % len(shape) for a in axes if shape}
-    return tuple(d for i, d in enumerate(shape) if i not in gone)
 
 
 def multiplied(weight: int = 1) -> ShapesRule:

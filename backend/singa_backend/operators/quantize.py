@@ -14,7 +14,7 @@ from ..interpreters.base import Op, V
 from ..ir.declaration import Version, operator
 from ._api import Array
 from ._common import axis_of
-from ._shapes import shape_of
+from ._shapes import same_shape
 from .cast import limits, to_float8, to_tiny_float
 
 _NARROW_INTS = dtypes.SUB_BYTE_INTS | {np.dtype(t) for t in (np.int8, np.uint8, np.int16, np.uint16)}
@@ -108,9 +108,7 @@ def quantize_linear(
     return to_float8(xp, q, target, bool(saturate)) if target in dtypes.FLOAT8 else to_tiny_float(xp, q, target, version)
 
 
-quantize_linear.shapes(shape_of(0))
-
-
+quantize_linear.shapes(same_shape)
 quantize_linear.no_gradient("zero")
 
 
@@ -156,7 +154,7 @@ def dequantize_linear(
     return (d.astype(np.float32) * scale).astype(target)
 
 
-dequantize_linear.shapes(shape_of(0))
+dequantize_linear.shapes(same_shape)
 
 
 @dequantize_linear.gradient

@@ -16,7 +16,7 @@ from ..ir.declaration import Host, Ints, Wanted, operator
 from ..ir.shapes import Dim, Known, KnownShapes, Shape, broadcast_shapes, integers, listed, total
 from ._api import Array
 from ._common import axes_of, axis_of, rows
-from ._shapes import FIRST, reshaped, same_sizes, without
+from ._shapes import FIRST, reshaped, same_sizes
 
 
 def _from_the_front(axes: Sequence[int], what: str) -> None:
@@ -178,7 +178,17 @@ def squeeze(xp: Xp, x: Array, axes: Host[Ints] | None = None) -> Array:
     return x.reshape([d for i, d in enumerate(x.shape) if i not in gone])
 
 
-squeeze.shapes(without)
+@squeeze.shapes
+def squeeze_shapes(known: KnownShapes[Any], call: Any) -> Shape | None:
+    shape, (given, axes) = known.shape(call.inputs[0]), listed(known, call, "axes", 1)
+    if shape is None:
+        return None
+    if axes is None:
+        if given or any(isinstance(d, str) for d in shape):
+            return None
+        return tuple(d for d in shape if d != 1)
+    gone = {int(a) % len(shape) for a in axes if shape}
+    return tuple(d for i, d in enumerate(shape) if i not in gone)
 
 
 @squeeze.sizes
