@@ -35,7 +35,7 @@ import compare_models
 from compare import Progressive, mean
 from compare_peers import Absent, Failure, Peer
 
-from singa_backend.files import write_text
+from singa_backend.io.files import write_text
 
 MODELS = ("squeezenet", "mobilenetv2", "shufflenet", "vit-small", "bert4", "mlp", "cnn28")
 LOOP = "while True: pass"

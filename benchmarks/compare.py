@@ -31,7 +31,7 @@ from compare_peers import Absent, Failure, Peer
 from rich.console import Console
 from rich.progress import Progress
 
-from singa_backend.files import write_text
+from singa_backend.io.files import write_text
 
 OURS, THEIRS = "sonnx", "onnxruntime"
 WARM_UP, UNTIMED = 3, 2

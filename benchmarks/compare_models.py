@@ -30,7 +30,7 @@ import onnx
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
-from singa_backend.files import write_bytes
+from singa_backend.io.files import write_bytes
 
 BATCH = 0
 """A dimension of `Model.shapes` that is the batch."""

@@ -254,7 +254,7 @@ def main() -> None:
     parser.add_argument("--to", type=Path, help="write cuda-counts.md and .json into this folder")
     options = parser.parse_args()
     fakecuda.install()
-    from singa_backend.files import write_text
+    from singa_backend.io.files import write_text
 
     rows = {name: measure(name) for name in MODELS}
     text = page(rows)

@@ -26,7 +26,7 @@ from onnx.reference import ReferenceEvaluator
 
 from singa_backend import SingaBackend
 from singa_backend.conform import light_models
-from singa_backend.files import write_text
+from singa_backend.io.files import write_text
 
 
 def _median(run: Callable[[], Any], runs: int) -> float:

@@ -26,8 +26,8 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper
 from singa import autograd, codegen, opt, sonnx, tensor
 from singa.model import Model
 from singa_backend import SingaBackend
-from singa_backend.files import write_text
 from singa_backend.inspection import check, inspect, trainable_report
+from singa_backend.io.files import write_text
 from singa_backend.passes import ModelEditor, optimize
 from singa_backend.passes.change_layout import change_layout
 

@@ -27,7 +27,7 @@ import onnxruntime
 
 from singa import sonnx
 from singa_backend import SingaBackend
-from singa_backend.files import write_text
+from singa_backend.io.files import write_text
 
 HERE = Path(__file__).resolve().parent.parent / "tests" / "frameworks"
 

@@ -31,7 +31,7 @@ from onnx.reference import ReferenceEvaluator
 
 from singa_backend import SingaBackend
 from singa_backend.engines.oracle import EngineFailure, Oracle
-from singa_backend.files import write_text
+from singa_backend.io.files import write_text
 
 Generator = np.random.Generator
 Input = Callable[[Generator], Any]

@@ -28,7 +28,7 @@ from typing import Any
 
 import scaling_model as sm
 
-from singa_backend.files import write_text
+from singa_backend.io.files import write_text
 
 Json = dict[str, Any]
 RANK = Path(__file__).with_name("scaling_rank.py")

@@ -31,7 +31,7 @@ from typing import Any
 import numpy as np
 
 from singa import autograd, layer, model, opt, tensor
-from singa_backend.files import write_text
+from singa_backend.io.files import write_text
 
 NETS = {"c16 b8": (16, 8, "ReLU"), "c32 b16": (32, 16, "ReLU"), "c16 b8 smooth": (16, 8, "Sigmoid")}
 """Channels (and the size of images), the batch, and the activation."""

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from singa_backend.files import write_text
+from singa_backend.io.files import write_text
 
 ROWS: dict[str, dict[str, str]] = tomllib.loads(Path(__file__).with_name("acceptance.toml").read_text(encoding="utf-8"))
 

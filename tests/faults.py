@@ -44,9 +44,10 @@ from singa.cli import inspect as inspect_command
 from singa.cli import main
 from singa.cli import optimize as optimize_command
 from singa.cli import profile as profile_command
-from singa_backend import SonnxError, debug, files
+from singa_backend import SonnxError, debug
 from singa_backend.conform import foreign, gaps, releases, results, worker
 from singa_backend.conform.device_check import Outcome
+from singa_backend.io import files
 from singa_backend.proto import checker, save, test_data
 
 F = np.float32

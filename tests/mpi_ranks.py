@@ -184,8 +184,8 @@ def sonnx(point: str, number: str, *arguments: str) -> None:
     """The command `sonnx`, which kills rank 1 (at "save" rank 0) at the given call of a function; at "result" rank 0 stops."""
     from singa._training.checkpoint import Checkpoint
     from singa.cli import main, train
-    from singa_backend import files
     from singa_backend.collectives.mpi import MpiHandle, MpiRank
+    from singa_backend.io import files
 
     place: Any = {"reduce": (MpiRank, "all_reduce"), "wait": (MpiHandle, "wait"), "update": (opt.Optimizer, "apply"),
                   "gather": (Checkpoint, "_others"), "save": (files, "_move"), "result": (train, "save")}[point]  # fmt: skip

@@ -16,7 +16,8 @@ from click.testing import CliRunner
 from onnx import OptionalProto, SequenceProto, TensorProto, TypeProto, helper, numpy_helper
 
 from singa.cli import main
-from singa_backend import InvalidInput, Limits, ResourceExhausted, SonnxError, archives, files
+from singa_backend import InvalidInput, Limits, ResourceExhausted, SonnxError
+from singa_backend.io import archives, files
 from singa_backend.limits import Budget, spend
 from singa_backend.proto import test_data
 

@@ -17,7 +17,7 @@ from onnx import numpy_helper, parser
 
 from singa.cli import main
 from singa.cli._main import COMMANDS
-from singa_backend.archives import open_arrays
+from singa_backend.io.archives import open_arrays
 
 X = np.array([[-1, 2, 3]], np.float32)
 

@@ -11,6 +11,7 @@ from onnx import parser
 import singa_backend
 from singa_backend import Graph, inspection, passes
 from singa_backend.engines import oracle
+from singa_backend.io import files
 from singa_backend.ir.declaration import declarations
 
 MODEL = parser.parse_model('<ir_version: 10, opset_import: ["": 21]> g (float[2] x) => (float[2] y) { y = Relu(x) }')
@@ -27,6 +28,14 @@ def test_the_old_path_of_the_oracle(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.warns(DeprecationWarning, match="singa_backend.engines.oracle"):
         old = importlib.import_module("singa_backend.oracle")
     assert old.Oracle is oracle.Oracle and old.EngineFailure is oracle.EngineFailure
+
+
+def test_the_old_path_of_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Programs that `sonnx codegen` 0.2 wrote import from it."""
+    monkeypatch.delitem(sys.modules, "singa_backend.files", raising=False)
+    with pytest.warns(DeprecationWarning, match="singa_backend.io.files"):
+        old = importlib.import_module("singa_backend.files")
+    assert old.write_npz is files.write_npz
 
 
 @pytest.mark.parametrize(

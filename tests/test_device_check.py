@@ -27,8 +27,8 @@ from singa_backend.devices import cuda
 from singa_backend.devices import device as devices
 from singa_backend.errors import DeviceFailure, ResourceExhausted
 from singa_backend.interpreters.eager import Eager
+from singa_backend.io.processes import ChildFailure
 from singa_backend.limits import Limits
-from singa_backend.processes import ChildFailure
 
 NAMES = [s.name for s in stages.STAGES]
 

@@ -16,7 +16,8 @@ import pytest
 from click.testing import CliRunner
 
 from singa.cli import main
-from singa_backend import doctor, machine, processes
+from singa_backend import doctor, machine
+from singa_backend.io import processes
 from singa_backend.kernels import onednn
 from singa_backend.kernels.onednn import loading
 

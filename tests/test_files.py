@@ -24,8 +24,9 @@ from onnx import numpy_helper, parser
 
 from singa import sonnx
 from singa.cli import main
-from singa_backend import InvalidInput, InvalidModel, files
-from singa_backend.files import PREFIX, Stage, check, staged, staged_folder, write_bytes, write_npz, write_text, writing
+from singa_backend import InvalidInput, InvalidModel
+from singa_backend.io import files
+from singa_backend.io.files import PREFIX, Stage, check, staged, staged_folder, write_bytes, write_npz, write_text, writing
 from singa_backend.proto.named_arrays import named_arrays
 from singa_backend.proto.save import save
 
@@ -164,7 +165,7 @@ def test_nothing_is_written_without_the_door() -> None:
     paths = [p for root in roots for p in (PROJECT / root).rglob("*.py") if p.name != "files.py"]
     assert len(paths) > 250
     found = [w for p in paths if not any(str(p).endswith(s) for s in SAFE) for w in direct_writes(p)]
-    assert not found, "write by singa_backend.files:\n" + "\n".join(found)
+    assert not found, "write by singa_backend.io.files:\n" + "\n".join(found)
 
 
 @pytest.mark.parametrize("line", [
@@ -222,7 +223,7 @@ def test_a_device_is_written_through_and_its_errors_count() -> None:
 
 
 def test_the_standard_output_is_written_after_what_was_printed(tmp_path: Path) -> None:
-    code = "from singa_backend.files import write_text\nprint('first')\nwrite_text('/dev/stdout', 'second')"
+    code = "from singa_backend.io.files import write_text\nprint('first')\nwrite_text('/dev/stdout', 'second')"
     with (tmp_path / "out").open("wb") as out:
         subprocess.run([sys.executable, "-c", code], stdout=out, check=True)
     done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, check=True)
@@ -365,7 +366,7 @@ def test_a_journal_removes_only_the_files_that_it_means(tmp_path: Path) -> None:
 def test_a_process_that_was_forked_does_not_remove_what_its_parent_writes(tmp_path: Path) -> None:
     code = f"""if True:
         import os, sys
-        from singa_backend.files import writing
+        from singa_backend.io.files import writing
         with writing({str(tmp_path / "a")!r}) as out:
             out.write(b"text")
             out.flush()
@@ -628,7 +629,7 @@ def test_an_interrupt_at_any_line_of_close_closes_no_other_file(tmp_path: Path) 
 
 CHILD = """
 import time
-from singa_backend.processes import Child
+from singa_backend.io.processes import Child
 def Net():
     child = Child(eval, "lambda seconds: __import__('time').sleep(seconds)")
     WARM

@@ -21,8 +21,8 @@ from singa_backend.comparison import verdict
 from singa_backend.comparison.tolerances import Rule, rule
 from singa_backend.conform.cases import ConformanceError, data_file
 from singa_backend.conform.fuzz import compare, formulas, generate, ledger, recipes, run, strategies, summary, witnesses
+from singa_backend.io.processes import Child
 from singa_backend.ir.declaration import declarations
-from singa_backend.processes import Child
 from singa_backend.proto.schemas import is_private
 from singa_backend.proto.test_data import data_set
 

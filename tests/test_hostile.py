@@ -225,7 +225,7 @@ def test_damaged_models_are_converted_or_refused(monkeypatch: pytest.MonkeyPatch
 def test_a_death_or_a_hang_is_the_result_of_its_case(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(HERE))
     conversion = importlib.import_module("conversion")
-    from singa_backend.processes import Child, ChildFailure
+    from singa_backend.io.processes import Child, ChildFailure
 
     asked: list[int] = []
     real = Child.ask

@@ -21,7 +21,7 @@ import os, pickle, resource, sys
 import numpy as np
 from singa import sonnx
 from singa.cli import main
-from singa_backend import archives
+from singa_backend.io import archives
 from singa_backend.proto.load import open_light
 
 sonnx.prepare("external.onnx")

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from singa_backend.processes import Child, ChildFailure, ask_all
+from singa_backend.io.processes import Child, ChildFailure, ask_all
 
 FUNCTIONS = '''
 import os, sys, time
@@ -187,7 +187,7 @@ def test_children_end_where_the_caller_stops(functions: ModuleType) -> None:
 PARENT = """
 import os, signal, sys
 from functions_of_a_child import power
-from singa_backend.processes import Child
+from singa_backend.io.processes import Child
 child = Child(power, 2)
 print(child.ask("about", 60)[0], flush=True)
 {then}
@@ -215,7 +215,7 @@ import numpy as np
 from onnx import parser
 from functions_of_a_child import power
 from singa_backend.engines.oracle import Oracle
-from singa_backend.processes import Child
+from singa_backend.io.processes import Child
 model = parser.parse_model('<ir_version: 10, opset_import: ["": 17]> m (float[2] x) => (float[2] y) { y = Relu (x) }')
 with Oracle("sonnx") as oracle:
     print(oracle.run(model.SerializeToString(), {"x": np.array([-1, 2], np.float32)}, timeout=60)["y"].tolist())

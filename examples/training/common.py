@@ -23,7 +23,7 @@ from rich.progress import track
 from singa import autograd, device, layer, opt, sonnx, tensor
 from singa_backend.collectives import launched_size
 from singa_backend.errors import SonnxError
-from singa_backend.files import staged
+from singa_backend.io.files import staged
 
 Pick = Callable[[Any], Any]
 

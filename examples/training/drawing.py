@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from singa_backend.files import write_text, writing
+from singa_backend.io.files import write_text, writing
 
 
 def check(path: Path | None) -> None:

@@ -16,8 +16,8 @@ import numpy as np
 from packaged import Package, load, options
 from published import start
 
-from singa_backend.archives import open_file, read_json, typed
 from singa_backend.errors import InvalidModel
+from singa_backend.io.archives import open_file, read_json, typed
 
 MAGIKA = Package("magika", "1.0.3")
 FILE, CONFIG, KINDS = "model.onnx", "config.min.json", "content_types_kb.min.json"

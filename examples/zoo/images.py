@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 from published import between, load, numbers, options, softmax, stop
 
-from singa_backend.archives import read_bytes, typed
 from singa_backend.errors import InvalidInput, MissingDependency
-from singa_backend.files import writing
+from singa_backend.io.archives import read_bytes, typed
+from singa_backend.io.files import writing
 
 try:
     from PIL import Image, ImageDraw, ImageFont, ImageOps

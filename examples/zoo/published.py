@@ -42,9 +42,9 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, Trans
 
 from singa import sonnx
 from singa_backend import limits
-from singa_backend.archives import typed
 from singa_backend.errors import InvalidInput, InvalidModel, SonnxError
-from singa_backend.files import staged_folder, writing
+from singa_backend.io.archives import typed
+from singa_backend.io.files import staged_folder, writing
 from singa_backend.proto.test_data import data_set
 
 DIFFERENT, FAILED, INTERRUPTED = 1, 3, 130

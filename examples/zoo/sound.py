@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from singa_backend.archives import read_bytes
 from singa_backend.errors import InvalidInput
+from singa_backend.io.archives import read_bytes
 
 RATES = (1000, 1_000_000)
 """The sample rates that files may have."""

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from published import plain, stop
 
-from singa_backend.archives import read_bytes, read_json, typed
 from singa_backend.errors import InvalidInput, MissingDependency
+from singa_backend.io.archives import read_bytes, read_json, typed
 
 try:
     from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors

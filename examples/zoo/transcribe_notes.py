@@ -15,7 +15,7 @@ import sound
 from packaged import Package, load, options
 from published import between, start
 
-from singa_backend.files import write_bytes
+from singa_backend.io.files import write_bytes
 
 PITCH = Package("basic-pitch", "0.4.0")
 FILE = "nmp.onnx"

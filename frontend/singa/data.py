@@ -26,8 +26,8 @@ from typing import Any
 
 import numpy as np
 
-from singa_backend.archives import read_bytes
 from singa_backend.errors import InvalidInput
+from singa_backend.io.archives import read_bytes
 
 from ._training.loader import ArrayLoader
 

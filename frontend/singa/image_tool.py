@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from singa_backend.archives import open_file
 from singa_backend.errors import InvalidInput, MissingDependency
+from singa_backend.io.archives import open_file
 
 __all__ = [
     "ImageTool", "color_cast", "crop", "crop_and_resize", "enhance", "flip", "flip_down", "get_list_sample", "load_img", "resize",

@@ -22,9 +22,9 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 
 from singa_backend import dtypes, limits
-from singa_backend.archives import Archive, Arrays, open_archive
 from singa_backend.errors import InvalidInput, SonnxError, UnsupportedModel
-from singa_backend.files import write_npz, writing
+from singa_backend.io.archives import Archive, Arrays, open_archive
+from singa_backend.io.files import write_npz, writing
 from singa_backend.ir.graph import Node
 from singa_backend.ir.reader import read
 from singa_backend.kernels.options import options as plan_options

@@ -21,9 +21,9 @@ from typing import Any
 import numpy as np
 
 from singa_backend import dtypes
-from singa_backend.archives import Archive, open_archive
 from singa_backend.errors import InvalidInput
-from singa_backend.files import Stage
+from singa_backend.io.archives import Archive, open_archive
+from singa_backend.io.files import Stage
 
 from ._core.tensor import Tensor
 

@@ -28,7 +28,7 @@ import numpy as np
 from onnx import AttributeProto, ModelProto, TensorProto, helper, numpy_helper
 
 from singa_backend.conform.fuzz import generate
-from singa_backend.processes import Child, ChildFailure
+from singa_backend.io.processes import Child, ChildFailure
 
 MEMORY = 6 << 30
 """The address space of a worker."""

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 from ..errors import DeviceUnavailable, SonnxError, described
-from ..processes import Child, ChildFailure
+from ..io.processes import Child, ChildFailure
 
 PASSED, FAILED, NOT_RUN, ONE_DEVICE = "passed", "failed", "not run", "one device"
 """The statuses; "one device" is that of a stage that needs two devices on a machine that has one."""

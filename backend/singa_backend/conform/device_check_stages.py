@@ -26,8 +26,8 @@ from ..devices import cuda
 from ..devices.device import resolve
 from ..errors import SonnxError
 from ..interpreters.eager import Eager
+from ..io.processes import ChildFailure
 from ..limits import Limits
-from ..processes import ChildFailure
 from . import cases, gaps, gradient_matrix, gradients, results, worker
 from .device_check import Setup, Wrong
 from .gradient_matrix.row import needs_judging

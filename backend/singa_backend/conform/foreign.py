@@ -22,12 +22,12 @@ import onnx
 from onnx import ModelProto, ValueInfoProto
 
 from .. import dtypes
-from ..archives import open_arrays
 from ..backend import SingaBackend
 from ..comparison.tolerances import FOREIGN
 from ..engines.oracle import Oracle
 from ..errors import InvalidInput
-from ..files import write_bytes, write_text
+from ..io.archives import open_arrays
+from ..io.files import write_bytes, write_text
 from ..proto.load import load_model
 from ..rendering import json_text
 from ..rendering import markdown as md

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
-from ..archives import DOCUMENT, read_bytes
+from ..io.archives import DOCUMENT, read_bytes
 from .cases import ConformanceError
 from .results import mismatch
 

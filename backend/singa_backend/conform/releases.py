@@ -32,7 +32,7 @@ from onnx import ModelProto, TensorProto, load_model_from_string, numpy_helper
 
 from ..comparison.tolerances import CASES
 from ..errors import MissingDependency, SonnxError
-from ..files import write_text, writing
+from ..io.files import write_text, writing
 from ..proto.schemas import DOMAINS
 from ..proto.test_data import value
 from ..rendering import json_text

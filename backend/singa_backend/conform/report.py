@@ -15,9 +15,9 @@ from typing import Any
 
 from onnx import defs
 
-from ..archives import read_json
 from ..dtypes import from_type_string
-from ..files import write_text
+from ..io.archives import read_json
+from ..io.files import write_text
 from ..ir.declaration import declarations
 from ..proto.schemas import DOMAINS, schemas
 from ..rendering import json_text

@@ -16,10 +16,10 @@ import ml_dtypes
 import numpy as np
 import onnx
 
-from ..archives import read_json
 from ..devices.device import device_count
 from ..errors import first_line
-from ..files import write_text, writing
+from ..io.archives import read_json
+from ..io.files import write_text, writing
 from ..proto.schemas import DOMAINS
 from ..rendering import json_text, xml
 from .cases import ConformanceError

@@ -16,7 +16,7 @@ from onnx import load_model_from_string
 from ..comparison import verdict
 from ..engines.oracle import imported, unusable
 from ..errors import SonnxError, UnsupportedModel, described
-from ..processes import ChildFailure, ask_all
+from ..io.processes import ChildFailure, ask_all
 from . import official
 from .cases import Case, ConformanceError
 

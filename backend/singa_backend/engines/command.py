@@ -22,9 +22,9 @@ import numpy as np
 from onnx import ModelProto, TypeProto
 
 from .. import dtypes
-from ..archives import Arrays, open_arrays
 from ..errors import InvalidInput, SonnxError, did_you_mean
-from ..files import write_npz
+from ..io.archives import Arrays, open_arrays
+from ..io.files import write_npz
 from ..proto.named_arrays import named_arrays
 from ..proto.save import save
 from .oracle import EngineFailure

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import MissingDependency, SonnxError, did_you_mean
-from ..processes import START, Child, ChildFailure
+from ..io.processes import START, Child, ChildFailure
 
 ENGINES = ("onnxruntime", "reference", "sonnx")
 """Names of the engines: onnxruntime on the CPU, onnx's ReferenceEvaluator, and this package."""

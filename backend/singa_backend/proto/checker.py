@@ -23,7 +23,7 @@ from onnx import GraphProto, ModelProto, NodeProto, TensorProto, TypeProto, Valu
 
 from .. import dtypes
 from ..errors import InvalidModel
-from ..processes import Child, ChildFailure
+from ..io.processes import Child, ChildFailure
 from . import _checker_child, tensor_data
 from .messages import graphs
 from .values import Value

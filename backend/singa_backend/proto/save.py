@@ -18,8 +18,9 @@ import numpy as np
 from google.protobuf.message import DecodeError
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, numpy_helper
 
-from .. import dtypes, files
+from .. import dtypes
 from ..errors import InvalidInput, InvalidModel
+from ..io import files
 from . import tensor_data
 from .checker import require_valid
 from .messages import graphs

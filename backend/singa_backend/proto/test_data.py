@@ -11,9 +11,10 @@ import numpy as np
 from google.protobuf.message import DecodeError, Message
 from onnx import MapProto, ModelProto, OptionalProto, SequenceProto, TensorProto, TypeProto, ValueInfoProto
 
-from .. import dtypes, files, limits
-from ..archives import read_bytes
+from .. import dtypes, limits
 from ..errors import InvalidInput, InvalidModel
+from ..io import files
+from ..io.archives import read_bytes
 from . import tensor_data
 
 _FILE = re.compile(r"_([0-9]{1,9})\.pb")

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 from onnx import ModelProto, ValueInfoProto
 
-from ..archives import open_arrays
 from ..backend import SingaBackend
 from ..errors import InvalidInput
+from ..io.archives import open_arrays
 from ..proto.values import Value
 
 Data = Mapping[str, Any] | str | os.PathLike[str]

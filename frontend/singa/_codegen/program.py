@@ -111,7 +111,7 @@ def _imports(text: str) -> str:
     lines += [f"from singa import {', '.join(modules)}"]
     lines += ["from singa.tape import op"] * ("op" in used)
     lines += ["from singa_backend.conform.foreign import BOUND, error", "from singa_backend.engines.oracle import Oracle"]
-    lines += ["from singa_backend.errors import MissingDependency", "from singa_backend.files import write_npz"]
+    lines += ["from singa_backend.errors import MissingDependency", "from singa_backend.io.files import write_npz"]
     lines += ["from singa_backend.proto.named_arrays import named_arrays"]
     return "\n".join(lines) + "\n\n"
 

@@ -24,7 +24,7 @@ from singa_backend import dtypes
 from singa_backend.collectives import Communicator
 from singa_backend.collectives.communicator import copied, total
 from singa_backend.errors import InvalidInput
-from singa_backend.files import staged
+from singa_backend.io.files import staged
 
 from .._core import random
 from .._core.tensor import Tensor

@@ -285,7 +285,7 @@ def check_places(*files: Path | None, folders: Sequence[Path | None] = ()) -> No
     Raises:
         InvalidInput: A file or a folder cannot be written (SX351).
     """
-    from singa_backend.files import check, check_folder
+    from singa_backend.io.files import check, check_folder
 
     for path in filter(None, files):
         check(path, parents=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from singa_backend.errors import InvalidInput, MissingDependency
-from singa_backend.files import check, write_text, writing
+from singa_backend.io.files import check, write_text, writing
 from singa_backend.rendering import html, printable
 
 Curve = Sequence[tuple[int, float]]

@@ -11,9 +11,9 @@ import numpy as np
 from onnx import TypeProto
 
 from singa_backend import InvalidInput, Value, limits
-from singa_backend.archives import open_arrays, read_array
 from singa_backend.dtypes import STRING, is_float, onnx_name
 from singa_backend.errors import did_you_mean
+from singa_backend.io.archives import open_arrays, read_array
 from singa_backend.proto import test_data
 from singa_backend.runtime.feeds import check_header
 

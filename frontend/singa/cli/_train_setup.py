@@ -13,9 +13,9 @@ import click
 import numpy as np
 from onnx import GraphProto, ModelProto, TensorProto, numpy_helper
 
-from singa_backend.archives import open_arrays
 from singa_backend.collectives import Communicator
 from singa_backend.errors import DeviceUnavailable, InvalidInput, UnsupportedModel
+from singa_backend.io.archives import open_arrays
 from singa_backend.proto.load import load_model
 
 from ._common import err

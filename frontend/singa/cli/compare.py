@@ -12,8 +12,8 @@ import click
 from singa_backend import debug
 from singa_backend.comparison.tolerances import ADDS_UP
 from singa_backend.debug.compare import AGAINST, is_engine
-from singa_backend.files import check, write_text
 from singa_backend.inspection import inspect
+from singa_backend.io.files import check, write_text
 from singa_backend.rendering import printable
 
 from ._common import (

@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from singa_backend.conform import device_check
-from singa_backend.files import write_text
+from singa_backend.io.files import write_text
 
 from ._common import NO, OUTPUT_FOLDER, SECONDS, echo, exit_codes, json_option, processes_option, show, write_json, wrote
 from ._device_stages import STAGES, VERSIONS

@@ -15,7 +15,7 @@ import numpy as np
 
 from singa_backend import Value
 from singa_backend.errors import InvalidInput
-from singa_backend.files import check
+from singa_backend.io.files import check
 
 from .._core.tensor import Tensor
 from .._onnx import export, verify

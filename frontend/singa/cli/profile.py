@@ -11,8 +11,8 @@ import click
 from onnx import ModelProto
 
 from singa_backend import Limits, SingaBackend
-from singa_backend.files import check, write_text
 from singa_backend.inspection import inspect
+from singa_backend.io.files import check, write_text
 from singa_backend.limits import Budget, format_bytes, spend
 from singa_backend.plans.profile import NodeProfile, OperatorProfile, Profile, StepProfile
 from singa_backend.proto.load import load_model

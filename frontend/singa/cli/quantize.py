@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from singa_backend.files import check
+from singa_backend.io.files import check
 from singa_backend.proto.load import load_model
 from singa_backend.proto.save import save
 from singa_backend.quantization import ErrorRow, quantization_errors

@@ -16,7 +16,7 @@ from click.core import ParameterSource
 from singa_backend.collectives import LocalGroup, communicator, launched_size
 from singa_backend.collectives.communicator import total
 from singa_backend.errors import InvalidInput
-from singa_backend.files import check, is_regular
+from singa_backend.io.files import check, is_regular
 from singa_backend.proto.save import save
 
 from ._common import (

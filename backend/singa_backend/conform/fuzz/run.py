@@ -13,8 +13,8 @@ import numpy as np
 from ...comparison import tolerances, verdict
 from ...engines.oracle import EngineFailure, Oracle
 from ...errors import MissingDependency, SonnxError, described
+from ...io.processes import Child, ChildFailure, share_work
 from ...ir.declaration import has_trait
-from ...processes import Child, ChildFailure, share_work
 from ...proto.schemas import is_custom, schemas
 from . import formulas, generate, ledger, witnesses
 from .compare import Finding, compare, magnitude

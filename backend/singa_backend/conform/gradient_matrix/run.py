@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from ...engines.oracle import Oracle
-from ...processes import ChildFailure
+from ...io.processes import ChildFailure
 from ..gradients import POINTS
 from ..worker import answers
 from .row import Row, judged, needs_judging

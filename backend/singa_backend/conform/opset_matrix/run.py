@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 
 from ...engines.oracle import Oracle
-from ...processes import ChildFailure
+from ...io.processes import ChildFailure
 from ..cases import ConformanceError
 from ..worker import answers
 from .judge import Judged, judge

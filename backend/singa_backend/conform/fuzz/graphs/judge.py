@@ -25,7 +25,7 @@ from onnx import ModelProto, NodeProto, numpy_helper
 from ....comparison import tolerances
 from ....engines.oracle import EngineFailure, Oracle
 from ....errors import MissingDependency
-from ....processes import Child, ChildFailure, share_work
+from ....io.processes import Child, ChildFailure, share_work
 from ....proto.messages import graphs, imported, reads
 from ....proto.schemas import schemas
 from .. import generate as single

@@ -26,8 +26,8 @@ from typing import IO, Any, BinaryIO
 
 import numpy as np
 
-from . import dtypes, limits
-from .errors import InvalidInput, ResourceExhausted, SonnxError
+from .. import dtypes, limits
+from ..errors import InvalidInput, ResourceExhausted, SonnxError
 
 CHUNK = 1 << 18
 """The bytes that are unpacked at a time."""

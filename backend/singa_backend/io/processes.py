@@ -218,7 +218,7 @@ if hasattr(os, "register_at_fork"):
 
 def share_cores(requested: int | None, work: int) -> int:
     """The number of children: as requested or one per core, at most one per item of work; each computes on one core."""
-    from .machine import usable_cores  # a child runs this file by itself
+    from ..machine import usable_cores  # a child runs this file by itself
 
     _environment.update(OPENBLAS_NUM_THREADS="1", SONNX_NUM_THREADS="1")
     return max(1, min(requested or usable_cores(), work))
