@@ -147,6 +147,13 @@ def test_the_points_of_a_seed_are_the_same() -> None:
                for a, b in zip(p.feeds, q.feeds, strict=True))  # fmt: skip
 
 
+@pytest.mark.parametrize("version", [12, 13, 22])
+def test_no_point_depends_on_a_draw(version: int) -> None:
+    """Two draws of a few elements can be equal, so the node of each point has a seed."""
+    found = list(gradients.points("", "Dropout", version, count=40))
+    assert len(found) == 40 and all(any(a.name == "seed" for a in p.case.node.attribute) for p in found)
+
+
 def _row(name: str, version: int, domain: str = "") -> Row:
     return next(r for r in gradient_matrix.listed(rf"(^|:){name}-{version}$") if r.domain == domain)
 
