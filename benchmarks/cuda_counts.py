@@ -4,7 +4,7 @@
 
 The counts are exact and do not depend on the machine.  Each is of one run after two others, when kernels are compiled and
 constants are on the device.  Topologies are those of published models; their widths are reduced, on which only bytes depend.
-`tests/test_cuda_counts.py` fails if a count rises above the report.
+`tests/devices/test_cuda_counts.py` fails if a count rises above the report.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ from singa_backend.proto.load import embed, load_model
 from singa_backend.quantization.accuracy import Apart, matched, worst
 from singa_backend.quantization.calibration import Observed, with_outputs
 
-CHILD = Path(__file__).parents[1] / "tests" / "quantized_by_onnxruntime.py"
+CHILD = Path(__file__).parents[1] / "tests" / "helpers" / "quantized_by_onnxruntime.py"
 
 CHOICES: list[dict[str, Any]] = [
     {"per_channel": True, "activations": "uint8"},

@@ -71,12 +71,12 @@ def all_families() -> Iterator[str]:
 
 
 WITHOUT_CASES = {
-    "collective": "operators of ai.singa that need several ranks; tests/test_distributed.py",
-    "gradient": "its cases have several nodes; tests/test_gradients.py",
-    "ml_linear": "ONNX's suite has no case of these operators; tests/test_ml_linear.py",
-    "ml_map": "ONNX's suite has no case of these operators; tests/test_ml_map.py",
-    "ml_svm": "ONNX's suite has no case of these operators; tests/test_ml_svm.py",
-    "philox": "an operator of ai.singa; tests/test_philox.py",
+    "collective": "operators of ai.singa that need several ranks; tests/frontend/test_distributed.py",
+    "gradient": "its cases have several nodes; tests/gradients/test_gradients.py",
+    "ml_linear": "ONNX's suite has no case of these operators; tests/operators/test_ml_linear.py",
+    "ml_map": "ONNX's suite has no case of these operators; tests/operators/test_ml_map.py",
+    "ml_svm": "ONNX's suite has no case of these operators; tests/operators/test_ml_svm.py",
+    "philox": "an operator of ai.singa; tests/operators/test_philox.py",
 }
 
 

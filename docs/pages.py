@@ -13,7 +13,7 @@ from typing import Any
 
 from sphinx.errors import ExtensionError
 from sphinx.pycode import ModuleAnalyzer
-from tests.test_docstrings import MODULES, PACKAGES, SECTION, public_values
+from tests.docs.test_docstrings import MODULES, PACKAGES, SECTION, public_values
 
 from singa_backend.comparison import tolerances
 from singa_backend.rendering import markdown

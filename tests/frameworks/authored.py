@@ -1,4 +1,4 @@
-"""Write the five graphs of tests/test_authoring.py with spox and with onnxscript, as text: python tests/frameworks/authored.py
+"""Write the five graphs of tests/frontend/test_authoring.py with spox and with onnxscript, as text, if it is run
 
 tox -e authoring checks that the files in tests/authored are those that this program writes.
 """

@@ -31,7 +31,7 @@ def _cupy_parameters(part: str) -> dict[str, list[str]]:
 
 @cache
 def _cupy() -> Any:
-    """What tests/cupy_names.py found in CuPy."""
+    """What tests/helpers/cupy_names.py found in CuPy."""
     return json.loads(resources.files(__package__).joinpath("cupy_names.json").read_text())
 
 

@@ -44,7 +44,7 @@ Facts of the operator that other modules use are `traits` (see TRAITS) and `sett
 
 `weights` names the inputs that may be trained, `meaning_since` is the first version that means what the newest does, `symbol` is
 the sign between two inputs.  All of these are declared with the newest version.
-`has_trait` reads the traits of the newest declaration; tests/test_declarations.py checks all of them against the schema.
+`has_trait` reads the traits of the newest declaration; tests/operators/test_declarations.py checks them against the schema.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Run onnx's checker and shape inference: always in a child process, because a model can crash either.
 
-This is the only module of the project that runs them on a model (tests/test_checker.py).  One child serves this process: it
-starts with the first request, is kept, and is replaced after it died or did not answer.  It receives models without the data of
-large tensors.
+This is the only module of the project that runs them on a model (tests/backend/test_checker.py).  One child serves this process:
+it starts with the first request, is kept, and is replaced after it died or did not answer.  It receives models without the data
+of large tensors.
 """
 
 from __future__ import annotations

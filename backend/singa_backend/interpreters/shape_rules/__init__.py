@@ -5,9 +5,9 @@ Python integers, so it can do neither.  It raises `Unsure` for every call that i
 onnx is asked, in its child process (`proto.checker.infer_node`), which also has the message of what is wrong.
 
 Elementwise operators are those with the traits "unary", "broadcasting" and "reduction".  The other names are here and not with
-the operators, because a rule repeats one function of onnx, not the operator's definition: tests/test_shape_rules.py compares
-every rule with onnx on drawn nodes of every schema version.  The rules of `Declaration.shapes` know more, such as equal sizes and
-the sizes that a value holds, and may not be written to a file in the place of what onnx infers.
+the operators, because a rule repeats one function of onnx, not the operator's definition: tests/rewriting/test_shape_rules.py
+compares every rule with onnx on drawn nodes of every schema version.  The rules of `Declaration.shapes` know more, such as equal
+sizes and the sizes that a value holds, and may not be written to a file in the place of what onnx infers.
 """
 
 from .inference import infer, rule_of

@@ -1,0 +1,68 @@
+"""ONNX's suite on an emulated CUDA device, and the column of the report that was made on it."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from typing import Any
+
+import fakecuda
+import pytest
+from tests.helpers.paths import PROJECT
+
+from singa_backend import SingaBackend
+from singa_backend.conform import cases, gaps, report, results, worker
+
+REPORTS = PROJECT / "reports"
+NAMES = list(json.loads(cases.data_file("manifest.json").read_text())["cases"])
+GAPS = gaps.read(cases.data_file("gaps.txt"), emulated=True)
+COLUMN = "CUDA, emulated"
+
+
+@cache
+def _cases() -> dict[str, cases.Case]:
+    return {c.name: c for c in cases.load()}
+
+
+@pytest.mark.fakecuda
+@pytest.mark.row("I17")
+@pytest.mark.parametrize("name", NAMES)
+def test_case(name: str) -> None:
+    """Each kernel of a case of few nodes runs in both orders of its threads: a race fails the test."""
+    case = _cases()[name]
+    with fakecuda.order("ascending" if case.kind == "real" else "both"):
+        result = worker.run_case(case, SingaBackend, "CUDA")
+    judged = gaps.judge([result], GAPS)
+    assert not judged.unexpected, f"{result.strict}: {result.reason}{result.official_reason}"
+    assert not judged.closed, f"these gaps pass now, delete their lines from gaps.txt: {judged.closed}"
+
+
+@pytest.mark.fakecuda
+@pytest.mark.parametrize("device", ["CUDA", "cuda", "cuda:1"])
+def test_results_are_marked_however_the_device_is_written(device: str) -> None:
+    assert results.emulated(device)
+    run = results.environment(device)
+    assert (run["device"], run["emulated"]) == (device.upper(), True)
+    assert report.label({"environment": run}) == f"{device.upper()}, emulated"
+
+
+@pytest.mark.row("I17")
+def test_the_column_of_the_report_is_what_the_cases_prove() -> None:
+    """`test_case` proves the verdicts; here the column must have them, and have executed what the CPU has."""
+    built = json.loads((REPORTS / "support.json").read_text(encoding="utf-8"))
+    run = report.kept(REPORTS)[COLUMN]
+    assert run["environment"]["emulated"] is True and run["manifest"] == built["manifest"]
+    assert "CUDA" not in built["totals"]
+    total = built["totals"][COLUMN]
+    failed = {n for n in GAPS if not n.startswith("official:")}
+    assert run["totals"] == total and total["cases"] == len(NAMES) and total["strict"] == len(NAMES) - len(failed)
+    assert built["gaps"][COLUMN] == {n: GAPS[n] for n in sorted(GAPS)} and built["unexpected"][COLUMN] == []
+    for row in built["rows"]:
+        here, there = (_executed(row["devices"][d], failed) for d in ("CPU", COLUMN))
+        assert there == here, f"{row['operator']}-{row['version']}"
+
+
+def _executed(cell: dict[str, Any], failed: set[str]) -> dict[str, Any]:
+    """Return what a cell has executed, and its failures that are not gaps."""
+    kept = {k: cell[k] for k in ("cases", "tested", "dtypes", "attributes", "names")}
+    return kept | {"failed": set(cell["failed"]) - failed}
