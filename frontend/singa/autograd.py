@@ -18,13 +18,16 @@ import numpy as np
 from singa_backend.devices.device import device_of
 
 from . import layer
-from ._autograd import formulas, functions, handles, losses
+from ._autograd import elementwise, formulas, functions, handles, indices, losses, shapes
+from ._autograd.elementwise import *  # noqa: F403
 from ._autograd.formula import Formula
 from ._autograd.formulas import *  # noqa: F403
 from ._autograd.functions import *  # noqa: F403
 from ._autograd.handles import *  # noqa: F403
 from ._autograd.handles import RNNHandle
+from ._autograd.indices import *  # noqa: F403
 from ._autograd.losses import *  # noqa: F403
+from ._autograd.shapes import *  # noqa: F403
 from ._core import tape
 from ._core.backward import backward, gradients, infer_dependency
 from ._core.tape import Dummy, Operation, Operator
@@ -62,10 +65,13 @@ __all__ = [
     "ctensor2numpy",
     "gradients",
     "infer_dependency",
+    *elementwise.__all__,
     *formulas.__all__,
     *functions.__all__,
     *handles.__all__,
+    *indices.__all__,
     *losses.__all__,
+    *shapes.__all__,
 ]
 
 # --- for custom operators ---------------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ import numpy as np
 
 from singa_backend.errors import InvalidInput
 
-from ._autograd import formulas, handles, losses
+from ._autograd import formulas, handles, indices, losses
 from ._core import random, tape, trace
 from ._core.tensor import Tensor, op
 from ._layers.attention import MultiHeadAttention, TransformerEncoderLayer
@@ -237,7 +237,7 @@ class Embedding(Layer):
             OperatorError: If an index is outside the range.
         """
         self._follow(x)
-        return formulas.embedding(x, self.W)
+        return indices.embedding(x, self.W)
 
 
 def _pair(name: str, value: Any) -> tuple[int, ...]:
