@@ -36,8 +36,9 @@ from singa_backend.runtime.executor import Path as NodePath
 from singa_backend.session import Session
 
 from ._core import provenance, tape, trace
+from ._core.conversions import DTypeLike, code_of, dtype_of
 from ._core.coverage import watch_gradients
-from ._core.tensor import DTypeLike, Tensor, code_of, dtype_of, op
+from ._core.tensor import Tensor, op
 from ._core.trace import NotTraceable, Trace
 from ._core.variable import Variable, tensor_list
 from ._layers.base import Layer

@@ -29,8 +29,9 @@ from singa_backend.proto.messages import FreshNames
 
 from ._core import coverage, tape, trace
 from ._core.backward import backward
+from ._core.conversions import DTypeLike, dtype_of, float32
 from ._core.coverage import nothing_trains
-from ._core.tensor import DTypeLike, Tensor, dtype_of, float32, op
+from ._core.tensor import Tensor, op
 from ._core.variable import required
 from ._training.distributed import DataParallel
 from ._training.nan import first_nan, refuse_nan

@@ -19,11 +19,8 @@ from singa_backend.errors import InvalidInput
 
 from . import device as devices
 from ._core import tape
-from ._core.tensor import (
+from ._core.conversions import (
     DTypeLike,
-    Tensor,
-    _binary,
-    _float,
     array_of,
     bool_,
     char,
@@ -35,11 +32,10 @@ from ._core.tensor import (
     float32,
     int32,
     int64,
-    op,
-    to_numpy,
     uchar,
     values_for,
 )
+from ._core.tensor import Tensor, _binary, _float, op, to_numpy
 from ._core.variable import required
 from .device import DeviceLike
 

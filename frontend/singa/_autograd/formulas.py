@@ -16,8 +16,9 @@ from singa_backend import dtypes
 from singa_backend.errors import InvalidInput
 
 from .._core import random, tape
+from .._core.conversions import dtype_of
 from .._core.tape import Operator
-from .._core.tensor import Tensor, dtype_of
+from .._core.tensor import Tensor
 from .._core.tensor import op as recorder
 from .elementwise import sum
 from .formula import TensorOp, formula, whole
