@@ -480,18 +480,6 @@ class Model(Layer):
         after: list[Callable[[History], Any]] = [*callbacks, *([stop] if stop else [])]
         history = self.history = place.history
 
-        class Done(Exception):
-            """The training ends before the last epoch."""
-
-        def reached(place: Position) -> None:
-            if not place.batch:
-                if verbose:
-                    print(_epoch_line(place.epoch, epochs, history))
-                if sum(answer is True or answer is np.True_ for answer in [ask(history) for ask in after]):
-                    raise Done
-            if received:
-                raise KeyboardInterrupt
-
         interrupts = signal.getsignal(signal.SIGINT) is signal.default_int_handler
         with self._in_mode(True), stop_signals(*[signal.SIGINT] * interrupts) as received:
             try:
@@ -501,9 +489,9 @@ class Model(Layer):
                     place,
                     epochs=epochs,
                     measure=None if held is None else lambda: self.evaluate(held, metrics=metrics),
-                    reached=reached,
+                    reached=_after_step(after, received, epochs if verbose else None),
                 )
-            except Done:
+            except _Ended:
                 pass
             finally:
                 if stop is not None:
@@ -936,6 +924,27 @@ def _signature(method: Callable[..., Any]) -> str:
     found = inspect.signature(method)
     plain = [p.replace(annotation=inspect.Parameter.empty) for p in found.parameters.values()]
     return f"{method.__name__}{found.replace(parameters=plain, return_annotation=inspect.Signature.empty)}"
+
+
+class _Ended(Exception):
+    """A callback of `fit` ends the training before the last epoch."""
+
+
+def _after_step(
+    callbacks: Sequence[Callable[[History], Any]], received: Sequence[Any], epochs: int | None
+) -> Callable[[Position], None]:
+    """What `fit` does after each step and each epoch; `epochs` is None if it prints no lines."""
+
+    def reached(place: Position) -> None:
+        if not place.batch:
+            if epochs is not None:
+                print(_epoch_line(place.epoch, epochs, place.history))
+            if sum(answer is True or answer is np.True_ for answer in [ask(place.history) for ask in callbacks]):
+                raise _Ended
+        if received:
+            raise KeyboardInterrupt
+
+    return reached
 
 
 def _epoch_line(epoch: int, epochs: int, history: History) -> str:
