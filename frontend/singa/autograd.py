@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -33,26 +32,7 @@ from ._core.backward import backward, gradients, infer_dependency
 from ._core.tape import Dummy, Operation, Operator
 from ._core.tensor import Tensor as Tensor
 
-
-class _Module(ModuleType):
-    """The module with `training` as a property: assigning `autograd.training` sets the mode of the tape."""
-
-    @property
-    def training(self) -> bool:
-        """Whether operators are recorded on the tape in this thread.
-
-        Setting it sets the mode of this thread (of this context, if a program uses `contextvars`), and the mode in which
-        threads start later. Threads that already run keep their mode.
-        """
-        return tape.training
-
-    @training.setter
-    def training(self, flag: bool) -> None:
-        tape.training = bool(flag)
-
-
-sys.modules[__name__].__class__ = _Module
-
+sys.modules[__name__].__class__ = tape.ModeModule
 
 __all__ = [
     "Dummy",

@@ -15,7 +15,7 @@ from ._core.tensor import op
 __all__ = ["Dummy", "Node", "Operation", "Operator", "no_tape", "op"]
 
 
-class _Module(ModuleType):
+class _OldNames(ModuleType):
     """The module with the old names of the mode and of the interpreter."""
 
     @property
@@ -35,4 +35,4 @@ class _Module(ModuleType):
         return TensorInterpreter
 
 
-sys.modules[__name__].__class__ = _Module
+sys.modules[__name__].__class__ = _OldNames

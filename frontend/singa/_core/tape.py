@@ -81,11 +81,16 @@ def set_training(flag: bool) -> None:
     _training.set(flag)
 
 
-class _Module(ModuleType):
-    """The type of this module: its `training` is that of the context which reads or sets it."""
+class ModeModule(ModuleType):
+    """A module with `training` as a property: the mode of the context which reads or sets it."""
 
     @property
     def training(self) -> bool:
+        """Whether operators are recorded on the tape in this thread.
+
+        Setting it sets the mode of this thread (of this context, if a program uses `contextvars`), and the mode in which
+        threads start later. Threads that already run keep their mode.
+        """
         return _is_training()
 
     @training.setter
@@ -95,7 +100,7 @@ class _Module(ModuleType):
             _default.set(bool(flag))
 
 
-sys.modules[__name__].__class__ = _Module
+sys.modules[__name__].__class__ = ModeModule
 
 training: bool
 """Whether operators are recorded on the tape in this context; setting it also sets the mode of threads that start later."""
@@ -490,7 +495,7 @@ class Node(Operator):
         version: The schema version of the call; None for the last one of the declaration.
     """
 
-    _span: Span | None = None
+    _span: FunctionCall | None = None
     """The call of a function that ends with this node; None if the function is this node only."""
 
     _dtypes: Sequence[Any] = ()
@@ -659,7 +664,7 @@ _Dropped: Any = type("Dropped", (), {"__repr__": lambda self: "a value that the 
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class FunctionCall:
     """The nodes that one call of a function recorded.
 
     Attributes:
@@ -693,10 +698,10 @@ def end_of_call(start: int, xs: Sequence[Any], ys: Sequence[Any]) -> None:
     for node in nodes:
         same = [r[1] for r in results if r is not None] == list(range(len(results))) and len(nodes) == 1
         direct = same and [i for _, i, _, _ in node.src] == [i for i in ids if i is not None]
-        node._span = None if direct else Span(start, ids, results)
+        node._span = None if direct else FunctionCall(start, ids, results)
 
 
-def _span_gradients(node: Node, span: Span, dys: Sequence[Any]) -> list[Any]:
+def _span_gradients(node: Node, span: FunctionCall, dys: Sequence[Any]) -> list[Any]:
     """The gradients of the inputs of a function, from those of its results."""
     device = _device_of(node)
     ends = [None if r is None else (node if r[0]() is node else r[0](), r[1]) for r in span.results]
