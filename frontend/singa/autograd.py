@@ -27,7 +27,7 @@ from ._autograd.handles import RNNHandle
 from ._autograd.indices import *  # noqa: F403
 from ._autograd.losses import *  # noqa: F403
 from ._autograd.shapes import *  # noqa: F403
-from ._core import tape
+from ._core import node, tape
 from ._core.backward import backward, gradients, infer_dependency
 from ._core.tape import Dummy, Operation, Operator
 from ._core.tensor import Tensor as Tensor
@@ -129,9 +129,9 @@ class _RNN(Operator):
         )  # fmt: skip
         made.input_size = int(x.shape[2])
         made.W = W
-        start = tape.start_of_call()
+        start = node.start_of_call()
         y = made.forward(x, hx, cx, self.seq_lengths)
-        tape.end_of_call(start, xs, [y])
+        node.end_of_call(start, xs, [y])
         return (y,)
 
 

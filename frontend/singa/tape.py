@@ -8,8 +8,9 @@ from types import ModuleType
 from typing import Any
 
 from ._core import tape
+from ._core.node import Node
 from ._core.ops import TensorInterpreter
-from ._core.tape import Dummy, Node, Operation, Operator, no_tape
+from ._core.tape import Dummy, Operation, Operator, no_tape
 from ._core.tensor import op
 
 __all__ = ["Dummy", "Node", "Operation", "Operator", "no_tape", "op"]
