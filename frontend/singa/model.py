@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-import io
-import json
 import math
 import os
 import signal
 import warnings
-import zipfile
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
@@ -21,13 +18,11 @@ import numpy as np
 
 from singa_backend import dtypes
 from singa_backend.errors import InvalidInput, UnsupportedModel
-from singa_backend.io.archives import Arrays, open_archive
-from singa_backend.io.files import write_npz, writing
 from singa_backend.passes.change_dtype import WIDE
 from singa_backend.rendering import printable
 
 from ._core import provenance, tape, trace
-from ._core.conversions import DTypeLike, code_of, dtype_of
+from ._core.conversions import DTypeLike, dtype_of
 from ._core.coverage import watch_gradients
 from ._core.tensor import Tensor
 from ._core.trace import NotTraceable
@@ -47,7 +42,7 @@ from ._training.fit import (
     stop_signals,
 )
 from ._training.loader import positive, seeded
-from ._training.state_files import _ROOM, _described, _states, _storable
+from ._training.state_files import read_states, write_states
 from ._training.step import Step, _form
 from .device import DeviceLike, default_device, resolve
 
@@ -615,33 +610,7 @@ class Model(Layer):
         assert not path.exists(), f"{path} exists already"
         if not path.parent.is_dir():
             raise InvalidInput(f"{path} cannot be written: there is no folder {path.parent}", code="SX351")
-        states = self.get_states()
-        aux = aux_states or {}
-        both = sorted(set(states) & set(aux))
-        if both:
-            raise InvalidInput(
-                f"the names in aux_states must differ from those of the model's states, got {', '.join(both)}", code="SX319"
-            )
-        arrays: dict[str, Any] = {}
-        attributes: dict[str, Any] = {}
-        for kind, group in enumerate((states, aux)):
-            for name, t in group.items():
-                if not isinstance(t, Tensor):
-                    raise InvalidInput(f"the state {name!r} must be a Tensor, got a {type(t).__name__}", code="SX319")
-                arrays[name] = t.device.backend.get(t.data)
-                if isinstance(arrays[name], list) or arrays[name].dtype == dtypes.STRING:
-                    raise InvalidInput(f"the state {name!r} must be numeric", code="SX319")
-                code = code_of(arrays[name].dtype)
-                code = code if isinstance(code, int) else 100 + dtypes.onnx_code(code)
-                attributes[name] = {"state_type": kind, "shape": list(arrays[name].shape), "dtype": code}
-        try:
-            with writing(path, new=True) as out, zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as pack:
-                buffer = io.BytesIO()
-                write_npz(buffer, {n: _storable(a) for n, a in arrays.items()})
-                pack.writestr("tensor_dict.npz", buffer.getvalue())
-                pack.writestr("states_attr.json", json.dumps(attributes))
-        except FileExistsError:  # since the first line
-            raise AssertionError(f"{path} exists already") from None
+        write_states(path, self.get_states(), aux_states or {})
 
     def load_states(self, fpath: str | os.PathLike[str]) -> dict[str, Tensor]:
         """Read the states of this model from a file of `save_states`, or of SINGA's own.
@@ -657,28 +626,9 @@ class Model(Layer):
                 (SX341). Then nothing is changed.
             ResourceExhausted: The states exceed a limit. Then nothing is changed.
         """
-        with open_archive(fpath, "SX340") as pack:
-            described = _described(pack)
-            self._check_states({n: s.shape for n, s in described.items() if not s.auxiliary})
-            stored = Arrays(pack.inner("tensor_dict.npz", sum(s.room(n) for n, s in described.items()) + _ROOM))
-            arrays = _states(stored, described)
-        self.set_states({n: Tensor(data=a) for n, a in arrays.items() if not described[n].auxiliary})
-        return {n: Tensor(data=a, name=n) for n, a in arrays.items() if described[n].auxiliary}
-
-    def _check_states(self, model: dict[str, tuple[int, ...]]) -> None:
-        """Raise unless these are the names and shapes of the states of this model."""
-        mine = self.get_states()
-        lacking, unknown = sorted(set(mine) - set(model)), sorted(set(model) - set(mine))
-        if lacking or unknown:
-            parts = [f"it lacks {', '.join(lacking)}"] * bool(lacking) + [f"it also has {', '.join(unknown)}"] * bool(unknown)
-            raise InvalidInput(
-                f"the file must have the states of this model: {'; '.join(parts)}",
-                code="SX341",
-                hint="compile the model first, so that its parameters exist",
-            )
-        for name, shape in model.items():
-            if shape != tuple(mine[name].shape):
-                raise InvalidInput(f"the state {name!r} must have shape {mine[name].shape}, got {shape}", code="SX341")
+        mine, others = read_states(fpath, {name: tuple(t.shape) for name, t in self.get_states().items()})
+        self.set_states({n: Tensor(data=a) for n, a in mine.items()})
+        return {n: Tensor(data=a, name=n) for n, a in others.items()}
 
 
 def _accepts(method: Callable[..., Any], input: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
