@@ -14,8 +14,6 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-import numpy as np
-
 from singa_backend import dtypes
 from singa_backend.errors import InvalidInput, UnsupportedModel
 from singa_backend.passes.change_dtype import WIDE
@@ -32,6 +30,8 @@ from ._training.fit import (
     EarlyStop,
     History,
     Position,
+    _after_step,
+    _Ended,
     check_metrics,
     device_of,
     evaluate,
@@ -645,33 +645,6 @@ def _signature(method: Callable[..., Any]) -> str:
     found = inspect.signature(method)
     plain = [p.replace(annotation=inspect.Parameter.empty) for p in found.parameters.values()]
     return f"{method.__name__}{found.replace(parameters=plain, return_annotation=inspect.Signature.empty)}"
-
-
-class _Ended(Exception):
-    """A callback of `fit` ends the training before the last epoch."""
-
-
-def _after_step(
-    callbacks: Sequence[Callable[[History], Any]], received: Sequence[Any], epochs: int | None
-) -> Callable[[Position], None]:
-    """What `fit` does after each step and each epoch; `epochs` is None if it prints no lines."""
-
-    def reached(place: Position) -> None:
-        if not place.batch:
-            if epochs is not None:
-                print(_epoch_line(place.epoch, epochs, place.history))
-            if sum(answer is True or answer is np.True_ for answer in [ask(place.history) for ask in callbacks]):
-                raise _Ended
-        if received:
-            raise KeyboardInterrupt
-
-    return reached
-
-
-def _epoch_line(epoch: int, epochs: int, history: History) -> str:
-    """The line that `fit` prints after an epoch."""
-    seen = history.validation[-1].items() if history.validation else ()
-    return ", ".join([f"epoch {epoch}/{epochs}: loss {history.epochs[-1]:.6g}", *(f"validation {n} {v:.6g}" for n, v in seen)])
 
 
 def _counted(layer: Layer) -> str:
