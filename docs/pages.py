@@ -15,6 +15,7 @@ from sphinx.errors import ExtensionError
 from sphinx.pycode import ModuleAnalyzer
 from tests.docs.test_docstrings import MODULES, PACKAGES, SECTION, public_values
 
+from singa._core.variable import Variable
 from singa_backend.comparison import tolerances
 from singa_backend.rendering import markdown
 
@@ -160,7 +161,10 @@ def directive(module: str, name: str, value: Any, seen: dict[int, str]) -> list[
     if kind != "data":
         first = seen.setdefault(id(value), full)
         if first == full:
-            return [f".. auto{kind}:: {full}", *(["   :members:", "   :show-inheritance:"] if kind == "class" else []), ""]
+            options = ["   :members:", "   :show-inheritance:"] if kind == "class" else []
+            if kind == "class" and issubclass(value, Variable):  # the methods of Tensor are in several files
+                options.append("   :inherited-members: Variable")
+            return [f".. auto{kind}:: {full}", *options, ""]
         doc = f"The same as :py:{'class' if kind == 'class' else 'func'}:`{first}`."
     elif inspect.ismodule(value):
         doc = f"See :py:mod:`{value.__name__}`." if value.__name__ in MODULES else inspect.cleandoc(value.__doc__ or "")

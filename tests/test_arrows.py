@@ -38,7 +38,8 @@ LAYERS = {
     "singa": [
         "device",
         "_core",
-        "_autograd _layers _training",
+        "_autograd",
+        "_layers _training",
         "data image_tool initializer layer model opt quantization singa_wrap snapshot tape tensor utils",
         "_onnx autograd",
         "_codegen _importers exporting",

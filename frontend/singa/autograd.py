@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -18,38 +17,22 @@ import numpy as np
 from singa_backend.devices.device import device_of
 
 from . import layer
-from ._autograd import formulas, functions, handles, losses
+from ._autograd import elementwise, formulas, functions, handles, indices, losses, shapes
+from ._autograd.elementwise import *  # noqa: F403
 from ._autograd.formula import Formula
 from ._autograd.formulas import *  # noqa: F403
 from ._autograd.functions import *  # noqa: F403
 from ._autograd.handles import *  # noqa: F403
 from ._autograd.handles import RNNHandle
+from ._autograd.indices import *  # noqa: F403
 from ._autograd.losses import *  # noqa: F403
-from ._core import tape
+from ._autograd.shapes import *  # noqa: F403
+from ._core import node, tape
 from ._core.backward import backward, gradients, infer_dependency
 from ._core.tape import Dummy, Operation, Operator
 from ._core.tensor import Tensor as Tensor
 
-
-class _Module(ModuleType):
-    """The module with `training` as a property: assigning `autograd.training` sets the mode of the tape."""
-
-    @property
-    def training(self) -> bool:
-        """Whether operators are recorded on the tape in this thread.
-
-        Setting it sets the mode of this thread (of this context, if a program uses `contextvars`), and the mode in which
-        threads start later. Threads that already run keep their mode.
-        """
-        return tape.training
-
-    @training.setter
-    def training(self, flag: bool) -> None:
-        tape.training = bool(flag)
-
-
-sys.modules[__name__].__class__ = _Module
-
+sys.modules[__name__].__class__ = tape.ModeModule
 
 __all__ = [
     "Dummy",
@@ -62,10 +45,13 @@ __all__ = [
     "ctensor2numpy",
     "gradients",
     "infer_dependency",
+    *elementwise.__all__,
     *formulas.__all__,
     *functions.__all__,
     *handles.__all__,
+    *indices.__all__,
     *losses.__all__,
+    *shapes.__all__,
 ]
 
 # --- for custom operators ---------------------------------------------------------------------------------------------
@@ -143,9 +129,9 @@ class _RNN(Operator):
         )  # fmt: skip
         made.input_size = int(x.shape[2])
         made.W = W
-        start = tape.start_of_call()
+        start = node.start_of_call()
         y = made.forward(x, hx, cx, self.seq_lengths)
-        tape.end_of_call(start, xs, [y])
+        node.end_of_call(start, xs, [y])
         return (y,)
 
 

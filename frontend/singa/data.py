@@ -86,14 +86,14 @@ class ImageBatchIter:
         self.timeout = timeout
         self._items = _listed(Path(img_list_file), self.delimiter, image_folder)
         self.num_samples = len(self._items)
-        self._work: _Work | None = None
+        self._work: _BatchThread | None = None
 
     def start(self) -> None:
         """Start producing batches; if they are being produced already, start again from the beginning."""
         self.end()
         seed = random.getrandbits(64) if self.seed is None else self.seed
         samples = _Samples(self._items, self.image_transform, self.shuffle, random.Random(seed))
-        self._work = _Work(samples, self.batch_size, self.capacity)
+        self._work = _BatchThread(samples, self.batch_size, self.capacity)
         weakref.finalize(self, self._work.stop.set)
 
     def next(self) -> tuple[np.ndarray, np.ndarray]:
@@ -203,7 +203,7 @@ def _batch(samples: Sequence[tuple[np.ndarray, int, str]]) -> tuple[np.ndarray, 
     return np.stack([s[0] for s in samples]), np.array([s[1] for s in samples], np.int32)
 
 
-class _Work:
+class _BatchThread:
     """A thread that produces batches; it holds no reference to the iterator, which may be deleted first."""
 
     def __init__(self, samples: _Samples, batch_size: int, capacity: int) -> None:

@@ -4,47 +4,34 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-import io
-import json
 import math
 import os
 import signal
-import time
 import warnings
-import zipfile
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-import numpy as np
-
-from singa_backend import dtypes, limits
-from singa_backend.errors import InvalidInput, SonnxError, UnsupportedModel
-from singa_backend.io.archives import Archive, Arrays, open_archive
-from singa_backend.io.files import write_npz, writing
-from singa_backend.ir.graph import Node
-from singa_backend.ir.reader import read
-from singa_backend.kernels.options import options as plan_options
-from singa_backend.opsets.model import to_model
+from singa_backend import dtypes
+from singa_backend.errors import InvalidInput, UnsupportedModel
 from singa_backend.passes.change_dtype import WIDE
 from singa_backend.rendering import printable
-from singa_backend.runtime.executor import Observer
-from singa_backend.runtime.executor import Path as NodePath
-from singa_backend.session import Session
 
 from ._core import provenance, tape, trace
+from ._core.conversions import DTypeLike, dtype_of
 from ._core.coverage import watch_gradients
-from ._core.tensor import DTypeLike, Tensor, code_of, dtype_of, op
-from ._core.trace import NotTraceable, Trace
-from ._core.variable import Variable, tensor_list
+from ._core.tensor import Tensor
+from ._core.trace import NotTraceable
+from ._core.variable import tensor_list
 from ._layers.base import Layer
 from ._training.fit import (
     EarlyStop,
     History,
     Position,
+    _after_step,
+    _Ended,
     check_metrics,
     device_of,
     evaluate,
@@ -55,7 +42,11 @@ from ._training.fit import (
     stop_signals,
 )
 from ._training.loader import positive, seeded
+from ._training.state_files import read_states, write_states
+from ._training.step import Step, _form
 from .device import DeviceLike, default_device, resolve
+
+__all__ = ["Model", "Step"]
 
 _STEPS = 64
 """The number of graphs that a model keeps, one for each set of shapes and settings."""
@@ -479,18 +470,6 @@ class Model(Layer):
         after: list[Callable[[History], Any]] = [*callbacks, *([stop] if stop else [])]
         history = self.history = place.history
 
-        class Done(Exception):
-            """The training ends before the last epoch."""
-
-        def reached(place: Position) -> None:
-            if not place.batch:
-                if verbose:
-                    print(_epoch_line(place.epoch, epochs, history))
-                if sum(answer is True or answer is np.True_ for answer in [ask(history) for ask in after]):
-                    raise Done
-            if received:
-                raise KeyboardInterrupt
-
         interrupts = signal.getsignal(signal.SIGINT) is signal.default_int_handler
         with self._in_mode(True), stop_signals(*[signal.SIGINT] * interrupts) as received:
             try:
@@ -500,9 +479,9 @@ class Model(Layer):
                     place,
                     epochs=epochs,
                     measure=None if held is None else lambda: self.evaluate(held, metrics=metrics),
-                    reached=reached,
+                    reached=_after_step(after, received, epochs if verbose else None),
                 )
-            except Done:
+            except _Ended:
                 pass
             finally:
                 if stop is not None:
@@ -631,33 +610,7 @@ class Model(Layer):
         assert not path.exists(), f"{path} exists already"
         if not path.parent.is_dir():
             raise InvalidInput(f"{path} cannot be written: there is no folder {path.parent}", code="SX351")
-        states = self.get_states()
-        aux = aux_states or {}
-        both = sorted(set(states) & set(aux))
-        if both:
-            raise InvalidInput(
-                f"the names in aux_states must differ from those of the model's states, got {', '.join(both)}", code="SX319"
-            )
-        arrays: dict[str, Any] = {}
-        attributes: dict[str, Any] = {}
-        for kind, group in enumerate((states, aux)):
-            for name, t in group.items():
-                if not isinstance(t, Tensor):
-                    raise InvalidInput(f"the state {name!r} must be a Tensor, got a {type(t).__name__}", code="SX319")
-                arrays[name] = t.device.backend.get(t.data)
-                if isinstance(arrays[name], list) or arrays[name].dtype == dtypes.STRING:
-                    raise InvalidInput(f"the state {name!r} must be numeric", code="SX319")
-                code = code_of(arrays[name].dtype)
-                code = code if isinstance(code, int) else 100 + dtypes.onnx_code(code)
-                attributes[name] = {"state_type": kind, "shape": list(arrays[name].shape), "dtype": code}
-        try:
-            with writing(path, new=True) as out, zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as pack:
-                buffer = io.BytesIO()
-                write_npz(buffer, {n: _storable(a) for n, a in arrays.items()})
-                pack.writestr("tensor_dict.npz", buffer.getvalue())
-                pack.writestr("states_attr.json", json.dumps(attributes))
-        except FileExistsError:  # since the first line
-            raise AssertionError(f"{path} exists already") from None
+        write_states(path, self.get_states(), aux_states or {})
 
     def load_states(self, fpath: str | os.PathLike[str]) -> dict[str, Tensor]:
         """Read the states of this model from a file of `save_states`, or of SINGA's own.
@@ -673,252 +626,9 @@ class Model(Layer):
                 (SX341). Then nothing is changed.
             ResourceExhausted: The states exceed a limit. Then nothing is changed.
         """
-        with open_archive(fpath, "SX340") as pack:
-            described = _described(pack)
-            self._check_states({n: s.shape for n, s in described.items() if not s.auxiliary})
-            stored = Arrays(pack.inner("tensor_dict.npz", sum(s.room(n) for n, s in described.items()) + _ROOM))
-            arrays = _states(stored, described)
-        self.set_states({n: Tensor(data=a) for n, a in arrays.items() if not described[n].auxiliary})
-        return {n: Tensor(data=a, name=n) for n, a in arrays.items() if described[n].auxiliary}
-
-    def _check_states(self, model: dict[str, tuple[int, ...]]) -> None:
-        """Raise unless these are the names and shapes of the states of this model."""
-        mine = self.get_states()
-        lacking, unknown = sorted(set(mine) - set(model)), sorted(set(model) - set(mine))
-        if lacking or unknown:
-            parts = [f"it lacks {', '.join(lacking)}"] * bool(lacking) + [f"it also has {', '.join(unknown)}"] * bool(unknown)
-            raise InvalidInput(
-                f"the file must have the states of this model: {'; '.join(parts)}",
-                code="SX341",
-                hint="compile the model first, so that its parameters exist",
-            )
-        for name, shape in model.items():
-            if shape != tuple(mine[name].shape):
-                raise InvalidInput(f"the state {name!r} must have shape {mine[name].shape}, got {shape}", code="SX341")
-
-
-def _storable(array: Any) -> Any:
-    """Return the array for NumPy's file format without pickling; dtypes that are not NumPy's are stored as bits."""
-    return array.view(f"u{array.dtype.itemsize}") if _is_foreign(array.dtype) else array
-
-
-def _is_foreign(dtype: np.dtype[Any]) -> bool:
-    return dtype.type.__module__ != "numpy"
-
-
-@dataclass
-class _Described:
-    """What states_attr.json states of a tensor."""
-
-    auxiliary: bool
-    shape: tuple[int, ...]
-    dtype: np.dtype[Any]
-    stored: np.dtype[Any]
-
-    def room(self, name: str) -> int:
-        """The most bytes that it takes in tensor_dict.npz."""
-        return math.prod(self.shape) * self.stored.itemsize + 4 * len(name.encode()) + _ROOM
-
-
-_ROOM = 4096
-"""The most bytes of the headers of a member."""
-
-
-def _described(pack: Archive) -> dict[str, _Described]:
-    """Read what a file states of its tensors."""
-    attributes = pack.json("states_attr.json")
-    try:
-        return {name: _describe(facts) for name, facts in attributes.items()}
-    except (LookupError, TypeError, AttributeError, ValueError, SonnxError) as error:
-        what = f"it lacks {error}" if isinstance(error, KeyError) else getattr(error, "message", error)
-        raise InvalidInput(f"{pack.where}: states_attr.json must describe each state: {what}", code="SX340") from None
-
-
-def _describe(facts: dict[str, Any]) -> _Described:
-    kind, shape, code = facts["state_type"], facts["shape"], facts["dtype"]
-    if any(isinstance(n, bool) or not isinstance(n, int) or n < 0 for n in (kind, code, *shape)) or kind > 1:
-        raise ValueError(f"its state_type, shape and dtype must be integers, got {str(facts)[:200]}")
-    dtype = dtypes.numpy_dtype(code - 100) if code >= 100 else dtype_of(code)
-    if dtype == dtypes.STRING:
-        raise ValueError("a state must be numeric")
-    return _Described(kind == 1, tuple(shape), dtype, np.dtype(f"u{dtype.itemsize}") if _is_foreign(dtype) else dtype)
-
-
-def _states(stored: Arrays, described: dict[str, _Described]) -> dict[str, Any]:
-    """Read the tensors; raises InvalidInput unless they are as described."""
-    if set(stored.names) != set(described):
-        names = ", ".join(map(repr, sorted(set(stored.names) ^ set(described))[:8]))
-        raise InvalidInput(f"{stored.where} must have the states in states_attr.json; they differ in {names}", code="SX340")
-    for name, facts in described.items():
-        shape, dtype = stored.header(name)
-        if shape != facts.shape or dtype != facts.stored:
-            want, got = f"{facts.stored}{list(facts.shape)}", f"{dtype}{list(shape)}"
-            raise InvalidInput(f"{stored.where}: the state {name!r} must be {want} by states_attr.json, got {got}", code="SX340")
-    return {name: stored[name].view(facts.dtype) for name, facts in described.items()}
-
-
-def _form(x: Any, seen: dict[int, int]) -> Any:
-    """The key of an argument that selects the graph: dtype, shape and kind of a tensor, the value of anything else.
-
-    Args:
-        x: The argument.
-        seen: The tensors so far: a step whose target is its input differs from a step with two tensors.
-    """
-    if isinstance(x, Tensor):
-        kind = (x.requires_grad, x.stores_grad, x._without_graph)
-        return (Tensor, x._data.dtype, x._data.shape, kind, seen.setdefault(id(x), len(seen)))
-    if isinstance(x, (list, tuple)):
-        return (type(x), tuple(_form(v, seen) for v in x))
-    if isinstance(x, dict):
-        return (type(x), tuple((n, _form(v, seen)) for n, v in x.items()))
-    if isinstance(x, np.ndarray):  # its repr omits the middle
-        return (np.ndarray, x.dtype, x.shape, x.tobytes())
-    return (type(x), repr(x))
-
-
-class Step:
-    """A training step as one ONNX graph, bound to the tensors that it reads and writes.
-
-    Args:
-        step: The function to record.
-        args: Its positional arguments; the Tensors in them become inputs of the graph.
-        kwargs: Its keyword arguments; the Tensors in them become inputs of the graph.
-
-    Attributes:
-        onnx: The step as a ModelProto.
-        graph: The step as a Graph of `singa_backend`.
-        device: The device on which it runs.
-
-    Raises:
-        NotTraceable: The step reads values of tensors in Python, or calls an operator that is written in Python.
-    """
-
-    def __init__(self, step: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        tensors = _tensors((args, kwargs))
-        self.device = next((t.device for t in tensors if not t._follows_device), default_device)
-        record = Trace(op.opset)
-        shadows: dict[int, Tensor] = {}
-        for i, t in enumerate(tensors):
-            symbol = record.input(f"input_{i}", trace.type_of(t), trace.value_of(t))
-            shadow = Tensor._of(symbol, t.device, t.requires_grad)
-            shadow.stores_grad, shadow._without_graph = t.stores_grad, t._without_graph
-            shadows[id(t)] = shadow
-        with trace.recording(record):
-            result = step(*_replaced(args, shadows), **_replaced(kwargs, shadows))
-            self._result = result
-            made = [trace.value(t) for t in _tensors(result)]
-        self._settings = list(record.settings.values())
-        self._shadows = list(shadows.values())
-        self._writes, self._invalidated = list(record.assigned.values()), record.invalidated
-        self._reads = [t for t, _ in record.inputs]
-        outputs = [*made, *(record.value(t) for t in self._writes)]
-        self.onnx = to_model(record.writer, "step", outputs)
-        record.writer.builder.forget_examples()  # the results keep the builder
-        self.graph = read(self.onnx)
-        self._session = Session(self.graph, self.device.backend, plan_options(), limits.Limits())
-        self._forward = record.forward
-
-    def forget_plan(self) -> None:
-        """Free the memory of the plan; the next run makes it again."""
-        self._session.forget_plans()
-
-    def holds(self) -> bool:
-        """Whether the settings that the step has read in Python, such as the momentum of an optimizer, are unchanged.
-
-        Returns:
-            False if the step must be recorded again.
-        """
-        return all(ask() == was for ask, was in self._settings)
-
-    def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run the graph, and write the values that the step assigns to tensors.
-
-        Args:
-            args: The positional arguments of the step, with Tensors of the recorded shapes and dtypes.
-            kwargs: The keyword arguments of the step.
-
-        Returns:
-            The results of the step, with new Tensors.
-
-        Raises:
-            OperatorError: A node cannot compute with its inputs.
-            ResourceExhausted: A limit was exceeded.
-        """
-        inputs = {id(t): t for t in _tensors((args, kwargs))}
-        stream = self.device._stream
-        draws = any(t is stream.state for t in self._reads)
-        with stream.lock if draws else contextlib.nullcontext():  # another thread may draw from the same stream
-            values = [self._here(t) for t in (*inputs.values(), *self._reads)]
-            watch = self._watch() if self.device.verbosity and self.device._times.measures else None
-            made = self._session.run(values, observer=watch)
-            n = len(made) - len(self._writes)
-            for t, new in zip(self._writes, made[n:], strict=True):
-                trace.assign(t, new if t.device is self.device else self.device.backend.get(new), id(t) in self._invalidated)
-        results: dict[int, Tensor] = {}
-        for t, v in zip(_tensors(self._result), made, strict=False):
-            results[id(t)] = Tensor._of(v, self.device, t.requires_grad)
-            results[id(t)]._without_graph = t._without_graph
-        provenance.record(list(results.values()), "a step", self._again, list(inputs.values()))
-        return _replaced(self._result, results)
-
-    def _watch(self) -> Observer:
-        """An observer that measures the nodes of the step."""
-        device, forward = self.device, self._forward
-        last = time.perf_counter()
-
-        def see(node: Node, inputs: list[Any], outputs: list[Any], path: NodePath) -> None:
-            nonlocal last
-            if any(outer.function is None for outer, _ in path):  # of a subgraph: part of the node that has it
-                return
-            device.Sync()
-            now = time.perf_counter()
-            name = path[0][0].name if path else node.name
-            device._times.add(node.op_type, now - last, forward is not None and name not in forward)
-            last = time.perf_counter()
-
-        return see
-
-    def _here(self, t: Variable) -> Any:
-        """The value of a tensor on the device of the step; the random state and tensors made of constants are on the host."""
-        return t._data if t.device is self.device else self.device.backend.put(t.device.backend.get(t._data))
-
-    def _again(self, xs: list[Any], training: bool) -> list[Any]:
-        """The results of the step, replayed from the provenance of its recording; for `to_onnx`."""
-        given = {id(shadow): x for shadow, x in zip(self._shadows, xs, strict=True)}
-        return provenance.replay(_tensors(self._result), given, {}, lambda call, args: call.replay(args, training))
-
-
-def _tensors(value: Any) -> list[Tensor]:
-    """The tensors in nested tuples, lists and dicts, each once, in order."""
-    found: dict[int, Tensor] = {}
-
-    def look(v: Any) -> None:
-        if isinstance(v, Tensor):
-            found.setdefault(id(v), v)
-        elif isinstance(v, dict):
-            for x in v.values():
-                look(x)
-        elif isinstance(v, (list, tuple)):
-            for x in v:
-                look(x)
-
-    look(value)
-    return list(found.values())
-
-
-def _rebuilt(value: Any, change: Any) -> Any:
-    if isinstance(value, Tensor):
-        return change(value)
-    if isinstance(value, dict):
-        return {k: _rebuilt(v, change) for k, v in value.items()}
-    if isinstance(value, (list, tuple)):
-        parts = [_rebuilt(v, change) for v in value]
-        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
-    return value
-
-
-def _replaced(value: Any, by: dict[int, Tensor]) -> Any:
-    return _rebuilt(value, lambda t: by.get(id(t), t))
+        mine, others = read_states(fpath, {name: tuple(t.shape) for name, t in self.get_states().items()})
+        self.set_states({n: Tensor(data=a) for n, a in mine.items()})
+        return {n: Tensor(data=a, name=n) for n, a in others.items()}
 
 
 def _accepts(method: Callable[..., Any], input: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -935,12 +645,6 @@ def _signature(method: Callable[..., Any]) -> str:
     found = inspect.signature(method)
     plain = [p.replace(annotation=inspect.Parameter.empty) for p in found.parameters.values()]
     return f"{method.__name__}{found.replace(parameters=plain, return_annotation=inspect.Signature.empty)}"
-
-
-def _epoch_line(epoch: int, epochs: int, history: History) -> str:
-    """The line that `fit` prints after an epoch."""
-    seen = history.validation[-1].items() if history.validation else ()
-    return ", ".join([f"epoch {epoch}/{epochs}: loss {history.epochs[-1]:.6g}", *(f"validation {n} {v:.6g}" for n, v in seen)])
 
 
 def _counted(layer: Layer) -> str:

@@ -22,7 +22,8 @@ from singa_backend.interpreters.eager import Eager
 from singa_backend.operators.cast import limits
 
 from ._core import provenance, tape, trace
-from ._core.tensor import DTypeLike, Tensor, dtype_of, op
+from ._core.conversions import DTypeLike, dtype_of
+from ._core.tensor import Tensor, op
 from ._layers.base import Layer
 
 __all__ = ["FakeQuantize", "MinMaxObserver", "MovingAverageMinMaxObserver", "Observer", "fake_quantize"]

@@ -8,14 +8,15 @@ from types import ModuleType
 from typing import Any
 
 from ._core import tape
+from ._core.node import Node
 from ._core.ops import TensorInterpreter
-from ._core.tape import Dummy, Node, Operation, Operator, no_tape
+from ._core.tape import Dummy, Operation, Operator, no_tape
 from ._core.tensor import op
 
 __all__ = ["Dummy", "Node", "Operation", "Operator", "no_tape", "op"]
 
 
-class _Module(ModuleType):
+class _OldNames(ModuleType):
     """The module with the old names of the mode and of the interpreter."""
 
     @property
@@ -35,4 +36,4 @@ class _Module(ModuleType):
         return TensorInterpreter
 
 
-sys.modules[__name__].__class__ = _Module
+sys.modules[__name__].__class__ = _OldNames

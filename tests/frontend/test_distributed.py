@@ -16,8 +16,8 @@ from sklearn.datasets import load_digits
 
 from singa import autograd, device, layer, model, opt, singa_wrap, sonnx, tensor
 from singa._core.ops import op
+from singa._training.buckets import Buckets, _partition
 from singa._training.checkpoint import Checkpoint
-from singa._training.distributed import Buckets, _partition
 from singa._training.fit import Position
 from singa_backend.collectives import Communicator, LocalGroup, SingleProcess, communicator
 from singa_backend.errors import CommunicationError, InvalidInput, MissingDependency

@@ -12,7 +12,7 @@ import pytest
 from tests.helpers import other_device
 
 from singa import autograd, device, opt
-from singa._core import ops, tape, trace
+from singa._core import node, ops, tape, trace
 from singa._core.ops import op
 from singa._core.tensor import Tensor
 from singa.tape import Operator
@@ -74,13 +74,13 @@ def test_broadcasting_is_undone() -> None:
 
 def test_what_stores_no_gradient_gets_none_and_costs_no_rule(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[bool, ...]] = []
-    real = tape.rule_gradients
+    real = node.rule_gradients
 
     def spy(*args: Any) -> Any:
         asked.append(tuple(args[6]))
         return real(*args)
 
-    monkeypatch.setattr(tape, "rule_gradients", spy)
+    monkeypatch.setattr(node, "rule_gradients", spy)
     x, w = Tensor(data=np.ones((1, 2))), leaf(np.ones((2, 1)))
     assert list(grads(op.MatMul(x, w))) == ["w"]
     assert asked == [(False, True)]

@@ -25,7 +25,7 @@ from singa_backend.errors import InvalidInput
 from singa_backend.interpreters.base import Interpreter
 from singa_backend.interpreters.eager import Eager
 
-from .._core import tape
+from .._core import node
 from .._core.tape import Operator
 from .._core.tensor import Tensor
 from .._core.tensor import op as recorder
@@ -90,10 +90,10 @@ class Formula(Operator):
         for x in xs:
             if not isinstance(x, Tensor) and x is not None:
                 raise InvalidInput(f"every input of {type(self).__name__} must be a Tensor, got {type(x).__name__}", code="SX311")
-        start = tape.start_of_call()
+        start = node.start_of_call()
         made = type(self)._formula(recorder, *xs, **self._chosen)
         ys = made if isinstance(made, tuple) else (made,)
-        tape.end_of_call(start, xs, ys)
+        node.end_of_call(start, xs, ys)
         return ys
 
     def forward(self, *xs: Any) -> Any:

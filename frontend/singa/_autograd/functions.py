@@ -14,7 +14,7 @@ import numpy as np
 from singa_backend import dtypes
 from singa_backend.errors import InvalidInput
 
-from .._core import random, tape
+from .._core import node, random, tape
 from .._core.tensor import Tensor
 from .._core.tensor import op as recorder
 from .formula import TensorOp, formula, known_shape, true
@@ -346,8 +346,8 @@ def fused_bias_add_scale_mask_softmax_dropout(
     """
     if not 0 <= p < 1:
         raise InvalidInput(f"p must be in [0, 1), got {p}", code="SX333")
-    op, start = recorder, tape.start_of_call()
+    op, start = recorder, node.start_of_call()
     y = op.Softmax(op.Where(true(op, mask), op.Mul(op.Add(x, bias), scale), fill), axis=-1)
     made = random.dropout(y, p)[0] if tape.training and p else y
-    tape.end_of_call(start, (x, bias, mask), (made,))
+    node.end_of_call(start, (x, bias, mask), (made,))
     return made

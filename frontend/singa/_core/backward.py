@@ -81,19 +81,38 @@ def _walk(y: Tensor, dy: Any, create_graph: bool, asked: set[int] | None) -> Ite
     covered = coverage.current() if asked is None and not create_graph else None
     if covered is not None:
         covered.backward_ran = True
-    flat: list[Tensor] = []
-    if required(y)._without_graph:
+    if flat := _check_start(y, asked, covered):
+        yield from _zeros(flat, covered)
+        return
+    values: Interpreter[Any] = op if create_graph else vocabulary(y.device)
+    start = _seed(values, y, dy, create_graph)
+    if asked is not None and id(y) in asked:
+        yield y, _result(start, y, create_graph)
+    uses, storing = _wanted(y.creator, asked)
+    if not storing and asked is None and (flat := zeros.flat_parameters(y)):  # only inputs require a gradient
+        yield from _zeros(flat, covered)
+        return
+    for x, g in _sweep(y, start, values, uses, storing, create_graph):
+        if covered is not None:
+            covered.found.add(id(x))
+        yield x, _result(g, x, create_graph)
+
+
+def _check_start(y: Tensor, asked: set[int] | None, covered: coverage.Coverage | None) -> list[Tensor]:
+    """Raise InvalidInput unless `y` is a loss on the tape; return the parameters if all their gradients are zero."""
+    if y._without_graph:
         raise _dropped("the loss")
+    flat: list[Tensor] = []
     if not y.requires_grad or isinstance(y.creator, Dummy):
-        flat = zeros.flat_parameters(y) if tape.training and asked is None else []
-        if tape.training and not flat:
-            raise nothing_trains(covered)
         if not tape.training:
             raise InvalidInput(
                 "this tensor was not recorded: training mode was off during the forward pass",
                 code="SX313",
                 hint="call model.train(), or set autograd.training = True, before the forward pass",
             )
+        flat = zeros.flat_parameters(y) if asked is None else []
+        if not flat:
+            raise nothing_trains(covered)
     shape = op.shape(y)
     if (shape is None or not all(isinstance(d, int) for d in shape)) and (example := op.example(y)) is not None:
         shape = example.shape  # of a step that is recorded, and runs only after the tape has computed it
@@ -105,20 +124,28 @@ def _walk(y: Tensor, dy: Any, create_graph: bool, asked: set[int] | None) -> Ite
             code="SX314",
             hint="reduce the loss, for example by its mean",
         )
-    if flat:
-        yield from _zeros(flat, covered)
-        return
+    return flat
+
+
+def _seed(values: Interpreter[Any], y: Tensor, dy: Any, create_graph: bool) -> Any:
+    """The gradient of `y` itself: `dy`, or 1."""
+    with _recorded() if create_graph else contextlib.nullcontext():
+        if dy is None:
+            return values.full_like(y if create_graph else trace.value(y), 1)
+        return _start(values, y, dy, create_graph)
+
+
+def _sweep(
+    y: Tensor,
+    start: Any,
+    values: Interpreter[Any],
+    uses: Counter[Operator],
+    storing: dict[Operator, list[Tensor]],
+    create_graph: bool,
+) -> Iterator[tuple[Tensor, Any]]:
+    """Walk the tape from `y` in reverse order of the calls; yield (tensor, value of its gradient) as soon as it is complete."""
     device = y.device
-    values: Interpreter[Any] = op if create_graph else vocabulary(device)
     recorded = _recorded if create_graph else contextlib.nullcontext
-    with recorded():
-        start = values.full_like(y if create_graph else trace.value(y), 1) if dy is None else _start(values, y, dy, create_graph)
-    if asked is not None and id(y) in asked:
-        yield y, _result(start, y, create_graph)
-    uses, storing = _wanted(y.creator, asked)
-    if not storing and asked is None and (flat := zeros.flat_parameters(y)):  # only inputs require a gradient
-        yield from _zeros(flat, covered)
-        return
     found: dict[Operator, list[Any]] = {y.creator: [None] * y.creator.output_count}
     found[y.creator][y.creator.place(y)] = start
     ready = [(-y.creator.serial, y.creator)]
@@ -142,8 +169,11 @@ def _walk(y: Tensor, dy: Any, create_graph: bool, asked: set[int] | None) -> Ite
             if g is not None:
                 slots = found.setdefault(creator, [None] * creator.output_count)
                 i = creator.place(x)
-                with recorded():
-                    slots[i] = values.add(slots[i], g)
+                if slots[i] is None:
+                    slots[i] = g
+                else:
+                    with recorded():
+                        slots[i] = values.add(slots[i], g)
             uses[creator] -= 1
             if uses[creator] == 0:
                 complete.append(creator)
@@ -153,9 +183,7 @@ def _walk(y: Tensor, dy: Any, create_graph: bool, asked: set[int] | None) -> Ite
             for x in storing.get(creator, ()):
                 g = found.get(creator, [None])[creator.place(x)]
                 if g is not None:
-                    if covered is not None:
-                        covered.found.add(id(x))
-                    yield x, _result(g, x, create_graph)
+                    yield x, g
             if isinstance(creator, Dummy):
                 found.pop(creator, None)
 

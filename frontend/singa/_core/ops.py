@@ -23,7 +23,8 @@ from singa_backend.proto.schemas import version_at
 
 from ..device import Device, default_device
 from . import provenance, tape, trace
-from .tape import Node, _anywhere, _eager, _is_tensor, _same_device, _value_on, vocabulary
+from .node import Node
+from .tape import _anywhere, _eager, _is_tensor, _same_device, _value_on, vocabulary
 from .variable import Variable, of, required
 
 T = TypeVar("T", bound=Variable)

@@ -1,9 +1,9 @@
 """The provenance of tensors: the operators that computed them, without intermediate values; `to_onnx` replays them into a graph.
 
-Every operator on tensors attaches an `Origin` to its results, in training and in evaluation. It refers to the leaves that were
-read (parameters, inputs) and to the origins of other inputs, never to their arrays. A chain of more than `LONGEST` operators,
-such as a state that is fed back forever, is cut: its beginning is dropped. A leaf of more than `SMALL` bytes is not kept alive,
-so that a sum over many batches does not hold the batches; only the last `RECENT` bytes of them in each thread are.
+Every operator on tensors attaches a `RecordedCall` to its results, in training and in evaluation. It refers to the leaves that
+were read (parameters, inputs) and to the origins of other inputs, never to their arrays. A chain of more than `LONGEST`
+operators, such as a state that is fed back forever, is cut: its beginning is dropped. A leaf of more than `SMALL` bytes is not
+kept alive, so that a sum over many batches does not hold the batches; only the last `RECENT` bytes of them in each thread are.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Replay = Callable[[list[Any], bool], Sequence[Any]]
 
 
 @dataclass(eq=False, slots=True)
-class Origin:
+class RecordedCall:
     """One call of an operator.
 
     Attributes:
@@ -64,9 +64,9 @@ class Origin:
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """One result of an Origin."""
+    """One result of a RecordedCall."""
 
-    origin: Origin
+    origin: RecordedCall
     index: int
 
 
@@ -130,7 +130,7 @@ retaining = _Context("retaining")
 suspended = _Context("suspended")
 """The context in which results have no origin: updates of states, and calls within an operator that has an origin as a whole."""
 
-CHANGED = Origin("a change in place", lambda xs, training: [], (), 0)
+CHANGED = RecordedCall("a change in place", lambda xs, training: [], (), 0)
 """The origin of a tensor that was changed in place by results of operators."""
 
 
@@ -158,7 +158,7 @@ def record(
             found.append(_leaf(x))
     if depth >= LONGEST:
         return
-    origin = Origin(name, replay, tuple(found), depth + 1, operator, types, graph, parameters or {})
+    origin = RecordedCall(name, replay, tuple(found), depth + 1, operator, types, graph, parameters or {})
     for i, y in enumerate(results):
         if y is not None:
             y._origin = Link(origin, i)
@@ -185,7 +185,7 @@ def forget(tensor: Any) -> None:
 
 
 def replay(
-    outputs: Sequence[Any], given: dict[int, Any], links: dict[Link, Any], do: Callable[[Origin, list[Any]], Sequence[Any]]
+    outputs: Sequence[Any], given: dict[int, Any], links: dict[Link, Any], do: Callable[[RecordedCall, list[Any]], Sequence[Any]]
 ) -> list[Any]:
     """Replay the calls that computed these tensors.
 
@@ -211,10 +211,10 @@ def replay(
     return [value(y._origin if y._origin is not None else y) for y in outputs]
 
 
-def order(ends: Sequence[Link], links: dict[Link, Any] | None = None) -> list[Origin]:
+def order(ends: Sequence[Link], links: dict[Link, Any] | None = None) -> list[RecordedCall]:
     """The origins that these results depend on, in the order of the calls: each after those that it needs."""
     known = links or {}
-    found: dict[int, Origin] = {}
+    found: dict[int, RecordedCall] = {}
     pending = [e.origin for e in ends if e not in known]
     while pending:
         origin = pending.pop()

@@ -2,38 +2,35 @@
 
 from __future__ import annotations
 
-import copy
 import functools
-import math
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any, TypeAlias, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 
 from singa_backend import dtypes
-from singa_backend.devices.device import Device as Backend
-from singa_backend.devices.device import cuda_ordinal, resolve
-from singa_backend.errors import InvalidInput, NotExchangeable, SonnxError
-from singa_backend.interpreters.builder import Symbol
-from singa_backend.rendering import printable
+from singa_backend.errors import InvalidInput
 
 from .. import device as devices
 from ..device import DeviceLike
-from . import provenance, random, tape, trace
+from . import tape, trace
+from .conversions import (
+    DTypeLike,
+    array_of,
+    bool_,
+    dtype_of,
+    exchange,
+    float32,
+)
 from .ops import TensorInterpreter
 from .ops import op as _op
-from .tape import Operator, creator_of
-from .variable import Counter, Variable, made_by_operators, required
+from .storage import StorageMethods, _count
+from .tape import Operator
+from .variable import Counter, made_by_operators, required
 
 op: TensorInterpreter[Tensor] = _op
 """ONNX's operators on tensors, at the newest opset: `op.Mul(x, y)`."""
-
-float32, float16, int32, char, double, uchar, int64, bool_ = 0, 1, 2, 3, 4, 5, 6, 7
-
-DTypeLike: TypeAlias = dtypes.DTypeLike | int
-"""One of the constants above, "int" (int32), "float" (float32), or what NumPy converts to a dtype."""
 
 _dummies = Counter()
 
@@ -52,7 +49,7 @@ def _deferring(method: Callable[[Tensor, Any], _Made]) -> Callable[[Tensor, Any]
 
 
 @made_by_operators
-class Tensor(Variable):
+class Tensor(StorageMethods):
     """An array on a device, and the operator that produced it.
 
     Operators of Python (`+`, `@`, `<`, ...) compute element by element with broadcasting and promote dtypes; comparisons return
@@ -107,170 +104,7 @@ class Tensor(Variable):
         else:
             self._data = self._owned(data)
 
-    def _owned(self, data: Any) -> Any:
-        backend = self.device.backend
-        if isinstance(data, Tensor):
-            data = data._data if data.device is self.device else data.device.backend.get(data._data)
-        if isinstance(data, Symbol) or (isinstance(data, list) and type(data) is not list):  # an empty sequence with its dtype
-            return data
-        if isinstance(data, list) and data and all(isinstance(v, Tensor) or _is_array(v) for v in data):
-            return [self._owned(v) for v in data]
-        if not isinstance(data, np.ndarray) and (hasattr(data, "__dlpack__") or hasattr(data, "__cuda_array_interface__")):
-            data = _from_device(data, backend)
-        if isinstance(data, np.ndarray) or not backend.xp.isarray(data):
-            data = array_of(data)
-            if not data.flags.writeable:
-                data = data.copy()
-        return data if backend.xp.isarray(data) else backend.put(data)
-
-    # --- properties
-
-    @property
-    def data(self) -> Any:
-        """The storage: a NumPy array on the CPU, a CuPy array on a GPU. Writing to it changes the tensor.
-
-        Assigning to `data` replaces the storage; the provenance of the tensor is dropped.
-
-        Raises:
-            NotTraceable: A step is being recorded as a graph, and the values are not known.
-        """
-        self._known()
-        self._is_shared = True
-        return self._data
-
-    @data.setter
-    def data(self, value: Any) -> None:
-        if trace.current() is not None:
-            raise trace.NotTraceable("the data of a tensor must not be replaced while the step is recorded as a graph")
-        self._data = self._owned(value)
-        provenance.forget(self)
-
-    @property
-    def raw(self) -> Any:
-        """The value that operators compute with: the array, or a symbol while a step is recorded as a graph."""
-        return trace.value(self)
-
-    @property
-    def creator(self) -> Operator:
-        """The operator that produced this tensor; a Dummy for a leaf."""
-        return creator_of(self)
-
-    @creator.setter
-    def creator(self, operator: Operator | None) -> None:
-        self._creator = operator
-
-    @property
-    def shape(self) -> tuple[Any, ...]:
-        """The sizes; in a step that is recorded with dynamic sizes, a dynamic size is a name or None."""
-        return op.shape(self) or ()
-
-    @property
-    def dtype(self) -> Any:
-        """The dtype, as a constant of `singa.tensor`; as a NumPy dtype if SINGA has no constant for it."""
-        return code_of(op.dtype(self))
-
-    def _known(self) -> None:
-        current = trace.current()
-        if isinstance(self._data, Symbol) or (current is not None and id(self) in current.assigned):
-            raise trace.NotTraceable("the values of a tensor are unknown while its step is recorded as a graph")
-        if current is not None:
-            current.known[id(self)] = self
-            trace.depends(self, lambda: (self._version, id(self._data)))
-
-    def is_dummy(self) -> bool:
-        """Whether this tensor is a leaf.
-
-        Returns:
-            False if an operator on the tape produced it, otherwise True.
-        """
-        return tape.is_leaf(self)
-
-    def ndim(self) -> int:
-        """The rank.
-
-        Returns:
-            The number of axes.
-        """
-        return op.rank(self)
-
-    def size(self) -> int:
-        """The number of elements.
-
-        Returns:
-            The product of the sizes; 1 for a scalar.
-
-        Raises:
-            NotTraceable: A step is being recorded with dynamic sizes.
-        """
-        count = _count(self.shape)
-        if count is None:
-            raise trace.NotTraceable(f"the number of elements of a tensor of shape {self.shape} is dynamic")
-        return count
-
-    def is_empty(self) -> bool:
-        """Whether the tensor has no elements.
-
-        Returns:
-            True if a size is 0.
-        """
-        return 0 in self.shape
-
-    def is_transpose(self) -> bool:
-        """Whether the storage is not in row-major order, as that of a transposed array.
-
-        Returns:
-            True if the storage is not C-contiguous.
-        """
-        return not self.data.flags.c_contiguous
-
-    def memsize(self) -> int:
-        """The memory of the elements.
-
-        Returns:
-            The number of elements times the size of one, in bytes.
-        """
-        return self.size() * int(op.dtype(self).itemsize)
-
-    def __len__(self) -> int:
-        return int(self.shape[0])
-
-    def __repr__(self) -> str:
-        """Return the values, shortened as NumPy does, the shape, the dtype, the device, and the name if there is one."""
-        where = self.device.backend
-        if isinstance(self._data, list):
-            return f"<Tensor {printable(repr(self.name))}, a sequence of {len(self._data)} on {where}>"
-        if isinstance(self._data, Symbol) or trace.current() is not None:  # a step that is recorded must not depend on values
-            return f"<Tensor {printable(repr(self.name))} {op.dtype(self)}{list(self.shape)} on {where}>"
-        called = f", name={printable(repr(self.name))}" if self.name else ""
-        values = np.array2string(where.get(self._data), separator=", ", prefix="Tensor(")
-        shown = printable(values, len(values), lines=True)
-        return f"Tensor({shown}, shape={self.shape}, dtype={op.dtype(self)}, device={where}{called})"
-
     __hash__ = None  # type: ignore[assignment]  # tensors compare element by element
-
-    # --- copies and pickles: they contain the values and the fields, never the tape
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
-        """A leaf with separate storage on the same device; tensors that share storage share it in the copy too."""
-        self._known()
-        made = type(self).__new__(type(self))
-        memo[id(self)] = made
-        if id(self._data) not in memo:
-            memo[id(self._data)] = self.device.backend.copy(self._data)
-        made.__dict__.update(
-            {n: copy.deepcopy(v, memo) for n, v in self.__dict__.items() if n not in ("_data", "_creator", "_origin", "_member")}
-        )
-        made._data, made._creator = memo[id(self._data)], None
-        return made
-
-    def __getstate__(self) -> dict[str, Any]:
-        self._known()
-        fields = {n: v for n, v in self.__dict__.items() if n != "_member"}
-        return {**fields, "_data": self.device.backend.get(self._data), "_creator": None, "_origin": None, "_is_shared": False}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """Restore a pickled tensor; raises DeviceUnavailable if this machine does not have its device."""
-        self.__dict__.update(state, _data=state["device"].backend.put(state["_data"]))
 
     # --- NumPy, DLPack
 
@@ -385,10 +219,6 @@ class Tensor(Variable):
         t, axis = (self.reshape([-1]), 0) if axis is None else (self, axis)
         places = np.repeat(np.arange(t.shape[axis]), repeats)
         return op.Gather(t, places, axis=axis)
-
-    def _on_tape(self) -> bool:
-        """Whether gradients flow through this tensor to the operator that produced it."""
-        return tape.training and self.requires_grad and not self.is_dummy()
 
     def clone(self) -> Tensor:
         """Copy to new storage; gradients flow through the copy. Also called `deepcopy`.
@@ -590,84 +420,6 @@ class Tensor(Variable):
 
     # --- in place
 
-    def to_type(self, dtype: DTypeLike) -> Tensor:
-        """Cast this tensor in place; the cast is not recorded on the tape.
-
-        Args:
-            dtype: A constant of `singa.tensor`, "int" (int32), "float" (float32), or a NumPy dtype.
-
-        Returns:
-            This tensor.
-
-        Raises:
-            InvalidInput: `dtype` is not a dtype, or ONNX does not have it (SX316).
-            NotTraceable: A step is being recorded as a graph.
-            ValueError: A string does not contain a number.
-        """
-        self.data = self.device.backend.put(self.device.backend.get(self.data).astype(dtype_of(dtype)))
-        return self
-
-    def to_device(self, device: DeviceLike) -> Tensor:
-        """Move this tensor to a device, in place.
-
-        Args:
-            device: The device, or a name such as "CPU" or "CUDA"; None for the CPU.
-
-        Returns:
-            This tensor.
-
-        Raises:
-            DeviceUnavailable: The name is unknown, or this machine does not have the device.
-            NotTraceable: A step is being recorded as a graph, and the values are not known.
-        """
-        there = devices.resolve(device)
-        self._data = there.backend.put(self.device.backend.get(self.data))
-        self.device = there
-        return self
-
-    def to_host(self) -> Tensor:
-        """Move this tensor to the CPU, in place.
-
-        Returns:
-            This tensor.
-
-        Raises:
-            NotTraceable: A step is being recorded as a graph, and the values are not known.
-        """
-        return self.to_device(devices.default_device)
-
-    def set_value(self, x: Any, inplace: bool = True) -> Tensor:
-        """Fill with a number or an array; the tensor becomes a leaf.
-
-        Args:
-            x: A number, or an array whose shape broadcasts to that of this tensor; it is cast to the dtype.
-            inplace: Whether to fill this tensor; False to fill a copy.
-
-        Returns:
-            The tensor that was filled.
-
-        Raises:
-            InvalidInput: `x` is not of the kind of this tensor, or lists of several lengths (SX315).
-            OperatorError: The shape of `x` does not broadcast.
-        """
-        target = self if inplace else self.clone()
-        target._separate()
-        with tape.no_tape():
-            value = op.constant(values_for(op.dtype(target), x), op.dtype(target))
-            trace.assign(target, op.Expand(value, op.Shape(target)).raw)
-        target._become_leaf()
-        return target
-
-    def _separate(self) -> None:
-        """Before all values are replaced: give a result its own storage, which the tape and views of it then do not share."""
-        if trace.current() is None and not self.is_dummy():
-            self._data = self.device.backend.copy(self._data)
-
-    def _become_leaf(self) -> None:
-        """Make it a leaf, because all its values were replaced."""
-        provenance.forget(self)
-        self._creator = None
-
     def reset_like(self, t: Tensor) -> Tensor:
         """Replace the values in place by zeros of the shape, dtype and device of another tensor.
 
@@ -683,24 +435,6 @@ class Tensor(Variable):
         self.device = t.device
         self.data = t.device.backend.put(np.zeros(t.shape, op.dtype(t)))
         return self
-
-    def copy_from_numpy(self, array: Any, offset: int = 0) -> None:
-        """Write the values of an array, in row-major order; a tensor whose values are all written becomes a leaf.
-
-        A step that is recorded as a graph contains the values: every step writes them.
-
-        Args:
-            array: An array, or what NumPy converts to one; values are cast to the dtype of this tensor. Its shape may differ.
-            offset: The index of the first element to write.
-
-        Raises:
-            InvalidInput: The values are beyond the end, or without an offset, they are fewer than the elements (SX337); or some
-                elements of a tensor that an operator on the tape produced would be written (SX370); or the values are not of
-                the kind of this tensor, or lists of several lengths (SX315).
-        """
-        values = values_for(op.dtype(self), array)
-        self._check_count(values.size, offset)
-        self._write(op.constant(np.ascontiguousarray(values.reshape(-1), op.dtype(self))), offset)
 
     def copy_data(self, t: Tensor) -> None:
         """Write the values of another tensor, in row-major order; this tensor becomes a leaf.
@@ -737,108 +471,12 @@ class Tensor(Variable):
         self._check_count(_count(t.shape), offset)
         self._write(self._vector(t), offset)
 
-    def _check_count(self, count: int | None, offset: int) -> None:
-        size = _count(self.shape)
-        if count is None or size is None:  # in a step that is recorded with dynamic sizes
-            return
-        if offset + count > size or (not offset and count != size):
-            rule = f"at most {max(0, size - offset)}" if offset else str(size)
-            where = f"to write at {offset} of a tensor of shape {self.shape}"
-            raise InvalidInput(f"the number of values {where} must be {rule}, got {count}", code="SX337")
-
     def _vector(self, t: Tensor) -> Tensor:
         """The values of a tensor as a vector with the dtype of this tensor, and on its device."""
         if trace.current() is None:
             t = Tensor._of(self._here(t), self.device, False)
         with tape.no_tape():
             return op.Reshape(op.cast(t, self), [-1])
-
-    def _here(self, t: Tensor) -> Any:
-        return t._data if t.device is self.device else self.device.backend.put(t.device.backend.get(t._data))
-
-    def _write(self, values: Tensor, offset: int) -> None:
-        """Write a vector of this dtype to consecutive elements; a step that is recorded as a graph contains the write."""
-        count = _count(values.shape)
-        whole = count == _count(self.shape) or (count is None and not offset)
-        if not whole:
-            self._refuse_on_tape()
-        if trace.current() is not None:
-            with tape.no_tape():
-                if not whole:
-                    if count is None:
-                        raise trace.NotTraceable("a part of a tensor is replaced by values whose number is dynamic")
-                    flat, end = op.Reshape(self, [-1]), offset + count
-                    first, last = op.Slice(flat, [0], [offset], [0]), op.Slice(flat, [end], [self.size()], [0])
-                    values = op.Concat(first, values, last, axis=0)
-                trace.assign(self, op.Reshape(values, op.Shape(self)).raw)
-        else:
-            self._separate()
-            data, backend = self._data, self.device.backend
-            with backend.active():
-                flat = data.reshape(-1)
-            backend.write(flat, self._here(values), slice(offset, offset + values.size()))
-            if not data.flags.c_contiguous:  # then `flat` is a copy
-                backend.write(data, flat.reshape(data.shape))
-            self._version += 1
-            self._writes += 1
-            self._is_constant = False
-            provenance.forget(self)
-        if whole:
-            self._become_leaf()
-
-    def bernoulli(self, p: float, inplace: bool = True) -> Tensor:
-        """Fill with ones, with probability p, and zeros; the tensor becomes a leaf.
-
-        Args:
-            p: The probability of a one, in [0, 1].
-            inplace: Whether to fill this tensor; False to fill a copy. Numbers come from the random stream of its device.
-
-        Returns:
-            The tensor that was filled.
-        """
-        return self._filled("bernoulli", (p,), inplace)
-
-    def gaussian(self, mean: float, std: float, inplace: bool = True) -> Tensor:
-        """Fill with normally distributed random numbers, by the Box-Muller method; the tensor becomes a leaf.
-
-        Args:
-            mean: The mean of the distribution.
-            std: The standard deviation of the distribution.
-            inplace: Whether to fill this tensor; False to fill a copy. Numbers come from the random stream of its device.
-
-        Returns:
-            The tensor that was filled.
-        """
-        return self._filled("normal", (mean, std), inplace)
-
-    def uniform(self, low: float, high: float, inplace: bool = True) -> Tensor:
-        """Fill with uniformly distributed random numbers in [low, high); the tensor becomes a leaf.
-
-        Args:
-            low: The lower bound.
-            high: The upper bound.
-            inplace: Whether to fill this tensor; False to fill a copy. Numbers come from the random stream of its device.
-
-        Returns:
-            The tensor that was filled.
-        """
-        return self._filled("uniform", (low, high), inplace)
-
-    def _filled(self, how: str, numbers: tuple[float, ...], inplace: bool) -> Tensor:
-        target = self if inplace else self.clone()
-        dtype, a, b = op.dtype(target), numbers[0], numbers[-1]
-        with tape.no_tape():
-            if how == "uniform":
-                drawn = random.uniform(target.shape, target.device, np.float64 if dtype == np.float64 else np.float32)
-                value = op.Cast(op.Add(op.Mul(drawn, float(b - a)), float(a)), to=dtypes.onnx_code(dtype))
-            elif how == "normal":
-                value = random.normal(a, b, target.shape, target.device, dtype)
-            else:
-                value = random.bernoulli(a, target.shape, target.device, dtype)
-            target._separate()
-            trace.assign(target, value.raw)
-        target._become_leaf()
-        return target
 
     def add_column(self, v: Tensor) -> Tensor:
         """Add a vector to each column of this matrix in place: x[i, j] += v[i].
@@ -935,19 +573,6 @@ class Tensor(Variable):
             InvalidInput: An operator on the tape produced this tensor (SX370).
         """
         return self._with(op.Mul(self, v))
-
-    def _refuse_on_tape(self) -> None:
-        if self._on_tape():
-            what = f"{self.name or 'a tensor'}, which {self.creator.name} produced, must not be changed in place"
-            hint = "write `y = y + x` instead of `y += x`"
-            raise InvalidInput(f"{what}: its gradient would be wrong", code="SX370", hint=hint)
-
-    def _with(self, value: Tensor, *others: Any) -> Tensor:
-        self._refuse_on_tape()
-        link = provenance.changed(self, value, *others)
-        trace.assign(self, op.cast(value, self).raw)
-        self._origin = link
-        return self
 
     # --- operators
 
@@ -1064,39 +689,6 @@ class Tensor(Variable):
         return False if x is None else _compared("Equal", self, x)
 
 
-def _count(shape: Sequence[Any]) -> int | None:
-    """The number of elements; None if a size is dynamic."""
-    return math.prod(shape) if all(isinstance(d, int) for d in shape) else None
-
-
-def _from_device(data: Any, backend: Backend) -> Any:
-    """An array of any library that is on a GPU, as one of the device, and shared if it is there; other values as they are."""
-    with exchange(f"a {type(data).__name__}"):
-        ordinal = cuda_ordinal(data)
-        if ordinal is None:
-            return data
-        holder = resolve(f"CUDA:{ordinal}")
-        array = holder.adopt(data)
-    if not dtypes.known(array.dtype):
-        raise InvalidInput(f"the data of a tensor must be numbers, bool or strings, got {array.dtype}", code="SX315")
-    return array if str(holder) == str(backend) else backend.put(holder.get(array))
-
-
-@contextmanager
-def exchange(what: str) -> Iterator[None]:
-    """The context of a use of DLPack; raises NotExchangeable if the other side or NumPy refuses it."""
-    try:
-        yield
-    except trace.NotTraceable:
-        raise
-    except Exception as error:  # whatever the methods of another library raise
-        text, hint = (error.message, error.hint) if isinstance(error, SonnxError) else (str(error), "")
-        detail = " ".join(text.split())[:200]
-        raise NotExchangeable(
-            f"{what} cannot be passed through DLPack: {detail}", hint=hint or "convert it to a NumPy array"
-        ) from None
-
-
 def _reduced(name: str, t: Tensor, axis: int | Sequence[int] | None, keepdims: bool) -> Tensor:
     axes = None if axis is None else [axis] if isinstance(axis, (int, np.integer)) else list(axis)
     if axes == []:
@@ -1139,138 +731,6 @@ def _compared(name: str, a: Tensor, b: Any) -> Tensor:
     made = op.Cast(_binary(name, a, b), to=dtypes.onnx_code(op.dtype(a)))
     made._is_comparison = True
     return made
-
-
-def _is_array(value: Any) -> bool:
-    return isinstance(value, np.ndarray) or (hasattr(value, "shape") and hasattr(value, "dtype") and not np.isscalar(value))
-
-
-def array_of(value: Any) -> np.ndarray:
-    """Convert a value to an array of a dtype that ONNX has.
-
-    Args:
-        value: An array, whose dtype is kept; or a Python number, a string, or nested lists of them: floats become float32,
-            integers int32.
-
-    Returns:
-        The array, in native byte order; strings are objects.
-
-    Raises:
-        InvalidInput: The value is not an array of numbers, bool or strings, its lists have several lengths, or float32 or int32
-            cannot represent a number (SX315).
-    """
-    plain = not hasattr(value, "__array__") and not isinstance(value, np.generic)
-    try:
-        array = np.asarray(value)
-    except Exception as error:  # a list of lists of several lengths, or `__array__` of another library
-        detail = " ".join(str(error).split())[:200]
-        raise InvalidInput(
-            f"the data of a tensor must be an array or nested lists of one shape: {detail}", code="SX315"
-        ) from None
-    if plain and array.dtype.kind in "US":  # NumPy makes strings of numbers between strings
-        array = np.asarray(value, object)
-        if array.size and all(isinstance(v, bytes) for v in array.flat):
-            array = np.asarray(value)
-    if array.dtype.kind in "US" or (array.dtype == dtypes.STRING and all(isinstance(v, str) for v in array.flat)):
-        return array if array.dtype == dtypes.STRING else _texts(array)
-    if array.dtype == dtypes.STRING or not dtypes.known(array.dtype.newbyteorder("=")):
-        raise InvalidInput(f"the data of a tensor must be numbers, bool or strings, got {array.dtype}", code="SX315")
-    if plain and array.dtype.kind in "iuf" and array.dtype.itemsize == 8:
-        narrow = np.dtype(np.float32 if array.dtype.kind == "f" else np.int32)
-        with np.errstate(over="ignore"):
-            made = array.astype(narrow)
-        wrong = ~np.isfinite(made) & np.isfinite(array) if narrow.kind == "f" else made != array
-        if wrong.any():
-            hint = f"pass np.array(..., np.{array.dtype}), whose dtype is kept"
-            raise InvalidInput(
-                f"Python numbers become {narrow}, which cannot represent {array[wrong].flat[0]}", code="SX315", hint=hint
-            )
-        return made
-    return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
-
-
-def values_for(dtype: np.dtype[Any], values: Any) -> np.ndarray:
-    """Convert values to write into a tensor to an array.
-
-    Args:
-        dtype: The dtype of the tensor, to which the caller casts them.
-        values: An array, a number, or nested lists of numbers.
-
-    Returns:
-        The array, in its own dtype.
-
-    Raises:
-        InvalidInput: The values are lists of several lengths, or strings for a numeric tensor, or the reverse (SX315).
-    """
-    try:
-        array = np.asarray(values)
-    except Exception as error:  # lists of several lengths, or `__array__` of another library
-        detail = " ".join(str(error).split())[:200]
-        raise InvalidInput(f"values must be an array or nested lists of one shape: {detail}", code="SX315") from None
-    strings = array.dtype.kind in "US" or (array.dtype == dtypes.STRING and all(isinstance(v, str) for v in array.flat))
-    plain = array.dtype != dtypes.STRING and dtypes.known(array.dtype.newbyteorder("="))
-    if strings != (dtype == dtypes.STRING) or not (strings or plain):
-        raise InvalidInput(f"the values of a tensor of {dtype} cannot be {array.dtype}", code="SX315")
-    if not isinstance(values, (np.ndarray, np.generic)) and array.dtype == np.float64 and dtypes.is_float(dtype):
-        with np.errstate(over="ignore"):
-            beyond = np.isinf(array.astype(dtype).astype(np.float64)) & np.isfinite(array)
-        if beyond.any():
-            raise InvalidInput(f"a tensor of {dtype} cannot represent {array[beyond].flat[0]}", code="SX315")
-    return array
-
-
-def _texts(array: np.ndarray) -> np.ndarray:
-    try:
-        return (np.char.decode(array, "utf-8") if array.dtype.kind == "S" else array).astype(object)
-    except (UnicodeDecodeError, ValueError) as error:
-        raise InvalidInput(f"the data of a tensor must be UTF-8: {error}", code="SX315") from None
-
-
-_CODES: dict[int, Any] = {
-    float32: np.float32, float16: np.float16, int32: np.int32, char: np.int8, double: np.float64, uchar: np.uint8,
-    int64: np.int64, bool_: np.bool_,
-}  # fmt: skip
-
-
-def dtype_of(dtype: DTypeLike) -> np.dtype[Any]:
-    """Return the NumPy dtype that a constant, a name or an object means.
-
-    Args:
-        dtype: A constant of `singa.tensor`, "int" (int32), "float" (float32), or what NumPy converts to a dtype.
-
-    Returns:
-        The NumPy dtype.
-
-    Raises:
-        InvalidInput: `dtype` is not a dtype, or ONNX does not have it (SX316).
-    """
-    if isinstance(dtype, int) and not isinstance(dtype, bool) and dtype in _CODES:
-        found: np.dtype[Any] = np.dtype(_CODES[dtype])
-        return found
-    kind: Any = dtype
-    if isinstance(dtype, str) and dtype in ("int", "float"):
-        kind = np.int32 if dtype == "int" else np.float32
-    try:
-        found = np.dtype(kind)
-    except TypeError:
-        raise InvalidInput(
-            f"dtype must be a dtype, got {dtype!r}", code="SX316", hint="pass tensor.float32, or a NumPy dtype"
-        ) from None
-    if not dtypes.known(found):
-        raise InvalidInput(f"dtype must be an element type of ONNX, got {found}", code="SX316")
-    return found
-
-
-def code_of(dtype: np.dtype[Any]) -> Any:
-    """Return the constant of a NumPy dtype.
-
-    Args:
-        dtype: A NumPy dtype.
-
-    Returns:
-        The constant of `singa.tensor`, an int; the dtype itself if SINGA has no constant for it.
-    """
-    return next((code for code, known in _CODES.items() if np.dtype(known) == dtype), dtype)
 
 
 def to_numpy(t: Tensor) -> Any:

@@ -13,7 +13,7 @@ from singa_backend.errors import NoGradientWarning
 from singa_backend.ir.declaration import newest_declaration
 from singa_backend.ir.graph import Graph
 
-from .provenance import CHANGED, Leaf, Link, Origin
+from .provenance import CHANGED, Leaf, Link, RecordedCall
 from .tensor import Tensor
 
 
@@ -50,7 +50,7 @@ def zero_warning(parameters: list[Tensor]) -> NoGradientWarning:
     )
 
 
-def _read(origin: Origin) -> Iterator[tuple[Any, bool]]:
+def _read(origin: RecordedCall) -> Iterator[tuple[Any, bool]]:
     """What a call depends on, and whether through a gradient of zero."""
     if origin.graph is not None:
         names = _reached(origin.graph)

@@ -14,8 +14,9 @@ from singa_backend.errors import InvalidInput
 from singa_backend.passes.change_dtype import fitted
 
 from .._core import random, tape, trace
+from .._core.conversions import values_for
 from .._core.tape import Dummy
-from .._core.tensor import Tensor, op, values_for
+from .._core.tensor import Tensor, op
 from .._core.variable import linked
 from ..device import Device
 

@@ -35,7 +35,7 @@ from singa_backend.proto.schemas import newest, schemas
 from singa_backend.proto.values import sizes
 
 from .._core import provenance, tape, trace
-from .._core.provenance import CHANGED, Origin
+from .._core.provenance import CHANGED, RecordedCall
 from .._core.tensor import Tensor, op
 from .._core.trace import Trace
 from .._core.variable import tensor_list
@@ -394,7 +394,7 @@ class _Replay:
                 raise InvalidInput(text, code="SX359", hint="pass example inputs, which determine the rank")
             self.report.warnings.append(text)
 
-    def _do(self, call: Origin, args: list[Any]) -> Sequence[Any]:
+    def _do(self, call: RecordedCall, args: list[Any]) -> Sequence[Any]:
         """Write an operator with SINGA's names: nodes <Class>#<n>, values <node>:<output index>."""
         before = len(self.writer.builder.nodes)
         made = self._custom(call, args)
@@ -406,7 +406,7 @@ class _Replay:
             self.record.named(before, made, [f"{node}:{i}" for i in range(len(made))], node)
         return made
 
-    def _custom(self, call: Origin, args: list[Any]) -> Sequence[Any] | None:
+    def _custom(self, call: RecordedCall, args: list[Any]) -> Sequence[Any] | None:
         """Write an operator that is written in Python by its exporter; None for all others."""
         if call is CHANGED:
             raise InvalidInput(
@@ -595,7 +595,7 @@ def _finish(
         report.path = os.fspath(path)
 
 
-def _problem(text: str, call: Origin) -> UnsupportedModel:
+def _problem(text: str, call: RecordedCall) -> UnsupportedModel:
     return UnsupportedModel(text, code="SX208", operator=call.name, node=call.operator.name)
 
 

@@ -25,7 +25,8 @@ from singa_backend.ir.custom import CustomOperator
 from singa_backend.opsets.writer import OpsetWriter, type_string
 from singa_backend.proto.schemas import is_private, public_domain, schema_version, schemas, type_strings
 
-from .._core.tensor import Tensor, array_of, dtype_of
+from .._core.conversions import array_of, dtype_of
+from .._core.tensor import Tensor
 from .types import OptionalType, SequenceType, TensorType, ValueType, difference, from_proto, widened
 
 

@@ -28,6 +28,7 @@ from singa_backend.proto.values import Value, declared_type
 from singa_backend.runtime.failures import rule_errors
 
 from .._core import provenance, random, tape, trace
+from .._core.node import Node as TapeNode
 from .._core.tensor import Tensor, op
 from .._core.variable import Member
 from ..device import Device, DeviceLike
@@ -291,7 +292,7 @@ class Imported:
             with rule_errors(node.op_type, node=node.name, opset=node.opset, version=node.version):
                 made = self.visit(op, node, values, here, training)
             for y in made:
-                if isinstance(y, Tensor) and isinstance(y._creator, tape.Node):
+                if isinstance(y, Tensor) and isinstance(y._creator, TapeNode):
                     y._creator.node = y._creator.node or node.name
             if current is None:
                 return made

@@ -29,8 +29,9 @@ from singa_backend.proto.schemas import newest_taken
 
 from .._autograd import losses
 from .._core import tape, trace
+from .._core.conversions import dtype_of
 from .._core.coverage import watch_gradients
-from .._core.tensor import Tensor, dtype_of, op
+from .._core.tensor import Tensor, op
 from .._core.trace import Trace
 from ..model import Model
 from ..opt import SGD, DistOpt, Optimizer

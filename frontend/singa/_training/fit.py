@@ -199,6 +199,33 @@ def loop(
     return history
 
 
+class _Ended(Exception):
+    """A callback of `fit` ends the training before the last epoch."""
+
+
+def _after_step(
+    callbacks: Sequence[Callable[[History], Any]], received: Sequence[Any], epochs: int | None
+) -> Callable[[Position], None]:
+    """What `fit` does after each step and each epoch; `epochs` is None if it prints no lines."""
+
+    def reached(place: Position) -> None:
+        if not place.batch:
+            if epochs is not None:
+                print(_epoch_line(place.epoch, epochs, place.history))
+            if sum(answer is True or answer is np.True_ for answer in [ask(place.history) for ask in callbacks]):
+                raise _Ended
+        if received:
+            raise KeyboardInterrupt
+
+    return reached
+
+
+def _epoch_line(epoch: int, epochs: int, history: History) -> str:
+    """The line that `fit` prints after an epoch."""
+    seen = history.validation[-1].items() if history.validation else ()
+    return ", ".join([f"epoch {epoch}/{epochs}: loss {history.epochs[-1]:.6g}", *(f"validation {n} {v:.6g}" for n, v in seen)])
+
+
 def outcome(made: Any) -> tuple[Any, Tensor]:
     """The output, or None, and the loss that a step has returned; raises InvalidInput for other results."""
     out, loss = made if isinstance(made, (list, tuple)) and len(made) == 2 else (None, made)

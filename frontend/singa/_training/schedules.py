@@ -11,7 +11,8 @@ from typing_extensions import override
 
 from singa_backend import dtypes
 
-from .._core.tensor import Tensor, float32, op
+from .._core.conversions import float32
+from .._core.tensor import Tensor, op
 
 
 class DecayScheduler:

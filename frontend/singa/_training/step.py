@@ -1,0 +1,188 @@
+"""A training step that is recorded as one ONNX graph, and its run on the tensors of a model."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from typing import Any
+
+import numpy as np
+
+from singa_backend import limits
+from singa_backend.ir.graph import Node
+from singa_backend.ir.reader import read
+from singa_backend.kernels.options import options as plan_options
+from singa_backend.opsets.model import to_model
+from singa_backend.runtime.executor import Observer
+from singa_backend.runtime.executor import Path as NodePath
+from singa_backend.session import Session
+
+from .._core import provenance, trace
+from .._core.tensor import Tensor, op
+from .._core.trace import Trace
+from .._core.variable import Variable
+from ..device import default_device
+
+
+def _form(x: Any, seen: dict[int, int]) -> Any:
+    """The key of an argument that selects the graph: dtype, shape and kind of a tensor, the value of anything else.
+
+    Args:
+        x: The argument.
+        seen: The tensors so far: a step whose target is its input differs from a step with two tensors.
+    """
+    if isinstance(x, Tensor):
+        kind = (x.requires_grad, x.stores_grad, x._without_graph)
+        return (Tensor, x._data.dtype, x._data.shape, kind, seen.setdefault(id(x), len(seen)))
+    if isinstance(x, (list, tuple)):
+        return (type(x), tuple(_form(v, seen) for v in x))
+    if isinstance(x, dict):
+        return (type(x), tuple((n, _form(v, seen)) for n, v in x.items()))
+    if isinstance(x, np.ndarray):  # its repr omits the middle
+        return (np.ndarray, x.dtype, x.shape, x.tobytes())
+    return (type(x), repr(x))
+
+
+class Step:
+    """A training step as one ONNX graph, bound to the tensors that it reads and writes.
+
+    Args:
+        step: The function to record.
+        args: Its positional arguments; the Tensors in them become inputs of the graph.
+        kwargs: Its keyword arguments; the Tensors in them become inputs of the graph.
+
+    Attributes:
+        onnx: The step as a ModelProto.
+        graph: The step as a Graph of `singa_backend`.
+        device: The device on which it runs.
+
+    Raises:
+        NotTraceable: The step reads values of tensors in Python, or calls an operator that is written in Python.
+    """
+
+    def __init__(self, step: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        tensors = _tensors((args, kwargs))
+        self.device = next((t.device for t in tensors if not t._follows_device), default_device)
+        record = Trace(op.opset)
+        shadows: dict[int, Tensor] = {}
+        for i, t in enumerate(tensors):
+            symbol = record.input(f"input_{i}", trace.type_of(t), trace.value_of(t))
+            shadow = Tensor._of(symbol, t.device, t.requires_grad)
+            shadow.stores_grad, shadow._without_graph = t.stores_grad, t._without_graph
+            shadows[id(t)] = shadow
+        with trace.recording(record):
+            result = step(*_replaced(args, shadows), **_replaced(kwargs, shadows))
+            self._result = result
+            made = [trace.value(t) for t in _tensors(result)]
+        self._settings = list(record.settings.values())
+        self._shadows = list(shadows.values())
+        self._writes, self._invalidated = list(record.assigned.values()), record.invalidated
+        self._reads = [t for t, _ in record.inputs]
+        outputs = [*made, *(record.value(t) for t in self._writes)]
+        self.onnx = to_model(record.writer, "step", outputs)
+        record.writer.builder.forget_examples()  # the results keep the builder
+        self.graph = read(self.onnx)
+        self._session = Session(self.graph, self.device.backend, plan_options(), limits.Limits())
+        self._forward = record.forward
+
+    def forget_plan(self) -> None:
+        """Free the memory of the plan; the next run makes it again."""
+        self._session.forget_plans()
+
+    def holds(self) -> bool:
+        """Whether the settings that the step has read in Python, such as the momentum of an optimizer, are unchanged.
+
+        Returns:
+            False if the step must be recorded again.
+        """
+        return all(ask() == was for ask, was in self._settings)
+
+    def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run the graph, and write the values that the step assigns to tensors.
+
+        Args:
+            args: The positional arguments of the step, with Tensors of the recorded shapes and dtypes.
+            kwargs: The keyword arguments of the step.
+
+        Returns:
+            The results of the step, with new Tensors.
+
+        Raises:
+            OperatorError: A node cannot compute with its inputs.
+            ResourceExhausted: A limit was exceeded.
+        """
+        inputs = {id(t): t for t in _tensors((args, kwargs))}
+        stream = self.device._stream
+        draws = any(t is stream.state for t in self._reads)
+        with stream.lock if draws else contextlib.nullcontext():  # another thread may draw from the same stream
+            values = [self._here(t) for t in (*inputs.values(), *self._reads)]
+            watch = self._watch() if self.device.verbosity and self.device._times.measures else None
+            made = self._session.run(values, observer=watch)
+            n = len(made) - len(self._writes)
+            for t, new in zip(self._writes, made[n:], strict=True):
+                trace.assign(t, new if t.device is self.device else self.device.backend.get(new), id(t) in self._invalidated)
+        results: dict[int, Tensor] = {}
+        for t, v in zip(_tensors(self._result), made, strict=False):
+            results[id(t)] = Tensor._of(v, self.device, t.requires_grad)
+            results[id(t)]._without_graph = t._without_graph
+        provenance.record(list(results.values()), "a step", self._again, list(inputs.values()))
+        return _replaced(self._result, results)
+
+    def _watch(self) -> Observer:
+        """An observer that measures the nodes of the step."""
+        device, forward = self.device, self._forward
+        last = time.perf_counter()
+
+        def see(node: Node, inputs: list[Any], outputs: list[Any], path: NodePath) -> None:
+            nonlocal last
+            if any(outer.function is None for outer, _ in path):  # of a subgraph: part of the node that has it
+                return
+            device.Sync()
+            now = time.perf_counter()
+            name = path[0][0].name if path else node.name
+            device._times.add(node.op_type, now - last, forward is not None and name not in forward)
+            last = time.perf_counter()
+
+        return see
+
+    def _here(self, t: Variable) -> Any:
+        """The value of a tensor on the device of the step; the random state and tensors made of constants are on the host."""
+        return t._data if t.device is self.device else self.device.backend.put(t.device.backend.get(t._data))
+
+    def _again(self, xs: list[Any], training: bool) -> list[Any]:
+        """The results of the step, replayed from the provenance of its recording; for `to_onnx`."""
+        given = {id(shadow): x for shadow, x in zip(self._shadows, xs, strict=True)}
+        return provenance.replay(_tensors(self._result), given, {}, lambda call, args: call.replay(args, training))
+
+
+def _tensors(value: Any) -> list[Tensor]:
+    """The tensors in nested tuples, lists and dicts, each once, in order."""
+    found: dict[int, Tensor] = {}
+
+    def look(v: Any) -> None:
+        if isinstance(v, Tensor):
+            found.setdefault(id(v), v)
+        elif isinstance(v, dict):
+            for x in v.values():
+                look(x)
+        elif isinstance(v, (list, tuple)):
+            for x in v:
+                look(x)
+
+    look(value)
+    return list(found.values())
+
+
+def _rebuilt(value: Any, change: Any) -> Any:
+    if isinstance(value, Tensor):
+        return change(value)
+    if isinstance(value, dict):
+        return {k: _rebuilt(v, change) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        parts = [_rebuilt(v, change) for v in value]
+        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
+    return value
+
+
+def _replaced(value: Any, by: dict[int, Tensor]) -> Any:
+    return _rebuilt(value, lambda t: by.get(id(t), t))
