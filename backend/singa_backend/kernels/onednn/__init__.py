@@ -81,6 +81,7 @@ from .constants import (
     scales_arg,
     zero_points_arg,
 )
+from .elementwise import binary, eltwise, prelu, sum_
 from .loading import (
     Library,
     OneDnnError,
@@ -101,34 +102,11 @@ from .memory import (
     MemoryDesc,
     supported,
 )
-from .primitives import (
-    Bound,
-    Primitive,
-    batch_normalization,
-    binary,
-    bind,
-    concat,
-    convolution,
-    deconvolution,
-    eltwise,
-    gru,
-    inner_product,
-    layer_normalization,
-    lrn,
-    lstm,
-    matmul,
-    pooling,
-    prelu,
-    reduction,
-    reorder,
-    resampling,
-    rnn,
-    shuffle,
-    single_threaded,
-    softmax,
-    sum_,
-    threads_of,
-)
+from .movement import concat, shuffle
+from .normalization import batch_normalization, layer_normalization, lrn, softmax
+from .primitives import Bound, Primitive, bind, reorder, single_threaded, threads_of
+from .products import convolution, deconvolution, gru, inner_product, lstm, matmul, rnn
+from .windows import pooling, reduction, resampling
 
 __all__ = [
     "BIAS",
