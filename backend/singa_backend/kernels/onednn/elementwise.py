@@ -23,21 +23,8 @@ def eltwise(
 ) -> Primitive:
     """A function of each element.  "relu" turns NaN into 0.
 
-    Args:
-        src: the input.
-        dst: the output, of the same shape; it may be the same memory.
-        algorithm: the name of the function, a key of `constants.ELTWISE`.
-        alpha: its first parameter.
-        beta: its second parameter.
-        attributes: post-ops, scales and mode; a binary post-op makes it slow: begin such a chain with `binary`.
-        prop: "inference" or "training".
-        allow_reference: accept slow reference code.
-
-    Returns:
-        The primitive.
-
-    Raises:
-        Unimplemented: oneDNN has no fast code for it.
+    * dst: the output, of the same shape; it may be the same memory.
+    * attributes: post-ops, scales and mode; a binary post-op makes it slow: begin such a chain with `binary`.
     """
     return create(
         "eltwise_forward",
@@ -64,20 +51,11 @@ def binary(
 ) -> Primitive:
     """A function of two tensors.
 
-    Args:
-        a: the first tensor.
-        b: the second tensor, of the same rank; axes of size 1 are broadcast.
-        dst: the output.
-        algorithm: the name of the function, a key of `constants.BINARY`.
-        attributes: post-ops, scales and mode.
-        allow_reference: accept slow reference code.
+    * a: the first tensor.
+    * b: the second tensor, of the same rank; axes of size 1 are broadcast.
 
-    Returns:
-        The primitive.
-
-    Raises:
-        Unimplemented: oneDNN has no fast code for it, or only code that is wrong: version 3.2 reads the operand of a post-op
-            with one value for each channel at wrong places if there are several samples, and all other axes have size 1.
+    Unimplemented also if oneDNN has only code that is wrong: version 3.2 reads the operand of a post-op with one value for each
+    channel at wrong places if there are several samples, and all other axes have size 1.
     """
     shape, operands = dst.shape, attributes.operands if attributes is not None else []
     flat = len(shape) > 2 and shape[0] > 1 < shape[1] and set(shape[2:]) == {1}
@@ -106,19 +84,7 @@ def prelu(
 ) -> Primitive:
     """Negative elements multiplied with weights (ONNX's PRelu).
 
-    Args:
-        src: the input.
-        weights: the slopes, of the same rank; axes of size 1 are broadcast.
-        dst: the output.
-        attributes: post-ops, scales and mode.
-        prop: "inference" or "training".
-        allow_reference: accept slow reference code.
-
-    Returns:
-        The primitive.
-
-    Raises:
-        Unimplemented: oneDNN has no fast code for it.
+    * weights: the slopes, of the same rank; axes of size 1 are broadcast.
     """
     return create(
         "prelu_forward",
@@ -142,18 +108,8 @@ def sum_(
 ) -> Primitive:
     """A weighted sum of tensors of one shape; source i is argument MULTIPLE_SRC + i.
 
-    Args:
-        dst: the output, which may be the memory of source 0; None to choose its layout (`query`).
-        scales: the factor of each input.
-        srcs: the inputs.
-        attributes: post-ops, scales and mode.
-        allow_reference: accept slow reference code.
-
-    Returns:
-        The primitive.
-
-    Raises:
-        Unimplemented: oneDNN has no fast code for it.
+    * dst: the output, which may be the memory of source 0; None to choose its layout (`query`).
+    * scales: the factor of each input.
     """
     return create(
         "sum",

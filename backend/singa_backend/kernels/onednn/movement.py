@@ -20,18 +20,7 @@ def concat(
 ) -> Primitive:
     """Tensors joined along an axis; source i is argument MULTIPLE_SRC + i.
 
-    Args:
-        dst: the output; None to choose its layout (`query`).
-        axis: the axis.
-        srcs: the inputs.
-        attributes: post-ops, scales and mode.
-        allow_reference: accept slow reference code.
-
-    Returns:
-        The primitive.
-
-    Raises:
-        Unimplemented: oneDNN has no fast code for it.
+    * dst: the output; None to choose its layout (`query`).
     """
     return create(
         "concat",
@@ -57,20 +46,8 @@ def shuffle(
 ) -> Primitive:
     """An axis split into (group_size, rest) and transposed: a shuffle of channels.
 
-    Args:
-        src: the input.
-        dst: the output, of the same shape.
-        axis: the axis.
-        group_size: the size of the first part; it divides that of the axis.
-        attributes: post-ops, scales and mode.
-        prop: "inference" or "training".
-        allow_reference: accept slow reference code.
-
-    Returns:
-        The primitive.
-
-    Raises:
-        Unimplemented: oneDNN has no fast code for it.
+    * dst: the output, of the same shape.
+    * group_size: the size of the first part; it divides that of the axis.
     """
     return create(
         "shuffle_forward",

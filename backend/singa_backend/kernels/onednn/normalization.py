@@ -22,20 +22,9 @@ def batch_normalization(
 ) -> Primitive:
     """A normalization of each channel, over all other axes.
 
-    Args:
-        src: (batch, channels, *sizes).
-        dst: (batch, channels, *sizes).
-        epsilon: is added to the variance.
-        flags: USE_GLOBAL_STATS (mean and variance are inputs), USE_SCALE, USE_SHIFT, FUSE_NORM_RELU, FUSE_NORM_ADD_RELU.
-        attributes: post-ops, scales and mode.
-        prop: "inference" or "training".
-        allow_reference: accept slow reference code.
-
-    Returns:
-        The primitive.
-
-    Raises:
-        Unimplemented: oneDNN has no fast code for it.
+    * src: (batch, channels, *sizes).
+    * dst: (batch, channels, *sizes).
+    * flags: USE_GLOBAL_STATS (mean and variance are inputs), USE_SCALE, USE_SHIFT, FUSE_NORM_RELU, FUSE_NORM_ADD_RELU.
     """
     return create(
         "batch_normalization_forward",
@@ -63,21 +52,13 @@ def layer_normalization(
 ) -> Primitive:
     """A normalization over the last axis.
 
-    Args:
-        src: (*batch, features).
-        dst: (*batch, features).
-        epsilon: is added to the variance.
-        flags: USE_SCALE, USE_SHIFT, USE_GLOBAL_STATS.
-        stat: (*batch), mean and variance; None for C order.
-        attributes: post-ops, scales and mode.
-        prop: "inference" or "training"; the latter writes mean and variance.
-        allow_reference: accept slow reference code.
+    * src: (*batch, features).
+    * dst: (*batch, features).
+    * flags: USE_SCALE, USE_SHIFT, USE_GLOBAL_STATS.
+    * stat: (*batch), mean and variance; None for C order.
+    * prop: "inference" or "training"; the latter writes mean and variance.
 
-    Returns:
-        The primitive.
-
-    Raises:
-        Unimplemented: oneDNN has no fast code for it, or there are gaps between the features, which its code reads and writes.
+    Unimplemented also if there are gaps between the features, which its code reads and writes.
     """
     for md in (src, dst):
         if md.nbytes and md.nbytes != math.prod(md.shape) * md.dtype.itemsize:
@@ -111,23 +92,13 @@ def lrn(
 ) -> Primitive:
     """A local response normalization, with ONNX's alpha.
 
-    Args:
-        src: (batch, channels, *sizes).
-        dst: (batch, channels, *sizes).
-        size: the number of elements that are summed.
-        alpha: the factor of the sum of squares.
-        beta: the exponent.
-        k: is added to the sum.
-        algorithm: "across_channels" or "within_channel".
-        attributes: post-ops, scales and mode.
-        prop: "inference" or "training".
-        allow_reference: accept slow reference code.
-
-    Returns:
-        The primitive.
-
-    Raises:
-        Unimplemented: oneDNN has no fast code for it.
+    * src: (batch, channels, *sizes).
+    * dst: (batch, channels, *sizes).
+    * size: the number of elements that are summed.
+    * alpha: the factor of the sum of squares.
+    * beta: the exponent.
+    * k: is added to the sum.
+    * algorithm: "across_channels" or "within_channel".
     """
     return create(
         "lrn_forward",
@@ -157,20 +128,9 @@ def softmax(
 ) -> Primitive:
     """A softmax along one axis, which should be the innermost in memory.
 
-    Args:
-        src: the logits.
-        dst: the probabilities, of the same shape.
-        axis: the axis.
-        log: return the logarithm.
-        attributes: post-ops, scales and mode.
-        prop: "inference" or "training".
-        allow_reference: accept slow reference code.
-
-    Returns:
-        The primitive.
-
-    Raises:
-        Unimplemented: oneDNN has no fast code for it.
+    * src: the logits.
+    * dst: the probabilities, of the same shape.
+    * log: return the logarithm.
     """
     return create(
         "softmax_forward",

@@ -3,10 +3,27 @@
 Numbers are oneDNN's: a dilation of 0 is a dense window (ONNX's dilation minus 1); paddings are of the spatial axes, in elements;
 the weights of a convolution with groups have the shape (groups, outputs / groups, inputs / groups, *window).
 
-Every function has the parameters `attributes` (None for none) and `allow_reference`, and raises `Unimplemented` if oneDNN refuses
-the descriptors, if it has only its slow reference code for them (unless `allow_reference`), or if it would compute a product of
-int8 values without the instructions that make it exact (VNNI, AMX): other code saturates sums of pairs in 16 bits.  The recurrent
-primitives have no `allow_reference`: what oneDNN 3.2 names "ref" there are its fast products and generated gates.
+Each function returns the primitive.  It raises `Unimplemented` if oneDNN refuses the descriptors, if it has only its slow
+reference code for them (unless `allow_reference`), or if it would compute a product of int8 values without the instructions that
+make it exact (VNNI, AMX): other code saturates sums of pairs in 16 bits.  The recurrent primitives have no `allow_reference`:
+what oneDNN 3.2 names "ref" there are its fast products and generated gates.
+
+Their parameters are descriptors and numbers.  The functions document only what differs from this list:
+
+* src, srcs, weights, dst: the descriptors of the inputs and of the output.
+* diff_src, diff_weights, diff_bias, diff_dst: the descriptors of the gradients of these.
+* attributes: post-ops, scales and mode; None for none.
+* prop: "inference" or "training".
+* algorithm: a key of the table of `constants` for this kind; in `backward`, that of the forward primitive.
+* allow_reference: accept slow reference code.
+* kernel, strides: the sizes and the steps of a window.
+* dilations: the gaps within the window; 0 for a dense one.
+* pads_begin, pads_end: the padding before and after each spatial axis.
+* epsilon: is added to a variance.  flags: of a normalization.  alpha, beta: the parameters of an activation.
+* hint: the forward primitive, created with prop "training".
+* src_layer: (time, batch, inputs).  dst_layer: (time, batch, hidden), or twice hidden if both directions are concatenated.
+* src_iter: the first state, (1, directions, batch, hidden), or None for 0.  dst_iter: the last state, or None.
+* direction: "left2right", "right2left", "bidirectional_concat" or "bidirectional_sum".
 """
 
 from __future__ import annotations
@@ -382,17 +399,8 @@ def reorder(
 ) -> Primitive:
     """A copy into another layout or element type.
 
-    Args:
-        src: the source, argument FROM.
-        dst: the destination, argument TO.
-        attributes: post-ops, scales and mode.
-        allow_reference: accept slow reference code.
-
-    Returns:
-        The primitive.
-
-    Raises:
-        Unimplemented: oneDNN has no fast code for it.
+    * src: the source, argument FROM.
+    * dst: the destination, argument TO.
     """
     engine = needed().engine
     return create("reorder", src, engine, dst, engine, attributes=attributes, allow_reference=allow_reference)

@@ -27,25 +27,11 @@ def convolution(
 ) -> Primitive:
     """A convolution (ONNX's Conv).
 
-    Args:
-        src: (batch, channels, *sizes).
-        weights: (outputs, channels, *window), or with groups (groups, outputs / groups, channels / groups, *window).
-        bias: (outputs,), or None.
-        dst: (batch, outputs, *sizes).
-        strides: the steps of the window.
-        dilations: the gaps within the window; 0 for a dense one.
-        pads_begin: the padding before each axis.
-        pads_end: the padding after each axis.
-        attributes: post-ops, scales and mode.
-        prop: "inference" or "training".
-        algorithm: "direct", "winograd" or "auto".
-        allow_reference: accept slow reference code.
-
-    Returns:
-        The primitive.
-
-    Raises:
-        Unimplemented: oneDNN has no fast and exact code for it.
+    * src: (batch, channels, *sizes).
+    * weights: (outputs, channels, *window), or with groups (groups, outputs / groups, channels / groups, *window).
+    * bias: (outputs,), or None.
+    * dst: (batch, outputs, *sizes).
+    * algorithm: "direct", "winograd" or "auto".
     """
     return create(
         "convolution_forward",
@@ -80,25 +66,11 @@ def deconvolution(
 ) -> Primitive:
     """A transposed convolution (ONNX's ConvTranspose, whose weights have their first two axes exchanged).
 
-    Args:
-        src: (batch, channels, *sizes).
-        weights: (outputs, channels, *window), or with groups (groups, outputs / groups, channels / groups, *window).
-        bias: (outputs,), or None.
-        dst: (batch, outputs, *sizes).
-        strides: the steps of the window.
-        dilations: the gaps within the window; 0 for a dense one.
-        pads_begin: the padding before each axis.
-        pads_end: the padding after each axis.
-        algorithm: "direct" or "winograd".
-        attributes: post-ops, scales and mode.
-        prop: "inference" or "training".
-        allow_reference: accept slow reference code.
-
-    Returns:
-        The primitive.
-
-    Raises:
-        Unimplemented: oneDNN has no fast and exact code for it.
+    * src: (batch, channels, *sizes).
+    * weights: (outputs, channels, *window), or with groups (groups, outputs / groups, channels / groups, *window).
+    * bias: (outputs,), or None.
+    * dst: (batch, outputs, *sizes).
+    * algorithm: "direct" or "winograd".
     """
     return create(
         "deconvolution_forward",
@@ -127,19 +99,10 @@ def matmul(
 ) -> Primitive:
     """A product of matrices, or of batches of them (ONNX's MatMul).
 
-    Args:
-        src: (*batch, m, k).
-        weights: (*batch, k, n); axes of the batch have size 1 where they are broadcast.
-        bias: of the rank of dst, (1, n), or None.
-        dst: (*batch, m, n).
-        attributes: post-ops, scales and mode.
-        allow_reference: accept slow reference code.
-
-    Returns:
-        The primitive.
-
-    Raises:
-        Unimplemented: oneDNN has no fast and exact code for it.
+    * src: (*batch, m, k).
+    * weights: (*batch, k, n); axes of the batch have size 1 where they are broadcast.
+    * bias: of the rank of dst, (1, n), or None.
+    * dst: (*batch, m, n).
     """
     return create(
         "matmul",
@@ -166,20 +129,10 @@ def inner_product(
 ) -> Primitive:
     """A product with transposed weights (ONNX's Gemm with transB).
 
-    Args:
-        src: (batch, *features).
-        weights: (outputs, *features).
-        bias: (outputs,), or None.
-        dst: (batch, outputs).
-        attributes: post-ops, scales and mode.
-        prop: "inference" or "training".
-        allow_reference: accept slow reference code.
-
-    Returns:
-        The primitive.
-
-    Raises:
-        Unimplemented: oneDNN has no fast and exact code for it.
+    * src: (batch, *features).
+    * weights: (outputs, *features).
+    * bias: (outputs,), or None.
+    * dst: (batch, outputs).
     """
     return create(
         "inner_product_forward",
@@ -214,27 +167,13 @@ def lstm(
 ) -> Primitive:
     """An LSTM; its gates have the order input, forget, cell, output (ONNX's: input, output, forget, cell).
 
-    Args:
-        src_layer: (time, batch, inputs).
-        src_iter: the first state, (1, directions, batch, hidden), or None for 0.
-        src_iter_c: the first cells, (1, directions, batch, hidden), or None for 0.
-        weights_layer: (1, directions, inputs, 4, hidden).
-        weights_iter: (1, directions, hidden, 4, hidden).
-        bias: (1, directions, 4, hidden), or None.
-        dst_layer: (time, batch, hidden), or twice hidden if both directions are concatenated.
-        dst_iter: the last state, or None.
-        dst_iter_c: the last cells, or None.
-        direction: "left2right", "right2left", "bidirectional_concat" or "bidirectional_sum".
-        peephole: (1, directions, 3, hidden), or None.
-        projection: (1, directions, hidden, outputs), or None.
-        attributes: post-ops, scales and mode.
-        prop: "inference" or "training".
-
-    Returns:
-        The primitive.
-
-    Raises:
-        Unimplemented: oneDNN has no fast and exact code for it.
+    * src_iter_c: the first cells, (1, directions, batch, hidden), or None for 0.
+    * weights_layer: (1, directions, inputs, 4, hidden).
+    * weights_iter: (1, directions, hidden, 4, hidden).
+    * bias: (1, directions, 4, hidden), or None.
+    * dst_iter_c: the last cells, or None.
+    * peephole: (1, directions, 3, hidden), or None.
+    * projection: (1, directions, hidden, outputs), or None.
     """
     return create(
         "lstm_forward",
@@ -275,24 +214,10 @@ def gru(
 ) -> Primitive:
     """A GRU; its gates have the order update, reset, output (ONNX's z, r, h).
 
-    Args:
-        src_layer: (time, batch, inputs).
-        src_iter: the first state, (1, directions, batch, hidden), or None for 0.
-        weights_layer: (1, directions, inputs, 3, hidden).
-        weights_iter: (1, directions, hidden, 3, hidden).
-        bias: (1, directions, 3, hidden), with `linear_before_reset` 4 (the last is that of the recurrent output gate), or None.
-        dst_layer: (time, batch, hidden), or twice hidden if both directions are concatenated.
-        dst_iter: the last state, or None.
-        linear_before_reset: apply the reset gate after the product, as in ONNX.
-        direction: "left2right", "right2left", "bidirectional_concat" or "bidirectional_sum".
-        attributes: post-ops, scales and mode.
-        prop: "inference" or "training".
-
-    Returns:
-        The primitive.
-
-    Raises:
-        Unimplemented: oneDNN has no fast and exact code for it.
+    * weights_layer: (1, directions, inputs, 3, hidden).
+    * weights_iter: (1, directions, hidden, 3, hidden).
+    * bias: (1, directions, 3, hidden), with `linear_before_reset` 4 (the last is that of the recurrent output gate), or None.
+    * linear_before_reset: apply the reset gate after the product, as in ONNX.
     """
     return create(
         "lbr_gru_forward" if linear_before_reset else "gru_forward",
@@ -331,26 +256,12 @@ def rnn(
 ) -> Primitive:
     """A simple recurrent network.
 
-    Args:
-        src_layer: (time, batch, inputs).
-        src_iter: the first state, (1, directions, batch, hidden), or None for 0.
-        weights_layer: (1, directions, inputs, 1, hidden).
-        weights_iter: (1, directions, hidden, 1, hidden).
-        bias: (1, directions, 1, hidden), or None.
-        dst_layer: (time, batch, hidden), or twice hidden if both directions are concatenated.
-        dst_iter: the last state, or None.
-        activation: "relu", "tanh" or "logistic".
-        direction: "left2right", "right2left", "bidirectional_concat" or "bidirectional_sum".
-        alpha: the slope of relu for negative values.
-        beta: the second parameter of the activation.
-        attributes: post-ops, scales and mode.
-        prop: "inference" or "training".
-
-    Returns:
-        The primitive.
-
-    Raises:
-        Unimplemented: oneDNN has no fast and exact code for it.
+    * weights_layer: (1, directions, inputs, 1, hidden).
+    * weights_iter: (1, directions, hidden, 1, hidden).
+    * bias: (1, directions, 1, hidden), or None.
+    * activation: "relu", "tanh" or "logistic".
+    * alpha: the slope of relu for negative values.
+    * beta: the second parameter of the activation.
     """
     return create(
         "vanilla_rnn_forward",

@@ -26,24 +26,9 @@ def pooling(
 ) -> Primitive:
     """A pooling.  The maximum skips NaN, where NumPy propagates it.
 
-    Args:
-        src: (batch, channels, *sizes).
-        dst: (batch, channels, *sizes).
-        algorithm: "max", "avg_include_padding" or "avg_exclude_padding".
-        kernel: the sizes of the window.
-        strides: the steps of the window.
-        dilations: the gaps within the window; 0 for a dense one.
-        pads_begin: the padding before each axis.
-        pads_end: the padding after each axis.
-        attributes: post-ops, scales and mode.
-        prop: "inference" or "training".
-        allow_reference: accept slow reference code.
-
-    Returns:
-        The primitive.
-
-    Raises:
-        Unimplemented: oneDNN has no fast code for it.
+    * src: (batch, channels, *sizes).
+    * dst: (batch, channels, *sizes).
+    * algorithm: "max", "avg_include_padding" or "avg_exclude_padding".
     """
     return create(
         "pooling_forward",
@@ -70,20 +55,9 @@ def reduction(
 ) -> Primitive:
     """A reduction of some axes.
 
-    Args:
-        src: the input.
-        dst: the output, of the same rank; reduced axes have size 1.
-        algorithm: the name of the function, a key of `constants.REDUCTION`.
-        p: the order of a norm.
-        epsilon: the term or the bound of a norm.
-        attributes: post-ops, scales and mode.
-        allow_reference: accept slow reference code.
-
-    Returns:
-        The primitive.
-
-    Raises:
-        Unimplemented: oneDNN has no fast code for it.
+    * dst: the output, of the same rank; reduced axes have size 1.
+    * p: the order of a norm.
+    * epsilon: the term or the bound of a norm.
     """
     return create(
         "reduction",
@@ -110,20 +84,10 @@ def resampling(
 ) -> Primitive:
     """A resize with half pixels.
 
-    Args:
-        src: (batch, channels, *sizes).
-        dst: (batch, channels, *sizes).
-        algorithm: "nearest" or "linear".
-        factors: the ratio of the sizes for each spatial axis; None to compute it from the sizes.
-        attributes: post-ops, scales and mode.
-        prop: "inference" or "training".
-        allow_reference: accept slow reference code.
-
-    Returns:
-        The primitive.
-
-    Raises:
-        Unimplemented: oneDNN has no fast code for it.
+    * src: (batch, channels, *sizes).
+    * dst: (batch, channels, *sizes).
+    * algorithm: "nearest" or "linear".
+    * factors: the ratio of the sizes for each spatial axis; None to compute it from the sizes.
     """
     return create(
         "resampling_forward",
