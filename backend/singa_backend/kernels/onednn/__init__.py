@@ -8,20 +8,7 @@
 Nothing is loaded before the first call of `library` or of anything that needs it.
 """
 
-from .backward import (
-    batch_normalization_backward,
-    convolution_backward_data,
-    convolution_backward_weights,
-    deconvolution_backward_data,
-    deconvolution_backward_weights,
-    eltwise_backward,
-    inner_product_backward_data,
-    inner_product_backward_weights,
-    layer_normalization_backward,
-    pooling_backward,
-    softmax_backward,
-)
-from .constants import (
+from .args import (
     BIAS,
     DIFF_BIAS,
     DIFF_DST,
@@ -49,11 +36,8 @@ from .constants import (
     DST_ITER_C,
     DST_LAYER,
     FROM,
-    FUSE_NORM_ADD_RELU,
-    FUSE_NORM_RELU,
     MEAN,
     MULTIPLE_SRC,
-    RUNTIME_DIM,
     SCALE,
     SCRATCHPAD,
     SHIFT,
@@ -64,9 +48,6 @@ from .constants import (
     SRC_ITER_C,
     SRC_LAYER,
     TO,
-    USE_GLOBAL_STATS,
-    USE_SCALE,
-    USE_SHIFT,
     VARIANCE,
     WEIGHTS,
     WEIGHTS_1,
@@ -81,6 +62,20 @@ from .constants import (
     scales_arg,
     zero_points_arg,
 )
+from .backward import (
+    batch_normalization_backward,
+    convolution_backward_data,
+    convolution_backward_weights,
+    deconvolution_backward_data,
+    deconvolution_backward_weights,
+    eltwise_backward,
+    inner_product_backward_data,
+    inner_product_backward_weights,
+    layer_normalization_backward,
+    pooling_backward,
+    softmax_backward,
+)
+from .constants import FUSE_NORM_ADD_RELU, FUSE_NORM_RELU, RUNTIME_DIM, USE_GLOBAL_STATS, USE_SCALE, USE_SHIFT
 from .elementwise import binary, eltwise, prelu, sum_
 from .loading import (
     Library,

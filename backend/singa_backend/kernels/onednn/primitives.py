@@ -37,16 +37,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .constants import (
-    DST,
-    FROM,
-    QUERY,
-    QUERY_IMPLEMENTATION,
-    SCRATCHPAD,
-    TO,
-    WEIGHTS,
-    WORKSPACE,
-)
+from .args import DST, FROM, SCRATCHPAD, TO, WEIGHTS, WORKSPACE
+from .constants import QUERY, QUERY_IMPLEMENTATION
 from .loading import OneDnnError, Unimplemented, needed, threads, using_threads
 from .memory import Attributes, Memory, MemoryDesc, Owner, code, dims
 
