@@ -8,10 +8,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from . import onednn
+from . import onednn as dnn
 from .elementwise import FLOATS
 from .lowering import F32, emit, packed, threads_for
-from .onednn import BIAS, DST, RUNTIME_DIM, SRC, WEIGHTS, MemoryDesc, OneDnnError, Primitive, Unimplemented
+from .onednn import MemoryDesc, OneDnnError, Primitive, Unimplemented
 from .product_post_ops import PostOps, fuse
 from .table import Follower, Site, kernel, worst
 from .values import FINITE, NAN, Bound, Value, strides_of
@@ -190,7 +190,7 @@ class Product:
             primitive = self._open(source, plain, bias, into, post) if shape[-2] == 1 else None
             if primitive is None:
                 weights = MemoryDesc.any(F32, b.shape) if b.constant else plain
-                primitive = onednn.matmul(source, weights, bias, into, post.attributes)
+                primitive = dnn.matmul(source, weights, bias, into, post.attributes)
         right = b
         if b.constant:
             weights = primitive.query("weights")
@@ -202,10 +202,10 @@ class Product:
         y.finiteness, y.low = post.finiteness, post.low
         if post.finite:
             site.needs_finite()
-        arguments = {SRC: (source, a), WEIGHTS: (weights, right), DST: (into, y), **post.arguments}
+        arguments = {dnn.args.SRC: (source, a), dnn.args.WEIGHTS: (weights, right), dnn.args.DST: (into, y), **post.arguments}
         if post.bias is not None:
             assert bias is not None
-            arguments[BIAS] = (bias, post.bias)
+            arguments[dnn.args.BIAS] = (bias, post.bias)
         emit(site, primitive, arguments, (y,))
         return y
 
@@ -216,11 +216,11 @@ class Product:
         b = self.b
         if b.constant or bias is not None or b.strides[-2] != F32.itemsize or b.shape[-1] < COLUMNS:
             return None
-        outer = [RUNTIME_DIM] * (b.ndim - 2)
-        wide = MemoryDesc.of(F32, (*b.shape[:-1], RUNTIME_DIM), (*outer, 1, b.steps[-1]))
-        row = MemoryDesc.of(F32, (*into.shape[:-1], RUNTIME_DIM), (*outer, RUNTIME_DIM, 1))
+        outer = [dnn.RUNTIME_DIM] * (b.ndim - 2)
+        wide = MemoryDesc.of(F32, (*b.shape[:-1], dnn.RUNTIME_DIM), (*outer, 1, b.steps[-1]))
+        row = MemoryDesc.of(F32, (*into.shape[:-1], dnn.RUNTIME_DIM), (*outer, dnn.RUNTIME_DIM, 1))
         try:
-            return onednn.matmul(source, wide, None, row, post.attributes)
+            return dnn.matmul(source, wide, None, row, post.attributes)
         except OneDnnError:
             return None
 

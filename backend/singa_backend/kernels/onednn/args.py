@@ -34,7 +34,7 @@ MULTIPLE_SRC = 1024
 """The first source of concat and sum; source i is MULTIPLE_SRC + i."""
 
 
-def post_op_arg(index: int, arg: int = SRC_1) -> int:
+def post_op(index: int, arg: int = SRC_1) -> int:
     """The argument for the operand of a post-op: SRC_1 of a binary one, WEIGHTS of a PReLU.
 
     Args:
@@ -47,7 +47,7 @@ def post_op_arg(index: int, arg: int = SRC_1) -> int:
     return 32768 * (index + 1) | arg
 
 
-def scales_arg(arg: int) -> int:
+def scales(arg: int) -> int:
     """The argument for the scales of an argument.
 
     Args:
@@ -59,7 +59,7 @@ def scales_arg(arg: int) -> int:
     return 4096 | arg
 
 
-def zero_points_arg(arg: int) -> int:
+def zero_points(arg: int) -> int:
     """The argument for the zero points of an argument.
 
     Args:
