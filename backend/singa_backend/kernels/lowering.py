@@ -92,7 +92,7 @@ def emit(
     nbytes = primitive.scratchpad_nbytes
     scratch = site.scratch(nbytes) if nbytes else None
 
-    held: list[dnn.Bound] = []
+    held: list[dnn.BoundPrimitive] = []
 
     def bind() -> Bound:
         library = dnn.library()

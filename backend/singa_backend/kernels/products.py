@@ -65,7 +65,7 @@ def contiguous(site: Site, x: Value) -> Value:
     return y
 
 
-class Product:
+class MatrixProduct:
     """The product of two batches of float32 matrices by oneDNN, with what follows it.
 
     Args:
@@ -244,7 +244,7 @@ def _multiply(site: Site, a: Value, b: Value, followers: Sequence[Follower]) -> 
     right = b.view((*b.shape, 1), (*b.strides, b.dtype.itemsize)) if column else b
     if row or column:
         followers = ()
-    product = Product(site, left, right, b)
+    product = MatrixProduct(site, left, right, b)
     order = _order_of(right) if right.ndim == len(product.shape) else None
     y = product.emit(followers, order=order)
     gone = ([y.ndim - 2] if row else []) + ([y.ndim - 1] if column else [])
@@ -343,7 +343,7 @@ def gemm(site: Site, a: Value, b: Value, c: Value | None = None) -> Value:
     if bias is not None and site.attributes["beta"] != 1:
         bias = _scaled(site, bias, site.attributes["beta"])
     before = [] if alpha == 1 else [("linear", alpha, 0.0)]
-    return Product(site, left, right, b).emit(site.followers, before=before, added=[] if bias is None else [bias])
+    return MatrixProduct(site, left, right, b).emit(site.followers, before=before, added=[] if bias is None else [bias])
 
 
 def _scaled(site: Site, c: Value, beta: float) -> Value:

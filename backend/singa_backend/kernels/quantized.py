@@ -227,7 +227,7 @@ def conv_integer(site: Site, x: Value, w: Value, xz: Value | None = None, wz: Va
 # --- matrix products
 
 
-class Product:
+class IntegerProduct:
     """The product of two batches of matrices, with what follows it."""
 
     def __init__(self, site: Site, a: Value, b: Value, a_zero: Value | None, b_zero: Value | None) -> None:
@@ -374,7 +374,7 @@ def _dense(site: Site, x: Value, rank: int) -> Value:
 @kernel("MatMulInteger", 10, on="onednn")
 def matmul_integer(site: Site, a: Value, b: Value, az: Value | None = None, bz: Value | None = None) -> Value:
     """A product of integers with int32 results; with its followers."""
-    one = Product(site, a, b, az, bz)
+    one = IntegerProduct(site, a, b, az, bz)
     return one.emit(one.tail)
 
 
@@ -388,7 +388,7 @@ def rounded(tail: Tail, sb: Value, factor: np.ndarray, zero: int, dtype: np.dtyp
 @kernel("QLinearMatMul", 10, 21, on="onednn")
 def qlinear_matmul(site: Site, a: Value, sa: Value, za: Value, b: Value, sb: Value, zb: Value, ys: Value, yz: Value) -> Value:
     """A product of integers, times one float32 for each column, rounded; with its followers."""
-    one = Product(site, a, b, za, zb)
+    one = IntegerProduct(site, a, b, za, zb)
     factor, zero = factor_of(site, sa, sb, ys), y_zero(site, yz)
     site.require(factor.size in (1, b.shape[-1]), "the scale of b does not fit")
 

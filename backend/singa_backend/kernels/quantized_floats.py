@@ -190,7 +190,7 @@ def conv_integer_by_floats(site: Site, x: Value, w: Value, xz: Value | None = No
     return finished(site, parts, lambda: Tail(site, shape, order, lambda v: v, 1, bound=bound, late=True), shape, order)
 
 
-class _Product:
+class _SplitProduct:
     """The float32 sums of a product with a constant matrix."""
 
     def __init__(self, site: Site, a: Value, b: Value, a_zero: Value | None, b_zero: Value | None) -> None:
@@ -226,7 +226,7 @@ class _Product:
 @kernel("MatMulInteger", 10, on="onednn", rank=RANK)
 def matmul_integer_by_floats(site: Site, a: Value, b: Value, az: Value | None = None, bz: Value | None = None) -> Value:
     """A product of integers in float32; with its followers."""
-    one = _Product(site, a, b, az, bz)
+    one = _SplitProduct(site, a, b, az, bz)
     if not site.followers or site.followers[0].name not in ("Cast", "Add"):
         made = integers(site, one.parts)
         return made.view(one.shape, strides_of(one.shape, 4))
@@ -239,7 +239,7 @@ def qlinear_matmul_by_floats(
 ) -> Value:
     """A product of integers in float32, times one float32 for each column, rounded; with its followers."""
     factor, zero = factor_of(site, sa, sb, ys), y_zero(site, yz)
-    one = _Product(site, a, b, za, zb)
+    one = _SplitProduct(site, a, b, za, zb)
     site.require(factor.size in (1, b.shape[-1]), "the scale of b does not fit")
 
     return finished(site, one.parts, lambda: rounded(one.tail(), sb, factor, zero, yz.dtype), one.shape, None)

@@ -54,7 +54,7 @@ def arranged(site: Site, source: Value, what: Any, shape: Sequence[int], moves: 
     return target
 
 
-class Layer:
+class RecurrentLayer:
     """A recurrent layer at a site: its sizes, and its operands as oneDNN describes them.
 
     Args:
@@ -292,7 +292,7 @@ def rnn(
     initial_h: Value | None = None,
 ) -> tuple[Value | None, ...]:
     """A layer with Tanh, or with Relu for finite values."""
-    layer = Layer(site, "RNN", x, w, r, b, lengths, [initial_h])
+    layer = RecurrentLayer(site, "RNN", x, w, r, b, lengths, [initial_h])
     activation = layer.activations("tanh")
     if activation == "relu":
         site.require(layer.finiteness == FINITE, "Relu of oneDNN does not return NaN")
@@ -311,7 +311,7 @@ def gru(
     initial_h: Value | None = None,
 ) -> tuple[Value | None, ...]:
     """A layer whose reset gate is applied before or after the product of the state."""
-    layer = Layer(site, "GRU", x, w, r, b, lengths, [initial_h])
+    layer = RecurrentLayer(site, "GRU", x, w, r, b, lengths, [initial_h])
     layer.activations("sigmoid", "tanh")
     after = bool(site.attributes.get("linear_before_reset", 0))
     return layer.compute(dnn.gru, apart=after, linear_before_reset=after)
@@ -330,7 +330,7 @@ def lstm(
     p: Value | None = None,
 ) -> tuple[Value | None, ...]:
     """A layer with or without peepholes."""
-    layer = Layer(site, "LSTM", x, w, r, b, lengths, [initial_h, initial_c])
+    layer = RecurrentLayer(site, "LSTM", x, w, r, b, lengths, [initial_h, initial_c])
     layer.activations("sigmoid", "tanh", "tanh")
     site.require(not site.attributes.get("input_forget"), "the input and forget gates are coupled")
     return layer.compute(dnn.lstm, peepholes=p)

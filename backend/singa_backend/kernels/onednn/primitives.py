@@ -198,7 +198,7 @@ class _Kept(NamedTuple):
     constants: frozenset[int]
 
 
-class Bound:
+class BoundPrimitive:
     """A primitive with its memories, ready to run.
 
     Args:
@@ -244,8 +244,8 @@ def threads_of(arguments: Sequence[Any]) -> int:
         arguments: the arguments of the call.
 
     Returns:
-        The number; 0 if any will do: the call is not one of a `Bound`, or its code keeps to the one thread of its creation, as
-        that of products and convolutions does.
+        The number; 0 if any will do: the call is not one of a `BoundPrimitive`, or its code keeps to the one thread of its
+        creation, as that of products and convolutions does.
     """
     kept: _Kept | None = getattr(arguments[-1], "kept", None) if arguments else None
     if kept is None:
@@ -261,8 +261,8 @@ def single_threaded(arguments: Sequence[Any]) -> tuple[Any, ...] | None:
         arguments: the arguments of the call.
 
     Returns:
-        The arguments, made once; the same ones if they need one thread or are not those of a `Bound`; None if oneDNN has no
-        code for one thread with these layouts.
+        The arguments, made once; the same ones if they need one thread or are not those of a `BoundPrimitive`; None if oneDNN has
+        no code for one thread with these layouts.
     """
     array = arguments[-1] if arguments else None
     kept: _Kept | None = getattr(array, "kept", None)
@@ -296,7 +296,7 @@ def _narrowed(made: Primitive, kept: _Kept, arguments: tuple[Any, ...]) -> tuple
         bind(copy, {FROM: kept.memories[arg], TO: memory, **need}).run()
     if made.scratchpad_nbytes:
         own[SCRATCHPAD] = _Scratch(made.query("scratchpad"))
-    return Bound(made, {**kept.memories, **own}).args
+    return BoundPrimitive(made, {**kept.memories, **own}).args
 
 
 class _Scratch(Memory):
@@ -321,7 +321,7 @@ class _Handle(c_void_p):
 
 def bind(
     primitive: Primitive, arguments: Mapping[int, tuple[MemoryDesc, int] | Memory], constants: Collection[int] = ()
-) -> Bound:
+) -> BoundPrimitive:
     """Give a primitive its memories.
 
     Args:
@@ -340,7 +340,7 @@ def bind(
         if nbytes and arg not in arguments:
             raise OneDnnError(2, f"bind {primitive.kind} without argument {arg} of {nbytes} bytes")
     memories = {arg: m if isinstance(m, Memory) else Memory(*m) for arg, m in arguments.items()}
-    return Bound(primitive, memories, constants)
+    return BoundPrimitive(primitive, memories, constants)
 
 
 def create(
