@@ -22,6 +22,7 @@ from scipy import special
 
 from singa_backend.kernels import onednn as dnn
 from singa_backend.kernels.onednn import MemoryDesc, OneDnnError, Primitive, Unimplemented, constants, loading
+from singa_backend.kernels.onednn import backward as reverse
 
 needs_library = pytest.mark.skipif(dnn.library() is None, reason=f"oneDNN is not available: {dnn.missing()}")
 EXACT_INT8 = dnn.library() is not None and any(t in dnn.library().isa for t in ("vnni", "bf16", "fp16", "amx"))
@@ -42,9 +43,9 @@ def moved(array: np.ndarray, source: MemoryDesc, target: MemoryDesc) -> np.ndarr
     out = np.zeros(target.nbytes, np.uint8)
     step = dnn.reorder(source, target, allow_reference=True)
     scratch = np.zeros(step.scratchpad_nbytes, np.uint8)
-    arguments = {dnn.FROM: (source, array.ctypes.data), dnn.TO: (target, out.ctypes.data)}
+    arguments = {dnn.args.FROM: (source, array.ctypes.data), dnn.args.TO: (target, out.ctypes.data)}
     if scratch.size:
-        arguments[dnn.SCRATCHPAD] = (step.query("scratchpad"), scratch.ctypes.data)
+        arguments[dnn.args.SCRATCHPAD] = (step.query("scratchpad"), scratch.ctypes.data)
     dnn.bind(step, arguments).run()
     return out
 
@@ -60,7 +61,7 @@ def run(primitive: Primitive, inputs: Mapping[int, np.ndarray], outputs: Mapping
             wanted = plain
         buffers[arg] = array if wanted == plain else moved(array, plain, wanted)
         arguments[arg] = (wanted, buffers[arg].ctypes.data)
-    for arg, what in (dnn.SCRATCHPAD, "scratchpad"), (dnn.WORKSPACE, "workspace"):
+    for arg, what in (dnn.args.SCRATCHPAD, "scratchpad"), (dnn.args.WORKSPACE, "workspace"):
         if arg not in arguments and getattr(primitive, f"{what}_nbytes"):
             buffers[arg] = np.zeros(getattr(primitive, f"{what}_nbytes"), np.uint8)
             arguments[arg] = (primitive.query(what), buffers[arg].ctypes.data)
@@ -74,7 +75,7 @@ def run(primitive: Primitive, inputs: Mapping[int, np.ndarray], outputs: Mapping
 
 
 def compute(primitive: Primitive, inputs: Mapping[int, np.ndarray], *shape: int, dtype: Any = f32) -> np.ndarray:
-    return run(primitive, inputs, {dnn.DST: np.zeros(shape, dtype)})[0]
+    return run(primitive, inputs, {dnn.args.DST: np.zeros(shape, dtype)})[0]
 
 
 def close(actual: np.ndarray, expected: np.ndarray) -> None:
@@ -147,7 +148,7 @@ def test_convolution(case: Any, layout: str) -> None:
         like(*x_shape) if layout == "any" else described(x), like(*w.shape), of(len(b)), dst,
         strides=strides, dilations=[d - 1 for d in dilations], pads_begin=begin, pads_end=end,
     )  # fmt: skip
-    close(compute(primitive, {dnn.SRC: x, dnn.WEIGHTS: w, dnn.BIAS: b}, *expected.shape), expected)
+    close(compute(primitive, {dnn.args.SRC: x, dnn.args.WEIGHTS: w, dnn.args.BIAS: b}, *expected.shape), expected)
     assert not primitive.implementation.startswith("ref")
     if layout != "any":
         assert primitive.query("src") == described(x) and primitive.query("dst") == dst
@@ -178,17 +179,17 @@ def test_deconvolution(groups: int) -> None:
         like(*x.shape), like(*ours.shape), of(len(b)), like(*expected.shape),
         strides=(2, 1), dilations=(0, 0), pads_begin=(1, 0), pads_end=(0, 1),
     )  # fmt: skip
-    close(compute(primitive, {dnn.SRC: x, dnn.WEIGHTS: ours, dnn.BIAS: b}, *expected.shape), expected)
+    close(compute(primitive, {dnn.args.SRC: x, dnn.args.WEIGHTS: ours, dnn.args.BIAS: b}, *expected.shape), expected)
 
 
 @needs_library
 def test_matmul() -> None:
     a, b, bias = values(5, 7), values(7, 6), values(1, 6)
     primitive = dnn.matmul(of(5, 7), like(7, 6), of(1, 6), of(5, 6))
-    close(compute(primitive, {dnn.SRC: a, dnn.WEIGHTS: b, dnn.BIAS: bias}, 5, 6), a @ b + bias)
+    close(compute(primitive, {dnn.args.SRC: a, dnn.args.WEIGHTS: b, dnn.args.BIAS: bias}, 5, 6), a @ b + bias)
     a, b = values(3, 2, 4, 5), values(3, 1, 6, 5).swapaxes(2, 3)  # a batch that is broadcast, and transposed weights
     primitive = dnn.matmul(described(a), described(b), None, of(3, 2, 4, 6))
-    close(compute(primitive, {dnn.SRC: a, dnn.WEIGHTS: b}, 3, 2, 4, 6), a @ b)
+    close(compute(primitive, {dnn.args.SRC: a, dnn.args.WEIGHTS: b}, 3, 2, 4, 6), a @ b)
 
 
 @needs_library
@@ -208,7 +209,7 @@ def test_matmul_of_a_length_known_at_run_time() -> None:
 def test_inner_product() -> None:
     x, w, b = values(3, 8), values(5, 8), values(5)
     primitive = dnn.inner_product(like(3, 8), like(5, 8), of(5), like(3, 5))
-    close(compute(primitive, {dnn.SRC: x, dnn.WEIGHTS: w, dnn.BIAS: b}, 3, 5), x @ w.T + b)
+    close(compute(primitive, {dnn.args.SRC: x, dnn.args.WEIGHTS: w, dnn.args.BIAS: b}, 3, 5), x @ w.T + b)
 
 
 def windows(x: np.ndarray, kernel: Any, strides: Any, pads: Any, fill: float) -> np.ndarray:
@@ -231,7 +232,7 @@ def test_pooling(algorithm: str, last: bool) -> None:
     primitive = dnn.pooling(
         src, dst, algorithm=algorithm, kernel=(3, 2), strides=(2, 2), dilations=(0, 0), pads_begin=(1, 1), pads_end=(0, 1)
     )
-    close(compute(primitive, {dnn.SRC: channels_last(x) if last else x}, *expected.shape), expected)
+    close(compute(primitive, {dnn.args.SRC: channels_last(x) if last else x}, *expected.shape), expected)
 
 
 @needs_library
@@ -241,7 +242,7 @@ def test_batch_normalization() -> None:
     column: Callable[[np.ndarray], np.ndarray] = lambda v: v[:, None, None]  # noqa: E731
     flags = dnn.USE_GLOBAL_STATS | dnn.USE_SCALE | dnn.USE_SHIFT
     primitive = dnn.batch_normalization(described(x), described(x), epsilon=1e-3, flags=flags)
-    inputs = {dnn.SRC: x, dnn.SCALE: scale, dnn.SHIFT: shift, dnn.MEAN: mean, dnn.VARIANCE: variance}
+    inputs = {dnn.args.SRC: x, dnn.args.SCALE: scale, dnn.args.SHIFT: shift, dnn.args.MEAN: mean, dnn.args.VARIANCE: variance}
     expected = (x - column(mean)) / np.sqrt(column(variance) + 1e-3) * column(scale) + column(shift)
     close(compute(primitive, inputs, *x.shape), expected)
 
@@ -251,7 +252,7 @@ def test_layer_normalization() -> None:
     x, scale, shift = values(3, 4, 24), values(24), values(24, seed=1)
     primitive = dnn.layer_normalization(of(3, 4, 24), of(3, 4, 24), epsilon=1e-5, flags=dnn.USE_SCALE | dnn.USE_SHIFT)
     expected = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-5) * scale + shift
-    close(compute(primitive, {dnn.SRC: x, dnn.SCALE: scale, dnn.SHIFT: shift}, 3, 4, 24), expected)
+    close(compute(primitive, {dnn.args.SRC: x, dnn.args.SCALE: scale, dnn.args.SHIFT: shift}, 3, 4, 24), expected)
 
 
 @needs_library
@@ -259,7 +260,7 @@ def test_layer_normalization() -> None:
 def test_softmax(log: bool) -> None:
     x = values(3, 4, 17) * 20
     primitive = dnn.softmax(of(*x.shape), of(*x.shape), axis=2, log=log)
-    close(compute(primitive, {dnn.SRC: x}, *x.shape), (special.log_softmax if log else special.softmax)(x, 2))
+    close(compute(primitive, {dnn.args.SRC: x}, *x.shape), (special.log_softmax if log else special.softmax)(x, 2))
 
 
 @needs_library
@@ -268,7 +269,7 @@ def test_lrn() -> None:
     primitive = dnn.lrn(described(x), described(x), size=5, alpha=0.3, beta=0.75, k=2.0)
     squares = np.pad(x * x, [(0, 0), (2, 2), (0, 0), (0, 0)])
     total = sum(squares[:, i : i + 16] for i in range(5))
-    close(compute(primitive, {dnn.SRC: x}, *x.shape), x / (2 + 0.3 / 5 * total) ** 0.75)
+    close(compute(primitive, {dnn.args.SRC: x}, *x.shape), x / (2 + 0.3 / 5 * total) ** 0.75)
 
 
 FUNCTIONS: dict[str, tuple[float, float, Callable[[np.ndarray], np.ndarray]]] = {
@@ -303,7 +304,7 @@ def test_eltwise(algorithm: str) -> None:
     x = values(4, 33) * 4
     x = np.abs(x) if algorithm in ("sqrt", "log") else x
     primitive = dnn.eltwise(of(4, 33), of(4, 33), algorithm=algorithm, alpha=alpha, beta=beta)
-    close(compute(primitive, {dnn.SRC: x}, 4, 33), function(x.astype(np.float64)))
+    close(compute(primitive, {dnn.args.SRC: x}, 4, 33), function(x.astype(np.float64)))
 
 
 def test_every_function_of_elements_is_compared() -> None:
@@ -323,7 +324,7 @@ def test_binary(algorithm: str) -> None:
     a, b = values(3, 4, 5), values(1, 4, 5)
     a[0] = b[0]
     primitive = dnn.binary(of(3, 4, 5), of(1, 4, 5), of(3, 4, 5), algorithm=algorithm)
-    close(compute(primitive, {dnn.SRC: a, dnn.SRC_1: b}, 3, 4, 5), TWO[algorithm](a, b).astype(f32))
+    close(compute(primitive, {dnn.args.SRC: a, dnn.args.SRC_1: b}, 3, 4, 5), TWO[algorithm](a, b).astype(f32))
 
 
 NORMS = {
@@ -340,27 +341,27 @@ def test_reduction(algorithm: str) -> None:
     x = values(6, 32) + 2
     primitive = dnn.reduction(of(6, 32), of(6, 1), algorithm=algorithm, p=3.0, allow_reference=algorithm in NORMS)
     plain = {"sum": np.sum, "mul": np.prod, "mean": np.mean, "max": np.max, "min": np.min}.get(algorithm)
-    close(compute(primitive, {dnn.SRC: x}, 6, 1), plain(x, 1, keepdims=True) if plain else NORMS[algorithm](x))
+    close(compute(primitive, {dnn.args.SRC: x}, 6, 1), plain(x, 1, keepdims=True) if plain else NORMS[algorithm](x))
 
 
 @needs_library
 def test_resampling() -> None:
     x = channels_last(values(1, 16, 3, 4))
     nearest = dnn.resampling(described(x), like(1, 16, 6, 8), algorithm="nearest", factors=(2, 2))
-    close(compute(nearest, {dnn.SRC: x}, 1, 16, 6, 8), x.repeat(2, 2).repeat(2, 3))
+    close(compute(nearest, {dnn.args.SRC: x}, 1, 16, 6, 8), x.repeat(2, 2).repeat(2, 3))
     linear = dnn.resampling(described(x), like(1, 16, 6, 4), algorithm="linear")
     at = np.clip((np.arange(6) + 0.5) / 2 - 0.5, 0, 2)
     low = np.floor(at).astype(int)
     part = (at - low)[:, None]
     expected = x[:, :, low] * (1 - part) + x[:, :, np.minimum(low + 1, 2)] * part
-    close(compute(linear, {dnn.SRC: x}, 1, 16, 6, 4), expected)
+    close(compute(linear, {dnn.args.SRC: x}, 1, 16, 6, 4), expected)
 
 
 @needs_library
 def test_prelu() -> None:
     x, w = channels_last(values(2, 16, 3, 3)), channels_last(values(1, 16, 1, 1))
     primitive = dnn.prelu(described(x), like(1, 16, 1, 1), described(x))
-    close(compute(primitive, {dnn.SRC: x, dnn.WEIGHTS: w}, *x.shape), np.where(x > 0, x, x * w))
+    close(compute(primitive, {dnn.args.SRC: x, dnn.args.WEIGHTS: w}, *x.shape), np.where(x > 0, x, x * w))
 
 
 @needs_library
@@ -369,12 +370,12 @@ def test_concat_sum_and_shuffle() -> None:
     joined = dnn.concat(None, 1, [described(a), described(b)])
     assert joined.query("dst").shape == (2, 8, 4)
     expected = np.concatenate([a, b], 1)
-    close(compute(joined, {dnn.MULTIPLE_SRC: a, dnn.MULTIPLE_SRC + 1: b}, 2, 8, 4), expected)
+    close(compute(joined, {dnn.args.MULTIPLE_SRC: a, dnn.args.MULTIPLE_SRC + 1: b}, 2, 8, 4), expected)
     added = dnn.sum_(None, [0.9, -2.0], [described(a), described(a)])
-    close(compute(added, {dnn.MULTIPLE_SRC: a, dnn.MULTIPLE_SRC + 1: a[::-1].copy()}, 2, 3, 4), 0.9 * a - 2 * a[::-1])
+    close(compute(added, {dnn.args.MULTIPLE_SRC: a, dnn.args.MULTIPLE_SRC + 1: a[::-1].copy()}, 2, 3, 4), 0.9 * a - 2 * a[::-1])
     x = values(1, 16, 2, 2)
     shuffled = dnn.shuffle(of(*x.shape), of(*x.shape), axis=1, group_size=4, allow_reference=True)
-    close(compute(shuffled, {dnn.SRC: x}, *x.shape), x.reshape(1, 4, 4, 2, 2).swapaxes(1, 2).reshape(x.shape))
+    close(compute(shuffled, {dnn.args.SRC: x}, *x.shape), x.reshape(1, 4, 4, 2, 2).swapaxes(1, 2).reshape(x.shape))
 
 
 @needs_library
@@ -387,7 +388,7 @@ def test_reorder_converts_types(dtype: Any) -> None:
     except Unimplemented as error:
         pytest.skip(str(error))
     y = np.zeros((5, 4), dtype)
-    [result] = run(primitive, {dnn.FROM: x}, {dnn.TO: y.T})
+    [result] = run(primitive, {dnn.args.FROM: x}, {dnn.args.TO: y.T})
     np.testing.assert_array_equal(result.astype(f32), x)
 
 
@@ -472,12 +473,12 @@ def test_post_ops_are_applied_in_their_order() -> None:
     )
     assert len(attributes) == 4
     primitive = dnn.matmul(of(8, 16), like(16, 32), None, of(8, 32), attributes, allow_reference=True)  # it is slow with AVX2
-    inputs = {dnn.SRC: a, dnn.WEIGHTS: b, dnn.post_op_arg(0): factor, dnn.post_op_arg(3): before}
-    [y] = run(primitive, inputs, {dnn.DST: before.copy()})
+    inputs = {dnn.args.SRC: a, dnn.args.WEIGHTS: b, dnn.args.post_op(0): factor, dnn.args.post_op(3): before}
+    [y] = run(primitive, inputs, {dnn.args.DST: before.copy()})
     close(y, np.maximum((a @ b) * factor + 0.5 * before, 0) + before)
     [y] = run(
         dnn.binary(of(8, 32), of(8, 32), of(8, 32), algorithm="add", attributes=dnn.Attributes().append_eltwise("gelu_erf")),
-        {dnn.SRC: before, dnn.SRC_1: before}, {dnn.DST: np.zeros_like(before)},
+        {dnn.args.SRC: before, dnn.args.SRC_1: before}, {dnn.args.DST: np.zeros_like(before)},
     )  # fmt: skip
     close(y, FUNCTIONS["gelu_erf"][2](2 * before.astype(np.float64)))
 
@@ -486,7 +487,7 @@ def test_post_ops_are_applied_in_their_order() -> None:
 def test_prelu_as_a_post_op() -> None:
     a, b, slope = values(8, 16), values(16, 32), values(32)
     primitive = dnn.matmul(of(8, 16), like(16, 32), None, of(8, 32), dnn.Attributes().append_prelu(2), allow_reference=True)
-    y = compute(primitive, {dnn.SRC: a, dnn.WEIGHTS: b, dnn.post_op_arg(0, dnn.WEIGHTS): slope}, 8, 32)
+    y = compute(primitive, {dnn.args.SRC: a, dnn.args.WEIGHTS: b, dnn.args.post_op(0, dnn.args.WEIGHTS): slope}, 8, 32)
     close(y, np.where(a @ b > 0, a @ b, a @ b * slope))
 
 
@@ -498,7 +499,7 @@ def test_convolution_adds_to_its_destination() -> None:
         described(x), like(*w.shape), None, described(before), attributes=attributes,
         strides=(1, 1), dilations=(0, 0), pads_begin=(1, 1), pads_end=(1, 1),
     )  # fmt: skip
-    [y] = run(primitive, {dnn.SRC: x, dnn.WEIGHTS: w}, {dnn.DST: before.copy("K")})
+    [y] = run(primitive, {dnn.args.SRC: x, dnn.args.WEIGHTS: w}, {dnn.args.DST: before.copy("K")})
     close(y, np.clip(convolved(x, w, (1, 1), (1, 1), (1, 1), (1, 1)) + before, 0, 6))
 
 
@@ -527,10 +528,10 @@ def integers(dtype: Any, *shape: int) -> np.ndarray:
 @pytest.mark.parametrize("zero", [0, 3])
 def test_int8_products_are_exact(dtype: Any, zero: int) -> None:
     a, b = integers(dtype, 17, 129), integers(np.int8, 129, 40)
-    attributes, inputs = dnn.Attributes(), {dnn.SRC: a, dnn.WEIGHTS: b}
+    attributes, inputs = dnn.Attributes(), {dnn.args.SRC: a, dnn.args.WEIGHTS: b}
     if zero:
-        attributes.set_zero_points(dnn.SRC, 0)
-        inputs[dnn.zero_points_arg(dnn.SRC)] = np.array([zero], np.int32)
+        attributes.set_zero_points(dnn.args.SRC, 0)
+        inputs[dnn.args.zero_points(dnn.args.SRC)] = np.array([zero], np.int32)
     primitive = dnn.matmul(described(a), like(129, 40, dtype=np.int8), None, of(17, 40, dtype=np.int32), attributes)
     expected = (a.astype(np.int64) - zero) @ b.astype(np.int64)
     np.testing.assert_array_equal(compute(primitive, inputs, 17, 40, dtype=np.int32), expected)
@@ -538,9 +539,9 @@ def test_int8_products_are_exact(dtype: Any, zero: int) -> None:
     primitive = dnn.convolution(
         described(x), like(*w.shape, dtype=np.int8), None, MemoryDesc.tagged(np.int32, (2, 24, 7, 7), "nhwc"),
         strides=(1, 1), dilations=(0, 0), pads_begin=(1, 1), pads_end=(1, 1),
-        attributes=dnn.Attributes().set_zero_points(dnn.SRC, 0) if zero else None,
+        attributes=dnn.Attributes().set_zero_points(dnn.args.SRC, 0) if zero else None,
     )  # fmt: skip
-    inputs = {**inputs, dnn.SRC: x, dnn.WEIGHTS: w}
+    inputs = {**inputs, dnn.args.SRC: x, dnn.args.WEIGHTS: w}
     expected = convolved(x.astype(np.int64) - zero, w, (1, 1), (1, 1), (1, 1), (1, 1))
     np.testing.assert_array_equal(compute(primitive, inputs, 2, 24, 7, 7, dtype=np.int32), expected)
 
@@ -549,10 +550,10 @@ def test_int8_products_are_exact(dtype: Any, zero: int) -> None:
 @int8
 def test_scales_and_a_destination_zero_point() -> None:
     a, b, quotients = integers(np.uint8, 8, 32), integers(np.int8, 32, 16), values(16) * 1e-3
-    attributes = dnn.Attributes().set_scales(dnn.WEIGHTS, 2).set_zero_points(dnn.DST, 0)
+    attributes = dnn.Attributes().set_scales(dnn.args.WEIGHTS, 2).set_zero_points(dnn.args.DST, 0)
     primitive = dnn.matmul(described(a), like(32, 16, dtype=np.int8), None, of(8, 16, dtype=np.uint8), attributes)
-    inputs = {dnn.SRC: a, dnn.WEIGHTS: b, dnn.scales_arg(dnn.WEIGHTS): quotients}
-    inputs[dnn.zero_points_arg(dnn.DST)] = np.array([100], np.int32)
+    inputs = {dnn.args.SRC: a, dnn.args.WEIGHTS: b, dnn.args.scales(dnn.args.WEIGHTS): quotients}
+    inputs[dnn.args.zero_points(dnn.args.DST)] = np.array([100], np.int32)
     y = compute(primitive, inputs, 8, 16, dtype=np.uint8)
     expected = np.clip(np.rint((a.astype(int) @ b.astype(int)).astype(f32) * quotients) + 100, 0, 255)
     np.testing.assert_array_equal(y, expected)
@@ -566,12 +567,12 @@ def test_gradients_of_a_convolution() -> None:
     x, w, dy = channels_last(values(1, 16, 6, 6)), values(16, 16, 3, 3), channels_last(values(1, 16, 6, 6, seed=1))
     window = {"strides": (1, 1), "dilations": (0, 0), "pads_begin": (1, 1), "pads_end": (1, 1)}
     forward = dnn.convolution(described(x), like(*w.shape), of(16), described(dy), prop="training", **window)
-    data = dnn.convolution_backward_data(described(x), like(*w.shape), described(dy), hint=forward, **window)
-    [dx] = run(data, {dnn.WEIGHTS: w, dnn.DIFF_DST: dy}, {dnn.DIFF_SRC: np.zeros(x.shape, f32)})
+    data = reverse.convolution_backward_data(described(x), like(*w.shape), described(dy), hint=forward, **window)
+    [dx] = run(data, {dnn.args.WEIGHTS: w, dnn.args.DIFF_DST: dy}, {dnn.args.DIFF_SRC: np.zeros(x.shape, f32)})
     close(dx, convolved(dy, w.swapaxes(0, 1)[:, :, ::-1, ::-1], (1, 1), (1, 1), (1, 1), (1, 1)))
-    weights = dnn.convolution_backward_weights(described(x), like(*w.shape), of(16), described(dy), hint=forward, **window)
-    outputs = {dnn.DIFF_WEIGHTS: np.zeros(w.shape, f32), dnn.DIFF_BIAS: np.zeros(16, f32)}
-    dw, db = run(weights, {dnn.SRC: x, dnn.DIFF_DST: dy}, outputs)
+    weights = reverse.convolution_backward_weights(described(x), like(*w.shape), of(16), described(dy), hint=forward, **window)
+    outputs = {dnn.args.DIFF_WEIGHTS: np.zeros(w.shape, f32), dnn.args.DIFF_BIAS: np.zeros(16, f32)}
+    dw, db = run(weights, {dnn.args.SRC: x, dnn.args.DIFF_DST: dy}, outputs)
     close(db, dy.sum((0, 2, 3)))
     close(dw, convolved(x.swapaxes(0, 1), dy.swapaxes(0, 1), (1, 1), (1, 1), (1, 1), (1, 1)).swapaxes(0, 1))
 
@@ -581,11 +582,13 @@ def test_gradients_of_a_transposed_convolution() -> None:
     x, w, dy = values(1, 16, 5, 5), values(16, 16, 3, 3), values(1, 16, 7, 7, seed=1)  # w: (outputs, inputs, ...)
     window = {"strides": (1, 1), "dilations": (0, 0), "pads_begin": (0, 0), "pads_end": (0, 0)}
     forward = dnn.deconvolution(like(*x.shape), like(*w.shape), None, like(*dy.shape), prop="training", **window)
-    data = dnn.deconvolution_backward_data(like(*x.shape), like(*w.shape), like(*dy.shape), hint=forward, **window)
-    [dx] = run(data, {dnn.WEIGHTS: w, dnn.DIFF_DST: dy}, {dnn.DIFF_SRC: np.zeros(x.shape, f32)})
+    data = reverse.deconvolution_backward_data(like(*x.shape), like(*w.shape), like(*dy.shape), hint=forward, **window)
+    [dx] = run(data, {dnn.args.WEIGHTS: w, dnn.args.DIFF_DST: dy}, {dnn.args.DIFF_SRC: np.zeros(x.shape, f32)})
     close(dx, convolved(dy, w.swapaxes(0, 1), (1, 1), (1, 1), (0, 0), (0, 0)))
-    weights = dnn.deconvolution_backward_weights(like(*x.shape), like(*w.shape), None, like(*dy.shape), hint=forward, **window)
-    [dw] = run(weights, {dnn.SRC: x, dnn.DIFF_DST: dy}, {dnn.DIFF_WEIGHTS: np.zeros(w.shape, f32)})
+    weights = reverse.deconvolution_backward_weights(
+        like(*x.shape), like(*w.shape), None, like(*dy.shape), hint=forward, **window
+    )
+    [dw] = run(weights, {dnn.args.SRC: x, dnn.args.DIFF_DST: dy}, {dnn.args.DIFF_WEIGHTS: np.zeros(w.shape, f32)})
     expected = np.array([[[[np.sum(x[0, i] * dy[0, o, r : r + 5, c : c + 5]) for c in range(3)] for r in range(3)]
                           for i in range(16)] for o in range(16)])  # fmt: skip
     close(dw, expected)
@@ -595,11 +598,11 @@ def test_gradients_of_a_transposed_convolution() -> None:
 def test_gradients_of_an_inner_product() -> None:
     x, w, dy = values(4, 16), values(8, 16), values(4, 8)
     forward = dnn.inner_product(of(4, 16), like(8, 16), of(8), of(4, 8), prop="training")
-    data = dnn.inner_product_backward_data(of(4, 16), like(8, 16), of(4, 8), hint=forward)
-    close(run(data, {dnn.WEIGHTS: w, dnn.DIFF_DST: dy}, {dnn.DIFF_SRC: np.zeros_like(x)})[0], dy @ w)
-    weights = dnn.inner_product_backward_weights(of(4, 16), like(8, 16), of(8), of(4, 8), hint=forward)
-    outputs = {dnn.DIFF_WEIGHTS: np.zeros_like(w), dnn.DIFF_BIAS: np.zeros(8, f32)}
-    dw, db = run(weights, {dnn.SRC: x, dnn.DIFF_DST: dy}, outputs)
+    data = reverse.inner_product_backward_data(of(4, 16), like(8, 16), of(4, 8), hint=forward)
+    close(run(data, {dnn.args.WEIGHTS: w, dnn.args.DIFF_DST: dy}, {dnn.args.DIFF_SRC: np.zeros_like(x)})[0], dy @ w)
+    weights = reverse.inner_product_backward_weights(of(4, 16), like(8, 16), of(8), of(4, 8), hint=forward)
+    outputs = {dnn.args.DIFF_WEIGHTS: np.zeros_like(w), dnn.args.DIFF_BIAS: np.zeros(8, f32)}
+    dw, db = run(weights, {dnn.args.SRC: x, dnn.args.DIFF_DST: dy}, outputs)
     close(dw, dy.T @ x)
     close(db, dy.sum(0))
 
@@ -613,15 +616,15 @@ def test_gradients_that_need_a_workspace() -> None:
     space = np.zeros(forward.workspace_nbytes, np.uint8)
     y = np.zeros_like(dy)
     dnn.bind(forward, {
-        dnn.SRC: (described(x), x.ctypes.data), dnn.DST: (described(y), y.ctypes.data),
-        dnn.WORKSPACE: (forward.query("workspace"), space.ctypes.data),
+        dnn.args.SRC: (described(x), x.ctypes.data), dnn.args.DST: (described(y), y.ctypes.data),
+        dnn.args.WORKSPACE: (forward.query("workspace"), space.ctypes.data),
     }).run()  # fmt: skip
-    backward = dnn.pooling_backward(described(x), described(dy), hint=forward, algorithm="max", **window)
+    backward = reverse.pooling_backward(described(x), described(dy), hint=forward, algorithm="max", **window)
     dx = np.zeros_like(x)
-    arguments = {dnn.DIFF_SRC: (described(dx), dx.ctypes.data), dnn.DIFF_DST: (described(dy), dy.ctypes.data)}
+    arguments = {dnn.args.DIFF_SRC: (described(dx), dx.ctypes.data), dnn.args.DIFF_DST: (described(dy), dy.ctypes.data)}
     with pytest.raises(OneDnnError, match="without argument 64"):
         dnn.bind(backward, arguments)
-    dnn.bind(backward, {**arguments, dnn.WORKSPACE: (backward.query("workspace"), space.ctypes.data)}).run()
+    dnn.bind(backward, {**arguments, dnn.args.WORKSPACE: (backward.query("workspace"), space.ctypes.data)}).run()
     spread = dy.repeat(2, 2).repeat(2, 3)
     close(dx, np.where(x == y.repeat(2, 2).repeat(2, 3), spread, 0))
 
@@ -631,17 +634,20 @@ def test_gradients_of_functions_of_elements_and_softmax() -> None:
     x, dy = values(4, 32), values(4, 32, seed=1)
     md = of(4, 32)
     forward = dnn.eltwise(md, md, algorithm="tanh", prop="training")
-    backward = dnn.eltwise_backward(md, md, md, hint=forward, algorithm="tanh")
-    close(run(backward, {dnn.SRC: x, dnn.DIFF_DST: dy}, {dnn.DIFF_SRC: np.zeros_like(x)})[0], dy * (1 - np.tanh(x) ** 2))
+    backward = reverse.eltwise_backward(md, md, md, hint=forward, algorithm="tanh")
+    close(
+        run(backward, {dnn.args.SRC: x, dnn.args.DIFF_DST: dy}, {dnn.args.DIFF_SRC: np.zeros_like(x)})[0],
+        dy * (1 - np.tanh(x) ** 2),
+    )
     forward = dnn.eltwise(md, md, algorithm="logistic_use_dst_for_bwd", prop="training")
-    backward = dnn.eltwise_backward(md, md, md, hint=forward, algorithm="logistic_use_dst_for_bwd")
+    backward = reverse.eltwise_backward(md, md, md, hint=forward, algorithm="logistic_use_dst_for_bwd")
     y = special.expit(x)
-    close(run(backward, {dnn.DST: y, dnn.DIFF_DST: dy}, {dnn.DIFF_SRC: np.zeros_like(x)})[0], dy * y * (1 - y))
+    close(run(backward, {dnn.args.DST: y, dnn.args.DIFF_DST: dy}, {dnn.args.DIFF_SRC: np.zeros_like(x)})[0], dy * y * (1 - y))
     forward = dnn.softmax(md, md, axis=1, prop="training")
-    backward = dnn.softmax_backward(md, md, md, hint=forward, axis=1, allow_reference=True)
+    backward = reverse.softmax_backward(md, md, md, hint=forward, axis=1, allow_reference=True)
     y = special.softmax(x, 1)
     expected = (dy - (dy * y).sum(1, keepdims=True)) * y
-    close(run(backward, {dnn.DST: y, dnn.DIFF_DST: dy}, {dnn.DIFF_SRC: np.zeros_like(x)})[0], expected)
+    close(run(backward, {dnn.args.DST: y, dnn.args.DIFF_DST: dy}, {dnn.args.DIFF_SRC: np.zeros_like(x)})[0], expected)
 
 
 def normalized_gradient(x: np.ndarray, g: np.ndarray, axes: Any, epsilon: float) -> tuple[np.ndarray, np.ndarray]:
@@ -657,13 +663,17 @@ def test_gradients_of_normalizations() -> None:
     x, dy, scale, shift = channels_last(values(2, 16, 3, 3)), channels_last(values(2, 16, 3, 3, seed=1)), values(16), values(16)
     flags, md = dnn.USE_SCALE | dnn.USE_SHIFT, described(x)
     forward = dnn.batch_normalization(md, md, epsilon=1e-3, flags=flags, prop="training")
-    outputs = {dnn.DST: np.zeros(x.shape, f32), dnn.MEAN: np.zeros(16, f32), dnn.VARIANCE: np.zeros(16, f32)}
-    y, mean, variance = run(forward, {dnn.SRC: x, dnn.SCALE: scale, dnn.SHIFT: shift}, outputs)
+    outputs = {dnn.args.DST: np.zeros(x.shape, f32), dnn.args.MEAN: np.zeros(16, f32), dnn.args.VARIANCE: np.zeros(16, f32)}
+    y, mean, variance = run(forward, {dnn.args.SRC: x, dnn.args.SCALE: scale, dnn.args.SHIFT: shift}, outputs)
     close(mean, x.mean((0, 2, 3)))
     close(variance, x.var((0, 2, 3)))
-    backward = dnn.batch_normalization_backward(md, md, md, hint=forward, epsilon=1e-3, flags=flags)
-    inputs = {dnn.SRC: x, dnn.DIFF_DST: dy, dnn.MEAN: mean, dnn.VARIANCE: variance, dnn.SCALE: scale}
-    outputs = {dnn.DIFF_SRC: np.zeros(x.shape, f32), dnn.DIFF_SCALE: np.zeros(16, f32), dnn.DIFF_SHIFT: np.zeros(16, f32)}
+    backward = reverse.batch_normalization_backward(md, md, md, hint=forward, epsilon=1e-3, flags=flags)
+    inputs = {dnn.args.SRC: x, dnn.args.DIFF_DST: dy, dnn.args.MEAN: mean, dnn.args.VARIANCE: variance, dnn.args.SCALE: scale}
+    outputs = {
+        dnn.args.DIFF_SRC: np.zeros(x.shape, f32),
+        dnn.args.DIFF_SCALE: np.zeros(16, f32),
+        dnn.args.DIFF_SHIFT: np.zeros(16, f32),
+    }
     dx, dscale, dshift = run(backward, inputs, outputs)
     column = scale[:, None, None]
     expected, z = normalized_gradient(x, dy * column, (0, 2, 3), 1e-3)
@@ -674,11 +684,22 @@ def test_gradients_of_normalizations() -> None:
 
     x, dy, md = values(6, 16), values(6, 16, seed=1), of(6, 16)
     forward = dnn.layer_normalization(md, md, epsilon=1e-3, flags=flags, prop="training")
-    outputs = {dnn.DST: np.zeros_like(x), dnn.MEAN: np.zeros(6, f32), dnn.VARIANCE: np.zeros(6, f32)}
-    y, mean, variance = run(forward, {dnn.SRC: x, dnn.SCALE: scale, dnn.SHIFT: shift}, outputs)
-    backward = dnn.layer_normalization_backward(md, md, md, hint=forward, epsilon=1e-3, flags=flags)
-    inputs = {dnn.SRC: x, dnn.DIFF_DST: dy, dnn.MEAN: mean, dnn.VARIANCE: variance, dnn.SCALE: scale, dnn.SHIFT: shift}
-    outputs = {dnn.DIFF_SRC: np.zeros_like(x), dnn.DIFF_SCALE: np.zeros(16, f32), dnn.DIFF_SHIFT: np.zeros(16, f32)}
+    outputs = {dnn.args.DST: np.zeros_like(x), dnn.args.MEAN: np.zeros(6, f32), dnn.args.VARIANCE: np.zeros(6, f32)}
+    y, mean, variance = run(forward, {dnn.args.SRC: x, dnn.args.SCALE: scale, dnn.args.SHIFT: shift}, outputs)
+    backward = reverse.layer_normalization_backward(md, md, md, hint=forward, epsilon=1e-3, flags=flags)
+    inputs = {
+        dnn.args.SRC: x,
+        dnn.args.DIFF_DST: dy,
+        dnn.args.MEAN: mean,
+        dnn.args.VARIANCE: variance,
+        dnn.args.SCALE: scale,
+        dnn.args.SHIFT: shift,
+    }
+    outputs = {
+        dnn.args.DIFF_SRC: np.zeros_like(x),
+        dnn.args.DIFF_SCALE: np.zeros(16, f32),
+        dnn.args.DIFF_SHIFT: np.zeros(16, f32),
+    }
     dx, dscale, dshift = run(backward, inputs, outputs)
     expected, z = normalized_gradient(x, dy * scale, 1, 1e-3)
     close(dx, expected)

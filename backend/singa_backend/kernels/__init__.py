@@ -1,6 +1,7 @@
 """Kernels: faster ways to compute an operator than its definition, chosen when a plan is made."""
 
 from . import (
+    activations,
     attention,
     convolution,
     einsums,
@@ -24,6 +25,7 @@ from . import (
 )
 
 __all__ = [
+    "activations",
     "attention",
     "convolution",
     "einsums",

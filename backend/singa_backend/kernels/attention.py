@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from .lowering import F32, derived
-from .products import Product
+from .products import MatrixProduct
 from .softmaxes import softmax_in_place
 from .table import Site, kernel
 from .values import FINITE, INFINITE, Value
@@ -202,7 +202,7 @@ def attention(
     before = [("linear", scale, 0.0)] if scale != 1 else []
     if softcap:
         before += [("linear", 1 / softcap, 0.0), ("tanh", 0.0, 0.0), ("linear", softcap, 0.0)]
-    scores = Product(site, grouped(q), turned(right, -1, -2)).emit(before=before, added=[grouped(t) for t in terms])
+    scores = MatrixProduct(site, grouped(q), turned(right, -1, -2)).emit(before=before, added=[grouped(t) for t in terms])
     softmax_in_place(site, scores)
     scores.finiteness, scores.low = FINITE, False
     shape = (batch, heads, queries, v.shape[-1])
@@ -212,7 +212,7 @@ def attention(
     else:
         y = out = site.new(shape, F32, (0, 2, 1, 3), finiteness=FINITE)
     target = grouped(out)
-    Product(site, scores, values).emit(target=target)
+    MatrixProduct(site, scores, values).emit(target=target)
     if visible is not None:
         factor = grouped(visible)
         site.emit(

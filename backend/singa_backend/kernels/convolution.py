@@ -8,9 +8,10 @@ from typing import Any
 
 from ..errors import OperatorError
 from ..ir.windows import Windows, transposed, windows
-from . import onednn, post_ops
+from . import onednn as dnn
+from . import post_ops
 from .lowering import channels_last, dense_desc, desc, emit, packed, require_plain, threads_for, unset
-from .onednn import BIAS, DST, SRC, WEIGHTS, Attributes, MemoryDesc, Primitive
+from .onednn import Attributes, MemoryDesc, Primitive
 from .table import Site, kernel, worst
 from .values import FINITE, NAN, Value, last_order
 
@@ -42,7 +43,7 @@ def conv(site: Site, x: Value, w: Value, b: Value | None = None) -> Value:
         site, windows, x.shape[2:], w.shape[2:], a.get("strides"), a.get("pads"), a.get("dilations"), a.get("auto_pad", "NOTSET")
     )
     shape = (x.shape[0], w.shape[0], *at.counts)
-    return _convolve(site, onednn.convolution, x, w, b, filters_of(w, group), shape, at, math.prod(w.shape[1:]))
+    return _convolve(site, dnn.convolution, x, w, b, filters_of(w, group), shape, at, math.prod(w.shape[1:]))
 
 
 @kernel("ConvTranspose", 1, 11, 22, on="onednn")
@@ -60,7 +61,7 @@ def conv_transpose(site: Site, x: Value, w: Value, b: Value | None = None) -> Va
     inputs, outputs, steps = w.shape[0] // group, w.shape[1], w.steps
     given = _desc_of(w, (group, outputs, inputs), (steps[0] * inputs, steps[1], steps[0]))
     shape = (x.shape[0], outputs * group, *at.sizes)
-    return _convolve(site, onednn.deconvolution, x, w, b, given, shape, at, inputs * math.prod(w.shape[2:]))
+    return _convolve(site, dnn.deconvolution, x, w, b, given, shape, at, inputs * math.prod(w.shape[2:]))
 
 
 def _require_filters(site: Site, x: Value, w: Value, group: int) -> None:
@@ -112,9 +113,9 @@ def _convolve(
     layout = made.query("weights")
     weights = packed(site, w, given, layout)
     y, arguments = post_ops.result(site, fused, shape, order)
-    arguments |= {SRC: (src, x), WEIGHTS: (layout, weights), DST: (dst, y)}
+    arguments |= {dnn.args.SRC: (src, x), dnn.args.WEIGHTS: (layout, weights), dnn.args.DST: (dst, y)}
     if b is not None and bias is not None:
-        arguments[BIAS] = (bias, b)
+        arguments[dnn.args.BIAS] = (bias, b)
     emit(site, made, arguments, (y,), "conv")
     return y
 

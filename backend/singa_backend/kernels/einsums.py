@@ -6,7 +6,7 @@ import string
 from collections.abc import Sequence
 
 from .lowering import F32
-from .products import Product, contiguous, merged
+from .products import MatrixProduct, contiguous, merged
 from .table import Site, kernel
 from .values import Value
 
@@ -58,7 +58,7 @@ def einsum(site: Site, *values: Value) -> Value:
     one = _matrix(site, x, a, batch, rows, inner)
     two = _matrix(site, y, b, batch, inner, columns)
     names = "".join([*batch, *rows, *columns])
-    product = Product(site, one, two, y)
+    product = MatrixProduct(site, one, two, y)
     if len(rows) == len(columns) == 1 and names == result:
         return product.emit(site.followers)
     shape = tuple(sizes[c] for c in result)

@@ -18,9 +18,10 @@ from typing import Any
 import numpy as np
 
 from ..dtypes import numpy_dtype
-from . import onednn, post_ops
+from . import onednn as dnn
+from . import post_ops
 from .lowering import F32, copy, dense_desc, derived, ordered
-from .onednn import Attributes, MemoryDesc, Primitive, post_op_arg
+from .onednn import Attributes, MemoryDesc, Primitive
 from .post_ops import Fused
 from .table import Follower, Site
 from .values import FINITE, NAN, Value, strides_of
@@ -106,7 +107,7 @@ class Tail:
 
     def _operand(self, name: str, v: Value) -> None:
         md = dense_desc(v.dtype, v.shape)
-        arg = post_op_arg(len(self.made.attributes))
+        arg = dnn.args.post_op(len(self.made.attributes))
         self.made.attributes.append_binary(name, md)
         self.made.operands[arg] = (md, v, None)
 
@@ -282,7 +283,7 @@ def create(site: Site, start: Callable[[], Tail], build: Callable[[Tail], Primit
             tail.finish()
             try:
                 return build(tail), tail
-            except onednn.Unimplemented:
+            except dnn.Unimplemented:
                 if not count:
                     raise
         limit = count - 1

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from . import onednn, post_ops
+from . import onednn as dnn
+from . import post_ops
 from .elementwise import order_of
 from .lowering import F32, emit, threads_for
-from .onednn import DST, SRC, SRC_1, MemoryDesc, OneDnnError, Primitive
+from .onednn import MemoryDesc, OneDnnError, Primitive
 from .product_post_ops import PostOps, fuse, scalar, worsen
 from .products import normal
 from .table import Follower, Site, kernel
@@ -64,14 +65,14 @@ def _function(site: Site, x: Value, *rest: Value | None) -> Value:
         try:
             with threads_for(COST * x.size):
                 name, alpha, beta = found
-                primitive = onednn.eltwise(flat, flat, algorithm=name, alpha=alpha, beta=beta, attributes=rest_of.attributes)
+                primitive = dnn.eltwise(flat, flat, algorithm=name, alpha=alpha, beta=beta, attributes=rest_of.attributes)
         except OneDnnError:
             if not followers:
                 raise
             continue
         post.count -= 1
         y = _result(site, post, x, 0, order)
-        emit(site, primitive, {SRC: (flat, x), DST: (flat, y)}, (y,))
+        emit(site, primitive, {dnn.args.SRC: (flat, x), dnn.args.DST: (flat, y)}, (y,))
         return y
     raise AssertionError
 
@@ -113,7 +114,7 @@ def _pair(site: Site, a: Value, b: Value) -> Value:
             return None
         return MemoryDesc.of(F32, shape, normal(shape, steps))
 
-    first = PostOps(onednn.Attributes(), finiteness=a.finiteness, low=a.low)
+    first = PostOps(dnn.Attributes(), finiteness=a.finiteness, low=a.low)
     worsen(first, Follower(site.name, {}, [None, b], 0, site.version), b)
     left, right = described(a), described(b)
     if left is None or right is None:
@@ -122,7 +123,7 @@ def _pair(site: Site, a: Value, b: Value) -> Value:
         post = fuse(site, followers, a.shape, described, finiteness=first.finiteness, low=first.low)
         try:
             with threads_for(COST * a.size):
-                primitive: Primitive = onednn.binary(
+                primitive: Primitive = dnn.binary(
                     left, right, left, algorithm=post_ops.BINARY[site.name], attributes=post.attributes
                 )
         except OneDnnError:
@@ -131,7 +132,12 @@ def _pair(site: Site, a: Value, b: Value) -> Value:
             continue
         site.require(post.count or size >= PLAIN, "NumPy is faster for a small input")
         y = _result(site, post, a, place, order)
-        emit(site, primitive, {SRC: (left, a), SRC_1: (right, b), DST: (left, y), **post.arguments}, (y,))
+        emit(
+            site,
+            primitive,
+            {dnn.args.SRC: (left, a), dnn.args.SRC_1: (right, b), dnn.args.DST: (left, y), **post.arguments},
+            (y,),
+        )
         return y
     raise AssertionError
 

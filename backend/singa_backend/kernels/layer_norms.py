@@ -6,9 +6,9 @@ import math
 
 import numpy as np
 
-from . import onednn
+from . import onednn as dnn
 from .lowering import F32, derived, emit, threads_for
-from .onednn import DST, MEAN, SCALE, SHIFT, SRC, USE_GLOBAL_STATS, USE_SCALE, USE_SHIFT, VARIANCE, MemoryDesc
+from .onednn import MemoryDesc
 from .products import described
 from .softmaxes import rows_of
 from .table import Site, kernel, worst
@@ -62,12 +62,17 @@ class Rows:
         md = described(rows)
         target = md if self.inside else MemoryDesc.of(F32, rows.shape)
         with threads_for(COST * x.size):
-            primitive = onednn.layer_normalization(md, target, epsilon=epsilon, flags=flags)
+            primitive = dnn.layer_normalization(md, target, epsilon=epsilon, flags=flags)
         y = x.view(x.shape, x.strides) if self.inside else site.new(x.shape, F32)
         y.finiteness, y.low = self.finiteness, False
-        arguments = {SRC: (md, rows), DST: (target, y), SCALE: (described(self.scale), self.scale), **further}
+        arguments = {
+            dnn.args.SRC: (md, rows),
+            dnn.args.DST: (target, y),
+            dnn.args.SCALE: (described(self.scale), self.scale),
+            **further,
+        }
         if self.shift is not None:
-            arguments[SHIFT] = (described(self.shift), self.shift)
+            arguments[dnn.args.SHIFT] = (described(self.shift), self.shift)
         emit(site, primitive, arguments, (y,))
         return y
 
@@ -76,7 +81,7 @@ class Rows:
 def layer_normalization(site: Site, x: Value, scale: Value, b: Value | None = None) -> tuple[Value, ...]:
     site.require(not any(site.outputs[1:]), "the mean or the deviation is an output")
     rows = Rows(site, x, scale, b)
-    return (rows.emit(rows.epsilon, USE_SCALE | (USE_SHIFT if b is not None else 0), {}),)
+    return (rows.emit(rows.epsilon, dnn.USE_SCALE | (dnn.USE_SHIFT if b is not None else 0), {}),)
 
 
 @kernel("RMSNormalization", 23, on="onednn")
@@ -101,6 +106,6 @@ def rms_normalization(site: Site, x: Value, scale: Value) -> Value:
     statistics = MemoryDesc.of(F32, (count,))
     return rows.emit(
         rows.epsilon * features,
-        USE_SCALE | USE_GLOBAL_STATS,
-        {MEAN: (statistics, site.shared[key]), VARIANCE: (statistics, sums)},
+        dnn.USE_SCALE | dnn.USE_GLOBAL_STATS,
+        {dnn.args.MEAN: (statistics, site.shared[key]), dnn.args.VARIANCE: (statistics, sums)},
     )

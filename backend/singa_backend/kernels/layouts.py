@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from . import onednn
+from . import onednn as dnn
 from .lowering import MOVED, channels_last, copy, dense_desc, desc, emit, require_plain, threads_for
-from .onednn import DST, MULTIPLE_SRC
 from .table import Site, kernel, worst
 from .values import Value, last_order
 
@@ -39,9 +38,9 @@ def concat(site: Site, *values: Value) -> Value:
     dst = dense_desc(first.dtype, shape, order)
     given = [v if v.strides[1] == v.dtype.itemsize else channels_last(site, v) for v in values]
     with threads_for(size * 16):
-        made = onednn.concat(dst, axis, [desc(v) for v in given])
+        made = dnn.concat(dst, axis, [desc(v) for v in given])
     y = site.new(shape, first.dtype, order, worst(*values))
-    emit(site, made, {DST: (dst, y), **{MULTIPLE_SRC + i: (desc(v), v) for i, v in enumerate(given)}}, (y,))
+    emit(site, made, {dnn.args.DST: (dst, y), **{dnn.args.MULTIPLE_SRC + i: (desc(v), v) for i, v in enumerate(given)}}, (y,))
     return y
 
 

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from ..proto.tensor_data import release
-from . import onednn
-from .onednn import SCRATCHPAD, MemoryDesc, Primitive
+from . import onednn as dnn
+from .onednn import MemoryDesc, Primitive
 from .table import Site
 from .values import ALIGNMENT, Bound, Buffer, Value, aligned, last_order, strides_of
 
@@ -60,7 +60,7 @@ def strided_desc(dtype: Any, shape: Sequence[int], strides: Sequence[int]) -> Me
 
 def require_plain(site: Site, *values: Value | None, dtypes: Sequence[Any] = (F32,)) -> None:
     """Decline unless oneDNN can read the values: of these dtypes, not empty, not broadcast, of at most 6 axes."""
-    site.require(onednn.library() is not None, "there is no oneDNN")
+    site.require(dnn.library() is not None, "there is no oneDNN")
     for v in values:
         if v is not None:
             site.require(v.dtype in dtypes, f"the dtype is {v.dtype}")
@@ -77,7 +77,7 @@ def threads_for(work: float) -> Iterator[None]:
     if work > SMALL:
         yield
     else:
-        with onednn.using_threads(1):
+        with dnn.using_threads(1):
             yield
 
 
@@ -92,23 +92,23 @@ def emit(
     nbytes = primitive.scratchpad_nbytes
     scratch = site.scratch(nbytes) if nbytes else None
 
-    held: list[onednn.Bound] = []
+    held: list[dnn.BoundPrimitive] = []
 
     def bind() -> Bound:
-        library = onednn.library()
+        library = dnn.library()
         assert library is not None
         places = {arg: v.address for arg, (_, v) in arguments.items()}
         if scratch is not None:
             assert scratch.memory is not None
-            places[SCRATCHPAD] = int(scratch.memory.ctypes.data)
+            places[dnn.args.SCRATCHPAD] = int(scratch.memory.ctypes.data)
         if held:  # a memory that is moved costs less than a new one
             for arg, place in places.items():
                 held[0].memories[arg].move(place)
         else:
             given = {arg: (md, places[arg]) for arg, (md, _) in arguments.items()}
             if scratch is not None:
-                given[SCRATCHPAD] = (primitive.query("scratchpad"), places[SCRATCHPAD])
-            held.append(onednn.bind(primitive, given, [arg for arg, (_, v) in arguments.items() if v.constant]))
+                given[dnn.args.SCRATCHPAD] = (primitive.query("scratchpad"), places[dnn.args.SCRATCHPAD])
+            held.append(dnn.bind(primitive, given, [arg for arg, (_, v) in arguments.items() if v.constant]))
         return [(library.execute, held[0].args)]
 
     made = {id(v) for v in writes}
@@ -120,13 +120,13 @@ def emit(
 def copy(site: Site, x: Value, y: Value) -> None:
     """Add the step that copies x to y, of the same shape and dtype and another memory order."""
     forward = all(d == 1 or s > 0 for v in (x, y) for d, s in zip(v.shape, v.strides, strict=True))
-    if x.size >= LARGE and x.dtype in MOVED and forward and onednn.library() is not None:
+    if x.size >= LARGE and x.dtype in MOVED and forward and dnn.library() is not None:
         try:
             with threads_for(x.size * 8):
-                made = onednn.reorder(desc(x), desc(y))
-            emit(site, made, {onednn.FROM: (desc(x), x), onednn.TO: (desc(y), y)}, (y,))
+                made = dnn.reorder(desc(x), desc(y))
+            emit(site, made, {dnn.args.FROM: (desc(x), x), dnn.args.TO: (desc(y), y)}, (y,))
             return
-        except onednn.OneDnnError:
+        except dnn.OneDnnError:
             pass
     site.emit(lambda: [(np.copyto, (y.array, x.array))], reads=(x,), writes=(y,), kernel="numpy.copyto")
 
@@ -157,21 +157,21 @@ def packed(site: Site, w: Value, given: MemoryDesc, wanted: MemoryDesc) -> Value
     if not w.constant:
         y = Value(site.scratch(wanted.nbytes), (wanted.nbytes,), (1,), np.dtype(np.uint8), 0, False, w.finiteness)
         with threads_for(w.size * 8):
-            made = onednn.reorder(given, wanted)
-        emit(site, made, {onednn.FROM: (given, w), onednn.TO: (wanted, y)}, (y,), "pack weights")
+            made = dnn.reorder(given, wanted)
+        emit(site, made, {dnn.args.FROM: (given, w), dnn.args.TO: (wanted, y)}, (y,), "pack weights")
         return y
 
     def make() -> Value:
         memory, source = aligned(wanted.nbytes), w.buffer.read()
         assert source is not None
         place = int(source.ctypes.data) + w.offset
-        arguments = {onednn.FROM: (given, place), onednn.TO: (wanted, int(memory.ctypes.data))}
-        with onednn.using_threads(1):  # pages that are touched first take most of the time; threads would wait for each other
-            reorder = onednn.reorder(given, wanted)
+        arguments = {dnn.args.FROM: (given, place), dnn.args.TO: (wanted, int(memory.ctypes.data))}
+        with dnn.using_threads(1):  # pages that are touched first take most of the time; threads would wait for each other
+            reorder = dnn.reorder(given, wanted)
             need = aligned(max(reorder.scratchpad_nbytes, ALIGNMENT))
             if reorder.scratchpad_nbytes:
-                arguments[SCRATCHPAD] = (reorder.query("scratchpad"), int(need.ctypes.data))
-            onednn.bind(reorder, arguments).run()
+                arguments[dnn.args.SCRATCHPAD] = (reorder.query("scratchpad"), int(need.ctypes.data))
+            dnn.bind(reorder, arguments).run()
         release(source)
         return pinned(memory)
 

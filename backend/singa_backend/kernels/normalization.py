@@ -6,9 +6,8 @@ from functools import partial
 
 import numpy as np
 
-from . import onednn
+from . import onednn as dnn
 from .lowering import channels_last, dense_desc, derived, desc, emit, require_plain, threads_for
-from .onednn import DST, FUSE_NORM_RELU, MEAN, SCALE, SHIFT, SRC, USE_GLOBAL_STATS, USE_SCALE, USE_SHIFT, VARIANCE, WEIGHTS
 from .table import Site, kernel, worst
 from .values import FINITE, NAN, Bound, Value, last_order
 
@@ -28,11 +27,11 @@ def batch_normalization(site: Site, x: Value, scale: Value, b: Value, mean: Valu
     if finiteness != FINITE or not (var.constant and (var.array + np.float32(epsilon) > 0).all()):
         finiteness = NAN
     relu = _takes_relu(site, finiteness)
-    flags = USE_GLOBAL_STATS | USE_SCALE | USE_SHIFT | (FUSE_NORM_RELU if relu else 0)
+    flags = dnn.USE_GLOBAL_STATS | dnn.USE_SCALE | dnn.USE_SHIFT | (dnn.FUSE_NORM_RELU if relu else 0)
     order = last_order(x.ndim) if x.ndim > 2 else [0, 1]
     md = dense_desc(x.dtype, x.shape, order)
     with threads_for(x.size * 4):
-        made = onednn.batch_normalization(md, md, epsilon=epsilon, flags=flags)
+        made = dnn.batch_normalization(md, md, epsilon=epsilon, flags=flags)
     site.absorb(int(relu))
     before, x = x, channels_last(site, x) if x.ndim > 2 else x
     site.require(x.ndim > 2 or x.contiguous, "the features are not innermost in memory")
@@ -41,8 +40,8 @@ def batch_normalization(site: Site, x: Value, scale: Value, b: Value, mean: Valu
         y.finiteness = finiteness
     else:
         y = site.new(x.shape, x.dtype, order, finiteness)
-    arguments = {SRC: (md, x), DST: (md, y)}
-    for arg, v in zip((SCALE, SHIFT, MEAN, VARIANCE), given, strict=True):
+    arguments = {dnn.args.SRC: (md, x), dnn.args.DST: (md, y)}
+    for arg, v in zip((dnn.args.SCALE, dnn.args.SHIFT, dnn.args.MEAN, dnn.args.VARIANCE), given, strict=True):
         arguments[arg] = (desc(v), v)
     emit(site, made, arguments, (y,))
     return y
@@ -58,11 +57,11 @@ def lrn(site: Site, x: Value) -> Value:
     order = last_order(x.ndim)
     md = dense_desc(x.dtype, x.shape, order)
     with threads_for(x.size * 16):
-        made = onednn.lrn(md, md, size=a["size"], alpha=a["alpha"], beta=a["beta"], k=a["bias"])
+        made = dnn.lrn(md, md, size=a["size"], alpha=a["alpha"], beta=a["beta"], k=a["bias"])
     x = channels_last(site, x)
     positive = a["alpha"] >= 0 and a["bias"] > 0
     y = site.new(x.shape, x.dtype, order, FINITE if x.finiteness == FINITE and positive else NAN)
-    emit(site, made, {SRC: (md, x), DST: (md, y)}, (y,))
+    emit(site, made, {dnn.args.SRC: (md, x), dnn.args.DST: (md, y)}, (y,))
     return y
 
 
@@ -74,13 +73,20 @@ def instance_normalization(site: Site, x: Value, scale: Value, b: Value) -> Valu
     relu = _takes_relu(site, finiteness)
     md = dense_desc(x.dtype, (1, *x.shape[1:]), last_order(x.ndim))
     with threads_for(x.size * 8):
-        made = onednn.batch_normalization(md, md, epsilon=epsilon, flags=USE_SCALE | USE_SHIFT | (FUSE_NORM_RELU if relu else 0))
+        made = dnn.batch_normalization(
+            md, md, epsilon=epsilon, flags=dnn.USE_SCALE | dnn.USE_SHIFT | (dnn.FUSE_NORM_RELU if relu else 0)
+        )
     site.absorb(int(relu))
     x = channels_last(site, x)
     y = site.new(x.shape, x.dtype, last_order(x.ndim), finiteness)
     for n in range(x.shape[0]):
-        arguments = {SRC: (md, _sample(x, n)), DST: (md, _sample(y, n)), SCALE: (desc(scale), scale), SHIFT: (desc(b), b)}
-        emit(site, made, arguments, (arguments[DST][1],), "instance_normalization")
+        arguments = {
+            dnn.args.SRC: (md, _sample(x, n)),
+            dnn.args.DST: (md, _sample(y, n)),
+            dnn.args.SCALE: (desc(scale), scale),
+            dnn.args.SHIFT: (desc(b), b),
+        }
+        emit(site, made, arguments, (arguments[dnn.args.DST][1],), "instance_normalization")
     return y
 
 
@@ -102,10 +108,10 @@ def group_normalization(site: Site, x: Value, scale: Value, b: Value) -> Value:
     epsilon, finiteness = site.attributes["epsilon"], _moments_of(site, x, scale, b)
     relu = _takes_relu(site, finiteness)
     md = dense_desc(x.dtype, (1, *x.shape[1:]), last_order(x.ndim))
-    flags = USE_GLOBAL_STATS | USE_SCALE | USE_SHIFT | (FUSE_NORM_RELU if relu else 0)
+    flags = dnn.USE_GLOBAL_STATS | dnn.USE_SCALE | dnn.USE_SHIFT | (dnn.FUSE_NORM_RELU if relu else 0)
     with threads_for(x.size * 8):
-        first = onednn.batch_normalization(md, md, epsilon=epsilon, prop="training")
-        second = onednn.batch_normalization(md, md, epsilon=epsilon, flags=flags)
+        first = dnn.batch_normalization(md, md, epsilon=epsilon, prop="training")
+        second = dnn.batch_normalization(md, md, epsilon=epsilon, flags=flags)
     site.absorb(int(relu))
     x = channels_last(site, x)
     y = site.new(x.shape, x.dtype, last_order(x.ndim), finiteness)
@@ -133,13 +139,18 @@ def group_normalization(site: Site, x: Value, scale: Value, b: Value) -> Value:
         emit(
             site,
             first,
-            {SRC: (md, one), DST: (md, to), MEAN: (vector, mean), VARIANCE: (vector, var)},
+            {dnn.args.SRC: (md, one), dnn.args.DST: (md, to), dnn.args.MEAN: (vector, mean), dnn.args.VARIANCE: (vector, var)},
             (to, mean, var),
             "moments",
         )
         site.emit(combine, reads=(mean, var), writes=(mean, var, work), kernel="numpy.moments")
-        arguments = {SRC: (md, one), DST: (md, to), MEAN: (vector, mean), VARIANCE: (vector, var)}
-        arguments |= {SCALE: (desc(scale), scale), SHIFT: (desc(b), b)}
+        arguments = {
+            dnn.args.SRC: (md, one),
+            dnn.args.DST: (md, to),
+            dnn.args.MEAN: (vector, mean),
+            dnn.args.VARIANCE: (vector, var),
+        }
+        arguments |= {dnn.args.SCALE: (desc(scale), scale), dnn.args.SHIFT: (desc(b), b)}
         emit(site, second, arguments, (to,), "group_normalization")
     return y
 
@@ -180,7 +191,7 @@ def prelu(site: Site, x: Value, slope: Value) -> Value:
     site.needs_finite()
     wide, md = dense_desc(x.dtype, padded), desc(x)
     with threads_for(x.size * 4):
-        made = onednn.prelu(md, wide, md)
+        made = dnn.prelu(md, wide, md)
     y = site.new(x.shape, x.dtype, last_order(x.ndim) if x.channels_last else None, FINITE)
-    emit(site, made, {SRC: (md, x), WEIGHTS: (wide, slope), DST: (md, y)}, (y,))
+    emit(site, made, {dnn.args.SRC: (md, x), dnn.args.WEIGHTS: (wide, slope), dnn.args.DST: (md, y)}, (y,))
     return y

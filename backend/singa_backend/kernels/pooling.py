@@ -8,10 +8,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from ..ir.windows import Windows, windows
-from . import onednn
+from . import onednn as dnn
 from .convolution import ends, geometry
 from .lowering import channels_last, dense_desc, emit, require_plain, threads_for
-from .onednn import DST, SRC
 from .table import Site, kernel
 from .values import FINITE, INFINITE, NAN, Value, last_order
 
@@ -38,13 +37,13 @@ def _pool(site: Site, x: Value, at: Windows, algorithm: str, finiteness: int) ->
     shape, order = (*x.shape[:2], *at.counts), last_order(x.ndim)
     src, dst = dense_desc(x.dtype, x.shape, order), dense_desc(x.dtype, shape, order)
     with threads_for(math.prod(shape) * math.prod(at.kernel)):
-        made = onednn.pooling(
+        made = dnn.pooling(
             src, dst, algorithm=algorithm, kernel=at.kernel, strides=at.strides, dilations=[d - 1 for d in at.dilations],
             pads_begin=at.begins, pads_end=ends(at),
         )  # fmt: skip
     x = channels_last(site, x)
     y = site.new(shape, x.dtype, order, finiteness)
-    emit(site, made, {SRC: (src, x), DST: (dst, y)}, (y,), "pooling")
+    emit(site, made, {dnn.args.SRC: (src, x), dnn.args.DST: (dst, y)}, (y,), "pooling")
     return y
 
 

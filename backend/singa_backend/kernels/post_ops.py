@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ..ir.declaration import newest_declaration
-from . import onednn
+from . import onednn as dnn
 from .lowering import dense_desc, desc, ordered
-from .onednn import WEIGHTS, Attributes, MemoryDesc, Primitive, post_op_arg
+from .onednn import Attributes, MemoryDesc, Primitive
 from .table import Follower, Site
 from .values import FINITE, NAN, Value, strides_of
 
@@ -160,7 +160,7 @@ def _append_prelu(made: Fused, f: Follower, shape: tuple[int, ...]) -> bool:
     padded = (1,) * (len(shape) - slope.ndim) + slope.shape
     if len(padded) != len(shape) or padded != (1, shape[1], *(1,) * (len(shape) - 2)) or not slope.contiguous:
         return False
-    arg = post_op_arg(len(made.attributes), WEIGHTS)
+    arg = dnn.args.post_op(len(made.attributes), dnn.args.WEIGHTS)
     made.attributes.append_prelu(2)
     made.operands[arg] = (dense_desc(np.float32, padded), slope, None)
     made.finite = True
@@ -202,7 +202,7 @@ def _append_binary(made: Fused, f: Follower, shape: tuple[int, ...], order: tupl
             made.target = other
         else:
             md = dense_desc(np.float32, shape, order)
-            arg = post_op_arg(len(made.attributes))
+            arg = dnn.args.post_op(len(made.attributes))
             made.attributes.append_binary(name, md)
             made.operands[arg] = (md, other.view(shape, _padded(other, len(shape))) if other.ndim < len(shape) else other, order)
     else:
@@ -210,7 +210,7 @@ def _append_binary(made: Fused, f: Follower, shape: tuple[int, ...], order: tupl
         if any(d != 1 and (s <= 0 or s % 4) for d, s in zip(wide.shape, wide.strides, strict=True)):
             return False
         md = desc(wide)
-        arg = post_op_arg(len(made.attributes))
+        arg = dnn.args.post_op(len(made.attributes))
         made.attributes.append_binary(name, md)
         made.operands[arg] = (md, wide, None)
     made.finiteness = finiteness
@@ -258,7 +258,7 @@ def create(
     for one in attempts(lambda limit, into: fused(site, shape, order, finiteness, limit=limit, into=into, fpmath=fpmath)):
         try:
             return build(one.attributes), one
-        except onednn.Unimplemented as error:
+        except dnn.Unimplemented as error:
             refusal = error
     assert refusal is not None
     raise refusal

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ..ir.declaration import has_trait
-from . import onednn, post_ops
+from . import onednn as dnn
+from . import post_ops
 from .onednn import Attributes, MemoryDesc
 from .table import Follower, Site
 from .values import FINITE, INFINITE, NAN, Value
@@ -169,7 +170,7 @@ def _append(made: PostOps, algorithm: str, other: Value, describe: Describe) -> 
     md = describe(other)
     if md is None:
         return False
-    made.arguments[onednn.post_op_arg(len(made.attributes))] = (md, other)
+    made.arguments[dnn.args.post_op(len(made.attributes))] = (md, other)
     made.attributes.append_binary(algorithm, md)
     return True
 

@@ -8,10 +8,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from . import onednn
+from . import onednn as dnn
 from .elementwise import FLOATS
 from .lowering import F32, emit, packed, threads_for
-from .onednn import BIAS, DST, RUNTIME_DIM, SRC, WEIGHTS, MemoryDesc, OneDnnError, Primitive, Unimplemented
+from .onednn import MemoryDesc, OneDnnError, Primitive, Unimplemented
 from .product_post_ops import PostOps, fuse
 from .table import Follower, Site, kernel, worst
 from .values import FINITE, NAN, Bound, Value, strides_of
@@ -65,7 +65,7 @@ def contiguous(site: Site, x: Value) -> Value:
     return y
 
 
-class Product:
+class MatrixProduct:
     """The product of two batches of float32 matrices by oneDNN, with what follows it.
 
     Args:
@@ -190,7 +190,7 @@ class Product:
             primitive = self._open(source, plain, bias, into, post) if shape[-2] == 1 else None
             if primitive is None:
                 weights = MemoryDesc.any(F32, b.shape) if b.constant else plain
-                primitive = onednn.matmul(source, weights, bias, into, post.attributes)
+                primitive = dnn.matmul(source, weights, bias, into, post.attributes)
         right = b
         if b.constant:
             weights = primitive.query("weights")
@@ -202,10 +202,10 @@ class Product:
         y.finiteness, y.low = post.finiteness, post.low
         if post.finite:
             site.needs_finite()
-        arguments = {SRC: (source, a), WEIGHTS: (weights, right), DST: (into, y), **post.arguments}
+        arguments = {dnn.args.SRC: (source, a), dnn.args.WEIGHTS: (weights, right), dnn.args.DST: (into, y), **post.arguments}
         if post.bias is not None:
             assert bias is not None
-            arguments[BIAS] = (bias, post.bias)
+            arguments[dnn.args.BIAS] = (bias, post.bias)
         emit(site, primitive, arguments, (y,))
         return y
 
@@ -216,11 +216,11 @@ class Product:
         b = self.b
         if b.constant or bias is not None or b.strides[-2] != F32.itemsize or b.shape[-1] < COLUMNS:
             return None
-        outer = [RUNTIME_DIM] * (b.ndim - 2)
-        wide = MemoryDesc.of(F32, (*b.shape[:-1], RUNTIME_DIM), (*outer, 1, b.steps[-1]))
-        row = MemoryDesc.of(F32, (*into.shape[:-1], RUNTIME_DIM), (*outer, RUNTIME_DIM, 1))
+        outer = [dnn.RUNTIME_DIM] * (b.ndim - 2)
+        wide = MemoryDesc.of(F32, (*b.shape[:-1], dnn.RUNTIME_DIM), (*outer, 1, b.steps[-1]))
+        row = MemoryDesc.of(F32, (*into.shape[:-1], dnn.RUNTIME_DIM), (*outer, dnn.RUNTIME_DIM, 1))
         try:
-            return onednn.matmul(source, wide, None, row, post.attributes)
+            return dnn.matmul(source, wide, None, row, post.attributes)
         except OneDnnError:
             return None
 
@@ -244,7 +244,7 @@ def _multiply(site: Site, a: Value, b: Value, followers: Sequence[Follower]) -> 
     right = b.view((*b.shape, 1), (*b.strides, b.dtype.itemsize)) if column else b
     if row or column:
         followers = ()
-    product = Product(site, left, right, b)
+    product = MatrixProduct(site, left, right, b)
     order = _order_of(right) if right.ndim == len(product.shape) else None
     y = product.emit(followers, order=order)
     gone = ([y.ndim - 2] if row else []) + ([y.ndim - 1] if column else [])
@@ -343,7 +343,7 @@ def gemm(site: Site, a: Value, b: Value, c: Value | None = None) -> Value:
     if bias is not None and site.attributes["beta"] != 1:
         bias = _scaled(site, bias, site.attributes["beta"])
     before = [] if alpha == 1 else [("linear", alpha, 0.0)]
-    return Product(site, left, right, b).emit(site.followers, before=before, added=[] if bias is None else [bias])
+    return MatrixProduct(site, left, right, b).emit(site.followers, before=before, added=[] if bias is None else [bias])
 
 
 def _scaled(site: Site, c: Value, beta: float) -> Value:

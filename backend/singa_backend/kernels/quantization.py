@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 
 from ..dtypes import numpy_dtype
-from . import onednn
+from . import onednn as dnn
 from .elementwise import order_of
 from .integer_tails import INT8, INT32, Tail, create, result, scalar
 from .lowering import F32, dense_desc, emit, ordered, require_plain, threads_for
-from .onednn import DST, SRC, SRC_1, Attributes, MemoryDesc, Primitive, post_op_arg, scales_arg, zero_points_arg
+from .onednn import Attributes, MemoryDesc, Primitive
 from .table import Site, kernel, worst
 from .values import FINITE, NAN, Value, strides_of
 
@@ -73,7 +73,7 @@ def quantized(site: Site, x: Value, s: Value, z: Value | None, dtype: np.dtype[A
     rank = source.ndim
     divisor = _wide(s, rank, axis)
     attributes = Attributes()
-    arguments = {SRC: (md, source), SRC_1: (dense_desc(F32, divisor.shape), divisor)}
+    arguments = {dnn.args.SRC: (md, source), dnn.args.SRC_1: (dense_desc(F32, divisor.shape), divisor)}
     zero = scalar(z) if z is not None else 0
     if z is not None and zero != 0 and not (z.constant and not z.array.any()):
         attributes.append_eltwise("round")
@@ -81,11 +81,11 @@ def quantized(site: Site, x: Value, s: Value, z: Value | None, dtype: np.dtype[A
             attributes.append_eltwise("linear", 1.0, float(zero))
         else:
             offset = _wide(_float(site, z), rank, axis)
-            arguments[post_op_arg(1)] = (dense_desc(F32, offset.shape), offset)
-            attributes.append_binary("add", arguments[post_op_arg(1)][0])
+            arguments[dnn.args.post_op(1)] = (dense_desc(F32, offset.shape), offset)
+            attributes.append_binary("add", arguments[dnn.args.post_op(1)][0])
     with threads_for(x.size * 4):
-        made = onednn.binary(md, arguments[SRC_1][0], out, algorithm="div", attributes=attributes)
-    emit(site, made, arguments | {DST: (out, target)}, (target,), "quantize")
+        made = dnn.binary(md, arguments[dnn.args.SRC_1][0], out, algorithm="div", attributes=attributes)
+    emit(site, made, arguments | {dnn.args.DST: (out, target)}, (target,), "quantize")
     return y
 
 
@@ -114,23 +114,26 @@ def dequantized(site: Site, x: Value, s: Value, z: Value | None, axis: int | Non
     if order is None:
         order = list(range(x.ndim))
         x = ordered(site, x, order)
-    attributes = Attributes().set_scales(SRC, 0 if axis is None else 1 << axis)
+    attributes = Attributes().set_scales(dnn.args.SRC, 0 if axis is None else 1 << axis)
     y = site.new(x.shape, F32, order, FINITE if s.finiteness == FINITE else NAN)
     source, target = (_flat(x), _flat(y)) if axis is None else (x, y)
     order = order if axis is not None else [0]
     src, dst = dense_desc(x.dtype, source.shape, order), dense_desc(F32, source.shape, order)
-    arguments = {SRC: (src, source), scales_arg(SRC): (dense_desc(F32, (s.size,)), _wide(s, 1, None if axis is None else 0))}
+    arguments = {
+        dnn.args.SRC: (src, source),
+        dnn.args.scales(dnn.args.SRC): (dense_desc(F32, (s.size,)), _wide(s, 1, None if axis is None else 0)),
+    }
     if z is not None and not none:
-        attributes.set_zero_points(SRC, 0)
+        attributes.set_zero_points(dnn.args.SRC, 0)
         if z.constant:
             wide = site.constant(z.array.astype(np.int32).reshape(1))
         else:
             wide, narrow = site.new((1,), np.int32, finiteness=FINITE), z.view((1,), (z.dtype.itemsize,))
             site.emit(lambda: [(np.copyto, (wide.array, narrow.array))], reads=(z,), writes=(wide,), kernel="numpy zero point")
-        arguments[zero_points_arg(SRC)] = (MemoryDesc.of(np.int32, (1,)), wide)
+        arguments[dnn.args.zero_points(dnn.args.SRC)] = (MemoryDesc.of(np.int32, (1,)), wide)
     with threads_for(x.size * 4):
-        made = onednn.reorder(src, dst, attributes=attributes)
-    emit(site, made, arguments | {DST: (dst, target)}, (target,), "dequantize")
+        made = dnn.reorder(src, dst, attributes=attributes)
+    emit(site, made, arguments | {dnn.args.DST: (dst, target)}, (target,), "dequantize")
     return y
 
 
@@ -205,14 +208,12 @@ def add(site: Site, a: Value, b: Value) -> Value:
 
     def build(tail: Tail) -> Primitive:
         site.require(tail.dtype in INT8, "the sum is not quantized")
-        return onednn.binary(
-            src, second, dense_desc(tail.dtype, a.shape, order), algorithm="add", attributes=tail.made.attributes
-        )
+        return dnn.binary(src, second, dense_desc(tail.dtype, a.shape, order), algorithm="add", attributes=tail.made.attributes)
 
     with threads_for(a.size * 4):
         made, tail = create(site, start, build)
     y, arguments = result(tail, a.shape, tuple(order))
-    arguments |= {SRC: (src, a), SRC_1: (second, wide), DST: (dense_desc(y.dtype, a.shape, order), y)}
+    arguments |= {dnn.args.SRC: (src, a), dnn.args.SRC_1: (second, wide), dnn.args.DST: (dense_desc(y.dtype, a.shape, order), y)}
     emit(site, made, arguments, (y,), "add and quantize")
     return y
 

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 
 from ..ir.windows import Windows, windows
-from . import onednn
+from . import onednn as dnn
 from .convolution import ends, filters_of, geometry
 from .integer_tails import INT8, INT32, Tail, create, exact_bias, result, scalar
 from .lowering import F32, channels_last, dense_desc, derived, emit, packed, require_plain, threads_for, unset
-from .onednn import BIAS, DST, SRC, WEIGHTS, MemoryDesc, Primitive, zero_points_arg
+from .onednn import MemoryDesc, Primitive
 from .table import Site, kernel
 from .values import FINITE, Value, last_order, strides_of
 
@@ -28,7 +28,7 @@ INEXACT = ("generic", "sse41", "avx", "avx2", "avx512_core")
 
 def exact_int8() -> bool:
     """Whether oneDNN computes products of 8-bit integers exactly on this machine."""
-    library = onednn.library()
+    library = dnn.library()
     return library is not None and library.isa not in INEXACT
 
 
@@ -105,7 +105,7 @@ def with_zero(site: Site, arguments: dict[int, tuple[MemoryDesc, Value]], zero: 
             return [(np.copyto, (wide.array, narrow.array))]
 
         site.emit(bind, reads=(zero,), writes=(wide,), kernel="numpy zero point")
-    arguments[zero_points_arg(arg)] = (md, wide)
+    arguments[dnn.args.zero_points(arg)] = (md, wide)
 
 
 def zero_of(site: Site, zero: Value | None, x: Value, name: str) -> Value | None:
@@ -162,8 +162,8 @@ class Convolution:
         def build(tail: Tail) -> Primitive:
             attributes = tail.made.attributes
             if self.x_zero is not None:
-                attributes.set_zero_points(SRC, 0)
-            return onednn.convolution(
+                attributes.set_zero_points(dnn.args.SRC, 0)
+            return dnn.convolution(
                 src, unset(w.dtype, given.shape), tail.term, dense_desc(tail.dtype, self.shape, self.order), strides=at.strides,
                 dilations=[d - 1 for d in at.dilations], pads_begin=at.begins, pads_end=ends(at), attributes=attributes,
             )  # fmt: skip
@@ -174,10 +174,14 @@ class Convolution:
         layout = made.query("weights")
         weights = packed(site, w, given, layout)
         y, arguments = result(tail, self.shape, self.order)
-        arguments |= {SRC: (src, x), WEIGHTS: (layout, weights), DST: (dense_desc(y.dtype, self.shape, self.order), y)}
+        arguments |= {
+            dnn.args.SRC: (src, x),
+            dnn.args.WEIGHTS: (layout, weights),
+            dnn.args.DST: (dense_desc(y.dtype, self.shape, self.order), y),
+        }
         if tail.bias is not None and tail.term is not None:
-            arguments[BIAS] = (tail.term, tail.bias)
-        with_zero(site, arguments, self.x_zero, SRC)
+            arguments[dnn.args.BIAS] = (tail.term, tail.bias)
+        with_zero(site, arguments, self.x_zero, dnn.args.SRC)
         emit(site, made, arguments, (y,), "conv")
         return y
 
@@ -223,7 +227,7 @@ def conv_integer(site: Site, x: Value, w: Value, xz: Value | None = None, wz: Va
 # --- matrix products
 
 
-class Product:
+class IntegerProduct:
     """The product of two batches of matrices, with what follows it."""
 
     def __init__(self, site: Site, a: Value, b: Value, a_zero: Value | None, b_zero: Value | None) -> None:
@@ -293,11 +297,11 @@ class Product:
 
         def build(tail: Tail) -> Primitive:
             attributes = tail.made.attributes
-            for zero, arg in (self.a_zero, SRC), (self.b_zero, WEIGHTS):
+            for zero, arg in (self.a_zero, dnn.args.SRC), (self.b_zero, dnn.args.WEIGHTS):
                 if zero is not None:
                     attributes.set_zero_points(arg, 0)
             weights = unset(b.dtype, b.shape) if constant else given
-            return onednn.matmul(src, weights, tail.term, dense_desc(tail.dtype, self.inner), attributes)
+            return dnn.matmul(src, weights, tail.term, dense_desc(tail.dtype, self.inner), attributes)
 
         with threads_for(math.prod(self.inner) * a.shape[-1] / 2):
             made, tail = create(site, start, build)
@@ -305,11 +309,15 @@ class Product:
         weights = packed(site, replace(b, key=self.key), given, layout) if constant else b
         y, arguments = result(tail, self.shape, None)
         inner = y.view(self.inner, strides_of(self.inner, y.dtype.itemsize))
-        arguments |= {SRC: (src, a), WEIGHTS: (layout, weights), DST: (dense_desc(y.dtype, self.inner), inner)}
+        arguments |= {
+            dnn.args.SRC: (src, a),
+            dnn.args.WEIGHTS: (layout, weights),
+            dnn.args.DST: (dense_desc(y.dtype, self.inner), inner),
+        }
         if tail.bias is not None and tail.term is not None:
-            arguments[BIAS] = (tail.term, tail.bias)
-        with_zero(site, arguments, self.a_zero, SRC)
-        with_zero(site, arguments, self.b_zero, WEIGHTS, self.b_offset)
+            arguments[dnn.args.BIAS] = (tail.term, tail.bias)
+        with_zero(site, arguments, self.a_zero, dnn.args.SRC)
+        with_zero(site, arguments, self.b_zero, dnn.args.WEIGHTS, self.b_offset)
         emit(site, made, arguments, (inner,), "matmul")
         return y
 
@@ -366,7 +374,7 @@ def _dense(site: Site, x: Value, rank: int) -> Value:
 @kernel("MatMulInteger", 10, on="onednn")
 def matmul_integer(site: Site, a: Value, b: Value, az: Value | None = None, bz: Value | None = None) -> Value:
     """A product of integers with int32 results; with its followers."""
-    one = Product(site, a, b, az, bz)
+    one = IntegerProduct(site, a, b, az, bz)
     return one.emit(one.tail)
 
 
@@ -380,7 +388,7 @@ def rounded(tail: Tail, sb: Value, factor: np.ndarray, zero: int, dtype: np.dtyp
 @kernel("QLinearMatMul", 10, 21, on="onednn")
 def qlinear_matmul(site: Site, a: Value, sa: Value, za: Value, b: Value, sb: Value, zb: Value, ys: Value, yz: Value) -> Value:
     """A product of integers, times one float32 for each column, rounded; with its followers."""
-    one = Product(site, a, b, za, zb)
+    one = IntegerProduct(site, a, b, za, zb)
     factor, zero = factor_of(site, sa, sb, ys), y_zero(site, yz)
     site.require(factor.size in (1, b.shape[-1]), "the scale of b does not fit")
 

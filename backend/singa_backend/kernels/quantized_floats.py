@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 
 from ..ir.windows import windows
-from . import onednn
+from . import onednn as dnn
 from .convolution import ends, filters_of, geometry
 from .integer_tails import INT8, INT32, SUM, Tail, create, result, scalar
 from .lowering import F32, channels_last, dense_desc, derived, desc, emit, packed, require_plain, threads_for, unset
-from .onednn import DST, SRC, SRC_1, WEIGHTS, MemoryDesc, Primitive
+from .onednn import MemoryDesc, Primitive
 from .quantization import dequantized
 from .quantized import factor_of, float_bias, rounded, y_zero
 from .table import Site, kernel
@@ -91,7 +91,7 @@ def multiplied(
         layout = one.query("weights")
         y = site.new(shape, F32, order)
         weights = packed(site, w, md, layout)
-        emit(site, one, {**arguments, WEIGHTS: (layout, weights), DST: (dst, y)}, (y,), "exact product")
+        emit(site, one, {**arguments, dnn.args.WEIGHTS: (layout, weights), dnn.args.DST: (dst, y)}, (y,), "exact product")
         made.append(y)
     return made
 
@@ -108,13 +108,13 @@ def finished(
         site.require(tail.kind != SUM, "the sums are not followed by a factor")
         site.require(tail.target is None, "a sum of quantized values")
         dst = dense_desc(tail.dtype, y.shape, tail.order)
-        return onednn.binary(src, term, dst, algorithm="add", attributes=tail.made.attributes)
+        return dnn.binary(src, term, dst, algorithm="add", attributes=tail.made.attributes)
 
     with threads_for(y.size * 4):
         made, tail = create(site, start, build)
     z, arguments = result(tail, shape, order)
     inner = z if z.ndim == y.ndim else z.view(y.shape, strides_of(y.shape, z.dtype.itemsize))
-    arguments |= {SRC: (src, y), SRC_1: (term, other), DST: (desc(inner), inner)}
+    arguments |= {dnn.args.SRC: (src, y), dnn.args.SRC_1: (term, other), dnn.args.DST: (desc(inner), inner)}
     emit(site, made, arguments, (inner,), "round")
     return z
 
@@ -149,13 +149,13 @@ def _convolution(site: Site, x: Value, w: Value, x_zero: Value | None, w_zero: V
     src, dst = dense_desc(F32, x.shape, order), dense_desc(F32, shape, order)
 
     def build(md: MemoryDesc) -> Primitive:
-        return onednn.convolution(
+        return dnn.convolution(
             src, unset(F32, md.shape), None, dst, strides=at.strides, dilations=[d - 1 for d in at.dilations],
             pads_begin=at.begins, pads_end=ends(at),
         )  # fmt: skip
 
     with threads_for(2 * math.prod(shape) * math.prod(w.shape[1:])):
-        return multiplied(site, parts, shape, order, {SRC: (src, real)}, build, lambda w: filters_of(w, group)), bound
+        return multiplied(site, parts, shape, order, {dnn.args.SRC: (src, real)}, build, lambda w: filters_of(w, group)), bound
 
 
 @kernel("QLinearConv", 10, on="onednn", rank=RANK)
@@ -190,7 +190,7 @@ def conv_integer_by_floats(site: Site, x: Value, w: Value, xz: Value | None = No
     return finished(site, parts, lambda: Tail(site, shape, order, lambda v: v, 1, bound=bound, late=True), shape, order)
 
 
-class _Product:
+class _SplitProduct:
     """The float32 sums of a product with a constant matrix."""
 
     def __init__(self, site: Site, a: Value, b: Value, a_zero: Value | None, b_zero: Value | None) -> None:
@@ -206,10 +206,10 @@ class _Product:
         src, dst = dense_desc(F32, rows), dense_desc(F32, inner)
 
         def build(md: MemoryDesc) -> Primitive:
-            return onednn.matmul(src, unset(F32, md.shape), None, dst)
+            return dnn.matmul(src, unset(F32, md.shape), None, dst)
 
         with threads_for(2 * math.prod(inner) * rows[1]):
-            self.parts = multiplied(site, parts, inner, (0, 1), {SRC: (src, real)}, build, desc)
+            self.parts = multiplied(site, parts, inner, (0, 1), {dnn.args.SRC: (src, real)}, build, desc)
 
     def fold(self, v: Value) -> Value | None:
         """A view of another operand as a matrix."""
@@ -226,7 +226,7 @@ class _Product:
 @kernel("MatMulInteger", 10, on="onednn", rank=RANK)
 def matmul_integer_by_floats(site: Site, a: Value, b: Value, az: Value | None = None, bz: Value | None = None) -> Value:
     """A product of integers in float32; with its followers."""
-    one = _Product(site, a, b, az, bz)
+    one = _SplitProduct(site, a, b, az, bz)
     if not site.followers or site.followers[0].name not in ("Cast", "Add"):
         made = integers(site, one.parts)
         return made.view(one.shape, strides_of(one.shape, 4))
@@ -239,7 +239,7 @@ def qlinear_matmul_by_floats(
 ) -> Value:
     """A product of integers in float32, times one float32 for each column, rounded; with its followers."""
     factor, zero = factor_of(site, sa, sb, ys), y_zero(site, yz)
-    one = _Product(site, a, b, za, zb)
+    one = _SplitProduct(site, a, b, za, zb)
     site.require(factor.size in (1, b.shape[-1]), "the scale of b does not fit")
 
     return finished(site, one.parts, lambda: rounded(one.tail(), sb, factor, zero, yz.dtype), one.shape, None)

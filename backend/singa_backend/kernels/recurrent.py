@@ -7,22 +7,9 @@ from typing import Any, Literal
 
 import numpy as np
 
-from . import onednn
+from . import onednn as dnn
 from .lowering import F32, aligned_array, dense_desc, emit, ordered, packed, require_plain, strided_desc, unset
-from .onednn import (
-    BIAS,
-    DST_ITER,
-    DST_ITER_C,
-    DST_LAYER,
-    SRC_ITER,
-    SRC_ITER_C,
-    SRC_LAYER,
-    WEIGHTS_ITER,
-    WEIGHTS_LAYER,
-    WEIGHTS_PEEPHOLE,
-    MemoryDesc,
-    Primitive,
-)
+from .onednn import MemoryDesc, Primitive
 from .table import Site, kernel, worst
 from .values import FINITE, NAN, Bound, Value
 
@@ -67,7 +54,7 @@ def arranged(site: Site, source: Value, what: Any, shape: Sequence[int], moves: 
     return target
 
 
-class Layer:
+class RecurrentLayer:
     """A recurrent layer at a site: its sizes, and its operands as oneDNN describes them.
 
     Args:
@@ -243,22 +230,22 @@ class Layer:
         if peephole_md is not None:
             options["peephole"] = peephole_md
         layouts = [self.layout_of_weights(self.w), self.layout_of_weights(self.r)]
-        with onednn.using_threads(1 if self.small else site.options.threads):
+        with dnn.using_threads(1 if self.small else site.options.threads):
             made = create(*first, *layouts, bias_md, *final, direction=self.direction, **options)
-        arguments: dict[int, tuple[MemoryDesc, Value]] = {SRC_LAYER: (self.src, self.sequence)}
-        for arg, of in (WEIGHTS_LAYER, self.w), (WEIGHTS_ITER, self.r):
+        arguments: dict[int, tuple[MemoryDesc, Value]] = {dnn.args.SRC_LAYER: (self.src, self.sequence)}
+        for arg, of in (dnn.args.WEIGHTS_LAYER, self.w), (dnn.args.WEIGHTS_ITER, self.r):
             layout = made.query("argument", arg)
             arguments[arg] = (layout, self.weights(of, layout))
-        arguments[BIAS] = (bias_md, bias)
+        arguments[dnn.args.BIAS] = (bias_md, bias)
         if peephole_md is not None and peephole is not None:
-            arguments[WEIGHTS_PEEPHOLE] = (peephole_md, peephole)
-        for arg, state in zip((SRC_ITER, SRC_ITER_C), self.states, strict=False):
+            arguments[dnn.args.WEIGHTS_PEEPHOLE] = (peephole_md, peephole)
+        for arg, state in zip((dnn.args.SRC_ITER, dnn.args.SRC_ITER_C), self.states, strict=False):
             if state is not None:
                 arguments[arg] = (self.iter, ordered(site, state, (0, 1, 2)))
-        arguments[DST_LAYER] = (y_md, y)
+        arguments[dnn.args.DST_LAYER] = (y_md, y)
         writes = [y]
         if last:
-            for arg in (DST_ITER, DST_ITER_C) if cells else (DST_ITER,):
+            for arg in (dnn.args.DST_ITER, dnn.args.DST_ITER_C) if cells else (dnn.args.DST_ITER,):
                 writes.append(self._state())
                 arguments[arg] = (self.iter, writes[-1])
         emit(site, made, arguments, writes, self.kind.lower())
@@ -305,12 +292,12 @@ def rnn(
     initial_h: Value | None = None,
 ) -> tuple[Value | None, ...]:
     """A layer with Tanh, or with Relu for finite values."""
-    layer = Layer(site, "RNN", x, w, r, b, lengths, [initial_h])
+    layer = RecurrentLayer(site, "RNN", x, w, r, b, lengths, [initial_h])
     activation = layer.activations("tanh")
     if activation == "relu":
         site.require(layer.finiteness == FINITE, "Relu of oneDNN does not return NaN")
         site.needs_finite()
-    return layer.compute(onednn.rnn, activation=activation)
+    return layer.compute(dnn.rnn, activation=activation)
 
 
 @kernel("GRU", 1, 3, 7, 14, 22, on="onednn")
@@ -324,10 +311,10 @@ def gru(
     initial_h: Value | None = None,
 ) -> tuple[Value | None, ...]:
     """A layer whose reset gate is applied before or after the product of the state."""
-    layer = Layer(site, "GRU", x, w, r, b, lengths, [initial_h])
+    layer = RecurrentLayer(site, "GRU", x, w, r, b, lengths, [initial_h])
     layer.activations("sigmoid", "tanh")
     after = bool(site.attributes.get("linear_before_reset", 0))
-    return layer.compute(onednn.gru, apart=after, linear_before_reset=after)
+    return layer.compute(dnn.gru, apart=after, linear_before_reset=after)
 
 
 @kernel("LSTM", 1, 7, 14, 22, on="onednn")
@@ -343,7 +330,7 @@ def lstm(
     p: Value | None = None,
 ) -> tuple[Value | None, ...]:
     """A layer with or without peepholes."""
-    layer = Layer(site, "LSTM", x, w, r, b, lengths, [initial_h, initial_c])
+    layer = RecurrentLayer(site, "LSTM", x, w, r, b, lengths, [initial_h, initial_c])
     layer.activations("sigmoid", "tanh", "tanh")
     site.require(not site.attributes.get("input_forget"), "the input and forget gates are coupled")
-    return layer.compute(onednn.lstm, peepholes=p)
+    return layer.compute(dnn.lstm, peepholes=p)

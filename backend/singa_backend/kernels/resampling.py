@@ -10,9 +10,9 @@ import numpy as np
 
 from ..errors import OperatorError
 from ..ir.spans import ROUND, Kernel, Span, cubic, linear, scaled, sized, taps_of
-from . import onednn
+from . import onednn as dnn
 from .lowering import F32, channels_last, dense_desc, emit, pinned, require_plain, threads_for
-from .onednn import DST, SRC, WEIGHTS, MemoryDesc
+from .onednn import MemoryDesc
 from .table import Site, kernel
 from .values import FINITE, Value, dense, last_order, strides_of
 
@@ -134,19 +134,19 @@ def _is_half_pixel(span: Span, at: np.ndarray) -> bool:
 
 def _by_onednn(site: Site, x: Value, active: Sequence[Span], shape: Sequence[int], algorithm: str) -> Value | None:
     """Resize by a resampling of all axes; None if oneDNN has no fast code."""
-    if not (3 <= x.ndim <= 5 and x.dtype in NEAREST and min(s.axis for s in active) >= 2) or onednn.library() is None:
+    if not (3 <= x.ndim <= 5 and x.dtype in NEAREST and min(s.axis for s in active) >= 2) or dnn.library() is None:
         return None
     order = last_order(x.ndim)
     src, dst = dense_desc(x.dtype, x.shape, order), dense_desc(x.dtype, shape, order)
     try:
         with threads_for(math.prod(shape) * (8 if algorithm == "linear" else 2)):
-            made = onednn.resampling(src, dst, algorithm=algorithm)
-    except onednn.OneDnnError:
+            made = dnn.resampling(src, dst, algorithm=algorithm)
+    except dnn.OneDnnError:
         return None
     require_plain(site, x, dtypes=NEAREST)
     x = channels_last(site, x)
     y = site.new(shape, x.dtype, order, x.finiteness)
-    emit(site, made, {SRC: (src, x), DST: (dst, y)}, (y,))
+    emit(site, made, {dnn.args.SRC: (src, x), dnn.args.DST: (dst, y)}, (y,))
     return y
 
 
@@ -185,14 +185,14 @@ def _multiplied(site: Site, x: Value, span: Span, matrix: np.ndarray) -> Value:
         weights, src = _matrix((before, old, after)), _matrix((1, new, old))
         dst = _matrix((before, new, after))
         with threads_for(work):
-            made = onednn.matmul(src, weights, None, dst)
-        emit(site, made, {SRC: (src, factor), WEIGHTS: (weights, x), DST: (dst, y)}, (y,), "resize")
+            made = dnn.matmul(src, weights, None, dst)
+        emit(site, made, {dnn.args.SRC: (src, factor), dnn.args.WEIGHTS: (weights, x), dnn.args.DST: (dst, y)}, (y,), "resize")
         return y
     src, dst = _matrix((before, old)), _matrix((before, new))
     weights = MemoryDesc.of(F32, (old, new), (1, old))
     with threads_for(work):
-        made = onednn.matmul(src, weights, None, dst)
-    emit(site, made, {SRC: (src, x), WEIGHTS: (weights, factor), DST: (dst, y)}, (y,), "resize")
+        made = dnn.matmul(src, weights, None, dst)
+    emit(site, made, {dnn.args.SRC: (src, x), dnn.args.WEIGHTS: (weights, factor), dnn.args.DST: (dst, y)}, (y,), "resize")
     return y
 
 

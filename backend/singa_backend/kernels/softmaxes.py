@@ -6,10 +6,10 @@ import math
 
 import numpy as np
 
-from . import onednn
+from . import onednn as dnn
 from .elementwise import FLOATS
 from .lowering import F32, emit, threads_for
-from .onednn import DST, SRC, MemoryDesc
+from .onednn import MemoryDesc
 from .products import contiguous, described, merged
 from .table import Site, kernel
 from .values import FINITE, INFINITE, NAN, Bound, Value, strides_of
@@ -39,12 +39,12 @@ def _softmax(site: Site, x: Value, first: int) -> Value:
     md = described(rows)
     target = md if inside else MemoryDesc.of(F32, rows.shape)
     with threads_for(COST * x.size):
-        primitive = onednn.softmax(md, target, axis=1)
+        primitive = dnn.softmax(md, target, axis=1)
     finiteness = FINITE if x.finiteness == FINITE else NAN
     y = x.view(x.shape, x.strides) if inside else site.new(x.shape, F32, finiteness=finiteness)
     y.finiteness, y.low = finiteness, False
     flat = y.view(rows.shape, rows.strides if inside else strides_of(rows.shape, F32.itemsize))
-    emit(site, primitive, {SRC: (md, rows), DST: (target, flat)}, (flat,))
+    emit(site, primitive, {dnn.args.SRC: (md, rows), dnn.args.DST: (target, flat)}, (flat,))
     return y
 
 
@@ -53,8 +53,8 @@ def softmax_in_place(site: Site, x: Value) -> None:
     rows = x.view((x.size // x.shape[-1], x.shape[-1]), (x.shape[-1] * F32.itemsize, F32.itemsize))
     md = described(rows)
     with threads_for(COST * x.size):
-        primitive = onednn.softmax(md, md, axis=1)
-    emit(site, primitive, {SRC: (md, rows), DST: (md, rows)}, (rows,))
+        primitive = dnn.softmax(md, md, axis=1)
+    emit(site, primitive, {dnn.args.SRC: (md, rows), dnn.args.DST: (md, rows)}, (rows,))
 
 
 def _permuted(x: Value, perm: list[int]) -> Value:

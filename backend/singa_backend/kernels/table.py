@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from .values import FINITE, Bound, Buffer, Step, Value
+from .values import FINITE, Bound, Buffer, PlanStep, Value
 
 
 class Refused(Exception):
@@ -103,7 +103,7 @@ class Site(ABC):
     shared: dict[Any, Any]
 
     def __init__(self) -> None:
-        self.steps: list[Step] = []
+        self.steps: list[PlanStep] = []
         self.absorbed = 0
 
     def refuse(self, reason: str) -> NoReturn:
@@ -158,7 +158,7 @@ class Site(ABC):
     ) -> None:
         """Add a step."""
         given = tuple(v for v in reads if v is not None)
-        self.steps.append(Step(bind, given, tuple(writes), kernel, (), (), scratch, list(keeps)))
+        self.steps.append(PlanStep(bind, given, tuple(writes), kernel, (), (), scratch, list(keeps)))
 
     def derived(self, value: Value, what: Any, make: Callable[[], Any]) -> Any:
         """What `make` returns for a constant of the graph, computed once for all plans; for other values once for this plan."""

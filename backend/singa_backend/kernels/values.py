@@ -306,7 +306,7 @@ Bound = Sequence[tuple[Callable[..., Any], tuple[Any, ...]]]
 
 
 @dataclass(eq=False)
-class Step:
+class PlanStep:
     """A piece of work of a plan.
 
     Attributes:

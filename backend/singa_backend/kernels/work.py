@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from ..ir.declaration import WorkShape, newest_declaration
-from . import onednn
-from .onednn import DST, FROM, SCRATCHPAD, SRC, TO, WEIGHTS, MemoryDesc
+from . import onednn as dnn
+from .onednn import MemoryDesc
 
 SELECTS = frozenset(["Gather", "GatherElements", "GatherND", "Slice"])
 """Operators that read at most as many bytes of their first input as they write, however large it is."""
@@ -135,7 +135,7 @@ def rates(threads: int, precision: str = "float32") -> Rates:
     """
     found = []
     for count in {1, threads}:  # other programs may leave no time in which several threads run at once
-        with onednn.using_threads(count):
+        with dnn.using_threads(count):
             found += [_product_rate(n, precision) for n in _PRODUCTS]  # short ones also finish where others take turns
     gflops, by = max(found)
     caches = tuple((2 * threads * n, _copy_rate(n, threads)) for n in _COPIES)
@@ -185,16 +185,22 @@ def _product_rate(n: int, precision: str) -> tuple[float, str]:
     """The rate of a product of matrices with packed weights, and the library that computes it."""
     x, w, y = np.ones((n, n), np.float32), np.ones((n, n), np.float32), np.empty((n, n), np.float32)
     work = 2 * n**3 / 1e9
-    library = onednn.library()
+    library = dnn.library()
     if library is None:
         return work / _best(lambda: np.matmul(x, w, y)), "NumPy"
     plain = MemoryDesc.of(np.float32, (n, n))
-    attributes = onednn.Attributes(fpmath="bf16" if precision == "bf16" else "strict")
-    primitive = onednn.matmul(plain, MemoryDesc.any(np.float32, (n, n)), None, plain, attributes)
+    attributes = dnn.Attributes(fpmath="bf16" if precision == "bf16" else "strict")
+    primitive = dnn.matmul(plain, MemoryDesc.any(np.float32, (n, n)), None, plain, attributes)
     packed = primitive.query("weights")
     weights, scratch = np.empty(packed.nbytes, np.uint8), np.empty(max(primitive.scratchpad_nbytes, 1), np.uint8)
-    onednn.bind(onednn.reorder(plain, packed), {FROM: (plain, w.ctypes.data), TO: (packed, weights.ctypes.data)}).run()
-    memories = {SRC: (plain, x.ctypes.data), WEIGHTS: (packed, weights.ctypes.data), DST: (plain, y.ctypes.data)}
+    dnn.bind(
+        dnn.reorder(plain, packed), {dnn.args.FROM: (plain, w.ctypes.data), dnn.args.TO: (packed, weights.ctypes.data)}
+    ).run()
+    memories = {
+        dnn.args.SRC: (plain, x.ctypes.data),
+        dnn.args.WEIGHTS: (packed, weights.ctypes.data),
+        dnn.args.DST: (plain, y.ctypes.data),
+    }
     if primitive.scratchpad_nbytes:
-        memories[SCRATCHPAD] = (primitive.query("scratchpad"), scratch.ctypes.data)
-    return work / _best(onednn.bind(primitive, memories).run), f"oneDNN {'.'.join(map(str, library.version))}"
+        memories[dnn.args.SCRATCHPAD] = (primitive.query("scratchpad"), scratch.ctypes.data)
+    return work / _best(dnn.bind(primitive, memories).run), f"oneDNN {'.'.join(map(str, library.version))}"

@@ -14,7 +14,7 @@ from ..devices.device import Device
 from ..ir.declaration import has_trait
 from ..ir.graph import Graph, Node
 from ..kernels.table import Options
-from ..kernels.values import Step, Value
+from ..kernels.values import PlanStep, Value
 from ..kernels.work import Rates, flops, moved, rates
 from ..runtime.executor import Executor, Path
 from .contention import contention
@@ -371,7 +371,7 @@ class _Recorder:
         return found
 
 
-def _piece(step: Step, segment: int) -> _Piece:
+def _piece(step: PlanStep, segment: int) -> _Piece:
     notes = step.notes
     if step.kernel == "definition" and not notes:
         notes = (f"no kernel of {step.origins[0].op_type}",)
@@ -388,7 +388,7 @@ def _piece(step: Step, segment: int) -> _Piece:
     )
 
 
-def _moved(step: Step) -> int:
+def _moved(step: PlanStep) -> int:
     written = {id(v): v.nbytes for v in step.writes}
     read = sum({id(v): v.nbytes for v in step.reads if id(v) not in written}.values())
     return moved([n.op_type for n in step.origins], read, sum(written.values()))

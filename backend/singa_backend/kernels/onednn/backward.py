@@ -1,8 +1,4 @@
-"""The backward primitives: gradients of those of `primitives`.
-
-Each needs its forward primitive, created with prop "training", as a hint.  Paddings, dilations and refusals are those of
-`primitives`.
-"""
+"""The backward primitives: gradients of the forward ones.  `primitives` describes their parameters."""
 
 from __future__ import annotations
 
@@ -28,27 +24,7 @@ def convolution_backward_data(
     attributes: Attributes | None = None,
     allow_reference: bool = False,
 ) -> Primitive:
-    """The gradient of a convolution for its input.
-
-    Args:
-        diff_src: the gradient of the input.
-        weights: the weights.
-        diff_dst: the gradient of the output.
-        hint: the forward primitive.
-        strides: the steps of the window.
-        dilations: the gaps within the window; 0 for a dense one.
-        pads_begin: the padding before each axis.
-        pads_end: the padding after each axis.
-        algorithm: that of the forward primitive.
-        attributes: post-ops, scales and mode.
-        allow_reference: accept slow reference code.
-
-    Returns:
-        The primitive.
-
-    Raises:
-        Unimplemented: oneDNN has no fast code for it.
-    """
+    """The gradient of a convolution for its input."""
     return create(
         "convolution_backward_data",
         needed().engine,
@@ -78,28 +54,7 @@ def convolution_backward_weights(
     attributes: Attributes | None = None,
     allow_reference: bool = False,
 ) -> Primitive:
-    """The gradients of a convolution for its weights and its bias.
-
-    Args:
-        src: the input.
-        diff_weights: the gradient of the weights.
-        diff_bias: the gradient of the bias, or None.
-        diff_dst: the gradient of the output.
-        hint: the forward primitive.
-        strides: the steps of the window.
-        dilations: the gaps within the window; 0 for a dense one.
-        pads_begin: the padding before each axis.
-        pads_end: the padding after each axis.
-        algorithm: that of the forward primitive.
-        attributes: post-ops, scales and mode.
-        allow_reference: accept slow reference code.
-
-    Returns:
-        The primitive.
-
-    Raises:
-        Unimplemented: oneDNN has no fast code for it.
-    """
+    """The gradients of a convolution for its weights and its bias."""
     return create(
         "convolution_backward_weights",
         needed().engine,
@@ -129,27 +84,7 @@ def deconvolution_backward_data(
     attributes: Attributes | None = None,
     allow_reference: bool = False,
 ) -> Primitive:
-    """The gradient of a deconvolution for its input.
-
-    Args:
-        diff_src: the gradient of the input.
-        weights: the weights.
-        diff_dst: the gradient of the output.
-        hint: the forward primitive.
-        strides: the steps of the window.
-        dilations: the gaps within the window; 0 for a dense one.
-        pads_begin: the padding before each axis.
-        pads_end: the padding after each axis.
-        algorithm: that of the forward primitive.
-        attributes: post-ops, scales and mode.
-        allow_reference: accept slow reference code.
-
-    Returns:
-        The primitive.
-
-    Raises:
-        Unimplemented: oneDNN has no fast code for it.
-    """
+    """The gradient of a deconvolution for its input."""
     return create(
         "deconvolution_backward_data",
         needed().engine,
@@ -179,28 +114,7 @@ def deconvolution_backward_weights(
     attributes: Attributes | None = None,
     allow_reference: bool = False,
 ) -> Primitive:
-    """The gradients of a deconvolution for its weights and its bias.
-
-    Args:
-        src: the input.
-        diff_weights: the gradient of the weights.
-        diff_bias: the gradient of the bias, or None.
-        diff_dst: the gradient of the output.
-        hint: the forward primitive.
-        strides: the steps of the window.
-        dilations: the gaps within the window; 0 for a dense one.
-        pads_begin: the padding before each axis.
-        pads_end: the padding after each axis.
-        algorithm: that of the forward primitive.
-        attributes: post-ops, scales and mode.
-        allow_reference: accept slow reference code.
-
-    Returns:
-        The primitive.
-
-    Raises:
-        Unimplemented: oneDNN has no fast code for it.
-    """
+    """The gradients of a deconvolution for its weights and its bias."""
     return create(
         "deconvolution_backward_weights",
         needed().engine,
@@ -225,22 +139,7 @@ def inner_product_backward_data(
     attributes: Attributes | None = None,
     allow_reference: bool = False,
 ) -> Primitive:
-    """The gradient of an inner product for its input.
-
-    Args:
-        diff_src: the gradient of the input.
-        weights: the weights.
-        diff_dst: the gradient of the output.
-        hint: the forward primitive.
-        attributes: post-ops, scales and mode.
-        allow_reference: accept slow reference code.
-
-    Returns:
-        The primitive.
-
-    Raises:
-        Unimplemented: oneDNN has no fast code for it.
-    """
+    """The gradient of an inner product for its input."""
     return create(
         "inner_product_backward_data",
         needed().engine,
@@ -263,23 +162,7 @@ def inner_product_backward_weights(
     attributes: Attributes | None = None,
     allow_reference: bool = False,
 ) -> Primitive:
-    """The gradients of an inner product for its weights and its bias.
-
-    Args:
-        src: the input.
-        diff_weights: the gradient of the weights.
-        diff_bias: the gradient of the bias, or None.
-        diff_dst: the gradient of the output.
-        hint: the forward primitive.
-        attributes: post-ops, scales and mode.
-        allow_reference: accept slow reference code.
-
-    Returns:
-        The primitive.
-
-    Raises:
-        Unimplemented: oneDNN has no fast code for it.
-    """
+    """The gradients of an inner product for its weights and its bias."""
     return create(
         "inner_product_backward_weights",
         needed().engine,
@@ -307,27 +190,7 @@ def pooling_backward(
     attributes: Attributes | None = None,
     allow_reference: bool = False,
 ) -> Primitive:
-    """The gradient of a pooling.  That of the maximum needs the forward workspace.
-
-    Args:
-        diff_src: the gradient of the input.
-        diff_dst: the gradient of the output.
-        hint: the forward primitive.
-        algorithm: that of the forward primitive.
-        kernel: the sizes of the window.
-        strides: the steps of the window.
-        dilations: the gaps within the window; 0 for a dense one.
-        pads_begin: the padding before each axis.
-        pads_end: the padding after each axis.
-        attributes: post-ops, scales and mode.
-        allow_reference: accept slow reference code.
-
-    Returns:
-        The primitive.
-
-    Raises:
-        Unimplemented: oneDNN has no fast code for it.
-    """
+    """The gradient of a pooling.  That of the maximum needs the forward workspace."""
     return create(
         "pooling_backward",
         needed().engine,
@@ -355,22 +218,7 @@ def eltwise_backward(
 ) -> Primitive:
     """The gradient of a function of each element.
 
-    Args:
-        diff_src: the gradient of the input.
-        diff_dst: the gradient of the output.
-        data: the input, or the output for algorithms `..._use_dst_for_bwd`.
-        hint: the forward primitive.
-        algorithm: that of the forward primitive.
-        alpha: its first parameter.
-        beta: its second parameter.
-        attributes: post-ops, scales and mode.
-        allow_reference: accept slow reference code.
-
-    Returns:
-        The primitive.
-
-    Raises:
-        Unimplemented: oneDNN has no fast code for it.
+    * data: the input, or the output for algorithms `..._use_dst_for_bwd`.
     """
     return create(
         "eltwise_backward",
@@ -400,21 +248,7 @@ def softmax_backward(
 ) -> Primitive:
     """The gradient of a softmax.
 
-    Args:
-        diff_src: the gradient of the input.
-        diff_dst: the gradient of the output.
-        dst: the output.
-        hint: the forward primitive.
-        axis: the axis.
-        log: whether the output is the logarithm.
-        attributes: post-ops, scales and mode.
-        allow_reference: accept slow reference code.
-
-    Returns:
-        The primitive.
-
-    Raises:
-        Unimplemented: oneDNN has no fast code for it.
+    * log: whether the output is the logarithm.
     """
     return create(
         "softmax_backward",
@@ -444,22 +278,7 @@ def batch_normalization_backward(
 ) -> Primitive:
     """The gradients of a batch normalization.
 
-    Args:
-        diff_src: the gradient of the input.
-        diff_dst: the gradient of the output.
-        src: the input.
-        hint: the forward primitive.
-        epsilon: that of the forward primitive.
-        flags: those of the forward primitive.
-        parameters: compute the gradients of scale and shift too.
-        attributes: post-ops, scales and mode.
-        allow_reference: accept slow reference code.
-
-    Returns:
-        The primitive.
-
-    Raises:
-        Unimplemented: oneDNN has no fast code for it.
+    * parameters: compute the gradients of scale and shift too.
     """
     return create(
         "batch_normalization_backward",
@@ -491,23 +310,8 @@ def layer_normalization_backward(
 ) -> Primitive:
     """The gradients of a layer normalization.  With USE_SHIFT, oneDNN 3.2 wants the argument SHIFT too.
 
-    Args:
-        diff_src: the gradient of the input.
-        diff_dst: the gradient of the output.
-        src: the input.
-        hint: the forward primitive.
-        epsilon: that of the forward primitive.
-        flags: those of the forward primitive.
-        stat: (*batch), mean and variance; None for C order.
-        parameters: compute the gradients of scale and shift too.
-        attributes: post-ops, scales and mode.
-        allow_reference: accept slow reference code.
-
-    Returns:
-        The primitive.
-
-    Raises:
-        Unimplemented: oneDNN has no fast code for it.
+    * stat: (*batch), mean and variance; None for C order.
+    * parameters: compute the gradients of scale and shift too.
     """
     return create(
         "layer_normalization_backward",

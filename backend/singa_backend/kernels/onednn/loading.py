@@ -176,8 +176,8 @@ class Library:
         functions: the C functions by name without the prefix `dnnl_`, as far as the library has them.
         engine: the handle of the engine.
         stream: the handle of the stream.
-        execute: the C function `dnnl_primitive_execute`, to be called with `Bound.args`, objects of ctypes; it returns a status,
-            0 is success.
+        execute: the C function `dnnl_primitive_execute`, to be called with `BoundPrimitive.args`, objects of ctypes; it returns a
+            status, 0 is success.
     """
 
     def __init__(self, path: str) -> None:

@@ -413,7 +413,7 @@ class Attributes(Owner):
         return self._append("eltwise", code(ELTWISE, algorithm, "algorithm"), alpha, beta)
 
     def append_binary(self, algorithm: str, md: MemoryDesc) -> Self:
-        """Combine each element with one of another tensor, given at execution as `post_op_arg(i)`.
+        """Combine each element with one of another tensor, given at execution as `args.post_op(i)`.
 
         Args:
             algorithm: the name of the function, a key of `constants.BINARY`.
@@ -426,7 +426,7 @@ class Attributes(Owner):
         return self._append("binary", code(BINARY, algorithm, "algorithm"), md.handle)
 
     def append_prelu(self, mask: int) -> Self:
-        """Multiply negative elements with weights, given at execution as `post_op_arg(i, WEIGHTS)`.
+        """Multiply negative elements with weights, given at execution as `args.post_op(i, WEIGHTS)`.
 
         Args:
             mask: bit k is set if the weights vary along axis k.
@@ -437,7 +437,7 @@ class Attributes(Owner):
         return self._append("prelu", mask)
 
     def set_scales(self, arg: int, mask: int) -> Self:
-        """Scale an argument; the scales, float32, are given at execution as `scales_arg(arg)`.
+        """Scale an argument; the scales, float32, are given at execution as `args.scales(arg)`.
 
         Args:
             arg: SRC, WEIGHTS or DST.
@@ -450,7 +450,7 @@ class Attributes(Owner):
         return self
 
     def set_zero_points(self, arg: int, mask: int) -> Self:
-        """Subtract a zero point from an argument, given at execution, int32, as `zero_points_arg(arg)`.
+        """Subtract a zero point from an argument, given at execution, int32, as `args.zero_points(arg)`.
 
         Args:
             arg: SRC, WEIGHTS or DST.

@@ -1,18 +1,34 @@
-"""Primitives of oneDNN: one function creates each kind, `bind` makes a call of one.
+"""Primitives of oneDNN: one function creates each kind (here and in the other files of families), `bind` makes a call of one.
 
 Numbers are oneDNN's: a dilation of 0 is a dense window (ONNX's dilation minus 1); paddings are of the spatial axes, in elements;
 the weights of a convolution with groups have the shape (groups, outputs / groups, inputs / groups, *window).
 
-Every function has the parameters `attributes` (None for none) and `allow_reference`, and raises `Unimplemented` if oneDNN refuses
-the descriptors, if it has only its slow reference code for them (unless `allow_reference`), or if it would compute a product of
-int8 values without the instructions that make it exact (VNNI, AMX): other code saturates sums of pairs in 16 bits.  The recurrent
-primitives have no `allow_reference`: what oneDNN 3.2 names "ref" there are its fast products and generated gates.
+Each function returns the primitive.  It raises `Unimplemented` if oneDNN refuses the descriptors, if it has only its slow
+reference code for them (unless `allow_reference`), or if it would compute a product of int8 values without the instructions that
+make it exact (VNNI, AMX): other code saturates sums of pairs in 16 bits.  The recurrent primitives have no `allow_reference`:
+what oneDNN 3.2 names "ref" there are its fast products and generated gates.
+
+Their parameters are descriptors and numbers.  The functions document only what differs from this list:
+
+* src, srcs, weights, dst: the descriptors of the inputs and of the output.
+* diff_src, diff_weights, diff_bias, diff_dst: the descriptors of the gradients of these.
+* attributes: post-ops, scales and mode; None for none.
+* prop: "inference" or "training".
+* algorithm: a key of the table of `constants` for this kind; in `backward`, that of the forward primitive.
+* allow_reference: accept slow reference code.
+* kernel, strides: the sizes and the steps of a window.
+* dilations: the gaps within the window; 0 for a dense one.
+* pads_begin, pads_end: the padding before and after each spatial axis.
+* epsilon: is added to a variance.  flags: of a normalization.  alpha, beta: the parameters of an activation.
+* hint: the forward primitive, created with prop "training".
+* src_layer: (time, batch, inputs).  dst_layer: (time, batch, hidden), or twice hidden if both directions are concatenated.
+* src_iter: the first state, (1, directions, batch, hidden), or None for 0.  dst_iter: the last state, or None.
+* direction: "left2right", "right2left", "bidirectional_concat" or "bidirectional_sum".
 """
 
 from __future__ import annotations
 
 import ctypes
-import math
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from ctypes import c_char_p, c_float, c_int, c_void_p
@@ -21,27 +37,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .constants import (
-    BINARY,
-    CONVOLUTION,
-    DECONVOLUTION,
-    DIRECTION,
-    DST,
-    ELTWISE,
-    FROM,
-    LRN,
-    POOLING,
-    PROP,
-    QUERY,
-    QUERY_IMPLEMENTATION,
-    REDUCTION,
-    RESAMPLING,
-    SCRATCHPAD,
-    SOFTMAX,
-    TO,
-    WEIGHTS,
-    WORKSPACE,
-)
+from .args import DST, FROM, SCRATCHPAD, TO, WEIGHTS, WORKSPACE
+from .constants import QUERY, QUERY_IMPLEMENTATION
 from .loading import OneDnnError, Unimplemented, needed, threads, using_threads
 from .memory import Attributes, Memory, MemoryDesc, Owner, code, dims
 
@@ -201,7 +198,7 @@ class _Kept(NamedTuple):
     constants: frozenset[int]
 
 
-class Bound:
+class BoundPrimitive:
     """A primitive with its memories, ready to run.
 
     Args:
@@ -247,8 +244,8 @@ def threads_of(arguments: Sequence[Any]) -> int:
         arguments: the arguments of the call.
 
     Returns:
-        The number; 0 if any will do: the call is not one of a `Bound`, or its code keeps to the one thread of its creation, as
-        that of products and convolutions does.
+        The number; 0 if any will do: the call is not one of a `BoundPrimitive`, or its code keeps to the one thread of its
+        creation, as that of products and convolutions does.
     """
     kept: _Kept | None = getattr(arguments[-1], "kept", None) if arguments else None
     if kept is None:
@@ -264,8 +261,8 @@ def single_threaded(arguments: Sequence[Any]) -> tuple[Any, ...] | None:
         arguments: the arguments of the call.
 
     Returns:
-        The arguments, made once; the same ones if they need one thread or are not those of a `Bound`; None if oneDNN has no
-        code for one thread with these layouts.
+        The arguments, made once; the same ones if they need one thread or are not those of a `BoundPrimitive`; None if oneDNN has
+        no code for one thread with these layouts.
     """
     array = arguments[-1] if arguments else None
     kept: _Kept | None = getattr(array, "kept", None)
@@ -299,7 +296,7 @@ def _narrowed(made: Primitive, kept: _Kept, arguments: tuple[Any, ...]) -> tuple
         bind(copy, {FROM: kept.memories[arg], TO: memory, **need}).run()
     if made.scratchpad_nbytes:
         own[SCRATCHPAD] = _Scratch(made.query("scratchpad"))
-    return Bound(made, {**kept.memories, **own}).args
+    return BoundPrimitive(made, {**kept.memories, **own}).args
 
 
 class _Scratch(Memory):
@@ -324,7 +321,7 @@ class _Handle(c_void_p):
 
 def bind(
     primitive: Primitive, arguments: Mapping[int, tuple[MemoryDesc, int] | Memory], constants: Collection[int] = ()
-) -> Bound:
+) -> BoundPrimitive:
     """Give a primitive its memories.
 
     Args:
@@ -343,7 +340,7 @@ def bind(
         if nbytes and arg not in arguments:
             raise OneDnnError(2, f"bind {primitive.kind} without argument {arg} of {nbytes} bytes")
     memories = {arg: m if isinstance(m, Memory) else Memory(*m) for arg, m in arguments.items()}
-    return Bound(primitive, memories, constants)
+    return BoundPrimitive(primitive, memories, constants)
 
 
 def create(
@@ -369,13 +366,13 @@ def _plain(value: Any) -> Any:
     return value.handle if isinstance(value, Owner) else value
 
 
-def _mds(descriptors: Sequence[MemoryDesc]) -> ctypes.Array[c_void_p]:
-    made = (c_void_p * len(descriptors))(*[d.handle for d in descriptors])
-    made.kept = tuple(descriptors)  # type: ignore[attr-defined]  # ctypes arrays take attributes
+def descriptors(given: Sequence[MemoryDesc]) -> ctypes.Array[c_void_p]:
+    made = (c_void_p * len(given))(*[d.handle for d in given])
+    made.kept = tuple(given)  # type: ignore[attr-defined]  # ctypes arrays take attributes
     return made
 
 
-def _floats(values: Sequence[float] | None, length: int) -> ctypes.Array[c_float] | None:
+def floats(values: Sequence[float] | None, length: int) -> ctypes.Array[c_float] | None:
     """An array of numbers for a call; raises OneDnnError if it does not have the length that the call reads."""
     if values is None:
         return None
@@ -389,921 +386,13 @@ def window(src: MemoryDesc, *sizes: Sequence[int]) -> list[Any]:
     return [dims(s, len(src.shape) - 2) for s in sizes]
 
 
-def convolution(
-    src: MemoryDesc,
-    weights: MemoryDesc,
-    bias: MemoryDesc | None,
-    dst: MemoryDesc,
-    *,
-    strides: Sequence[int],
-    dilations: Sequence[int],
-    pads_begin: Sequence[int],
-    pads_end: Sequence[int],
-    attributes: Attributes | None = None,
-    prop: str = "inference",
-    algorithm: str = "direct",
-    allow_reference: bool = False,
-) -> Primitive:
-    """A convolution (ONNX's Conv).
-
-    Args:
-        src: (batch, channels, *sizes).
-        weights: (outputs, channels, *window), or with groups (groups, outputs / groups, channels / groups, *window).
-        bias: (outputs,), or None.
-        dst: (batch, outputs, *sizes).
-        strides: the steps of the window.
-        dilations: the gaps within the window; 0 for a dense one.
-        pads_begin: the padding before each axis.
-        pads_end: the padding after each axis.
-        attributes: post-ops, scales and mode.
-        prop: "inference" or "training".
-        algorithm: "direct", "winograd" or "auto".
-        allow_reference: accept slow reference code.
-
-    Returns:
-        The primitive.
-
-    Raises:
-        Unimplemented: oneDNN has no fast and exact code for it.
-    """
-    return create(
-        "convolution_forward",
-        needed().engine,
-        code(PROP, prop, "prop"),
-        code(CONVOLUTION, algorithm, "algorithm"),
-        src,
-        weights,
-        bias,
-        dst,
-        *window(src, strides, dilations, pads_begin, pads_end),
-        attributes=attributes,
-        allow_reference=allow_reference,
-        inputs=(src, weights),
-    )
-
-
-def matmul(
-    src: MemoryDesc,
-    weights: MemoryDesc,
-    bias: MemoryDesc | None,
-    dst: MemoryDesc,
-    attributes: Attributes | None = None,
-    *,
-    allow_reference: bool = False,
-) -> Primitive:
-    """A product of matrices, or of batches of them (ONNX's MatMul).
-
-    Args:
-        src: (*batch, m, k).
-        weights: (*batch, k, n); axes of the batch have size 1 where they are broadcast.
-        bias: of the rank of dst, (1, n), or None.
-        dst: (*batch, m, n).
-        attributes: post-ops, scales and mode.
-        allow_reference: accept slow reference code.
-
-    Returns:
-        The primitive.
-
-    Raises:
-        Unimplemented: oneDNN has no fast and exact code for it.
-    """
-    return create(
-        "matmul",
-        needed().engine,
-        src,
-        weights,
-        bias,
-        dst,
-        attributes=attributes,
-        allow_reference=allow_reference,
-        inputs=(src, weights),
-    )
-
-
-def pooling(
-    src: MemoryDesc,
-    dst: MemoryDesc,
-    *,
-    algorithm: str,
-    kernel: Sequence[int],
-    strides: Sequence[int],
-    dilations: Sequence[int],
-    pads_begin: Sequence[int],
-    pads_end: Sequence[int],
-    attributes: Attributes | None = None,
-    prop: str = "inference",
-    allow_reference: bool = False,
-) -> Primitive:
-    """A pooling.  The maximum skips NaN, where NumPy propagates it.
-
-    Args:
-        src: (batch, channels, *sizes).
-        dst: (batch, channels, *sizes).
-        algorithm: "max", "avg_include_padding" or "avg_exclude_padding".
-        kernel: the sizes of the window.
-        strides: the steps of the window.
-        dilations: the gaps within the window; 0 for a dense one.
-        pads_begin: the padding before each axis.
-        pads_end: the padding after each axis.
-        attributes: post-ops, scales and mode.
-        prop: "inference" or "training".
-        allow_reference: accept slow reference code.
-
-    Returns:
-        The primitive.
-
-    Raises:
-        Unimplemented: oneDNN has no fast code for it.
-    """
-    return create(
-        "pooling_forward",
-        needed().engine,
-        code(PROP, prop, "prop"),
-        code(POOLING, algorithm, "algorithm"),
-        src,
-        dst,
-        *window(src, strides, kernel, dilations, pads_begin, pads_end),
-        attributes=attributes,
-        allow_reference=allow_reference,
-    )
-
-
-def layer_normalization(
-    src: MemoryDesc,
-    dst: MemoryDesc,
-    *,
-    epsilon: float,
-    flags: int = 0,
-    stat: MemoryDesc | None = None,
-    attributes: Attributes | None = None,
-    prop: str = "inference",
-    allow_reference: bool = False,
-) -> Primitive:
-    """A normalization over the last axis.
-
-    Args:
-        src: (*batch, features).
-        dst: (*batch, features).
-        epsilon: is added to the variance.
-        flags: USE_SCALE, USE_SHIFT, USE_GLOBAL_STATS.
-        stat: (*batch), mean and variance; None for C order.
-        attributes: post-ops, scales and mode.
-        prop: "inference" or "training"; the latter writes mean and variance.
-        allow_reference: accept slow reference code.
-
-    Returns:
-        The primitive.
-
-    Raises:
-        Unimplemented: oneDNN has no fast code for it, or there are gaps between the features, which its code reads and writes.
-    """
-    for md in (src, dst):
-        if md.nbytes and md.nbytes != math.prod(md.shape) * md.dtype.itemsize:
-            raise Unimplemented(3, f"layer_normalization with gaps ({md})")
-    return create(
-        "layer_normalization_forward",
-        needed().engine,
-        code(PROP, prop, "prop"),
-        src,
-        dst,
-        stat,
-        epsilon,
-        flags,
-        attributes=attributes,
-        allow_reference=allow_reference,
-    )
-
-
-def softmax(
-    src: MemoryDesc,
-    dst: MemoryDesc,
-    *,
-    axis: int,
-    log: bool = False,
-    attributes: Attributes | None = None,
-    prop: str = "inference",
-    allow_reference: bool = False,
-) -> Primitive:
-    """A softmax along one axis, which should be the innermost in memory.
-
-    Args:
-        src: the logits.
-        dst: the probabilities, of the same shape.
-        axis: the axis.
-        log: return the logarithm.
-        attributes: post-ops, scales and mode.
-        prop: "inference" or "training".
-        allow_reference: accept slow reference code.
-
-    Returns:
-        The primitive.
-
-    Raises:
-        Unimplemented: oneDNN has no fast code for it.
-    """
-    return create(
-        "softmax_forward",
-        needed().engine,
-        code(PROP, prop, "prop"),
-        SOFTMAX["log" if log else "accurate"],
-        src,
-        dst,
-        axis,
-        attributes=attributes,
-        allow_reference=allow_reference,
-    )
-
-
-def eltwise(
-    src: MemoryDesc,
-    dst: MemoryDesc,
-    *,
-    algorithm: str,
-    alpha: float = 0.0,
-    beta: float = 0.0,
-    attributes: Attributes | None = None,
-    prop: str = "inference",
-    allow_reference: bool = False,
-) -> Primitive:
-    """A function of each element.  "relu" turns NaN into 0.
-
-    Args:
-        src: the input.
-        dst: the output, of the same shape; it may be the same memory.
-        algorithm: the name of the function, a key of `constants.ELTWISE`.
-        alpha: its first parameter.
-        beta: its second parameter.
-        attributes: post-ops, scales and mode; a binary post-op makes it slow: begin such a chain with `binary`.
-        prop: "inference" or "training".
-        allow_reference: accept slow reference code.
-
-    Returns:
-        The primitive.
-
-    Raises:
-        Unimplemented: oneDNN has no fast code for it.
-    """
-    return create(
-        "eltwise_forward",
-        needed().engine,
-        code(PROP, prop, "prop"),
-        code(ELTWISE, algorithm, "algorithm"),
-        src,
-        dst,
-        alpha,
-        beta,
-        attributes=attributes,
-        allow_reference=allow_reference,
-    )
-
-
-def binary(
-    a: MemoryDesc,
-    b: MemoryDesc,
-    dst: MemoryDesc,
-    *,
-    algorithm: str,
-    attributes: Attributes | None = None,
-    allow_reference: bool = False,
-) -> Primitive:
-    """A function of two tensors.
-
-    Args:
-        a: the first tensor.
-        b: the second tensor, of the same rank; axes of size 1 are broadcast.
-        dst: the output.
-        algorithm: the name of the function, a key of `constants.BINARY`.
-        attributes: post-ops, scales and mode.
-        allow_reference: accept slow reference code.
-
-    Returns:
-        The primitive.
-
-    Raises:
-        Unimplemented: oneDNN has no fast code for it, or only code that is wrong: version 3.2 reads the operand of a post-op
-            with one value for each channel at wrong places if there are several samples, and all other axes have size 1.
-    """
-    shape, operands = dst.shape, attributes.operands if attributes is not None else []
-    flat = len(shape) > 2 and shape[0] > 1 < shape[1] and set(shape[2:]) == {1}
-    if flat and any(o[0] == 1 < o[1] for o in operands):
-        raise Unimplemented(3, "binary with a post-op of one value for each channel of samples without further axes")
-    return create(
-        "binary",
-        needed().engine,
-        code(BINARY, algorithm, "algorithm"),
-        a,
-        b,
-        dst,
-        attributes=attributes,
-        allow_reference=allow_reference,
-    )
-
-
 def reorder(
     src: MemoryDesc, dst: MemoryDesc, *, attributes: Attributes | None = None, allow_reference: bool = False
 ) -> Primitive:
     """A copy into another layout or element type.
 
-    Args:
-        src: the source, argument FROM.
-        dst: the destination, argument TO.
-        attributes: post-ops, scales and mode.
-        allow_reference: accept slow reference code.
-
-    Returns:
-        The primitive.
-
-    Raises:
-        Unimplemented: oneDNN has no fast code for it.
+    * src: the source, argument FROM.
+    * dst: the destination, argument TO.
     """
     engine = needed().engine
     return create("reorder", src, engine, dst, engine, attributes=attributes, allow_reference=allow_reference)
-
-
-def deconvolution(
-    src: MemoryDesc,
-    weights: MemoryDesc,
-    bias: MemoryDesc | None,
-    dst: MemoryDesc,
-    *,
-    strides: Sequence[int],
-    dilations: Sequence[int],
-    pads_begin: Sequence[int],
-    pads_end: Sequence[int],
-    algorithm: str = "direct",
-    attributes: Attributes | None = None,
-    prop: str = "inference",
-    allow_reference: bool = False,
-) -> Primitive:
-    """A transposed convolution (ONNX's ConvTranspose, whose weights have their first two axes exchanged).
-
-    Args:
-        src: (batch, channels, *sizes).
-        weights: (outputs, channels, *window), or with groups (groups, outputs / groups, channels / groups, *window).
-        bias: (outputs,), or None.
-        dst: (batch, outputs, *sizes).
-        strides: the steps of the window.
-        dilations: the gaps within the window; 0 for a dense one.
-        pads_begin: the padding before each axis.
-        pads_end: the padding after each axis.
-        algorithm: "direct" or "winograd".
-        attributes: post-ops, scales and mode.
-        prop: "inference" or "training".
-        allow_reference: accept slow reference code.
-
-    Returns:
-        The primitive.
-
-    Raises:
-        Unimplemented: oneDNN has no fast and exact code for it.
-    """
-    return create(
-        "deconvolution_forward",
-        needed().engine,
-        code(PROP, prop, "prop"),
-        code(DECONVOLUTION, algorithm, "algorithm"),
-        src,
-        weights,
-        bias,
-        dst,
-        *window(src, strides, dilations, pads_begin, pads_end),
-        attributes=attributes,
-        allow_reference=allow_reference,
-        inputs=(src, weights),
-    )
-
-
-def inner_product(
-    src: MemoryDesc,
-    weights: MemoryDesc,
-    bias: MemoryDesc | None,
-    dst: MemoryDesc,
-    *,
-    attributes: Attributes | None = None,
-    prop: str = "inference",
-    allow_reference: bool = False,
-) -> Primitive:
-    """A product with transposed weights (ONNX's Gemm with transB).
-
-    Args:
-        src: (batch, *features).
-        weights: (outputs, *features).
-        bias: (outputs,), or None.
-        dst: (batch, outputs).
-        attributes: post-ops, scales and mode.
-        prop: "inference" or "training".
-        allow_reference: accept slow reference code.
-
-    Returns:
-        The primitive.
-
-    Raises:
-        Unimplemented: oneDNN has no fast and exact code for it.
-    """
-    return create(
-        "inner_product_forward",
-        needed().engine,
-        code(PROP, prop, "prop"),
-        src,
-        weights,
-        bias,
-        dst,
-        attributes=attributes,
-        allow_reference=allow_reference,
-        inputs=(src, weights),
-    )
-
-
-def batch_normalization(
-    src: MemoryDesc,
-    dst: MemoryDesc,
-    *,
-    epsilon: float,
-    flags: int = 0,
-    attributes: Attributes | None = None,
-    prop: str = "inference",
-    allow_reference: bool = False,
-) -> Primitive:
-    """A normalization of each channel, over all other axes.
-
-    Args:
-        src: (batch, channels, *sizes).
-        dst: (batch, channels, *sizes).
-        epsilon: is added to the variance.
-        flags: USE_GLOBAL_STATS (mean and variance are inputs), USE_SCALE, USE_SHIFT, FUSE_NORM_RELU, FUSE_NORM_ADD_RELU.
-        attributes: post-ops, scales and mode.
-        prop: "inference" or "training".
-        allow_reference: accept slow reference code.
-
-    Returns:
-        The primitive.
-
-    Raises:
-        Unimplemented: oneDNN has no fast code for it.
-    """
-    return create(
-        "batch_normalization_forward",
-        needed().engine,
-        code(PROP, prop, "prop"),
-        src,
-        dst,
-        epsilon,
-        flags,
-        attributes=attributes,
-        allow_reference=allow_reference,
-    )
-
-
-def lrn(
-    src: MemoryDesc,
-    dst: MemoryDesc,
-    *,
-    size: int,
-    alpha: float,
-    beta: float,
-    k: float,
-    algorithm: str = "across_channels",
-    attributes: Attributes | None = None,
-    prop: str = "inference",
-    allow_reference: bool = False,
-) -> Primitive:
-    """A local response normalization, with ONNX's alpha.
-
-    Args:
-        src: (batch, channels, *sizes).
-        dst: (batch, channels, *sizes).
-        size: the number of elements that are summed.
-        alpha: the factor of the sum of squares.
-        beta: the exponent.
-        k: is added to the sum.
-        algorithm: "across_channels" or "within_channel".
-        attributes: post-ops, scales and mode.
-        prop: "inference" or "training".
-        allow_reference: accept slow reference code.
-
-    Returns:
-        The primitive.
-
-    Raises:
-        Unimplemented: oneDNN has no fast code for it.
-    """
-    return create(
-        "lrn_forward",
-        needed().engine,
-        code(PROP, prop, "prop"),
-        code(LRN, algorithm, "algorithm"),
-        src,
-        dst,
-        size,
-        alpha,
-        beta,
-        k,
-        attributes=attributes,
-        allow_reference=allow_reference,
-    )
-
-
-def reduction(
-    src: MemoryDesc,
-    dst: MemoryDesc,
-    *,
-    algorithm: str,
-    p: float = 0.0,
-    epsilon: float = 0.0,
-    attributes: Attributes | None = None,
-    allow_reference: bool = False,
-) -> Primitive:
-    """A reduction of some axes.
-
-    Args:
-        src: the input.
-        dst: the output, of the same rank; reduced axes have size 1.
-        algorithm: the name of the function, a key of `constants.REDUCTION`.
-        p: the order of a norm.
-        epsilon: the term or the bound of a norm.
-        attributes: post-ops, scales and mode.
-        allow_reference: accept slow reference code.
-
-    Returns:
-        The primitive.
-
-    Raises:
-        Unimplemented: oneDNN has no fast code for it.
-    """
-    return create(
-        "reduction",
-        needed().engine,
-        code(REDUCTION, algorithm, "algorithm"),
-        src,
-        dst,
-        p,
-        epsilon,
-        attributes=attributes,
-        allow_reference=allow_reference,
-    )
-
-
-def resampling(
-    src: MemoryDesc,
-    dst: MemoryDesc,
-    *,
-    algorithm: str,
-    factors: Sequence[float] | None = None,
-    attributes: Attributes | None = None,
-    prop: str = "inference",
-    allow_reference: bool = False,
-) -> Primitive:
-    """A resize with half pixels.
-
-    Args:
-        src: (batch, channels, *sizes).
-        dst: (batch, channels, *sizes).
-        algorithm: "nearest" or "linear".
-        factors: the ratio of the sizes for each spatial axis; None to compute it from the sizes.
-        attributes: post-ops, scales and mode.
-        prop: "inference" or "training".
-        allow_reference: accept slow reference code.
-
-    Returns:
-        The primitive.
-
-    Raises:
-        Unimplemented: oneDNN has no fast code for it.
-    """
-    return create(
-        "resampling_forward",
-        needed().engine,
-        code(PROP, prop, "prop"),
-        code(RESAMPLING, algorithm, "algorithm"),
-        _floats(factors, len(src.shape) - 2),
-        src,
-        dst,
-        attributes=attributes,
-        allow_reference=allow_reference,
-    )
-
-
-def prelu(
-    src: MemoryDesc,
-    weights: MemoryDesc,
-    dst: MemoryDesc,
-    *,
-    attributes: Attributes | None = None,
-    prop: str = "inference",
-    allow_reference: bool = False,
-) -> Primitive:
-    """Negative elements multiplied with weights (ONNX's PRelu).
-
-    Args:
-        src: the input.
-        weights: the slopes, of the same rank; axes of size 1 are broadcast.
-        dst: the output.
-        attributes: post-ops, scales and mode.
-        prop: "inference" or "training".
-        allow_reference: accept slow reference code.
-
-    Returns:
-        The primitive.
-
-    Raises:
-        Unimplemented: oneDNN has no fast code for it.
-    """
-    return create(
-        "prelu_forward",
-        needed().engine,
-        code(PROP, prop, "prop"),
-        src,
-        weights,
-        dst,
-        attributes=attributes,
-        allow_reference=allow_reference,
-    )
-
-
-def concat(
-    dst: MemoryDesc | None,
-    axis: int,
-    srcs: Sequence[MemoryDesc],
-    *,
-    attributes: Attributes | None = None,
-    allow_reference: bool = False,
-) -> Primitive:
-    """Tensors joined along an axis; source i is argument MULTIPLE_SRC + i.
-
-    Args:
-        dst: the output; None to choose its layout (`query`).
-        axis: the axis.
-        srcs: the inputs.
-        attributes: post-ops, scales and mode.
-        allow_reference: accept slow reference code.
-
-    Returns:
-        The primitive.
-
-    Raises:
-        Unimplemented: oneDNN has no fast code for it.
-    """
-    return create(
-        "concat",
-        needed().engine,
-        dst,
-        len(srcs),
-        axis,
-        _mds(srcs),
-        attributes=attributes,
-        allow_reference=allow_reference,
-    )
-
-
-def sum_(
-    dst: MemoryDesc | None,
-    scales: Sequence[float],
-    srcs: Sequence[MemoryDesc],
-    *,
-    attributes: Attributes | None = None,
-    allow_reference: bool = False,
-) -> Primitive:
-    """A weighted sum of tensors of one shape; source i is argument MULTIPLE_SRC + i.
-
-    Args:
-        dst: the output, which may be the memory of source 0; None to choose its layout (`query`).
-        scales: the factor of each input.
-        srcs: the inputs.
-        attributes: post-ops, scales and mode.
-        allow_reference: accept slow reference code.
-
-    Returns:
-        The primitive.
-
-    Raises:
-        Unimplemented: oneDNN has no fast code for it.
-    """
-    return create(
-        "sum",
-        needed().engine,
-        dst,
-        len(srcs),
-        _floats(scales, len(srcs)),
-        _mds(srcs),
-        attributes=attributes,
-        allow_reference=allow_reference,
-    )
-
-
-def shuffle(
-    src: MemoryDesc,
-    dst: MemoryDesc,
-    *,
-    axis: int,
-    group_size: int,
-    attributes: Attributes | None = None,
-    prop: str = "inference",
-    allow_reference: bool = False,
-) -> Primitive:
-    """An axis split into (group_size, rest) and transposed: a shuffle of channels.
-
-    Args:
-        src: the input.
-        dst: the output, of the same shape.
-        axis: the axis.
-        group_size: the size of the first part; it divides that of the axis.
-        attributes: post-ops, scales and mode.
-        prop: "inference" or "training".
-        allow_reference: accept slow reference code.
-
-    Returns:
-        The primitive.
-
-    Raises:
-        Unimplemented: oneDNN has no fast code for it.
-    """
-    return create(
-        "shuffle_forward",
-        needed().engine,
-        code(PROP, prop, "prop"),
-        src,
-        dst,
-        axis,
-        group_size,
-        attributes=attributes,
-        allow_reference=allow_reference,
-    )
-
-
-def lstm(
-    src_layer: MemoryDesc,
-    src_iter: MemoryDesc | None,
-    src_iter_c: MemoryDesc | None,
-    weights_layer: MemoryDesc,
-    weights_iter: MemoryDesc,
-    bias: MemoryDesc | None,
-    dst_layer: MemoryDesc,
-    dst_iter: MemoryDesc | None,
-    dst_iter_c: MemoryDesc | None,
-    *,
-    direction: str = "left2right",
-    peephole: MemoryDesc | None = None,
-    projection: MemoryDesc | None = None,
-    attributes: Attributes | None = None,
-    prop: str = "inference",
-) -> Primitive:
-    """An LSTM; its gates have the order input, forget, cell, output (ONNX's: input, output, forget, cell).
-
-    Args:
-        src_layer: (time, batch, inputs).
-        src_iter: the first state, (1, directions, batch, hidden), or None for 0.
-        src_iter_c: the first cells, (1, directions, batch, hidden), or None for 0.
-        weights_layer: (1, directions, inputs, 4, hidden).
-        weights_iter: (1, directions, hidden, 4, hidden).
-        bias: (1, directions, 4, hidden), or None.
-        dst_layer: (time, batch, hidden), or twice hidden if both directions are concatenated.
-        dst_iter: the last state, or None.
-        dst_iter_c: the last cells, or None.
-        direction: "left2right", "right2left", "bidirectional_concat" or "bidirectional_sum".
-        peephole: (1, directions, 3, hidden), or None.
-        projection: (1, directions, hidden, outputs), or None.
-        attributes: post-ops, scales and mode.
-        prop: "inference" or "training".
-
-    Returns:
-        The primitive.
-
-    Raises:
-        Unimplemented: oneDNN has no fast and exact code for it.
-    """
-    return create(
-        "lstm_forward",
-        needed().engine,
-        code(PROP, prop, "prop"),
-        code(DIRECTION, direction, "direction"),
-        src_layer,
-        src_iter,
-        src_iter_c,
-        weights_layer,
-        weights_iter,
-        peephole,
-        projection,
-        bias,
-        dst_layer,
-        dst_iter,
-        dst_iter_c,
-        0,
-        attributes=attributes,
-        allow_reference=True,
-        inputs=(src_layer, weights_layer),
-    )
-
-
-def gru(
-    src_layer: MemoryDesc,
-    src_iter: MemoryDesc | None,
-    weights_layer: MemoryDesc,
-    weights_iter: MemoryDesc,
-    bias: MemoryDesc | None,
-    dst_layer: MemoryDesc,
-    dst_iter: MemoryDesc | None,
-    *,
-    linear_before_reset: bool = False,
-    direction: str = "left2right",
-    attributes: Attributes | None = None,
-    prop: str = "inference",
-) -> Primitive:
-    """A GRU; its gates have the order update, reset, output (ONNX's z, r, h).
-
-    Args:
-        src_layer: (time, batch, inputs).
-        src_iter: the first state, (1, directions, batch, hidden), or None for 0.
-        weights_layer: (1, directions, inputs, 3, hidden).
-        weights_iter: (1, directions, hidden, 3, hidden).
-        bias: (1, directions, 3, hidden), with `linear_before_reset` 4 (the last is that of the recurrent output gate), or None.
-        dst_layer: (time, batch, hidden), or twice hidden if both directions are concatenated.
-        dst_iter: the last state, or None.
-        linear_before_reset: apply the reset gate after the product, as in ONNX.
-        direction: "left2right", "right2left", "bidirectional_concat" or "bidirectional_sum".
-        attributes: post-ops, scales and mode.
-        prop: "inference" or "training".
-
-    Returns:
-        The primitive.
-
-    Raises:
-        Unimplemented: oneDNN has no fast and exact code for it.
-    """
-    return create(
-        "lbr_gru_forward" if linear_before_reset else "gru_forward",
-        needed().engine,
-        code(PROP, prop, "prop"),
-        code(DIRECTION, direction, "direction"),
-        src_layer,
-        src_iter,
-        weights_layer,
-        weights_iter,
-        bias,
-        dst_layer,
-        dst_iter,
-        0,
-        attributes=attributes,
-        allow_reference=True,
-        inputs=(src_layer, weights_layer),
-    )
-
-
-def rnn(
-    src_layer: MemoryDesc,
-    src_iter: MemoryDesc | None,
-    weights_layer: MemoryDesc,
-    weights_iter: MemoryDesc,
-    bias: MemoryDesc | None,
-    dst_layer: MemoryDesc,
-    dst_iter: MemoryDesc | None,
-    *,
-    activation: str,
-    direction: str = "left2right",
-    alpha: float = 0.0,
-    beta: float = 0.0,
-    attributes: Attributes | None = None,
-    prop: str = "inference",
-) -> Primitive:
-    """A simple recurrent network.
-
-    Args:
-        src_layer: (time, batch, inputs).
-        src_iter: the first state, (1, directions, batch, hidden), or None for 0.
-        weights_layer: (1, directions, inputs, 1, hidden).
-        weights_iter: (1, directions, hidden, 1, hidden).
-        bias: (1, directions, 1, hidden), or None.
-        dst_layer: (time, batch, hidden), or twice hidden if both directions are concatenated.
-        dst_iter: the last state, or None.
-        activation: "relu", "tanh" or "logistic".
-        direction: "left2right", "right2left", "bidirectional_concat" or "bidirectional_sum".
-        alpha: the slope of relu for negative values.
-        beta: the second parameter of the activation.
-        attributes: post-ops, scales and mode.
-        prop: "inference" or "training".
-
-    Returns:
-        The primitive.
-
-    Raises:
-        Unimplemented: oneDNN has no fast and exact code for it.
-    """
-    return create(
-        "vanilla_rnn_forward",
-        needed().engine,
-        code(PROP, prop, "prop"),
-        code(ELTWISE, activation, "activation"),
-        code(DIRECTION, direction, "direction"),
-        src_layer,
-        src_iter,
-        weights_layer,
-        weights_iter,
-        bias,
-        dst_layer,
-        dst_iter,
-        0,
-        alpha,
-        beta,
-        attributes=attributes,
-        allow_reference=True,
-        inputs=(src_layer, weights_layer),
-    )

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from ...kernels import onednn
+from ...kernels import onednn as dnn
 from ...kernels.lowering import F32
-from ...kernels.onednn import DST, RUNTIME_DIM, SCRATCHPAD, SRC, WEIGHTS, MemoryDesc, OneDnnError, Primitive
+from ...kernels.onednn import MemoryDesc, OneDnnError, Primitive
 from ...kernels.values import ALIGNMENT, aligned
 
 SMALL = 1 << 18
@@ -45,7 +45,7 @@ class OpenProduct:
             return None
         (m, k), n = a.shape[-2:], b.shape[-1]
         step = max(b.strides[-2:]) // 4
-        key = (a.shape[:-2], m, k if columns else n, columns, step, onednn.threads())
+        key = (a.shape[:-2], m, k if columns else n, columns, step, dnn.threads())
         if key not in self._primitives:
             self._primitives[key] = self._create(a.shape[:-2], m, k, n, columns, step)
         primitive = self._primitives[key]
@@ -53,26 +53,27 @@ class OpenProduct:
             return None
         a, y = np.ascontiguousarray(a), np.empty((*a.shape[:-1], n), F32)
         arguments = {
-            SRC: (MemoryDesc.of(F32, a.shape), a.ctypes.data), DST: (MemoryDesc.of(F32, y.shape), y.ctypes.data),
-            WEIGHTS: (MemoryDesc.of(F32, b.shape, [s // 4 for s in b.strides]), b.ctypes.data),
-        }  # fmt: skip
+            dnn.args.SRC: (MemoryDesc.of(F32, a.shape), a.ctypes.data),
+            dnn.args.DST: (MemoryDesc.of(F32, y.shape), y.ctypes.data),
+            dnn.args.WEIGHTS: (MemoryDesc.of(F32, b.shape, [s // 4 for s in b.strides]), b.ctypes.data),
+        }
         scratch = aligned(max(primitive.scratchpad_nbytes, ALIGNMENT))
         if primitive.scratchpad_nbytes:
-            arguments[SCRATCHPAD] = (primitive.query("scratchpad"), scratch.ctypes.data)
-        onednn.bind(primitive, arguments).run()
+            arguments[dnn.args.SCRATCHPAD] = (primitive.query("scratchpad"), scratch.ctypes.data)
+        dnn.bind(primitive, arguments).run()
         return y
 
     @staticmethod
     def _create(batch: tuple[int, ...], m: int, k: int, n: int, columns: bool, step: int) -> Primitive | None:
-        outer = [RUNTIME_DIM] * len(batch)
+        outer = [dnn.RUNTIME_DIM] * len(batch)
         if columns:
-            left, right = MemoryDesc.of(F32, (*batch, m, k)), MemoryDesc.of(F32, (*batch, k, RUNTIME_DIM), (*outer, 1, step))
-            into = MemoryDesc.of(F32, (*batch, m, RUNTIME_DIM), (*outer, RUNTIME_DIM, 1))
+            left, right = MemoryDesc.of(F32, (*batch, m, k)), MemoryDesc.of(F32, (*batch, k, dnn.RUNTIME_DIM), (*outer, 1, step))
+            into = MemoryDesc.of(F32, (*batch, m, dnn.RUNTIME_DIM), (*outer, dnn.RUNTIME_DIM, 1))
         else:
-            left = MemoryDesc.of(F32, (*batch, m, RUNTIME_DIM), (*outer, RUNTIME_DIM, 1))
-            right, into = MemoryDesc.of(F32, (*batch, RUNTIME_DIM, n), (*outer, step, 1)), MemoryDesc.of(F32, (*batch, m, n))
+            left = MemoryDesc.of(F32, (*batch, m, dnn.RUNTIME_DIM), (*outer, dnn.RUNTIME_DIM, 1))
+            right, into = MemoryDesc.of(F32, (*batch, dnn.RUNTIME_DIM, n), (*outer, step, 1)), MemoryDesc.of(F32, (*batch, m, n))
         try:
-            return onednn.matmul(left, right, None, into)
+            return dnn.matmul(left, right, None, into)
         except OneDnnError:
             return None
 

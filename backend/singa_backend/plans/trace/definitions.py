@@ -11,7 +11,7 @@ from ... import dtypes, limits
 from ...ir.declaration import has_trait
 from ...ir.graph import ABSENT
 from ...kernels.table import worst
-from ...kernels.values import FINITE, NAN, Step, Value
+from ...kernels.values import FINITE, NAN, PlanStep, Value
 from ...kernels.work import flops
 from ..region import Call
 from .segment import Entry, Mismatch, OpaqueValue
@@ -76,7 +76,7 @@ class Definitions(TraceValues):
         reads = tuple(e for e in (*entries, *(e for _, e in inner)) if isinstance(e, Value))
         writes = tuple(m for m in made if isinstance(m, Value))
         self.facts.definitions += 1
-        step = Step(bind, reads, writes, "definition", call.origins or (node,), tuple(self._reasons))
+        step = PlanStep(bind, reads, writes, "definition", call.origins or (node,), tuple(self._reasons))
         step.flops = flops_of((call,), entries, writes[0]) if writes else None
         self._record(step)
         for i, m in zip(call.outputs, made, strict=False):
@@ -95,7 +95,7 @@ class Definitions(TraceValues):
             return known
         return FINITE if known == FINITE and has_trait(call.node.domain, call.name, "finite") else NAN
 
-    def _record(self, step: Step) -> None:
+    def _record(self, step: PlanStep) -> None:
         index = len(self.segment.steps)
         for v in (*step.reads, *step.writes):
             v.buffer.touch(index)

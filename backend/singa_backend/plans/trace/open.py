@@ -9,7 +9,7 @@ import numpy as np
 
 from ...ir.graph import ABSENT
 from ...kernels import onednn
-from ...kernels.values import Bound, Step, Value
+from ...kernels.values import Bound, PlanStep, Value
 from ..open.caches import append
 from ..open.products import OpenProduct
 from ..region import Call
@@ -81,7 +81,7 @@ class Opener(Chooser):
         if self.unused:
             unused, self.unused = self.unused, Cells()
             unused.clear_values()
-            self._record(Step(lambda: [(unused.clear_values, ())], (), (), "release"))
+            self._record(PlanStep(lambda: [(unused.clear_values, ())], (), (), "release"))
 
     def _open(self, item: tuple[Call, ...], record: Record) -> None:
         """Compute an item by definitions, in each run with the shapes that it meets.
@@ -115,7 +115,7 @@ class Opener(Chooser):
 
         for function, arguments in bind():
             function(*arguments)
-        self.segment.steps.append(Step(bind, (), tuple(v for _, _, v in settled if not v.constant), "copy"))
+        self.segment.steps.append(PlanStep(bind, (), tuple(v for _, _, v in settled if not v.constant), "copy"))
         self.unused += [cell for _, cell, _ in settled]
 
     def _open_call(self, call: Call) -> None:
@@ -153,7 +153,7 @@ class Opener(Chooser):
 
             return [(run, ())]
 
-        self._record(Step(bind, (), (), "definition", call.origins or (node,), ("its shapes differ between runs",)))
+        self._record(PlanStep(bind, (), (), "definition", call.origins or (node,), ("its shapes differ between runs",)))
         for function, arguments in bind():
             function(*arguments)
         self._set_cells(call, cells)
@@ -184,7 +184,7 @@ class Opener(Chooser):
 
             return [(run, ())]
 
-        self._record(Step(bind, (), (), "numpy.copyto", call.origins or (call.node,), ("grows in place",)))
+        self._record(PlanStep(bind, (), (), "numpy.copyto", call.origins or (call.node,), ("grows in place",)))
         for function, arguments in bind():
             function(*arguments)
         self._set_cells(call, [target])

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ...kernels.onednn import thread_switch, threads_of
-from ...kernels.values import Bound, Step, Value, aligned
+from ...kernels.values import Bound, PlanStep, Value, aligned
 from .. import arena as arenas
 from ..contention import Pace
 from ..open.caches import PASSED, PASSED_STEPS, ZeroCopy
@@ -100,7 +100,7 @@ class Placer(Opener):
         return {i: p for i, p in made.items() if p.value.nbytes >= PASSED and touching[i] <= PASSED_STEPS}
 
 
-def _threads(step: Step, pieces: Bound, usual: int) -> int:
+def _threads(step: PlanStep, pieces: Bound, usual: int) -> int:
     """The number of threads with which a step runs: those for which its primitives were created.
 
     oneDNN's code for small work asks for the number when it runs; with another one it would wait for idle threads.

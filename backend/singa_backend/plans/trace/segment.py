@@ -13,7 +13,7 @@ import numpy as np
 from ... import limits
 from ...ir.graph import Node
 from ...kernels import onednn
-from ...kernels.values import Bound, Buffer, Step, Value
+from ...kernels.values import Bound, Buffer, PlanStep, Value
 from ...runtime.executor import Visitor
 from ..contention import Pace, contention, single_step
 from ..open.caches import ZeroCopy, unbound
@@ -96,7 +96,7 @@ class Record:
 
     reads: list[tuple[int, Entry]]
     results: dict[int, Entry] = field(default_factory=dict)
-    steps: list[Step] = field(default_factory=list)
+    steps: list[PlanStep] = field(default_factory=list)
     copies: list[tuple[Value, Any, Value]] = field(default_factory=list)
     made: frozenset[Buffer] = frozenset()
     executions: int = 0
@@ -144,7 +144,7 @@ class Segment:
         pace: how fast it runs, if a run may use fewer threads; None if it may not, or no step uses several.
     """
 
-    steps: list[Step] = field(default_factory=list)
+    steps: list[PlanStep] = field(default_factory=list)
     flat: list[tuple[Callable[..., Any], tuple[Any, ...]]] = field(default_factory=list)
     arena: np.ndarray | None = None
     arena_bytes: int = 0
@@ -155,7 +155,7 @@ class Segment:
     outputs: tuple[Entry, ...] = ()
     copies: tuple[Callable[[], Any], ...] = ()
     passed: tuple[ZeroCopy, ...] = ()
-    moving: tuple[tuple[int, Step, int], ...] = ()
+    moving: tuple[tuple[int, PlanStep, int], ...] = ()
     cells: Cells = field(default_factory=Cells)
     pace: Pace | None = None
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from ... import dtypes
 from ...ir.graph import Graph
-from ...kernels.values import NAN, Step, Value
+from ...kernels.values import NAN, PlanStep, Value
 from ..fusion import fuse
 from ..region import Call, Region, TooManyCalls, branch_of, branches_fit
 from .items import Branch, CopyIn, Item, Rename, items_of
@@ -129,7 +129,7 @@ class Tracer(Placer):
                     target = made.array
                     return [(lambda: np.copyto(target, cell.value), ())]
 
-                self._record(Step(bind, (), (made,), "copy", call.origins or (call.node,)))
+                self._record(PlanStep(bind, (), (made,), "copy", call.origins or (call.node,)))
                 self.env[i] = made
                 made.buffer.users += 1
 
