@@ -120,31 +120,38 @@ def bisect(
     with Setting(
         model, inputs, against=against, device=device, names=names, rtol=rtol, atol=atol, budget=budget, timeout=timeout
     ) as setting:
-        found = _first(setting, local, progress)
-        if found is None:
-            return None
-        visit, node, judge = found
-        if node.inputs_agreed is None:
-            part = _between(setting, visit, node, judge, to)
-            if part is not None:
-                return part
-        result = _written(setting, visit, node, to)
-        if result.alone or isinstance(visit.mine, Failure) or isinstance(visit.theirs, Failure):
-            return result
-        if setting.plans:
-            together = _window(setting, to)
-            if together is not None:
-                if together.folder != result.folder:
-                    _remove(result.folder)
-                return together
-        grown = _grew_most(setting, visit.call.index, progress)
-        if grown is None:
-            return result
-        again = _written(setting, *grown, to)
-        again.accumulated, again.first = not again.alone, node
-        if again.folder != result.folder:
-            _remove(result.folder)
-        return again
+        return _reproduction(setting, local, to, progress)
+
+
+def _reproduction(
+    setting: Setting, local: bool, to: str | Path | None, progress: Callable[..., None] | None
+) -> Reproduction | None:
+    """The first diverging node; the nodes of the plan that diverges with it; or the node that added most to the error."""
+    found = _first(setting, local, progress)
+    if found is None:
+        return None
+    visit, node, judge = found
+    if node.inputs_agreed is None:
+        part = _between(setting, visit, node, judge, to)
+        if part is not None:
+            return part
+    result = _written(setting, visit, node, to)
+    if result.alone or isinstance(visit.mine, Failure) or isinstance(visit.theirs, Failure):
+        return result
+    if setting.plans:
+        together = _window(setting, to)
+        if together is not None:
+            if together.folder != result.folder:
+                _remove(result.folder)
+            return together
+    grown = _grew_most(setting, visit.call.index, progress)
+    if grown is None:
+        return result
+    again = _written(setting, *grown, to)
+    again.accumulated, again.first = not again.alone, node
+    if again.folder != result.folder:
+        _remove(result.folder)
+    return again
 
 
 def _first(setting: Setting, local: bool, progress: Callable[..., None] | None) -> tuple[Visit, Divergence, Judge] | None:
