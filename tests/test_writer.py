@@ -12,8 +12,8 @@ import pytest
 from onnx import ModelProto, TensorProto, helper, numpy_helper, parser
 
 from singa_backend import SingaBackend
-from singa_backend.conform.opset_matrix.judge import Judged, judge
-from singa_backend.conform.opset_matrix.problems import Problem, current, drawn, operators_of
+from singa_backend.conform.opset_matrix.judge import JudgedProblem, judge
+from singa_backend.conform.opset_matrix.problems import OpsetProblem, current, drawn, operators_of
 from singa_backend.ir.declaration import Rule, declarations
 from singa_backend.ir.reader import read
 from singa_backend.opsets import writer as writing
@@ -62,8 +62,8 @@ def refused(proto: ModelProto, opset: int) -> Unwritable:
     return caught.value
 
 
-def judged(proto: ModelProto, feeds: list[Any], *opsets: int) -> Judged:
-    problem = Problem("m", "drawn", proto.SerializeToString(), feeds, None, 0, 0, operators_of(proto))
+def judged(proto: ModelProto, feeds: list[Any], *opsets: int) -> JudgedProblem:
+    problem = OpsetProblem("m", "drawn", proto.SerializeToString(), feeds, None, 0, 0, operators_of(proto))
     return judge(problem, opsets or None)
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from onnx import helper
 
 from ... import dtypes
-from .generate import Case
+from .generate import NodeCase
 
 Array: TypeAlias = np.ndarray
 Formula: TypeAlias = Callable[..., Any]
@@ -187,7 +187,7 @@ _VARIADIC: dict[str, Callable[[list[Array]], Any]] = {
 }  # fmt: skip
 
 
-def value(case: Case) -> list[Any]:
+def value(case: NodeCase) -> list[Any]:
     """Return the outputs by formula; raises NotImplementedError if there is none."""
     from .definitions import FORMULAS
 
@@ -207,7 +207,7 @@ def value(case: Case) -> list[Any]:
         return [_plain(case, x, attributes)]
 
 
-def _plain(case: Case, x: list[Any], attributes: dict[str, Any]) -> Any:
+def _plain(case: NodeCase, x: list[Any], attributes: dict[str, Any]) -> Any:
     """Return the output of an operator that depends on values alone."""
     name = case.operator
     if name in UNARY and not (name in ("Neg", "Sign") and x[0].dtype.kind == "u"):
@@ -251,7 +251,7 @@ def _widen(v: Any, operator: str | None = None) -> Any:
     return v.astype(np.float64) if v.dtype in dtypes.NARROW_FLOATS or v.dtype == np.float32 else v
 
 
-def attributes_of(case: Case) -> dict[str, Any]:
+def attributes_of(case: NodeCase) -> dict[str, Any]:
     """Return the node's attributes and the schema's defaults by name; an attribute with neither is missing."""
     out: dict[str, Any] = {}
     for name, attribute in case.schema.attributes.items():
@@ -264,7 +264,7 @@ def attributes_of(case: Case) -> dict[str, Any]:
 # --- random operators: properties of all possible results ---------------------------------------------------------------
 
 
-def property_of(case: Case, outputs: list[Any]) -> str | None:
+def property_of(case: NodeCase, outputs: list[Any]) -> str | None:
     """Return what is wrong with a random operator's outputs, "" if nothing is; None for all other operators."""
     if case.operator not in (
         "RandomUniform",
