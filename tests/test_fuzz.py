@@ -18,7 +18,7 @@ from onnx import helper, numpy_helper
 from singa.cli import main
 from singa_backend import SingaBackend, define_operator
 from singa_backend.comparison import verdict
-from singa_backend.comparison.tolerances import Rule, rule
+from singa_backend.comparison.tolerances import Allowance, rule
 from singa_backend.conform.cases import ConformanceError, data_file
 from singa_backend.conform.fuzz import compare, formulas, generate, ledger, recipes, run, strategies, summary, witnesses
 from singa_backend.io.processes import Child
@@ -147,7 +147,7 @@ PLAIN, SUM = rule("", "Identity"), rule("", "MatMul")
         (np.ones(1, ml_dtypes.float8_e5m2), np.ones(1, ml_dtypes.float8_e5m2) * ml_dtypes.float8_e5m2(2), PLAIN, "values"),
     ],
 )
-def test_compare(actual: Any, expected: Any, rule: Rule, kind: str) -> None:
+def test_compare(actual: Any, expected: Any, rule: Allowance, kind: str) -> None:
     found = compare.compare([actual], [expected], rule, 1.0)
     assert found.kind == kind and bool(found.why) == bool(kind), found
 
@@ -193,7 +193,7 @@ def ask(case: generate.NodeCase, witness: str) -> list[Any]:
 def test_a_question_put_otherwise_has_the_same_answer(select: str, witness: str, wish: Any) -> None:
     case = drawn(select, count=3000, wish=wish)
     ours = list(SingaBackend.run_model(case.model, case.feeds))
-    found = compare.compare(ours, ask(case, witness), Rule((), "", 2), 1.0, dtype=F)
+    found = compare.compare(ours, ask(case, witness), Allowance((), "", 2), 1.0, dtype=F)
     assert not found.why, (case.describe(), found)
 
 

@@ -20,7 +20,7 @@ from singa_backend.conform.fuzz import recipes
 from singa_backend.conform.gradient_matrix import MatrixRow, ledger, page
 from singa_backend.conform.gradient_matrix.row import needs_judging
 from singa_backend.interpreters.eager import Eager
-from singa_backend.ir.declaration import Rule, declarations
+from singa_backend.ir.declaration import OperatorRule, declarations
 from singa_backend.proto.schemas import schemas
 
 ROWS = gradient_matrix.listed()
@@ -117,7 +117,7 @@ def test_the_judge_catches(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     plant, says = PLANTED[what]
     declaration = declarations["", "Mul"][14]
     assert declaration.gradient_rule is not None
-    rule = Rule(plant(declaration.gradient_rule.function))
+    rule = OperatorRule(plant(declaration.gradient_rule.function))
     rule.names = declaration.gradient_rule.names
     monkeypatch.setattr(declaration, "gradient_rule", rule)
     row = gradient_matrix.judged(_row("Mul", 14), count=5)

@@ -27,7 +27,7 @@ from ..errors import OperatorError, SonnxError, UnsupportedModel
 from ..interpreters.base import Example, Interpreter, Subgraph, arguments, same_attributes
 from ..interpreters.builder import GraphBuilder, Symbol, has_rank, repeated
 from ..interpreters.eager import Eager
-from ..ir.declaration import REQUIRED, Declaration, Rule, declarations
+from ..ir.declaration import REQUIRED, Declaration, OperatorRule, declarations
 from ..ir.versioned import VersionedOperator
 from ..proto.schemas import is_custom, newest, schema_version, schemas, type_strings, version_at
 from ..runtime.failures import typed_error
@@ -53,7 +53,7 @@ class Unwritable(UnsupportedModel):
     least: int | None = None
 
 
-ADAPTERS: dict[tuple[str, int], Rule] = {}
+ADAPTERS: dict[tuple[str, int], OperatorRule] = {}
 """(operator, schema version to write) -> rule."""
 
 
@@ -64,7 +64,7 @@ def adapter(name: str, *versions: int) -> Callable[[Callable[..., Any]], Callabl
         for version in versions:
             if (name, version) in ADAPTERS:
                 raise ValueError(f"the adapter of {name}-{version} is declared twice")
-            ADAPTERS[name, version] = Rule(rule)
+            ADAPTERS[name, version] = OperatorRule(rule)
         return rule
 
     return declare

@@ -132,7 +132,7 @@ class Observed:
 
 
 @dataclass
-class Span:
+class ValueRange:
     """What the first pass collects of one value."""
 
     low: Any = np.inf
@@ -172,11 +172,11 @@ def ranges(
         InvalidInput: a value is NaN or infinite (SX396).
     """
     observed = Observed(model, names)
-    spans: dict[str, Span] = {}
+    spans: dict[str, ValueRange] = {}
     for feeds in batches:
         for name, x in observed.run(feeds).items():
             if isinstance(x, np.ndarray) and x.dtype == np.float32:
-                spans.setdefault(name, Span()).add(name, x)
+                spans.setdefault(name, ValueRange()).add(name, x)
     spans = {n: s for n, s in spans.items() if s.low <= s.high}
     if method == "minmax":
         return {n: (s.low, s.high) for n, s in spans.items()}

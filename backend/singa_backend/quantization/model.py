@@ -12,7 +12,7 @@ from ..proto.load import ModelSource, embed, load_model
 from .calibration import Batches, Data, ranges
 from .dynamic import Dynamic
 from .graph import FloatGraph
-from .options import Options, checked
+from .options import QuantizationOptions, checked
 from .static import Static
 
 
@@ -91,7 +91,7 @@ def quantize(
     return _quantized(made, options, data, batch_size)
 
 
-def _quantized(made: ModelProto, options: Options, data: Data | None, batch_size: int | None) -> ModelProto:
+def _quantized(made: ModelProto, options: QuantizationOptions, data: Data | None, batch_size: int | None) -> ModelProto:
     """Quantize a copy of a model in place."""
     graph = FloatGraph(made)
     if data is None:

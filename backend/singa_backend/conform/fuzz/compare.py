@@ -13,7 +13,7 @@ import numpy as np
 
 from ... import dtypes
 from ...comparison import verdict
-from ...comparison.tolerances import Rule
+from ...comparison.tolerances import Allowance
 from .strategies import float_info
 
 HALVES = {"float16", "bfloat16"}
@@ -29,7 +29,7 @@ class ComparisonResult:
 
 
 def compare(
-    actual: list[Any], expected: list[Any], rule: Rule, scale: float, slack: float = 1.0, dtype: Any = None
+    actual: list[Any], expected: list[Any], rule: Allowance, scale: float, slack: float = 1.0, dtype: Any = None
 ) -> ComparisonResult:
     """Compare our outputs with a witness's.
 
@@ -53,7 +53,7 @@ def compare(
     return ComparisonResult(ulps=worst)
 
 
-def _one(a: Any, e: Any, rule: Rule, scale: float, slack: float, dtype: Any, where: str) -> ComparisonResult:
+def _one(a: Any, e: Any, rule: Allowance, scale: float, slack: float, dtype: Any, where: str) -> ComparisonResult:
     if isinstance(e, (list, tuple)) or isinstance(a, (list, tuple)):
         if not isinstance(a, (list, tuple)) or not isinstance(e, (list, tuple)):
             return ComparisonResult(f"{where}: a {type(a).__name__}, the witness has a {type(e).__name__}", "kind")
@@ -87,7 +87,7 @@ def _one(a: Any, e: Any, rule: Rule, scale: float, slack: float, dtype: Any, whe
     )
 
 
-def _close(a: np.ndarray, e: np.ndarray, rule: Rule, scale: float, slack: float, dtype: Any) -> np.ndarray:
+def _close(a: np.ndarray, e: np.ndarray, rule: Allowance, scale: float, slack: float, dtype: Any) -> np.ndarray:
     if a.dtype == dtypes.STRING:
         return np.asarray(a == e)
     if a.dtype.kind == "c":
