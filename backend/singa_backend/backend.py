@@ -29,7 +29,7 @@ from .plans.open.caches import shows_cache
 from .plans.profile import Profile
 from .proto.load import ModelSource, load_model, map_model
 from .proto.schemas import newest, plain_domain
-from .proto.source import Source, changed, check_files
+from .proto.source import ModelFiles, changed, check_files
 from .proto.tensor_data import Maps, ModelFile
 from .proto.values import Value
 from .rendering import TEXT, html, printable
@@ -126,7 +126,7 @@ class SingaRep(BackendRep):
         self.options = options or plan_options()
         self._session = Session(graph, device, self.options, self.limits, file=file)
         self._default_threads = None if options else self.options.threads
-        self._source: Source | None = None
+        self._source: ModelFiles | None = None
         self._given: dict[str, Any] = {}
         self._received: list[weakref.ref[np.ndarray] | None] | None = None
         self._output_names = tuple(v.name for v in graph.outputs)
@@ -556,7 +556,7 @@ def _prepared(
     operators: Sequence[CustomOperator],
 ) -> SingaRep:
     """Read a model and place it on a device."""
-    source, maps = Source.before(model), Maps()
+    source, maps = ModelFiles.before(model), Maps()
     with spend(Budget(limits, cancel, device.memory)):
         planned = device.type == "CPU" and options.level  # definitions read weights where they are: they must be aligned
         proto, folder, file = map_model(model) if planned else (*load_model(model), None)

@@ -321,13 +321,13 @@ def test_a_rule_that_fails_is_a_typed_error(source: int, target: int) -> None:
 
 @pytest.mark.parametrize("raised", [IndexError, KeyError, TypeError, AttributeError, ZeroDivisionError, AssertionError])
 def test_whatever_an_adapter_raises_is_typed(raised: type[Exception], monkeypatch: pytest.MonkeyPatch) -> None:
-    from singa_backend.ir.declaration import Rule
+    from singa_backend.ir.declaration import OperatorRule
     from singa_backend.opsets import writer
 
     def rule(op: Any, x: Any, axes: Any) -> Any:
         raise raised("broken")
 
-    monkeypatch.setitem(writer.ADAPTERS, ("Squeeze", 11), Rule(rule))
+    monkeypatch.setitem(writer.ADAPTERS, ("Squeeze", 11), OperatorRule(rule))
     squeeze = model("g (float[1,2] x) => (float[2] y) <int64[1] a = {0}> { y = Squeeze(x, a) }")
     with pytest.raises(OperatorError, match=r"Squeeze cannot compute with its inputs: .*broken") as caught:
         sonnx.convert(squeeze, 11, check=False)

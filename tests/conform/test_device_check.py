@@ -22,7 +22,7 @@ from singa.cli import device_check as command
 from singa.cli import main
 from singa_backend import SingaBackend
 from singa_backend.conform import device_check, device_check_stages
-from singa_backend.conform.device_check import FAILED, NOT_RUN, ONE_DEVICE, PASSED, Outcome, Setup, Stage
+from singa_backend.conform.device_check import FAILED, NOT_RUN, ONE_DEVICE, PASSED, CheckSetup, CheckStage, StageResult
 from singa_backend.devices import cuda
 from singa_backend.devices import device as devices
 from singa_backend.errors import DeviceFailure, ResourceExhausted
@@ -68,9 +68,9 @@ def checks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleTy
     del sys.modules["checks_of_a_device"]
 
 
-def outcomes(checks: ModuleType, names: str, **setup: Any) -> dict[str, Outcome]:
-    chosen = [Stage(name, getattr(checks, name), 1.0 if name == "hangs" else 100) for name in names.split()]
-    return {o.stage: o for o in device_check.run(chosen, Setup(**setup))}
+def outcomes(checks: ModuleType, names: str, **setup: Any) -> dict[str, StageResult]:
+    chosen = [CheckStage(name, getattr(checks, name), 1.0 if name == "hangs" else 100) for name in names.split()]
+    return {o.stage: o for o in device_check.run(chosen, CheckSetup(**setup))}
 
 
 def test_a_stage_may_die_or_hang_and_the_others_run(checks: ModuleType) -> None:
@@ -82,7 +82,7 @@ def test_a_stage_may_die_or_hang_and_the_others_run(checks: ModuleType) -> None:
 
 
 def test_what_a_stage_raises_is_its_outcome(checks: ModuleType) -> None:
-    found = {n: device_check.attempt(n, getattr(checks, n), Setup()) for n in ("wrong", "raises", "one", "unusable")}
+    found = {n: device_check.attempt(n, getattr(checks, n), CheckSetup()) for n in ("wrong", "raises", "one", "unusable")}
     assert [o.status for o in found.values()] == [FAILED, FAILED, ONE_DEVICE, FAILED]
     assert (found["wrong"].reason, found["wrong"].details) == ("it is wrong", {"before": 1})
     assert "IndexError" in found["raises"].reason and "in raises" in found["raises"].reason
@@ -108,9 +108,9 @@ def test_every_stage_is_written_as_it_ends(
 ) -> None:
     seen: list[int] = []
 
-    def run(chosen: Any, setup: Setup) -> Iterator[Outcome]:
+    def run(chosen: Any, setup: CheckSetup) -> Iterator[StageResult]:
         for i, status in enumerate(statuses):
-            yield Outcome(f"stage{i}", status, 1.5, "why" * (status != PASSED), {"n": i})
+            yield StageResult(f"stage{i}", status, 1.5, "why" * (status != PASSED), {"n": i})
             seen.append(len(lines(tmp_path / "r")))
 
     monkeypatch.setattr(command.device_check, "run", run)
@@ -153,7 +153,7 @@ def test_a_stage_alone_needs_a_device_too(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_the_results_of_an_earlier_run_go_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def cut(chosen: Any, setup: Setup) -> Iterator[Outcome]:
+    def cut(chosen: Any, setup: CheckSetup) -> Iterator[StageResult]:
         assert lines(tmp_path) == []
         raise KeyboardInterrupt
         yield
@@ -174,9 +174,9 @@ def test_other_devices_are_refused(device: str) -> None:
 # --- what the stages find, on a device that needs no GPU -----------------------------------------------------------------
 
 
-def attempt(name: str, device: str = "STRICT", **setup: Any) -> Outcome:
+def attempt(name: str, device: str = "STRICT", **setup: Any) -> StageResult:
     stage = next(s for s in stages.STAGES if s.name == name)
-    return device_check.attempt(name, stage.check, Setup(device, **setup))
+    return device_check.attempt(name, stage.check, CheckSetup(device, **setup))
 
 
 @pytest.mark.parametrize("name", ["smoke", "products", "traps", "training", "determinism", "api"])

@@ -18,7 +18,7 @@ from onnx import helper, numpy_helper
 from singa.cli import main
 from singa_backend import SingaBackend, define_operator
 from singa_backend.comparison import verdict
-from singa_backend.comparison.tolerances import Rule, rule
+from singa_backend.comparison.tolerances import Allowance, rule
 from singa_backend.conform.cases import ConformanceError, data_file
 from singa_backend.conform.fuzz import compare, formulas, generate, ledger, recipes, run, strategies, summary, witnesses
 from singa_backend.io.processes import Child
@@ -33,7 +33,7 @@ def sonnx(*args: Any) -> Result:
     return CliRunner().invoke(main, ["fuzz", *(str(a) for a in args)])
 
 
-def drawn(select: str, *, count: int = 400, wish: Any = lambda case: True) -> generate.Case:
+def drawn(select: str, *, count: int = 400, wish: Any = lambda case: True) -> generate.NodeCase:
     """The first case of the selection that is as wished."""
     return next(c for i in range(count) if (c := generate.draw(0, i, select)) is not None and wish(c))
 
@@ -147,7 +147,7 @@ PLAIN, SUM = rule("", "Identity"), rule("", "MatMul")
         (np.ones(1, ml_dtypes.float8_e5m2), np.ones(1, ml_dtypes.float8_e5m2) * ml_dtypes.float8_e5m2(2), PLAIN, "values"),
     ],
 )
-def test_compare(actual: Any, expected: Any, rule: Rule, kind: str) -> None:
+def test_compare(actual: Any, expected: Any, rule: Allowance, kind: str) -> None:
     found = compare.compare([actual], [expected], rule, 1.0)
     assert found.kind == kind and bool(found.why) == bool(kind), found
 
@@ -164,7 +164,7 @@ def test_a_sum_may_lose_what_cancels_and_no_more() -> None:
 # --- witnesses
 
 
-def ask(case: generate.Case, witness: str) -> list[Any]:
+def ask(case: generate.NodeCase, witness: str) -> list[Any]:
     """What a plan would say, if our own executor were onnxruntime: the plan itself must change nothing."""
     plan = next(p for p in witnesses.plans(case) if p.witness.startswith(witness))
     return plan.decode(SingaBackend.run_model(plan.model, plan.feeds).to_dict())
@@ -193,7 +193,7 @@ def ask(case: generate.Case, witness: str) -> list[Any]:
 def test_a_question_put_otherwise_has_the_same_answer(select: str, witness: str, wish: Any) -> None:
     case = drawn(select, count=3000, wish=wish)
     ours = list(SingaBackend.run_model(case.model, case.feeds))
-    found = compare.compare(ours, ask(case, witness), Rule((), "", 2), 1.0, dtype=F)
+    found = compare.compare(ours, ask(case, witness), Allowance((), "", 2), 1.0, dtype=F)
     assert not found.why, (case.describe(), found)
 
 
@@ -225,14 +225,14 @@ def test_what_is_drawn_by_chance_has_properties() -> None:
 # --- judging
 
 
-def answer(wrong: float = 0.0) -> run.Answer:
+def answer(wrong: float = 0.0) -> run.CaseAnswer:
     case = drawn("^Exp-13$", wish=lambda c: c.types["T"] == F and c.inputs["x0"].size and "scalar" not in c.flags and not c.flags)
     ours = [np.exp(case.inputs["x0"]) * F(1 + wrong)]
-    return run.Answer(case, ours, witnesses={"formula": [np.exp(case.inputs["x0"].astype(np.float64)).astype(F)]})
+    return run.CaseAnswer(case, ours, witnesses={"formula": [np.exp(case.inputs["x0"].astype(np.float64)).astype(F)]})
 
 
-def entry(**more: Any) -> ledger.Entry:
-    return ledger.Entry(**{"operator": "Exp", "blame": "specification", "why": "because"} | more)
+def entry(**more: Any) -> ledger.KnownDifference:
+    return ledger.KnownDifference(**{"operator": "Exp", "blame": "specification", "why": "because"} | more)
 
 
 @pytest.mark.parametrize(
@@ -250,8 +250,8 @@ def entry(**more: Any) -> ledger.Entry:
         (1e-2, [entry(blame="tolerance", bound=100.0)], "unexplained"),
     ],
 )
-def test_judging(wrong: float, entries: list[ledger.Entry], status: str) -> None:
-    assert run.Judge(entries, None).judge(0, answer(wrong)).status == status
+def test_judging(wrong: float, entries: list[ledger.KnownDifference], status: str) -> None:
+    assert run.CaseJudge(entries, None).judge(0, answer(wrong)).status == status
 
 
 @pytest.mark.parametrize(
@@ -266,24 +266,24 @@ def test_refusals_and_faults_are_judged(change: dict[str, Any], status: str) -> 
     found = answer()
     for name, value in change.items():
         setattr(found, name, value)
-    judged = run.Judge([], None).judge(0, found)
+    judged = run.CaseJudge([], None).judge(0, found)
     assert judged.status == status and not judged.good
 
 
 def test_a_wrong_shape_is_seen_without_any_witness() -> None:
     found = answer()
     found.ours, found.witnesses = [np.zeros((9, 9, 9), F)], {}
-    assert run.Judge([], None).judge(0, found).differences[0].witness == "shape inference"
+    assert run.CaseJudge([], None).judge(0, found).differences[0].witness == "shape inference"
 
 
 def test_deaths_and_hangs_of_ours_are_results(monkeypatch: pytest.MonkeyPatch) -> None:
     ours = Child(run._serve, 0, "^Abs-13$")
     try:
-        assert isinstance(run._ask(ours, 0), run.Answer)
+        assert isinstance(run._ask(ours, 0), run.CaseAnswer)
         assert ours.pid
         os.kill(ours.pid, signal.SIGKILL)
         assert str(run._ask(ours, 1)).startswith("died: exit code -9")
-        assert isinstance(run._ask(ours, 1), run.Answer)
+        assert isinstance(run._ask(ours, 1), run.CaseAnswer)
         monkeypatch.setattr(run, "TIMEOUT", 0.3)
         assert ours.pid
         os.kill(ours.pid, signal.SIGSTOP)
@@ -291,7 +291,7 @@ def test_deaths_and_hangs_of_ours_are_results(monkeypatch: pytest.MonkeyPatch) -
         assert str(hang).startswith("hang")
     finally:
         ours.close()
-    judged = run.Judge([], None).judge(2, hang)
+    judged = run.CaseJudge([], None).judge(2, hang)
     assert judged.status == "hang" and not judged.good
 
 

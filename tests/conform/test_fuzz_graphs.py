@@ -33,16 +33,16 @@ def model(body: str, opset: int = 21, ml: int = 5, **constants: np.ndarray) -> M
     return made
 
 
-def case(proto: ModelProto, *others: int, **feeds: np.ndarray) -> generate.Case:
-    return generate.Case(0, 0, proto, feeds, others)
+def case(proto: ModelProto, *others: int, **feeds: np.ndarray) -> generate.GraphCase:
+    return generate.GraphCase(0, 0, proto, feeds, others)
 
 
-def verdict_on(one: generate.Case, change: Any = None) -> judge.Judged:
+def verdict_on(one: generate.GraphCase, change: Any = None) -> judge.JudgedGraph:
     """The verdict without onnxruntime; `change` alters the answer before it is judged."""
     found = answer.answer(one, forms)
     if change:
         change(found)
-    return judge.Judge([], [], None, lambda request: None).judge(0, found)
+    return judge.GraphJudge([], [], None, lambda request: None).judge(0, found)
 
 
 # --- the generator
@@ -112,21 +112,21 @@ def test_a_graph_whose_forms_agree() -> None:
     assert judged.forms == ["optimized", "convert to 13", "convert to 8", "SONNXModel", "export", "export by example", "codegen"]
 
 
-def broken(found: answer.Answer) -> None:
+def broken(found: answer.GraphAnswer) -> None:
     outputs = found.forms[1].outputs
     assert outputs is not None
     outputs[1] = outputs[1] + F(1e-3)
 
 
-def raised(found: answer.Answer) -> None:
+def raised(found: answer.GraphAnswer) -> None:
     found.forms[3].outputs, found.forms[3].foreign = None, "KeyError"
 
 
-def lost(found: answer.Answer) -> None:
+def lost(found: answer.GraphAnswer) -> None:
     found.forms[2].outputs, found.forms[2].refused = None, "[SX100] no"
 
 
-def changed(found: answer.Answer) -> None:
+def changed(found: answer.GraphAnswer) -> None:
     found.fault = "an input was changed"
 
 
@@ -143,7 +143,7 @@ def test_a_form_that_differs_fails(change: Any, form: str, kind: str) -> None:
 def test_a_fault_and_the_death_of_our_child_fail() -> None:
     one = case(model(SMALL), x=np.array([0.5, 1.0], F))
     assert verdict_on(one, changed).status == "unexplained"
-    judge_alone = judge.Judge([], [], None, lambda request: None)
+    judge_alone = judge.GraphJudge([], [], None, lambda request: None)
     assert judge_alone.judge(0, "died: exit code -11").status == "died"
     assert not judge_alone.judge(0, "hang: no answer").good
 
@@ -165,7 +165,7 @@ def test_the_ledger_explains_what_it_names_and_is_checked(tmp_path: Path) -> Non
     ledger.read(data_file("graphs.toml"))
 
 
-def witnessed(one: generate.Case, change: Any, known: Any = ()) -> judge.Judged:
+def witnessed(one: generate.GraphCase, change: Any, known: Any = ()) -> judge.JudgedGraph:
     """The verdict with onnxruntime, after a change of what we answered."""
     pytest.importorskip("onnxruntime")
     with judge.session(0, [], known) as session:
@@ -175,7 +175,7 @@ def witnessed(one: generate.Case, change: Any, known: Any = ()) -> judge.Judged:
 
 
 def test_the_first_node_that_differs_from_onnxruntime_is_found() -> None:
-    def wrong(found: answer.Answer) -> None:
+    def wrong(found: answer.GraphAnswer) -> None:
         for name in ("y", "z"):
             found.known[name].runs = [v + F(0.25) for v in found.known[name].runs]
         found.ours = [found.known["y"].value, found.known["z"].value]

@@ -23,7 +23,7 @@ from tests.helpers.paths import PROJECT
 from singa.cli import main
 from singa_backend import debug
 from singa_backend.comparison import tolerances
-from singa_backend.comparison.tolerances import COMPARE, NARROW, OTHERS, RULES, USES, Bound
+from singa_backend.comparison.tolerances import COMPARE, NARROW, OTHERS, RULES, USES, ErrorBound
 from singa_backend.conform import cases
 from singa_backend.ir.declaration import has_trait
 
@@ -52,7 +52,7 @@ def test_every_entry_has_a_reason_and_a_dtype() -> None:
 # --- one source
 
 NAMES = re.compile(r"rtol|atol|tolerances?|bound|near|narrow", re.IGNORECASE)
-CALLS = {"isclose", "allclose", "strict", "official", "Tolerance", "Bound", "Case", "StoredCase"}
+CALLS = {"isclose", "allclose", "strict", "official", "Tolerance", "ErrorBound", "Case", "StoredCase"}
 NUMBER = re.compile(r"\d\.\d|\de-\d|\*\* ?-")
 JUDGES = ("comparison", "conform", "debug", "engines", "_onnx", "_importers", "_codegen", "sonnx_pytest", "cli")
 EXCEPTIONS = {
@@ -245,7 +245,7 @@ def test_another_model_widens_the_values_that_are_paired_with_its_own() -> None:
     )
     found = debug.compare(plain, feeds("f8"), against=net("double"), names={"p": "y"})
     assert found.agrees
-    assert {r.value: "LayerNormalization" in (r.difference.tolerance or Bound(0, "")).reason for r in found.rows} == {
+    assert {r.value: "LayerNormalization" in (r.difference.tolerance or ErrorBound(0, "")).reason for r in found.rows} == {
         "t": False, "p": True, "out": True,
     }  # fmt: skip
 

@@ -12,13 +12,13 @@ import pytest
 from tests.helpers.paths import PROJECT
 
 from singa_backend.conform import gradients
-from singa_backend.conform.gradient_matrix import Row
+from singa_backend.conform.gradient_matrix import MatrixRow
 from singa_backend.conform.gradient_matrix.row import in_single
 from singa_backend.devices.device import resolve
 
 pytestmark = pytest.mark.fakecuda
 MATRIX = json.loads((PROJECT / "reports" / "gradients.json").read_text(encoding="utf-8"))
-ROWS = {r.name: r.key for r in map(Row.from_dict, MATRIX["rows"]) if r.verdict == "checked"}
+ROWS = {r.name: r.key for r in map(MatrixRow.from_dict, MATRIX["rows"]) if r.verdict == "checked"}
 NEAR = 1e-5
 
 

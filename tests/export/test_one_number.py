@@ -44,7 +44,7 @@ DRAWS = int(os.environ.get("SONNX_ONE_NUMBER_DRAWS", "1"))
 class Drawn:
     """A node of one schema version, with attributes that float32 does not represent."""
 
-    case: generate.Case
+    case: generate.NodeCase
     attributes: dict[str, Any]
 
     @property

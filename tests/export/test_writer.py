@@ -12,9 +12,9 @@ import pytest
 from onnx import ModelProto, TensorProto, helper, numpy_helper, parser
 
 from singa_backend import SingaBackend
-from singa_backend.conform.opset_matrix.judge import Judged, judge
-from singa_backend.conform.opset_matrix.problems import Problem, current, drawn, operators_of
-from singa_backend.ir.declaration import Rule, declarations
+from singa_backend.conform.opset_matrix.judge import JudgedProblem, judge
+from singa_backend.conform.opset_matrix.problems import OpsetProblem, current, drawn, operators_of
+from singa_backend.ir.declaration import OperatorRule, declarations
 from singa_backend.ir.reader import read
 from singa_backend.opsets import writer as writing
 from singa_backend.opsets.convert import convert
@@ -62,8 +62,8 @@ def refused(proto: ModelProto, opset: int) -> Unwritable:
     return caught.value
 
 
-def judged(proto: ModelProto, feeds: list[Any], *opsets: int) -> Judged:
-    problem = Problem("m", "drawn", proto.SerializeToString(), feeds, None, 0, 0, operators_of(proto))
+def judged(proto: ModelProto, feeds: list[Any], *opsets: int) -> JudgedProblem:
+    problem = OpsetProblem("m", "drawn", proto.SerializeToString(), feeds, None, 0, 0, operators_of(proto))
     return judge(problem, opsets or None)
 
 
@@ -372,7 +372,7 @@ def broken(op: Any, x: Any, low: Any, high: Any) -> Any:
 )  # fmt: skip
 def test_a_wrong_rule_is_caught(clip: ModelProto, monkeypatch: pytest.MonkeyPatch, rule: Callable[..., Any], says: str) -> None:
     assert {o.status for o in judged(clip, [X]).outcomes.values()} == {"equal"}
-    monkeypatch.setitem(ADAPTERS, ("Clip", 6), Rule(rule))
+    monkeypatch.setitem(ADAPTERS, ("Clip", 6), OperatorRule(rule))
     outcomes = judged(clip, [X]).outcomes
     assert {o for o, found in outcomes.items() if found.status == "wrong"} == {7, 8, 9, 10}
     assert all(says in found.says for found in outcomes.values() if found.status == "wrong")

@@ -17,10 +17,10 @@ from singa_backend.autodiff.tape import Tape
 from singa_backend.conform import gradient_matrix, gradients
 from singa_backend.conform.cases import ConformanceError
 from singa_backend.conform.fuzz import recipes
-from singa_backend.conform.gradient_matrix import Row, ledger, page
+from singa_backend.conform.gradient_matrix import MatrixRow, ledger, page
 from singa_backend.conform.gradient_matrix.row import needs_judging
 from singa_backend.interpreters.eager import Eager
-from singa_backend.ir.declaration import Rule, declarations
+from singa_backend.ir.declaration import OperatorRule, declarations
 from singa_backend.proto.schemas import schemas
 
 ROWS = gradient_matrix.listed()
@@ -117,12 +117,12 @@ def test_the_judge_catches(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     plant, says = PLANTED[what]
     declaration = declarations["", "Mul"][14]
     assert declaration.gradient_rule is not None
-    rule = Rule(plant(declaration.gradient_rule.function))
+    rule = OperatorRule(plant(declaration.gradient_rule.function))
     rule.names = declaration.gradient_rule.names
     monkeypatch.setattr(declaration, "gradient_rule", rule)
     row = gradient_matrix.judged(_row("Mul", 14), count=5)
     assert row.verdict == "wrong" and row.wrong and says in " ".join(row.says), row
-    assert not ledger.explain(row, [ledger.Entry("Mul", "few", "no excuse")])
+    assert not ledger.explain(row, [ledger.KnownDeviation("Mul", "few", "no excuse")])
 
 
 def test_the_judge_catches_a_gradient_that_is_not_zero(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,7 +154,7 @@ def test_no_point_depends_on_a_draw(version: int) -> None:
     assert len(found) == 40 and all(any(a.name == "seed" for a in p.case.node.attribute) for p in found)
 
 
-def _row(name: str, version: int, domain: str = "") -> Row:
+def _row(name: str, version: int, domain: str = "") -> MatrixRow:
     return next(r for r in gradient_matrix.listed(rf"(^|:){name}-{version}$") if r.domain == domain)
 
 
@@ -212,7 +212,7 @@ SAMPLED = [r for r in ROWS if (r.latest or r.operator == "Attention") and needs_
 
 
 @pytest.mark.parametrize("row", SAMPLED, ids=lambda r: r.name)
-def test_a_sample(row: Row) -> None:
+def test_a_sample(row: MatrixRow) -> None:
     """Two points of the newest version; `sonnx gradients` takes 20 of every version."""
     found = gradient_matrix.judged(row, count=2)
     assert found.verdict in ("checked", "few", "zero", "constant"), found.says

@@ -46,7 +46,7 @@ from singa.cli import optimize as optimize_command
 from singa.cli import profile as profile_command
 from singa_backend import SonnxError, debug
 from singa_backend.conform import foreign, gaps, releases, results, worker
-from singa_backend.conform.device_check import Outcome
+from singa_backend.conform.device_check import StageResult
 from singa_backend.io import files
 from singa_backend.proto import checker, save, test_data
 
@@ -381,7 +381,7 @@ def compare_page(new: int) -> None:
 
 @case(texts("r/results.jsonl"), covers="device-check --to", interim=(digest(""),))  # the lines of an earlier run go at once
 def check_of_a_device(new: int) -> None:
-    outcomes = [Outcome("versions", "passed", 1.0, "", {"n": [new] * 1000})]
+    outcomes = [StageResult("versions", "passed", 1.0, "", {"n": [new] * 1000})]
     device_check_command.device_check.run = lambda *_: iter(outcomes)  # type: ignore[assignment]
     sonnx_command("device-check", "--to", "r", "--json")
 

@@ -19,7 +19,7 @@ from singa_backend.comparison.verdict import strict
 from singa_backend.conform import gaps
 from singa_backend.conform.cases import data_file
 from singa_backend.conform.fuzz import generate
-from singa_backend.conform.fuzz.generate import Case
+from singa_backend.conform.fuzz.generate import NodeCase
 from singa_backend.ir.declaration import REQUIRED, TRAITS, Declaration, declarations, has_trait, newest_declaration, operator
 from singa_backend.kernels.table import kernel, table
 from singa_backend.operators import activation
@@ -232,7 +232,7 @@ def test_a_wrong_setting_is_found(name: str, version: int, setting: str) -> None
 # --- traits by what operators do --------------------------------------------------------------------------------------
 
 
-def _outputs(case: Case, inputs: list[Any]) -> list[Any]:
+def _outputs(case: NodeCase, inputs: list[Any]) -> list[Any]:
     return list(SingaBackend.run_node(case.node, inputs, opset_version=case.opset))
 
 
@@ -240,7 +240,7 @@ def _differ(a: Any, b: Any) -> bool:
     return bool(strict([np.asarray(a)], [np.asarray(b)], 1e-5, 1e-6))
 
 
-def _breaks(trait: str, case: Case) -> bool:
+def _breaks(trait: str, case: NodeCase) -> bool:
     """Whether what an operator computes contradicts a trait."""
     x = [case.inputs[n] for n in case.node.input if n]
     if trait == "keeps_finite":
@@ -290,7 +290,7 @@ def _with_infinities(value: Any) -> Any:
     return made
 
 
-def _cases(domain: str, name: str, version: int, count: int) -> list[Case]:
+def _cases(domain: str, name: str, version: int, count: int) -> list[NodeCase]:
     select = f"^{domain}:{name}-{version}$" if domain else f"^{name}-{version}$"
     return [c for i in range(count) if (c := generate.draw(5, i, select)) is not None]
 
@@ -314,7 +314,7 @@ def test_an_operator_does_what_its_traits_say(domain: str, name: str, trait: str
     ("Neg", 13, "elements_of_first"), ("Concat", 13, "view"),
 ])  # fmt: skip
 def test_an_operator_that_does_not_is_found(name: str, version: int, trait: str) -> None:
-    def breaks(case: Case) -> bool:
+    def breaks(case: NodeCase) -> bool:
         try:
             return _breaks(trait, case)
         except (SonnxError, ValueError):

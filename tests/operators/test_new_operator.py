@@ -280,8 +280,8 @@ def test_traits_serve_the_graph_that_is_built() -> None:
 # --- it is fuzzed -----------------------------------------------------------------------------------------------------
 
 
-def judged(name: str, count: int = 60) -> list[run.Judged]:
-    select, judge = f"^{DOMAIN}:{name}-1$", run.Judge([], None)
+def judged(name: str, count: int = 60) -> list[run.JudgedCase]:
+    select, judge = f"^{DOMAIN}:{name}-1$", run.CaseJudge([], None)
     return [judge.judge(i, run.answer(3, i, select)) for i in range(count)]
 
 

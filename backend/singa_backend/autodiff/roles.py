@@ -286,6 +286,11 @@ class _Initializer:
             return Use(PARAMETER, f"it is one number of which the model computes the {op}")
         if fixed and op not in _BOUNDS:
             return self._with_constants(node)
+        return self._with_values(view, node, i)
+
+    def _with_values(self, view: View, node: Node, i: int) -> Use | None:
+        """The use in a computation with values of the model."""
+        op = node.op_type
         if op == "Concat":
             return self._token(view, node, "it is joined to values of the model")
         if op == "Where":

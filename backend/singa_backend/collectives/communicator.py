@@ -142,7 +142,7 @@ def wait_for(ticket: int) -> Any:
     return handle.wait()
 
 
-class Done:
+class CompletedOperation:
     """The handle of an operation that has ended."""
 
     def __init__(self, result: Any) -> None:

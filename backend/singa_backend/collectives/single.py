@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from .communicator import Done
+from .communicator import CompletedOperation
 
 
 class SingleProcess:
@@ -22,7 +22,7 @@ class SingleProcess:
         self.timeout = timeout
         self.sent = 0
 
-    def all_reduce(self, array: Any) -> Done:
+    def all_reduce(self, array: Any) -> CompletedOperation:
         """Return the array as a result that is there at once.
 
         Args:
@@ -32,9 +32,9 @@ class SingleProcess:
             A handle that has ended, whose result is the array itself.
         """
         self.sent += array.nbytes
-        return Done(array)
+        return CompletedOperation(array)
 
-    def all_gather(self, array: Any, sizes: Sequence[int] | None = None) -> Done:
+    def all_gather(self, array: Any, sizes: Sequence[int] | None = None) -> CompletedOperation:
         """Return a list of the one vector as a result that is there at once.
 
         Args:
@@ -45,9 +45,9 @@ class SingleProcess:
             A handle that has ended, whose result is the list of the vector.
         """
         self.sent += array.nbytes
-        return Done([array])
+        return CompletedOperation([array])
 
-    def broadcast(self, array: Any, root: int) -> Done:
+    def broadcast(self, array: Any, root: int) -> CompletedOperation:
         """Return the array as a result that is there at once.
 
         Args:
@@ -58,7 +58,7 @@ class SingleProcess:
             A handle that has ended, whose result is the array itself.
         """
         self.sent += array.nbytes
-        return Done(array)
+        return CompletedOperation(array)
 
     def progress(self) -> None:
         """Do nothing."""

@@ -14,7 +14,7 @@ import numpy as np
 
 from .. import dtypes
 from . import verdict
-from .tolerances import EQUAL, Bound, in_model
+from .tolerances import EQUAL, ErrorBound, in_model
 
 BLOCK = 1 << 16
 """Elements that are compared at a time."""
@@ -49,7 +49,7 @@ class Tolerance:
         bound = self.bound(theirs)
         return bound.rtol, bound.atol or 0.0
 
-    def bound(self, theirs: np.ndarray) -> Bound:
+    def bound(self, theirs: np.ndarray) -> ErrorBound:
         """Return the tolerances for a value, and where they come from.
 
         Args:
@@ -60,14 +60,14 @@ class Tolerance:
         """
         dtype = theirs.dtype
         if not (dtypes.is_float(dtype) or dtype.kind == "c"):
-            return EQUAL if self.atol is None else Bound(0.0, f"atol was given; otherwise {EQUAL.reason}", self.atol)
+            return EQUAL if self.atol is None else ErrorBound(0.0, f"atol was given; otherwise {EQUAL.reason}", self.atol)
         known = in_model(dtype, self.operators)
         rtol = self.rtol if self.rtol is not None else known.rtol
         given = [name for name, value in (("rtol", self.rtol), ("atol", self.atol)) if value is not None]
         reason = known.reason
         if given:
             reason = f"{' and '.join(given)} {'were' if len(given) > 1 else 'was'} given; otherwise rtol {known.rtol:g}: {reason}"
-        return Bound(rtol, reason, self.atol if self.atol is not None else rtol * _magnitude(theirs))
+        return ErrorBound(rtol, reason, self.atol if self.atol is not None else rtol * _magnitude(theirs))
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ class Difference:
     at: tuple[int, ...] = ()
     mine: str = ""
     theirs: str = ""
-    tolerance: Bound | None = None
+    tolerance: ErrorBound | None = None
 
     @property
     def agrees(self) -> bool:

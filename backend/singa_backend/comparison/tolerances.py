@@ -16,7 +16,7 @@ from .. import dtypes
 
 
 @dataclass(frozen=True)
-class Rule:
+class Allowance:
     """The error that one node of some operators may have, compared with another correct implementation.
 
     Attributes:
@@ -40,7 +40,7 @@ class Rule:
 
 
 @dataclass(frozen=True)
-class Bound:
+class ErrorBound:
     """An allowed error.
 
     Attributes:
@@ -68,11 +68,11 @@ NARROW = "narrower floats"
 OTHERS = "all other types"
 """The key of integers, bools and strings."""
 
-EQUAL = Bound(0.0, "they must be equal: a difference of 1 is a whole unit for the nodes that follow", 0.0)
+EQUAL = ErrorBound(0.0, "they must be equal: a difference of 1 is a whole unit for the nodes that follow", 0.0)
 
 
 @dataclass(frozen=True)
-class Use:
+class ToleranceUse:
     """A place that compares values, with its tolerances by dtype.
 
     Attributes:
@@ -83,9 +83,9 @@ class Use:
 
     where: str
     formula: str
-    bounds: Mapping[str, Bound] = field(default_factory=dict)
+    bounds: Mapping[str, ErrorBound] = field(default_factory=dict)
 
-    def bound(self, dtype: np.dtype[Any]) -> Bound:
+    def bound(self, dtype: np.dtype[Any]) -> ErrorBound:
         """Return the tolerance of a dtype.
 
         Args:
@@ -97,82 +97,82 @@ class Use:
         floating = dtypes.is_float(dtype) or dtype.kind == "c"
         return self.bounds.get(dtype.name) or self.bounds.get(NARROW if floating else OTHERS, EQUAL)
 
-    def rows(self) -> list[tuple[list[str], Bound]]:
+    def rows(self) -> list[tuple[list[str], ErrorBound]]:
         """Return the bounds and the dtypes that have each.
 
         Returns:
             Pairs in the order of `bounds`.
         """
-        found: dict[Bound, list[str]] = {}
+        found: dict[ErrorBound, list[str]] = {}
         for name, bound in self.bounds.items():
             found.setdefault(bound, []).append(name)
         return [(names, bound) for bound, names in found.items()]
 
 
-RULES: tuple[Rule, ...] = (
-    Rule(("Acos", "Acosh", "Asin", "Asinh", "Atan", "Atanh", "Cos", "Cosh", "Exp", "Log", "Sin", "Sinh", "Tan", "Tanh"),
-         "libraries compute elementary functions to a few ulps; near a zero the digits of the argument are lost", 8, 4),
-    Rule(("Celu", "Elu", "Erf", "Gelu", "HardSigmoid", "HardSwish", "Mish", "Pow", "Reciprocal", "Selu", "Sigmoid", "Softplus",
-          "Softsign", "SwiGLU", "Swish"),
-         "chains of elementary functions, rounded once or at each step; cancellation in the tails", 16, 8),
-    Rule(("Add", "Div", "LeakyRelu", "Mod", "Mul", "PRelu", "Shrink", "Sqrt", "Sub"),
-         "IEEE 754 rounds each correctly; one step if an engine fuses operations", 1),
-    Rule(("LogSoftmax", "Softmax"), "an exponential, a sum and a division; some engines round each step in halves", 16, 16),
-    Rule(("AveragePool", "CumSum", "GlobalAveragePool", "Mean", "ReduceL1", "ReduceLogSum", "ReduceLogSumExp", "ReduceMean",
-          "ReduceSum", "Sum"),
-         "the order of a sum is free", 8, 16),
-    Rule(("GlobalLpPool", "LpNormalization", "LpPool", "ReduceL2", "ReduceSumSquare"),
-         "sums of squares in any order, and a root", 16, 16, 2),
-    Rule(("CumProd", "ReduceProd"), "the order of a product is free: one step per factor", 64),
-    Rule(("CausalConvWithState", "Col2Im", "Conv", "ConvTranspose", "DFT", "DeformConv", "Einsum", "Gemm", "MatMul", "STFT"),
-         "sums of products in any order; transforms by different algorithms", 16, 64),
-    Rule(("Det",), "elimination with or without pivots", 64, 512),
-    Rule(("GroupNormalization", "LayerNormalization", "RMSNormalization"),
-         "as BatchNormalization, with the statistics in float32 (stash_type)", 64, 512, single=True),
-    Rule(("BatchNormalization", "InstanceNormalization", "MeanVarianceNormalization"),
-         "a mean, a variance and a root; a small variance magnifies their rounding", 64, 512),
-    Rule(("LRN",), "a sum of squares and a power", 64, 32),
-    Rule(("NegativeLogLikelihoodLoss", "SoftmaxCrossEntropyLoss"), "a logarithm and a mean, summed in any order", 32, 64),
-    Rule(("Attention", "LinearAttention", "RotaryEmbedding", "ai.onnx.preview.FlexAttention"),
-         "two products and a softmax, summed in any order; the scale and the softcap are float32", 64, 128, single=True),
-    Rule(("GRU", "LSTM", "RNN"), "each time step adds the error of its activations", 64, 512),
-    Rule(("AffineGrid", "GridSample", "MaxRoiPool", "Resize", "RoiAlign", "Upsample"),
-         "float32 coordinates are computed in any order, and are the weights of the interpolation",
-         64, 512, steps=1, single=True),
-    Rule(("BlackmanWindow", "HammingWindow", "HannWindow", "MelWeightMatrix", "Range"),
-         "computed in float32 or float64 whatever the dtype; integers are truncated", 16, 16, steps=1, single=True),
-    Rule(("DynamicQuantizeLinear", "QLinearConv", "QLinearMatMul", "QuantizeLinear"),
-         "a real is rounded to an integer: at a half, the last bit of the real decides", 2, 2, 1, 1),
-    Rule(("DequantizeLinear",), "one product", 1),
-    Rule(("ai.onnx.preview.training.Adagrad", "ai.onnx.preview.training.Adam", "ai.onnx.preview.training.Momentum"),
-         "a few products, sums and a root", 32, 32, 2),
-    Rule(("TfIdfVectorizer", "ai.onnx.ml.LinearClassifier", "ai.onnx.ml.LinearRegressor", "ai.onnx.ml.Normalizer",
-          "ai.onnx.ml.SVMClassifier", "ai.onnx.ml.SVMRegressor", "ai.onnx.ml.Scaler", "ai.onnx.ml.TreeEnsemble",
-          "ai.onnx.ml.TreeEnsembleClassifier", "ai.onnx.ml.TreeEnsembleRegressor"),
-         "float32 sums in any order, and a post-transform", 64, 64),
-    Rule(("Cast", "CastLike", "Ceil", "Floor", "Round"), "ONNX defines the rounding to the bit"),
-    Rule(("Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"),
-         "random values: engines draw other numbers, and none are compared; `fuzz` tests their properties"),
-    Rule(("If", "Loop", "Scan", "SequenceMap", "ai.onnx.preview.training.Gradient"),
-         "they run other operators, and round nothing themselves"),
-    Rule(("Abs", "And", "ArgMax", "ArgMin", "BitCast", "BitShift", "BitwiseAnd", "BitwiseNot", "BitwiseOr", "BitwiseXor",
-          "CenterCropPad", "Clip", "Compress", "Concat", "ConcatFromSequence", "Constant", "ConstantOfShape", "ConvInteger",
-          "DepthToSpace", "Dropout", "Equal", "Expand", "EyeLike", "Flatten", "Gather", "GatherElements", "GatherND",
-          "GlobalMaxPool", "Greater", "GreaterOrEqual", "Hardmax", "Identity", "ImageDecoder", "IsInf", "IsNaN", "Less",
-          "LessOrEqual", "MatMulInteger", "Max", "MaxPool", "MaxUnpool", "Min", "Neg", "NonMaxSuppression", "NonZero", "Not",
-          "OneHot", "Optional", "OptionalGetElement", "OptionalHasElement", "Or", "Pad", "ReduceMax", "ReduceMin",
-          "RegexFullMatch", "Relu", "Reshape", "ReverseSequence", "Scatter", "ScatterElements", "ScatterND", "SequenceAt",
-          "SequenceConstruct", "SequenceEmpty", "SequenceErase", "SequenceInsert", "SequenceLength", "Shape", "Sign", "Size",
-          "Slice", "SpaceToDepth", "Split", "SplitToSequence", "Squeeze", "StringConcat", "StringNormalizer", "StringSplit",
-          "TensorScatter", "ThresholdedRelu", "Tile", "TopK", "Transpose", "Trilu", "Unique", "Unsqueeze", "Where", "Xor",
-          "ai.onnx.ml.ArrayFeatureExtractor", "ai.onnx.ml.Binarizer", "ai.onnx.ml.CastMap", "ai.onnx.ml.CategoryMapper",
-          "ai.onnx.ml.DictVectorizer", "ai.onnx.ml.FeatureVectorizer", "ai.onnx.ml.Imputer", "ai.onnx.ml.LabelEncoder",
-          "ai.onnx.ml.OneHotEncoder", "ai.onnx.ml.ZipMap"),
-         "these operators move, select or compare values, or compute on integers, without rounding"),
+RULES: tuple[Allowance, ...] = (
+    Allowance(("Acos", "Acosh", "Asin", "Asinh", "Atan", "Atanh", "Cos", "Cosh", "Exp", "Log", "Sin", "Sinh", "Tan", "Tanh"),
+              "libraries compute elementary functions to a few ulps; near a zero the digits of the argument are lost", 8, 4),
+    Allowance(("Celu", "Elu", "Erf", "Gelu", "HardSigmoid", "HardSwish", "Mish", "Pow", "Reciprocal", "Selu", "Sigmoid",
+               "Softplus", "Softsign", "SwiGLU", "Swish"),
+              "chains of elementary functions, rounded once or at each step; cancellation in the tails", 16, 8),
+    Allowance(("Add", "Div", "LeakyRelu", "Mod", "Mul", "PRelu", "Shrink", "Sqrt", "Sub"),
+              "IEEE 754 rounds each correctly; one step if an engine fuses operations", 1),
+    Allowance(("LogSoftmax", "Softmax"), "an exponential, a sum and a division; some engines round each step in halves", 16, 16),
+    Allowance(("AveragePool", "CumSum", "GlobalAveragePool", "Mean", "ReduceL1", "ReduceLogSum", "ReduceLogSumExp", "ReduceMean",
+               "ReduceSum", "Sum"),
+              "the order of a sum is free", 8, 16),
+    Allowance(("GlobalLpPool", "LpNormalization", "LpPool", "ReduceL2", "ReduceSumSquare"),
+              "sums of squares in any order, and a root", 16, 16, 2),
+    Allowance(("CumProd", "ReduceProd"), "the order of a product is free: one step per factor", 64),
+    Allowance(("CausalConvWithState", "Col2Im", "Conv", "ConvTranspose", "DFT", "DeformConv", "Einsum", "Gemm", "MatMul", "STFT"),
+              "sums of products in any order; transforms by different algorithms", 16, 64),
+    Allowance(("Det",), "elimination with or without pivots", 64, 512),
+    Allowance(("GroupNormalization", "LayerNormalization", "RMSNormalization"),
+              "as BatchNormalization, with the statistics in float32 (stash_type)", 64, 512, single=True),
+    Allowance(("BatchNormalization", "InstanceNormalization", "MeanVarianceNormalization"),
+              "a mean, a variance and a root; a small variance magnifies their rounding", 64, 512),
+    Allowance(("LRN",), "a sum of squares and a power", 64, 32),
+    Allowance(("NegativeLogLikelihoodLoss", "SoftmaxCrossEntropyLoss"), "a logarithm and a mean, summed in any order", 32, 64),
+    Allowance(("Attention", "LinearAttention", "RotaryEmbedding", "ai.onnx.preview.FlexAttention"),
+              "two products and a softmax, summed in any order; the scale and the softcap are float32", 64, 128, single=True),
+    Allowance(("GRU", "LSTM", "RNN"), "each time step adds the error of its activations", 64, 512),
+    Allowance(("AffineGrid", "GridSample", "MaxRoiPool", "Resize", "RoiAlign", "Upsample"),
+              "float32 coordinates are computed in any order, and are the weights of the interpolation",
+              64, 512, steps=1, single=True),
+    Allowance(("BlackmanWindow", "HammingWindow", "HannWindow", "MelWeightMatrix", "Range"),
+              "computed in float32 or float64 whatever the dtype; integers are truncated", 16, 16, steps=1, single=True),
+    Allowance(("DynamicQuantizeLinear", "QLinearConv", "QLinearMatMul", "QuantizeLinear"),
+              "a real is rounded to an integer: at a half, the last bit of the real decides", 2, 2, 1, 1),
+    Allowance(("DequantizeLinear",), "one product", 1),
+    Allowance(("ai.onnx.preview.training.Adagrad", "ai.onnx.preview.training.Adam", "ai.onnx.preview.training.Momentum"),
+              "a few products, sums and a root", 32, 32, 2),
+    Allowance(("TfIdfVectorizer", "ai.onnx.ml.LinearClassifier", "ai.onnx.ml.LinearRegressor", "ai.onnx.ml.Normalizer",
+               "ai.onnx.ml.SVMClassifier", "ai.onnx.ml.SVMRegressor", "ai.onnx.ml.Scaler", "ai.onnx.ml.TreeEnsemble",
+               "ai.onnx.ml.TreeEnsembleClassifier", "ai.onnx.ml.TreeEnsembleRegressor"),
+              "float32 sums in any order, and a post-transform", 64, 64),
+    Allowance(("Cast", "CastLike", "Ceil", "Floor", "Round"), "ONNX defines the rounding to the bit"),
+    Allowance(("Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"),
+              "random values: engines draw other numbers, and none are compared; `fuzz` tests their properties"),
+    Allowance(("If", "Loop", "Scan", "SequenceMap", "ai.onnx.preview.training.Gradient"),
+              "they run other operators, and round nothing themselves"),
+    Allowance(("Abs", "And", "ArgMax", "ArgMin", "BitCast", "BitShift", "BitwiseAnd", "BitwiseNot", "BitwiseOr", "BitwiseXor",
+               "CenterCropPad", "Clip", "Compress", "Concat", "ConcatFromSequence", "Constant", "ConstantOfShape", "ConvInteger",
+               "DepthToSpace", "Dropout", "Equal", "Expand", "EyeLike", "Flatten", "Gather", "GatherElements", "GatherND",
+               "GlobalMaxPool", "Greater", "GreaterOrEqual", "Hardmax", "Identity", "ImageDecoder", "IsInf", "IsNaN", "Less",
+               "LessOrEqual", "MatMulInteger", "Max", "MaxPool", "MaxUnpool", "Min", "Neg", "NonMaxSuppression", "NonZero", "Not",
+               "OneHot", "Optional", "OptionalGetElement", "OptionalHasElement", "Or", "Pad", "ReduceMax", "ReduceMin",
+               "RegexFullMatch", "Relu", "Reshape", "ReverseSequence", "Scatter", "ScatterElements", "ScatterND", "SequenceAt",
+               "SequenceConstruct", "SequenceEmpty", "SequenceErase", "SequenceInsert", "SequenceLength", "Shape", "Sign", "Size",
+               "Slice", "SpaceToDepth", "Split", "SplitToSequence", "Squeeze", "StringConcat", "StringNormalizer", "StringSplit",
+               "TensorScatter", "ThresholdedRelu", "Tile", "TopK", "Transpose", "Trilu", "Unique", "Unsqueeze", "Where", "Xor",
+               "ai.onnx.ml.ArrayFeatureExtractor", "ai.onnx.ml.Binarizer", "ai.onnx.ml.CastMap", "ai.onnx.ml.CategoryMapper",
+               "ai.onnx.ml.DictVectorizer", "ai.onnx.ml.FeatureVectorizer", "ai.onnx.ml.Imputer", "ai.onnx.ml.LabelEncoder",
+               "ai.onnx.ml.OneHotEncoder", "ai.onnx.ml.ZipMap"),
+              "these operators move, select or compare values, or compute on integers, without rounding"),
 )  # fmt: skip
 """The rules of ONNX's operators; each operator is in one of them."""
 
-UNLISTED = Rule((), "an operator of another domain: its definition decides, to the bit")
+UNLISTED = Allowance((), "an operator of another domain: its definition decides, to the bit")
 """The rule of operators that no rule names."""
 
 _BY_NAME = {name: one for one in RULES for name in one.operators}
@@ -191,7 +191,7 @@ def qualified(domain: str, operator: str) -> str:
     return operator if domain in ("", "ai.onnx") else f"{domain}.{operator}"
 
 
-def rule(domain: str, operator: str) -> Rule:
+def rule(domain: str, operator: str) -> Allowance:
     """Return the rule of an operator.
 
     Args:
@@ -210,124 +210,126 @@ ADDS_UP = "the errors of all earlier nodes add up"
 _CASE = "ONNX's own tolerance of test cases; a case that defines one keeps it"
 _FLOATS, _HALVES, _COMPLEX = ("float64", "float32"), ("float16", "bfloat16"), ("complex128", "complex64")
 
-COMPARE = Use(
+COMPARE = ToleranceUse(
     "`sonnx compare`, `bisect` and `reduce`; `singa_backend.debug`",
     "|mine - theirs| <= atol + rtol * |theirs|; atol is rtol times the median magnitude of the non-zero elements",
     {
-        "float64": Bound(1e-9, f"{ADDS_UP}: 4.5 million steps of float64"),
-        "float32": Bound(1e-4, f"{ADDS_UP}: 840 steps of float32"),
-        "float16": Bound(1e-2, f"{ADDS_UP}: 10 steps of float16; some engines round each operation, others the result"),
-        "bfloat16": Bound(5e-2, f"{ADDS_UP}: 6 steps of bfloat16; some engines round each operation, others the result"),
-        "complex128": Bound(1e-9, f"{ADDS_UP}: 4.5 million steps of float64"),
-        "complex64": Bound(1e-4, f"{ADDS_UP}: 840 steps of float32"),
-        NARROW: Bound(0.25, "one step of a float with two bits of mantissa"),
+        "float64": ErrorBound(1e-9, f"{ADDS_UP}: 4.5 million steps of float64"),
+        "float32": ErrorBound(1e-4, f"{ADDS_UP}: 840 steps of float32"),
+        "float16": ErrorBound(1e-2, f"{ADDS_UP}: 10 steps of float16; some engines round each operation, others the result"),
+        "bfloat16": ErrorBound(5e-2, f"{ADDS_UP}: 6 steps of bfloat16; some engines round each operation, others the result"),
+        "complex128": ErrorBound(1e-9, f"{ADDS_UP}: 4.5 million steps of float64"),
+        "complex64": ErrorBound(1e-4, f"{ADDS_UP}: 840 steps of float32"),
+        NARROW: ErrorBound(0.25, "one step of a float with two bits of mantissa"),
         OTHERS: EQUAL,
     },
 )
 """Values of a whole model, node by node."""
 
-EXPORT = Use(
+EXPORT = ToleranceUse(
     "`sonnx.export_and_check`, `sonnx export --compare`",
     "|model - engine| <= atol + rtol * |model|",
     {
-        "float64": Bound(1e-8, f"{ADDS_UP}; attributes of the file are float32", 1e-10),
-        "float32": Bound(1e-4, f"{ADDS_UP}: 840 steps of float32", 1e-5),
-        NARROW: Bound(1e-2, "10 steps of float16: engines round halves at other places", 1e-3),
+        "float64": ErrorBound(1e-8, f"{ADDS_UP}; attributes of the file are float32", 1e-10),
+        "float32": ErrorBound(1e-4, f"{ADDS_UP}: 840 steps of float32", 1e-5),
+        NARROW: ErrorBound(1e-2, "10 steps of float16: engines round halves at other places", 1e-3),
         OTHERS: EQUAL,
     },
 )
 """Outputs of an exported model and of engines."""
 
-IMPORT = Use(
+IMPORT = ToleranceUse(
     "`sonnx.from_pytorch`, `from_tensorflow`, `from_paddle`, `from_sklearn`",
     "|ours - theirs| <= rtol * the largest |theirs|; the argument `tolerance` replaces 1e-4",
     {
-        **dict.fromkeys((*_FLOATS, *_COMPLEX), Bound(1e-4, "other kernels; some exporters write doubles as float32")),
-        "float16": Bound(1e-2, "10 steps of float16: the framework rounds at other places"),
-        "bfloat16": Bound(5e-2, "6 steps of bfloat16: the framework rounds at other places"),
+        **dict.fromkeys((*_FLOATS, *_COMPLEX), ErrorBound(1e-4, "other kernels; some exporters write doubles as float32")),
+        "float16": ErrorBound(1e-2, "10 steps of float16: the framework rounds at other places"),
+        "bfloat16": ErrorBound(5e-2, "6 steps of bfloat16: the framework rounds at other places"),
         OTHERS: EQUAL,
     },
 )
 """Outputs of an imported model and of its framework."""
 
-CASES = Use(
+CASES = ToleranceUse(
     "`sonnx conform`, `sonnx run --data` and `--against`, the pytest plugin",
     "|ours - expected| <= atol + rtol * |expected|",
     {
-        **dict.fromkeys((*_FLOATS, "float16", *_COMPLEX), Bound(1e-3, _CASE, 1e-7)),
-        "bfloat16": Bound(2.0**-6, "two steps of bfloat16, if the case's own tolerance is lower", 1e-7),
-        NARROW: Bound(0.0, "floats of 8 and fewer bits are stored, not computed: equal codes", 0.0),
+        **dict.fromkeys((*_FLOATS, "float16", *_COMPLEX), ErrorBound(1e-3, _CASE, 1e-7)),
+        "bfloat16": ErrorBound(2.0**-6, "two steps of bfloat16, if the case's own tolerance is lower", 1e-7),
+        NARROW: ErrorBound(0.0, "floats of 8 and fewer bits are stored, not computed: equal codes", 0.0),
         OTHERS: EQUAL,
     },
 )
 """ONNX's test cases, and data sets next to a model, under the strict verdict."""
 
-OPSETS = Use(
+OPSETS = ToleranceUse(
     "`sonnx opsets`, a model at another opset against the model it was written from",
     "|ours - expected| <= rtol * (|expected| + the largest |expected|, at least 1)",
     {
-        "float64": Bound(1e-6, "attributes, and constants of function bodies, are float32"),
-        "float32": Bound(1e-4, "a composition of other operators rounds at other places"),
-        "complex128": Bound(1e-6, "attributes, and constants of function bodies, are float32"),
-        "complex64": Bound(1e-4, "a composition of other operators rounds at other places"),
-        "float16": Bound(1e-2, "a composition rounds after each operator: 10 steps of float16"),
-        "bfloat16": Bound(6e-2, "a composition rounds after each operator: 8 steps of bfloat16"),
-        NARROW: Bound(0.0, "these dtypes are only moved: equal", 0.0),
+        "float64": ErrorBound(1e-6, "attributes, and constants of function bodies, are float32"),
+        "float32": ErrorBound(1e-4, "a composition of other operators rounds at other places"),
+        "complex128": ErrorBound(1e-6, "attributes, and constants of function bodies, are float32"),
+        "complex64": ErrorBound(1e-4, "a composition of other operators rounds at other places"),
+        "float16": ErrorBound(1e-2, "a composition rounds after each operator: 10 steps of float16"),
+        "bfloat16": ErrorBound(6e-2, "a composition rounds after each operator: 8 steps of bfloat16"),
+        NARROW: ErrorBound(0.0, "these dtypes are only moved: equal", 0.0),
         OTHERS: EQUAL,
     },
 )
 """Drawn models written at other opsets; ONNX's own cases have those of `CASES`."""
 
-OPSETS_WITNESS = Use(
+OPSETS_WITNESS = ToleranceUse(
     "`sonnx opsets`, onnxruntime as the second witness",
     "|theirs - expected| <= atol + rtol * |expected|",
     {
-        **dict.fromkeys((*_FLOATS, *_COMPLEX), Bound(1e-3, "ONNX's own tolerance of test cases, for values near zero too", 1e-3)),
-        **dict.fromkeys(_HALVES, Bound(1e-2, "onnxruntime rounds halves after each operator", 1e-2)),
+        **dict.fromkeys(
+            (*_FLOATS, *_COMPLEX), ErrorBound(1e-3, "ONNX's own tolerance of test cases, for values near zero too", 1e-3)
+        ),
+        **dict.fromkeys(_HALVES, ErrorBound(1e-2, "onnxruntime rounds halves after each operator", 1e-2)),
         OTHERS: EQUAL,
     },
 )
 """onnxruntime's outputs of a model written at another opset; one tolerance for all outputs of a model."""
 
-GRADIENTS = Use(
+GRADIENTS = ToleranceUse(
     "`sonnx gradients`, against differences",
     "|gradient - difference| <= rtol * the size of the gradient along a direction, at least 1e-3",
-    {"float64": Bound(1e-6, "fourth-order differences with steps of 1e-3 and 1e-4 have errors of about 1e-8")},
+    {"float64": ErrorBound(1e-6, "fourth-order differences with steps of 1e-3 and 1e-4 have errors of about 1e-8")},
 )
 """A gradient rule and the slope of its operator."""
 
-GRADIENTS_WITNESS = Use(
+GRADIENTS_WITNESS = ToleranceUse(
     "`sonnx gradients`, onnxruntime as the second witness",
     "|ours - theirs| <= rtol * the largest |ours|, at least 1e-2",
-    {"float32": Bound(1e-3, "onnxruntime computes the graph in float32, this package in float64")},
+    {"float32": ErrorBound(1e-3, "onnxruntime computes the graph in float32, this package in float64")},
 )
 """A gradient in float64, and its graph in onnxruntime."""
 
-GRADIENTS_GRAPH = Use(
+GRADIENTS_GRAPH = ToleranceUse(
     "`sonnx gradients`, the tape against the graph",
     "|tape - graph| <= atol + rtol * |graph|",
-    {"float64": Bound(1e-9, "the same operators in the same dtype; sums of gradients may be in another order", 1e-12)},
+    {"float64": ErrorBound(1e-9, "the same operators in the same dtype; sums of gradients may be in another order", 1e-12)},
 )
 """A gradient computed by the tape, and by the graph."""
 
-FOREIGN = Use(
+FOREIGN = ToleranceUse(
     "`sonnx foreign`, programs of `sonnx codegen --onnx`",
     "|ours - theirs| <= rtol * the largest |theirs|",
     {
-        **dict.fromkeys((*_FLOATS, *_HALVES, *_COMPLEX, NARROW), Bound(1e-4, f"{ADDS_UP}: 840 steps of float32")),
+        **dict.fromkeys((*_FLOATS, *_HALVES, *_COMPLEX, NARROW), ErrorBound(1e-4, f"{ADDS_UP}: 840 steps of float32")),
         OTHERS: EQUAL,
     },
 )
 """Every value of models that other tools wrote, and onnxruntime's."""
 
-DEVICE = Use(
+DEVICE = ToleranceUse(
     "`sonnx device-check`, a device against the CPU; ONNX's cases have the tolerances of `CASES`",
     "|device - CPU| <= rtol * the largest |CPU|, at least 1e-3",
     {
-        "float64": Bound(
+        "float64": ErrorBound(
             1e-9, "sums in another order, and elementary functions of another library: 4.5 million steps of float64"
         ),
-        "float32": Bound(1e-5, "sums in another order, and elementary functions of another library: 84 steps of float32"),
+        "float32": ErrorBound(1e-5, "sums in another order, and elementary functions of another library: 84 steps of float32"),
         OTHERS: EQUAL,
     },
 )
@@ -356,7 +358,7 @@ def looser(operators: Collection[str]) -> frozenset[str]:
     return frozenset(name for name in operators if _BY_NAME.get(name, UNLISTED).single)
 
 
-def in_model(dtype: np.dtype[Any], operators: Collection[str] = ()) -> Bound:
+def in_model(dtype: np.dtype[Any], operators: Collection[str] = ()) -> ErrorBound:
     """Return the tolerance of a value of a model.
 
     Args:
@@ -370,4 +372,4 @@ def in_model(dtype: np.dtype[Any], operators: Collection[str] = ()) -> Bound:
     if not found:
         return COMPARE.bound(dtype)
     rtol = COMPARE.bounds[_IN_SINGLE[dtype.name]].rtol
-    return Bound(rtol, f"{', '.join(found)} computes in float32: {_BY_NAME[found[0]].reason}")
+    return ErrorBound(rtol, f"{', '.join(found)} computes in float32: {_BY_NAME[found[0]].reason}")

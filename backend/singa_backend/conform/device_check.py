@@ -1,7 +1,7 @@
 """Runs the stages of `sonnx device-check`: each in a child process that has a deadline, each reported as soon as it ends.
 
-A stage is a function at the top of a module.  It receives the `Setup` and a dict that it fills with what it found, and raises
-`Wrong`, or any other exception, if the device does not pass.  The dict is reported in both cases.
+A stage is a function at the top of a module.  It receives the `CheckSetup` and a dict that it fills with what it found, and
+raises `Wrong`, or any other exception, if the device does not pass.  The dict is reported in both cases.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ PASSED, FAILED, NOT_RUN, ONE_DEVICE = "passed", "failed", "not run", "one device
 
 
 TOTAL = 600.0
-"""The seconds that all stages together may take, unless `Setup` has another number."""
+"""The seconds that all stages together may take, unless `CheckSetup` has another number."""
 
 
 class Wrong(Exception):
@@ -32,7 +32,7 @@ class OneDevice(Exception):
 
 
 @dataclass(frozen=True)
-class Setup:
+class CheckSetup:
     """What the stages are to do.
 
     Attributes:
@@ -48,11 +48,11 @@ class Setup:
     deadline: float = TOTAL
 
 
-Check = Callable[[Setup, dict[str, Any]], None]
+Check = Callable[[CheckSetup, dict[str, Any]], None]
 
 
 @dataclass(frozen=True)
-class Stage:
+class CheckStage:
     """A stage.
 
     Attributes:
@@ -67,7 +67,7 @@ class Stage:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class StageResult:
     """The result of a stage.
 
     Attributes:
@@ -93,7 +93,7 @@ class Outcome:
         return found | {"seconds": round(self.seconds, 3)}
 
 
-def run(stages: Sequence[Stage], setup: Setup) -> Iterator[Outcome]:
+def run(stages: Sequence[CheckStage], setup: CheckSetup) -> Iterator[StageResult]:
     """Run the stages in their order; `setup.deadline` is for all of them together.
 
     Args:
@@ -110,7 +110,7 @@ def run(stages: Sequence[Stage], setup: Setup) -> Iterator[Outcome]:
         if not prevented and left <= 0:
             prevented = f"the deadline of {setup.deadline:g} s for all stages has passed"
         if prevented:
-            yield Outcome(stage.name, NOT_RUN, reason=prevented)
+            yield StageResult(stage.name, NOT_RUN, reason=prevented)
             continue
         most = stage.deadline * max(1.0, setup.deadline / TOTAL)
         outcome = _run(stage, replace(setup, deadline=min(most, left)))
@@ -119,25 +119,25 @@ def run(stages: Sequence[Stage], setup: Setup) -> Iterator[Outcome]:
         yield outcome
 
 
-def _run(stage: Stage, setup: Setup) -> Outcome:
+def _run(stage: CheckStage, setup: CheckSetup) -> StageResult:
     """Run one stage in a child process, and kill it at its deadline."""
     start = time.monotonic()
     with Child(_serve, stage.name, stage.check) as child:
         try:
-            outcome: Outcome = child.ask(setup, timeout=setup.deadline)
+            outcome: StageResult = child.ask(setup, timeout=setup.deadline)
         except ChildFailure as failure:
             late = failure.how == "timeout"
             reason = f"deadline: not finished within {setup.deadline:.4g} s" if late else f"its process died: {failure}"
-            outcome = Outcome(stage.name, FAILED, reason=reason)
+            outcome = StageResult(stage.name, FAILED, reason=reason)
     return replace(outcome, seconds=time.monotonic() - start)
 
 
-def _serve(name: str, check: Check) -> Callable[[Setup], Outcome]:
+def _serve(name: str, check: Check) -> Callable[[CheckSetup], StageResult]:
     """Return, in the child, the function that runs a stage."""
     return partial(attempt, name, check)
 
 
-def attempt(name: str, check: Check, setup: Setup) -> Outcome:
+def attempt(name: str, check: Check, setup: CheckSetup) -> StageResult:
     """Run a stage in this process.
 
     Args:
@@ -152,11 +152,11 @@ def attempt(name: str, check: Check, setup: Setup) -> Outcome:
     try:
         check(setup, details)
     except OneDevice as one:
-        return Outcome(name, ONE_DEVICE, reason=str(one), details=details)
+        return StageResult(name, ONE_DEVICE, reason=str(one), details=details)
     except DeviceUnavailable as error:
-        return Outcome(name, FAILED, reason=str(error), details=details, unusable=True)
+        return StageResult(name, FAILED, reason=str(error), details=details, unusable=True)
     except (Wrong, SonnxError) as error:
-        return Outcome(name, FAILED, reason=str(error), details=details)
+        return StageResult(name, FAILED, reason=str(error), details=details)
     except Exception as error:
-        return Outcome(name, FAILED, reason=described(error), details=details)
-    return Outcome(name, PASSED, details=details)
+        return StageResult(name, FAILED, reason=described(error), details=details)
+    return StageResult(name, PASSED, details=details)

@@ -29,7 +29,7 @@ from ..interpreters.eager import Eager
 from ..io.processes import ChildFailure
 from ..limits import Limits
 from . import cases, gaps, gradient_matrix, gradients, results, worker
-from .device_check import Setup, Wrong
+from .device_check import CheckSetup, Wrong
 from .gradient_matrix.row import needs_judging
 
 _SHOWN = 20
@@ -44,7 +44,7 @@ LIBRARIES = ("nvrtc", "cublas", "cusolver", "cufft")
 VARIABLES = ("CUPY_", "CUDA_", "NVIDIA_", "SONNX_")
 
 
-def versions(setup: Setup, details: dict[str, Any]) -> None:
+def versions(setup: CheckSetup, details: dict[str, Any]) -> None:
     """Record the versions of everything and the places of CUDA's libraries, then ask for the device."""
     details["python"], details["system"] = platform.python_version(), platform.platform()
     details["packages"] = {p: v for p in PACKAGES if (v := _version(p))}
@@ -119,7 +119,7 @@ MODEL = """<ir_version: 10, opset_import: ["": 21]> g (float[n, 3] x) => (float[
 """A model whose results are exact."""
 
 
-def smoke(setup: Setup, details: dict[str, Any]) -> None:
+def smoke(setup: CheckSetup, details: dict[str, Any]) -> None:
     """Copy to the device and back, run one kernel and one product, and run a model."""
     device = resolve(setup.device)
     with device.active():
@@ -154,7 +154,7 @@ _EPSILON = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bflo
 """The step above 1 of each dtype."""
 
 
-def products(setup: Setup, details: dict[str, Any]) -> None:
+def products(setup: CheckSetup, details: dict[str, Any]) -> None:
     """Compare matrix products of every float dtype, also of transposed arrays, with float64; float32 must not be rounded to TF32.
 
     The bound of an element is that of a sum in any order: the number of its terms times the rounding of the sums, which are
@@ -259,7 +259,7 @@ def _traps() -> Iterator[tuple[str, str, list[Any], dict[str, Any]]]:
     yield "ReduceSum of no elements", "ReduceSum", [np.zeros((2, 0), np.float32), np.array([1])], {}
 
 
-def traps(setup: Setup, details: dict[str, Any]) -> None:
+def traps(setup: CheckSetup, details: dict[str, Any]) -> None:
     """Compare with the CPU what CUDA defines otherwise: indices that wrap, NaN as an integer, division by 0, NaN in maxima."""
     resolve(setup.device)
     wrong, count = [], 0
@@ -298,16 +298,16 @@ class _Late(Exception):
     """The time of a stage is nearly over."""
 
 
-def _last_call(setup: Setup) -> float:
+def _last_call(setup: CheckSetup) -> float:
     """When a stage stops by itself, so that it can report what it has done."""
     return time.monotonic() + 0.95 * setup.deadline
 
 
-def _chosen(setup: Setup) -> list[cases.Case]:
+def _chosen(setup: CheckSetup) -> list[cases.Case]:
     return cases.load()[:: setup.every]
 
 
-def kernels(setup: Setup, details: dict[str, Any]) -> None:
+def kernels(setup: CheckSetup, details: dict[str, Any]) -> None:
     """Compile the kernels of ONNX's cases in several processes, which share CuPy's cache; no result is judged.
 
     The cases of one operator, which need the same kernels, are a request to one process.
@@ -355,7 +355,7 @@ def _cached() -> int:
     return sum(1 for _ in folder.iterdir()) if folder.is_dir() else 0
 
 
-def suite(setup: Setup, details: dict[str, Any]) -> None:
+def suite(setup: CheckSetup, details: dict[str, Any]) -> None:
     """Run ONNX's cases under the strict verdict; what fails must be in gaps.txt.  A case may take half of the deadline."""
     resolve(setup.device)
     end, chosen = _last_call(setup), _chosen(setup)
@@ -385,7 +385,7 @@ def suite(setup: Setup, details: dict[str, Any]) -> None:
 # --- gradients ----------------------------------------------------------------------------------------------------------
 
 
-def gradient(setup: Setup, details: dict[str, Any]) -> None:
+def gradient(setup: CheckSetup, details: dict[str, Any]) -> None:
     """Compare the gradients of operator versions, one point each, by the tape and as a graph, with those on the CPU."""
     resolve(setup.device)
     end = _last_call(setup)
@@ -457,7 +457,7 @@ def unlike(there: Any, here: Any) -> str:
 # --- memory -------------------------------------------------------------------------------------------------------------
 
 
-def out_of_memory(setup: Setup, details: dict[str, Any]) -> None:
+def out_of_memory(setup: CheckSetup, details: dict[str, Any]) -> None:
     """Run a model that needs more memory than is free: a typed error must name it, and the device must be usable afterwards."""
     device = resolve(setup.device)
     import cupy

@@ -64,7 +64,7 @@ def error(ours: Any, theirs: Any) -> float:
 
 
 @dataclass
-class Comparison:
+class PeerComparison:
     """One model on one set of inputs, compared with one peer.
 
     Attributes:
@@ -113,7 +113,7 @@ def compare_with_onnxruntime(
     device: str = "CPU",
     intermediates: bool = True,
     timeout: float = 120.0,
-) -> Comparison:
+) -> PeerComparison:
     """Compare every output, and every intermediate value of the main graph in chunks; the peer runs in its child process.
 
     Args:
@@ -136,7 +136,7 @@ def compare_with_onnxruntime(
     }
     inner = [n for n in makers if n not in outputs] if intermediates else []
     shapes = {n: list(x.shape) for n, x in inputs.items()}
-    made = Comparison(name, shapes, oracle.engine, device, len(rep.nodes), {})
+    made = PeerComparison(name, shapes, oracle.engine, device, len(rep.nodes), {})
     with tempfile.TemporaryDirectory() as folder:
         for start in range(0, max(1, len(inner)), CHUNK):
             chunk = inner[start : start + CHUNK]
@@ -160,15 +160,15 @@ def compare_with_stored(
     *,
     peer: str = "stored",
     device: str = "CPU",
-) -> Comparison:
+) -> PeerComparison:
     """Compare the outputs with the expected ones, in order."""
     rep = SingaBackend.prepare(model, device)
     found = rep.run(dict(inputs)).to_dict()
     errors = {n: error(found[n], e) for n, e in zip(found, expected, strict=True)}
-    return Comparison(name, {n: list(x.shape) for n, x in inputs.items()}, peer, device, len(rep.nodes), errors)
+    return PeerComparison(name, {n: list(x.shape) for n, x in inputs.items()}, peer, device, len(rep.nodes), errors)
 
 
-def light_comparisons(oracle: Oracle, select: str = "", seed: int = 0) -> Iterator[Comparison]:
+def light_comparisons(oracle: Oracle, select: str = "", seed: int = 0) -> Iterator[PeerComparison]:
     """Compare the light models, with random weights, on normally distributed inputs."""
     for name in light_models.names():
         if re.search(select, name):
@@ -180,7 +180,7 @@ def light_comparisons(oracle: Oracle, select: str = "", seed: int = 0) -> Iterat
 
 
 @dataclass
-class Stored:
+class StoredExport:
     """An exported model and what its framework computed: one pair (inputs, outputs) per batch size."""
 
     name: str
@@ -188,7 +188,7 @@ class Stored:
     data: list[tuple[dict[str, np.ndarray], list[np.ndarray]]]
 
 
-def stored(folder: Path, select: str = "") -> list[Stored]:
+def stored(folder: Path, select: str = "") -> list[StoredExport]:
     """Read the models NET-EXPORTER-OPSET.onnx of a folder, with NET.npz: x0_0 is input 0 of set 0, y1_2 output 2 of set 1."""
     out = []
     for path in sorted(folder.glob("*.onnx")):
@@ -206,11 +206,11 @@ def stored(folder: Path, select: str = "") -> list[Stored]:
                 ]
             if any(len(x) != len(inputs) for x, _ in sides):
                 raise InvalidInput(f"{data}: each set must have {len(inputs)} inputs, x0_0, ...", code="SX307")
-            out.append(Stored(path.stem, path, [(dict(zip(inputs, x, strict=True)), y) for x, y in sides]))
+            out.append(StoredExport(path.stem, path, [(dict(zip(inputs, x, strict=True)), y) for x, y in sides]))
     return out
 
 
-def stored_comparisons(folder: Path, oracle: Oracle, select: str = "", device: str = "CPU") -> Iterator[Comparison]:
+def stored_comparisons(folder: Path, oracle: Oracle, select: str = "", device: str = "CPU") -> Iterator[PeerComparison]:
     """Compare each stored model, at each batch size, with onnxruntime and with what the framework computed."""
     for found in stored(folder, select):
         for inputs, expected in found.data:
@@ -222,7 +222,7 @@ def stored_comparisons(folder: Path, oracle: Oracle, select: str = "", device: s
 # --- the page ---------------------------------------------------------------------------------------------------------
 
 
-def document(comparisons: Iterable[Comparison]) -> dict[str, Any]:
+def document(comparisons: Iterable[PeerComparison]) -> dict[str, Any]:
     """Return all comparisons as data, with the versions of the packages."""
     return {
         "bound": BOUND,

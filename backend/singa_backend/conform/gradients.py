@@ -62,7 +62,7 @@ class Point:
         device: The device that computes; all values of a point are on the host.
     """
 
-    case: generate.Case
+    case: generate.NodeCase
     graph: Graph
     opset: int
     feeds: list[Any]
@@ -229,7 +229,7 @@ def _wide(found: list[np.dtype[Any]], rng: np.random.Generator) -> np.dtype[Any]
     return max(floats, key=lambda d: d.itemsize) if floats else found[int(rng.integers(len(found)))]
 
 
-def _point(case: generate.Case, rng: np.random.Generator, every: bool = False) -> Point | None:
+def _point(case: generate.NodeCase, rng: np.random.Generator, every: bool = False) -> Point | None:
     """Return the case as a point; None if it has special values or cannot be computed."""
     model = generate.model(case, constants=frozenset())
     with in_double(case.domain, case.operator):
@@ -294,7 +294,7 @@ def _finite(y: Any) -> bool:
 
 
 @dataclass
-class Finding:
+class PointResult:
     """The result at a point for one input: "agree", "kink" (the forward bends or jumps there), or what is wrong."""
 
     input: str
@@ -303,7 +303,7 @@ class Finding:
     detail: str = ""
 
 
-def judge(point: Point, rng: np.random.Generator | None = None) -> list[Finding]:
+def judge(point: Point, rng: np.random.Generator | None = None) -> list[PointResult]:
     """Compare the rule with differences at a point; each input along a random direction.  Raises what the rule raises."""
     rng = rng or np.random.default_rng(0)
     eager = point.eager()
@@ -314,18 +314,18 @@ def judge(point: Point, rng: np.random.Generator | None = None) -> list[Finding]
             continue
         name = point.graph.inputs[i].name
         if not _same(eager[k], graph[k]):
-            found.append(Finding(name, "the graph differs from the rule", detail=_difference(eager[k], graph[k])))
+            found.append(PointResult(name, "the graph differs from the rule", detail=_difference(eager[k], graph[k])))
             continue
         found.append(_judged(point, i, name, eager[k], rng))
     return found
 
 
-def _judged(point: Point, i: int, name: str, grad: Any, rng: np.random.Generator) -> Finding:
+def _judged(point: Point, i: int, name: str, grad: Any, rng: np.random.Generator) -> PointResult:
     x = point.feeds[i]
     if grad is not None:
         wrong = _shape_wrong(grad, x)
         if wrong:
-            return Finding(name, "wrong shape", detail=wrong)
+            return PointResult(name, "wrong shape", detail=wrong)
     direction = _random_like(x, rng)
     slope = 0.0 if grad is None else _dot(grad, direction)
     slopes = [_slope(point, i, direction, h) for h in _STEPS]
@@ -336,11 +336,11 @@ def _judged(point: Point, i: int, name: str, grad: Any, rng: np.random.Generator
     bends = near > 0.05 * size or (near > 1e-7 * size and near > 0.3 * far)
     error = min(abs(s - slope) for s, _, _ in slopes) / size
     if error <= _NEAR:
-        return Finding(name, "agree", error)
+        return PointResult(name, "agree", error)
     if not all(map(np.isfinite, (slopes[0][0], slopes[1][0]))) or spread > _NEAR * size or bends:
-        return Finding(name, "kink", error)
+        return PointResult(name, "kink", error)
     missing = "no gradient was returned" if grad is None else f"the rule returns {slope:.9g}"
-    return Finding(name, "wrong", error, f"{missing}, differences return {slopes[1][0]:.9g}")
+    return PointResult(name, "wrong", error, f"{missing}, differences return {slopes[1][0]:.9g}")
 
 
 def _slope(point: Point, i: int, direction: Any, h: float) -> tuple[float, float, float]:

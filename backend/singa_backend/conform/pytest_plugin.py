@@ -51,10 +51,10 @@ class Item(pytest.Item):
         return self.path, None, self.nodeid
 
 
-class Group(pytest.Collector):
+class CaseGroup(pytest.Collector):
     """The cases of one kind; no file names them, so the plugin adds this group to the session."""
 
-    def __init__(self, *, make: Callable[[Group], list[Item]], **kwargs: Any) -> None:
+    def __init__(self, *, make: Callable[[CaseGroup], list[Item]], **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self._make = make
 
@@ -115,12 +115,12 @@ class Plugin:
         if isinstance(collector, pytest.Session) and report.passed:
             kinds = [*self._kinds, *(["data"] if self._folders else [])]
             report.result = [*(report.result or ()), *(
-                Group.from_parent(collector, name=kind, nodeid=f"{PREFIX}{kind}", make=self._items)
+                CaseGroup.from_parent(collector, name=kind, nodeid=f"{PREFIX}{kind}", make=self._items)
                 for kind in kinds if not self._only or any(n.startswith(f"{PREFIX}{kind}") for n in self._only)
             )]  # fmt: skip
         return report
 
-    def _items(self, group: Group) -> list[Item]:
+    def _items(self, group: CaseGroup) -> list[Item]:
         engine = cache(lambda: worker.resolve(self._backend))
         made: list[Item] = []
         for name, load in self._data() if group.name == "data" else _suite(group.name):

@@ -15,13 +15,13 @@ from typing import Any
 from ..comparison.difference import Difference, difference
 from ..devices.device import DeviceLike
 from ..engines.command import EngineCommand
-from ..engines.local import Failure
+from ..engines.local import FailedRun
 from ..errors import InvalidInput, SonnxError
 from ..proto.load import ModelSource
 from . import repro
 from .compare import BUDGET, Divergence, Judge, Setting, is_saved
 from .lockstep import Values, Visit, attempt
-from .submodel import Call, Source
+from .submodel import NodeCall, Source
 
 
 @dataclass
@@ -44,7 +44,7 @@ class Reproduction:
     accumulated: bool = False
     first: Divergence | None = None
     differences: dict[str, Difference] = field(default_factory=dict)
-    failure: Failure | None = None
+    failure: FailedRun | None = None
 
     def __str__(self) -> str:
         """Return the node, and whether it reproduces alone, in one line."""
@@ -120,31 +120,38 @@ def bisect(
     with Setting(
         model, inputs, against=against, device=device, names=names, rtol=rtol, atol=atol, budget=budget, timeout=timeout
     ) as setting:
-        found = _first(setting, local, progress)
-        if found is None:
-            return None
-        visit, node, judge = found
-        if node.inputs_agreed is None:
-            part = _between(setting, visit, node, judge, to)
-            if part is not None:
-                return part
-        result = _written(setting, visit, node, to)
-        if result.alone or isinstance(visit.mine, Failure) or isinstance(visit.theirs, Failure):
-            return result
-        if setting.plans:
-            together = _window(setting, to)
-            if together is not None:
-                if together.folder != result.folder:
-                    _remove(result.folder)
-                return together
-        grown = _grew_most(setting, visit.call.index, progress)
-        if grown is None:
-            return result
-        again = _written(setting, *grown, to)
-        again.accumulated, again.first = not again.alone, node
-        if again.folder != result.folder:
-            _remove(result.folder)
-        return again
+        return _reproduction(setting, local, to, progress)
+
+
+def _reproduction(
+    setting: Setting, local: bool, to: str | Path | None, progress: Callable[..., None] | None
+) -> Reproduction | None:
+    """The first diverging node; the nodes of the plan that diverges with it; or the node that added most to the error."""
+    found = _first(setting, local, progress)
+    if found is None:
+        return None
+    visit, node, judge = found
+    if node.inputs_agreed is None:
+        part = _between(setting, visit, node, judge, to)
+        if part is not None:
+            return part
+    result = _written(setting, visit, node, to)
+    if result.alone or isinstance(visit.mine, FailedRun) or isinstance(visit.theirs, FailedRun):
+        return result
+    if setting.plans:
+        together = _window(setting, to)
+        if together is not None:
+            if together.folder != result.folder:
+                _remove(result.folder)
+            return together
+    grown = _grew_most(setting, visit.call.index, progress)
+    if grown is None:
+        return result
+    again = _written(setting, *grown, to)
+    again.accumulated, again.first = not again.alone, node
+    if again.folder != result.folder:
+        _remove(result.folder)
+    return again
 
 
 def _first(setting: Setting, local: bool, progress: Callable[..., None] | None) -> tuple[Visit, Divergence, Judge] | None:
@@ -156,7 +163,7 @@ def _first(setting: Setting, local: bool, progress: Callable[..., None] | None) 
         if node is not None:
             return visit, node, judge
         theirs, call = visit.theirs, visit.call
-        if refused is None and isinstance(theirs, Failure) and theirs.how not in ("absent", "not reached"):
+        if refused is None and isinstance(theirs, FailedRun) and theirs.how not in ("absent", "not reached"):
             refused = visit, Divergence(call.name, call.operator, call.index, list(call.outputs), str(theirs), True), judge
         if progress:
             progress(note=call.name)
@@ -196,11 +203,11 @@ def _written(setting: Setting, visit: Visit, node: Divergence, to: str | Path | 
     results: Values = visit.theirs if isinstance(visit.theirs, dict) else {}
     repro.write(folder, source, [call], values, call.outputs, results)
     again, inputs, expected = repro.read(folder)
-    blamed = setting.theirs if isinstance(visit.theirs, Failure) and isinstance(visit.mine, dict) else setting.mine
+    blamed = setting.theirs if isinstance(visit.theirs, FailedRun) and isinstance(visit.mine, dict) else setting.mine
     try:
         outputs = blamed.run(again.proto, again.folder, inputs)
     except SonnxError as error:
-        return Reproduction(node, folder, True, failure=Failure.of(blamed, error))
+        return Reproduction(node, folder, True, failure=FailedRun.of(blamed, error))
     tolerance = setting.tolerance_alone([call])
     apart = {n: difference(outputs[n], e, tolerance) for n, e in expected.items()}
     alone = not source.draws(call) and any(not d.agrees for d in apart.values())
@@ -221,7 +228,7 @@ def _between(setting: Setting, visit: Visit, node: Divergence, judge: Judge, to:
 
 
 def _again(
-    setting: Setting, calls: Sequence[Call], values: Values, node: Divergence, results: Values, to: str | Path | None
+    setting: Setting, calls: Sequence[NodeCall], values: Values, node: Divergence, results: Values, to: str | Path | None
 ) -> Reproduction:
     """Write several nodes as one model, read it back, and run it on this side."""
     source = setting.source
@@ -238,7 +245,7 @@ def _again(
 
 def _window(setting: Setting, to: str | Path | None) -> Reproduction | None:
     """The smallest run of nodes whose plan diverges for inputs of the definition, by bisection of its end, then of its begin."""
-    search = _Windows(setting)
+    search = _NodeRuns(setting)
     if not search.wrong(0, len(search.calls)):
         return None
     low, high = 0, len(search.calls)  # the first `low` nodes agree, the first `high` nodes do not
@@ -252,7 +259,7 @@ def _window(setting: Setting, to: str | Path | None) -> Reproduction | None:
     return search.written(first, end, to)
 
 
-class _Windows:
+class _NodeRuns:
     """Runs of nodes, computed by a plan and by definitions from the same inputs."""
 
     def __init__(self, setting: Setting) -> None:
@@ -265,7 +272,7 @@ class _Windows:
         values = attempt(setting.theirs, source, source.calls, self.inputs, names) if names else {}
         self.inputs |= values if isinstance(values, dict) else {}
 
-    def _ends(self, calls: Sequence[Call], after: Sequence[Call]) -> list[str]:
+    def _ends(self, calls: Sequence[NodeCall], after: Sequence[NodeCall]) -> list[str]:
         """The values that later nodes or the graph's outputs need."""
         needed = {n for call in after for n in call.uses} | set(self.setting.source.outputs)
         return [n for call in calls for n in call.outputs if n in needed]
@@ -276,7 +283,7 @@ class _Windows:
         used = {n for call in self.calls[start:end] for n in call.uses}
         names = [n for call in before for n in call.outputs if n in used]
         found = attempt(self.setting.theirs, source, before, self.inputs, names) if names else {}
-        return None if isinstance(found, Failure) else {n: v for n, v in (self.inputs | found).items() if n in used}
+        return None if isinstance(found, FailedRun) else {n: v for n, v in (self.inputs | found).items() if n in used}
 
     def wrong(self, start: int, end: int) -> dict[str, Difference]:
         """The differences of the values of these nodes that do not agree."""
@@ -285,7 +292,7 @@ class _Windows:
         if not names or inputs is None:
             return {}
         mine, theirs = (attempt(e, source, calls, inputs, names) for e in (self.setting.mine, self.setting.theirs))
-        if isinstance(mine, Failure) or isinstance(theirs, Failure):
+        if isinstance(mine, FailedRun) or isinstance(theirs, FailedRun):
             return {}
         tolerance = self.setting.tolerance_alone(calls)
         apart = {n: difference(mine[n], theirs[n], tolerance) for n in names}
@@ -295,7 +302,7 @@ class _Windows:
         """Write the nodes that the diverging values depend on, read them back, and run them again."""
         setting, source = self.setting, self.setting.source
         wrong, inputs = self.wrong(start, end), self.values(start, end) or {}
-        needed, calls = set(wrong), list[Call]()
+        needed, calls = set(wrong), list[NodeCall]()
         for call in reversed(self.calls[start:end]):
             if needed & set(call.outputs):
                 needed.update(call.uses)

@@ -18,7 +18,7 @@ from onnx import TypeProto
 from ..comparison.difference import Difference, Tolerance, difference, same_bits
 from ..devices.device import DeviceLike, resolve
 from ..engines.command import CommandEngine, EngineCommand, read_outputs
-from ..engines.local import Engine, Failure, Foreign, Ours, Planned
+from ..engines.local import Engine, FailedRun, Foreign, Ours, Planned
 from ..engines.oracle import ENGINES, is_backend
 from ..errors import InvalidInput
 from ..limits import SHORTEST, check_number
@@ -26,7 +26,7 @@ from ..proto.load import ModelSource
 from ..runtime.origins import Origin
 from .diff import attribute_changes
 from .lockstep import Values, Visit, attempt, paired, walk, walk_models
-from .submodel import Call, Source
+from .submodel import NodeCall, Source
 
 DEFINITION = "definition"
 """The name of the side that computes by definitions, with which the plans of this package are compared."""
@@ -93,7 +93,7 @@ class NotCompared:
     operator: str
     index: int
     side: str
-    failure: Failure
+    failure: FailedRun
 
     def to_dict(self) -> dict[str, Any]:
         """Return the node as plain data.
@@ -373,7 +373,7 @@ class Setting(AbstractContextManager["Setting"]):
         none = frozenset[str]()
         return replace(self.tolerance, operators=self.source.carried.get(value, none) | self._theirs.get(value, none))
 
-    def tolerance_alone(self, calls: Iterable[Call]) -> Tolerance:
+    def tolerance_alone(self, calls: Iterable[NodeCall]) -> Tolerance:
         """The tolerance of values with the errors of these nodes only."""
         return replace(self.tolerance, operators=frozenset[str]().union(*map(self.source.looser, calls)))
 
@@ -410,13 +410,13 @@ class Setting(AbstractContextManager["Setting"]):
         theirs = attempt(self.theirs, source, source.calls, self.inputs, outputs)
         yield from self._some(outputs, theirs)
 
-    def _some(self, outputs: Sequence[str], theirs: Values | Failure) -> Iterator[Visit]:
+    def _some(self, outputs: Sequence[str], theirs: Values | FailedRun) -> Iterator[Visit]:
         """Visit the nodes that produce these values."""
         for visit in walk(self.source, self.mine, None, self.inputs, self.budget):
             kept = [n for n in visit.call.outputs if n in outputs]
             mine = {n: visit.mine[n] for n in kept} if isinstance(visit.mine, dict) else visit.mine
             other = {n: theirs[n] for n in kept} if isinstance(theirs, dict) else theirs
-            if kept or isinstance(mine, Failure):
+            if kept or isinstance(mine, FailedRun):
                 yield Visit(visit.call, mine, other, {}, {})
 
     def _kept(self, saved: Values) -> Iterator[Visit]:
@@ -427,12 +427,12 @@ class Setting(AbstractContextManager["Setting"]):
         """Visit every node by its kernel alone; the graph's outputs are those of one plan of the whole model, with fusion."""
         source = self.source
         outputs = [n for n in source.outputs if n in source.makers]
-        whole: Values | Failure = {}
+        whole: Values | FailedRun = {}
         if not any(source.draws(call) for call in source.calls):
             whole = attempt(self.mine, source, source.calls, self.inputs, outputs)
         for visit in walk(source, self.mine, self.theirs, self.inputs, self.budget):
             ends = [n for n in visit.call.outputs if n in outputs]
-            if isinstance(whole, Failure) and ends and isinstance(visit.mine, dict):
+            if isinstance(whole, FailedRun) and ends and isinstance(visit.mine, dict):
                 yield replace(visit, mine=whole)
             elif isinstance(whole, dict) and isinstance(visit.mine, dict):
                 yield replace(visit, mine=visit.mine | {n: whole[n] for n in ends if n in whole})
@@ -461,7 +461,7 @@ class Judge:
         if isinstance(mine, dict) and isinstance(theirs, dict):
             drawn = setting.source.draws(call)
             alone = self._alone(visit) if self.local and not drawn else None
-            if isinstance(alone, Failure):
+            if isinstance(alone, FailedRun):
                 return self._fails(visit, "mine", alone)
             rows = []
             of_node = setting.tolerance_alone([call])
@@ -481,13 +481,13 @@ class Judge:
             worst = max(wrong, key=lambda r: r.difference.excess)
             return self._diverges(visit, [r.value for r in wrong], f"{worst.value!r}: {worst.difference}")
         diverged = None
-        if isinstance(mine, Failure):
-            diverged = self._fails(visit, "mine", mine, also=isinstance(theirs, Failure))
-        if isinstance(theirs, Failure):
+        if isinstance(mine, FailedRun):
+            diverged = self._fails(visit, "mine", mine, also=isinstance(theirs, FailedRun))
+        if isinstance(theirs, FailedRun):
             self._fails(visit, "theirs", theirs, also=True)
         return diverged
 
-    def _alone(self, visit: Visit) -> Values | Failure | None:
+    def _alone(self, visit: Visit) -> Values | FailedRun | None:
         """This side's outputs for the other's inputs; None if the inputs are equal to the bit."""
         if all(same_bits(visit.my_inputs[n], v) for n, v in visit.their_inputs.items() if n in visit.my_inputs):
             return None
@@ -495,7 +495,7 @@ class Judge:
             self.setting.alone, self.setting.source, [visit.call], visit.my_inputs | visit.their_inputs, visit.call.outputs
         )
 
-    def _fails(self, visit: Visit, side: str, failure: Failure, also: bool = False) -> Divergence | None:
+    def _fails(self, visit: Visit, side: str, failure: FailedRun, also: bool = False) -> Divergence | None:
         """Record a failure; it is a divergence only if the trusted side succeeded."""
         call = visit.call
         self.result.not_compared.append(NotCompared(call.name, call.operator, call.index, side, failure))
@@ -525,7 +525,7 @@ class Judge:
             return same_bits(visit.my_inputs[name], visit.their_inputs[name]) or None  # one side took the other's value
         return known
 
-    def between(self, call: Call) -> list[Call]:
+    def between(self, call: NodeCall) -> list[NodeCall]:
         """This node and those before it, back to values that were compared, in order."""
         found, waiting = {call.index: call}, list(call.uses)
         while waiting:
@@ -536,7 +536,7 @@ class Judge:
                 waiting += maker.uses
         return [c for c in self.setting.source.calls if c.index in found]
 
-    def _follow(self, call: Call) -> None:
+    def _follow(self, call: NodeCall) -> None:
         """Mark the values before a node that are not compared, but computed from a value that differs."""
         calls = self.setting.source.calls
         while self._followed < len(calls) and calls[self._followed] is not call:
@@ -547,7 +547,7 @@ class Judge:
             self._followed += 1
 
 
-def _notes(setting: Setting, call: Call, values: list[str]) -> list[str]:
+def _notes(setting: Setting, call: NodeCall, values: list[str]) -> list[str]:
     """The differences between this node and the other model's node of the same value."""
     other = setting.other
     assert other is not None

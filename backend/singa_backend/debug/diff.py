@@ -18,7 +18,7 @@ from ..comparison.difference import Tolerance, difference
 from ..proto.load import ModelSource
 from ..proto.schemas import plain_domain
 from ..proto.values import Value
-from .submodel import Call, Source
+from .submodel import NodeCall, Source
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,7 @@ def diff(first: ModelSource | Source, second: ModelSource | Source) -> GraphDiff
     return found
 
 
-def paired(a: Source, b: Source) -> tuple[list[tuple[Call, Call]], dict[str, str]]:
+def paired(a: Source, b: Source) -> tuple[list[tuple[NodeCall, NodeCall]], dict[str, str]]:
     """The nodes that both models have, and the names of the values and weights of the first model in the second."""
     pairs = _pairs(a.calls, b.calls)
     names = {x: y for c, d in pairs for x, y in zip(c.proto.output, d.proto.output, strict=False) if x and y}
@@ -142,20 +142,20 @@ def paired(a: Source, b: Source) -> tuple[list[tuple[Call, Call]], dict[str, str
     return pairs, names
 
 
-def _by_name(call: Call) -> str:
+def _by_name(call: NodeCall) -> str:
     return str(call.proto.name)
 
 
-def _by_output(call: Call) -> str:
+def _by_output(call: NodeCall) -> str:
     return next(iter(call.outputs), "")
 
 
-def _pairs(first: Sequence[Call], second: Sequence[Call]) -> list[tuple[Call, Call]]:
-    pairs: list[tuple[Call, Call]] = []
+def _pairs(first: Sequence[NodeCall], second: Sequence[NodeCall]) -> list[tuple[NodeCall, NodeCall]]:
+    pairs: list[tuple[NodeCall, NodeCall]] = []
     for key in (_by_name, _by_output):
         taken = {c for pair in pairs for c in pair}
         left, right = ([c for c in side if c not in taken and key(c)] for side in (first, second))
-        theirs: dict[str, Call] = {}
+        theirs: dict[str, NodeCall] = {}
         for c in right:
             theirs.setdefault(key(c), c)
         for c in left:
@@ -203,7 +203,7 @@ def _entries(kind: str, left: dict[str, str], right: dict[str, str]) -> Iterator
             yield Change(kind, name, "", "changed", f"{left[name]} and {right[name]}")
 
 
-Place = tuple[Source, Call]
+Place = tuple[Source, NodeCall]
 """A node of a model."""
 
 

@@ -13,7 +13,7 @@ from onnx import ModelProto, ValueInfoProto
 from ..errors import InvalidInput, did_you_mean
 from ..proto.load import ModelSource
 from ..proto.save import save
-from .submodel import Call, Source
+from .submodel import NodeCall, Source
 
 
 def extract(model: ModelSource | Source, inputs: Sequence[str], outputs: Sequence[str], path: str | Path) -> ModelProto:
@@ -72,7 +72,7 @@ def _typed(source: Source, value: ValueInfoProto) -> ValueInfoProto:
     return value
 
 
-def _between(source: Source, inputs: Sequence[str], outputs: Sequence[str]) -> list[Call]:
+def _between(source: Source, inputs: Sequence[str], outputs: Sequence[str]) -> list[NodeCall]:
     """The nodes that the outputs need, back to the inputs; raises InvalidInput."""
     declared = {v.name for v in (*source.inputs, *source.optional_inputs)}
     values = declared | source.weights.keys() | source.makers.keys()
@@ -87,7 +87,7 @@ def _between(source: Source, inputs: Sequence[str], outputs: Sequence[str]) -> l
     both = set(inputs) & set(outputs)
     if both:
         raise InvalidInput(f"{min(both)!r} is both an input and an output of the part", code="SX368")
-    needed, calls = set(outputs or source.outputs), list[Call]()
+    needed, calls = set(outputs or source.outputs), list[NodeCall]()
     for call in reversed(source.calls):
         if (needed - set(inputs)) & set(call.outputs):
             needed.update(call.uses)

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..comparison.difference import bytes_of
-from ..engines.local import Engine, Failure
+from ..engines.local import Engine, FailedRun
 from ..errors import InvalidInput, SonnxError
 from .spill import SpillStore
-from .submodel import Call, Source
+from .submodel import NodeCall, Source
 
 Values = dict[str, Any]
 
@@ -36,9 +36,9 @@ class Visit:
         their_inputs: the values that the other side read, without weights.
     """
 
-    call: Call
-    mine: Values | Failure
-    theirs: Values | Failure
+    call: NodeCall
+    mine: Values | FailedRun
+    theirs: Values | FailedRun
     my_inputs: Values
     their_inputs: Values
 
@@ -46,11 +46,11 @@ class Visit:
 def attempt(
     engine: Engine,
     source: Source,
-    calls: Sequence[Call],
+    calls: Sequence[NodeCall],
     values: Values,
     outputs: Sequence[str],
     known: Values | None = None,
-) -> Values | Failure:
+) -> Values | FailedRun:
     """Run these calls as one model on an engine, with inputs from `values`; `known` are values with the types of the outputs."""
     made = {n for call in calls for n in call.outputs}
     feeds = {n: values[n] for call in calls for n in call.uses if n not in made and n in values}
@@ -60,12 +60,12 @@ def attempt(
             source.declare(part)
         return engine.run(part, source.folder, feeds)
     except SonnxError as error:
-        return Failure.of(engine, error)
+        return FailedRun.of(engine, error)
 
 
-def _missing(source: Source, call: Call, values: Values, engine: Engine) -> Failure | None:
+def _missing(source: Source, call: NodeCall, values: Values, engine: Engine) -> FailedRun | None:
     names = [n for n in call.uses if n not in values and n not in source.weights]
-    return Failure(engine.name, "not reached", f"no value of {', '.join(map(repr, names))}") if names else None
+    return FailedRun(engine.name, "not reached", f"no value of {', '.join(map(repr, names))}") if names else None
 
 
 def walk(source: Source, mine: Engine, theirs: Engine | None, inputs: Values, budget: int) -> Iterator[Visit]:
@@ -88,7 +88,7 @@ class _Walk:
         self.share = budget // COPIES
 
     def visits(self) -> Iterator[Visit]:
-        waiting: list[tuple[int, Call, Values | Failure]] = []
+        waiting: list[tuple[int, NodeCall, Values | FailedRun]] = []
         held = 0
         for i, call in enumerate(self.source.calls):
             failure = _missing(self.source, call, self.my_values, self.mine)
@@ -98,19 +98,19 @@ class _Walk:
                 self.my_values |= mine
                 held += sum(map(bytes_of, mine.values())) + self.source.weight_bytes(call)
             last = i == len(self.source.calls) - 1
-            if last or held > self.share or isinstance(mine, Failure) or self.source.draws(call):
+            if last or held > self.share or isinstance(mine, FailedRun) or self.source.draws(call):
                 yield from self._flush(waiting)
                 waiting, held = [], 0
 
-    def _flush(self, waiting: list[tuple[int, Call, Values | Failure]]) -> Iterator[Visit]:
-        theirs: dict[int, Values | Failure] = {}
+    def _flush(self, waiting: list[tuple[int, NodeCall, Values | FailedRun]]) -> Iterator[Visit]:
+        theirs: dict[int, Values | FailedRun] = {}
         if self.theirs is None:
             theirs = {i: mine for i, _, mine in waiting}
         else:
             self._theirs(self.theirs, waiting, theirs)
         for i, call, mine in waiting:
             other = theirs.pop(i)
-            if isinstance(other, dict) and (isinstance(mine, Failure) or self.source.draws(call)):
+            if isinstance(other, dict) and (isinstance(mine, FailedRun) or self.source.draws(call)):
                 self.my_values |= other
             yield Visit(call, mine, other, self._read(call, self.my_values), self._read(call, self.their_values))
             for name in self.source.dies.get(i, ()):
@@ -118,11 +118,11 @@ class _Walk:
                 self.their_values.pop(name, None)
         waiting.clear()
 
-    def _read(self, call: Call, values: Values) -> Values:
+    def _read(self, call: NodeCall, values: Values) -> Values:
         return {n: values[n] for n in call.uses if n in values}
 
     def _theirs(
-        self, engine: Engine, waiting: Sequence[tuple[int, Call, Values | Failure]], found: dict[int, Values | Failure]
+        self, engine: Engine, waiting: Sequence[tuple[int, NodeCall, Values | FailedRun]], found: dict[int, Values | FailedRun]
     ) -> None:
         """Compute the other side's outputs of these calls, by index; halves a chunk that fails."""
         first, call, mine = waiting[0]
@@ -179,17 +179,17 @@ def walk_models(
             if isinstance(result, dict):
                 my_values |= result
             found: Values = {}
-            failure: Failure | None = None
+            failure: FailedRun | None = None
             for name in call.outputs:
                 value = partner.take(pairs[name]) if name in pairs else None
-                if isinstance(value, Failure):
+                if isinstance(value, FailedRun):
                     failure = value
                 elif name in pairs:
                     found[name] = value
             their_values |= found
-            if isinstance(result, Failure) or source.draws(call):
+            if isinstance(result, FailedRun) or source.draws(call):
                 my_values |= found
-            absent = Failure(theirs.name, "absent", "the other model has no value of these names")
+            absent = FailedRun(theirs.name, "absent", "the other model has no value of these names")
             yield Visit(
                 call,
                 result,
@@ -227,7 +227,7 @@ class _Partner:
     def __init__(self, source: Source, engine: Engine, values: Values, wanted: set[str], store: SpillStore) -> None:
         self.source, self.engine, self.values = source, engine, values
         self.wanted, self.store = wanted, store
-        self.failures: dict[str, Failure] = {}
+        self.failures: dict[str, FailedRun] = {}
         self.next = 0
 
     def check(self) -> None:
@@ -240,7 +240,7 @@ class _Partner:
             )
 
     def take(self, name: str) -> Any:
-        """A value of the other model, or the Failure of its node."""
+        """A value of the other model, or the FailedRun of its node."""
         if name in self.source.weights and name not in self.source.makers:
             return self.source.weight(name)
         while name not in self.store and name not in self.failures:
@@ -252,7 +252,7 @@ class _Partner:
         self.next += 1
         failure = _missing(self.source, call, self.values, self.engine)
         result = failure or attempt(self.engine, self.source, [call], self.values, call.outputs)
-        if isinstance(result, Failure):
+        if isinstance(result, FailedRun):
             self.failures |= dict.fromkeys(call.outputs, result)
         else:
             self.values |= result

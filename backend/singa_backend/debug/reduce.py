@@ -22,7 +22,7 @@ from onnx import ModelProto, TensorProto, helper
 
 from ..comparison.difference import Tolerance, difference
 from ..engines.command import EngineCommand
-from ..engines.local import Engine, Failure, Ours, Planned
+from ..engines.local import Engine, FailedRun, Ours, Planned
 from ..errors import InvalidInput, SonnxError
 from ..limits import check_number
 from ..proto.checker import check_model, infer_shapes
@@ -31,7 +31,7 @@ from . import repro
 from .compare import BUDGET, DEFINITION, trusted
 from .lockstep import Values, walk
 from .spill import SpillStore
-from .submodel import Call, Source
+from .submodel import NodeCall, Source
 
 
 class Predicate(AbstractContextManager["Predicate"], ABC):
@@ -323,7 +323,7 @@ class _Candidate:
     """A part of the model that fails: its calls, inputs, outputs and expected results."""
 
     source: Source
-    calls: tuple[Call, ...]
+    calls: tuple[NodeCall, ...]
     inputs: Values
     outputs: tuple[str, ...]
     results: Values
@@ -344,7 +344,7 @@ class _Search:
             self.store.put(name, value)
         for visit in walk(self.source, Ours(), self.predicate.trusted, self.fed, budget):
             values = visit.theirs if isinstance(visit.theirs, dict) else visit.mine
-            if not isinstance(values, Failure):
+            if not isinstance(values, FailedRun):
                 for name, value in values.items():
                     self.store.put(name, value)
 
@@ -401,7 +401,7 @@ class _Search:
             found = smaller or found
         return found
 
-    def _try(self, calls: Sequence[Call], outputs: tuple[str, ...] | None = None) -> _Candidate | None:
+    def _try(self, calls: Sequence[NodeCall], outputs: tuple[str, ...] | None = None) -> _Candidate | None:
         """The model of these nodes, if it is valid and fails.  outputs: by default the values that none of them reads."""
         calls = tuple(calls)
         key = tuple(c.index for c in calls)
@@ -419,7 +419,9 @@ class _Search:
             self.known[key] = found
         return found
 
-    def _candidate(self, source: Source, calls: tuple[Call, ...], inputs: Values, outputs: tuple[str, ...]) -> _Candidate | None:
+    def _candidate(
+        self, source: Source, calls: tuple[NodeCall, ...], inputs: Values, outputs: tuple[str, ...]
+    ) -> _Candidate | None:
         if self.tried >= self.tries:
             return None
         self.tried += 1

@@ -13,13 +13,13 @@ from onnx import MapProto, ModelProto, SequenceProto, TensorProto, numpy_helper
 from ..comparison import verdict
 from ..proto import test_data
 from ..proto.load import embed
-from .submodel import Call, Source
+from .submodel import NodeCall, Source
 
 
 def write(
     folder: Path,
     source: Source,
-    calls: Sequence[Call],
+    calls: Sequence[NodeCall],
     values: Mapping[str, Any],
     outputs: Sequence[str],
     results: Mapping[str, Any],

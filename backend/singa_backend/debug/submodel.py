@@ -26,7 +26,7 @@ from ..proto.values import Value
 
 
 @dataclass(frozen=True, eq=False)
-class Call:
+class NodeCall:
     """One node of the main graph.
 
     Attributes:
@@ -132,7 +132,7 @@ class Source:
         graph = infer_shapes(self.proto).model.graph  # best effort: errors of the model are reported when it runs
         return {v.name: v.type for v in (*graph.input, *graph.value_info, *graph.output)}
 
-    def draws(self, call: Call) -> bool:
+    def draws(self, call: NodeCall) -> bool:
         """Test whether a node draws random numbers, so that its outputs cannot be compared; Dropout does in training mode.
 
         Args:
@@ -149,7 +149,7 @@ class Source:
         opset = next((o.version for o in self.proto.opset_import if o.domain in ("", "ai.onnx")), 1)
         return opset < 7 and not any(a.name == "is_test" and a.i for a in call.proto.attribute)
 
-    def looser(self, call: Call) -> frozenset[str]:
+    def looser(self, call: NodeCall) -> frozenset[str]:
         """Return the operators of a node, of its graphs and functions, that widen the tolerance of its outputs.
 
         Args:
@@ -258,7 +258,7 @@ class Source:
             tensor_data.tensor(proto, self.folder) if isinstance(proto, TensorProto) else tensor_data.sparse(proto, self.folder)
         )
 
-    def weight_bytes(self, call: Call) -> int:
+    def weight_bytes(self, call: NodeCall) -> int:
         """Return the size of the weights that a node reads.
 
         Args:
@@ -291,7 +291,11 @@ class Source:
         return SingaBackend.prepare(model).run(inputs).to_dict()
 
     def part(
-        self, calls: Sequence[Call], values: Mapping[str, Any], outputs: Sequence[str], results: Mapping[str, Any] | None = None
+        self,
+        calls: Sequence[NodeCall],
+        values: Mapping[str, Any],
+        outputs: Sequence[str],
+        results: Mapping[str, Any] | None = None,
     ) -> ModelProto:
         """Extract nodes as a model with the opsets, functions and IR version of the whole.
 
@@ -381,7 +385,7 @@ def _constant(node: NodeProto) -> TensorProto | None:
     return attribute.t if attribute.name == "value" and attribute.HasField("t") else None
 
 
-def _ordered(nodes: Sequence[tuple[int, NodeProto]]) -> Iterator[Call]:
+def _ordered(nodes: Sequence[tuple[int, NodeProto]]) -> Iterator[NodeCall]:
     """The calls in the file's order if it can be run, otherwise sorted; raises InvalidModel for a cycle."""
     calls = [_call(i, proto) for i, proto in nodes]
     makers = {n: i for i, call in enumerate(calls) for n in call.outputs}
@@ -395,9 +399,9 @@ def _ordered(nodes: Sequence[tuple[int, NodeProto]]) -> Iterator[Call]:
         raise InvalidModel(f"the graph has a cycle among the nodes {names}", code="SX101") from None
 
 
-def _call(index: int, proto: NodeProto) -> Call:
+def _call(index: int, proto: NodeProto) -> NodeCall:
     name = proto.name or f"{proto.op_type}_{index}"
-    return Call(index, name, proto, tuple(dict.fromkeys(_uses(proto))), tuple(n for n in proto.output if n))
+    return NodeCall(index, name, proto, tuple(dict.fromkeys(_uses(proto))), tuple(n for n in proto.output if n))
 
 
 def _uses(node: NodeProto) -> Iterator[str]:

@@ -127,7 +127,7 @@ def _plain(value: Any) -> Any:
     return [_plain(v) for v in value] if isinstance(value, (list, tuple)) else value
 
 
-class Failure:
+class FailedRun:
     """Why one side has no values of a call.
 
     Attributes:
@@ -142,7 +142,7 @@ class Failure:
         self.engine, self.how, self.message, self.code = engine, how, message, code
 
     @classmethod
-    def of(cls, engine: Engine, error: SonnxError) -> Failure:
+    def of(cls, engine: Engine, error: SonnxError) -> FailedRun:
         if isinstance(error, EngineFailure):
             return cls(engine.name, error.how, error.reason, error.code)
         return cls(engine.name, "refused", f"[{error.code}] {error.message}", error.code)

@@ -176,7 +176,7 @@ def readable(model: ModelProto) -> ModelProto:
 
 def tables(proto: ModelProto, path: Path | None, opinion: CheckerResult, folder: Path | None, stats: bool) -> Inspection:
     """Create the tables of a loaded model."""
-    reader = _Reader(proto, opinion, folder, stats)
+    reader = _TableReader(proto, opinion, folder, stats)
     reader.graph(proto.graph, "", "main graph", 0, reader.opsets)
     for f in proto.functions:
         reader.body(f)
@@ -188,7 +188,7 @@ def tables(proto: ModelProto, path: Path | None, opinion: CheckerResult, folder:
     )
 
 
-class _Reader:
+class _TableReader:
     def __init__(self, model: ModelProto, opinion: CheckerResult, folder: Path | None, stats: bool) -> None:
         self.opinion, self.folder, self.stats = opinion, folder, stats
         self.opsets = imported(model.opset_import) or {"": 1}

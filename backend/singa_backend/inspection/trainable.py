@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from .. import dtypes
-from ..autodiff.flow import CODES, SHOWN, Flow
-from ..autodiff.roles import CONSTANT, PARAMETER, SETTING, STATISTIC, roles
+from ..autodiff.flow import CODES, SHOWN, Flow, Key
+from ..autodiff.roles import CONSTANT, PARAMETER, SETTING, STATISTIC, Role, roles
 from ..errors import InvalidInput, Problem
 from ..ir.graph import Graph
 from ..ir.reader import read
@@ -113,54 +113,75 @@ def trainable_report(
         >>> report = trainable_report("model.onnx")
         >>> report.good, report.blocked
     """
-    if isinstance(model, Graph):
-        graph, file = model, model.name
-    else:
-        proto, folder = load_model(model)
-        graph = read(proto, folder).with_weights()
-        file = Path(model).name if isinstance(model, (str, os.PathLike)) else proto.graph.name
+    graph, file = _graph(model)
     ends = list(outputs) if outputs is not None else [v.name for v in graph.outputs]
     for name in (*(by or ()), *ends):
         if name not in graph.slots:
             raise InvalidInput(f"{name!r} is not a value of the model", code="SX305")
     report = TrainableReport(file or "the model", ends)
-    flow = Flow(graph)
-    found = roles(graph)
+    paths = _Paths(graph, ends)
+    found = roles(graph) if by is None else {}
     names = list(by) if by is not None else [n for n, r in found.items() if r.kind in (PARAMETER, SETTING)]
-    if by is None:
-        report.reasons = {n: r.reason for n, r in found.items()}
-        report.statistics = [n for n, r in found.items() if r.kind == STATISTIC]
-        report.constants = {n: r.reason for n, r in found.items() if r.kind == CONSTANT}
+    report.reasons = {n: r.reason for n, r in found.items()}
+    report.statistics = [n for n, r in found.items() if r.kind == STATISTIC]
+    report.constants = {n: r.reason for n, r in found.items() if r.kind == CONSTANT}
     asked = {name: (0, graph.slots[name]) for name in names}
-    wanted = {(0, graph.slots[name]) for name in ends}
-    useful = flow.before(wanted)
-    reaching = flow.reaching({w for w in wanted if flow.floats(w)})
-    useful_stops = [s for s in flow.stops if s.outputs & useful]
-    raising = flow.reaching({s.key for s in useful_stops if s.problem.code != CODES["not asked"]})
-    ends_of = flow.stops_after(useful_stops)
     for name, key in asked.items():
-        dtype = flow.types.get(key)
-        if dtype is not None and not dtypes.is_float(dtype):
-            report.blocked[name] = f"its dtype is {dtypes.onnx_name(dtype)}, not a float type"
-            continue
-        if by is None and found[name].kind == SETTING:
-            report.settings.append(name)
-        elif key in reaching:
-            report.trainable.append(name)
-        elif key not in useful:
-            report.blocked[name] = "no output depends on it"
-        else:
-            stops = ends_of.get(key, [])
-            if by is None and stops and key not in raising:
-                report.settings.append(name)
-                continue
-            shown = dict.fromkeys(f"{s.problem}" for s in stops[:SHOWN])
-            report.blocked[name] = "every path ends: " + "; ".join(shown) + ("; and others" if len(stops) > SHOWN else "")
-    reached = flow.after({key for name, key in asked.items() if name not in report.settings})
-    why = {id(s) for name in report.blocked for s in ends_of.get(asked[name], [])}
-    told = [
-        s.problem for s in useful_stops
-        if s.key in reached and (id(s) in why or s.problem.code in _RAISE or flow.matters(s, reaching))
-    ]  # fmt: skip
-    report.problems = sorted(dict.fromkeys(told), key=lambda p: list(CODES.values()).index(p.code))
+        _classify(report, name, key, paths, found.get(name))
+    report.problems = _problems(report, asked, paths)
     return report
+
+
+def _graph(model: ModelSource | Graph) -> tuple[Graph, str]:
+    """The graph of a model, and the name of its file, or of the graph."""
+    if isinstance(model, Graph):
+        return model, model.name
+    proto, folder = load_model(model)
+    return read(proto, folder).with_weights(), Path(model).name if isinstance(model, (str, os.PathLike)) else proto.graph.name
+
+
+class _Paths:
+    """The paths from values of a graph to its outputs, and where gradients end on them."""
+
+    def __init__(self, graph: Graph, ends: Sequence[str]) -> None:
+        self.flow = flow = Flow(graph)
+        wanted = {(0, graph.slots[name]) for name in ends}
+        self.useful = flow.before(wanted)
+        self.reaching = flow.reaching({w for w in wanted if flow.floats(w)})
+        self.stops = [s for s in flow.stops if s.outputs & self.useful]
+        self.raising = flow.reaching({s.key for s in self.stops if s.problem.code != CODES["not asked"]})
+        self.stops_after = flow.stops_after(self.stops)
+
+
+def _classify(report: TrainableReport, name: str, key: Key, paths: _Paths, role: Role | None) -> None:
+    """Add a parameter to the report: it trains, is a setting, or is blocked.
+
+    role: None for a parameter that the caller named.
+    """
+    dtype = paths.flow.types.get(key)
+    if dtype is not None and not dtypes.is_float(dtype):
+        report.blocked[name] = f"its dtype is {dtypes.onnx_name(dtype)}, not a float type"
+    elif role is not None and role.kind == SETTING:
+        report.settings.append(name)
+    elif key in paths.reaching:
+        report.trainable.append(name)
+    elif key not in paths.useful:
+        report.blocked[name] = "no output depends on it"
+    else:
+        stops = paths.stops_after.get(key, [])
+        if role is not None and stops and key not in paths.raising:
+            report.settings.append(name)
+            return
+        shown = dict.fromkeys(f"{s.problem}" for s in stops[:SHOWN])
+        report.blocked[name] = "every path ends: " + "; ".join(shown) + ("; and others" if len(stops) > SHOWN else "")
+
+
+def _problems(report: TrainableReport, asked: dict[str, Key], paths: _Paths) -> list[Problem]:
+    """The nodes that block a parameter, raise, or matter to what trains."""
+    reached = paths.flow.after({key for name, key in asked.items() if name not in report.settings})
+    why = {id(s) for name in report.blocked for s in paths.stops_after.get(asked[name], [])}
+    told = [
+        s.problem for s in paths.stops
+        if s.key in reached and (id(s) in why or s.problem.code in _RAISE or paths.flow.matters(s, paths.reaching))
+    ]  # fmt: skip
+    return sorted(dict.fromkeys(told), key=lambda p: list(CODES.values()).index(p.code))

@@ -130,7 +130,7 @@ class Input:
     host: Any = None  # the type to read it as on the host (int, tuple, np.ndarray, ...), or None
 
 
-class Rule:
+class OperatorRule:
     """A function written in ONNX operators, called with `op` and the known values that its parameters name."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
@@ -162,8 +162,8 @@ class Declaration:
     services: dict[str, str] = field(
         default_factory=dict
     )  # parameter -> "run", "wanted", "version", "derived" or "forward_graph"
-    gradient_rule: Rule | None = None
-    decomposition_rule: Rule | None = None
+    gradient_rule: OperatorRule | None = None
+    decomposition_rule: OperatorRule | None = None
     flops_rule: FlopsRule | None = None
     shapes_rule: ShapesRule | None = None
     sizes_rule: SizesRule | None = None
@@ -195,7 +195,7 @@ class Declaration:
     def gradient(self, rule: Callable[..., Any]) -> Callable[..., Any]:
         """Declare the gradient in ONNX operators; autodiff/tape.py lists the parameters that a rule may have."""
         self._once("gradient")
-        self.gradient_rule = Rule(rule)
+        self.gradient_rule = OperatorRule(rule)
         return rule
 
     def decomposition(self, body: Callable[..., Any]) -> Callable[..., Any]:
@@ -206,7 +206,7 @@ class Declaration:
         """
         if self.decomposition_rule is not None:
             raise ValueError(f"the decomposition of {self} is declared twice")
-        self.decomposition_rule = Rule(body)
+        self.decomposition_rule = OperatorRule(body)
         return body
 
     def composed(self, body: Callable[..., Any]) -> Callable[..., Any]:

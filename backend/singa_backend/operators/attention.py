@@ -166,6 +166,43 @@ def attention_23_decomposition(
     return list(op.call("Attention", values, attributes, len(wanted)))
 
 
+def _check(
+    q: Array,
+    k: Array,
+    v: Array,
+    past_key: Array | None,
+    past_value: Array | None,
+    nonpad_kv_seqlen: Array | None,
+    mode: int,
+    windows: tuple[int, int],
+) -> None:
+    if not q.ndim == k.ndim == v.ndim or q.ndim not in (3, 4):
+        raise OperatorError(f"Q, K and V must be all 3-D or all 4-D, got shapes {q.shape}, {k.shape}, {v.shape}", code="SX404")
+    if (past_key is None) != (past_value is None):
+        raise OperatorError("past_key and past_value must be present together", code="SX407")
+    if past_key is not None and nonpad_kv_seqlen is not None:
+        raise OperatorError(
+            "nonpad_kv_seqlen (an external cache) must not be combined with past_key and past_value", code="SX407"
+        )
+    if mode not in (0, 1, 2, 3):
+        raise OperatorError(f"qk_matmul_output_mode must be 0, 1, 2 or 3, got {mode}", code="SX404")
+    if min(windows) < -1:
+        raise OperatorError(f"window sizes must be at least -1, got {windows[0]} and {windows[1]}", code="SX404")
+
+
+def _hidden(
+    xp: Xp, queries: int, keys: int, offset: Any, is_causal: int, left: int, right: int, lengths: Array | None
+) -> list[Array]:
+    """Where a query does not see a key: after its position, outside its window, or beyond the keys of its sample."""
+    position = xp.arange(queries, dtype=np.int64).reshape(queries, 1) + offset
+    key = xp.arange(keys, dtype=np.int64)
+    forbidden = [key > position] if is_causal else []
+    forbidden += [key < position - left] if left >= 0 else []
+    forbidden += [key > position + right] if right >= 0 else []
+    forbidden += [key >= lengths.reshape(len(lengths), 1, 1, 1)] if lengths is not None else []
+    return forbidden
+
+
 @operator("Attention", 24, 25, widen=False, traits=("product", "masks"), weights={0: "the query", 1: "the key", 2: "the value"})
 def attention(
     xp: Xp,
@@ -191,18 +228,7 @@ def attention(
 
     Narrow floats are rounded after every step, as in ONNX's function body.
     """
-    if not q.ndim == k.ndim == v.ndim or q.ndim not in (3, 4):
-        raise OperatorError(f"Q, K and V must be all 3-D or all 4-D, got shapes {q.shape}, {k.shape}, {v.shape}", code="SX404")
-    if (past_key is None) != (past_value is None):
-        raise OperatorError("past_key and past_value must be present together", code="SX407")
-    if past_key is not None and nonpad_kv_seqlen is not None:
-        raise OperatorError(
-            "nonpad_kv_seqlen (an external cache) must not be combined with past_key and past_value", code="SX407"
-        )
-    if qk_matmul_output_mode not in (0, 1, 2, 3):
-        raise OperatorError(f"qk_matmul_output_mode must be 0, 1, 2 or 3, got {qk_matmul_output_mode}", code="SX404")
-    if min(left_window_size, right_window_size) < -1:
-        raise OperatorError(f"window sizes must be at least -1, got {left_window_size} and {right_window_size}", code="SX404")
+    _check(q, k, v, past_key, past_value, nonpad_kv_seqlen, qk_matmul_output_mode, (left_window_size, right_window_size))
     flat = q.ndim == 3
     if flat:
         q = _heads(q, q_num_heads, "q_num_heads")
@@ -237,13 +263,7 @@ def attention(
             raise OperatorError(f"nonpad_kv_seqlen must have shape ({batch},), got {nonpad_kv_seqlen.shape}", code="SX404")
         offset = nonpad_kv_seqlen.reshape(batch, 1, 1, 1) - queries
     bias = None if attn_mask is None else _bias(xp, attn_mask, shape, q.dtype)
-    position = xp.arange(queries, dtype=np.int64).reshape(queries, 1) + offset
-    key = xp.arange(keys, dtype=np.int64)
-    forbidden = [key > position] if is_causal else []
-    forbidden += [key < position - left_window_size] if left_window_size >= 0 else []
-    forbidden += [key > position + right_window_size] if right_window_size >= 0 else []
-    forbidden += [key >= nonpad_kv_seqlen.reshape(batch, 1, 1, 1)] if nonpad_kv_seqlen is not None else []
-    for where in forbidden:
+    for where in _hidden(xp, queries, keys, offset, is_causal, left_window_size, right_window_size, nonpad_kv_seqlen):
         never = xp.where(where, -xp.inf, 0).astype(scores.dtype)
         bias = never if bias is None else bias + never
     if bias is not None:

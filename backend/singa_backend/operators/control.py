@@ -120,56 +120,22 @@ def loop_gradient(
     captured: list[V],
     needs: tuple[bool, ...],
 ) -> list[V]:
-    """Run the loop again and keep the states of each iteration; then differentiate from the last iteration to the first.
-
-    States whose shapes change are kept in sequences, whose elements have unknown ranks; if the rank of a state is the
-    same before and after each iteration, it is set again.  A state that is a sequence cannot be an element of a sequence:
-    then each iteration runs the loop again up to that point.
-    """
+    """Run the loop again and keep the states of each iteration; then differentiate from the last iteration to the first."""
     n = len(v_initial)
     floats = [i for i, s in enumerate(v_initial) if is_float(op.dtype(s))]
     live = live_inputs(body, [False, *(dy is not None for dy in dys)], [(1 + k, 2 + k) for k in range(n)])
     asked = [i for i in range(len(captured)) if needs[2 + n + i] and 2 + n + i in live]
-    keeps = not any(op.is_sequence(s) for s in v_initial)
-    types = [op.type(s) for s in v_initial]
     shapes = _shapes(graph_of_subgraph(body))
-    steady: list[Any] = [None] * n
 
     def called(inner: Op, i: V, go: V, state: Sequence[V]) -> list[V]:
         first = [inner.Reshape(x, list(s)) if s else x for x, s in zip((i, go), shapes, strict=True)]
         return [*first, *state, *captured]
 
-    def forward(inner: Op, i: V, go: V, count: V, *values: V) -> list[V]:
-        kept, state = values[: len(values) - n], values[len(values) - n :]
-        go, *outs = run_subgraph(inner, body, called(inner, i, go, state))
-        ranks = [[None if s is None else len(s) for s in map(inner.shape, pair)] for pair in zip(state, outs, strict=False)]
-        steady[:] = [
-            t if before is not None and before == after else None for t, (before, after) in zip(types, ranks, strict=True)
-        ]
-        return [go, inner.Add(count, 1), *map(inner.SequenceInsert, kept, state), *outs[:n]]
-
-    empty = [op.SequenceEmpty(dtype=onnx_code(op.dtype(s))) for s in v_initial] if keeps else []
-    starting = [same(op, s) for s in v_initial]
-    before = [*FIRST, lambda: np.array(0, np.int64), *(same(op, e) for e in empty), *starting]
-    graph = op.graph(forward, [INT, BOOL, INT, *map(op.type, empty), *types], before)
-    zero = op.constant(0, np.int64)
-    rounds, *kept = op.call("Loop", [M, cond, zero, *empty, *v_initial], {"body": graph}, 1 + len(empty) + n)[: 1 + len(empty)]
-    rounds = op.with_type(rounds, INT)
+    rounds, state_at = _states(op, M, cond, v_initial, body, called)
     trips = op.constant_value(rounds)
     if trips is not None and not trips:  # no iteration, from which the ranks in the body are known
         ends = [_or_zeros(op, dys[k], s) if k in floats else None for k, s in enumerate(v_initial)]
         return [None, None, *ends, *(_or_zeros(op, None, x) if i in asked else None for i, x in enumerate(captured))]
-
-    def state_at(inner: Op, i: V) -> list[V]:
-        if keeps:
-            states = [inner.with_type(inner.SequenceAt(k, i), t) for k, t in zip(kept, steady, strict=True)]
-            return [inner.with_example(s, e) for s, e in zip(states, starting, strict=True)]
-        again = inner.graph(
-            lambda op, i, go, *state: run_subgraph(op, body, called(op, i, go, state))[: 1 + n],
-            [INT, BOOL, *types],
-            [*FIRST, *starting],
-        )
-        return list(inner.call("Loop", [i, cond, *v_initial], {"body": again}, n))
 
     def backward(inner: Op, j: V, go: V, *values: V) -> list[V]:
         i = inner.Sub(inner.Sub(rounds, 1), j)
@@ -193,6 +159,53 @@ def loop_gradient(
     for k, g in zip([*floats, *(n + i for i in asked)], made, strict=True):
         grads[2 + k] = op.with_type(g, op.type([*v_initial, *captured][k]))
     return grads
+
+
+def _states(
+    op: Op, M: V, cond: V, v_initial: list[V], body: Subgraph, called: Callable[[Op, V, V, Sequence[V]], list[V]]
+) -> tuple[V, Callable[[Op, V], list[V]]]:
+    """Run a loop; return its number of iterations, and a function of the states before one of them.
+
+    States whose shapes change are kept in sequences, whose elements have unknown ranks; if the rank of a state is the
+    same before and after each iteration, it is set again.  A state that is a sequence cannot be an element of a sequence:
+    then each iteration runs the loop again up to that point.
+
+    called: the inputs of the body in an iteration.
+    """
+    n = len(v_initial)
+    keeps = not any(op.is_sequence(s) for s in v_initial)
+    types = [op.type(s) for s in v_initial]
+    steady: list[Any] = [None] * n
+
+    def forward(inner: Op, i: V, go: V, count: V, *values: V) -> list[V]:
+        kept, state = values[: len(values) - n], values[len(values) - n :]
+        go, *outs = run_subgraph(inner, body, called(inner, i, go, state))
+        ranks = [[None if s is None else len(s) for s in map(inner.shape, pair)] for pair in zip(state, outs, strict=False)]
+        steady[:] = [
+            t if before is not None and before == after else None for t, (before, after) in zip(types, ranks, strict=True)
+        ]
+        return [go, inner.Add(count, 1), *map(inner.SequenceInsert, kept, state), *outs[:n]]
+
+    empty = [op.SequenceEmpty(dtype=onnx_code(op.dtype(s))) for s in v_initial] if keeps else []
+    starting = [same(op, s) for s in v_initial]
+    before = [*FIRST, lambda: np.array(0, np.int64), *(same(op, e) for e in empty), *starting]
+    graph = op.graph(forward, [INT, BOOL, INT, *map(op.type, empty), *types], before)
+    zero = op.constant(0, np.int64)
+    rounds, *kept = op.call("Loop", [M, cond, zero, *empty, *v_initial], {"body": graph}, 1 + len(empty) + n)[: 1 + len(empty)]
+    rounds = op.with_type(rounds, INT)
+
+    def state_at(inner: Op, i: V) -> list[V]:
+        if keeps:
+            states = [inner.with_type(inner.SequenceAt(k, i), t) for k, t in zip(kept, steady, strict=True)]
+            return [inner.with_example(s, e) for s, e in zip(states, starting, strict=True)]
+        again = inner.graph(
+            lambda op, i, go, *state: run_subgraph(op, body, called(op, i, go, state))[: 1 + n],
+            [INT, BOOL, *types],
+            [*FIRST, *starting],
+        )
+        return list(inner.call("Loop", [i, cond, *v_initial], {"body": again}, n))
+
+    return rounds, state_at
 
 
 def _trips(M: int | None, going: bool, unasked: bool, body: Graph) -> int | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -142,74 +143,103 @@ def scan_9_gradient(
     n = len(values) - num_scan_inputs
     state, xs = values[:n], values[n:]
     axes, directions = (_flags("", a, num_scan_inputs) for a in (scan_input_axes, scan_input_directions))
-    floats = [i for i, s in enumerate(state) if is_float(op.dtype(s))]
-    live = live_inputs(body, [dy is not None for dy in dys], [(k, k) for k in range(n)])
-    asked = [i for i in range(len(captured)) if needs[len(values) + i] and len(values) + i in live]
-    asked_xs = [i for i in range(len(xs)) if needs[n + i] and n + i in live]
-    if not (floats or asked or asked_xs):
+    flow = _flow(op, dys, state, xs, body, captured, needs)
+    if not (flow.floats or flow.asked or flow.asked_xs):
         return [None] * len(needs)
     slices = [op.type(x, drop=[a]) for x, a in zip(xs, axes, strict=True)]
-
-    def forward(inner: Op, *here: V) -> list[V]:
-        return [*run_subgraph(inner, body, [*here, *captured])[:n], *(inner.Identity(s) for s in here[:n])]
-
     first = [element(op, x, a) for x, a in zip(xs, axes, strict=True)]
-    graph = op.graph(forward, [*map(op.type, state), *slices], [*(same(op, v) for v in state), *first])
-    kept = (
-        op.call(
-            "Scan",
-            values,
-            {"body": graph, "num_scan_inputs": len(xs), "scan_input_axes": axes, "scan_input_directions": directions},
-            2 * n,
-        )[n:]
-        if n
-        else []
-    )
+    graph = op.graph(flow.forward, [*map(op.type, state), *slices], [*(same(op, v) for v in state), *first])
+    attributes = {"body": graph, "num_scan_inputs": len(xs), "scan_input_axes": axes, "scan_input_directions": directions}
+    kept = op.call("Scan", values, attributes, 2 * n)[n:] if n else []
 
-    scans = [(i, d) for i, d in enumerate(dys[n:]) if d is not None]
+    dscans = [dys[n + i] for i in flow.scans]
     out_axes, out_directions = (_flags("", a, len(dys) - n) for a in (scan_output_axes, scan_output_directions))
-
-    def backward(inner: Op, *here: V) -> list[V]:
-        parts = iter(here)
-        dstate: list[V] = [None] * n
-        for k in floats:
-            dstate[k] = next(parts)
-        sums = [next(parts) for _ in asked]
-        then, x = [next(parts) for _ in state], [next(parts) for _ in xs]
-        dscans: list[V] = [None] * (len(dys) - n)
-        for k, _ in scans:
-            dscans[k] = next(parts)
-        flows = [*(k in floats for k in range(n)), *needs[n:]]
-        found = subgraph_gradients(inner, body, [*then, *x, *captured], [*dstate, *dscans], flows)
-
-        def grad(k: int, like: V) -> V:
-            return inner.zeros_like(like) if found[k] is None else found[k]
-
-        sums = [inner.add(s, found[len(values) + k]) for s, k in zip(sums, asked, strict=True)]
-        return [*(grad(k, then[k]) for k in floats), *sums, *(grad(n + k, x[k]) for k in asked_xs)]
-
-    starts = [op.zeros_like(ys[k]) if dys[k] is None else dys[k] for k in floats] + [op.zeros_like(captured[i]) for i in asked]
-    elements = [*(op.type(k, drop=[0]) for k in kept), *slices, *(op.type(d, drop=[0]) for _, d in scans)]
-    firsts = [*(element(op, k) for k in kept), *first, *(element(op, d) for _, d in scans)]
-    graph = op.graph(backward, [*map(op.type, starts), *elements], [*(same(op, v) for v in starts), *firsts])
+    starts = [op.zeros_like(ys[k]) if dys[k] is None else dys[k] for k in flow.floats]
+    starts += [op.zeros_like(captured[i]) for i in flow.asked]
+    elements = [*(op.type(k, drop=[0]) for k in kept), *slices, *(op.type(d, drop=[0]) for d in dscans)]
+    firsts = [*(element(op, k) for k in kept), *first, *(element(op, d) for d in dscans)]
+    graph = op.graph(flow.backward, [*map(op.type, starts), *elements], [*(same(op, v) for v in starts), *firsts])
     made = op.call(
         "Scan",
-        [*starts, *kept, *xs, *(d for _, d in scans)],
+        [*starts, *kept, *xs, *dscans],
         {
             "body": graph,
             "num_scan_inputs": len(elements),
-            "scan_input_axes": [*[0] * n, *axes, *(out_axes[i] for i, _ in scans)],
-            "scan_input_directions": [*[1] * n, *(1 - d for d in directions), *(1 - out_directions[i] for i, _ in scans)],
-            "scan_output_axes": [axes[i] for i in asked_xs],
-            "scan_output_directions": [1 - directions[i] for i in asked_xs],
+            "scan_input_axes": [*[0] * n, *axes, *(out_axes[i] for i in flow.scans)],
+            "scan_input_directions": [*[1] * n, *(1 - d for d in directions), *(1 - out_directions[i] for i in flow.scans)],
+            "scan_output_axes": [axes[i] for i in flow.asked_xs],
+            "scan_output_directions": [1 - directions[i] for i in flow.asked_xs],
         },
-        len(starts) + len(asked_xs),
+        len(starts) + len(flow.asked_xs),
     )
     grads: list[V] = [None] * len(needs)
-    where = [*floats, *(len(values) + i for i in asked), *(n + i for i in asked_xs)]
+    where = [*flow.floats, *(len(values) + i for i in flow.asked), *(n + i for i in flow.asked_xs)]
     for k, g in zip(where, made, strict=True):
         grads[k] = g
     return grads
+
+
+@dataclass
+class _Flow:
+    """The gradients that flow through one iteration of a Scan, and the bodies of the scans that compute them.
+
+    Attributes:
+        states: the number of states; `xs` of scan inputs, `ys` of scan outputs.
+        floats: the states with a gradient; `asked` the captured values, `asked_xs` the scan inputs, `scans` the scan outputs.
+    """
+
+    body: Subgraph
+    captured: list[V]
+    needs: tuple[bool, ...]
+    states: int
+    xs: int
+    ys: int
+    floats: list[int]
+    asked: list[int]
+    asked_xs: list[int]
+    scans: list[int]
+
+    def forward(self, op: Op, *here: V) -> list[V]:
+        """Run the body; its states become states and, as they are before it, scan outputs."""
+        n = self.states
+        return [*run_subgraph(op, self.body, [*here, *self.captured])[:n], *(op.Identity(s) for s in here[:n])]
+
+    def backward(self, op: Op, *here: V) -> list[V]:
+        """Differentiate one iteration.
+
+        It takes the gradients of the states, the sums of those of captured values, the states before the iteration, the scan
+        inputs and the gradients of the scan outputs.
+        """
+        n, parts = self.states, iter(here)
+        dstate: list[V] = [None] * n
+        for k in self.floats:
+            dstate[k] = next(parts)
+        sums = [next(parts) for _ in self.asked]
+        then, x = [next(parts) for _ in range(n)], [next(parts) for _ in range(self.xs)]
+        dscans: list[V] = [None] * self.ys
+        for k in self.scans:
+            dscans[k] = next(parts)
+        flows = [*(k in self.floats for k in range(n)), *self.needs[n:]]
+        found = subgraph_gradients(op, self.body, [*then, *x, *self.captured], [*dstate, *dscans], flows)
+
+        def grad(k: int, like: V) -> V:
+            return op.zeros_like(like) if found[k] is None else found[k]
+
+        sums = [op.add(s, found[n + self.xs + k]) for s, k in zip(sums, self.asked, strict=True)]
+        return [*(grad(k, then[k]) for k in self.floats), *sums, *(grad(n + k, x[k]) for k in self.asked_xs)]
+
+
+def _flow(op: Op, dys: list[V], state: list[V], xs: list[V], body: Subgraph, captured: list[V], needs: tuple[bool, ...]) -> _Flow:
+    """The gradients that are requested, and do not end in the body."""
+    n, after = len(state), len(state) + len(xs)
+    live = live_inputs(body, [dy is not None for dy in dys], [(k, k) for k in range(n)])
+    return _Flow(
+        body, captured, needs, n, len(xs), len(dys) - n,
+        floats=[i for i, s in enumerate(state) if is_float(op.dtype(s))],
+        asked=[i for i in range(len(captured)) if needs[after + i] and after + i in live],
+        asked_xs=[i for i in range(len(xs)) if needs[n + i] and n + i in live],
+        scans=[i for i, d in enumerate(dys[n:]) if d is not None],
+    )  # fmt: skip
 
 
 @scan_9.decomposition

@@ -27,7 +27,7 @@ from ..errors import OperatorError, SonnxError, UnsupportedModel
 from ..interpreters.base import Example, Interpreter, Subgraph, arguments, same_attributes
 from ..interpreters.builder import GraphBuilder, Symbol, has_rank, repeated
 from ..interpreters.eager import Eager
-from ..ir.declaration import REQUIRED, Declaration, Rule, declarations
+from ..ir.declaration import REQUIRED, Declaration, OperatorRule, declarations
 from ..ir.versioned import VersionedOperator
 from ..proto.schemas import is_custom, newest, schema_version, schemas, type_strings, version_at
 from ..runtime.failures import typed_error
@@ -53,7 +53,7 @@ class Unwritable(UnsupportedModel):
     least: int | None = None
 
 
-ADAPTERS: dict[tuple[str, int], Rule] = {}
+ADAPTERS: dict[tuple[str, int], OperatorRule] = {}
 """(operator, schema version to write) -> rule."""
 
 
@@ -64,7 +64,7 @@ def adapter(name: str, *versions: int) -> Callable[[Callable[..., Any]], Callabl
         for version in versions:
             if (name, version) in ADAPTERS:
                 raise ValueError(f"the adapter of {name}-{version} is declared twice")
-            ADAPTERS[name, version] = Rule(rule)
+            ADAPTERS[name, version] = OperatorRule(rule)
         return rule
 
     return declare
@@ -403,51 +403,12 @@ class OpsetWriter(Interpreter[Symbol]):
             raise Unwritable(f"opset {self.target} has no {name}", operator=name)
         schema = schemas["", name][version]
         allowed = type_strings(schema)
-        bound: dict[str, str] = {}
-        if outputs > schema.max_output:
-            raise Unwritable(f"{name}-{version} takes at most {schema.max_output} outputs, got {outputs}", operator=name)
-        if len(values) < schema.min_input:
-            raise Unwritable(f"{name}-{version} takes at least {schema.min_input} inputs, got {len(values)}", operator=name)
-        for i, v in enumerate(values):
-            if v is None:
-                continue
-            if i >= len(schema.inputs) and not _variadic(schema):
-                raise Unwritable(f"{name}-{version} takes at most {len(schema.inputs)} inputs, got {len(values)}", operator=name)
-            parameter = schema.inputs[min(i, len(schema.inputs) - 1)]
-            takes = allowed[parameter.type_str]
-            has = type_string(self.type_of(v))
-            if has and has not in takes:
-                raise Unwritable(f"{name}-{version} does not take {has} as {parameter.name}", operator=name)
-            if has and parameter.is_homogeneous and bound.setdefault(parameter.type_str, has) != has:
-                raise Unwritable(
-                    f"{name}-{version} takes {parameter.name} as {bound[parameter.type_str]}, not {has}", operator=name
-                )
-        for key in ("to", "dtype", "value"):
-            attribute = attributes.get(key)
-            code = dtypes.onnx_code(attribute.dtype) if isinstance(attribute, np.ndarray) else attribute if key != "value" else 0
-            if isinstance(code, int) and code:
-                wanted = f"tensor({dtypes.onnx_name(dtypes.numpy_dtype(code))})"
-                if not {wanted, f"seq({wanted})"} & {*allowed[schema.outputs[0].type_str]}:
-                    raise Unwritable(f"{name}-{version} does not return {wanted}", operator=name)
-        for i, parameter in enumerate(schema.inputs):
-            if parameter.option == parameter.option.Single and (i >= len(values) or values[i] is None):
-                raise Unwritable(f"{name}-{version} requires {parameter.name}", operator=name)
-        unknown = sorted(set(attributes) - set(schema.attributes))
-        if unknown:
-            raise Unwritable(f"{name}-{version} has no attribute {', '.join(unknown)}", operator=name)
-        returns = allowed[schema.outputs[-1].type_str]
-        for body in (v for v in attributes.values() if isinstance(v, Subgraph)):
-            for info in body.proto.output:
-                has = type_string(info.type)
-                if has and has not in returns and f"seq({has})" not in returns:
-                    raise Unwritable(f"{name}-{version} does not return {has}", operator=name)
+        types = [v if v is None else type_string(self.type_of(v)) for v in values]
+        _check_call(schema, allowed, types, attributes, outputs)
         made = (
             self.builder.call(name, values, attributes, outputs) if fold else self.builder.node(name, values, attributes, outputs)
         )
-        for y, parameter in zip(made, [*schema.outputs, *[schema.outputs[-1]] * outputs], strict=False):
-            returns, has = allowed[parameter.type_str], type_string(self.type_of(y))
-            if has and has not in returns:
-                raise Unwritable(f"{name}-{version} does not return {has}", operator=name)
+        _check_results(schema, allowed, [type_string(self.type_of(y)) for y in made])
         return made
 
     def _form(
@@ -603,6 +564,78 @@ def _written_in_place(declaration: Declaration, version: int) -> bool:
     """Whether a custom operator is written as its decomposition, which depends on the attributes and types of the call."""
     custom = is_custom(declaration.domain) and declaration.decomposition_rule is not None
     return custom and not written_as_function(declaration, version)
+
+
+def _check_call(
+    schema: Any, allowed: dict[str, list[str]], types: Sequence[str | None], attributes: dict[str, Any], outputs: int
+) -> None:
+    """Raise Unwritable if a version of an operator does not have these inputs, attributes, element types or outputs.
+
+    allowed: the types of each type parameter.
+    types: of the inputs: "" if it is not known, None for an absent input.
+    """
+    if outputs > schema.max_output:
+        raise Unwritable(f"{_label(schema)} takes at most {schema.max_output} outputs, got {outputs}", operator=schema.name)
+    if len(types) < schema.min_input:
+        raise Unwritable(f"{_label(schema)} takes at least {schema.min_input} inputs, got {len(types)}", operator=schema.name)
+    _check_inputs(schema, allowed, types)
+    _check_target_dtype(schema, allowed, attributes)
+    for i, parameter in enumerate(schema.inputs):
+        if parameter.option == parameter.option.Single and (i >= len(types) or types[i] is None):
+            raise Unwritable(f"{_label(schema)} requires {parameter.name}", operator=schema.name)
+    unknown = sorted(set(attributes) - set(schema.attributes))
+    if unknown:
+        raise Unwritable(f"{_label(schema)} has no attribute {', '.join(unknown)}", operator=schema.name)
+    _check_graphs(schema, allowed, attributes)
+
+
+def _check_inputs(schema: Any, allowed: dict[str, list[str]], types: Sequence[str | None]) -> None:
+    """Check the types of the inputs, and that inputs of one type parameter have one type."""
+    bound: dict[str, str] = {}
+    for i, has in enumerate(types):
+        if has is None:
+            continue
+        if i >= len(schema.inputs) and not _variadic(schema):
+            most = len(schema.inputs)
+            raise Unwritable(f"{_label(schema)} takes at most {most} inputs, got {len(types)}", operator=schema.name)
+        parameter = schema.inputs[min(i, len(schema.inputs) - 1)]
+        if has and has not in allowed[parameter.type_str]:
+            raise Unwritable(f"{_label(schema)} does not take {has} as {parameter.name}", operator=schema.name)
+        if has and parameter.is_homogeneous and bound.setdefault(parameter.type_str, has) != has:
+            first = bound[parameter.type_str]
+            raise Unwritable(f"{_label(schema)} takes {parameter.name} as {first}, not {has}", operator=schema.name)
+
+
+def _check_target_dtype(schema: Any, allowed: dict[str, list[str]], attributes: dict[str, Any]) -> None:
+    """Check the dtype that an attribute requests of the result."""
+    for key in ("to", "dtype", "value"):
+        attribute = attributes.get(key)
+        code = dtypes.onnx_code(attribute.dtype) if isinstance(attribute, np.ndarray) else attribute if key != "value" else 0
+        if isinstance(code, int) and code:
+            wanted = f"tensor({dtypes.onnx_name(dtypes.numpy_dtype(code))})"
+            if not {wanted, f"seq({wanted})"} & {*allowed[schema.outputs[0].type_str]}:
+                raise Unwritable(f"{_label(schema)} does not return {wanted}", operator=schema.name)
+
+
+def _check_graphs(schema: Any, allowed: dict[str, list[str]], attributes: dict[str, Any]) -> None:
+    """Check the types of the outputs of graph attributes, which become results of the node."""
+    returns = allowed[schema.outputs[-1].type_str]
+    for body in (v for v in attributes.values() if isinstance(v, Subgraph)):
+        for info in body.proto.output:
+            has = type_string(info.type)
+            if has and has not in returns and f"seq({has})" not in returns:
+                raise Unwritable(f"{_label(schema)} does not return {has}", operator=schema.name)
+
+
+def _check_results(schema: Any, allowed: dict[str, list[str]], types: Sequence[str]) -> None:
+    """Check the types of the results of a node."""
+    for has, parameter in zip(types, [*schema.outputs, *[schema.outputs[-1]] * len(types)], strict=False):
+        if has and has not in allowed[parameter.type_str]:
+            raise Unwritable(f"{_label(schema)} does not return {has}", operator=schema.name)
+
+
+def _label(schema: Any) -> str:
+    return f"{schema.name}-{schema.since_version}"
 
 
 def _by_name(declaration: Declaration, values: Sequence[Any], given: dict[str, Any], outputs: int) -> dict[str, Any]:

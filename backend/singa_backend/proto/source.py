@@ -32,7 +32,7 @@ _digests: dict[Identity, str] = {}
 """The SHA-256 of files that were read completely, so that each is read once in a process."""
 
 
-class Source:
+class ModelFiles:
     """The files of a model that was prepared by its path, as they were when it was read.
 
     Attributes:
@@ -45,7 +45,7 @@ class Source:
         self.files = dict(files)
 
     @classmethod
-    def before(cls, model: object) -> Source | None:
+    def before(cls, model: object) -> ModelFiles | None:
         """The source of a model that is about to be read; None if it is not a path."""
         if not isinstance(model, (str, os.PathLike)):
             return None
@@ -54,13 +54,13 @@ class Source:
         except (OSError, ValueError):  # reading it reports the error
             return None
 
-    def after(self, external: Mapping[str, Identity]) -> Source | None:
+    def after(self, external: Mapping[str, Identity]) -> ModelFiles | None:
         """The source with its external data; None if the model's file was changed while it was read."""
         try:
             same = Identity.of(os.stat(self.path)) == self.files[MODEL]
         except OSError:
             same = False
-        return Source(self.path, {**self.files, **external}) if same else None
+        return ModelFiles(self.path, {**self.files, **external}) if same else None
 
     def check_external(self) -> None:
         """Raise InvalidModel if external data, which may be mapped into memory, were written to since they were read."""
@@ -117,7 +117,7 @@ def check_files(path: str, digests: Mapping[str, str]) -> None:
 
     Args:
         path: the path of the model's file.
-        digests: the SHA-256 of each file, as `Source.digests` returned it.
+        digests: the SHA-256 of each file, as `ModelFiles.digests` returned it.
 
     Raises:
         InvalidModel: a file is missing, or has other contents (SX112).

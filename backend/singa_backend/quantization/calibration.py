@@ -41,23 +41,10 @@ class Batches:
 
     def __init__(self, data: Data, inputs: Sequence[Value], batch_size: int | None = None) -> None:
         arrays = _read(data)
-        wanted = [v.name for v in inputs]
-        missing, unknown = [n for n in wanted if n not in arrays], sorted(set(arrays) - set(wanted))
-        if missing or unknown:
-            what = "; ".join(
-                f"{word}: {', '.join(map(repr, names))}" for word, names in (("missing", missing), ("unknown", unknown)) if names
-            )
-            shown = ", ".join(map(str, inputs)) or "none"
-            raise InvalidInput(f"the calibration data must have an array for each input ({shown}); {what}", code="SX396")
+        _check_names(inputs, arrays)
         if batch_size is not None and (isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1):
             raise InvalidInput(f"batch_size must be a positive integer, got {batch_size!r}", code="SX396")
-        counts = {n: len(arrays[n]) if arrays[n].ndim else 0 for n in wanted}
-        if not wanted or min(counts.values()) == 0:
-            empty = ", ".join(repr(n) for n, c in counts.items() if not c) or "no inputs"
-            raise InvalidInput(f"the calibration data must have at least one sample, got none for {empty}", code="SX396")
-        if len(set(counts.values())) > 1:
-            raise InvalidInput(f"the arrays of the calibration data must have equally many samples, got {counts}", code="SX396")
-        self.samples = counts[wanted[0]]
+        self.samples = _samples(inputs, arrays)
         self.arrays = {v.name: _checked(v, arrays[v.name]) for v in inputs}
         self.single = {v.name for v in inputs if v.shape is not None and len(v.shape) == self.arrays[v.name].ndim - 1}
         fixed = {v.shape[0] for v in inputs if v.name not in self.single and v.shape and isinstance(v.shape[0], int)}
@@ -83,6 +70,29 @@ def _read(data: Data) -> dict[str, np.ndarray]:
         raise InvalidInput(f"data must be arrays by name or the path of an .npz file, got {type(data).__name__}", code="SX396")
     with open_arrays(data, "SX396") as arrays:
         return {n: arrays[n] for n in arrays.names}
+
+
+def _check_names(inputs: Sequence[Value], arrays: Mapping[str, np.ndarray]) -> None:
+    """Check that the data are an array for each input, and nothing else."""
+    wanted = [v.name for v in inputs]
+    missing, unknown = [n for n in wanted if n not in arrays], sorted(set(arrays) - set(wanted))
+    if missing or unknown:
+        what = "; ".join(
+            f"{word}: {', '.join(map(repr, names))}" for word, names in (("missing", missing), ("unknown", unknown)) if names
+        )
+        shown = ", ".join(map(str, inputs)) or "none"
+        raise InvalidInput(f"the calibration data must have an array for each input ({shown}); {what}", code="SX396")
+
+
+def _samples(inputs: Sequence[Value], arrays: Mapping[str, np.ndarray]) -> int:
+    """The number of samples, which must be equal in all arrays and not zero."""
+    counts = {v.name: len(arrays[v.name]) if arrays[v.name].ndim else 0 for v in inputs}
+    if not counts or min(counts.values()) == 0:
+        empty = ", ".join(repr(n) for n, c in counts.items() if not c) or "no inputs"
+        raise InvalidInput(f"the calibration data must have at least one sample, got none for {empty}", code="SX396")
+    if len(set(counts.values())) > 1:
+        raise InvalidInput(f"the arrays of the calibration data must have equally many samples, got {counts}", code="SX396")
+    return next(iter(counts.values()))
 
 
 def _checked(value: Value, array: np.ndarray) -> np.ndarray:
@@ -122,7 +132,7 @@ class Observed:
 
 
 @dataclass
-class Span:
+class ValueRange:
     """What the first pass collects of one value."""
 
     low: Any = np.inf
@@ -162,11 +172,11 @@ def ranges(
         InvalidInput: a value is NaN or infinite (SX396).
     """
     observed = Observed(model, names)
-    spans: dict[str, Span] = {}
+    spans: dict[str, ValueRange] = {}
     for feeds in batches:
         for name, x in observed.run(feeds).items():
             if isinstance(x, np.ndarray) and x.dtype == np.float32:
-                spans.setdefault(name, Span()).add(name, x)
+                spans.setdefault(name, ValueRange()).add(name, x)
     spans = {n: s for n, s in spans.items() if s.low <= s.high}
     if method == "minmax":
         return {n: (s.low, s.high) for n, s in spans.items()}

@@ -13,7 +13,7 @@ from onnx import NodeProto, TensorProto
 
 from . import scales
 from .graph import FloatGraph, attribute
-from .options import Options
+from .options import QuantizationOptions
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Dynamic:
         options: the choices.
     """
 
-    def __init__(self, graph: FloatGraph, options: Options) -> None:
+    def __init__(self, graph: FloatGraph, options: QuantizationOptions) -> None:
         self.graph, self.options = graph, options
         self.chosen = options.chosen(list(graph.graph.node))
         self.activations: dict[str, _Integers] = {}

@@ -12,7 +12,7 @@ from ..proto.load import ModelSource, embed, load_model
 from .calibration import Batches, Data, ranges
 from .dynamic import Dynamic
 from .graph import FloatGraph
-from .options import checked
+from .options import QuantizationOptions, checked
 from .static import Static
 
 
@@ -88,18 +88,24 @@ def quantize(
     made = ModelProto()
     made.CopyFrom(proto)
     embed(made, folder)
+    return _quantized(made, options, data, batch_size)
+
+
+def _quantized(made: ModelProto, options: QuantizationOptions, data: Data | None, batch_size: int | None) -> ModelProto:
+    """Quantize a copy of a model in place."""
     graph = FloatGraph(made)
     if data is None:
         graph.require_opset(11, "DynamicQuantizeLinear")
         touched = Dynamic(graph, options).run()
     else:
+        per_channel = options.per_channel
         graph.require_opset(13 if per_channel else 10, "a scale for each channel" if per_channel else "QuantizeLinear")
         batches = Batches(data, SingaBackend.prepare(made).inputs, batch_size)
         chosen = options.chosen(made.graph.node)
         used = (n for i in sorted(chosen) for n in (*made.graph.node[i].input, *made.graph.node[i].output))
         constants = {t.name for t in made.graph.initializer}
         names = [n for n in dict.fromkeys(used) if n and n not in constants]
-        found = ranges(made, names, batches, method, options.percentile, bins) if names else {}
+        found = ranges(made, names, batches, options.method, options.percentile, options.bins) if names else {}
         touched = Static(graph, options, found).run()
     if not touched:
         kinds = ", ".join(sorted(options.operators)) or "none"

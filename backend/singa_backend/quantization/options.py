@@ -38,7 +38,7 @@ DYNAMIC = frozenset({"Conv", "Gather", "Gemm", "MatMul"})
 
 
 @dataclass(frozen=True)
-class Options:
+class QuantizationOptions:
     """The choices of a quantization; see `quantize`."""
 
     dynamic: bool
@@ -89,7 +89,7 @@ def checked(
     operators: Sequence[str] | None,
     exclude: Sequence[str],
     exclude_operators: Sequence[str],
-) -> Options:
+) -> QuantizationOptions:
     """Check the arguments of `quantize`; raises InvalidInput (SX397)."""
     _among("method", method, METHODS)
     activations = activations or ("uint8" if dynamic else "int8")
@@ -115,7 +115,7 @@ def checked(
             patterns.append(re.compile(text))
         except re.error as error:
             raise InvalidInput(f"exclude must be regular expressions, got {text!r}: {error}", code="SX397") from None
-    return Options(
+    return QuantizationOptions(
         bool(dynamic), method, bool(per_channel), INTEGERS[activations], INTEGERS[weights], bool(symmetric_activations),
         weights == "int8" if symmetric_weights is None else bool(symmetric_weights), bool(reduce_range), float(percentile), bins,
         frozenset(known if operators is None else operators) - set(exclude_operators), tuple(patterns),

@@ -19,7 +19,7 @@ from onnx import NodeProto
 
 from . import scales
 from .graph import FloatGraph, attribute
-from .options import MOVED, STATIC, WEIGHTED, Options
+from .options import MOVED, STATIC, WEIGHTED, QuantizationOptions
 from .scales import Scheme
 
 _SINCE = {"MaxPool": 12, "Resize": 11}
@@ -42,7 +42,7 @@ class Static:
         ranges: (low, high) of the activations by name.
     """
 
-    def __init__(self, graph: FloatGraph, options: Options, ranges: Mapping[str, tuple[Any, Any]]) -> None:
+    def __init__(self, graph: FloatGraph, options: QuantizationOptions, ranges: Mapping[str, tuple[Any, Any]]) -> None:
         self.graph, self.options = graph, options
         self.nodes = list(graph.graph.node)
         self.chosen = options.chosen(self.nodes)

@@ -22,7 +22,7 @@ from singa.sonnx import to_onnx
 from singa_backend import SingaBackend
 from singa_backend.comparison.verdict import same_bits
 from singa_backend.conform import device_check_stages as backend
-from singa_backend.conform.device_check import OneDevice, Setup, Stage, Wrong
+from singa_backend.conform.device_check import CheckSetup, CheckStage, OneDevice, Wrong
 from singa_backend.devices.device import device_count, resolve
 from singa_backend.interpreters.eager import Eager
 
@@ -123,7 +123,7 @@ def _trained(start: _Program, device: str, graph: bool, steps: int = 3) -> list[
     return [*losses, *(v.numpy() for _, v in sorted(model.get_states().items()))]
 
 
-def training(setup: Setup, details: dict[str, Any]) -> None:
+def training(setup: CheckSetup, details: dict[str, Any]) -> None:
     """Train three programs on the tape and as a graph; losses and states must be those of the CPU."""
     resolve(setup.device)
     for program in PROGRAMS:
@@ -138,7 +138,7 @@ def training(setup: Setup, details: dict[str, Any]) -> None:
                 raise Wrong(f"{name}: the loss must decrease, got {[float(v) for v in here[:3]]}")
 
 
-def determinism(setup: Setup, details: dict[str, Any]) -> None:
+def determinism(setup: CheckSetup, details: dict[str, Any]) -> None:
     """Run twice what sums in an order that a device may choose: forward passes, training and sums over equal indices."""
     resolve(setup.device)
     for program in PROGRAMS:
@@ -166,7 +166,7 @@ def determinism(setup: Setup, details: dict[str, Any]) -> None:
 # --- two devices, memory ------------------------------------------------------------------------------------------------
 
 
-def two_devices(setup: Setup, details: dict[str, Any]) -> None:
+def two_devices(setup: CheckSetup, details: dict[str, Any]) -> None:
     """Run a model and train on each of the first two devices: equal bits, and every array on the device that was named."""
     kind = resolve(setup.device).type
     details["devices"] = device_count(kind)
@@ -201,7 +201,7 @@ def two_devices(setup: Setup, details: dict[str, Any]) -> None:
         raise Wrong(f"a training must return the same on both devices: {why}")
 
 
-def memory(setup: Setup, details: dict[str, Any]) -> None:
+def memory(setup: CheckSetup, details: dict[str, Any]) -> None:
     """Train for 1,000 steps as a graph: the memory in use must not change after the first hundred."""
     device = resolve(setup.device)
     model, x, t = _on(_compiled(Perceptron), setup.device, True)
@@ -251,7 +251,7 @@ def judge_memory(samples: dict[str, list[int]]) -> None:
 # --- SINGA's API --------------------------------------------------------------------------------------------------------
 
 
-def api(setup: Setup, details: dict[str, Any]) -> None:
+def api(setup: CheckSetup, details: dict[str, Any]) -> None:
     """Use tensors, the tape, states and files on the device, and compare with NumPy."""
     device = Device(*_parts(setup.device))
     rng = np.random.default_rng(0)
@@ -302,7 +302,7 @@ def _drawn(device: Device) -> np.ndarray:
     return found
 
 
-def _files(setup: Setup) -> None:
+def _files(setup: CheckSetup) -> None:
     """States and an exported model that leave the device and return."""
     model, x, t = _on(_compiled(Perceptron), setup.device, False)
     model(x, t)
@@ -326,18 +326,18 @@ VERSIONS = "versions"
 """The stage that always runs: results without the names and versions of what was tested are worth nothing."""
 
 STAGES = (
-    Stage(VERSIONS, backend.versions, 60),
-    Stage("smoke", backend.smoke, 120),
-    Stage("kernels", backend.kernels, 240),
-    Stage("products", backend.products, 120),
-    Stage("traps", backend.traps, 120),
-    Stage("suite", backend.suite, 240),
-    Stage("gradients", backend.gradient, 120),
-    Stage("training", training, 120),
-    Stage("determinism", determinism, 120),
-    Stage("devices", two_devices, 120),
-    Stage("memory", memory, 120),
-    Stage("out-of-memory", backend.out_of_memory, 120),
-    Stage("api", api, 120),
+    CheckStage(VERSIONS, backend.versions, 60),
+    CheckStage("smoke", backend.smoke, 120),
+    CheckStage("kernels", backend.kernels, 240),
+    CheckStage("products", backend.products, 120),
+    CheckStage("traps", backend.traps, 120),
+    CheckStage("suite", backend.suite, 240),
+    CheckStage("gradients", backend.gradient, 120),
+    CheckStage("training", training, 120),
+    CheckStage("determinism", determinism, 120),
+    CheckStage("devices", two_devices, 120),
+    CheckStage("memory", memory, 120),
+    CheckStage("out-of-memory", backend.out_of_memory, 120),
+    CheckStage("api", api, 120),
 )
 """The stages, in their order, and the seconds that each may take."""

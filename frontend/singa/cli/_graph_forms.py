@@ -13,14 +13,14 @@ import numpy as np
 from onnx import ModelProto
 
 from singa_backend.conform.fuzz.graphs.answer import Make
-from singa_backend.conform.fuzz.graphs.generate import Case
+from singa_backend.conform.fuzz.graphs.generate import GraphCase
 from singa_backend.ir.reader import read
 
 from .. import codegen, device, sonnx
 from .._core.tensor import Tensor
 
 
-def forms(case: Case) -> Iterator[tuple[str, Make]]:
+def forms(case: GraphCase) -> Iterator[tuple[str, Make]]:
     """Yield each form's name, and the function that returns its results or its file."""
     for opset in case.others:
         yield f"convert to {opset}", partial(_converted, case, opset)
@@ -30,17 +30,17 @@ def forms(case: Case) -> Iterator[tuple[str, Make]]:
     yield "codegen", lambda: (_program(case), None)
 
 
-def _converted(case: Case, opset: int) -> tuple[None, ModelProto]:
+def _converted(case: GraphCase, opset: int) -> tuple[None, ModelProto]:
     return None, sonnx.convert(case.model, opset)
 
 
-def _model(case: Case) -> Any:
+def _model(case: GraphCase) -> Any:
     model = sonnx.SONNXModel(case.model)
     model.eval()
     return model
 
 
-def _by_example(case: Case) -> ModelProto:
+def _by_example(case: GraphCase) -> ModelProto:
     names = [o.name for o in case.model.graph.output]
     made: ModelProto = sonnx.export(
         _model(case), _tensors(case), input_names=[i.name for i in case.model.graph.input], output_names=names
@@ -48,7 +48,7 @@ def _by_example(case: Case) -> ModelProto:
     return made
 
 
-def _tensors(case: Case) -> list[Tensor]:
+def _tensors(case: GraphCase) -> list[Tensor]:
     dev = device.get_default_device()
     order = [v.name for v in read(case.model).inputs]
     return [Tensor(data=dev.backend.put(np.array(case.feeds[n])), device=dev, requires_grad=False) for n in order]
@@ -58,7 +58,7 @@ def _values(made: Any) -> list[Any]:
     return [None if y is None else y.device.backend.get(y.data) for y in made]
 
 
-def _program(case: Case) -> list[Any]:
+def _program(case: GraphCase) -> list[Any]:
     """Write the graph as a program, and run that."""
     with tempfile.TemporaryDirectory() as folder:
         path, _ = codegen.generate(case.model, "program").write(Path(folder) / "program.py")

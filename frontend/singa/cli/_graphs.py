@@ -14,7 +14,7 @@ from singa_backend.conform import results
 from singa_backend.conform.cases import data_file
 from singa_backend.conform.fuzz import ledger as operators
 from singa_backend.conform.fuzz.graphs import generate, judge, ledger, summary
-from singa_backend.conform.fuzz.graphs.judge import Judge, Judged
+from singa_backend.conform.fuzz.graphs.judge import GraphJudge, JudgedGraph
 from singa_backend.debug.repro import serialized
 from singa_backend.errors import InvalidInput, first_line
 from singa_backend.proto import test_data
@@ -29,7 +29,7 @@ _VERDICTS = Columns({"verdict": WHOLE, "graphs": NUMBER})
 def many(
     count: int,
     seed: int,
-    known: Sequence[operators.Entry],
+    known: Sequence[operators.KnownDifference],
     processes: int | None,
     target: Path | None,
     reports: Path | None,
@@ -39,7 +39,7 @@ def many(
     with progress(count, "generated graphs", quiet=as_json) as step:
         bad = 0
 
-        def note(judged: Judged) -> None:
+        def note(judged: JudgedGraph) -> None:
             nonlocal bad
             bad += not judged.good
             step(note=f"{bad} unexplained or worse")
@@ -79,7 +79,7 @@ def _show(document: dict[str, Any]) -> None:
         echo(f"one graph in detail, reduced: sonnx fuzz --graphs 1 --seed {document['seed']} --only INDEX --write FOLDER")
 
 
-def detail(index: int, seed: int, known: Sequence[operators.Entry], folder: Path | None, as_json: bool) -> bool:
+def detail(index: int, seed: int, known: Sequence[operators.KnownDifference], folder: Path | None, as_json: bool) -> bool:
     """Judge one graph, show it, and write it, reduced to what still fails."""
     with judge.session(seed, ledger.read(data_file("graphs.toml")), known, forms) as session:
         answer = session.ask(index)
@@ -117,7 +117,7 @@ def detail(index: int, seed: int, known: Sequence[operators.Entry], folder: Path
     return judged.good
 
 
-def _write(case: generate.Case, judged: Judged, session: Judge, folder: Path) -> str:
+def _write(case: generate.GraphCase, judged: JudgedGraph, session: GraphJudge, folder: Path) -> str:
     """Write a graph, and if it fails the smallest part that still does; returns what was written."""
     predicate = _Fails(case, session, _failures(judged))
     if not judged.good:
@@ -132,7 +132,7 @@ def _write(case: generate.Case, judged: Judged, session: Judge, folder: Path) ->
     return f"{folder / 'model.onnx'} and {folder / 'test_data_set_0'}"
 
 
-def _failures(judged: Judged) -> set[tuple[str, str]]:
+def _failures(judged: JudgedGraph) -> set[tuple[str, str]]:
     """Return what failed: the forms, without opsets, and the kinds of difference."""
     return {(d.form.partition(" to ")[0], d.kind) for d in judged.differences if d.entry is None} or {(judged.status, "")}
 
@@ -140,7 +140,7 @@ def _failures(judged: Judged) -> set[tuple[str, str]]:
 class _Fails(debug.Predicate):
     """A graph fails as the whole one did: in one of the same forms, with the same kind of difference."""
 
-    def __init__(self, case: generate.Case, session: Judge, wanted: set[tuple[str, str]]) -> None:
+    def __init__(self, case: generate.GraphCase, session: GraphJudge, wanted: set[tuple[str, str]]) -> None:
         self.case, self.session, self.wanted = case, session, wanted
 
     def __str__(self) -> str:

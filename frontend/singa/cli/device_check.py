@@ -75,8 +75,8 @@ def command(
     machine with one device, the stage that needs two reports "one device", which is not a failure.
     """
     chosen = [s for s in STAGES if not names or s.name in (*names, VERSIONS)]
-    setup = device_check.Setup(device, every, processes, deadline)
-    found: list[device_check.Outcome] = []
+    setup = device_check.CheckSetup(device, every, processes, deadline)
+    found: list[device_check.StageResult] = []
     target = folder / "results.jsonl" if folder else None
     if target:
         write_text(target, "")  # a folder that cannot be written is refused now; lines of an earlier run go
@@ -98,7 +98,7 @@ def command(
     sys.exit(0 if passed else NO)
 
 
-def _show(found: list[device_check.Outcome], name: str) -> None:
+def _show(found: list[device_check.StageResult], name: str) -> None:
     table = _ROWS.table(f"device check of {name}" if name else "device check")
     for o in found:
         reason = o.reason.partition("\nTraceback (most recent call last):")[0]

@@ -29,7 +29,7 @@ def command(folder: Path | None, select: str, with_light: bool, target: Path | N
     which are also compared with what their framework computed (NET-*.onnx and NET.npz with the arrays x0_0, ..., y0_0, ...).
     """
     check_places(folders=(target,))
-    found: list[foreigners.Comparison] = []
+    found: list[foreigners.PeerComparison] = []
     count = sum(bool(re.search(select, n)) for n in light_models.names()) if with_light else 0
     count += 2 * sum(len(s.data) for s in foreigners.stored(folder, select)) if folder else 0
     with Oracle("onnxruntime") as oracle, progress(count, "foreign models", quiet=as_json) as step:

@@ -105,7 +105,7 @@ def command(
     with progress(count, "generated models", quiet=as_json) as step:
         bad = 0
 
-        def note(judged: run.Judged) -> None:
+        def note(judged: run.JudgedCase) -> None:
             nonlocal bad
             bad += not judged.good
             step(note=f"{bad} unexplained or worse")
@@ -150,7 +150,7 @@ def _selected(select: str) -> str:
     return f" --select '{select}'" if select else ""
 
 
-def _one(index: int, seed: int, select: str, entries: list[ledger.Entry], folder: Path | None, as_json: bool) -> bool:
+def _one(index: int, seed: int, select: str, entries: list[ledger.KnownDifference], folder: Path | None, as_json: bool) -> bool:
     judged, answer, seen = run.one(index, seed, entries, select)
     case = answer.case if answer else None
     differences = [

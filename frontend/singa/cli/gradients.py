@@ -89,7 +89,7 @@ def command(
     if folder and any(r.domain not in gradient_matrix.DOMAINS for r in rows):
         raise click.UsageError("--to keeps rows of ONNX's operators only: leave it out for those of other domains")
     engine = None if second else witness(oracle, as_json)
-    found: list[gradient_matrix.Row] = []
+    found: list[gradient_matrix.MatrixRow] = []
     with progress(len(rows), "gradients", quiet=as_json) as step:
         bad = 0
         for row in gradient_matrix.run(rows, points, seed, engine, jobs, timeout, second):
@@ -99,7 +99,7 @@ def command(
     document = page.to_json(found, points, seed, entries)
     pages: list[Path] = []
     if folder:
-        kept = {r.key: r for r in map(gradient_matrix.Row.from_dict, page.read(folder).get("rows", ()))} if select else {}
+        kept = {r.key: r for r in map(gradient_matrix.MatrixRow.from_dict, page.read(folder).get("rows", ()))} if select else {}
         whole = {**kept, **{r.key: r for r in found}}
         pages = page.write(page.to_json(whole.values(), points, seed, entries), folder)
     if as_json:

@@ -67,7 +67,7 @@ def command(select: str, oracle: str, jobs: int | None, folder: Path | None, che
         raise click.UsageError(f"no operator matches {select!r}")
     check_places(folders=(folder,))
     models = list(matrix.models(select))
-    found: list[matrix.Judged] = []
+    found: list[matrix.JudgedProblem] = []
     with progress(len(models), "opsets", quiet=as_json) as step:
         wrong = 0
         for judged in matrix.run(models, witness(oracle, as_json), jobs):

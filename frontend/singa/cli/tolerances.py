@@ -40,14 +40,14 @@ def command(operator: str | None, as_json: bool) -> None:
             raise click.BadParameter(f"must be an operator of ONNX, got {operator!r}{hint}", param_hint="OPERATOR")
         found = {d: tolerances.in_model(np.dtype(d), [operator]) for d in ("float64", "complex128")}
         compare = tolerances.COMPARE
-        uses = [tolerances.Use(compare.where, compare.formula, {**compare.bounds, **found})]
+        uses = [tolerances.ToleranceUse(compare.where, compare.formula, {**compare.bounds, **found})]
     if as_json:
         write_json({"operator": operator, "rules": [asdict(r) for r in rules], "uses": [asdict(u) for u in uses]})
     else:
         _show(operator, rules, uses)
 
 
-def _show(operator: str | None, rules: list[tolerances.Rule], uses: list[tolerances.Use]) -> None:
+def _show(operator: str | None, rules: list[tolerances.Allowance], uses: list[tolerances.ToleranceUse]) -> None:
     table = _RULES.table("the error of one node alone")
     for r in rules:
         names = [operator] if operator else r.operators
@@ -61,7 +61,7 @@ def _show(operator: str | None, rules: list[tolerances.Rule], uses: list[toleran
     echo("--rtol and --atol of compare, bisect, reduce and run replace these tolerances")
 
 
-def _show_use(use: tolerances.Use) -> None:
+def _show_use(use: tolerances.ToleranceUse) -> None:
     echo(use.where.replace("`", ""), style="bold")
     echo(use.formula)
     table = _BOUNDS.table()

@@ -13,14 +13,14 @@ import numpy as np
 
 from ... import dtypes
 from ...comparison import verdict
-from ...comparison.tolerances import Rule
+from ...comparison.tolerances import Allowance
 from .strategies import float_info
 
 HALVES = {"float16", "bfloat16"}
 
 
 @dataclass(frozen=True)
-class Finding:
+class ComparisonResult:
     """The result of a comparison.  why: "" if they agree; kind: "length", "kind", "dtype", "shape" or "values"."""
 
     why: str = ""
@@ -28,7 +28,9 @@ class Finding:
     ulps: float | None = None
 
 
-def compare(actual: list[Any], expected: list[Any], rule: Rule, scale: float, slack: float = 1.0, dtype: Any = None) -> Finding:
+def compare(
+    actual: list[Any], expected: list[Any], rule: Allowance, scale: float, slack: float = 1.0, dtype: Any = None
+) -> ComparisonResult:
     """Compare our outputs with a witness's.
 
     Args:
@@ -40,7 +42,7 @@ def compare(actual: list[Any], expected: list[Any], rule: Rule, scale: float, sl
         dtype: The dtype that the witness computed in, if not the result's; its steps then count.
     """
     if len(actual) != len(expected):
-        return Finding(f"{len(actual)} outputs, the witness has {len(expected)}", "length")
+        return ComparisonResult(f"{len(actual)} outputs, the witness has {len(expected)}", "length")
     worst: float | None = None
     for i, (a, e) in enumerate(zip(actual, expected, strict=True)):
         found = _one(a, e, rule, scale, slack, dtype, f"output {i}")
@@ -48,40 +50,44 @@ def compare(actual: list[Any], expected: list[Any], rule: Rule, scale: float, sl
             return found
         if found.ulps is not None:
             worst = max(worst or 0.0, found.ulps)
-    return Finding(ulps=worst)
+    return ComparisonResult(ulps=worst)
 
 
-def _one(a: Any, e: Any, rule: Rule, scale: float, slack: float, dtype: Any, where: str) -> Finding:
+def _one(a: Any, e: Any, rule: Allowance, scale: float, slack: float, dtype: Any, where: str) -> ComparisonResult:
     if isinstance(e, (list, tuple)) or isinstance(a, (list, tuple)):
         if not isinstance(a, (list, tuple)) or not isinstance(e, (list, tuple)):
-            return Finding(f"{where}: a {type(a).__name__}, the witness has a {type(e).__name__}", "kind")
+            return ComparisonResult(f"{where}: a {type(a).__name__}, the witness has a {type(e).__name__}", "kind")
         if len(a) != len(e):
-            return Finding(f"{where}: length {len(a)}, the witness has {len(e)}", "length")
+            return ComparisonResult(f"{where}: length {len(a)}, the witness has {len(e)}", "length")
         found = [_one(x, y, rule, scale, slack, dtype, f"{where}[{i}]") for i, (x, y) in enumerate(zip(a, e, strict=True))]
-        return next((f for f in found if f.why), Finding(ulps=max((f.ulps for f in found if f.ulps is not None), default=None)))
+        return next(
+            (f for f in found if f.why), ComparisonResult(ulps=max((f.ulps for f in found if f.ulps is not None), default=None))
+        )
     if isinstance(e, dict):
         if not isinstance(a, dict) or set(a) != set(e):
-            return Finding(f"{where}: other keys", "kind")
+            return ComparisonResult(f"{where}: other keys", "kind")
         return _one(np.array([a[k] for k in e]), np.array(list(e.values())), rule, scale, slack, dtype, where)
     if a is None or e is None:
-        return Finding() if a is e else Finding(f"{where}: one of them is absent", "kind")
+        return ComparisonResult() if a is e else ComparisonResult(f"{where}: one of them is absent", "kind")
     e = np.asarray(e)
     if e.dtype.kind in "US":
         e = e.astype(object)
     if a.dtype != e.dtype:
-        return Finding(f"{where}: {a.dtype}, the witness has {e.dtype}", "dtype")
+        return ComparisonResult(f"{where}: {a.dtype}, the witness has {e.dtype}", "dtype")
     if a.shape != e.shape:
-        return Finding(f"{where}: shape {list(a.shape)}, the witness has {list(e.shape)}", "shape")
+        return ComparisonResult(f"{where}: shape {list(a.shape)}, the witness has {list(e.shape)}", "shape")
     close = _close(a, e, rule, scale, slack, dtype)
     ulps = verdict.ulps(a, e)
     if close.all():
-        return Finding(ulps=ulps)
+        return ComparisonResult(ulps=ulps)
     at = tuple(int(i) for i in np.argwhere(~close)[0]) if close.ndim else ()
     where += str(list(at)) if at else ""
-    return Finding(f"{where}: {a[at]!s}, the witness has {e[at]!s} ({int((~close).sum())} of {close.size})", "values", ulps)
+    return ComparisonResult(
+        f"{where}: {a[at]!s}, the witness has {e[at]!s} ({int((~close).sum())} of {close.size})", "values", ulps
+    )
 
 
-def _close(a: np.ndarray, e: np.ndarray, rule: Rule, scale: float, slack: float, dtype: Any) -> np.ndarray:
+def _close(a: np.ndarray, e: np.ndarray, rule: Allowance, scale: float, slack: float, dtype: Any) -> np.ndarray:
     if a.dtype == dtypes.STRING:
         return np.asarray(a == e)
     if a.dtype.kind == "c":

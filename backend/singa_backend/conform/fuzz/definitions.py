@@ -10,11 +10,11 @@ from onnx import GraphProto, numpy_helper
 
 from ... import dtypes
 from .compare import limits
-from .generate import Case
+from .generate import NodeCase
 
 Array: TypeAlias = np.ndarray
 Attributes: TypeAlias = dict[str, Any]
-Formula: TypeAlias = Callable[[Case, list[Any], Attributes], list[Any]]
+Formula: TypeAlias = Callable[[NodeCase, list[Any], Attributes], list[Any]]
 
 FORMULAS: dict[str, Formula] = {}
 
@@ -27,7 +27,7 @@ def formula(names: str) -> Callable[[Formula], Formula]:
     return register
 
 
-def _out(case: Case, i: int = 0) -> np.dtype[Any]:
+def _out(case: NodeCase, i: int = 0) -> np.dtype[Any]:
     """Return the dtype that ONNX infers for an output."""
     kind = case.model.graph.output[i].type
     if kind.HasField("sequence_type"):
@@ -42,7 +42,7 @@ def _out(case: Case, i: int = 0) -> np.dtype[Any]:
 
 
 @formula("Constant")
-def constant(case: Case, x: list[Any], a: Attributes) -> list[Any]:
+def constant(case: NodeCase, x: list[Any], a: Attributes) -> list[Any]:
     ((name, value),) = a.items()
     if name == "value":
         return [numpy_helper.to_array(value)]
@@ -52,41 +52,41 @@ def constant(case: Case, x: list[Any], a: Attributes) -> list[Any]:
 
 
 @formula("ConstantOfShape")
-def constant_of_shape(case: Case, x: list[Any], a: Attributes) -> list[Any]:
+def constant_of_shape(case: NodeCase, x: list[Any], a: Attributes) -> list[Any]:
     fill = numpy_helper.to_array(a["value"]) if "value" in a else np.zeros(1, np.float32)
     return [np.broadcast_to(fill.reshape(()), tuple(x[0]))]
 
 
 @formula("EyeLike")
-def eye_like(case: Case, x: list[Any], a: Attributes) -> list[Any]:
+def eye_like(case: NodeCase, x: list[Any], a: Attributes) -> list[Any]:
     rows, columns = np.indices(x[0].shape)
     return [columns - rows == a["k"]]
 
 
 @formula("Optional OptionalGetElement")
-def same(case: Case, x: list[Any], a: Attributes) -> list[Any]:
+def same(case: NodeCase, x: list[Any], a: Attributes) -> list[Any]:
     return [x[0]]
 
 
 @formula("OptionalHasElement")
-def has(case: Case, x: list[Any], a: Attributes) -> list[Any]:
+def has(case: NodeCase, x: list[Any], a: Attributes) -> list[Any]:
     return [np.array(bool(x))]
 
 
 @formula("Dropout")
-def dropout(case: Case, x: list[Any], a: Attributes) -> list[Any]:
+def dropout(case: NodeCase, x: list[Any], a: Attributes) -> list[Any]:
     if len(case.node.output) > 1 and case.version < 12:
         raise NotImplementedError("before opset 12 the mask of inference is not specified")
     return [x[0], np.ones(x[0].shape, bool)][: len(case.node.output)]
 
 
 @formula("BitCast")
-def bit_cast(case: Case, x: list[Any], a: Attributes) -> list[Any]:
+def bit_cast(case: NodeCase, x: list[Any], a: Attributes) -> list[Any]:
     return [np.ascontiguousarray(x[0]).view(_out(case)).reshape(x[0].shape)]
 
 
 @formula("Cast CastLike")
-def cast(case: Case, x: list[Any], a: Attributes) -> list[Any]:
+def cast(case: NodeCase, x: list[Any], a: Attributes) -> list[Any]:
     v, target = x[0], _out(case)
     if target == dtypes.STRING or target.name == "float8_e8m0fnu":
         raise NotImplementedError
@@ -142,7 +142,7 @@ def _whole(value: Array) -> Array:
 
 
 @formula("QuantizeLinear")
-def quantize(case: Case, x: list[Any], a: Attributes) -> list[Any]:
+def quantize(case: NodeCase, x: list[Any], a: Attributes) -> list[Any]:
     target = _out(case)
     v, scale = _whole(x[0]), _spread(_whole(x[1]), x[0], a)
     zero = _spread(_whole(x[2]), x[0], a) if len(x) > 2 else 0.0
@@ -158,13 +158,13 @@ def quantize(case: Case, x: list[Any], a: Attributes) -> list[Any]:
 
 
 @formula("DequantizeLinear")
-def dequantize(case: Case, x: list[Any], a: Attributes) -> list[Any]:
+def dequantize(case: NodeCase, x: list[Any], a: Attributes) -> list[Any]:
     zero = _spread(_whole(x[2]), x[0], a) if len(x) > 2 else 0.0
     return [(_whole(x[0]) - zero) * _spread(_whole(x[1]), x[0], a)]
 
 
 @formula("QLinearMatMul")
-def q_linear_mat_mul(case: Case, x: list[Any], a: Attributes) -> list[Any]:
+def q_linear_mat_mul(case: NodeCase, x: list[Any], a: Attributes) -> list[Any]:
     left, ls, lz, right, rs, rz, ys, yz = map(_whole, x)
     product = ((left - lz) @ (right - rz)) * ls * rs
     target = _out(case)
@@ -175,7 +175,7 @@ def q_linear_mat_mul(case: Case, x: list[Any], a: Attributes) -> list[Any]:
 
 
 @formula("MatMulInteger")
-def mat_mul_integer(case: Case, x: list[Any], a: Attributes) -> list[Any]:
+def mat_mul_integer(case: NodeCase, x: list[Any], a: Attributes) -> list[Any]:
     left, right = x[0].astype(np.int64), x[1].astype(np.int64)
     if len(x) > 2 and x[2] is not None:
         left = left - x[2].astype(np.int64)
@@ -196,12 +196,12 @@ def _graph(graph: GraphProto, values: dict[str, Any]) -> list[Any]:
 
 
 @formula("If")
-def if_(case: Case, x: list[Any], a: Attributes) -> list[Any]:
+def if_(case: NodeCase, x: list[Any], a: Attributes) -> list[Any]:
     return _graph(a["then_branch" if x[0].reshape(()) else "else_branch"], {})
 
 
 @formula("Loop")
-def loop(case: Case, x: list[Any], a: Attributes) -> list[Any]:
+def loop(case: NodeCase, x: list[Any], a: Attributes) -> list[Any]:
     most, go, state = (None if x[0] is None else int(x[0])), x[1] is None or bool(x[1]), x[2]
     scanned: list[Any] = []
     while go and (most is None or len(scanned) < most):
@@ -211,7 +211,7 @@ def loop(case: Case, x: list[Any], a: Attributes) -> list[Any]:
 
 
 @formula("Scan")
-def scan(case: Case, x: list[Any], a: Attributes) -> list[Any]:
+def scan(case: NodeCase, x: list[Any], a: Attributes) -> list[Any]:
     if case.version > 8:
         return _scanned(a, x[0], x[1])
     lengths, states, inputs = x
@@ -239,17 +239,17 @@ def _scanned(a: Attributes, state: Array, inputs: Array) -> list[Any]:
 
 
 @formula("SequenceMap")
-def sequence_map(case: Case, x: list[Any], a: Attributes) -> list[Any]:
+def sequence_map(case: NodeCase, x: list[Any], a: Attributes) -> list[Any]:
     return [[_graph(a["body"], {"x": v})[0] for v in x[0]]]
 
 
 @formula("SequenceLength")
-def sequence_length(case: Case, x: list[Any], a: Attributes) -> list[Any]:
+def sequence_length(case: NodeCase, x: list[Any], a: Attributes) -> list[Any]:
     return [np.array(len(x[0]), np.int64)]
 
 
 @formula("SequenceEmpty")
-def sequence_empty(case: Case, x: list[Any], a: Attributes) -> list[Any]:
+def sequence_empty(case: NodeCase, x: list[Any], a: Attributes) -> list[Any]:
     return [[]]
 
 
@@ -257,7 +257,7 @@ def sequence_empty(case: Case, x: list[Any], a: Attributes) -> list[Any]:
 
 
 @formula("PRelu")
-def prelu(case: Case, x: list[Any], a: Attributes) -> list[Any]:
+def prelu(case: NodeCase, x: list[Any], a: Attributes) -> list[Any]:
     v, slope = x
     if case.version < 7:
         slope = slope.reshape(()) if slope.size == 1 else slope.reshape((1, -1) + (1,) * (v.ndim - 2))
@@ -265,7 +265,7 @@ def prelu(case: Case, x: list[Any], a: Attributes) -> list[Any]:
 
 
 @formula("Gemm")
-def gemm(case: Case, x: list[Any], a: Attributes) -> list[Any]:
+def gemm(case: NodeCase, x: list[Any], a: Attributes) -> list[Any]:
     left = x[0].T if a["transA"] else x[0]
     right = x[1].T if a["transB"] else x[1]
     y = a["alpha"] * (left.astype(np.float64) @ right.astype(np.float64))
@@ -273,7 +273,7 @@ def gemm(case: Case, x: list[Any], a: Attributes) -> list[Any]:
 
 
 @formula("BatchNormalization")
-def batch_normalization(case: Case, x: list[Any], a: Attributes) -> list[Any]:
+def batch_normalization(case: NodeCase, x: list[Any], a: Attributes) -> list[Any]:
     if a.get("training_mode", 0):
         raise NotImplementedError
     scale, bias, mean, var = (v.reshape((-1,) + (1,) * (x[0].ndim - 2)) for v in x[1:])
@@ -281,7 +281,7 @@ def batch_normalization(case: Case, x: list[Any], a: Attributes) -> list[Any]:
 
 
 @formula("LRN")
-def lrn(case: Case, x: list[Any], a: Attributes) -> list[Any]:
+def lrn(case: NodeCase, x: list[Any], a: Attributes) -> list[Any]:
     v, size = x[0], a["size"]
     squares = np.zeros(v.shape)
     for c in range(v.shape[1]):
@@ -291,7 +291,7 @@ def lrn(case: Case, x: list[Any], a: Attributes) -> list[Any]:
 
 
 @formula("Upsample")
-def upsample(case: Case, x: list[Any], a: Attributes) -> list[Any]:
+def upsample(case: NodeCase, x: list[Any], a: Attributes) -> list[Any]:
     if a["mode"] != "nearest":
         raise NotImplementedError
     scales = [1, 1, a["height_scale"], a["width_scale"]] if case.version == 1 else a.get("scales", x[-1])
@@ -302,13 +302,13 @@ def upsample(case: Case, x: list[Any], a: Attributes) -> list[Any]:
 
 
 @formula("GlobalLpPool")
-def global_lp_pool(case: Case, x: list[Any], a: Attributes) -> list[Any]:
+def global_lp_pool(case: NodeCase, x: list[Any], a: Attributes) -> list[Any]:
     axes = tuple(range(2, x[0].ndim))
     return [(np.abs(x[0].astype(np.float64)) ** a["p"]).sum(axes, keepdims=True) ** (1 / a["p"])]
 
 
 @formula("Pad")
-def pad(case: Case, x: list[Any], a: Attributes) -> list[Any]:
+def pad(case: NodeCase, x: list[Any], a: Attributes) -> list[Any]:
     pads = a.get("paddings", a.get("pads"))
     if pads is None or min(pads, default=0) < 0:
         raise NotImplementedError
@@ -319,7 +319,7 @@ def pad(case: Case, x: list[Any], a: Attributes) -> list[Any]:
 
 
 @formula("OneHot")
-def one_hot(case: Case, x: list[Any], a: Attributes) -> list[Any]:
+def one_hot(case: NodeCase, x: list[Any], a: Attributes) -> list[Any]:
     at, depth = x[0].astype(np.float64).astype(np.int64), int(x[1].reshape(-1)[0])
     at = np.where(at < 0, at + depth, at)
     axis = a["axis"] % (at.ndim + 1)
@@ -328,7 +328,7 @@ def one_hot(case: Case, x: list[Any], a: Attributes) -> list[Any]:
 
 
 @formula("Split")
-def split(case: Case, x: list[Any], a: Attributes) -> list[Any]:
+def split(case: NodeCase, x: list[Any], a: Attributes) -> list[Any]:
     if case.version > 1:
         raise NotImplementedError
     n = len(case.node.output)
@@ -337,7 +337,7 @@ def split(case: Case, x: list[Any], a: Attributes) -> list[Any]:
 
 
 @formula("Tile")
-def tile(case: Case, x: list[Any], a: Attributes) -> list[Any]:
+def tile(case: NodeCase, x: list[Any], a: Attributes) -> list[Any]:
     if case.version > 1:
         raise NotImplementedError
     return [np.concatenate([x[0]] * int(x[1]), int(x[2]))]
@@ -347,7 +347,7 @@ def tile(case: Case, x: list[Any], a: Attributes) -> list[Any]:
 
 
 @formula("Adagrad Adam Momentum")
-def optimizer(case: Case, x: list[Any], a: Attributes) -> list[Any]:
+def optimizer(case: NodeCase, x: list[Any], a: Attributes) -> list[Any]:
     r, t = float(x[0]), int(x[1])
     parts = 4 if case.operator == "Adam" else 3
     n = (len(x) - 2) // parts

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import reduce
 from typing import Any, TypeAlias
 
 import numpy as np
 from onnx import helper
 
 from ... import dtypes
-from .generate import Case
+from .generate import NodeCase
 
 Array: TypeAlias = np.ndarray
 Formula: TypeAlias = Callable[..., Any]
@@ -174,7 +175,19 @@ def _argument(x: Array, axis: int, keepdims: int, last: int, sign: int) -> Array
     return np.asarray(np.expand_dims(y, axis) if keepdims else y, np.int64)
 
 
-def value(case: Case) -> list[Any]:
+def _gelu(x: Array, approximate: str) -> Any:
+    if approximate == "none":
+        return x * _gauss(x)
+    return 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+
+
+_VARIADIC: dict[str, Callable[[list[Array]], Any]] = {
+    "Max": lambda x: reduce(np.maximum, x), "Min": lambda x: reduce(np.minimum, x),
+    "Sum": lambda x: sum(x[1:], x[0]), "Mean": lambda x: sum(x[1:], x[0]) / len(x),
+}  # fmt: skip
+
+
+def value(case: NodeCase) -> list[Any]:
     """Return the outputs by formula; raises NotImplementedError if there is none."""
     from .definitions import FORMULAS
 
@@ -187,47 +200,42 @@ def value(case: Case) -> list[Any]:
             return FORMULAS[case.operator](case, given if raw else [_widen(v, case.operator) for v in given], attributes)
     if case.domain:
         raise NotImplementedError
-    name, version = case.operator, case.version
     x: list[Any] = [None if not n else _widen(case.inputs[n]) for n in case.node.input]
     attributes = attributes_of(case)
     attributes.pop("consumed_inputs", None)
     with np.errstate(all="ignore"):
-        if name in UNARY and not (name in ("Neg", "Sign") and x[0].dtype.kind == "u"):
-            if name == "Erf":
-                raise NotImplementedError
-            return [UNARY[name](*x, **attributes)]
-        if name == "Erf" and x[0].dtype.kind == "f":
-            return [np.asarray(_erf(x[0]), np.float64)]
-        if name == "Gelu":
-            if attributes["approximate"] == "none":
-                return [x[0] * _gauss(x[0])]
-            return [0.5 * x[0] * (1 + np.tanh(math.sqrt(2 / math.pi) * (x[0] + 0.044715 * x[0] ** 3)))]
-        if name in BINARY:
-            a, b = x
-            b = _legacy(a, b, attributes.pop("broadcast", 0), attributes.pop("axis", None))
-            return [BINARY[name](a, b, **attributes)]
-        if name in REDUCE:
-            return [REDUCE[name](*x, **attributes)]
-        if name in ("Softmax", "LogSoftmax") and x[0].size:
-            return [_softmax(x[0], attributes["axis"], name == "LogSoftmax", version < 13)]
-        if name == "Clip":
-            bounds = [attributes.get("min"), attributes.get("max")] if case.schema.attributes else [*x[1:], None, None][:2]
-            return [_clip(x[0], *bounds)]
-        if name in ("ArgMax", "ArgMin"):
-            sign = 1 if name == "ArgMax" else -1
-            return [_argument(x[0], attributes["axis"], attributes["keepdims"], attributes.get("select_last_index", 0), sign)]
-        if name in ("Max", "Min"):
-            y = x[0]
-            for other in x[1:]:
-                y = np.maximum(y, other) if name == "Max" else np.minimum(y, other)
-            return [y]
-        if name in ("Sum", "Mean"):
-            total = sum(x[1:], x[0])
-            return [total / len(x) if name == "Mean" else total]
-        if name == "Where":
-            return [np.where(x[0], x[1], x[2])]
-        if name == "MatMul" and 0 not in x[0].shape[-1:]:
-            return [_wide(x[0]) @ _wide(x[1])]
+        return [_plain(case, x, attributes)]
+
+
+def _plain(case: NodeCase, x: list[Any], attributes: dict[str, Any]) -> Any:
+    """Return the output of an operator that depends on values alone."""
+    name = case.operator
+    if name in UNARY and not (name in ("Neg", "Sign") and x[0].dtype.kind == "u"):
+        return UNARY[name](*x, **attributes)
+    if name == "Erf" and x[0].dtype.kind == "f":
+        return np.asarray(_erf(x[0]), np.float64)
+    if name == "Gelu":
+        return _gelu(x[0], attributes["approximate"])
+    if name in BINARY:
+        a, b = x
+        b = _legacy(a, b, attributes.pop("broadcast", 0), attributes.pop("axis", None))
+        return BINARY[name](a, b, **attributes)
+    if name in REDUCE:
+        return REDUCE[name](*x, **attributes)
+    if name in ("Softmax", "LogSoftmax") and x[0].size:
+        return _softmax(x[0], attributes["axis"], name == "LogSoftmax", case.version < 13)
+    if name == "Clip":
+        bounds = [attributes.get("min"), attributes.get("max")] if case.schema.attributes else [*x[1:], None, None][:2]
+        return _clip(x[0], *bounds)
+    if name in ("ArgMax", "ArgMin"):
+        sign = 1 if name == "ArgMax" else -1
+        return _argument(x[0], attributes["axis"], attributes["keepdims"], attributes.get("select_last_index", 0), sign)
+    if name in _VARIADIC:
+        return _VARIADIC[name](x)
+    if name == "Where":
+        return np.where(x[0], x[1], x[2])
+    if name == "MatMul" and 0 not in x[0].shape[-1:]:
+        return _wide(x[0]) @ _wide(x[1])
     raise NotImplementedError
 
 
@@ -243,7 +251,7 @@ def _widen(v: Any, operator: str | None = None) -> Any:
     return v.astype(np.float64) if v.dtype in dtypes.NARROW_FLOATS or v.dtype == np.float32 else v
 
 
-def attributes_of(case: Case) -> dict[str, Any]:
+def attributes_of(case: NodeCase) -> dict[str, Any]:
     """Return the node's attributes and the schema's defaults by name; an attribute with neither is missing."""
     out: dict[str, Any] = {}
     for name, attribute in case.schema.attributes.items():
@@ -256,7 +264,7 @@ def attributes_of(case: Case) -> dict[str, Any]:
 # --- random operators: properties of all possible results ---------------------------------------------------------------
 
 
-def property_of(case: Case, outputs: list[Any]) -> str | None:
+def property_of(case: NodeCase, outputs: list[Any]) -> str | None:
     """Return what is wrong with a random operator's outputs, "" if nothing is; None for all other operators."""
     if case.operator not in (
         "RandomUniform",

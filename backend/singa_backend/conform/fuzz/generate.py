@@ -29,7 +29,7 @@ ORT_OPSET = 26
 
 
 @dataclass
-class Case:
+class NodeCase:
     """A model of one node with its inputs.
 
     Attributes:
@@ -126,7 +126,7 @@ def allowed_types(schema: defs.OpSchema) -> dict[str, list[np.dtype[Any]]]:
     return out
 
 
-def draw(seed: int, index: int, select: str = "") -> Case | None:
+def draw(seed: int, index: int, select: str = "") -> NodeCase | None:
     """Draw case `index` of `seed`; None if the operator has no valid node of the drawn types."""
     every, versions = cells(select)
     rng = np.random.default_rng([seed, index])
@@ -179,7 +179,7 @@ def draw_opset(rng: np.random.Generator, domain: str, name: str, version: int) -
 # --- from a draw to a model -------------------------------------------------------------------------------------------
 
 
-def as_case(seed: int, index: int, domain: str, name: str, d: Draw, select: str) -> Case:
+def as_case(seed: int, index: int, domain: str, name: str, d: Draw, select: str) -> NodeCase:
     while d.inputs and d.inputs[-1] is None:
         d.inputs.pop()
     names = ["" if v is None else f"x{i}" for i, v in enumerate(d.inputs)]
@@ -193,7 +193,7 @@ def as_case(seed: int, index: int, domain: str, name: str, d: Draw, select: str)
         if value is not None:
             kind = attribute_type(d.schema.attributes[key])
             node.attribute.append(helper.make_attribute(key, value, attr_type=kind))
-    case = Case(seed, index, domain, name, d.v, d.opset, node, inputs, constants, d.types, select)
+    case = NodeCase(seed, index, domain, name, d.v, d.opset, node, inputs, constants, d.types, select)
     case.model = model(case)
     case.flags = _flags(case)
     return case
@@ -204,7 +204,7 @@ def attribute_type(attribute: Any) -> int:
     return int(attribute.type.value)
 
 
-def imports(case: Case) -> list[Any]:
+def imports(case: NodeCase) -> list[Any]:
     out = [helper.make_opsetid(case.domain, case.opset)]
     if case.domain:
         out.append(helper.make_opsetid("", 21))
@@ -218,7 +218,7 @@ def type_of(value: Any, shape: bool = True) -> TypeProto:
 
 
 def model(
-    case: Case,
+    case: NodeCase,
     nodes: Sequence[NodeProto] | None = None,
     outputs: Sequence[str] | None = None,
     constants: frozenset[str] | None = None,
@@ -245,7 +245,7 @@ def model(
     return inferred
 
 
-def _declare(case: Case, info: Any) -> None:
+def _declare(case: NodeCase, info: Any) -> None:
     names = list(case.node.output)
     if info.name not in names:
         return
@@ -256,7 +256,7 @@ def _declare(case: Case, info: Any) -> None:
         info.type.CopyFrom(helper.make_tensor_type_proto(dtypes.onnx_code(dtype), None))
 
 
-def ir_version(case: Case) -> int:
+def ir_version(case: NodeCase) -> int:
     newest = case.opset if not case.domain else 21
     return 13 if newest >= 25 else 11 if newest >= 23 else 10 if newest >= 21 else 9 if newest >= 19 else 8
 
@@ -265,7 +265,7 @@ def tensor(value: np.ndarray, name: str) -> onnx.TensorProto:
     return numpy_helper.from_array(value, name)
 
 
-def write(case: Case, outputs: Sequence[Any], folder: Path) -> None:
+def write(case: NodeCase, outputs: Sequence[Any], folder: Path) -> None:
     """Write the case as model.onnx with test_data_set_0: its inputs and these outputs."""
     proto = ModelProto()
     proto.CopyFrom(case.model)
@@ -287,7 +287,7 @@ def write(case: Case, outputs: Sequence[Any], folder: Path) -> None:
 # --- special properties of a case -------------------------------------------------------------------------------------
 
 
-def _flags(case: Case) -> frozenset[str]:
+def _flags(case: NodeCase) -> frozenset[str]:
     found: set[str] = set()
     for i, name in enumerate(case.node.input):
         if not name:

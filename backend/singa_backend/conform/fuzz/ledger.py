@@ -23,14 +23,14 @@ from onnx import helper
 
 from ..cases import ConformanceError
 from ..ledger import Concerning, difference_holds, read_entries
-from .generate import Case
+from .generate import NodeCase
 
 CLASSES = ("ours", "onnxruntime", "reference", "specification", "tolerance")
 _KEYS = {"operator", "domain", "versions", "witness", "when", "class", "bound", "why"}
 
 
 @dataclass(frozen=True)
-class Entry(Concerning):
+class KnownDifference(Concerning):
     """One known difference."""
 
     operator: str
@@ -42,7 +42,7 @@ class Entry(Concerning):
     when: tuple[str, ...] = ()
     bound: float = 1.0
 
-    def covers(self, case: Case, witness: str, kind: str, says: str) -> bool:
+    def covers(self, case: NodeCase, witness: str, kind: str, says: str) -> bool:
         """Whether it explains this difference.  kind: the Finding's kind, or "refused" if we refuse; says: its message."""
         return (
             self.concerns(case.domain, case.operator, case.version)
@@ -51,7 +51,7 @@ class Entry(Concerning):
         )
 
 
-def _holds(condition: str, case: Case, kind: str, says: str) -> bool:
+def _holds(condition: str, case: NodeCase, kind: str, says: str) -> bool:
     if condition.startswith("!"):
         return not _holds(condition[1:], case, kind, says)
     key, found, pattern = condition.partition("=")
@@ -72,7 +72,7 @@ def _holds(condition: str, case: Case, kind: str, says: str) -> bool:
     return re.fullmatch(pattern, text, re.DOTALL) is not None
 
 
-def read(path: Path) -> list[Entry]:
+def read(path: Path) -> list[KnownDifference]:
     """Read the entries; raises ConformanceError for one that does not follow the module's docstring."""
     entries = []
     for where, raw in read_entries(path, _KEYS, "class", CLASSES, "SX821"):
@@ -82,8 +82,8 @@ def read(path: Path) -> list[Entry]:
     return entries
 
 
-def _entry(raw: dict[str, Any]) -> Entry:
-    return Entry(
+def _entry(raw: dict[str, Any]) -> KnownDifference:
+    return KnownDifference(
         raw["operator"],
         raw["class"],
         raw["why"],
@@ -109,5 +109,5 @@ def _check(condition: str, where: str) -> None:
         raise ConformanceError(f"{where}: {condition!r} is not a condition", code="SX821")
 
 
-def find(entries: Sequence[Entry], case: Case, witness: str, kind: str, says: str) -> Entry | None:
+def find(entries: Sequence[KnownDifference], case: NodeCase, witness: str, kind: str, says: str) -> KnownDifference | None:
     return next((e for e in entries if e.covers(case, witness, kind, says)), None)

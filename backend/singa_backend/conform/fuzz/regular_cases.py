@@ -9,7 +9,7 @@ import numpy as np
 from onnx import NodeProto, helper
 
 from ...proto.schemas import schemas
-from .generate import Case, as_case, draw_opset, tie
+from .generate import NodeCase, as_case, draw_opset, tie
 from .recipes import load
 from .strategies import Draw, Skip
 
@@ -70,7 +70,7 @@ SMOOTH: dict[tuple[str, str], Callable[[Smooth], None]] = {
 
 def drawn(
     rng: np.random.Generator, domain: str, name: str, version: int, types: dict[str, np.dtype[Any]], seed: int = 0, index: int = 0
-) -> tuple[Case, Smooth] | None:
+) -> tuple[NodeCase, Smooth] | None:
     """Draw a case of a schema version with these element types; returns it with its draw, or None if none is valid."""
     tie(types)
     d = Smooth(rng, schemas[domain, name][version], draw_opset(rng, domain, name, version), types)

@@ -17,8 +17,8 @@ from ...io.processes import Child, ChildFailure, share_work
 from ...ir.declaration import has_trait
 from ...proto.schemas import is_custom, schemas
 from . import formulas, generate, ledger, witnesses
-from .compare import Finding, compare, magnitude
-from .generate import Case
+from .compare import ComparisonResult, compare, magnitude
+from .generate import NodeCase
 
 TIMEOUT = 10.0
 MAX_PLANS = 4
@@ -28,17 +28,17 @@ BAD = ("unexplained", "died", "hang", "foreign")
 
 
 @dataclass
-class Difference:
-    """One witness contradicts us.  kind: see compare.Finding, or "refused".  entry: the ledger's entry, if there is one."""
+class Contradiction:
+    """One witness contradicts us.  kind: see ComparisonResult, or "refused".  entry: the ledger's entry, if there is one."""
 
     witness: str
     kind: str
     says: str
-    entry: ledger.Entry | None = None
+    entry: ledger.KnownDifference | None = None
 
 
 @dataclass
-class Judged:
+class JudgedCase:
     """The verdict on a case.
 
     Attributes:
@@ -60,7 +60,7 @@ class Judged:
     status: str = "undrawn"
     says: str = ""
     witnesses: list[str] = field(default_factory=list)
-    differences: list[Difference] = field(default_factory=list)
+    differences: list[Contradiction] = field(default_factory=list)
     deaths: list[str] = field(default_factory=list)
     ulps: float | None = None
     pairs: frozenset[tuple[str, str]] = frozenset()
@@ -75,10 +75,10 @@ class Judged:
 
 
 @dataclass
-class Answer:
+class CaseAnswer:
     """Our child's answer to a case.  ours: its outputs, or None with the error that was raised."""
 
-    case: Case | None
+    case: NodeCase | None
     ours: list[Any] | None = None
     refused: str = ""
     foreign: str = ""
@@ -86,12 +86,12 @@ class Answer:
     witnesses: dict[str, list[Any]] = field(default_factory=dict)
 
 
-def answer(seed: int, index: int, select: str) -> Answer:
+def answer(seed: int, index: int, select: str) -> CaseAnswer:
     """Draw a case, run it, and run the witnesses that need no other engine."""
     case = generate.draw(seed, index, select)
     if case is None:
-        return Answer(None)
-    found = Answer(case)
+        return CaseAnswer(None)
+    found = CaseAnswer(case)
     try:
         found.ours, found.fault = _ours(case)
     except SonnxError as error:
@@ -109,7 +109,7 @@ def answer(seed: int, index: int, select: str) -> Answer:
     return found
 
 
-def _ours(case: Case) -> tuple[list[Any], str]:
+def _ours(case: NodeCase) -> tuple[list[Any], str]:
     """Return our outputs, and what is wrong besides their values: a changed input, or a second run that differs."""
     from ...backend import SingaBackend
 
@@ -123,23 +123,23 @@ def _ours(case: Case) -> tuple[list[Any], str]:
     return outputs, ""
 
 
-def _serve(seed: int, select: str) -> Callable[[int], Answer]:
+def _serve(seed: int, select: str) -> Callable[[int], CaseAnswer]:
     """Return, in the child, the function that answers the index of a case."""
     warnings.simplefilter("ignore")
 
-    def one_answer(index: int) -> Answer:
+    def one_answer(index: int) -> CaseAnswer:
         try:
             return answer(seed, index, select)
         except Exception as error:
-            return Answer(None, foreign=described(error, 6))
+            return CaseAnswer(None, foreign=described(error, 6))
 
     return one_answer
 
 
-def _ask(child: Child, index: int) -> Answer | str:
+def _ask(child: Child, index: int) -> CaseAnswer | str:
     """Return the answer of our child, "died: ..." or "hang: ..."."""
     try:
-        found: Answer = child.ask(index, TIMEOUT)
+        found: CaseAnswer = child.ask(index, TIMEOUT)
         return found
     except ChildFailure as failure:
         return f"{'died' if failure.how == 'died' else 'hang'}: {failure}"
@@ -148,12 +148,12 @@ def _ask(child: Child, index: int) -> Answer | str:
 # --- judging ----------------------------------------------------------------------------------------------------------
 
 
-class Judge:
+class CaseJudge:
     """Compares our answers with the witnesses', and with the ledger.  oracle: None if onnxruntime is not installed."""
 
     def __init__(
         self,
-        entries: Sequence[ledger.Entry],
+        entries: Sequence[ledger.KnownDifference],
         oracle: Oracle | None,
         reference: Oracle | None = None,
         lacking: dict[Any, str] | None = None,
@@ -165,15 +165,15 @@ class Judge:
         self.seen: dict[str, list[Any]] = {}
         """The outputs of the last case by witness."""
 
-    def judge(self, index: int, found: Answer | str) -> Judged:
+    def judge(self, index: int, found: CaseAnswer | str) -> JudgedCase:
         """Return the verdict on one answer of our child."""
         self.seen = {}
         if isinstance(found, str):
-            return Judged(index, status=found.partition(":")[0], says=found)
+            return JudgedCase(index, status=found.partition(":")[0], says=found)
         case = found.case
         if case is None:
-            return Judged(index, status="foreign", says=found.foreign) if found.foreign else Judged(index)
-        out = Judged(index, case.operator, case.domain, case.version, "unjudged", describe=case.describe())
+            return JudgedCase(index, status="foreign", says=found.foreign) if found.foreign else JudgedCase(index)
+        out = JudgedCase(index, case.operator, case.domain, case.version, "unjudged", describe=case.describe())
         if found.foreign:
             out.status, out.says = "foreign", found.foreign
             return out
@@ -181,7 +181,7 @@ class Judge:
             out.status, out.says = "unexplained", found.fault
             return out
         if found.ours is None:
-            self._differ(out, case, "specification", Finding(found.refused, "refused"), None)
+            self._differ(out, case, "specification", ComparisonResult(found.refused, "refused"), None)
         else:
             self._hold(out, case, found.ours, found.witnesses)
             out.pairs = _pairs(case, found.ours)
@@ -191,13 +191,13 @@ class Judge:
             out.status = "agree"
         return out
 
-    def _hold(self, out: Judged, case: Case, ours: list[Any], known: dict[str, list[Any]]) -> None:
+    def _hold(self, out: JudgedCase, case: NodeCase, ours: list[Any], known: dict[str, list[Any]]) -> None:
         inferred = _inferred(case, ours)
         if inferred.why:
             self._differ(out, case, "shape inference", inferred, None)
         if (wrong := formulas.property_of(case, ours)) is not None:
             if wrong:
-                self._differ(out, case, "property", Finding(wrong, "values"), None)
+                self._differ(out, case, "property", ComparisonResult(wrong, "values"), None)
             else:
                 out.witnesses.append("property")
         for name, outputs in known.items():
@@ -227,7 +227,7 @@ class Judge:
         ):
             self._ask_reference(out, case, ours)
 
-    def _ask_reference(self, out: Judged, case: Case, ours: list[Any]) -> None:
+    def _ask_reference(self, out: JudgedCase, case: NodeCase, ours: list[Any]) -> None:
         """Ask onnx.reference if no other witness judges: it implements the newest versions."""
         assert self.reference is not None
         names = [o.name for o in case.model.graph.output]
@@ -240,7 +240,7 @@ class Judge:
         theirs = [np.asarray(v) if np.isscalar(v) else v for v in (answer[n] for n in names)]
         self._compare(out, case, "reference", ours, theirs, None)
 
-    def _compare(self, out: Judged, case: Case, witness: str, ours: list[Any], theirs: list[Any], dtype: Any) -> None:
+    def _compare(self, out: JudgedCase, case: NodeCase, witness: str, ours: list[Any], theirs: list[Any], dtype: Any) -> None:
         self.seen[witness] = theirs
         rule = tolerances.rule(case.domain, case.operator)
         scale = magnitude(list(case.inputs.values()), rule.power)
@@ -252,14 +252,21 @@ class Judge:
         if found.ulps is not None and dtype is None:
             out.ulps = max(out.ulps or 0.0, found.ulps)
 
-    def _differ(self, out: Judged, case: Case, witness: str, found: Finding, again: Callable[[float], Finding] | None) -> None:
+    def _differ(
+        self,
+        out: JudgedCase,
+        case: NodeCase,
+        witness: str,
+        found: ComparisonResult,
+        again: Callable[[float], ComparisonResult] | None,
+    ) -> None:
         entry = ledger.find(self.entries, case, witness, found.kind, found.why)
         if entry is not None and entry.blame == "tolerance" and (again is None or again(entry.bound).why):
             entry = None
-        out.differences.append(Difference(witness, found.kind, found.why, entry))
+        out.differences.append(Contradiction(witness, found.kind, found.why, entry))
 
 
-def _pairs(case: Case, ours: list[Any]) -> frozenset[tuple[str, str]]:
+def _pairs(case: NodeCase, ours: list[Any]) -> frozenset[tuple[str, str]]:
     """Return (type parameter, dtype) of every input and output, as the support report counts them."""
     found = set()
     inputs = [case.inputs.get(n) for n in case.node.input]
@@ -272,7 +279,7 @@ def _pairs(case: Case, ours: list[Any]) -> frozenset[tuple[str, str]]:
     return frozenset(found)
 
 
-def _inferred(case: Case, ours: list[Any]) -> Finding:
+def _inferred(case: NodeCase, ours: list[Any]) -> ComparisonResult:
     """Compare our outputs with the dtypes and shapes that ONNX's inference returns."""
     from ...proto.values import Value
 
@@ -281,13 +288,13 @@ def _inferred(case: Case, ours: list[Any]) -> Finding:
         if known.kind != "tensor" or not isinstance(value, np.ndarray):
             continue
         if known.dtype is not None and value.dtype != known.dtype:
-            return Finding(f"output {i}: {value.dtype}, inferred {known.dtype}", "dtype")
+            return ComparisonResult(f"output {i}: {value.dtype}, inferred {known.dtype}", "dtype")
         if known.shape is not None and (
             len(known.shape) != value.ndim
             or any(isinstance(n, int) and n != m for n, m in zip(known.shape, value.shape, strict=True))
         ):
-            return Finding(f"output {i}: shape {list(value.shape)}, inferred {list(known.shape)}", "shape")
-    return Finding()
+            return ComparisonResult(f"output {i}: shape {list(value.shape)}, inferred {list(known.shape)}", "shape")
+    return ComparisonResult()
 
 
 # --- many -------------------------------------------------------------------------------------------------------------
@@ -296,12 +303,12 @@ def _inferred(case: Case, ours: list[Any]) -> Finding:
 def run(
     indices: Sequence[int],
     seed: int,
-    entries: Sequence[ledger.Entry],
+    entries: Sequence[ledger.KnownDifference],
     *,
     select: str = "",
     processes: int | None = None,
-    progress: Callable[[Judged], None] | None = None,
-) -> list[Judged]:
+    progress: Callable[[JudgedCase], None] | None = None,
+) -> list[JudgedCase]:
     """Judge these cases; without onnxruntime only the other witnesses judge.
 
     Args:
@@ -319,7 +326,7 @@ def run(
     lacking: dict[Any, str] = {}
 
     @contextmanager
-    def judging() -> Iterator[Callable[[int], Judged]]:
+    def judging() -> Iterator[Callable[[int], JudgedCase]]:
         with _pair(seed, select, entries, lacking) as (ours, judge):
             yield lambda index: judge.judge(index, _ask(ours, index))
 
@@ -327,8 +334,8 @@ def run(
 
 
 def one(
-    index: int, seed: int, entries: Sequence[ledger.Entry], select: str = ""
-) -> tuple[Judged, Answer | None, dict[str, list[Any]]]:
+    index: int, seed: int, entries: Sequence[ledger.KnownDifference], select: str = ""
+) -> tuple[JudgedCase, CaseAnswer | None, dict[str, list[Any]]]:
     """Judge one case: returns its verdict, our answer (None if our child died or hung), and each witness's outputs."""
     with _pair(seed, select, entries, {}) as (ours, judge):
         found = _ask(ours, index)
@@ -337,11 +344,13 @@ def one(
 
 
 @contextmanager
-def _pair(seed: int, select: str, entries: Sequence[ledger.Entry], lacking: dict[Any, str]) -> Iterator[tuple[Child, Judge]]:
+def _pair(
+    seed: int, select: str, entries: Sequence[ledger.KnownDifference], lacking: dict[Any, str]
+) -> Iterator[tuple[Child, CaseJudge]]:
     """Start a child that runs our backend, and a judge with children for the other engines."""
     with ExitStack() as stack:
         ours = stack.enter_context(Child(_serve, seed, select))
         oracle = None
         with suppress(MissingDependency):
             oracle = stack.enter_context(Oracle("onnxruntime", optimise=False))
-        yield ours, Judge(entries, oracle, stack.enter_context(Oracle("reference")), lacking)
+        yield ours, CaseJudge(entries, oracle, stack.enter_context(Oracle("reference")), lacking)

@@ -9,12 +9,12 @@ from typing import Any
 
 from ...proto.schemas import DOMAINS
 from ..results import environment, publish
-from .run import BAD, Judged
+from .run import BAD, JudgedCase
 
 STATES = ("agree", "explained", "unjudged", "undrawn", *BAD)
 
 
-def to_json(results: Sequence[Judged], seed: int, select: str = "") -> dict[str, Any]:
+def to_json(results: Sequence[JudgedCase], seed: int, select: str = "") -> dict[str, Any]:
     """Return the run as plain data.  cells: [domain, operator, version, type parameter, dtype] that a witness judged."""
     judged = [r for r in results if r.status in ("agree", "explained")]
     cells = sorted({(r.domain, r.name, r.version, *pair) for r in judged for pair in r.pairs})
@@ -32,7 +32,7 @@ def to_json(results: Sequence[Judged], seed: int, select: str = "") -> dict[str,
     }
 
 
-def totals(results: Sequence[Judged]) -> dict[str, Any]:
+def totals(results: Sequence[JudgedCase]) -> dict[str, Any]:
     count = Counter(r.status for r in results)
     return {
         "cases": len(results),
@@ -48,9 +48,9 @@ def _short(witness: str) -> str:
     return "onnxruntime as another version" if witness.startswith("onnxruntime as") else witness
 
 
-def _versions(results: Sequence[Judged]) -> list[dict[str, Any]]:
+def _versions(results: Sequence[JudgedCase]) -> list[dict[str, Any]]:
     """Return a row per schema version: its cases, its witnesses, and the largest distance from a witness in ulps."""
-    rows: dict[tuple[str, str, int], list[Judged]] = {}
+    rows: dict[tuple[str, str, int], list[JudgedCase]] = {}
     for r in results:
         if r.name:
             rows.setdefault((r.domain, r.name, r.version), []).append(r)
@@ -75,14 +75,14 @@ def _versions(results: Sequence[Judged]) -> list[dict[str, Any]]:
     return out
 
 
-def _ledger(results: Sequence[Judged]) -> list[dict[str, Any]]:
+def _ledger(results: Sequence[JudgedCase]) -> list[dict[str, Any]]:
     """Count how often each entry of the ledger applied."""
     met = Counter(d.entry for r in results for d in r.differences if d.entry)
     entries = sorted(met, key=lambda e: (e.blame, e.operator, e.why))
     return [{"class": e.blame, "operator": e.operator, "witness": e.witness, "times": met[e], "why": e.why} for e in entries]
 
 
-def _bad(r: Judged) -> dict[str, Any]:
+def _bad(r: JudgedCase) -> dict[str, Any]:
     return {
         "index": r.index, "status": r.status, "case": r.describe, "says": r.says,
         "differences": [{"witness": d.witness, "kind": d.kind, "says": d.says} for d in r.differences if d.entry is None],

@@ -16,7 +16,7 @@ from ...interpreters.eager import Eager
 from ...ir.declaration import declarations, has_trait
 from ...proto.schemas import is_custom, newest, schemas
 from . import generate
-from .generate import Case, allowed_types
+from .generate import NodeCase, allowed_types
 
 Outputs = list[Any]
 
@@ -64,7 +64,7 @@ CHANGED: dict[str, tuple[int, ...]] = {
 
 
 @dataclass
-class Plan:
+class WitnessRun:
     """One run for onnxruntime: a model, its inputs, and the function that converts its outputs to those of the case.
 
     dtype: the dtype it computes in, if it is not the case's.
@@ -78,7 +78,7 @@ class Plan:
     dtype: np.dtype[Any] | None = None
 
 
-def plans(case: Case) -> Iterator[Plan]:
+def plans(case: NodeCase) -> Iterator[WitnessRun]:
     """Yield the runs for onnxruntime, the most direct first; none for random operators and for those that ONNX lacks."""
     if is_custom(case.domain) or has_trait(case.domain, case.operator, "random"):
         return
@@ -97,14 +97,14 @@ def plans(case: Case) -> Iterator[Plan]:
                 yield _plan("onnxruntime in another dtype", case, other, dtype=_narrowest(other))
 
 
-def _narrowest(case: Case) -> np.dtype[Any] | None:
+def _narrowest(case: NodeCase) -> np.dtype[Any] | None:
     floats = [v.dtype for v in case.inputs.values() if not isinstance(v, list) and v.dtype.kind == "f"]
     return _F32 if _F32 in floats or not floats else None
 
 
 def _plan(
-    witness: str, case: Case, asked: Case, *, table: dict[str, Any] | None = None, dtype: np.dtype[Any] | None = None
-) -> Plan:
+    witness: str, case: NodeCase, asked: NodeCase, *, table: dict[str, Any] | None = None, dtype: np.dtype[Any] | None = None
+) -> WitnessRun:
     """Make inputs that cannot be fed initializers, and cast outputs that cannot be returned."""
     unfed = {n for n, v in asked.inputs.items() if not isinstance(v, list) and v.dtype in WIDE}
     rename, casts, names = {}, [], []
@@ -131,10 +131,10 @@ def _plan(
     feeds = {n: v for n, v in asked.inputs.items() if n not in asked.constants | unfed}
     kinds = tuple("seq" if isinstance(v, list) else v.dtype.name for v in asked.inputs.values())
     key = (asked.domain, asked.operator, asked.opset, kinds, tuple(t.name if t is not None else "" for t in targets))
-    return Plan(witness, key, proto.SerializeToString(), feeds, decode, dtype)
+    return WitnessRun(witness, key, proto.SerializeToString(), feeds, decode, dtype)
 
 
-def output_dtypes(case: Case) -> list[np.dtype[Any] | None]:
+def output_dtypes(case: NodeCase) -> list[np.dtype[Any] | None]:
     """Return the dtypes of the outputs (or of a sequence's elements); None if ONNX's inference does not know it."""
     out: list[np.dtype[Any] | None] = []
     for info in case.model.graph.output:
@@ -164,7 +164,7 @@ def cast(value: Any, dtype: np.dtype[Any] | None) -> Any:
 # --- the same node in another form ------------------------------------------------------------------------------------
 
 
-def _other_versions(case: Case) -> Iterator[Case]:
+def _other_versions(case: NodeCase) -> Iterator[NodeCase]:
     """Yield the case as other versions of its operator with the same meaning, newer and nearer versions first."""
     known = schemas[case.domain, case.operator]
     limit = generate.ORT_OPSET if not case.domain else max(known)
@@ -184,7 +184,7 @@ def _other_versions(case: Case) -> Iterator[Case]:
             yield other
 
 
-def _untouched(case: Case, low: int) -> bool:
+def _untouched(case: NodeCase, low: int) -> bool:
     """Whether a node older than opset 7 has its newer meaning: equal shapes and no `broadcast`."""
     if case.operator not in _BROADCAST:
         return False
@@ -192,7 +192,7 @@ def _untouched(case: Case, low: int) -> bool:
     return low < 7 and len(shapes) == 1 and not any(a.name == "broadcast" for a in case.node.attribute)
 
 
-def _as_version(case: Case, version: int, opset: int) -> Case | None:
+def _as_version(case: NodeCase, version: int, opset: int) -> NodeCase | None:
     here, there = case.schema, schemas[case.domain, case.operator][version]
     node = NodeProto()
     node.CopyFrom(case.node)
@@ -224,7 +224,7 @@ def _as_version(case: Case, version: int, opset: int) -> Case | None:
     return replace(case, version=version, opset=opset, node=node, types=dict(case.types))
 
 
-def _other_dtypes(case: Case) -> Iterator[Case]:
+def _other_dtypes(case: NodeCase) -> Iterator[NodeCase]:
     """Yield the case with halves and doubles as float32, and with narrow integers as wider ones."""
     if "empty" in case.flags and case.operator in ("ReduceMax", "ReduceMin"):
         return  # the result is the lowest or the highest value of the dtype
@@ -244,7 +244,7 @@ def _other_dtypes(case: Case) -> Iterator[Case]:
             yield other
 
 
-def with_dtypes(case: Case, mapping: dict[Any, Any]) -> Case | None:
+def with_dtypes(case: NodeCase, mapping: dict[Any, Any]) -> NodeCase | None:
     """Return the case with other dtypes; None if a value cannot be converted."""
     inputs: dict[str, Any] = {}
     for name, value in case.inputs.items():
@@ -268,7 +268,7 @@ def with_dtypes(case: Case, mapping: dict[Any, Any]) -> Case | None:
     return replace(case, inputs=inputs, node=node, types=types)
 
 
-def _moved(case: Case) -> str | None:
+def _moved(case: NodeCase) -> str | None:
     """Return the type parameter of the elements that the node moves without reading; None if it reads them."""
     if case.domain:
         return None
@@ -284,7 +284,7 @@ def _moved(case: Case) -> str | None:
     return "T3" if case.operator == "OneHot" else "V" if case.operator == "Identity" and "V" in case.types else "T"
 
 
-def _numbered(case: Case) -> tuple[Case, dict[str, Any]] | None:
+def _numbered(case: NodeCase) -> tuple[NodeCase, dict[str, Any]] | None:
     """Return the case with its elements replaced by float32 numbers, and the elements by number (0 is the padding)."""
     schema = case.schema
     parameter = _moved(case)
@@ -331,7 +331,7 @@ def _replace(value: Any, table: dict[str, Any], target: np.dtype[Any] | None) ->
 # --- the function body ------------------------------------------------------------------------------------------------
 
 
-def body(case: Case) -> Outputs:
+def body(case: NodeCase) -> Outputs:
     """Return the outputs of the operator's function body, run node by node; halves are widened before and rounded after.
 
     Raises:
@@ -367,7 +367,7 @@ def body(case: Case) -> Outputs:
     return [cast(v, t) for v, t in zip(outputs, output_dtypes(case), strict=True)]
 
 
-def decomposition(case: Case) -> Outputs:
+def decomposition(case: NodeCase) -> Outputs:
     """Return the outputs of a custom operator's decomposition; halves are widened before and rounded once after.
 
     Raises:
@@ -384,7 +384,7 @@ def decomposition(case: Case) -> Outputs:
     return [cast(v, t) for v, t in zip(made, output_dtypes(case), strict=True)]
 
 
-def _function(case: Case) -> FunctionProto:
+def _function(case: NodeCase) -> FunctionProto:
     schema: Any = case.schema
     if schema.has_function:
         known = [v for v in schema.function_opset_versions if v <= case.opset] or list(schema.function_opset_versions)

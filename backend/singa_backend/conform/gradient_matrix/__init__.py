@@ -6,9 +6,9 @@ page        the result as data and as Markdown, compared with the current declar
 ledger      known deviations, with their reasons
 """
 
-from .ledger import Entry, read
+from .ledger import KnownDeviation, read
 from .page import stale, to_json, write
-from .row import DOMAINS, Row, judged, listed
+from .row import DOMAINS, MatrixRow, judged, listed
 from .run import run
 
-__all__ = ["DOMAINS", "Entry", "Row", "judged", "listed", "read", "run", "stale", "to_json", "write"]
+__all__ = ["DOMAINS", "KnownDeviation", "MatrixRow", "judged", "listed", "read", "run", "stale", "to_json", "write"]

@@ -17,14 +17,14 @@ from pathlib import Path
 
 from ..cases import data_file
 from ..ledger import Concerning, read_entries
-from .row import Row
+from .row import MatrixRow
 
 WHAT = ("few", "differs", "missing")
 _KEYS = {"operator", "domain", "versions", "what", "why", "sometimes"}
 
 
 @dataclass(frozen=True)
-class Entry(Concerning):
+class KnownDeviation(Concerning):
     """A known deviation and its reason."""
 
     operator: str
@@ -34,27 +34,27 @@ class Entry(Concerning):
     versions: tuple[int, ...] = ()
     sometimes: bool = False
 
-    def covers(self, row: Row, what: str) -> bool:
+    def covers(self, row: MatrixRow, what: str) -> bool:
         return what == self.what and self.concerns(row.domain, row.operator, row.version)
 
 
-def read(path: Path | None = None) -> list[Entry]:
+def read(path: Path | None = None) -> list[KnownDeviation]:
     """Read the entries; raises ConformanceError for one that does not follow the module's docstring."""
     entries = []
     for _, raw in read_entries(path or data_file("gradients.toml"), _KEYS, "what", WHAT, "SX822"):
         versions = tuple(raw.get("versions", ()))
         sometimes = bool(raw.get("sometimes", False))
-        entries.append(Entry(raw["operator"], raw["what"], raw["why"], raw.get("domain", ""), versions, sometimes))
+        entries.append(KnownDeviation(raw["operator"], raw["what"], raw["why"], raw.get("domain", ""), versions, sometimes))
     return entries
 
 
-def states(row: Row) -> list[str]:
+def states(row: MatrixRow) -> list[str]:
     """Return what needs an explanation in a row: values of WHAT, or verdicts that no entry can explain."""
     found = [row.verdict] if row.verdict in ("few", "missing", "wrong", "died", "timeout") else []
     return [*found, "differs"] if row.witness.get("differs") else found
 
 
-def explain(row: Row, entries: Sequence[Entry]) -> bool:
+def explain(row: MatrixRow, entries: Sequence[KnownDeviation]) -> bool:
     """Store the ledger's reasons in the row; returns whether they explain all of its states."""
     row.explained = {}
     for what in states(row):

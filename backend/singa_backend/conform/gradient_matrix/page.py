@@ -11,12 +11,12 @@ from ...autodiff.support import DIFFERENTIABLE
 from ...proto.schemas import DOMAINS
 from ..results import environment, load, publish, stale_page, well_formed
 from . import ledger
-from .row import Row, listed
+from .row import MatrixRow, listed
 
 VERDICTS = ("checked", "few", "wrong", "died", "timeout", "zero", "integer", "undefined", "random", "constant", "missing")
 
 
-def to_json(rows: Iterable[Row], count: int, seed: int, entries: Sequence[ledger.Entry]) -> dict[str, Any]:
+def to_json(rows: Iterable[MatrixRow], count: int, seed: int, entries: Sequence[ledger.KnownDeviation]) -> dict[str, Any]:
     """Return the matrix as plain data, its rows in order.  unexplained: names of rows with a deviation that has no reason."""
     ordered = sorted(rows, key=lambda r: r.key)
     unexplained = [r.name for r in ordered if not ledger.explain(r, entries)]
@@ -32,7 +32,7 @@ def to_json(rows: Iterable[Row], count: int, seed: int, entries: Sequence[ledger
     }
 
 
-def totals(rows: Sequence[Row]) -> dict[str, Any]:
+def totals(rows: Sequence[MatrixRow]) -> dict[str, Any]:
     """Count rows by verdict, checked rows by the second witness, and points."""
     count = Counter(r.verdict for r in rows)
     checked = [r for r in rows if r.verdict == "checked"]
@@ -81,7 +81,7 @@ def _stale(document: dict[str, Any], path: Path) -> str:
         for part in ("kind", "how", "why"):
             if then[part] != getattr(now, part):
                 return f"{path}: {now.name}: {part} is {then[part]!r} there and {getattr(now, part)!r} in the declaration"
-        row = Row.from_dict(then)
+        row = MatrixRow.from_dict(then)
         ledger.explain(row, entries)
         if row.explained != then["explained"]:
             return f"{path}: {now.name}: gradients.toml now explains it differently"

@@ -23,7 +23,7 @@ from ...runtime.executor import Executor
 from .. import gradients
 from ..fuzz import generate, recipes
 from ..fuzz.generate import ORT_OPSET
-from ..gradients import Finding, Point
+from ..gradients import Point, PointResult
 
 DOMAINS = ("", "ai.onnx.ml", "ai.onnx.preview.training")
 _DRAWN = 3
@@ -34,7 +34,7 @@ _SAYS = 3
 
 
 @dataclass
-class Row:
+class MatrixRow:
     """The result of one operator version.
 
     Attributes:
@@ -89,13 +89,13 @@ class Row:
         return found | {"domain": NAMES.get(self.domain, self.domain), "worst": float(f"{self.worst:.2g}"), "second": self.second}
 
     @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> Row:
+    def from_dict(cls, data: dict[str, Any]) -> MatrixRow:
         back = {shown: domain for domain, shown in NAMES.items()}
         kept = {k: v for k, v in data.items() if k not in ("second",)}
         return cls(**kept | {"domain": back.get(data["domain"], data["domain"])})
 
 
-def listed(select: str = "") -> list[Row]:
+def listed(select: str = "") -> list[MatrixRow]:
     """Return a row for each schema version whose name matches ("Softmax-13", "ai.onnx.ml:Scaler-1"), as it is declared.
 
     Operators of other domains than ONNX's are among them if `select` names the domain ("ai.singa:Philox").
@@ -106,19 +106,23 @@ def listed(select: str = "") -> list[Row]:
             continue
         for version, schema in sorted(versions.items()):
             found = gradient_support(domain, name, version)
-            row = Row(domain, name, version, version == max(versions), bool(schema.deprecated), found.kind, found.how, found.why)
+            row = MatrixRow(
+                domain, name, version, version == max(versions), bool(schema.deprecated), found.kind, found.how, found.why
+            )
             row.verdict = row.kind
             if re.search(select, row.name):
                 rows.append(row)
     return rows
 
 
-def needs_judging(row: Row) -> bool:
+def needs_judging(row: MatrixRow) -> bool:
     """Whether there is something to judge: a gradient, or a declaration that it is zero."""
     return row.kind in (DIFFERENTIABLE, "zero", "constant") and (row.domain, row.operator) in recipes.load()
 
 
-def judged(row: Row, count: int = gradients.POINTS, seed: int = 0, oracle: Oracle | None = None, second: bool = False) -> Row:
+def judged(
+    row: MatrixRow, count: int = gradients.POINTS, seed: int = 0, oracle: Oracle | None = None, second: bool = False
+) -> MatrixRow:
     """Return the row with its verdict: `count` points away from kinks, or as many as could be drawn.
 
     second: judge the gradient of the gradient.
@@ -142,7 +146,7 @@ def judged(row: Row, count: int = gradients.POINTS, seed: int = 0, oracle: Oracl
     return row
 
 
-def _judge(row: Row, point: Point, rng: np.random.Generator, oracle: Oracle | None, second: bool = False) -> None:
+def _judge(row: MatrixRow, point: Point, rng: np.random.Generator, oracle: Oracle | None, second: bool = False) -> None:
     try:
         judging = point.second(rng) if second else point
         if judging is None:
@@ -151,7 +155,7 @@ def _judge(row: Row, point: Point, rng: np.random.Generator, oracle: Oracle | No
         bad = [f for f in findings if f.verdict not in ("agree", "kink")]
     except Exception as error:  # a rule that raises is as wrong as one with wrong values
         text = error.message if isinstance(error, SonnxError) else str(error)
-        findings, bad = [], [Finding("", type(error).__name__, detail=text)]
+        findings, bad = [], [PointResult("", type(error).__name__, detail=text)]
     if bad:
         row.wrong += 1
         _say(row, f"{point.case.describe()} at opset {point.opset}: {bad[0].input} {bad[0].verdict}: {bad[0].detail}")
@@ -167,7 +171,7 @@ def _judge(row: Row, point: Point, rng: np.random.Generator, oracle: Oracle | No
         _witness(row, point, oracle)
 
 
-def _say(row: Row, text: str) -> None:
+def _say(row: MatrixRow, text: str) -> None:
     if len(row.says) < _SAYS:
         row.says.append(text[:600])
 
@@ -175,7 +179,7 @@ def _say(row: Row, text: str) -> None:
 # --- the second witness -----------------------------------------------------------------------------------------------
 
 
-def _witness(row: Row, point: Point, oracle: Oracle) -> None:
+def _witness(row: MatrixRow, point: Point, oracle: Oracle) -> None:
     """Run the gradient's graph in float32 by onnxruntime; compare with the rule in float64, then with the graph in float32."""
     single = in_single(point)
     model = single.model(min(point.opset, ORT_OPSET))
@@ -206,7 +210,7 @@ def _witness(row: Row, point: Point, oracle: Oracle) -> None:
     _count(row, "agree")
 
 
-def _count(row: Row, what: str) -> None:
+def _count(row: MatrixRow, what: str) -> None:
     row.witness = dict(sorted(Counter({**row.witness, what: row.witness.get(what, 0) + 1}).items()))
 
 

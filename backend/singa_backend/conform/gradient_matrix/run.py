@@ -10,20 +10,20 @@ from ...engines.oracle import Oracle
 from ...io.processes import ChildFailure
 from ..gradients import POINTS
 from ..worker import answers
-from .row import Row, judged, needs_judging
+from .row import MatrixRow, judged, needs_judging
 
 TIMEOUT = 120.0
 
 
 def run(
-    rows: Sequence[Row],
+    rows: Sequence[MatrixRow],
     count: int = POINTS,
     seed: int = 0,
     oracle: str | None = "onnxruntime",
     jobs: int | None = None,
     timeout: float = TIMEOUT,
     second: bool = False,
-) -> Iterator[Row]:
+) -> Iterator[MatrixRow]:
     """Yield the rows with their verdicts, as they finish.
 
     timeout: the seconds that one row may take.  second: judge the gradients of the gradients; onnxruntime then does not run.
@@ -34,12 +34,12 @@ def run(
         yield _failed(todo[i], answer, timeout) if isinstance(answer, ChildFailure) else answer
 
 
-def _failed(row: Row, failure: ChildFailure, timeout: float) -> Row:
+def _failed(row: MatrixRow, failure: ChildFailure, timeout: float) -> MatrixRow:
     why = f"the process died with {failure}" if failure.how == "died" else f"not judged within {timeout:g} s"
     return replace(row, verdict=failure.how, says=[why])
 
 
-def _serve(count: int, seed: int, engine: str | None, second: bool) -> Callable[[Row], Row]:
+def _serve(count: int, seed: int, engine: str | None, second: bool) -> Callable[[MatrixRow], MatrixRow]:
     """Return, in the child, the function that judges a row."""
     warnings.simplefilter("ignore")
     oracle = Oracle(engine) if engine else None

@@ -7,11 +7,11 @@ supported   which operators can be written at an opset, by the registry and the 
 page        the matrix as data and as Markdown, compared with what the writer can do now
 """
 
-from .judge import Judged, Outcome, judge
+from .judge import JudgedProblem, Outcome, judge
 from .page import contradictions, stale, to_json, write
-from .problems import Problem, listed, models
+from .problems import OpsetProblem, listed, models
 from .run import run
 from .supported import Support, supported_ops
 
-__all__ = ["Judged", "Outcome", "Problem", "Support", "contradictions", "judge", "listed", "models", "run", "stale",
+__all__ = ["JudgedProblem", "OpsetProblem", "Outcome", "Support", "contradictions", "judge", "listed", "models", "run", "stale",
            "supported_ops", "to_json", "write"]  # fmt: skip

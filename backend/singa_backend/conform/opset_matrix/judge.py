@@ -26,7 +26,7 @@ from ...proto.messages import imported
 from ...proto.schemas import newest, schema_version, schemas
 from ...runtime.executor import Executor
 from ..fuzz.generate import ORT_OPSET
-from .problems import Operator, Problem, nodes_of
+from .problems import Operator, OpsetProblem, nodes_of
 
 BIG = 8
 """A model with more nodes (an expanded function body) is written at fewer opsets: `FEW` and the newest."""
@@ -56,7 +56,7 @@ class Outcome:
 
 
 @dataclass
-class Judged:
+class JudgedProblem:
     """A problem with its outcomes by opset.  skipped: why it cannot be judged (its model does not pass at its own opset)."""
 
     name: str
@@ -66,9 +66,9 @@ class Judged:
     skipped: str = ""
 
 
-def judge(problem: Problem, opsets: Sequence[int] | None = None, oracle: Oracle | None = None) -> Judged:
+def judge(problem: OpsetProblem, opsets: Sequence[int] | None = None, oracle: Oracle | None = None) -> JudgedProblem:
     """Judge the problem at these opsets (all, or a few for large models); raises nothing."""
-    found = Judged(problem.name, problem.kind, problem.operators)
+    found = JudgedProblem(problem.name, problem.kind, problem.operators)
     try:
         graph = read(ModelProto.FromString(problem.model))
         base = _run(graph, problem.feeds)
@@ -100,7 +100,7 @@ def opsets_for(graph: Graph) -> list[int]:
 class _Expectation:
     """What a written model is compared with; models with the same meaning are run once."""
 
-    def __init__(self, problem: Problem, base: list[Any], random: bool, oracle: Oracle | None) -> None:
+    def __init__(self, problem: OpsetProblem, base: list[Any], random: bool, oracle: Oracle | None) -> None:
         self.problem, self.base, self.random = problem, base, random
         self.known: dict[Any, Outcome] = {}
         self.oracle = oracle
@@ -183,7 +183,7 @@ def _refusal(error: Unwritable) -> Refusal:
     return Refusal(error.operator or "", error.least, said["why"] if said else error.message)
 
 
-def _with_leasts(graph: Graph, first: int, found: Judged) -> Outcome:
+def _with_leasts(graph: Graph, first: int, found: JudgedProblem) -> Outcome:
     """Check the first refusal: the greatest minimum opset that its errors name is the first at which the model is written.
 
     A later opset may refuse again: newer opsets removed some element types.

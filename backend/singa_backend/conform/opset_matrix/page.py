@@ -12,7 +12,7 @@ from ...comparison.tolerances import NARROW, OPSETS, OPSETS_WITNESS, OTHERS
 from ...opsets.writer import LEAST
 from ...proto.schemas import DOMAINS, newest
 from ..results import environment, load, publish, stale_page, well_formed
-from .judge import BIG, FEW, Judged
+from .judge import BIG, FEW, JudgedProblem
 from .problems import Operator, listed, shown
 from .supported import how
 
@@ -20,7 +20,7 @@ _REASONS = 4
 """The number of reasons shown per operator."""
 
 
-def to_json(found: Iterable[Judged], operators: Iterable[Operator]) -> dict[str, Any]:
+def to_json(found: Iterable[JudgedProblem], operators: Iterable[Operator]) -> dict[str, Any]:
     """Return the matrix of these operators as plain data, one row each."""
     judged = sorted(found, key=lambda j: (j.name, j.kind))
     rows = [row(operator, [j for j in judged if operator in j.operators]) for operator in operators]
@@ -46,7 +46,7 @@ def to_json(found: Iterable[Judged], operators: Iterable[Operator]) -> dict[str,
     }  # fmt: skip
 
 
-def differs(judged: Iterable[Judged]) -> dict[str, str]:
+def differs(judged: Iterable[JudgedProblem]) -> dict[str, str]:
     """Return where onnxruntime agrees on the model at its own opset but not on what was written, by model and opsets."""
     found: dict[str, str] = {}
     for j in judged:
@@ -56,7 +56,7 @@ def differs(judged: Iterable[Judged]) -> dict[str, str]:
     return found
 
 
-def row(operator: Operator, judged: list[Judged]) -> dict[str, Any]:
+def row(operator: Operator, judged: list[JudgedProblem]) -> dict[str, Any]:
     """Return the row of an operator.
 
     how: by opset, as `supported_ops` returns it.  cells: by opset, [equal, refused, wrong, confirmed by onnxruntime].
@@ -90,7 +90,7 @@ def row(operator: Operator, judged: list[Judged]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def concerns(named: str, operator: Operator, judged: Judged) -> bool:
+def concerns(named: str, operator: Operator, judged: JudgedProblem) -> bool:
     """Whether a refusal that names an operator concerns this one: by its own name, or by a part of its decomposition."""
     return named == operator[1] or named not in {name for _, name in judged.operators}
 

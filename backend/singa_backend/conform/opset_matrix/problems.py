@@ -35,7 +35,7 @@ _COMMON = (np.float32, np.int64, np.bool_)
 
 
 @dataclass(frozen=True)
-class Problem:
+class OpsetProblem:
     """A model to write at other opsets.
 
     Attributes:
@@ -69,7 +69,7 @@ def listed(select: str = "") -> list[Operator]:
     return sorted(key for key in schemas if key[0] in DOMAINS and re.search(select, shown(key)))
 
 
-def models(select: str = "") -> Iterator[Problem]:
+def models(select: str = "") -> Iterator[OpsetProblem]:
     """Yield all models of the operators that match, always in the same order."""
     chosen = set(listed(select))
     for case in load(KINDS):
@@ -77,12 +77,14 @@ def models(select: str = "") -> Iterator[Problem]:
         operators = operators_of(proto)
         if case.data and chosen & set(operators):
             feeds, expected = case.data[0]
-            yield Problem(case.name, "case", case.model, list(feeds), list(expected), case.rtol, case.atol, operators)
+            yield OpsetProblem(case.name, "case", case.model, list(feeds), list(expected), case.rtol, case.atol, operators)
             baked = with_constants(proto, feeds)
             if baked is not None and _valid(baked[0]):
                 model, rest = baked
                 kind = "case with constants"
-                yield Problem(case.name, kind, model.SerializeToString(), rest, list(expected), case.rtol, case.atol, operators)
+                yield OpsetProblem(
+                    case.name, kind, model.SerializeToString(), rest, list(expected), case.rtol, case.atol, operators
+                )
     for domain, name in sorted(chosen):
         for version in sorted(schemas[domain, name]):
             yield from drawn(domain, name, version)
@@ -122,7 +124,7 @@ def with_constants(proto: ModelProto, feeds: Sequence[Any]) -> tuple[ModelProto,
     return (model, rest) if model.graph.initializer else None
 
 
-def drawn(domain: str, name: str, version: int) -> Iterator[Problem]:
+def drawn(domain: str, name: str, version: int) -> Iterator[OpsetProblem]:
     """Yield models of one node of a schema version, without special values; the first has the most common element types."""
     allowed = generate.allowed_types(schemas[domain, name][version])
     count = NEWEST_DRAWS if version == current(domain, name) else OLDER_DRAWS
@@ -150,14 +152,14 @@ def drawn(domain: str, name: str, version: int) -> Iterator[Problem]:
         yield from (problem for problem in found if problem is not None)
 
 
-def _drawn(case: generate.Case, kind: str, constants: set[str], number: int) -> Problem | None:
+def _drawn(case: generate.NodeCase, kind: str, constants: set[str], number: int) -> OpsetProblem | None:
     """Return the case as a problem; None if ONNX's checker refuses it: the types of a drawn subgraph may not match."""
     model = _typed(case, frozenset(constants))
     if model is None or not _valid(model):
         return None
     feeds = [x for n, x in case.inputs.items() if n not in constants]
     label = f"{shown((case.domain, case.operator))}-{case.version} #{number}"
-    return Problem(label, kind, model.SerializeToString(), feeds, None, 0, 0, operators_of(model))
+    return OpsetProblem(label, kind, model.SerializeToString(), feeds, None, 0, 0, operators_of(model))
 
 
 _OF_MAPS: dict[Operator, tuple[int, dict[str, Any], dict[Any, float], int]] = {
@@ -167,7 +169,7 @@ _OF_MAPS: dict[Operator, tuple[int, dict[str, Any], dict[Any, float], int]] = {
 """Operators of maps, which the generator cannot draw: key type, attributes, a map of floats, the length of the result."""
 
 
-def _of_a_map(name: str) -> Problem:
+def _of_a_map(name: str) -> OpsetProblem:
     keys, attributes, value, length = _OF_MAPS["ai.onnx.ml", name]
     kind = helper.make_map_type_proto(keys, helper.make_tensor_type_proto(TensorProto.FLOAT, []))
     graph = helper.make_graph(
@@ -178,10 +180,10 @@ def _of_a_map(name: str) -> Problem:
     )
     imports = [helper.make_opsetid("", 21), helper.make_opsetid("ai.onnx.ml", 1)]
     model = helper.make_model(graph, opset_imports=imports, ir_version=10)
-    return Problem(f"{name} of a map", "drawn", model.SerializeToString(), [value], None, 0, 0, operators_of(model))
+    return OpsetProblem(f"{name} of a map", "drawn", model.SerializeToString(), [value], None, 0, 0, operators_of(model))
 
 
-def _typed(case: generate.Case, constants: frozenset[str]) -> ModelProto | None:
+def _typed(case: generate.NodeCase, constants: frozenset[str]) -> ModelProto | None:
     """Return the case as a model; a run supplies output ranks that inference does not know.  None if it does not run."""
     model = generate.model(case, constants=constants)
     if any(not info.type.tensor_type.HasField("shape") for info in model.graph.output if info.type.HasField("tensor_type")):

@@ -9,11 +9,11 @@ from ...engines.oracle import Oracle
 from ...io.processes import ChildFailure
 from ..cases import ConformanceError
 from ..worker import answers
-from .judge import Judged, judge
-from .problems import Problem
+from .judge import JudgedProblem, judge
+from .problems import OpsetProblem
 
 
-def run(problems: Sequence[Problem], oracle: str | None = "onnxruntime", jobs: int | None = None) -> Iterator[Judged]:
+def run(problems: Sequence[OpsetProblem], oracle: str | None = "onnxruntime", jobs: int | None = None) -> Iterator[JudgedProblem]:
     """Yield the problems with their outcomes, as they finish.  Raises ConformanceError (SX803) if a process dies."""
     for i, answer in answers(problems, _serve, oracle, jobs=jobs):
         if isinstance(answer, ChildFailure):
@@ -21,7 +21,7 @@ def run(problems: Sequence[Problem], oracle: str | None = "onnxruntime", jobs: i
         yield answer
 
 
-def _serve(engine: str | None) -> Callable[[Problem], Judged]:
+def _serve(engine: str | None) -> Callable[[OpsetProblem], JudgedProblem]:
     """Return, in the child, the function that judges a problem."""
     warnings.simplefilter("ignore")
     oracle = Oracle(engine) if engine else None

@@ -22,12 +22,12 @@ from ....proto.schemas import schemas
 from ....runtime.executor import Executor
 from .. import generate as single
 from . import generate
-from .generate import Case
+from .generate import GraphCase
 from .values import PERTURBED, Known, compute, kind_of, type_proto
 
 
 @dataclass
-class Form:
+class GraphForm:
     """A graph in another form.
 
     Attributes:
@@ -48,12 +48,12 @@ class Form:
 
 
 Make = Callable[[], tuple[list[Any] | None, ModelProto | None]]
-Forms = Callable[[Case], Iterator[tuple[str, Make]]]
+Forms = Callable[[GraphCase], Iterator[tuple[str, Make]]]
 """Yields the name of a form and the function that returns its results, or its file, whose results are then computed."""
 
 
 @dataclass
-class Answer:
+class GraphAnswer:
     """The answer to a graph.
 
     Attributes:
@@ -63,17 +63,17 @@ class Answer:
         fault: What is wrong besides values: a changed input, or a second run that differs.
     """
 
-    case: Case
+    case: GraphCase
     ours: list[Any] | None = None
     known: dict[str, Known] = field(default_factory=dict)
-    forms: list[Form] = field(default_factory=list)
+    forms: list[GraphForm] = field(default_factory=list)
     refused: str = ""
     foreign: str = ""
     fault: str = ""
 
 
 def serve(seed: int, forms: Forms | None) -> Callable[[Any], Any]:
-    """Return, in the child, the function that answers an index, a Case, or (model, feeds, what to return of a run)."""
+    """Return, in the child, the function that answers an index, a GraphCase, or (model, feeds, what to return of a run)."""
     warnings.simplefilter("ignore")
 
     def one(request: Any) -> Any:
@@ -92,9 +92,9 @@ def _run(model: ModelProto, feeds: dict[str, Any]) -> list[Any] | None:
         return None
 
 
-def calls(model: ModelProto, feeds: dict[str, Any]) -> list[single.Case]:
+def calls(model: ModelProto, feeds: dict[str, Any]) -> list[single.NodeCase]:
     """Return the calls of operators in a run, those in inner graphs and functions included, as cases of a single operator."""
-    found: dict[tuple[Any, ...], single.Case] = {}
+    found: dict[tuple[Any, ...], single.NodeCase] = {}
 
     def observe(node: Node, inputs: list[Any], outputs: list[Any], _: Any) -> None:
         if node.operator is not None and not node.graphs:
@@ -125,7 +125,7 @@ def single_case(
     node: NodeProto,
     inputs: dict[str, Any],
     outputs: Sequence[Any],
-) -> single.Case:
+) -> single.NodeCase:
     """Return a call as a case of the fuzzer of single operators, for its ledger."""
     schema = schemas[domain, operator][version]
     types: dict[str, np.dtype[Any]] = {}
@@ -134,15 +134,15 @@ def single_case(
             one = value[0] if isinstance(value, list) and value else value
             if isinstance(one, np.ndarray) and formals:
                 types.setdefault(formals[min(i, len(formals) - 1)].type_str, one.dtype)
-    case = single.Case(0, 0, domain, operator, version, opset, node, inputs, frozenset(), types)
+    case = single.NodeCase(0, 0, domain, operator, version, opset, node, inputs, frozenset(), types)
     with suppress(AttributeError, TypeError, KeyError):  # maps have no flags
         case.flags = single._flags(case)
     return case
 
 
-def answer(case: Case, forms: Forms | None = None) -> Answer:
+def answer(case: GraphCase, forms: Forms | None = None) -> GraphAnswer:
     """Run a graph in every form."""
-    found = Answer(case)
+    found = GraphAnswer(case)
     try:
         rep = SingaBackend.prepare(case.model)
         before = {n: np.copy(v) for n, v in case.feeds.items()}
@@ -162,7 +162,7 @@ def answer(case: Case, forms: Forms | None = None) -> Answer:
     return found
 
 
-def _own(case: Case) -> Iterator[tuple[str, Make]]:
+def _own(case: GraphCase) -> Iterator[tuple[str, Make]]:
     def optimized() -> tuple[None, ModelProto]:
         model = ModelProto()
         model.CopyFrom(case.model)
@@ -174,8 +174,8 @@ def _own(case: Case) -> Iterator[tuple[str, Make]]:
     yield "optimized", optimized
 
 
-def _form(case: Case, name: str, make: Make) -> Form:
-    form = Form(name)
+def _form(case: GraphCase, name: str, make: Make) -> GraphForm:
+    form = GraphForm(name)
     try:
         form.outputs, model = make()
         if model is not None:
@@ -188,7 +188,7 @@ def _form(case: Case, name: str, make: Make) -> Form:
     return form
 
 
-def known(case: Case) -> dict[str, Known]:
+def known(case: GraphCase) -> dict[str, Known]:
     """Return every value of the main graph that a node computes, and the outputs, nominal and perturbed."""
     model = ModelProto()
     model.CopyFrom(case.model)

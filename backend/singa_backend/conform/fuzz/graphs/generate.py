@@ -13,7 +13,7 @@ from ....proto.messages import graphs, reads
 from ....proto.schemas import schemas
 from ..strategies import Draw
 from . import control
-from .scope import COMMON, WEIGHTS, Program, Scope
+from .scope import COMMON, WEIGHTS, GraphProgram, GraphScope
 from .values import PERTURBED, Known, type_proto
 
 SMALLEST, LARGEST = 5, 30
@@ -24,7 +24,7 @@ OPSETS = (8, 9, 10, 11, 12, *range(13, 27), *range(13, 27))
 
 
 @dataclass
-class Case:
+class GraphCase:
     """A model of many nodes with its inputs.
 
     Attributes:
@@ -58,13 +58,13 @@ def every_node(model: ModelProto) -> list[Any]:
     return found
 
 
-def draw(seed: int, index: int) -> Case:
+def draw(seed: int, index: int) -> GraphCase:
     """Draw graph `index` of `seed`."""
     rng = np.random.default_rng([seed, index, 11])
     opset = int(OPSETS[int(rng.integers(len(OPSETS)))])
     opsets = {"": opset, "ai.onnx.ml": int(rng.integers(1, 6))}
-    program = Program(rng, opsets, int(rng.integers(SMALLEST, LARGEST + 1)))
-    main = Scope(program)
+    program = GraphProgram(rng, opsets, int(rng.integers(SMALLEST, LARGEST + 1)))
+    main = GraphScope(program)
     _inputs(main)
     while program.budget > 0:
         before = program.budget
@@ -74,7 +74,7 @@ def draw(seed: int, index: int) -> Case:
     return _case(seed, index, main)
 
 
-def _inputs(scope: Scope) -> None:
+def _inputs(scope: GraphScope) -> None:
     """Draw the inputs of the model, some of which share sizes, and some initializers."""
     program = scope.program
     d = Draw(program.rng, schemas["", "Identity"][1], program.opset, {})
@@ -90,7 +90,7 @@ def _inputs(scope: Scope) -> None:
             scope.constant(value)
 
 
-def _case(seed: int, index: int, main: Scope) -> Case:
+def _case(seed: int, index: int, main: GraphScope) -> GraphCase:
     program = main.program
     outputs = _outputs(main)
     symbols = {int(n): f"N{n}" for n in range(1, 64)} if program.chance() else {}
@@ -103,10 +103,10 @@ def _case(seed: int, index: int, main: Scope) -> Case:
     )
     others = tuple(int(o) for o in program.rng.choice(range(7, 27), 2, replace=False))
     feeds = {k.name: k.value for k in program.inputs}
-    return Case(seed, index, program.model(graph), feeds, others)
+    return GraphCase(seed, index, program.model(graph), feeds, others)
 
 
-def _outputs(main: Scope) -> list[Known]:
+def _outputs(main: GraphScope) -> list[Known]:
     """Choose outputs: values that nothing reads, some that are read, and now and then an input or a constant."""
     program = main.program
     read = {n for node in main.nodes for n in reads(node)}
@@ -132,7 +132,7 @@ def _outputs(main: Scope) -> list[Known]:
     return found
 
 
-def _declared(program: Program, known: Known, symbols: dict[int, str]) -> ValueInfoProto:
+def _declared(program: GraphProgram, known: Known, symbols: dict[int, str]) -> ValueInfoProto:
     """Declare an input: some of its sizes are symbols or open.
 
     Those of texts and of lists of integers are not: ONNX's full check reads an open size there as 0.
@@ -148,7 +148,7 @@ def _declared(program: Program, known: Known, symbols: dict[int, str]) -> ValueI
     return ValueInfoProto(name=known.name, type=type_proto(known, tuple(shape)))
 
 
-def _declared_output(program: Program, known: Known) -> ValueInfoProto:
+def _declared_output(program: GraphProgram, known: Known) -> ValueInfoProto:
     if known.kind != "tensor":
         return ValueInfoProto(name=known.name, type=type_proto(known))
     return ValueInfoProto(name=known.name, type=type_proto(known, tuple(None for _ in known.shape)))

@@ -32,8 +32,8 @@ from .. import generate as single
 from .. import ledger as operators
 from ..compare import compare, magnitude
 from . import ledger
-from .answer import Answer, Form, Forms, declare, serve, single_case
-from .generate import Case, every_node
+from .answer import Forms, GraphAnswer, GraphForm, declare, serve, single_case
+from .generate import GraphCase, every_node
 from .scope import LOCAL
 from .values import Known, differs
 
@@ -45,7 +45,7 @@ BAD = ("unexplained", "died", "hang", "foreign")
 
 
 @dataclass
-class Difference:
+class GraphDeviation:
     """A difference of a graph.
 
     Attributes:
@@ -63,7 +63,7 @@ class Difference:
 
 
 @dataclass
-class Judged:
+class JudgedGraph:
     """The verdict on a graph.
 
     Attributes:
@@ -88,7 +88,7 @@ class Judged:
     removed: list[tuple[str, str]] = field(default_factory=list)
     forms: list[str] = field(default_factory=list)
     inexpressible: list[str] = field(default_factory=list)
-    differences: list[Difference] = field(default_factory=list)
+    differences: list[GraphDeviation] = field(default_factory=list)
     deaths: list[str] = field(default_factory=list)
 
     @property
@@ -96,13 +96,13 @@ class Judged:
         return self.status not in BAD
 
 
-class Judge:
+class GraphJudge:
     """Judges answers.  ask: runs a request in our child; oracle: None if onnxruntime is not installed."""
 
     def __init__(
         self,
-        entries: Sequence[ledger.Entry],
-        known: Sequence[operators.Entry],
+        entries: Sequence[ledger.KnownGraphDifference],
+        known: Sequence[operators.KnownDifference],
         oracle: Oracle | None,
         ask: Callable[[Any], Any],
     ) -> None:
@@ -110,13 +110,13 @@ class Judge:
         self.whole = False
         """Whether onnxruntime runs the whole of the last graph, and agrees."""
 
-    def judge(self, index: int, found: Answer | str) -> Judged:
+    def judge(self, index: int, found: GraphAnswer | str) -> JudgedGraph:
         """Return the verdict on one answer of our child."""
         if isinstance(found, str):
-            return Judged(index, found.partition(":")[0], found)
+            return JudgedGraph(index, found.partition(":")[0], found)
         case = found.case
         every = every_node(case.model)
-        out = Judged(index, describe=case.describe(), nodes=len(every), operators=sorted({n.op_type for n in every}))
+        out = JudgedGraph(index, describe=case.describe(), nodes=len(every), operators=sorted({n.op_type for n in every}))
         if found.foreign or found.fault:
             out.status, out.says = ("foreign", found.foreign) if found.foreign else ("unexplained", found.fault)
             return out
@@ -137,13 +137,15 @@ class Judge:
             out.status = "agree"
         return out
 
-    def _differ(self, out: Judged, case: Case, form: str, operator: str, kind: str, says: str, entry: Any = None) -> None:
+    def _differ(
+        self, out: JudgedGraph, case: GraphCase, form: str, operator: str, kind: str, says: str, entry: Any = None
+    ) -> None:
         entry = entry or ledger.find(self.entries, case, form, operator, kind, says)
-        out.differences.append(Difference(form, operator, kind, says, entry))
+        out.differences.append(GraphDeviation(form, operator, kind, says, entry))
 
     # --- our forms
 
-    def _form(self, out: Judged, case: Case, form: Form, found: Answer) -> None:
+    def _form(self, out: JudgedGraph, case: GraphCase, form: GraphForm, found: GraphAnswer) -> None:
         if form.foreign:
             self._differ(out, case, form.name, "form", "foreign", form.foreign)
         elif form.inexpressible:
@@ -157,7 +159,7 @@ class Judge:
         ):
             out.forms.append(form.name)
 
-    def _values(self, out: Judged, case: Case, name: str, outputs: Sequence[Any], found: Answer) -> bool:
+    def _values(self, out: JudgedGraph, case: GraphCase, name: str, outputs: Sequence[Any], found: GraphAnswer) -> bool:
         """Compare the outputs of a form with the nominal ones."""
         names = [o.name for o in case.model.graph.output]
         if len(names) != len(outputs):
@@ -171,7 +173,7 @@ class Judge:
                 return False
         return True
 
-    def _original(self, out: Judged, case: Case, found: Answer) -> None:
+    def _original(self, out: JudgedGraph, case: GraphCase, found: GraphAnswer) -> None:
         """Run the graph as it is in onnxruntime, which may need the types of inner values that `_witness` declares."""
         assert self.oracle is not None
         try:
@@ -182,7 +184,7 @@ class Judge:
             return
         self._values(out, case, "onnxruntime", list(answer.values()), found)
 
-    def _file(self, out: Judged, case: Case, form: Form, found: Answer) -> bool:
+    def _file(self, out: JudgedGraph, case: GraphCase, form: GraphForm, found: GraphAnswer) -> bool:
         """Run the file of a form in onnxruntime, if onnxruntime ran and confirmed the whole original."""
         if self.oracle is None or not self.whole:
             return True
@@ -205,8 +207,8 @@ class Judge:
 
     # --- onnxruntime
 
-    def _witness(self, out: Judged, case: Case, found: Answer) -> None:
-        work = _Work(case, found.known)
+    def _witness(self, out: JudgedGraph, case: GraphCase, found: GraphAnswer) -> None:
+        work = _OracleWork(case, found.known)
         for _ in range(ROUNDS):
             if not work.left:
                 return
@@ -221,7 +223,7 @@ class Judge:
                 return
             work.remove(node)
 
-    def _run(self, out: Judged, work: _Work) -> dict[str, Any] | None:
+    def _run(self, out: JudgedGraph, work: _OracleWork) -> dict[str, Any] | None:
         """Run what is left in onnxruntime; None, with the nodes removed that it does not run, if it refuses or dies."""
         assert self.oracle is not None
         model, feeds = work.model()
@@ -248,12 +250,12 @@ class Judge:
                 work.left.clear()
             return None
 
-    def _remove(self, out: Judged, work: _Work, node: NodeProto, reason: str) -> None:
+    def _remove(self, out: JudgedGraph, work: _OracleWork, node: NodeProto, reason: str) -> None:
         operator = node.op_type if node.domain != LOCAL else "a function"
         out.removed.append((operator, "no kernel" if _lacks(reason) else _brief(reason)))
         work.remove(node)
 
-    def _explained(self, out: Judged, case: Case, work: _Work, node: NodeProto, theirs: dict[str, Any]) -> bool:
+    def _explained(self, out: JudgedGraph, case: GraphCase, work: _OracleWork, node: NodeProto, theirs: dict[str, Any]) -> bool:
         kind, says = work.difference(node, theirs)
         model, feeds = work.alone(node, theirs)
         names = [o.name for o in model.graph.output]
@@ -271,7 +273,7 @@ class Judge:
         if not compare(ours, expected, rule, scale).why:
             out.rounding += 1
             return True
-        entry: operators.Entry | None = None
+        entry: operators.KnownDifference | None = None
         if graphs(node) or node.domain == LOCAL:  # a node within it may differ
             inner = self.ask((*work.alone(node), True))
             calls = inner if isinstance(inner, list) else []
@@ -295,17 +297,17 @@ def _brief(reason: str) -> str:
     return text[-160:]
 
 
-def _fixed(case: Case, name: str) -> Any:
+def _fixed(case: GraphCase, name: str) -> Any:
     """Return the value of an input or an initializer."""
     if name in case.feeds:
         return case.feeds[name]
     return next(numpy_helper.to_array(t) for t in case.model.graph.initializer if t.name == name)
 
 
-class _Work:
+class _OracleWork:
     """What onnxruntime is still to run of a graph."""
 
-    def __init__(self, case: Case, known: dict[str, Known]) -> None:
+    def __init__(self, case: GraphCase, known: dict[str, Known]) -> None:
         self.case, self.known = case, known
         self.left = list(case.model.graph.node)
         self.constants = {t.name: t for t in case.model.graph.initializer}
@@ -365,7 +367,7 @@ class _Work:
     def first_difference(self, theirs: dict[str, Any]) -> NodeProto | None:
         return next((n for n in self.left if self.difference(n, theirs)[0]), None)
 
-    def single(self, node: NodeProto) -> single.Case:
+    def single(self, node: NodeProto) -> single.NodeCase:
         """Return the node as a case of the fuzzer of single operators, for its ledger."""
         opset = imported(self.case.model.opset_import)[node.domain]
         version = max(v for v in schemas[node.domain, node.op_type] if v <= opset)
@@ -391,13 +393,13 @@ def _within(node: NodeProto, model: ModelProto) -> Iterator[NodeProto]:
 def run(
     indices: Sequence[int],
     seed: int,
-    entries: Sequence[ledger.Entry],
-    known: Sequence[operators.Entry],
+    entries: Sequence[ledger.KnownGraphDifference],
+    known: Sequence[operators.KnownDifference],
     *,
     forms: Forms | None = None,
     processes: int | None = None,
-    progress: Callable[[Judged], None] | None = None,
-) -> list[Judged]:
+    progress: Callable[[JudgedGraph], None] | None = None,
+) -> list[JudgedGraph]:
     """Judge these graphs; without onnxruntime only the forms are compared with each other.
 
     Args:
@@ -414,7 +416,7 @@ def run(
     """
 
     @contextmanager
-    def judging() -> Iterator[Callable[[int], Judged]]:
+    def judging() -> Iterator[Callable[[int], JudgedGraph]]:
         with session(seed, entries, known, forms) as judge:
             yield lambda index: judge.judge(index, judge.ask(index))
 
@@ -423,8 +425,11 @@ def run(
 
 @contextmanager
 def session(
-    seed: int, entries: Sequence[ledger.Entry], known: Sequence[operators.Entry], forms: Forms | None = None
-) -> Iterator[Judge]:
+    seed: int,
+    entries: Sequence[ledger.KnownGraphDifference],
+    known: Sequence[operators.KnownDifference],
+    forms: Forms | None = None,
+) -> Iterator[GraphJudge]:
     """Start a child that runs our forms, and a judge with a child for onnxruntime."""
     with ExitStack() as stack:
         ours = stack.enter_context(Child(serve, seed, forms))
@@ -438,4 +443,4 @@ def session(
         oracle = None
         with suppress(MissingDependency):
             oracle = stack.enter_context(Oracle("onnxruntime", optimise=False))
-        yield Judge(entries, known, oracle, ask)
+        yield GraphJudge(entries, known, oracle, ask)

@@ -19,14 +19,14 @@ from typing import Any
 from ...cases import ConformanceError
 from ...ledger import difference_holds, read_entries
 from ..ledger import CLASSES
-from .generate import Case, every_node
+from .generate import GraphCase, every_node
 
 _KEYS = {"operator", "form", "when", "class", "why"}
 _CONDITIONS = ("kind", "says", "contains", "omits", "opset")
 
 
 @dataclass(frozen=True)
-class Entry:
+class KnownGraphDifference:
     """One known difference."""
 
     operator: str
@@ -35,7 +35,7 @@ class Entry:
     form: str = ".*"
     when: tuple[str, ...] = ()
 
-    def covers(self, case: Case, form: str, operator: str, kind: str, says: str) -> bool:
+    def covers(self, case: GraphCase, form: str, operator: str, kind: str, says: str) -> bool:
         """Whether it explains this difference.  operator: "form" for a difference of a whole form."""
         return (
             re.fullmatch(self.operator, operator) is not None
@@ -44,7 +44,7 @@ class Entry:
         )
 
 
-def _holds(condition: str, case: Case, kind: str, says: str) -> bool:
+def _holds(condition: str, case: GraphCase, kind: str, says: str) -> bool:
     key, _, pattern = condition.partition("=")
     known = difference_holds(key, pattern, kind, says, case.opset)
     if known is not None:
@@ -55,17 +55,19 @@ def _holds(condition: str, case: Case, kind: str, says: str) -> bool:
     return any(re.fullmatch(pattern, n.op_type) for n in nodes)
 
 
-def read(path: Path) -> list[Entry]:
+def read(path: Path) -> list[KnownGraphDifference]:
     """Read the entries; raises ConformanceError for one that does not follow the module's docstring."""
     return [_entry(where, raw) for where, raw in read_entries(path, _KEYS, "class", CLASSES, "SX821")]
 
 
-def _entry(where: str, raw: dict[str, Any]) -> Entry:
+def _entry(where: str, raw: dict[str, Any]) -> KnownGraphDifference:
     for condition in raw.get("when", []):
         if condition.partition("=")[0] not in _CONDITIONS:
             raise ConformanceError(f"{where}: {condition!r} is not a condition", code="SX821")
-    return Entry(raw["operator"], raw["class"], raw["why"], raw.get("form", ".*"), tuple(raw.get("when", ())))
+    return KnownGraphDifference(raw["operator"], raw["class"], raw["why"], raw.get("form", ".*"), tuple(raw.get("when", ())))
 
 
-def find(entries: Sequence[Entry], case: Case, form: str, operator: str, kind: str, says: str) -> Entry | None:
+def find(
+    entries: Sequence[KnownGraphDifference], case: GraphCase, form: str, operator: str, kind: str, says: str
+) -> KnownGraphDifference | None:
     return next((e for e in entries if e.covers(case, form, operator, kind, says)), None)

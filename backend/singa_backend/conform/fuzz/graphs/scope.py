@@ -27,7 +27,7 @@ WEIGHTS = [40, 10, 4, 12, 6, 3, 4, 8, 5]
 
 
 @dataclass
-class Program:
+class GraphProgram:
     """What all scopes of a model share.
 
     Attributes:
@@ -65,7 +65,7 @@ class Program:
 
 
 @dataclass
-class Scope:
+class GraphScope:
     """A graph, or the body of a function.
 
     Attributes:
@@ -76,16 +76,16 @@ class Scope:
         count: The number of names that were created; scopes next to each other use the same names.
     """
 
-    program: Program
-    outer: Scope | None = None
+    program: GraphProgram
+    outer: GraphScope | None = None
     function: bool = False
     known: list[Known] = field(default_factory=list)
     nodes: list[NodeProto] = field(default_factory=list)
     initializers: list[TensorProto] = field(default_factory=list)
     count: int = 0
 
-    def inner(self) -> Scope:
-        return Scope(self.program, self, count=self.count)
+    def inner(self) -> GraphScope:
+        return GraphScope(self.program, self, count=self.count)
 
     def visible(self) -> list[Known]:
         return (self.outer.visible() if self.outer else []) + self.known

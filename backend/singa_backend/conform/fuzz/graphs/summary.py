@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from ...results import environment, publish
-from .judge import BAD, Difference, Judged
+from .judge import BAD, GraphDeviation, JudgedGraph
 
 STATES = ("agree", "explained", "unjudged", *BAD)
 
 
-def to_json(results: Sequence[Judged], seed: int) -> dict[str, Any]:
+def to_json(results: Sequence[JudgedGraph], seed: int) -> dict[str, Any]:
     """Return the run as plain data."""
     status = Counter(r.status for r in results)
     differences = [d for r in results for d in r.differences]
@@ -44,7 +44,7 @@ def _kind(form: str) -> str:
     return form.partition(" to ")[0]
 
 
-def _forms(results: Sequence[Judged]) -> list[dict[str, Any]]:
+def _forms(results: Sequence[JudgedGraph]) -> list[dict[str, Any]]:
     agree = Counter(_kind(f) for r in results for f in r.forms)
     cannot = Counter(_kind(f) for r in results for f in r.inexpressible)
     differ = Counter(_kind(d.form) for r in results for d in r.differences)
@@ -54,7 +54,7 @@ def _forms(results: Sequence[Judged]) -> list[dict[str, Any]]:
     ]
 
 
-def _ledger(differences: Sequence[Difference]) -> list[dict[str, Any]]:
+def _ledger(differences: Sequence[GraphDeviation]) -> list[dict[str, Any]]:
     """Count how often each entry of the two ledgers applied."""
     met = Counter((d.entry.blame, d.operator, _kind(d.form), d.entry.why) for d in differences if d.entry)
     return [
@@ -63,13 +63,13 @@ def _ledger(differences: Sequence[Difference]) -> list[dict[str, Any]]:
     ]
 
 
-def _removed(results: Sequence[Judged]) -> list[dict[str, Any]]:
+def _removed(results: Sequence[JudgedGraph]) -> list[dict[str, Any]]:
     """Count the nodes that onnxruntime did not run, by operator and reason."""
     met = Counter(pair for r in results for pair in r.removed)
     return [{"operator": o, "reason": why, "times": n} for (o, why), n in sorted(met.items(), key=lambda e: (-e[1], e[0]))]
 
 
-def _bad(r: Judged) -> dict[str, Any]:
+def _bad(r: JudgedGraph) -> dict[str, Any]:
     return {
         "index": r.index, "status": r.status, "graph": r.describe, "says": r.says,
         "differences": [

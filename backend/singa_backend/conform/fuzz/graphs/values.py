@@ -131,7 +131,7 @@ def perturber(rng: np.random.Generator) -> Observer:
     return observe
 
 
-def _perturbed(y: Any, rule: tolerances.Rule, scale: float, rng: np.random.Generator) -> Any:
+def _perturbed(y: Any, rule: tolerances.Allowance, scale: float, rng: np.random.Generator) -> Any:
     if not isinstance(y, np.ndarray) or y.dtype.name not in MAX_SPREAD:
         return y
     step = limits(y.dtype)[0]

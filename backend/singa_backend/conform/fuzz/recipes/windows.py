@@ -228,23 +228,8 @@ def resize(d: Draw) -> None:
         axes = sorted(spatial)
         d.attributes["axes"] = [a - rank if d.chance(0.3) else a for a in axes]
     over = list(range(rank)) if axes is None else axes
-    modes = ["half_pixel", "pytorch_half_pixel", "align_corners", "asymmetric"]
-    modes += ["tf_half_pixel_for_nn"] if d.v == 11 else []
-    modes += ["half_pixel_symmetric"] if d.v >= 19 else []
-    crop = d.v >= 11 and d.chance(0.15) and d.dtype(0).kind != "O"  # strings have no extrapolation_value
-    place = d.attr("coordinate_transformation_mode", ["tf_crop_and_resize"] if crop else modes, "half_pixel")
-    d.attr("nearest_mode", ["round_prefer_floor", "round_prefer_ceil", "floor", "ceil"], "round_prefer_floor")
-    if mode == "cubic":
-        d.attr("cubic_coeff_a", [-0.5, -0.75], -0.75)
-        d.attr("exclude_outside", [0, 1], 0)
-    if mode != "nearest" and place != "tf_crop_and_resize":
-        d.attr("antialias", [0, 1], 0)
-    roi = None
-    if place == "tf_crop_and_resize":
-        d.attr("extrapolation_value", d.real, 0.0)
-        begin = [d.real(0, 0.4) if a in spatial else 0.0 for a in over]
-        end = [d.real(0.6, 1.2) if a in spatial else 1.0 for a in over]
-        roi = np.array([*begin, *end]).astype(d.dtype(1))
+    place = _coordinates(d, mode)
+    roi = _region(d, over, spatial) if place == "tf_crop_and_resize" else None
     factors = [d.pick([0.5, 0.75, 1.5, 2.0, 3.0, 1.0]) if a in spatial else 1.0 for a in over]
     factors = [max(f, 1 / shape[a]) for f, a in zip(factors, over, strict=True)]
     scales = np.array(factors, np.float32)
@@ -259,10 +244,33 @@ def resize(d: Draw) -> None:
         d.put(roi, None if by_size else scales)
     if by_size:
         d.put(d.ints([max(1, int(shape[a] * f)) if a in spatial else shape[a] for a, f in zip(over, factors, strict=True)]))
-        if place != "tf_crop_and_resize":
+        if roi is None:
             d.attr("keep_aspect_ratio_policy", ["stretch", "not_larger", "not_smaller"], "stretch")
     if d.inputs[-1] is None:
         raise Skip
+
+
+def _coordinates(d: Draw, mode: str) -> str:
+    """Draw where the elements are and how they are weighted; return the coordinate transformation."""
+    modes = ["half_pixel", "pytorch_half_pixel", "align_corners", "asymmetric"]
+    modes += ["tf_half_pixel_for_nn"] if d.v == 11 else []
+    modes += ["half_pixel_symmetric"] if d.v >= 19 else []
+    crop = d.v >= 11 and d.chance(0.15) and d.dtype(0).kind != "O"  # strings have no extrapolation_value
+    place: str = d.attr("coordinate_transformation_mode", ["tf_crop_and_resize"] if crop else modes, "half_pixel")
+    d.attr("nearest_mode", ["round_prefer_floor", "round_prefer_ceil", "floor", "ceil"], "round_prefer_floor")
+    if mode == "cubic":
+        d.attr("cubic_coeff_a", [-0.5, -0.75], -0.75)
+        d.attr("exclude_outside", [0, 1], 0)
+    if mode != "nearest" and place != "tf_crop_and_resize":
+        d.attr("antialias", [0, 1], 0)
+    return place
+
+
+def _region(d: Draw, over: list[int], spatial: list[int]) -> np.ndarray:
+    d.attr("extrapolation_value", d.real, 0.0)
+    begin = [d.real(0, 0.4) if a in spatial else 0.0 for a in over]
+    end = [d.real(0.6, 1.2) if a in spatial else 1.0 for a in over]
+    return np.array([*begin, *end]).astype(d.dtype(1))
 
 
 @recipe("Upsample")
