@@ -10,13 +10,12 @@ import click
 from singa_backend import debug
 
 from ._common import NO, OUTPUT_FOLDER, check_places, device_option, echo, exit_codes, json_option, progress, write_json
-from ._inputs import gather_of, input_options
+from ._inputs import InputOptions, model_options
 from .compare import names, sides, tolerances, trusted
 
 
 @click.command("bisect")
-@click.argument("model", type=click.Path(dir_okay=False, path_type=Path))
-@input_options
+@model_options
 @sides
 @click.option("--to", type=OUTPUT_FOLDER, help="The folder to write; by default named after the node.")
 @device_option
@@ -24,11 +23,7 @@ from .compare import names, sides, tolerances, trusted
 @exit_codes
 def command(
     model: Path,
-    files: tuple[str, ...],
-    archive: Path | None,
-    data: Path | None,
-    seed: int | None,
-    sizes: tuple[str, ...],
+    inputs: InputOptions,
     against: str | None,
     program: str | None,
     pairs: tuple[str, ...],
@@ -49,7 +44,7 @@ def command(
     check_places(folders=(to,))
     other = trusted(against, program, device)
     source = debug.Source.of(model)
-    feeds = gather_of(source, files=files, archive=archive, data=data, seed=seed, sizes=sizes)
+    feeds = inputs.gather_of(source)
     with progress(len(source.calls), "comparing", quiet=as_json) as step:
         found = debug.bisect(
             source,

@@ -32,7 +32,7 @@ from ._common import (
     write_json,
     wrote,
 )
-from ._inputs import gather_of, input_options
+from ._inputs import InputOptions, model_options
 from ._tables import NAME, NUMBER, WORDS, Columns, Table
 
 _VALUES = Columns({"value": NAME, "node": NAME, "type": WORDS, "max abs": NUMBER, "max rel": NUMBER, "ULP": NUMBER, "NaN": NUMBER,
@@ -88,8 +88,7 @@ def names(pairs: Sequence[str]) -> dict[str, str]:
 
 
 @click.command("compare")
-@click.argument("model", type=click.Path(dir_okay=False, path_type=Path))
-@input_options
+@model_options
 @sides
 @click.option("--optimised", is_flag=True, help="Run onnxruntime with its optimizer; only graph outputs are compared.")
 @click.option(
@@ -107,11 +106,7 @@ def names(pairs: Sequence[str]) -> dict[str, str]:
 @exit_codes
 def command(
     model: Path,
-    files: tuple[str, ...],
-    archive: Path | None,
-    data: Path | None,
-    seed: int | None,
-    sizes: tuple[str, ...],
+    inputs: InputOptions,
     against: str | None,
     program: str | None,
     pairs: tuple[str, ...],
@@ -133,9 +128,9 @@ def command(
     """
     other = trusted(against, program, device)
     if page:
-        check(page, parents=True, keeps=(model, against, archive))
+        check(page, parents=True, keeps=(model, against, inputs.archive))
     source = debug.Source.of(model)
-    feeds = gather_of(source, files=files, archive=archive, data=data, seed=seed, sizes=sizes)
+    feeds = inputs.gather_of(source)
     with progress(None if optimised else len(source.calls), "comparing", quiet=as_json) as step:
         found = debug.compare(
             source,
