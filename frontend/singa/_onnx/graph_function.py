@@ -21,7 +21,7 @@ from singa_backend.opsets.writer import LEAST, OpsetWriter, Unwritable
 
 from .._core.tensor import Tensor
 from .export import DEFAULT_OPSET, check_opset
-from .graph_values import Scope, Value, _converted, _result, current, entered
+from .graph_values import Scope, Value, _converted, _result, call, current, entered
 from .rep import SingaBackend
 from .types import OptionalType, SequenceType, TensorType, ValueType, difference, from_proto, narrowed
 
@@ -86,7 +86,7 @@ class GraphFunction:
         writer.builder.refuses_contradictions = writer.builder.marks_constants = True
         xs = {n: Value(writer.input(n, t.to_proto())) for n, t in self.inputs.items()}
         writer.builder.pin(pinned)
-        with entered(Scope(writer, self._names)) as scope:
+        with entered(Scope(writer, call, self._names)) as scope:
             made = self._called(xs)
             items = self._items(made, outputs)
             declared = self._declared(len(items))

@@ -35,12 +35,14 @@ class Scope:
 
     Attributes:
         writer: what nodes are added to: the graph, or a body of an If, Loop, Scan or SequenceMap.
+        call: adds a call of an operator; arithmetic of values uses it.
         names: the names of arrays, by their ids.
         arrays: the arrays that the graph has as initializers, by their ids.
         operators: the operators of the program that only this graph has.
     """
 
     writer: OpsetWriter
+    call: Callable[[str, Sequence[Any], Mapping[str, Any]], list[Value]]
     names: dict[int, str] = field(default_factory=dict)
     arrays: dict[int, tuple[Any, Symbol]] = field(default_factory=dict)
     operators: dict[tuple[str, str], CustomOperator] = field(default_factory=dict)
@@ -710,7 +712,7 @@ _INPUTS = {"If": _if_inputs, "Loop": _loop_inputs, "Scan": _scan_inputs, "Sequen
 
 
 def _one(name: str, *inputs: Any, **attributes: Any) -> Value:
-    return call(name, inputs, attributes)[0]
+    return current().call(name, inputs, attributes)[0]
 
 
 def _binary(name: str, a: Any, b: Any) -> Value:
