@@ -23,7 +23,8 @@ from ._onnx.custom_exporters import exporter
 from ._onnx.export import ExportReport, convert, export, to_onnx
 from ._onnx.frontend import SingaFrontend
 from ._onnx.graph_function import GraphFunction, graph
-from ._onnx.graph_values import Operators, Value, op
+from ._onnx.graph_operators import Operators, op
+from ._onnx.graph_values import Value
 from ._onnx.model import SONNXModel
 from ._onnx.operators import Operator, define_operator, register_operator
 from ._onnx.rep import OnnxAttributes, OnnxNode, SingaBackend, SingaRep, get_op

@@ -21,7 +21,9 @@ from singa_backend.opsets.writer import LEAST, OpsetWriter, Unwritable
 
 from .._core.tensor import Tensor
 from .export import DEFAULT_OPSET, check_opset
-from .graph_values import Scope, Value, _converted, _result, call, current, entered
+from .graph_bodies import _result
+from .graph_operators import call
+from .graph_values import Scope, Value, _converted, current, entered
 from .rep import SingaBackend
 from .types import OptionalType, SequenceType, TensorType, ValueType, difference, from_proto, narrowed
 

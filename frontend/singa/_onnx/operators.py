@@ -10,7 +10,8 @@ from singa_backend.ir.custom import CustomOperator, definition
 from singa_backend.ir.versioned import VersionedOperator
 
 from .._core.tensor import Tensor, op
-from .graph_values import Value, call_custom
+from .graph_operators import call_custom
+from .graph_values import Value
 
 
 class Operator(CustomOperator):
