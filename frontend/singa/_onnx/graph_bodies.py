@@ -15,11 +15,13 @@ from singa_backend.interpreters.builder import Symbol
 from singa_backend.opsets.writer import OpsetWriter
 
 from .._core.tensor import Tensor
-from .graph_values import Scope, Value, _converted, _initializer, _natural, _symbol, entered
+from .graph_values import GraphScope, Value, converted, entered, initializer, natural_dtype, symbol_of
 from .types import SequenceType, TensorType, ValueType, difference, from_proto, widened
 
 
-def _body(scope: Scope, name: str, attribute: str, function: Any, inputs: Sequence[Any], given: Mapping[str, Any]) -> Subgraph:
+def body_graph(
+    scope: GraphScope, name: str, attribute: str, function: Any, inputs: Sequence[Any], given: Mapping[str, Any]
+) -> Subgraph:
     """The graph that a function writes as a branch or body; its inputs have the types that hold in every iteration."""
     if not callable(function) or name not in _INPUTS:
         what = f"the attribute {attribute!r} of {name} must be a function that writes its nodes"
@@ -50,27 +52,27 @@ _HINTS = {
 
 
 def _written(
-    scope: Scope, name: str, attribute: str, function: Any, types: Sequence[Any], expected: Sequence[ValueType | None]
+    scope: GraphScope, name: str, attribute: str, function: Any, types: Sequence[Any], expected: Sequence[ValueType | None]
 ) -> Subgraph:
     def make(writer: OpsetWriter, *xs: Symbol) -> list[Symbol]:
         with entered(replace(scope, writer=writer)) as inner:
             made = function(*map(Value, xs))
             values = list(made) if isinstance(made, (tuple, list)) else [made]
             wanted = [*expected, *[None] * len(values)]
-            return [_result(inner, v, t, f"the {attribute} of {name}") for v, t in zip(values, wanted, strict=False)]
+            return [result_symbol(inner, v, t, f"the {attribute} of {name}") for v, t in zip(values, wanted, strict=False)]
 
     return scope.writer.graph(make, types)
 
 
-def _result(scope: Scope, x: Any, wanted: ValueType | None, what: str) -> Symbol:
+def result_symbol(scope: GraphScope, x: Any, wanted: ValueType | None, what: str) -> Symbol:
     """A value that a function returns, as a symbol; a number has the element type that is wanted."""
     if isinstance(x, Value):
-        return _symbol(scope, x)
+        return symbol_of(scope, x)
     if isinstance(x, (Tensor, np.ndarray)):
-        return _initializer(scope, x)
+        return initializer(scope, x)
     if isinstance(x, (bool, int, float, str, list, np.generic)):
-        dtype = wanted.dtype if isinstance(wanted, TensorType) else _natural(x)
-        return scope.writer.constant(_converted(x, dtype, f"a result of {what}"))
+        dtype = wanted.dtype if isinstance(wanted, TensorType) else natural_dtype(x)
+        return scope.writer.constant(converted(x, dtype, f"a result of {what}"))
     hint = "return a value, or a tuple of values"
     raise InvalidInput(f"{what} must return values of the graph, got a {type(x).__name__}", code="SX392", hint=hint)
 
@@ -89,7 +91,7 @@ def _check_takes(name: str, attribute: str, function: Any, count: int) -> None:
         raise InvalidInput(text, code="SX392", operator=name, hint=hint.get(name, "")) from None
 
 
-def _check_branches(name: str, bodies: Sequence[Subgraph]) -> None:
+def check_branches(name: str, bodies: Sequence[Subgraph]) -> None:
     """Raise InvalidInput (SX393) if the branches of an If return different numbers or element types of values."""
     if name != "If":
         return

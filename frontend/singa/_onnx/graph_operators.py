@@ -17,8 +17,8 @@ from singa_backend.opsets.writer import type_string
 from singa_backend.proto.schemas import is_private, public_domain, schema_version, schemas, type_strings
 
 from .._core.tensor import Tensor, dtype_of
-from .graph_bodies import _body, _check_branches
-from .graph_values import Scope, Value, _array, _converted, _dtype, _initializer, _natural, _symbol, current
+from .graph_bodies import body_graph, check_branches
+from .graph_values import GraphScope, Value, converted, current, element_dtype, host_array, initializer, natural_dtype, symbol_of
 from .types import OptionalType, SequenceType, TensorType, difference, from_proto
 
 
@@ -66,11 +66,11 @@ class Operators:
         """
         scope = current()
         if isinstance(value, (Tensor, np.ndarray)):
-            if dtype is not None and dtype_of(_dtype(dtype)) != _array(value).dtype:
-                raise InvalidInput(f"an array keeps its dtype {_array(value).dtype}", code="SX372", hint="use array.astype")
-            return Value(_initializer(scope, value, name))
-        wanted = dtype_of(_dtype(dtype)) if dtype is not None else _natural(value)
-        array = _converted(value, wanted, "a constant")
+            if dtype is not None and dtype_of(element_dtype(dtype)) != host_array(value).dtype:
+                raise InvalidInput(f"an array keeps its dtype {host_array(value).dtype}", code="SX372", hint="use array.astype")
+            return Value(initializer(scope, value, name))
+        wanted = dtype_of(element_dtype(dtype)) if dtype is not None else natural_dtype(value)
+        array = converted(value, wanted, "a constant")
         return Value(scope.writer.builder.initializer(name, array) if name else scope.writer.constant(array))
 
 
@@ -101,7 +101,7 @@ def call(
         given[n] = _attribute(scope, schema, name, n, v, values, given)
         if isinstance(given[n], Subgraph):
             bodies.append(given[n])
-    _check_branches(name, bodies)
+    check_branches(name, bodies)
     if outputs is None:
         outputs = _outputs(schema, name, given, bodies)
     if not isinstance(outputs, int) or not schema.min_output <= outputs <= schema.max_output:
@@ -130,7 +130,7 @@ def call_custom(operator: CustomOperator, inputs: Sequence[Any], attributes: Map
     return call(name, inputs, attributes, len(schemas[domain, name][operator.version].outputs), domain)
 
 
-def _schema(scope: Scope, name: str, domain: str) -> defs.OpSchema:
+def _schema(scope: GraphScope, name: str, domain: str) -> defs.OpSchema:
     version = schema_version(domain, name, scope.writer.opset if domain == "" else scope.writer.builder.imported(domain))
     if version is None:
         where = public_domain(domain) or "ai.onnx"
@@ -164,14 +164,14 @@ def _check_types(schema: defs.OpSchema, name: str, types: Sequence[TypeProto | N
                 raise InvalidInput(text, code="SX393", operator=name, hint=hint)
 
 
-def _operand(scope: Scope, x: Any, name: str, adapts: bool = True) -> Any:
+def _operand(scope: GraphScope, x: Any, name: str, adapts: bool = True) -> Any:
     """An input of a call: a symbol, None, or if it `adapts` a number or list that takes the type that the operator needs."""
     if x is None:
         return None
     if isinstance(x, Value):
-        return _symbol(scope, x)
+        return symbol_of(scope, x)
     if isinstance(x, (Tensor, np.ndarray)):
-        return _initializer(scope, x)
+        return initializer(scope, x)
     if isinstance(x, np.generic):
         x = x.item()
     if isinstance(x, complex):
@@ -179,11 +179,11 @@ def _operand(scope: Scope, x: Any, name: str, adapts: bool = True) -> Any:
     if isinstance(x, (list, tuple)) and any(isinstance(v, Value) for v in x):
         return _vector(scope, x, name)
     if not adapts and isinstance(x, (bool, int, float, str)):  # a state of a loop has its own type
-        return scope.writer.constant(_converted(x, _natural(x), f"an operand of {name}"))
+        return scope.writer.constant(converted(x, natural_dtype(x), f"an operand of {name}"))
     return list(x) if isinstance(x, tuple) else x
 
 
-def _vector(scope: Scope, xs: Sequence[Any], name: str) -> Symbol:
+def _vector(scope: GraphScope, xs: Sequence[Any], name: str) -> Symbol:
     """A vector of int64 of integers and scalars of the graph: a shape, axes, bounds."""
     parts: list[Any] = []
     for x in xs:
@@ -198,21 +198,27 @@ def _vector(scope: Scope, xs: Sequence[Any], name: str) -> Symbol:
             text = f"a list of numbers for {name} must contain integers and scalars of the graph, got {x!r}"
             raise InvalidInput(text, code="SX311", operator=name)
     made = parts[0] if len(parts) == 1 else call("Concat", parts, {"axis": 0})[0]
-    return _symbol(scope, made)
+    return symbol_of(scope, made)
 
 
-def _numbers(scope: Scope, domain: str, name: str, inputs: Sequence[Any]) -> list[Any]:
+def _numbers(scope: GraphScope, domain: str, name: str, inputs: Sequence[Any]) -> list[Any]:
     """The inputs with numbers and lists as constants of the element types that the operator needs."""
     with np.errstate(over="ignore"):
         values: list[Any] = arguments(scope.writer, domain, name, inputs)
     for given, value in zip(inputs, values, strict=True):
         if isinstance(given, (int, float, list)) and isinstance(value, Symbol) and value.value is not None and given != []:
-            _converted(given, value.value.dtype, f"an operand of {name}")
+            converted(given, value.value.dtype, f"an operand of {name}")
     return values
 
 
 def _attribute(
-    scope: Scope, schema: defs.OpSchema, name: str, attribute: str, value: Any, inputs: Sequence[Any], given: Mapping[str, Any]
+    scope: GraphScope,
+    schema: defs.OpSchema,
+    name: str,
+    attribute: str,
+    value: Any,
+    inputs: Sequence[Any],
+    given: Mapping[str, Any],
 ) -> Any:
     """An attribute as the writer takes it."""
     held = value if isinstance(value, (list, tuple)) else [value]
@@ -221,9 +227,9 @@ def _attribute(
         raise InvalidInput(text, code="SX394", operator=name)
     kind = schema.attributes[attribute].type
     if kind == defs.OpSchema.AttrType.GRAPH:
-        return value if isinstance(value, Subgraph) else _body(scope, name, attribute, value, inputs, given)
+        return value if isinstance(value, Subgraph) else body_graph(scope, name, attribute, value, inputs, given)
     if kind == defs.OpSchema.AttrType.INT and isinstance(value, (TensorType, np.dtype, type)):
-        return dtypes.onnx_code(_dtype(value))
+        return dtypes.onnx_code(element_dtype(value))
     if isinstance(value, (TensorType, SequenceType, OptionalType)):  # of Optional
         return value.to_proto()
     form = str(kind).rpartition(".")[2]  # such as INTS

@@ -1,4 +1,4 @@
-"""ONNX's operators as functions that write a graph, and the values that they take and return.
+"""The values of a graph that is written in Python, and the scope of the graph that is being written.
 
     y = op.Relu(op.MatMul(x, W) + 1.0)
 
@@ -26,7 +26,7 @@ from .types import TensorType, ValueType, from_proto
 
 
 @dataclass
-class Scope:
+class GraphScope:
     """The graph that is being written.
 
     Attributes:
@@ -44,11 +44,11 @@ class Scope:
     operators: dict[tuple[str, str], CustomOperator] = field(default_factory=dict)
 
 
-_current: ContextVar[Scope | None] = ContextVar("graph", default=None)
+_current: ContextVar[GraphScope | None] = ContextVar("graph", default=None)
 
 
 @contextlib.contextmanager
-def entered(scope: Scope) -> Iterator[Scope]:
+def entered(scope: GraphScope) -> Iterator[GraphScope]:
     """The context in which calls of operators write to a graph."""
     token = _current.set(scope)
     try:
@@ -57,7 +57,7 @@ def entered(scope: Scope) -> Iterator[Scope]:
         _current.reset(token)
 
 
-def current() -> Scope:
+def current() -> GraphScope:
     """The graph that is being written; raises InvalidInput (SX394) if there is none."""
     scope = _current.get()
     if scope is None:
@@ -263,7 +263,7 @@ def _unread(what: str, hint: str) -> InvalidInput:
     return InvalidInput(f"{what} of a value is not known while its graph is written, only in a run", code="SX394", hint=hint)
 
 
-def _symbol(scope: Scope, x: Value) -> Symbol:
+def symbol_of(scope: GraphScope, x: Value) -> Symbol:
     """The symbol of a value; raises InvalidInput (SX394) if it is one of another graph, or of a body that is complete."""
     builder: Any = scope.writer.builder
     while isinstance(builder, GraphBuilder):
@@ -274,15 +274,15 @@ def _symbol(scope: Scope, x: Value) -> Symbol:
     raise InvalidInput(text, code="SX394", hint="return it from the body, or pass it to the function")
 
 
-def _array(x: Any) -> np.ndarray:
+def host_array(x: Any) -> np.ndarray:
     return np.asarray(x.device.backend.get(x._data)) if isinstance(x, Tensor) else array_of(x)
 
 
-def _initializer(scope: Scope, x: Any, name: str = "") -> Symbol:
+def initializer(scope: GraphScope, x: Any, name: str = "") -> Symbol:
     """The initializer of an array or Tensor: one for each object."""
     if id(x) not in scope.arrays:
         hint = name or scope.names.get(id(x)) or (x.name if isinstance(x, Tensor) else "") or "constant"
-        array = _array(x)
+        array = host_array(x)
         if not name and not isinstance(x, Tensor) and array.ndim == 0:
             return scope.writer.constant(array)
         root = scope.writer.builder.root
@@ -290,7 +290,7 @@ def _initializer(scope: Scope, x: Any, name: str = "") -> Symbol:
     return scope.arrays[id(x)][1]
 
 
-def _natural(x: Any) -> np.dtype[Any]:
+def natural_dtype(x: Any) -> np.dtype[Any]:
     """The element type of numbers or strings that nothing else determines."""
     if isinstance(x, np.generic):
         return x.dtype if dtypes.known(x.dtype) else np.dtype(object)
@@ -309,7 +309,7 @@ def _plain(x: Any, what: str, dtype: Any = None) -> np.ndarray:
         raise InvalidInput(f"{what} must be a number, or nested lists of one shape: {error}", code="SX315") from None
 
 
-def _converted(x: Any, dtype: np.dtype[Any], what: str) -> np.ndarray:
+def converted(x: Any, dtype: np.dtype[Any], what: str) -> np.ndarray:
     """Numbers as an array; raises InvalidInput (SX372) if the dtype cannot represent one of them."""
     text = dtype == dtypes.STRING
     plain = _plain(x, what, object if text else None)
@@ -335,7 +335,7 @@ def _converted(x: Any, dtype: np.dtype[Any], what: str) -> np.ndarray:
     return made
 
 
-def _dtype(x: Any) -> Any:
+def element_dtype(x: Any) -> Any:
     return x.dtype if isinstance(x, TensorType) else x
 
 
@@ -366,13 +366,13 @@ def _power(a: Any, b: Any) -> Value:
     """`a ** b`; ONNX's Pow has the type of the base, which would cut the fraction of an integer to the power of a float."""
     x = _value(a, b)
     if not isinstance(a, (Value, Tensor, np.ndarray)):
-        a = Value(current().writer.constant(_converted(a, x.dtype, "an operand of Pow")))
-    base = a if isinstance(a, Value) else Value(_initializer(current(), a))
+        a = Value(current().writer.constant(converted(a, x.dtype, "an operand of Pow")))
+    base = a if isinstance(a, Value) else Value(initializer(current(), a))
     if dtypes.is_float(base.dtype):
         return _binary("Pow", base, b)
     if not isinstance(b, (Value, Tensor, np.ndarray)):
-        b = Value(current().writer.constant(_converted(b, base.dtype, "an operand of Pow")))
-    exponent = b if isinstance(b, Value) else Value(_initializer(current(), b))
+        b = Value(current().writer.constant(converted(b, base.dtype, "an operand of Pow")))
+    exponent = b if isinstance(b, Value) else Value(initializer(current(), b))
     if dtypes.is_float(exponent.dtype):
         text = f"** of an integer and a float would be an integer in ONNX's Pow; got {base.type} and {exponent.type}"
         raise InvalidInput(text, code="SX393", hint="op.Cast(x, to=Float) ** y, or op.Pow(x, y)")
@@ -394,18 +394,41 @@ def _bits(name: str, a: Any, b: Any) -> Value:
 _FAR = np.iinfo(np.int64)
 """The bounds of int64, which Slice cuts to the size."""
 
+Shape = tuple[int | str | None, ...] | None
+"""The shape of a value; None for an unknown rank."""
+
 
 def _indexed(x: Value, keys: tuple[Any, ...]) -> Value:
     """`x[keys]`: slices are one Slice, integers and one vector a Gather each, None one Unsqueeze."""
     shape = x.shape
-    taken = sum(k is not None and k is not Ellipsis for k in keys)
-    if sum(k is Ellipsis for k in keys) > 1:
+    _check_index(x, shape, keys)
+    slices, gathers, new = _index_parts(keys, shape)
+    if slices:
+        x = _one("Slice", x, *_slice_inputs(slices))
+    for at, key in reversed(gathers):
+        x = _one("Gather", x, key, axis=at)
+    return _one("Unsqueeze", x, new) if new else x
+
+
+def _taken(keys: tuple[Any, ...]) -> int:
+    """The number of axes that an index names."""
+    return sum(k is not None and k is not Ellipsis for k in keys)
+
+
+def _check_index(x: Value, shape: Shape, keys: tuple[Any, ...]) -> None:
+    """Raise InvalidInput (SX338) for a wrong number of indices or of `...`."""
+    dots = [k is Ellipsis for k in keys]
+    if sum(dots) > 1:
         raise _bad_index("an index may contain `...` once")
-    if shape is not None and taken > len(shape):
-        raise _bad_index(f"a value of type {x.type} takes at most {len(shape)} indices, got {taken}")
-    if any(k is Ellipsis for k in keys) and keys[-1] is not Ellipsis and shape is None:
+    if shape is not None and _taken(keys) > len(shape):
+        raise _bad_index(f"a value of type {x.type} takes at most {len(shape)} indices, got {_taken(keys)}")
+    if shape is None and any(dots) and not dots[-1]:
         raise _bad_index("`...` before other indices needs a rank, which is not known here")
-    slices: list[tuple[int, Any]] = []
+
+
+def _index_parts(keys: tuple[Any, ...], shape: Shape) -> tuple[list[tuple[int, slice]], list[tuple[int, Any]], list[int]]:
+    """The slices and the gathered indices with their axes, and the axes of the result that are new."""
+    slices: list[tuple[int, slice]] = []
     gathers: list[tuple[int, Any]] = []
     new: list[int] = []
     axis = place = 0  # of x, and of the result
@@ -416,33 +439,33 @@ def _indexed(x: Value, keys: tuple[Any, ...]) -> Value:
             place += 1
             continue
         if key is Ellipsis:
-            skipped = len(shape) - taken if shape is not None else 0
+            skipped = len(shape) - _taken(keys) if shape is not None else 0
             axis, place = axis + skipped, place + skipped
             continue
-        size = shape[axis] if shape is not None else None
         if isinstance(key, slice):
             if not (key.start is None and key.stop is None and key.step is None):
                 slices.append((axis, key))
             place += 1
         else:
-            rank = _index_rank(key, axis, size)
+            rank = _index_rank(key, axis, shape[axis] if shape is not None else None)
             vectors += rank
             gathers.append((axis, key))
             place += rank
         axis += 1
     if vectors and len(gathers) > 1:
         raise _bad_index("a vector may not be combined with other vectors or with integers", "index twice: x[0][:, vector]")
-    if slices:
-        axes = [a for a, _ in slices]
-        steps = [_step(k.step) for _, k in slices]
-        starts, ends = [], []
-        for (_, k), step in zip(slices, steps, strict=True):
-            starts.append(k.start if k.start is not None else 0 if step > 0 else _FAR.max)
-            ends.append(k.stop if k.stop is not None else _FAR.max if step > 0 else _FAR.min)
-        x = _one("Slice", x, starts, ends, axes, *([steps] if any(s != 1 for s in steps) else []))
-    for at, key in reversed(gathers):
-        x = _one("Gather", x, key, axis=at)
-    return _one("Unsqueeze", x, new) if new else x
+    return slices, gathers, new
+
+
+def _slice_inputs(slices: Sequence[tuple[int, slice]]) -> list[list[Any]]:
+    """The starts, ends and axes of a Slice, and its steps if one is not 1."""
+    axes = [a for a, _ in slices]
+    steps = [_step(k.step) for _, k in slices]
+    starts, ends = [], []
+    for (_, k), step in zip(slices, steps, strict=True):
+        starts.append(k.start if k.start is not None else 0 if step > 0 else _FAR.max)
+        ends.append(k.stop if k.stop is not None else _FAR.max if step > 0 else _FAR.min)
+    return [starts, ends, axes, *([steps] if any(s != 1 for s in steps) else [])]
 
 
 def _index_rank(key: Any, axis: int, size: int | str | None) -> int:
