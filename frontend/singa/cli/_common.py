@@ -28,7 +28,7 @@ from ._interrupts import is_interrupt
 if TYPE_CHECKING:
     from singa_backend import Limits
 
-    from ._tables import Table
+    from ._tables import TextTable
 
 NO, REFUSED, LOST = 1, 3, 4
 
@@ -126,7 +126,7 @@ def expression(context: click.Context, parameter: click.Parameter, text: str) ->
     return text
 
 
-class Number(click.FloatRange):
+class FiniteNumber(click.FloatRange):
     """A finite number: `float` and FloatRange accept NaN and infinity."""
 
     def convert(self, value: Any, param: click.Parameter | None, context: click.Context | None) -> Any:
@@ -136,10 +136,10 @@ class Number(click.FloatRange):
         return number
 
 
-SECONDS = Number(min=0, min_open=True, max=10**7)
+SECONDS = FiniteNumber(min=0, min_open=True, max=10**7)
 """The type of options that are a time."""
 
-TOLERANCE = Number(min=0)
+TOLERANCE = FiniteNumber(min=0)
 """The type of options that are a tolerance."""
 
 MEMORY = click.IntRange(1, 1 << 40)
@@ -257,7 +257,7 @@ def echo(text: str, *, style: str | None = None) -> None:
     out.print(text, style=style, highlight=False, soft_wrap=True)
 
 
-def show(table: Table) -> None:
+def show(table: TextTable) -> None:
     """Print a table: to a terminal in its width, otherwise in full."""
     for line, style in table.lines(out.width if out.is_terminal else None, out.encoding.lower().startswith("utf")):
         out.print(Text(line, style), highlight=False, soft_wrap=True)

@@ -33,7 +33,7 @@ from ._common import (
     wrote,
 )
 from ._inputs import InputOptions, model_options
-from ._tables import NAME, NUMBER, WORDS, Columns, Table
+from ._tables import NAME, NUMBER, WORDS, Columns, TextTable
 
 _VALUES = Columns({"value": NAME, "node": NAME, "type": WORDS, "max abs": NUMBER, "max rel": NUMBER, "ULP": NUMBER, "NaN": NUMBER,
                    "Inf": NUMBER, "of tolerance": NUMBER, "": WORDS})  # fmt: skip
@@ -238,7 +238,7 @@ def _names(names: Sequence[str]) -> str:
     return ", ".join(f"'{printable(n)}'" for n in names[:8]) + (f" and {rest} more" if rest > 0 else "")
 
 
-def _table(found: debug.Comparison, rows: list[debug.Row]) -> Table:
+def _table(found: debug.Comparison, rows: list[debug.Row]) -> TextTable:
     table = _VALUES.table(f"{found.mine} | {found.theirs}")
     for row in rows:
         d = row.difference

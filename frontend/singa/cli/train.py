@@ -23,7 +23,7 @@ from ._common import (
     OUTPUT,
     SECONDS,
     SEED,
-    Number,
+    FiniteNumber,
     device_option,
     echo,
     err,
@@ -38,7 +38,7 @@ from ._common import (
 )
 from ._curves import Curve, check_plot, line, write_plot
 from ._tables import NUMBER, WHOLE, Columns
-from ._train_setup import DISTRIBUTED, LOSSES, SCHEDULES, Options, Setup, prepared, updated
+from ._train_setup import DISTRIBUTED, LOSSES, SCHEDULES, TrainOptions, TrainSetup, prepared, updated
 from ._workers import check_launcher, end_with_parent, run_workers
 
 if TYPE_CHECKING:
@@ -71,9 +71,9 @@ class _Train(click.Command):
 @click.option("--target", default="y", show_default=True, help="The name of the targets in the .npz.")
 @click.option("--loss", default=LOSSES[0], show_default=True, type=click.Choice(LOSSES))
 @click.option("--optimizer", default="sgd", show_default=True, type=click.Choice(["sgd", "adam", "adamw", "rmsprop", "adagrad"]))
-@click.option("--lr", default=0.01, show_default=True, type=Number(min=0), help="Learning rate.")
-@click.option("--momentum", default=0.9, show_default=True, type=Number(min=0), help="The momentum of sgd.")
-@click.option("--weight-decay", type=Number(min=0), show_default="0, for adamw 0.01", help="Decay of the parameters.")
+@click.option("--lr", default=0.01, show_default=True, type=FiniteNumber(min=0), help="Learning rate.")
+@click.option("--momentum", default=0.9, show_default=True, type=FiniteNumber(min=0), help="The momentum of sgd.")
+@click.option("--weight-decay", type=FiniteNumber(min=0), show_default="0, for adamw 0.01", help="Decay of the parameters.")
 @click.option(
     "--schedule",
     default=SCHEDULES[0],
@@ -89,7 +89,7 @@ class _Train(click.Command):
     type=click.IntRange(0),
     help="Steps with a rising rate, from 0.",
 )
-@click.option("--clip-norm", type=Number(min=0, min_open=True), help="The bound of the norm of all gradients together.")
+@click.option("--clip-norm", type=FiniteNumber(min=0, min_open=True), help="The bound of the norm of all gradients together.")
 @click.option("--epochs", default=1, show_default=True, type=click.IntRange(1))
 @click.option("--batch-size", default=32, show_default=True, type=click.IntRange(1))
 @click.option("--freeze", multiple=True, metavar="PATTERN", help="Do not train parameters whose names match.")
@@ -127,7 +127,7 @@ class _Train(click.Command):
     "--sparsity",
     default=0.05,
     show_default=True,
-    type=Number(min=0),
+    type=FiniteNumber(min=0),
     help="The share (sparseTopK) or the magnitude (sparseThreshold) of the gradients that are exchanged.",
 )
 @click.option(
@@ -149,7 +149,7 @@ def command(**given: Any) -> None:
     With --workers, or under mpiexec, several processes compute a share of each batch, and exchange gradients.
     """
     end_with_parent()
-    chosen = Options(**given)
+    chosen = TrainOptions(**given)
     context = click.get_current_context()
     _check_usage(chosen, context)
     check_plot(chosen.plot)
@@ -171,7 +171,7 @@ def command(**given: Any) -> None:
             wrote(*named)
 
 
-def _trained(chosen: Options, made: Setup) -> Position:
+def _trained(chosen: TrainOptions, made: TrainSetup) -> Position:
     """Run the steps, and write the files; return the point that the training has reached."""
     from .._core.tensor import Tensor
     from .._training.fit import accuracy, fit, stop_signals
@@ -230,7 +230,7 @@ def _trained(chosen: Options, made: Setup) -> Position:
     return at
 
 
-def _curves(chosen: Options, made: Setup, at: Position) -> dict[str, Curve]:
+def _curves(chosen: TrainOptions, made: TrainSetup, at: Position) -> dict[str, Curve]:
     """The losses of the training and of the validation."""
     found: dict[str, Curve] = {"training": list(enumerate(at.history.losses, 1))}
     if at.history.validation:
@@ -239,7 +239,7 @@ def _curves(chosen: Options, made: Setup, at: Position) -> dict[str, Curve]:
     return found
 
 
-def _tell(chosen: Options, made: Setup, at: Position) -> None:
+def _tell(chosen: TrainOptions, made: TrainSetup, at: Position) -> None:
     """Print the losses and the measurements."""
     if chosen.as_json:
         write_json({"losses": at.history.losses, "validation": at.history.validation})
@@ -253,7 +253,7 @@ def _tell(chosen: Options, made: Setup, at: Position) -> None:
         echo(f"epoch {i + 1}: " + ", ".join(f"validation {n} {v:.4g}" for n, v in seen.items()))
 
 
-def _check_usage(chosen: Options, context: click.Context) -> None:
+def _check_usage(chosen: TrainOptions, context: click.Context) -> None:
     """Raise UsageError for options that are missing, contradict each other, or would have no effect."""
     if not chosen.target_file and not chosen.checkpoint:
         raise click.UsageError("pass -o OUT to write the trained model, or --checkpoint PATH to keep the state of the training")
@@ -273,7 +273,7 @@ def _check_usage(chosen: Options, context: click.Context) -> None:
         raise click.UsageError(f"--workers {chosen.workers} must be the number of processes that mpiexec has started, {launched}")
 
 
-def _check_files(chosen: Options) -> None:
+def _check_files(chosen: TrainOptions) -> None:
     """Raise unless every file can be written, and none replaces another one of the command."""
     read = {"--data": chosen.data, "--validation": chosen.validation}
     written = {"-o": chosen.target_file, "--plot": chosen.plot}
