@@ -17,7 +17,7 @@ from click.testing import CliRunner
 from onnx import checker
 
 from singa import sonnx
-from singa._onnx.export import Options
+from singa._onnx.export_options import Options
 from singa.cli import main
 from singa_backend.errors import InvalidInput
 

@@ -20,7 +20,8 @@ from singa_backend.proto.save import data_name, locations, old_data, tensors
 from singa_backend.proto.save import save as write_model
 
 from ._onnx.custom_exporters import exporter
-from ._onnx.export import ExportReport, convert, export, to_onnx
+from ._onnx.export import convert, export, to_onnx
+from ._onnx.export_options import ExportReport
 from ._onnx.frontend import SingaFrontend
 from ._onnx.graph_function import GraphFunction, graph
 from ._onnx.graph_operators import Operators, op

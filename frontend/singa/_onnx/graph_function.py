@@ -20,7 +20,7 @@ from singa_backend.opsets.model import to_model
 from singa_backend.opsets.writer import LEAST, OpsetWriter, Unwritable
 
 from .._core.tensor import Tensor
-from .export import DEFAULT_OPSET, check_opset
+from .export_options import DEFAULT_OPSET, check_opset
 from .graph_bodies import result_symbol
 from .graph_operators import call
 from .graph_values import GraphScope, Value, converted, current, entered

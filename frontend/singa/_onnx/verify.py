@@ -26,6 +26,7 @@ from singa_backend.runtime.origins import NonFinite, Origin
 from .._core.tensor import Tensor
 from ..model import Model
 from . import export
+from .export_inputs import example_tensors
 
 
 class ExportMismatch(SonnxError):
@@ -160,7 +161,7 @@ def export_and_check(
     """
     if options.get("training"):
         raise SonnxError("export_and_check cannot check the training form: it draws random numbers", code="SX358")
-    tensors = export.example_tensors(model, inputs) or []
+    tensors = example_tensors(model, inputs) or []
     proto = export.export(model, tensors, path, **{"run": False, **options})  # it runs below
     runs = _Runs(model, tensors, proto, None if path is None else os.fspath(path), options, input_range, rtol, atol)
     peer = (oracle or Oracle("onnxruntime", optimise=ort_optimize)) if "onnxruntime" in engines else None
