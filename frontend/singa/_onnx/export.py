@@ -41,17 +41,17 @@ from ..device import default_device
 from ..model import Model
 from . import custom_exporters
 from .export_inputs import (
-    _as_declared,
-    _known_names,
-    _listed,
-    _names,
-    _opened,
-    _overridden,
+    check_dynamic_axes,
+    checked_names,
     declared,
+    declared_types,
+    distinct_names,
     example_tensors,
     model_device,
+    opened_type,
+    overridden_type,
 )
-from .export_options import DEFAULT_OPSET, ExportReport, Options, _options
+from .export_options import DEFAULT_OPSET, ExportReport, Options, options_of
 from .marks import mark_parameters
 from .run_once import run_once
 
@@ -87,7 +87,7 @@ def to_onnx(inputs: Sequence[Any], y: Any, model_name: str = "sonnx", *, with_re
     for t in ys:
         if not isinstance(t, Tensor):
             raise InvalidInput(f"the outputs to export must be tensors, got a {type(t).__name__}", code="SX353")
-    proto, report = _write(xs, ys, model_name, _options("to_onnx", options), _names(xs), None)
+    proto, report = _write(xs, ys, model_name, options_of("to_onnx", options), distinct_names(xs), None)
     return (proto, report) if with_report else proto
 
 
@@ -126,9 +126,9 @@ def export(
     Example:
         >>> proto = sonnx.export(net, [x], "net.onnx", opset=13, dynamic_axes={"x": {0: "batch"}})
     """
-    chosen = _options("export", options)
+    chosen = options_of("export", options)
     inputs = example_tensors(model, inputs)
-    takes = {n: _overridden(n, t, chosen) for n, t in declared(model, inputs)}
+    takes = {n: overridden_type(n, t, chosen) for n, t in declared(model, inputs)}
     with contextlib.ExitStack() as stack:
         stack.enter_context(model._in_mode(chosen.training))
         if inputs is not None and not chosen.training:
@@ -160,11 +160,11 @@ def _write(
 ) -> tuple[ModelProto, ExportReport]:
     """Replay the outputs' origins into a graph; if no opset was requested and operators need a higher one, replay again."""
     if options.input_names is not None:
-        names = _listed("input_names", options.input_names, len(xs))
+        names = checked_names("input_names", options.input_names, len(xs))
     if types is None:
-        types = [_overridden(n, trace.type_of(t), options) for n, t in zip(names, xs, strict=True)]
-    types = [_opened(n, t, options) for n, t in zip(names, types, strict=True)]
-    _known_names(options, names)
+        types = [overridden_type(n, trace.type_of(t), options) for n, t in zip(names, xs, strict=True)]
+    types = [opened_type(n, t, options) for n, t in zip(names, types, strict=True)]
+    check_dynamic_axes(options, names)
     graphs = _graphs(ys)
     opset = options.opset or _natural(graphs)
     opened = False
@@ -175,7 +175,7 @@ def _write(
             opset = max(n for n in least if n is not None)
             continue
         if attempt.writer.builder.contradictions and not opened:
-            types, opened = _as_declared(names, types, graphs, options), True
+            types, opened = declared_types(names, types, graphs, options), True
             continue
         break
     if opened:
@@ -314,7 +314,7 @@ class _Replay:
 
     def _output_names(self, ys: Sequence[Tensor]) -> list[str]:
         if self.options.output_names is not None:
-            return _listed("output_names", self.options.output_names, len(ys))
+            return checked_names("output_names", self.options.output_names, len(ys))
         links = [y._origin for y in ys if y._origin is not None]
         graph = links[0].origin.graph if links else None
         if graph is not None and len(links) == len(ys) and all(link.origin.graph is graph for link in links):
@@ -393,7 +393,7 @@ def convert(
     Example:
         >>> sonnx.convert("net.onnx", 11, "older.onnx")
     """
-    chosen = _options("convert", {"opset": opset, **options})
+    chosen = options_of("convert", {"opset": opset, **options})
     for name in ("training", "input_names", "output_names", "dynamic_axes"):
         if getattr(chosen, name):
             raise InvalidInput(

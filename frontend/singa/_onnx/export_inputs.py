@@ -20,7 +20,7 @@ from ..model import Model
 from .export_options import Options
 
 
-def _names(xs: Sequence[Tensor]) -> list[str]:
+def distinct_names(xs: Sequence[Tensor]) -> list[str]:
     """Distinct names of the tensors; unnamed ones are numbered."""
     plain = ["" if t.name.startswith("Dummy#") else t.name for t in xs]
     found: list[str] = []
@@ -32,24 +32,26 @@ def _names(xs: Sequence[Tensor]) -> list[str]:
     return found
 
 
-def _listed(what: str, names: Sequence[str], count: int) -> list[str]:
+def checked_names(what: str, names: Sequence[str], count: int) -> list[str]:
     if len(names) != count or len(set(names)) != count or not all(names):
         raise InvalidInput(f"{what} must be {count} different names, got {list(names)}", code="SX355")
     return list(names)
 
 
-def _known_names(options: Options, names: Sequence[str]) -> None:
+def check_dynamic_axes(options: Options, names: Sequence[str]) -> None:
     for name in options.dynamic_axes or {}:
         if name not in names:
             raise InvalidInput(f"dynamic_axes must name inputs ({', '.join(names)}), got {name!r}", code="SX355")
 
 
-def _overridden(name: str, type: TypeProto, options: Options) -> TypeProto:
+def overridden_type(name: str, type: TypeProto, options: Options) -> TypeProto:
     shape = (options.shape_override or {}).get(name)
     return type if shape is None else helper.make_tensor_type_proto(type.tensor_type.elem_type, list(shape))
 
 
-def _as_declared(names: Sequence[str], types: Sequence[TypeProto], graphs: Sequence[Graph], options: Options) -> list[TypeProto]:
+def declared_types(
+    names: Sequence[str], types: Sequence[TypeProto], graphs: Sequence[Graph], options: Options
+) -> list[TypeProto]:
     """The types of the inputs with the sizes that the file declares, or open ones; those of `shape_override` stay."""
     declared = {v.name: v.shape for g in graphs for v in g.inputs} if len(graphs) == 1 else {}
     found = []
@@ -65,7 +67,7 @@ def _as_declared(names: Sequence[str], types: Sequence[TypeProto], graphs: Seque
     return found
 
 
-def _opened(name: str, type: TypeProto, options: Options) -> TypeProto:
+def opened_type(name: str, type: TypeProto, options: Options) -> TypeProto:
     """The type with open sizes on its dynamic axes."""
     axes = (options.dynamic_axes or {}).get(name)
     if axes is None:
@@ -106,7 +108,7 @@ def declared(model: Model, inputs: Sequence[Tensor] | None) -> list[tuple[str, T
     graph = getattr(getattr(model, "imported", None), "graph", None)
     if inputs is not None:
         tensor_list("inputs", inputs)
-        own = [v.name for v in graph.inputs] if graph is not None and len(graph.inputs) == len(inputs) else _names(inputs)
+        own = [v.name for v in graph.inputs] if graph is not None and len(graph.inputs) == len(inputs) else distinct_names(inputs)
         return list(zip(own, map(trace.type_of, inputs), strict=True))
     if graph is None:
         raise InvalidInput("the inputs of a model of layers are not known", code="SX324", hint="pass inputs=[an example Tensor]")

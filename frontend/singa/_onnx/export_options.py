@@ -134,7 +134,7 @@ def check_opset(what: str, opset: Any, lowest: int) -> int:
     return int(opset)
 
 
-def _options(call: str, options: Mapping[str, Any]) -> Options:
+def options_of(call: str, options: Mapping[str, Any]) -> Options:
     """The options of a call; raises UnknownKeyword."""
     check_keywords(call, options, (f.name for f in fields(Options)))
     return Options(**options)
