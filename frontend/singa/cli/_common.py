@@ -69,6 +69,7 @@ def exit_codes(command: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
+model_argument = click.argument("model", type=click.Path(dir_okay=False, path_type=Path))
 json_option = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 device_option = click.option("--device", default="CPU", show_default=True, help="CPU, CUDA, CUDA:1, or STRICT (for tests).")
 

@@ -15,7 +15,7 @@ from singa_backend import Value
 from singa_backend.proto import test_data
 
 from . import _feeds
-from ._common import SEED, pairs_of
+from ._common import SEED, model_argument, pairs_of
 
 if TYPE_CHECKING:
     from singa_backend.debug import Source
@@ -39,7 +39,7 @@ def model_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
     for option in reversed(_OPTIONS):
         run = option(run)
-    return click.argument("model", type=click.Path(dir_okay=False, path_type=Path))(run)
+    return model_argument(run)
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,7 @@ from ._common import (
     err,
     exit_codes,
     json_option,
+    model_argument,
     out,
     processes_option,
     progress,
@@ -56,7 +57,7 @@ class _Train(click.Command):
 
 
 @click.command("train", cls=_Train)
-@click.argument("model", type=click.Path(dir_okay=False, path_type=Path))
+@model_argument
 @click.option(
     "--data",
     required=True,
