@@ -7,7 +7,7 @@ import sys
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 import numpy as np
@@ -163,94 +163,120 @@ def command(**given: Any) -> None:
         sys.exit(run_workers(chosen.workers, context.meta["arguments"], chosen.checkpoint))
     group = communicator(timeout=chosen.timeout) if launched_size() > 1 else None
     made = prepared(chosen, group)
-    at = _trained(chosen, made)
+    loop = _Loop(chosen, made)
+    loop.run()
+    loop.finish()
     if group:
         total(group, np.zeros(1))  # the end: a worker that is stuck before it ends the training by the timeout
     if made.first:
-        _tell(chosen, made, at)
+        _tell(chosen, made)
         if not chosen.as_json:
             wrote(*named)
 
 
-def _trained(chosen: TrainOptions, made: TrainSetup) -> Position:
-    """Run the steps, and write the files; return the point that the training has reached."""
-    from .._core.tensor import Tensor
-    from .._training.fit import accuracy, fit, stop_signals
+class _Loop:
+    """The steps of a training, with its checkpoint and its plot."""
 
-    at, kept, group, first, steps, plot = made.at, made.kept, made.group, made.first, made.steps, chosen.plot
-    losses = at.history.losses
-    written = len(losses) if chosen.resume else 0  # the step that the checkpoint holds
+    def __init__(self, chosen: TrainOptions, made: TrainSetup) -> None:
+        self.chosen, self.made = chosen, made
+        self.losses = made.at.history.losses
+        self.written = len(self.losses) if chosen.resume else 0  # the step that the checkpoint holds
+        self.received: list[int] = []  # the signals
 
-    def measure(scores: np.ndarray, targets: np.ndarray) -> dict[str, float]:
-        found = {"loss": float(made.compute(Tensor(data=scores), Tensor(data=targets)).data.reshape(-1)[0])}
-        if chosen.loss == LOSSES[0] and targets.ndim == 1:
+    def run(self) -> None:
+        """Run the steps; a signal, or Ctrl-C, ends the process."""
+        from .._training.fit import fit, stop_signals
+
+        chosen, made = self.chosen, self.made
+        with stop_signals(*(signal.SIGINT, signal.SIGTERM) if made.kept else ()) as self.received:
+            try:
+                with progress(made.steps - len(self.losses), "training", quiet=chosen.as_json or not made.first) as step:
+                    fit(made.model, *made.data, epochs=chosen.epochs, batch_size=chosen.batch_size, validation=made.held_out,
+                        evaluate=self._measured, progress=lambda text: step(text), start=made.at, reached=self._reached,
+                        group=made.group)  # fmt: skip
+                if self.written < len(self.losses) or chosen.every:
+                    self._keep()
+            except (_Stopped, KeyboardInterrupt):
+                self._stopped()
+            except InvalidInput as error:
+                self._failed(error)
+                raise
+
+    def finish(self) -> None:
+        """Write the model and the plot."""
+        chosen, made = self.chosen, self.made
+        if chosen.target_file and made.first:
+            save(updated(made.empty, made.model), chosen.target_file, folder=made.folder, check=False)
+        self._draw()
+
+    def _measured(self, scores: np.ndarray, targets: np.ndarray) -> dict[str, float]:
+        """The measurements of the validation."""
+        from .._core.tensor import Tensor
+        from .._training.fit import accuracy
+
+        found = {"loss": float(self.made.compute(Tensor(data=scores), Tensor(data=targets)).data.reshape(-1)[0])}
+        if self.chosen.loss == LOSSES[0] and targets.ndim == 1:
             found["accuracy"] = accuracy(scores, targets)
         return found
 
-    def keep() -> None:
-        nonlocal written
-        if kept:
-            kept.write(at)
-            written = len(losses)
+    def _reached(self, at: Position) -> None:
+        """After a step or an epoch: write the checkpoint if it is due, and stop if a process has received a signal."""
+        made, every = self.made, self.chosen.every
+        ends_epoch = made.at.order is None
+        stops = bool(self.received)
+        if made.group and made.kept:
+            stops = bool(total(made.group, np.array([len(self.received)]))[0])
+        if stops or (ends_epoch if every is None else not ends_epoch and len(self.losses) % every == 0):
+            self._keep()
+        if stops:
+            raise _Stopped
 
-    def draw() -> None:
-        if plot and losses and first:
-            write_plot(plot, _curves(chosen, made, at), f"{chosen.model.name}: {chosen.loss}")
+    def _keep(self) -> None:
+        if self.made.kept:
+            self.made.kept.write(self.made.at)
+            self.written = len(self.losses)
 
-    with stop_signals(*(signal.SIGINT, signal.SIGTERM) if kept else ()) as received:
+    def _draw(self) -> None:
+        chosen, made = self.chosen, self.made
+        if chosen.plot and self.losses and made.first:
+            write_plot(chosen.plot, _curves(chosen, made), f"{chosen.model.name}: {chosen.loss}")
 
-        def reached_point(_: Position) -> None:
-            ends_epoch = at.order is None
-            stops = bool(total(group, np.array([len(received)]))[0]) if group and kept else bool(received)
-            if stops or (ends_epoch if chosen.every is None else not ends_epoch and len(losses) % chosen.every == 0):
-                keep()
-            if stops:
-                raise _Stopped
+    def _stopped(self) -> NoReturn:
+        chosen, made = self.chosen, self.made
+        with suppress(InvalidInput):
+            self._draw()
+        if made.first:
+            _tell_stopped(f"step {len(self.losses)} of {made.steps}", chosen.checkpoint, self.written, chosen.target_file)
+        sys.exit(128 + (self.received[0] if self.received else signal.SIGINT))
 
-        try:
-            with progress(steps - len(losses), "training", quiet=chosen.as_json or not first) as step:
-                fit(made.model, *made.data, epochs=chosen.epochs, batch_size=chosen.batch_size, validation=made.held_out,
-                    evaluate=measure, progress=lambda text: step(text), start=at, reached=reached_point, group=group)  # fmt: skip
-            if written < len(losses) or chosen.every:
-                keep()
-        except (_Stopped, KeyboardInterrupt):
-            with suppress(InvalidInput):
-                draw()
-            if first:
-                _tell_stopped(f"step {len(losses)} of {steps}", chosen.checkpoint, written, chosen.target_file)
-            sys.exit(128 + (received[0] if received else signal.SIGINT))
-        except InvalidInput as error:
-            with suppress(InvalidInput):
-                draw()
-            if error.code == "SX343" and kept and written > 0:
-                error.hint = f"{kept.path} holds step {written}: resume it with a lower --lr"
-            raise
-    if chosen.target_file and first:
-        save(updated(made.empty, made.model), chosen.target_file, folder=made.folder, check=False)
-    draw()
-    return at
+    def _failed(self, error: InvalidInput) -> None:
+        with suppress(InvalidInput):
+            self._draw()
+        kept = self.made.kept
+        if error.code == "SX343" and kept and self.written > 0:
+            error.hint = f"{kept.path} holds step {self.written}: resume it with a lower --lr"
 
 
-def _curves(chosen: TrainOptions, made: TrainSetup, at: Position) -> dict[str, Curve]:
+def _curves(chosen: TrainOptions, made: TrainSetup) -> dict[str, Curve]:
     """The losses of the training and of the validation."""
-    found: dict[str, Curve] = {"training": list(enumerate(at.history.losses, 1))}
-    if at.history.validation:
+    found: dict[str, Curve] = {"training": list(enumerate(made.at.history.losses, 1))}
+    if made.at.history.validation:
         each = made.steps // chosen.epochs
-        found["validation"] = [((i + 1) * each, seen["loss"]) for i, seen in enumerate(at.history.validation)]
+        found["validation"] = [((i + 1) * each, seen["loss"]) for i, seen in enumerate(made.at.history.validation)]
     return found
 
 
-def _tell(chosen: TrainOptions, made: TrainSetup, at: Position) -> None:
+def _tell(chosen: TrainOptions, made: TrainSetup) -> None:
     """Print the losses and the measurements."""
     if chosen.as_json:
-        write_json({"losses": at.history.losses, "validation": at.history.validation})
+        write_json({"losses": made.at.history.losses, "validation": made.at.history.validation})
         return
     table = _CURVES.table()
-    for name, curve in _curves(chosen, made, at).items():
+    for name, curve in _curves(chosen, made).items():
         drawn = line(curve, out.encoding, max(8, min(60, out.width - 52)))
         table.add(name, curve[-1][0], curve[0][1], curve[-1][1], drawn)
     show(table)
-    for i, seen in enumerate(at.history.validation):
+    for i, seen in enumerate(made.at.history.validation):
         echo(f"epoch {i + 1}: " + ", ".join(f"validation {n} {v:.4g}" for n, v in seen.items()))
 
 
