@@ -237,6 +237,30 @@ limit_option = click.option(
 )
 
 
+def collected(
+    name: str, kind: type[Any], options: Sequence[Callable[..., Any]]
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Return a decorator that adds options, which the command receives as one object.
+
+    Args:
+        name: The keyword of the object.
+        kind: Its class, a dataclass whose fields are the parameters of the options.
+        options: The options, in the order of the help.
+    """
+
+    def add(command: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(command)
+        def run(**given: Any) -> Any:
+            values = {f.name: given.pop(f.name) for f in fields(kind)}
+            return command(**{name: kind(**values)}, **given)
+
+        for option in reversed(options):
+            run = option(run)
+        return run
+
+    return add
+
+
 _PLAN = (
     click.option("--threads", type=click.IntRange(1, 1024), help="Threads of a run on the CPU (default: the usable cores)."),
     click.option("--precision", type=click.Choice(["float32", "bf16"]), default="float32", show_default=True,

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
-from functools import wraps
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +14,7 @@ from singa_backend import Value
 from singa_backend.proto import test_data
 
 from . import _feeds
-from ._common import SEED, model_argument, pairs_of
+from ._common import SEED, collected, model_argument, pairs_of
 
 if TYPE_CHECKING:
     from singa_backend.debug import Source
@@ -31,15 +30,7 @@ _OPTIONS = (
 
 def model_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add MODEL and the options; the command receives them as `model` and `inputs`, an `InputOptions`."""
-
-    @wraps(command)
-    def run(**given: Any) -> Any:
-        inputs = InputOptions(**{f.name: given.pop(f.name) for f in fields(InputOptions)})
-        return command(inputs=inputs, **given)
-
-    for option in reversed(_OPTIONS):
-        run = option(run)
-    return model_argument(run)
+    return model_argument(collected("inputs", InputOptions, _OPTIONS)(command))
 
 
 @dataclass(frozen=True)
