@@ -84,15 +84,7 @@ def call(
         names = ", ".join(p.name for p in schema.inputs)
         raise InvalidInput(f"{name} takes the inputs {names or 'none'}, got {len(inputs)}", code="SX301", operator=name)
     symbols = [_operand(scope, x, name, _parameter(schema, i).is_homogeneous) for i, x in enumerate(inputs)]
-    given = {n: v for n, v in attributes.items() if v is not None}
-    for n in given:
-        if n not in schema.attributes:
-            known = list(schema.attributes)
-            text = f"an attribute of {name} must be one of {', '.join(known) or 'none'}, got {n!r}"
-            raise InvalidInput(text + did_you_mean(n, known), code="SX333", operator=name)
-    for n, attribute in schema.attributes.items():
-        if attribute.required and n not in given:
-            raise InvalidInput(f"{name} requires the attribute {n!r}", code="SX333", operator=name)
+    given = _given(schema, name, attributes)
     types = [s.type if isinstance(s, Symbol) else None for s in symbols]
     _check_types(schema, name, types)
     values = _numbers(scope, domain, name, symbols)
@@ -116,6 +108,20 @@ def call(
             error.locate(operator=name, dtypes=[dtypes.onnx_name(k.dtype) for k in tensors], shapes=[k.shape for k in tensors])
         raise
     return [Value(y) for y in made]
+
+
+def _given(schema: defs.OpSchema, name: str, attributes: Mapping[str, Any]) -> dict[str, Any]:
+    """The attributes that are not None; raises InvalidInput (SX333) for an unknown or missing one."""
+    given = {n: v for n, v in attributes.items() if v is not None}
+    for n in given:
+        if n not in schema.attributes:
+            known = list(schema.attributes)
+            text = f"an attribute of {name} must be one of {', '.join(known) or 'none'}, got {n!r}"
+            raise InvalidInput(text + did_you_mean(n, known), code="SX333", operator=name)
+    for n, attribute in schema.attributes.items():
+        if attribute.required and n not in given:
+            raise InvalidInput(f"{name} requires the attribute {n!r}", code="SX333", operator=name)
+    return given
 
 
 def call_custom(operator: CustomOperator, inputs: Sequence[Any], attributes: Mapping[str, Any]) -> list[Value]:
