@@ -20,10 +20,12 @@ from singa_backend.proto.save import data_name, locations, old_data, tensors
 from singa_backend.proto.save import save as write_model
 
 from ._onnx.custom_exporters import exporter
-from ._onnx.export import ExportReport, convert, export, to_onnx
+from ._onnx.export import convert, export, to_onnx
+from ._onnx.export_options import ExportReport
 from ._onnx.frontend import SingaFrontend
 from ._onnx.graph_function import GraphFunction, graph
-from ._onnx.graph_values import Operators, Value, op
+from ._onnx.graph_operators import Operators, op
+from ._onnx.graph_values import Value
 from ._onnx.model import SONNXModel
 from ._onnx.operators import Operator, define_operator, register_operator
 from ._onnx.rep import OnnxAttributes, OnnxNode, SingaBackend, SingaRep, get_op

@@ -18,7 +18,7 @@ from onnx import checker
 from tests.helpers.paths import TESTS
 
 from singa import sonnx
-from singa._onnx.export import Options
+from singa._onnx.export_options import Options
 from singa.cli import main
 from singa_backend.errors import InvalidInput
 

@@ -21,7 +21,7 @@ from rich.console import Console
 import singa.cli._common as common
 from singa.cli import main
 from singa.cli._main import COMMANDS
-from singa.cli._tables import NAME, NUMBER, WHOLE, WORDS, Columns, Table, graphemes, shown
+from singa.cli._tables import NAME, NUMBER, WHOLE, WORDS, Columns, TextTable, graphemes, shown
 
 WIDTHS = (40, 60, 80, 120, None)
 NUMBERS = (1e-300, -(2**63), 2**63 - 1, 6.40422603e-10, -1.2345678e-38, float("nan"), float("-inf"), 0, 0.1, 1e22, 99.99995, None)
@@ -68,7 +68,7 @@ def text_of(lines: list[tuple[str, str]]) -> str:
     return "\n".join(line for line, _ in lines)
 
 
-def check(table: Table, width: int | None) -> None:
+def check(table: TextTable, width: int | None) -> None:
     lines = [line for line, _ in table.lines(width)]
     text = "\n".join(lines)
     kinds = list(table.columns.kinds.values())
@@ -87,7 +87,7 @@ def check(table: Table, width: int | None) -> None:
     check_names(table, width, text)
 
 
-def check_names(table: Table, width: int | None, text: str) -> None:
+def check_names(table: TextTable, width: int | None, text: str) -> None:
     """Every name is in the text: whole, folded over lines of a record, or cut so that it matches one name of its column."""
     flat = re.sub(r"\n +", "", text)
     for i, kind in enumerate(table.columns.kinds.values()):

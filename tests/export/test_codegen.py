@@ -27,7 +27,7 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper, parser
 from tests.helpers.paths import TESTS
 
 from singa import autograd, codegen, device, opt, sonnx
-from singa._codegen.text import Names, array_text, number, quoted
+from singa._codegen.text import Identifiers, array_text, number, quoted
 from singa._core import ops, tape
 from singa._core.tensor import Tensor
 from singa.cli import main
@@ -329,7 +329,7 @@ def test_odd_names_stay_apart(tmp_path: Path) -> None:
 
 
 def test_identifiers() -> None:
-    names = Names({"taken"})
+    names = Identifiers({"taken"})
     wishes = [
         "a.b",
         "a_b",

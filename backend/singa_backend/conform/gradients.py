@@ -267,7 +267,7 @@ def _point(case: generate.NodeCase, rng: np.random.Generator, every: bool = Fals
     return point
 
 
-def _draws(case: generate.Case) -> bool:
+def _draws(case: generate.NodeCase) -> bool:
     """Whether the node may draw random numbers, and has no seed that makes each run draw the same ones."""
     random = any(has_trait(case.domain, case.operator, trait) for trait in ("random", "random_in_training"))
     return random and "seed" in case.schema.attributes and all(a.name != "seed" for a in case.node.attribute)

@@ -154,8 +154,8 @@ def define_operator(
         inputs: "x: T" for each input, "x?: T" for an optional one; None for the annotations of the function.
         outputs: "y: T" for each output; None for the annotation of the result.
         types: the element types that each type parameter allows; T allows the floats.
-        gradient: the gradient, as for `CustomOperator.gradient`.
-        function: the function body, as for `CustomOperator.function`.
+        gradient: the gradient, as for the method `gradient` of an operator.
+        function: the function body, as for the method `function` of an operator.
         traits: facts of the operator, such as "unary" for one value for each value of the first input.
         doc: the documentation; by default that of the function.
 
@@ -173,7 +173,7 @@ def define_operator(
 
         rep = SingaBackend.prepare("net.onnx", operators=[Squareplus])
     """
-    return definition(CustomOperator, False, name, domain, version, inputs, outputs, types, gradient, function, traits, doc)
+    return _definition(False, name, domain, version, inputs, outputs, types, gradient, function, traits, doc)
 
 
 def register_operator(
@@ -198,8 +198,8 @@ def register_operator(
         inputs: "x: T" for each input, "x?: T" for an optional one; None for the annotations of the function.
         outputs: "y: T" for each output; None for the annotation of the result.
         types: the element types that each type parameter allows; T allows the floats.
-        gradient: the gradient, as for `CustomOperator.gradient`.
-        function: the function body, as for `CustomOperator.function`.
+        gradient: the gradient, as for the method `gradient` of an operator.
+        function: the function body, as for the method `function` of an operator.
         traits: facts of the operator, such as "unary" for one value for each value of the first input.
         doc: the documentation; by default that of the function.
 
@@ -215,11 +215,10 @@ def register_operator(
         def Squareplus(xp, x: "float", *, b: float = 4.0) -> "float":
             return (x + xp.sqrt(x * x + b)) / 2
     """
-    return definition(CustomOperator, True, name, domain, version, inputs, outputs, types, gradient, function, traits, doc)
+    return _definition(True, name, domain, version, inputs, outputs, types, gradient, function, traits, doc)
 
 
-def definition(
-    kind: type[Self],
+def _definition(
     registers: bool,
     name: str,
     domain: str,
@@ -231,8 +230,8 @@ def definition(
     function: Callable[..., Any] | None,
     traits: Sequence[str],
     doc: str,
-) -> Callable[[Callable[..., Any]], Self]:
-    """The decorator of `define_operator` and `register_operator`, which returns objects of the class `kind`."""
+) -> Callable[[Callable[..., Any]], CustomOperator]:
+    """The decorator of `define_operator` and `register_operator`."""
     if callable(name):
         raise _wrong("the decorator needs a domain: write @register_operator(domain=...)")
     if not isinstance(domain, str) or not re.fullmatch(_DOMAIN, domain):
@@ -244,7 +243,7 @@ def definition(
     if unknown := sorted(set(traits) - set(TRAITS)):
         raise _wrong(f"a trait must be one of {', '.join(TRAITS)}, got {unknown[0]!r}")
 
-    def declare(body: Callable[..., Any]) -> Self:
+    def declare(body: Callable[..., Any]) -> CustomOperator:
         if not isinstance(body, python_types.FunctionType):
             raise _wrong(f"an operator must be computed by a function, got a {type(body).__name__}")
         plain = name or body.__name__
@@ -267,7 +266,7 @@ def definition(
             domain=place,
             version=version,
         )
-        made = kind(operator(plain, version, domain=place, traits=traits)(_bare(body)), domain, version)
+        made = CustomOperator(operator(plain, version, domain=place, traits=traits)(_bare(body)), domain, version)
         try:
             if gradient is not None:
                 made.gradient(gradient)
@@ -280,6 +279,13 @@ def definition(
         return made
 
     return declare
+
+
+def adopted(made: CustomOperator, kind: type[Self]) -> Self:
+    """The operator as an object of a subclass, which takes its place."""
+    found = kind(made.declaration, made.domain, made.version)
+    _made[made.declaration.domain, made.name, made.version] = found
+    return found
 
 
 class _Form:

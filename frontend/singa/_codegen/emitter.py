@@ -19,10 +19,10 @@ from singa_backend.proto.values import sizes
 
 from ..model import Model
 from .lowering import Lowered
-from .stored import Stored, refused
+from .stored import StoredArrays, refused
 from .text import (
     Expr,
-    Names,
+    Identifiers,
     array_text,
     call,
     code_text,
@@ -99,7 +99,7 @@ class Emitter:
     """
 
     model: Lowered
-    stored: Stored
+    stored: StoredArrays
     initial: list[Assign] = field(default_factory=list)
     helpers: set[str] = field(default_factory=set)
     layers: int = 0
@@ -107,8 +107,8 @@ class Emitter:
 
     def __post_init__(self) -> None:
         own = {*dir(Model), *Model().__dict__, "weights", "optimizer"}
-        self.attributes = Names(own)
-        self.locals = Names(_TAKEN)
+        self.attributes = Identifiers(own)
+        self.locals = Identifiers(_TAKEN)
         self.expressions: dict[str, str] = {}
         self.uses = Counter(_used(self.model.graph))
         self.constants: dict[str, np.ndarray] = dict(self.model.constants)

@@ -15,7 +15,7 @@ from singa_backend.proto.values import Value
 from . import layers
 from .emitter import Assign, Emitter, Function, rendered
 from .lowering import Lowered
-from .stored import Stored
+from .stored import StoredArrays
 from .templates import COMPARE, END, HELPERS, MAIN, TRAIN_OPTION, TRAIN_RUN, inputs, run, weights
 from .text import call, flat, lines, quoted, shortened, statement, tuple_of
 
@@ -34,13 +34,13 @@ def spare_weights(text: str, stem: str) -> str:
     return found[1] if found else ""
 
 
-def write(model: Lowered, stem: str) -> tuple[str, Stored, dict[str, int]]:
+def write(model: Lowered, stem: str) -> tuple[str, StoredArrays, dict[str, int]]:
     """The text of the program, its arrays, and the numbers of its nodes, layers and parameters.
 
     stem: the name of the file, for the usage text.
     Raises UnsupportedModel for a node that cannot be written.
     """
-    stored = Stored()
+    stored = StoredArrays()
     stored.reserve([*model.parameters, *model.statistics, *model.constants])
     emitter = Emitter(model, stored)
     body = list(_statements(emitter))

@@ -18,7 +18,7 @@ _LONGEST = 90
 
 
 @dataclass
-class Stored:
+class StoredArrays:
     """The arrays of a program.
 
     Attributes:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .stored import Stored
+from .stored import StoredArrays
 from .text import quoted
 
 _WEIGHTS = '''
@@ -41,7 +41,7 @@ def read(name, array):
 '''
 
 
-def weights(stored: Stored) -> str:
+def weights(stored: StoredArrays) -> str:
     """The class that reads the arrays, preceded by the function that converts bits and texts if there are any."""
     if not stored.narrow and not any(a.dtype.kind == "U" for a in stored.arrays.values()):
         return _WEIGHTS.replace("READ", "file[name]")

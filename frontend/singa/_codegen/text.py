@@ -7,7 +7,7 @@ import keyword
 import math
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -26,7 +26,7 @@ SMALL = 8
 
 
 @dataclass(frozen=True)
-class Group:
+class Bracketed:
     """An expression in brackets: a call, a list.  literal: a list or tuple, which is broken into one element per line."""
 
     open: str
@@ -35,17 +35,17 @@ class Group:
     literal: bool = False
 
 
-Expr: TypeAlias = str | Group
+Expr: TypeAlias = str | Bracketed
 
 
-def call(function: str, items: Iterable[Expr]) -> Group:
+def call(function: str, items: Iterable[Expr]) -> Bracketed:
     """A call with these arguments; keyword arguments include their name: `axis=1`."""
-    return Group(f"{function}(", tuple(items))
+    return Bracketed(f"{function}(", tuple(items))
 
 
 def named(name: str, value: Expr) -> Expr:
     """A keyword argument."""
-    return f"{name}={value}" if isinstance(value, str) else Group(f"{name}={value.open}", value.items, value.close, value.literal)
+    return f"{name}={value}" if isinstance(value, str) else replace(value, open=f"{name}={value.open}")
 
 
 def flat(expr: Expr) -> str:
@@ -94,7 +94,7 @@ def cleaned(name: str, fallback: str) -> str:
     return text if text[:1].isalpha() else f"{fallback}_{text}".strip("_")
 
 
-class Names:
+class Identifiers:
     """Creates unique identifiers: `a.b` and `a_b` become `a_b` and `a_b_2`."""
 
     def __init__(self, taken: Iterable[str] = ()) -> None:
@@ -165,11 +165,11 @@ def code_text(code: int) -> str:
     return f"TensorProto.{TensorProto.DataType.Name(code)}" if dtypes.is_known(code) else str(code)
 
 
-def sequence(items: Sequence[Expr]) -> Group:
+def sequence(items: Sequence[Expr]) -> Bracketed:
     """A list."""
-    return Group("[", tuple(items), "]", literal=True)
+    return Bracketed("[", tuple(items), "]", literal=True)
 
 
 def tuple_of(items: Sequence[Expr]) -> Expr:
     """A tuple; one of a single item is never broken."""
-    return f"({flat(items[0])},)" if len(items) == 1 else Group("(", tuple(items), literal=True)
+    return f"({flat(items[0])},)" if len(items) == 1 else Bracketed("(", tuple(items), literal=True)

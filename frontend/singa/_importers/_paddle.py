@@ -9,8 +9,9 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
@@ -119,23 +120,11 @@ def from_paddle(
     plain = argument_names if len(argument_names) == len(fed) == len(args) else [f"input_{i}" for i in range(len(fed))]
     names = list(input_names) if input_names else plain
     check_axes(dynamic_axes, names)
-    rest = iter(zip(names, fed, strict=True))
-
-    def spec(x: Any) -> Any:
-        if not is_array(x):
-            return x
-        name, x = next(rest)
-        return paddle.static.InputSpec(list(open_sizes(name, x.shape, dynamic_axes)), x.dtype, f"input_{names.index(name)}")
-
+    specs = partial(_specs, paddle, args, dict(zip(names, fed, strict=True)), dynamic_axes)
     own = _own_names(layer)
-    marks: dict[str, Any] = {}
     with exporting(*who), _mode(paddle, layer, False, {}), paddle.no_grad():
         result = layer(*args)
-    with _mode(paddle, layer, train, marks), tempfile.TemporaryDirectory(prefix="sonnx") as folder:
-        with exporting(*who), paddle.utils.unique_name.guard():
-            paddle.jit.save(layer, f"{folder}/model", input_spec=[rebuilt(a, spec) for a in args])
-        proto = _converted(Path(folder), opset or _OPSET, who)
-    _unmark(proto, marks)
+    proto = _traced(paddle, layer, specs, train, opset or _OPSET, who)
     _to_initializers(proto, own)
     _as_given(proto, result)
     separate(proto)
@@ -171,6 +160,30 @@ def _arguments(layer: Any, inputs: Any) -> tuple[list[Any], list[str]]:
         return args, list(signature.bind(*args).arguments)
     except TypeError as error:
         raise InvalidInput(f"the inputs do not fit the layer: {error}", code="SX301") from None
+
+
+def _specs(paddle: Any, args: Sequence[Any], fed: Mapping[str, Any], dynamic_axes: Mapping[str, Any] | None) -> list[Any]:
+    """The arguments with an InputSpec in place of each array; `fed` has the arrays by name, in order."""
+    rest = iter(enumerate(fed.items()))
+
+    def spec(x: Any) -> Any:
+        if not is_array(x):
+            return x
+        i, (name, x) = next(rest)
+        return paddle.static.InputSpec(list(open_sizes(name, x.shape, dynamic_axes)), x.dtype, f"input_{i}")
+
+    return [rebuilt(a, spec) for a in args]
+
+
+def _traced(paddle: Any, layer: Any, specs: Callable[[], list[Any]], train: bool, opset: int, who: tuple[str, str]) -> ModelProto:
+    """Trace the layer in a mode, and convert the program; a failure of `specs` is one of the exporter."""
+    marks: dict[str, Any] = {}
+    with _mode(paddle, layer, train, marks), tempfile.TemporaryDirectory(prefix="sonnx") as folder:
+        with exporting(*who), paddle.utils.unique_name.guard():
+            paddle.jit.save(layer, f"{folder}/model", input_spec=specs())
+        proto = _converted(Path(folder), opset, who)
+    _unmark(proto, marks)
+    return proto
 
 
 def _own_names(layer: Any) -> dict[str, str]:

@@ -99,14 +99,8 @@ def from_tensorflow(
     check_axes(dynamic_axes, names)
     shapes = [open_sizes(n, s, dynamic_axes) for n, s in zip(names, _open(model, specs), strict=True)]
     signature = [tf.TensorSpec(s, x.dtype, name=f"input_{i}") for i, (s, x) in enumerate(zip(shapes, specs, strict=True))]
-    call = _caller(tf, model)
+    flat = _flat(tf, _caller(tf, model), form)
     tensors = [x if tf.is_tensor(x) else _drawn(tf, x) for x in specs]
-
-    def flat(*tensors: Any) -> list[Any]:
-        """Call the model with its tensors in order; `tf.identity` makes the names of outputs distinct."""
-        rest = iter(tensors)
-        return [tf.identity(y) for y in leaves(call(rebuilt(form, lambda x: next(rest) if is_array(x) else x)))]
-
     with exporting(*who):
         expected = [as_array(y) for y in flat(*tensors)] if check or train else []  # the first call creates weights
         if train:
@@ -119,6 +113,17 @@ def from_tensorflow(
     if check:
         verify(found, outputs(found, names, tensors), expected, tolerance, who)
     return found
+
+
+def _flat(tf: Any, call: Callable[..., Any], form: Any) -> Callable[..., list[Any]]:
+    """A function that calls the model with its tensors in order."""
+
+    def flat(*tensors: Any) -> list[Any]:
+        rest = iter(tensors)
+        values = leaves(call(rebuilt(form, lambda x: next(rest) if is_array(x) else x)))
+        return [tf.identity(y) for y in values]  # makes the names of outputs distinct
+
+    return flat
 
 
 def _export(tf: Any, tf2onnx: Any, flat: Callable[..., Any], signature: list[Any], opset: int | None) -> ModelProto:

@@ -13,7 +13,6 @@ import contextlib
 import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ import numpy as np
 from onnx import GraphProto, ModelProto, TypeProto, helper
 
 from singa_backend import dtypes, passes
-from singa_backend.errors import InvalidInput, Problem, UnsupportedModel, check_keywords
+from singa_backend.errors import InvalidInput, Problem, UnsupportedModel
 from singa_backend.ir.graph import Graph
 from singa_backend.ir.reader import read
 from singa_backend.limits import reports_shortage
@@ -31,144 +30,30 @@ from singa_backend.opsets.writer import LEAST, UNWRITTEN, OpsetWriter, Unwritabl
 from singa_backend.proto import checker, save
 from singa_backend.proto.load import ModelSource, load_model
 from singa_backend.proto.messages import reads
-from singa_backend.proto.schemas import newest, schemas
+from singa_backend.proto.schemas import schemas
 from singa_backend.proto.values import sizes
 
 from .._core import provenance, tape, trace
 from .._core.provenance import CHANGED, RecordedCall
 from .._core.tensor import Tensor, op
 from .._core.trace import Trace
-from .._core.variable import tensor_list
-from ..device import Device, default_device
+from ..device import default_device
 from ..model import Model
 from . import custom_exporters
+from .export_inputs import (
+    check_dynamic_axes,
+    checked_names,
+    declared,
+    declared_types,
+    distinct_names,
+    example_tensors,
+    model_device,
+    opened_type,
+    overridden_type,
+)
+from .export_options import DEFAULT_OPSET, ExportReport, Options, options_of
 from .marks import mark_parameters
 from .run_once import run_once
-
-DEFAULT_OPSET = 18
-"""The opset if none is requested and the model did not come from a file; it is raised if operators need a newer one."""
-
-
-@dataclass
-class ExportReport:
-    """A report of an export; `str(report)` is a table.
-
-    Attributes:
-        operations: the number of calls of each operator, by name.
-        attributes: the number of uses of each attribute, by name.
-        mapped: the number of calls of each operator that were written.
-        unmapped: the number of calls of each operator that could not be written.
-        exceptions: the reason for each call that could not be written, one line each.
-        opset: the opset of the model.
-        ir_version: the IR version of the model.
-        passes: the report of the passes; None if the model was not optimized.
-        warnings: the warnings, one line each.
-        path: the path of the file; None if no file was written.
-    """
-
-    operations: Counter[str] = field(default_factory=Counter)
-    attributes: Counter[str] = field(default_factory=Counter)
-    mapped: Counter[str] = field(default_factory=Counter)
-    unmapped: Counter[str] = field(default_factory=Counter)
-    exceptions: list[str] = field(default_factory=list)
-    opset: int = 0
-    ir_version: int = 0
-    passes: passes.Report | None = None
-    warnings: list[str] = field(default_factory=list)
-    path: str | None = None
-
-    def __str__(self) -> str:
-        def table(title: str, counts: Counter[str]) -> list[str]:
-            return [f"{title}: {counts.total()}", *(f"  {n:<32} {k:>5}" for n, k in sorted(counts.items()))]
-
-        lines = [f"opset {self.opset}, IR version {self.ir_version}", *table("operations", self.operations)]
-        lines += [*table("attributes", self.attributes), *table("mapped", self.mapped), *table("unmapped", self.unmapped)]
-        lines += [f"exception: {e}" for e in self.exceptions] + [f"warning: {w}" for w in self.warnings]
-        lines += [str(self.passes)] if self.passes else []
-        return "\n".join([*lines, f"written to {self.path}" if self.path else "not written to a file"])
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the report as plain data.
-
-        Returns:
-            A dict from the name of each field to numbers, strings, lists and dicts, ready for `json.dumps`.
-        """
-        counts = ("operations", "attributes", "mapped", "unmapped")
-        return {**{n: dict(sorted(getattr(self, n).items())) for n in counts}, "exceptions": list(self.exceptions),
-                "opset": self.opset, "ir_version": self.ir_version, "warnings": list(self.warnings), "path": self.path,
-                "passes": self.passes.to_dict() if self.passes else None}  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Options:
-    """The options of an export; the keywords of `to_onnx`, `export`, `convert` and `export_and_check`.
-
-    Attributes:
-        opset: the opset of the file, 7 to the newest.  None for the opset of the file that the model came from, otherwise 18,
-            raised if operators need a newer one.
-        extra_opsets: (domain, version) pairs of custom domains.
-        training: whether to write the training form; the inference form by default.
-        input_names: the names of the inputs, in order; None for the names of the tensors, or of the file.
-        output_names: the names of the outputs, in order; None for the names of the tensors, or of the file.
-        dynamic_axes: a dict from an input's name to {axis: symbolic size}, or to a list of axes; these sizes stay open.
-        shape_override: a dict from a value's name to its shape; the shapes after it are inferred again.
-        keep_initializers_as_inputs: whether to list the initializers among the inputs.
-        optimize: True to run all passes, or a list of their names.
-        continue_on_error: whether to report operators that cannot be written and write the rest; each is replaced by a
-            placeholder of the domain "ai.singa.unwritten".  By default they raise an error.
-        check: whether to run onnx's checker on the result, with full_check.
-        run: whether `export` runs the file once in onnxruntime, if that is installed, with the example inputs; in a child
-            process, and before the file is moved to its place.  Not with `training` or `continue_on_error`.
-        external_data: whether to write weights to a separate file; None to do so only above 2 GB.
-        metadata: entries of the model's metadata_props.
-        doc: the doc_string of the model.
-
-    Raises:
-        InvalidInput: the opset is not supported, or `extra_opsets` is not a list of pairs (SX323).
-    """
-
-    opset: int | None = None
-    extra_opsets: Sequence[tuple[str, int]] = ()
-    training: bool = False
-    input_names: Sequence[str] | None = None
-    output_names: Sequence[str] | None = None
-    dynamic_axes: Mapping[str, Any] | None = None
-    shape_override: Mapping[str, Sequence[Any]] | None = None
-    keep_initializers_as_inputs: bool = False
-    optimize: bool | Sequence[str] = False
-    continue_on_error: bool = False
-    check: bool = True
-    run: bool = True
-    external_data: bool | None = None
-    metadata: Mapping[str, str] | None = None
-    doc: str = ""
-
-    def __post_init__(self) -> None:
-        if self.opset is not None:
-            check_opset("opset", self.opset, LEAST)
-        for option in ("input_names", "output_names"):
-            names = getattr(self, option)
-            if names is not None and not (isinstance(names, (list, tuple)) and all(isinstance(n, str) for n in names)):
-                raise InvalidInput(f"{option} must be a list of names, got {names!r}", code="SX355")
-        pairs = self.extra_opsets
-        if not isinstance(pairs, (list, tuple)) or not all(
-            isinstance(p, (list, tuple)) and len(p) == 2 and isinstance(p[0], str) and isinstance(p[1], int) for p in pairs
-        ):
-            raise InvalidInput(f"extra_opsets must be a list of (domain, version) pairs, got {pairs!r}", code="SX323")
-
-
-def check_opset(what: str, opset: Any, lowest: int) -> int:
-    """The opset; raises InvalidInput (SX323) unless it is an integer from `lowest` to the newest opset."""
-    top = newest("")
-    if isinstance(opset, bool) or not isinstance(opset, (int, np.integer)) or not lowest <= opset <= top:
-        raise InvalidInput(f"{what} must be an integer in [{lowest}, {top}], got {opset!r}", code="SX323")
-    return int(opset)
-
-
-def _options(call: str, options: Mapping[str, Any]) -> Options:
-    """The options of a call; raises UnknownKeyword."""
-    check_keywords(call, options, (f.name for f in fields(Options)))
-    return Options(**options)
 
 
 @reports_shortage
@@ -202,7 +87,7 @@ def to_onnx(inputs: Sequence[Any], y: Any, model_name: str = "sonnx", *, with_re
     for t in ys:
         if not isinstance(t, Tensor):
             raise InvalidInput(f"the outputs to export must be tensors, got a {type(t).__name__}", code="SX353")
-    proto, report = _write(xs, ys, model_name, _options("to_onnx", options), _names(xs), None)
+    proto, report = _write(xs, ys, model_name, options_of("to_onnx", options), distinct_names(xs), None)
     return (proto, report) if with_report else proto
 
 
@@ -241,9 +126,9 @@ def export(
     Example:
         >>> proto = sonnx.export(net, [x], "net.onnx", opset=13, dynamic_axes={"x": {0: "batch"}})
     """
-    chosen = _options("export", options)
+    chosen = options_of("export", options)
     inputs = example_tensors(model, inputs)
-    takes = {n: _overridden(n, t, chosen) for n, t in declared(model, inputs)}
+    takes = {n: overridden_type(n, t, chosen) for n, t in declared(model, inputs)}
     with contextlib.ExitStack() as stack:
         stack.enter_context(model._in_mode(chosen.training))
         if inputs is not None and not chosen.training:
@@ -263,18 +148,6 @@ def export(
     return (proto, report) if with_report else proto
 
 
-def _names(xs: Sequence[Tensor]) -> list[str]:
-    """Distinct names of the tensors; unnamed ones are numbered."""
-    plain = ["" if t.name.startswith("Dummy#") else t.name for t in xs]
-    found: list[str] = []
-    for i, name in enumerate(plain):
-        wish = name or ("input" if len(xs) == 1 else f"input_{i}")
-        while wish in found:
-            wish += "_"
-        found.append(wish)
-    return found
-
-
 def _write(
     xs: Sequence[Tensor],
     ys: Sequence[Tensor],
@@ -287,11 +160,11 @@ def _write(
 ) -> tuple[ModelProto, ExportReport]:
     """Replay the outputs' origins into a graph; if no opset was requested and operators need a higher one, replay again."""
     if options.input_names is not None:
-        names = _listed("input_names", options.input_names, len(xs))
+        names = checked_names("input_names", options.input_names, len(xs))
     if types is None:
-        types = [_overridden(n, trace.type_of(t), options) for n, t in zip(names, xs, strict=True)]
-    types = [_opened(n, t, options) for n, t in zip(names, types, strict=True)]
-    _known_names(options, names)
+        types = [overridden_type(n, trace.type_of(t), options) for n, t in zip(names, xs, strict=True)]
+    types = [opened_type(n, t, options) for n, t in zip(names, types, strict=True)]
+    check_dynamic_axes(options, names)
     graphs = _graphs(ys)
     opset = options.opset or _natural(graphs)
     opened = False
@@ -302,7 +175,7 @@ def _write(
             opset = max(n for n in least if n is not None)
             continue
         if attempt.writer.builder.contradictions and not opened:
-            types, opened = _as_declared(names, types, graphs, options), True
+            types, opened = declared_types(names, types, graphs, options), True
             continue
         break
     if opened:
@@ -441,7 +314,7 @@ class _Replay:
 
     def _output_names(self, ys: Sequence[Tensor]) -> list[str]:
         if self.options.output_names is not None:
-            return _listed("output_names", self.options.output_names, len(ys))
+            return checked_names("output_names", self.options.output_names, len(ys))
         links = [y._origin for y in ys if y._origin is not None]
         graph = links[0].origin.graph if links else None
         if graph is not None and len(links) == len(ys) and all(link.origin.graph is graph for link in links):
@@ -520,7 +393,7 @@ def convert(
     Example:
         >>> sonnx.convert("net.onnx", 11, "older.onnx")
     """
-    chosen = _options("convert", {"opset": opset, **options})
+    chosen = options_of("convert", {"opset": opset, **options})
     for name in ("training", "input_names", "output_names", "dynamic_axes"):
         if getattr(chosen, name):
             raise InvalidInput(
@@ -683,92 +556,3 @@ def _take_types(graph: GraphProto, inferred: GraphProto) -> None:
         for a, b in zip(node.attribute, typed.attribute, strict=True):
             if a.HasField("g"):
                 _take_types(a.g, b.g)
-
-
-# --- names and types --------------------------------------------------------------------------------------------------
-
-
-def _listed(what: str, names: Sequence[str], count: int) -> list[str]:
-    if len(names) != count or len(set(names)) != count or not all(names):
-        raise InvalidInput(f"{what} must be {count} different names, got {list(names)}", code="SX355")
-    return list(names)
-
-
-def _known_names(options: Options, names: Sequence[str]) -> None:
-    for name in options.dynamic_axes or {}:
-        if name not in names:
-            raise InvalidInput(f"dynamic_axes must name inputs ({', '.join(names)}), got {name!r}", code="SX355")
-
-
-def _overridden(name: str, type: TypeProto, options: Options) -> TypeProto:
-    shape = (options.shape_override or {}).get(name)
-    return type if shape is None else helper.make_tensor_type_proto(type.tensor_type.elem_type, list(shape))
-
-
-def _as_declared(names: Sequence[str], types: Sequence[TypeProto], graphs: Sequence[Graph], options: Options) -> list[TypeProto]:
-    """The types of the inputs with the sizes that the file declares, or open ones; those of `shape_override` stay."""
-    declared = {v.name: v.shape for g in graphs for v in g.inputs} if len(graphs) == 1 else {}
-    found = []
-    for name, type in zip(names, types, strict=True):
-        tensor = type.tensor_type
-        if name in (options.shape_override or {}) or type.WhichOneof("value") != "tensor_type":
-            found.append(type)
-            continue
-        now, there = sizes(tensor), declared.get(name)
-        known = there if there is not None and len(there) == len(now) else [None] * len(now)
-        kept = [d if isinstance(d, str) else k for d, k in zip(now, known, strict=True)]  # names of dynamic_axes
-        found.append(helper.make_tensor_type_proto(tensor.elem_type, kept))
-    return found
-
-
-def _opened(name: str, type: TypeProto, options: Options) -> TypeProto:
-    """The type with open sizes on its dynamic axes."""
-    axes = (options.dynamic_axes or {}).get(name)
-    if axes is None:
-        return type
-    named = dict(axes) if isinstance(axes, Mapping) else {a: f"{name}_{a}" for a in axes}
-    made = TypeProto()
-    made.CopyFrom(type)
-    dims = made.tensor_type.shape.dim
-    for axis, symbol in named.items():
-        if not -len(dims) <= axis < len(dims):
-            text = f"dynamic_axes of {name!r} must be in [{-len(dims)}, {len(dims)}), got {axis}"
-            raise InvalidInput(text, code="SX355")
-        dims[axis].Clear()
-        dims[axis].dim_param = symbol
-    return made
-
-
-def model_device(model: Model) -> Device:
-    """The device of a model's parameters."""
-    return next((t.device for t in model.get_states().values()), None) or default_device
-
-
-def example_tensors(model: Model, inputs: Sequence[Any] | None) -> list[Tensor] | None:
-    """Example inputs as Tensors: arrays and numbers are put on the device of the model; raises InvalidInput (SX315, SX317)."""
-    if inputs is None:
-        return None
-    listed = isinstance(inputs, (list, tuple))
-    if not listed or any(x is None for x in inputs):
-        got = "None in it" if listed else type(inputs).__name__
-        text = f"inputs must be a list of tensors or arrays, got a {got}"
-        raise InvalidInput(text, code="SX317", hint="pass one example for each input: inputs=[x]")
-    device = model_device(model)
-    return [x if isinstance(x, Tensor) else Tensor(data=x, device=device, requires_grad=False) for x in inputs]
-
-
-def declared(model: Model, inputs: Sequence[Tensor] | None) -> list[tuple[str, TypeProto]]:
-    """The names and types of a model's inputs: those of the file that it came from, or of example tensors."""
-    graph = getattr(getattr(model, "imported", None), "graph", None)
-    if inputs is not None:
-        tensor_list("inputs", inputs)
-        own = [v.name for v in graph.inputs] if graph is not None and len(graph.inputs) == len(inputs) else _names(inputs)
-        return list(zip(own, map(trace.type_of, inputs), strict=True))
-    if graph is None:
-        raise InvalidInput("the inputs of a model of layers are not known", code="SX324", hint="pass inputs=[an example Tensor]")
-    found = []
-    for v in graph.inputs:
-        if v.dtype is None or v.kind != "tensor":
-            raise InvalidInput(f"the type of input {v} is not known", code="SX324", hint="pass inputs=[an example Tensor]")
-        found.append((v.name, helper.make_tensor_type_proto(dtypes.onnx_code(v.dtype), v.shape)))
-    return found

@@ -20,8 +20,10 @@ from singa_backend.opsets.model import to_model
 from singa_backend.opsets.writer import LEAST, OpsetWriter, Unwritable
 
 from .._core.tensor import Tensor
-from .export import DEFAULT_OPSET, check_opset
-from .graph_values import Scope, Value, _converted, _result, current, entered
+from .export_options import DEFAULT_OPSET, check_opset
+from .graph_bodies import result_symbol
+from .graph_operators import call
+from .graph_values import GraphScope, Value, converted, current, entered
 from .rep import SingaBackend
 from .types import OptionalType, SequenceType, TensorType, ValueType, difference, from_proto, narrowed
 
@@ -86,13 +88,13 @@ class GraphFunction:
         writer.builder.refuses_contradictions = writer.builder.marks_constants = True
         xs = {n: Value(writer.input(n, t.to_proto())) for n, t in self.inputs.items()}
         writer.builder.pin(pinned)
-        with entered(Scope(writer, self._names)) as scope:
+        with entered(GraphScope(writer, call, self._names)) as scope:
             made = self._called(xs)
             items = self._items(made, outputs)
             declared = self._declared(len(items))
             symbols = []
             for (n, v), t in zip(items, declared, strict=True):
-                symbol = _result(scope, v, t, self.function.__name__)
+                symbol = result_symbol(scope, v, t, self.function.__name__)
                 if t is not None:
                     found = from_proto(symbol.type)
                     if why := difference(found, t):
@@ -196,7 +198,7 @@ class GraphFunction:
         scope = current()
         values = {}
         for n, v in given.items():
-            symbol = _result(scope, v, self.inputs[n], f"the arguments of {self.function.__name__}")
+            symbol = result_symbol(scope, v, self.inputs[n], f"the arguments of {self.function.__name__}")
             found, wanted = from_proto(symbol.type), self.inputs[n]
             if why := difference(found, wanted):
                 text = f"the input {n!r} of {self.function.__name__} must be {wanted}, got {found}: {why}"
@@ -216,7 +218,7 @@ def _fed(x: Any, type: ValueType, name: str) -> Any:
     if isinstance(type, OptionalType) and x is None:
         return None
     if isinstance(type, TensorType) and not hasattr(x, "__array__"):
-        return _converted(x, type.dtype, f"the input {name!r}")
+        return converted(x, type.dtype, f"the input {name!r}")
     return x
 
 

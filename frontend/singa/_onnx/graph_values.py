@@ -1,4 +1,4 @@
-"""ONNX's operators as functions that write a graph, and the values that they take and return.
+"""The values of a graph that is written in Python, and the scope of the graph that is being written.
 
     y = op.Relu(op.MatMul(x, W) + 1.0)
 
@@ -8,50 +8,48 @@ Every call adds a node at once, with the types of its outputs, so that an error 
 from __future__ import annotations
 
 import contextlib
-import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 import numpy as np
-from onnx import TensorProto, TypeProto, defs
 
 from singa_backend import dtypes
-from singa_backend.errors import InvalidInput, SonnxError, UnsupportedModel, did_you_mean
-from singa_backend.interpreters.base import BOOL, INT, Subgraph, arguments
+from singa_backend.errors import InvalidInput
 from singa_backend.interpreters.builder import GraphBuilder, Symbol
 from singa_backend.ir.custom import CustomOperator
-from singa_backend.opsets.writer import OpsetWriter, type_string
-from singa_backend.proto.schemas import is_private, public_domain, schema_version, schemas, type_strings
+from singa_backend.opsets.writer import OpsetWriter
 
-from .._core.conversions import array_of, dtype_of
+from .._core.conversions import array_of
 from .._core.tensor import Tensor
-from .types import OptionalType, SequenceType, TensorType, ValueType, difference, from_proto, widened
+from .types import TensorType, ValueType, from_proto
 
 
 @dataclass
-class Scope:
+class GraphScope:
     """The graph that is being written.
 
     Attributes:
         writer: what nodes are added to: the graph, or a body of an If, Loop, Scan or SequenceMap.
+        call: adds a call of an operator; arithmetic of values uses it.
         names: the names of arrays, by their ids.
         arrays: the arrays that the graph has as initializers, by their ids.
         operators: the operators of the program that only this graph has.
     """
 
     writer: OpsetWriter
+    call: Callable[[str, Sequence[Any], Mapping[str, Any]], list[Value]]
     names: dict[int, str] = field(default_factory=dict)
     arrays: dict[int, tuple[Any, Symbol]] = field(default_factory=dict)
     operators: dict[tuple[str, str], CustomOperator] = field(default_factory=dict)
 
 
-_current: ContextVar[Scope | None] = ContextVar("graph", default=None)
+_current: ContextVar[GraphScope | None] = ContextVar("graph", default=None)
 
 
 @contextlib.contextmanager
-def entered(scope: Scope) -> Iterator[Scope]:
+def entered(scope: GraphScope) -> Iterator[GraphScope]:
     """The context in which calls of operators write to a graph."""
     token = _current.set(scope)
     try:
@@ -60,7 +58,7 @@ def entered(scope: Scope) -> Iterator[Scope]:
         _current.reset(token)
 
 
-def current() -> Scope:
+def current() -> GraphScope:
     """The graph that is being written; raises InvalidInput (SX394) if there is none."""
     scope = _current.get()
     if scope is None:
@@ -266,171 +264,7 @@ def _unread(what: str, hint: str) -> InvalidInput:
     return InvalidInput(f"{what} of a value is not known while its graph is written, only in a run", code="SX394", hint=hint)
 
 
-# --- operators --------------------------------------------------------------------------------------------------------
-
-
-class Operators:
-    """ONNX's operators, as functions that add nodes to the graph that is being written.
-
-    `op.Relu(x)` takes the inputs in the order of ONNX's schema, None for an absent one, and the attributes by name. Other
-    keywords: `outputs`, the number of results (by default the required ones), and `domain`, such as "ai.onnx.ml". An operator
-    with one result returns a value, otherwise a tuple.
-
-    * An input may be a value, a Python number or list (of the element type that the operator needs), a NumPy array or Tensor
-      (an initializer of its own element type), or a list of integers and integer values, for shapes.
-    * An attribute that is a graph may be a function: the branches of an If, the body of a Loop, Scan or SequenceMap.
-    * An attribute that is an element type may be a type: `op.Cast(x, to=Int64)`.
-    * The operators are those of the newest opset; the graph has their form in its own opset.
-    """
-
-    def __getattr__(self, name: str) -> Callable[..., Any]:
-        if not name[:1].isupper():
-            same = [n for d, n in schemas if d == "" and n.lower() == name.lower()]
-            raise AttributeError(f"ONNX has no operator {name!r}" + (f"; did you mean {same[0]!r}?" if same else ""))
-
-        def function(*inputs: Any, outputs: int | None = None, domain: str = "", **attributes: Any) -> Any:
-            made = call(name, inputs, attributes, outputs, domain)
-            return made[0] if len(made) == 1 and outputs in (None, 1) else tuple(made)
-
-        function.__name__ = name
-        return function
-
-    def constant(self, value: Any, dtype: dtypes.DTypeLike | TensorType | None = None, name: str = "") -> Value:
-        """A constant of the graph.
-
-        Args:
-            value: a number or nested lists of them, a string, an array or a Tensor.
-            dtype: the element type of numbers and lists; by default float32 for floats, int64 for integers. The dtype of an array
-                is kept.
-            name: the name of an initializer; "" for one that is chosen.
-
-        Returns:
-            The value.
-
-        Raises:
-            InvalidInput: the value is not an array (SX315), `dtype` is not a dtype (SX316), the element type cannot represent the
-                value (SX372), or no graph is being written (SX394).
-        """
-        scope = current()
-        if isinstance(value, (Tensor, np.ndarray)):
-            if dtype is not None and dtype_of(_dtype(dtype)) != _array(value).dtype:
-                raise InvalidInput(f"an array keeps its dtype {_array(value).dtype}", code="SX372", hint="use array.astype")
-            return Value(_initializer(scope, value, name))
-        wanted = dtype_of(_dtype(dtype)) if dtype is not None else _natural(value)
-        array = _converted(value, wanted, "a constant")
-        return Value(scope.writer.builder.initializer(name, array) if name else scope.writer.constant(array))
-
-
-def call(
-    name: str, inputs: Sequence[Any], attributes: Mapping[str, Any], outputs: int | None = None, domain: str = ""
-) -> list[Value]:
-    """Add a call of an operator to the graph that is being written, and return its results."""
-    scope = current()
-    schema = _schema(scope, name, domain)
-    if not schema.min_input <= len(inputs) <= schema.max_input:
-        names = ", ".join(p.name for p in schema.inputs)
-        raise InvalidInput(f"{name} takes the inputs {names or 'none'}, got {len(inputs)}", code="SX301", operator=name)
-    symbols = [_operand(scope, x, name, _parameter(schema, i).is_homogeneous) for i, x in enumerate(inputs)]
-    given = {n: v for n, v in attributes.items() if v is not None}
-    for n in given:
-        if n not in schema.attributes:
-            known = list(schema.attributes)
-            text = f"an attribute of {name} must be one of {', '.join(known) or 'none'}, got {n!r}"
-            raise InvalidInput(text + did_you_mean(n, known), code="SX333", operator=name)
-    for n, attribute in schema.attributes.items():
-        if attribute.required and n not in given:
-            raise InvalidInput(f"{name} requires the attribute {n!r}", code="SX333", operator=name)
-    types = [s.type if isinstance(s, Symbol) else None for s in symbols]
-    _check_types(schema, name, types)
-    values = _numbers(scope, domain, name, symbols)
-    bodies: list[Subgraph] = []
-    for n, v in given.items():
-        given[n] = _attribute(scope, schema, name, n, v, values, given)
-        if isinstance(given[n], Subgraph):
-            bodies.append(given[n])
-    _check_branches(name, bodies)
-    if outputs is None:
-        outputs = _outputs(schema, name, given, bodies)
-    if not isinstance(outputs, int) or not schema.min_output <= outputs <= schema.max_output:
-        text = f"{name} has {schema.min_output} to {schema.max_output} outputs, got outputs={outputs!r}"
-        raise InvalidInput(text, code="SX301", operator=name)
-    try:
-        made = scope.writer.call(name, values, given, outputs, domain)
-    except SonnxError as error:
-        if error.code in ("SX393", "SX206"):
-            kinds = [from_proto(t) for t in types if t is not None]
-            tensors = [k for k in kinds if isinstance(k, TensorType)]
-            error.locate(operator=name, dtypes=[dtypes.onnx_name(k.dtype) for k in tensors], shapes=[k.shape for k in tensors])
-        raise
-    return [Value(y) for y in made]
-
-
-def call_custom(operator: CustomOperator, inputs: Sequence[Any], attributes: Mapping[str, Any]) -> list[Value]:
-    """Add a call of an operator that the program has added."""
-    domain, name = operator.declaration.domain, operator.name
-    newest = schema_version(domain, name, current().writer.builder.imported(domain))
-    if newest != operator.version:
-        text = f"a graph has the newest version of {operator.domain}.{name}, which is {newest}, not {operator.version}"
-        raise UnsupportedModel(text, code="SX206", operator=name, version=operator.version)
-    if is_private(domain):
-        current().operators[domain, name] = operator
-    return call(name, inputs, attributes, len(schemas[domain, name][operator.version].outputs), domain)
-
-
-def _schema(scope: Scope, name: str, domain: str) -> defs.OpSchema:
-    version = schema_version(domain, name, scope.writer.opset if domain == "" else scope.writer.builder.imported(domain))
-    if version is None:
-        where = public_domain(domain) or "ai.onnx"
-        text = f"{where} has no operator {name!r}{did_you_mean(name, [n for d, n in schemas if d == domain])}"
-        raise UnsupportedModel(text, code="SX202", operator=name, hint="sonnx.register_operator adds one")
-    return schemas[domain, name][version]
-
-
-def _parameter(schema: defs.OpSchema, i: int) -> Any:
-    return schema.inputs[min(i, len(schema.inputs) - 1)]
-
-
-def _check_types(schema: defs.OpSchema, name: str, types: Sequence[TypeProto | None]) -> None:
-    """Raise InvalidInput (SX393) if the schema does not accept the types of the values."""
-    allowed = type_strings(schema)
-    bound: dict[str, tuple[int, str]] = {}
-    for i, type in enumerate(types):
-        has = type_string(type)
-        if not has:
-            continue
-        parameter = _parameter(schema, i)
-        if has not in allowed[parameter.type_str]:
-            text = f"{name} takes {parameter.name} of {', '.join(sorted(allowed[parameter.type_str]))}; got {from_proto(type)}"
-            raise InvalidInput(text, code="SX393", operator=name, hint="cast it: op.Cast(x, to=...)")
-        if parameter.is_homogeneous:
-            first, before = bound.setdefault(parameter.type_str, (i, has))
-            if before != has:
-                one, other = _parameter(schema, first).name, parameter.name
-                text = f"{name} takes {one} and {other} of one type; got {from_proto(types[first])} and {from_proto(type)}"
-                hint = "cast one of them: op.Cast(x, to=...); an array keeps its dtype, which `astype` changes"
-                raise InvalidInput(text, code="SX393", operator=name, hint=hint)
-
-
-def _operand(scope: Scope, x: Any, name: str, adapts: bool = True) -> Any:
-    """An input of a call: a symbol, None, or if it `adapts` a number or list that takes the type that the operator needs."""
-    if x is None:
-        return None
-    if isinstance(x, Value):
-        return _symbol(scope, x)
-    if isinstance(x, (Tensor, np.ndarray)):
-        return _initializer(scope, x)
-    if isinstance(x, np.generic):
-        x = x.item()
-    if isinstance(x, complex):
-        return scope.writer.constant(np.asarray(x))
-    if isinstance(x, (list, tuple)) and any(isinstance(v, Value) for v in x):
-        return _vector(scope, x, name)
-    if not adapts and isinstance(x, (bool, int, float, str)):  # a state of a loop has its own type
-        return scope.writer.constant(_converted(x, _natural(x), f"an operand of {name}"))
-    return list(x) if isinstance(x, tuple) else x
-
-
-def _symbol(scope: Scope, x: Value) -> Symbol:
+def symbol_of(scope: GraphScope, x: Value) -> Symbol:
     """The symbol of a value; raises InvalidInput (SX394) if it is one of another graph, or of a body that is complete."""
     builder: Any = scope.writer.builder
     while isinstance(builder, GraphBuilder):
@@ -441,33 +275,15 @@ def _symbol(scope: Scope, x: Value) -> Symbol:
     raise InvalidInput(text, code="SX394", hint="return it from the body, or pass it to the function")
 
 
-def _vector(scope: Scope, xs: Sequence[Any], name: str) -> Symbol:
-    """A vector of int64 of integers and scalars of the graph: a shape, axes, bounds."""
-    parts: list[Any] = []
-    for x in xs:
-        if isinstance(x, Value):
-            if x.type is not None and difference(x.type, TensorType(np.dtype(np.int64), ())):
-                text = f"a list of numbers for {name} may contain scalars of int64, got a value of type {x.type}"
-                raise InvalidInput(text, code="SX393", operator=name, hint=f"for several inputs write op.{name}(*values)")
-            parts.append(call("Reshape", (x, [1]), {})[0])
-        elif isinstance(x, (int, np.integer)) and not isinstance(x, bool):
-            parts.append([int(x)])
-        else:
-            text = f"a list of numbers for {name} must contain integers and scalars of the graph, got {x!r}"
-            raise InvalidInput(text, code="SX311", operator=name)
-    made = parts[0] if len(parts) == 1 else call("Concat", parts, {"axis": 0})[0]
-    return _symbol(scope, made)
-
-
-def _array(x: Any) -> np.ndarray:
+def host_array(x: Any) -> np.ndarray:
     return np.asarray(x.device.backend.get(x._data)) if isinstance(x, Tensor) else array_of(x)
 
 
-def _initializer(scope: Scope, x: Any, name: str = "") -> Symbol:
+def initializer(scope: GraphScope, x: Any, name: str = "") -> Symbol:
     """The initializer of an array or Tensor: one for each object."""
     if id(x) not in scope.arrays:
         hint = name or scope.names.get(id(x)) or (x.name if isinstance(x, Tensor) else "") or "constant"
-        array = _array(x)
+        array = host_array(x)
         if not name and not isinstance(x, Tensor) and array.ndim == 0:
             return scope.writer.constant(array)
         root = scope.writer.builder.root
@@ -475,7 +291,7 @@ def _initializer(scope: Scope, x: Any, name: str = "") -> Symbol:
     return scope.arrays[id(x)][1]
 
 
-def _natural(x: Any) -> np.dtype[Any]:
+def natural_dtype(x: Any) -> np.dtype[Any]:
     """The element type of numbers or strings that nothing else determines."""
     if isinstance(x, np.generic):
         return x.dtype if dtypes.known(x.dtype) else np.dtype(object)
@@ -494,7 +310,7 @@ def _plain(x: Any, what: str, dtype: Any = None) -> np.ndarray:
         raise InvalidInput(f"{what} must be a number, or nested lists of one shape: {error}", code="SX315") from None
 
 
-def _converted(x: Any, dtype: np.dtype[Any], what: str) -> np.ndarray:
+def converted(x: Any, dtype: np.dtype[Any], what: str) -> np.ndarray:
     """Numbers as an array; raises InvalidInput (SX372) if the dtype cannot represent one of them."""
     text = dtype == dtypes.STRING
     plain = _plain(x, what, object if text else None)
@@ -520,198 +336,15 @@ def _converted(x: Any, dtype: np.dtype[Any], what: str) -> np.ndarray:
     return made
 
 
-def _numbers(scope: Scope, domain: str, name: str, inputs: Sequence[Any]) -> list[Any]:
-    """The inputs with numbers and lists as constants of the element types that the operator needs."""
-    with np.errstate(over="ignore"):
-        values: list[Any] = arguments(scope.writer, domain, name, inputs)
-    for given, value in zip(inputs, values, strict=True):
-        if isinstance(given, (int, float, list)) and isinstance(value, Symbol) and value.value is not None and given != []:
-            _converted(given, value.value.dtype, f"an operand of {name}")
-    return values
-
-
-def _dtype(x: Any) -> Any:
+def element_dtype(x: Any) -> Any:
     return x.dtype if isinstance(x, TensorType) else x
-
-
-def _attribute(
-    scope: Scope, schema: defs.OpSchema, name: str, attribute: str, value: Any, inputs: Sequence[Any], given: Mapping[str, Any]
-) -> Any:
-    """An attribute as the writer takes it."""
-    held = value if isinstance(value, (list, tuple)) else [value]
-    if any(isinstance(v, Value) for v in held):
-        text = f"the attribute {attribute!r} of {name} must be known while the graph is written, got a value of the graph"
-        raise InvalidInput(text, code="SX394", operator=name)
-    kind = schema.attributes[attribute].type
-    if kind == defs.OpSchema.AttrType.GRAPH:
-        return value if isinstance(value, Subgraph) else _body(scope, name, attribute, value, inputs, given)
-    if kind == defs.OpSchema.AttrType.INT and isinstance(value, (TensorType, np.dtype, type)):
-        return dtypes.onnx_code(_dtype(value))
-    if isinstance(value, (TensorType, SequenceType, OptionalType)):  # of Optional
-        return value.to_proto()
-    form = str(kind).rpartition(".")[2]  # such as INTS
-    accepted, several = _ATTRIBUTES.get(form.removesuffix("S")), form.endswith("S")
-    if accepted and (isinstance(value, (list, tuple)) != several or not all(isinstance(v, accepted) for v in held)):
-        text = f"the attribute {attribute!r} of {name} must be {_KINDS[form]}, got {value!r}"
-        raise InvalidInput(text, code="SX333", operator=name)
-    plain = [v.item() if isinstance(v, np.generic) else v for v in held]
-    return plain if isinstance(value, (list, tuple)) else plain[0]
-
-
-_ATTRIBUTES: dict[str, tuple[type, ...]] = {
-    "INT": (int, np.integer), "FLOAT": (int, float, np.integer, np.floating), "STRING": (str, bytes),
-    "TENSOR": (np.ndarray, TensorProto),
-}  # fmt: skip
-"""The Python types of an attribute of each type of ONNX; of its elements for INTS, FLOATS and STRINGS."""
-
-_KINDS = {
-    "INT": "an integer", "INTS": "a list of integers", "FLOAT": "a number", "FLOATS": "a list of numbers", "STRING": "a text",
-    "STRINGS": "a list of texts", "TENSOR": "an array", "TENSORS": "a list of arrays",
-}  # fmt: skip
-
-
-def _outputs(schema: defs.OpSchema, name: str, given: Mapping[str, Any], bodies: Sequence[Subgraph]) -> int:
-    """The number of results of a call that does not specify it: those that the operator always has."""
-    if bodies:
-        return len(bodies[0].proto.output) - (name == "Loop")
-    if name == "Split" and isinstance(given.get("num_outputs"), int):
-        return int(given["num_outputs"])
-    if any(p.option == p.option.Variadic for p in schema.outputs) and schema.domain == "":
-        raise InvalidInput(f"{name} has any number of outputs: pass outputs=...", code="SX301", operator=name)
-    return max(1, sum(p.option == p.option.Single for p in schema.outputs))
-
-
-# --- bodies -----------------------------------------------------------------------------------------------------------
-
-
-def _body(scope: Scope, name: str, attribute: str, function: Any, inputs: Sequence[Any], given: Mapping[str, Any]) -> Subgraph:
-    """The graph that a function writes as a branch or body; its inputs have the types that hold in every iteration."""
-    if not callable(function) or name not in _INPUTS:
-        what = f"the attribute {attribute!r} of {name} must be a function that writes its nodes"
-        raise InvalidInput(f"{what}, got a {type(function).__name__}", code="SX392", operator=name)
-    fixed, states, rest = _INPUTS[name]([None if s is None else from_proto(s.type) for s in inputs], given)
-    _check_takes(name, attribute, function, len(fixed) + len(states) + len(rest))
-    expected: list[ValueType | None] = [TensorType(np.dtype(np.bool_), ())] * (name == "Loop")
-    while True:
-        types = [*fixed, *(None if t is None else t.to_proto() for t in (*states, *rest))]
-        made = _written(scope, name, attribute, function, types, [*expected, *states])
-        found = [from_proto(v.type) for v in made.proto.output]
-        if len(found) < len(expected) + len(states):
-            text = f"the {attribute} of {name} must return {len(expected) + len(states)} values or more, got {len(found)}"
-            raise InvalidInput(text, code="SX301", operator=name, hint=_HINTS.get(name, ""))
-        for have, want in zip(found, expected, strict=False):
-            if have is not None and want is not None and (why := difference(have, want)):
-                raise InvalidInput(f"the condition that the body of Loop returns must be {want}, got {have}: {why}", code="SX393")
-        new = [t if t is None else widened(t, f) for t, f in zip(states, found[len(expected) :], strict=False)]
-        if new == list(states):
-            return made
-        states = new
-
-
-_HINTS = {
-    "Loop": "return the condition, the states, and then the values that are collected: `return cond, state, y`",
-    "Scan": "return the states, and then the values that are collected: `return state, y`",
-}
-
-
-def _written(
-    scope: Scope, name: str, attribute: str, function: Any, types: Sequence[Any], expected: Sequence[ValueType | None]
-) -> Subgraph:
-    def make(writer: OpsetWriter, *xs: Symbol) -> list[Symbol]:
-        with entered(replace(scope, writer=writer)) as inner:
-            made = function(*map(Value, xs))
-            values = list(made) if isinstance(made, (tuple, list)) else [made]
-            wanted = [*expected, *[None] * len(values)]
-            return [_result(inner, v, t, f"the {attribute} of {name}") for v, t in zip(values, wanted, strict=False)]
-
-    return scope.writer.graph(make, types)
-
-
-def _result(scope: Scope, x: Any, wanted: ValueType | None, what: str) -> Symbol:
-    """A value that a function returns, as a symbol; a number has the element type that is wanted."""
-    if isinstance(x, Value):
-        return _symbol(scope, x)
-    if isinstance(x, (Tensor, np.ndarray)):
-        return _initializer(scope, x)
-    if isinstance(x, (bool, int, float, str, list, np.generic)):
-        dtype = wanted.dtype if isinstance(wanted, TensorType) else _natural(x)
-        return scope.writer.constant(_converted(x, dtype, f"a result of {what}"))
-    hint = "return a value, or a tuple of values"
-    raise InvalidInput(f"{what} must return values of the graph, got a {type(x).__name__}", code="SX392", hint=hint)
-
-
-def _check_takes(name: str, attribute: str, function: Any, count: int) -> None:
-    """Raise InvalidInput (SX392) unless a function takes a number of values."""
-    try:
-        signature = inspect.signature(function)
-    except (TypeError, ValueError):
-        return
-    try:
-        signature.bind(*[None] * count)
-    except TypeError:
-        text = f"the {attribute} of {name} is called with {count} values, but the function takes {signature}"
-        hint = {"Loop": "they are the number of the iteration, the condition and the states", "If": "branches use outer values"}
-        raise InvalidInput(text, code="SX392", operator=name, hint=hint.get(name, "")) from None
-
-
-def _check_branches(name: str, bodies: Sequence[Subgraph]) -> None:
-    """Raise InvalidInput (SX393) if the branches of an If return different numbers or element types of values."""
-    if name != "If":
-        return
-    then, other = ([from_proto(v.type) for v in b.proto.output] for b in bodies)
-    if len(then) != len(other):
-        text = f"the branches of If must return the same number of values, got {len(then)} and {len(other)}"
-        raise InvalidInput(text, code="SX393", operator=name)
-    for a, b in zip(then, other, strict=True):
-        if a is not None and b is not None:
-            widened(a, b)
-
-
-Types = Sequence["ValueType | None"]
-
-
-def _element(t: ValueType | None, axis: int = 0) -> ValueType | None:
-    """The type of an element of a sequence, or of a tensor along an axis."""
-    if isinstance(t, SequenceType):
-        return t.element
-    if isinstance(t, TensorType) and t.shape:
-        kept = list(t.shape)
-        del kept[axis]
-        return t[tuple(kept)]
-    return t
-
-
-def _if_inputs(types: Types, given: Mapping[str, Any]) -> tuple[list[Any], list[Any], list[Any]]:
-    return [], [], []
-
-
-def _loop_inputs(types: Types, given: Mapping[str, Any]) -> tuple[list[Any], list[Any], list[Any]]:
-    return [INT, BOOL], list(types[2:]), []
-
-
-def _scan_inputs(types: Types, given: Mapping[str, Any]) -> tuple[list[Any], list[Any], list[Any]]:
-    count = int(given["num_scan_inputs"])
-    if not 0 < count <= len(types):
-        text = f"num_scan_inputs of Scan must be in [1, {len(types)}], got {count}"
-        raise InvalidInput(text, code="SX333", operator="Scan")
-    first = len(types) - count
-    axes = given.get("scan_input_axes") or [0] * count
-    return [], list(types[:first]), [_element(t, a) for t, a in zip(types[first:], axes, strict=True)]
-
-
-def _map_inputs(types: Types, given: Mapping[str, Any]) -> tuple[list[Any], list[Any], list[Any]]:
-    return [], [], [_element(t) if i == 0 or isinstance(t, SequenceType) else t for i, t in enumerate(types)]
-
-
-_INPUTS = {"If": _if_inputs, "Loop": _loop_inputs, "Scan": _scan_inputs, "SequenceMap": _map_inputs}
-"""For each operator that takes functions, the inputs of its bodies: fixed types, states, and the rest."""
 
 
 # --- Python's operators -----------------------------------------------------------------------------------------------
 
 
 def _one(name: str, *inputs: Any, **attributes: Any) -> Value:
-    return call(name, inputs, attributes)[0]
+    return current().call(name, inputs, attributes)[0]
 
 
 def _binary(name: str, a: Any, b: Any) -> Value:
@@ -734,13 +367,13 @@ def _power(a: Any, b: Any) -> Value:
     """`a ** b`; ONNX's Pow has the type of the base, which would cut the fraction of an integer to the power of a float."""
     x = _value(a, b)
     if not isinstance(a, (Value, Tensor, np.ndarray)):
-        a = Value(current().writer.constant(_converted(a, x.dtype, "an operand of Pow")))
-    base = a if isinstance(a, Value) else Value(_initializer(current(), a))
+        a = Value(current().writer.constant(converted(a, x.dtype, "an operand of Pow")))
+    base = a if isinstance(a, Value) else Value(initializer(current(), a))
     if dtypes.is_float(base.dtype):
         return _binary("Pow", base, b)
     if not isinstance(b, (Value, Tensor, np.ndarray)):
-        b = Value(current().writer.constant(_converted(b, base.dtype, "an operand of Pow")))
-    exponent = b if isinstance(b, Value) else Value(_initializer(current(), b))
+        b = Value(current().writer.constant(converted(b, base.dtype, "an operand of Pow")))
+    exponent = b if isinstance(b, Value) else Value(initializer(current(), b))
     if dtypes.is_float(exponent.dtype):
         text = f"** of an integer and a float would be an integer in ONNX's Pow; got {base.type} and {exponent.type}"
         raise InvalidInput(text, code="SX393", hint="op.Cast(x, to=Float) ** y, or op.Pow(x, y)")
@@ -762,18 +395,41 @@ def _bits(name: str, a: Any, b: Any) -> Value:
 _FAR = np.iinfo(np.int64)
 """The bounds of int64, which Slice cuts to the size."""
 
+Shape = tuple[int | str | None, ...] | None
+"""The shape of a value; None for an unknown rank."""
+
 
 def _indexed(x: Value, keys: tuple[Any, ...]) -> Value:
     """`x[keys]`: slices are one Slice, integers and one vector a Gather each, None one Unsqueeze."""
     shape = x.shape
-    taken = sum(k is not None and k is not Ellipsis for k in keys)
-    if sum(k is Ellipsis for k in keys) > 1:
+    _check_index(x, shape, keys)
+    slices, gathers, new = _index_parts(keys, shape)
+    if slices:
+        x = _one("Slice", x, *_slice_inputs(slices))
+    for at, key in reversed(gathers):
+        x = _one("Gather", x, key, axis=at)
+    return _one("Unsqueeze", x, new) if new else x
+
+
+def _taken(keys: tuple[Any, ...]) -> int:
+    """The number of axes that an index names."""
+    return sum(k is not None and k is not Ellipsis for k in keys)
+
+
+def _check_index(x: Value, shape: Shape, keys: tuple[Any, ...]) -> None:
+    """Raise InvalidInput (SX338) for a wrong number of indices or of `...`."""
+    dots = [k is Ellipsis for k in keys]
+    if sum(dots) > 1:
         raise _bad_index("an index may contain `...` once")
-    if shape is not None and taken > len(shape):
-        raise _bad_index(f"a value of type {x.type} takes at most {len(shape)} indices, got {taken}")
-    if any(k is Ellipsis for k in keys) and keys[-1] is not Ellipsis and shape is None:
+    if shape is not None and _taken(keys) > len(shape):
+        raise _bad_index(f"a value of type {x.type} takes at most {len(shape)} indices, got {_taken(keys)}")
+    if shape is None and any(dots) and not dots[-1]:
         raise _bad_index("`...` before other indices needs a rank, which is not known here")
-    slices: list[tuple[int, Any]] = []
+
+
+def _index_parts(keys: tuple[Any, ...], shape: Shape) -> tuple[list[tuple[int, slice]], list[tuple[int, Any]], list[int]]:
+    """The slices and the gathered indices with their axes, and the axes of the result that are new."""
+    slices: list[tuple[int, slice]] = []
     gathers: list[tuple[int, Any]] = []
     new: list[int] = []
     axis = place = 0  # of x, and of the result
@@ -784,33 +440,33 @@ def _indexed(x: Value, keys: tuple[Any, ...]) -> Value:
             place += 1
             continue
         if key is Ellipsis:
-            skipped = len(shape) - taken if shape is not None else 0
+            skipped = len(shape) - _taken(keys) if shape is not None else 0
             axis, place = axis + skipped, place + skipped
             continue
-        size = shape[axis] if shape is not None else None
         if isinstance(key, slice):
             if not (key.start is None and key.stop is None and key.step is None):
                 slices.append((axis, key))
             place += 1
         else:
-            rank = _index_rank(key, axis, size)
+            rank = _index_rank(key, axis, shape[axis] if shape is not None else None)
             vectors += rank
             gathers.append((axis, key))
             place += rank
         axis += 1
     if vectors and len(gathers) > 1:
         raise _bad_index("a vector may not be combined with other vectors or with integers", "index twice: x[0][:, vector]")
-    if slices:
-        axes = [a for a, _ in slices]
-        steps = [_step(k.step) for _, k in slices]
-        starts, ends = [], []
-        for (_, k), step in zip(slices, steps, strict=True):
-            starts.append(k.start if k.start is not None else 0 if step > 0 else _FAR.max)
-            ends.append(k.stop if k.stop is not None else _FAR.max if step > 0 else _FAR.min)
-        x = _one("Slice", x, starts, ends, axes, *([steps] if any(s != 1 for s in steps) else []))
-    for at, key in reversed(gathers):
-        x = _one("Gather", x, key, axis=at)
-    return _one("Unsqueeze", x, new) if new else x
+    return slices, gathers, new
+
+
+def _slice_inputs(slices: Sequence[tuple[int, slice]]) -> list[list[Any]]:
+    """The starts, ends and axes of a Slice, and its steps if one is not 1."""
+    axes = [a for a, _ in slices]
+    steps = [_step(k.step) for _, k in slices]
+    starts, ends = [], []
+    for (_, k), step in zip(slices, steps, strict=True):
+        starts.append(k.start if k.start is not None else 0 if step > 0 else _FAR.max)
+        ends.append(k.stop if k.stop is not None else _FAR.max if step > 0 else _FAR.min)
+    return [starts, ends, axes, *([steps] if any(s != 1 for s in steps) else [])]
 
 
 def _index_rank(key: Any, axis: int, size: int | str | None) -> int:
@@ -845,7 +501,3 @@ def _step(step: Any) -> int:
 
 def _bad_index(text: str, hint: str = "") -> InvalidInput:
     return InvalidInput(text, code="SX338", hint=hint)
-
-
-op = Operators()
-"""ONNX's operators as functions that write a graph, in functions under `@sonnx.graph`: `op.Relu(x)`."""

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, ParamSpec
 
 from singa_backend.errors import InvalidInput, did_you_mean
-from singa_backend.ir.custom import CustomOperator, definition
+from singa_backend.ir import custom
+from singa_backend.ir.custom import CustomOperator, adopted
 from singa_backend.ir.versioned import VersionedOperator
 
 from .._core.tensor import Tensor, op
-from .graph_values import Value, call_custom
+from .graph_operators import call_custom
+from .graph_values import Value
+
+P = ParamSpec("P")
+Function = Callable[..., Any]
 
 
 class Operator(CustomOperator):
@@ -62,87 +68,17 @@ class Operator(CustomOperator):
         return made[0] if len(made) == 1 else tuple(made)
 
 
-def define_operator(
-    name: str = "",
-    *,
-    domain: str,
-    version: int = 1,
-    inputs: Sequence[str] | None = None,
-    outputs: Sequence[str] | None = None,
-    types: Mapping[str, Sequence[str]] | None = None,
-    gradient: Callable[..., Any] | None = None,
-    function: Callable[..., Any] | None = None,
-    traits: Sequence[str] = (),
-    doc: str = "",
-) -> Callable[[Callable[..., Any]], Operator]:
-    """Define an operator for the models that request it: `prepare(model, operators=[it])`.
+def _of_tensors(decorator: Callable[P, Callable[[Function], CustomOperator]]) -> Callable[P, Callable[[Function], Operator]]:
+    """A decorator of the backend with the same arguments, which returns an `Operator`."""
 
-    Args:
-        name: the operator type; by default the name of the function.
-        domain: its domain, which is not one of ONNX's.
-        version: its schema version.
-        inputs: "x: T" for each input, "x?: T" for an optional one; None for the annotations of the function.
-        outputs: "y: T" for each output; None for the annotation of the result.
-        types: the element types that each type parameter allows; T allows the floats.
-        gradient: the gradient, as for `Operator.gradient`.
-        function: the function body, as for `Operator.function`.
-        traits: facts of the operator, such as "unary" for one value for each value of the first input.
-        doc: the documentation; by default that of the function.
+    @wraps(decorator)
+    def define(*args: P.args, **kwargs: P.kwargs) -> Callable[[Function], Operator]:
+        declare = decorator(*args, **kwargs)
+        return lambda body: adopted(declare(body), Operator)
 
-    Returns:
-        A decorator of the function that computes the operator. Its parameters are `xp` (NumPy, CuPy), the inputs, and after a
-        star the attributes with their defaults. It receives arrays of narrow floats as float32.
-
-    Raises:
-        InvalidInput: the domain is one of ONNX's, or the signature is not that of an operator (SX389).
-
-    Example:
-        @sonnx.define_operator(domain="com.example")
-        def Squareplus(xp, x: "float", *, b: float = 4.0) -> "float":
-            return (x + xp.sqrt(x * x + b)) / 2
-
-        rep = sonnx.prepare("net.onnx", operators=[Squareplus])
-    """
-    return definition(Operator, False, name, domain, version, inputs, outputs, types, gradient, function, traits, doc)
+    define.__module__ = __name__
+    return define
 
 
-def register_operator(
-    name: str = "",
-    *,
-    domain: str,
-    version: int = 1,
-    inputs: Sequence[str] | None = None,
-    outputs: Sequence[str] | None = None,
-    types: Mapping[str, Sequence[str]] | None = None,
-    gradient: Callable[..., Any] | None = None,
-    function: Callable[..., Any] | None = None,
-    traits: Sequence[str] = (),
-    doc: str = "",
-) -> Callable[[Callable[..., Any]], Operator]:
-    """Define an operator for every model of this process.
-
-    Args:
-        name: the operator type; by default the name of the function.
-        domain: its domain, which is not one of ONNX's.
-        version: its schema version.
-        inputs: "x: T" for each input, "x?: T" for an optional one; None for the annotations of the function.
-        outputs: "y: T" for each output; None for the annotation of the result.
-        types: the element types that each type parameter allows; T allows the floats.
-        gradient: the gradient, as for `Operator.gradient`.
-        function: the function body, as for `Operator.function`.
-        traits: facts of the operator, such as "unary" for one value for each value of the first input.
-        doc: the documentation; by default that of the function.
-
-    Returns:
-        A decorator of the function that computes the operator, as for `define_operator`.
-
-    Raises:
-        InvalidInput: the operator is registered already, the domain is one of ONNX's, or the signature is not that of an
-            operator (SX389).
-
-    Example:
-        @sonnx.register_operator(domain="com.example")
-        def Squareplus(xp, x: "float", *, b: float = 4.0) -> "float":
-            return (x + xp.sqrt(x * x + b)) / 2
-    """
-    return definition(Operator, True, name, domain, version, inputs, outputs, types, gradient, function, traits, doc)
+define_operator = _of_tensors(custom.define_operator)
+register_operator = _of_tensors(custom.register_operator)

@@ -35,7 +35,8 @@ from .._core.tensor import Tensor, op
 from .._core.trace import Trace
 from ..model import Model
 from ..opt import SGD, DistOpt, Optimizer
-from .export import check_opset, declared, example_tensors, model_device
+from .export_inputs import declared, example_tensors, model_device
+from .export_options import check_opset
 from .imported import Imported
 from .model import SONNXModel
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -24,6 +26,7 @@ from singa_backend.runtime.origins import NonFinite, Origin
 from .._core.tensor import Tensor
 from ..model import Model
 from . import export
+from .export_inputs import example_tensors
 
 
 class ExportMismatch(SonnxError):
@@ -38,7 +41,7 @@ class ExportMismatch(SonnxError):
 
 
 @dataclass(frozen=True)
-class Comparison:
+class OutputComparison:
     """The comparison of one output of one run.
 
     Attributes:
@@ -77,7 +80,7 @@ class Check:
         nonfinite: where the first NaN or infinity comes from, if any output is NaN in both or differs; otherwise None.
     """
 
-    comparisons: list[Comparison] = field(default_factory=list)
+    comparisons: list[OutputComparison] = field(default_factory=list)
     nonfinite: Origin | None = None
 
     @property
@@ -87,6 +90,18 @@ class Check:
         for c in self.comparisons:
             worst[c.output] = max(worst.get(c.output, 0.0), c.error)
         return worst
+
+    def require_agreement(self) -> None:
+        """Raise ExportMismatch (SX358) if an output differs."""
+        wrong = [c for c in self.comparisons if not c.agrees]
+        if wrong:
+            origin = f"; first NaN or infinity: {self.nonfinite}" if self.nonfinite else ""
+            error = ExportMismatch(
+                f"{len(wrong)} of {len(self.comparisons)} comparisons differ: {wrong[0]}{origin}",
+                hint="find the first node that differs with sonnx.compare(...)",
+            )
+            error.check = self
+            raise error
 
     def __str__(self) -> str:
         origin = [f"first NaN or infinity: {self.nonfinite}"] if self.nonfinite else []
@@ -146,56 +161,73 @@ def export_and_check(
     """
     if options.get("training"):
         raise SonnxError("export_and_check cannot check the training form: it draws random numbers", code="SX358")
-    inputs = export.example_tensors(model, inputs) or []
-    proto = export.export(model, inputs, path, **{"run": False, **options})  # it runs below
-    names = [v.name for v in proto.graph.input][: len(inputs)]
-    outputs = [v.name for v in proto.graph.output]
-    check = Check()
-    first = inputs[0]._data.shape[0] if inputs and inputs[0]._data.ndim else None
-    opened = _open(options.get("dynamic_axes"), names)
-    sizes = (list(batch_sizes) if batch_sizes is not None else [first, first + 1]) if opened and first is not None else [None]
+    tensors = example_tensors(model, inputs) or []
+    proto = export.export(model, tensors, path, **{"run": False, **options})  # it runs below
+    runs = _Runs(model, tensors, proto, None if path is None else os.fspath(path), options, input_range, rtol, atol)
     peer = (oracle or Oracle("onnxruntime", optimise=ort_optimize)) if "onnxruntime" in engines else None
-    rep = SingaBackend.prepare(proto if path is None else os.fspath(path), optimize=0) if "sonnx" in engines else None
     try:
-        for batch in sizes:
-            for seed in seeds:
-                arrays = [
-                    _random_array(t, seed + i, batch if n in opened else None, input_range)
-                    for i, (n, t) in enumerate(zip(names, inputs, strict=True))
-                ]
-                wanted = _model_outputs(model, arrays, inputs)
-                answers: dict[str, Sequence[Any]] = {}
-                if peer is not None:
-                    feeds = dict(zip(names, arrays, strict=True))
-                    data = proto.SerializeToString() if path is None else str(path)
-                    found = peer.run(data, feeds, timeout=timeout)
-                    answers["onnxruntime"] = [found[n] for n in outputs]
-                if rep is not None:
-                    answers["sonnx"] = list(rep.run(arrays))
-                for engine, got in answers.items():
-                    for name, a, b in zip(outputs, wanted, got, strict=True):
-                        check.comparisons.append(_compare(name, engine, batch, seed, a, np.asarray(b), rtol, atol))
-                        one = check.comparisons[-1]
-                        if (
-                            check.nonfinite is None
-                            and (one.both_nan or not one.agrees)
-                            and any(finite.counts([a, np.asarray(b)]))
-                        ):
-                            rep = rep or SingaBackend.prepare(proto if path is None else os.fspath(path), optimize=0)
-                            check.nonfinite = _origin(rep, arrays)
+        for batch, seed in product(runs.batches(batch_sizes), seeds):
+            runs.compare(batch, seed, peer, timeout, own="sonnx" in engines)
     finally:
         if peer is not None and peer is not oracle:
             peer.close()
-    wrong = [c for c in check.comparisons if not c.agrees]
-    if wrong:
-        origin = f"; first NaN or infinity: {check.nonfinite}" if check.nonfinite else ""
-        error = ExportMismatch(
-            f"{len(wrong)} of {len(check.comparisons)} comparisons differ: {wrong[0]}{origin}",
-            hint="find the first node that differs with sonnx.compare(...)",
-        )
-        error.check = check
-        raise error
-    return proto, check
+    runs.check.require_agreement()
+    return proto, runs.check
+
+
+class _Runs:
+    """The runs of an exported file, whose outputs are compared with those of its model."""
+
+    def __init__(
+        self,
+        model: Model,
+        inputs: Sequence[Tensor],
+        proto: ModelProto,
+        path: str | None,
+        options: Mapping[str, Any],
+        input_range: tuple[float, float],
+        rtol: float | None,
+        atol: float | None,
+    ) -> None:
+        self.model, self.inputs, self.proto, self.path = model, inputs, proto, path
+        self.names = [v.name for v in proto.graph.input][: len(inputs)]
+        self.outputs = [v.name for v in proto.graph.output]
+        self.opened = _open(options.get("dynamic_axes"), self.names)
+        self.input_range, self.rtol, self.atol = input_range, rtol, atol
+        self.check = Check()
+
+    @cached_property
+    def rep(self) -> SingaRep:
+        """The exported file in this backend."""
+        return SingaBackend.prepare(self.proto if self.path is None else self.path, optimize=0)
+
+    def batches(self, sizes: Sequence[int] | None) -> Sequence[int | None]:
+        """The batch sizes to run: the requested ones, or those of the examples and one more; None if the batch is not open."""
+        first = self.inputs[0]._data.shape[0] if self.inputs and self.inputs[0]._data.ndim else None
+        if not self.opened or first is None:
+            return [None]
+        return list(sizes) if sizes is not None else [first, first + 1]
+
+    def compare(self, batch: int | None, seed: int, peer: Oracle | None, timeout: float, *, own: bool) -> None:
+        """Run the model and the engines on random inputs, and add the comparisons of their outputs."""
+        arrays = [
+            _random_array(t, seed + i, batch if n in self.opened else None, self.input_range)
+            for i, (n, t) in enumerate(zip(self.names, self.inputs, strict=True))
+        ]
+        wanted = _model_outputs(self.model, arrays, self.inputs)
+        answers: dict[str, Sequence[Any]] = {}
+        if peer is not None:
+            data = self.proto.SerializeToString() if self.path is None else self.path
+            found = peer.run(data, dict(zip(self.names, arrays, strict=True)), timeout=timeout)
+            answers["onnxruntime"] = [found[n] for n in self.outputs]
+        if own:
+            answers["sonnx"] = list(self.rep.run(arrays))
+        for engine, got in answers.items():
+            for name, a, b in zip(self.outputs, wanted, map(np.asarray, got), strict=True):
+                one = _compare(name, engine, batch, seed, a, b, self.rtol, self.atol)
+                self.check.comparisons.append(one)
+                if self.check.nonfinite is None and (one.both_nan or not one.agrees) and any(finite.counts([a, b])):
+                    self.check.nonfinite = _origin(self.rep, arrays)
 
 
 def _origin(rep: SingaRep, arrays: Sequence[Any]) -> Origin | None:
@@ -237,13 +269,13 @@ def _model_outputs(model: Model, arrays: Sequence[Any], like: Sequence[Tensor]) 
 
 def _compare(
     name: str, engine: str, batch: int | None, seed: int, a: Any, b: Any, rtol: float | None, atol: float | None
-) -> Comparison:
+) -> OutputComparison:
     if a.shape != b.shape or a.dtype != b.dtype:
         what = f"{a.dtype}{list(a.shape)} against {b.dtype}{list(b.shape)}"
-        return Comparison(name, engine, batch, seed, float("inf"), False, what)
+        return OutputComparison(name, engine, batch, seed, float("inf"), False, what)
     if not dtypes.is_float(a.dtype):
         same = bool(np.array_equal(a, b))
-        return Comparison(name, engine, batch, seed, 0.0 if same else float("inf"), same, "" if same else "values differ")
+        return OutputComparison(name, engine, batch, seed, 0.0 if same else float("inf"), same, "" if same else "values differ")
     own = EXPORT.bound(a.dtype)
     relative, absolute = own.rtol if rtol is None else rtol, (own.atol or 0.0) if atol is None else atol
     x, y = a.astype(np.float64), b.astype(np.float64)
@@ -252,7 +284,7 @@ def _compare(
     off = np.where(np.isnan(off), np.inf, off)
     fails = ~alike & ~(off <= absolute + relative * np.abs(x))
     if not fails.any():
-        return Comparison(name, engine, batch, seed, float(off.max(initial=0.0)), True, "", finite.shared_nan(a, b))
+        return OutputComparison(name, engine, batch, seed, float(off.max(initial=0.0)), True, "", finite.shared_nan(a, b))
     at = np.unravel_index(int(np.argmax(np.where(fails, off, -1))), off.shape)
     where = f"at {tuple(map(int, at))}: {a[at]} against {b[at]}, {int(fails.sum())} of {a.size}"
-    return Comparison(name, engine, batch, seed, float(off.max()), False, where)
+    return OutputComparison(name, engine, batch, seed, float(off.max()), False, where)

@@ -28,7 +28,7 @@ from ._interrupts import is_interrupt
 if TYPE_CHECKING:
     from singa_backend import Limits
 
-    from ._tables import Table
+    from ._tables import TextTable
 
 NO, REFUSED, LOST = 1, 3, 4
 
@@ -69,6 +69,7 @@ def exit_codes(command: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
+model_argument = click.argument("model", type=click.Path(dir_okay=False, path_type=Path))
 json_option = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 device_option = click.option("--device", default="CPU", show_default=True, help="CPU, CUDA, CUDA:1, or STRICT (for tests).")
 
@@ -126,7 +127,7 @@ def expression(context: click.Context, parameter: click.Parameter, text: str) ->
     return text
 
 
-class Number(click.FloatRange):
+class FiniteNumber(click.FloatRange):
     """A finite number: `float` and FloatRange accept NaN and infinity."""
 
     def convert(self, value: Any, param: click.Parameter | None, context: click.Context | None) -> Any:
@@ -136,10 +137,10 @@ class Number(click.FloatRange):
         return number
 
 
-SECONDS = Number(min=0, min_open=True, max=10**7)
+SECONDS = FiniteNumber(min=0, min_open=True, max=10**7)
 """The type of options that are a time."""
 
-TOLERANCE = Number(min=0)
+TOLERANCE = FiniteNumber(min=0)
 """The type of options that are a tolerance."""
 
 MEMORY = click.IntRange(1, 1 << 40)
@@ -236,6 +237,30 @@ limit_option = click.option(
 )
 
 
+def collected(
+    name: str, kind: type[Any], options: Sequence[Callable[..., Any]]
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Return a decorator that adds options, which the command receives as one object.
+
+    Args:
+        name: The keyword of the object.
+        kind: Its class, a dataclass whose fields are the parameters of the options.
+        options: The options, in the order of the help.
+    """
+
+    def add(command: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(command)
+        def run(**given: Any) -> Any:
+            values = {f.name: given.pop(f.name) for f in fields(kind)}
+            return command(**{name: kind(**values)}, **given)
+
+        for option in reversed(options):
+            run = option(run)
+        return run
+
+    return add
+
+
 _PLAN = (
     click.option("--threads", type=click.IntRange(1, 1024), help="Threads of a run on the CPU (default: the usable cores)."),
     click.option("--precision", type=click.Choice(["float32", "bf16"]), default="float32", show_default=True,
@@ -257,7 +282,7 @@ def echo(text: str, *, style: str | None = None) -> None:
     out.print(text, style=style, highlight=False, soft_wrap=True)
 
 
-def show(table: Table) -> None:
+def show(table: TextTable) -> None:
     """Print a table: to a terminal in its width, otherwise in full."""
     for line, style in table.lines(out.width if out.is_terminal else None, out.encoding.lower().startswith("utf")):
         out.print(Text(line, style), highlight=False, soft_wrap=True)

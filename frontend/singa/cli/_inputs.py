@@ -1,8 +1,9 @@
-"""The options for a model's inputs: files, an archive, a test_data_set folder, or random arrays."""
+"""MODEL and the options for its inputs: files, an archive, a test_data_set folder, or random arrays."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,7 @@ from singa_backend import Value
 from singa_backend.proto import test_data
 
 from . import _feeds
-from ._common import SEED, pairs_of
+from ._common import SEED, collected, model_argument, pairs_of
 
 if TYPE_CHECKING:
     from singa_backend.debug import Source
@@ -27,57 +28,64 @@ _OPTIONS = (
 )
 
 
-def input_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options; the command receives them as keywords and passes them to `gather`."""
-    for option in reversed(_OPTIONS):
-        command = option(command)
-    return command
+def model_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add MODEL and the options; the command receives them as `model` and `inputs`, an `InputOptions`."""
+    return model_argument(collected("inputs", InputOptions, _OPTIONS)(command))
 
 
-def gather(
-    model: ModelProto,
-    values: Sequence[Value],
-    *,
-    files: Sequence[str] = (),
-    archive: Path | None = None,
-    data: Path | None = None,
-    seed: int | None = None,
-    sizes: Sequence[str] = (),
-    draw: bool = True,
-    optional: Sequence[Value] = (),
-) -> dict[str, Any]:
-    """Return the inputs by name.
+@dataclass(frozen=True)
+class InputOptions:
+    """The options for a model's inputs, by the names of their parameters.
 
-    Args:
-        model: The model, whose types are used to read a test_data_set folder.
-        values: The inputs that the model needs.
+    Attributes:
         files: The values of --input, NAME=FILE.
         archive: The file of --inputs.
         data: The folder of --data.
         seed: The seed of --random.
         sizes: The values of --size, NAME=SIZE.
-        draw: Whether to draw random inputs with seed 0 if no inputs are given.
-        optional: The inputs that the model does not need.
-
-    Raises:
-        InvalidInput: A file cannot be read, or a random input cannot be drawn.
     """
-    random = seed is not None or (draw and not (files or archive or data))
-    if sizes and not random:
-        raise click.UsageError("--size needs --random: other inputs have the sizes of their arrays")
-    chosen = _feeds.sizes_of(sizes, values)
-    declared = {v.name: v for v in (*values, *optional)}
-    named = {n: _feeds.known(n, declared) for n in pairs_of(files, "--input", "NAME=FILE")}
-    feeds: dict[str, Any] = _feeds.random_inputs(values, seed or 0, chosen) if random else {}
-    if archive:
-        feeds |= _feeds.from_npz(archive, declared)
-    if data:
-        feeds |= dict(zip((i.name for i in model.graph.input), test_data.data_set(data, model)[0], strict=False))
-    for name, file in pairs_of(files, "--input", "NAME=FILE").items():
-        feeds[name] = _feeds.from_file(Path(file), named[name])
-    return feeds
 
+    files: tuple[str, ...]
+    archive: Path | None
+    data: Path | None
+    seed: int | None
+    sizes: tuple[str, ...]
 
-def gather_of(source: Source, **given: Any) -> dict[str, Any]:
-    """Return the inputs of a model that is debugged; the arguments are the options of `gather`."""
-    return gather(source.proto, source.inputs, optional=source.optional_inputs, **given)
+    @property
+    def given(self) -> bool:
+        """Whether an option passes arrays."""
+        return bool(self.files or self.archive or self.data)
+
+    def gather(
+        self, model: ModelProto, values: Sequence[Value], *, draw: bool = True, optional: Sequence[Value] = ()
+    ) -> dict[str, Any]:
+        """Return the inputs by name.
+
+        Args:
+            model: The model, whose types are used to read a test_data_set folder.
+            values: The inputs that the model needs.
+            draw: Whether to draw random inputs with seed 0 if no inputs are given.
+            optional: The inputs that the model does not need.
+
+        Raises:
+            InvalidInput: A file cannot be read, or a random input cannot be drawn.
+        """
+        random = self.seed is not None or (draw and not self.given)
+        if self.sizes and not random:
+            raise click.UsageError("--size needs --random: other inputs have the sizes of their arrays")
+        chosen = _feeds.sizes_of(self.sizes, values)
+        declared = {v.name: v for v in (*values, *optional)}
+        files = pairs_of(self.files, "--input", "NAME=FILE")
+        named = {n: _feeds.known(n, declared) for n in files}
+        feeds: dict[str, Any] = _feeds.random_inputs(values, self.seed or 0, chosen) if random else {}
+        if self.archive:
+            feeds |= _feeds.from_npz(self.archive, declared)
+        if self.data:
+            feeds |= dict(zip((i.name for i in model.graph.input), test_data.data_set(self.data, model)[0], strict=False))
+        for name, file in files.items():
+            feeds[name] = _feeds.from_file(Path(file), named[name])
+        return feeds
+
+    def gather_of(self, source: Source) -> dict[str, Any]:
+        """Return the inputs of a model that is debugged."""
+        return self.gather(source.proto, source.inputs, optional=source.optional_inputs)

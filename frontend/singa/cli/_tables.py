@@ -46,13 +46,13 @@ class Columns:
 
     kinds: Mapping[str, Kind]
 
-    def table(self, title: str = "") -> Table:
+    def table(self, title: str = "") -> TextTable:
         """Return an empty table of these columns, with a title above it."""
-        return Table(self, title)
+        return TextTable(self, title)
 
 
 @dataclass
-class Table:
+class TextTable:
     """Rows of cells.
 
     Attributes:
@@ -140,7 +140,7 @@ def _row(cells: Sequence[list[str]], widths: Sequence[int], kinds: Sequence[Kind
         yield (" " * _GAP).join(parts).rstrip()
 
 
-def _records(table: Table, width: int) -> list[tuple[str, str]]:
+def _records(table: TextTable, width: int) -> list[tuple[str, str]]:
     """Return one record after the other: a line for each cell that is not empty, wrapped but not cut."""
     kinds = table.columns.kinds
     label = max(map(cell_len, kinds)) + _GAP

@@ -36,7 +36,7 @@ DISTRIBUTED = ("plain", "half", "partialUpdate", "sparseTopK", "sparseThreshold"
 
 
 @dataclass(frozen=True)
-class Options:
+class TrainOptions:
     """The arguments of the command, by the names of its options."""
 
     model: Path
@@ -71,7 +71,7 @@ class Options:
 
 
 @dataclass
-class Setup:
+class TrainSetup:
     """A training that is ready for its first step.
 
     Attributes:
@@ -104,7 +104,7 @@ class Setup:
         return self.group is None or self.group.rank == 0
 
 
-def place_of(chosen: Options, group: Communicator | None, starts: bool) -> Device:
+def place_of(chosen: TrainOptions, group: Communicator | None, starts: bool) -> Device:
     """The device of a process.
 
     Args:
@@ -128,7 +128,7 @@ def place_of(chosen: Options, group: Communicator | None, starts: bool) -> Devic
     return resolve("CPU")
 
 
-def prepared(chosen: Options, group: Communicator | None, starts: bool = False) -> Setup:
+def prepared(chosen: TrainOptions, group: Communicator | None, starts: bool = False) -> TrainSetup:
     """Read the model, the data and the checkpoint, and check that they fit together.
 
     Args:
@@ -176,7 +176,7 @@ def prepared(chosen: Options, group: Communicator | None, starts: bool = False) 
     rule.lr = opt.WarmUp(falling, chosen.warmup) if chosen.warmup else falling
     tuned.train()
     tuned.graph(not chosen.no_graph)
-    made = Setup(
+    made = TrainSetup(
         tuned, compute, empty, folder, (xs, y), held_out, steps, Position(np.random.default_rng(chosen.seed)), None, group
     )
     if chosen.checkpoint:
@@ -186,7 +186,7 @@ def prepared(chosen: Options, group: Communicator | None, starts: bool = False) 
     return made
 
 
-def _rule(chosen: Options) -> Any:
+def _rule(chosen: TrainOptions) -> Any:
     """The optimizer."""
     from .. import opt
 
@@ -203,12 +203,12 @@ def _rule(chosen: Options) -> Any:
     return rule
 
 
-def decay(chosen: Options) -> float:
+def decay(chosen: TrainOptions) -> float:
     """The weight decay."""
     return (0.01 if chosen.optimizer == "adamw" else 0.0) if chosen.weight_decay is None else chosen.weight_decay
 
 
-def _checkpoint(chosen: Options, made: Setup, rule: Any, place: Device) -> Checkpoint:
+def _checkpoint(chosen: TrainOptions, made: TrainSetup, rule: Any, place: Device) -> Checkpoint:
     """The checkpoint, with the options that a later command must or may have."""
     from .._training.checkpoint import Checkpoint
 
@@ -236,7 +236,7 @@ def _checkpoint(chosen: Options, made: Setup, rule: Any, place: Device) -> Check
     return Checkpoint(chosen.checkpoint, made.model, rule, place, settings, rates, group)
 
 
-def _resume(chosen: Options, made: Setup, kept: Checkpoint, quiet: bool) -> None:
+def _resume(chosen: TrainOptions, made: TrainSetup, kept: Checkpoint, quiet: bool) -> None:
     """Set the states to those of the checkpoint."""
     at = made.at = kept.read(len(made.data[1]), chosen.batch_size)
     reached = f"epoch {at.epoch + 1}, step {len(at.history.losses)}" if at.batch else f"the end of epoch {at.epoch}"

@@ -1,4 +1,4 @@
-"""The options of commands that write a model: those of `singa._onnx.export.Options`, under the same names."""
+"""The options of commands that write a model: those of `singa.exporting.Options`, under the same names."""
 
 from __future__ import annotations
 

@@ -10,63 +10,31 @@ import click
 from singa_backend import debug
 
 from ._common import NO, OUTPUT_FOLDER, check_places, device_option, echo, exit_codes, json_option, progress, write_json
-from ._inputs import gather_of, input_options
-from .compare import names, sides, tolerances, trusted
+from ._inputs import InputOptions, model_options
+from .compare import Sides, side_options, tolerances, trusted
 
 
 @click.command("bisect")
-@click.argument("model", type=click.Path(dir_okay=False, path_type=Path))
-@input_options
-@sides
+@model_options
+@side_options
 @click.option("--to", type=OUTPUT_FOLDER, help="The folder to write; by default named after the node.")
 @device_option
 @json_option
 @exit_codes
-def command(
-    model: Path,
-    files: tuple[str, ...],
-    archive: Path | None,
-    data: Path | None,
-    seed: int | None,
-    sizes: tuple[str, ...],
-    against: str | None,
-    program: str | None,
-    pairs: tuple[str, ...],
-    rtol: float | None,
-    atol: float | None,
-    local: bool,
-    budget: int,
-    timeout: float,
-    to: Path | None,
-    device: str,
-    as_json: bool,
-) -> None:
+def command(model: Path, inputs: InputOptions, sides: Sides, to: Path | None, device: str, as_json: bool) -> None:
     """Find the first node of MODEL that diverges and write it as a separate model, with inputs and expected outputs.
 
     The folder contains model.onnx and test_data_set_0; they are read back and run before they are reported.  The exit code is 1
     if a node was found, 0 if both sides agree.
     """
     check_places(folders=(to,))
-    other = trusted(against, program, device)
+    other = trusted(sides.against, sides.program, device)
     source = debug.Source.of(model)
-    feeds = gather_of(source, files=files, archive=archive, data=data, seed=seed, sizes=sizes)
+    feeds = inputs.gather_of(source)
     with progress(len(source.calls), "comparing", quiet=as_json) as step:
-        found = debug.bisect(
-            source,
-            feeds,
-            against=other,
-            device=device,
-            names=names(pairs),
-            rtol=rtol,
-            atol=atol,
-            local=local,
-            to=to,
-            budget=budget << 20,
-            timeout=timeout,
-            progress=step,
-        )
+        found = debug.bisect(source, feeds, against=other, device=device, to=to, progress=step, **sides.settings())
     if as_json:
-        write_json({"diverges": found is not None, "against": program or other} | (found.to_dict() if found else {}))
+        write_json({"diverges": found is not None, "against": sides.program or other} | (found.to_dict() if found else {}))
     elif found is None:
         echo("no node diverges", style="green")
     else:

@@ -10,7 +10,7 @@ import click
 from singa_backend.inspection import CheckReport, TrainableReport, trainable_report
 from singa_backend.inspection import check as check_model
 
-from ._common import NO, SECONDS, echo, err, exit_codes, json_option, show, write_json
+from ._common import NO, SECONDS, echo, err, exit_codes, json_option, model_argument, show, write_json
 from ._tables import NAME, NUMBER, WHOLE, WORDS, Columns
 
 _OPERATORS = Columns({"operator": NAME, "version": NUMBER, "nodes": NUMBER, "dtypes": WORDS, "status": WHOLE})
@@ -19,7 +19,7 @@ STYLES = {"unsupported": "red", "deprecated": "yellow", "supported": "", "functi
 
 
 @click.command("check")
-@click.argument("model", type=click.Path(dir_okay=False, path_type=Path))
+@model_argument
 @click.option("--strict", is_flag=True, help="Exit with 1 also if only onnx's own checker refuses the model.")
 @click.option(
     "--timeout", default=60.0, show_default=True, type=SECONDS, help="Seconds that onnx's checker and shape inference may take."

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import click
 
-from ._common import OUTPUT, echo, exit_codes, json_option, write_json
+from ._common import OUTPUT, echo, exit_codes, json_option, model_argument, write_json
 
 
 @click.command("codegen")
-@click.argument("model", type=click.Path(dir_okay=False, path_type=Path))
+@model_argument
 @click.option(
     "--output",
     "-o",

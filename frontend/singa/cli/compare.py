@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from ._common import (
     OUTPUT,
     SECONDS,
     TOLERANCE,
+    collected,
     device_option,
     echo,
     exit_codes,
@@ -32,8 +34,8 @@ from ._common import (
     write_json,
     wrote,
 )
-from ._inputs import gather_of, input_options
-from ._tables import NAME, NUMBER, WORDS, Columns, Table
+from ._inputs import InputOptions, model_options
+from ._tables import NAME, NUMBER, WORDS, Columns, TextTable
 
 _VALUES = Columns({"value": NAME, "node": NAME, "type": WORDS, "max abs": NUMBER, "max rel": NUMBER, "ULP": NUMBER, "NaN": NUMBER,
                    "Inf": NUMBER, "of tolerance": NUMBER, "": WORDS})  # fmt: skip
@@ -57,11 +59,28 @@ _OPTIONS = (
 )  # fmt: skip
 
 
-def sides(command: Any) -> Any:
-    """Add the options for the two sides and the tolerances."""
-    for option in reversed(_OPTIONS):
-        command = option(command)
-    return command
+@dataclass(frozen=True)
+class Sides:
+    """The options for the two sides and the tolerances, by the names of their parameters."""
+
+    against: str | None
+    program: str | None
+    pairs: tuple[str, ...]
+    rtol: float | None
+    atol: float | None
+    local: bool
+    budget: int
+    timeout: float
+
+    def settings(self) -> dict[str, Any]:
+        """Return the keywords of `debug.compare` and `debug.bisect`; raises click.BadParameter."""
+        return {"names": pairs_of(self.pairs, "--map", "A=B"), "rtol": self.rtol, "atol": self.atol, "local": self.local,
+                "budget": self.budget << 20, "timeout": self.timeout}  # fmt: skip
+
+
+def side_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options for the two sides and the tolerances; the command receives them as `sides`, a `Sides`."""
+    return collected("sides", Sides, _OPTIONS)(command)
 
 
 def trusted(against: str | None, program: str | None, device: str) -> str | debug.EngineCommand:
@@ -82,15 +101,9 @@ def trusted(against: str | None, program: str | None, device: str) -> str | debu
     return against
 
 
-def names(pairs: Sequence[str]) -> dict[str, str]:
-    """Parse ["A=B"] to {"A": "B"}; raises click.BadParameter."""
-    return pairs_of(pairs, "--map", "A=B")
-
-
 @click.command("compare")
-@click.argument("model", type=click.Path(dir_okay=False, path_type=Path))
-@input_options
-@sides
+@model_options
+@side_options
 @click.option("--optimised", is_flag=True, help="Run onnxruntime with its optimizer; only graph outputs are compared.")
 @click.option(
     "--worst",
@@ -107,19 +120,8 @@ def names(pairs: Sequence[str]) -> dict[str, str]:
 @exit_codes
 def command(
     model: Path,
-    files: tuple[str, ...],
-    archive: Path | None,
-    data: Path | None,
-    seed: int | None,
-    sizes: tuple[str, ...],
-    against: str | None,
-    program: str | None,
-    pairs: tuple[str, ...],
-    rtol: float | None,
-    atol: float | None,
-    local: bool,
-    budget: int,
-    timeout: float,
+    inputs: InputOptions,
+    sides: Sides,
     optimised: bool,
     worst: int,
     show_all: bool,
@@ -131,32 +133,19 @@ def command(
 
     Without inputs, random ones with seed 0 are used.  Memory is bounded by the live values plus one chunk of results.
     """
-    other = trusted(against, program, device)
+    other = trusted(sides.against, sides.program, device)
     if page:
-        check(page, parents=True, keeps=(model, against, archive))
+        check(page, parents=True, keeps=(model, sides.against, inputs.archive))
     source = debug.Source.of(model)
-    feeds = gather_of(source, files=files, archive=archive, data=data, seed=seed, sizes=sizes)
+    feeds = inputs.gather_of(source)
     with progress(None if optimised else len(source.calls), "comparing", quiet=as_json) as step:
-        found = debug.compare(
-            source,
-            feeds,
-            against=other,
-            device=device,
-            names=names(pairs),
-            rtol=rtol,
-            atol=atol,
-            local=local,
-            optimised=optimised,
-            budget=budget << 20,
-            timeout=timeout,
-            progress=step,
-        )
+        found = debug.compare(source, feeds, against=other, device=device, optimised=optimised, progress=step, **sides.settings())
     if page:
         write_text(page, inspect(model).html(comparison=found.to_dict()))
     if as_json:
         write_json(found.to_dict())
     else:
-        _show(found, found.rows if show_all else found.worst(worst), source, local)
+        _show(found, found.rows if show_all else found.worst(worst), source, sides.local)
         wrote(page)
     if not found.agrees:
         sys.exit(NO)
@@ -243,7 +232,7 @@ def _names(names: Sequence[str]) -> str:
     return ", ".join(f"'{printable(n)}'" for n in names[:8]) + (f" and {rest} more" if rest > 0 else "")
 
 
-def _table(found: debug.Comparison, rows: list[debug.Row]) -> Table:
+def _table(found: debug.Comparison, rows: list[debug.Row]) -> TextTable:
     table = _VALUES.table(f"{found.mine} | {found.theirs}")
     for row in rows:
         d = row.difference

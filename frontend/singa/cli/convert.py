@@ -10,6 +10,7 @@ import click
 from onnx import ModelProto
 
 from singa._onnx import export
+from singa._onnx.export_options import ExportReport
 from singa_backend.proto.load import load_model
 from singa_backend.proto.messages import graphs
 
@@ -46,7 +47,7 @@ def command(model: Path, path: Path, verbose: bool, as_json: bool, **options: An
         _show(source, before, made, report)
 
 
-def _show(source: ModelProto, before: Counter[str], made: ModelProto, report: export.ExportReport) -> None:
+def _show(source: ModelProto, before: Counter[str], made: ModelProto, report: ExportReport) -> None:
     after = _operators(made)
     echo(f"opset {_opset(source)} -> {report.opset}, IR version {source.ir_version} -> {report.ir_version}, "
          f"{before.total()} -> {after.total()} nodes")  # fmt: skip

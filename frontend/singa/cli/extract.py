@@ -9,11 +9,11 @@ import click
 from singa_backend import debug
 from singa_backend.io.files import check
 
-from ._common import OUTPUT, echo, exit_codes, json_option, write_json
+from ._common import OUTPUT, echo, exit_codes, json_option, model_argument, write_json
 
 
 @click.command("extract")
-@click.argument("model", type=click.Path(dir_okay=False, path_type=Path))
+@model_argument
 @click.option(
     "--inputs", "taken", multiple=True, metavar="NAME", help="A value that becomes an input (repeatable; NAME,NAME too)."
 )

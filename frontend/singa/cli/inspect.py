@@ -15,7 +15,7 @@ from singa_backend.io.archives import read_json
 from singa_backend.io.files import check, write_text
 from singa_backend.proto.values import Value
 
-from ._common import OUTPUT, SECONDS, echo, err, exit_codes, json_option, show, write_json
+from ._common import OUTPUT, SECONDS, echo, err, exit_codes, json_option, model_argument, show, write_json
 from ._tables import NAME, NUMBER, WORDS, Columns
 
 _MODEL = Columns({"model": NAME, "": WORDS})
@@ -31,7 +31,7 @@ FEW = 20
 
 
 @click.command("inspect")
-@click.argument("model", type=click.Path(dir_okay=False, path_type=Path))
+@model_argument
 @click.option("--nodes", is_flag=True, help="List every node, including those of subgraphs and functions.")
 @click.option("--states", is_flag=True, help=f"List every state (initializer), not only the {FEW} largest.")
 @click.option("--stats", is_flag=True, help="Read the states and show their min, max and number of NaN and Inf.")

@@ -18,7 +18,7 @@ from singa_backend.plans.profile import NodeProfile, OperatorProfile, Profile, S
 from singa_backend.proto.load import load_model
 
 from ._common import OUTPUT, device_option, echo, exit_codes, json_option, limit_option, plan_options, show, write_json
-from ._inputs import gather, input_options
+from ._inputs import InputOptions, model_options
 from ._tables import NAME, NUMBER, WORDS, Columns
 
 WAITED = 0.1
@@ -31,8 +31,7 @@ _OPERATORS = Columns({"operator": NAME, "nodes": NUMBER, **_WORK})
 
 
 @click.command("profile")
-@click.argument("model", type=click.Path(dir_okay=False, path_type=Path))
-@input_options
+@model_options
 @click.option("--runs", default=10, show_default=True, type=click.IntRange(1, 10**6), help="The runs to measure.")
 @click.option("--top", default=20, show_default=True, type=click.IntRange(0), metavar="N", help="Show the N slowest steps.")
 @click.option("--nodes", is_flag=True, help="Show every node of the model, in order.")
@@ -45,11 +44,7 @@ _OPERATORS = Columns({"operator": NAME, "nodes": NUMBER, **_WORK})
 @exit_codes
 def command(
     model: Path,
-    files: tuple[str, ...],
-    archive: Path | None,
-    data: Path | None,
-    seed: int | None,
-    sizes: tuple[str, ...],
+    inputs: InputOptions,
     runs: int,
     top: int,
     nodes: bool,
@@ -67,19 +62,11 @@ def command(
     Without inputs, random ones with seed 0 are used.
     """
     for path in filter(None, (trace, page)):
-        check(path, parents=True, keeps=(model, archive))
+        check(path, parents=True, keeps=(model, inputs.archive))
     rep = SingaBackend.prepare(model, device, limits=limits, threads=threads, precision=precision, optimize=optimize)
     with spend(Budget(limits)):
-        feeds = gather(
-            load_model(model)[0] if data else ModelProto(),
-            rep.inputs,
-            files=files,
-            archive=archive,
-            data=data,
-            seed=seed,
-            sizes=sizes,
-            optional=rep.graph.optional_inputs,
-        )
+        proto = load_model(model)[0] if inputs.data else ModelProto()
+        feeds = inputs.gather(proto, rep.inputs, optional=rep.graph.optional_inputs)
     found = rep.profile(feeds, runs=runs)
     if trace:
         write_text(trace, json.dumps(found.chrome_trace()))

@@ -16,7 +16,7 @@ from singa_backend.quantization import quantize as rewrite
 from singa_backend.quantization.accuracy import worst
 from singa_backend.quantization.options import INTEGERS, METHODS
 
-from ._common import OUTPUT, Number, echo, exit_codes, json_option, show, write_json
+from ._common import OUTPUT, FiniteNumber, echo, exit_codes, json_option, model_argument, show, write_json
 from ._tables import NAME, NUMBER, WORDS, Columns
 
 _ERRORS = Columns({"node": NAME, "operator": NAME, "value": NAME, "output": WORDS, "SNR (dB)": NUMBER, "own SNR (dB)": NUMBER,
@@ -29,7 +29,7 @@ _INTEGERS = click.Choice(list(INTEGERS))
 
 
 @click.command("quantize")
-@click.argument("model", type=click.Path(dir_okay=False, path_type=Path))
+@model_argument
 @click.option(
     "--data",
     type=click.Path(dir_okay=False, path_type=Path),
@@ -65,7 +65,7 @@ _INTEGERS = click.Choice(list(INTEGERS))
 )
 @click.option(
     "--percentile",
-    type=Number(min=0, max=100, min_open=True),
+    type=FiniteNumber(min=0, max=100, min_open=True),
     default=99.999,
     show_default=True,
     help="The share of the magnitudes within the range, for that method.",

@@ -22,13 +22,12 @@ from ._common import (
     progress,
     write_json,
 )
-from ._inputs import gather_of, input_options
+from ._inputs import InputOptions, model_options
 from .compare import trusted
 
 
 @click.command("reduce")
-@click.argument("model", type=click.Path(dir_okay=False, path_type=Path))
-@input_options
+@model_options
 @click.option(
     "--against", metavar="ENGINE", help="It fails if its outputs differ from this engine's, an engine of sonnx compare."
 )
@@ -49,11 +48,7 @@ from .compare import trusted
 @exit_codes
 def command(
     model: Path,
-    files: tuple[str, ...],
-    archive: Path | None,
-    data: Path | None,
-    seed: int | None,
-    sizes: tuple[str, ...],
+    inputs: InputOptions,
     against: str | None,
     program: str | None,
     raises: str | None,
@@ -87,7 +82,7 @@ def command(
             raise click.BadParameter(message, param_hint="--against")
         predicate = debug.differs(trusted(against, program, device), device=device, rtol=rtol, atol=atol, timeout=timeout)
     source = debug.Source.of(model)
-    feeds = gather_of(source, files=files, archive=archive, data=data, seed=seed, sizes=sizes)
+    feeds = inputs.gather_of(source)
     with progress(None, "reducing", quiet=as_json) as step:
         found = debug.reduce(source, feeds, predicate, to=to, tries=tries, progress=step)
     if as_json:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import click
 from onnx import ModelProto
 
-from singa_backend import Limits, SingaBackend
+from singa_backend import Limits, SingaBackend, SingaRep
 from singa_backend.comparison import finite, tolerances, verdict
 from singa_backend.errors import InvalidInput
 from singa_backend.io.files import check, write_npz
@@ -18,7 +19,7 @@ from singa_backend.limits import Budget, spend
 from singa_backend.proto import test_data
 from singa_backend.proto.load import load_model
 from singa_backend.proto.named_arrays import named_arrays
-from singa_backend.runtime.origins import NonFinite
+from singa_backend.runtime.origins import NonFinite, Origin
 
 from . import _feeds
 from ._common import (
@@ -36,7 +37,7 @@ from ._common import (
     write_json,
     wrote,
 )
-from ._inputs import gather, input_options
+from ._inputs import InputOptions, model_options
 from ._tables import NAME, NUMBER, WORDS, Columns
 
 _RTOL, _ATOL = tolerances.CASES.bounds["float32"].rtol, tolerances.CASES.bounds["float32"].atol
@@ -44,9 +45,55 @@ _OUTPUTS = Columns({"output": NAME, "type": WORDS, "min": NUMBER, "max": NUMBER,
                     "first values": WORDS})  # fmt: skip
 
 
+@dataclass(frozen=True)
+class RunOptions:
+    """The arguments of the command, by the names of its options."""
+
+    model: Path
+    inputs: InputOptions
+    target: Path | None
+    save_inputs: Path | None
+    against: str | None
+    program: str | None
+    timeout: float
+    aux: tuple[str, ...]
+    rtol: float
+    atol: float
+    validate: bool
+    device: str
+    threads: int | None
+    precision: str
+    optimize: int
+    limits: Limits
+    as_json: bool
+
+    @property
+    def other(self) -> bool:
+        """Whether the outputs are compared with those of another engine."""
+        return self.against is not None or self.program is not None
+
+
+@dataclass(frozen=True)
+class _Result:
+    """The outputs of the run, and their comparison.
+
+    Attributes:
+        outputs: The outputs by name.
+        compared: Whether there were expected outputs.
+        difference: The first difference from them; "" without one.
+        both_nan: The number of values that are NaN in both.
+        origin: The first node that makes NaN or infinity, if the run looked for it.
+    """
+
+    outputs: dict[str, Any]
+    compared: bool
+    difference: str
+    both_nan: int
+    origin: Origin | None
+
+
 @click.command("run")
-@click.argument("model", type=click.Path(dir_okay=False, path_type=Path))
-@input_options
+@model_options
 @click.option(
     "--output",
     "-o",
@@ -72,100 +119,107 @@ _OUTPUTS = Columns({"output": NAME, "type": WORDS, "min": NUMBER, "max": NUMBER,
 @limit_option
 @json_option
 @exit_codes
-def command(
-    model: Path,
-    files: tuple[str, ...],
-    archive: Path | None,
-    data: Path | None,
-    seed: int | None,
-    sizes: tuple[str, ...],
-    target: Path | None,
-    save_inputs: Path | None,
-    against: str | None,
-    program: str | None,
-    timeout: float,
-    aux: tuple[str, ...],
-    rtol: float,
-    atol: float,
-    validate: bool,
-    device: str,
-    threads: int | None,
-    precision: str,
-    optimize: int,
-    limits: Limits,
-    as_json: bool,
-) -> None:
+def command(**given: Any) -> None:
     """Run MODEL once and show or save its outputs; with --data, compare them with those in the folder.
 
     With --against or --against-command, compare them with those of another engine, or of an .npz file.
     """
-    for path in filter(None, (target, save_inputs)):
-        check(path, keeps=(model,))
-    other = against is not None or program is not None
-    if other and data:
+    options = RunOptions(**given)
+    _check(options)
+    rep = SingaBackend.prepare(
+        options.model,
+        options.device,
+        limits=options.limits,
+        threads=options.threads,
+        precision=options.precision,
+        optimize=options.optimize,
+    )
+    feeds, expected = _feed(options, rep)
+    if options.save_inputs:
+        write_npz(options.save_inputs, named_arrays(feeds))
+    result = _run(options, rep, feeds, expected)
+    if options.as_json:
+        _write(options, result)
+    else:
+        _tell(options, result)
+    if result.difference or (options.validate and result.origin):
+        sys.exit(NO)
+
+
+def _check(options: RunOptions) -> None:
+    """Raise for files that cannot be written, and for options that contradict each other."""
+    for path in filter(None, (options.target, options.save_inputs)):
+        check(path, keeps=(options.model,))
+    if options.other and options.inputs.data:
         raise click.UsageError("--data has expected outputs: use --inputs or --input with --against and --against-command")
-    rep = SingaBackend.prepare(model, device, limits=limits, threads=threads, precision=precision, optimize=optimize)
-    with spend(Budget(limits)):  # the files are read under the limits of the run
-        proto = load_model(model)[0] if data else ModelProto()
+
+
+def _feed(options: RunOptions, rep: SingaRep) -> tuple[dict[str, Any], list[Any] | None]:
+    """Return the inputs by name, and the expected outputs of --data; the files are read under the limits of the run."""
+    inputs = options.inputs
+    with spend(Budget(options.limits)):
+        proto = load_model(options.model)[0] if inputs.data else ModelProto()
         needed = [v for v in rep.inputs if v.kind != "optional"]
-        if needed and seed is None and not (files or archive or data):
+        if needed and inputs.seed is None and not inputs.given:
             raise InvalidInput(
                 f"the inputs {', '.join(map(str, needed))} must be passed, got none",
                 code="SX301",
                 hint="--random 0 draws them; arrays are passed by --input NAME=FILE, --inputs FILE.npz or --data FOLDER",
             )
-        feeds = gather(
-            proto,
-            rep.inputs,
-            files=files,
-            archive=archive,
-            data=data,
-            seed=seed,
-            sizes=sizes,
-            draw=False,
-            optional=rep.graph.optional_inputs,
-        )
-        expected = test_data.data_set(data, proto)[1] if data else None
-    if save_inputs:
-        write_npz(save_inputs, named_arrays(feeds))
+        feeds = inputs.gather(proto, rep.inputs, draw=False, optional=rep.graph.optional_inputs)
+        return feeds, test_data.data_set(inputs.data, proto)[1] if inputs.data else None
+
+
+def _run(options: RunOptions, rep: SingaRep, feeds: dict[str, Any], expected: list[Any] | None) -> _Result:
+    """Run the model, write its outputs, and compare them with the expected ones or with those of another engine."""
     origin = None
     try:
-        outputs = rep.run(feeds, aux_output=aux, validate=validate or expected is not None)
+        made = rep.run(feeds, aux_output=options.aux, validate=options.validate or expected is not None)
     except NonFinite as error:
-        outputs, origin = error.outputs, error.origin
-    if target:
-        write_npz(target, named_arrays(outputs.to_dict()))
-    found = list(outputs)[: len(expected)] if expected is not None else []
-    if other:
+        made, origin = error.outputs, error.origin
+    outputs = made.to_dict()
+    if options.target:
+        write_npz(options.target, named_arrays(outputs))
+    found = list(made)[: len(expected)] if expected is not None else []
+    if options.other:
         from singa_backend.debug.compare import outputs_of
 
         from .compare import trusted
 
-        theirs = outputs_of(model, feeds, outputs.to_dict(), trusted(against, program, device), timeout=timeout)
-        found, expected = [outputs.to_dict()[n] for n in theirs], list(theirs.values())
-    why = verdict.strict(found, expected, rtol, atol) if expected is not None else ""
-    both = 0 if why else finite.shared_nan(list(outputs), expected)
-    rows = [_feeds.summary(n, v) for n, v in outputs.to_dict().items()]
-    if as_json:
-        told = {"outputs": rows, "compared": expected is not None, "difference": why}
-        if validate or expected is not None:
-            told |= {"both_nan": both, "nonfinite": origin.to_dict() if origin else None}
-        write_json(told)
-    else:
-        _show_outputs(rows)
-        wrote(target)
-        if expected is not None:
-            echo(f"differs: {why}" if why else "equal to the expected outputs", style="red" if why else "green")
-        if both:
-            echo(f"NaN in the outputs and in the expected outputs: {both} value{'s' * (both != 1)}", style="yellow")
-        if origin and (validate or why or both):
-            echo(f"first NaN or infinity: {origin}", style="red" if validate else "yellow")
-        elif validate:
-            given = any(map(any, map(finite.counts, outputs)))
-            rest = "; those of the outputs come from inputs or constants" if given else ""
-            echo(f"no node makes NaN or infinity{rest}", style="green")
-    if why or (validate and origin):
-        sys.exit(NO)
+        engine = trusted(options.against, options.program, options.device)
+        theirs = outputs_of(options.model, feeds, outputs, engine, timeout=options.timeout)
+        found, expected = [outputs[n] for n in theirs], list(theirs.values())
+    why = verdict.strict(found, expected, options.rtol, options.atol) if expected is not None else ""
+    return _Result(outputs, expected is not None, why, 0 if why else finite.shared_nan(list(made), expected), origin)
+
+
+def _write(options: RunOptions, result: _Result) -> None:
+    """Print the result as JSON."""
+    document = {"outputs": _rows(result), "compared": result.compared, "difference": result.difference}
+    if options.validate or result.compared:
+        document |= {"both_nan": result.both_nan, "nonfinite": result.origin.to_dict() if result.origin else None}
+    write_json(document)
+
+
+def _tell(options: RunOptions, result: _Result) -> None:
+    """Print the result as text."""
+    _show_outputs(_rows(result))
+    wrote(options.target)
+    why, both = result.difference, result.both_nan
+    if result.compared:
+        echo(f"differs: {why}" if why else "equal to the expected outputs", style="red" if why else "green")
+    if both:
+        echo(f"NaN in the outputs and in the expected outputs: {both} value{'s' * (both != 1)}", style="yellow")
+    if result.origin and (options.validate or why or both):
+        echo(f"first NaN or infinity: {result.origin}", style="red" if options.validate else "yellow")
+    elif options.validate:
+        given = any(map(any, map(finite.counts, result.outputs.values())))
+        rest = "; those of the outputs come from inputs or constants" if given else ""
+        echo(f"no node makes NaN or infinity{rest}", style="green")
+
+
+def _rows(result: _Result) -> list[dict[str, Any]]:
+    return [_feeds.summary(n, v) for n, v in result.outputs.items()]
 
 
 def _show_outputs(rows: list[dict[str, Any]]) -> None:

@@ -12,11 +12,11 @@ from singa_backend.proto.checker import check_model
 from singa_backend.proto.load import load_model
 from singa_backend.proto.save import save
 
-from ._common import NO, OUTPUT, echo, exit_codes, json_option, write_json
+from ._common import NO, OUTPUT, echo, exit_codes, json_option, model_argument, write_json
 
 
 @click.command("sanitize")
-@click.argument("model", type=click.Path(dir_okay=False, path_type=Path))
+@model_argument
 @click.option("--output", "-o", "path", required=True, type=OUTPUT, metavar="OUT",
               help="The file to write.")  # fmt: skip
 @json_option

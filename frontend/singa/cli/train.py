@@ -7,7 +7,7 @@ import sys
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 import numpy as np
@@ -23,12 +23,13 @@ from ._common import (
     OUTPUT,
     SECONDS,
     SEED,
-    Number,
+    FiniteNumber,
     device_option,
     echo,
     err,
     exit_codes,
     json_option,
+    model_argument,
     out,
     processes_option,
     progress,
@@ -38,7 +39,7 @@ from ._common import (
 )
 from ._curves import Curve, check_plot, line, write_plot
 from ._tables import NUMBER, WHOLE, Columns
-from ._train_setup import DISTRIBUTED, LOSSES, SCHEDULES, Options, Setup, prepared, updated
+from ._train_setup import DISTRIBUTED, LOSSES, SCHEDULES, TrainOptions, TrainSetup, prepared, updated
 from ._workers import check_launcher, end_with_parent, run_workers
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ class _Train(click.Command):
 
 
 @click.command("train", cls=_Train)
-@click.argument("model", type=click.Path(dir_okay=False, path_type=Path))
+@model_argument
 @click.option(
     "--data",
     required=True,
@@ -71,9 +72,9 @@ class _Train(click.Command):
 @click.option("--target", default="y", show_default=True, help="The name of the targets in the .npz.")
 @click.option("--loss", default=LOSSES[0], show_default=True, type=click.Choice(LOSSES))
 @click.option("--optimizer", default="sgd", show_default=True, type=click.Choice(["sgd", "adam", "adamw", "rmsprop", "adagrad"]))
-@click.option("--lr", default=0.01, show_default=True, type=Number(min=0), help="Learning rate.")
-@click.option("--momentum", default=0.9, show_default=True, type=Number(min=0), help="The momentum of sgd.")
-@click.option("--weight-decay", type=Number(min=0), show_default="0, for adamw 0.01", help="Decay of the parameters.")
+@click.option("--lr", default=0.01, show_default=True, type=FiniteNumber(min=0), help="Learning rate.")
+@click.option("--momentum", default=0.9, show_default=True, type=FiniteNumber(min=0), help="The momentum of sgd.")
+@click.option("--weight-decay", type=FiniteNumber(min=0), show_default="0, for adamw 0.01", help="Decay of the parameters.")
 @click.option(
     "--schedule",
     default=SCHEDULES[0],
@@ -89,7 +90,7 @@ class _Train(click.Command):
     type=click.IntRange(0),
     help="Steps with a rising rate, from 0.",
 )
-@click.option("--clip-norm", type=Number(min=0, min_open=True), help="The bound of the norm of all gradients together.")
+@click.option("--clip-norm", type=FiniteNumber(min=0, min_open=True), help="The bound of the norm of all gradients together.")
 @click.option("--epochs", default=1, show_default=True, type=click.IntRange(1))
 @click.option("--batch-size", default=32, show_default=True, type=click.IntRange(1))
 @click.option("--freeze", multiple=True, metavar="PATTERN", help="Do not train parameters whose names match.")
@@ -127,7 +128,7 @@ class _Train(click.Command):
     "--sparsity",
     default=0.05,
     show_default=True,
-    type=Number(min=0),
+    type=FiniteNumber(min=0),
     help="The share (sparseTopK) or the magnitude (sparseThreshold) of the gradients that are exchanged.",
 )
 @click.option(
@@ -149,7 +150,7 @@ def command(**given: Any) -> None:
     With --workers, or under mpiexec, several processes compute a share of each batch, and exchange gradients.
     """
     end_with_parent()
-    chosen = Options(**given)
+    chosen = TrainOptions(**given)
     context = click.get_current_context()
     _check_usage(chosen, context)
     check_plot(chosen.plot)
@@ -162,98 +163,124 @@ def command(**given: Any) -> None:
         sys.exit(run_workers(chosen.workers, context.meta["arguments"], chosen.checkpoint))
     group = communicator(timeout=chosen.timeout) if launched_size() > 1 else None
     made = prepared(chosen, group)
-    at = _trained(chosen, made)
+    loop = _Loop(chosen, made)
+    loop.run()
+    loop.finish()
     if group:
         total(group, np.zeros(1))  # the end: a worker that is stuck before it ends the training by the timeout
     if made.first:
-        _tell(chosen, made, at)
+        _tell(chosen, made)
         if not chosen.as_json:
             wrote(*named)
 
 
-def _trained(chosen: Options, made: Setup) -> Position:
-    """Run the steps, and write the files; return the point that the training has reached."""
-    from .._core.tensor import Tensor
-    from .._training.fit import accuracy, fit, stop_signals
+class _Loop:
+    """The steps of a training, with its checkpoint and its plot."""
 
-    at, kept, group, first, steps, plot = made.at, made.kept, made.group, made.first, made.steps, chosen.plot
-    losses = at.history.losses
-    written = len(losses) if chosen.resume else 0  # the step that the checkpoint holds
+    def __init__(self, chosen: TrainOptions, made: TrainSetup) -> None:
+        self.chosen, self.made = chosen, made
+        self.losses = made.at.history.losses
+        self.written = len(self.losses) if chosen.resume else 0  # the step that the checkpoint holds
+        self.received: list[int] = []  # the signals
 
-    def measure(scores: np.ndarray, targets: np.ndarray) -> dict[str, float]:
-        found = {"loss": float(made.compute(Tensor(data=scores), Tensor(data=targets)).data.reshape(-1)[0])}
-        if chosen.loss == LOSSES[0] and targets.ndim == 1:
+    def run(self) -> None:
+        """Run the steps; a signal, or Ctrl-C, ends the process."""
+        from .._training.fit import fit, stop_signals
+
+        chosen, made = self.chosen, self.made
+        with stop_signals(*(signal.SIGINT, signal.SIGTERM) if made.kept else ()) as self.received:
+            try:
+                with progress(made.steps - len(self.losses), "training", quiet=chosen.as_json or not made.first) as step:
+                    fit(made.model, *made.data, epochs=chosen.epochs, batch_size=chosen.batch_size, validation=made.held_out,
+                        evaluate=self._measured, progress=lambda text: step(text), start=made.at, reached=self._reached,
+                        group=made.group)  # fmt: skip
+                if self.written < len(self.losses) or chosen.every:
+                    self._keep()
+            except (_Stopped, KeyboardInterrupt):
+                self._stopped()
+            except InvalidInput as error:
+                self._failed(error)
+                raise
+
+    def finish(self) -> None:
+        """Write the model and the plot."""
+        chosen, made = self.chosen, self.made
+        if chosen.target_file and made.first:
+            save(updated(made.empty, made.model), chosen.target_file, folder=made.folder, check=False)
+        self._draw()
+
+    def _measured(self, scores: np.ndarray, targets: np.ndarray) -> dict[str, float]:
+        """The measurements of the validation."""
+        from .._core.tensor import Tensor
+        from .._training.fit import accuracy
+
+        found = {"loss": float(self.made.compute(Tensor(data=scores), Tensor(data=targets)).data.reshape(-1)[0])}
+        if self.chosen.loss == LOSSES[0] and targets.ndim == 1:
             found["accuracy"] = accuracy(scores, targets)
         return found
 
-    def keep() -> None:
-        nonlocal written
-        if kept:
-            kept.write(at)
-            written = len(losses)
+    def _reached(self, at: Position) -> None:
+        """After a step or an epoch: write the checkpoint if it is due, and stop if a process has received a signal."""
+        made, every = self.made, self.chosen.every
+        ends_epoch = made.at.order is None
+        stops = bool(self.received)
+        if made.group and made.kept:
+            stops = bool(total(made.group, np.array([len(self.received)]))[0])
+        if stops or (ends_epoch if every is None else not ends_epoch and len(self.losses) % every == 0):
+            self._keep()
+        if stops:
+            raise _Stopped
 
-    def draw() -> None:
-        if plot and losses and first:
-            write_plot(plot, _curves(chosen, made, at), f"{chosen.model.name}: {chosen.loss}")
+    def _keep(self) -> None:
+        if self.made.kept:
+            self.made.kept.write(self.made.at)
+            self.written = len(self.losses)
 
-    with stop_signals(*(signal.SIGINT, signal.SIGTERM) if kept else ()) as received:
+    def _draw(self) -> None:
+        chosen, made = self.chosen, self.made
+        if chosen.plot and self.losses and made.first:
+            write_plot(chosen.plot, _curves(chosen, made), f"{chosen.model.name}: {chosen.loss}")
 
-        def reached_point(_: Position) -> None:
-            ends_epoch = at.order is None
-            stops = bool(total(group, np.array([len(received)]))[0]) if group and kept else bool(received)
-            if stops or (ends_epoch if chosen.every is None else not ends_epoch and len(losses) % chosen.every == 0):
-                keep()
-            if stops:
-                raise _Stopped
+    def _stopped(self) -> NoReturn:
+        chosen, made = self.chosen, self.made
+        with suppress(InvalidInput):
+            self._draw()
+        if made.first:
+            _tell_stopped(f"step {len(self.losses)} of {made.steps}", chosen.checkpoint, self.written, chosen.target_file)
+        sys.exit(128 + (self.received[0] if self.received else signal.SIGINT))
 
-        try:
-            with progress(steps - len(losses), "training", quiet=chosen.as_json or not first) as step:
-                fit(made.model, *made.data, epochs=chosen.epochs, batch_size=chosen.batch_size, validation=made.held_out,
-                    evaluate=measure, progress=lambda text: step(text), start=at, reached=reached_point, group=group)  # fmt: skip
-            if written < len(losses) or chosen.every:
-                keep()
-        except (_Stopped, KeyboardInterrupt):
-            with suppress(InvalidInput):
-                draw()
-            if first:
-                _tell_stopped(f"step {len(losses)} of {steps}", chosen.checkpoint, written, chosen.target_file)
-            sys.exit(128 + (received[0] if received else signal.SIGINT))
-        except InvalidInput as error:
-            with suppress(InvalidInput):
-                draw()
-            if error.code == "SX343" and kept and written > 0:
-                error.hint = f"{kept.path} holds step {written}: resume it with a lower --lr"
-            raise
-    if chosen.target_file and first:
-        save(updated(made.empty, made.model), chosen.target_file, folder=made.folder, check=False)
-    draw()
-    return at
+    def _failed(self, error: InvalidInput) -> None:
+        with suppress(InvalidInput):
+            self._draw()
+        kept = self.made.kept
+        if error.code == "SX343" and kept and self.written > 0:
+            error.hint = f"{kept.path} holds step {self.written}: resume it with a lower --lr"
 
 
-def _curves(chosen: Options, made: Setup, at: Position) -> dict[str, Curve]:
+def _curves(chosen: TrainOptions, made: TrainSetup) -> dict[str, Curve]:
     """The losses of the training and of the validation."""
-    found: dict[str, Curve] = {"training": list(enumerate(at.history.losses, 1))}
-    if at.history.validation:
+    found: dict[str, Curve] = {"training": list(enumerate(made.at.history.losses, 1))}
+    if made.at.history.validation:
         each = made.steps // chosen.epochs
-        found["validation"] = [((i + 1) * each, seen["loss"]) for i, seen in enumerate(at.history.validation)]
+        found["validation"] = [((i + 1) * each, seen["loss"]) for i, seen in enumerate(made.at.history.validation)]
     return found
 
 
-def _tell(chosen: Options, made: Setup, at: Position) -> None:
+def _tell(chosen: TrainOptions, made: TrainSetup) -> None:
     """Print the losses and the measurements."""
     if chosen.as_json:
-        write_json({"losses": at.history.losses, "validation": at.history.validation})
+        write_json({"losses": made.at.history.losses, "validation": made.at.history.validation})
         return
     table = _CURVES.table()
-    for name, curve in _curves(chosen, made, at).items():
+    for name, curve in _curves(chosen, made).items():
         drawn = line(curve, out.encoding, max(8, min(60, out.width - 52)))
         table.add(name, curve[-1][0], curve[0][1], curve[-1][1], drawn)
     show(table)
-    for i, seen in enumerate(at.history.validation):
+    for i, seen in enumerate(made.at.history.validation):
         echo(f"epoch {i + 1}: " + ", ".join(f"validation {n} {v:.4g}" for n, v in seen.items()))
 
 
-def _check_usage(chosen: Options, context: click.Context) -> None:
+def _check_usage(chosen: TrainOptions, context: click.Context) -> None:
     """Raise UsageError for options that are missing, contradict each other, or would have no effect."""
     if not chosen.target_file and not chosen.checkpoint:
         raise click.UsageError("pass -o OUT to write the trained model, or --checkpoint PATH to keep the state of the training")
@@ -273,7 +300,7 @@ def _check_usage(chosen: Options, context: click.Context) -> None:
         raise click.UsageError(f"--workers {chosen.workers} must be the number of processes that mpiexec has started, {launched}")
 
 
-def _check_files(chosen: Options) -> None:
+def _check_files(chosen: TrainOptions) -> None:
     """Raise unless every file can be written, and none replaces another one of the command."""
     read = {"--data": chosen.data, "--validation": chosen.validation}
     written = {"-o": chosen.target_file, "--plot": chosen.plot}
