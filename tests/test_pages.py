@@ -12,7 +12,7 @@ from itertools import groupby
 from pathlib import Path
 
 import pytest
-from tests.test_arrows import LAYERS
+from tests.test_arrows import FOLDERS, LAYERS
 from tests.test_docstrings import MODULES, public_values
 
 PROJECT = Path(__file__).parents[1]
@@ -23,16 +23,22 @@ def text(name: str) -> str:
     return (PROJECT / name).read_text(encoding="utf-8")
 
 
+ROOM = re.compile(r"^\* (\d+) `(\w+)(/|\.py)`: (.*(?:\n  .*)*)$", re.MULTILINE)
+"""An entry of docs/architecture.md: the layer, the room, and its text."""
+
+
 @pytest.mark.parametrize("package", LAYERS)
 def test_the_rooms_of_the_page_are_those_that_are_checked(package: str) -> None:
     section = text("docs/architecture.md").split(f"\n## `{package}`\n")[1].split("\n## ")[0]
-    rows = re.findall(r"^\| (\d+) \| (.*?) \|", section, re.MULTILINE)
-    found = [
-        {name for _, cell in lines for name in re.findall(r"`(\w+)(?:\.py|/)?`", cell)}
-        for _, lines in groupby(rows, key=lambda row: int(row[0]))
-    ]
+    entries = ROOM.findall(section)
+    found = [{name for _, name, *_ in room} for _, room in groupby(entries, key=lambda entry: int(entry[0]))]
     assert found == [set(line.split()) for line in LAYERS[package]]
-    assert [int(n) for n, _ in rows] == sorted(int(n) for n, _ in rows)
+    layers = [int(layer) for layer, *_ in entries]
+    assert sorted(set(layers)) == list(range(len(LAYERS[package]))) and layers == sorted(layers)
+    root = PROJECT / FOLDERS[package] / package
+    assert [name for _, name, kind, _ in entries if not (root / f"{name}{kind}").exists()] == []
+    assert [name for _, name, _, words in entries if words.count("\n") > 2] == []
+    assert section.count("\n* ") == len(entries)
 
 
 def test_every_environment_of_tox_is_described() -> None:
