@@ -41,6 +41,17 @@ def test_the_rooms_of_the_page_are_those_that_are_checked(package: str) -> None:
     assert section.count("\n* ") == len(entries)
 
 
+def test_each_release_of_the_changelog_has_lists_of_single_lines() -> None:
+    title, *releases = text("CHANGELOG.md").split("\n## ")
+    assert title == "# Changelog\n" and releases
+    for release in releases:
+        name, *sections = release.strip("\n").split("\n### ")
+        kinds = [section.partition("\n")[0] for section in sections]
+        assert kinds and kinds == [kind for kind in ("Added", "Changed", "Fixed") if kind in kinds], name
+        entries = [line for section in sections for line in section.splitlines()[1:] if line]
+        assert [line for line in entries if not line.startswith("* ") or len(line) > 145] == []
+
+
 def test_every_environment_of_tox_is_described() -> None:
     tox = configparser.ConfigParser(interpolation=None)
     tox.read_string(text("tox.ini"))
