@@ -61,6 +61,31 @@ def test_every_environment_of_tox_is_described() -> None:
     assert [n for n in names if n not in described] == []
 
 
+def test_every_path_that_contributing_names_exists() -> None:
+    """Each path whose first folder is one of the project, in the root, in backend/ or in frontend/; "*" stands for any name."""
+    page = re.sub(r"\]\([^)]*\)|~/\S+", "", text("CONTRIBUTING.md"))  # links have a test of their own
+    named = {n.rstrip(".") for n in re.findall(r"(?<![\w./<-])[\w.-]+/(?:[\w.*-]+/?)*", page)}
+    roots = [PROJECT, PROJECT / "backend", PROJECT / "frontend"]
+    ours = {n for n in named if any((root / n.partition("/")[0]).is_dir() for root in roots) and not n.startswith("build/")}
+    assert len(ours) > 60
+    assert sorted(n for n in ours if not any([*root.glob(n.rstrip("/"))] for root in roots)) == []
+    loose = set(re.findall(r"`([\w-]+\.(?:py|toml|ini|md|txt))`", page))
+    assert [n for n in loose if not (PROJECT / n).is_file()] == []
+
+
+def test_contributing_shows_each_kind_of_change() -> None:
+    """A row for each: a file to begin with, and a test or an example."""
+    table = text("CONTRIBUTING.md").split("\n| to add | look in | shown by |\n|---|---|---|\n")[1].split("\n\n")[0]
+    rows = [[cell.strip() for cell in row.strip("|").split(" | ")] for row in table.splitlines()]
+    assert [kind for kind, *_ in rows] == ["an operator", "an operator version", "a kernel", "a fusion", "a gradient", "a device",
+                                           "an optimizer", "a command", "an importer", "a report"]  # fmt: skip
+    for _, files, shown in rows:
+        assert re.search(r"`(?:singa|singa_backend)/[\w/]+\.py`", files) and re.search(r"`tests/[\w/]+\.py`", shown)
+    tests = (PROJECT / "tests" / "test_extending.py").read_text(encoding="utf-8")
+    names = {name for _, _, shown in rows for name in re.findall(r"`(\w+)` in `tests/test_extending", shown)}
+    assert names and all(f"class {n}(" in tests or f"def {n}(" in tests or f'click.command("{n}")' in tests for n in names)
+
+
 def test_every_page_is_linked_from_the_readme() -> None:
     pages = {p.name for p in (PROJECT / "docs").glob("*.md")}
     assert pages == set(re.findall(r"\]\(docs/([\w-]+\.md)", text("README.md"))) & pages
