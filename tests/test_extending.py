@@ -1,4 +1,7 @@
-"""A small device, optimizer, command, importer and report, each registered for one test: what CONTRIBUTING shows."""
+"""What CONTRIBUTING shows: an operator of two versions and its kernel, a device, an optimizer, a command, an importer, a report.
+
+Each is registered for one test.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ import pytest
 from click.testing import CliRunner
 from onnx import ModelProto, parser
 
-from singa import device, layer, opt, sonnx
+from singa import autograd, device, layer, opt, sonnx
 from singa._core import tape
 from singa._core.ops import op
 from singa._core.tensor import Tensor, to_numpy
@@ -27,6 +30,11 @@ from singa_backend.conform.results import load, publish, stale_page
 from singa_backend.devices import device as devices
 from singa_backend.devices.strict import StrictNamespace
 from singa_backend.errors import DeviceUnavailable
+from singa_backend.ir.declaration import declarations
+from singa_backend.kernels.table import Site, kernel, table
+from singa_backend.kernels.values import NAN, Value
+from singa_backend.operators._api import Array, Op, V, Xp, operator
+from singa_backend.proto.schemas import _newest, declare_schema, schemas
 from singa_backend.rendering import markdown
 
 TEXT = """<ir_version: 10, opset_import: ["" : 21]> g (float[n, 2] x) => (float[n, 2] y) <float[2] w = {2, -3}> {
@@ -64,6 +72,93 @@ def losses(optimizer: opt.Optimizer, where: Any = None, *, graph: bool = False) 
     found = [float(to_numpy(net(x, t))) for _ in range(5)]
     assert not net.not_traceable
     return found
+
+
+# --- an operator version, and a kernel
+
+DOMAIN = "test.extending"
+
+
+@pytest.fixture
+def soften() -> Iterator[None]:
+    """`x / (alpha + |x|)`: alpha is an attribute in version 1, an input in version 2, which has a kernel."""
+    declare_schema("Soften", ["x: T"], ["y: T"], {"alpha": 1.0}, types={"T": ["float", "double"]}, domain=DOMAIN)
+    declare_schema("Soften", ["x: T", "alpha: T"], ["y: T"], types={"T": ["float", "double"]}, domain=DOMAIN, version=2)
+
+    @operator("Soften", 2, domain=DOMAIN, traits=("shape_of_first",))
+    def soften(xp: Xp, x: Array, alpha: Array) -> Array:
+        return x / (alpha + abs(x))
+
+    @soften.decomposition
+    def soften_decomposition(op: Op, x: V, alpha: V) -> V:
+        return op.Div(x, op.Add(alpha, op.Abs(x)))
+
+    @operator("Soften", 1, domain=DOMAIN)
+    def soften_1(xp: Xp, x: Array, *, alpha: float = 1.0) -> Array:
+        """Before version 2, alpha was an attribute."""
+        return soften(xp, x, xp.asarray(alpha, x.dtype))
+
+    @soften_1.decomposition
+    def soften_1_decomposition(op: Op, x: V, alpha: float) -> V:
+        return op.Div(x, op.Add(op.Abs(x), alpha))
+
+    @kernel("Soften", 2, on="numpy", domain=DOMAIN)
+    def soften_kernel(site: Site, x: Value, alpha: Value) -> Value:
+        site.require(x.dtype == np.float32, "only float32")
+        site.require(alpha.shape == (), "alpha is not a number")
+        y = site.new(x.shape, x.dtype, finiteness=NAN)  # infinity / infinity
+
+        def steps() -> list[Any]:
+            a, t, out = x.array, alpha.array, y.array
+            return [(np.abs, (a, out)), (np.add, (out, t, out)), (np.divide, (a, out, out))]
+
+        site.emit(steps, reads=(x, alpha), writes=(y,), kernel="soften")
+        return y
+
+    yield
+    declarations.pop((DOMAIN, "Soften"))
+    schemas.pop((DOMAIN, "Soften"))
+    table.pop((DOMAIN, "Soften"))
+    _newest.pop(DOMAIN)
+
+
+def softened(version: int) -> ModelProto:
+    node = {1: "y = test.extending.Soften <alpha = 3.0> (x)", 2: "y = test.extending.Soften (x, alpha)"}[version]
+    text = f'<ir_version: 10, opset_import: ["" : 21, "{DOMAIN}" : {version}]>'
+    return parser.parse_model(f"{text} g (float[n, 2] x) => (float[n, 2] y) <float alpha = {{3}}> {{ {node} }}")
+
+
+@pytest.mark.usefixtures("soften")
+@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize("where", ["CPU", "STRICT"])
+def test_each_version_is_a_declaration(version: int, where: str) -> None:
+    (y,) = SingaBackend.run_model(softened(version), [X], where)
+    np.testing.assert_allclose(y, X / (3 + abs(X)), rtol=1e-6)
+
+
+@pytest.mark.usefixtures("soften")
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_version_is_differentiated_and_written_by_its_decomposition(version: int) -> None:
+    net = sonnx.SONNXModel(softened(version))
+    net.train()
+    x = Tensor(data=X, requires_grad=True, stores_grad=True)
+    (y,) = net.forward(x)
+    ((_, grad),) = [(t, g) for t, g in autograd.backward(op.ReduceSum(y, keepdims=0)) if t is x]
+    np.testing.assert_allclose(to_numpy(grad), 3 / (3 + abs(X)) ** 2, rtol=1e-5)
+    if version == 1:  # with an attribute: the file has no function for it
+        assert {n.op_type for n in sonnx.convert(softened(1), 17).graph.node} == {"Abs", "Add", "Constant", "Div"}
+
+
+@pytest.mark.usefixtures("soften")
+def test_a_kernel_accepts_calls_or_states_why_not() -> None:
+    rep = SingaBackend.prepare(softened(2))
+    (y,) = rep.run([X])
+    np.testing.assert_array_equal(y, SingaBackend.run_model(softened(2), [X], optimize=0)[0])
+    assert [s.kernel for s in rep.profile([X]).steps] == ["soften"]
+    vector = softened(2)
+    vector.graph.initializer[0].CopyFrom(onnx.numpy_helper.from_array(np.full(2, 3, np.float32), "alpha"))
+    profile = SingaBackend.prepare(vector).profile([X])
+    assert "alpha is not a number" in str([s.notes for s in profile.steps])
 
 
 # --- a device
