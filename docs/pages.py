@@ -17,6 +17,8 @@ from tests.docs.test_docstrings import MODULES, PACKAGES, SECTION, public_values
 
 from singa._core.variable import Variable
 from singa_backend.comparison import tolerances
+from singa_backend.conform import html
+from singa_backend.conform.results import load
 from singa_backend.rendering import markdown
 
 DOCS = Path(__file__).parent
@@ -46,6 +48,9 @@ LINES = {
     '<dl>\n<dd role="none">': '<dl role="none">\n<dd role="none">',
 }
 """The same for signatures of several lines, which Sphinx writes as lists of definitions without terms; not every page has one."""
+
+SUPPORT = "files/reports/support.html"
+"""The support report with filters, in the site: it is rendered from support.json."""
 
 files: set[Path] = set()
 """The files of the project that pages link to, and that are copied into the site."""
@@ -99,16 +104,21 @@ def relink(app: Any, docname: str, source: list[str]) -> None:
 
 
 def copy_files(app: Any, error: Exception | None) -> None:
-    """Copy the files that pages link to.
+    """Copy the files that pages link to, and render the support report as a page with filters.
 
     Args:
         app: The Sphinx application.
         error: What ended the build, or None.
     """
-    for path in files if error is None else ():
+    if error is not None:
+        return
+    for path in files:
         to = Path(app.outdir, "files", path.relative_to(PROJECT))
         to.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(path, to)
+    to = Path(app.outdir, SUPPORT)
+    to.parent.mkdir(parents=True, exist_ok=True)
+    to.write_text(html.page(load(PROJECT / "reports" / "support.json")), encoding="utf-8")
 
 
 def finish(app: Any, error: Exception | None) -> None:
@@ -301,11 +311,10 @@ def made() -> Iterator[tuple[Path, str]]:
         f"# Python reference\n\nEvery public name, from its docstring.\n\n```{{toctree}}\n:maxdepth: 1\n\n{listed}\n```\n",
     )
     listed = "\n".join(f"reports/{page.stem}" for page in COPIED.values() if page.parent.name == "reports")
-    support = in_site("[support.html](../../reports/support.html)", MADE / "reports.md", MADE / "reports.md")
     yield (
         MADE / "reports.md",
         "# Reports\n\nGenerated from executed cases and committed with the code that produced them. "
-        f"{support} has the support report with filters and the details of every operator.\n\n"
+        f'<a href="../{SUPPORT}">support.html</a> has the support report with filters and the details of every operator.\n\n'
         f"```{{toctree}}\n:maxdepth: 1\n\n{listed}\n```\n",
     )
     yield MADE / "tolerances.inc", tolerance_tables()

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from tests.docs.test_docstrings import MODULES, public_values
 from tests.helpers.paths import PROJECT
-from tests.test_arrows import LAYERS
+from tests.test_arrows import FOLDERS, LAYERS
 
 FENCE = re.compile(r"^( *)```[^\n]*\n.*?^\1```$", re.MULTILINE | re.DOTALL)
 
@@ -23,16 +23,33 @@ def text(name: str) -> str:
     return (PROJECT / name).read_text(encoding="utf-8")
 
 
+ROOM = re.compile(r"^\* (\d+) `(\w+)(/|\.py)`: (.*(?:\n  .*)*)$", re.MULTILINE)
+"""An entry of docs/architecture.md: the layer, the room, and its text."""
+
+
 @pytest.mark.parametrize("package", LAYERS)
 def test_the_rooms_of_the_page_are_those_that_are_checked(package: str) -> None:
     section = text("docs/architecture.md").split(f"\n## `{package}`\n")[1].split("\n## ")[0]
-    rows = re.findall(r"^\| (\d+) \| (.*?) \|", section, re.MULTILINE)
-    found = [
-        {name for _, cell in lines for name in re.findall(r"`(\w+)(?:\.py|/)?`", cell)}
-        for _, lines in groupby(rows, key=lambda row: int(row[0]))
-    ]
+    entries = ROOM.findall(section)
+    found = [{name for _, name, *_ in room} for _, room in groupby(entries, key=lambda entry: int(entry[0]))]
     assert found == [set(line.split()) for line in LAYERS[package]]
-    assert [int(n) for n, _ in rows] == sorted(int(n) for n, _ in rows)
+    layers = [int(layer) for layer, *_ in entries]
+    assert sorted(set(layers)) == list(range(len(LAYERS[package]))) and layers == sorted(layers)
+    root = PROJECT / FOLDERS[package] / package
+    assert [name for _, name, kind, _ in entries if not (root / f"{name}{kind}").exists()] == []
+    assert [name for _, name, _, words in entries if words.count("\n") > 2] == []
+    assert section.count("\n* ") == len(entries)
+
+
+def test_each_release_of_the_changelog_has_lists_of_single_lines() -> None:
+    title, *releases = text("CHANGELOG.md").split("\n## ")
+    assert title == "# Changelog\n" and releases
+    for release in releases:
+        name, *sections = release.strip("\n").split("\n### ")
+        kinds = [section.partition("\n")[0] for section in sections]
+        assert kinds and kinds == [kind for kind in ("Added", "Changed", "Fixed") if kind in kinds], name
+        entries = [line for section in sections for line in section.splitlines()[1:] if line]
+        assert [line for line in entries if not line.startswith("* ") or len(line) > 145] == []
 
 
 def test_every_environment_of_tox_is_described() -> None:
@@ -42,6 +59,31 @@ def test_every_environment_of_tox_is_described() -> None:
     assert len(names) > 20
     described = {n for line in re.findall(r"tox -e ([\w,-]+)", text("CONTRIBUTING.md")) for n in line.split(",")}
     assert [n for n in names if n not in described] == []
+
+
+def test_every_path_that_contributing_names_exists() -> None:
+    """Each path whose first folder is one of the project, in the root, in backend/ or in frontend/; "*" stands for any name."""
+    page = re.sub(r"\]\([^)]*\)|~/\S+", "", text("CONTRIBUTING.md"))  # links have a test of their own
+    named = {n.rstrip(".") for n in re.findall(r"(?<![\w./<-])[\w.-]+/(?:[\w.*-]+/?)*", page)}
+    roots = [PROJECT, PROJECT / "backend", PROJECT / "frontend"]
+    ours = {n for n in named if any((root / n.partition("/")[0]).is_dir() for root in roots) and not n.startswith("build/")}
+    assert len(ours) > 60
+    assert sorted(n for n in ours if not any([*root.glob(n.rstrip("/"))] for root in roots)) == []
+    loose = set(re.findall(r"`([\w-]+\.(?:py|toml|ini|md|txt))`", page))
+    assert [n for n in loose if not (PROJECT / n).is_file()] == []
+
+
+def test_contributing_shows_each_kind_of_change() -> None:
+    """A row for each: a file to begin with, and a test or an example."""
+    table = text("CONTRIBUTING.md").split("\n| to add | look in | shown by |\n|---|---|---|\n")[1].split("\n\n")[0]
+    rows = [[cell.strip() for cell in row.strip("|").split(" | ")] for row in table.splitlines()]
+    assert [kind for kind, *_ in rows] == ["an operator", "an operator version", "a kernel", "a fusion", "a gradient", "a device",
+                                           "an optimizer", "a command", "an importer", "a report"]  # fmt: skip
+    for _, files, shown in rows:
+        assert re.search(r"`(?:singa|singa_backend)/[\w/]+\.py`", files) and re.search(r"`tests/[\w/]+\.py`", shown)
+    tests = (PROJECT / "tests" / "test_extending.py").read_text(encoding="utf-8")
+    names = {name for _, _, shown in rows for name in re.findall(r"`(\w+)` in `tests/docs/test_extending", shown)}
+    assert names and all(f"class {n}(" in tests or f"def {n}(" in tests or f'click.command("{n}")' in tests for n in names)
 
 
 def test_every_page_is_linked_from_the_readme() -> None:

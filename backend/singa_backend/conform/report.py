@@ -2,14 +2,15 @@
 
 Two runs of one source produce the same report, except for `max_ulp`, which may differ between machines.  Besides the runs
 passed to `build`, a report shows the results kept in its folder: runs that not every machine can repeat (old releases of onnx,
-GPUs; `runs/*.json` and `releases.json`) and the results of generated models (`fuzz.json`).
+GPUs; `runs/*.json` and `releases.json`), the results of generated models (`fuzz.json`), and without `runs/` the columns of GPUs
+in the report that is there (`support.json`).
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +88,7 @@ def build(runs: Sequence[dict[str, Any]], folder: Path | None = None) -> dict[st
             hint="sonnx conform --results cpu.json",
         )
     executed = {n: {(e["domain"], e["operator"], e["version"]): e for e in run["executed"]} for n, run in named.items()}
+    reported = _columns(folder, str(next(iter(devices.values()))["manifest"]), devices)
     generated = _generated(folder)
     judged: dict[tuple[str, str, int], set[tuple[str, str]]] = {}
     for domain, name, version, parameter, dtype in generated.get("cells", ()):
@@ -107,19 +109,21 @@ def build(runs: Sequence[dict[str, Any]], folder: Path | None = None) -> dict[st
                     "declared": declared,
                     "reason": "" if declared else missing.get((domain, name, version), "no reason is recorded"),
                     "dtypes_allowed": _by_parameter(allowed),
-                    "devices": {d: _cell(schema, allowed, executed[d].get(key)) for d in devices},
+                    "devices": {d: _cell(schema, allowed, executed[d].get(key)) for d in devices}
+                    | {d: cells.get(key) or _cell(schema, allowed, None) for d, (_, cells) in reported.items()},
                     "releases": {r: _old(allowed, executed[r][key]) for r in old if key in executed[r]},
                     "fuzz": _by_parameter(judged.get((domain, name, version), set()) & allowed),
                 }
             )
     first = next(iter(devices.values()))
+    shown_devices = devices | {n: run for n, (run, _) in reported.items()}
     return {
         "onnx": first["environment"]["onnx"],
         "manifest": first["manifest"],
-        "environments": {n: run["environment"] for n, run in devices.items()},
-        "totals": {n: run["totals"] for n, run in devices.items()},
-        "gaps": {n: run["gaps"] for n, run in devices.items()},
-        "unexpected": {n: run.get("unexpected", []) for n, run in devices.items()},
+        "environments": {n: run["environment"] for n, run in shown_devices.items()},
+        "totals": {n: run["totals"] for n, run in shown_devices.items()},
+        "gaps": {n: run["gaps"] for n, run in shown_devices.items()},
+        "unexpected": {n: run.get("unexpected", []) for n, run in shown_devices.items()},
         "versions": {"known": len(rows), "declared": sum(r["declared"] for r in rows)},
         "releases": {n: found for label, run in old.items() for n, found in _releases(label, run)},
         "fuzz": {k: generated[k] for k in ("count", "seed", "totals") if k in generated} or None,
@@ -164,6 +168,25 @@ def kept(folder: Path | None) -> dict[str, dict[str, Any]]:
     files = [*sorted((folder / "runs").glob("*.json")), folder / "releases.json"] if folder else []
     found = [read_run(path) for path in files if path.exists()]
     return {label(run): run for run in found}
+
+
+Column = tuple[dict[str, Any], dict[tuple[str, str, int], Row]]
+"""A device in a report: its run without the executed cells, and the cell of each row."""
+
+
+def _columns(folder: Path | None, manifest: str, devices: Collection[str]) -> dict[str, Column]:
+    """Read the columns of other GPUs from the report in the folder, if it is of the same suite."""
+    path = folder / "support.json" if folder else None
+    found = load(path) if path else {}
+    if path is None or found.get("manifest") != manifest:
+        return {}
+    with well_formed(path):
+        names = [n for n in found["totals"] if n.startswith("CUDA") and n not in devices]
+        runs = {
+            n: {"environment": found["environments"][n], **{k: found[k][n] for k in ("totals", "gaps", "unexpected")}}
+            for n in names
+        }
+        return {n: (runs[n], {(r["domain"], r["operator"], r["version"]): r["devices"][n] for r in found["rows"]}) for n in names}
 
 
 def keep(runs: Sequence[dict[str, Any]], folder: Path) -> list[Path]:
@@ -235,6 +258,9 @@ def _allowed(schema: defs.OpSchema) -> set[tuple[str, str]]:
 PAGES = {"support.md": markdown, "support.html": html.page}
 """The pages rendered from support.json."""
 
+BUILT = ("support.html",)
+"""The pages that may be absent: they are rendered when they are needed, and not committed."""
+
 
 def write(report: dict[str, Any], folder: Path) -> list[Path]:
     """Write support.json and its pages; returns their paths."""
@@ -255,7 +281,8 @@ def _stale(report: dict[str, Any], written: dict[str, Any], path: Path) -> str:
     for key in here:
         if here[key] != there[key]:
             return f"{path}: " + _difference(key, here[key], there[key])
-    return stale_page(written, path, PAGES)
+    absent = {name for name in BUILT if not path.with_name(name).exists()}
+    return stale_page(written, path, {name: render for name, render in PAGES.items() if name not in absent})
 
 
 def _difference(key: str, here: Any, there: Any) -> str:

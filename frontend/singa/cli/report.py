@@ -28,8 +28,8 @@ from ._common import NO, OUTPUT_FOLDER, echo, exit_codes, json_option, write_jso
 def command(runs: tuple[Path, ...], folder: Path, check: bool, as_json: bool) -> None:
     """Render the support report from the JSON of RUNS (`sonnx conform --results`), one run per device or old release.
 
-    Runs of old releases and of GPUs are kept in runs/ of the report's folder and stay in the report until they are run again;
-    fuzz.json there, if it exists, supplies the cells judged with generated models.
+    Runs of old releases and of GPUs are kept in runs/ of the report's folder and stay in the report until they are run again,
+    those of GPUs also without runs/; fuzz.json there, if it exists, supplies the cells judged with generated models.
     """
     documents = [report.read_run(p) for p in runs]
     built = report.build(documents, folder)
