@@ -28,10 +28,10 @@ from ._core.variable import tensor_list
 from ._layers.base import Layer
 from ._training.fit import (
     EarlyStop,
+    Ended,
     History,
     Position,
-    _after_step,
-    _Ended,
+    after_step,
     check_metrics,
     device_of,
     evaluate,
@@ -43,7 +43,7 @@ from ._training.fit import (
 )
 from ._training.loader import positive, seeded
 from ._training.state_files import read_states, write_states
-from ._training.step import Step, _form
+from ._training.step import Step, step_form
 from .device import DeviceLike, default_device, resolve
 
 __all__ = ["Model", "Step"]
@@ -327,7 +327,7 @@ class Model(Layer):
         If the optimizer has its states, the first step becomes a graph too: a resumed training then computes each step as an
         unbroken one does, to the bit.
         """
-        key = (_form((input, kwargs), {}), self._frozen(), tuple(self._optimizers()))
+        key = (step_form((input, kwargs), {}), self._frozen(), tuple(self._optimizers()))
         if key not in self._steps:
             self._steps[key] = []
             self._forget_steps()
@@ -479,9 +479,9 @@ class Model(Layer):
                     place,
                     epochs=epochs,
                     measure=None if held is None else lambda: self.evaluate(held, metrics=metrics),
-                    reached=_after_step(after, received, epochs if verbose else None),
+                    reached=after_step(after, received, epochs if verbose else None),
                 )
-            except _Ended:
+            except Ended:
                 pass
             finally:
                 if stop is not None:

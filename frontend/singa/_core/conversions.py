@@ -21,7 +21,7 @@ DTypeLike: TypeAlias = dtypes.DTypeLike | int
 """One of the constants above, "int" (int32), "float" (float32), or what NumPy converts to a dtype."""
 
 
-def _from_device(data: Any, backend: Backend) -> Any:
+def from_device(data: Any, backend: Backend) -> Any:
     """An array of any library that is on a GPU, as one of the device, and shared if it is there; other values as they are."""
     with exchange(f"a {type(data).__name__}"):
         ordinal = cuda_ordinal(data)
@@ -49,7 +49,7 @@ def exchange(what: str) -> Iterator[None]:
         ) from None
 
 
-def _is_array(value: Any) -> bool:
+def is_array(value: Any) -> bool:
     return isinstance(value, np.ndarray) or (hasattr(value, "shape") and hasattr(value, "dtype") and not np.isscalar(value))
 
 

@@ -17,7 +17,7 @@ from singa_backend.rendering import printable
 from .. import device as devices
 from ..device import DeviceLike
 from . import provenance, random, tape, trace
-from .conversions import DTypeLike, _from_device, _is_array, array_of, code_of, dtype_of, values_for
+from .conversions import DTypeLike, array_of, code_of, dtype_of, from_device, is_array, values_for
 from .ops import op
 from .tape import Operator, creator_of
 from .variable import Variable
@@ -90,10 +90,10 @@ class StorageMethods(Variable):
             data = data._data if data.device is self.device else data.device.backend.get(data._data)
         if isinstance(data, Symbol) or (isinstance(data, list) and type(data) is not list):  # an empty sequence with its dtype
             return data
-        if isinstance(data, list) and data and all(isinstance(v, Variable) or _is_array(v) for v in data):
+        if isinstance(data, list) and data and all(isinstance(v, Variable) or is_array(v) for v in data):
             return [self._owned(v) for v in data]
         if not isinstance(data, np.ndarray) and (hasattr(data, "__dlpack__") or hasattr(data, "__cuda_array_interface__")):
-            data = _from_device(data, backend)
+            data = from_device(data, backend)
         if isinstance(data, np.ndarray) or not backend.xp.isarray(data):
             data = array_of(data)
             if not data.flags.writeable:
@@ -129,7 +129,7 @@ class StorageMethods(Variable):
         Raises:
             NotTraceable: A step is being recorded with dynamic sizes.
         """
-        count = _count(self.shape)
+        count = element_count(self.shape)
         if count is None:
             raise trace.NotTraceable(f"the number of elements of a tensor of shape {self.shape} is dynamic")
         return count
@@ -353,7 +353,7 @@ class StorageMethods(Variable):
         return self
 
     def _check_count(self, count: int | None, offset: int) -> None:
-        size = _count(self.shape)
+        size = element_count(self.shape)
         if count is None or size is None:  # in a step that is recorded with dynamic sizes
             return
         if offset + count > size or (not offset and count != size):
@@ -366,8 +366,8 @@ class StorageMethods(Variable):
 
     def _write(self, values: Any, offset: int) -> None:
         """Write a vector of this dtype to consecutive elements; a step that is recorded as a graph contains the write."""
-        count = _count(values.shape)
-        whole = count == _count(self.shape) or (count is None and not offset)
+        count = element_count(values.shape)
+        whole = count == element_count(self.shape) or (count is None and not offset)
         if not whole:
             self._refuse_on_tape()
         if trace.current() is not None:
@@ -405,6 +405,6 @@ class StorageMethods(Variable):
         self._creator = None
 
 
-def _count(shape: Sequence[Any]) -> int | None:
+def element_count(shape: Sequence[Any]) -> int | None:
     """The number of elements; None if a size is dynamic."""
     return math.prod(shape) if all(isinstance(d, int) for d in shape) else None

@@ -25,7 +25,7 @@ from .conversions import (
 )
 from .ops import TensorInterpreter
 from .ops import op as _op
-from .storage import StorageMethods, _count
+from .storage import StorageMethods, element_count
 from .tape import Operator
 from .variable import Counter, made_by_operators, required
 
@@ -468,7 +468,7 @@ class Tensor(StorageMethods):
         if not isinstance(t, Tensor):
             self.copy_from_numpy(t, offset)
             return
-        self._check_count(_count(t.shape), offset)
+        self._check_count(element_count(t.shape), offset)
         self._write(self._vector(t), offset)
 
     def _vector(self, t: Tensor) -> Tensor:

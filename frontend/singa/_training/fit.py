@@ -199,11 +199,11 @@ def loop(
     return history
 
 
-class _Ended(Exception):
+class Ended(Exception):
     """A callback of `fit` ends the training before the last epoch."""
 
 
-def _after_step(
+def after_step(
     callbacks: Sequence[Callable[[History], Any]], received: Sequence[Any], epochs: int | None
 ) -> Callable[[Position], None]:
     """What `fit` does after each step and each epoch; `epochs` is None if it prints no lines."""
@@ -213,7 +213,7 @@ def _after_step(
             if epochs is not None:
                 print(_epoch_line(place.epoch, epochs, place.history))
             if sum(answer is True or answer is np.True_ for answer in [ask(place.history) for ask in callbacks]):
-                raise _Ended
+                raise Ended
         if received:
             raise KeyboardInterrupt
 

@@ -24,7 +24,7 @@ from .._core.variable import Variable
 from ..device import default_device
 
 
-def _form(x: Any, seen: dict[int, int]) -> Any:
+def step_form(x: Any, seen: dict[int, int]) -> Any:
     """The key of an argument that selects the graph: dtype, shape and kind of a tensor, the value of anything else.
 
     Args:
@@ -35,9 +35,9 @@ def _form(x: Any, seen: dict[int, int]) -> Any:
         kind = (x.requires_grad, x.stores_grad, x._without_graph)
         return (Tensor, x._data.dtype, x._data.shape, kind, seen.setdefault(id(x), len(seen)))
     if isinstance(x, (list, tuple)):
-        return (type(x), tuple(_form(v, seen) for v in x))
+        return (type(x), tuple(step_form(v, seen) for v in x))
     if isinstance(x, dict):
-        return (type(x), tuple((n, _form(v, seen)) for n, v in x.items()))
+        return (type(x), tuple((n, step_form(v, seen)) for n, v in x.items()))
     if isinstance(x, np.ndarray):  # its repr omits the middle
         return (np.ndarray, x.dtype, x.shape, x.tobytes())
     return (type(x), repr(x))
