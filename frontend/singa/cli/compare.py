@@ -154,6 +154,27 @@ def command(
 def _show(found: debug.Comparison, rows: list[debug.Row], source: debug.Source, local: bool) -> None:
     if rows:
         show(_table(found, rows))
+    _show_not_compared(found)
+    first = next((r.value for r in found.rows if not r.agrees), "")
+    for line in tolerances((r.difference for r in found.rows if r.judged), 1 if local else _depth(source, first)):
+        echo(line)
+    wrong = sum(not r.agrees for r in found.rows)
+    count = len(found.rows)
+    echo(f"{count} value{'s' * (count != 1)} compared, {wrong} differ")
+    if found.both_nan:
+        echo(f"NaN on both sides: {_names([r.value for r in found.both_nan])}", style="yellow")
+    if found.nonfinite:
+        echo(f"first NaN or infinity of {found.mine}: {found.nonfinite}", style="yellow")
+    if found.first:
+        _show_first(found, found.first)
+    elif found.agrees:
+        echo(f"{found.mine} and {found.theirs} agree", style="green")
+    elif not found.rows:
+        echo("nothing could be compared", style="red")
+
+
+def _show_not_compared(found: debug.Comparison) -> None:
+    """Print the nodes that failed, and those whose values the other model does not have."""
     failed = found.failed
     for one in failed[:10]:
         echo(f"not compared: {one.operator} {one.node!r}: {one.failure}", style="yellow")
@@ -166,28 +187,17 @@ def _show(found: debug.Comparison, rows: list[debug.Row], source: debug.Source, 
         verb = "nodes make" if absent > 1 else "node makes"
         echo(f"not compared: {absent} {verb} values whose names the other model does not have: {', '.join(alone[:5])}{rest}")
         echo("  --map A=B pairs values; `sonnx diff` pairs nodes of other names")
-    first = next((r.value for r in found.rows if not r.agrees), "")
-    for line in tolerances((r.difference for r in found.rows if r.judged), 1 if local else _depth(source, first)):
-        echo(line)
-    wrong = sum(not r.agrees for r in found.rows)
-    count = len(found.rows)
-    echo(f"{count} value{'s' * (count != 1)} compared, {wrong} differ")
-    if found.both_nan:
-        echo(f"NaN on both sides: {_names([r.value for r in found.both_nan])}", style="yellow")
-    if found.nonfinite:
-        echo(f"first NaN or infinity of {found.mine}: {found.nonfinite}", style="yellow")
-    if found.first:
-        echo(found.first.headline, style="red")
-        for note in found.first.notes:
-            echo(f"  {note}")
-        for agreed, what in ((True, "also diverge although their inputs agree"), (None, "also differ, with inputs not compared")):
-            others = [d for d in found.origins if d.index != found.first.index and d.inputs_agreed is agreed]
-            if others:
-                echo(f"{what}: {', '.join(f'{d.operator} {d.node!r}' for d in others[:8])}")
-    elif found.agrees:
-        echo(f"{found.mine} and {found.theirs} agree", style="green")
-    elif not found.rows:
-        echo("nothing could be compared", style="red")
+
+
+def _show_first(found: debug.Comparison, first: debug.Divergence) -> None:
+    """Print the first node that diverges, and the others that diverge by themselves."""
+    echo(first.headline, style="red")
+    for note in first.notes:
+        echo(f"  {note}")
+    for agreed, what in ((True, "also diverge although their inputs agree"), (None, "also differ, with inputs not compared")):
+        others = [d for d in found.origins if d.index != first.index and d.inputs_agreed is agreed]
+        if others:
+            echo(f"{what}: {', '.join(f'{d.operator} {d.node!r}' for d in others[:8])}")
 
 
 def tolerances(differences: Iterable[debug.Difference], nodes: int) -> list[str]:
