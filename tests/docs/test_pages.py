@@ -81,7 +81,7 @@ def test_contributing_shows_each_kind_of_change() -> None:
                                            "an optimizer", "a command", "an importer", "a report"]  # fmt: skip
     for _, files, shown in rows:
         assert re.search(r"`(?:singa|singa_backend)/[\w/]+\.py`", files) and re.search(r"`tests/[\w/]+\.py`", shown)
-    tests = (PROJECT / "tests" / "test_extending.py").read_text(encoding="utf-8")
+    tests = (PROJECT / "tests" / "docs" / "test_extending.py").read_text(encoding="utf-8")
     names = {name for _, _, shown in rows for name in re.findall(r"`(\w+)` in `tests/docs/test_extending", shown)}
     assert names and all(f"class {n}(" in tests or f"def {n}(" in tests or f'click.command("{n}")' in tests for n in names)
 

@@ -8,8 +8,8 @@ from typing import Any
 
 from ..errors import OperatorError
 from ..ir.windows import Windows, transposed, windows
+from . import epilogue
 from . import onednn as dnn
-from . import post_ops
 from .lowering import channels_last, dense_desc, desc, emit, packed, require_plain, threads_for, unset
 from .onednn import Attributes, MemoryDesc, Primitive
 from .table import Site, kernel, worst
@@ -108,11 +108,11 @@ def _convolve(
         )  # fmt: skip
 
     with threads_for(math.prod(shape) * taps):
-        made, fused = post_ops.create(site, build, shape, order, FINITE if worst(x, w, b) == FINITE else NAN, mode(site))
+        made, fused = epilogue.create(site, build, shape, order, FINITE if worst(x, w, b) == FINITE else NAN, mode(site))
     x = channels_last(site, x)
     layout = made.query("weights")
     weights = packed(site, w, given, layout)
-    y, arguments = post_ops.result(site, fused, shape, order)
+    y, arguments = epilogue.result(site, fused, shape, order)
     arguments |= {dnn.args.SRC: (src, x), dnn.args.WEIGHTS: (layout, weights), dnn.args.DST: (dst, y)}
     if b is not None and bias is not None:
         arguments[dnn.args.BIAS] = (bias, b)

@@ -31,21 +31,32 @@ def _letters(site: Site, terms: Sequence[str], result: str | None, values: Seque
     return made, result.replace("...", dotted)
 
 
-@kernel("Einsum", 12, 28, on="onednn")
-def einsum(site: Site, *values: Value) -> Value:
-    text = site.attributes["equation"].replace(" ", "")
-    left, arrow, right = text.partition("->")
-    site.require(left.count(",") + 1 == len(values) <= 2, "more than two terms, or another number of operands")
-    terms, result = _letters(site, left.split(","), right if arrow else None, values)
+def _sizes(site: Site, terms: Sequence[str], result: str, values: Sequence[Value]) -> dict[str, int]:
+    """The size of each letter; declines if a letter has several, or occurs twice in a term."""
     sizes: dict[str, int] = {}
     for term, v in zip(terms, values, strict=True):
         site.require(len(set(term)) == len(term) and term.isalpha(), "a letter occurs twice in a term")
         for letter, size in zip(term, v.shape, strict=True):
             site.require(sizes.setdefault(letter, size) == size, "the sizes of a letter differ")
     site.require(len(set(result)) == len(result) and set(result) <= set(sizes), "not a valid result")
+    return sizes
+
+
+@kernel("Einsum", 12, 28, on="onednn")
+def einsum(site: Site, *values: Value) -> Value:
+    text = site.attributes["equation"].replace(" ", "")
+    left, arrow, right = text.partition("->")
+    site.require(left.count(",") + 1 == len(values) <= 2, "more than two terms, or another number of operands")
+    terms, result = _letters(site, left.split(","), right if arrow else None, values)
+    sizes = _sizes(site, terms, result, values)
     if len(values) == 1:
         site.require(sorted(terms[0]) == sorted(result), "a letter is summed")
         return _ordered(values[0], terms[0], result)
+    return _multiplied(site, (terms[0], terms[1]), result, (values[0], values[1]), sizes)
+
+
+def _multiplied(site: Site, terms: tuple[str, str], result: str, values: tuple[Value, Value], sizes: dict[str, int]) -> Value:
+    """The product of two operands whose axes the terms name."""
     (a, b), (x, y) = terms, values
     site.require(x.dtype == y.dtype == F32 and x.size and y.size, "not float32, or empty")
     site.require(set(a) ^ set(b) <= set(result), "a letter of one term only is summed")

@@ -19,12 +19,11 @@ import numpy as np
 
 from ..dtypes import numpy_dtype
 from . import onednn as dnn
-from . import post_ops
-from .lowering import F32, copy, dense_desc, derived, ordered
+from .epilogue import Epilogue, dense_layout, is_modern
+from .lowering import F32, copy, dense_desc, derived
 from .onednn import Attributes, MemoryDesc, Primitive
-from .post_ops import Fused
 from .table import Follower, Site
-from .values import FINITE, NAN, Value, strides_of
+from .values import FINITE, Value, strides_of
 
 INT8 = (np.dtype(np.uint8), np.dtype(np.int8))
 INT32 = np.dtype(np.int32)
@@ -72,7 +71,7 @@ class Tail:
     dtype: np.dtype[Any] = INT32
     zero: int = 0
     rounded: bool = False
-    made: Fused = field(default_factory=lambda: Fused(Attributes()))
+    made: Epilogue = field(default_factory=lambda: Epilogue(Attributes(), exact=True))
     bound: np.ndarray | None = None
     bias: Value | None = None
     late: bool = False
@@ -109,7 +108,7 @@ class Tail:
         md = dense_desc(v.dtype, v.shape)
         arg = dnn.args.post_op(len(self.made.attributes))
         self.made.attributes.append_binary(name, md)
-        self.made.operands[arg] = (md, v, None)
+        self.made.arguments[arg] = (md, v, None)
 
     def quantize(self, zero: int, dtype: np.dtype[Any]) -> None:
         """The result so far is in steps of a quantized type."""
@@ -203,7 +202,7 @@ class Tail:
 
     def _quantize(self, f: Follower) -> bool:
         found = parameters(f)
-        if found is None or f.place != 0 or self.made.finiteness == NAN:
+        if found is None or f.place != 0 or self.made.finiteness != FINITE:
             return False
         scale, zero, dtype = found
         if dtype not in INT8:
@@ -214,7 +213,7 @@ class Tail:
         return True
 
     def _float(self, f: Follower) -> bool:
-        if not post_ops.is_modern(f.name, f.version):
+        if not is_modern(f.name, f.version):
             return False
         if f.sides:
             return self._add_quantized(f, next(iter(f.sides.values())))
@@ -224,7 +223,7 @@ class Tail:
             if folded is None and v is not None:
                 return False
             inputs.append(folded)
-        return post_ops._append(self.made, replace(f, inputs=inputs), self.shape, self.order, False)
+        return self.made.append(replace(f, inputs=inputs), dense_layout(self.shape, self.order, into=False))
 
     def _add_quantized(self, f: Follower, side: Follower) -> bool:
         """Add integers: a quantized value minus its zero point, read as it is."""
@@ -298,10 +297,7 @@ def result(
     if made.finite:
         site.needs_finite()
     y = _memory(tail, shape, order)
-    arguments = {}
-    for arg, (md, v, way) in made.operands.items():
-        arguments[arg] = (md, v if way is None else ordered(site, v, way))
-    return y, arguments
+    return y, made.operands(site)
 
 
 def _memory(tail: Tail, shape: tuple[int, ...], order: tuple[int, ...] | None) -> Value:

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from . import onednn as dnn
-from . import post_ops
 from .elementwise import order_of
+from .epilogue import BINARY, Epilogue, Layout, Operand, activation, is_modern, scalar
 from .lowering import F32, emit, threads_for
-from .onednn import MemoryDesc, OneDnnError, Primitive
-from .product_post_ops import PostOps, fuse, scalar, worsen
+from .onednn import Attributes, MemoryDesc, OneDnnError, Primitive
 from .products import normal
 from .table import Follower, Site, kernel
-from .values import FINITE, Value
+from .values import Value
 
 PLAIN = 1 << 16
 """Elements from which an addition or a hyperbolic tangent is faster by oneDNN than by NumPy."""
@@ -35,7 +34,7 @@ def _tries(site: Site) -> tuple[Sequence[Follower], ...]:
     return (site.followers, ()) if site.followers else ((),)
 
 
-def _result(site: Site, post: PostOps, x: Value, place: int, order: Sequence[int] | None) -> Value:
+def _result(site: Site, post: Epilogue, x: Value, place: int, order: Sequence[int] | None) -> Value:
     """The value of the last call: in the memory of the input at `place` if nothing reads that again."""
     inside = place >= 0 and site.reusable(place)
     site.absorb(post.count)
@@ -50,18 +49,18 @@ def _function(site: Site, x: Value, *rest: Value | None) -> Value:
     """A function of each element, and those that follow."""
     site.require(x.dtype == F32 and x.size and (x.size >= FUNCTION or site.name in ANY_SIZE), "not float32, or small")
     first = Follower(site.name, site.attributes, [None, *rest], 0, site.version)
-    found = post_ops.activation(first) if post_ops.is_modern(site.name, site.version) else None
+    found = activation(first) if is_modern(site.name, site.version) else None
     if found is None:
         site.refuse("oneDNN does not have the function")
     site.require(site.name != "Tanh" or x.size >= (CHAIN if site.followers else PLAIN), "NumPy is faster for a small input")
     order = order_of(x)
     site.require(order is not None, "the input has gaps in memory")
-    flat = MemoryDesc.of(F32, (x.size,))
+    flat, alone = MemoryDesc.of(F32, (x.size,)), Layout(x.shape, lambda v: None)
     for followers in _tries(site):
         # the function itself as the first follower of x tells the finiteness
-        post = fuse(site, [first, *followers], x.shape, lambda v: None, finiteness=x.finiteness)
+        post = Epilogue(Attributes(), finiteness=x.finiteness).fuse([first, *followers], alone)
         site.require(post.count, "the input may not be finite")
-        rest_of = fuse(site, followers[: post.count - 1], x.shape, lambda v: None, finiteness=FINITE)
+        rest_of = Epilogue(Attributes()).fuse(followers[: post.count - 1], alone)
         try:
             with threads_for(COST * x.size):
                 name, alpha, beta = found
@@ -114,18 +113,20 @@ def _pair(site: Site, a: Value, b: Value) -> Value:
             return None
         return MemoryDesc.of(F32, shape, normal(shape, steps))
 
-    first = PostOps(dnn.Attributes(), finiteness=a.finiteness, low=a.low)
-    worsen(first, Follower(site.name, {}, [None, b], 0, site.version), b)
+    def second(v: Value) -> Operand | None:
+        md = described(v)
+        return None if md is None else (md, v, None)
+
+    first = Epilogue(Attributes(), finiteness=a.finiteness, low=a.low)
+    first.worsen(Follower(site.name, {}, [None, b], 0, site.version), b)
     left, right = described(a), described(b)
     if left is None or right is None:
         site.refuse("an operand is repeated or reversed in memory")
     for followers in _tries(site):
-        post = fuse(site, followers, a.shape, described, finiteness=first.finiteness, low=first.low)
+        post = Epilogue(Attributes(), finiteness=first.finiteness, low=first.low).fuse(followers, Layout(a.shape, second))
         try:
             with threads_for(COST * a.size):
-                primitive: Primitive = dnn.binary(
-                    left, right, left, algorithm=post_ops.BINARY[site.name], attributes=post.attributes
-                )
+                primitive: Primitive = dnn.binary(left, right, left, algorithm=BINARY[site.name], attributes=post.attributes)
         except OneDnnError:
             if not followers:
                 raise
@@ -135,7 +136,7 @@ def _pair(site: Site, a: Value, b: Value) -> Value:
         emit(
             site,
             primitive,
-            {dnn.args.SRC: (left, a), dnn.args.SRC_1: (right, b), dnn.args.DST: (left, y), **post.arguments},
+            {dnn.args.SRC: (left, a), dnn.args.SRC_1: (right, b), dnn.args.DST: (left, y), **post.operands(site)},
             (y,),
         )
         return y

@@ -10,9 +10,9 @@ import numpy as np
 
 from . import onednn as dnn
 from .elementwise import FLOATS
+from .epilogue import Epilogue, Layout, Operand
 from .lowering import F32, emit, packed, threads_for
-from .onednn import MemoryDesc, OneDnnError, Primitive, Unimplemented
-from .product_post_ops import PostOps, fuse
+from .onednn import Attributes, MemoryDesc, OneDnnError, Primitive, Unimplemented
 from .table import Follower, Site, kernel, worst
 from .values import FINITE, NAN, Bound, Value, strides_of
 
@@ -114,6 +114,10 @@ class MatrixProduct:
             return None
         return MemoryDesc.of(F32, shape, normal(shape, [s // F32.itemsize for s in strides]))
 
+    def _second(self, other: Value) -> Operand | None:
+        md = self.describe(other)
+        return None if md is None else (md, other, None)
+
     def is_bias(self, other: Value) -> bool:
         """Whether a value is one number for each column, without gaps."""
         return other.size == other.shape[-1] == self.shape[-1] and other.strides[-1] == F32.itemsize if other.ndim else False
@@ -149,11 +153,12 @@ class MatrixProduct:
             The result.
         """
         terms = [Follower("Add", {}, [None, v], 0, 14) for v in added]
+        layout = Layout(self.shape, self._second, self.may_replace if target is None else _never, self.is_bias)
         for tried, needed in (([*terms, *followers], len(terms)), (terms, len(terms)), ([], 0)):
-            post = fuse(
-                self.site, tried, self.shape, self.describe, finiteness=self.finiteness, fpmath=self.fpmath, before=before,
-                is_bias=self.is_bias, may_replace=self.may_replace if target is None else _never,
-            )  # fmt: skip
+            post = Epilogue(Attributes(fpmath=self.fpmath), finiteness=self.finiteness)
+            for function in before:
+                post.attributes.append_eltwise(*function)
+            post.fuse(tried, layout)
             try:
                 if post.count >= needed:
                     y = self._emit(post, max(post.count - len(terms), 0), order, target)
@@ -173,7 +178,7 @@ class MatrixProduct:
         )
         return y
 
-    def _emit(self, post: PostOps, absorbed: int, order: Sequence[int] | None, target: Value | None) -> Value:
+    def _emit(self, post: Epilogue, absorbed: int, order: Sequence[int] | None, target: Value | None) -> Value:
         site, a, b = self.site, self.a, self.b
         target = target or post.into
         strides = target.strides if target is not None else strides_of(self.shape, F32.itemsize, order)
@@ -202,7 +207,12 @@ class MatrixProduct:
         y.finiteness, y.low = post.finiteness, post.low
         if post.finite:
             site.needs_finite()
-        arguments = {dnn.args.SRC: (source, a), dnn.args.WEIGHTS: (weights, right), dnn.args.DST: (into, y), **post.arguments}
+        arguments = {
+            dnn.args.SRC: (source, a),
+            dnn.args.WEIGHTS: (weights, right),
+            dnn.args.DST: (into, y),
+            **post.operands(site),
+        }
         if post.bias is not None:
             assert bias is not None
             arguments[dnn.args.BIAS] = (bias, post.bias)
@@ -210,7 +220,7 @@ class MatrixProduct:
         return y
 
     def _open(
-        self, source: MemoryDesc, plain: MemoryDesc, bias: MemoryDesc | None, into: MemoryDesc, post: PostOps
+        self, source: MemoryDesc, plain: MemoryDesc, bias: MemoryDesc | None, into: MemoryDesc, post: Epilogue
     ) -> Primitive | None:
         """For one row and a transposed right operand: oneDNN copies that operand, unless its columns are counted at run time."""
         b = self.b

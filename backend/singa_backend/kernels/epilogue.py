@@ -1,0 +1,375 @@
+"""The epilogue of a primitive: which of the calls that follow it computes as post-ops, and how.
+
+One rule decides for all primitives.  They differ in how they read a second operand (`Layout`), and in whether each call has to be
+rounded as its definition rounds it (`Epilogue.exact`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ..ir.declaration import newest_declaration
+from . import onednn as dnn
+from .lowering import dense_desc, desc, ordered
+from .onednn import Attributes, MemoryDesc, Primitive
+from .table import Follower, Site
+from .values import FINITE, INFINITE, NAN, Value, strides_of
+
+BINARY = {"Add": "add", "Sum": "add", "Mul": "mul", "Sub": "sub", "Div": "div", "Max": "max", "Min": "min"}
+
+SWALLOWS = ("Max", "Min")
+"""Binary operators whose primitives turn NaN into a number."""
+
+TOTAL = frozenset(("Sigmoid", "Tanh"))
+"""Functions of which oneDNN's agree with the definitions for NaN and infinities too."""
+
+INFINITIES = frozenset(["Relu", "Clip", "Tanh", "Sigmoid", "HardSigmoid", "Abs", "Neg"])
+"""Unary operators that oneDNN computes as the definitions do for infinities."""
+
+Operand = tuple[MemoryDesc, Value, tuple[int, ...] | None]
+"""A second operand: its descriptor, of the rank of the destination; the value; the order of its axes in memory, None for any."""
+
+Function = tuple[str, float, float]
+"""A function of oneDNN and its two parameters."""
+
+
+def _never(value: Value) -> bool:
+    return False
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a primitive reads second operands.
+
+    Attributes:
+        shape: of the result.
+        describe: returns a second operand as the primitive reads it; None if it does not fit.
+        may_replace: whether the result can take the place of this value, which is added to it.
+        is_bias: whether the primitive can add this value as its bias.
+    """
+
+    shape: tuple[int, ...]
+    describe: Callable[[Value], Operand | None]
+    may_replace: Callable[[Value], bool] = _never
+    is_bias: Callable[[Value], bool] = _never
+
+
+@dataclass
+class Epilogue:
+    """Followers of a call as post-ops of its primitive.
+
+    Attributes:
+        attributes: of the primitive, with the post-ops.
+        exact: whether a quotient is rounded once, as the definition's, not a product with the reciprocal; then Max, Min and PRelu
+            with slopes for each channel are post-ops too.
+        count: the number of followers that they compute.
+        arguments: the second operands, by argument of the primitive.
+        into: the value that a sum adds to, in whose memory the result is; None for a result of its own.
+        bias: the operand of a first addition that the primitive can add as its bias.
+        finite: whether the result equals the definition's for finite inputs only.
+        finiteness: of the result.
+        low: whether its infinities are all negative.
+    """
+
+    attributes: Attributes
+    exact: bool = False
+    count: int = 0
+    arguments: dict[int, Operand] = field(default_factory=dict)
+    into: Value | None = None
+    bias: Value | None = None
+    finite: bool = False
+    finiteness: int = FINITE
+    low: bool = False
+
+    def fuse(self, followers: Sequence[Follower], layout: Layout) -> Epilogue:
+        """Append as many followers as possible, in order; returns itself."""
+        for f in followers:
+            if not is_modern(f.name, f.version) or not self.append(f, layout):
+                break
+            self.count += 1
+        return self
+
+    def append(self, f: Follower, layout: Layout) -> bool:
+        """Append one follower; returns whether it is possible, and changes nothing if it is not."""
+        if f.name in BINARY:
+            return self._binary(f, layout)
+        if f.place != 0:
+            return False
+        found = activation(f)
+        if found is not None:
+            return self._unary(f, found)
+        return self.exact and f.name == "PRelu" and self._prelu(f, layout.shape)
+
+    def _unary(self, f: Follower, found: Function) -> bool:
+        if f.name in TOTAL:
+            self.finiteness = NAN if self.finiteness == NAN else FINITE
+        elif found[0] != "linear":
+            if self.finiteness == NAN or (self.finiteness != FINITE and f.name not in INFINITIES):
+                return False
+            self.finite = True
+        self.attributes.append_eltwise(*found)
+        self.low = False
+        return True
+
+    def _prelu(self, f: Follower, shape: tuple[int, ...]) -> bool:
+        slope = f.inputs[1]
+        if self.finiteness != FINITE or slope is None or slope.dtype != np.float32 or slope.finiteness != FINITE:
+            return False
+        padded = (1,) * (len(shape) - slope.ndim) + slope.shape
+        if len(padded) != len(shape) or padded != (1, shape[1], *(1,) * (len(shape) - 2)) or not slope.contiguous:
+            return False
+        arg = dnn.args.post_op(len(self.attributes), dnn.args.WEIGHTS)
+        self.attributes.append_prelu(2)
+        self.arguments[arg] = (dense_desc(np.float32, padded), slope, None)
+        self.finite = True
+        return True
+
+    def _binary(self, f: Follower, layout: Layout) -> bool:
+        if f.name == "Sum" and len(f.inputs) == 1:
+            return True
+        other = f.other
+        if other is None or not self._fits(f, other, layout.shape):
+            return False
+        number = scalar(other)
+        function = None if number is None else self._linear(f, number)
+        if function is None:
+            return self._second(f, other, layout)
+        if self.finiteness == INFINITE and function[1] == 0:
+            return False
+        self.low = self.low and function[1] > 0
+        self.attributes.append_eltwise(*function)
+        return True
+
+    def _fits(self, f: Follower, other: Value, shape: tuple[int, ...]) -> bool:
+        """Whether oneDNN has the function, and its operand can be broadcast to the result."""
+        if f.name == "Div" and f.place != 0:
+            return False
+        if f.name in SWALLOWS and not (self.exact and self.finiteness == other.finiteness == FINITE):
+            return False
+        padded = _padded_shape(other, shape)
+        fits = len(padded) == len(shape) and all(d in (1, s) for d, s in zip(padded, shape, strict=True))
+        return fits and other.dtype == np.float32 and other.size > 0
+
+    def _linear(self, f: Follower, number: float) -> Function | None:
+        """The linear function that is an operator with a number; None if there is none."""
+        match f.name:
+            case "Add" | "Sum":
+                return "linear", 1.0, number
+            case "Mul":
+                return "linear", number, 0.0
+            case "Sub":
+                return ("linear", -1.0, number) if f.place == 1 else ("linear", 1.0, -number)
+            case "Div" if not self.exact and abs(number) > 1e-30:
+                return "linear", 1 / number, 0.0
+        return None
+
+    def _second(self, f: Follower, other: Value, layout: Layout) -> bool:
+        """Append a function of two operands."""
+        turned = f.name == "Sub" and f.place == 1  # other - x is -x + other
+        name = "add" if turned else BINARY[f.name]
+        if f.name in ("Add", "Sum") and not len(self.attributes) and self.bias is None and layout.is_bias(other):
+            self.bias = other
+        elif name == "add" and self.into is None and (1 - f.place) in f.reusable and layout.may_replace(other):
+            if turned:
+                self.attributes.append_eltwise("linear", -1.0, 0.0)
+            self.attributes.append_sum()
+            self.into = other
+        else:
+            found = layout.describe(other)
+            if found is None:
+                return False
+            if turned:
+                self.attributes.append_eltwise("linear", -1.0, 0.0)
+            self.arguments[dnn.args.post_op(len(self.attributes))] = found
+            self.attributes.append_binary(name, found[0])
+        self.finite = self.finite or f.name in SWALLOWS
+        self.worsen(f, other)
+        return True
+
+    def worsen(self, f: Follower, other: Value) -> None:
+        """Set the finiteness of a result of two operands."""
+        if f.name == "Div":
+            kept = self.finiteness == other.finiteness == FINITE and other.constant and bool(other.array.all())
+            self.finiteness, self.low = FINITE if kept else NAN, False
+        elif self.finiteness == other.finiteness == FINITE:
+            pass
+        elif f.name in ("Add", "Sum") and NAN not in (self.finiteness, other.finiteness):
+            low = (self.finiteness == FINITE or self.low) and (other.finiteness == FINITE or other.low)
+            self.finiteness = INFINITE if low or FINITE in (self.finiteness, other.finiteness) else NAN
+            self.low = low
+        else:
+            self.finiteness, self.low = NAN, False
+
+    def operands(self, site: Site) -> dict[int, tuple[MemoryDesc, Value]]:
+        """The arguments of the post-ops, copied where they are read in another order."""
+        return {a: (md, v if way is None else ordered(site, v, way)) for a, (md, v, way) in self.arguments.items()}
+
+
+def is_modern(name: str, version: int) -> bool:
+    """Whether a version of an operator of ONNX's domain has its present meaning; an old Sum only adds values of equal shapes."""
+    declaration = newest_declaration("", name)
+    return name == "Sum" or (declaration is not None and version >= declaration.meaning_since)
+
+
+def activation(f: Follower) -> Function | None:
+    """The function of oneDNN, and its two parameters, that is a unary operator; None if there is none.
+
+    Its `soft_relu` is not Softplus: it is negative below -17, where a logarithm that follows would be NaN.
+    """
+    a = f.attributes
+    match f.name:
+        case "Relu":
+            return "relu", 0.0, 0.0
+        case "LeakyRelu":
+            return "relu", a["alpha"], 0.0
+        case "PRelu" if _slope(f.inputs[1]) is not None:
+            return "relu", _slope(f.inputs[1]) or 0.0, 0.0
+        case "Elu":
+            return "elu", a["alpha"], 0.0
+        case "Sigmoid":
+            return "logistic", 0.0, 0.0
+        case "Tanh":
+            return "tanh", 0.0, 0.0
+        case "HardSigmoid":
+            return "hardsigmoid", a["alpha"], a["beta"]
+        case "HardSwish":
+            return "hardswish", 1 / 6, 0.5
+        case "Swish":
+            return "swish", a["alpha"], 0.0
+        case "Gelu" if a["approximate"] in ("none", "tanh"):
+            return "gelu_erf" if a["approximate"] == "none" else "gelu_tanh", 0.0, 0.0
+        case "Mish":
+            return "mish", 0.0, 0.0
+        case "Abs":
+            return "abs", 0.0, 0.0
+        case "Neg":
+            return "linear", -1.0, 0.0
+        case "Clip":
+            bounds = _bounds(f)
+            return None if bounds is None else ("clip", *bounds)
+    return None
+
+
+def _slope(v: Value | None) -> float | None:
+    """One slope for all elements, of a rank that is not above that of any result."""
+    return _scalar(v) if v is not None and v.ndim < 2 else None
+
+
+def _scalar(v: Value | None) -> float | None:
+    return float(v.array.reshape(-1)[0]) if v is not None and v.constant and v.size == 1 else None
+
+
+def _bounds(f: Follower) -> tuple[float, float] | None:
+    """The bounds of a Clip that are the same in every run and in order."""
+    low, high = f.attributes.get("min"), f.attributes.get("max")
+    given = [*f.inputs[1:], None, None][:2] if f.version >= 11 else [None, None]
+    if any(v is not None and _scalar(v) is None for v in given):
+        return None
+    if f.version >= 11:
+        low, high = (_scalar(v) for v in given)
+    low, high = -math.inf if low is None else low, math.inf if high is None else high
+    return (low, high) if low <= high else None
+
+
+def scalar(value: Value | None) -> float | None:
+    """The number that a constant of one element holds, if it is finite."""
+    number = _scalar(value)
+    return number if number is not None and math.isfinite(number) else None
+
+
+def dense_layout(shape: Sequence[int], order: Sequence[int], into: bool = True) -> Layout:
+    """The layout of a result without gaps.
+
+    Args:
+        shape: of the result.
+        order: the axes of the result, from the outermost in memory to the innermost.
+        into: whether the memory of a summand may become that of the result.
+    """
+    whole, rank = tuple(shape), len(shape)
+
+    def describe(v: Value) -> Operand | None:
+        padded = _padded_shape(v, whole)
+        wide = v.view(padded, (v.dtype.itemsize,) * (rank - v.ndim) + v.strides) if v.ndim < rank else v
+        if padded == whole and v.size > 1:
+            return dense_desc(np.float32, whole, order), wide, tuple(order)
+        if any(d != 1 and (s <= 0 or s % 4) for d, s in zip(wide.shape, wide.strides, strict=True)):
+            return None
+        return desc(wide), wide, None
+
+    def may_replace(v: Value) -> bool:
+        if not into or v.shape != whole or v.size <= 1 or v.constant:
+            return False
+        return all(d == 1 or s == t for d, s, t in zip(whole, v.strides, strides_of(whole, 4, order), strict=True))
+
+    return Layout(whole, describe, may_replace)
+
+
+def _padded_shape(v: Value, shape: tuple[int, ...]) -> tuple[int, ...]:
+    return (1,) * (len(shape) - v.ndim) + v.shape
+
+
+def attempts(make: Callable[[int | None, bool], Epilogue]) -> Iterator[Epilogue]:
+    """The followers as post-ops, then with fewer post-ops, down to none."""
+    first = make(None, True)
+    yield first
+    if first.into is not None:
+        yield make(None, False)
+    for limit in range(first.count - 1, -1, -1):
+        yield make(limit, True)
+
+
+def create(
+    site: Site,
+    build: Callable[[Attributes], Primitive],
+    shape: Sequence[int],
+    order: Sequence[int],
+    finiteness: int,
+    fpmath: str = "strict",
+) -> tuple[Primitive, Epilogue]:
+    """Create a primitive with as many followers as it can compute.
+
+    Args:
+        site: where the kernel is used.
+        build: creates the primitive with these attributes.
+        shape: of the result.
+        order: the axes of the result, from the outermost in memory to the innermost.
+        finiteness: of the result without followers.
+        fpmath: the mode of arithmetic.
+
+    Raises:
+        Unimplemented: oneDNN has no fast code, even without followers.
+    """
+
+    def make(limit: int | None, into: bool) -> Epilogue:
+        one = Epilogue(Attributes(fpmath=fpmath), exact=True, finiteness=finiteness)
+        return one.fuse(site.followers[:limit], dense_layout(shape, order, into))
+
+    refusal: Exception | None = None
+    for one in attempts(make):
+        try:
+            return build(one.attributes), one
+        except dnn.Unimplemented as error:
+            refusal = error
+    assert refusal is not None
+    raise refusal
+
+
+def result(
+    site: Site, one: Epilogue, shape: Sequence[int], order: Sequence[int]
+) -> tuple[Value, dict[int, tuple[MemoryDesc, Value]]]:
+    """The value of the last follower, and the arguments of the post-ops.  To be called before the step is emitted."""
+    site.absorb(one.count)
+    if one.finite:
+        site.needs_finite()
+    if one.into is None:
+        y = site.new(shape, np.float32, order, one.finiteness)
+    else:
+        t = one.into
+        y = t.view(t.shape, t.strides)
+        y.finiteness = one.finiteness
+    y.low = one.low
+    return y, one.operands(site)
