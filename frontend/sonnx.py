@@ -2,7 +2,7 @@
 
 import sys
 
-from singa_backend.installation import check_singa
+from singa_backend.io.installation import check_singa
 
 check_singa()
 

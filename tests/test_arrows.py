@@ -21,7 +21,7 @@ PROJECT = Path(__file__).parents[1]
 LAYERS = {
     "singa_backend": [
         "rendering",
-        "deprecation errors installation machine",
+        "deprecation errors machine",
         "dtypes limits",
         "io",
         "proto devices comparison",

@@ -1,6 +1,6 @@
 """The ONNX backend: operators, graphs, executors, and the runner of ONNX's conformance suite."""
 
-from . import installation, operators
+from . import operators
 from .backend import Outputs, SingaBackend, SingaRep, is_compatible, prepare, run_model, run_node, supports_device
 from .errors import (
     ConstantTrainsWarning,
@@ -16,6 +16,7 @@ from .errors import (
     SonnxError,
     UnsupportedModel,
 )
+from .io import installation
 from .ir.custom import CustomOperator, define_operator, register_operator
 from .ir.graph import Graph, Node
 from .ir.reader import read

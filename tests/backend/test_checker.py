@@ -24,8 +24,9 @@ from tests.helpers.paths import PROJECT
 from singa import codegen, sonnx
 from singa.cli import main
 from singa.tensor import Tensor
-from singa_backend import InvalidModel, ResourceExhausted, SingaBackend, SonnxError, limits, passes
+from singa_backend import InvalidModel, ResourceExhausted, SingaBackend, SonnxError, passes
 from singa_backend.debug.submodel import Source
+from singa_backend.devices import guards
 from singa_backend.interpreters.builder import GraphBuilder
 from singa_backend.proto import checker
 from singa_backend.proto.save import save
@@ -593,7 +594,7 @@ def test_a_constant_that_a_decomposition_makes_is_within_the_limits(opset: int) 
     assert caught.value.code == "SX603"
 
 
-MAKERS = {*limits.SIZES, "eye", "identity", "indices", "linspace", "tri", "outer", "kron", "pad"} - {"take", "where"}
+MAKERS = {*guards.SIZES, "eye", "identity", "indices", "linspace", "tri", "outer", "kron", "pad"} - {"take", "where"}
 
 
 def test_rules_make_arrays_by_the_namespace_that_checks_the_limits() -> None:

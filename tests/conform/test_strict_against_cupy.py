@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from tests.helpers import cupy_names
 
-from singa_backend import limits
+from singa_backend.devices import guards
 from singa_backend.devices.namespaces import CupyNamespace
 from singa_backend.devices.strict import StrictNamespace
 
@@ -896,7 +896,7 @@ def test_every_name_of_the_strict_namespace_exists_on_cuda(on_cuda: Any) -> None
 def test_a_keyword_that_cupy_lacks_is_refused() -> None:
     for part, owner in (("cupy", STRICT), ("linalg", STRICT.linalg), ("fft", STRICT.fft), ("ndarray", STRICT.zeros(3))):
         for name in cupy_names.names("parameters")[part]:
-            if name in UNCHECKED or name in limits.SIZES or (part == "ndarray" and name in HOST):
+            if name in UNCHECKED or name in guards.SIZES or (part == "ndarray" and name in HOST):
                 continue
             with pytest.raises(TypeError, match=r"no_such_parameter|unexpected keyword"):
                 getattr(owner, name)(no_such_parameter=1)

@@ -18,7 +18,8 @@ from singa_backend.ir.declaration import OperatorRule, declarations
 from singa_backend.ir.reader import read
 from singa_backend.opsets import writer as writing
 from singa_backend.opsets.convert import convert
-from singa_backend.opsets.writer import ADAPTERS, LEAST, OpsetWriter, Unwritable
+from singa_backend.opsets.target_schema import Unwritable
+from singa_backend.opsets.writer import ADAPTERS, LEAST, OpsetWriter
 from singa_backend.proto.schemas import newest, schema_version
 
 OPSETS = range(LEAST, newest("") + 1)

@@ -47,7 +47,7 @@ from singa.cli import profile as profile_command
 from singa_backend import SonnxError, debug
 from singa_backend.conform import foreign, gaps, releases, results, worker
 from singa_backend.conform.device_check import StageResult
-from singa_backend.io import files
+from singa_backend.io import files, temporary
 from singa_backend.proto import checker, save, test_data
 
 F = np.float32
@@ -550,7 +550,7 @@ def result(case: Case, folder: Path) -> dict[str, str]:
 
 def names(folder: Path) -> list[str]:
     """The files of a folder; the number in the name of a model's data does not count."""
-    found = [str(p.relative_to(folder)) for p in folder.rglob("*") if not p.is_dir() or p.name.startswith(files.PREFIX)]
+    found = [str(p.relative_to(folder)) for p in folder.rglob("*") if not p.is_dir() or p.name.startswith(temporary.PREFIX)]
     return sorted(re.sub(r"(\.\d+)?\.data$", ".data", name) for name in found)
 
 
@@ -599,7 +599,7 @@ def inject(name: str, kills: int, every: int, home: Path) -> dict[str, Any]:
             if odd or (code == 0 and found != after):
                 wrong.append(f"{where}{later}neither old nor new: {odd}, exit code {code}")
             if not later:
-                for folder in [work, *(p for p in work.rglob("*") if p.is_dir() and files.PREFIX not in str(p))]:
+                for folder in [work, *(p for p in work.rglob("*") if p.is_dir() and temporary.PREFIX not in str(p))]:
                     files.write_text(folder / "next", "")
                     os.unlink(folder / "next")
         left = [n for n in names(work) if n not in there and n not in now]

@@ -3,7 +3,8 @@
 from ..comparison.difference import Difference, Tolerance, difference
 from ..engines.command import EngineCommand
 from .bisect import Reproduction, bisect
-from .compare import Comparison, Divergence, NotCompared, Row, compare
+from .compare import compare
+from .comparison import Comparison, Divergence, NotCompared, Row
 from .diff import Change, GraphDifference, diff
 from .diff_page import diff_page
 from .extract import extract

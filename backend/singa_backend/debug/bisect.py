@@ -19,7 +19,8 @@ from ..engines.local import FailedRun
 from ..errors import InvalidInput, SonnxError
 from ..proto.load import ModelSource
 from . import repro
-from .compare import BUDGET, Divergence, Judge, Setting, is_saved
+from .compare import BUDGET, Judge, Setting, is_saved
+from .comparison import Divergence
 from .lockstep import Values, Visit, attempt
 from .submodel import NodeCall, Source
 

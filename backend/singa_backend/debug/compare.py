@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from onnx import TypeProto
 
-from ..comparison.difference import Difference, Tolerance, difference, same_bits
+from ..comparison.difference import Tolerance, difference, same_bits
 from ..devices.device import DeviceLike, resolve
 from ..engines.command import CommandEngine, EngineCommand, read_outputs
 from ..engines.local import Engine, FailedRun, Foreign, Ours, Planned
@@ -24,6 +24,7 @@ from ..errors import InvalidInput
 from ..limits import SHORTEST, check_number
 from ..proto.load import ModelSource
 from ..runtime.origins import Origin
+from .comparison import Comparison, Divergence, NotCompared, Row
 from .diff import attribute_changes
 from .lockstep import Values, Visit, attempt, paired, walk, walk_models
 from .submodel import NodeCall, Source
@@ -36,185 +37,6 @@ AGAINST = (*ENGINES, DEFINITION)
 
 BUDGET = 256 << 20
 """Maximum bytes of the results of a chunk, counting all copies."""
-
-
-@dataclass
-class Row:
-    """One value of the main graph on both sides.
-
-    Attributes:
-        value: its name.
-        node: the name of its node.
-        operator: of the node.
-        index: of the node.
-        difference: between the two sides; in local mode of the node alone, with the trusted side's inputs.
-        carried: in local mode, the difference that includes errors of earlier nodes.
-        judged: False for random values, which cannot be compared.
-    """
-
-    value: str
-    node: str
-    operator: str
-    index: int
-    difference: Difference
-    carried: Difference | None = None
-    judged: bool = True
-
-    @property
-    def agrees(self) -> bool:
-        """Whether the value is within the tolerance, or is not compared."""
-        return self.difference.agrees or not self.judged
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the row as plain data.
-
-        Returns:
-            A dict of the attributes, with those of `difference` inline.
-        """
-        return {
-            "value": self.value, "node": self.node, "operator": self.operator, "index": self.index, "judged": self.judged,
-            **self.difference.to_dict(), "carried": self.carried.to_dict() if self.carried else None,
-        }  # fmt: skip
-
-
-@dataclass
-class NotCompared:
-    """A node without values on one side.
-
-    Attributes:
-        node: its name.
-        operator: of the node.
-        index: of the node.
-        side: "mine" or "theirs".
-        failure: the reason.
-    """
-
-    node: str
-    operator: str
-    index: int
-    side: str
-    failure: FailedRun
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the node as plain data.
-
-        Returns:
-            A dict of the attributes, with those of `failure` inline.
-        """
-        return {"node": self.node, "operator": self.operator, "index": self.index, "side": self.side, **self.failure.to_dict()}
-
-
-@dataclass
-class Divergence:
-    """A node whose outputs differ, or that one side cannot compute.
-
-    Attributes:
-        node: its name.
-        operator: of the node.
-        index: of the node.
-        values: its outputs that differ.
-        why: the largest difference, or the failure.
-        inputs_agreed: whether all its inputs were compared and agree; None if some could not be compared.
-        notes: differences between the nodes of two models (attributes, weights), if the inputs agree.
-        unknown: its inputs that could not be compared.
-        among: the number of nodes that may be the cause: this one, and those between it and values that were compared, or those
-            that one plan computes with it.
-    """
-
-    node: str
-    operator: str
-    index: int
-    values: list[str]
-    why: str
-    inputs_agreed: bool | None
-    notes: list[str] = field(default_factory=list)
-    unknown: list[str] = field(default_factory=list)
-    among: int = 1
-
-    def __str__(self) -> str:
-        """Return the node, the difference and the state of its inputs in one line."""
-        inputs = {True: "its inputs agree", False: "its inputs already differ", None: self._unknown()}
-        return f"{self.operator} {self.node!r}: {self.why} ({inputs[self.inputs_agreed]})"
-
-    def _unknown(self) -> str:
-        names = ", ".join(map(repr, self.unknown[:3])) + (f" and {len(self.unknown) - 3} more" if self.unknown[3:] else "")
-        return f"not compared: its input{'s' * (len(self.unknown) > 1)} {names}; one of {self.among} nodes is the cause"
-
-    @property
-    def headline(self) -> str:
-        """The divergence with its title: a node is called the cause only if its inputs were compared, or if it failed."""
-        located = self.inputs_agreed is not None
-        return f"{'first diverging node' if located else 'first value that differs, of'}{': ' if located else ' '}{self}"
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the divergence as plain data.
-
-        Returns:
-            A dict of the attributes.
-        """
-        return dict(vars(self))
-
-
-@dataclass
-class Comparison:
-    """The result of `compare`.
-
-    Attributes:
-        mine: the name of this side.
-        theirs: the name of the trusted side.
-        rows: all values that both sides have, in the order of the nodes.
-        not_compared: nodes that one side refused, crashed at, did not reach or does not have.
-        first: the first diverging node in that order.
-        origins: the nodes that diverge although their inputs do not differ, and are not computed from values that do.
-        nonfinite: where the first NaN or infinity of this side comes from; None if no node made one.
-    """
-
-    mine: str
-    theirs: str
-    rows: list[Row] = field(default_factory=list)
-    not_compared: list[NotCompared] = field(default_factory=list)
-    first: Divergence | None = None
-    origins: list[Divergence] = field(default_factory=list)
-    nonfinite: Origin | None = None
-
-    @property
-    def both_nan(self) -> list[Row]:
-        """The values that hold NaN on both sides."""
-        return [r for r in self.rows if min(r.difference.nan) > 0]
-
-    @property
-    def failed(self) -> list[NotCompared]:
-        """The nodes that an engine did not compute."""
-        return [n for n in self.not_compared if n.failure.how != "absent"]
-
-    @property
-    def agrees(self) -> bool:
-        """Whether both sides computed all nodes, at least one value was compared, and all values agree."""
-        return bool(self.rows) and self.first is None and not self.failed and all(r.agrees for r in self.rows)
-
-    def worst(self, count: int) -> list[Row]:
-        """Return the rows with the largest errors in relation to their tolerance.
-
-        Args:
-            count: the maximum number of rows.
-
-        Returns:
-            The rows that differ first, largest error first.
-        """
-        return sorted(self.rows, key=lambda r: (r.agrees, -r.difference.excess, r.index))[:count]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the comparison as plain data, for ``--json``.
-
-        Returns:
-            A dict of the attributes, `agrees`, and the names of the values that hold NaN on both sides.
-        """
-        return {
-            "mine": self.mine, "theirs": self.theirs, "agrees": self.agrees,
-            "first": self.first.to_dict() if self.first else None, "origins": [d.to_dict() for d in self.origins],
-            "rows": [r.to_dict() for r in self.rows], "not_compared": [n.to_dict() for n in self.not_compared],
-            "nonfinite": self.nonfinite.to_dict() if self.nonfinite else None, "both_nan": [r.value for r in self.both_nan],
-        }  # fmt: skip
 
 
 def is_engine(against: Any) -> bool:

@@ -14,7 +14,7 @@ An operator body may use every name that NumPy and CuPy share, and these functio
     xp.isarray(x)                              whether x is an array of this namespace
     xp.block_elements(n, itemsize, host)       how many of n elements to compute at a time
 
-Functions whose result may be larger than their arguments (zeros, tile, take, ...) check the limits of the call first (limits.py).
+Functions whose result may be larger than their arguments (zeros, tile, take, ...) check the limits of the call first (guards.py).
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from .. import limits
 from ..dtypes import DTypeLike
 from ..errors import OperatorError
 from .checks import checking
+from .guards import guarded
 from .special import erf, erfc, in_pieces
 
 Array = Any  # an array of the current namespace
@@ -50,7 +51,7 @@ class Namespace(ABC):
     where: Callable[..., Array]
 
     def __init__(self, module: Any, names: dict[str, Any]) -> None:
-        self.__dict__.update((n, limits.guarded(n, v)) for n, v in names.items() if not hasattr(type(self), n))
+        self.__dict__.update((n, guarded(n, v)) for n, v in names.items() if not hasattr(type(self), n))
         self.module = module
 
     def cast(self, x: Array, dtype: DTypeLike) -> Array:

@@ -20,7 +20,6 @@ The lock file is also a journal: while several files are moved, it names them, s
 from __future__ import annotations
 
 import errno
-import json
 import os
 import shutil
 import stat
@@ -35,17 +34,8 @@ from typing import Any, BinaryIO, TypeAlias
 import numpy as np
 
 from ..errors import InvalidInput
+from .temporary import NEW, claim, clean, finish, identity, write_journal
 
-try:
-    import fcntl
-except ImportError:  # Windows: no lock tells whether an owner lives, so nothing is removed
-    fcntl = None  # type: ignore[assignment]  # Windows does not have it
-
-PREFIX = ".sonnx-"
-"""The first characters of the names of temporary folders."""
-
-_LOCK = "lock"
-_NEW = "new"
 _NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
 _NO_FOLDER_SYNC = {errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EBADF, errno.EACCES}
 
@@ -89,10 +79,10 @@ class Stage:
             self.target.parent.mkdir(parents=True, exist_ok=True)
         self._stale: list[str] = []
         home = Path(tempfile.gettempdir()) if self.through else self.target.parent
-        _clean(home)
-        self._top, self._lock = _claim(home)
+        clean(home)
+        self._top, self._lock = claim(home)
         try:
-            self.folder = self._top / _NEW
+            self.folder = self._top / NEW
             self.folder.mkdir()
         except BaseException:
             self.close()
@@ -153,10 +143,10 @@ class Stage:
         for part in (*parts, main):
             _sync(part, os.O_RDWR)
         home = self.target.parent
-        placed = {str(p.relative_to(self.folder)): _identity(p) for p in ((main, *parts) if self.new else parts)}
-        stale = {n: _identity(home / n) for n in self._stale if os.path.lexists(home / n)}
+        placed = {str(p.relative_to(self.folder)): identity(p) for p in ((main, *parts) if self.new else parts)}
+        stale = {n: identity(home / n) for n in self._stale if os.path.lexists(home / n)}
         if parts or stale or self.new:
-            _write_journal(self._lock, {"main": main.name, "placed": placed, "stale": stale})
+            write_journal(self._lock, {"main": main.name, "placed": placed, "stale": stale})
         for part in parts:
             _move(part, home / part.relative_to(self.folder), self.overwrite)
         if parts:
@@ -169,10 +159,10 @@ class Stage:
         if self._lock >= 0 and self._owner == os.getpid():  # not in a process that its owner forked
             try:
                 with suppress(OSError):  # the next write tries again
-                    _finish(self._top, self._lock)
+                    finish(self._top, self._lock)
             except BaseException:  # an interrupt; a second one leaves the rest to the next write
                 with suppress(OSError):
-                    _finish(self._top, self._lock)
+                    finish(self._top, self._lock)
                 raise
             finally:
                 lock, self._lock = self._lock, -1  # first: an interrupt must not close twice what may be another file by then
@@ -306,7 +296,7 @@ def staged_folder(path: StrPath) -> Iterator[Path]:
         found = _status(Path(path))
         target = Path(os.path.realpath(path))
         if found is not None and stat.S_ISDIR(found.st_mode):
-            _clean(target.parent)
+            clean(target.parent)
             yield target
             return
         stage = Stage(target, parents=True)
@@ -455,113 +445,6 @@ def _standard(found: os.stat_result) -> int | None:
             if os.path.samestat(os.fstat(handle), found):
                 return handle
     return None
-
-
-def _claim(home: Path) -> tuple[Path, int]:
-    """A new temporary folder, and the handle of its lock."""
-    for _ in range(100):
-        top = Path(tempfile.mkdtemp(prefix=PREFIX, dir=home))
-        try:
-            lock = _acquire(top, sure=False)
-        except BaseException:
-            shutil.rmtree(top, ignore_errors=True)
-            raise
-        if lock is not None:
-            return top, lock
-        shutil.rmtree(top, ignore_errors=True)  # another process has it, and removes it
-    raise OSError(errno.EAGAIN, f"no temporary folder in {home} could be locked")
-
-
-def _acquire(top: Path, *, sure: bool) -> int | None:
-    """The lock of a temporary folder; None if another process has it, or has removed the folder.
-
-    sure: whether a file system without locks counts as locked.
-    """
-    flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
-    try:
-        handle = os.open(top / _LOCK, flags, 0o600)
-    except FileNotFoundError:
-        return None
-    try:
-        if fcntl is not None:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        elif sure:
-            raise BlockingIOError
-        if os.path.samestat(os.stat(top / _LOCK), os.fstat(handle)):  # it was not removed meanwhile
-            return handle
-    except (BlockingIOError, FileNotFoundError):
-        pass
-    except OSError:
-        if not sure:
-            return handle
-    except BaseException:
-        os.close(handle)
-        raise
-    os.close(handle)
-    return None
-
-
-def _clean(home: Path) -> None:
-    """Remove what dead processes of this user left in a folder."""
-    with suppress(OSError):
-        with os.scandir(home) as entries:
-            found = [Path(e.path) for e in entries if e.name.startswith(PREFIX) and _is_ours(e)]
-        for top in found:
-            with suppress(OSError):
-                lock = _acquire(top, sure=True)
-                if lock is not None:
-                    try:
-                        _finish(top, lock)
-                    finally:
-                        os.close(lock)
-
-
-def _is_ours(entry: os.DirEntry[str]) -> bool:
-    own = getattr(os, "geteuid", lambda: None)()
-    return entry.is_dir(follow_symlinks=False) and own in (None, entry.stat(follow_symlinks=False).st_uid)
-
-
-def _finish(top: Path, lock: int) -> None:
-    """Undo a commit that did not reach its target, or complete one that did; then remove the temporary folder."""
-    journal = _read_journal(lock)
-    if journal is not None:
-        main, placed, stale = journal
-        for name, identity in (placed if os.path.lexists(top / _NEW / main) else stale).items():
-            path = top.parent / name
-            with suppress(FileNotFoundError):
-                if _identity(path) == identity:  # otherwise it is another file
-                    os.unlink(path)
-        os.ftruncate(lock, 0)  # first: a folder that is half removed must not be taken for a commit
-    shutil.rmtree(top)
-
-
-def _write_journal(lock: int, journal: dict[str, Any]) -> None:
-    data = memoryview(json.dumps(journal).encode())
-    while data:
-        data = data[os.write(lock, data) :]
-    os.fsync(lock)
-
-
-def _identity(path: Path) -> list[int]:
-    """What tells a file from a later one of the same name."""
-    found = os.lstat(path)
-    return [found.st_ino, found.st_size, found.st_mtime_ns]
-
-
-def _read_journal(lock: int) -> tuple[str, dict[str, Any], dict[str, Any]] | None:
-    """What a commit moves and removes; None if it has not begun."""
-    os.lseek(lock, 0, os.SEEK_SET)
-    with open(os.dup(lock), "rb") as file:
-        text = file.read(1 << 24)
-    try:
-        found = json.loads(text)
-        main, placed, stale = found["main"], dict(found["placed"]), dict(found["stale"])
-    except (ValueError, TypeError, KeyError, RecursionError):  # incomplete: nothing was moved yet
-        return None
-    names = [main, *placed, *stale]
-    if not all(isinstance(n, str) and n and not os.path.isabs(n) and ".." not in Path(n).parts for n in names):
-        return None
-    return main, placed, stale
 
 
 def _move(source: Path, target: Path, overwrite: bool) -> None:

@@ -12,7 +12,8 @@ from ..errors import OperatorError
 from ..ir.graph import Graph, Node
 from ..proto.values import declared_type
 from .model import to_model
-from .writer import UNWRITTEN, OpsetWriter, Unwritable
+from .target_schema import Unwritable
+from .writer import UNWRITTEN, OpsetWriter
 
 
 def convert(graph: Graph, opset: int, name: str = "", writer: OpsetWriter | None = None, *, deferred: bool = False) -> ModelProto:

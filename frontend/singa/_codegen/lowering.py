@@ -17,7 +17,8 @@ from singa_backend.interpreters.base import Subgraph
 from singa_backend.interpreters.builder import GraphBuilder, Symbol
 from singa_backend.ir.declaration import declarations
 from singa_backend.ir.graph import ABSENT, Graph, Node
-from singa_backend.opsets.writer import OpsetWriter, Unwritable
+from singa_backend.opsets.target_schema import Unwritable
+from singa_backend.opsets.writer import OpsetWriter
 from singa_backend.proto import tensor_data
 from singa_backend.proto.checker import infer_shapes
 from singa_backend.proto.schemas import ANY_OPSET, newest, version_at

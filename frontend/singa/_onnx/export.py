@@ -26,7 +26,8 @@ from singa_backend.ir.reader import read
 from singa_backend.limits import reports_shortage
 from singa_backend.opsets.convert import convert as write_again
 from singa_backend.opsets.model import finish, to_model
-from singa_backend.opsets.writer import LEAST, UNWRITTEN, OpsetWriter, Unwritable
+from singa_backend.opsets.target_schema import Unwritable
+from singa_backend.opsets.writer import LEAST, UNWRITTEN, OpsetWriter
 from singa_backend.proto import checker, save
 from singa_backend.proto.load import ModelSource, load_model
 from singa_backend.proto.messages import reads

@@ -17,7 +17,8 @@ from onnx import ModelProto
 
 from singa_backend.errors import InvalidInput
 from singa_backend.opsets.model import to_model
-from singa_backend.opsets.writer import LEAST, OpsetWriter, Unwritable
+from singa_backend.opsets.target_schema import Unwritable
+from singa_backend.opsets.writer import LEAST, OpsetWriter
 
 from .._core.tensor import Tensor
 from .export_options import DEFAULT_OPSET, check_opset

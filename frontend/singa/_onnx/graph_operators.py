@@ -13,7 +13,7 @@ from singa_backend.errors import InvalidInput, SonnxError, UnsupportedModel, did
 from singa_backend.interpreters.base import Subgraph, arguments
 from singa_backend.interpreters.builder import Symbol
 from singa_backend.ir.custom import CustomOperator
-from singa_backend.opsets.writer import type_string
+from singa_backend.opsets.target_schema import type_string
 from singa_backend.proto.schemas import is_private, public_domain, schema_version, schemas, type_strings
 
 from .._core.conversions import dtype_of

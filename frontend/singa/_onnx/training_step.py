@@ -23,7 +23,7 @@ from singa_backend.interpreters.base import Example
 from singa_backend.ir.declaration import has_trait
 from singa_backend.limits import reports_shortage
 from singa_backend.opsets.model import to_model
-from singa_backend.opsets.writer import Unwritable
+from singa_backend.opsets.target_schema import Unwritable
 from singa_backend.proto.load import ModelSource
 from singa_backend.proto.schemas import newest_taken
 

@@ -21,7 +21,8 @@ from ...ir.declaration import has_trait
 from ...ir.graph import Graph
 from ...ir.reader import read
 from ...opsets.convert import convert
-from ...opsets.writer import LEAST, OpsetWriter, Unwritable
+from ...opsets.target_schema import Unwritable
+from ...opsets.writer import LEAST, OpsetWriter
 from ...proto.messages import imported
 from ...proto.schemas import newest, schema_version, schemas
 from ...runtime.executor import Executor

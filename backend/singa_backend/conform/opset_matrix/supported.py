@@ -13,7 +13,8 @@ from ...errors import InvalidInput, SonnxError
 from ...ir.graph import Graph
 from ...ir.reader import read
 from ...opsets.convert import convert
-from ...opsets.writer import LEAST, OpsetWriter, Unwritable
+from ...opsets.target_schema import Unwritable
+from ...opsets.writer import LEAST, OpsetWriter
 from ...proto.schemas import newest, schemas
 from .problems import Operator, current, drawn, listed
 
