@@ -11,7 +11,8 @@ from ..ir.declaration import has_trait
 from ..rewriting.padding import padding
 from ..rewriting.reshapes import joined_reshapes
 from ..rewriting.transposes import transposes
-from .graph import GraphEditor, Node
+from .graph import GraphEditor
+from .index import Node
 from .operator_facts import axes_since, get_ints, inside, set_ints
 from .view import ModelView
 

@@ -8,9 +8,12 @@ from typing import Any
 from onnx import AttributeProto, TensorProto
 
 from ..proto.schemas import plain_domain
-from .graph import GraphEditor, Names, Node, nbytes
+from .graph import GraphEditor
+from .index import Node
 from .model import ModelEditor
 from .operator_facts import deterministic
+from .ordering import Names
+from .typed_graph import nbytes
 
 MERGED = 1 << 20
 """Maximum bytes of constants that are compared: a comparison copies them."""

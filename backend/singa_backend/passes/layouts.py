@@ -15,7 +15,8 @@ import numpy as np
 from ..ir.declaration import has_trait, newest_declaration
 from ..rewriting.identity import drops_nothing
 from ..rewriting.transposes import compose, invert
-from .graph import GraphEditor, Node, Type
+from .graph import GraphEditor
+from .index import Node, Type
 from .operator_facts import (
     axes_since,
     get_ints,

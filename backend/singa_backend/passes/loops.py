@@ -5,7 +5,8 @@ from __future__ import annotations
 from onnx import helper
 
 from ..ir.declaration import has_trait
-from .graph import GraphEditor, Node, Type
+from .graph import GraphEditor
+from .index import Node, Type
 from .operator_facts import deterministic, permutation
 
 MOST = 1 << 20

@@ -15,7 +15,8 @@ from onnx import ModelProto
 from ..ir.wellformed import check_messages
 from ..proto.messages import TRAINING_GRADIENT, FreshNames, imported
 from ..proto.schemas import plain_domain
-from .graph import Context, GraphEditor, Node, Type
+from .graph import GraphEditor
+from .index import Context, Node, Type
 from .type_inference import infer
 from .write import write
 
@@ -34,6 +35,8 @@ class ModelEditor(Context):
         main: the main graph.
         functions: the bodies of the functions.
     """
+
+    main: GraphEditor
 
     def __init__(self, model: ModelProto, folder: Path | None = None, parameters: Collection[str] | None = None) -> None:
         """Read a model.

@@ -8,7 +8,8 @@ import numpy as np
 
 from ..proto.schemas import schema_version
 from ..rewriting import constants, transposes
-from .graph import GraphEditor, Node
+from .graph import GraphEditor
+from .index import Node
 from .view import ModelView
 
 

@@ -11,7 +11,8 @@ import numpy as np
 
 from ..ir.shapes import Dim
 from ..rewriting.sizes import sizes
-from .graph import GraphEditor, Node
+from .graph import GraphEditor
+from .index import Node
 from .view import ModelView
 
 

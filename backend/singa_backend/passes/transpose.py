@@ -11,7 +11,8 @@ from collections.abc import Iterable
 import numpy as np
 
 from ..rewriting.transposes import compose, transposes
-from .graph import GraphEditor, Node, Trial, Type
+from .graph import GraphEditor
+from .index import Node, Trial, Type
 from .layouts import Moved, lay_out, movable, moved
 from .operator_facts import permutation, set_ints
 from .view import ModelView

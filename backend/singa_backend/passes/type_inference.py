@@ -13,7 +13,9 @@ from onnx import GraphProto, ModelProto, NodeProto, TensorProto, TypeProto
 
 from ..proto.checker import Inference, infer_shapes
 from ..proto.values import sizes
-from .graph import GraphEditor, Node, Type, nbytes
+from .graph import GraphEditor
+from .index import Node, Type
+from .typed_graph import nbytes
 
 FEW = 1 << 10
 """Maximum bytes of a constant whose value is copied, since it may be a shape; of a larger one only the type is."""

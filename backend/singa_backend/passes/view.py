@@ -18,8 +18,10 @@ from ..ir.shapes import Dim, Known, Shape, is_known
 from ..proto.schemas import schema_version, schemas
 from ..rewriting.types import Types
 from ..rewriting.view import MOST
-from .graph import GraphEditor, Node, constant_node
+from .graph import GraphEditor
+from .index import Node
 from .type_inference import node_proto
+from .typed_graph import constant_node
 
 FEW = 1 << 16
 """Bytes of a list of integers that is read."""

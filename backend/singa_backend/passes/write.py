@@ -7,7 +7,8 @@ from typing import Any
 
 from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, helper
 
-from .graph import GraphEditor, Node
+from .graph import GraphEditor
+from .index import Node
 from .type_inference import node_proto
 
 
