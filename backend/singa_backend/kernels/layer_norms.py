@@ -95,12 +95,10 @@ def rms_normalization(site: Site, x: Value, scale: Value) -> Value:
         writes=(sums,),
         kernel="numpy.vecdot",
     )
-    key = ("zeros", count)
-    if key not in site.shared:
-        site.shared[key] = site.constant(np.zeros(count, np.float32))
+    zeros = site.shared_constant(("zeros", count), lambda: np.zeros(count, np.float32))
     statistics = MemoryDesc.of(F32, (count,))
     return rows.emit(
         rows.epsilon * features,
         USE_SCALE | USE_GLOBAL_STATS,
-        {MEAN: (statistics, site.shared[key]), VARIANCE: (statistics, sums)},
+        {MEAN: (statistics, zeros), VARIANCE: (statistics, sums)},
     )

@@ -150,16 +150,15 @@ class Tracer(Placer):
             return [(call,)]
 
     def _branch(self, call: Call, taken: bool) -> list[Item]:
-        key = ("branch", call, taken)
-        if key not in self.shared:
+        inner = self.shared.branches.get((call, taken))
+        if inner is None:
             graph: Graph = call.attributes["then_branch" if taken else "else_branch"]
             region = self.region
             inner = Region(constants=region.constants, names=region.names, size=region.size)
             inner.outputs = branch_of(inner, graph, call.scope)
             fuse(inner, self.options.level)
             region.size = inner.size
-            self.shared[key] = inner
-        inner = self.shared[key]
+            self.shared.branches[call, taken] = inner
         for c in inner.calls:
             self.uses.update(c.reads)
         self.uses.update(inner.outputs)
