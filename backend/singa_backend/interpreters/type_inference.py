@@ -174,6 +174,21 @@ def _complete_states(scope: Scope, node: NodeProto, symbols: Sequence[Typed | No
             types[name] = helper.make_tensor_type_proto(found.tensor_type.elem_type, [None] * len(first))
 
 
+def _complete_broadcast(
+    scope: Scope, node: NodeProto, symbols: Sequence[Typed | None], types: dict[str, TypeProto], declaration: Declaration
+) -> None:
+    """The rank of a result to which all inputs are broadcast: the highest one."""
+    dtype = _fixed_dtype(declaration)
+    if dtype is not None:
+        types.setdefault(node.output[0], helper.make_tensor_type_proto(dtypes.onnx_code(dtype), None))
+    shapes = [None if s is None else scope.shape(s) for s in symbols]
+    if node.output[0] in types and None not in shapes:
+        tensor = types[node.output[0]].tensor_type
+        if not tensor.HasField("shape"):
+            rank = max(len(shape) for shape in shapes if shape is not None)
+            types[node.output[0]] = helper.make_tensor_type_proto(tensor.elem_type, [None] * rank)
+
+
 def _complete_rank(
     scope: Scope, node: NodeProto, symbols: Sequence[Typed | None], types: dict[str, TypeProto], declaration: Declaration
 ) -> None:
@@ -183,15 +198,7 @@ def _complete_rank(
         return
     kind = next((t for t in declaration.traits if t.startswith("rank_")), None)
     if kind == "rank_of_broadcast":
-        dtype = _fixed_dtype(declaration)
-        if dtype is not None:
-            types.setdefault(node.output[0], helper.make_tensor_type_proto(dtypes.onnx_code(dtype), None))
-        shapes = [None if s is None else scope.shape(s) for s in symbols]
-        if node.output[0] in types and None not in shapes:
-            tensor = types[node.output[0]].tensor_type
-            if not tensor.HasField("shape"):
-                rank = max(len(shape) for shape in shapes if shape is not None)
-                types[node.output[0]] = helper.make_tensor_type_proto(tensor.elem_type, [None] * rank)
+        _complete_broadcast(scope, node, symbols, types, declaration)
         return
     if kind is None or not symbols or symbols[0] is None or node.output[0] not in types:
         return

@@ -281,30 +281,37 @@ def polynomial(view: View, value: Any, x: Any, calls: list[Any], depth: int = 6)
     name = view.operator(call)
     if call is None or depth == 0 or name not in ("Add", "Sub", "Mul", "Div", "Pow", "Neg"):
         return None
-    if any(view.is_constant(i) and number(view, call, i) is None for i in call.inputs) and name != "Pow":
+    if name != "Pow" and any(view.is_constant(i) and number(view, call, i) is None for i in call.inputs):
         return None
     found = [polynomial(view, i, x, calls, depth - 1) for i in call.inputs[: 1 if name == "Pow" else None]]
-    if any(p is None for p in found):
+    terms = [p for p in found if p is not None]
+    if len(terms) < len(found):
         return None
     calls.append(call)
-    a = found[0] or {}
-    b = (found[1] if len(found) > 1 else None) or {}
-    made: Polynomial | None = None
+    made = _power(view, call, terms[0]) if name == "Pow" else _combined(name, terms[0], terms[-1])
+    return made if made is not None and max(made, default=0) <= 3 else None
+
+
+def _power(view: View, call: Any, a: Polynomial) -> Polynomial | None:
+    """The square or cube of a multiple of x."""
+    exponent = view.constant(call.inputs[1]) if a.keys() == {1} else None
+    if exponent is None or exponent.size != 1 or len(view.shape(call.inputs[0]) or ()) < exponent.ndim:
+        return None
+    power = np.asarray(exponent, np.float64).reshape(-1)[0]
+    return {int(power): a[1] ** int(power)} if power in (2, 3) else None
+
+
+def _combined(name: str, a: Polynomial, b: Polynomial) -> Polynomial | None:
+    """The polynomial of a sum, product or quotient by a number; Neg has no b."""
+    made: Polynomial = {}
     if name == "Neg":
-        made = {k: -v for k, v in a.items()}
-    elif name in ("Add", "Sub"):
-        sign = 1 if name == "Add" else -1
-        made = {k: a.get(k, 0.0) + sign * b.get(k, 0.0) for k in a.keys() | b.keys()}
-    elif name == "Mul":
-        made = {}
+        return {k: -v for k, v in a.items()}
+    if name == "Div":
+        return {k: v / b[0] for k, v in a.items()} if b.keys() == {0} and b[0] else None
+    if name == "Mul":
         for i, p in a.items():
             for j, q in b.items():
                 made[i + j] = made.get(i + j, 0.0) + p * q
-    elif name == "Div" and b.keys() == {0} and b[0]:
-        made = {k: v / b[0] for k, v in a.items()}
-    elif name == "Pow" and a.keys() == {1}:
-        exponent = view.constant(call.inputs[1])
-        if exponent is not None and exponent.size == 1 and len(view.shape(call.inputs[0]) or ()) >= exponent.ndim:
-            power = np.asarray(exponent, np.float64).reshape(-1)[0]
-            made = {int(power): a[1] ** int(power)} if power in (2, 3) else None
-    return made if made is not None and max(made, default=0) <= 3 else None
+        return made
+    sign = 1 if name == "Add" else -1
+    return {k: a.get(k, 0.0) + sign * b.get(k, 0.0) for k in a.keys() | b.keys()}
