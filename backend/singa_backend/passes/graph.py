@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from onnx import TensorProto, numpy_helper
 
-from .index import LONG, Node, Type
-from .ordering import Names, NodeOrder
+from .index import LONG, NodeEditor, Type
+from .ordering import NameList, NodeOrder
 from .typed_graph import TypedGraph, constant_node
 
 
@@ -35,7 +35,7 @@ class GraphEditor(TypedGraph):
         nodes: in an order that can be run.
     """
 
-    def insert(self, node: Node, before: Node | None = None, after: Node | None = None) -> None:
+    def insert(self, node: NodeEditor, before: NodeEditor | None = None, after: NodeEditor | None = None) -> None:
         """Insert a new node; at the end if no place is given.
 
         Args:
@@ -48,7 +48,7 @@ class GraphEditor(TypedGraph):
         self.attach(node)
         self._changed(lambda: self._take_out(node), node)
 
-    def remove(self, *gone: Node) -> None:
+    def remove(self, *gone: NodeEditor) -> None:
         """Remove nodes whose values are not in use.
 
         Args:
@@ -60,7 +60,9 @@ class GraphEditor(TypedGraph):
             produced = [o for o in node.outputs if self._producers.get(o) is node]
             self._take_out(node)
 
-            def put_back(node: Node = node, there: bool = there, at: Node | None = following, made: Any = produced) -> None:
+            def put_back(
+                node: NodeEditor = node, there: bool = there, at: NodeEditor | None = following, made: Any = produced
+            ) -> None:
                 if there:
                     self._order.insert(node, at)
                 self._producers.update(dict.fromkeys(made, node))
@@ -68,7 +70,7 @@ class GraphEditor(TypedGraph):
 
             self._changed(put_back, node)
 
-    def _take_out(self, node: Node) -> None:
+    def _take_out(self, node: NodeEditor) -> None:
         if node in self._order.place:
             self._order.remove(node)
         self._places.pop(node, None)
@@ -77,14 +79,14 @@ class GraphEditor(TypedGraph):
             if self._producers.get(o) is node:
                 del self._producers[o]
 
-    def _changed(self, undo: Callable[[], None], *nodes: Node) -> None:
+    def _changed(self, undo: Callable[[], None], *nodes: NodeEditor) -> None:
         """Record a change, if a trial records them."""
         trial = self.context.trial
         if trial is not None:
             trial.steps.append(undo)
             trial.touched.update(dict.fromkeys(nodes))
 
-    def touch(self, node: Node) -> None:
+    def touch(self, node: NodeEditor) -> None:
         """Record the operator and the attributes of a node, before they are changed in a trial.
 
         Args:
@@ -97,7 +99,7 @@ class GraphEditor(TypedGraph):
 
         self._changed(undo, node)
 
-    def rewire(self, node: Node, inputs: Sequence[str]) -> None:
+    def rewire(self, node: NodeEditor, inputs: Sequence[str]) -> None:
         """Replace the inputs of a node.
 
         Args:
@@ -118,7 +120,7 @@ class GraphEditor(TypedGraph):
 
         self._changed(undo, node)
 
-    def rename_output(self, node: Node, i: int, name: str) -> None:
+    def rename_output(self, node: NodeEditor, i: int, name: str) -> None:
         """Rename an output of a node; readers of the old name do not change.
 
         Args:
@@ -130,7 +132,7 @@ class GraphEditor(TypedGraph):
         self._rename_output(node, i, name)
         self._changed(lambda: self._rename_output(node, i, old), node)
 
-    def _rename_output(self, node: Node, i: int, name: str) -> None:
+    def _rename_output(self, node: NodeEditor, i: int, name: str) -> None:
         if self._producers.get(node.outputs[i]) is node:
             del self._producers[node.outputs[i]]
         node.outputs[i] = name
@@ -163,7 +165,7 @@ class GraphEditor(TypedGraph):
 
         self._changed(undo, *readers.values())
 
-    def _substitute(self, node: Node, old: str, new: str) -> None:
+    def _substitute(self, node: NodeEditor, old: str, new: str) -> None:
         """Replace a name in the inputs of a node."""
         if len(node.inputs) <= LONG:
             before, node.inputs = node.inputs, [new if n == old else n for n in node.inputs]
@@ -198,14 +200,14 @@ class GraphEditor(TypedGraph):
         Args:
             names: as many as there are outputs.
         """
-        before, self.outputs = self.outputs, Names(names)
+        before, self.outputs = self.outputs, NameList(names)
 
         def undo() -> None:
             self.outputs = before
 
         self._changed(undo)
 
-    def bypass(self, node: Node, source: str, output: int = 0) -> bool:
+    def bypass(self, node: NodeEditor, source: str, output: int = 0) -> bool:
         """Replace an output of a node by another value, and remove the node.
 
         A graph output must keep its name: then the producer of `source` is renamed, unless `source` is an input, an
@@ -239,14 +241,14 @@ class GraphEditor(TypedGraph):
         op_type: str,
         inputs: Sequence[str],
         *,
-        before: Node | None = None,
-        after: Node | None = None,
+        before: NodeEditor | None = None,
+        after: NodeEditor | None = None,
         like: str = "",
         name: str = "",
         outputs: int = 1,
         type: Type | None = None,
         **attributes: Any,
-    ) -> Node:
+    ) -> NodeEditor:
         """Insert a new node of ONNX's own domain.
 
         Args:
@@ -267,7 +269,7 @@ class GraphEditor(TypedGraph):
             name or self.context.fresh(like or op_type.lower()),
             *(self.context.fresh(op_type.lower()) for _ in range(outputs - 1)),
         ]
-        node = Node(op_type, list(inputs), made, name=self.context.fresh(f"{op_type}_of_{made[0]}"))
+        node = NodeEditor(op_type, list(inputs), made, name=self.context.fresh(f"{op_type}_of_{made[0]}"))
         node.set(**attributes)
         self.insert(node, before, after)
         if type is not None:
@@ -337,7 +339,7 @@ class GraphEditor(TypedGraph):
             for back in inner:
                 back()
             nodes, initializers, sparse, retyped = mine
-            self._order, self.inputs, self.outputs = NodeOrder(nodes), *map(Names, names)
+            self._order, self.inputs, self.outputs = NodeOrder(nodes), *map(NameList, names)
             self.initializers, self.sparse, self.retyped = dict(initializers), dict(sparse), dict(retyped)
             for node, op_type, ins, outs, attributes in parts:
                 node.op_type, node.inputs, node.outputs, node.attributes = op_type, list(ins), list(outs), dict(attributes)

@@ -14,7 +14,7 @@ from onnx import AttributeProto, FunctionProto, GraphProto, NodeProto, SparseTen
 from ..errors import InvalidModel
 from ..ir.graph import runnable_order
 from ..proto.schemas import plain_domain
-from .ordering import Names, NodeOrder, cycle
+from .ordering import NameList, NodeOrder, cycle
 
 Shape = tuple[int | str | None, ...]
 
@@ -31,7 +31,7 @@ class Type:
 
 
 @dataclass(eq=False)
-class Node:
+class NodeEditor:
     """One node of a graph that is edited.
 
     Attributes:
@@ -136,7 +136,7 @@ class Trial:
     """
 
     steps: list[Callable[[], None]] = field(default_factory=list)
-    touched: dict[Node, None] = field(default_factory=dict)
+    touched: dict[NodeEditor, None] = field(default_factory=dict)
 
     def undo(self) -> None:
         """Undo all changes."""
@@ -161,7 +161,7 @@ class Context(ABC):
     folder: Path | None
     ir_version: int
     function_names: set[tuple[str, str]]
-    refused: set[Node]
+    refused: set[NodeEditor]
     main: Any
     given: frozenset[str]
     parameters: frozenset[str] | None = None
@@ -212,8 +212,8 @@ class GraphIndex:
         """
         self.context, self.proto, self.outer, self.opsets = context, proto, outer, opsets
         self.in_function: bool = outer.in_function if outer else isinstance(proto, FunctionProto)
-        self.inputs = Names(i if isinstance(i, str) else i.name for i in proto.input)
-        self.outputs = Names(o if isinstance(o, str) else o.name for o in proto.output)
+        self.inputs = NameList(i if isinstance(i, str) else i.name for i in proto.input)
+        self.outputs = NameList(o if isinstance(o, str) else o.name for o in proto.output)
         self.initializers: dict[str, TensorProto] = {}
         self.sparse: dict[str, SparseTensorProto] = {}
         self.retyped: dict[int, TypeProto] = {}
@@ -224,14 +224,14 @@ class GraphIndex:
             for note in proto.quantization_annotation:
                 self.pinned |= {note.tensor_name, *(e.value for e in note.quant_parameter_tensor_names)}
         self._order = NodeOrder([self._read(p) for p in proto.node])
-        self._producers: dict[str, Node] = {}
-        self._users: dict[str, dict[int, Node]] = {}
-        self._places: dict[Node, tuple[list[str], dict[str, list[int]]]] = {}
+        self._producers: dict[str, NodeEditor] = {}
+        self._users: dict[str, dict[int, NodeEditor]] = {}
+        self._places: dict[NodeEditor, tuple[list[str], dict[str, list[int]]]] = {}
         self.sort()
 
-    def _read(self, p: NodeProto) -> Node:
+    def _read(self, p: NodeProto) -> NodeEditor:
         domain = plain_domain(p.domain)
-        node = Node(p.op_type, list(p.input), list(p.output), {}, domain, p.name, p.overload, proto=p)
+        node = NodeEditor(p.op_type, list(p.input), list(p.output), {}, domain, p.name, p.overload, proto=p)
         for a in p.attribute:
             if a.HasField("g"):
                 node.graphs[a.name] = type(self)(self.context, a.g, self, self.opsets)
@@ -256,7 +256,7 @@ class GraphIndex:
         return self.pinned
 
     @property
-    def nodes(self) -> tuple[Node, ...]:
+    def nodes(self) -> tuple[NodeEditor, ...]:
         """The nodes in order; `insert`, `remove` and `sort` change them."""
         return self._order.all()
 
@@ -272,7 +272,7 @@ class GraphIndex:
         """Return whether a node is in this graph."""
         return node in self._order.place
 
-    def following(self, node: Node) -> Node | None:
+    def following(self, node: NodeEditor) -> NodeEditor | None:
         """Return the next node.
 
         Args:
@@ -283,7 +283,7 @@ class GraphIndex:
         """
         return self._order.after(node)
 
-    def place(self, node: Node) -> int:
+    def place(self, node: NodeEditor) -> int:
         """Return a number that is larger for later nodes.
 
         Args:
@@ -312,7 +312,7 @@ class GraphIndex:
             for name in names:
                 self._users.setdefault(name, {})[id(node)] = node
 
-    def attach(self, node: Node) -> None:
+    def attach(self, node: NodeEditor) -> None:
         """Add a node to the readers of its inputs.
 
         Args:
@@ -321,7 +321,7 @@ class GraphIndex:
         for name in self.reads(node):
             self._users.setdefault(name, {})[id(node)] = node
 
-    def release(self, node: Node) -> None:
+    def release(self, node: NodeEditor) -> None:
         """Remove a node from the readers of its inputs.
 
         Args:
@@ -331,7 +331,7 @@ class GraphIndex:
             self._users.get(name, {}).pop(id(node), None)
 
     @staticmethod
-    def reads(node: Node) -> set[str]:
+    def reads(node: NodeEditor) -> set[str]:
         """Return the names that a node reads.
 
         Args:
@@ -353,7 +353,7 @@ class GraphIndex:
         """
         return {name for name in (*self._users, *self.outputs) if name and self.captures(name)}
 
-    def producer(self, name: str) -> Node | None:
+    def producer(self, name: str) -> NodeEditor | None:
         """Return the producer of a value.
 
         Args:
@@ -364,7 +364,7 @@ class GraphIndex:
         """
         return self._producers.get(name)
 
-    def users(self, name: str) -> list[Node]:
+    def users(self, name: str) -> list[NodeEditor]:
         """Return the readers of a value.
 
         Args:
@@ -435,7 +435,7 @@ class GraphIndex:
         times = len(self._indexed(reader).get(name, ())) if len(reader.inputs) > LONG else reader.inputs.count(name)
         return times == 1 and not any(g.captures(name) for g in reader.graphs.values())
 
-    def _indexed(self, node: Node) -> dict[str, list[int]]:
+    def _indexed(self, node: NodeEditor) -> dict[str, list[int]]:
         """The places of each input of a node with many inputs."""
         found = self._places.get(node)
         if found is None or found[0] is not node.inputs:

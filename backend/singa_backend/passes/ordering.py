@@ -10,7 +10,7 @@ from typing import Any, Generic, TypeVar
 T = TypeVar("T")
 
 
-class Names(MutableSequence[str]):
+class NameList(MutableSequence[str]):
     """A list of names that finds a name in constant time."""
 
     def __init__(self, names: Iterable[str] = ()) -> None:
@@ -71,7 +71,7 @@ class Names(MutableSequence[str]):
 
     def __eq__(self, other: object) -> bool:
         """Compare with a list of names."""
-        return self._names == (other._names if isinstance(other, Names) else other)
+        return self._names == (other._names if isinstance(other, NameList) else other)
 
     __hash__ = None  # type: ignore[assignment]  # names of a node compare as a list does
 

@@ -12,7 +12,7 @@ from onnx import TensorProto, helper, numpy_helper
 from .. import dtypes
 from ..errors import SonnxError
 from ..proto import tensor_data
-from .index import GraphIndex, Node, Shape, Type
+from .index import GraphIndex, NodeEditor, Shape, Type
 
 
 class TypedGraph(GraphIndex):
@@ -32,7 +32,7 @@ class TypedGraph(GraphIndex):
             net = net.outer
         return net
 
-    def tensor(self, name: str) -> TensorProto | Node | None:
+    def tensor(self, name: str) -> TensorProto | NodeEditor | None:
         """Return the definition of a constant.
 
         Args:
@@ -70,7 +70,7 @@ class TypedGraph(GraphIndex):
             The bytes; 0 if it is not a constant.
         """
         found = self.tensor(name)
-        if isinstance(found, Node):
+        if isinstance(found, NodeEditor):
             held = found.get("value")
             found = held if isinstance(held, TensorProto) else None
         return 0 if found is None else nbytes(found)
@@ -89,7 +89,7 @@ class TypedGraph(GraphIndex):
         if found is None or self.constant_bytes(name) > most:
             return None
         try:
-            return _value(found) if isinstance(found, Node) else tensor_data.tensor(found, self.context.folder)
+            return _value(found) if isinstance(found, NodeEditor) else tensor_data.tensor(found, self.context.folder)
         except SonnxError:  # damaged, or external without its folder: not reported here
             return None
 
@@ -163,12 +163,12 @@ def nbytes(tensor: TensorProto) -> int:
     return math.prod(max(0, d) for d in tensor.dims) * dtypes.numpy_dtype(tensor.data_type).itemsize
 
 
-def constant_node(name: str, array: np.ndarray) -> Node:
+def constant_node(name: str, array: np.ndarray) -> NodeEditor:
     """A Constant node that produces the value of this name."""
-    return Node("Constant", [], [name], {"value": helper.make_attribute("value", numpy_helper.from_array(array, name))})
+    return NodeEditor("Constant", [], [name], {"value": helper.make_attribute("value", numpy_helper.from_array(array, name))})
 
 
-def _value(node: Node) -> np.ndarray | None:
+def _value(node: NodeEditor) -> np.ndarray | None:
     """The value of a Constant node, whichever attribute holds it."""
     for name, attribute in node.attributes.items():
         value = helper.get_attribute_value(attribute)

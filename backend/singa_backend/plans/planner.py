@@ -26,7 +26,7 @@ from ..runtime.executor import Executor, Visitor
 from .fusion import fuse
 from .open.caches import finite
 from .region import Region, TooManyCalls, region_of
-from .trace import Cache, History, Mismatch, NotOpen, OpaqueValue, PlanFacts, Segment, SharedValues, State, Tracer
+from .trace import Cache, Mismatch, NotOpen, OpaqueValue, PlanFacts, PlanTrace, RunState, Segment, SharedValues, Tracer
 
 PLANS = 16
 """The number of plans of a model that are kept."""
@@ -104,10 +104,10 @@ class Plan:
 
     def __init__(self, planner: Planner, earlier: Plan | None = None) -> None:
         self.planner = planner
-        self.state: State = State() if earlier is None else earlier.state
+        self.state: RunState = RunState() if earlier is None else earlier.state
         self.facts: PlanFacts = PlanFacts() if earlier is None else replace(earlier.facts, executions=0, definitions=0)
         self.turn: Exclusive = Exclusive() if earlier is None else earlier.turn
-        self.history: History | None = None
+        self.history: PlanTrace | None = None
         self.first = Segment()
         self.inputs: list[Any] = []
         self.signature: list[tuple[type, tuple[int, ...], np.dtype[Any]]] | None = None

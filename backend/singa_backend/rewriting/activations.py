@@ -24,7 +24,7 @@ Polynomial = dict[int, float]
 
 
 @dataclass(frozen=True)
-class Form:
+class ActivationForm:
     """A result: `op` of x is (shift + scale * f(argument)), times x if `times`.
 
     Attributes:
@@ -43,16 +43,16 @@ class Form:
 
 
 ROOT = math.sqrt(2 / math.pi)
-ERF = (Form("Gelu", {1: math.sqrt(0.5)}, 0.5, 0.5),)
-TANH = (Form("Gelu", {1: ROOT, 3: ROOT * 0.044715}, 0.5, 0.5, lambda times: {"approximate": "tanh"}),)
+ERF = (ActivationForm("Gelu", {1: math.sqrt(0.5)}, 0.5, 0.5),)
+TANH = (ActivationForm("Gelu", {1: ROOT, 3: ROOT * 0.044715}, 0.5, 0.5, lambda times: {"approximate": "tanh"}),)
 SIGMOID = (
-    Form("Gelu", {1: 2 * ROOT, 3: 2 * ROOT * 0.044715}, 0.0, 1.0, lambda times: {"approximate": "tanh"}),
-    Form("Swish", None, 0.0, 1.0, lambda times: {} if times == 1 else {"alpha": times}),
+    ActivationForm("Gelu", {1: 2 * ROOT, 3: 2 * ROOT * 0.044715}, 0.0, 1.0, lambda times: {"approximate": "tanh"}),
+    ActivationForm("Swish", None, 0.0, 1.0, lambda times: {} if times == 1 else {"alpha": times}),
 )
-CLIP = (Form("HardSwish", {0: 3.0, 1: 1.0}, 0.0, 1 / 6),)
-CLIP_6 = (Form("HardSwish", {0: 0.5, 1: 1 / 6}, 0.0, 1.0),)
-MISH = (Form("Mish", {1: 1.0}, 0.0, 1.0),)
-HARD_SIGMOID = (Form("HardSwish", {1: 1.0}, 0.0, 1.0),)
+CLIP = (ActivationForm("HardSwish", {0: 3.0, 1: 1.0}, 0.0, 1 / 6),)
+CLIP_6 = (ActivationForm("HardSwish", {0: 0.5, 1: 1 / 6}, 0.0, 1.0),)
+MISH = (ActivationForm("Mish", {1: 1.0}, 0.0, 1.0),)
+HARD_SIGMOID = (ActivationForm("HardSwish", {1: 1.0}, 0.0, 1.0),)
 
 
 X, CONSTANT = Anything(), Constant()
@@ -194,7 +194,7 @@ def _bases(view: View, value: Any) -> list[Any]:
     return found
 
 
-def _match(view: View, call: Any, argument: Any, forms: tuple[Form, ...], inner: tuple[Any, ...] = ()) -> int:
+def _match(view: View, call: Any, argument: Any, forms: tuple[ActivationForm, ...], inner: tuple[Any, ...] = ()) -> int:
     """Follow the only reader of the function's value until one of the forms is complete; return the number of rewrites."""
     if not view.alive(call) or not _is_float32(view, call.outputs[0]):
         return 0
@@ -239,7 +239,7 @@ def _addend(view: View, add: Any, other: Any, x: Any) -> tuple[float | None, lis
     return (found[1] if found is not None and found.keys() == {1} else None), calls
 
 
-def _multiplier(view: View, other: Any, argument: Any, forms: tuple[Form, ...]) -> tuple[Any, float, list[Any]] | None:
+def _multiplier(view: View, other: Any, argument: Any, forms: tuple[ActivationForm, ...]) -> tuple[Any, float, list[Any]] | None:
     """The x of a factor that is a multiple of it, so that the argument is a polynomial of x that one of the forms has."""
     for x in _bases(view, other):
         calls: list[Any] = []
@@ -250,13 +250,15 @@ def _multiplier(view: View, other: Any, argument: Any, forms: tuple[Form, ...]) 
     return None
 
 
-def _argument_fits(found: Polynomial, form: Form) -> bool:
+def _argument_fits(found: Polynomial, form: ActivationForm) -> bool:
     if form.argument is None:
         return found.keys() == {1} and math.isfinite(found[1])
     return found.keys() == form.argument.keys() and all(_near(v, form.argument[k], 1e-5) for k, v in found.items())
 
 
-def _finish(view: View, x: Any, argument: Any, forms: tuple[Form, ...], shift: float, scale: float, calls: list[Any]) -> bool:
+def _finish(
+    view: View, x: Any, argument: Any, forms: tuple[ActivationForm, ...], shift: float, scale: float, calls: list[Any]
+) -> bool:
     inner: list[Any] = []
     found = polynomial(view, argument, x, inner)
     if found is None:

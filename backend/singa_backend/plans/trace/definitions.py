@@ -16,7 +16,7 @@ from ...kernels.values import FINITE, NAN, Bound, Step, Value
 from ...kernels.work import flops
 from ..open.products import OpenProduct
 from ..region import Call
-from .segment import Entry, Mismatch, OpaqueValue, State
+from .segment import Entry, Mismatch, OpaqueValue, RunState
 from .values import TraceValues
 
 
@@ -34,7 +34,7 @@ class DefinitionStep:
         outputs: where its results are kept; a result for a place in the arena must have the shape of the trace.
     """
 
-    state: State
+    state: RunState
     call: Call
     inputs: list[Entry | None]
     captured: list[tuple[int, Entry]]

@@ -110,7 +110,7 @@ class Record:
 
 
 @dataclass(eq=False)
-class History:
+class PlanTrace:
     """The trace of a plan of one segment.
 
     Attributes:
@@ -222,7 +222,7 @@ class SharedValues:
             container.clear()
 
 
-class State:
+class RunState:
     """What the steps of a plan share during a run.
 
     Attributes:

@@ -17,7 +17,7 @@ from ...kernels.values import FINITE, Buffer, LazyBuffer, LazyConstant, Value, a
 from ...proto.tensor_data import release
 from ..contention import contention
 from ..region import Call, Region
-from .segment import Cell, Cells, Entry, History, OpaqueValue, PlanFacts, Segment, SharedValues, State
+from .segment import Cell, Cells, Entry, OpaqueValue, PlanFacts, PlanTrace, RunState, Segment, SharedValues
 
 
 class TraceValues:
@@ -28,7 +28,7 @@ class TraceValues:
         region: Region,
         options: Options,
         shared: SharedValues,
-        state: State,
+        state: RunState,
         dynamic: set[int],
         facts: PlanFacts,
         budget: limits.Budget,
@@ -51,8 +51,8 @@ class TraceValues:
         self.live: dict[int, Any] = {}
         self.entries: list[Entry] = []
         self.copies: dict[int, tuple[Value, dict[Any, Value]]] = {}
-        self.history: History | None = None
-        self.earlier: History | None = None
+        self.history: PlanTrace | None = None
+        self.earlier: PlanTrace | None = None
         self.stale: set[Buffer] = set()
         self.copied: list[tuple[Value, Any, Value]] = []
         self.unused = Cells()
