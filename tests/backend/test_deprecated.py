@@ -40,7 +40,13 @@ def test_the_old_path_of_files(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(
     ("module", "old", "new"),
-    [(passes, "Net", "GraphEditor"), (passes, "Edit", "ModelEditor"), (inspection, "Opinion", "CheckerResult")],
+    [
+        (passes, "Net", "GraphEditor"),
+        (passes, "Edit", "ModelEditor"),
+        (passes, "Node", "NodeEditor"),
+        (passes, "Failure", "PassFailure"),
+        (inspection, "Opinion", "CheckerResult"),
+    ],
 )
 def test_renamed_classes(module: object, old: str, new: str) -> None:
     with pytest.warns(DeprecationWarning, match=new):

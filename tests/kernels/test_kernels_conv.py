@@ -139,7 +139,7 @@ def test_weights_are_packed_once_for_all_plans() -> None:
     for size in (6, 7):
         rep.run([normal(1, 16, size, 6)])
     assert rep._session._planner is not None and len(rep._session._planner.plans) == 2
-    assert sum(key[1][0] == "packed" for key in rep._session._planner.shared if isinstance(key[1], tuple)) == 1
+    assert sum(key[1][0] == "packed" for key in rep._session._planner.shared.kernels.derived if isinstance(key[1], tuple)) == 1
 
 
 @pytest.mark.parametrize(

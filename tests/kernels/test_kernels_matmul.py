@@ -192,7 +192,7 @@ def test_weights_are_packed_once_for_all_sizes() -> None:
         a = drawn(rows, a=(rows, 256))["a"]
         np.testing.assert_allclose(rep.run([a])[0], a @ weights["b"], rtol=1e-4, atol=1e-4)
     assert rep._session._planner is not None
-    packed = [k for k in rep._session._planner.shared if isinstance(k[1], tuple) and k[1][0] == "packed"]
+    packed = [k for k in rep._session._planner.shared.kernels.derived if isinstance(k[1], tuple) and k[1][0] == "packed"]
     assert len(packed) <= 2  # one layout for many rows, and at most another for one row
 
 

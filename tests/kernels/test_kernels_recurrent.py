@@ -244,10 +244,14 @@ def test_packed_weights_are_shared_by_plans() -> None:
     rep = SingaRep(prepared.graph, prepared.device, options=Options(threads=1))
     first = rep.run([values["x"]])[0]
     assert rep._session._planner is not None
-    held = {k: id(v) for k, v in rep._session._planner.shared.items() if isinstance(k, tuple) and "weights" in str(k)}
+    held = {
+        k: id(v) for k, v in rep._session._planner.shared.kernels.derived.items() if isinstance(k, tuple) and "weights" in str(k)
+    }
     second = rep.run([values["x"][:3]])[0]
     assert len(held) == 2 and len(rep._session._planner.plans) == 2
-    again = {k: id(v) for k, v in rep._session._planner.shared.items() if isinstance(k, tuple) and "weights" in str(k)}
+    again = {
+        k: id(v) for k, v in rep._session._planner.shared.kernels.derived.items() if isinstance(k, tuple) and "weights" in str(k)
+    }
     assert again == held
     np.testing.assert_allclose(second, first[:3], rtol=0, atol=1e-6)
 

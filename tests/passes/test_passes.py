@@ -21,7 +21,7 @@ from singa_backend import InvalidInput, InvalidModel, OperatorError, SingaBacken
 from singa_backend.conform import foreign
 from singa_backend.engines.oracle import Oracle
 from singa_backend.passes import PASSES, GraphEditor, ModelEditor, Pass, optimize
-from singa_backend.passes.graph import Trial
+from singa_backend.passes.index import Trial
 from singa_backend.passes.shapes import constant_target
 
 F, I = np.float32, np.int64  # noqa: E741

@@ -96,7 +96,7 @@ def held_by(rep: Any) -> int:
     """The bytes that the plans of a model hold for constants and values, each buffer once."""
     planner = rep._session._planner
     found: dict[int, int] = {}
-    for entry in planner.shared.values():
+    for entry in (e for container in planner.shared.containers() for e in container.values()):
         for v in entry if isinstance(entry, (tuple, list)) else (entry,):
             if isinstance(v, Value):
                 memory = v.buffer._held if isinstance(v.buffer, LazyBuffer) else v.buffer.memory
@@ -317,7 +317,8 @@ def test_weights_of_integers_are_packed_once_and_not_kept(tmp_path: Path, monkey
     for rows in (4, 5, 6):
         assert (rep.run([np.full((rows, 256), 3, np.uint8)])[0] == 3 * w.astype(np.int32).sum(0)).all()
     shared = rep._session._planner.shared
-    assert sum(isinstance(k[1], tuple) and k[1][0] == "packed" for k in shared) <= 1  # without VNNI none is packed
-    (source,) = [v.buffer for k, v in shared.items() if k[0] == "mapped"]
+    # without VNNI none is packed
+    assert sum(isinstance(k[1], tuple) and k[1][0] == "packed" for k in shared.kernels.derived) <= 1
+    (source,) = [v.buffer for v in shared.mapped.values()]
     assert isinstance(source, LazyBuffer)
     assert source._held is None or "vnni" not in str([s.kernel for s in rep._session._planner.latest.first.steps])

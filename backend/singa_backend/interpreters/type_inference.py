@@ -29,7 +29,7 @@ class Typed(Protocol):
     value: np.ndarray | None
 
 
-class Scope(Protocol):
+class TypeScope(Protocol):
     """The part of the graph that is being built that inference reads."""
 
     opset: int
@@ -52,7 +52,7 @@ class Scope(Protocol):
     def contradicted(self, node: NodeProto, reason: str) -> None: ...
 
 
-def output_types(scope: Scope, node: NodeProto, symbols: Sequence[Typed | None]) -> dict[str, TypeProto]:
+def output_types(scope: TypeScope, node: NodeProto, symbols: Sequence[Typed | None]) -> dict[str, TypeProto]:
     """The known types of a node's outputs by name; symbols: its inputs."""
     types = _bound(scope, node, symbols) | _of_states(scope, node, symbols) | _inferred(scope, node, symbols)
     declaration = newest_declaration(node.domain, node.op_type)
@@ -62,7 +62,7 @@ def output_types(scope: Scope, node: NodeProto, symbols: Sequence[Typed | None])
     return types
 
 
-def _of_states(scope: Scope, node: NodeProto, symbols: Sequence[Typed | None]) -> dict[str, TypeProto]:
+def _of_states(scope: TypeScope, node: NodeProto, symbols: Sequence[Typed | None]) -> dict[str, TypeProto]:
     """The element types of the last states of a Loop or Scan, which are those of the first ones."""
     if node.domain or node.op_type not in ("Loop", "Scan"):
         return {}
@@ -74,7 +74,7 @@ def _of_states(scope: Scope, node: NodeProto, symbols: Sequence[Typed | None]) -
     return {n: helper.make_tensor_type_proto(code, None) for n, code in tensors.items() if code}
 
 
-def _bound(scope: Scope, node: NodeProto, symbols: Sequence[Typed | None]) -> dict[str, TypeProto]:
+def _bound(scope: TypeScope, node: NodeProto, symbols: Sequence[Typed | None]) -> dict[str, TypeProto]:
     """The element types of the outputs that have only one, or share a type parameter with an input: known if inference fails."""
     version = schema_version(node.domain, node.op_type, scope.imported(node.domain))
     if version is None:
@@ -100,7 +100,7 @@ def _bound(scope: Scope, node: NodeProto, symbols: Sequence[Typed | None]) -> di
     return {n: bound[p.type_str] for n, p in zip(node.output, formal, strict=True) if p.type_str in bound and p.is_homogeneous}
 
 
-def _inferred(scope: Scope, node: NodeProto, symbols: Sequence[Typed | None]) -> dict[str, TypeProto]:
+def _inferred(scope: TypeScope, node: NodeProto, symbols: Sequence[Typed | None]) -> dict[str, TypeProto]:
     """The types of a node's outputs, by ONNX's own inference."""
     version = schema_version(node.domain, node.op_type, scope.imported(node.domain))
     if version is None:
@@ -130,7 +130,7 @@ def _inferred(scope: Scope, node: NodeProto, symbols: Sequence[Typed | None]) ->
 
 
 def _shape_of_first(
-    scope: Scope, node: NodeProto, symbols: Sequence[Typed | None], declaration: Declaration
+    scope: TypeScope, node: NodeProto, symbols: Sequence[Typed | None], declaration: Declaration
 ) -> dict[str, TypeProto]:
     """The type of a result that has the shape of the first input, which ONNX's inference does not return."""
     known = "shape_of_first" in declaration.traits or ("unary" in declaration.traits and is_custom(declaration.domain))
@@ -147,7 +147,7 @@ def _fixed_dtype(declaration: Declaration) -> np.dtype[Any] | None:
     return dtypes.from_type_string(allowed[0]) if len(allowed) == 1 else None
 
 
-def _of_custom(scope: Scope, node: NodeProto, symbols: Sequence[Typed | None], version: int) -> dict[str, TypeProto]:
+def _of_custom(scope: TypeScope, node: NodeProto, symbols: Sequence[Typed | None], version: int) -> dict[str, TypeProto]:
     """The output types of an operator that ONNX lacks: those of its decomposition."""
     declaration = declarations[node.domain, node.op_type][version]
     if declaration.decomposition_rule is None or graphs(node):
@@ -162,7 +162,7 @@ def _of_custom(scope: Scope, node: NodeProto, symbols: Sequence[Typed | None], v
     return {n: y.type for n, y in zip(node.output, made, strict=True) if y.type is not None}
 
 
-def _complete_states(scope: Scope, node: NodeProto, symbols: Sequence[Typed | None], types: dict[str, TypeProto]) -> None:
+def _complete_states(scope: TypeScope, node: NodeProto, symbols: Sequence[Typed | None], types: dict[str, TypeProto]) -> None:
     """The rank of each state of a Loop that the body keeps: then it is the same after any number of iterations."""
     body = next(a.g for a in node.attribute if a.name == "body")
     for name, s, start, end in zip(node.output, symbols[2:], body.input[2:], body.output[1:], strict=False):
@@ -174,8 +174,23 @@ def _complete_states(scope: Scope, node: NodeProto, symbols: Sequence[Typed | No
             types[name] = helper.make_tensor_type_proto(found.tensor_type.elem_type, [None] * len(first))
 
 
+def _complete_broadcast(
+    scope: TypeScope, node: NodeProto, symbols: Sequence[Typed | None], types: dict[str, TypeProto], declaration: Declaration
+) -> None:
+    """The rank of a result to which all inputs are broadcast: the highest one."""
+    dtype = _fixed_dtype(declaration)
+    if dtype is not None:
+        types.setdefault(node.output[0], helper.make_tensor_type_proto(dtypes.onnx_code(dtype), None))
+    shapes = [None if s is None else scope.shape(s) for s in symbols]
+    if node.output[0] in types and None not in shapes:
+        tensor = types[node.output[0]].tensor_type
+        if not tensor.HasField("shape"):
+            rank = max(len(shape) for shape in shapes if shape is not None)
+            types[node.output[0]] = helper.make_tensor_type_proto(tensor.elem_type, [None] * rank)
+
+
 def _complete_rank(
-    scope: Scope, node: NodeProto, symbols: Sequence[Typed | None], types: dict[str, TypeProto], declaration: Declaration
+    scope: TypeScope, node: NodeProto, symbols: Sequence[Typed | None], types: dict[str, TypeProto], declaration: Declaration
 ) -> None:
     """Complete the rank of the result, which ONNX's inference does not return if a size is not known."""
     if (node.domain, node.op_type) == ("", "Loop"):
@@ -183,15 +198,7 @@ def _complete_rank(
         return
     kind = next((t for t in declaration.traits if t.startswith("rank_")), None)
     if kind == "rank_of_broadcast":
-        dtype = _fixed_dtype(declaration)
-        if dtype is not None:
-            types.setdefault(node.output[0], helper.make_tensor_type_proto(dtypes.onnx_code(dtype), None))
-        shapes = [None if s is None else scope.shape(s) for s in symbols]
-        if node.output[0] in types and None not in shapes:
-            tensor = types[node.output[0]].tensor_type
-            if not tensor.HasField("shape"):
-                rank = max(len(shape) for shape in shapes if shape is not None)
-                types[node.output[0]] = helper.make_tensor_type_proto(tensor.elem_type, [None] * rank)
+        _complete_broadcast(scope, node, symbols, types, declaration)
         return
     if kind is None or not symbols or symbols[0] is None or node.output[0] not in types:
         return

@@ -100,9 +100,7 @@ class Bias:
         return np.where(hidden, np.float32(-np.inf), np.float32(0))
 
     def _constant(self, key: Any, make: Callable[[], np.ndarray]) -> None:
-        if key not in self.site.shared:
-            self.site.shared[key] = Value.of(make())
-        made: Value = self.site.shared[key]
+        made = self.site.shared_constant(key, make)
         self.site.require((made.array.max(-1) > -np.inf).all(), "a query sees no key")
         self.terms.append(made)
 

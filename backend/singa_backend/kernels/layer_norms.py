@@ -100,12 +100,10 @@ def rms_normalization(site: Site, x: Value, scale: Value) -> Value:
         writes=(sums,),
         kernel="numpy.vecdot",
     )
-    key = ("zeros", count)
-    if key not in site.shared:
-        site.shared[key] = site.constant(np.zeros(count, np.float32))
+    zeros = site.shared_constant(("zeros", count), lambda: np.zeros(count, np.float32))
     statistics = MemoryDesc.of(F32, (count,))
     return rows.emit(
         rows.epsilon * features,
         dnn.USE_SCALE | dnn.USE_GLOBAL_STATS,
-        {dnn.args.MEAN: (statistics, site.shared[key]), dnn.args.VARIANCE: (statistics, sums)},
+        {dnn.args.MEAN: (statistics, zeros), dnn.args.VARIANCE: (statistics, sums)},
     )

@@ -14,7 +14,7 @@ The reasons are part of the profile.  A kernel refuses whatever is not valid: th
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
@@ -80,6 +80,19 @@ class Follower:
         return rest[0] if len(rest) == 1 else None
 
 
+@dataclass(eq=False)
+class KernelCache:
+    """What kernels make once for a graph.
+
+    Attributes:
+        derived: what was computed from constants of the graph, by the key of the constant and what it is: packed weights.
+        constants: constants that depend on sizes only, by their kind and sizes.
+    """
+
+    derived: dict[tuple[Hashable, Hashable], Any] = field(default_factory=dict)
+    constants: dict[Hashable, Value] = field(default_factory=dict)
+
+
 class Site(ABC):
     """What a kernel sees of the place where it is to be used.
 
@@ -100,7 +113,7 @@ class Site(ABC):
     outputs: tuple[bool, ...]
     options: Options
     followers: Sequence[Follower]
-    shared: dict[Any, Any]
+    shared: KernelCache
 
     def __init__(self) -> None:
         self.steps: list[PlanStep] = []
@@ -164,10 +177,17 @@ class Site(ABC):
         """What `make` returns for a constant of the graph, computed once for all plans; for other values once for this plan."""
         if value.key is None:
             return make()
-        key = (value.key, what)
-        if key not in self.shared:
-            self.shared[key] = make()
-        return self.shared[key]
+        key, held = (value.key, what), self.shared.derived
+        if key not in held:
+            held[key] = make()
+        return held[key]
+
+    def shared_constant(self, key: Hashable, make: Callable[[], np.ndarray]) -> Value:
+        """A constant that kernels of the graph share: what `make` returns, made once for all plans."""
+        held = self.shared.constants
+        if key not in held:
+            held[key] = self.constant(make())
+        return held[key]
 
 
 Body = Callable[..., Any]

@@ -11,7 +11,8 @@ from ..ir.declaration import has_trait
 from ..rewriting.padding import padding
 from ..rewriting.reshapes import joined_reshapes
 from ..rewriting.transposes import transposes
-from .graph import GraphEditor, Node
+from .graph import GraphEditor
+from .index import NodeEditor
 from .operator_facts import axes_since, get_ints, inside, set_ints
 from .view import ModelView
 
@@ -30,7 +31,7 @@ def remove_back_to_back(net: GraphEditor) -> int:
     return count
 
 
-def _skip(net: GraphEditor, first: Node, node: Node) -> bool:
+def _skip(net: GraphEditor, first: NodeEditor, node: NodeEditor) -> bool:
     """Let `node` read what `first` reads; remove `first` if nothing else reads it."""
     net.rewire(node, [first.inputs[0], *node.inputs[1:]])
     if not any(o and net.used(o) for o in first.outputs):
@@ -38,7 +39,7 @@ def _skip(net: GraphEditor, first: Node, node: Node) -> bool:
     return True
 
 
-def _undo(net: GraphEditor, first: Node, node: Node) -> bool:
+def _undo(net: GraphEditor, first: NodeEditor, node: NodeEditor) -> bool:
     """Replace the output of `node`, which cancels `first`, by the input of `first`."""
     if net.bypass(node, first.inputs[0]):
         if not net.used(first.outputs[0]):
@@ -47,7 +48,7 @@ def _undo(net: GraphEditor, first: Node, node: Node) -> bool:
     return False
 
 
-def _same_operator(net: GraphEditor, first: Node, node: Node) -> bool:
+def _same_operator(net: GraphEditor, first: NodeEditor, node: NodeEditor) -> bool:
     if has_trait("", node.op_type, "idempotent"):
         return net.bypass(node, first.outputs[0])
     return has_trait("", node.op_type, "involution") and _undo(net, first, node)
@@ -77,7 +78,7 @@ def _holds(narrow: np.dtype[np.generic], wide: np.dtype[np.generic]) -> bool:
     return a[0] <= b[0] and a[1] <= b[1] and a[2] <= b[2] and not (narrow.name == "bfloat16" and wide.name == "float16")
 
 
-def _casts(net: GraphEditor, first: Node, node: Node) -> bool:
+def _casts(net: GraphEditor, first: NodeEditor, node: NodeEditor) -> bool:
     """Replace a -> b -> c by a -> c if b holds every a, and if c of a wide b equals c of a.
 
     int32 -> double -> int8 is kept: a double beyond int8 converts as the machine defines, an int32 wraps around.
@@ -100,7 +101,7 @@ def _casts(net: GraphEditor, first: Node, node: Node) -> bool:
 # --- Squeeze, Unsqueeze
 
 
-def _squeezes(net: GraphEditor, first: Node, node: Node) -> bool:
+def _squeezes(net: GraphEditor, first: NodeEditor, node: NodeEditor) -> bool:
     ranks = [net.rank(n) for n in (first.inputs[0], first.outputs[0], node.outputs[0])]
     (_, a), (_, b) = (get_ints(net, n, "axes", 1, axes_since(n)) for n in (first, node))
     if a is None or b is None:
@@ -123,7 +124,7 @@ def _squeezes(net: GraphEditor, first: Node, node: Node) -> bool:
     return _skip(net, first, node)
 
 
-_Rule = Callable[[GraphEditor, Node, Node], bool]
+_Rule = Callable[[GraphEditor, NodeEditor, NodeEditor], bool]
 _RULES: dict[tuple[str, str], _Rule] = {
     ("Cast", "Cast"): _casts,
     **{(a, b): _squeezes for a in ("Squeeze", "Unsqueeze") for b in ("Squeeze", "Unsqueeze")},

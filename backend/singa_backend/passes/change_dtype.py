@@ -15,7 +15,7 @@ from onnx import AttributeProto, ModelProto, TensorProto, TypeProto, numpy_helpe
 from .. import dtypes
 from ..errors import InvalidInput
 from ..proto.schemas import schema_version, schemas, type_strings
-from . import GraphEditor, ModelEditor, Node
+from . import GraphEditor, ModelEditor, NodeEditor
 
 WIDE = frozenset(TensorProto.DataType.Value(n) for n in ("FLOAT", "DOUBLE", "FLOAT16", "BFLOAT16"))
 """The dtypes that are changed: 8-bit floats are storage formats with scales of their own."""
@@ -107,7 +107,7 @@ class _Change:
         owner = net.owner(name) if name else None
         return self.types[id(owner)].get(name, 0) if owner is not None else 0
 
-    def _implied(self, net: GraphEditor, node: Node, i: int) -> int:
+    def _implied(self, net: GraphEditor, node: NodeEditor, i: int) -> int:
         """The dtype of an output by the schema of its operator; 0 if it does not follow."""
         for key, skipped in (("then_branch", 0), ("body", node.is_("Loop"))):
             if key in node.graphs:
@@ -131,7 +131,7 @@ class _Change:
         found = self._any(net, name)
         return found if found in WIDE else 0
 
-    def _allowed(self, net: GraphEditor, node: Node, i: int, output: bool = False) -> list[str] | None:
+    def _allowed(self, net: GraphEditor, node: NodeEditor, i: int, output: bool = False) -> list[str] | None:
         """The type strings of an input or output; None if the operator has no schema."""
         version = schema_version(node.domain, node.op_type, net.opsets.get(node.domain, 1))
         if version is None or not node.plain:
@@ -140,7 +140,7 @@ class _Change:
         formal = schema.outputs if output else schema.inputs
         return type_strings(schema)[formal[min(i, len(formal) - 1)].type_str]
 
-    def _takes(self, net: GraphEditor, node: Node, i: int, output: bool = False) -> bool:
+    def _takes(self, net: GraphEditor, node: NodeEditor, i: int, output: bool = False) -> bool:
         """Whether an input or output may have the new dtype."""
         allowed = self._allowed(net, node, i, output)
         return allowed is not None and self.string in allowed
@@ -161,7 +161,7 @@ class _Change:
                 free.add((id(owner), name))
         return fixed - free
 
-    def _node(self, net: GraphEditor, node: Node) -> None:
+    def _node(self, net: GraphEditor, node: NodeEditor) -> None:
         if _is_constant(node):
             if (id(net), node.outputs[0]) not in self.kept:
                 self._constant(node)
@@ -186,7 +186,7 @@ class _Change:
         if not keeps:
             self._attributes(net, node, casts)
 
-    def _attributes(self, net: GraphEditor, node: Node, casts: bool) -> None:
+    def _attributes(self, net: GraphEditor, node: NodeEditor, casts: bool) -> None:
         """Change the attributes that determine the dtype of an output; `casts`: an input has its old dtype."""
         version = schema_version(node.domain, node.op_type, net.opsets.get(node.domain, 1))
         schema = schemas.get((node.domain, node.op_type), {}).get(version or 0)
@@ -211,7 +211,7 @@ class _Change:
             retype(changed, self.code)
             node.attributes["type"] = AttributeProto(name="type", type=AttributeProto.TYPE_PROTO, tp=changed)
 
-    def _constant(self, node: Node) -> None:
+    def _constant(self, node: NodeEditor) -> None:
         name = node.outputs[0]
         value = node.get("value")
         if value is not None and value.data_type in WIDE:
@@ -228,7 +228,7 @@ class _Change:
         return made
 
 
-def _is_constant(node: Node | None) -> bool:
+def _is_constant(node: NodeEditor | None) -> bool:
     return node is not None and node.is_("Constant")
 
 

@@ -15,7 +15,7 @@ from onnx import ModelProto, TensorShapeProto, ValueInfoProto
 
 from .. import passes
 from ..errors import InvalidInput
-from . import GraphEditor, ModelEditor, Node, Report
+from . import GraphEditor, ModelEditor, NodeEditor, Report
 
 LAYOUTS = ("channels_first", "channels_last")
 
@@ -99,7 +99,7 @@ def _turn_input(net: GraphEditor, v: ValueInfoProto, to: str) -> None:
     """Insert a Transpose after the new input; its output is the value that the nodes read."""
     inner = net.context.fresh(f"{v.name}_{_other(to)}")
     net.replace(v.name, inner)
-    turn = Node("Transpose", [v.name], [inner], name=inner)
+    turn = NodeEditor("Transpose", [v.name], [inner], name=inner)
     turn.set(perm=_permutation(_rank(v) or 0, _other(to)))
     net.insert(turn, before=net.nodes[0] if net.nodes else None)
     _permute(v, _permutation(_rank(v) or 0, to))
@@ -112,7 +112,7 @@ def _turn_output(net: GraphEditor, v: ValueInfoProto, to: str) -> None:
     assert maker is not None  # it is not an input or an initializer
     net.rename_output(maker, maker.outputs.index(v.name), inner)
     net.replace(v.name, inner)
-    turn = Node("Transpose", [inner], [v.name], name=f"{v.name}_{to}")
+    turn = NodeEditor("Transpose", [inner], [v.name], name=f"{v.name}_{to}")
     turn.set(perm=perm)
     net.insert(turn)
     _permute(v, perm)

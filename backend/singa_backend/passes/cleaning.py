@@ -8,9 +8,12 @@ from typing import Any
 from onnx import AttributeProto, TensorProto
 
 from ..proto.schemas import plain_domain
-from .graph import GraphEditor, Names, Node, nbytes
+from .graph import GraphEditor
+from .index import NodeEditor
 from .model import ModelEditor
 from .operator_facts import deterministic
+from .ordering import NameList
+from .typed_graph import nbytes
 
 MERGED = 1 << 20
 """Maximum bytes of constants that are compared: a comparison copies them."""
@@ -22,7 +25,7 @@ def merge_duplicates(net: GraphEditor) -> int:
     Random operators and Identity are kept.  Of two equal nodes, the one that produces a graph output is kept.
     """
     count = _constants(net)
-    known: dict[Any, Node] = {}
+    known: dict[Any, NodeEditor] = {}
     for node in list(net.nodes):
         key = _key(net, node)
         if key is None:
@@ -49,7 +52,7 @@ def _named(net: GraphEditor, name: str) -> bool:
     return name in net.outputs or name in net.pinned
 
 
-def _key(net: GraphEditor, node: Node) -> Any:
+def _key(net: GraphEditor, node: NodeEditor) -> Any:
     if node.graphs or node.is_("Identity") or not (deterministic(net, node) or _referring(net, node)):
         return None
     attributes = []
@@ -61,11 +64,11 @@ def _key(net: GraphEditor, node: Node) -> Any:
     return node.domain, node.op_type, node.overload, tuple(node.inputs), tuple(attributes), present
 
 
-def _referring(net: GraphEditor, node: Node) -> bool:
+def _referring(net: GraphEditor, node: NodeEditor) -> bool:
     """Whether a node is not plain only because it refers to an attribute of its function."""
     if node.plain or (node.domain, node.op_type) in net.context.function_names:
         return False
-    bare = Node(node.op_type, node.inputs, node.outputs, node.attributes, node.domain)
+    bare = NodeEditor(node.op_type, node.inputs, node.outputs, node.attributes, node.domain)
     return deterministic(net, bare) and not bare.is_("Dropout")
 
 
@@ -123,7 +126,7 @@ def remove_dead(net: GraphEditor) -> int:
         if not listed:
             unused = {name for name in unused if name not in net.inputs}  # the caller may override the others
         elif unused:
-            net.inputs = Names(name for name in net.inputs if name not in unused)
+            net.inputs = NameList(name for name in net.inputs if name not in unused)
         for name in unused:
             del tensors[name]
         count += len(unused)

@@ -15,7 +15,8 @@ import numpy as np
 from ..ir.declaration import has_trait, newest_declaration
 from ..rewriting.identity import drops_nothing
 from ..rewriting.transposes import compose, invert
-from .graph import GraphEditor, Node, Type
+from .graph import GraphEditor
+from .index import NodeEditor, Type
 from .operator_facts import (
     axes_since,
     get_ints,
@@ -49,10 +50,10 @@ class Moved:
     after: Sequence[int] | None = None
 
 
-Rule = Callable[[GraphEditor, Node, Perm], Moved | None]
+Rule = Callable[[GraphEditor, NodeEditor, Perm], Moved | None]
 
 
-def moved(net: GraphEditor, node: Node, slot: int, p: Perm) -> Moved | None:
+def moved(net: GraphEditor, node: NodeEditor, slot: int, p: Perm) -> Moved | None:
     """How a node computes from x in place of y = Transpose(x, p) in its input `slot`; None if it cannot."""
     if not movable(node):
         return None
@@ -69,15 +70,15 @@ def moved(net: GraphEditor, node: Node, slot: int, p: Perm) -> Moved | None:
 # --- element by element
 
 
-def _unary(net: GraphEditor, node: Node, p: Perm) -> Moved | None:
+def _unary(net: GraphEditor, node: NodeEditor, p: Perm) -> Moved | None:
     return Moved([p])
 
 
-def _dropout(net: GraphEditor, node: Node, p: Perm) -> Moved | None:
+def _dropout(net: GraphEditor, node: NodeEditor, p: Perm) -> Moved | None:
     return Moved([p] * len(node.outputs)) if drops_nothing(ModelView(net), node) else None
 
 
-def _broadcast(net: GraphEditor, node: Node, slot: int, p: Perm) -> Moved | None:
+def _broadcast(net: GraphEditor, node: NodeEditor, slot: int, p: Perm) -> Moved | None:
     """All inputs get the same layout; lower ranks are padded with leading ones.  Old versions (before 7 or 8) are refused."""
     declaration = newest_declaration("", node.op_type)
     if declaration is None or net.opset < declaration.versions[0] or len(node.outputs) != 1:
@@ -88,7 +89,7 @@ def _broadcast(net: GraphEditor, node: Node, slot: int, p: Perm) -> Moved | None
     return Moved([p], others=others)
 
 
-def _quantized(net: GraphEditor, node: Node, p: Perm) -> Moved | None:
+def _quantized(net: GraphEditor, node: NodeEditor, p: Perm) -> Moved | None:
     """Per tensor or per axis; not per block."""
     if node.get("block_size", 0) or len(node.outputs) != 1:
         return None
@@ -98,12 +99,12 @@ def _quantized(net: GraphEditor, node: Node, p: Perm) -> Moved | None:
 # --- one axis
 
 
-def _axis(net: GraphEditor, node: Node, p: Perm, default: int = -1) -> Moved | None:
+def _axis(net: GraphEditor, node: NodeEditor, p: Perm, default: int = -1) -> Moved | None:
     axes = inside([node.get("axis", default)], len(p))
     return None if axes is None else Moved([p] * len(node.outputs), {"axis": p[axes[0]]})
 
 
-def _softmax(net: GraphEditor, node: Node, p: Perm) -> Moved | None:
+def _softmax(net: GraphEditor, node: NodeEditor, p: Perm) -> Moved | None:
     """Before opset 13 `axis` and later axes were flattened: they may only move among themselves."""
     if net.opset >= 13:
         return _axis(net, node, p)
@@ -111,7 +112,7 @@ def _softmax(net: GraphEditor, node: Node, p: Perm) -> Moved | None:
     return Moved([p]) if axes is not None and min(p[axes[0] :], default=0) >= axes[0] else None
 
 
-def _trailing(net: GraphEditor, node: Node, p: Perm) -> Moved | None:
+def _trailing(net: GraphEditor, node: NodeEditor, p: Perm) -> Moved | None:
     """Normalized over `axis` and later axes: these must not move."""
     axes = inside([node.get("axis", -1)], len(p))
     if axes is None or len(node.outputs) != 1 or any(p[j] != j for j in range(axes[0], len(p))):
@@ -119,33 +120,33 @@ def _trailing(net: GraphEditor, node: Node, p: Perm) -> Moved | None:
     return Moved([p], {"axis": axes[0]})
 
 
-def _channel(net: GraphEditor, node: Node, p: Perm) -> Moved | None:
+def _channel(net: GraphEditor, node: NodeEditor, p: Perm) -> Moved | None:
     """Channels must stay axis 1; all but BatchNormalization also require samples at axis 0."""
     fixed = p[:2] == (0, 1) if node.op_type != "BatchNormalization" else len(p) > 1 and p[1] == 1
     return Moved([p]) if fixed and len(node.outputs) == 1 else None
 
 
-def _cumulative(net: GraphEditor, node: Node, p: Perm) -> Moved | None:
+def _cumulative(net: GraphEditor, node: NodeEditor, p: Perm) -> Moved | None:
     axis = net.constant(node.input(1))
     axes = None if axis is None or axis.size != 1 or axis.dtype != np.int64 else inside([int(axis.reshape(-1)[0])], len(p))
     return None if axes is None else Moved([p], lists=[("axis", 1, 0, [p[axes[0]]])])
 
 
-def _concat(net: GraphEditor, node: Node, p: Perm) -> Moved | None:
+def _concat(net: GraphEditor, node: NodeEditor, p: Perm) -> Moved | None:
     axes = inside([node.get("axis", 1)], len(p))
     if axes is None or not all(net.rank(n) == len(p) and can_lay_out(net, n, len(p)) for n in node.inputs):
         return None
     return Moved([p], {"axis": p[axes[0]]}, others=range(len(node.inputs)))
 
 
-def _split(net: GraphEditor, node: Node, p: Perm) -> Moved | None:
+def _split(net: GraphEditor, node: NodeEditor, p: Perm) -> Moved | None:
     return _axis(net, node, p, 0)
 
 
 # --- lists of axes
 
 
-def _reduce(net: GraphEditor, node: Node, p: Perm) -> Moved | None:
+def _reduce(net: GraphEditor, node: NodeEditor, p: Perm) -> Moved | None:
     given, axes = get_ints(net, node, "axes", 1, axes_since(node))
     if (given and axes is None) or (not axes and node.get("noop_with_empty_axes", 0)):
         return None
@@ -156,7 +157,7 @@ def _reduce(net: GraphEditor, node: Node, p: Perm) -> Moved | None:
     return Moved([p if node.get("keepdims", 1) else _without(p, found)], lists=lists)
 
 
-def _arg(net: GraphEditor, node: Node, p: Perm) -> Moved | None:
+def _arg(net: GraphEditor, node: NodeEditor, p: Perm) -> Moved | None:
     axes = inside([node.get("axis", 0)], len(p))
     if axes is None:
         return None
@@ -170,7 +171,7 @@ def _without(p: Perm, axes: Sequence[int]) -> Perm:
     return tuple(order.index(k) for k in kept)
 
 
-def _squeeze(net: GraphEditor, node: Node, p: Perm) -> Moved | None:
+def _squeeze(net: GraphEditor, node: NodeEditor, p: Perm) -> Moved | None:
     given, axes = get_ints(net, node, "axes", 1, axes_since(node))
     if not given:
         shape = net.static(node.inputs[0])
@@ -181,7 +182,7 @@ def _squeeze(net: GraphEditor, node: Node, p: Perm) -> Moved | None:
     return Moved([_without(p, found)], lists=[("axes", 1, axes_since(node), sorted(p[a] for a in found))] if given else [])
 
 
-def _unsqueeze(net: GraphEditor, node: Node, p: Perm) -> Moved | None:
+def _unsqueeze(net: GraphEditor, node: NodeEditor, p: Perm) -> Moved | None:
     axes = get_ints(net, node, "axes", 1, axes_since(node))[1]
     rank = len(p) + len(axes or ())
     found = inside(axes, rank)
@@ -194,7 +195,7 @@ def _unsqueeze(net: GraphEditor, node: Node, p: Perm) -> Moved | None:
     return Moved([tuple(q)])
 
 
-def _slice(net: GraphEditor, node: Node, p: Perm) -> Moved | None:
+def _slice(net: GraphEditor, node: NodeEditor, p: Perm) -> Moved | None:
     given, axes = get_ints(net, node, "axes", 3, 10)
     if given and axes is None:
         return None
@@ -210,7 +211,7 @@ def _slice(net: GraphEditor, node: Node, p: Perm) -> Moved | None:
 # --- one number for each axis
 
 
-def _pad(net: GraphEditor, node: Node, p: Perm) -> Moved | None:
+def _pad(net: GraphEditor, node: NodeEditor, p: Perm) -> Moved | None:
     if node.input(3):
         axes = inside(get_ints(net, node, "axes", 3, 18)[1], len(p))
         return None if axes is None else Moved([p], lists=[("axes", 3, 18, [p[a] for a in axes])])
@@ -226,21 +227,21 @@ def _spread(values: Sequence[Any], p: Perm) -> list[Any]:
     return [values[inverse[k]] for k in range(len(p))]
 
 
-def _tile(net: GraphEditor, node: Node, p: Perm) -> Moved | None:
+def _tile(net: GraphEditor, node: NodeEditor, p: Perm) -> Moved | None:
     repeats = get_ints(net, node, "", 1, 0)[1]
     if net.opset < 6 or repeats is None or len(repeats) != len(p):
         return None
     return Moved([p], lists=[("repeats", 1, 0, _spread(repeats, p))])
 
 
-def _expand(net: GraphEditor, node: Node, p: Perm) -> Moved | None:
+def _expand(net: GraphEditor, node: NodeEditor, p: Perm) -> Moved | None:
     shape = get_ints(net, node, "", 1, 0)[1]
     if shape is None or len(shape) > len(p):
         return None
     return Moved([p], lists=[("shape", 1, 0, _spread((1,) * (len(p) - len(shape)) + shape, p))])
 
 
-def _resize(net: GraphEditor, node: Node, p: Perm) -> Moved | None:
+def _resize(net: GraphEditor, node: NodeEditor, p: Perm) -> Moved | None:
     """Scales or sizes move with their axes.  If it interpolates, samples and channels stay first, as engines require."""
     axes = inside(node.get("axes"), len(p)) if node.get("axes") is not None else None
     if node.get("axes") is not None and axes is None:
@@ -264,7 +265,7 @@ def _resize(net: GraphEditor, node: Node, p: Perm) -> Moved | None:
     return Moved([p], lists=[("sizes" if slot == 3 else "scales", slot, 0, spread)])
 
 
-def _upsample(net: GraphEditor, node: Node, p: Perm) -> Moved | None:
+def _upsample(net: GraphEditor, node: NodeEditor, p: Perm) -> Moved | None:
     if net.opset < 9:
         scales = node.get("scales")
         if scales is None or len(scales) != len(p):
@@ -274,13 +275,13 @@ def _upsample(net: GraphEditor, node: Node, p: Perm) -> Moved | None:
     return _resize(net, node, p) if net.opset < 10 else None
 
 
-def _shape(net: GraphEditor, node: Node, p: Perm) -> Moved | None:
+def _shape(net: GraphEditor, node: NodeEditor, p: Perm) -> Moved | None:
     """Shape(y) is Shape(x) in another order."""
     places = p[slice(node.get("start", 0), node.get("end"))]
     return Moved([()], {"start": None, "end": None}, after=places)
 
 
-def _size(net: GraphEditor, node: Node, p: Perm) -> Moved | None:
+def _size(net: GraphEditor, node: NodeEditor, p: Perm) -> Moved | None:
     return Moved([()])
 
 
@@ -302,7 +303,7 @@ def _rule(name: str) -> Rule | None:
     return _reduce if has_trait("", name, "reduction") else RULES.get(name)
 
 
-def movable(node: Node) -> bool:
+def movable(node: NodeEditor) -> bool:
     """Whether a Transpose may move through a node, or merge with it."""
     name = node.op_type
     if not node.plain or node.domain:
@@ -319,7 +320,7 @@ def can_lay_out(net: GraphEditor, name: str, rank: int) -> bool:
     return own is not None and own <= rank and net.constant_bytes(name) <= LARGEST
 
 
-def lay_out(net: GraphEditor, name: str, p: Perm, before: Node) -> str:
+def lay_out(net: GraphEditor, name: str, p: Perm, before: NodeEditor) -> str:
     """The value whose Transpose(p) is this value with leading ones; new nodes are inserted before `before`."""
     rank, n = net.rank(name), len(p)
     assert rank is not None

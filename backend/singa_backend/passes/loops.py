@@ -5,7 +5,8 @@ from __future__ import annotations
 from onnx import helper
 
 from ..ir.declaration import has_trait
-from .graph import GraphEditor, Node, Type
+from .graph import GraphEditor
+from .index import NodeEditor, Type
 from .operator_facts import deterministic, permutation
 
 MOST = 1 << 20
@@ -27,12 +28,12 @@ def move_out_of_loops(net: GraphEditor) -> int:
     return count
 
 
-def _states(node: Node) -> int:
+def _states(node: NodeEditor) -> int:
     """The number of states among the node's outputs; scan outputs follow them."""
     return len(node.inputs) - (2 if node.op_type == "Loop" else node.get("num_scan_inputs", 0))
 
 
-def _runs(net: GraphEditor, node: Node) -> bool:
+def _runs(net: GraphEditor, node: NodeEditor) -> bool:
     """Whether the body is known to run at least once."""
     if node.op_type == "Scan":
         n = _states(node)
@@ -49,7 +50,7 @@ def _runs(net: GraphEditor, node: Node) -> bool:
     return not node.input(1) or (going is not None and going.size == 1 and bool(going.reshape(-1)[0]))
 
 
-def _invariant(net: GraphEditor, loop: Node, body: GraphEditor, runs: bool) -> int:
+def _invariant(net: GraphEditor, loop: NodeEditor, body: GraphEditor, runs: bool) -> int:
     """Hoist every node of the body that depends on none of its values.
 
     A node moves only if the body runs at least once, so that it would be computed anyway, or if it cannot fail.
@@ -73,7 +74,7 @@ def _invariant(net: GraphEditor, loop: Node, body: GraphEditor, runs: bool) -> i
     return count
 
 
-def _cannot_fail(body: GraphEditor, node: Node) -> bool:
+def _cannot_fail(body: GraphEditor, node: NodeEditor) -> bool:
     """Whether the node computes for all values: by its operator, or as a Transpose of a known rank."""
     if has_trait(node.domain, node.op_type, "cannot_fail"):
         return True
@@ -81,10 +82,12 @@ def _cannot_fail(body: GraphEditor, node: Node) -> bool:
     return perm is not None and body.rank(node.input(0)) == len(perm)
 
 
-def _hoist(net: GraphEditor, loop: Node, body: GraphEditor, node: Node, constants: dict[str, str]) -> None:
+def _hoist(net: GraphEditor, loop: NodeEditor, body: GraphEditor, node: NodeEditor, constants: dict[str, str]) -> None:
     names = [net.context.fresh(o) if o else "" for o in node.outputs]
     inputs = [constants.get(n, n) for n in node.inputs]
-    new = Node(node.op_type, inputs, names, dict(node.attributes), node.domain, net.context.fresh(node.name or node.op_type))
+    new = NodeEditor(
+        node.op_type, inputs, names, dict(node.attributes), node.domain, net.context.fresh(node.name or node.op_type)
+    )
     net.insert(new, before=loop)
     types = {name: body.type(o) for o, name in zip(node.outputs, names, strict=True) if o}
     place = body.following(node)
@@ -94,11 +97,11 @@ def _hoist(net: GraphEditor, loop: Node, body: GraphEditor, node: Node, constant
             continue
         body.replace(old, name)
         if old in body.outputs:  # onnx's checker requires that a node of the body produces its output
-            body.insert(Node("Identity", [name], [old]), before=place)
+            body.insert(NodeEditor("Identity", [name], [old]), before=place)
     net.types.update(types)
 
 
-def _scan_output(net: GraphEditor, loop: Node, body: GraphEditor, i: int) -> int:
+def _scan_output(net: GraphEditor, loop: NodeEditor, body: GraphEditor, i: int) -> int:
     """Move a Transpose of scan output `i` after the loop, where it permutes all iterations at once."""
     at = i + (1 if loop.op_type == "Loop" else 0)  # a Loop's body returns its condition first
     if at >= len(body.outputs) or not loop.outputs[i]:
@@ -123,7 +126,7 @@ def _scan_output(net: GraphEditor, loop: Node, body: GraphEditor, i: int) -> int
     inner = source
     if source in body.outputs:  # one value cannot be two outputs of a body
         inner = body.context.fresh(source)
-        body.insert(Node("Identity", [source], [inner]), after=maker)
+        body.insert(NodeEditor("Identity", [source], [inner]), after=maker)
     body.name_outputs([*body.outputs[:at], inner, *body.outputs[at + 1 :]])
     shape = (None,) * len(perm) if kind.shape is None else kind.shape
     sizes = [d if isinstance(d, int) else None for d in shape]

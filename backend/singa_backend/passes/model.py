@@ -15,7 +15,8 @@ from onnx import ModelProto
 from ..ir.wellformed import check_messages
 from ..proto.messages import TRAINING_GRADIENT, FreshNames, imported
 from ..proto.schemas import plain_domain
-from .graph import Context, GraphEditor, Node, Type
+from .graph import GraphEditor
+from .index import Context, NodeEditor, Type
 from .type_inference import infer
 from .write import write
 
@@ -35,6 +36,8 @@ class ModelEditor(Context):
         functions: the bodies of the functions.
     """
 
+    main: GraphEditor
+
     def __init__(self, model: ModelProto, folder: Path | None = None, parameters: Collection[str] | None = None) -> None:
         """Read a model.
 
@@ -50,7 +53,7 @@ class ModelEditor(Context):
         check_messages(model)
         self.model, self.folder, self.ir_version = model, folder, model.ir_version
         self.function_names = {(plain_domain(f.domain), f.name) for f in model.functions}
-        self.refused: set[Node] = set()
+        self.refused: set[NodeEditor] = set()
         self.given = frozenset(t.name for t in model.graph.initializer)
         self.parameters = None if parameters is None else frozenset(parameters)
         self._inferred: dict[int, dict[str, Type]] | None = None

@@ -8,29 +8,30 @@ import numpy as np
 
 from ..proto.schemas import schema_version
 from ..rewriting import constants, transposes
-from .graph import GraphEditor, Node
+from .graph import GraphEditor
+from .index import NodeEditor
 from .view import ModelView
 
 
-def version(net: GraphEditor, node: Node) -> int | None:
+def version(net: GraphEditor, node: NodeEditor) -> int | None:
     """The schema version that a node of this graph calls; None if it is not an operator of ONNX."""
     if not node.plain:
         return None
     return schema_version(node.domain, node.op_type, net.opsets.get(node.domain, 0))
 
 
-def deterministic(net: GraphEditor, node: Node) -> bool:
+def deterministic(net: GraphEditor, node: NodeEditor) -> bool:
     """Whether the node, subgraphs included, always returns the same for the same inputs; False if it is not known."""
     return constants.deterministic(ModelView(net), node) and all(deterministic(inner, n) for inner, n in _within(node))
 
 
-def _within(node: Node) -> Iterator[tuple[GraphEditor, Node]]:
+def _within(node: NodeEditor) -> Iterator[tuple[GraphEditor, NodeEditor]]:
     for graph in node.graphs.values():
         for inner in graph.walk():
             yield from ((inner, n) for n in inner.nodes)
 
 
-def get_ints(net: GraphEditor, node: Node, name: str, index: int, since: int) -> tuple[bool, tuple[int, ...] | None]:
+def get_ints(net: GraphEditor, node: NodeEditor, name: str, index: int, since: int) -> tuple[bool, tuple[int, ...] | None]:
     """Read a list of integers, an attribute before opset `since`, then an input: (whether the node has it, its value).
 
     (True, None): an input that is not constant.
@@ -45,7 +46,7 @@ def get_ints(net: GraphEditor, node: Node, name: str, index: int, since: int) ->
 
 
 def set_ints(
-    net: GraphEditor, node: Node, name: str, index: int, since: int, values: Sequence[int], dtype: type = np.int64
+    net: GraphEditor, node: NodeEditor, name: str, index: int, since: int, values: Sequence[int], dtype: type = np.int64
 ) -> None:
     """Write such a list in the form that the opset requires."""
     if net.opset < since:
@@ -56,7 +57,7 @@ def set_ints(
     net.rewire(node, inputs)
 
 
-def axes_since(node: Node) -> int:
+def axes_since(node: NodeEditor) -> int:
     """The opset from which the axes of a reduction, a Squeeze or an Unsqueeze are an input."""
     return 13 if node.op_type in ("ReduceSum", "Squeeze", "Unsqueeze") else 18
 
@@ -71,6 +72,6 @@ def inside(axes: Sequence[int] | None, rank: int | None) -> tuple[int, ...] | No
     return found if all(0 <= a < rank for a in found) and len(set(found)) == len(found) else None
 
 
-def permutation(net: GraphEditor, node: Node) -> tuple[int, ...] | None:
+def permutation(net: GraphEditor, node: NodeEditor) -> tuple[int, ...] | None:
     """The permutation of a Transpose of this graph; None if it is not known, or `perm` is not a permutation."""
     return transposes.permutation(ModelView(net), node)

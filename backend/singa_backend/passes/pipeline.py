@@ -114,7 +114,7 @@ FUSIONS: dict[str, Pass] = {
 
 
 @dataclass(frozen=True)
-class Failure:
+class PassFailure:
     """A pass that raised: its changes were undone, and it did not run again.
 
     Attributes:
@@ -192,7 +192,7 @@ class Report:
     settled: bool = False
     before: Counter[str] = field(default_factory=Counter)
     after: Counter[str] = field(default_factory=Counter)
-    failures: list[Failure] = field(default_factory=list)
+    failures: list[PassFailure] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -310,7 +310,7 @@ def _run(edit: ModelEditor, chosen: Sequence[Pass], rounds: int, report: Report,
     report.rounds, report.settled = done.rounds, done.settled
 
 
-def _step(edit: ModelEditor, rewrite: Pass, did: PassReport, restore: Callable[[], None]) -> Failure | None:
+def _step(edit: ModelEditor, rewrite: Pass, did: PassReport, restore: Callable[[], None]) -> PassFailure | None:
     """Run one pass once; if it raises, or leaves an invalid graph, it is undone."""
     before, start = _count(edit), time.perf_counter()
     did.changed = 0
@@ -324,7 +324,7 @@ def _step(edit: ModelEditor, rewrite: Pass, did: PassReport, restore: Callable[[
     except Exception as error:
         did.changed = 0
         restore()
-        return Failure(rewrite.name, type(error).__name__, str(error))
+        return PassFailure(rewrite.name, type(error).__name__, str(error))
     finally:
         did.seconds += time.perf_counter() - start
     did.changes += did.changed

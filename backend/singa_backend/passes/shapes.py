@@ -11,7 +11,8 @@ import numpy as np
 
 from ..ir.shapes import Dim
 from ..rewriting.sizes import sizes
-from .graph import GraphEditor, Node
+from .graph import GraphEditor
+from .index import NodeEditor
 from .view import ModelView
 
 
@@ -21,7 +22,7 @@ def simplify_shapes(net: GraphEditor) -> int:
     return sizes(view) + sum(_reshape(view, node) for node in view.named("Reshape") if view.version(node) >= 5)
 
 
-def _reshape(view: ModelView, node: Node) -> bool:
+def _reshape(view: ModelView, node: NodeEditor) -> bool:
     """Write the target of a Reshape as a constant: 0 for the input's size at the same axis, -1 once.
 
     Only in models: a plan knows sizes by their names, and each of its runs has them as numbers.

@@ -11,7 +11,8 @@ from collections.abc import Iterable
 import numpy as np
 
 from ..rewriting.transposes import compose, transposes
-from .graph import GraphEditor, Node, Trial, Type
+from .graph import GraphEditor
+from .index import NodeEditor, Trial, Type
 from .layouts import Moved, lay_out, movable, moved
 from .operator_facts import permutation, set_ints
 from .view import ModelView
@@ -46,10 +47,10 @@ class _Costs:
     """Counts the Transposes that move data, and all Transposes; those of constants cost nothing."""
 
     def __init__(self, net: GraphEditor) -> None:
-        self.known: dict[Node, tuple[str, object, tuple[int, int]]] = {}
+        self.known: dict[NodeEditor, tuple[str, object, tuple[int, int]]] = {}
         self.counted = {n: self.of(net, n) for n in net.nodes if n.op_type == "Transpose"}
 
-    def lower(self, net: GraphEditor, touched: Iterable[Node]) -> bool:
+    def lower(self, net: GraphEditor, touched: Iterable[NodeEditor]) -> bool:
         """Whether changes of these nodes made the total lower; the costs are noted only if they did."""
         now = {n: self.of(net, n) if n.op_type == "Transpose" and n in net else (0, 0) for n in touched}
         before = [self.counted.get(n, (0, 0)) for n in now]
@@ -58,7 +59,7 @@ class _Costs:
         self.counted.update(now)
         return True
 
-    def of(self, net: GraphEditor, node: Node) -> tuple[int, int]:
+    def of(self, net: GraphEditor, node: NodeEditor) -> tuple[int, int]:
         """(1 if it moves data, 1 if its input is not constant); kept until its input or permutation changes."""
         source, perm = node.input(0), node.attributes.get("perm")
         found = self.known.get(node)
@@ -69,13 +70,13 @@ class _Costs:
         return found[2]
 
 
-def _worth(net: GraphEditor, node: Node) -> bool:
+def _worth(net: GraphEditor, node: NodeEditor) -> bool:
     """Whether a trial is useful: a reader could take the Transpose's input."""
     readers = net.users(node.outputs[0])
     return permutation(net, node) is not None and any(movable(r) and not r.graphs for r in readers)
 
 
-def _sink(net: GraphEditor, first: Node, left: int) -> int | None:
+def _sink(net: GraphEditor, first: NodeEditor, left: int) -> int | None:
     """Push a Transpose, and the new ones that result, down as far as possible; returns None if it takes too many pushes."""
     pending = [first]
     pushes = 0
@@ -99,7 +100,7 @@ def _sink(net: GraphEditor, first: Node, left: int) -> int | None:
     return pushes or None
 
 
-def _merge(net: GraphEditor, reader: Node, node: Node, p: tuple[int, ...]) -> list[Node] | None:
+def _merge(net: GraphEditor, reader: NodeEditor, node: NodeEditor, p: tuple[int, ...]) -> list[NodeEditor] | None:
     """Merge two Transposes into one, or remove both."""
     q = permutation(net, reader)
     if q is None or len(q) != len(p):
@@ -116,7 +117,7 @@ def _merge(net: GraphEditor, reader: Node, node: Node, p: tuple[int, ...]) -> li
     return [reader]
 
 
-def _push(net: GraphEditor, reader: Node, node: Node, p: tuple[int, ...]) -> list[Node] | None:
+def _push(net: GraphEditor, reader: NodeEditor, node: NodeEditor, p: tuple[int, ...]) -> list[NodeEditor] | None:
     """Let a node read the Transpose's input; returns the new Transposes after the node."""
     x, y = node.inputs[0], node.outputs[0]
     slot = reader.inputs.index(y)  # the first: rules for a single y refuse a second one
@@ -137,7 +138,7 @@ def _push(net: GraphEditor, reader: Node, node: Node, p: tuple[int, ...]) -> lis
     return _relabel(net, reader, found)
 
 
-def _set_numbers(net: GraphEditor, node: Node, name: str, index: int, since: int, values: list[float]) -> None:
+def _set_numbers(net: GraphEditor, node: NodeEditor, name: str, index: int, since: int, values: list[float]) -> None:
     """Write a list of numbers in the dtype and shape of the old one."""
     old = net.constant(node.input(index)) if net.opset >= since else None
     if name == "axes" and node.op_type == "Slice" and old is None and net.opset >= since:
@@ -150,14 +151,14 @@ def _set_numbers(net: GraphEditor, node: Node, name: str, index: int, since: int
         set_ints(net, node, name, index, since, [int(v) for v in values])
 
 
-def _index_type(net: GraphEditor, node: Node) -> type:
+def _index_type(net: GraphEditor, node: NodeEditor) -> type:
     """The dtype of a Slice's axes: that of its starts."""
     return np.int32 if net.type(node.input(1)).dtype == 6 else np.int64
 
 
-def _relabel(net: GraphEditor, node: Node, found: Moved) -> list[Node]:
+def _relabel(net: GraphEditor, node: NodeEditor, found: Moved) -> list[NodeEditor]:
     """Rename the outputs of a node, and compute the old ones from them by Transposes (or a Gather)."""
-    made: list[Node] = []
+    made: list[NodeEditor] = []
     for i, (old, q) in enumerate(zip(list(node.outputs), found.perms, strict=True)):
         if found.after is None and q == tuple(range(len(q))):
             continue  # the value does not change, so it keeps its name
@@ -184,7 +185,7 @@ def _relabel(net: GraphEditor, node: Node, found: Moved) -> list[Node]:
 def _tidy(net: GraphEditor) -> int:
     """Merge chains, remove identities, and keep one of two equal Transposes."""
     count = transposes(ModelView(net))
-    known: dict[tuple[str, tuple[int, ...]], Node] = {}
+    known: dict[tuple[str, tuple[int, ...]], NodeEditor] = {}
     for node in [n for n in net.nodes if n.is_("Transpose")]:
         p = permutation(net, node)
         if p is None:
@@ -198,7 +199,7 @@ def _tidy(net: GraphEditor) -> int:
     return count
 
 
-def _only_ones(net: GraphEditor, node: Node) -> list[int] | None:
+def _only_ones(net: GraphEditor, node: NodeEditor) -> list[int] | None:
     """The target of the equivalent Reshape if a Transpose moves only axes of size 1; None otherwise."""
     p, shape = permutation(net, node), net.shape(node.input(0))
     if p is None or shape is None or len(shape) != len(p):
@@ -210,7 +211,7 @@ def _only_ones(net: GraphEditor, node: Node) -> list[int] | None:
     return target if target.count(-1) <= 1 and 0 not in target else None
 
 
-def _reshape(net: GraphEditor, node: Node) -> int:
+def _reshape(net: GraphEditor, node: NodeEditor) -> int:
     """Replace a Transpose that moves no data by a Reshape."""
     target, p = _only_ones(net, node), permutation(net, node)
     if target is None or net.opset < 5 or p == tuple(range(len(p or ()))):

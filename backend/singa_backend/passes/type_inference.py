@@ -13,7 +13,9 @@ from onnx import GraphProto, ModelProto, NodeProto, TensorProto, TypeProto
 
 from ..proto.checker import Inference, infer_shapes
 from ..proto.values import sizes
-from .graph import GraphEditor, Node, Type, nbytes
+from .graph import GraphEditor
+from .index import NodeEditor, Type
+from .typed_graph import nbytes
 
 FEW = 1 << 10
 """Maximum bytes of a constant whose value is copied, since it may be a shape; of a larger one only the type is."""
@@ -102,7 +104,7 @@ def stub(tensor: TensorProto, name: str) -> TensorProto:
     return TensorProto(name=name, data_type=tensor.data_type, dims=tensor.dims, data_location=TensorProto.EXTERNAL)
 
 
-def node_proto(node: Node, light: bool = False) -> NodeProto:
+def node_proto(node: NodeEditor, light: bool = False) -> NodeProto:
     """Create the message of a node.  light: without large tensors."""
     proto = NodeProto(op_type=node.op_type, domain=node.domain, name=node.name, overload=node.overload)
     proto.input.extend(node.inputs)

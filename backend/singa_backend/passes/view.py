@@ -18,8 +18,10 @@ from ..ir.shapes import Dim, Known, Shape, is_known
 from ..proto.schemas import schema_version, schemas
 from ..rewriting.types import Types
 from ..rewriting.view import MOST
-from .graph import GraphEditor, Node, constant_node
+from .graph import GraphEditor
+from .index import NodeEditor
 from .type_inference import node_proto
+from .typed_graph import constant_node
 
 FEW = 1 << 16
 """Bytes of a list of integers that is read."""
@@ -35,7 +37,7 @@ def _size(known: Dim | None, inferred: Dim | None, name: str) -> Dim:
     return inferred
 
 
-class ModelTypes(Types[str, Node]):
+class ModelTypes(Types[str, NodeEditor]):
     """Shapes by onnx's inference; what it leaves open is inferred here.
 
     Args:
@@ -59,7 +61,7 @@ class ModelTypes(Types[str, Node]):
         inferred = own if own is not None and len(own) == len(known) else (None,) * len(known)
         return tuple([_size(d, own, f"{i} of {value}") for i, (d, own) in enumerate(zip(known, inferred, strict=True))])
 
-    def infer_all(self, calls: Sequence[Node]) -> None:
+    def infer_all(self, calls: Sequence[NodeEditor]) -> None:
         """Infer the shapes of all values again."""
         self._inferred = True
         super().infer_all(calls)
@@ -99,36 +101,36 @@ class ModelView:
     def __init__(self, net: GraphEditor) -> None:
         self.net = net
         self._opset = net.opset
-        self._origins: dict[Node, Sequence[Node]] = {}
-        self._same_form: set[Node] = set()
+        self._origins: dict[NodeEditor, Sequence[NodeEditor]] = {}
+        self._same_form: set[NodeEditor] = set()
         self._types = ModelTypes(self)
 
     # --- calls ---
 
-    def named(self, *names: str) -> list[Node]:
+    def named(self, *names: str) -> list[NodeEditor]:
         """The nodes of these operators, in order."""
         wanted = frozenset(names)
         return [node for node in self.net.nodes if node.op_type in wanted and self.operator(node) in wanted]
 
-    def calls(self) -> list[Node]:
+    def calls(self) -> list[NodeEditor]:
         """The nodes in order, without Constant nodes."""
         return [node for node in self.net.nodes if not node.is_("Constant")]
 
-    def constant_calls(self) -> Iterator[Node]:
+    def constant_calls(self) -> Iterator[NodeEditor]:
         """The nodes whose inputs are all constants or absent, in order; those too that become such while they are walked."""
         for node in self.calls():
             if node not in self.net.context.refused and all(not n or self.net.is_constant(n) for n in node.inputs):
                 yield node
 
-    def refuse(self, call: Node) -> None:
+    def refuse(self, call: NodeEditor) -> None:
         """Leave a node of constants out of `constant_calls`, in later passes too."""
         self.net.context.refused.add(call)
 
-    def alive(self, call: Node) -> bool:
+    def alive(self, call: NodeEditor) -> bool:
         """Whether the graph still has a node."""
         return call in self.net
 
-    def operator(self, call: Node | None) -> str:
+    def operator(self, call: NodeEditor | None) -> str:
         """The operator of ONNX's domain that a node calls in its present meaning; "" for any other node, and for None.
 
         A BatchNormalization before version 7 has it if it is marked as one that does not train.
@@ -138,50 +140,50 @@ class ModelView:
         name = _meaning(call.op_type, self._opset)[0]
         return "BatchNormalization" if not name and call.op_type == "BatchNormalization" and call.get("is_test", 0) else name
 
-    def version(self, call: Node) -> int:
+    def version(self, call: NodeEditor) -> int:
         """The schema version that a node calls; 0 if it is not an operator."""
         if not call.domain:
             return _meaning(call.op_type, self._opset)[1] if call.plain else 0
         return (schema_version(call.domain, call.op_type, self.net.opsets.get(call.domain, 0)) or 0) if call.plain else 0
 
-    def name(self, call: Node) -> tuple[str, str]:
+    def name(self, call: NodeEditor) -> tuple[str, str]:
         """The domain and the name of an operator or a function."""
         return call.domain, call.op_type
 
-    def node(self, call: Node) -> graph.Node | None:
+    def node(self, call: NodeEditor) -> graph.Node | None:
         """A node as the reader reads it; None for one with subgraphs."""
         if call.graphs:
             return None
         return read_call(node_proto(call), {d: self.net.opsets[d] for d in ("", call.domain) if d in self.net.opsets})
 
-    def attribute(self, call: Node, name: str, default: Any = None) -> Any:
+    def attribute(self, call: NodeEditor, name: str, default: Any = None) -> Any:
         """An attribute; the default of its schema, or `default`, if the node has none."""
         found = call.get(name)
         if found is None:
             found = _default(call.domain, call.op_type, self.version(call), name)
         return default if found is None else found
 
-    def input(self, call: Node, index: int) -> str | None:
+    def input(self, call: NodeEditor, index: int) -> str | None:
         """An input of a node; None for an absent one."""
         return call.input(index) or None
 
     # --- values ---
 
-    def has_one_output(self, call: Node) -> bool:
+    def has_one_output(self, call: NodeEditor) -> bool:
         """Whether all outputs of a node but the first are absent."""
         return call.only_output()
 
-    def producer(self, value: str) -> Node | None:
+    def producer(self, value: str) -> NodeEditor | None:
         """The node of this graph that returns a value; None for inputs, constants and values of outer graphs."""
         node = self.net.producer(value)
         return None if node is None or node.is_("Constant") else node
 
-    def made_by(self, value: str, *names: str) -> Node | None:
+    def made_by(self, value: str, *names: str) -> NodeEditor | None:
         """The node that returns a value, if it calls one of these operators and the value is its first output."""
         node = self.producer(value)
         return node if node is not None and node.outputs[0] == value and self.operator(node) in names else None
 
-    def users(self, value: str) -> list[Node]:
+    def users(self, value: str) -> list[NodeEditor]:
         """The nodes that read a value, directly or in a subgraph."""
         return self.net.users(value)
 
@@ -189,7 +191,7 @@ class ModelView:
         """Whether exactly one node reads a value, once and not in a subgraph, and nothing else uses it."""
         return self.net.used_once(value)
 
-    def inside(self, values: Iterable[str], pattern: Iterable[Node]) -> bool:
+    def inside(self, values: Iterable[str], pattern: Iterable[NodeEditor]) -> bool:
         """Whether nodes of a pattern are the only ones that use these values."""
         nodes = set(pattern)
         return all(not self.is_output(v) and nodes.issuperset(self.net.users(v)) for v in values)
@@ -224,9 +226,9 @@ class ModelView:
     def trains(self, value: str) -> bool:
         """Whether a value is a constant that may train: an initializer, unless the model's are known to be parameters or not."""
         found, context = self.net.tensor(value), self.net.context
-        if context.parameters is not None and (isinstance(found, Node) or value in context.given):
+        if context.parameters is not None and (isinstance(found, NodeEditor) or value in context.given):
             return value in context.parameters
-        return found is not None and not isinstance(found, Node)
+        return found is not None and not isinstance(found, NodeEditor)
 
     def ints(self, value: str) -> tuple[int, ...] | None:
         """A constant of few integers; None for any other value."""
@@ -246,7 +248,7 @@ class ModelView:
             if is_known(found) and not self.is_output(value) and self.net.has_users(value)
         ]
 
-    def number(self, call: Node, value: str) -> float | None:
+    def number(self, call: NodeEditor, value: str) -> float | None:
         """A constant float32 of one element in an elementwise node of two inputs, which has the shape of the other input."""
         array = self.net.constant(value, FEW)
         if array is None or array.size != 1 or array.dtype != np.float32:
@@ -258,15 +260,17 @@ class ModelView:
     # --- changes ---
 
     def call(
-        self, op_type: str, inputs: Sequence[str], origins: Sequence[Node], outputs: Sequence[str] = (), **attributes: Any
-    ) -> Node:
+        self, op_type: str, inputs: Sequence[str], origins: Sequence[NodeEditor], outputs: Sequence[str] = (), **attributes: Any
+    ) -> NodeEditor:
         """A node in the form of the operator's newest version, for `put`."""
-        node = Node(op_type, list(inputs), list(outputs) or [self.net.context.fresh(op_type.lower())])
+        node = NodeEditor(op_type, list(inputs), list(outputs) or [self.net.context.fresh(op_type.lower())])
         node.set(**attributes)
         self._origins[node] = tuple(origins)
         return node
 
-    def again(self, call: Node, inputs: Sequence[str], outputs: Sequence[str], origins: Sequence[Node], **changes: Any) -> Node:
+    def again(
+        self, call: NodeEditor, inputs: Sequence[str], outputs: Sequence[str], origins: Sequence[NodeEditor], **changes: Any
+    ) -> NodeEditor:
         """A node of the same operator on other inputs."""
         node = self.call(call.op_type, inputs, origins, outputs)
         node.attributes = dict(call.attributes)
@@ -293,7 +297,7 @@ class ModelView:
         present, version = _meaning(op_type, self._opset)
         return bool(present) and not schemas["", op_type][version].deprecated
 
-    def put(self, root: Node, *calls: Node, also: Iterable[Node] = ()) -> bool:
+    def put(self, root: NodeEditor, *calls: NodeEditor, also: Iterable[NodeEditor] = ()) -> bool:
         """Replace a node, and `also` later ones, by others in its place; False if the opset has no form of one of those."""
         if not all(map(self._lower, calls)):
             return False
@@ -311,7 +315,7 @@ class ModelView:
                 made.name = self.net.context.fresh(f"{made.op_type}_of_{made.outputs[0]}")
         return True
 
-    def _drop(self, *gone: Node) -> None:
+    def _drop(self, *gone: NodeEditor) -> None:
         """Remove nodes, and those before them that nothing uses any more."""
         for node in gone:
             if node in self.net:
@@ -327,7 +331,7 @@ class ModelView:
                 self.net.remove(node)
                 pending += node.inputs
 
-    def _lower(self, node: Node) -> bool:
+    def _lower(self, node: NodeEditor) -> bool:
         """Write a node in the form of the model's opset: inputs that were attributes become those; False if that has no form."""
         if node in self._same_form:
             return True
@@ -350,7 +354,7 @@ class ModelView:
             node.inputs.pop()
         return here.min_input <= len(node.inputs) and all(name in here.attributes for name in node.attributes)
 
-    def fold(self, call: Node, results: Mapping[str, np.ndarray]) -> bool:
+    def fold(self, call: NodeEditor, results: Mapping[str, np.ndarray]) -> bool:
         """Replace a node by the constants that it returns; an output of the graph keeps its name, if a constant may have it."""
         net = self.net
         initial = {o for o, r in results.items() if net.trains(r, *call.inputs)}

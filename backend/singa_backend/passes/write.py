@@ -7,7 +7,8 @@ from typing import Any
 
 from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, helper
 
-from .graph import GraphEditor, Node
+from .graph import GraphEditor
+from .index import NodeEditor
 from .type_inference import node_proto
 
 
@@ -39,7 +40,7 @@ def _write(net: GraphEditor) -> None:
         _types(net, net.proto.value_info)
 
 
-def _update(proto: NodeProto, node: Node) -> None:
+def _update(proto: NodeProto, node: NodeEditor) -> None:
     if proto.op_type != node.op_type:
         proto.op_type = node.op_type
     for names, now in ((proto.input, node.inputs), (proto.output, node.outputs)):

@@ -26,7 +26,7 @@ from ..runtime.executor import Executor, Visitor
 from .fusion import fuse
 from .open.caches import finite
 from .region import Region, TooManyCalls, region_of
-from .trace import Cache, History, Mismatch, NotOpen, OpaqueValue, PlanFacts, Segment, State, Tracer
+from .trace import Cache, Mismatch, NotOpen, OpaqueValue, PlanFacts, PlanTrace, RunState, Segment, SharedValues, Tracer
 
 PLANS = 16
 """The number of plans of a model that are kept."""
@@ -104,10 +104,10 @@ class Plan:
 
     def __init__(self, planner: Planner, earlier: Plan | None = None) -> None:
         self.planner = planner
-        self.state: State = State() if earlier is None else earlier.state
+        self.state: RunState = RunState() if earlier is None else earlier.state
         self.facts: PlanFacts = PlanFacts() if earlier is None else replace(earlier.facts, executions=0, definitions=0)
         self.turn: Exclusive = Exclusive() if earlier is None else earlier.turn
-        self.history: History | None = None
+        self.history: PlanTrace | None = None
         self.first = Segment()
         self.inputs: list[Any] = []
         self.signature: list[tuple[type, tuple[int, ...], np.dtype[Any]]] | None = None
@@ -178,7 +178,7 @@ class Plan:
         made = Tracer(
             planner.region, planner.options, planner.shared, self.state, planner.dynamic, self.facts, budget, planner.caches
         )
-        roots = (made.live, made.segment.cells, planner.shared)
+        roots = (made.live, made.segment.cells, *planner.shared.containers())
         if planner.is_body:
             budget.roots += roots
         else:
@@ -246,7 +246,8 @@ class Plan:
         limits.enter(budget)
         self.state.visitor = Visitor(self.planner.executor, budget)
         if self.first.cells:
-            budget.begin(self.planner.executor.resident, self.first.cells, self.planner.shared, self.planner.executor.states)
+            planner = self.planner
+            budget.begin(planner.executor.resident, self.first.cells, *planner.shared.containers(), planner.executor.states)
         try:
             return self._run_segments(inputs, budget, execute)
         finally:
@@ -387,7 +388,7 @@ class Planner:
         self.caches = _caches(self.region)
         self.is_open = not self.is_body and any(s is None or not all(isinstance(d, int) for d in s) for _, s in types.values())
         self.open: Opened | None = None
-        self.shared: dict[Any, Any] = {}
+        self.shared = SharedValues()
         self.dynamic: set[int] = set()
         self.plans: OrderedDict[Any, Plan] = OrderedDict()
         self.unused = 0

@@ -262,8 +262,7 @@ def profile(
         The profile.
     """
     device = executor.device
-    recorder = _Recorder()
-    watch = _Watch(device)
+    recorder, watch = _Recorder(), _Watch(device)
     totals = []
     waited: float | None = 0.0
     single_runs = 0
@@ -286,10 +285,7 @@ def profile(
     pieces = watch.pieces() if plan is None else recorder.pieces()
     reachable = rates(options.threads, options.precision) if device.is_host or device.type == "STRICT" else None
     whole = sum(statistics.median(p.times) for p in pieces)
-    facts: dict[str, Any] = {}
-    if plan is not None and isinstance(planner, Planner):
-        facts = {"segments": len(plan.segments), "folded": plan.facts.folded, "fused": dict(planner.fused),
-                 "arena_bytes": plan.arena_bytes, "live_bytes": sum(s.live_bytes for s in plan.segments)}  # fmt: skip
+    facts = _plan_facts(plan, planner) if plan is not None and isinstance(planner, Planner) else {}
     steps = _steps(pieces, whole, reachable)
     nodes = _nodes(graph, pieces, steps, whole)
     return Profile(
@@ -310,6 +306,17 @@ def profile(
         reason=planner.reason if isinstance(planner, UseDefinitions) else "",
         **facts,
     )
+
+
+def _plan_facts(plan: Plan, planner: Planner) -> dict[str, Any]:
+    """What a profile reports of a plan itself."""
+    return {
+        "segments": len(plan.segments),
+        "folded": plan.facts.folded,
+        "fused": dict(planner.fused),
+        "arena_bytes": plan.arena_bytes,
+        "live_bytes": sum(s.live_bytes for s in plan.segments),
+    }
 
 
 class _Recorder:

@@ -24,7 +24,7 @@ Polynomial = dict[int, float]
 
 
 @dataclass(frozen=True)
-class Form:
+class ActivationForm:
     """A result: `op` of x is (shift + scale * f(argument)), times x if `times`.
 
     Attributes:
@@ -43,16 +43,16 @@ class Form:
 
 
 ROOT = math.sqrt(2 / math.pi)
-ERF = (Form("Gelu", {1: math.sqrt(0.5)}, 0.5, 0.5),)
-TANH = (Form("Gelu", {1: ROOT, 3: ROOT * 0.044715}, 0.5, 0.5, lambda times: {"approximate": "tanh"}),)
+ERF = (ActivationForm("Gelu", {1: math.sqrt(0.5)}, 0.5, 0.5),)
+TANH = (ActivationForm("Gelu", {1: ROOT, 3: ROOT * 0.044715}, 0.5, 0.5, lambda times: {"approximate": "tanh"}),)
 SIGMOID = (
-    Form("Gelu", {1: 2 * ROOT, 3: 2 * ROOT * 0.044715}, 0.0, 1.0, lambda times: {"approximate": "tanh"}),
-    Form("Swish", None, 0.0, 1.0, lambda times: {} if times == 1 else {"alpha": times}),
+    ActivationForm("Gelu", {1: 2 * ROOT, 3: 2 * ROOT * 0.044715}, 0.0, 1.0, lambda times: {"approximate": "tanh"}),
+    ActivationForm("Swish", None, 0.0, 1.0, lambda times: {} if times == 1 else {"alpha": times}),
 )
-CLIP = (Form("HardSwish", {0: 3.0, 1: 1.0}, 0.0, 1 / 6),)
-CLIP_6 = (Form("HardSwish", {0: 0.5, 1: 1 / 6}, 0.0, 1.0),)
-MISH = (Form("Mish", {1: 1.0}, 0.0, 1.0),)
-HARD_SIGMOID = (Form("HardSwish", {1: 1.0}, 0.0, 1.0),)
+CLIP = (ActivationForm("HardSwish", {0: 3.0, 1: 1.0}, 0.0, 1 / 6),)
+CLIP_6 = (ActivationForm("HardSwish", {0: 0.5, 1: 1 / 6}, 0.0, 1.0),)
+MISH = (ActivationForm("Mish", {1: 1.0}, 0.0, 1.0),)
+HARD_SIGMOID = (ActivationForm("HardSwish", {1: 1.0}, 0.0, 1.0),)
 
 
 X, CONSTANT = Anything(), Constant()
@@ -194,7 +194,7 @@ def _bases(view: View, value: Any) -> list[Any]:
     return found
 
 
-def _match(view: View, call: Any, argument: Any, forms: tuple[Form, ...], inner: tuple[Any, ...] = ()) -> int:
+def _match(view: View, call: Any, argument: Any, forms: tuple[ActivationForm, ...], inner: tuple[Any, ...] = ()) -> int:
     """Follow the only reader of the function's value until one of the forms is complete; return the number of rewrites."""
     if not view.alive(call) or not _is_float32(view, call.outputs[0]):
         return 0
@@ -239,7 +239,7 @@ def _addend(view: View, add: Any, other: Any, x: Any) -> tuple[float | None, lis
     return (found[1] if found is not None and found.keys() == {1} else None), calls
 
 
-def _multiplier(view: View, other: Any, argument: Any, forms: tuple[Form, ...]) -> tuple[Any, float, list[Any]] | None:
+def _multiplier(view: View, other: Any, argument: Any, forms: tuple[ActivationForm, ...]) -> tuple[Any, float, list[Any]] | None:
     """The x of a factor that is a multiple of it, so that the argument is a polynomial of x that one of the forms has."""
     for x in _bases(view, other):
         calls: list[Any] = []
@@ -250,13 +250,15 @@ def _multiplier(view: View, other: Any, argument: Any, forms: tuple[Form, ...]) 
     return None
 
 
-def _argument_fits(found: Polynomial, form: Form) -> bool:
+def _argument_fits(found: Polynomial, form: ActivationForm) -> bool:
     if form.argument is None:
         return found.keys() == {1} and math.isfinite(found[1])
     return found.keys() == form.argument.keys() and all(_near(v, form.argument[k], 1e-5) for k, v in found.items())
 
 
-def _finish(view: View, x: Any, argument: Any, forms: tuple[Form, ...], shift: float, scale: float, calls: list[Any]) -> bool:
+def _finish(
+    view: View, x: Any, argument: Any, forms: tuple[ActivationForm, ...], shift: float, scale: float, calls: list[Any]
+) -> bool:
     inner: list[Any] = []
     found = polynomial(view, argument, x, inner)
     if found is None:
@@ -281,30 +283,37 @@ def polynomial(view: View, value: Any, x: Any, calls: list[Any], depth: int = 6)
     name = view.operator(call)
     if call is None or depth == 0 or name not in ("Add", "Sub", "Mul", "Div", "Pow", "Neg"):
         return None
-    if any(view.is_constant(i) and number(view, call, i) is None for i in call.inputs) and name != "Pow":
+    if name != "Pow" and any(view.is_constant(i) and number(view, call, i) is None for i in call.inputs):
         return None
     found = [polynomial(view, i, x, calls, depth - 1) for i in call.inputs[: 1 if name == "Pow" else None]]
-    if any(p is None for p in found):
+    terms = [p for p in found if p is not None]
+    if len(terms) < len(found):
         return None
     calls.append(call)
-    a = found[0] or {}
-    b = (found[1] if len(found) > 1 else None) or {}
-    made: Polynomial | None = None
+    made = _power(view, call, terms[0]) if name == "Pow" else _combined(name, terms[0], terms[-1])
+    return made if made is not None and max(made, default=0) <= 3 else None
+
+
+def _power(view: View, call: Any, a: Polynomial) -> Polynomial | None:
+    """The square or cube of a multiple of x."""
+    exponent = view.constant(call.inputs[1]) if a.keys() == {1} else None
+    if exponent is None or exponent.size != 1 or len(view.shape(call.inputs[0]) or ()) < exponent.ndim:
+        return None
+    power = np.asarray(exponent, np.float64).reshape(-1)[0]
+    return {int(power): a[1] ** int(power)} if power in (2, 3) else None
+
+
+def _combined(name: str, a: Polynomial, b: Polynomial) -> Polynomial | None:
+    """The polynomial of a sum, product or quotient by a number; Neg has no b."""
+    made: Polynomial = {}
     if name == "Neg":
-        made = {k: -v for k, v in a.items()}
-    elif name in ("Add", "Sub"):
-        sign = 1 if name == "Add" else -1
-        made = {k: a.get(k, 0.0) + sign * b.get(k, 0.0) for k in a.keys() | b.keys()}
-    elif name == "Mul":
-        made = {}
+        return {k: -v for k, v in a.items()}
+    if name == "Div":
+        return {k: v / b[0] for k, v in a.items()} if b.keys() == {0} and b[0] else None
+    if name == "Mul":
         for i, p in a.items():
             for j, q in b.items():
                 made[i + j] = made.get(i + j, 0.0) + p * q
-    elif name == "Div" and b.keys() == {0} and b[0]:
-        made = {k: v / b[0] for k, v in a.items()}
-    elif name == "Pow" and a.keys() == {1}:
-        exponent = view.constant(call.inputs[1])
-        if exponent is not None and exponent.size == 1 and len(view.shape(call.inputs[0]) or ()) >= exponent.ndim:
-            power = np.asarray(exponent, np.float64).reshape(-1)[0]
-            made = {int(power): a[1] ** int(power)} if power in (2, 3) else None
-    return made if made is not None and max(made, default=0) <= 3 else None
+        return made
+    sign = 1 if name == "Add" else -1
+    return {k: a.get(k, 0.0) + sign * b.get(k, 0.0) for k in a.keys() | b.keys()}

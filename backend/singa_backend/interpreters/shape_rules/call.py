@@ -28,7 +28,7 @@ class Unsure(Exception):
 
 
 @dataclass(frozen=True)
-class Form:
+class SchemaForm:
     """The part of a schema that a call must match."""
 
     infers: bool
@@ -42,14 +42,14 @@ class Form:
 
 
 @cache
-def form_of(name: str, version: int, schema: defs.OpSchema) -> Form:
+def form_of(name: str, version: int, schema: defs.OpSchema) -> SchemaForm:
     allowed = type_strings(schema)
 
     def codes(type_str: str) -> frozenset[int]:
         found = [dtypes.from_type_string(t) for t in allowed[type_str]]
         return frozenset(dtypes.onnx_code(d) for d in found if d is not None)
 
-    return Form(
+    return SchemaForm(
         schema.has_type_and_shape_inference_function,
         tuple((p.type_str, codes(p.type_str), p.option != _SINGLE, p.option == _VARIADIC) for p in schema.inputs),
         tuple(codes(p.type_str) for p in schema.outputs),
@@ -58,14 +58,14 @@ def form_of(name: str, version: int, schema: defs.OpSchema) -> Form:
     )
 
 
-class Call:
+class TypedCall:
     """One call, as rules read it: the element type, shape and known integers of each input, and the attributes."""
 
     def __init__(
         self,
         name: str,
         version: int,
-        form: Form,
+        form: SchemaForm,
         node: NodeProto,
         inputs: Sequence[TypeProto | None],
         values: Sequence[np.ndarray | None],
@@ -177,7 +177,7 @@ def to_proto(type: Type, allowed: frozenset[int]) -> TypeProto:
     return made
 
 
-Rule: TypeAlias = Callable[[Call], Sequence[Type]]
+Rule: TypeAlias = Callable[[TypedCall], Sequence[Type]]
 RULES: dict[str, Rule] = {}
 
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from .call import Call, Type, Unsure, broadcast, covers, may_be
+from .call import Type, TypedCall, Unsure, broadcast, covers, may_be
 
 OLDEST = 6
 """The schema versions up to this one broadcast by attributes."""
 
 
 @covers("Softplus", "LRN", "LpNormalization", "CumSum", "Trilu", "MeanVarianceNormalization", "InstanceNormalization")
-def of_first(c: Call) -> Sequence[Type]:
+def of_first(c: TypedCall) -> Sequence[Type]:
     """The type of the first input; of booleans if the schema returns only those."""
     returned = c.form.outputs[0]
     code = next(iter(returned)) if len(returned) == 1 else c.codes[0]
@@ -20,7 +20,7 @@ def of_first(c: Call) -> Sequence[Type]:
     return [(code, c.shapes[0])]
 
 
-def _checked(c: Call) -> None:
+def _checked(c: TypedCall) -> None:
     """Leave to onnx the calls whose shapes its inference tests."""
     if c.name == "LpNormalization":
         c.axis(c.integer("axis", -1), len(c.shape(0)))
@@ -35,23 +35,23 @@ def _checked(c: Call) -> None:
 
 
 @covers("Cast")
-def _cast(c: Call) -> Sequence[Type]:
+def _cast(c: TypedCall) -> Sequence[Type]:
     return [(c.integer("to", 0), c.shapes[0])]
 
 
 @covers("CastLike")
-def _cast_like(c: Call) -> Sequence[Type]:
+def _cast_like(c: TypedCall) -> Sequence[Type]:
     return [(c.codes[1], c.shapes[0])]
 
 
 @covers("PRelu")
-def _prelu(c: Call) -> Sequence[Type]:
+def _prelu(c: TypedCall) -> Sequence[Type]:
     if c.version <= OLDEST:
         raise Unsure
     return [(c.codes[0], c.shapes[0])]
 
 
-def broadcasting(c: Call) -> Sequence[Type]:
+def broadcasting(c: TypedCall) -> Sequence[Type]:
     if c.version <= OLDEST:
         raise Unsure
     returned = c.form.outputs[0]

@@ -10,7 +10,7 @@ from onnx import NodeProto, TypeProto, defs
 
 from ...ir.declaration import has_trait
 from . import elementwise, movement, networks  # noqa: F401  their rules
-from .call import RULES, Call, Rule, Unsure, form_of, to_proto
+from .call import RULES, Rule, TypedCall, Unsure, form_of, to_proto
 
 
 def infer(
@@ -31,7 +31,7 @@ def infer(
     if not form.infers:
         return {}
     try:
-        call = Call(schema.name, schema.since_version, form, node, inputs, values)
+        call = TypedCall(schema.name, schema.since_version, form, node, inputs, values)
         made = rule(call)
         if len(made) < len(node.output):
             return None

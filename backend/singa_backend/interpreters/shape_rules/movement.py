@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 from onnx import TensorProto
 
-from .call import Call, Dim, Shape, Type, Unsure, broadcast, covers
+from .call import Dim, Shape, Type, TypedCall, Unsure, broadcast, covers
 
 
-def _axes(c: Call) -> tuple[int, ...] | None:
+def _axes(c: TypedCall) -> tuple[int, ...] | None:
     """The axes of a call, an attribute or an input; () if there are none, None if they are not known."""
     if "axes" in c.form.attributes:
         return c.integers("axes") or ()
@@ -19,7 +19,7 @@ def _axes(c: Call) -> tuple[int, ...] | None:
     return c.known(1)
 
 
-def reduction(c: Call) -> Sequence[Type]:
+def reduction(c: TypedCall) -> Sequence[Type]:
     code, keep, axes = c.codes[0], c.integer("keepdims", 1), _axes(c)
     if c.shapes[0] is None:
         return [(code, None)]
@@ -35,7 +35,7 @@ def reduction(c: Call) -> Sequence[Type]:
 
 
 @covers("ArgMax", "ArgMin")
-def _arg(c: Call) -> Sequence[Type]:
+def _arg(c: TypedCall) -> Sequence[Type]:
     if c.shapes[0] is None:
         return [(TensorProto.INT64, None)]
     shape, keep = c.shapes[0], c.integer("keepdims", 1)
@@ -46,7 +46,7 @@ def _arg(c: Call) -> Sequence[Type]:
 
 
 @covers("Shape")
-def _shape(c: Call) -> Sequence[Type]:
+def _shape(c: TypedCall) -> Sequence[Type]:
     if c.shapes[0] is None:
         return [(TensorProto.INT64, (None,))]
     part = c.shapes[0][slice(c.integer("start", 0), c.integer("end", 1 << 30))]
@@ -54,17 +54,17 @@ def _shape(c: Call) -> Sequence[Type]:
 
 
 @covers("Size")
-def _size(c: Call) -> Sequence[Type]:
+def _size(c: TypedCall) -> Sequence[Type]:
     return [(TensorProto.INT64, ())]
 
 
 @covers("NonZero")
-def _nonzero(c: Call) -> Sequence[Type]:
+def _nonzero(c: TypedCall) -> Sequence[Type]:
     return [(TensorProto.INT64, (None if c.shapes[0] is None else len(c.shapes[0]), None))]
 
 
 @covers("Reshape")
-def _reshape(c: Call) -> Sequence[Type]:
+def _reshape(c: TypedCall) -> Sequence[Type]:
     target = c.known(1)
     if target is None:
         lengths = c.shapes[1]
@@ -112,7 +112,7 @@ def _product(dims: Sequence[Dim]) -> int:
 
 
 @covers("Squeeze")
-def _squeeze(c: Call) -> Sequence[Type]:
+def _squeeze(c: TypedCall) -> Sequence[Type]:
     axes = _axes(c)
     if axes is None or c.shapes[0] is None:
         return [(c.codes[0], None)]
@@ -128,7 +128,7 @@ def _squeeze(c: Call) -> Sequence[Type]:
 
 
 @covers("Unsqueeze")
-def _unsqueeze(c: Call) -> Sequence[Type]:
+def _unsqueeze(c: TypedCall) -> Sequence[Type]:
     axes = _axes(c)
     if axes is None or c.shapes[0] is None:
         return [(c.codes[0], None)]
@@ -142,7 +142,7 @@ def _unsqueeze(c: Call) -> Sequence[Type]:
 
 
 @covers("Flatten")
-def _flatten(c: Call) -> Sequence[Type]:
+def _flatten(c: TypedCall) -> Sequence[Type]:
     if c.shapes[0] is None:
         return [(c.codes[0], None)]
     shape = c.shapes[0]
@@ -164,7 +164,7 @@ def _multiplied(dims: Sequence[Dim]) -> Dim:
 
 
 @covers("Concat")
-def _concat(c: Call) -> Sequence[Type]:
+def _concat(c: TypedCall) -> Sequence[Type]:
     if any(s is None for s in c.shapes):
         return [(c.codes[0], None)]
     shapes = [c.shape(i) for i in range(len(c.shapes))]
@@ -188,7 +188,7 @@ def _concat(c: Call) -> Sequence[Type]:
 
 
 @covers("Split")
-def _split(c: Call) -> Sequence[Type]:
+def _split(c: TypedCall) -> Sequence[Type]:
     code, count = c.codes[0], c.outputs
     if c.shapes[0] is None:
         return [(code, None)] * count
@@ -216,7 +216,7 @@ def _split(c: Call) -> Sequence[Type]:
 
 
 @covers("Transpose")
-def _transpose(c: Call) -> Sequence[Type]:
+def _transpose(c: TypedCall) -> Sequence[Type]:
     if c.shapes[0] is None:
         return [(c.codes[0], None)]
     shape = c.shape(0)
@@ -231,7 +231,7 @@ def _transpose(c: Call) -> Sequence[Type]:
 
 
 @covers("Gather")
-def _gather(c: Call) -> Sequence[Type]:
+def _gather(c: TypedCall) -> Sequence[Type]:
     if c.shapes[0] is None or c.shapes[1] is None:
         return [(c.codes[0], None)]
     data, indices = c.shapes[0], c.shapes[1]
@@ -240,12 +240,12 @@ def _gather(c: Call) -> Sequence[Type]:
 
 
 @covers("ScatterND", "ScatterElements")
-def _scatter(c: Call) -> Sequence[Type]:
+def _scatter(c: TypedCall) -> Sequence[Type]:
     return [(c.codes[0], c.shapes[0])]
 
 
 @covers("Slice")
-def _slice(c: Call) -> Sequence[Type]:
+def _slice(c: TypedCall) -> Sequence[Type]:
     if c.version < 10 or not all(c.has(i) for i in (1, 2)):
         raise Unsure
     starts, ends = c.known(1), c.known(2)
@@ -280,7 +280,7 @@ def _backwards(start: int, end: int, step: int, size: int) -> int:
 
 
 @covers("Pad")
-def _pad(c: Call) -> Sequence[Type]:
+def _pad(c: TypedCall) -> Sequence[Type]:
     shape = c.shape(0)
     pads = c.integers("pads") if "pads" in c.form.attributes else c.known(1)
     axes = c.known(3) if c.has(3) else tuple(range(len(shape)))
@@ -304,7 +304,7 @@ def _pad(c: Call) -> Sequence[Type]:
 
 
 @covers("Expand")
-def _expand(c: Call) -> Sequence[Type]:
+def _expand(c: TypedCall) -> Sequence[Type]:
     target: Shape = c.known(1)
     if target is None and c.shapes[1] is not None and len(c.shapes[1]) == 1 and isinstance(c.shapes[1][0], int):
         target = (None,) * c.shapes[1][0] if c.shapes[1][0] <= 64 else None
@@ -316,7 +316,7 @@ def _expand(c: Call) -> Sequence[Type]:
 
 
 @covers("ConstantOfShape")
-def _constant_of_shape(c: Call) -> Sequence[Type]:
+def _constant_of_shape(c: TypedCall) -> Sequence[Type]:
     code = c.attributes["value"].t.data_type if "value" in c.attributes else int(TensorProto.FLOAT)
     target = c.known(0)
     if target is not None and min(target, default=0) < 0:
@@ -331,14 +331,14 @@ def _constant_of_shape(c: Call) -> Sequence[Type]:
 
 
 @covers("Range")
-def _range(c: Call) -> Sequence[Type]:
+def _range(c: TypedCall) -> Sequence[Type]:
     if all(v is not None for v in c.values) or any(s != () for s in c.shapes):
         raise Unsure
     return [(c.codes[0], (None,))]
 
 
 @covers("EyeLike")
-def _eye_like(c: Call) -> Sequence[Type]:
+def _eye_like(c: TypedCall) -> Sequence[Type]:
     shape = c.shapes[0]
     if shape is not None and len(shape) != 2:
         raise Unsure

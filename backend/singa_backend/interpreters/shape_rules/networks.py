@@ -7,26 +7,26 @@ from dataclasses import dataclass
 
 from onnx import TensorProto
 
-from .call import Call, Dim, Type, Unsure, broadcast, covers, may_be
+from .call import Dim, Type, TypedCall, Unsure, broadcast, covers, may_be
 from .elementwise import OLDEST
 
 
 @covers("Softmax", "LogSoftmax", "Hardmax")
-def _softmax(c: Call) -> Sequence[Type]:
+def _softmax(c: TypedCall) -> Sequence[Type]:
     if c.shapes[0] is not None:
         c.axis(c.integer("axis", 1 if c.version < 13 else -1), len(c.shapes[0]))
     return [(c.codes[0], c.shapes[0])]
 
 
 @covers("Dropout")
-def _dropout(c: Call) -> Sequence[Type]:
+def _dropout(c: TypedCall) -> Sequence[Type]:
     if c.version < 12 or any(c.has(i) and c.shape(i) != () for i in (1, 2)):
         raise Unsure
     return [(c.codes[0], c.shapes[0]), (int(TensorProto.BOOL), c.shapes[0])]
 
 
 @covers("MatMul")
-def _matmul(c: Call) -> Sequence[Type]:
+def _matmul(c: TypedCall) -> Sequence[Type]:
     if c.shapes[0] is None or c.shapes[1] is None:
         return [(c.codes[0], None)]
     a, b = c.shapes[0], c.shapes[1]
@@ -41,7 +41,7 @@ def _matmul(c: Call) -> Sequence[Type]:
 
 
 @covers("Gemm")
-def _gemm(c: Call) -> Sequence[Type]:
+def _gemm(c: TypedCall) -> Sequence[Type]:
     a, b = c.shape(0), c.shape(1)
     if len(a) != 2 or len(b) != 2 or not {c.integer("transA", 0), c.integer("transB", 0)} <= {0, 1}:
         raise Unsure
@@ -53,7 +53,7 @@ def _gemm(c: Call) -> Sequence[Type]:
 
 
 @covers("BatchNormalization")
-def _batch_normalization(c: Call) -> Sequence[Type]:
+def _batch_normalization(c: TypedCall) -> Sequence[Type]:
     training = c.integer("training_mode", 0)
     if c.version <= OLDEST or training not in (0, 1) or (c.outputs != 1 and (c.outputs != 3 or not training)):
         raise Unsure
@@ -68,7 +68,7 @@ def _batch_normalization(c: Call) -> Sequence[Type]:
 
 
 @covers("LayerNormalization")
-def _layer_normalization(c: Call) -> Sequence[Type]:
+def _layer_normalization(c: TypedCall) -> Sequence[Type]:
     if c.outputs != 1:
         raise Unsure
     c.axis(c.integer("axis", -1), len(c.shape(0)))
@@ -76,7 +76,7 @@ def _layer_normalization(c: Call) -> Sequence[Type]:
 
 
 @covers("SoftmaxCrossEntropyLoss", "NegativeLogLikelihoodLoss")
-def _loss(c: Call) -> Sequence[Type]:
+def _loss(c: TypedCall) -> Sequence[Type]:
     scores, labels = c.shape(0), c.shape(1)
     reduction = c.string("reduction", b"mean")
     weights = c.shape(2) if c.has(2) else scores[1:2]
@@ -89,7 +89,7 @@ def _loss(c: Call) -> Sequence[Type]:
 
 
 @covers("LSTM", "GRU", "RNN")
-def _recurrent(c: Call) -> Sequence[Type]:
+def _recurrent(c: TypedCall) -> Sequence[Type]:
     x, hidden = c.shape(0), c.integer("hidden_size", 0)
     directions = {b"forward": 1, b"reverse": 1, b"bidirectional": 2}.get(c.string("direction", b"forward"))
     if c.version < 7 or len(x) != 3 or not 0 < hidden < 1 << 31 or directions is None or c.integer("layout", 0):
@@ -99,7 +99,7 @@ def _recurrent(c: Call) -> Sequence[Type]:
 
 
 @covers("GlobalAveragePool", "GlobalMaxPool")
-def _global_pool(c: Call) -> Sequence[Type]:
+def _global_pool(c: TypedCall) -> Sequence[Type]:
     shape = c.shape(0)
     if len(shape) < 3:
         raise Unsure
@@ -107,7 +107,7 @@ def _global_pool(c: Call) -> Sequence[Type]:
 
 
 @dataclass
-class _Windows:
+class _SpatialAttributes:
     """The attributes of a convolution or pooling, for each spatial axis."""
 
     kernel: tuple[int, ...]
@@ -116,7 +116,7 @@ class _Windows:
     reach: tuple[int, ...]  # the places that a kernel covers
 
 
-def _windows(c: Call, rank: int, kernel: tuple[int, ...] | None) -> _Windows:
+def _windows(c: TypedCall, rank: int, kernel: tuple[int, ...] | None) -> _SpatialAttributes:
     if rank < 1 or kernel is None or c.string("auto_pad", b"NOTSET") not in (b"NOTSET", b"VALID"):
         raise Unsure
     valid = c.string("auto_pad", b"NOTSET") == b"VALID"
@@ -131,10 +131,10 @@ def _windows(c: Call, rank: int, kernel: tuple[int, ...] | None) -> _Windows:
     numbers = (*kernel, *strides, *dilations)
     if min(numbers) < 1 or min(pads) < 0 or max((*numbers, *pads)) >= 1 << 31:
         raise Unsure
-    return _Windows(kernel, strides, pads, tuple((k - 1) * d + 1 for k, d in zip(kernel, dilations, strict=True)))
+    return _SpatialAttributes(kernel, strides, pads, tuple((k - 1) * d + 1 for k, d in zip(kernel, dilations, strict=True)))
 
 
-def _placed(c: Call, shape: tuple[Dim, ...], windows: _Windows) -> list[Dim]:
+def _placed(c: TypedCall, shape: tuple[Dim, ...], windows: _SpatialAttributes) -> list[Dim]:
     """The number of places of a window along each spatial axis."""
     made: list[Dim] = []
     rank = len(shape)
@@ -149,7 +149,7 @@ def _placed(c: Call, shape: tuple[Dim, ...], windows: _Windows) -> list[Dim]:
     return made
 
 
-def _grouped(c: Call, channels: Dim, each: Dim) -> bool:
+def _grouped(c: TypedCall, channels: Dim, each: Dim) -> bool:
     """Whether the channels of a convolution can be split into its groups, with `each` in one of them if it is known."""
     group = c.integer("group", 1)
     if not 0 < group < 1 << 31:
@@ -158,7 +158,7 @@ def _grouped(c: Call, channels: Dim, each: Dim) -> bool:
 
 
 @covers("Conv")
-def _conv(c: Call) -> Sequence[Type]:
+def _conv(c: TypedCall) -> Sequence[Type]:
     x, w = c.shape(0), c.shape(1)
     rank = len(x) - 2
     kernel = c.integers("kernel_shape")
@@ -173,7 +173,7 @@ def _conv(c: Call) -> Sequence[Type]:
 
 
 @covers("MaxPool", "AveragePool", "LpPool")
-def _pool(c: Call) -> Sequence[Type]:
+def _pool(c: TypedCall) -> Sequence[Type]:
     if c.integer("ceil_mode", 0):
         raise Unsure
     x = c.shape(0)
@@ -184,7 +184,7 @@ def _pool(c: Call) -> Sequence[Type]:
 
 
 @covers("ConvTranspose")
-def _conv_transpose(c: Call) -> Sequence[Type]:
+def _conv_transpose(c: TypedCall) -> Sequence[Type]:
     x, w = c.shape(0), c.shape(1)
     rank, group = len(x) - 2, c.integer("group", 1)
     kernel = c.integers("kernel_shape")
@@ -211,7 +211,7 @@ def _conv_transpose(c: Call) -> Sequence[Type]:
 
 
 @covers("Resize")
-def _resize(c: Call) -> Sequence[Type]:
+def _resize(c: TypedCall) -> Sequence[Type]:
     if c.version < 11 or not all(d is None for d in c.shape(0)) or c.has(3) or "axes" in c.attributes:
         raise Unsure
     scales = c.shape(2)
@@ -221,14 +221,14 @@ def _resize(c: Call) -> Sequence[Type]:
 
 
 @covers("DequantizeLinear")
-def _dequantize(c: Call) -> Sequence[Type]:
+def _dequantize(c: TypedCall) -> Sequence[Type]:
     if "output_dtype" in c.attributes:
         raise Unsure
     return [(c.codes[1], c.shapes[0])]
 
 
 @covers("QuantizeLinear")
-def _quantize(c: Call) -> Sequence[Type]:
+def _quantize(c: TypedCall) -> Sequence[Type]:
     if not c.has(2) or "output_dtype" in c.attributes:
         raise Unsure
     return [(c.codes[2], c.shapes[0])]

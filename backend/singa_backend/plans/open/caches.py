@@ -90,8 +90,8 @@ def finite(x: Any) -> bool:
     return bool(np.isfinite(wide).all())
 
 
-class Memory(np.ndarray):
-    """Memory of a cache, with room to grow along one axis.  It is the base of the arrays that show its contents.
+class CacheMemory(np.ndarray):
+    """The memory of a cache, with room to grow along one axis.  It is the base of the arrays that show its contents.
 
     Attributes:
         axis: the axis that grows.
@@ -108,7 +108,7 @@ class Memory(np.ndarray):
     sizes: tuple[int, ...]
 
     @classmethod
-    def of(cls, sizes: Sequence[int], dtype: np.dtype[Any], axis: int) -> Memory:
+    def of(cls, sizes: Sequence[int], dtype: np.dtype[Any], axis: int) -> CacheMemory:
         """New memory for these sizes."""
         made = cls(math.prod(sizes) * dtype.itemsize + ALIGNMENT, np.uint8)
         made.axis, made.used, made.claimed, made.finite, made.sizes = axis, 0, {}, 0, tuple(sizes)
@@ -134,9 +134,9 @@ class Memory(np.ndarray):
 def shows_cache(array: np.ndarray) -> bool:
     """Whether an array views the memory of a cache, which later runs extend; the caller may have made it writable."""
     base: Any = array
-    while isinstance(base, np.ndarray) and not isinstance(base, Memory):
+    while isinstance(base, np.ndarray) and not isinstance(base, CacheMemory):
         base = base.base
-    return isinstance(base, Memory)
+    return isinstance(base, CacheMemory)
 
 
 def roomy(shape: Sequence[int], axis: int) -> tuple[int, ...]:
@@ -145,7 +145,7 @@ def roomy(shape: Sequence[int], axis: int) -> tuple[int, ...]:
     return (*shape[:axis], length + max(SPARE, length // 4), *shape[axis + 1 :])
 
 
-def extend(x: np.ndarray, shape: tuple[int, ...], axis: int) -> tuple[np.ndarray, Memory]:
+def extend(x: np.ndarray, shape: tuple[int, ...], axis: int) -> tuple[np.ndarray, CacheMemory]:
     """An array of a larger shape that begins with the elements of another one: in the same memory if there is room behind it.
 
     Args:
@@ -157,12 +157,12 @@ def extend(x: np.ndarray, shape: tuple[int, ...], axis: int) -> tuple[np.ndarray
         The array, whose elements behind those of x are not set, and its memory.
     """
     memory = x.base
-    if isinstance(memory, Memory) and memory.axis == axis and memory.sizes[axis] >= shape[axis]:
+    if isinstance(memory, CacheMemory) and memory.axis == axis and memory.sizes[axis] >= shape[axis]:
         caller = object()
         if memory.holds(x) and memory.claimed.setdefault(x.shape[axis], caller) is caller:
             memory.used = shape[axis]
             return memory.shown(shape, x.dtype), memory
-    made = Memory.of(roomy(shape, axis), x.dtype, axis)
+    made = CacheMemory.of(roomy(shape, axis), x.dtype, axis)
     made.used = shape[axis]
     y = made.shown(shape, x.dtype)
     np.copyto(y[(*[slice(None)] * axis, slice(x.shape[axis]))], x)
@@ -205,4 +205,4 @@ def append(x: np.ndarray, parts: Sequence[np.ndarray], axis: int, checked: bool,
     return y
 
 
-__all__ = ["PASSED", "PASSED_STEPS", "Memory", "ZeroCopy", "append", "finite", "shows_cache", "unbound"]
+__all__ = ["PASSED", "PASSED_STEPS", "CacheMemory", "ZeroCopy", "append", "finite", "shows_cache", "unbound"]

@@ -1,7 +1,19 @@
 """The tracer: runs the calls of a region once, chooses a kernel for each, and records the steps as a plan."""
 
 from .open import NotOpen
-from .segment import Cache, Continuation, History, Mismatch, OpaqueValue, PlanFacts, Segment, State
+from .segment import Cache, Continuation, Mismatch, OpaqueValue, PlanFacts, PlanTrace, RunState, Segment, SharedValues
 from .walk import Tracer
 
-__all__ = ["Cache", "Continuation", "History", "Mismatch", "NotOpen", "OpaqueValue", "PlanFacts", "Segment", "State", "Tracer"]
+__all__ = [
+    "Cache",
+    "Continuation",
+    "Mismatch",
+    "NotOpen",
+    "OpaqueValue",
+    "PlanFacts",
+    "PlanTrace",
+    "RunState",
+    "Segment",
+    "SharedValues",
+    "Tracer",
+]

@@ -155,7 +155,7 @@ class Chooser(Definitions):
         operator = call.node.operator
         assert operator is not None
         key = call if all(i == ABSENT or i in self.region.constants for i in call.inputs) else None
-        outputs = self.shared.get(("folded", key)) if key is not None else None
+        outputs = self.shared.folded.get(key) if key is not None else None
         if outputs is None:
             arrays = [v.array if isinstance(v, Value) else v for v in self._values(call)]
             outputs = self.state.visitor.visit(call.node, arrays, [])
@@ -163,7 +163,7 @@ class Chooser(Definitions):
             if any(not isinstance(o, np.ndarray) for i, o in zip(call.outputs, outputs, strict=False) if i != ABSENT):
                 return self._loose(call, outputs)
             if key is not None:
-                self.shared["folded", key] = outputs
+                self.shared.folded[key] = outputs
         for n, (i, o) in enumerate(zip(call.outputs, outputs, strict=False)):
             if i != ABSENT and o is not None:
                 self._set(i, self._constant(o, None if key is None else (id(call), n)))
@@ -191,7 +191,7 @@ class TraceSite(Site):
         self.name, self.version = call.name, call.node.operator.version
         self.attributes = call.attributes
         self.outputs = tuple(o != ABSENT for o in call.outputs)
-        self.options, self.shared = tracer.options, tracer.shared
+        self.options, self.shared = tracer.options, tracer.shared.kernels
         self.followers = followers
         self.finite = False
         self.made: list[tuple[Value, Any, Value]] = []

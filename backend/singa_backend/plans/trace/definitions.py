@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -11,11 +12,88 @@ from ... import dtypes, limits
 from ...ir.declaration import has_trait
 from ...ir.graph import ABSENT
 from ...kernels.table import worst
-from ...kernels.values import FINITE, NAN, PlanStep, Value
+from ...kernels.values import FINITE, NAN, Bound, PlanStep, Value
 from ...kernels.work import flops
+from ..open.products import OpenProduct
 from ..region import Call
-from .segment import Entry, Mismatch, OpaqueValue
+from .segment import Entry, Mismatch, OpaqueValue, RunState
 from .values import TraceValues
+
+
+@dataclass(eq=False)
+class DefinitionStep:
+    """A call that its definition computes in every run.
+
+    Attributes:
+        state: of the plan.
+        call: the call.
+        inputs: its inputs.
+        captured: the values that its subgraphs capture, with their places in its scope.
+        bodies: the plans of its subgraphs.
+        product: computes a product of matrices if that is faster than the definition.
+        outputs: where its results are kept; a result for a place in the arena must have the shape of the trace.
+    """
+
+    state: RunState
+    call: Call
+    inputs: list[Entry | None]
+    captured: list[tuple[int, Entry]]
+    bodies: Any = None
+    product: OpenProduct | None = None
+    outputs: list[Entry | None] = field(default_factory=list)
+
+    def entries(self) -> list[Entry]:
+        """All that it reads."""
+        return [*(e for e in self.inputs if e is not None), *(e for _, e in self.captured)]
+
+    def placed(self) -> list[np.ndarray]:
+        """The arrays of the plan that it reads."""
+        return [e.array for e in self.entries() if isinstance(e, Value)]
+
+    def compute(self) -> list[Any]:
+        """The present results of the definition."""
+        frame: list[Any] = [None] * len(self.call.scope)
+        for outer, entry in self.captured:
+            frame[outer] = _content(entry)
+        values = [None if e is None else _content(e) for e in self.inputs]
+        return self.state.visit(self.call.node, values, frame, self.bodies)
+
+    def bind(self) -> Bound:
+        """The call of a run."""
+        state, call, bodies, product, placed = self.state, self.call, self.bodies, self.product, self.placed()
+        node = call.node
+        sources = [e.array if isinstance(e, Value) else e for e in self.inputs]
+        targets = [t.array if isinstance(t, Value) else t for t in self.outputs]
+        is_fixed = not any(isinstance(s, OpaqueValue) for s in sources)
+        cells = [(outer, e) for outer, e in self.captured if isinstance(e, OpaqueValue)]
+        frame: list[Any] = [None] * len(call.scope)
+        for outer, e in self.captured:
+            frame[outer] = e.array if isinstance(e, Value) else None
+
+        def run() -> None:
+            values = sources if is_fixed else [s.value if isinstance(s, OpaqueValue) else s for s in sources]
+            for outer, cell in cells:
+                frame[outer] = cell.value
+            small = None if product is None else product(*values)
+            if small is None:
+                results = state.visit(node, values, frame, bodies)
+            else:
+                results = [small]
+                state.visitor.budget.step()
+                state.visitor.budget.count_tensor(small.nbytes)
+            for target, result in zip(targets, results, strict=False):
+                if target is None:
+                    continue
+                if isinstance(target, OpaqueValue):
+                    target.value = _unshared(result, placed)
+                elif not isinstance(result, np.ndarray) or result.shape != target.shape or result.dtype != target.dtype:
+                    raise Mismatch(call)
+                else:
+                    np.copyto(target, result)
+            for outer, _ in cells:
+                frame[outer] = None
+
+        return [(run, ())]
 
 
 class Definitions(TraceValues):
@@ -23,69 +101,38 @@ class Definitions(TraceValues):
 
     def _by_definition(self, call: Call) -> int:
         """Compute a call with its definition, now and in every run."""
-        entries = self._values(call)
-        inner = [(outer, self._get(call.scope[outer])) for g in call.node.graphs for outer, _ in g.captured]
-        frame: list[Any] = [None] * len(call.scope)
-
-        def gather() -> list[Any]:
-            for outer, entry in inner:
-                frame[outer] = _content(entry)
-            return [None if e is None else _content(e) for e in entries]
-
-        constants = {outer: e.array for outer, e in inner if isinstance(e, Value) and e.constant}
+        constants = {i: e.array for i, e in self._captured(call) if isinstance(e, Value) and e.constant}
         bodies = self.state.bodies(call.node, constants) if self.options.level and call.node.graphs else None
-        outputs = self.state.visit(call.node, gather(), frame, bodies)
-        made: list[Entry | None] = []
+        made = DefinitionStep(self.state, call, self._values(call), self._captured(call), bodies)
         dynamic = id(call.node) in self.dynamic
-        for i, o in zip(call.outputs, outputs, strict=False):
+        for i, o in zip(call.outputs, made.compute(), strict=False):
             if i == ABSENT:
-                made.append(None)
+                made.outputs.append(None)
             elif not dynamic and isinstance(o, np.ndarray) and o.dtype != dtypes.STRING:
-                value = self.allocate(o.shape, o.dtype, None, self._finiteness(call, entries))
+                value = self.allocate(o.shape, o.dtype, None, self._finiteness(call, made.inputs))
                 np.copyto(value.array, o)
-                made.append(value)
+                made.outputs.append(value)
             else:
-                cell = OpaqueValue(_owned(o, [e.array for e in entries if isinstance(e, Value)]))
+                cell = OpaqueValue(_unshared(o, made.placed()))
                 self.live[id(cell)] = cell.value
                 self.budget.count_tensor(limits.size_of(cell.value))
-                made.append(cell)
-        state, node = self.state, call.node
-
-        loose = any(isinstance(e, OpaqueValue) for e in (*entries, *(e for _, e in inner)))
-
-        def bind() -> Any:
-            targets = [None if m is None else m if isinstance(m, OpaqueValue) else m.array for m in made]
-            arrays = gather()
-            given = list(frame)
-
-            def run() -> None:
-                values, around = (gather(), frame) if loose else (arrays, given)
-                results = state.visit(node, values, around, bodies)
-                for target, result in zip(targets, results, strict=False):
-                    if target is None:
-                        continue
-                    if isinstance(target, OpaqueValue):
-                        target.value = _owned(result, values)
-                    elif not isinstance(result, np.ndarray) or result.shape != target.shape or result.dtype != target.dtype:
-                        raise Mismatch(call)
-                    else:
-                        np.copyto(target, result)
-
-            return [(run, ())]
-
-        reads = tuple(e for e in (*entries, *(e for _, e in inner)) if isinstance(e, Value))
-        writes = tuple(m for m in made if isinstance(m, Value))
+                made.outputs.append(cell)
+        reads = tuple(e for e in made.entries() if isinstance(e, Value))
+        writes = tuple(m for m in made.outputs if isinstance(m, Value))
         self.facts.definitions += 1
-        step = PlanStep(bind, reads, writes, "definition", call.origins or (node,), tuple(self._reasons))
-        step.flops = flops_of((call,), entries, writes[0]) if writes else None
+        step = PlanStep(made.bind, reads, writes, "definition", call.origins or (call.node,), tuple(self._reasons))
+        step.flops = flops_of((call,), made.inputs, writes[0]) if writes else None
         self._record(step)
-        for i, m in zip(call.outputs, made, strict=False):
+        for i, m in zip(call.outputs, made.outputs, strict=False):
             if m is not None:
                 self._set(i, m)
         self._used(call.reads)
         self.budget.left += 1  # the visitor has counted it
         self._count(call)
         return 1
+
+    def _captured(self, call: Call) -> list[tuple[int, Entry]]:
+        return [(outer, self._get(call.scope[outer])) for g in call.node.graphs for outer, _ in g.captured]
 
     def _finiteness(self, call: Call, entries: Sequence[Entry | None]) -> int:
         if any(isinstance(e, OpaqueValue) for e in entries):
@@ -122,10 +169,10 @@ def _content(entry: Entry) -> Any:
     return entry.value if isinstance(entry, OpaqueValue) else entry.array
 
 
-def _owned(value: Any, inputs: Sequence[Any]) -> Any:
-    """A sequence in which arrays that are memory of the plan, the inputs and views, are copied."""
-    if isinstance(value, list):
-        return [_owned(v, inputs) for v in value]
-    if isinstance(value, np.ndarray) and value.dtype != dtypes.STRING:
-        return value.copy() if value.base is not None or any(value is x for x in inputs) else value
-    return value
+def _unshared(result: Any, placed: Sequence[np.ndarray]) -> Any:
+    """A result that has no memory of the arena, whose contents change during a run."""
+    if isinstance(result, list):
+        return [_unshared(v, placed) for v in result]
+    if isinstance(result, np.ndarray) and any(np.may_share_memory(result, p) for p in placed):
+        return result.copy()
+    return result

@@ -14,6 +14,7 @@ from ..open.caches import append
 from ..open.products import OpenProduct
 from ..region import Call
 from .choose import Chooser
+from .definitions import DefinitionStep
 from .segment import Appended, Cache, Cell, Cells, Entry, Mismatch, OpaqueValue, Record
 
 
@@ -120,41 +121,12 @@ class Opener(Chooser):
 
     def _open_call(self, call: Call) -> None:
         """Compute a call by its definition into values that are not in the arena."""
-        entries = self._values(call)
-        inner = [(outer, self._get(call.scope[outer])) for g in call.node.graphs for outer, _ in g.captured]
         cells = [None if o == ABSENT else Cell() for o in call.outputs]
-        state, node = self.state, call.node
-        frame: list[Any] = [None] * len(call.scope)
         product = OpenProduct() if call.is_("MatMul") and onednn.library() is not None else None
-
-        def compute(values: list[Any]) -> list[Any]:
-            made = None if product is None else product(*values)
-            if made is None:
-                return state.visit(node, values, frame, None)
-            state.visitor.budget.step()
-            state.visitor.budget.count_tensor(made.nbytes)
-            return [made]
-
-        def bind() -> Bound:
-            sources = [e if isinstance(e, OpaqueValue) else None if e is None else e.array for e in entries]
-            placed = [s for s in sources if isinstance(s, np.ndarray)]
-            around = [(outer, e if isinstance(e, OpaqueValue) else e.array) for outer, e in inner]
-            placed += [s for _, s in around if isinstance(s, np.ndarray)]
-
-            def run() -> None:
-                for outer, s in around:
-                    frame[outer] = s.value if isinstance(s, OpaqueValue) else s
-                values = [s.value if isinstance(s, OpaqueValue) else s for s in sources]
-                for cell, result in zip(cells, compute(values), strict=False):
-                    if cell is not None:
-                        cell.value = _unshared(result, placed)
-                for outer, _ in around:
-                    frame[outer] = None
-
-            return [(run, ())]
-
-        self._record(PlanStep(bind, (), (), "definition", call.origins or (node,), ("its shapes differ between runs",)))
-        for function, arguments in bind():
+        captured = self._captured(call)
+        made = DefinitionStep(self.state, call, self._values(call), captured, None, product, [*cells])
+        self._record(PlanStep(made.bind, (), (), "definition", call.origins or (call.node,), ("its shapes differ between runs",)))
+        for function, arguments in made.bind():
             function(*arguments)
         self._set_cells(call, cells)
         self.budget.left += 1  # the visitor has counted it
@@ -204,12 +176,3 @@ def _settle(call: Call, cell: OpaqueValue, target: np.ndarray, constant: bool) -
         np.copyto(target, x)
     elif x.tobytes() != target.tobytes():
         raise Mismatch(call)
-
-
-def _unshared(result: Any, placed: Sequence[np.ndarray]) -> Any:
-    """A result that has no memory of the arena, whose contents change during a run."""
-    if isinstance(result, list):
-        return [_unshared(v, placed) for v in result]
-    if isinstance(result, np.ndarray) and any(np.may_share_memory(result, p) for p in placed):
-        return result.copy()
-    return result

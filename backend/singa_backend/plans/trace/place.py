@@ -35,6 +35,23 @@ class Placer(Opener):
         for entry in segment.outputs:
             if isinstance(entry, Value):
                 entry.buffer.touch(len(segment.steps))
+        self._place(passed)
+        most = self._bind(passed)
+        segment.passed = tuple(passed.values())
+        if self.options.adaptive and most > 1:
+            segment.pace = Pace(self.options.threads, time.perf_counter() - self.began, self.single)
+        segment.copies = tuple(
+            partial(_copy, e)
+            if isinstance(e, OpaqueValue)
+            else passed[id(e.buffer)].take
+            if id(e.buffer) in passed
+            else e.array.copy
+            for e in segment.outputs
+        )
+
+    def _place(self, passed: dict[int, ZeroCopy]) -> None:
+        """Give the buffers their places in an arena, and move what they hold there."""
+        segment = self.segment
         used = [b for b in self.buffers if b.first >= 0 and not b.pinned and id(b) not in passed]
         segment.arena_bytes = arenas.place(used)
         segment.live_bytes = arenas.live_bytes(used)
@@ -45,6 +62,10 @@ class Placer(Opener):
                 np.copyto(place, b.memory)
             b.memory, b.pinned = place, True
             self.live.pop(id(b), None)
+
+    def _bind(self, passed: dict[int, ZeroCopy]) -> int:
+        """Bind the steps, each on the threads that it needs; return the highest number of threads."""
+        segment = self.segment
         usual = at = self.options.threads
         most = 1
         moving = []
@@ -66,17 +87,8 @@ class Placer(Opener):
                 pieces = [*pieces, *thread_switch(usual)]
             step.count = len(pieces)
             segment.flat += pieces
-        segment.passed, segment.moving = tuple(passed.values()), tuple(moving)
-        if self.options.adaptive and most > 1:
-            segment.pace = Pace(usual, time.perf_counter() - self.began, self.single)
-        segment.copies = tuple(
-            partial(_copy, e)
-            if isinstance(e, OpaqueValue)
-            else passed[id(e.buffer)].take
-            if id(e.buffer) in passed
-            else e.array.copy
-            for e in segment.outputs
-        )
+        segment.moving = tuple(moving)
+        return most
 
     def _passed(self) -> dict[int, ZeroCopy]:
         """The large inputs and outputs which a run need not copy, by buffer; in an open plan, those of the earlier plan."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,11 +13,12 @@ import numpy as np
 from ... import limits
 from ...ir.graph import Node
 from ...kernels import onednn
+from ...kernels.table import KernelCache
 from ...kernels.values import Bound, Buffer, PlanStep, Value
 from ...runtime.executor import Visitor
 from ..contention import Pace, contention, single_step
 from ..open.caches import ZeroCopy, unbound
-from ..region import Call
+from ..region import Call, Region
 from .items import Item
 
 
@@ -109,7 +110,7 @@ class Record:
 
 
 @dataclass(eq=False)
-class History:
+class PlanTrace:
     """The trace of a plan of one segment.
 
     Attributes:
@@ -193,7 +194,35 @@ class Segment:
         return [copy() for copy in self.copies]
 
 
-class State:
+@dataclass(eq=False)
+class SharedValues:
+    """What the plans of a graph share.
+
+    Attributes:
+        kernels: packed weights and other things that kernels have made.
+        constants: each constant that was used, and its value in a plan, by its key.
+        mapped: the first value of each tensor of a mapped file, by address and size.
+        folded: the results of calls whose inputs are all constants.
+        branches: the calls of the branches of If, by the If and the condition.
+    """
+
+    kernels: KernelCache = field(default_factory=KernelCache)
+    constants: dict[Hashable, tuple[Any, Value]] = field(default_factory=dict)
+    mapped: dict[tuple[int, int], Value] = field(default_factory=dict)
+    folded: dict[Call, list[Any]] = field(default_factory=dict)
+    branches: dict[tuple[Call, bool], Region] = field(default_factory=dict)
+
+    def containers(self) -> tuple[dict[Any, Any], ...]:
+        """All containers, whose values count as live."""
+        return self.kernels.derived, self.kernels.constants, self.constants, self.mapped, self.folded, self.branches
+
+    def clear(self) -> None:
+        """Forget everything."""
+        for container in self.containers():
+            container.clear()
+
+
+class RunState:
     """What the steps of a plan share during a run.
 
     Attributes:

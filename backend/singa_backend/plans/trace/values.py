@@ -17,7 +17,7 @@ from ...kernels.values import FINITE, Buffer, LazyBuffer, LazyConstant, Value, a
 from ...proto.tensor_data import release
 from ..contention import contention
 from ..region import Call, Region
-from .segment import Cell, Cells, Entry, History, OpaqueValue, PlanFacts, Segment, State
+from .segment import Cell, Cells, Entry, OpaqueValue, PlanFacts, PlanTrace, RunState, Segment, SharedValues
 
 
 class TraceValues:
@@ -27,8 +27,8 @@ class TraceValues:
         self,
         region: Region,
         options: Options,
-        shared: dict[Any, Any],
-        state: State,
+        shared: SharedValues,
+        state: RunState,
         dynamic: set[int],
         facts: PlanFacts,
         budget: limits.Budget,
@@ -51,8 +51,8 @@ class TraceValues:
         self.live: dict[int, Any] = {}
         self.entries: list[Entry] = []
         self.copies: dict[int, tuple[Value, dict[Any, Value]]] = {}
-        self.history: History | None = None
-        self.earlier: History | None = None
+        self.history: PlanTrace | None = None
+        self.earlier: PlanTrace | None = None
         self.stale: set[Buffer] = set()
         self.copied: list[tuple[Value, Any, Value]] = []
         self.unused = Cells()
@@ -73,19 +73,19 @@ class TraceValues:
     def _constant(self, value: Any, key: Any = None) -> Entry:
         if not isinstance(value, (np.ndarray, LazyConstant)) or value.dtype == dtypes.STRING:
             return OpaqueValue(value)
-        held = self.shared.get(("constant", key)) if key is not None else None
+        held = self.shared.constants.get(key) if key is not None else None
         if held is None or held[0] is not value:
             held = (value, Value.of(value, key))
             source = held[1].buffer.source if isinstance(held[1].buffer, LazyBuffer) else None
             if source is not None:  # views of one tensor of a file share its copy
-                at = ("mapped", source.__array_interface__["data"][0], source.nbytes)
-                first = self.shared.setdefault(at, held[1])
+                at = (source.__array_interface__["data"][0], source.nbytes)
+                first = self.shared.mapped.setdefault(at, held[1])
                 if first is not held[1]:
                     held[1].buffer = first.buffer
                     release(source)
             if key is not None:
-                self.shared["constant", key] = held
-        made: Value = held[1]
+                self.shared.constants[key] = held
+        made = held[1]
         made.buffer.users += 1
         if key is None and made.buffer.memory is not None:
             self.live[id(made.buffer)] = made.buffer.memory

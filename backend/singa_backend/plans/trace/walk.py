@@ -23,13 +23,13 @@ from ..region import Call, Region, TooManyCalls, branch_of, branches_fit
 from .items import Branch, CopyIn, Item, Rename, items_of
 from .open import NotOpen
 from .place import Placer
-from .segment import Continuation, Entry, History, OpaqueValue, Segment
+from .segment import Continuation, Entry, OpaqueValue, PlanTrace, Segment
 
 
 class Tracer(Placer):
     """Traces a segment of a plan, and those that follow it."""
 
-    def start(self, inputs: Sequence[Any], record: bool = False, earlier: History | None = None) -> Segment:
+    def start(self, inputs: Sequence[Any], record: bool = False, earlier: PlanTrace | None = None) -> Segment:
         """Trace the region on these inputs; return the first segment.
 
         Args:
@@ -58,7 +58,7 @@ class Tracer(Placer):
             if isinstance(entry, Value):
                 entry.buffer.users += 1
                 entry.buffer.touch(0)
-        self.history = History(self.entries) if record else None
+        self.history = PlanTrace(self.entries) if record else None
         self.uses = Counter(i for call in self.region.calls for i in call.reads)
         self.uses.update(self.region.outputs)
         self.uses.update(self.region.inputs)  # the buffers of inputs are written before each run
@@ -150,16 +150,15 @@ class Tracer(Placer):
             return [(call,)]
 
     def _branch(self, call: Call, taken: bool) -> list[Item]:
-        key = ("branch", call, taken)
-        if key not in self.shared:
+        inner = self.shared.branches.get((call, taken))
+        if inner is None:
             graph: Graph = call.attributes["then_branch" if taken else "else_branch"]
             region = self.region
             inner = Region(constants=region.constants, names=region.names, size=region.size)
             inner.outputs = branch_of(inner, graph, call.scope)
             fuse(inner, self.options.level)
             region.size = inner.size
-            self.shared[key] = inner
-        inner = self.shared[key]
+            self.shared.branches[call, taken] = inner
         for c in inner.calls:
             self.uses.update(c.reads)
         self.uses.update(inner.outputs)
