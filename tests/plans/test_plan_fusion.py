@@ -21,7 +21,7 @@ from singa_backend.ir.graph import ABSENT, Graph
 from singa_backend.ir.reader import read
 from singa_backend.plans.fusion import PASSES, fuse
 from singa_backend.plans.fusion.view import RegionView
-from singa_backend.plans.region import Call, Region, branch_of, region_of
+from singa_backend.plans.region import Region, RegionCall, branch_of, region_of
 
 F = np.float32
 
@@ -44,7 +44,7 @@ def evaluate(region: Region, feeds: Sequence[Any]) -> list[Any]:
     return [values[o] for o in region.outputs]
 
 
-def _run(call: Call, values: dict[int, Any]) -> None:
+def _run(call: RegionCall, values: dict[int, Any]) -> None:
     if call.is_("If"):
         attributes = call.attributes
         graph = attributes["then_branch" if bool(np.all(values[call.inputs[0]])) else "else_branch"]

@@ -13,7 +13,7 @@ from singa_backend.plans.fusion.view import RegionView
 from singa_backend.plans.region import region_of
 from singa_backend.rewriting.match import (
     Anything,
-    Constant,
+    ConstantValue,
     Match,
     Multiple,
     Number,
@@ -30,7 +30,7 @@ from singa_backend.rewriting.match import (
 )
 
 F = np.float32
-X, Y, N, C = Anything(), Anything(), Number(), Constant()
+X, Y, N, C = Anything(), Anything(), Number(), ConstantValue()
 
 
 def view_of(body: str, outputs: str = "float y", opset: int = 18, **weights: Any) -> RegionView:

@@ -90,9 +90,7 @@ def build(runs: Sequence[dict[str, Any]], folder: Path | None = None) -> dict[st
     executed = {n: {(e["domain"], e["operator"], e["version"]): e for e in run["executed"]} for n, run in named.items()}
     reported = _columns(folder, str(next(iter(devices.values()))["manifest"]), devices)
     generated = _generated(folder)
-    judged: dict[tuple[str, str, int], set[tuple[str, str]]] = {}
-    for domain, name, version, parameter, dtype in generated.get("cells", ()):
-        judged.setdefault((domain, name, version), set()).add((parameter, dtype))
+    judged = _judged(generated)
     rows = []
     for (domain, name), versions in sorted(schemas.items()):
         for version, schema in sorted(versions.items()):
@@ -160,6 +158,14 @@ def _generated(folder: Path | None) -> dict[str, Any]:
     why = mismatch(found, _GENERATED) or ("a cell must have 5 parts" if any(len(c) != 5 for c in found.get("cells", ())) else "")
     if why:
         raise ConformanceError(f"{folder}/fuzz.json is not the report of sonnx fuzz: {why}", code="SX804")
+    return found
+
+
+def _judged(generated: dict[str, Any]) -> dict[tuple[str, str, int], set[tuple[str, str]]]:
+    """Return the parameters and dtypes of each version that generated models have judged."""
+    found: dict[tuple[str, str, int], set[tuple[str, str]]] = {}
+    for domain, name, version, parameter, dtype in generated.get("cells", ()):
+        found.setdefault((domain, name, version), set()).add((parameter, dtype))
     return found
 
 

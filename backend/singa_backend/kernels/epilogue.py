@@ -1,7 +1,7 @@
 """The epilogue of a primitive: which of the calls that follow it computes as post-ops, and how.
 
-One rule decides for all primitives.  They differ in how they read a second operand (`Layout`), and in whether each call has to be
-rounded as its definition rounds it (`Epilogue.exact`).
+One rule decides for all primitives.  They differ in how they read a second operand (`OperandLayout`), and in whether each
+call has to be rounded as its definition rounds it (`Epilogue.exact`).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def _never(value: Value) -> bool:
 
 
 @dataclass(frozen=True)
-class Layout:
+class OperandLayout:
     """How a primitive reads second operands.
 
     Attributes:
@@ -85,7 +85,7 @@ class Epilogue:
     finiteness: int = FINITE
     low: bool = False
 
-    def fuse(self, followers: Sequence[Follower], layout: Layout) -> Epilogue:
+    def fuse(self, followers: Sequence[Follower], layout: OperandLayout) -> Epilogue:
         """Append as many followers as possible, in order; returns itself."""
         for f in followers:
             if not is_modern(f.name, f.version) or not self.append(f, layout):
@@ -93,7 +93,7 @@ class Epilogue:
             self.count += 1
         return self
 
-    def append(self, f: Follower, layout: Layout) -> bool:
+    def append(self, f: Follower, layout: OperandLayout) -> bool:
         """Append one follower; returns whether it is possible, and changes nothing if it is not."""
         if f.name in BINARY:
             return self._binary(f, layout)
@@ -128,7 +128,7 @@ class Epilogue:
         self.finite = True
         return True
 
-    def _binary(self, f: Follower, layout: Layout) -> bool:
+    def _binary(self, f: Follower, layout: OperandLayout) -> bool:
         if f.name == "Sum" and len(f.inputs) == 1:
             return True
         other = f.other
@@ -167,7 +167,7 @@ class Epilogue:
                 return "linear", 1 / number, 0.0
         return None
 
-    def _second(self, f: Follower, other: Value, layout: Layout) -> bool:
+    def _second(self, f: Follower, other: Value, layout: OperandLayout) -> bool:
         """Append a function of two operands."""
         turned = f.name == "Sub" and f.place == 1  # other - x is -x + other
         name = "add" if turned else BINARY[f.name]
@@ -281,7 +281,7 @@ def scalar(value: Value | None) -> float | None:
     return number if number is not None and math.isfinite(number) else None
 
 
-def dense_layout(shape: Sequence[int], order: Sequence[int], into: bool = True) -> Layout:
+def dense_layout(shape: Sequence[int], order: Sequence[int], into: bool = True) -> OperandLayout:
     """The layout of a result without gaps.
 
     Args:
@@ -305,7 +305,7 @@ def dense_layout(shape: Sequence[int], order: Sequence[int], into: bool = True) 
             return False
         return all(d == 1 or s == t for d, s, t in zip(whole, v.strides, strides_of(whole, 4, order), strict=True))
 
-    return Layout(whole, describe, may_replace)
+    return OperandLayout(whole, describe, may_replace)
 
 
 def _padded_shape(v: Value, shape: tuple[int, ...]) -> tuple[int, ...]:

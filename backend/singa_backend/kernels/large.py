@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from . import onednn as dnn
 from .elementwise import order_of
-from .epilogue import BINARY, Epilogue, Layout, Operand, activation, is_modern, scalar
+from .epilogue import BINARY, Epilogue, Operand, OperandLayout, activation, is_modern, scalar
 from .lowering import F32, emit, threads_for
 from .onednn import Attributes, MemoryDesc, OneDnnError, Primitive
 from .products import normal
@@ -55,7 +55,7 @@ def _function(site: Site, x: Value, *rest: Value | None) -> Value:
     site.require(site.name != "Tanh" or x.size >= (CHAIN if site.followers else PLAIN), "NumPy is faster for a small input")
     order = order_of(x)
     site.require(order is not None, "the input has gaps in memory")
-    flat, alone = MemoryDesc.of(F32, (x.size,)), Layout(x.shape, lambda v: None)
+    flat, alone = MemoryDesc.of(F32, (x.size,)), OperandLayout(x.shape, lambda v: None)
     for followers in _tries(site):
         # the function itself as the first follower of x tells the finiteness
         post = Epilogue(Attributes(), finiteness=x.finiteness).fuse([first, *followers], alone)
@@ -123,7 +123,7 @@ def _pair(site: Site, a: Value, b: Value) -> Value:
     if left is None or right is None:
         site.refuse("an operand is repeated or reversed in memory")
     for followers in _tries(site):
-        post = Epilogue(Attributes(), finiteness=first.finiteness, low=first.low).fuse(followers, Layout(a.shape, second))
+        post = Epilogue(Attributes(), finiteness=first.finiteness, low=first.low).fuse(followers, OperandLayout(a.shape, second))
         try:
             with threads_for(COST * a.size):
                 primitive: Primitive = dnn.binary(left, right, left, algorithm=BINARY[site.name], attributes=post.attributes)

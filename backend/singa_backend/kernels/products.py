@@ -10,7 +10,7 @@ import numpy as np
 
 from . import onednn as dnn
 from .elementwise import FLOATS
-from .epilogue import Epilogue, Layout, Operand
+from .epilogue import Epilogue, Operand, OperandLayout
 from .lowering import F32, emit, packed, threads_for
 from .onednn import Attributes, MemoryDesc, OneDnnError, Primitive, Unimplemented
 from .table import Follower, Site, kernel, worst
@@ -153,7 +153,7 @@ class MatrixProduct:
             The result.
         """
         terms = [Follower("Add", {}, [None, v], 0, 14) for v in added]
-        layout = Layout(self.shape, self._second, self.may_replace if target is None else _never, self.is_bias)
+        layout = OperandLayout(self.shape, self._second, self.may_replace if target is None else _never, self.is_bias)
         for tried, needed in (([*terms, *followers], len(terms)), (terms, len(terms)), ([], 0)):
             post = Epilogue(Attributes(fpmath=self.fpmath), finiteness=self.finiteness)
             for function in before:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from ..ir.declaration import has_trait
 from ..ir.graph import ABSENT
 from ..kernels.table import table
-from .region import Call
+from .region import RegionCall
 
 INTEGER = ("QLinearConv", "QLinearMatMul", "ConvInteger", "MatMulInteger")
 """Operators whose kernels add a quantized value: a DequantizeLinear of the other operand joins their chain."""
@@ -16,7 +16,7 @@ LOOKUP = frozenset(["Gather"])
 LONGEST = 12
 
 
-def chains(calls: Sequence[Call], outputs: Sequence[int]) -> list[tuple[Call, ...]]:
+def chains(calls: Sequence[RegionCall], outputs: Sequence[int]) -> list[tuple[RegionCall, ...]]:
     """Group the calls: each group takes the place of its last call, so that all its inputs are known there.
 
     A call with two single-use operands joins the chain of the operand that is computed last.
@@ -53,7 +53,7 @@ def chains(calls: Sequence[Call], outputs: Sequence[int]) -> list[tuple[Call, ..
     return [tuple(calls[i] for i in chain) for _, chain in sorted(chain_of.items())]
 
 
-def is_binary(call: Call) -> bool:
+def is_binary(call: RegionCall) -> bool:
     """Whether a call of an epilogue may read the result before it by any of its inputs; by the first one otherwise."""
     if call.node.domain:
         return False
@@ -61,6 +61,6 @@ def is_binary(call: Call) -> bool:
     return epilogue and broadcasting and call.name != "PRelu"  # whose slope is broadcast to the first input
 
 
-def _reads_result(call: Call, maker: dict[int, int]) -> bool:
+def _reads_result(call: RegionCall, maker: dict[int, int]) -> bool:
     """Whether a call is a DequantizeLinear of another call's result."""
     return call.is_("DequantizeLinear") and call.inputs[0] in maker

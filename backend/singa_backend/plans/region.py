@@ -28,7 +28,7 @@ class TooManyCalls(Exception):
 
 
 @dataclass(eq=False)
-class Call:
+class RegionCall:
     """One call of an operator.
 
     Attributes:
@@ -96,7 +96,7 @@ class Region:
         inlined: the number of nodes and functions that were read into it.
     """
 
-    calls: list[Call] = field(default_factory=list)
+    calls: list[RegionCall] = field(default_factory=list)
     inputs: tuple[int, ...] = ()
     outputs: tuple[int, ...] = ()
     constants: dict[int, Any] = field(default_factory=dict)
@@ -138,8 +138,13 @@ def versioned(domain: str, op_type: str, version: int | None = None) -> Versione
 
 
 def call_of(
-    op_type: str, inputs: Sequence[int], outputs: Sequence[int], origins: Sequence[Call], domain: str = "", **attributes: Any
-) -> Call:
+    op_type: str,
+    inputs: Sequence[int],
+    outputs: Sequence[int],
+    origins: Sequence[RegionCall],
+    domain: str = "",
+    **attributes: Any,
+) -> RegionCall:
     """A call of an operator's newest version in place of others.
 
     Args:
@@ -167,7 +172,7 @@ def call_of(
         given=frozenset(attributes),
         operator=operator,
     )
-    return Call(node, tuple(inputs), tuple(outputs), (), nodes)
+    return RegionCall(node, tuple(inputs), tuple(outputs), (), nodes)
 
 
 def region_of(graph: Graph, states: dict[str, Any] | None = None, captured: dict[int, Any] | None = None) -> Region:
@@ -196,7 +201,7 @@ def region_of(graph: Graph, states: dict[str, Any] | None = None, captured: dict
     return region
 
 
-def branches_fit(call: Call) -> bool:
+def branches_fit(call: RegionCall) -> bool:
     """Whether both branches of an If have the same number of outputs, as many as the If; its definition refuses others."""
     counts = {len(call.attributes[name].outputs) for name in ("then_branch", "else_branch")}
     return len(counts) == 1 and counts.pop() >= len(call.outputs)
@@ -236,4 +241,4 @@ def _inline(region: Region, graph: Graph, ids: list[int], states: dict[str, Any]
         if isinstance(value, np.ndarray):
             region.constants[outputs[0]] = value
             continue
-        region.calls.append(Call(node, inputs, outputs, ids))
+        region.calls.append(RegionCall(node, inputs, outputs, ids))

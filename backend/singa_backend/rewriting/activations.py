@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from .match import FEW, Anything, Constant, Match, Multiple, Number, Pattern, Rule, Rules, View, factor, matches, number, op
+from .match import FEW, Anything, ConstantValue, Match, Multiple, Number, Pattern, Rule, Rules, View, factor, matches, number, op
 
 STEPS = 8
 """The number of calls that are followed."""
@@ -55,7 +55,7 @@ MISH = (ActivationForm("Mish", {1: 1.0}, 0.0, 1.0),)
 HARD_SIGMOID = (ActivationForm("HardSwish", {1: 1.0}, 0.0, 1.0),)
 
 
-X, CONSTANT = Anything(), Constant()
+X, CONSTANT = Anything(), ConstantValue()
 MULTIPLE = Multiple(X, least=1, most=1)
 ABOVE, BELOW = op.Relu(X), op.Relu(-X) * CONSTANT
 BOUND = Number()

@@ -117,7 +117,7 @@ class Anything(Pattern):
             yield so_far
 
 
-class Constant(Anything):
+class ConstantValue(Anything):
     """A constant tensor."""
 
     def match(self, view: View, value: Any, reader: Any, so_far: Match) -> Iterator[Match]:

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 
 from ..ir.shapes import Shape
-from .match import Anything, Constant, Match, Number, Pattern, Rule, Rules, View, inverse_root, op, over_root, squared
+from .match import Anything, ConstantValue, Match, Number, Pattern, Rule, Rules, View, inverse_root, op, over_root, squared
 from .view import ints_of
 
-X, SCALE, SHIFT, EPSILON = Anything(), Constant(), Constant(), Number()
+X, SCALE, SHIFT, EPSILON = Anything(), ConstantValue(), ConstantValue(), Number()
 
 
 def _mean(x: Pattern) -> Pattern:
@@ -165,7 +165,7 @@ NORMS = (
     + Rules(Rule(RMS_NORM * SCALE, _rms_norm), Rule(RMS_NORM, _rms_norm))
 )
 
-ONE, ZERO = Constant(), Constant()
+ONE, ZERO = ConstantValue(), ConstantValue()
 JOINED = op.Reshape(X, ...)
 GROUPS = op.InstanceNormalization(JOINED, ONE, ZERO)
 RESTORED = op.Reshape(GROUPS, ...)

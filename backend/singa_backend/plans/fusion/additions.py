@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..region import Call
+from ..region import RegionCall
 from .view import RegionView
 
 LARGEST = 1 << 24
@@ -64,7 +64,7 @@ def windows(edit: RegionView) -> int:
     return count
 
 
-def _operands(edit: RegionView, add: Call) -> tuple[np.ndarray | None, int]:
+def _operands(edit: RegionView, add: RegionCall) -> tuple[np.ndarray | None, int]:
     """The constant operand of an Add, and the other one."""
     for at in (0, 1):
         array = edit.constant(add.inputs[at])

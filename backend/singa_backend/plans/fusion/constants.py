@@ -9,7 +9,7 @@ import numpy as np
 from ...ir.declaration import has_trait
 from ...ir.graph import ABSENT
 from ...rewriting import constants as rule
-from ..region import Call, Region, branch_of, branches_fit
+from ..region import Region, RegionCall, branch_of, branches_fit
 from .facts import operator
 from .view import RegionView
 
@@ -41,11 +41,11 @@ def branches(edit: RegionView) -> int:
     return count
 
 
-def _stays(edit: RegionView, call: Call) -> bool:
+def _stays(edit: RegionView, call: RegionCall) -> bool:
     return call.node.domain not in ("", "ai.onnx.ml") or (call.is_("DequantizeLinear") and _multiplied(edit, call))
 
 
-def _multiplied(edit: RegionView, call: Call) -> bool:
+def _multiplied(edit: RegionView, call: RegionCall) -> bool:
     """Whether a product reads the result of a call, or a view of it."""
     users = edit.users(call.outputs[0])
     return any(

@@ -19,7 +19,7 @@ from ...kernels.values import LazyConstant
 from ...proto.schemas import schemas, type_strings
 from ...rewriting.types import Types
 from ...rewriting.view import GraphView
-from ..region import Call, Region
+from ..region import Region, RegionCall
 
 Type = tuple[np.dtype[Any] | None, Sequence[int | str | None] | None]
 """A dtype and a shape, each None if it is not known; so is each size that is not known."""
@@ -28,12 +28,12 @@ TENSOR = (np.ndarray, LazyConstant)
 """The types of constant tensors."""
 
 
-def operator(call: Call | None) -> str:
+def operator(call: RegionCall | None) -> str:
     """The operator that a call of ONNX's domain has in its present meaning; "" for any other."""
     return "" if call is None else call.operator
 
 
-def is_pointwise(call: Call | None) -> bool:
+def is_pointwise(call: RegionCall | None) -> bool:
     """Whether a call computes one value for each place of its inputs, broadcast."""
     name = operator(call)
     return has_trait("", name, "unary") or has_trait("", name, "broadcasting")
@@ -56,7 +56,7 @@ def _parameters(domain: str, name: str, version: int) -> tuple[tuple[Any, ...], 
     return tuple(map(bound, inputs)), tuple(map(bound, outputs)), repeats[0], repeats[1]
 
 
-class Facts(Types[int, Call]):
+class Facts(Types[int, RegionCall]):
     """Dtypes and shapes of the values of a region.
 
     Args:
@@ -65,7 +65,7 @@ class Facts(Types[int, Call]):
         types: the dtypes and shapes of values that the caller knows, such as those of the inputs.
     """
 
-    def __init__(self, view: GraphView[int, Call], region: Region, types: Mapping[int, Type]) -> None:
+    def __init__(self, view: GraphView[int, RegionCall], region: Region, types: Mapping[int, Type]) -> None:
         super().__init__(view)
         self.region = region
         self._parent: dict[int, int] = {}
@@ -141,12 +141,12 @@ class Facts(Types[int, Call]):
             if b in self._dtypes:
                 self._dtypes.setdefault(a, self._dtypes[b])
 
-    def infer(self, call: Call) -> None:
+    def infer(self, call: RegionCall) -> None:
         """Add what is known of the outputs of a call; the values before it must be known."""
         self._infer_dtypes(call)
         super().infer(call)
 
-    def _infer_dtypes(self, call: Call) -> None:
+    def _infer_dtypes(self, call: RegionCall) -> None:
         if call.node.operator is None:
             return
         inputs, outputs, more_in, more_out = _parameters(call.node.domain, call.node.op_type, call.node.operator.version)

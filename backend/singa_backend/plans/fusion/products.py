@@ -13,7 +13,7 @@ from ...ir.graph import ABSENT
 from ...kernels.values import LARGE as KEPT
 from ...kernels.values import LazyConstant, bound_of
 from ...proto.tensor_data import release
-from ..region import Call
+from ..region import RegionCall
 from .facts import operator
 from .view import RegionView
 
@@ -25,13 +25,13 @@ READERS = ("Reshape", "Transpose", "Attention")
 
 @dataclass(frozen=True)
 class _Product:
-    call: Call
+    call: RegionCall
     weight: np.ndarray | LazyConstant
     bias: np.ndarray | None
-    last: Call
+    last: RegionCall
 
     @property
-    def calls(self) -> tuple[Call, ...]:
+    def calls(self) -> tuple[RegionCall, ...]:
         return (self.call,) if self.last is self.call else (self.call, self.last)
 
 
@@ -56,7 +56,7 @@ def products(edit: RegionView) -> int:
     return count
 
 
-def _product(edit: RegionView, call: Call) -> _Product | None:
+def _product(edit: RegionView, call: RegionCall) -> _Product | None:
     weight = edit.weight(call.inputs[1])
     if weight is None or weight.ndim != 2 or call.inputs[0] == call.inputs[1]:
         return None

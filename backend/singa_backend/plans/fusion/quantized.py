@@ -22,7 +22,7 @@ from ...dtypes import numpy_dtype
 from ...errors import SonnxError
 from ...ir.graph import ABSENT
 from ...kernels.quantized import exact_int8
-from ..region import Call
+from ..region import RegionCall
 from .facts import is_pointwise, operator
 from .view import RegionView
 
@@ -49,7 +49,7 @@ class Quantized:
     scale: np.ndarray
     zero: np.ndarray
     axis: int | None
-    call: Call
+    call: RegionCall
 
     @property
     def simple(self) -> bool:
@@ -62,7 +62,7 @@ class Quantized:
         return self.simple and other.simple and bool(same)
 
 
-def _parameters(edit: RegionView, call: Call, value: int) -> Quantized | None:
+def _parameters(edit: RegionView, call: RegionCall, value: int) -> Quantized | None:
     a = call.attributes
     scale = edit.constant(call.inputs[1])
     zero = edit.constant(call.inputs[2]) if len(call.inputs) > 2 and call.inputs[2] != ABSENT else None
@@ -92,7 +92,7 @@ def _dequantized(edit: RegionView, value: int) -> Quantized | None:
     return None if call is None else _parameters(edit, call, call.inputs[0])
 
 
-def _quantized(edit: RegionView, call: Call) -> Quantized | None:
+def _quantized(edit: RegionView, call: RegionCall) -> Quantized | None:
     """What a QuantizeLinear returns."""
     return _parameters(edit, call, call.outputs[0])
 
@@ -132,7 +132,7 @@ def quantized_signs(edit: RegionView) -> int:
     return count
 
 
-def _unsigned(edit: RegionView, call: Call, x: int, y: int) -> Call:
+def _unsigned(edit: RegionView, call: RegionCall, x: int, y: int) -> RegionCall:
     """A QuantizeLinear or DequantizeLinear with a zero point of uint8 in place of int8."""
     zero = edit.region.constants[call.inputs[2]]
     shifted = edit.region.constant(np.asarray(zero.astype(np.int16) + 128).astype(np.uint8))
@@ -160,7 +160,7 @@ def quantized_moves(edit: RegionView) -> int:
                 continue
             axis = {"axis": list(perm).index(x.axis % len(perm))}
         parts = tuple(ABSENT if o == ABSENT else edit.region.new() for o in call.outputs)
-        moved = Call(call.node, (x.value, *call.inputs[1:]), parts, call.scope, call.origins)
+        moved = RegionCall(call.node, (x.value, *call.inputs[1:]), parts, call.scope, call.origins)
         back = []
         for part, o in zip(parts, call.outputs, strict=True):
             if o != ABSENT:
@@ -170,14 +170,14 @@ def quantized_moves(edit: RegionView) -> int:
     return count
 
 
-def _join(edit: RegionView, call: Call) -> bool:
+def _join(edit: RegionView, call: RegionCall) -> bool:
     """Move a Concat behind or before the quantization of its inputs."""
     parts = [_dequantized(edit, i) for i in call.inputs]
     if any(p is None or not p.simple for p in parts):
         return False
     known = [p for p in parts if p is not None]
     if all(p.like(known[0]) for p in known):
-        joined = Call(call.node, tuple(p.value for p in known), (edit.region.new(),), call.scope, call.origins)
+        joined = RegionCall(call.node, tuple(p.value for p in known), (edit.region.new(),), call.scope, call.origins)
         inputs = (joined.outputs[0], known[0].call.inputs[1], _zero(edit, known[0]))
         edit.put(call, joined, edit.call("DequantizeLinear", inputs, [call], call.outputs))
         return True
@@ -190,7 +190,7 @@ def _join(edit: RegionView, call: Call) -> bool:
         inputs = (i, root.inputs[1], _zero(edit, y))
         made.append(edit.call("QuantizeLinear", inputs, [root]))
     values = tuple(m.outputs[0] for m in made)
-    edit.put(root, *made, Call(call.node, values, root.outputs, call.scope, call.origins))
+    edit.put(root, *made, RegionCall(call.node, values, root.outputs, call.scope, call.origins))
     return True
 
 
@@ -217,7 +217,7 @@ def quantized_tables(edit: RegionView) -> int:
         if not edit.alive(root):
             continue
         y = _quantized(edit, root)
-        calls: dict[Call, None] = {}
+        calls: dict[RegionCall, None] = {}
         source = _source(edit, root, calls) if y is not None and y.simple else None
         if source is None or y is None or not isinstance(source, int) or source < 0:
             continue
@@ -241,7 +241,7 @@ NONE = -2
 """No quantized value: constants only."""
 
 
-def _source(edit: RegionView, call: Call, calls: dict[Call, None]) -> int | None:
+def _source(edit: RegionView, call: RegionCall, calls: dict[RegionCall, None]) -> int | None:
     """The quantized value that a call is a function of; NONE for constants only, None if there are several or other calls."""
     if len(calls) >= LONGEST:
         return None
@@ -270,7 +270,7 @@ def _source(edit: RegionView, call: Call, calls: dict[Call, None]) -> int | None
     return found
 
 
-def _source_of(edit: RegionView, value: int, calls: dict[Call, None]) -> int | None:
+def _source_of(edit: RegionView, value: int, calls: dict[RegionCall, None]) -> int | None:
     array = edit.constant(value)
     if array is not None:
         return NONE if array.size == 1 and array.ndim <= 1 and array.dtype == F32 else None
@@ -279,7 +279,7 @@ def _source_of(edit: RegionView, value: int, calls: dict[Call, None]) -> int | N
     return _source(edit, call, calls) if call is not None and known and len(call.outputs) == 1 else None
 
 
-def _table(edit: RegionView, root: Call, calls: dict[Call, None], source: int, dtype: Any) -> np.ndarray | None:
+def _table(edit: RegionView, root: RegionCall, calls: dict[RegionCall, None], source: int, dtype: Any) -> np.ndarray | None:
     """The 256 results in the order of the bytes of the source."""
     if not edit.facts.rank_at_least(source, 1):
         return None
@@ -318,7 +318,7 @@ def quantized_products(edit: RegionView) -> int:
     return count
 
 
-def _product(edit: RegionView, root: Call, y: Quantized) -> bool:
+def _product(edit: RegionView, root: RegionCall, y: Quantized) -> bool:
     value, between = root.inputs[0], []
     while True:
         call = edit.producer(value)
@@ -332,7 +332,7 @@ def _product(edit: RegionView, root: Call, y: Quantized) -> bool:
     if bounds is None:
         return False
     name = operator(call)
-    made: list[Call] | None = None
+    made: list[RegionCall] | None = None
     origins = [call, *reversed(between), root]
     if name == "Conv":
         made = _conv(edit, call, y, origins)
@@ -358,7 +358,7 @@ def _product(edit: RegionView, root: Call, y: Quantized) -> bool:
     return True
 
 
-def _bounds(edit: RegionView, calls: Sequence[Call], y: Quantized) -> tuple[int, int] | None:
+def _bounds(edit: RegionView, calls: Sequence[RegionCall], y: Quantized) -> tuple[int, int] | None:
     """The bounds of the quantized result that Relu and Clip in float32 set."""
     info = np.iinfo(y.zero.dtype)
     low, high = int(info.min), int(info.max)
@@ -412,7 +412,7 @@ def _weights(edit: RegionView, value: int, axes: tuple[int, ...]) -> Quantized |
     return w
 
 
-def _conv(edit: RegionView, call: Call, y: Quantized, origins: Sequence[Call]) -> list[Call] | None:
+def _conv(edit: RegionView, call: RegionCall, y: Quantized, origins: Sequence[RegionCall]) -> list[RegionCall] | None:
     x, w = _dequantized(edit, call.inputs[0]), _weights(edit, call.inputs[1], (0,))
     array = None if w is None else edit.constant(w.value)
     if x is None or not x.simple or w is None or array is None or array.ndim < 3:
@@ -437,8 +437,8 @@ def _conv(edit: RegionView, call: Call, y: Quantized, origins: Sequence[Call]) -
 
 
 def _matmul(
-    edit: RegionView, call: Call, y: Quantized, bias: int | None, transposed: bool, origins: Sequence[Call]
-) -> list[Call] | None:
+    edit: RegionView, call: RegionCall, y: Quantized, bias: int | None, transposed: bool, origins: Sequence[RegionCall]
+) -> list[RegionCall] | None:
     a, b = _dequantized(edit, call.inputs[0]), _dequantized(edit, call.inputs[1])
     if a is None or not a.simple or b is None or b.zero.dtype not in INT8:
         return None

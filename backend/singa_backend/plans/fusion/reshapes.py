@@ -8,7 +8,7 @@ from ...ir.declaration import has_trait
 from ...ir.graph import ABSENT
 from ...rewriting.reshapes import join_reshape
 from ..chains import is_binary
-from ..region import Call
+from ..region import RegionCall
 from .facts import operator
 from .view import RegionView
 
@@ -32,7 +32,7 @@ def reshapes(edit: RegionView) -> int:
     return count
 
 
-def _moved(edit: RegionView, call: Call) -> bool:
+def _moved(edit: RegionView, call: RegionCall) -> bool:
     name = call.operator
     if name == "Reshape":
         return join_reshape(edit, call)
@@ -48,30 +48,30 @@ def _moved(edit: RegionView, call: Call) -> bool:
     if not (operator(source) in SOURCES or _is_function(source)) or not _elementwise(edit, call, reshape, at):
         return False
     inputs = [reshape.inputs[0] if i == at else v for i, v in enumerate(call.inputs)]
-    made = Call(call.node, tuple(inputs), (edit.region.new(), *call.outputs[1:]), call.scope, call.origins)
+    made = RegionCall(call.node, tuple(inputs), (edit.region.new(), *call.outputs[1:]), call.scope, call.origins)
     edit.put(call, made, _again(edit, reshape, made.outputs[0], call, reshape.inputs[1]))
     return True
 
 
-def _again(edit: RegionView, reshape: Call, x: int, call: Call, shape: int) -> Call:
+def _again(edit: RegionView, reshape: RegionCall, x: int, call: RegionCall, shape: int) -> RegionCall:
     """The Reshape of another value, in place of the first output of a call."""
-    return Call(reshape.node, (x, shape), call.outputs[:1], reshape.scope, reshape.origins)
+    return RegionCall(reshape.node, (x, shape), call.outputs[:1], reshape.scope, reshape.origins)
 
 
-def _keeps_last(edit: RegionView, reshape: Call) -> int | None:
+def _keeps_last(edit: RegionView, reshape: RegionCall) -> int | None:
     """The size of the last axis, if it is known and the same before and after."""
     before, after = edit.facts.last(reshape.inputs[0]), edit.facts.last(reshape.outputs[0])
     return before if isinstance(before, int) and before == after else None
 
 
-def _is_function(call: Call | None) -> bool:
+def _is_function(call: RegionCall | None) -> bool:
     """Whether a call is one of an element of its first input, or of one for each place of its inputs."""
     name = operator(call)
     one = name in ONE_INPUT or (has_trait("", name, "epilogue") and has_trait("", name, "unary"))
     return one or (bool(name) and call is not None and is_binary(call))
 
 
-def _elementwise(edit: RegionView, call: Call, reshape: Call, at: int) -> bool:
+def _elementwise(edit: RegionView, call: RegionCall, reshape: RegionCall, at: int) -> bool:
     """Whether every element of the result depends on the element at the same place only."""
     name = operator(call)
     if name == "Gather":
@@ -91,7 +91,7 @@ def _elementwise(edit: RegionView, call: Call, reshape: Call, at: int) -> bool:
     return True
 
 
-def _product(edit: RegionView, call: Call, reshape: Call) -> bool:
+def _product(edit: RegionView, call: RegionCall, reshape: RegionCall) -> bool:
     w = edit.facts.shape(call.inputs[PRODUCTS[operator(call)]])
     size, target, x = _keeps_last(edit, reshape), edit.ints(reshape.inputs[1]), edit.facts.shape(reshape.inputs[0])
     if size is None or target is None or x is None or w is None or len(w) != 2 or w[0] != size or not isinstance(w[1], int):
@@ -105,7 +105,7 @@ def _product(edit: RegionView, call: Call, reshape: Call) -> bool:
         return False  # scales or zero points of rows
     shape = edit.region.constant(np.array([*target[:-1], w[1]], np.int64))
     if operator(call) != "Gemm":
-        made = Call(call.node, (reshape.inputs[0], *call.inputs[1:]), (edit.region.new(),), call.scope, call.origins)
+        made = RegionCall(call.node, (reshape.inputs[0], *call.inputs[1:]), (edit.region.new(),), call.scope, call.origins)
         edit.put(call, made, _again(edit, reshape, made.outputs[0], call, shape))
         return True
     a = call.attributes

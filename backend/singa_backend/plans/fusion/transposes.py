@@ -6,7 +6,7 @@ from ...ir.declaration import has_trait
 from ...ir.graph import ABSENT
 from ...ir.shapes import Shape
 from ...rewriting.transposes import invert, permutation
-from ..region import Call
+from ..region import RegionCall
 from .facts import operator
 from .view import RegionView
 
@@ -32,7 +32,7 @@ def cancelled(edit: RegionView) -> int:
             outputs = call.outputs if step is chain[0] else (edit.region.new(),)
             node = step.node
             made.append(
-                Call(
+                RegionCall(
                     node, tuple(value if i == old else i for i in step.inputs), tuple(outputs), step.scope, (*step.origins, node)
                 )
             )
@@ -42,9 +42,9 @@ def cancelled(edit: RegionView) -> int:
     return count
 
 
-def _chain(edit: RegionView, value: int) -> list[Call]:
+def _chain(edit: RegionView, value: int) -> list[RegionCall]:
     """The elementwise calls of one value before a Transpose, the last one first."""
-    found: list[Call] = []
+    found: list[RegionCall] = []
     while len(found) < LENGTH:
         step = edit.producer(value)
         if (
@@ -59,7 +59,7 @@ def _chain(edit: RegionView, value: int) -> list[Call]:
     return []
 
 
-def _source(edit: RegionView, step: Call) -> int:
+def _source(edit: RegionView, step: RegionCall) -> int:
     """The one value of which a call is an elementwise function; ABSENT for other calls."""
     name = operator(step)
     if not name or step.node.graphs:

@@ -11,11 +11,11 @@ from ...ir.declaration import has_trait
 from ...ir.graph import ABSENT, Node
 from ...ir.shapes import Shape
 from ...kernels.values import LazyConstant
-from ..region import Call, Region, call_of
+from ..region import Region, RegionCall, call_of
 from .facts import Facts, Type, operator
 from .lazy import multiplied
 
-NOTHING: dict[Call, int] = {}
+NOTHING: dict[RegionCall, int] = {}
 ORIGINS = 32
 """The number of nodes that a call names as those that it replaces."""
 
@@ -40,17 +40,17 @@ class RegionView:
         self.outputs = frozenset(region.outputs)
         self._given = frozenset(region.constants)
         self.facts = Facts(self, region, types or {})
-        self._made: dict[int, Call] = {}
-        self._users: dict[int, dict[Call, int]] = {}
-        self._named: dict[str, dict[Call, None]] = {}
+        self._made: dict[int, RegionCall] = {}
+        self._users: dict[int, dict[RegionCall, int]] = {}
+        self._named: dict[str, dict[RegionCall, None]] = {}
         self._places = [[call] for call in region.calls]
         self._place = {call: i for i, call in enumerate(region.calls)}
         self._aliases: dict[int, int] = {}
-        self._refused: set[Call] = set()
+        self._refused: set[RegionCall] = set()
         for call in region.calls:
             self._add(call)
 
-    def _add(self, call: Call) -> None:
+    def _add(self, call: RegionCall) -> None:
         self._named.setdefault(call.operator, {})[call] = None
         for o in call.outputs:
             if o != ABSENT:
@@ -60,7 +60,7 @@ class RegionView:
             users[call] = users.get(call, 0) + 1
         self.facts.infer(call)
 
-    def _drop(self, call: Call) -> None:
+    def _drop(self, call: RegionCall) -> None:
         """Remove a call, and those before it that nothing reads any more."""
         pending = [call]
         while pending:
@@ -85,19 +85,19 @@ class RegionView:
 
     # --- reading ---
 
-    def named(self, *names: str) -> list[Call]:
+    def named(self, *names: str) -> list[RegionCall]:
         """The calls of these operators that the region has now."""
         return [call for name in names for call in self._named.get(name, ())]
 
-    def with_trait(self, trait: str) -> list[Call]:
+    def with_trait(self, trait: str) -> list[RegionCall]:
         """The calls that the region has now of operators of ONNX's domain with a trait."""
         return [call for name, calls in self._named.items() if has_trait("", name, trait) for call in calls]
 
-    def calls(self) -> list[Call]:
+    def calls(self) -> list[RegionCall]:
         """All calls in order."""
         return [call for calls in self._places for call in calls]
 
-    def constant_calls(self) -> Iterator[Call]:
+    def constant_calls(self) -> Iterator[RegionCall]:
         """The calls whose inputs are all constants or absent, in order; those too that become such while they are walked."""
         known, refused = self.region.constants, self._refused
         for call in self.calls():
@@ -108,60 +108,60 @@ class RegionView:
                 if call not in refused:
                     yield call
 
-    def refuse(self, call: Call) -> None:
+    def refuse(self, call: RegionCall) -> None:
         """Leave a call of constants out of `constant_calls` from now on."""
         self._refused.add(call)
 
-    def order(self, call: Call) -> tuple[int, int]:
+    def order(self, call: RegionCall) -> tuple[int, int]:
         """A key by which calls are sorted in the order in which they run."""
         place = self._place[call]
         return place, self._places[place].index(call)
 
-    def alive(self, call: Call) -> bool:
+    def alive(self, call: RegionCall) -> bool:
         """Whether the region still has a call."""
         return call in self._place
 
     operator = staticmethod(operator)
 
-    def version(self, call: Call) -> int:
+    def version(self, call: RegionCall) -> int:
         """The schema version of an operator; 0 for a function."""
         return call.node.version or 0
 
-    def name(self, call: Call) -> tuple[str, str]:
+    def name(self, call: RegionCall) -> tuple[str, str]:
         """The domain and the name of an operator."""
         return call.node.domain, call.node.op_type
 
-    def node(self, call: Call) -> Node | None:
+    def node(self, call: RegionCall) -> Node | None:
         """The node of a call."""
         return call.node
 
-    def attribute(self, call: Call, name: str, default: Any = None) -> Any:
+    def attribute(self, call: RegionCall, name: str, default: Any = None) -> Any:
         """An attribute, a str for one of bytes; `default` if the call and its schema have none."""
         value = call.attributes.get(name)
         return default if value is None else value.decode() if isinstance(value, bytes) else value
 
-    def input(self, call: Call, index: int) -> int | None:
+    def input(self, call: RegionCall, index: int) -> int | None:
         """An input of a call; None for an absent one."""
         return call.inputs[index] if len(call.inputs) > index and call.inputs[index] != ABSENT else None
 
-    def has_one_output(self, call: Call) -> bool:
+    def has_one_output(self, call: RegionCall) -> bool:
         """Whether all outputs of a call but the first are absent."""
         return all(o == ABSENT for o in call.outputs[1:])
 
-    def producer(self, value: int) -> Call | None:
+    def producer(self, value: int) -> RegionCall | None:
         """The call that returns a value; None for inputs and constants."""
         return self._made.get(value)
 
-    def made_by(self, value: int, *names: str) -> Call | None:
+    def made_by(self, value: int, *names: str) -> RegionCall | None:
         """The call that returns a value, if it is a call of one of these operators and the value its first output."""
         call = self._made.get(value)
         return call if call is not None and call.operator in names and call.outputs[0] == value else None
 
-    def users(self, value: int) -> Mapping[Call, int]:
+    def users(self, value: int) -> Mapping[RegionCall, int]:
         """The calls that read a value, each with the number of its places."""
         return self._users.get(value, NOTHING)
 
-    def only_user(self, value: int) -> Call | None:
+    def only_user(self, value: int) -> RegionCall | None:
         """The one call that reads a value, which no output of the region is; None otherwise."""
         users = self._users.get(value, NOTHING)
         return next(iter(users)) if len(users) == 1 and value not in self.outputs else None
@@ -171,7 +171,7 @@ class RegionView:
         users = self._users.get(value, NOTHING)
         return len(users) == 1 and value not in self.outputs and next(iter(users.values())) == 1
 
-    def inside(self, values: Iterable[int], pattern: Iterable[Call]) -> bool:
+    def inside(self, values: Iterable[int], pattern: Iterable[RegionCall]) -> bool:
         """Whether calls of a pattern are the only ones that read these values."""
         calls = set(pattern)
         return all(v not in self.outputs and self.users(v).keys() <= calls for v in values)
@@ -216,7 +216,7 @@ class RegionView:
         array = self.constant(value)
         return float(array.reshape(-1)[0]) if array is not None and array.size == 1 and array.dtype == np.float32 else None
 
-    def number(self, call: Call, value: int) -> float | None:
+    def number(self, call: RegionCall, value: int) -> float | None:
         """A constant float32 of one element in an elementwise call of two inputs, which has the shape of the other input."""
         found = self.scalar(value)
         if found is None or not self.region.constants[value].ndim:
@@ -229,7 +229,7 @@ class RegionView:
         array = self.constant(value) if value != ABSENT else None
         return None if array is None or array.dtype.kind not in "iu" or array.size > 64 else tuple(array.reshape(-1).tolist())
 
-    def axes(self, call: Call, index: int = 1) -> tuple[int, ...] | None:
+    def axes(self, call: RegionCall, index: int = 1) -> tuple[int, ...] | None:
         """The axes of a reduction, a Squeeze or an Unsqueeze, an attribute or an input; None if they are not known or absent."""
         given = call.attributes.get("axes")
         if given is not None:
@@ -251,7 +251,7 @@ class RegionView:
         """Whether training may change a constant: a plan is made for its present value."""
         return False
 
-    def put(self, root: Call, *calls: Call, also: Iterable[Call] = ()) -> bool:
+    def put(self, root: RegionCall, *calls: RegionCall, also: Iterable[RegionCall] = ()) -> bool:
         """Replace a call, and `also` later ones, by others in its place, which return their outputs.
 
         Calls that nothing reads any more are removed.  A region holds every call: always True.
@@ -266,7 +266,7 @@ class RegionView:
             self._drop(gone)
         return True
 
-    def fold(self, call: Call, results: Mapping[int, np.ndarray]) -> bool:
+    def fold(self, call: RegionCall, results: Mapping[int, np.ndarray]) -> bool:
         """Replace a call by constants; False for strings, which plans do not keep."""
         if any(r.dtype == object for r in results.values()):
             return False
@@ -286,18 +286,20 @@ class RegionView:
         return None if made is None else self.add_constant(made, weight)
 
     def call(
-        self, op_type: str, inputs: Sequence[int], origins: Sequence[Call], outputs: Sequence[int] = (), **attributes: Any
-    ) -> Call:
+        self, op_type: str, inputs: Sequence[int], origins: Sequence[RegionCall], outputs: Sequence[int] = (), **attributes: Any
+    ) -> RegionCall:
         """A call of an operator's newest version, which returns new values if `outputs` is not given."""
         made = call_of(op_type, inputs, outputs or (self.region.new(),), origins, **attributes)
         made.origins = made.origins[-ORIGINS:]
         return made
 
-    def again(self, call: Call, inputs: Sequence[int], outputs: Sequence[int], origins: Sequence[Call], **changes: Any) -> Call:
+    def again(
+        self, call: RegionCall, inputs: Sequence[int], outputs: Sequence[int], origins: Sequence[RegionCall], **changes: Any
+    ) -> RegionCall:
         """A call of the same operator on other inputs: of the same version, or of the newest one if attributes change."""
         if not changes:
             nodes = tuple(n for c in origins for n in (c.origins or (c.node,)))[-ORIGINS:]
-            return Call(call.node, tuple(inputs), tuple(outputs) or (self.region.new(),), call.scope, nodes)
+            return RegionCall(call.node, tuple(inputs), tuple(outputs) or (self.region.new(),), call.scope, nodes)
         given = {k: call.attributes[k] for k in call.node.given if k not in changes}
         return self.call(call.name, inputs, origins, outputs, **given, **{k: v for k, v in changes.items() if v is not None})
 

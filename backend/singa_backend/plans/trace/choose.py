@@ -16,7 +16,7 @@ from ...kernels.onednn import OneDnnError
 from ...kernels.table import Follower, Kernel, Refused, Site, kernels_of, worst
 from ...kernels.values import Buffer, Value
 from ..contention import single_step
-from ..region import Call
+from ..region import RegionCall
 from .definitions import Definitions, flops_of
 from .segment import OpaqueValue
 
@@ -27,13 +27,13 @@ FAILED = "failed with"
 class Chooser(Definitions):
     """Chooses what computes each call of a trace."""
 
-    def _group(self, group: tuple[Call, ...]) -> None:
+    def _group(self, group: tuple[RegionCall, ...]) -> None:
         """Compute a chain of calls, with as few kernels as possible."""
         while group:
             taken = self._with_kernel(group) or self._by_definition(group[0])
             group = group[taken:]
 
-    def _with_kernel(self, group: tuple[Call, ...]) -> int:
+    def _with_kernel(self, group: tuple[RegionCall, ...]) -> int:
         """Compute a prefix of the chain with the first kernel that accepts it; return its length, 0 if there is none."""
         call = group[0]
         found = self._values(call)
@@ -85,7 +85,7 @@ class Chooser(Definitions):
             self.live.pop(id(b), None)
         del self.buffers[first:]
 
-    def _run_steps(self, site: TraceSite, one: Kernel, calls: Sequence[Call]) -> None:
+    def _run_steps(self, site: TraceSite, one: Kernel, calls: Sequence[RegionCall]) -> None:
         origins = tuple({id(n): n for c in calls for n in (c.origins or (c.node,))}.values())
         bound = [step.bind() for step in site.steps]  # before any runs: a kernel may still decline
         with onednn.using_threads(1) if self.single else nullcontext():
@@ -101,7 +101,7 @@ class Chooser(Definitions):
         if site.finite:
             self.facts.finite = True
 
-    def _accept(self, calls: Sequence[Call], made: Sequence[Value | None]) -> None:
+    def _accept(self, calls: Sequence[RegionCall], made: Sequence[Value | None]) -> None:
         """Set the outputs of the last call, and count the uses of all."""
         for v in made:
             if v is not None:
@@ -115,7 +115,7 @@ class Chooser(Definitions):
             self._used([i for i in c.reads if i not in inner])
             self._count(c)
 
-    def _followers(self, group: tuple[Call, ...]) -> list[Follower]:
+    def _followers(self, group: tuple[RegionCall, ...]) -> list[Follower]:
         made: list[Follower] = []
         if self.options.level < 2:
             return made
@@ -144,14 +144,14 @@ class Chooser(Definitions):
                 before = call
         return made
 
-    def _is_folded(self, call: Call, inputs: Sequence[Value | None]) -> bool:
+    def _is_folded(self, call: RegionCall, inputs: Sequence[Value | None]) -> bool:
         if call.node.graphs or _draws(call.node):
             return False
         if call.is_("Shape", "Size"):
             return True
         return all(v is None or v.constant for v in inputs)
 
-    def _fold(self, call: Call) -> int:
+    def _fold(self, call: RegionCall) -> int:
         operator = call.node.operator
         assert operator is not None
         key = call if all(i == ABSENT or i in self.region.constants for i in call.inputs) else None
@@ -172,7 +172,7 @@ class Chooser(Definitions):
         self.facts.folded += 1
         return 1
 
-    def _loose(self, call: Call, outputs: Sequence[Any]) -> int:
+    def _loose(self, call: RegionCall, outputs: Sequence[Any]) -> int:
         for i, o in zip(call.outputs, outputs, strict=False):
             if i != ABSENT:
                 self._set(i, self._constant(o))
@@ -184,7 +184,7 @@ class Chooser(Definitions):
 class TraceSite(Site):
     """The place of a call in a trace."""
 
-    def __init__(self, tracer: Chooser, call: Call, inputs: Sequence[Value | None], followers: Sequence[Follower]) -> None:
+    def __init__(self, tracer: Chooser, call: RegionCall, inputs: Sequence[Value | None], followers: Sequence[Follower]) -> None:
         super().__init__()
         assert call.node.operator is not None
         self.tracer, self.call, self.inputs = tracer, call, inputs

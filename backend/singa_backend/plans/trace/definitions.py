@@ -15,7 +15,7 @@ from ...kernels.table import worst
 from ...kernels.values import FINITE, NAN, Bound, PlanStep, Value
 from ...kernels.work import flops
 from ..open.products import OpenProduct
-from ..region import Call
+from ..region import RegionCall
 from .segment import Entry, Mismatch, OpaqueValue, RunState
 from .values import TraceValues
 
@@ -35,7 +35,7 @@ class DefinitionStep:
     """
 
     state: RunState
-    call: Call
+    call: RegionCall
     inputs: list[Entry | None]
     captured: list[tuple[int, Entry]]
     bodies: Any = None
@@ -99,7 +99,7 @@ class DefinitionStep:
 class Definitions(TraceValues):
     """Computes calls by their definitions, now and in every run."""
 
-    def _by_definition(self, call: Call) -> int:
+    def _by_definition(self, call: RegionCall) -> int:
         """Compute a call with its definition, now and in every run."""
         constants = {i: e.array for i, e in self._captured(call) if isinstance(e, Value) and e.constant}
         bodies = self.state.bodies(call.node, constants) if self.options.level and call.node.graphs else None
@@ -131,10 +131,10 @@ class Definitions(TraceValues):
         self._count(call)
         return 1
 
-    def _captured(self, call: Call) -> list[tuple[int, Entry]]:
+    def _captured(self, call: RegionCall) -> list[tuple[int, Entry]]:
         return [(outer, self._get(call.scope[outer])) for g in call.node.graphs for outer, _ in g.captured]
 
-    def _finiteness(self, call: Call, entries: Sequence[Entry | None]) -> int:
+    def _finiteness(self, call: RegionCall, entries: Sequence[Entry | None]) -> int:
         if any(isinstance(e, OpaqueValue) for e in entries):
             return NAN  # what a sequence holds, or a string stands for, is not known
         known = worst(*(e for e in entries if isinstance(e, Value)))
@@ -150,14 +150,14 @@ class Definitions(TraceValues):
             step.scratch.touch(index)
         self.segment.steps.append(step)
 
-    def _count(self, call: Call) -> None:
+    def _count(self, call: RegionCall) -> None:
         """Count the nodes of a call as executed, as the definitions would."""
         count = max(len(call.origins), 1)
         self.facts.executions += count
         self.budget.steps(count)
 
 
-def flops_of(calls: Sequence[Call], inputs: Sequence[Entry | None], output: Value) -> int | None:
+def flops_of(calls: Sequence[RegionCall], inputs: Sequence[Entry | None], output: Value) -> int | None:
     """The work of a call and of those that follow it, each of which computes one number for each element."""
     first = calls[0]
     shapes = [e.shape if isinstance(e, Value) else None for e in inputs]

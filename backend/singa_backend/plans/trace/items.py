@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..chains import chains
-from ..region import Call, Region
+from ..region import Region, RegionCall
 
 
 @dataclass(eq=False)
@@ -17,7 +17,7 @@ class Branch:
         chosen: whether the segment begins with it: its condition is the key of the segment.
     """
 
-    call: Call
+    call: RegionCall
     chosen: bool = False
 
 
@@ -26,7 +26,7 @@ class CopyIn:
     """Copies arrays whose shapes are the key of the segment, the results of a call, into its arena."""
 
     ids: tuple[int, ...]
-    call: Call
+    call: RegionCall
 
 
 @dataclass(eq=False)
@@ -37,7 +37,7 @@ class Rename:
     targets: tuple[int, ...]
 
 
-Item = tuple[Call, ...] | Branch | Rename | CopyIn
+Item = tuple[RegionCall, ...] | Branch | Rename | CopyIn
 
 
 def items_of(region: Region) -> list[Item]:

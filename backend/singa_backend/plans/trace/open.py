@@ -12,7 +12,7 @@ from ...kernels import onednn
 from ...kernels.values import Bound, PlanStep, Value
 from ..open.caches import append
 from ..open.products import OpenProduct
-from ..region import Call
+from ..region import RegionCall
 from .choose import Chooser
 from .definitions import DefinitionStep
 from .segment import Appended, Cache, Cell, Cells, Entry, Mismatch, OpaqueValue, Record
@@ -25,7 +25,7 @@ class NotOpen(Exception):
 class Opener(Chooser):
     """Traces a plan that is open: it repeats the steps of an earlier one, and computes the other items by definitions."""
 
-    def _recorded(self, item: tuple[Call, ...]) -> Record:
+    def _recorded(self, item: tuple[RegionCall, ...]) -> Record:
         """Compute an item, and note what was found.
 
         The values that it reads keep their places until then, even if its kernel reads copies of them, or nothing: definitions
@@ -56,7 +56,7 @@ class Opener(Chooser):
         self.segment.cells.append(cell)
         return cell
 
-    def _repeat_or_open(self, item: tuple[Call, ...], records: Sequence[Record]) -> None:
+    def _repeat_or_open(self, item: tuple[RegionCall, ...], records: Sequence[Record]) -> None:
         """Use the steps of the earlier plan for an item, or compute it by definitions."""
         place = self.place
         self.place += 1
@@ -84,7 +84,7 @@ class Opener(Chooser):
             unused.clear_values()
             self._record(PlanStep(lambda: [(unused.clear_values, ())], (), (), "release"))
 
-    def _open(self, item: tuple[Call, ...], record: Record) -> None:
+    def _open(self, item: tuple[RegionCall, ...], record: Record) -> None:
         """Compute an item by definitions, in each run with the shapes that it meets.
 
         A result that had the same shape in the earlier plan takes its place, so that what reads it is as before: a run in which
@@ -96,7 +96,7 @@ class Opener(Chooser):
             else:
                 self._open_call(call)
         written = {v.buffer for s in record.steps for v in s.writes}
-        settled: list[tuple[Call, Cell, Value]] = []
+        settled: list[tuple[RegionCall, Cell, Value]] = []
         for call in item:
             for o in call.outputs:
                 cell, held = self.env.get(o), record.results.get(o)
@@ -119,7 +119,7 @@ class Opener(Chooser):
         self.segment.steps.append(PlanStep(bind, (), tuple(v for _, _, v in settled if not v.constant), "copy"))
         self.unused += [cell for _, cell, _ in settled]
 
-    def _open_call(self, call: Call) -> None:
+    def _open_call(self, call: RegionCall) -> None:
         """Compute a call by its definition into values that are not in the arena."""
         cells = [None if o == ABSENT else Cell() for o in call.outputs]
         product = OpenProduct() if call.is_("MatMul") and onednn.library() is not None else None
@@ -131,7 +131,7 @@ class Opener(Chooser):
         self._set_cells(call, cells)
         self.budget.left += 1  # the visitor has counted it
 
-    def _set_cells(self, call: Call, cells: Sequence[Cell | None]) -> None:
+    def _set_cells(self, call: RegionCall, cells: Sequence[Cell | None]) -> None:
         for o, cell in zip(call.outputs, cells, strict=False):
             if cell is not None:
                 self.segment.cells.append(cell)
@@ -139,7 +139,7 @@ class Opener(Chooser):
         self.facts.definitions += 1
         self._count(call)
 
-    def _grow(self, call: Call) -> None:
+    def _grow(self, call: RegionCall) -> None:
         """Append to a cache, in its memory if there is room."""
         source = self._get(call.inputs[0])
         rest = [self._get(i) for i in call.inputs[1:]]
@@ -167,7 +167,7 @@ def _same(array: np.ndarray, held: Value) -> bool:
     return array.tobytes() == held.array.tobytes()
 
 
-def _settle(call: Call, cell: OpaqueValue, target: np.ndarray, constant: bool) -> None:
+def _settle(call: RegionCall, cell: OpaqueValue, target: np.ndarray, constant: bool) -> None:
     """Copy a result to its place; raise Mismatch if it has another shape, or is not the constant that was found there."""
     x = cell.value
     if not isinstance(x, np.ndarray) or x.shape != target.shape or x.dtype != target.dtype:

@@ -18,14 +18,14 @@ from ...kernels.values import Bound, Buffer, PlanStep, Value
 from ...runtime.executor import Visitor
 from ..contention import Pace, contention, single_step
 from ..open.caches import ZeroCopy, unbound
-from ..region import Call, Region
+from ..region import Region, RegionCall
 from .items import Item
 
 
 class Mismatch(Exception):
     """A run has returned a value of another shape or kind than the trace: the call must end a segment."""
 
-    def __init__(self, call: Call) -> None:
+    def __init__(self, call: RegionCall) -> None:
         super().__init__(call.name)
         self.call = call
 
@@ -209,8 +209,8 @@ class SharedValues:
     kernels: KernelCache = field(default_factory=KernelCache)
     constants: dict[Hashable, tuple[Any, Value]] = field(default_factory=dict)
     mapped: dict[tuple[int, int], Value] = field(default_factory=dict)
-    folded: dict[Call, list[Any]] = field(default_factory=dict)
-    branches: dict[tuple[Call, bool], Region] = field(default_factory=dict)
+    folded: dict[RegionCall, list[Any]] = field(default_factory=dict)
+    branches: dict[tuple[RegionCall, bool], Region] = field(default_factory=dict)
 
     def containers(self) -> tuple[dict[Any, Any], ...]:
         """All containers, whose values count as live."""

@@ -16,7 +16,7 @@ from ...kernels.table import Options
 from ...kernels.values import FINITE, Buffer, LazyBuffer, LazyConstant, Value, aligned, strides_of
 from ...proto.tensor_data import release
 from ..contention import contention
-from ..region import Call, Region
+from ..region import Region, RegionCall
 from .segment import Cell, Cells, Entry, OpaqueValue, PlanFacts, PlanTrace, RunState, Segment, SharedValues
 
 
@@ -67,7 +67,7 @@ class TraceValues:
             self.env[i] = entry
         return entry
 
-    def _values(self, call: Call) -> list[Entry | None]:
+    def _values(self, call: RegionCall) -> list[Entry | None]:
         return [None if i == ABSENT else self._get(i) for i in call.inputs]
 
     def _constant(self, value: Any, key: Any = None) -> Entry:

@@ -19,7 +19,7 @@ from ... import dtypes
 from ...ir.graph import Graph
 from ...kernels.values import NAN, PlanStep, Value
 from ..fusion import fuse
-from ..region import Call, Region, TooManyCalls, branch_of, branches_fit
+from ..region import Region, RegionCall, TooManyCalls, branch_of, branches_fit
 from .items import Branch, CopyIn, Item, Rename, items_of
 from .open import NotOpen
 from .place import Placer
@@ -118,7 +118,7 @@ class Tracer(Placer):
         self.segment, self.buffers, self.began = following, [], time.perf_counter()
         self.copies.clear()
 
-    def _adopt(self, ids: Sequence[int], call: Call) -> None:
+    def _adopt(self, ids: Sequence[int], call: RegionCall) -> None:
         for i in ids:
             cell = self.env.get(i)
             if isinstance(cell, OpaqueValue) and isinstance(cell.value, np.ndarray) and cell.value.dtype != dtypes.STRING:
@@ -149,7 +149,7 @@ class Tracer(Placer):
         except TooManyCalls:
             return [(call,)]
 
-    def _branch(self, call: Call, taken: bool) -> list[Item]:
+    def _branch(self, call: RegionCall, taken: bool) -> list[Item]:
         inner = self.shared.branches.get((call, taken))
         if inner is None:
             graph: Graph = call.attributes["then_branch" if taken else "else_branch"]

@@ -11,14 +11,14 @@ from onnx import GraphProto, ValueInfoProto, helper
 
 from ..strategies import Skip
 from . import nodes
-from .scope import LOCAL, GraphScope
+from .scope import LOCAL, DrawnScope
 from .values import PERTURBED, Known, type_proto
 
 TRIES = 6
 """How often a node is drawn before a body remains shorter."""
 
 
-def fill(scope: GraphScope, count: int, depth: int) -> None:
+def fill(scope: DrawnScope, count: int, depth: int) -> None:
     """Draw nodes into a scope, as the budget allows."""
     program = scope.program
     for _ in range(count):
@@ -32,7 +32,7 @@ def fill(scope: GraphScope, count: int, depth: int) -> None:
                 continue
 
 
-def node(scope: GraphScope, depth: int) -> None:
+def node(scope: DrawnScope, depth: int) -> None:
     """Draw one node: of a recipe, or one with graphs."""
     program = scope.program
     options = [make for make, since, p in INNER if depth and since <= program.opset and program.budget > 4 and program.chance(p)]
@@ -52,11 +52,11 @@ def _info(known: Known, name: str = "", shape: bool = True) -> ValueInfoProto:
     return ValueInfoProto(name=name or known.name, type=type_proto(known, declared))
 
 
-def _graph(scope: GraphScope, name: str, inputs: list[ValueInfoProto], outputs: list[ValueInfoProto]) -> GraphProto:
+def _graph(scope: DrawnScope, name: str, inputs: list[ValueInfoProto], outputs: list[ValueInfoProto]) -> GraphProto:
     return helper.make_graph(scope.nodes, name, inputs, outputs, scope.initializers)
 
 
-def _own(scope: GraphScope, known: Known) -> Known:
+def _own(scope: DrawnScope, known: Known) -> Known:
     """Return the value, or a copy of it if it belongs to another scope, or to nothing that this scope computes."""
     produced = {o for n in scope.nodes for o in n.output} | {t.name for t in scope.initializers}
     if known.name in produced and any(k is known for k in scope.known):
@@ -64,7 +64,7 @@ def _own(scope: GraphScope, known: Known) -> Known:
     return scope.add("Identity", [known.name])[0]
 
 
-def _result(scope: GraphScope, good: Callable[[Known], bool]) -> Known:
+def _result(scope: DrawnScope, good: Callable[[Known], bool]) -> Known:
     """Choose a result of a body, mostly one that its last nodes compute; raises Skip if there is none."""
     program = scope.program
     produced = {o for n in scope.nodes for o in n.output}
@@ -78,12 +78,12 @@ def _result(scope: GraphScope, good: Callable[[Known], bool]) -> Known:
     return _own(scope, found)
 
 
-def _names(inner: GraphScope, outer: GraphScope, count: int) -> None:
+def _names(inner: DrawnScope, outer: DrawnScope, count: int) -> None:
     """Continue the outer names, except those that bodies may reuse."""
     outer.count = max(outer.count, count, inner.count)
 
 
-def if_(scope: GraphScope, depth: int) -> None:
+def if_(scope: DrawnScope, depth: int) -> None:
     program = scope.program
     condition = scope.tensor(np.dtype(bool), ())
     if condition is None:
@@ -113,14 +113,14 @@ def _alike(first: Known, same: bool, taken: list[Known]) -> Callable[[Known], bo
     return good
 
 
-def _state(scope: GraphScope) -> Known:
+def _state(scope: DrawnScope) -> Known:
     found = scope.find(lambda k: k.kind == "tensor" and k.dtype.kind in "fib" and k.value.size <= 64)
     if found is None:
         raise Skip
     return found
 
 
-def _next(scope: GraphScope, state: Known) -> Known:
+def _next(scope: DrawnScope, state: Known) -> Known:
     """Choose the next value of a state, of its dtype and shape: one that the body computed, or a function of the state."""
 
     def fits(k: Known) -> bool:
@@ -135,7 +135,7 @@ def _next(scope: GraphScope, state: Known) -> Known:
     return _result(scope, fits)
 
 
-def loop(scope: GraphScope, depth: int) -> None:
+def loop(scope: DrawnScope, depth: int) -> None:
     program = scope.program
     states = [_state(scope) for _ in range(program.whole(1, 2))]
     count, go = program.whole(0, 4), program.chance(0.9)
@@ -158,7 +158,7 @@ def loop(scope: GraphScope, depth: int) -> None:
     scope.add("Loop", inputs, len(after) + len(scanned), body=graph)
 
 
-def _distinct(scope: GraphScope, results: list[Known], shape: bool) -> list[ValueInfoProto]:
+def _distinct(scope: DrawnScope, results: list[Known], shape: bool) -> list[ValueInfoProto]:
     """Return the outputs of a body; a value that is returned twice is copied."""
     seen: set[str] = set()
     infos = []
@@ -169,7 +169,7 @@ def _distinct(scope: GraphScope, results: list[Known], shape: bool) -> list[Valu
     return infos
 
 
-def scan(scope: GraphScope, depth: int) -> None:
+def scan(scope: DrawnScope, depth: int) -> None:
     program = scope.program
     states = [_state(scope) for _ in range(program.whole(0, 2))]
     first = scope.find(lambda k: k.kind == "tensor" and len(k.shape) > 0 and 0 < k.shape[0] <= 4 and k.value.size <= 64)
@@ -198,7 +198,7 @@ def scan(scope: GraphScope, depth: int) -> None:
     scope.add("Scan", inputs, len(after) + len(scanned), body=graph, num_scan_inputs=len(rows), **attributes)
 
 
-def sequence_map(scope: GraphScope, depth: int) -> None:
+def sequence_map(scope: DrawnScope, depth: int) -> None:
     program = scope.program
     source = scope.find(lambda k: k.kind == "sequence" and bool(k.value))
     if source is None:
@@ -212,11 +212,11 @@ def sequence_map(scope: GraphScope, depth: int) -> None:
     scope.add("SequenceMap", [source.name], kinds=["sequence"], body=graph)
 
 
-def function(scope: GraphScope, depth: int) -> None:
+def function(scope: DrawnScope, depth: int) -> None:
     """Define a function, and call it once or twice."""
     program = scope.program
     given = [_state(scope) for _ in range(program.whole(1, 3))]
-    body = GraphScope(program, function=True)
+    body = DrawnScope(program, function=True)
     for k in given:
         body.define(k.runs)
     formals = [k.name for k in body.known]
@@ -238,7 +238,7 @@ def function(scope: GraphScope, depth: int) -> None:
         scope.add(name, [k.name for k in other], count, domain=LOCAL)
 
 
-INNER: tuple[tuple[Callable[[GraphScope, int], None], int, float], ...] = (
+INNER: tuple[tuple[Callable[[DrawnScope, int], None], int, float], ...] = (
     (if_, 8, 0.07), (loop, 11, 0.06), (scan, 9, 0.06), (sequence_map, 17, 0.06), (function, 8, 0.04),
 )  # fmt: skip
 """The nodes with graphs: the first opset, and the probability at each draw."""

@@ -13,7 +13,7 @@ from ....proto.messages import graphs, reads
 from ....proto.schemas import schemas
 from ..strategies import Draw
 from . import control
-from .scope import COMMON, WEIGHTS, GraphProgram, GraphScope
+from .scope import COMMON, WEIGHTS, DrawnScope, GraphProgram
 from .values import PERTURBED, Known, type_proto
 
 SMALLEST, LARGEST = 5, 30
@@ -64,7 +64,7 @@ def draw(seed: int, index: int) -> GraphCase:
     opset = int(OPSETS[int(rng.integers(len(OPSETS)))])
     opsets = {"": opset, "ai.onnx.ml": int(rng.integers(1, 6))}
     program = GraphProgram(rng, opsets, int(rng.integers(SMALLEST, LARGEST + 1)))
-    main = GraphScope(program)
+    main = DrawnScope(program)
     _inputs(main)
     while program.budget > 0:
         before = program.budget
@@ -74,7 +74,7 @@ def draw(seed: int, index: int) -> GraphCase:
     return _case(seed, index, main)
 
 
-def _inputs(scope: GraphScope) -> None:
+def _inputs(scope: DrawnScope) -> None:
     """Draw the inputs of the model, some of which share sizes, and some initializers."""
     program = scope.program
     d = Draw(program.rng, schemas["", "Identity"][1], program.opset, {})
@@ -90,7 +90,7 @@ def _inputs(scope: GraphScope) -> None:
             scope.constant(value)
 
 
-def _case(seed: int, index: int, main: GraphScope) -> GraphCase:
+def _case(seed: int, index: int, main: DrawnScope) -> GraphCase:
     program = main.program
     outputs = _outputs(main)
     symbols = {int(n): f"N{n}" for n in range(1, 64)} if program.chance() else {}
@@ -106,7 +106,7 @@ def _case(seed: int, index: int, main: GraphScope) -> GraphCase:
     return GraphCase(seed, index, program.model(graph), feeds, others)
 
 
-def _outputs(main: GraphScope) -> list[Known]:
+def _outputs(main: DrawnScope) -> list[Known]:
     """Choose outputs: values that nothing reads, some that are read, and now and then an input or a constant."""
     program = main.program
     read = {n for node in main.nodes for n in reads(node)}

@@ -14,7 +14,7 @@ from ....proto.schemas import is_custom, schemas
 from .. import recipes
 from ..generate import allowed_types, attribute_type, tie
 from ..strategies import Draw, Skip
-from .scope import COMMON, WEIGHTS, GraphScope, fits
+from .scope import COMMON, WEIGHTS, DrawnScope, fits
 from .values import Known
 
 REUSED = 0.92
@@ -36,7 +36,7 @@ OWN = {"If", "Loop", "Scan", "SequenceMap"}
 class ScopeDraw(Draw):
     """Draws values of a scope where a recipe draws arrays and shapes."""
 
-    def __init__(self, scope: GraphScope, schema: defs.OpSchema, opset: int, types: dict[str, np.dtype[Any]]) -> None:
+    def __init__(self, scope: DrawnScope, schema: defs.OpSchema, opset: int, types: dict[str, np.dtype[Any]]) -> None:
         super().__init__(scope.program.rng, schema, opset, types)
         self.scope = scope
         self.taken: dict[int, Known] = {}
@@ -64,7 +64,7 @@ class ScopeDraw(Draw):
         return super().array(dtype, size, "tame" if kind in ("any", "small") else kind)
 
 
-def adapted(scope: GraphScope, dtype: np.dtype[Any], shape: tuple[int, ...], kind: str) -> Known | None:
+def adapted(scope: DrawnScope, dtype: np.dtype[Any], shape: tuple[int, ...], kind: str) -> Known | None:
     """Reshape a value of the scope, repeated or cut to the number of elements; None if there is none."""
     program, size = scope.program, int(np.prod(shape))
     if program.opset < 13 or not size or program.budget < 5:
@@ -103,7 +103,7 @@ def available(opset: int, domain: str) -> tuple[tuple[str, int], ...]:
     return tuple(found)
 
 
-def draw(scope: GraphScope) -> list[Known]:
+def draw(scope: DrawnScope) -> list[Known]:
     """Draw a node; raises Skip if it is not valid."""
     program = scope.program
     domain = next((d for d, p in RARE.items() if d in program.opsets and program.chance(p / 6)), "")
@@ -117,7 +117,7 @@ def draw(scope: GraphScope) -> list[Known]:
     return scope.append(_node(scope, d, domain, name), _kinds(scope, d, name))
 
 
-def _types(scope: GraphScope, schema: defs.OpSchema) -> dict[str, np.dtype[Any]]:
+def _types(scope: DrawnScope, schema: defs.OpSchema) -> dict[str, np.dtype[Any]]:
     """Choose the dtype of each type parameter, mostly one that the scope has."""
     rng = scope.program.rng
     types = {}
@@ -137,7 +137,7 @@ def _types(scope: GraphScope, schema: defs.OpSchema) -> dict[str, np.dtype[Any]]
     return types
 
 
-def _node(scope: GraphScope, d: ScopeDraw, domain: str, name: str) -> NodeProto:
+def _node(scope: DrawnScope, d: ScopeDraw, domain: str, name: str) -> NodeProto:
     while d.inputs and d.inputs[-1] is None:
         d.inputs.pop()
     _optional(scope, d, name)
@@ -150,7 +150,7 @@ def _node(scope: GraphScope, d: ScopeDraw, domain: str, name: str) -> NodeProto:
     return node
 
 
-def _input(scope: GraphScope, d: ScopeDraw, i: int, value: Any) -> str:
+def _input(scope: DrawnScope, d: ScopeDraw, i: int, value: Any) -> str:
     if value is None:
         return ""
     if isinstance(value, Known):
@@ -167,7 +167,7 @@ def _input(scope: GraphScope, d: ScopeDraw, i: int, value: Any) -> str:
     return scope.constant(np.asarray(value), fixed=i in d.fixed).name
 
 
-def _optional(scope: GraphScope, d: ScopeDraw, name: str) -> None:
+def _optional(scope: DrawnScope, d: ScopeDraw, name: str) -> None:
     """Pass an optional of the scope to the operators that take one."""
     if name in ("OptionalGetElement", "OptionalHasElement") and d.inputs:
         found = scope.find(lambda k: k.kind == "optional")
@@ -175,5 +175,5 @@ def _optional(scope: GraphScope, d: ScopeDraw, name: str) -> None:
             d.inputs[0] = found
 
 
-def _kinds(scope: GraphScope, d: ScopeDraw, name: str) -> list[str]:
+def _kinds(scope: DrawnScope, d: ScopeDraw, name: str) -> list[str]:
     return ["optional"] if name == "Optional" else []

@@ -65,7 +65,7 @@ class GraphProgram:
 
 
 @dataclass
-class GraphScope:
+class DrawnScope:
     """A graph, or the body of a function.
 
     Attributes:
@@ -77,15 +77,15 @@ class GraphScope:
     """
 
     program: GraphProgram
-    outer: GraphScope | None = None
+    outer: DrawnScope | None = None
     function: bool = False
     known: list[Known] = field(default_factory=list)
     nodes: list[NodeProto] = field(default_factory=list)
     initializers: list[TensorProto] = field(default_factory=list)
     count: int = 0
 
-    def inner(self) -> GraphScope:
-        return GraphScope(self.program, self, count=self.count)
+    def inner(self) -> DrawnScope:
+        return DrawnScope(self.program, self, count=self.count)
 
     def visible(self) -> list[Known]:
         return (self.outer.visible() if self.outer else []) + self.known

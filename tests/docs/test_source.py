@@ -1,0 +1,70 @@
+"""Limits of length and complexity, and class names that occur once: a file, a function and a name can be read at once."""
+
+from __future__ import annotations
+
+import ast
+from collections import defaultdict
+from functools import cache
+
+from tests.helpers.paths import PROJECT
+
+PACKAGES = ("backend/singa_backend", "frontend/singa")
+
+FILE = 1000
+LONG = 600
+LONG_FILES = 8
+"""No file has FILE lines or more; at most LONG_FILES have LONG lines or more.  The last number may fall, not rise."""
+
+FUNCTION = 75
+"""No function has more lines, with its docstring."""
+
+TWICE = {
+    "Device": "public in both packages: of the backend, and of SINGA's API",
+    "Dropout": "public in singa: the operator of autograd, and the layer",
+    "Node": "public in both packages: a node of a graph, and an operation on the tape",
+    "Operator": "public in singa: the base class of operations on the tape, and a custom operator",
+    "Options": "public in singa.exporting; that of the backend is in pickles of prepared models",
+    "SingaBackend": "public in both packages: SINGA's sonnx has a backend of its own",
+    "SingaRep": "public in both packages: SINGA's sonnx has a backend of its own",
+    "Value": "public in singa_backend; of plans, and of graphs that are written in Python",
+}
+"""The names of classes that occur in two or more files, at most eight, each with the reason."""
+
+
+@cache
+def _trees() -> dict[str, tuple[int, ast.Module]]:
+    """The number of lines and the syntax tree of every file of both packages."""
+    paths = [p for package in PACKAGES for p in (PROJECT / package).rglob("*.py")]
+    texts = {p.relative_to(PROJECT).as_posix(): p.read_text(encoding="utf-8") for p in sorted(paths)}
+    return {name: (text.count("\n"), ast.parse(text)) for name, text in texts.items()}
+
+
+def test_files_are_short() -> None:
+    lengths = {name: lines for name, (lines, _) in _trees().items()}
+    assert not {name: n for name, n in lengths.items() if n >= FILE}
+    found = sorted(name for name, n in lengths.items() if n >= LONG)
+    assert len(found) == LONG_FILES, f"LONG_FILES is now {len(found)}: {found}"
+
+
+def test_functions_are_short() -> None:
+    found = {
+        f"{name}:{node.name}"
+        for name, (_, tree) in _trees().items()
+        for node in ast.walk(tree)
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and (node.end_lineno or 0) - node.lineno >= FUNCTION
+    }
+    assert not found
+
+
+def test_a_class_name_occurs_once() -> None:
+    files = defaultdict(set)
+    for name, (_, tree) in _trees().items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef):
+                files[node.name].add(name)
+    found = {name: sorted(where) for name, where in files.items() if len(where) > 1}
+    assert set(found) == set(TWICE) and len(TWICE) <= 8, found
+
+
+def test_tests_are_in_folders() -> None:
+    assert [p.name for p in (PROJECT / "tests").glob("test_*.py")] == ["test_arrows.py"]
