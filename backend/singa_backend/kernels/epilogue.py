@@ -65,7 +65,7 @@ class Epilogue:
     Attributes:
         attributes: of the primitive, with the post-ops.
         exact: whether a quotient is rounded once, as the definition's, not a product with the reciprocal; then Max, Min and PRelu
-            with slopes for each channel are post-ops too.
+            with slopes for each channel are post-ops too, and a function needs a finite input.
         count: the number of followers that they compute.
         arguments: the second operands, by argument of the primitive.
         into: the value that a sum adds to, in whose memory the result is; None for a result of its own.
@@ -105,10 +105,10 @@ class Epilogue:
         return self.exact and f.name == "PRelu" and self._prelu(f, layout.shape)
 
     def _unary(self, f: Follower, found: Function) -> bool:
-        if f.name in TOTAL:
+        if f.name in TOTAL and not self.exact:
             self.finiteness = NAN if self.finiteness == NAN else FINITE
         elif found[0] != "linear":
-            if self.finiteness == NAN or (self.finiteness != FINITE and f.name not in INFINITIES):
+            if self.finiteness == NAN or (self.finiteness != FINITE and (self.exact or f.name not in INFINITIES)):
                 return False
             self.finite = True
         self.attributes.append_eltwise(*found)
