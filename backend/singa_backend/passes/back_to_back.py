@@ -17,41 +17,41 @@ from .operator_facts import axes_since, get_ints, inside, set_ints
 from .view import ModelView
 
 
-def remove_back_to_back(net: GraphEditor) -> int:
+def remove_back_to_back(graph: GraphEditor) -> int:
     """Merge successive Casts, Transposes, Reshapes, Squeezes and Unsqueezes, a Pad and its Conv; remove pairs that cancel."""
-    view = ModelView(net)
+    view = ModelView(graph)
     count = padding(view) + transposes(view) + joined_reshapes(view)
-    for node in list(net.nodes):
-        first = net.producer(node.input(0)) if node.inputs else None
+    for node in list(graph.nodes):
+        first = graph.producer(node.input(0)) if node.inputs else None
         if first is None or not node.plain or node.domain or not first.plain or first.domain:
             continue
         rule = _RULES.get((first.op_type, node.op_type), _same_operator if first.op_type == node.op_type else None)
-        if rule is not None and first.inputs and rule(net, first, node):
+        if rule is not None and first.inputs and rule(graph, first, node):
             count += 1
     return count
 
 
-def _skip(net: GraphEditor, first: NodeEditor, node: NodeEditor) -> bool:
+def _skip(graph: GraphEditor, first: NodeEditor, node: NodeEditor) -> bool:
     """Let `node` read what `first` reads; remove `first` if nothing else reads it."""
-    net.rewire(node, [first.inputs[0], *node.inputs[1:]])
-    if not any(o and net.used(o) for o in first.outputs):
-        net.remove(first)
+    graph.rewire(node, [first.inputs[0], *node.inputs[1:]])
+    if not any(o and graph.used(o) for o in first.outputs):
+        graph.remove(first)
     return True
 
 
-def _undo(net: GraphEditor, first: NodeEditor, node: NodeEditor) -> bool:
+def _undo(graph: GraphEditor, first: NodeEditor, node: NodeEditor) -> bool:
     """Replace the output of `node`, which cancels `first`, by the input of `first`."""
-    if net.bypass(node, first.inputs[0]):
-        if not net.used(first.outputs[0]):
-            net.remove(first)
+    if graph.bypass(node, first.inputs[0]):
+        if not graph.used(first.outputs[0]):
+            graph.remove(first)
         return True
     return False
 
 
-def _same_operator(net: GraphEditor, first: NodeEditor, node: NodeEditor) -> bool:
+def _same_operator(graph: GraphEditor, first: NodeEditor, node: NodeEditor) -> bool:
     if has_trait("", node.op_type, "idempotent"):
-        return net.bypass(node, first.outputs[0])
-    return has_trait("", node.op_type, "involution") and _undo(net, first, node)
+        return graph.bypass(node, first.outputs[0])
+    return has_trait("", node.op_type, "involution") and _undo(graph, first, node)
 
 
 # --- Cast
@@ -78,12 +78,12 @@ def _holds(narrow: np.dtype[np.generic], wide: np.dtype[np.generic]) -> bool:
     return a[0] <= b[0] and a[1] <= b[1] and a[2] <= b[2] and not (narrow.name == "bfloat16" and wide.name == "float16")
 
 
-def _casts(net: GraphEditor, first: NodeEditor, node: NodeEditor) -> bool:
+def _casts(graph: GraphEditor, first: NodeEditor, node: NodeEditor) -> bool:
     """Replace a -> b -> c by a -> c if b holds every a, and if c of a wide b equals c of a.
 
     int32 -> double -> int8 is kept: a double beyond int8 converts as the machine defines, an int32 wraps around.
     """
-    code = net.type(first.inputs[0]).dtype
+    code = graph.type(first.inputs[0]).dtype
     codes = (code, first.get("to"), node.get("to"))
     if not all(isinstance(c, int) and dtypes.is_known(c) for c in codes):
         return False
@@ -95,15 +95,15 @@ def _casts(net: GraphEditor, first: NodeEditor, node: NodeEditor) -> bool:
         return False
     if a.kind in "iu" and dtypes.is_float(b) and whole and not _holds(a, c):
         return False
-    return _skip(net, first, node)
+    return _skip(graph, first, node)
 
 
 # --- Squeeze, Unsqueeze
 
 
-def _squeezes(net: GraphEditor, first: NodeEditor, node: NodeEditor) -> bool:
-    ranks = [net.rank(n) for n in (first.inputs[0], first.outputs[0], node.outputs[0])]
-    (_, a), (_, b) = (get_ints(net, n, "axes", 1, axes_since(n)) for n in (first, node))
+def _squeezes(graph: GraphEditor, first: NodeEditor, node: NodeEditor) -> bool:
+    ranks = [graph.rank(n) for n in (first.inputs[0], first.outputs[0], node.outputs[0])]
+    (_, a), (_, b) = (get_ints(graph, n, "axes", 1, axes_since(n)) for n in (first, node))
     if a is None or b is None:
         return False
     if first.op_type != node.op_type:  # both count axes in the larger rank
@@ -112,7 +112,7 @@ def _squeezes(net: GraphEditor, first: NodeEditor, node: NodeEditor) -> bool:
         if same is None:
             one, two = inside(a, around), inside(b, around)
             same = one is not None and two is not None and sorted(one) == sorted(two)
-        return same and _undo(net, first, node)
+        return same and _undo(graph, first, node)
     grows = node.op_type == "Unsqueeze"
     a_in, b_in = inside(a, ranks[1 if grows else 0]), inside(b, ranks[2 if grows else 1])
     if a_in is None or b_in is None:
@@ -120,8 +120,8 @@ def _squeezes(net: GraphEditor, first: NodeEditor, node: NodeEditor) -> bool:
     # Axes of the smaller step, counted in the larger rank: the i-th place that the other step leaves free.
     outer, inner = (b_in, a_in) if grows else (a_in, b_in)
     free = [i for i in range(len(outer) + max(inner, default=-1) + 1) if i not in outer]
-    set_ints(net, node, "axes", 1, axes_since(node), sorted((*outer, *(free[i] for i in inner))))
-    return _skip(net, first, node)
+    set_ints(graph, node, "axes", 1, axes_since(node), sorted((*outer, *(free[i] for i in inner))))
+    return _skip(graph, first, node)
 
 
 _Rule = Callable[[GraphEditor, NodeEditor, NodeEditor], bool]

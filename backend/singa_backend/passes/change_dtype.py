@@ -59,61 +59,61 @@ def change_dtype(model: ModelProto, dtype: dtypes.DTypeLike) -> None:
         InvalidInput: a constant does not fit in the dtype (SX388); then nothing is changed.
         InvalidModel: as for `optimize`.
     """
-    edit = ModelEditor(model)
-    _Change(edit, np.dtype(dtype)).run()
-    edit.write()
+    editor = ModelEditor(model)
+    _Change(editor, np.dtype(dtype)).run()
+    editor.write()
     _declare(model.graph, dtypes.onnx_code(dtype), {t.name: t.data_type for t in model.graph.initializer})
 
 
 class _Change:
     """The change of one model."""
 
-    def __init__(self, edit: ModelEditor, dtype: np.dtype[Any]) -> None:
-        self.edit, self.dtype, self.code = edit, dtype, dtypes.onnx_code(dtype)
+    def __init__(self, editor: ModelEditor, dtype: np.dtype[Any]) -> None:
+        self.editor, self.dtype, self.code = editor, dtype, dtypes.onnx_code(dtype)
         self.string = f"tensor({dtypes.onnx_name(dtype)})"
-        self.types = {key: {n: t.dtype for n, t in found.items()} for key, found in edit.types.items()}
-        self.nets = list(edit.main.walk())
-        for net in self.nets:
-            self.types[id(net)] |= {n: t.data_type for n, t in net.initializers.items()}
-        self._complete(edit.main)
+        self.types = {key: {n: t.dtype for n, t in found.items()} for key, found in editor.types.items()}
+        self.graphs = list(editor.main.walk())
+        for graph in self.graphs:
+            self.types[id(graph)] |= {n: t.data_type for n, t in graph.initializers.items()}
+        self._complete(editor.main)
         self.kept = self._settings()
 
     def run(self) -> None:
-        for net in self.nets:
-            found = {n: t for n, t in net.initializers.items() if t.data_type in WIDE and (id(net), n) not in self.kept}
-            net.initializers.update({n: self._tensor(t, n) for n, t in found.items()})
-            for node in net.nodes:
-                self._node(net, node)
+        for graph in self.graphs:
+            found = {n: t for n, t in graph.initializers.items() if t.data_type in WIDE and (id(graph), n) not in self.kept}
+            graph.initializers.update({n: self._tensor(t, n) for n, t in found.items()})
+            for node in graph.nodes:
+                self._node(graph, node)
 
-    def _complete(self, net: GraphEditor) -> None:
+    def _complete(self, graph: GraphEditor) -> None:
         """Add the dtypes that onnx's inference does not know: those that follow from schemas, attributes and subgraphs."""
-        known = self.types[id(net)]
-        for v in (*net.proto.input, *net.proto.output):
+        known = self.types[id(graph)]
+        for v in (*graph.proto.input, *graph.proto.output):
             known.setdefault(v.name, v.type.tensor_type.elem_type)
-        for node in net.nodes:
+        for node in graph.nodes:
             for key, inner in node.graphs.items():
                 if key == "body":  # of Loop and Scan: their last inputs are those of the node, from the end
-                    given = [self._any(net, n) for n in node.inputs]
+                    given = [self._any(graph, n) for n in node.inputs]
                     for name, code in zip(reversed(inner.inputs), reversed(given), strict=False):
                         if not self.types[id(inner)].get(name):
                             self.types[id(inner)][name] = code
                 self._complete(inner)
             for i, name in enumerate(node.outputs):
                 if name and not known.get(name):
-                    known[name] = self._implied(net, node, i)
+                    known[name] = self._implied(graph, node, i)
 
-    def _any(self, net: GraphEditor, name: str) -> int:
+    def _any(self, graph: GraphEditor, name: str) -> int:
         """The dtype of a value, also of one that does not change; 0 if it is not known."""
-        owner = net.owner(name) if name else None
+        owner = graph.owner(name) if name else None
         return self.types[id(owner)].get(name, 0) if owner is not None else 0
 
-    def _implied(self, net: GraphEditor, node: NodeEditor, i: int) -> int:
+    def _implied(self, graph: GraphEditor, node: NodeEditor, i: int) -> int:
         """The dtype of an output by the schema of its operator; 0 if it does not follow."""
         for key, skipped in (("then_branch", 0), ("body", node.is_("Loop"))):
             if key in node.graphs:
                 inner = node.graphs[key]
                 return self._any(inner, inner.outputs[i + skipped])
-        version = schema_version(node.domain, node.op_type, net.opsets.get(node.domain, 1))
+        version = schema_version(node.domain, node.op_type, graph.opsets.get(node.domain, 1))
         if version is None or not node.plain:
             return 0
         schema = schemas[node.domain, node.op_type][version]
@@ -124,71 +124,71 @@ class _Change:
         if len(type_strings(schema)[string]) == 1:
             return _code(type_strings(schema)[string][0])
         same = (n for k, n in enumerate(node.inputs) if n and schema.inputs[min(k, len(schema.inputs) - 1)].type_str == string)
-        return next((code for n in same if (code := self._any(net, n))), 0)
+        return next((code for n in same if (code := self._any(graph, n))), 0)
 
-    def _type(self, net: GraphEditor, name: str) -> int:
+    def _type(self, graph: GraphEditor, name: str) -> int:
         """The dtype that a value had; 0 if it is not a float that changes."""
-        found = self._any(net, name)
+        found = self._any(graph, name)
         return found if found in WIDE else 0
 
-    def _allowed(self, net: GraphEditor, node: NodeEditor, i: int, output: bool = False) -> list[str] | None:
+    def _allowed(self, graph: GraphEditor, node: NodeEditor, i: int, output: bool = False) -> list[str] | None:
         """The type strings of an input or output; None if the operator has no schema."""
-        version = schema_version(node.domain, node.op_type, net.opsets.get(node.domain, 1))
+        version = schema_version(node.domain, node.op_type, graph.opsets.get(node.domain, 1))
         if version is None or not node.plain:
             return None
         schema = schemas[node.domain, node.op_type][version]
         formal = schema.outputs if output else schema.inputs
         return type_strings(schema)[formal[min(i, len(formal) - 1)].type_str]
 
-    def _takes(self, net: GraphEditor, node: NodeEditor, i: int, output: bool = False) -> bool:
+    def _takes(self, graph: GraphEditor, node: NodeEditor, i: int, output: bool = False) -> bool:
         """Whether an input or output may have the new dtype."""
-        allowed = self._allowed(net, node, i, output)
+        allowed = self._allowed(graph, node, i, output)
         return allowed is not None and self.string in allowed
 
     def _settings(self) -> set[tuple[int, str]]:
         """The constants, by graph and name, that are read only where no other float is taken."""
         fixed: set[tuple[int, str]] = set()
         free: set[tuple[int, str]] = set()
-        for net in self.nets:
-            for node in net.nodes:
+        for graph in self.graphs:
+            for node in graph.nodes:
                 for i, name in enumerate(node.inputs):
-                    owner = net.owner(name) if name else None
+                    owner = graph.owner(name) if name else None
                     if owner is not None and (name in owner.initializers or _is_constant(owner.producer(name))):
-                        floats = [t for t in self._allowed(net, node, i) or () if _code(t) in WIDE]
-                        (fixed if len(floats) == 1 and not self._takes(net, node, i) else free).add((id(owner), name))
-            for name in net.outputs:
-                owner = net.owner(name)
+                        floats = [t for t in self._allowed(graph, node, i) or () if _code(t) in WIDE]
+                        (fixed if len(floats) == 1 and not self._takes(graph, node, i) else free).add((id(owner), name))
+            for name in graph.outputs:
+                owner = graph.owner(name)
                 free.add((id(owner), name))
         return fixed - free
 
-    def _node(self, net: GraphEditor, node: NodeEditor) -> None:
+    def _node(self, graph: GraphEditor, node: NodeEditor) -> None:
         if _is_constant(node):
-            if (id(net), node.outputs[0]) not in self.kept:
+            if (id(graph), node.outputs[0]) not in self.kept:
                 self._constant(node)
             return
         inputs = list(node.inputs)
         for i, name in enumerate(inputs):
-            owner, was = net.owner(name) if name else None, self._type(net, name)
-            if was and was != self.code and (id(owner), name) not in self.kept and not self._takes(net, node, i):
-                inputs[i] = net.add("Cast", [name], before=node, like=f"{name}_{_word(was)}", to=was).outputs[0]
+            owner, was = graph.owner(name) if name else None, self._type(graph, name)
+            if was and was != self.code and (id(owner), name) not in self.kept and not self._takes(graph, node, i):
+                inputs[i] = graph.add("Cast", [name], before=node, like=f"{name}_{_word(was)}", to=was).outputs[0]
         casts = inputs != list(node.inputs)
         if casts:
-            net.rewire(node, inputs)
+            graph.rewire(node, inputs)
         keeps = False
         for i, name in enumerate(node.outputs):
-            was = self._type(net, name)
-            if not was or was == self.code or self._takes(net, node, i, output=True):
+            was = self._type(graph, name)
+            if not was or was == self.code or self._takes(graph, node, i, output=True):
                 continue
-            inner = self.edit.fresh(f"{name}_{_word(was)}")
-            net.rename_output(node, i, inner)
-            net.add("Cast", [inner], after=node, name=name, to=self.code)
+            inner = self.editor.fresh(f"{name}_{_word(was)}")
+            graph.rename_output(node, i, inner)
+            graph.add("Cast", [inner], after=node, name=name, to=self.code)
             keeps = True
         if not keeps:
-            self._attributes(net, node, casts)
+            self._attributes(graph, node, casts)
 
-    def _attributes(self, net: GraphEditor, node: NodeEditor, casts: bool) -> None:
+    def _attributes(self, graph: GraphEditor, node: NodeEditor, casts: bool) -> None:
         """Change the attributes that determine the dtype of an output; `casts`: an input has its old dtype."""
-        version = schema_version(node.domain, node.op_type, net.opsets.get(node.domain, 1))
+        version = schema_version(node.domain, node.op_type, graph.opsets.get(node.domain, 1))
         schema = schemas.get((node.domain, node.op_type), {}).get(version or 0)
         if schema is None or not node.plain:
             return
@@ -197,7 +197,7 @@ class _Change:
             if name in schema.attributes and node.get(name, default.i if default else 0) in WIDE:
                 node.set(**{name: self.code})
         implied = "dtype" in schema.attributes and not schema.attributes["dtype"].default_value.i and node.get("dtype") is None
-        fits = {self.string, f"seq({self.string})"} & set(self._allowed(net, node, 0, output=True) or ())
+        fits = {self.string, f"seq({self.string})"} & set(self._allowed(graph, node, 0, output=True) or ())
         if implied and fits and (casts or not node.inputs):  # the dtype would be that of the Cast, or float32 in SequenceEmpty
             node.set(dtype=self.code)
         if node.is_("ConstantOfShape"):

@@ -66,12 +66,12 @@ def change_layout(
     """
     if to not in LAYOUTS:
         raise InvalidInput(f"to must be one of {', '.join(LAYOUTS)}, got {to!r}", code="SX362")
-    edit, graph = ModelEditor(model), model.graph
-    edit.main.check()
-    held = {*edit.main.initializers, *edit.main.sparse}
-    values = {v.name: v for v in (*graph.input, *graph.output) if v.name not in held}
+    editor, proto = ModelEditor(model), model.graph
+    editor.main.check()
+    held = {*editor.main.initializers, *editor.main.sparse}
+    values = {v.name: v for v in (*proto.input, *proto.output) if v.name not in held}
     chosen = [n for n, v in values.items() if _rank(v) in (4, 5)] if names is None else list(names)
-    times = Counter(v.name for v in (*graph.input, *graph.output))
+    times = Counter(v.name for v in (*proto.input, *proto.output))
     for name in chosen:
         if name not in values:
             raise InvalidInput(f"names must be inputs or outputs ({', '.join(values)}), got {name!r}", code="SX362")
@@ -82,39 +82,39 @@ def change_layout(
                 f"{name!r} must have a known rank of at least 3", code="SX362", hint="name inputs and outputs of images"
             )
     turned = set(chosen)
-    for v in graph.input:
+    for v in proto.input:
         if v.name in turned:
-            _turn_input(edit.main, v, to)
-    for v in graph.output:
+            _turn_input(editor.main, v, to)
+    for v in proto.output:
         if v.name in turned:
-            _turn_output(edit.main, v, to)
-    claims = [v for v in graph.value_info if v.name not in turned]
-    del graph.value_info[:]
-    graph.value_info.extend(claims)
-    edit.write()
+            _turn_output(editor.main, v, to)
+    claims = [v for v in proto.value_info if v.name not in turned]
+    del proto.value_info[:]
+    proto.value_info.extend(claims)
+    editor.write()
     return passes.optimize(model, folder=folder) if optimize else None
 
 
-def _turn_input(net: GraphEditor, v: ValueInfoProto, to: str) -> None:
+def _turn_input(graph: GraphEditor, v: ValueInfoProto, to: str) -> None:
     """Insert a Transpose after the new input; its output is the value that the nodes read."""
-    inner = net.context.fresh(f"{v.name}_{_other(to)}")
-    net.replace(v.name, inner)
+    inner = graph.context.fresh(f"{v.name}_{_other(to)}")
+    graph.replace(v.name, inner)
     turn = NodeEditor("Transpose", [v.name], [inner], name=inner)
     turn.set(perm=_permutation(_rank(v) or 0, _other(to)))
-    net.insert(turn, before=net.nodes[0] if net.nodes else None)
+    graph.insert(turn, before=graph.nodes[0] if graph.nodes else None)
     _permute(v, _permutation(_rank(v) or 0, to))
 
 
-def _turn_output(net: GraphEditor, v: ValueInfoProto, to: str) -> None:
+def _turn_output(graph: GraphEditor, v: ValueInfoProto, to: str) -> None:
     """Insert a Transpose before the new output."""
-    inner, perm = net.context.fresh(f"{v.name}_{_other(to)}"), _permutation(_rank(v) or 0, to)
-    maker = net.producer(v.name)
+    inner, perm = graph.context.fresh(f"{v.name}_{_other(to)}"), _permutation(_rank(v) or 0, to)
+    maker = graph.producer(v.name)
     assert maker is not None  # it is not an input or an initializer
-    net.rename_output(maker, maker.outputs.index(v.name), inner)
-    net.replace(v.name, inner)
+    graph.rename_output(maker, maker.outputs.index(v.name), inner)
+    graph.replace(v.name, inner)
     turn = NodeEditor("Transpose", [inner], [v.name], name=f"{v.name}_{to}")
     turn.set(perm=perm)
-    net.insert(turn)
+    graph.insert(turn)
     _permute(v, perm)
 
 

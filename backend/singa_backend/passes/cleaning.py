@@ -19,41 +19,41 @@ MERGED = 1 << 20
 """Maximum bytes of constants that are compared: a comparison copies them."""
 
 
-def merge_duplicates(net: GraphEditor) -> int:
+def merge_duplicates(graph: GraphEditor) -> int:
     """Merge nodes of the same operator, inputs and attributes, and constants of the same dtype and value.
 
     Random operators and Identity are kept.  Of two equal nodes, the one that produces a graph output is kept.
     """
-    count = _constants(net)
+    count = _constants(graph)
     known: dict[Any, NodeEditor] = {}
-    for node in list(net.nodes):
-        key = _key(net, node)
+    for node in list(graph.nodes):
+        key = _key(graph, node)
         if key is None:
             continue
         first = known.setdefault(key, node)
         if first is node:
             continue
         stays, goes = first, node
-        if any(_named(net, o) for o in goes.outputs):
+        if any(_named(graph, o) for o in goes.outputs):
             stays, goes = node, first
             known[key] = node
-        if any(_named(net, o) for o in goes.outputs):
+        if any(_named(graph, o) for o in goes.outputs):
             continue
         for old, new in zip(goes.outputs, stays.outputs, strict=True):
             if old:
-                net.replace(old, new)
-        net.remove(goes)
+                graph.replace(old, new)
+        graph.remove(goes)
         count += 1
-    net.sort()  # if the second of two was kept, it may come after the readers of the first
+    graph.sort()  # if the second of two was kept, it may come after the readers of the first
     return count
 
 
-def _named(net: GraphEditor, name: str) -> bool:
-    return name in net.outputs or name in net.pinned
+def _named(graph: GraphEditor, name: str) -> bool:
+    return name in graph.outputs or name in graph.pinned
 
 
-def _key(net: GraphEditor, node: NodeEditor) -> Any:
-    if node.graphs or node.is_("Identity") or not (deterministic(net, node) or _referring(net, node)):
+def _key(graph: GraphEditor, node: NodeEditor) -> Any:
+    if node.graphs or node.is_("Identity") or not (deterministic(graph, node) or _referring(graph, node)):
         return None
     attributes = []
     for name, a in sorted(node.attributes.items()):
@@ -64,12 +64,12 @@ def _key(net: GraphEditor, node: NodeEditor) -> Any:
     return node.domain, node.op_type, node.overload, tuple(node.inputs), tuple(attributes), present
 
 
-def _referring(net: GraphEditor, node: NodeEditor) -> bool:
+def _referring(graph: GraphEditor, node: NodeEditor) -> bool:
     """Whether a node is not plain only because it refers to an attribute of its function."""
-    if node.plain or (node.domain, node.op_type) in net.context.function_names:
+    if node.plain or (node.domain, node.op_type) in graph.context.function_names:
         return False
     bare = NodeEditor(node.op_type, node.inputs, node.outputs, node.attributes, node.domain)
-    return deterministic(net, bare) and not bare.is_("Dropout")
+    return deterministic(graph, bare) and not bare.is_("Dropout")
 
 
 def _bare(a: AttributeProto) -> bytes:
@@ -84,18 +84,18 @@ def _bare(a: AttributeProto) -> bytes:
     return a.SerializeToString(deterministic=True)
 
 
-def _constants(net: GraphEditor) -> int:
+def _constants(graph: GraphEditor) -> int:
     """Merge initializers of this graph with equal dtype, shape and bytes."""
     known: dict[Any, str] = {}
     count = 0
-    for name, tensor in list(net.initializers.items()):
-        if nbytes(tensor) > MERGED or net.tensor(name) is None or _named(net, name):
+    for name, tensor in list(graph.initializers.items()):
+        if nbytes(tensor) > MERGED or graph.tensor(name) is None or _named(graph, name):
             continue
         first = known.setdefault(_content(tensor), name)
-        if first != name and net.has_users(name):
-            net.replace(name, first)
-            if name not in net.inputs:
-                del net.initializers[name]
+        if first != name and graph.has_users(name):
+            graph.replace(name, first)
+            if name not in graph.inputs:
+                del graph.initializers[name]
             count += 1
     return count
 
@@ -111,44 +111,44 @@ def _content(tensor: TensorProto) -> Any:
     return hashlib.sha256(copy.SerializeToString(deterministic=True)).digest()
 
 
-def remove_dead(net: GraphEditor) -> int:
+def remove_dead(graph: GraphEditor) -> int:
     """Remove unused nodes and initializers; inputs of the graph are kept."""
     gone = []
-    for node in reversed(net.nodes):
-        if not any(o and net.used(o) for o in node.outputs):
-            net.release(node)
+    for node in reversed(graph.nodes):
+        if not any(o and graph.used(o) for o in node.outputs):
+            graph.release(node)
             gone.append(node)
-    net.remove(*gone)
+    graph.remove(*gone)
     count = len(gone)
-    listed = net.context.ir_version < 4 and net.outer is None  # then every initializer had to be listed as an input
-    for tensors in (net.initializers, net.sparse):
-        unused = {name for name in tensors if not net.used(name)}
+    listed = graph.context.ir_version < 4 and graph.outer is None  # then every initializer had to be listed as an input
+    for tensors in (graph.initializers, graph.sparse):
+        unused = {name for name in tensors if not graph.used(name)}
         if not listed:
-            unused = {name for name in unused if name not in net.inputs}  # the caller may override the others
+            unused = {name for name in unused if name not in graph.inputs}  # the caller may override the others
         elif unused:
-            net.inputs = NameList(name for name in net.inputs if name not in unused)
+            graph.inputs = NameList(name for name in graph.inputs if name not in unused)
         for name in unused:
             del tensors[name]
         count += len(unused)
     return count
 
 
-def remove_dead_functions(edit: ModelEditor) -> int:
+def remove_dead_functions(editor: ModelEditor) -> int:
     """Remove functions of the model that are not called; none if two have the same name."""
-    protos: list[Any] = [net.proto for net in edit.functions]
+    protos: list[Any] = [graph.proto for graph in editor.functions]
     keys = [(plain_domain(f.domain), f.name, f.overload) for f in protos]
     if len(set(keys)) < len(keys):
         return 0
-    calls = dict(zip(keys, map(_called, edit.functions), strict=True))
-    pending, alive = list(_called(edit.main)), set()
+    calls = dict(zip(keys, map(_called, editor.functions), strict=True))
+    pending, alive = list(_called(editor.main)), set()
     while pending:
         key = pending.pop()
         if key not in alive:
             alive.add(key)
             pending += calls.get(key, ())
-    edit.functions = [net for net, key in zip(edit.functions, keys, strict=True) if key in alive]
-    return len(keys) - len(edit.functions)
+    editor.functions = [graph for graph, key in zip(editor.functions, keys, strict=True) if key in alive]
+    return len(keys) - len(editor.functions)
 
 
-def _called(net: GraphEditor) -> set[tuple[str, str, str]]:
-    return {(n.domain, n.op_type, n.overload) for inner in net.walk() for n in inner.nodes}
+def _called(graph: GraphEditor) -> set[tuple[str, str, str]]:
+    return {(n.domain, n.op_type, n.overload) for inner in graph.walk() for n in inner.nodes}

@@ -307,16 +307,16 @@ class GraphEditor(TypedGraph):
             self.types[name] = Type(tensor.data_type, tuple(array.shape))
             self.insert(constant_node(name, array), before=self._order.after(None))
             return name
-        net = self.context.main if self.context.ir_version < 4 else self
-        net.types[name] = Type(tensor.data_type, tuple(array.shape))
-        net.initializers[name] = tensor
+        graph = self.context.main if self.context.ir_version < 4 else self
+        graph.types[name] = Type(tensor.data_type, tuple(array.shape))
+        graph.initializers[name] = tensor
         if self.context.ir_version < 4:
-            net.inputs.append(name)
+            graph.inputs.append(name)
 
         def undo() -> None:
-            del net.initializers[name]
+            del graph.initializers[name]
             if self.context.ir_version < 4:
-                net.inputs.remove(name)
+                graph.inputs.remove(name)
 
         self._changed(undo)
         return name

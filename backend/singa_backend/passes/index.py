@@ -244,9 +244,9 @@ class GraphIndex:
         return node
 
     @property
-    def edit(self) -> Context:
+    def editor(self) -> Context:
         """The context; deprecated: use `context`."""
-        warnings.warn("edit is now context", DeprecationWarning, stacklevel=2)
+        warnings.warn("editor is now context", DeprecationWarning, stacklevel=2)
         return self.context
 
     @property

@@ -13,18 +13,18 @@ MOST = 1 << 20
 """Maximum bytes of a constant that is copied from a body to the outer graph."""
 
 
-def move_out_of_loops(net: GraphEditor) -> int:
+def move_out_of_loops(graph: GraphEditor) -> int:
     """Move invariant nodes out of the bodies of Loops and Scans, and Transposes of their scan outputs after them."""
     count = 0
-    for node in list(net.nodes):
-        if not node.is_("Loop", "Scan") or "body" not in node.graphs or (node.is_("Scan") and net.opset < 9):
+    for node in list(graph.nodes):
+        if not node.is_("Loop", "Scan") or "body" not in node.graphs or (node.is_("Scan") and graph.opset < 9):
             continue
         if _states(node) >= 0:
-            body, runs = node.graphs["body"], _runs(net, node)
-            net.release(node)  # what its body reads may change
-            count += _invariant(net, node, body, runs)
-            count += sum(_scan_output(net, node, body, i) for i in range(_states(node), len(node.outputs))) if runs else 0
-            net.attach(node)
+            body, runs = node.graphs["body"], _runs(graph, node)
+            graph.release(node)  # what its body reads may change
+            count += _invariant(graph, node, body, runs)
+            count += sum(_scan_output(graph, node, body, i) for i in range(_states(node), len(node.outputs))) if runs else 0
+            graph.attach(node)
     return count
 
 
@@ -33,24 +33,24 @@ def _states(node: NodeEditor) -> int:
     return len(node.inputs) - (2 if node.op_type == "Loop" else node.get("num_scan_inputs", 0))
 
 
-def _runs(net: GraphEditor, node: NodeEditor) -> bool:
+def _runs(graph: GraphEditor, node: NodeEditor) -> bool:
     """Whether the body is known to run at least once."""
     if node.op_type == "Scan":
         n = _states(node)
         axes = node.get("scan_input_axes") or (0,) * (len(node.inputs) - n)
         for name, axis in zip(node.inputs[n:], axes, strict=False):
-            shape = net.shape(name)
+            shape = graph.shape(name)
             size = shape[axis] if shape is not None and -len(shape) <= axis < len(shape) else None
             if isinstance(size, int):
                 return size > 0
         return False
-    trips, going = (net.constant(n) if n else None for n in (node.input(0), node.input(1)))
+    trips, going = (graph.constant(n) if n else None for n in (node.input(0), node.input(1)))
     if (node.input(0) and (trips is None or trips.size != 1 or trips.reshape(-1)[0] < 1)) or not (node.input(0) or node.input(1)):
         return False
     return not node.input(1) or (going is not None and going.size == 1 and bool(going.reshape(-1)[0]))
 
 
-def _invariant(net: GraphEditor, loop: NodeEditor, body: GraphEditor, runs: bool) -> int:
+def _invariant(graph: GraphEditor, loop: NodeEditor, body: GraphEditor, runs: bool) -> int:
     """Hoist every node of the body that depends on none of its values.
 
     A node moves only if the body runs at least once, so that it would be computed anyway, or if it cannot fail.
@@ -68,8 +68,8 @@ def _invariant(net: GraphEditor, loop: NodeEditor, body: GraphEditor, runs: bool
         arrays = {n: body.constant(n, MOST) for n in own}
         if any(a is None for a in arrays.values()) or any(o in body.pinned for o in node.outputs):
             continue
-        made = {n: net.add_constant(a, n, body.trains(a, n)) for n, a in arrays.items() if a is not None}
-        _hoist(net, loop, body, node, made)
+        made = {n: graph.add_constant(a, n, body.trains(a, n)) for n, a in arrays.items() if a is not None}
+        _hoist(graph, loop, body, node, made)
         count += 1
     return count
 
@@ -82,13 +82,13 @@ def _cannot_fail(body: GraphEditor, node: NodeEditor) -> bool:
     return perm is not None and body.rank(node.input(0)) == len(perm)
 
 
-def _hoist(net: GraphEditor, loop: NodeEditor, body: GraphEditor, node: NodeEditor, constants: dict[str, str]) -> None:
-    names = [net.context.fresh(o) if o else "" for o in node.outputs]
+def _hoist(graph: GraphEditor, loop: NodeEditor, body: GraphEditor, node: NodeEditor, constants: dict[str, str]) -> None:
+    names = [graph.context.fresh(o) if o else "" for o in node.outputs]
     inputs = [constants.get(n, n) for n in node.inputs]
     new = NodeEditor(
-        node.op_type, inputs, names, dict(node.attributes), node.domain, net.context.fresh(node.name or node.op_type)
+        node.op_type, inputs, names, dict(node.attributes), node.domain, graph.context.fresh(node.name or node.op_type)
     )
-    net.insert(new, before=loop)
+    graph.insert(new, before=loop)
     types = {name: body.type(o) for o, name in zip(node.outputs, names, strict=True) if o}
     place = body.following(node)
     body.remove(node)
@@ -98,10 +98,10 @@ def _hoist(net: GraphEditor, loop: NodeEditor, body: GraphEditor, node: NodeEdit
         body.replace(old, name)
         if old in body.outputs:  # onnx's checker requires that a node of the body produces its output
             body.insert(NodeEditor("Identity", [name], [old]), before=place)
-    net.types.update(types)
+    graph.types.update(types)
 
 
-def _scan_output(net: GraphEditor, loop: NodeEditor, body: GraphEditor, i: int) -> int:
+def _scan_output(graph: GraphEditor, loop: NodeEditor, body: GraphEditor, i: int) -> int:
     """Move a Transpose of scan output `i` after the loop, where it permutes all iterations at once."""
     at = i + (1 if loop.op_type == "Loop" else 0)  # a Loop's body returns its condition first
     if at >= len(body.outputs) or not loop.outputs[i]:
@@ -113,7 +113,7 @@ def _scan_output(net: GraphEditor, loop: NodeEditor, body: GraphEditor, i: int) 
     source, perm = node.inputs[0], permutation(body, node)
     maker = body.producer(source)
     kind = body.type(source)
-    if perm is None or maker is None or not kind.dtype or out in net.pinned:
+    if perm is None or maker is None or not kind.dtype or out in graph.pinned:
         return 0
     axis = 0
     if loop.op_type == "Scan":
@@ -132,10 +132,10 @@ def _scan_output(net: GraphEditor, loop: NodeEditor, body: GraphEditor, i: int) 
     sizes = [d if isinstance(d, int) else None for d in shape]
     body.retyped[at] = helper.make_tensor_type_proto(kind.dtype, sizes)
     body.remove(node)
-    stacked = net.context.fresh(out + "_stacked")
-    net.rename_output(loop, i, stacked)
+    stacked = graph.context.fresh(out + "_stacked")
+    graph.rename_output(loop, i, stacked)
     # The axis of the iterations keeps its place; the others move around it.
     others = [p + (p >= axis) for p in perm]
     whole = [*others[:axis], axis, *others[axis:]]
-    net.add("Transpose", [stacked], name=out, after=loop, type=net.types.get(out, Type()), perm=whole)
+    graph.add("Transpose", [stacked], name=out, after=loop, type=graph.types.get(out, Type()), perm=whole)
     return 1

@@ -1,7 +1,7 @@
 """A model that is edited: `ModelEditor(model)` reads it into GraphEditors, passes change those, `write` stores the result.
 
-edit = ModelEditor(model)                # a ModelProto, which does not change before edit.write()
-net = edit.main                          # a GraphEditor: the main graph; net.nodes, net.producer("y"), net.users("y"), ...
+editor = ModelEditor(model)              # a ModelProto, which does not change before editor.write()
+graph = editor.main                      # a GraphEditor: the main graph; graph.nodes, graph.producer("y"), graph.users("y")
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class ModelEditor(Context):
         opsets = imported(model.opset_import)
         self.main = GraphEditor(self, model.graph, None, opsets)
         self.functions = [GraphEditor(self, f, None, ChainMap(imported(f.opset_import), opsets)) for f in model.functions]
-        taken = {n for net in self.all_nets() for n in _names(net)}
+        taken = {n for graph in self.all_nets() for n in _names(graph)}
         self._names = FreshNames(taken)
 
     def fresh(self, wish: str) -> str:
@@ -89,7 +89,7 @@ class ModelEditor(Context):
         for top in self.tops:
             yield from top.walk()
 
-    def nets(self) -> Iterator[GraphEditor]:
+    def graphs(self) -> Iterator[GraphEditor]:
         """Iterate over the graphs that may be rewritten, inner ones first.
 
         Yields:
@@ -169,25 +169,25 @@ class ModelEditor(Context):
 
 
 def _differentiates(top: GraphEditor) -> bool:
-    return any((n.domain, n.op_type) == TRAINING_GRADIENT for net in top.walk() for n in net.nodes)
+    return any((n.domain, n.op_type) == TRAINING_GRADIENT for graph in top.walk() for n in graph.nodes)
 
 
-def _hidden(net: GraphEditor, around: tuple[set[str], ...] = ()) -> str:
+def _hidden(graph: GraphEditor, around: tuple[set[str], ...] = ()) -> str:
     """A name that a subgraph redefines although an outer graph defines it; "" if there is none."""
-    own: set[str] = {*net.inputs, *net.initializers, *net.sparse, *(o for n in net.nodes for o in n.outputs if o)}
+    own: set[str] = {*graph.inputs, *graph.initializers, *graph.sparse, *(o for n in graph.nodes for o in n.outputs if o)}
     again = {name for name in own if any(name in outer for outer in around)}
     if again:
         return min(again)
     around = (*around, own)
-    return next((found for n in net.nodes for g in n.graphs.values() if (found := _hidden(g, around))), "")
+    return next((found for n in graph.nodes for g in n.graphs.values() if (found := _hidden(g, around))), "")
 
 
-def _names(net: GraphEditor) -> Iterator[str]:
-    yield from net.inputs
-    yield from net.outputs
-    yield from net.initializers
-    yield from net.sparse
-    for node in net.nodes:
+def _names(graph: GraphEditor) -> Iterator[str]:
+    yield from graph.inputs
+    yield from graph.outputs
+    yield from graph.initializers
+    yield from graph.sparse
+    for node in graph.nodes:
         yield node.name
         yield from node.inputs
         yield from node.outputs

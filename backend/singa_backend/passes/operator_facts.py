@@ -13,16 +13,16 @@ from .index import NodeEditor
 from .view import ModelView
 
 
-def version(net: GraphEditor, node: NodeEditor) -> int | None:
+def version(graph: GraphEditor, node: NodeEditor) -> int | None:
     """The schema version that a node of this graph calls; None if it is not an operator of ONNX."""
     if not node.plain:
         return None
-    return schema_version(node.domain, node.op_type, net.opsets.get(node.domain, 0))
+    return schema_version(node.domain, node.op_type, graph.opsets.get(node.domain, 0))
 
 
-def deterministic(net: GraphEditor, node: NodeEditor) -> bool:
+def deterministic(graph: GraphEditor, node: NodeEditor) -> bool:
     """Whether the node, subgraphs included, always returns the same for the same inputs; False if it is not known."""
-    return constants.deterministic(ModelView(net), node) and all(deterministic(inner, n) for inner, n in _within(node))
+    return constants.deterministic(ModelView(graph), node) and all(deterministic(inner, n) for inner, n in _within(node))
 
 
 def _within(node: NodeEditor) -> Iterator[tuple[GraphEditor, NodeEditor]]:
@@ -31,30 +31,30 @@ def _within(node: NodeEditor) -> Iterator[tuple[GraphEditor, NodeEditor]]:
             yield from ((inner, n) for n in inner.nodes)
 
 
-def get_ints(net: GraphEditor, node: NodeEditor, name: str, index: int, since: int) -> tuple[bool, tuple[int, ...] | None]:
+def get_ints(graph: GraphEditor, node: NodeEditor, name: str, index: int, since: int) -> tuple[bool, tuple[int, ...] | None]:
     """Read a list of integers, an attribute before opset `since`, then an input: (whether the node has it, its value).
 
     (True, None): an input that is not constant.
     """
-    if net.opset < since:
+    if graph.opset < since:
         value = node.get(name)
         return value is not None, None if value is None else tuple(int(v) for v in value)
     if not node.input(index):
         return False, None
-    array = net.constant(node.input(index), 1 << 16)
+    array = graph.constant(node.input(index), 1 << 16)
     return True, None if array is None or array.dtype.kind not in "iu" else tuple(int(v) for v in array.reshape(-1))
 
 
 def set_ints(
-    net: GraphEditor, node: NodeEditor, name: str, index: int, since: int, values: Sequence[int], dtype: type = np.int64
+    graph: GraphEditor, node: NodeEditor, name: str, index: int, since: int, values: Sequence[int], dtype: type = np.int64
 ) -> None:
     """Write such a list in the form that the opset requires."""
-    if net.opset < since:
+    if graph.opset < since:
         node.set(**{name: [int(v) for v in values]})
         return
     inputs = [*node.inputs, *[""] * (index + 1 - len(node.inputs))]
-    inputs[index] = net.add_constant(np.asarray(values, dtype), name)
-    net.rewire(node, inputs)
+    inputs[index] = graph.add_constant(np.asarray(values, dtype), name)
+    graph.rewire(node, inputs)
 
 
 def axes_since(node: NodeEditor) -> int:
@@ -72,6 +72,6 @@ def inside(axes: Sequence[int] | None, rank: int | None) -> tuple[int, ...] | No
     return found if all(0 <= a < rank for a in found) and len(set(found)) == len(found) else None
 
 
-def permutation(net: GraphEditor, node: NodeEditor) -> tuple[int, ...] | None:
+def permutation(graph: GraphEditor, node: NodeEditor) -> tuple[int, ...] | None:
     """The permutation of a Transpose of this graph; None if it is not known, or `perm` is not a permutation."""
-    return transposes.permutation(ModelView(net), node)
+    return transposes.permutation(ModelView(graph), node)

@@ -56,12 +56,12 @@ class Pass:
 def _each(rewrite: Callable[[GraphEditor], int]) -> Callable[[ModelEditor], int]:
     """Apply a rewrite of one graph to all graphs, inner ones first."""
 
-    def apply(edit: ModelEditor) -> int:
+    def apply(editor: ModelEditor) -> int:
         count = 0
-        for net in list(edit.nets()):
+        for graph in list(editor.graphs()):
             if count:
-                net.reindex()  # its subgraphs may have changed
-            count += rewrite(net)
+                graph.reindex()  # its subgraphs may have changed
+            count += rewrite(graph)
         return count
 
     return apply
@@ -69,7 +69,7 @@ def _each(rewrite: Callable[[GraphEditor], int]) -> Callable[[ModelEditor], int]
 
 def _rule(rewrite: Callable[[ModelView], int]) -> Callable[[ModelEditor], int]:
     """Apply a rule of `rewriting` to all graphs, inner ones first."""
-    return _each(lambda net: rewrite(ModelView(net)))
+    return _each(lambda graph: rewrite(ModelView(graph)))
 
 
 PASSES: dict[str, Pass] = {
@@ -90,7 +90,7 @@ PASSES: dict[str, Pass] = {
         Pass(
             "remove_dead",
             "remove unused nodes, initializers and functions",
-            lambda edit: _each(remove_dead)(edit) + remove_dead_functions(edit),
+            lambda editor: _each(remove_dead)(editor) + remove_dead_functions(editor),
         ),
     )
 }
@@ -267,18 +267,18 @@ def optimize(
     if isinstance(rounds, bool) or not isinstance(rounds, int) or rounds < 1:
         raise InvalidInput(f"rounds must be at least 1, got {rounds}", code="SX360")
     try:
-        edit = ModelEditor(model, None if folder is None else Path(folder), parameters)
-        _check(edit)
-        report = Report([PassReport(p.name) for p in chosen], before=_count(edit))
-        if edit.open:
-            _run(edit, chosen, rounds, report, progress or (lambda note="": None))
-            edit.write()
-        report.notes = edit.notes()
+        editor = ModelEditor(model, None if folder is None else Path(folder), parameters)
+        _check(editor)
+        report = Report([PassReport(p.name) for p in chosen], before=_count(editor))
+        if editor.open:
+            _run(editor, chosen, rounds, report, progress or (lambda note="": None))
+            editor.write()
+        report.notes = editor.notes()
     except RecursionError as error:
         raise ResourceExhausted("the model is nested too deeply for the Python stack", code="SX602") from error
     except UnicodeDecodeError as error:
         raise InvalidModel(f"a name in the model is not UTF-8: {error}", code="SX107") from None
-    report.after = _count(edit)
+    report.after = _count(editor)
     return report
 
 
@@ -289,17 +289,17 @@ def _named(name: str) -> Pass:
     return found
 
 
-def _run(edit: ModelEditor, chosen: Sequence[Pass], rounds: int, report: Report, progress: Callable[..., None]) -> None:
+def _run(editor: ModelEditor, chosen: Sequence[Pass], rounds: int, report: Report, progress: Callable[..., None]) -> None:
     failed: set[str] = set()
-    restore = edit.snapshot()
+    restore = editor.snapshot()
 
     def once(rewrite: Pass, did: PassReport) -> int:
         nonlocal restore
         if rewrite.name in failed:
             return 0
-        failure = _step(edit, rewrite, did, restore)
+        failure = _step(editor, rewrite, did, restore)
         if did.changed:
-            restore = edit.snapshot()
+            restore = editor.snapshot()
         if failure is not None:
             failed.add(rewrite.name)
             report.failures.append(failure)
@@ -310,17 +310,17 @@ def _run(edit: ModelEditor, chosen: Sequence[Pass], rounds: int, report: Report,
     report.rounds, report.settled = done.rounds, done.settled
 
 
-def _step(edit: ModelEditor, rewrite: Pass, did: PassReport, restore: Callable[[], None]) -> PassFailure | None:
+def _step(editor: ModelEditor, rewrite: Pass, did: PassReport, restore: Callable[[], None]) -> PassFailure | None:
     """Run one pass once; if it raises, or leaves an invalid graph, it is undone."""
-    before, start = _count(edit), time.perf_counter()
+    before, start = _count(editor), time.perf_counter()
     did.changed = 0
     if not did.before:
         did.before, did.after = before.copy(), before.copy()
     try:
-        did.changed = rewrite.run(edit)
+        did.changed = rewrite.run(editor)
         if did.changed:
-            edit.forget()
-            _check(edit)
+            editor.forget()
+            _check(editor)
     except Exception as error:
         did.changed = 0
         restore()
@@ -329,17 +329,17 @@ def _step(edit: ModelEditor, rewrite: Pass, did: PassReport, restore: Callable[[
         did.seconds += time.perf_counter() - start
     did.changes += did.changed
     if did.changed:
-        did.after.update(_count(edit))
+        did.after.update(_count(editor))
         did.after.subtract(before)
     return None
 
 
-def _check(edit: ModelEditor) -> None:
-    for net in edit.all_nets():
-        net.check()
+def _check(editor: ModelEditor) -> None:
+    for graph in editor.all_nets():
+        graph.check()
 
 
-def _count(edit: ModelEditor) -> Counter[str]:
+def _count(editor: ModelEditor) -> Counter[str]:
     """Count nodes by operator; the domain is part of the name unless it is ONNX's own."""
-    nodes = (n for net in edit.all_nets() for n in net.nodes)
+    nodes = (n for graph in editor.all_nets() for n in graph.nodes)
     return Counter(f"{n.domain}.{n.op_type}" if n.domain else n.op_type for n in nodes)

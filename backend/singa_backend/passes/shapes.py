@@ -16,9 +16,9 @@ from .index import NodeEditor
 from .view import ModelView
 
 
-def simplify_shapes(net: GraphEditor) -> int:
+def simplify_shapes(graph: GraphEditor) -> int:
     """Replace known sizes, and the shape inputs of Reshapes, by constants."""
-    view = ModelView(net)
+    view = ModelView(graph)
     return sizes(view) + sum(_reshape(view, node) for node in view.named("Reshape") if view.version(node) >= 5)
 
 
@@ -33,7 +33,7 @@ def _reshape(view: ModelView, node: NodeEditor) -> bool:
     target = constant_target(wanted, view.shape(node.inputs[0]))
     if target is None:
         return False
-    view.net.rewire(node, [node.inputs[0], view.net.add_constant(np.array(target, np.int64), "shape")])
+    view.graph.rewire(node, [node.inputs[0], view.graph.add_constant(np.array(target, np.int64), "shape")])
     return True
 
 

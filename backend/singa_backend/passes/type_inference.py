@@ -31,36 +31,36 @@ def infer(
     model = ModelProto(ir_version=max(proto.ir_version, 4))  # before 4 initializers had to be inputs
     model.opset_import.extend(proto.opset_import)
     model.graph.CopyFrom(skeleton(main))
-    for f, net in zip(proto.functions, functions, strict=False):
+    for f, graph in zip(proto.functions, functions, strict=False):
         copy = model.functions.add(name=f.name, domain=f.domain, overload=f.overload)
         for field in ("input", "output", "attribute", "attribute_proto", "opset_import"):
             getattr(copy, field).extend(getattr(f, field))
-        copy.node.extend(node_proto(n, light=True) for n in net.nodes)
-    found: dict[int, dict[str, Type]] = {id(net): {} for top in (main, *functions) for net in top.walk()}
+        copy.node.extend(node_proto(n, light=True) for n in graph.nodes)
+    found: dict[int, dict[str, Type]] = {id(graph): {} for top in (main, *functions) for graph in top.walk()}
     inferred = infer_shapes(model) if ask else Inference(model)  # it fails for an invalid model or an unknown operator
     _take(main, inferred.model.graph, found)
     return found, "" if inferred.answered else inferred.failure
 
 
-def _take(net: GraphEditor, graph: GraphProto, found: dict[int, dict[str, Type]]) -> None:
-    types = found[id(net)]
-    for info in (*graph.value_info, *graph.input, *graph.output):
+def _take(graph: GraphEditor, proto: GraphProto, found: dict[int, dict[str, Type]]) -> None:
+    types = found[id(graph)]
+    for info in (*proto.value_info, *proto.input, *proto.output):
         kind = read_type(info.type)
         if kind != Type():
             types[info.name] = kind
-    _distrust(net, types)
-    for node, proto in zip(net.nodes, graph.node, strict=True):
-        for a in proto.attribute:
+    _distrust(graph, types)
+    for node, written in zip(graph.nodes, proto.node, strict=True):
+        for a in written.attribute:
             if a.HasField("g"):
                 _take(node.graphs[a.name], a.g, found)
             for i, g in enumerate(a.graphs):
                 _take(node.graphs[f"{a.name}/{i}"], g, found)
 
 
-def _distrust(net: GraphEditor, types: dict[str, Type]) -> None:
+def _distrust(graph: GraphEditor, types: dict[str, Type]) -> None:
     """Forget what follows from sizes of 0 in results of Attention: onnx's inference multiplies an open size as 0."""
     doubtful: set[str] = set()
-    for node in net.nodes:
+    for node in graph.nodes:
         wrong = node.is_("Attention") and any(0 in (types.get(o, Type()).shape or ()) for o in node.outputs)
         if wrong or (doubtful and (node.graphs or not doubtful.isdisjoint(node.inputs))):
             doubtful.update(node.outputs)
@@ -77,24 +77,24 @@ def read_type(proto: TypeProto) -> Type:
     return Type(tensor.elem_type, sizes(tensor))
 
 
-def skeleton(net: GraphEditor) -> GraphProto:
+def skeleton(graph: GraphEditor) -> GraphProto:
     """The graph without large tensors; inputs of subgraphs without shapes, which may differ between iterations."""
-    graph = GraphProto(name="g")
-    assert isinstance(net.proto, GraphProto)
-    for info in net.proto.input:
-        if info.name not in net.inputs:
+    light = GraphProto(name="g")
+    assert isinstance(graph.proto, GraphProto)
+    for info in graph.proto.input:
+        if info.name not in graph.inputs:
             continue
-        copy = graph.input.add()
+        copy = light.input.add()
         copy.CopyFrom(info)
-        if net.outer is not None and copy.type.HasField("tensor_type"):
+        if graph.outer is not None and copy.type.HasField("tensor_type"):
             copy.type.tensor_type.ClearField("shape")
-    graph.output.extend([type(net.proto.output[0])(name=o) for o in net.outputs] if net.outputs else [])
-    graph.initializer.extend(stub(t, n) for n, t in net.initializers.items())
-    for name, sparse in net.sparse.items():
+    light.output.extend([type(graph.proto.output[0])(name=o) for o in graph.outputs] if graph.outputs else [])
+    light.initializer.extend(stub(t, n) for n, t in graph.initializers.items())
+    for name, sparse in graph.sparse.items():
         held = TensorProto(name=name, data_type=sparse.values.data_type, dims=sparse.dims, data_location=TensorProto.EXTERNAL)
-        graph.initializer.append(held)
-    graph.node.extend(node_proto(n, light=True) for n in net.nodes)
-    return graph
+        light.initializer.append(held)
+    light.node.extend(node_proto(n, light=True) for n in graph.nodes)
+    return light
 
 
 def stub(tensor: TensorProto, name: str) -> TensorProto:
@@ -116,10 +116,10 @@ def node_proto(node: NodeEditor, light: bool = False) -> NodeProto:
         else:
             proto.attribute.append(a)
     lists: dict[str, Any] = {}
-    for key, net in node.graphs.items():
+    for key, graph in node.graphs.items():
         name, _, index = key.partition("/")
         if index:
-            lists.setdefault(name, proto.attribute.add(name=name, type=10)).graphs.append(skeleton(net))
+            lists.setdefault(name, proto.attribute.add(name=name, type=10)).graphs.append(skeleton(graph))
         else:
-            proto.attribute.add(name=name, type=5).g.CopyFrom(skeleton(net))
+            proto.attribute.add(name=name, type=5).g.CopyFrom(skeleton(graph))
     return proto

@@ -27,10 +27,10 @@ class TypedGraph(GraphIndex):
         Returns:
             This graph or an outer one; None if none defines it.
         """
-        net: Self | None = self
-        while net is not None and not net.defines(name):
-            net = net.outer
-        return net
+        graph: Self | None = self
+        while graph is not None and not graph.defines(name):
+            graph = graph.outer
+        return graph
 
     def tensor(self, name: str) -> TensorProto | NodeEditor | None:
         """Return the definition of a constant.
@@ -41,12 +41,12 @@ class TypedGraph(GraphIndex):
         Returns:
             An initializer that no input can override, or a Constant node; None if the value is not a constant.
         """
-        net = self.owner(name) if name else None
-        if net is None:
+        graph = self.owner(name) if name else None
+        if graph is None:
             return None
-        if name in net.initializers:
-            return None if name in net.inputs and self.context.ir_version >= 4 else net.initializers[name]
-        node = net.producer(name)
+        if name in graph.initializers:
+            return None if name in graph.inputs and self.context.ir_version >= 4 else graph.initializers[name]
+        node = graph.producer(name)
         return node if node is not None and node.is_("Constant") else None
 
     def is_constant(self, name: str) -> bool:
@@ -111,13 +111,13 @@ class TypedGraph(GraphIndex):
         Returns:
             Its dtype and shape, as far as they are known.
         """
-        net = self.owner(name)
-        if net is None:
+        graph = self.owner(name)
+        if graph is None:
             return Type()
-        tensor = net.initializers.get(name)
+        tensor = graph.initializers.get(name)
         if tensor is not None:
             return Type(tensor.data_type, tuple(tensor.dims))
-        return net.types.get(name, Type())
+        return graph.types.get(name, Type())
 
     def shape(self, name: str) -> Shape | None:
         """Return the shape of a value.

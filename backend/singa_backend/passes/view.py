@@ -46,13 +46,13 @@ class ModelTypes(Types[str, NodeEditor]):
 
     def __init__(self, view: ModelView) -> None:
         super().__init__(view)
-        self.net = view.net
+        self.graph = view.graph
         self._calls = view.calls
         self._inferred = False
 
     def shape(self, value: str) -> Shape | None:
         """The shape of a value; a size without a name has one that no other size has."""
-        known = self.net.shape(value)
+        known = self.graph.shape(value)
         if not self._inferred and (known is None or None in known):
             self.infer_all(self._calls())
         own = self._shapes.get(value)
@@ -70,16 +70,16 @@ class ModelTypes(Types[str, NodeEditor]):
         """A value that is a size or a vector of sizes, of which unknown ones have names; None for any other value."""
         if value in self._sizes:
             return self._sizes[value]
-        kind = self.net.type(value)
+        kind = self.graph.type(value)
         if kind.dtype not in (0, TensorProto.INT32, TensorProto.INT64):
             return None
-        if self.net.is_constant(value):
-            array = self.net.constant(value, 8 * SIZES)
+        if self.graph.is_constant(value):
+            array = self.graph.constant(value, 8 * SIZES)
             if array is None or array.dtype not in (np.int64, np.int32) or array.ndim > 1:
                 return None
             found = array.tolist()
             return found if isinstance(found, int) else tuple(found)
-        shape = self.net.static(value)
+        shape = self.graph.static(value)
         if kind.dtype != TensorProto.INT64 or shape is None or len(shape) > 1 or (shape and shape[0] > SIZES):
             return None
         return tuple(f"{value}[{i}]" for i in range(shape[0])) if shape else f"{value}[]"
@@ -91,16 +91,16 @@ class ModelView:
     A rule's call becomes a node in the form of the model's opset; it takes the name and the message of the node that it replaces.
 
     Attributes:
-        net: the graph.
+        graph: the graph.
     """
 
     is_valid = True
     keeps_views = False
     absent = ""
 
-    def __init__(self, net: GraphEditor) -> None:
-        self.net = net
-        self._opset = net.opset
+    def __init__(self, graph: GraphEditor) -> None:
+        self.graph = graph
+        self._opset = graph.opset
         self._origins: dict[NodeEditor, Sequence[NodeEditor]] = {}
         self._same_form: set[NodeEditor] = set()
         self._types = ModelTypes(self)
@@ -110,25 +110,25 @@ class ModelView:
     def named(self, *names: str) -> list[NodeEditor]:
         """The nodes of these operators, in order."""
         wanted = frozenset(names)
-        return [node for node in self.net.nodes if node.op_type in wanted and self.operator(node) in wanted]
+        return [node for node in self.graph.nodes if node.op_type in wanted and self.operator(node) in wanted]
 
     def calls(self) -> list[NodeEditor]:
         """The nodes in order, without Constant nodes."""
-        return [node for node in self.net.nodes if not node.is_("Constant")]
+        return [node for node in self.graph.nodes if not node.is_("Constant")]
 
     def constant_calls(self) -> Iterator[NodeEditor]:
         """The nodes whose inputs are all constants or absent, in order; those too that become such while they are walked."""
         for node in self.calls():
-            if node not in self.net.context.refused and all(not n or self.net.is_constant(n) for n in node.inputs):
+            if node not in self.graph.context.refused and all(not n or self.graph.is_constant(n) for n in node.inputs):
                 yield node
 
     def refuse(self, call: NodeEditor) -> None:
         """Leave a node of constants out of `constant_calls`, in later passes too."""
-        self.net.context.refused.add(call)
+        self.graph.context.refused.add(call)
 
     def alive(self, call: NodeEditor) -> bool:
         """Whether the graph still has a node."""
-        return call in self.net
+        return call in self.graph
 
     def operator(self, call: NodeEditor | None) -> str:
         """The operator of ONNX's domain that a node calls in its present meaning; "" for any other node, and for None.
@@ -144,7 +144,7 @@ class ModelView:
         """The schema version that a node calls; 0 if it is not an operator."""
         if not call.domain:
             return _meaning(call.op_type, self._opset)[1] if call.plain else 0
-        return (schema_version(call.domain, call.op_type, self.net.opsets.get(call.domain, 0)) or 0) if call.plain else 0
+        return (schema_version(call.domain, call.op_type, self.graph.opsets.get(call.domain, 0)) or 0) if call.plain else 0
 
     def name(self, call: NodeEditor) -> tuple[str, str]:
         """The domain and the name of an operator or a function."""
@@ -154,7 +154,7 @@ class ModelView:
         """A node as the reader reads it; None for one with subgraphs."""
         if call.graphs:
             return None
-        return read_call(node_proto(call), {d: self.net.opsets[d] for d in ("", call.domain) if d in self.net.opsets})
+        return read_call(node_proto(call), {d: self.graph.opsets[d] for d in ("", call.domain) if d in self.graph.opsets})
 
     def attribute(self, call: NodeEditor, name: str, default: Any = None) -> Any:
         """An attribute; the default of its schema, or `default`, if the node has none."""
@@ -175,7 +175,7 @@ class ModelView:
 
     def producer(self, value: str) -> NodeEditor | None:
         """The node of this graph that returns a value; None for inputs, constants and values of outer graphs."""
-        node = self.net.producer(value)
+        node = self.graph.producer(value)
         return None if node is None or node.is_("Constant") else node
 
     def made_by(self, value: str, *names: str) -> NodeEditor | None:
@@ -185,24 +185,24 @@ class ModelView:
 
     def users(self, value: str) -> list[NodeEditor]:
         """The nodes that read a value, directly or in a subgraph."""
-        return self.net.users(value)
+        return self.graph.users(value)
 
     def once(self, value: str) -> bool:
         """Whether exactly one node reads a value, once and not in a subgraph, and nothing else uses it."""
-        return self.net.used_once(value)
+        return self.graph.used_once(value)
 
     def inside(self, values: Iterable[str], pattern: Iterable[NodeEditor]) -> bool:
         """Whether nodes of a pattern are the only ones that use these values."""
         nodes = set(pattern)
-        return all(not self.is_output(v) and nodes.issuperset(self.net.users(v)) for v in values)
+        return all(not self.is_output(v) and nodes.issuperset(self.graph.users(v)) for v in values)
 
     def is_output(self, value: str) -> bool:
         """Whether a value is an output of the graph, or an annotation names it."""
-        return value in self.net.outputs or value in self.net.pinned
+        return value in self.graph.outputs or value in self.graph.pinned
 
     def dtype(self, value: str) -> np.dtype[Any] | None:
         """The dtype of a value; None if it is not known."""
-        code = self.net.type(value).dtype
+        code = self.graph.type(value).dtype
         return dtypes.numpy_dtype(code) if code and dtypes.is_known(code) else None
 
     def shape(self, value: str) -> Shape | None:
@@ -213,26 +213,26 @@ class ModelView:
 
     def constant(self, value: str, most: int = MOST) -> np.ndarray | None:
         """A constant tensor; None for any other value, and for one of more than `most` bytes."""
-        return self.net.constant(value, most)
+        return self.graph.constant(value, most)
 
     def is_constant(self, value: str) -> bool:
         """Whether a value is constant."""
-        return self.net.is_constant(value)
+        return self.graph.is_constant(value)
 
     def constant_bytes(self, value: str) -> int:
         """The size of a constant, without reading it; 0 for any other value."""
-        return self.net.constant_bytes(value) if value else 0
+        return self.graph.constant_bytes(value) if value else 0
 
     def trains(self, value: str) -> bool:
         """Whether a value is a constant that may train: an initializer, unless the model's are known to be parameters or not."""
-        found, context = self.net.tensor(value), self.net.context
+        found, context = self.graph.tensor(value), self.graph.context
         if context.parameters is not None and (isinstance(found, NodeEditor) or value in context.given):
             return value in context.parameters
         return found is not None and not isinstance(found, NodeEditor)
 
     def ints(self, value: str) -> tuple[int, ...] | None:
         """A constant of few integers; None for any other value."""
-        array = self.net.constant(value, FEW)
+        array = self.graph.constant(value, FEW)
         return None if array is None or array.dtype.kind not in "iu" else tuple(array.reshape(-1).tolist())
 
     def followed(self, value: str) -> Known | None:
@@ -245,12 +245,12 @@ class ModelView:
         return [
             (value, np.array(found, self.dtype(value) or np.int64))
             for value, found in self._types.computed_sizes().items()
-            if is_known(found) and not self.is_output(value) and self.net.has_users(value)
+            if is_known(found) and not self.is_output(value) and self.graph.has_users(value)
         ]
 
     def number(self, call: NodeEditor, value: str) -> float | None:
         """A constant float32 of one element in an elementwise node of two inputs, which has the shape of the other input."""
-        array = self.net.constant(value, FEW)
+        array = self.graph.constant(value, FEW)
         if array is None or array.size != 1 or array.dtype != np.float32:
             return None
         other = self.shape(call.inputs[0] if call.inputs[1] == value else call.inputs[1])
@@ -263,7 +263,7 @@ class ModelView:
         self, op_type: str, inputs: Sequence[str], origins: Sequence[NodeEditor], outputs: Sequence[str] = (), **attributes: Any
     ) -> NodeEditor:
         """A node in the form of the operator's newest version, for `put`."""
-        node = NodeEditor(op_type, list(inputs), list(outputs) or [self.net.context.fresh(op_type.lower())])
+        node = NodeEditor(op_type, list(inputs), list(outputs) or [self.graph.context.fresh(op_type.lower())])
         node.set(**attributes)
         self._origins[node] = tuple(origins)
         return node
@@ -281,11 +281,11 @@ class ModelView:
     def add_constant(self, array: np.ndarray, *sources: str, suffix: str = "") -> str:
         """A new constant: an initializer, or a Constant node for floats that were computed from Constant nodes only."""
         name = sources[0] + suffix if sources else "constant"
-        return self.net.add_constant(array, name, self.net.trains(array, *sources))
+        return self.graph.add_constant(array, name, self.graph.trains(array, *sources))
 
     def scaled(self, weight: str, factors: np.ndarray, *sources: str) -> str | None:
         """A new constant: a weight multiplied by factors, rounded once; None if it is not finite, or too large."""
-        array = self.net.constant(weight, HEAVY)
+        array = self.graph.constant(weight, HEAVY)
         if array is None:
             return None
         with np.errstate(all="ignore"):
@@ -302,9 +302,9 @@ class ModelView:
         if not all(map(self._lower, calls)):
             return False
         for node in calls:
-            self.net.insert(node, before=root)
+            self.graph.insert(node, before=root)
         self._drop(root, *also)
-        free = {node for made in calls for node in self._origins.get(made, ()) if node not in self.net}
+        free = {node for made in calls for node in self._origins.get(made, ()) if node not in self.graph}
         for made in calls:
             origins = self._origins.pop(made, ())
             same = [n for n in origins if n.op_type == made.op_type] or [*origins[-1:]]
@@ -312,14 +312,14 @@ class ModelView:
                 made.name, made.proto = same[0].name, same[0].proto
                 free.discard(same[0])
             else:
-                made.name = self.net.context.fresh(f"{made.op_type}_of_{made.outputs[0]}")
+                made.name = self.graph.context.fresh(f"{made.op_type}_of_{made.outputs[0]}")
         return True
 
     def _drop(self, *gone: NodeEditor) -> None:
         """Remove nodes, and those before them that nothing uses any more."""
         for node in gone:
-            if node in self.net:
-                self.net.remove(node)
+            if node in self.graph:
+                self.graph.remove(node)
                 self._drop_unused(node.inputs)
 
     def _drop_unused(self, values: Iterable[str]) -> None:
@@ -327,8 +327,8 @@ class ModelView:
         pending = list(values)
         while pending:
             node = self.producer(pending.pop())
-            if node is not None and not any(o and self.net.used(o) for o in node.outputs):
-                self.net.remove(node)
+            if node is not None and not any(o and self.graph.used(o) for o in node.outputs):
+                self.graph.remove(node)
                 pending += node.inputs
 
     def _lower(self, node: NodeEditor) -> bool:
@@ -356,14 +356,14 @@ class ModelView:
 
     def fold(self, call: NodeEditor, results: Mapping[str, np.ndarray]) -> bool:
         """Replace a node by the constants that it returns; an output of the graph keeps its name, if a constant may have it."""
-        net = self.net
-        initial = {o for o, r in results.items() if net.trains(r, *call.inputs)}
-        if any(o in net.pinned for o in results) or (any(o in net.outputs for o in initial) and not self._may_name()):
+        graph = self.graph
+        initial = {o for o, r in results.items() if graph.trains(r, *call.inputs)}
+        if any(o in graph.pinned for o in results) or (any(o in graph.outputs for o in initial) and not self._may_name()):
             return False
         for o, result in results.items():
             if o not in initial:
-                net.insert(constant_node(o, result), before=call)
-        net.remove(call)
+                graph.insert(constant_node(o, result), before=call)
+        graph.remove(call)
         for o, result in results.items():
             if o in initial:
                 self._become(o, result)
@@ -371,31 +371,31 @@ class ModelView:
 
     def _may_name(self) -> bool:
         """Whether a constant can be an output: onnx's checker requires that nodes produce the outputs of subgraphs."""
-        return self.net.outer is None and not self.net.in_function and self.net.context.ir_version >= 4
+        return self.graph.outer is None and not self.graph.in_function and self.graph.context.ir_version >= 4
 
     def _become(self, name: str, value: np.ndarray) -> None:
         """Replace a value by a new constant; an output of the graph keeps its name."""
-        net = self.net
-        made = net.add_constant(value, name + "_folded" if name in net.outputs else name)
-        if name in net.outputs:
-            tensor = net.initializers.pop(made)
+        graph = self.graph
+        made = graph.add_constant(value, name + "_folded" if name in graph.outputs else name)
+        if name in graph.outputs:
+            tensor = graph.initializers.pop(made)
             tensor.name = name
-            net.initializers[name] = tensor
+            graph.initializers[name] = tensor
         else:
-            net.replace(name, made)
+            graph.replace(name, made)
 
     def alias(self, old: str, new: str) -> bool:
         """Replace a value by another one; between an input and an output of the graph, an Identity stays."""
-        node, net = self.net.producer(old), self.net
+        node, graph = self.graph.producer(old), self.graph
         if node is None:
             return False
         before = list(node.inputs)
-        if net.bypass(node, new, node.outputs.index(old)):
+        if graph.bypass(node, new, node.outputs.index(old)):
             self._drop_unused(before)
             return True
-        if node.op_type == "Identity" or not node.only_output() or old in net.pinned:
+        if node.op_type == "Identity" or not node.only_output() or old in graph.pinned:
             return False
-        net.rewire(node, [new])
+        graph.rewire(node, [new])
         node.op_type, node.attributes, node.outputs = "Identity", {}, node.outputs[:1]
         self._drop_unused(before)
         return True

@@ -15,29 +15,29 @@ from .type_inference import node_proto
 def write(model: ModelProto, main: GraphEditor, functions: Sequence[GraphEditor]) -> None:
     """Write the nodes, initializers and types of every graph to the messages that they were read from."""
     _write(main)
-    kept = {id(net.proto) for net in functions}
-    for net in functions:
-        _write(net)
+    kept = {id(graph.proto) for graph in functions}
+    for graph in functions:
+        _write(graph)
     _arrange(model.functions, [f for f in model.functions if id(f) in kept])
 
 
-def _write(net: GraphEditor) -> None:
-    for node in net.nodes:
-        for graph in node.graphs.values():
-            _write(graph)
+def _write(graph: GraphEditor) -> None:
+    for node in graph.nodes:
+        for inner in node.graphs.values():
+            _write(inner)
     messages: list[NodeProto] = []
-    for node in net.nodes:
+    for node in graph.nodes:
         if node.proto is None:
-            node.proto = net.proto.node.add()
+            node.proto = graph.proto.node.add()
             node.proto.CopyFrom(node_proto(node))
         else:
             _update(node.proto, node)
         messages.append(node.proto)
-    _arrange(net.proto.node, messages)
-    if isinstance(net.proto, GraphProto):
-        _graph(net, net.proto)
-    if isinstance(net.proto, FunctionProto):
-        _types(net, net.proto.value_info)
+    _arrange(graph.proto.node, messages)
+    if isinstance(graph.proto, GraphProto):
+        _graph(graph, graph.proto)
+    if isinstance(graph.proto, FunctionProto):
+        _types(graph, graph.proto.value_info)
 
 
 def _update(proto: NodeProto, node: NodeEditor) -> None:
@@ -55,11 +55,11 @@ def _update(proto: NodeProto, node: NodeEditor) -> None:
     proto.attribute.extend(a for a in node.attributes.values() if id(a) not in known)
 
 
-def _graph(net: GraphEditor, proto: GraphProto) -> None:
+def _graph(graph: GraphEditor, proto: GraphProto) -> None:
     there = {id(t) for t in (*proto.initializer, *proto.sparse_initializer)}
     fields: list[tuple[Any, dict[str, Any]]] = [
-        (proto.initializer, net.initializers),
-        (proto.sparse_initializer, net.sparse),
+        (proto.initializer, graph.initializers),
+        (proto.sparse_initializer, graph.sparse),
     ]
     for tensors, now in fields:
         kept: list[Any] = []
@@ -69,26 +69,26 @@ def _graph(net: GraphEditor, proto: GraphProto) -> None:
                 now[name] = tensor = tensors[-1]
             kept.append(tensor)
         _arrange(tensors, kept)
-    if list(net.inputs) != [i.name for i in proto.input]:  # before IR version 4 initializers are listed here too
+    if list(graph.inputs) != [i.name for i in proto.input]:  # before IR version 4 initializers are listed here too
         listed = {i.name: i for i in proto.input}
-        for name in net.inputs:
+        for name in graph.inputs:
             if name not in listed:
-                tensor = net.initializers[name]
+                tensor = graph.initializers[name]
                 proto.input.append(helper.make_tensor_value_info(name, tensor.data_type, list(tensor.dims)))
                 listed[name] = proto.input[-1]
-        _arrange(proto.input, [listed[name] for name in net.inputs])
-    for i, name in enumerate(net.outputs):
+        _arrange(proto.input, [listed[name] for name in graph.inputs])
+    for i, name in enumerate(graph.outputs):
         if proto.output[i].name != name:
             proto.output[i].name = name
-        if i in net.retyped:
-            proto.output[i].type.CopyFrom(net.retyped[i])
-    _types(net, proto.value_info)
+        if i in graph.retyped:
+            proto.output[i].type.CopyFrom(graph.retyped[i])
+    _types(graph, proto.value_info)
 
 
-def _types(net: GraphEditor, infos: Any) -> None:
+def _types(graph: GraphEditor, infos: Any) -> None:
     """Keep the annotations of values that still exist: a name never changes its value."""
-    names = {o for n in net.nodes for o in n.outputs}
-    _arrange(infos, [v for v in infos if v.name in names or v.name in net.initializers])
+    names = {o for n in graph.nodes for o in n.outputs}
+    _arrange(infos, [v for v in infos if v.name in names or v.name in graph.initializers])
 
 
 def _arrange(messages: Any, wanted: Iterable[Any]) -> None:

@@ -11,16 +11,16 @@ LARGEST = 1 << 24
 """Bytes of a constant that is made."""
 
 
-def additions(edit: RegionView) -> int:
+def additions(graph: RegionView) -> int:
     """For any calls of the form (x + a) + b, with constants a and b, replace the last one by x + (a + b), if they do not cancel.
 
     A bias of channels is left where it is: a product adds it by itself.
     """
     count = 0
-    for call in edit.named("Add"):
-        b, inner = _operands(edit, call)
-        before = edit.made_by(inner, "Add") if b is not None and edit.once(inner) else None
-        a, x = _operands(edit, before) if before is not None else (None, 0)
+    for call in graph.named("Add"):
+        b, inner = _operands(graph, call)
+        before = graph.made_by(inner, "Add") if b is not None and graph.once(inner) else None
+        a, x = _operands(graph, before) if before is not None else (None, 0)
         if a is None or b is None or before is None or a.dtype != b.dtype or a.dtype != np.float32 or min(a.ndim, b.ndim) < 2:
             continue
         with np.errstate(all="ignore"):
@@ -31,43 +31,43 @@ def additions(edit: RegionView) -> int:
         largest = np.maximum(abs(a), abs(b))
         if total.nbytes > LARGEST or not (np.isfinite(a) & np.isfinite(b) & (abs(total) >= largest / 2)).all():
             continue
-        edit.put(call, edit.call("Add", (x, edit.region.constant(total)), [before, call], call.outputs))
+        graph.put(call, graph.call("Add", (x, graph.region.constant(total)), [before, call], call.outputs))
         count += 1
     return count
 
 
-def windows(edit: RegionView) -> int:
+def windows(graph: RegionView) -> int:
     """For any calls of the form Reshape(Reshape(x) + a), where a is constant and the shape that of x, replace them by x + b.
 
     b has the elements of a at their new places.  The shapes must be known.
     """
     count = 0
-    for call in edit.named("Reshape"):
-        add = edit.made_by(call.inputs[0], "Add")
-        array, inner = _operands(edit, add) if add is not None and edit.once(call.inputs[0]) else (None, 0)
-        first = edit.made_by(inner, "Reshape") if array is not None else None
-        if first is None or add is None or array is None or not edit.once(inner):
+    for call in graph.named("Reshape"):
+        add = graph.made_by(call.inputs[0], "Add")
+        array, inner = _operands(graph, add) if add is not None and graph.once(call.inputs[0]) else (None, 0)
+        first = graph.made_by(inner, "Reshape") if array is not None else None
+        if first is None or add is None or array is None or not graph.once(inner):
             continue
-        shape, middle = edit.facts.shape(first.inputs[0]), edit.facts.shape(inner)
+        shape, middle = graph.facts.shape(first.inputs[0]), graph.facts.shape(inner)
         if (
             shape is None
             or middle is None
-            or edit.facts.shape(call.outputs[0]) != shape
-            or edit.facts.shape(add.outputs[0]) != middle
+            or graph.facts.shape(call.outputs[0]) != shape
+            or graph.facts.shape(add.outputs[0]) != middle
         ):
             continue
         made = _moved(array, middle, shape)
         if made is not None:
-            inputs = (first.inputs[0], edit.region.constant(made))
-            edit.put(call, edit.call("Add", inputs, [first, add, call], call.outputs))
+            inputs = (first.inputs[0], graph.region.constant(made))
+            graph.put(call, graph.call("Add", inputs, [first, add, call], call.outputs))
             count += 1
     return count
 
 
-def _operands(edit: RegionView, add: RegionCall) -> tuple[np.ndarray | None, int]:
+def _operands(graph: RegionView, add: RegionCall) -> tuple[np.ndarray | None, int]:
     """The constant operand of an Add, and the other one."""
     for at in (0, 1):
-        array = edit.constant(add.inputs[at])
+        array = graph.constant(add.inputs[at])
         if array is not None:
             return array, add.inputs[1 - at]
     return None, add.inputs[0]

@@ -88,7 +88,7 @@ def fuse(
     if not passes:
         return {}
     region.remove_dead()
-    edit = RegionView(region, types)
-    done = run([partial(p, edit) for p in passes], ROUNDS)
-    edit.finish()
+    graph = RegionView(region, types)
+    done = run([partial(p, graph) for p in passes], ROUNDS)
+    graph.finish()
     return {p.__name__: n for p, n in zip(passes, done.counts, strict=True) if n}

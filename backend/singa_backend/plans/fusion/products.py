@@ -35,29 +35,29 @@ class _Product:
         return (self.call,) if self.last is self.call else (self.call, self.last)
 
 
-def products(edit: RegionView) -> int:
+def products(graph: RegionView) -> int:
     """For any calls of the form MatMul(x, W1), MatMul(x, W2), ..., with optional biases, replace them by one MatMul and a Split.
 
     Gemm(x, W) too, without factors and a transposed x.  The weights are constant matrices of one dtype, joined along their
     columns.  All results are read by Reshape, Transpose or Attention only.
     """
     groups: dict[tuple[int, str], list[_Product]] = {}
-    for call in edit.named("MatMul", "Gemm"):
-        if len(edit.users(call.inputs[0])) > 1:
-            found = _product(edit, call)
+    for call in graph.named("MatMul", "Gemm"):
+        if len(graph.users(call.inputs[0])) > 1:
+            found = _product(graph, call)
             if found is not None:
                 key = (call.inputs[0], f"{call.name} {found.weight.dtype} {found.weight.shape[0]}")
                 groups.setdefault(key, []).append(found)
     count = 0
     for (x, _), group in groups.items():
         if len(group) > 1 and sum(p.weight.nbytes for p in group) <= LARGEST:
-            _join(edit, x, group)
+            _join(graph, x, group)
             count += 1
     return count
 
 
-def _product(edit: RegionView, call: RegionCall) -> _Product | None:
-    weight = edit.weight(call.inputs[1])
+def _product(graph: RegionView, call: RegionCall) -> _Product | None:
+    weight = graph.weight(call.inputs[1])
     if weight is None or weight.ndim != 2 or call.inputs[0] == call.inputs[1]:
         return None
     last, bias = call, None
@@ -68,40 +68,40 @@ def _product(edit: RegionView, call: RegionCall) -> _Product | None:
         if call.attributes["transB"]:
             weight = (weight if isinstance(weight, np.ndarray) else weight.array()).T
         if len(call.inputs) > 2 and call.inputs[2] != ABSENT:
-            bias = edit.constant(call.inputs[2])
+            bias = graph.constant(call.inputs[2])
             if bias is None or bias.shape != (weight.shape[1],):
                 return None
     else:
-        add = edit.only_user(call.outputs[0]) if edit.once(call.outputs[0]) else None
+        add = graph.only_user(call.outputs[0]) if graph.once(call.outputs[0]) else None
         if add is not None and operator(add) == "Add":
-            array = edit.constant(add.inputs[0] if add.inputs[1] == call.outputs[0] else add.inputs[1])
+            array = graph.constant(add.inputs[0] if add.inputs[1] == call.outputs[0] else add.inputs[1])
             if array is not None and array.shape == (weight.shape[1],) and array.dtype == weight.dtype:
                 last, bias = add, array
     value = last.outputs[0]
-    users = edit.users(value)
-    if value in edit.outputs or not users or any(operator(u) not in READERS for u in users):
+    users = graph.users(value)
+    if value in graph.outputs or not users or any(operator(u) not in READERS for u in users):
         return None
     return _Product(call, weight, bias, last)
 
 
-def _join(edit: RegionView, x: int, group: list[_Product]) -> None:
-    group = sorted(group, key=lambda p: edit.order(p.call))
+def _join(graph: RegionView, x: int, group: list[_Product]) -> None:
+    group = sorted(group, key=lambda p: graph.order(p.call))
     dtype, name = group[0].weight.dtype, group[0].call.name
-    weight = edit.region.constant(_joined([p.weight for p in group]))
+    weight = graph.region.constant(_joined([p.weight for p in group]))
     origins = [c for p in group for c in p.calls]
     inputs, calls = [x, weight], []
     bias = ABSENT
     if any(p.bias is not None for p in group):
         # a result without a bias has 0 added: only the sign of its zeros may change
         parts = [np.zeros(p.weight.shape[1], dtype) if p.bias is None else p.bias for p in group]
-        bias = edit.region.constant(np.concatenate(parts))
+        bias = graph.region.constant(np.concatenate(parts))
         inputs += [bias] if name == "Gemm" else []
-    calls.append(edit.call(name, inputs, origins))
+    calls.append(graph.call(name, inputs, origins))
     if bias != ABSENT and name == "MatMul":
-        calls.append(edit.call("Add", (calls[-1].outputs[0], bias), origins))
-    sizes = edit.region.constant(np.array([p.weight.shape[1] for p in group], np.int64))
-    calls.append(edit.call("Split", (calls[-1].outputs[0], sizes), origins, [p.last.outputs[0] for p in group], axis=-1))
-    edit.put(group[0].call, *calls, also=origins[1:])
+        calls.append(graph.call("Add", (calls[-1].outputs[0], bias), origins))
+    sizes = graph.region.constant(np.array([p.weight.shape[1] for p in group], np.int64))
+    calls.append(graph.call("Split", (calls[-1].outputs[0], sizes), origins, [p.last.outputs[0] for p in group], axis=-1))
+    graph.put(group[0].call, *calls, also=origins[1:])
 
 
 def _joined(weights: Sequence[np.ndarray | LazyConstant]) -> np.ndarray | LazyConstant:

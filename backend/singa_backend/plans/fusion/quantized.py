@@ -62,15 +62,15 @@ class Quantized:
         return self.simple and other.simple and bool(same)
 
 
-def _parameters(edit: RegionView, call: RegionCall, value: int) -> Quantized | None:
+def _parameters(graph: RegionView, call: RegionCall, value: int) -> Quantized | None:
     a = call.attributes
-    scale = edit.constant(call.inputs[1])
-    zero = edit.constant(call.inputs[2]) if len(call.inputs) > 2 and call.inputs[2] != ABSENT else None
+    scale = graph.constant(call.inputs[1])
+    zero = graph.constant(call.inputs[2]) if len(call.inputs) > 2 and call.inputs[2] != ABSENT else None
     if scale is None or scale.dtype != F32 or scale.ndim > 1 or not scale.size or a.get("block_size"):
         return None
     if zero is None and len(call.inputs) > 2 and call.inputs[2] != ABSENT:
         return None
-    dtype = edit.facts.dtype(value) if zero is None else zero.dtype
+    dtype = graph.facts.dtype(value) if zero is None else zero.dtype
     if zero is None and operator(call) == "QuantizeLinear":
         dtype = np.dtype(numpy_dtype(a["output_dtype"])) if a.get("output_dtype") else np.dtype(np.uint8)
     elif operator(call) == "DequantizeLinear" and a.get("output_dtype") and numpy_dtype(a["output_dtype"]) != F32:
@@ -86,71 +86,71 @@ def _parameters(edit: RegionView, call: RegionCall, value: int) -> Quantized | N
     return Quantized(value, scale.reshape(-1), zeros, axis, call)
 
 
-def _dequantized(edit: RegionView, value: int) -> Quantized | None:
+def _dequantized(graph: RegionView, value: int) -> Quantized | None:
     """What a value is dequantized from."""
-    call = edit.made_by(value, "DequantizeLinear")
-    return None if call is None else _parameters(edit, call, call.inputs[0])
+    call = graph.made_by(value, "DequantizeLinear")
+    return None if call is None else _parameters(graph, call, call.inputs[0])
 
 
-def _quantized(edit: RegionView, call: RegionCall) -> Quantized | None:
+def _quantized(graph: RegionView, call: RegionCall) -> Quantized | None:
     """What a QuantizeLinear returns."""
-    return _parameters(edit, call, call.outputs[0])
+    return _parameters(graph, call, call.outputs[0])
 
 
-def _zero(edit: RegionView, of: Quantized) -> int:
+def _zero(graph: RegionView, of: Quantized) -> int:
     """The id of the zero points."""
     call = of.call
     if len(call.inputs) > 2 and call.inputs[2] != ABSENT:
         return call.inputs[2]
-    return edit.region.constant(of.zero.reshape(np.shape(edit.region.constants[call.inputs[1]])))
+    return graph.region.constant(of.zero.reshape(np.shape(graph.region.constants[call.inputs[1]])))
 
 
 # --- exact rewrites
 
 
-def quantized_signs(edit: RegionView) -> int:
+def quantized_signs(graph: RegionView) -> int:
     """For any QuantizeLinear to int8 whose result is only dequantized, quantize to uint8 with a zero point that is 128 higher.
 
     The steps are the same; products of uint8 with int8 need no correction, and after a Relu the zero point is 0.
     """
     count = 0
-    for root in edit.named("QuantizeLinear"):
-        y = _quantized(edit, root)
-        readers = list(edit.users(root.outputs[0]))
-        if y is None or y.zero.dtype != np.int8 or root.outputs[0] in edit.outputs or not readers:
+    for root in graph.named("QuantizeLinear"):
+        y = _quantized(graph, root)
+        readers = list(graph.users(root.outputs[0]))
+        if y is None or y.zero.dtype != np.int8 or root.outputs[0] in graph.outputs or not readers:
             continue
         if len(root.inputs) < 3 or root.inputs[2] == ABSENT:
             continue
-        found = [_parameters(edit, r, r.inputs[0]) if operator(r) == "DequantizeLinear" else None for r in readers]
+        found = [_parameters(graph, r, r.inputs[0]) if operator(r) == "DequantizeLinear" else None for r in readers]
         if any(x is None or x.value != root.outputs[0] or len(x.call.inputs) < 3 or x.call.inputs[2] == ABSENT for x in found):
             continue
-        value = edit.region.new()
-        edit.put(root, _unsigned(edit, root, root.inputs[0], value))
+        value = graph.region.new()
+        graph.put(root, _unsigned(graph, root, root.inputs[0], value))
         for r in readers:
-            edit.put(r, _unsigned(edit, r, value, r.outputs[0]))
+            graph.put(r, _unsigned(graph, r, value, r.outputs[0]))
         count += 1
     return count
 
 
-def _unsigned(edit: RegionView, call: RegionCall, x: int, y: int) -> RegionCall:
+def _unsigned(graph: RegionView, call: RegionCall, x: int, y: int) -> RegionCall:
     """A QuantizeLinear or DequantizeLinear with a zero point of uint8 in place of int8."""
-    zero = edit.region.constants[call.inputs[2]]
-    shifted = edit.region.constant(np.asarray(zero.astype(np.int16) + 128).astype(np.uint8))
+    zero = graph.region.constants[call.inputs[2]]
+    shifted = graph.region.constant(np.asarray(zero.astype(np.int16) + 128).astype(np.uint8))
     axis = {"axis": call.attributes["axis"]} if "axis" in call.node.given else {}
-    return edit.call(call.name, (x, call.inputs[1], shifted), [call], (y,), **axis)
+    return graph.call(call.name, (x, call.inputs[1], shifted), [call], (y,), **axis)
 
 
-def quantized_moves(edit: RegionView) -> int:
+def quantized_moves(graph: RegionView) -> int:
     """For any call that moves dequantized values, move the quantized ones and dequantize the result.
 
     The scale is one number; or, for a Transpose, one for each entry of an axis.  A Concat of values with different parameters is
     quantized before it is joined.
     """
-    count = sum(_join(edit, call) for call in edit.named("Concat") if edit.alive(call))
-    for call in edit.with_trait("elements_of_first"):
-        if not edit.alive(call) or (call.name == "MaxPool" and ((call.node.version or 0) < 12 or len(call.outputs) > 1)):
+    count = sum(_join(graph, call) for call in graph.named("Concat") if graph.alive(call))
+    for call in graph.with_trait("elements_of_first"):
+        if not graph.alive(call) or (call.name == "MaxPool" and ((call.node.version or 0) < 12 or len(call.outputs) > 1)):
             continue
-        x = _dequantized(edit, call.inputs[0])
+        x = _dequantized(graph, call.inputs[0])
         if x is None or x.zero.dtype not in INT8:
             continue
         axis = {}
@@ -159,80 +159,82 @@ def quantized_moves(edit: RegionView) -> int:
             if call.name != "Transpose" or perm is None or x.axis is None:
                 continue
             axis = {"axis": list(perm).index(x.axis % len(perm))}
-        parts = tuple(ABSENT if o == ABSENT else edit.region.new() for o in call.outputs)
+        parts = tuple(ABSENT if o == ABSENT else graph.region.new() for o in call.outputs)
         moved = RegionCall(call.node, (x.value, *call.inputs[1:]), parts, call.scope, call.origins)
         back = []
         for part, o in zip(parts, call.outputs, strict=True):
             if o != ABSENT:
-                back.append(edit.call("DequantizeLinear", (part, x.call.inputs[1], _zero(edit, x)), [x.call, call], (o,), **axis))
-        edit.put(call, moved, *back)
+                back.append(
+                    graph.call("DequantizeLinear", (part, x.call.inputs[1], _zero(graph, x)), [x.call, call], (o,), **axis)
+                )
+        graph.put(call, moved, *back)
         count += 1
     return count
 
 
-def _join(edit: RegionView, call: RegionCall) -> bool:
+def _join(graph: RegionView, call: RegionCall) -> bool:
     """Move a Concat behind or before the quantization of its inputs."""
-    parts = [_dequantized(edit, i) for i in call.inputs]
+    parts = [_dequantized(graph, i) for i in call.inputs]
     if any(p is None or not p.simple for p in parts):
         return False
     known = [p for p in parts if p is not None]
     if all(p.like(known[0]) for p in known):
-        joined = RegionCall(call.node, tuple(p.value for p in known), (edit.region.new(),), call.scope, call.origins)
-        inputs = (joined.outputs[0], known[0].call.inputs[1], _zero(edit, known[0]))
-        edit.put(call, joined, edit.call("DequantizeLinear", inputs, [call], call.outputs))
+        joined = RegionCall(call.node, tuple(p.value for p in known), (graph.region.new(),), call.scope, call.origins)
+        inputs = (joined.outputs[0], known[0].call.inputs[1], _zero(graph, known[0]))
+        graph.put(call, joined, graph.call("DequantizeLinear", inputs, [call], call.outputs))
         return True
-    root = edit.only_user(call.outputs[0])
-    y = _quantized(edit, root) if root is not None and operator(root) == "QuantizeLinear" else None
+    root = graph.only_user(call.outputs[0])
+    y = _quantized(graph, root) if root is not None and operator(root) == "QuantizeLinear" else None
     if root is None or y is None or not y.simple:
         return False
     made = []
     for i in call.inputs:
-        inputs = (i, root.inputs[1], _zero(edit, y))
-        made.append(edit.call("QuantizeLinear", inputs, [root]))
+        inputs = (i, root.inputs[1], _zero(graph, y))
+        made.append(graph.call("QuantizeLinear", inputs, [root]))
     values = tuple(m.outputs[0] for m in made)
-    edit.put(root, *made, RegionCall(call.node, values, root.outputs, call.scope, call.origins))
+    graph.put(root, *made, RegionCall(call.node, values, root.outputs, call.scope, call.origins))
     return True
 
 
-def quantized_pairs(edit: RegionView) -> int:
+def quantized_pairs(graph: RegionView) -> int:
     """For any value that is dequantized and quantized again with the same parameters, use the value itself."""
     count = 0
-    for call in edit.named("QuantizeLinear"):
-        y, x = _quantized(edit, call), _dequantized(edit, call.inputs[0])
+    for call in graph.named("QuantizeLinear"):
+        y, x = _quantized(graph, call), _dequantized(graph, call.inputs[0])
         if x is not None and y is not None and x.like(y):
-            edit.alias(call.outputs[0], x.value)
+            graph.alias(call.outputs[0], x.value)
             count += 1
-    edit.flush()
+    graph.flush()
     return count
 
 
-def quantized_tables(edit: RegionView) -> int:
+def quantized_tables(graph: RegionView) -> int:
     """For any function of one quantized value and constants that is quantized, use a table of its 256 results.
 
     The function consists of elementwise operators, QuantizeLinear and DequantizeLinear.  The table is computed by their
     definitions; if it returns every entry unchanged, the value itself is used.
     """
     count = 0
-    for root in reversed(edit.named("QuantizeLinear")):
-        if not edit.alive(root):
+    for root in reversed(graph.named("QuantizeLinear")):
+        if not graph.alive(root):
             continue
-        y = _quantized(edit, root)
+        y = _quantized(graph, root)
         calls: dict[RegionCall, None] = {}
-        source = _source(edit, root, calls) if y is not None and y.simple else None
+        source = _source(graph, root, calls) if y is not None and y.simple else None
         if source is None or y is None or not isinstance(source, int) or source < 0:
             continue
-        dtype = edit.facts.dtype(source)
-        table = _table(edit, root, calls, source, dtype) if dtype in INT8 else None
+        dtype = graph.facts.dtype(source)
+        table = _table(graph, root, calls, source, dtype) if dtype in INT8 else None
         if table is None:
             continue
         if dtype == y.zero.dtype and (table.view(np.uint8) == np.arange(256)).all():
-            edit.alias(root.outputs[0], source)
-            edit.flush()
+            graph.alias(root.outputs[0], source)
+            graph.flush()
         else:
             origins = [*reversed(calls)]
-            index = edit.call("Cast", (source,), origins, to=6)
-            found = edit.call("Gather", (edit.region.constant(table), index.outputs[0]), [root], root.outputs[:1])
-            edit.put(root, index, found)
+            index = graph.call("Cast", (source,), origins, to=6)
+            found = graph.call("Gather", (graph.region.constant(table), index.outputs[0]), [root], root.outputs[:1])
+            graph.put(root, index, found)
         count += 1
     return count
 
@@ -241,55 +243,55 @@ NONE = -2
 """No quantized value: constants only."""
 
 
-def _source(edit: RegionView, call: RegionCall, calls: dict[RegionCall, None]) -> int | None:
+def _source(graph: RegionView, call: RegionCall, calls: dict[RegionCall, None]) -> int | None:
     """The quantized value that a call is a function of; NONE for constants only, None if there are several or other calls."""
     if len(calls) >= LONGEST:
         return None
     calls[call] = None
     name = operator(call)
     if name in ("QuantizeLinear", "DequantizeLinear"):
-        of = _parameters(edit, call, call.outputs[0] if name == "QuantizeLinear" else call.inputs[0])
+        of = _parameters(graph, call, call.outputs[0] if name == "QuantizeLinear" else call.inputs[0])
         if of is None or not of.simple:
             return None
         if name == "QuantizeLinear":
-            return _source_of(edit, call.inputs[0], calls)
-        before = edit.made_by(of.value, "QuantizeLinear")
+            return _source_of(graph, call.inputs[0], calls)
+        before = graph.made_by(of.value, "QuantizeLinear")
         if before is not None:
             known = dict(calls)
-            further = _source(edit, before, known)
+            further = _source(graph, before, known)
             if further is not None and further >= 0:
                 calls.update(known)
                 return further
-        return NONE if edit.constant(of.value) is not None else of.value
+        return NONE if graph.constant(of.value) is not None else of.value
     found = NONE
     for i in call.inputs:
-        one = NONE if i == ABSENT else _source_of(edit, i, calls)
+        one = NONE if i == ABSENT else _source_of(graph, i, calls)
         if one is None or (found >= 0 and one >= 0 and one != found):
             return None
         found = max(found, one)
     return found
 
 
-def _source_of(edit: RegionView, value: int, calls: dict[RegionCall, None]) -> int | None:
-    array = edit.constant(value)
+def _source_of(graph: RegionView, value: int, calls: dict[RegionCall, None]) -> int | None:
+    array = graph.constant(value)
     if array is not None:
         return NONE if array.size == 1 and array.ndim <= 1 and array.dtype == F32 else None
-    call = edit.producer(value)
+    call = graph.producer(value)
     known = is_pointwise(call) or operator(call) == "DequantizeLinear"
-    return _source(edit, call, calls) if call is not None and known and len(call.outputs) == 1 else None
+    return _source(graph, call, calls) if call is not None and known and len(call.outputs) == 1 else None
 
 
-def _table(edit: RegionView, root: RegionCall, calls: dict[RegionCall, None], source: int, dtype: Any) -> np.ndarray | None:
+def _table(graph: RegionView, root: RegionCall, calls: dict[RegionCall, None], source: int, dtype: Any) -> np.ndarray | None:
     """The 256 results in the order of the bytes of the source."""
-    if not edit.facts.rank_at_least(source, 1):
+    if not graph.facts.rank_at_least(source, 1):
         return None
     values: dict[int, Any] = {source: np.arange(256, dtype=np.uint8).view(dtype)}
     try:
         with np.errstate(all="ignore"):
-            for call in sorted(calls, key=edit.order):
+            for call in sorted(calls, key=graph.order):
                 if all(o in values for o in call.outputs):
                     continue
-                arrays = [None if i == ABSENT else values.get(i, edit.constant(i)) for i in call.inputs]
+                arrays = [None if i == ABSENT else values.get(i, graph.constant(i)) for i in call.inputs]
                 if any(a is None and i != ABSENT for a, i in zip(arrays, call.inputs, strict=True)):
                     continue  # computes the source
                 values.update(zip(call.outputs, call.run(arrays), strict=False))
@@ -302,7 +304,7 @@ def _table(edit: RegionView, root: RegionCall, calls: dict[RegionCall, None], so
 # --- products
 
 
-def quantized_products(edit: RegionView) -> int:
+def quantized_products(graph: RegionView) -> int:
     """For any Conv, MatMul or Gemm of dequantized values that is quantized, multiply integers.
 
     The scale of the weights is one number, or one for each channel; a bias is int32 with the product of the scales, or is rounded
@@ -311,54 +313,54 @@ def quantized_products(edit: RegionView) -> int:
     if not exact_int8():
         return 0
     count = 0
-    for root in edit.named("QuantizeLinear"):
-        y = _quantized(edit, root) if edit.alive(root) else None
+    for root in graph.named("QuantizeLinear"):
+        y = _quantized(graph, root) if graph.alive(root) else None
         if y is not None and y.simple:
-            count += _product(edit, root, y)
+            count += _product(graph, root, y)
     return count
 
 
-def _product(edit: RegionView, root: RegionCall, y: Quantized) -> bool:
+def _product(graph: RegionView, root: RegionCall, y: Quantized) -> bool:
     value, between = root.inputs[0], []
     while True:
-        call = edit.producer(value)
-        if call is None or not edit.once(value) or len(call.outputs) != 1:
+        call = graph.producer(value)
+        if call is None or not graph.once(value) or len(call.outputs) != 1:
             return False
         if operator(call) not in ("Relu", "Clip"):
             break
         between.append(call)
         value = call.inputs[0]
-    bounds = _bounds(edit, between, y)
+    bounds = _bounds(graph, between, y)
     if bounds is None:
         return False
     name = operator(call)
     made: list[RegionCall] | None = None
     origins = [call, *reversed(between), root]
     if name == "Conv":
-        made = _conv(edit, call, y, origins)
+        made = _conv(graph, call, y, origins)
     elif name == "MatMul":
-        made = _matmul(edit, call, y, None, False, origins)
+        made = _matmul(graph, call, y, None, False, origins)
     elif name == "Gemm" and not call.attributes["transA"] and call.attributes["alpha"] == call.attributes["beta"] == 1:
         bias = call.inputs[2] if len(call.inputs) > 2 and call.inputs[2] != ABSENT else None
-        made = _matmul(edit, call, y, bias, bool(call.attributes["transB"]), origins)
+        made = _matmul(graph, call, y, bias, bool(call.attributes["transB"]), origins)
     elif name == "Add":
         for at in (0, 1):
-            product = edit.made_by(call.inputs[at], "MatMul")
-            if product is not None and edit.once(call.inputs[at]):
-                made = _matmul(edit, product, y, call.inputs[1 - at], False, [product, *origins])
+            product = graph.made_by(call.inputs[at], "MatMul")
+            if product is not None and graph.once(call.inputs[at]):
+                made = _matmul(graph, product, y, call.inputs[1 - at], False, [product, *origins])
     if made is None:
         return False
     low, high = bounds
     info = np.iinfo(y.zero.dtype)
     if (low, high) != (info.min, info.max):
-        ends = [edit.region.constant(np.array(v, y.zero.dtype)) for v in (low, high)]
-        made.append(edit.call("Clip", (made[-1].outputs[0], *ends), [root]))
+        ends = [graph.region.constant(np.array(v, y.zero.dtype)) for v in (low, high)]
+        made.append(graph.call("Clip", (made[-1].outputs[0], *ends), [root]))
     made[-1].outputs = (root.outputs[0],)
-    edit.put(root, *made)
+    graph.put(root, *made)
     return True
 
 
-def _bounds(edit: RegionView, calls: Sequence[RegionCall], y: Quantized) -> tuple[int, int] | None:
+def _bounds(graph: RegionView, calls: Sequence[RegionCall], y: Quantized) -> tuple[int, int] | None:
     """The bounds of the quantized result that Relu and Clip in float32 set."""
     info = np.iinfo(y.zero.dtype)
     low, high = int(info.min), int(info.max)
@@ -367,7 +369,7 @@ def _bounds(edit: RegionView, calls: Sequence[RegionCall], y: Quantized) -> tupl
         if operator(call) == "Clip":
             if (call.node.version or 0) >= 11:
                 given = [*call.inputs[1:], ABSENT, ABSENT][:2]
-                ends = [None if i == ABSENT else edit.scalar(i) for i in given]
+                ends = [None if i == ABSENT else graph.scalar(i) for i in given]
                 if any(i != ABSENT and e is None for i, e in zip(given, ends, strict=True)):
                     return None
             else:
@@ -383,17 +385,17 @@ def _bounds(edit: RegionView, calls: Sequence[RegionCall], y: Quantized) -> tupl
     return low, high
 
 
-def _bias(edit: RegionView, value: int, steps: np.ndarray, channels: int) -> np.ndarray | None:
+def _bias(graph: RegionView, value: int, steps: np.ndarray, channels: int) -> np.ndarray | None:
     """A bias as int32 in these steps, rounded if it is not given so; None if it does not fit."""
-    array = edit.constant(value)
+    array = graph.constant(value)
     real: np.ndarray
     if array is not None:
         if array.dtype != F32:
             return None
         real = array.astype(np.float64)
     else:
-        of = _dequantized(edit, value)
-        array = None if of is None else edit.constant(of.value)
+        of = _dequantized(graph, value)
+        array = None if of is None else graph.constant(of.value)
         if of is None or array is None or (of.axis is not None and array.ndim != 1):
             return None
         real = (array.astype(np.int64) - of.zero.astype(np.int64)) * of.scale.astype(np.float64)
@@ -404,47 +406,47 @@ def _bias(edit: RegionView, value: int, steps: np.ndarray, channels: int) -> np.
     return made.astype(np.int32) if np.isfinite(made).all() and np.abs(made).max(initial=0) < 2**31 else None
 
 
-def _weights(edit: RegionView, value: int, axes: tuple[int, ...]) -> Quantized | None:
+def _weights(graph: RegionView, value: int, axes: tuple[int, ...]) -> Quantized | None:
     """Dequantized weights with one scale, or one for each entry of one of these axes."""
-    w = _dequantized(edit, value)
+    w = _dequantized(graph, value)
     if w is None or w.zero.dtype not in INT8 or (w.axis is not None and w.axis not in axes):
         return None
     return w
 
 
-def _conv(edit: RegionView, call: RegionCall, y: Quantized, origins: Sequence[RegionCall]) -> list[RegionCall] | None:
-    x, w = _dequantized(edit, call.inputs[0]), _weights(edit, call.inputs[1], (0,))
-    array = None if w is None else edit.constant(w.value)
+def _conv(graph: RegionView, call: RegionCall, y: Quantized, origins: Sequence[RegionCall]) -> list[RegionCall] | None:
+    x, w = _dequantized(graph, call.inputs[0]), _weights(graph, call.inputs[1], (0,))
+    array = None if w is None else graph.constant(w.value)
     if x is None or not x.simple or w is None or array is None or array.ndim < 3:
         return None
     inputs = [
         x.value,
         x.call.inputs[1],
-        _zero(edit, x),
+        _zero(graph, x),
         w.value,
         w.call.inputs[1],
-        _zero(edit, w),
+        _zero(graph, w),
         y.call.inputs[1],
-        _zero(edit, y),
+        _zero(graph, y),
     ]
     if len(call.inputs) > 2 and call.inputs[2] != ABSENT:
-        bias = _bias(edit, call.inputs[2], x.scale * w.scale, array.shape[0])
+        bias = _bias(graph, call.inputs[2], x.scale * w.scale, array.shape[0])
         if bias is None:
             return None
-        inputs.append(edit.region.constant(bias))
+        inputs.append(graph.region.constant(bias))
     given = {k: v for k, v in call.attributes.items() if k in call.node.given}
-    return [edit.call("QLinearConv", inputs, origins, **given)]
+    return [graph.call("QLinearConv", inputs, origins, **given)]
 
 
 def _matmul(
-    edit: RegionView, call: RegionCall, y: Quantized, bias: int | None, transposed: bool, origins: Sequence[RegionCall]
+    graph: RegionView, call: RegionCall, y: Quantized, bias: int | None, transposed: bool, origins: Sequence[RegionCall]
 ) -> list[RegionCall] | None:
-    a, b = _dequantized(edit, call.inputs[0]), _dequantized(edit, call.inputs[1])
+    a, b = _dequantized(graph, call.inputs[0]), _dequantized(graph, call.inputs[1])
     if a is None or not a.simple or b is None or b.zero.dtype not in INT8:
         return None
-    if any(not edit.facts.rank_at_least(v.value, 2) for v in (a, b)):
+    if any(not graph.facts.rank_at_least(v.value, 2) for v in (a, b)):
         return None
-    array = edit.constant(b.value)
+    array = graph.constant(b.value)
     if not b.simple:
         columns = () if array is None or array.ndim != 2 else (0, -2) if transposed else (1, -1)
         if b.axis not in columns:
@@ -454,41 +456,43 @@ def _matmul(
         return None
     value = b.value
     if transposed:
-        made.append(edit.call("Transpose", (value,), origins, perm=(1, 0)))
+        made.append(graph.call("Transpose", (value,), origins, perm=(1, 0)))
         value = made[0].outputs[0]
     if bias is None:
         inputs = (
             a.value,
             a.call.inputs[1],
-            _zero(edit, a),
+            _zero(graph, a),
             value,
             b.call.inputs[1],
-            _zero(edit, b),
+            _zero(graph, b),
             y.call.inputs[1],
-            _zero(edit, y),
+            _zero(graph, y),
         )
-        return [*made, edit.call("QLinearMatMul", inputs, origins)]
+        return [*made, graph.call("QLinearMatMul", inputs, origins)]
     assert array is not None
     steps = a.scale[0] * b.scale
     channels = array.shape[0 if transposed else 1]
-    term = _bias(edit, bias, steps, channels)
+    term = _bias(graph, bias, steps, channels)
     if term is None:
         return None
-    product = edit.call("MatMulInteger", (a.value, value, _zero(edit, a), _zero(edit, b)), origins)
+    product = graph.call("MatMulInteger", (a.value, value, _zero(graph, a), _zero(graph, b)), origins)
     origins = [origins[-1]]
-    total = edit.call("Add", (product.outputs[0], edit.region.constant(term)), origins)
-    real = edit.call("Cast", total.outputs, origins, to=1)
+    total = graph.call("Add", (product.outputs[0], graph.region.constant(term)), origins)
+    real = graph.call("Cast", total.outputs, origins, to=1)
     factor = (steps / y.scale[0]).astype(np.float32)
-    scaled = edit.call("Mul", (real.outputs[0], edit.region.constant(factor if factor.size > 1 else factor.reshape(()))), origins)
-    one = edit.region.constant(np.ones((), np.float32))
-    last = edit.call("QuantizeLinear", (scaled.outputs[0], one, edit.region.constant(y.zero.reshape(()))), origins)
+    scaled = graph.call(
+        "Mul", (real.outputs[0], graph.region.constant(factor if factor.size > 1 else factor.reshape(()))), origins
+    )
+    one = graph.region.constant(np.ones((), np.float32))
+    last = graph.call("QuantizeLinear", (scaled.outputs[0], one, graph.region.constant(y.zero.reshape(()))), origins)
     return [*made, product, total, real, scaled, last]
 
 
 # --- sums
 
 
-def quantized_sums(edit: RegionView) -> int:
+def quantized_sums(graph: RegionView) -> int:
     """For any sum of two dequantized values that is quantized, dequantize one of them with the scale 1.
 
     The other one is that of the product that is computed last, so that its kernel can compute the sum too.
@@ -496,39 +500,39 @@ def quantized_sums(edit: RegionView) -> int:
     if not exact_int8():
         return 0
     count = 0
-    for root in edit.named("QuantizeLinear"):
-        y = _quantized(edit, root) if edit.alive(root) else None
-        call = None if y is None else edit.producer(root.inputs[0])
+    for root in graph.named("QuantizeLinear"):
+        y = _quantized(graph, root) if graph.alive(root) else None
+        call = None if y is None else graph.producer(root.inputs[0])
         relu = None
-        if call is not None and operator(call) == "Relu" and edit.once(root.inputs[0]):
-            relu, call = call, edit.producer(call.inputs[0])
-        if y is None or not y.simple or call is None or operator(call) != "Add" or not edit.once(call.outputs[0]):
+        if call is not None and operator(call) == "Relu" and graph.once(root.inputs[0]):
+            relu, call = call, graph.producer(call.inputs[0])
+        if y is None or not y.simple or call is None or operator(call) != "Add" or not graph.once(call.outputs[0]):
             continue
-        both = [_dequantized(edit, i) for i in call.inputs]
-        if any(v is None or not v.simple or edit.constant(v.value) is not None for v in both):
+        both = [_dequantized(graph, i) for i in call.inputs]
+        if any(v is None or not v.simple or graph.constant(v.value) is not None for v in both):
             continue
         a, b = (v for v in both if v is not None)
         if 1.0 in (float(a.scale[0]), float(b.scale[0])) or a.value == b.value:
             continue
-        if _order(edit, b) > _order(edit, a):
+        if _order(graph, b) > _order(graph, a):
             a, b = b, a
-        scale = edit.region.constant((a.scale / b.scale).reshape(()))
-        unit = edit.region.constant(np.ones((), np.float32))
-        step = edit.region.constant((y.scale / b.scale).reshape(()))
-        first = edit.call("DequantizeLinear", (a.value, scale, _zero(edit, a)), [a.call])
-        second = edit.call("DequantizeLinear", (b.value, unit, _zero(edit, b)), [b.call])
-        calls = [second, first, edit.call("Add", (first.outputs[0], second.outputs[0]), [call])]
+        scale = graph.region.constant((a.scale / b.scale).reshape(()))
+        unit = graph.region.constant(np.ones((), np.float32))
+        step = graph.region.constant((y.scale / b.scale).reshape(()))
+        first = graph.call("DequantizeLinear", (a.value, scale, _zero(graph, a)), [a.call])
+        second = graph.call("DequantizeLinear", (b.value, unit, _zero(graph, b)), [b.call])
+        calls = [second, first, graph.call("Add", (first.outputs[0], second.outputs[0]), [call])]
         if relu is not None:
-            calls.append(edit.call("Relu", calls[-1].outputs, [relu]))
-        calls.append(edit.call("QuantizeLinear", (calls[-1].outputs[0], step, _zero(edit, y)), [root], root.outputs[:1]))
-        edit.put(root, *calls)
+            calls.append(graph.call("Relu", calls[-1].outputs, [relu]))
+        calls.append(graph.call("QuantizeLinear", (calls[-1].outputs[0], step, _zero(graph, y)), [root], root.outputs[:1]))
+        graph.put(root, *calls)
         count += 1
     return count
 
 
-def _order(edit: RegionView, x: Quantized) -> tuple[bool, bool, tuple[int, int]]:
+def _order(graph: RegionView, x: Quantized) -> tuple[bool, bool, tuple[int, int]]:
     """A key by which the operand of a sum that its producer should add to comes last."""
-    call = edit.producer(x.value)
+    call = graph.producer(x.value)
     product = operator(call) in ("QLinearConv", "QLinearMatMul", "Clip")
-    single = edit.users(x.value).keys() == {x.call} and edit.once(x.call.outputs[0])
-    return product, single, edit.order(call) if call is not None else (-1, -1)
+    single = graph.users(x.value).keys() == {x.call} and graph.once(x.call.outputs[0])
+    return product, single, graph.order(call) if call is not None else (-1, -1)

@@ -19,48 +19,48 @@ ONE_INPUT = ("QuantizeLinear", "DynamicQuantizeLinear", "Erf")
 SOURCES = frozenset([*PRODUCTS, "Gather", "LayerNormalization"])
 
 
-def reshapes(edit: RegionView) -> int:
+def reshapes(graph: RegionView) -> int:
     """For any call f(Reshape(x)) with f elementwise, or a product with a constant matrix, compute Reshape(f(x)).
 
     A product, and the operands of an elementwise call, permit it if the Reshape keeps the last axis.  Two Reshapes in sequence
     become one.
     """
     count = 0
-    for call in edit.calls():
-        if edit.alive(call) and call.inputs:
-            count += _moved(edit, call)
+    for call in graph.calls():
+        if graph.alive(call) and call.inputs:
+            count += _moved(graph, call)
     return count
 
 
-def _moved(edit: RegionView, call: RegionCall) -> bool:
+def _moved(graph: RegionView, call: RegionCall) -> bool:
     name = call.operator
     if name == "Reshape":
-        return join_reshape(edit, call)
+        return join_reshape(graph, call)
     at = 1 if name == "Gather" else 0
-    if is_binary(call) and len(call.inputs) == 2 and edit.made_by(call.inputs[0], "Reshape") is None:
+    if is_binary(call) and len(call.inputs) == 2 and graph.made_by(call.inputs[0], "Reshape") is None:
         at = 1
-    reshape = edit.made_by(call.inputs[at], "Reshape") if len(call.inputs) > at else None
+    reshape = graph.made_by(call.inputs[at], "Reshape") if len(call.inputs) > at else None
     if reshape is None or len(reshape.inputs) != 2 or len(call.outputs) != (3 if name == "DynamicQuantizeLinear" else 1):
         return False
     if name in PRODUCTS:
-        return _product(edit, call, reshape)
-    source = edit.producer(reshape.inputs[0])
-    if not (operator(source) in SOURCES or _is_function(source)) or not _elementwise(edit, call, reshape, at):
+        return _product(graph, call, reshape)
+    source = graph.producer(reshape.inputs[0])
+    if not (operator(source) in SOURCES or _is_function(source)) or not _elementwise(graph, call, reshape, at):
         return False
     inputs = [reshape.inputs[0] if i == at else v for i, v in enumerate(call.inputs)]
-    made = RegionCall(call.node, tuple(inputs), (edit.region.new(), *call.outputs[1:]), call.scope, call.origins)
-    edit.put(call, made, _again(edit, reshape, made.outputs[0], call, reshape.inputs[1]))
+    made = RegionCall(call.node, tuple(inputs), (graph.region.new(), *call.outputs[1:]), call.scope, call.origins)
+    graph.put(call, made, _again(graph, reshape, made.outputs[0], call, reshape.inputs[1]))
     return True
 
 
-def _again(edit: RegionView, reshape: RegionCall, x: int, call: RegionCall, shape: int) -> RegionCall:
+def _again(graph: RegionView, reshape: RegionCall, x: int, call: RegionCall, shape: int) -> RegionCall:
     """The Reshape of another value, in place of the first output of a call."""
     return RegionCall(reshape.node, (x, shape), call.outputs[:1], reshape.scope, reshape.origins)
 
 
-def _keeps_last(edit: RegionView, reshape: RegionCall) -> int | None:
+def _keeps_last(graph: RegionView, reshape: RegionCall) -> int | None:
     """The size of the last axis, if it is known and the same before and after."""
-    before, after = edit.facts.last(reshape.inputs[0]), edit.facts.last(reshape.outputs[0])
+    before, after = graph.facts.last(reshape.inputs[0]), graph.facts.last(reshape.outputs[0])
     return before if isinstance(before, int) and before == after else None
 
 
@@ -71,29 +71,29 @@ def _is_function(call: RegionCall | None) -> bool:
     return one or (bool(name) and call is not None and is_binary(call))
 
 
-def _elementwise(edit: RegionView, call: RegionCall, reshape: RegionCall, at: int) -> bool:
+def _elementwise(graph: RegionView, call: RegionCall, reshape: RegionCall, at: int) -> bool:
     """Whether every element of the result depends on the element at the same place only."""
     name = operator(call)
     if name == "Gather":
-        table = edit.constant(call.inputs[0])
+        table = graph.constant(call.inputs[0])
         return table is not None and table.ndim == 1
     if not _is_function(call) or (is_binary(call) and len(call.inputs) != 2):
         return False
     for i, v in enumerate(call.inputs):
-        shape = () if i == at or v == ABSENT else edit.facts.shape(v)
+        shape = () if i == at or v == ABSENT else graph.facts.shape(v)
         if shape is None or len(shape) > 1:
             return False
         one = not shape or shape[0] == 1
-        if not one and (name == "QuantizeLinear" or shape[0] != _keeps_last(edit, reshape)):
+        if not one and (name == "QuantizeLinear" or shape[0] != _keeps_last(graph, reshape)):
             return False
-        if shape and not (edit.facts.rank_at_least(reshape.inputs[0], 1) and edit.facts.rank_at_least(reshape.outputs[0], 1)):
+        if shape and not (graph.facts.rank_at_least(reshape.inputs[0], 1) and graph.facts.rank_at_least(reshape.outputs[0], 1)):
             return False
     return True
 
 
-def _product(edit: RegionView, call: RegionCall, reshape: RegionCall) -> bool:
-    w = edit.facts.shape(call.inputs[PRODUCTS[operator(call)]])
-    size, target, x = _keeps_last(edit, reshape), edit.ints(reshape.inputs[1]), edit.facts.shape(reshape.inputs[0])
+def _product(graph: RegionView, call: RegionCall, reshape: RegionCall) -> bool:
+    w = graph.facts.shape(call.inputs[PRODUCTS[operator(call)]])
+    size, target, x = _keeps_last(graph, reshape), graph.ints(reshape.inputs[1]), graph.facts.shape(reshape.inputs[0])
     if size is None or target is None or x is None or w is None or len(w) != 2 or w[0] != size or not isinstance(w[1], int):
         return False
     if len(x) < 2 or len(target) < 2 or any(t == 0 and i >= len(x) - 1 for i, t in enumerate(target)):
@@ -101,26 +101,26 @@ def _product(edit: RegionView, call: RegionCall, reshape: RegionCall) -> bool:
     if 0 in target and reshape.attributes.get("allowzero"):
         return False
     others = {"MatMulInteger": call.inputs[2:3], "QLinearMatMul": call.inputs[1:3]}.get(operator(call), ())
-    if any(i != ABSENT and not _single(edit, i) for i in others):
+    if any(i != ABSENT and not _single(graph, i) for i in others):
         return False  # scales or zero points of rows
-    shape = edit.region.constant(np.array([*target[:-1], w[1]], np.int64))
+    shape = graph.region.constant(np.array([*target[:-1], w[1]], np.int64))
     if operator(call) != "Gemm":
-        made = RegionCall(call.node, (reshape.inputs[0], *call.inputs[1:]), (edit.region.new(),), call.scope, call.origins)
-        edit.put(call, made, _again(edit, reshape, made.outputs[0], call, shape))
+        made = RegionCall(call.node, (reshape.inputs[0], *call.inputs[1:]), (graph.region.new(),), call.scope, call.origins)
+        graph.put(call, made, _again(graph, reshape, made.outputs[0], call, shape))
         return True
     a = call.attributes
     bias = call.inputs[2] if len(call.inputs) > 2 and call.inputs[2] != ABSENT else None
     plain = a["alpha"] == 1 and not a["transA"] and not a["transB"] and (bias is None or a["beta"] == 1)
-    if not plain or (bias is not None and edit.facts.shape(bias) not in ((w[1],), (1,), ())):
+    if not plain or (bias is not None and graph.facts.shape(bias) not in ((w[1],), (1,), ())):
         return False
-    calls = [edit.call("MatMul", (reshape.inputs[0], call.inputs[1]), [call])]
+    calls = [graph.call("MatMul", (reshape.inputs[0], call.inputs[1]), [call])]
     if bias is not None:
-        calls.append(edit.call("Add", (calls[0].outputs[0], bias), [call]))
-    edit.put(call, *calls, _again(edit, reshape, calls[-1].outputs[0], call, shape))
+        calls.append(graph.call("Add", (calls[0].outputs[0], bias), [call]))
+    graph.put(call, *calls, _again(graph, reshape, calls[-1].outputs[0], call, shape))
     return True
 
 
-def _single(edit: RegionView, value: int) -> bool:
+def _single(graph: RegionView, value: int) -> bool:
     """Whether a value is known to have one element."""
-    shape = edit.facts.shape(value)
+    shape = graph.facts.shape(value)
     return shape is not None and all(d == 1 for d in shape)

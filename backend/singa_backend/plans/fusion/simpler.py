@@ -7,24 +7,24 @@ import numpy as np
 from .view import RegionView
 
 
-def squares(edit: RegionView) -> int:
+def squares(graph: RegionView) -> int:
     """For any calls of the form Pow(x, 2), where x is float32, replace Pow by Mul(x, x)."""
     count = 0
-    for call in edit.named("Pow"):
-        exponent, x = edit.constant(call.inputs[1]), call.inputs[0]
-        if exponent is None or exponent.size != 1 or exponent.reshape(-1)[0] != 2 or edit.facts.dtype(x) != np.float32:
+    for call in graph.named("Pow"):
+        exponent, x = graph.constant(call.inputs[1]), call.inputs[0]
+        if exponent is None or exponent.size != 1 or exponent.reshape(-1)[0] != 2 or graph.facts.dtype(x) != np.float32:
             continue
-        if edit.facts.rank_at_least(x, exponent.ndim):
-            edit.put(call, edit.call("Mul", (x, x), [call], call.outputs))
+        if graph.facts.rank_at_least(x, exponent.ndim):
+            graph.put(call, graph.call("Mul", (x, x), [call], call.outputs))
             count += 1
     return count
 
 
-def sums(edit: RegionView) -> int:
+def sums(graph: RegionView) -> int:
     """For any calls of the form Sum(a, b), replace Sum by Add."""
     count = 0
-    for call in edit.named("Sum"):
+    for call in graph.named("Sum"):
         if len(call.inputs) == 2:
-            edit.put(call, edit.call("Add", call.inputs, [call], call.outputs))
+            graph.put(call, graph.call("Add", call.inputs, [call], call.outputs))
             count += 1
     return count

@@ -14,22 +14,22 @@ LENGTH = 8
 """The number of elementwise calls between two Transposes that cancel."""
 
 
-def cancelled(edit: RegionView) -> int:
+def cancelled(graph: RegionView) -> int:
     """For any calls of the form Transpose(f(Transpose(x))), where f is elementwise and the Transposes cancel, remove both.
 
     f is a chain of unary operators, and of operators with a constant of one element.
     """
     count = 0
-    for call in edit.named("Transpose"):
-        perm = permutation(edit, call)
-        chain = _chain(edit, call.inputs[0]) if perm is not None and edit.alive(call) else []
-        before = edit.made_by(_source(edit, chain[-1]), "Transpose") if chain else None
-        if perm is None or before is None or permutation(edit, before) != invert(perm):
+    for call in graph.named("Transpose"):
+        perm = permutation(graph, call)
+        chain = _chain(graph, call.inputs[0]) if perm is not None and graph.alive(call) else []
+        before = graph.made_by(_source(graph, chain[-1]), "Transpose") if chain else None
+        if perm is None or before is None or permutation(graph, before) != invert(perm):
             continue
         value, made = before.inputs[0], []
         old = before.outputs[0]
         for step in reversed(chain):
-            outputs = call.outputs if step is chain[0] else (edit.region.new(),)
+            outputs = call.outputs if step is chain[0] else (graph.region.new(),)
             node = step.node
             made.append(
                 RegionCall(
@@ -37,62 +37,62 @@ def cancelled(edit: RegionView) -> int:
                 )
             )
             value, old = outputs[0], step.outputs[0]
-        edit.put(call, *made)
+        graph.put(call, *made)
         count += 1
     return count
 
 
-def _chain(edit: RegionView, value: int) -> list[RegionCall]:
+def _chain(graph: RegionView, value: int) -> list[RegionCall]:
     """The elementwise calls of one value before a Transpose, the last one first."""
     found: list[RegionCall] = []
     while len(found) < LENGTH:
-        step = edit.producer(value)
+        step = graph.producer(value)
         if (
             step is None
-            or not edit.once(value)
+            or not graph.once(value)
             or len([o for o in step.outputs if o != ABSENT]) != 1
-            or _source(edit, step) == ABSENT
+            or _source(graph, step) == ABSENT
         ):
             return found
         found.append(step)
-        value = _source(edit, step)
+        value = _source(graph, step)
     return []
 
 
-def _source(edit: RegionView, step: RegionCall) -> int:
+def _source(graph: RegionView, step: RegionCall) -> int:
     """The one value of which a call is an elementwise function; ABSENT for other calls."""
     name = operator(step)
     if not name or step.node.graphs:
         return ABSENT
     if has_trait("", name, "unary"):
-        return step.inputs[0] if all(i == ABSENT or i in edit.region.constants for i in step.inputs[1:]) else ABSENT
+        return step.inputs[0] if all(i == ABSENT or i in graph.region.constants for i in step.inputs[1:]) else ABSENT
     if has_trait("", name, "broadcasting") and len(step.inputs) == 2:
         for at in (0, 1):
-            array = edit.constant(step.inputs[1 - at])
-            if array is not None and array.size == 1 and edit.facts.rank_at_least(step.inputs[at], array.ndim):
+            array = graph.constant(step.inputs[1 - at])
+            if array is not None and array.size == 1 and graph.facts.rank_at_least(step.inputs[at], array.ndim):
                 return step.inputs[at]
     return ABSENT
 
 
-def through_reshapes(edit: RegionView) -> int:
+def through_reshapes(graph: RegionView) -> int:
     """For any calls of the form Reshape(Transpose(Reshape(x))), where the last splits what the first joins, use one Transpose.
 
     The shapes must be known, if only by the names of their sizes.
     """
     count = 0
-    for last in edit.named("Reshape"):
-        middle = edit.made_by(last.inputs[0], "Transpose")
-        first = edit.made_by(middle.inputs[0], "Reshape") if middle is not None else None
-        perm = permutation(edit, middle)
+    for last in graph.named("Reshape"):
+        middle = graph.made_by(last.inputs[0], "Transpose")
+        first = graph.made_by(middle.inputs[0], "Reshape") if middle is not None else None
+        perm = permutation(graph, middle)
         if first is None or middle is None or perm is None:
             continue
-        shape, joined, result = (edit.facts.shape(v) for v in (first.inputs[0], first.outputs[0], last.outputs[0]))
+        shape, joined, result = (graph.facts.shape(v) for v in (first.inputs[0], first.outputs[0], last.outputs[0]))
         groups = None if shape is None or joined is None else _groups(shape, joined)
         if groups is None or shape is None or len(groups) != len(perm):
             continue
         axes = [a for i in perm for a in groups[i]]
         if result == tuple(shape[a] for a in axes):
-            edit.put(last, edit.call("Transpose", first.inputs[:1], [first, middle, last], last.outputs, perm=axes))
+            graph.put(last, graph.call("Transpose", first.inputs[:1], [first, middle, last], last.outputs, perm=axes))
             count += 1
     return count
 
