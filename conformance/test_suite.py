@@ -1,4 +1,7 @@
-"""ONNX's suite under the strict verdict, one test per case and device; exactly the cases of gaps.txt must fail."""
+"""ONNX's suite under the strict verdict, one test per case; exactly the cases of gaps.txt must fail.
+
+The strict namespace runs in `tox -e report`, which fails for the same reasons.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,7 @@ def test_no_case_is_missing() -> None:
 
 
 @pytest.mark.row("I3")
-@pytest.mark.parametrize("device", ["CPU", "STRICT", GPU])
+@pytest.mark.parametrize("device", ["CPU", GPU])
 @pytest.mark.parametrize("name", NAMES)
 def test_case(name: str, device: str) -> None:
     result = worker.run_case(_cases()[name], SingaBackend, device)
