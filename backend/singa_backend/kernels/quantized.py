@@ -43,14 +43,24 @@ def factor_of(site: Site, x: Value, w: Value, y: Value) -> np.ndarray:
     return made
 
 
+def zero_points(site: Site, w: Value, zero: Value | None, axis: int) -> np.ndarray:
+    """The constant zero points of weights as int32: one, or one for each channel of this axis."""
+    if zero is None:
+        return np.zeros(1, np.int32)
+    site.require(zero.constant and zero.dtype == w.dtype and zero.ndim <= 1, "the zero point of w depends on the data")
+    site.require(zero.size in (1, w.shape[axis]), "the zero point of w does not fit")
+    return np.asarray(zero.array.reshape(-1).astype(np.int32))
+
+
+def reach_of(zero: Value | None, dtype: np.dtype[Any]) -> int:
+    """The largest absolute difference between an integer of this dtype and its zero point."""
+    info, known = np.iinfo(dtype), 0 if zero is None else scalar(zero)
+    return 255 if known is None else max(int(known) - info.min, info.max - int(known))
+
+
 def centred(site: Site, w: Value, zero: Value | None, axis: int) -> tuple[Value, int]:
     """Weights as int8 whose zero point is one number for all, and that number; `axis` is that of the channels."""
-    if zero is None:
-        offsets = np.zeros(1, np.int32)
-    else:
-        site.require(zero.constant and zero.dtype == w.dtype and zero.ndim <= 1, "the zero point of w depends on the data")
-        offsets = zero.array.reshape(-1).astype(np.int32)
-        site.require(offsets.size in (1, w.shape[axis]), "the zero point of w does not fit")
+    offsets = zero_points(site, w, zero, axis)
     offsets = offsets[:1] if (offsets == offsets[0]).all() else offsets
     if w.dtype == np.int8 and not offsets.any():
         return w, 0
@@ -74,9 +84,7 @@ def _constant(site: Site, w: Value, what: Any, array: np.ndarray) -> Value:
 
 def bound_of(site: Site, w: Value, zero: int, x_zero: Value | None, dtype: np.dtype[Any], axis: int) -> np.ndarray:
     """The highest absolute sum of each channel; declines if int32 may overflow."""
-    info = np.iinfo(dtype)
-    known = scalar(x_zero) if x_zero is not None else 0
-    reach = 255 if known is None else max(int(known) - info.min, info.max - int(known))
+    reach = reach_of(x_zero, dtype)
     rest = tuple(i for i in range(w.ndim) if i != axis)
 
     def make() -> np.ndarray:
@@ -126,26 +134,30 @@ def y_zero(site: Site, zero: Value) -> int:
 # --- convolutions
 
 
+def conv_windows(site: Site, x: Value, w: Value) -> Windows:
+    """The windows of a convolution of 8-bit integers; declines shapes that do not match."""
+    require_plain(site, x, w, dtypes=INT8)
+    a = site.attributes
+    group = a.get("group", 1)
+    site.require(3 <= x.ndim <= 5 and w.ndim == x.ndim, "the rank is not 3, 4 or 5")
+    valid = group >= 1 and x.shape[1] == w.shape[1] * group and w.shape[0] % group == 0
+    site.require(valid and tuple(a.get("kernel_shape") or w.shape[2:]) == w.shape[2:], "the shapes do not match")
+    site.require(w.constant, "the weights are not constant")
+    return geometry(
+        site, windows, x.shape[2:], w.shape[2:], a.get("strides"), a.get("pads"), a.get("dilations"), a.get("auto_pad", "NOTSET")
+    )
+
+
 class Convolution:
     """The convolution of a call, with what follows it."""
 
     def __init__(self, site: Site, x: Value, w: Value, x_zero: Value | None, w_zero: Value | None) -> None:
-        require_plain(site, x, w, dtypes=INT8)
-        a = site.attributes
-        group = a.get("group", 1)
-        site.require(3 <= x.ndim <= 5 and w.ndim == x.ndim, "the rank is not 3, 4 or 5")
-        valid = group >= 1 and x.shape[1] == w.shape[1] * group and w.shape[0] % group == 0
-        site.require(valid and tuple(a.get("kernel_shape") or w.shape[2:]) == w.shape[2:], "the shapes do not match")
-        site.require(w.constant, "the weights are not constant")
-        self.site, self.x, self.group = site, x, group
+        self.at = conv_windows(site, x, w)
+        self.site, self.x, self.group = site, x, site.attributes.get("group", 1)
         self.x_zero = zero_of(site, x_zero, x, "x")
         self.w, zero = centred(site, w, w_zero, 0)
         site.require(not zero, "the weights minus their zero points exceed int8")
         self.bound = bound_of(site, self.w, 0, self.x_zero, x.dtype, 0)
-        self.at: Windows = geometry(
-            site, windows, x.shape[2:], w.shape[2:], a.get("strides"), a.get("pads"), a.get("dilations"),
-            a.get("auto_pad", "NOTSET"),
-        )  # fmt: skip
         self.shape = (x.shape[0], w.shape[0], *self.at.counts)
         self.order = tuple(last_order(x.ndim))
 
@@ -227,6 +239,15 @@ def conv_integer(site: Site, x: Value, w: Value, xz: Value | None = None, wz: Va
 # --- matrix products
 
 
+def as_matrix(v: Value, shape: tuple[int, ...], rows: tuple[int, ...]) -> Value | None:
+    """A view of one row, or of a value of this shape, as the matrix that a product computes; None if there is none."""
+    if v.size == v.shape[-1]:
+        return v.view((1, v.shape[-1]), (v.strides[-1] * v.shape[-1], v.strides[-1]))
+    if v.shape == shape and v.contiguous:
+        return v.view(rows, strides_of(rows, v.dtype.itemsize))
+    return None
+
+
 class IntegerProduct:
     """The product of two batches of matrices, with what follows it."""
 
@@ -276,13 +297,7 @@ class IntegerProduct:
 
     def fold(self, v: Value) -> Value | None:
         """A view of another operand with the rank of the product; None if there is none."""
-        if not self.folded:
-            return v
-        if v.size == v.shape[-1]:
-            return v.view((1, v.shape[-1]), (v.strides[-1] * v.shape[-1], v.strides[-1]))
-        if v.shape == self.shape and v.contiguous:
-            return v.view(self.inner, strides_of(self.inner, v.dtype.itemsize))
-        return None
+        return as_matrix(v, self.shape, self.inner) if self.folded else v
 
     def tail(self) -> Tail:
         """No post-ops."""

@@ -12,14 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from ..ir.windows import windows
 from . import onednn as dnn
-from .convolution import ends, filters_of, geometry
-from .integer_tails import INT8, INT32, SUM, Tail, create, result, scalar
+from .convolution import ends, filters_of
+from .integer_tails import INT8, INT32, SUM, Tail, create, result
 from .lowering import F32, channels_last, dense_desc, derived, desc, emit, packed, require_plain, threads_for, unset
 from .onednn import MemoryDesc, Primitive
 from .quantization import dequantized
-from .quantized import factor_of, float_bias, rounded, y_zero
+from .quantized import as_matrix, conv_windows, factor_of, float_bias, reach_of, rounded, y_zero, zero_points
 from .table import Site, kernel
 from .values import Value, last_order, strides_of
 from .views import copied
@@ -41,15 +40,10 @@ def shifted(site: Site, x: Value, zero: Value | None) -> Value:
 def halves(site: Site, w: Value, zero: Value | None, x: Value, x_zero: Value | None, axis: int) -> tuple[list[Value], np.ndarray]:
     """Weights minus their zero points as float32, or two parts of them; and the highest absolute sum of each channel."""
     site.require(w.constant and w.dtype in INT8, "the weights are not constant")
-    offsets = np.zeros(1, np.int16)
-    if zero is not None:
-        valid = zero.constant and zero.dtype == w.dtype and zero.ndim <= 1 and zero.size in (1, w.shape[axis])
-        site.require(valid, "the zero point of w does not fit")
-        offsets = zero.array.reshape(-1).astype(np.int16)
+    offsets = zero_points(site, w, zero, axis).astype(np.int16)
     around = [1] * w.ndim
     around[axis] = offsets.size
-    info, known = np.iinfo(x.dtype), 0 if x_zero is None else scalar(x_zero)
-    reach = 255 if known is None else max(int(known) - info.min, info.max - int(known))
+    reach = reach_of(x_zero, x.dtype)
     rest = tuple(i for i in range(w.ndim) if i != axis)
     key = offsets.tobytes()
 
@@ -134,15 +128,7 @@ def _copy_integers(target: np.ndarray, source: np.ndarray) -> None:
 
 def _convolution(site: Site, x: Value, w: Value, x_zero: Value | None, w_zero: Value | None) -> tuple[list[Value], np.ndarray]:
     """The float32 sums of a convolution, and their bounds."""
-    require_plain(site, x, w, dtypes=INT8)
-    a = site.attributes
-    group = a.get("group", 1)
-    site.require(3 <= x.ndim <= 5 and w.ndim == x.ndim, "the rank is not 3, 4 or 5")
-    valid = group >= 1 and x.shape[1] == w.shape[1] * group and w.shape[0] % group == 0
-    site.require(valid and tuple(a.get("kernel_shape") or w.shape[2:]) == w.shape[2:], "the shapes do not match")
-    at = geometry(
-        site, windows, x.shape[2:], w.shape[2:], a.get("strides"), a.get("pads"), a.get("dilations"), a.get("auto_pad", "NOTSET")
-    )
+    at, group = conv_windows(site, x, w), site.attributes.get("group", 1)
     parts, bound = halves(site, w, w_zero, x, x_zero, 0)
     real = shifted(site, channels_last(site, x), x_zero)
     shape, order = (x.shape[0], w.shape[0], *at.counts), last_order(x.ndim)
@@ -213,10 +199,7 @@ class _SplitProduct:
 
     def fold(self, v: Value) -> Value | None:
         """A view of another operand as a matrix."""
-        if v.size == v.shape[-1]:
-            return v.view((1, v.shape[-1]), (v.strides[-1] * v.shape[-1], v.strides[-1]))
-        fits = v.shape == self.shape and v.contiguous
-        return v.view(self.inner, strides_of(self.inner, v.dtype.itemsize)) if fits else None
+        return as_matrix(v, self.shape, self.inner)
 
     def tail(self) -> Tail:
         """No post-ops."""

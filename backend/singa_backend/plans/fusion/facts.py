@@ -126,20 +126,17 @@ class Facts(Types[int, RegionCall]):
 
     def join(self, a: int, b: int) -> None:
         """Note that two values are equal."""
-        self._unite(a, b)
+        a, b = self._root(a), self._root(b)
+        if a != b:
+            self._parent[b] = a
+            if b in self._dtypes:
+                self._dtypes.setdefault(a, self._dtypes[b])
 
     def _root(self, value: int) -> int:
         parent = self._parent
         while (up := parent.get(value, value)) != value:
             parent[value] = value = parent.get(up, up)
         return value
-
-    def _unite(self, a: int, b: int) -> None:
-        a, b = self._root(a), self._root(b)
-        if a != b:
-            self._parent[b] = a
-            if b in self._dtypes:
-                self._dtypes.setdefault(a, self._dtypes[b])
 
     def infer(self, call: RegionCall) -> None:
         """Add what is known of the outputs of a call; the values before it must be known."""
@@ -159,7 +156,7 @@ class Facts(Types[int, RegionCall]):
                 if not isinstance(kind, str):
                     self._dtypes.setdefault(self._root(value), kind)
                 elif kind in seen:
-                    self._unite(seen[kind], value)
+                    self.join(seen[kind], value)
                 else:
                     seen[kind] = value
                 if isinstance(constant := self.region.constants.get(value), TENSOR):
