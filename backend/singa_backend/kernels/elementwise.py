@@ -62,7 +62,7 @@ def result(
 ) -> Value:
     """The value that an elementwise operator writes: one of the inputs in `places` if it may, else in the same memory order.
 
-    For one element in place NumPy takes three times as long.
+    A result of one element is always a new value: in place, NumPy takes three times as long.
     """
     orders: list[list[int]] = []
     several = math.prod(shape) != 1
@@ -252,6 +252,7 @@ UNARY: dict[str, tuple[tuple[int, ...], Any, frozenset[np.dtype[Any]], Rule]] = 
     "BitwiseNot": ((18,), np.invert, INTEGERS, same),
     "IsNaN": ((9, 13, 20), np.isnan, FLOATS, same),
 }
+"""The versions of an operator, its function in NumPy, the dtypes that it takes, and the rule of its finiteness."""
 
 
 def _unary(name: str) -> Callable[[Site, Value], Value]:
@@ -365,6 +366,7 @@ BINARY: dict[str, tuple[tuple[int, ...], Any, frozenset[np.dtype[Any]], bool]] =
     "BitwiseOr": ((18,), np.bitwise_or, INTEGERS, False),
     "BitwiseXor": ((18,), np.bitwise_xor, INTEGERS, False),
 }
+"""The versions of an operator, its function in NumPy, the dtypes that it takes, and whether the result is boolean."""
 
 
 def _binary(name: str) -> Callable[[Site, Value, Value], Value]:

@@ -17,13 +17,13 @@ from .table import Follower, Site, kernel, worst
 from .values import FINITE, NAN, Bound, Value, strides_of
 
 TINY = 2 * 64 * 64
-"""A product of at most so many FLOPs without followers is faster in NumPy."""
+"""A product of at most this many FLOPs without followers is faster in NumPy."""
 
 COLUMNS = 64
-"""From so many columns on, a product of one row reads them as they are."""
+"""With at least this many columns, a product of one row reads a transposed right operand without a copy."""
 
 EXACT = 2**15
-"""A product of integers of at most so many multiplications is NumPy's own; the definition has faster ways for larger ones."""
+"""NumPy computes a product of integers of fewer multiplications than this; the definition has faster ways for larger ones."""
 
 
 def described(x: Value) -> MemoryDesc:
@@ -115,6 +115,7 @@ class MatrixProduct:
         return MemoryDesc.of(F32, shape, normal(shape, [s // F32.itemsize for s in strides]))
 
     def _second(self, other: Value) -> Operand | None:
+        """A value as the second operand of a post-op; None if no descriptor fits it."""
         md = self.describe(other)
         return None if md is None else (md, other, None)
 
@@ -154,6 +155,7 @@ class MatrixProduct:
         """
         terms = [Follower("Add", {}, [None, v], 0, 14) for v in added]
         layout = OperandLayout(self.shape, self._second, self.may_replace if target is None else _never, self.is_bias)
+        # with as many followers as fit, then without them, then without the added values
         for tried, needed in (([*terms, *followers], len(terms)), (terms, len(terms)), ([], 0)):
             post = Epilogue(Attributes(fpmath=self.fpmath), finiteness=self.finiteness)
             for function in before:
@@ -222,10 +224,11 @@ class MatrixProduct:
     def _open(
         self, source: MemoryDesc, plain: MemoryDesc, bias: MemoryDesc | None, into: MemoryDesc, post: Epilogue
     ) -> Primitive | None:
-        """For one row and a transposed right operand: oneDNN copies that operand, unless its columns are counted at run time."""
+        """A primitive for one row and a transposed right operand; None if it does not apply."""
         b = self.b
         if b.constant or bias is not None or b.strides[-2] != F32.itemsize or b.shape[-1] < COLUMNS:
             return None
+        # oneDNN copies the right operand, unless its columns are counted at run time
         outer = [dnn.RUNTIME_DIM] * (b.ndim - 2)
         wide = MemoryDesc.of(F32, (*b.shape[:-1], dnn.RUNTIME_DIM), (*outer, 1, b.steps[-1]))
         row = MemoryDesc.of(F32, (*into.shape[:-1], dnn.RUNTIME_DIM), (*outer, dnn.RUNTIME_DIM, 1))
@@ -285,7 +288,7 @@ def matmul(site: Site, a: Value, b: Value) -> Value:
 
 
 VECTOR = 9216
-"""OpenBLAS multiplies a vector and a matrix of at most so many elements with one thread."""
+"""OpenBLAS multiplies a vector and a matrix of at most this many elements with one thread."""
 
 CHEAP = frozenset(("Add", "Sub", "Mul", "Relu", "Clip"))
 """Followers that take NumPy as long as a post-op."""
@@ -357,6 +360,7 @@ def gemm(site: Site, a: Value, b: Value, c: Value | None = None) -> Value:
 
 
 def _scaled(site: Site, c: Value, beta: float) -> Value:
+    """C multiplied by beta."""
     if c.constant:
         found: np.ndarray = site.derived(c, ("scaled", beta), lambda: (c.array * np.float32(beta)).astype(c.dtype))
         return site.constant(found)

@@ -64,7 +64,7 @@ def rotary_embedding(site: Site, x: Value, cos: Value, sin: Value, positions: Va
 
 
 def _taken(index: np.ndarray, plain: np.ndarray, size: int, pairs: list[tuple[Any, np.ndarray]]) -> None:
-    """Gather rows of both tables; `plain` has the bits of the positions without sign: a negative one is above every size."""
+    """Gather rows of both tables; `plain` has the positions as unsigned integers, of which a negative one exceeds every size."""
     if np.maximum.reduce(plain, None) >= size:
         raise Invalid("a position is out of range")
     for take, rows in pairs:

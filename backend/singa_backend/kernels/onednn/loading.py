@@ -141,7 +141,7 @@ class OneDnnError(Exception):
 
 
 class Unimplemented(OneDnnError):
-    """oneDNN does not compute this, not fast, or not exactly (status 2 and 3, slow reference code, saturating int8 code)."""
+    """oneDNN does not compute this, or not fast, or not exactly: status 2 or 3, slow reference code, saturating int8 code."""
 
 
 def failure(status: int, call: str) -> OneDnnError:
@@ -172,7 +172,7 @@ class Library:
         version: (major, minor, patch).
         hash: the commit that the library was built from.
         runtime: "sequential", "OpenMP" or "TBB".
-        isa: the newest instruction set that the library uses on this machine, "avx512_core_vnni".
+        isa: the newest instruction set that the library uses on this machine, such as "avx512_core_vnni".
         functions: the C functions by name without the prefix `dnnl_`, as far as the library has them.
         engine: the handle of the engine.
         stream: the handle of the stream.
@@ -321,7 +321,7 @@ def missing() -> str:
 
 
 def needed() -> Library:
-    """The library.
+    """The library, for a caller that cannot do without it.
 
     Returns:
         The library.
