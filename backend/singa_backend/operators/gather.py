@@ -229,15 +229,15 @@ def tensor_scatter(
         raise OperatorError("the sequence axis must not be the batch axis, 0", code="SX408")
     if mode not in ("linear", "circular"):
         raise OperatorError(f"mode must be linear or circular, got {mode!r}", code="SX404")
-    batch, size, length = past.shape[0], past.shape[axis], update.shape[axis] if update.ndim == past.ndim else -1
-    if update.shape != (*past.shape[:axis], length, *past.shape[axis + 1 :]) or length > size:
+    batch, size, count = past.shape[0], past.shape[axis], update.shape[axis] if update.ndim == past.ndim else -1
+    if update.shape != (*past.shape[:axis], count, *past.shape[axis + 1 :]) or count > size:
         raise OperatorError(
             f"update must fit a cache of shape {past.shape} along axis {axis}, got shape {update.shape}", code="SX404"
         )
     start = xp.zeros((batch,), np.int64) if write_indices is None else write_indices
     if start.shape != (batch,):
         raise OperatorError(f"write_indices must have shape ({batch},), got {start.shape}", code="SX404")
-    at = start[:, None] + xp.arange(length)
+    at = start[:, None] + xp.arange(count)
     at = at % max(size, 1) if mode == "circular" else xp.indices(at, size, negative=False)
     y = past.copy()
     xp.moveaxis(y, axis, 1)[xp.arange(batch)[:, None], at] = xp.moveaxis(update, axis, 1)

@@ -35,7 +35,7 @@ def _reflect(xp: Xp, x: Array, low: float, high: float) -> Array:
 
 
 def _taps(xp: Xp, x: Array, size: int, mode: str, padding: str, align: bool) -> list[tuple[Array, Array, Array]]:
-    """Return the taps of an axis at coordinates `x`: indices, whether they are inside, and weights (None: 1)."""
+    """Return the taps of an axis at coordinates `x`: indices, whether they are inside (None: all are), and weights (None: 1)."""
     low, high = (0.0, size - 1.0) if align else (-0.5, size - 0.5)
     if mode == "nearest":
         x = xp.rint(x)
@@ -53,7 +53,7 @@ def _taps(xp: Xp, x: Array, size: int, mode: str, padding: str, align: bool) -> 
     elif mode == "linear":
         taps = [(floor, 1 - t), (floor + 1, t)]
     else:
-        a = -0.75
+        a = -0.75  # the coefficient of the cubic kernel, as in PyTorch
         near, far = t + 1, 2 - t
         taps = [
             (floor - 1, ((a * near - 5 * a) * near + 8 * a) * near - 4 * a),

@@ -222,7 +222,7 @@ def _as_graph(declared: Declaration, a0: float, a1: float, a2: float) -> None:
         if not periodic:  # a window of one value is 1; Where came with opset 9
             y = op.Add(y, op.Mul(op.Cast(op.Equal(count, 1), to=int(TensorProto.DOUBLE)), 1.0 - (a0 - a1 + a2)))
         if dtypes.numpy_dtype(output_datatype).kind in "iu":
-            y = op.Add(y, 1e-12)
+            y = op.Add(y, 1e-12)  # `_typed` rounds instead: the peak must not become 0
         return op.Cast(y, to=output_datatype)
 
 

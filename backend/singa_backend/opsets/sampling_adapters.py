@@ -1,4 +1,4 @@
-"""The rules of adapters.py for operators that sample an image: Resize, RoiAlign, GridSample."""
+"""Rules, as in adapters.py, that write operators which sample an image as older versions: Resize, RoiAlign, GridSample."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from .writer import OpsetWriter, adapter
 
 
 def _scales(op: OpsetWriter, x: V, scales: V, sizes: V, axes: Any) -> V:
+    """The scales of Resize-10, which has no sizes: float32 scales that result in exactly the sizes, if these are given."""
     if axes is not None:
         raise Unwritable("Resize has no axes before opset 18")
     if sizes is None:
