@@ -188,6 +188,7 @@ class GraphEditor(TypedGraph):
         self._changed(undo, node)
 
     def _replace_free(self, old: str, new: str) -> None:
+        """Replace a value of an outer graph in this graph, its outputs included."""
         if not self.captures(old):
             return
         if old in self.outputs:
@@ -295,7 +296,7 @@ class GraphEditor(TypedGraph):
 
         Args:
             array: the value.
-            like: the wish for its name.
+            like: the preferred name.
             trains: whether it may be an initializer; see `trains`.
 
         Returns:

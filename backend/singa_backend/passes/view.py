@@ -224,7 +224,7 @@ class ModelView:
         return self.graph.constant_bytes(value) if value else 0
 
     def trains(self, value: str) -> bool:
-        """Whether a value is a constant that may train: an initializer, unless the model's are known to be parameters or not."""
+        """Whether a constant may train: if the context has parameters, those of the file's constants; otherwise initializers."""
         found, context = self.graph.tensor(value), self.graph.context
         if context.parameters is not None and (isinstance(found, NodeEditor) or value in context.given):
             return value in context.parameters
@@ -332,7 +332,7 @@ class ModelView:
                 pending += node.inputs
 
     def _lower(self, node: NodeEditor) -> bool:
-        """Write a node in the form of the model's opset: inputs that were attributes become those; False if that has no form."""
+        """Write a node in the form of the model's opset, where some inputs are attributes; False if it has no such form."""
         if node in self._same_form:
             return True
         if not self.offers(node.op_type):
