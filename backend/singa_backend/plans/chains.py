@@ -14,6 +14,7 @@ INTEGER = ("QLinearConv", "QLinearMatMul", "ConvInteger", "MatMulInteger")
 LOOKUP = frozenset(["Gather"])
 """Operators whose second input may be the preceding result."""
 LONGEST = 12
+"""The maximum number of calls of a chain."""
 
 
 def chains(calls: Sequence[RegionCall], outputs: Sequence[int]) -> list[tuple[RegionCall, ...]]:
@@ -21,7 +22,7 @@ def chains(calls: Sequence[RegionCall], outputs: Sequence[int]) -> list[tuple[Re
 
     A call with two single-use operands joins the chain of the operand that is computed last.
     """
-    uses: dict[int, int] = dict.fromkeys(outputs, 2)
+    uses: dict[int, int] = dict.fromkeys(outputs, 2)  # never a single use
     maker: dict[int, int] = {}
     for index, call in enumerate(calls):
         for i in call.reads:
@@ -35,12 +36,14 @@ def chains(calls: Sequence[RegionCall], outputs: Sequence[int]) -> list[tuple[Re
         lookup = call.is_(*LOOKUP)
         if call.node.domain or not (lookup or has_trait("", name, "epilogue")) or sum(o != ABSENT for o in call.outputs) != 1:
             continue
+        # a Gather reads the preceding result by its second input, any other call that is not binary by its first
         places = list(call.inputs) if is_binary(call) else list(call.inputs[lookup:][:1])
         places = [i for i in places if i in maker and uses[i] == 1 and len(calls[maker[i]].outputs) == 1]
         places.sort(key=lambda i: (calls[chain_of.get(maker[i], [maker[i]])[0]].is_(*INTEGER), maker[i]), reverse=True)
         for i in places:
             chain = chain_of.get(maker[i])
             if chain is not None and len(chain) < LONGEST and (calls[chain[0]].node.domain, calls[chain[0]].name) in table:
+                # the DequantizeLinear of the other operand joins a chain of INTEGER
                 side = [maker[j] for j in places if j != i and _reads_result(calls[maker[j]], maker) and maker[j] in chain_of]
                 if side and calls[chain[0]].is_(*INTEGER):
                     rest = chain_of.pop(side[0])[:-1]

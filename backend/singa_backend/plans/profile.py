@@ -468,11 +468,11 @@ def _type(array: Any) -> str:
     return f"{dtypes.onnx_name(array.dtype)}{list(array.shape)}"
 
 
-def _steps(pieces: Sequence[_Piece], whole: float, machine: Rates | None) -> list[StepProfile]:
+def _steps(pieces: Sequence[_Piece], whole: float, reachable: Rates | None) -> list[StepProfile]:
     made = []
     for index, piece in enumerate(pieces):
         seconds = statistics.median(piece.times)
-        reached = None if machine is None or not piece.bounded else machine.reached(piece.flops, piece.bytes, seconds)
+        reached = None if reachable is None or not piece.bounded else reachable.reached(piece.flops, piece.bytes, seconds)
         names, operators = (tuple(dict.fromkeys(n)) for n in zip(*((n.name, n.op_type) for n in piece.nodes), strict=True))
         made.append(
             StepProfile(
@@ -536,8 +536,8 @@ def _together(parts: Sequence[tuple[float | None, float, bool]]) -> float | None
     """The part of the rates that several steps reach: (their part, seconds, whether they do any work); None if one has none."""
     if any(reached is None and works for reached, _, works in parts):
         return None
-    whole, least = sum(seconds for _, seconds, _ in parts), sum((reached or 0.0) * seconds for reached, seconds, _ in parts)
-    return least / whole if whole and least else None
+    whole, minimum = sum(seconds for _, seconds, _ in parts), sum((reached or 0.0) * seconds for reached, seconds, _ in parts)
+    return minimum / whole if whole and minimum else None
 
 
 def _sum(work: Sequence[int | None]) -> int | None:

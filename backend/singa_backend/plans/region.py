@@ -20,7 +20,7 @@ from ..ir.versioned import VersionedOperator
 from ..kernels.values import LazyConstant
 
 MOST = 200_000
-"""The number of calls of a region: functions that call functions may have more, and are computed node by node."""
+"""The maximum number of calls of a region: a model whose functions call functions may have more, and runs node by node."""
 
 
 class TooManyCalls(Exception):
@@ -90,7 +90,7 @@ class Region:
         calls: the calls.
         inputs: the ids of the inputs.
         outputs: the ids of the outputs, in order; an id may occur twice.
-        constants: the values of initializers and Constant nodes by id, and of passes; a large one may be LazyConstant.
+        constants: the values of initializers, of Constant nodes and of what passes add, by id; a large one may be LazyConstant.
         names: the name of each value in its graph, by id.
         size: the number of ids.
         inlined: the number of nodes and functions that were read into it.
@@ -217,6 +217,7 @@ def branch_of(region: Region, graph: Graph, scope: Sequence[int]) -> tuple[int, 
 
 
 def _inline(region: Region, graph: Graph, ids: list[int], states: dict[str, Any]) -> None:
+    """Append the calls of a graph, and of its functions, to a region; `ids` has the id of each slot, and is completed."""
     region.inlined += 1 + len(graph.nodes)
     if region.inlined > MOST:
         raise TooManyCalls

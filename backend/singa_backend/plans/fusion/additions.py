@@ -8,7 +8,7 @@ from ..region import RegionCall
 from .view import RegionView
 
 LARGEST = 1 << 24
-"""Bytes of a constant that is made."""
+"""The maximum bytes of a constant that is made."""
 
 
 def additions(graph: RegionView) -> int:

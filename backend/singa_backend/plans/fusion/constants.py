@@ -1,4 +1,4 @@
-"""Calls whose results are constants."""
+"""Calls whose results are constants, and Ifs whose conditions are."""
 
 from __future__ import annotations
 
@@ -42,6 +42,7 @@ def branches(graph: RegionView) -> int:
 
 
 def _stays(graph: RegionView, call: RegionCall) -> bool:
+    """Whether a call of constants is left: one of a custom operator, or the DequantizeLinear of a product's weights."""
     return call.node.domain not in ("", "ai.onnx.ml") or (call.is_("DequantizeLinear") and _multiplied(graph, call))
 
 

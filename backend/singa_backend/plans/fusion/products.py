@@ -18,13 +18,15 @@ from .facts import operator
 from .view import RegionView
 
 LARGEST = 1 << 28
-"""Bytes of the weights that are joined."""
+"""The maximum bytes of the weights that are joined."""
 READERS = ("Reshape", "Transpose", "Attention")
 """The operators that read queries, keys and values: views of a part of the joined result cost them nothing."""
 
 
 @dataclass(frozen=True)
 class _Product:
+    """A product with a constant weight, its bias, and the call that returns the result: the product, or an Add."""
+
     call: RegionCall
     weight: np.ndarray | LazyConstant
     bias: np.ndarray | None

@@ -32,7 +32,7 @@ UNSHARED = 2
 
 
 def unbound() -> None:
-    """Is in place of a call that is bound in each run."""
+    """Take the place of a call that is bound in each run, between the runs."""
 
 
 @dataclass(eq=False)
@@ -42,7 +42,7 @@ class ZeroCopy:
     Attributes:
         value: what the steps read or write.
         index: of the input; -1 for an output.
-        array: the present run's.
+        array: that of the present run; None between runs.
         memory: of the last output: the next one uses it again if no array shows it any more, because the system takes longer to
             provide new pages than the step to write them.
     """

@@ -10,7 +10,7 @@ from ...kernels.onednn import MemoryDesc, OneDnnError, Primitive
 from ...kernels.values import ALIGNMENT, aligned
 
 SMALL = 1 << 18
-"""Elements of the right operand from which a product is computed by oneDNN; NumPy's has less to prepare."""
+"""Elements of the right operand from which a product is computed by oneDNN; NumPy has less to prepare."""
 
 
 class OpenProduct:

@@ -21,7 +21,34 @@ from .segment import Cell, Cells, Entry, OpaqueValue, PlanFacts, PlanTrace, RunS
 
 
 class TraceValues:
-    """The values of a trace, by id."""
+    """The values of a trace, by id.
+
+    Attributes:
+        region: the calls and constants that are traced.
+        caches: the inputs that may grow in place, each with the axis that grows.
+        options: how plans compute.
+        shared: what the plans of the graph share.
+        state: what the steps share during a run.
+        dynamic: the ids of nodes after whose calls a segment ends.
+        facts: what is known of the plan.
+        budget: of the run that is the trace.
+        env: the values that are still used, by id.
+        uses: the number of uses that are left, by id.
+        segment: the present segment.
+        began: when its trace began.
+        single: whether steps run on one thread, because other programs are expected to use cores.
+        buffers: those that were made for the present segment.
+        live: the memory that counts as live, by the id of its buffer or cell.
+        entries: the inputs of the plan.
+        copies: by the id of a value, the value and its copies in other memory orders.
+        history: what an open plan can repeat of this trace; None if nothing is recorded.
+        earlier: the trace that this one repeats, if the plan is open; None otherwise.
+        stale: the buffers of the earlier plan that this one does not write.
+        copied: the copies that the present item has made.
+        unused: the cells without further uses, which the next step clears.
+        repeated: the number of items that use the steps of the earlier plan.
+        place: the position of the next item in the records of the earlier plan.
+    """
 
     def __init__(
         self,
