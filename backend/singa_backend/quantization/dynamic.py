@@ -89,6 +89,7 @@ class Dynamic:
         return self.weights[key]
 
     def _product(self, node: NodeProto, operator: str, w: _Integers, result: str) -> None:
+        """Add the nodes of an integer product that is scaled to floats."""
         graph, new = self.graph, self.graph.fresh.new
         x = self._activation(node.input[0])
         name, out = node.name or node.output[0], node.output[0]

@@ -24,7 +24,10 @@ class FloatGraph:
         model: the model.
         constants: the initializers of the main graph that are float32, by name.
         opset: the opset of ai.onnx.
-        used: the values that nodes read at first.
+        used: the values that nodes read before the quantization.
+        fresh: makes names that are not in use.
+        inputs: the names of inputs that are not initializers.
+        outputs: the names of the outputs.
     """
 
     def __init__(self, model: ModelProto, folder: Path | None = None) -> None:
@@ -47,11 +50,11 @@ class FloatGraph:
         self.inputs = {v.name for v in self.graph.input} - {t.name for t in self.graph.initializer}
         self.outputs = {v.name for v in self.graph.output}
 
-    def require_opset(self, least: int, what: str) -> None:
+    def require_opset(self, lowest: int, what: str) -> None:
         """Check the opset of the model; raises InvalidInput (SX397)."""
-        if self.opset < least:
-            hint = f"sonnx convert MODEL --opset {least} -o OUT"
-            raise InvalidInput(f"{what} needs opset {least} or newer, the model has {self.opset}", code="SX397", hint=hint)
+        if self.opset < lowest:
+            hint = f"sonnx convert MODEL --opset {lowest} -o OUT"
+            raise InvalidInput(f"{what} needs opset {lowest} or newer, the model has {self.opset}", code="SX397", hint=hint)
 
     def readers(self) -> Counter[str]:
         """How many nodes read each value; a captured value or an output counts once more."""

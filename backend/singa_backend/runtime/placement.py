@@ -42,6 +42,7 @@ def _product(values: np.ndarray) -> float:
 
 
 def _steps(start: np.ndarray, limit: np.ndarray, delta: np.ndarray) -> float:
+    """The number of elements of a Range."""
     if not start.size == limit.size == delta.size == 1 or not delta.any():
         return 0  # Range refuses them
     return float((limit.item() - start.item()) / delta.item())
@@ -73,7 +74,7 @@ class Placement:
         self.device = device
         self._forms: dict[int, tuple[Any, np.ndarray]] = {}  # ids of both arrays -> that of the device, and that of the host
         self._constants: dict[int, list[Any]] = {}  # id of a Constant node -> its outputs
-        self._read: dict[int, frozenset[int]] = {}
+        self._read: dict[int, frozenset[int]] = {}  # id of a graph -> its slots that are read on the host
         self._find(graph)
 
     def _find(self, graph: Graph) -> frozenset[int]:
