@@ -38,7 +38,7 @@ WARM_UP, UNTIMED = 3, 2
 TIE = 1.05
 """A ratio up to this is a tie: the noise of measurements."""
 TOLERANCE = 1e-4
-"""The largest difference from onnxruntime, relative to the largest value of the output, that is not named."""
+"""The largest difference from onnxruntime, relative to the largest value of the output, that is not reported."""
 
 Json = dict[str, Any]
 
@@ -263,13 +263,14 @@ def _cell(ratio: float | None) -> str:
 
 
 def _means(rows: Sequence[Json], title: str) -> str:
+    """Return the row of the table of geometric means."""
     shown = [r for r in rows if THEIRS in r["ratios"]]
-    against, beside = [r["ratios"][THEIRS] for r in shown], [b for r in shown if (b := best(r)) is not None]
+    against, over_best = [r["ratios"][THEIRS] for r in shown], [b for r in shown if (b := best(r)) is not None]
     middle = mean(against)
     if middle is None:
         return f"| {title} | 0 | | | | |"
-    over, ties = sum(r > TIE for r in against), sum(b <= TIE for b in beside)
-    return f"| {title} | {len(shown)} | {middle:.3f} | {over} | {mean(beside):.3f} | {ties} of {len(beside)} |"
+    over, ties = sum(r > TIE for r in against), sum(b <= TIE for b in over_best)
+    return f"| {title} | {len(shown)} | {middle:.3f} | {over} | {mean(over_best):.3f} | {ties} of {len(over_best)} |"
 
 
 def page(document: Json) -> str:

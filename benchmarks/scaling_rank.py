@@ -67,14 +67,14 @@ NETS: dict[str, Callable[[], Trained]] = {"resnet18": Residual, "mlp": Perceptro
 
 
 class Watched:
-    """A communicator that measures the time in its calls; a Communicator.
+    """A Communicator that measures the time spent in its calls.
 
     Args:
         comm: The communicator that does the work.
 
     Attributes:
-        started: Seconds in which operations were started, and proceeded by `progress`.
-        waited: Seconds of waiting for the end of operations.
+        started: Seconds spent in starting operations, and in `progress`.
+        waited: Seconds spent in waiting for the end of operations.
     """
 
     def __init__(self, comm: Communicator) -> None:

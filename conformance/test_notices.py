@@ -93,14 +93,14 @@ class Definitions(SingaBackend):
 def test_a_wrong_kernel_is_noticed(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     members = families().get(family, {})
     assert bool(members) != (family in WITHOUT_CASES), f"{family}: {len(members)} operators with cases"
-    for declaration, asking in sorted(members.values(), key=lambda m: m[0].name)[:EACH]:
+    for declaration, examples in sorted(members.values(), key=lambda m: m[0].name)[:EACH]:
         body = declaration.body
 
         def wrong(*args: Any, body: Any = body, **kwargs: Any) -> Any:
             return spoilt(body(*args, **kwargs))
 
         monkeypatch.setattr(declaration, "body", wrong)
-        for case in asking:
+        for case in examples:
             result = worker.run_case(case, Definitions, "CPU")
             assert result.strict != "passed", f"{case.name} passes with a wrong {declaration.name}"
         monkeypatch.setattr(declaration, "body", body)

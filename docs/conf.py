@@ -1,4 +1,4 @@
-"""The site: `tox -e docs` builds it in build/site. The pages made here are described in pages.py."""
+"""Configure Sphinx for the site, which `tox -e docs` builds in build/site; pages.py writes its generated and copied pages."""
 
 import sys
 from pathlib import Path

@@ -192,9 +192,8 @@ def reference(name: str, seen: dict[int, str]) -> str:
     """
     module = import_module(name)
     lines = [name, "=" * len(name), "", f".. py:module:: {name}", ""]
-    lines += plain(
-        blocks([*(module.__doc__ or "").strip().splitlines(), ""])
-    )  # not cleandoc: text in which all lines but one are code
+    # not cleandoc, which would remove the indentation of code if all lines but the first are code
+    lines += plain(blocks([*(module.__doc__ or "").strip().splitlines(), ""]))
     for public, value in sorted(public_values(module).items(), key=lambda item: (not inspect.isclass(item[1]), item[0].lower())):
         lines += directive(name, public, value, seen)
     return "\n".join(lines)
