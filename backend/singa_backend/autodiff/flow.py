@@ -86,7 +86,7 @@ class Flow:
             while pending:
                 key = pending.pop()
                 here = found.setdefault(key, [])
-                if len(here) <= SHOWN and (not here or here[-1] is not stop):  # what is full passed them on to all its sources
+                if len(here) <= SHOWN and (not here or here[-1] is not stop):  # a full list was already passed on to all sources
                     here.append(stop)
                     pending += self._sources.get(key, ())
         return found
@@ -148,6 +148,7 @@ class Flow:
         return scope
 
     def link(self, source: Key, target: Key, flows: bool = True) -> None:
+        """Record that a value depends on another one; `flows`: whether gradients flow along the dependency."""
         self.needs.setdefault(target, set()).add(source)
         if flows and self.floats(source) and self.floats(target):
             self.edges.setdefault(source, set()).add(target)
@@ -273,9 +274,9 @@ class Flow:
         node: Node,
         graph: Graph,
         title: str,
-        fed: Sequence[tuple[Key | None, int]],
-        made: Sequence[tuple[int, Key | None]],
-        back: Sequence[tuple[int, int]] = (),
+        fed: Sequence[tuple[Key | None, int]],  # (outer value, slot of the input)
+        made: Sequence[tuple[int, Key | None]],  # (slot of the output, outer value)
+        back: Sequence[tuple[int, int]] = (),  # (slot of the output, slot of the input) of each state of a loop
     ) -> None:
         """Create the scope of a node's subgraph, and connect it to the outer values."""
         known = {slot: self.types.get(key) for key, slot in fed if key is not None}
@@ -294,7 +295,8 @@ class Flow:
                 self.link((inner, slot), key)
 
     def _enter_known(self, graph: Graph, where: str, known: dict[int, np.dtype[Any] | None], scope: int) -> int:
-        following = self._scopes
+        """Create the scope of a subgraph whose inputs have known dtypes."""
+        following = self._scopes  # the number of the scope that `_enter` creates
         for slot, dtype in known.items():
             if dtype is not None:
                 self.types[following, slot] = dtype

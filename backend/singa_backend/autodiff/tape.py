@@ -6,6 +6,7 @@ A rule takes `op`, the interpreter, and then by name any of these:
     y, ys          the first output; all of them
     the inputs and attributes of the declaration, by their names; a variadic input is a list; absent ones have their default
     needs          for each input, whether its gradient is needed
+    version        the schema version of the call
     captured       the outer values that the graphs of an If, Loop or Scan read; their gradients follow those of the inputs
 
 It returns the gradients of the inputs in order: one value, or a tuple that may be shorter, with None for no gradient.
@@ -113,7 +114,7 @@ def _widened_rule(
 
 
 def _like(op: Interpreter[Any], gradient: Any, value: Any) -> None:
-    """A gradient has the rank of its value, which inference may not know."""
+    """Complete the type of a gradient by that of its value: the rank is the same, but inference may not know it."""
     if gradient is None or value is None or not op.is_value(value):
         return
     if op.shape(gradient) is None and not op.is_sequence(value) and op.shape(value) is not None:
@@ -199,6 +200,8 @@ class Var:
 
 @dataclass(slots=True)
 class _Entry:
+    """A recorded call."""
+
     declaration: Declaration
     version: int | None
     attributes: dict[str, Any]
