@@ -59,7 +59,7 @@ class Communicator(Protocol):
             array: A contiguous array, of the same shape and dtype on every rank; it must not change until the end.
 
         Returns:
-            A handle, whose result is a new array with the sum, equal to the bit on every rank.
+            A handle, whose result is a new array with the sum, equal bit for bit on every rank.
         """
 
     def all_gather(self, array: Any, sizes: Sequence[int] | None = None) -> Handle:

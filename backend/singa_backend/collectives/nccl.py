@@ -1,6 +1,6 @@
-"""Communication over NCCL, by CuPy, for arrays on the GPUs of the processes.
+"""Communication over NCCL, through CuPy, for arrays on the GPUs of the processes.
 
-Operations run on a stream of their own, after the work that the current stream had when they were started.
+Operations run on a separate stream, after the work that the current stream had when they were started.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _TYPES = {
 _SUM = 0
 
 _PAUSE = 50e-6
-"""Seconds between two looks at an operation."""
+"""Seconds between two checks of an operation."""
 
 
 def unique_id() -> tuple[int, ...]:
@@ -66,7 +66,7 @@ class NcclRank:
         size: The number of processes.
         local_rank: The number of processes with a lower rank on the same machine.
         timeout: Seconds that an operation waits for the other processes.
-        pieces: The most elements of one operation; longer arrays are sent in pieces.
+        pieces: The maximum number of elements of one sum; longer arrays are summed in pieces.
     """
 
     on_host = False

@@ -39,13 +39,13 @@ _ANSWERS = 1.0
 """Seconds in which rank 0 answers a rank whose operation took too long."""
 
 _GRACE = 5.0
-"""The most seconds in which a process that ends sends what is left."""
+"""Maximum seconds for which a process that ends sends its queued messages."""
 
 _LENGTH = struct.Struct("!I")
-"""The length of a header, in front of it."""
+"""The length of a header, which is sent before it."""
 
 _BUFFER = 1 << 20
-"""Bytes that a connection holds on their way."""
+"""Size of the send buffer of a connection in bytes."""
 
 Header = dict[str, Any]
 
@@ -167,6 +167,7 @@ class SocketRank:
             self.changed.notify_all()
 
     def _lost(self) -> None:
+        """End all open operations: rank 0 has ended."""
         with self.changed:
             self._gone = True
             for handle in list(self._open.values()):
@@ -422,6 +423,7 @@ if hasattr(os, "register_at_fork"):
 
 
 def _write(connection: socket.socket, header: Header, parts: Sequence[Any] = ()) -> None:
+    """Send a message: the length of the header, the header as JSON with the sizes of the vectors, and their bytes."""
     vectors = [_bytes(part) for part in parts]
     text = json.dumps(header | {"sizes": [len(v) for v in vectors]}).encode()
     connection.sendall(_LENGTH.pack(len(text)) + text)
@@ -448,7 +450,7 @@ def _exactly(connection: socket.socket, size: int) -> bytearray:
 
 
 def _bytes(part: Any) -> Any:
-    """The bytes of a vector; NumPy's further dtypes have no buffers."""
+    """The bytes of a vector; arrays of ml_dtypes do not have the buffer protocol."""
     return part.view(np.uint8) if isinstance(part, np.ndarray) else part
 
 
