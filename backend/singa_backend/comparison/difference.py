@@ -247,6 +247,7 @@ class _Total:
         self.nan, self.inf = [0, 0], [0, 0]
 
     def add(self, start: int, x: np.ndarray, y: np.ndarray, floating: bool, numeric: bool, rtol: float, atol: float) -> None:
+        """Add a block that begins at `start`."""
         if not numeric:
             self.note(start, np.asarray(x != y).astype(np.float64) * math.inf)
             return
@@ -258,7 +259,7 @@ class _Total:
         error, size = np.abs(p - q), np.abs(q)
         if not floating:
             other = np.asarray(x != y)
-            error[~other] = 0.0  # integers beyond 2**53
+            error[~other] = 0.0  # float64 does not represent integers beyond 2**53
             error[other & (error == 0)] = 1.0
         bound = atol + rtol * size
         excess = np.divide(error, bound, out=np.zeros_like(error), where=error != 0)
@@ -292,6 +293,7 @@ class _Total:
             self.inf = [n + inf for n in self.inf]
 
     def note(self, start: int, excess: np.ndarray) -> None:
+        """Add the excesses of the elements of a block that begins at `start`."""
         if excess.size:
             i = int(excess.argmax())
             if float(excess[i]) > self.excess:

@@ -205,7 +205,7 @@ def rule(domain: str, operator: str) -> Allowance:
 
 
 ADDS_UP = "the errors of all earlier nodes add up"
-"""The begin of the reason of tolerances that do not depend on the operator."""
+"""The start of the reason of tolerances that do not depend on the operator."""
 
 _CASE = "ONNX's own tolerance of test cases; a case that defines one keeps it"
 _FLOATS, _HALVES, _COMPLEX = ("float64", "float32"), ("float16", "bfloat16"), ("complex128", "complex64")

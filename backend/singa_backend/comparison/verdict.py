@@ -1,8 +1,9 @@
 """The strict comparison of a run's outputs with the expected ones, which checks more than ONNX's own test runner.
 
-It requires as many outputs as expected; sequences of equal length and kind; maps with equal keys; None if None is expected;
+`strict` requires as many outputs as expected; sequences of equal length and kind; maps with equal keys; None if None is expected;
 equal dtypes and shapes; equal integers, bools, strings and floats of 8 and fewer bits; other floats within the
-case's tolerance, bfloat16 within two of its steps; unchanged inputs, and a second run equal to the first bit for bit.
+case's tolerance, bfloat16 within two of its steps.  With `same_bits` the callers also require unchanged inputs, and a second run
+that is equal to the first bit for bit.
 """
 
 from __future__ import annotations
@@ -87,7 +88,7 @@ def brief(value: Any) -> str:
 
 
 def ulps(actual: Any, expected: Any) -> float | None:
-    """The maximum difference of float values in units in the last place; None if no value is of floats."""
+    """The maximum difference of float values in units in the last place; None if no values are floats."""
     if isinstance(expected, (list, tuple)):
         found = [u for a, e in zip(actual, expected, strict=False) if (u := ulps(a, e)) is not None]
         return max(found, default=None)

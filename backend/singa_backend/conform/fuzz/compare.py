@@ -1,4 +1,4 @@
-"""A verdict in ulps, by the rules of the registry of tolerances.
+"""Compare our outputs with those of a witness in ulps, by the rules of the registry of tolerances.
 
 The allowed difference of two floats is `ulps` steps of the expected value, plus `norm` steps of the largest summand of the
 result (for operators that sum: cancellation leaves an error of that size).
@@ -109,6 +109,7 @@ def _close(a: np.ndarray, e: np.ndarray, rule: Allowance, scale: float, slack: f
             allowed = np.maximum(allowed, eps * np.abs(y) * (1 if a.dtype.name in HALVES else 0))
         near = np.abs(x - y) <= allowed
         same = (x == y) | (np.isnan(x) & np.isnan(y))
+        # an overflow: infinity in one value, and a number near the largest one in the other
         over = (np.isinf(x) ^ np.isinf(y)) & (np.minimum(np.abs(x), np.abs(y)) >= most * (1 - 64 * step * slack)) & (x * y > 0)
         return np.asarray(same | near | (over & (ulps > 0)))
 
