@@ -15,7 +15,7 @@ import onnx
 from onnx import ModelProto, numpy_helper
 
 IR_VERSION = 8
-"""Since IR version 4, initializers need not be inputs."""
+"""The lowest IR version of the returned models: since IR version 4, initializers need not be inputs."""
 
 
 def names() -> list[str]:
@@ -29,7 +29,7 @@ def model(name: str, seed: int = 0) -> ModelProto:
 
 
 def models(seed: int = 0) -> Iterator[tuple[str, ModelProto]]:
-    """Yield all of them, one at a time (VGG-19 alone has 575 MB)."""
+    """Yield the name and the model of all light models, one at a time (VGG-19 alone has 575 MB)."""
     for name in names():
         yield name, model(name, seed)
 

@@ -111,7 +111,7 @@ def tags(release: str) -> tuple[str, str, str]:
 
 
 def known_gaps(release: str) -> dict[str, str]:
-    """Read case -> why it does not pass; a release outside the manifest uses those of the next one: 1.8.0 those of 1.8.1."""
+    """Read the gaps of a release, case -> reason; a release outside the manifest has those of the next one (1.8.0: of 1.8.1)."""
     order = list(manifest())
     if release not in order:
         minor = _order(release)[:2]

@@ -38,6 +38,7 @@ class Result:
         strict: The strict verdict: "passed", "failed", "unsupported", "error", "died" or "timeout".
         official: The verdict of ONNX's own comparison: "passed" or "failed".
         executed: For each schema version that ran, the (type parameter, dtype) pairs and the attributes that it ran with.
+        under_test: The schema version that a node case tests; None for other cases.
     """
 
     name: str

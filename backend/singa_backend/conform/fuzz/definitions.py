@@ -1,4 +1,8 @@
-"""More formulas: constants, casts, quantization, control flow, optimizers, and other operators with a short definition."""
+"""Formulas of constants, casts, quantization, control flow, optimizers, and other operators with a short definition.
+
+Unlike those in formulas.py, they are called with the case, because its schema version or the dtypes of its outputs may matter.  A
+formula raises NotImplementedError for a case that it does not cover.
+"""
 
 from __future__ import annotations
 
@@ -20,6 +24,8 @@ FORMULAS: dict[str, Formula] = {}
 
 
 def formula(names: str) -> Callable[[Formula], Formula]:
+    """Register a formula for operators, named in one string separated by blanks."""
+
     def register(function: Formula) -> Formula:
         FORMULAS.update(dict.fromkeys(names.split(), function))
         return function
@@ -137,15 +143,15 @@ def _spread(grain: Array, x: Array, a: Attributes) -> Array:
     return np.repeat(grain, a["block_size"], axis)
 
 
-def _whole(value: Array) -> Array:
+def _float64(value: Array) -> Array:
     return value.astype(np.float64)
 
 
 @formula("QuantizeLinear")
 def quantize(case: NodeCase, x: list[Any], a: Attributes) -> list[Any]:
     target = _out(case)
-    v, scale = _whole(x[0]), _spread(_whole(x[1]), x[0], a)
-    zero = _spread(_whole(x[2]), x[0], a) if len(x) > 2 else 0.0
+    v, scale = _float64(x[0]), _spread(_float64(x[1]), x[0], a)
+    zero = _spread(_float64(x[2]), x[0], a) if len(x) > 2 else 0.0
     ratio = (v / scale).astype(np.float32).astype(np.float64)
     if target in dtypes.FLOAT8:
         return [_float8(ratio + zero, target, bool(a.get("saturate", 1)))]
@@ -159,13 +165,13 @@ def quantize(case: NodeCase, x: list[Any], a: Attributes) -> list[Any]:
 
 @formula("DequantizeLinear")
 def dequantize(case: NodeCase, x: list[Any], a: Attributes) -> list[Any]:
-    zero = _spread(_whole(x[2]), x[0], a) if len(x) > 2 else 0.0
-    return [(_whole(x[0]) - zero) * _spread(_whole(x[1]), x[0], a)]
+    zero = _spread(_float64(x[2]), x[0], a) if len(x) > 2 else 0.0
+    return [(_float64(x[0]) - zero) * _spread(_float64(x[1]), x[0], a)]
 
 
 @formula("QLinearMatMul")
 def q_linear_mat_mul(case: NodeCase, x: list[Any], a: Attributes) -> list[Any]:
-    left, ls, lz, right, rs, rz, ys, yz = map(_whole, x)
+    left, ls, lz, right, rs, rz, ys, yz = map(_float64, x)
     product = ((left - lz) @ (right - rz)) * ls * rs
     target = _out(case)
     if dtypes.is_float(target):
@@ -188,6 +194,7 @@ def mat_mul_integer(case: NodeCase, x: list[Any], a: Attributes) -> list[Any]:
 
 
 def _graph(graph: GraphProto, values: dict[str, Any]) -> list[Any]:
+    """Return the outputs of a body for these inputs."""
     known = {t.name: numpy_helper.to_array(t) for t in graph.initializer} | values
     for node in graph.node:
         x = known[node.input[0]]
@@ -227,6 +234,7 @@ def scan(case: NodeCase, x: list[Any], a: Attributes) -> list[Any]:
 
 
 def _scanned(a: Attributes, state: Array, inputs: Array) -> list[Any]:
+    """Return the last state and the scanned output of a Scan without a batch axis."""
     axis = a.get("scan_input_axes", [0])[0]
     rows = list(np.moveaxis(inputs, axis, 0))
     made = []
@@ -357,6 +365,7 @@ def optimizer(case: NodeCase, x: list[Any], a: Attributes) -> list[Any]:
 
 
 def _step(name: str, r: float, t: int, a: Attributes, w: Array, g: Array, *states: Array) -> list[Array]:
+    """Return the new weight and states of one tensor."""
     g = g + a["norm_coefficient"] * w
     if name == "Momentum":
         beta = a["beta"] if t > 0 else 1.0

@@ -1,4 +1,4 @@
-"""The matrix as data and as a Markdown page, and the check that both agree with the current declarations."""
+"""The gradient matrix as data and as a Markdown page, and the check that both agree with the current declarations."""
 
 from __future__ import annotations
 

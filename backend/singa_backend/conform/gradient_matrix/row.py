@@ -1,4 +1,4 @@
-"""One operator version: draws points and judges each by differences, as a graph, and by onnxruntime in float32."""
+"""Judge the gradient of one operator version at drawn points: by differences, as a graph, and by onnxruntime in float32."""
 
 from __future__ import annotations
 
@@ -31,6 +31,7 @@ _DRAWN = 3
 _DEATHS = 2
 """The number of deaths and timeouts after which a row no longer uses the witness."""
 _SAYS = 3
+"""The maximum number of messages, and of refusals, of a row."""
 
 
 @dataclass
@@ -83,7 +84,7 @@ class MatrixRow:
         return next((w for w in ("differs", "agree", "refused", "died", "timeout") if self.witness.get(w)), "")
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain data, without the time, which differs from run to run."""
+        """Return the row as plain data, without the time, which differs from run to run."""
         found = asdict(self)
         del found["seconds"]
         return found | {"domain": NAMES.get(self.domain, self.domain), "worst": float(f"{self.worst:.2g}"), "second": self.second}
@@ -221,7 +222,7 @@ def _brief(reason: str) -> str:
 
 
 def in_single(point: Point) -> Point:
-    """Return the point in float32, its graphs too."""
+    """Return the point in float32, including its graphs."""
     graph = point.graph
     if any(a.HasField("g") for a in point.case.node.attribute):
         node = NodeProto()

@@ -1,4 +1,4 @@
-"""What our child answers: a graph's results as it is, and as every other form in which this package runs or writes it."""
+"""Run a graph in our child process: as it is, and in every other form in which this package runs or writes it."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class GraphAnswer:
 
     Attributes:
         case: The graph.
-        ours: Its results; None with the error otherwise.
+        ours: Its results; None if it was refused or raised.
         known: Every value of the main graph in all runs, by name.
         fault: What is wrong besides values: a changed input, or a second run that differs.
     """

@@ -51,8 +51,8 @@ class GraphDeviation:
     Attributes:
         form: "onnxruntime", the name of a form, or "onnxruntime on " and that name.
         operator: The operator that differs first; "form" for a whole form.
-        kind: As compare.Finding's, or "refused".
-        entry: The ledger's entry that explains it, of single operators or of graphs; "rounding" if a node's tolerance does.
+        kind: As that of compare.ComparisonResult, or "names", "refused", "foreign", "died" or "timeout".
+        entry: The ledger's entry that explains it, of single operators or of graphs; None if there is none.
     """
 
     form: str
@@ -71,6 +71,7 @@ class JudgedGraph:
         says: The message of one of BAD.
         nodes: The number of nodes, inner graphs included.
         judged: The nodes of the main graph that onnxruntime ran and agreed on.
+        rounding: The nodes whose difference is explained by rounding.
         removed: (operator, reason) of each node that onnxruntime did not run.
         forms: The forms that agreed.
         inexpressible: The forms that cannot express the graph.
@@ -256,6 +257,7 @@ class GraphJudge:
         work.remove(node)
 
     def _explained(self, out: JudgedGraph, case: GraphCase, work: _OracleWork, node: NodeProto, theirs: dict[str, Any]) -> bool:
+        """Record a node's difference from onnxruntime, unless rounding explains it; returns whether it is explained."""
         kind, says = work.difference(node, theirs)
         model, feeds = work.alone(node, theirs)
         names = [o.name for o in model.graph.output]
@@ -289,6 +291,7 @@ class GraphJudge:
 
 
 def _lacks(reason: str) -> bool:
+    """Whether onnxruntime refused because it has no kernel."""
     return "NOT_IMPLEMENTED" in reason or "Could not find an implementation" in reason
 
 
@@ -305,7 +308,7 @@ def _fixed(case: GraphCase, name: str) -> Any:
 
 
 class _OracleWork:
-    """What onnxruntime is still to run of a graph."""
+    """The part of a graph that onnxruntime still has to run."""
 
     def __init__(self, case: GraphCase, known: dict[str, Known]) -> None:
         self.case, self.known = case, known

@@ -1,4 +1,4 @@
-"""Recipes of ai.onnx.ml, and of the optimizers of training."""
+"""Recipes of the operators of ai.onnx.ml, and of the optimizers of ai.onnx.preview.training."""
 
 from __future__ import annotations
 
@@ -206,7 +206,7 @@ def _trees(d: Draw, features: int) -> tuple[dict[str, list[Any]], list[tuple[int
         )
     }
     leaves = []
-    one = d.pick(MODES) if d.chance(0.7) else None
+    one = d.pick(MODES) if d.chance(0.7) else None  # the mode of all inner nodes; None for a drawn one at each
     for tree in range(d.whole(1, 3)):
         inner = d.whole(1, 3)
         total = 2 * inner + 1
@@ -226,6 +226,7 @@ def _trees(d: Draw, features: int) -> tuple[dict[str, list[Any]], list[tuple[int
 
 
 def _old_trees(d: Draw) -> list[tuple[int, int]]:
+    """Draw the input and the nodes of a TreeEnsembleRegressor or TreeEnsembleClassifier; returns (tree, node) of each leaf."""
     features = d.whole(1, 3)
     d.put(d.array(0, (d.whole(1, 4), features), "half"))
     nodes, leaves = _trees(d, features)
@@ -238,6 +239,7 @@ def _old_trees(d: Draw) -> list[tuple[int, int]]:
 
 
 def _weights(d: Draw, name: str, n: int) -> None:
+    """Draw an attribute of reals; since version 3 it is a tensor if the input is double."""
     values = _reals(d, n)
     if d.v >= 3 and d.dtype(0) == np.float64:
         d.attributes[f"{name}_as_tensor"] = numpy_helper.from_array(np.array(values, np.float64), name)
