@@ -1,4 +1,4 @@
-"""Compares two engines, two devices or two models value by value and finds the first node that diverges.
+"""Compare two engines, two devices or two models value by value, and find the first node that diverges.
 
 found = compare("model.onnx", {"x": x}, against="onnxruntime")
 found.agrees, found.first, found.rows
@@ -183,8 +183,8 @@ class Setting(AbstractContextManager["Setting"]):
             self.theirs.name = f"sonnx on {self.other.path.name}" if self.other.path else "the other model"
 
     @cached_property
-    def _theirs(self) -> dict[str, frozenset[str]]:
-        """The operators of the other model that widen the tolerances of the values paired with its own."""
+    def _their_operators(self) -> dict[str, frozenset[str]]:
+        """For each value that is paired with one of the other model, the operators of that model that widen its tolerance."""
         if self.other is None:
             return {}
         carried = self.other.carried
@@ -193,7 +193,7 @@ class Setting(AbstractContextManager["Setting"]):
     def tolerance_of(self, value: str) -> Tolerance:
         """The tolerance of a value with the errors of all nodes on which it depends."""
         none = frozenset[str]()
-        return replace(self.tolerance, operators=self.source.carried.get(value, none) | self._theirs.get(value, none))
+        return replace(self.tolerance, operators=self.source.carried.get(value, none) | self._their_operators.get(value, none))
 
     def tolerance_alone(self, calls: Iterable[NodeCall]) -> Tolerance:
         """The tolerance of values with the errors of these nodes only."""
@@ -310,7 +310,7 @@ class Judge:
         return diverged
 
     def _alone(self, visit: Visit) -> Values | FailedRun | None:
-        """This side's outputs for the other's inputs; None if the inputs are equal to the bit."""
+        """This side's outputs for the other's inputs; None if the inputs are equal bit for bit."""
         if all(same_bits(visit.my_inputs[n], v) for n, v in visit.their_inputs.items() if n in visit.my_inputs):
             return None
         return attempt(

@@ -1,4 +1,4 @@
-"""Compares two models as graphs, without running them: nodes, attributes, weights, inputs and outputs.
+"""Compare two models as graphs, without running them: nodes, attributes, weights, inputs and outputs.
 
 found = diff("before.onnx", "after.onnx")
 print(found.changes)
@@ -30,7 +30,7 @@ class Change:
         name: of the node, weight, input or output, in the first model if it is there.
         operator: of a node; "" otherwise.
         how: "added", "removed" or "changed".
-        what: the change, in words; "" if it is wholly added or removed.
+        what: the change, in words; "" if it is added or removed as a whole.
         max_abs: of the values of a weight, the largest absolute difference; None for other changes.
         differing: the number of elements of a weight that differ; None for other changes.
         elements: the number of elements of a weight that has other values; None for other changes.
@@ -151,6 +151,7 @@ def _by_output(call: NodeCall) -> str:
 
 
 def _pairs(first: Sequence[NodeCall], second: Sequence[NodeCall]) -> list[tuple[NodeCall, NodeCall]]:
+    """Pair nodes by name, then by the name of an output, then by operator in the order of the graph."""
     pairs: list[tuple[NodeCall, NodeCall]] = []
     for key in (_by_name, _by_output):
         taken = {c for pair in pairs for c in pair}
@@ -194,6 +195,7 @@ def _function(source: Source, function: FunctionProto) -> bytes:
 
 
 def _entries(kind: str, left: dict[str, str], right: dict[str, str]) -> Iterator[Change]:
+    """Yield the changes between two maps of names to texts."""
     for name in dict.fromkeys((*left, *right)):
         if name not in right:
             yield Change(kind, name, "", "removed")

@@ -67,11 +67,11 @@ class _Merged:
         for change in found.changes:
             if change.kind == "node" and change.how == "changed":
                 self.changes.setdefault(change.index, []).append(change)
-        self.bodies = {t.path for t in before.graphs[1:] if not t.depth}
+        self.bodies = {t.path for t in before.graphs[1:] if not t.depth}  # paths of the first model's functions
         self.functions = {f"function:{c.name}": c for c in found.changes if c.kind == "function"}
-        self.readers: dict[str, int] = {}
-        self.places: dict[tuple[str, int | None], int] = {}
-        self.extra = [
+        self.readers: dict[str, int] = {}  # changed weight -> index of its first reader in the first model
+        self.places: dict[tuple[str, int | None], int] = {}  # ("first" or "second", index in that model) -> merged index
+        self.extra = [  # graphs of the first model that are drawn next to those of the second
             replace(t, path=self._first_path(t.path), title=f"{t.title} in the {_FIRST}", nodes=self._nodes(t))
             for t in before.graphs
             if self._body(t.path) in self.functions
@@ -172,6 +172,7 @@ class _Merged:
 
 
 def _mark(changes: Sequence[Change]) -> Mark:
+    """The mark of a node, an input or an output with these changes."""
     rows = []
     for c in changes:
         what = c.what or c.how
