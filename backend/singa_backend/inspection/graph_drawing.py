@@ -12,6 +12,7 @@ from dataclasses import dataclass
 LAYER = 78.0
 """Distance between layers in pixels."""
 GAP = 22.0
+"""Minimum distance between the vertices of a layer in pixels."""
 FAR = 24
 """An edge across more layers than this is not routed: the page draws its two ends."""
 
@@ -73,7 +74,7 @@ def layered(widths: Sequence[float], edges: Sequence[tuple[int, int]], sinks: fr
 
 
 def _layers(count: int, edges: Sequence[tuple[int, int]], sinks: frozenset[int]) -> list[int]:
-    """The longest path from a source; vertices that only later layers read move down to them."""
+    """The layer of each vertex: the longest path from a source; vertices that only later layers read move down to them."""
     down: list[list[int]] = [[] for _ in range(count)]
     up: list[list[int]] = [[] for _ in range(count)]
     for a, b in edges:

@@ -155,6 +155,16 @@ class _Graph:
 
     Constant nodes and initializers are not vertices: the details of the nodes that read them show them.  A scene is what is drawn
     at one place: the graph itself, or the inside of a group.  A group is a repeat, or one block of a repeat.
+
+    Vertices and groups are dicts with short keys, which templates/graph.html reads:
+
+        t, n, w       the title, the text under it, and the number of characters of the type that may replace that text
+        k             of a vertex: "in", "out", or the color of the node
+        c             of a value from outside: its name
+        x, s          of a node: its index and its status
+        i, o, a, g    of a node: inputs, outputs, attributes, and the indices of its subgraphs
+        m, e, d       the time, the error and the change, with the rows `r` of the details
+        u, up         the group that contains the vertex, or the group
     """
 
     def __init__(
