@@ -1,4 +1,4 @@
-"""Checks of the budget before functions of an array module whose result may be larger than their arguments."""
+"""Wrap functions of an array module whose result may be larger than their arguments: they check the budget first."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ import numpy as np
 
 from ..limits import current
 
-# The size of the result, as (shape, bytes of an element), of NumPy functions whose result may be larger than their arguments.
-
 Made = tuple[Sequence[int], int]
+"""The size of a result: factors of its number of elements, such as its shape, and the bytes of an element."""
+
+# Each function below has the parameters of NumPy functions, and returns the size of their result, or an upper bound.
 
 
 def _of_shape(shape: Any, dtype: Any = float, *_: Any, **__: Any) -> Made:
@@ -95,6 +96,7 @@ SIZES: dict[str, Callable[..., Made]] = {
     "where": _where, "bincount": _bincount, "nonzero": _nonzero, "flatnonzero": _nonzero, "meshgrid": _meshgrid,
     "eye": _eye,
 }  # fmt: skip
+"""The functions that may return more than they take, with the size of their result."""
 
 
 def guarded(name: str, function: Any) -> Any:

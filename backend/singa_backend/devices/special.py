@@ -1,4 +1,4 @@
-"""The error function and its complement, written in array operations."""
+"""The error function and its complement, written in operations of an array namespace."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ class Ours:
         except NonFinite as error:
             if error.origin.of_infinity:
                 self.of_infinity = self.of_infinity or error.origin
-            elif error.origin.kind == "node" or self.of_infinity is None:
+            elif error.origin.kind == "node" or self.of_infinity is None:  # otherwise it may follow `of_infinity`
                 self.origin = error.origin
             found: dict[str, Any] = error.outputs.to_dict()
             return found

@@ -228,7 +228,7 @@ class Interpreter(ABC, Generic[T]):
             return b if a is None else a
         if not self.is_sequence(a):
             return self.call("Add", (a, b), {}, 1)[0]
-        body = self.graph(lambda op, x, y: [op.Add(x, y)], [_element(self, a)] * 2)
+        body = self.graph(lambda op, x, y: [op.Add(x, y)], [_element_type(self, a)] * 2)
         return self.call("SequenceMap", (a, b), {"body": body}, 1)[0]
 
     def full_like(self, x: T, value: float) -> T:
@@ -236,7 +236,7 @@ class Interpreter(ABC, Generic[T]):
         if not self.is_sequence(x):
             one = helper.make_tensor("value", dtypes.onnx_code(self.dtype(x)), [1], [value])
             return self.call("ConstantOfShape", self.call("Shape", (x,), {}, 1), {"value": one}, 1)[0]
-        body = self.graph(lambda op, v: [op.full_like(v, value)], [_element(self, x)])
+        body = self.graph(lambda op, v: [op.full_like(v, value)], [_element_type(self, x)])
         return self.call("SequenceMap", (x,), {"body": body}, 1)[0]
 
     def zeros_like(self, x: T) -> T:
@@ -276,7 +276,7 @@ class Interpreter(ABC, Generic[T]):
         return self.Reshape(summed, mine, allowzero=1)
 
 
-def _element(op: Interpreter[Any], x: Any) -> TypeProto:
+def _element_type(op: Interpreter[Any], x: Any) -> TypeProto:
     """The type of the arrays in a sequence."""
     return helper.make_tensor_type_proto(dtypes.onnx_code(op.dtype(x)), None)
 

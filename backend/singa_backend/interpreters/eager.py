@@ -53,6 +53,7 @@ def _unwrapped(value: Any) -> Any:
 
 
 _executors: OrderedDict[tuple[Any, ...], tuple[Any, Any, list[str]]] = OrderedDict()
+"""Recent executors, with the graphs of their nodes: while an entry exists, the ids of the graphs in its key are valid."""
 _lock = threading.Lock()
 """Held while `_executors` is read or changed."""
 
