@@ -1,4 +1,4 @@
-"""Infer the output types of a node: ONNX's inference, completed by what it does not return although it is known.
+"""Infer the output types of a node: ONNX's inference, completed by types that are known but that it does not return.
 
 Nothing here calls onnx's C++, which a node of a file can crash: `shape_rules` infers the frequent operators, and the child
 process of `proto.checker` all others.
@@ -30,7 +30,7 @@ class Typed(Protocol):
 
 
 class TypeScope(Protocol):
-    """The part of the graph that is being built that inference reads."""
+    """What inference reads of the graph that is being built."""
 
     opset: int
     inputs: list[Any]

@@ -1,4 +1,4 @@
-"""Axes of Resize and Upsample: coordinates of the output's places in the input, and weights of the input around them."""
+"""The axes of Resize and Upsample: their sizes, coordinates of output elements in the input, and interpolation weights."""
 
 from __future__ import annotations
 
@@ -71,6 +71,7 @@ class Span:
 
 
 def linear(t: np.ndarray) -> np.ndarray:
+    """The kernel of linear interpolation."""
     y: np.ndarray = np.maximum(1 - np.abs(t), 0)
     return y
 
@@ -93,6 +94,7 @@ ROUND: dict[str, Kernel] = {
     "floor": np.floor,
     "ceil": np.ceil,
 }
+"""How each `nearest_mode` rounds coordinates."""
 
 
 def taps_of(

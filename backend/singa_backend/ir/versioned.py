@@ -1,4 +1,4 @@
-"""A declaration called as one schema version."""
+"""An operator at one schema version: checks its inputs, calls the body of the declaration, and casts the outputs."""
 
 from __future__ import annotations
 
@@ -35,6 +35,7 @@ class _Types:
         alike: pairs of inputs that share a type parameter.
         repeated: the variadic input whose values share a type parameter, if any.
         elementwise: whether the result has the inputs' broadcast shape.
+        is_modern: whether the version has the operator's present meaning.
     """
 
     bound: tuple[np.dtype[Any] | tuple[int, ...] | None, ...]

@@ -1,4 +1,4 @@
-"""Rules of elementwise operators, reductions, and others that change no place."""
+"""Rules of elementwise operators, and of others whose output has the shape of the first input."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from .call import Type, TypedCall, Unsure, broadcast, covers, may_be
 
 OLDEST = 6
-"""The schema versions up to this one broadcast by attributes."""
+"""Schema versions up to this one are left to onnx: their binary operators broadcast by attributes."""
 
 
 @covers("Softplus", "LRN", "LpNormalization", "CumSum", "Trilu", "MeanVarianceNormalization", "InstanceNormalization")

@@ -1,4 +1,4 @@
-"""Choose the rule of a call and return the types as messages."""
+"""Choose the rule of a call, and return the output types as TypeProtos."""
 
 from __future__ import annotations
 
@@ -44,6 +44,7 @@ def infer(
 
 @cache
 def rule_of(name: str) -> Rule | None:
+    """The rule of an operator of ONNX's main domain, by its name or by a trait; None if there is none."""
     if name in RULES:
         return RULES[name]
     traits = {"unary": elementwise.of_first, "broadcasting": elementwise.broadcasting, "reduction": movement.reduction}
