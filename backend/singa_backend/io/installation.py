@@ -1,4 +1,4 @@
-"""Whether the package `singa` is that of this distribution: Apache SINGA's own one has the same name.
+"""Whether the package `singa` is that of this distribution: Apache SINGA's package has the same name.
 
 Installing it overwrites files of this distribution, or precedes them on the path. The import of `singa_backend` then warns, and
 that of `sonnx` raises ImportError.

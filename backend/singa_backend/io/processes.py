@@ -232,7 +232,7 @@ def share_work(
     progress: Callable[[R], None] | None = None,
     patience: float,
 ) -> list[R]:
-    """Call a function for each item, in one thread for each core; each thread has a session of its own.
+    """Call a function for each item, in one thread for each core; each thread has a separate session.
 
     Args:
         items: the items.
@@ -391,7 +391,7 @@ def _read(pipe: Connection, requests: queue.SimpleQueue[bytes]) -> None:
             requests.put(pipe.recv_bytes())
     except (EOFError, OSError):
         os._exit(0)
-    except BaseException:  # no memory for the request: without this thread the process would wait for ever
+    except BaseException:  # no memory for the request: without this thread the process would wait forever
         os._exit(1)
 
 

@@ -21,6 +21,7 @@ PREFIX = ".sonnx-"
 
 _LOCK = "lock"
 NEW = "new"
+"""The folder, in a temporary folder, of the files that a commit moves."""
 
 
 def claim(home: Path) -> tuple[Path, int]:
@@ -91,7 +92,7 @@ def finish(top: Path, lock: int) -> None:
     """Undo a commit that did not reach its target, or complete one that did; then remove the temporary folder."""
     journal = _read_journal(lock)
     if journal is not None:
-        main, placed, stale = journal
+        main, placed, stale = journal  # the target is moved last: if it is still in NEW, the commit is undone
         for name, known in (placed if os.path.lexists(top / NEW / main) else stale).items():
             path = top.parent / name
             with suppress(FileNotFoundError):
@@ -102,7 +103,11 @@ def finish(top: Path, lock: int) -> None:
 
 
 def write_journal(lock: int, journal: dict[str, Any]) -> None:
-    """Write what a commit moves and removes, before it begins."""
+    """Write what a commit moves and removes, before it begins.
+
+    journal: "main", the name of the target; "placed", the files that an undone commit removes, and "stale", those that a complete
+    one removes, each as name -> `identity`.
+    """
     data = memoryview(json.dumps(journal).encode())
     while data:
         data = data[os.write(lock, data) :]
