@@ -140,7 +140,7 @@ class Segment:
         outputs: the outputs of the plan, for the last segment.
         copies: for each output the function that returns a copy.
         passed: the inputs and outputs that are not copied.
-        moving: the steps that use them, with the index of their first call.
+        moving: (index of the first call, step, number of calls) of the steps that use them.
         cells: the values that are not in the arena, if the plan is open: nothing is kept in them after a run.
         pace: how fast it runs, if a run may use fewer threads; None if it may not, or no step uses several.
     """
