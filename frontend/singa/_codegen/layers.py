@@ -31,6 +31,7 @@ def made(e: Emitter, node: NodeProto, users: dict[str, list[NodeProto]]) -> tupl
 
 
 Found = tuple[Expr, list[NodeProto]] | None
+"""The call of a layer and the nodes that it replaces; None if no layer is equivalent."""
 
 
 def _attributes(node: NodeProto) -> dict[str, Any]:
@@ -53,7 +54,7 @@ def _pair(values: Sequence[int]) -> str:
     return str(values[0]) if len(set(values)) == 1 else f"({', '.join(map(str, values))})"
 
 
-def _window(a: dict[str, Any]) -> list[str] | None:
+def _padding(a: dict[str, Any]) -> list[str] | None:
     """The arguments for the padding of two axes; None if layers do not support it."""
     mode = a.get("auto_pad", b"NOTSET").decode()
     if mode in ("SAME_UPPER", "SAME_LOWER"):
@@ -73,12 +74,12 @@ def _conv(e: Emitter, node: NodeProto, users: Any) -> Found:
     w = e.model.parameters.get(node.input[1])
     bias = node.input[2] if len(node.input) > 2 else ""
     a = _attributes(node)
-    window = _window(a)
-    if w is None or w.ndim != 4 or window is None or (bias and _shape(e, bias) != w.shape[:1]):
+    padding = _padding(a)
+    if w is None or w.ndim != 4 or padding is None or (bias and _shape(e, bias) != w.shape[:1]):
         return None
     args = [str(w.shape[0]), _pair(w.shape[2:])]
     args += [f"stride={_pair(a['strides'])}"] if set(a.get("strides", [1])) != {1} else []
-    args += window
+    args += padding
     args += [f"dilation={_pair(a['dilations'])}"] if set(a.get("dilations", [1])) != {1} else []
     args += [f"group={a['group']}"] if a.get("group", 1) != 1 else []
     args += [] if bias else ["bias=False"]
@@ -143,12 +144,12 @@ def _batch_norm(e: Emitter, node: NodeProto, users: Any) -> Found:
 
 def _pool(e: Emitter, node: NodeProto, users: Any) -> Found:
     a = _attributes(node)
-    window = _window(a)
+    padding = _padding(a)
     plain = not a.get("ceil_mode") and not a.get("count_include_pad") and set(a.get("dilations", [1])) == {1}
-    if len(a["kernel_shape"]) != 2 or window is None or not plain or any(node.output[1:]):
+    if len(a["kernel_shape"]) != 2 or padding is None or not plain or any(node.output[1:]):
         return None
     kind = "MaxPool2d" if node.op_type == "MaxPool" else "AvgPool2d"
-    args = [_pair(a["kernel_shape"]), f"stride={_pair(a.get('strides', [1, 1]))}", *window]
+    args = [_pair(a["kernel_shape"]), f"stride={_pair(a.get('strides', [1, 1]))}", *padding]
     return call(_new(e, node, call(f"layer.{kind}", args)), [e.expression(node.input[0])]), [node]
 
 

@@ -105,15 +105,15 @@ def _imports(text: str) -> str:
     used = {n.id for n in ast.walk(ast.parse(text)) if isinstance(n, ast.Name)}
     modules = [m for m in ("autograd", "device", "layer", "model", "opt", "tensor") if m in used]
     names = [n for n in ("TensorProto", "helper") if n in used]
-    lines = ["import argparse", "from pathlib import Path", ""]
-    lines += ["import ml_dtypes"] * ("ml_dtypes" in used) + ["import numpy as np"]
-    lines += [f"from onnx import {', '.join(names)}"] * bool(names)
-    lines += [f"from singa import {', '.join(modules)}"]
-    lines += ["from singa.tape import op"] * ("op" in used)
-    lines += ["from singa_backend.conform.foreign import BOUND, error", "from singa_backend.engines.oracle import Oracle"]
-    lines += ["from singa_backend.errors import MissingDependency", "from singa_backend.io.files import write_npz"]
-    lines += ["from singa_backend.proto.named_arrays import named_arrays"]
-    return "\n".join(lines) + "\n\n"
+    out = ["import argparse", "from pathlib import Path", ""]
+    out += ["import ml_dtypes"] * ("ml_dtypes" in used) + ["import numpy as np"]
+    out += [f"from onnx import {', '.join(names)}"] * bool(names)
+    out += [f"from singa import {', '.join(modules)}"]
+    out += ["from singa.tape import op"] * ("op" in used)
+    out += ["from singa_backend.conform.foreign import BOUND, error", "from singa_backend.engines.oracle import Oracle"]
+    out += ["from singa_backend.errors import MissingDependency", "from singa_backend.io.files import write_npz"]
+    out += ["from singa_backend.proto.named_arrays import named_arrays"]
+    return "\n".join(out) + "\n\n"
 
 
 def _constants(model: Lowered, trained: Sequence[int]) -> list[str]:
