@@ -80,6 +80,7 @@ class Node(Operator):
         self._read = [None if t is None or v is None or v is _Dropped else (weakref.ref(t), t._version) for t, v in kept]
 
     def _choose(self, values: Sequence[Any], outputs: Sequence[Any]) -> None:
+        """Keep the values that the gradient rule names; the others are replaced by `_Dropped` or None."""
         rule = self.declaration.gradient_rule
         if rule is None:
             self._values, self._outputs = list(values), [None] * len(outputs)

@@ -41,7 +41,7 @@ class TensorInterpreter(Interpreter[T]):
         captured = [v for b in bodies for v in b.captured.values()]
         tensors = [x if _is_tensor(x) else None for x in inputs]
         every = [*tensors, *(v if _is_tensor(v) else None for v in captured)]
-        device = _meeting(every, op_type, domain, self.opset)
+        device = _common_device(every, op_type, domain, self.opset)
         op = vocabulary(device)
         raw = arguments(op, domain, op_type, [_value_on(device, x) for x in inputs])
         below = {n: _lowered(v, device) if isinstance(v, Subgraph) else v for n, v in attributes.items()}
@@ -58,12 +58,14 @@ class TensorInterpreter(Interpreter[T]):
                 tape.mark_without_graph(ys, not no_gradient_reason(_declaration(domain, op_type, self.opset)))
         else:
             node = Node(op_type, domain, _declaration(domain, op_type, self.opset), below, self.opset)
-            ys = self._leave(node, every, values, made, device)
+            ys = self._with_creator(node, every, values, made, device)
         shape = op.shape(raw[0]) if op_type == "Reshape" and isinstance(inputs[1], (list, tuple)) else None
         provenance.record(ys, op_type, _replay_of(op_type, attributes, outputs, domain, len(inputs), shape), [*inputs, *captured])
         return ys
 
-    def _leave(self, node: Node, xs: Sequence[Any], values: Sequence[Any], made: Sequence[Any], device: Device) -> list[Any]:
+    def _with_creator(
+        self, node: Node, xs: Sequence[Any], values: Sequence[Any], made: Sequence[Any], device: Device
+    ) -> list[Any]:
         """Return the results, with the node as their creator."""
         ys = node.record(xs, made, device, not no_gradient_reason(node.declaration))
         if node.requires_grad:
@@ -84,7 +86,7 @@ class TensorInterpreter(Interpreter[T]):
     def call_version(
         self, operator: VersionedOperator, inputs: Sequence[Any], attributes: dict[str, Any], wanted: Sequence[bool]
     ) -> list[Any]:
-        device = _meeting(inputs, operator.declaration.name, operator.declaration.domain, self.opset)
+        device = _common_device(inputs, operator.declaration.name, operator.declaration.domain, self.opset)
         values = [_value_on(device, x) for x in inputs]
         made = vocabulary(device).call_version(operator, values, attributes, wanted)
         if not device.backend.is_host:
@@ -97,7 +99,7 @@ class TensorInterpreter(Interpreter[T]):
         else:
             declaration = operator.declaration
             node = Node(declaration.name, declaration.domain, declaration, attributes, self.opset, operator.version)
-            ys = self._leave(node, inputs, values, made, device)
+            ys = self._with_creator(node, inputs, values, made, device)
         provenance.record(
             ys, operator.declaration.name, lambda xs, _: self.call_version(operator, xs, attributes, wanted), inputs
         )
@@ -216,7 +218,7 @@ def _wrapped(values: Sequence[Any], device: Device, xs: Sequence[Variable | None
     return tensors
 
 
-def _meeting(xs: Sequence[Variable | None], op_type: str, domain: str, opset: int) -> Device:
+def _common_device(xs: Sequence[Variable | None], op_type: str, domain: str, opset: int) -> Device:
     """The device of the tensors; that of the constants if all are constants.
 
     Inputs that an operator reads on the host, such as a shape, may be on any device. Raises InvalidInput if others are on two.
