@@ -77,6 +77,7 @@ class StorageMethods(Variable):
         return code_of(op.dtype(self))
 
     def _known(self) -> None:
+        """Note that a recorded step depends on these values; raises NotTraceable if they are unknown."""
         current = trace.current()
         if isinstance(self._data, Symbol) or (current is not None and id(self) in current.assigned):
             raise trace.NotTraceable("the values of a tensor are unknown while its step is recorded as a graph")
@@ -85,6 +86,7 @@ class StorageMethods(Variable):
             trace.depends(self, lambda: (self._version, id(self._data)))
 
     def _owned(self, data: Any) -> Any:
+        """Convert a value to storage on the device of this tensor."""
         backend = self.device.backend
         if isinstance(data, Variable):
             data = data._data if data.device is self.device else data.device.backend.get(data._data)
@@ -346,6 +348,7 @@ class StorageMethods(Variable):
             raise InvalidInput(f"{what}: its gradient would be wrong", code="SX370", hint=hint)
 
     def _with(self, value: Any, *others: Any) -> Self:
+        """Replace all values in place by those of a tensor, which was computed from this one and `others`."""
         self._refuse_on_tape()
         link = provenance.changed(self, value, *others)
         trace.assign(self, op.cast(value, self).raw)
@@ -362,6 +365,7 @@ class StorageMethods(Variable):
             raise InvalidInput(f"the number of values {where} must be {rule}, got {count}", code="SX337")
 
     def _here(self, t: Variable) -> Any:
+        """The array of a tensor on the device of this one."""
         return t._data if t.device is self.device else self.device.backend.put(t.device.backend.get(t._data))
 
     def _write(self, values: Any, offset: int) -> None:
@@ -395,7 +399,7 @@ class StorageMethods(Variable):
             self._become_leaf()
 
     def _separate(self) -> None:
-        """Before all values are replaced: give a result its own storage, which the tape and views of it then do not share."""
+        """Copy the storage of a result before all its values are replaced, so that the tape and views keep the old values."""
         if trace.current() is None and not self.is_dummy():
             self._data = self.device.backend.copy(self._data)
 
