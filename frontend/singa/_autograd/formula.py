@@ -217,7 +217,7 @@ def _joined(text: str, **sections: str) -> str:
     return "\n\n".join([text.rstrip(), *(f"{n}:\n{body.rstrip()}" for n, body in sections.items() if body.strip())])
 
 
-# --- what several of them need ----------------------------------------------------------------------------------------
+# --- helpers of several formulas --------------------------------------------------------------------------------------
 
 
 def true(op: TensorOp, x: Any) -> Tensor:

@@ -51,6 +51,7 @@ def softmax_cross_entropy(
     if not 0 <= label_smoothing <= 1:
         raise ValueError(f"label_smoothing must be in [0, 1], got {label_smoothing!r}")
     w = None if weight is None else _class_weights(op, x, weight)
+    # A column is class numbers of shape (N, 1); if x has one class, it is labels.
     column = op.rank(t) == op.rank(x) == 2 and known_shape(op, t)[1] == 1 != known_shape(op, x)[1]
     if column or op.rank(t) == op.rank(x) - 1:
         _check_classes(op, x, t, ignore_index)
@@ -203,6 +204,7 @@ def _same_shape(op: TensorOp, x: Any, t: Any) -> None:
 
 
 def _check_classes(op: TensorOp, x: Any, t: Any, ignore_index: int | None) -> None:
+    """Raise InvalidInput if t does not have class numbers for x; in a recorded step, only the shape is checked."""
     rows, classes, *places = known_shape(op, x)
     shape = known_shape(op, t)
     if not trace.alike((rows, *places), (shape[0], *shape[1:]) if places else shape[:1]):

@@ -130,8 +130,8 @@ def from_paddle(
     separate(proto)
     name_values(proto, names, output_names)
     model = made(proto, device, model_class, train)
-    still = {n for n, p in layer.named_parameters() if p.stop_gradient} | {n for n, _ in layer.named_buffers()}
-    trained = set(own.values()) - still
+    frozen = {n for n, p in layer.named_parameters() if p.stop_gradient} | {n for n, _ in layer.named_buffers()}
+    trained = set(own.values()) - frozen
     choose(model, lambda name: name in trained)
     if check:
         expected = [as_array(y) for y in leaves(result)]

@@ -343,6 +343,7 @@ class Layer:
         return True
 
     def _statistic(self, name: str, shape: Sequence[int], x: Tensor, value: float) -> None:
+        """Create a state without a gradient, such as a running mean; the dtype is chosen as in `_param`."""
         if self._is_assigned(name, shape):
             return
         t = _like(x, shape)

@@ -233,8 +233,8 @@ class RNN(_OneState):
         )
         b = None
         if self.bias:
-            ones = [getattr(self, f"b{end}") for end in ends]
-            b = _stack_directions([op.Concat(v, op.full_like(v, 0), axis=0) for v in ones])
+            biases = [getattr(self, f"b{end}") for end in ends]  # ONNX has two for each gate: the second is zero
+            b = _stack_directions([op.Concat(v, op.full_like(v, 0), axis=0) for v in biases])
         activations = [self.nonlinearity.capitalize()] * self.directions
         return op.RNN(x, w, r, b, None, h, outputs=2, activations=activations, **self._common())
 

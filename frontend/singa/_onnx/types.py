@@ -128,7 +128,7 @@ def from_proto(type: TypeProto | None) -> ValueType | None:
 
 
 def difference(found: ValueType | None, wanted: ValueType) -> str:
-    """Why no value of one type can be of the other: "the element types differ"; "" if some value may be of both."""
+    """The reason why a value cannot be of both types, such as "the element types differ"; "" if it can."""
     if found is None:
         return ""
     if type(found) is not type(wanted):
