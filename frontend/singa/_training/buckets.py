@@ -39,13 +39,13 @@ class Bucket:
 
 
 class Buckets:
-    """Gradients on their way into buckets.
+    """Collects gradients into buckets, one for each dtype and device at a time.
 
     Args:
         threshold: A gradient with more elements is a bucket; a bucket of others is complete when it has more.
 
     Attributes:
-        order: The parameters so far.
+        order: The parameters in the order in which they were added.
     """
 
     def __init__(self, threshold: int) -> None:
@@ -78,5 +78,5 @@ def _joined(tensors: Sequence[Tensor]) -> Tensor:
 
 
 def _partition(pairs: Pairs) -> int:
-    """The threshold of a partial update by default: the parameters are at least two partitions."""
+    """The default threshold of a partial update, at which the parameters form at least two partitions."""
     return min(THRESHOLD, max(0, sum(int(math.prod(p.shape)) for p, _ in pairs) - 1) // 2)

@@ -18,7 +18,7 @@ from ..device import Device, DeviceLike, resolve
 
 @dataclass
 class Order:
-    """The point in the data of an epoch.
+    """The position in the data: the next batch of the current epoch, and the generator of the next orders.
 
     Attributes:
         rng: The generator of the orders.
@@ -86,8 +86,8 @@ class ArrayLoader:
             what = f"batch_size must be at most {self.samples}, the number of samples, with drop_last, got {batch_size}"
             raise InvalidInput(what, code="SX342")
         self._at = Order(seeded(seed))
-        self._begins = self._at.rng.bit_generator.state
-        self._continues = False
+        self._begins = self._at.rng.bit_generator.state  # of the generator before the order of the current epoch is drawn
+        self._continues = False  # whether the next loop starts at the loaded state and not at the first batch
 
     def __len__(self) -> int:
         """Return the number of batches in an epoch."""

@@ -40,7 +40,7 @@ def write_states(path: Path, states: Mapping[str, Any], aux: Mapping[str, Any]) 
             if isinstance(arrays[name], list) or arrays[name].dtype == dtypes.STRING:
                 raise InvalidInput(f"the state {name!r} must be numeric", code="SX319")
             code = code_of(arrays[name].dtype)
-            code = code if isinstance(code, int) else 100 + dtypes.onnx_code(code)
+            code = code if isinstance(code, int) else 100 + dtypes.onnx_code(code)  # dtypes that SINGA does not have
             attributes[name] = {"state_type": kind, "shape": list(arrays[name].shape), "dtype": code}
     try:
         with writing(path, new=True) as out, zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as pack:
