@@ -33,8 +33,8 @@ def drawn(m: sonnx.SONNXModel) -> list[np.ndarray]:
     for declared in m.imported.graph.inputs:
         shape = [d if isinstance(d, int) else 1 for d in declared.shape or ()]
         dtype = declared.dtype or np.dtype(np.float32)
-        floats = rng.standard_normal(shape) if dtype.kind == "f" else rng.integers(0, 2, shape)
-        arrays.append(floats.astype(dtype))
+        values = rng.standard_normal(shape) if dtype.kind == "f" else rng.integers(0, 2, shape)
+        arrays.append(values.astype(dtype))
     return arrays
 
 

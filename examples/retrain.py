@@ -47,6 +47,7 @@ class MyModel(sonnx.SONNXModel):
 
 
 def stand_in(x: np.ndarray) -> onnx.ModelProto:
+    """Return a model of the small network, which takes images such as x."""
     net = Small()
     example = tensor.from_numpy(x)
     net.compile([example], is_train=False)

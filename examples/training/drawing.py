@@ -1,4 +1,4 @@
-"""The pictures of a training: curves and a confusion matrix, as .svg, or as .png by matplotlib."""
+"""Pictures of a training run: curves and a confusion matrix, as .svg, or as .png by matplotlib."""
 
 from __future__ import annotations
 
