@@ -1,4 +1,7 @@
-"""Fixtures that test an operator in one line: `check("Add", [a, b], [c], opset=1, broadcast=1)`."""
+"""Fixtures that test an operator in one line: `check("Add", [a, b], [c], opset=1, broadcast=1)`.
+
+It also adds the options of the acceptance table, and limits what `-m fakecuda` imports.
+"""
 
 from __future__ import annotations
 
@@ -25,6 +28,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 NARROW_RTOL = {"float16": 2e-3, "bfloat16": 2e-2}
+"""The lowest relative tolerance for results of these dtypes."""
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -72,10 +76,10 @@ def run_op(
     node = helper.make_node(op, names, results, domain=domain, **attributes)
     given = [x for x in inputs if x is not None]
     before = copy.deepcopy(given)
-    first = SingaBackend.run_node(node, given, device, opset_version=opset)
+    found = SingaBackend.run_node(node, given, device, opset_version=opset)
     for now, then in zip(given, before, strict=True):
         same(now if isinstance(now, (list, dict)) else np.asarray(now), then, 0, 0, f"{op}: an input changed")
-    return first
+    return found
 
 
 @pytest.fixture(params=["CPU", "STRICT"])

@@ -1,4 +1,4 @@
-"""What tests of many modules share: onnxruntime beside us, a tape that no test leaves training, a function beside its formula."""
+"""Fixtures of many test modules: emulated CUDA devices, onnxruntime, the end of training mode, gradients against differences."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture
 def by_definitions(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Recorded steps and imported models run by the definitions, whose bits are those of the tape."""
+    """Run recorded steps and imported models by the definitions, whose bits are those of the tape."""
     monkeypatch.setattr(session.Session, "_refusal", lambda self: session.NO_PLANS)
 
 
@@ -80,7 +80,7 @@ def same_draws(request: pytest.FixtureRequest) -> None:
 
 @pytest.fixture(scope="module")
 def oracle() -> Iterator[Oracle]:
-    """onnxruntime in a child process; where it is not installed, what asks for it is skipped."""
+    """onnxruntime in a child process; tests that request it are skipped if it is not installed."""
     if find_spec("onnxruntime") is None:
         pytest.skip("onnxruntime is not installed")
     with Oracle("onnxruntime") as engine:
@@ -89,13 +89,14 @@ def oracle() -> Iterator[Oracle]:
 
 @pytest.fixture(autouse=True)
 def stop_training() -> Iterator[None]:
+    """End training mode after each test."""
     yield
     tape.training = False
 
 
 @pytest.fixture
 def mean_squares() -> type[sonnx.SONNXModel]:
-    """The class of an imported model whose first output is trained under mean squares."""
+    """The class of an imported model whose first output is trained by the mean squared error."""
 
     class Fitted(sonnx.SONNXModel):
         def train_one_batch(self, x: Tensor, t: Tensor) -> Any:
@@ -109,9 +110,9 @@ def mean_squares() -> type[sonnx.SONNXModel]:
 
 @pytest.fixture
 def beside_formula() -> Callable[..., None]:
-    """beside_formula(function, want, arrays, rtol, atol): a function of tensors has the values of NumPy's, and its slopes.
+    """Return beside_formula(function, want, arrays, rtol, atol): compare a function of tensors with `want`, the same in NumPy.
 
-    The tolerances are those of the slopes, which are differences in a direction for each argument.
+    Values are compared, and the slopes in a random direction for each argument, whose tolerances are rtol and atol.
     """
 
     def run(function: Callable[..., Any], want: Callable[..., Any], arrays: Sequence[Any], rtol: float, atol: float) -> None:
