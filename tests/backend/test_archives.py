@@ -1,4 +1,4 @@
-"""The reader of arrays, archives and JSON: what is whole is read exactly, what is not is refused before it is unpacked."""
+"""The reader of arrays, archives and JSON: intact files are read exactly, damaged ones are refused before they are unpacked."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the commands print for programs, and the lines that tell a person what changed and where it is."""
+"""The JSON documents of the commands, and the lines that show a user what changed and where the results are."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which node went wrong first: planted faults in ten models are found, written, and fail alone."""
+"""compare, bisect and reduce of `debug`: faults planted in ten models are found, and the node that is written fails alone."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ def complete(make: Callable[[], ModelProto]) -> ModelProto:
 
 
 def with_weight(model: ModelProto, name: str) -> ModelProto:
-    """A copy in which one element of one weight is another."""
+    """A copy in which one element of one weight differs."""
     copy = ModelProto.FromString(model.SerializeToString())
     tensor = next(t for t in copy.graph.initializer if t.name == name)
     array = numpy_helper.to_array(tensor).copy()
@@ -173,7 +173,7 @@ def nodes_of(graph: Any) -> list[NodeProto]:
 
 
 def with_attribute(model: ModelProto, output: str, name: str, value: Any) -> ModelProto:
-    """A copy in which one attribute of the node that makes `output`, in whatever subgraph, is another."""
+    """A copy in which one attribute differs, of the node that computes `output` in any subgraph."""
     copy = ModelProto.FromString(model.SerializeToString())
     node = next(n for n in nodes_of(copy.graph) if n.output[0] == output)
     attribute: AttributeProto = next(a for a in node.attribute if a.name == name)
@@ -182,7 +182,7 @@ def with_attribute(model: ModelProto, output: str, name: str, value: Any) -> Mod
 
 
 def fails_alone(folder: Path) -> bool:
-    """Whether the written model, run by its files alone, does not give the written outputs."""
+    """Whether the outputs of the written model, run from its files alone, differ from the written ones."""
     model = onnx.load(folder / "model.onnx")
     onnx.checker.check_model(model)
     assert len(model.graph.node) == 1
@@ -239,6 +239,7 @@ def test_the_repro_of_a_model_from_before_ir_version_4(tmp_path: Path) -> None:
 
 
 def patch(monkeypatch: pytest.MonkeyPatch, name: str, version: int, change: Callable[[Any], Any]) -> None:
+    """Change what an operator of ours returns."""
     declaration = declarations["", name][version]
     body = declaration.body
     monkeypatch.setattr(declaration, "body", lambda xp, *args, **kwargs: change(body(xp, *args, **kwargs)))
@@ -475,14 +476,14 @@ def test_a_file_of_more_than_the_limit_is_not_walked(tmp_path: Path) -> None:
 
 
 def test_shelf(tmp_path: Path) -> None:
-    with SpillStore(100) as shelf:
+    with SpillStore(100) as store:
         values = [np.arange(10), np.arange(60, dtype=np.int16).reshape(3, 20), np.float64(3).reshape(()), np.zeros((0, 3)), ["a"]]
         for i, value in enumerate(values):
-            shelf.put(str(i), value)
+            store.put(str(i), value)
         for i, value in enumerate(values):
-            got = shelf.take(str(i))
+            got = store.take(str(i))
             assert got == value if isinstance(value, list) else (got.dtype == value.dtype and np.array_equal(got, value))
-            assert str(i) not in shelf
+            assert str(i) not in store
 
 
 MEMORY = """

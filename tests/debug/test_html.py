@@ -1,4 +1,4 @@
-"""The report page and the graph page stand alone: all of the data, nothing from elsewhere, stale when their source moved on."""
+"""The report page and the graph page contain all their data and load nothing; a report is stale if its sources changed."""
 
 from __future__ import annotations
 
@@ -176,7 +176,7 @@ def test_other_generated_models_make_a_report_stale(tmp_path: Path) -> None:
     assert "'fuzz' differs" in report.stale(report.build([_run()], tmp_path), tmp_path)
 
 
-# --- the picture
+# --- the graph page and its layout
 
 
 def test_the_graph_page_stands_alone() -> None:
@@ -194,6 +194,7 @@ def test_the_graph_page_stands_alone() -> None:
 
 
 def _free(widths: list[float], found: Any) -> bool:
+    """Whether nodes of one layer are apart."""
     rows: dict[int, list[int]] = {}
     for v, at in enumerate(found.layer):
         rows.setdefault(at, []).append(v)
@@ -209,7 +210,7 @@ def test_layout_keeps_order_and_distance() -> None:
     widths = [90.0, 60.0, 120.0, 90.0, 90.0, 60.0]
     edges = [(0, 1), (0, 2), (1, 3), (2, 3), (3, 4), (0, 4), (5, 4)]
     found = layered(widths, edges, frozenset({4}))
-    assert found.layer == [0, 1, 1, 2, 3, 2]  # 5, a constant, stands right above what uses it
+    assert found.layer == [0, 1, 1, 2, 3, 2]  # 5, a constant, is in the layer above the node that uses it
     assert len(found.routes[0, 4] or []) == 2 and _free(widths, found)
     line = layered([80.0] * 9, [(i, i + 1) for i in range(8)])
     assert len(set(line.x)) == 1 and line.layer == list(range(9))

@@ -1,4 +1,4 @@
-"""The pages name what there is: rooms and their order, tox environments, documents."""
+"""The pages agree with the project: rooms and their order, tox environments, paths, links, public and deprecated names."""
 
 from __future__ import annotations
 
