@@ -1,7 +1,7 @@
 """Models from elsewhere: exported from PyTorch (tests/models), and light models with random weights.
 
-The error of a value is max|ours - theirs| / max|theirs|; the bound is 1e-4.  PyTorch's own outputs are stored beside the
-models; onnxruntime computes its values anew, in a child process.
+The error of a value is max|ours - theirs| / max|theirs|; the bound is 1e-4.  PyTorch's own outputs are stored next to
+the models; onnxruntime computes its values in a child process.
 """
 
 from __future__ import annotations

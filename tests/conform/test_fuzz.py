@@ -1,4 +1,4 @@
-"""Generated models: they are valid and repeatable, witnesses are independent, and what differs cannot hide."""
+"""Generated models: they are valid and repeatable, witnesses are independent, and every difference is found."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def sonnx(*args: Any) -> Result:
 
 
 def drawn(select: str, *, count: int = 400, wish: Any = lambda case: True) -> generate.NodeCase:
-    """The first case of the selection that is as wished."""
+    """The first case of the selection for which `wish` is true."""
     return next(c for i in range(count) if (c := generate.draw(0, i, select)) is not None and wish(c))
 
 
@@ -42,7 +42,7 @@ def drawn(select: str, *, count: int = 400, wish: Any = lambda case: True) -> ge
 
 
 def test_every_operator_has_a_recipe() -> None:
-    """But for what takes maps, pictures, which no other engine here decodes, Gradient, which no other knows, and our own.
+    """Except for operators on maps, ImageDecoder and Gradient, which no other engine here implements, and those of ai.singa.
 
     Operators of one model, which other tests may have made, are not drawn.
     """
@@ -165,7 +165,7 @@ def test_a_sum_may_lose_what_cancels_and_no_more() -> None:
 
 
 def ask(case: generate.NodeCase, witness: str) -> list[Any]:
-    """What a plan would say, if our own executor were onnxruntime: the plan itself must change nothing."""
+    """The answer of a plan whose model our executor runs instead of onnxruntime: it shows whether the plan keeps the results."""
     plan = next(p for p in witnesses.plans(case) if p.witness.startswith(witness))
     return plan.decode(SingaBackend.run_model(plan.model, plan.feeds).to_dict())
 

@@ -1,4 +1,4 @@
-"""What exporters write although ONNX's text has another form for it: open sizes of -1, clip=0, vectors of one value."""
+"""Forms that exporters write and ONNX's text does not have: open sizes of -1, clip=0, vectors of one value, omitted outputs."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Models from other frameworks (tests/frameworks): beside what the framework computed, beside onnxruntime, and in training.
+"""Models from other frameworks (tests/frameworks): against the framework's own outputs, against onnxruntime, and in training.
 
 The error of an output is max|ours - theirs| / max|theirs|, infinite where dtype, shape or any integer differs; the bound is 1e-4.
-The frameworks' own outputs are stored beside the models at two batch sizes, so that no framework is needed here.
+The frameworks' own outputs are stored next to the models at two batch sizes, so that no framework is needed here.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def test_every_value_beside_onnxruntime(name: str, oracle: Oracle) -> None:
 
 
 class Fitted(sonnx.SONNXModel):
-    """An imported net under mean squares; scored: the places of its outputs of floats, for the others are labels."""
+    """An imported net with a loss of mean squared errors; scored: the indices of its float outputs, since others are labels."""
 
     rule: Any = None
     scored: Sequence[int] = (0,)
@@ -126,7 +126,7 @@ def test_it_trains_from_the_file(name: str) -> None:
 
 @pytest.mark.parametrize("name", STORED)
 def test_in_and_out_is_a_fixed_point(name: str) -> None:
-    """What was written once is written again byte for byte, and gives the file's own outputs bit for bit."""
+    """A written file is written again byte for byte, and returns the outputs of the original file bit for bit."""
     path = STORED[name].path
     first = sonnx.SONNXModel(str(path))
     first.eval()

@@ -1,4 +1,4 @@
-"""What importers of ONNX get wrong, one case each: through `sonnx.SONNXModel`, beside onnxruntime, and written again."""
+"""Frequent mistakes of ONNX importers, one case each: `sonnx.SONNXModel` against onnxruntime, and the model written again."""
 
 from __future__ import annotations
 
@@ -20,10 +20,12 @@ RNG = np.random.default_rng(7)
 
 
 def f(*shape: int) -> Any:
+    """Random floats."""
     return RNG.standard_normal(shape).astype(F)
 
 
 def i(*values: int) -> Any:
+    """A vector of int64."""
     return np.array(values, np.int64)
 
 

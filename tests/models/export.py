@@ -1,6 +1,6 @@
-"""Makes the foreign models beside it: six nets with seeded random weights, exported from PyTorch by both of its exporters.
+"""Writes the foreign models of this folder: six nets with seeded random weights, exported from PyTorch by both of its exporters.
 
-    tox -e models            # writes tests/models/*.onnx and *.npz anew; torch is needed here and nowhere else
+    tox -e models            # writes tests/models/*.onnx and *.npz again; torch is needed here and nowhere else
 
 Each net is written four times: by the exporter that traces TorchScript at an old and a newer opset, and by the one that
 captures an FX graph (`dynamo`) at two newer ones: NET-script-11.onnx, ..., NET-dynamo-23.onnx.  The batch size is dynamic
@@ -373,7 +373,7 @@ def _trained() -> dict[str, Net]:
 
 
 def _settle(net: nn.Module) -> None:
-    """Batch norms leave training with statistics that are not 0 and 1, so that a mistake in them shows."""
+    """Draw statistics and weights of norms that are not 0 and 1, so that a mistake in them shows."""
     for module in net.modules():
         if isinstance(module, nn.BatchNorm2d):
             nn.init.uniform_(module.running_mean, -0.2, 0.2)
