@@ -236,7 +236,7 @@ def test_control_flow_on_tensors(branch: bool) -> None:
 
 
 def test_a_loop_that_counts_by_itself_and_carries_its_weight() -> None:
-    """As recurrent layers are exported: rows taken by a state that counts, a product with one; beside the rounds one by one."""
+    """As recurrent layers are exported: a state counts the rows, another is the weight; against the rounds one by one."""
     from onnx import parser
 
     from singa_backend.autodiff.replay import visit
@@ -264,7 +264,7 @@ def test_a_loop_that_counts_by_itself_and_carries_its_weight() -> None:
 
 
 def test_an_operator_without_gradient_is_named() -> None:
-    """Nothing flows through Floor: of the loss alone the gradient is zero; nothing flows through ArgMax: it has none."""
+    """The gradient of Floor is zero, with a warning if it is the only one; the gradient of ArgMax is an error."""
     w = leaf([1.5])
     assert grads(op.Add(op.Floor(w), op.Mul(w, 2.0)))["w"].tolist() == [2.0]
     with pytest.warns(NoGradientWarning):
@@ -273,11 +273,11 @@ def test_an_operator_without_gradient_is_named() -> None:
         list(autograd.backward(op.Cast(op.ArgMax(w), to=1)))
 
 
-# --- what is changed in place, used again, or asked for on the way ------------------------------------------------------
+# --- tensors that are changed in place, used again, or store a gradient on the way --------------------------------------
 
 
 def test_what_an_operator_has_read_must_stay_until_its_gradient_is_taken() -> None:
-    """By the new values the gradients would be those of another loss: 2.8 and not 3 by v."""
+    """With the new values the gradients would be those of another loss."""
     w, v = leaf([3.0], "w"), leaf([2.0], "v")
     first, second, apart = op.Mul(w, v), op.Mul(op.Mul(w, v), v), op.Add(op.Neg(w), v)
     for p, g in autograd.backward(first):
@@ -285,7 +285,7 @@ def test_what_an_operator_has_read_must_stay_until_its_gradient_is_taken() -> No
     with pytest.raises(InvalidInput, match=r"[wv] was changed after Mul#\d+ had read it") as caught:
         list(autograd.backward(second))
     assert caught.value.code == "SX370"
-    assert grads(apart) == {"w": [-1.0], "v": [1.0]}  # a sum asks for shapes alone
+    assert grads(apart) == {"w": [-1.0], "v": [1.0]}  # the gradient of a sum needs the shapes only
 
 
 def test_a_batch_that_is_written_over_is_named() -> None:
@@ -353,7 +353,7 @@ def test_an_operator_of_a_user_serves_one_call_at_a_time() -> None:
 
 
 def test_a_wide_tape_is_played_in_time_that_grows_with_it() -> None:
-    """10,000 branches that are ready at once: sorted anew for each of them they took 31 s, and not 2."""
+    """10,000 branches that are ready at once: sorting them again for each one took 31 s instead of 2."""
     w = leaf([1.0])
     loss = op.Sum(*[op.Mul(w, float(i)) for i in range(10_000)])
     start = time.process_time()

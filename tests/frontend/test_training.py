@@ -1,4 +1,4 @@
-"""Optimizer steps, against the same steps written with Python floats."""
+"""ONNX's operators Adagrad, Adam and Momentum, against the same steps written with Python floats."""
 
 from __future__ import annotations
 

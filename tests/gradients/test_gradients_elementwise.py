@@ -1,4 +1,4 @@
-"""Gradients that generated points say little about: of scales that are float32, and through running products with zeros."""
+"""Gradients that generated points hardly test: by float32 scales, and of products and powers at zeros."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def gradient(op_type: str, inputs: list[Any], by: int, dy: Any, **attributes: An
     ((3, 3, 4), True, {"axis": 1, "block_size": 2}), ((3, 5, 2), False, {"axis": 2, "block_size": 2}),
 ])  # fmt: skip
 def test_dequantize_linear_by_its_scale(scale: tuple[int, ...], zero: bool, attributes: dict[str, int]) -> None:
-    """y = (x - zero) scale, so its slope by the scale is x - zero, summed over what the scale stands for."""
+    """y = (x - zero) scale, so its slope by the scale is x - zero, summed over the elements that the scale multiplies."""
     s = RNG.uniform(0.1, 1, scale).astype(F)
     z = RNG.integers(-5, 5, scale).astype(np.int8) if zero else None
     dy = RNG.standard_normal(X.shape).astype(F)

@@ -1,4 +1,4 @@
-"""Gradients of shapes, places, frames, blocks, sequences, Einstein sums and signals: values known by hand, and differences."""
+"""Gradients of operators on shapes, indices, padding, sequences and signals, against values known by hand and differences."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def _backward(op, op_type, xs, dy, attributes):
 
 
 def gradients(op_type, inputs, dy=None, opset=26, **attributes):
-    """The gradients of the inputs, computed at once; the same as a graph of unknown sizes gives them."""
+    """The gradients of the inputs, computed at once; those of a graph with unknown sizes must be the same."""
     inputs = [_value(x) for x in inputs]
     op = Eager(opset=opset)
     if dy is None:
@@ -144,7 +144,7 @@ def test_scatter(reduction, x, updates, dx, dupdates):
 
 
 def test_scatter_at_an_empty_index():
-    """It names all of x."""
+    """An index of length 0 selects all of x."""
     grads = gradients("ScatterND", [[1.0, 2], np.zeros((2, 0), np.int64), [[3.0, 4], [5, 6]]], [1, 10], reduction="add")
     np.testing.assert_array_equal(grads[0], [1, 10])
     np.testing.assert_array_equal(grads[2], [[1, 10], [1, 10]])

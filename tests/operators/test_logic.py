@@ -1,4 +1,4 @@
-"""Logic: every version of truth, comparison, bits and choice."""
+"""Logic: every version of the operators on bools, of comparisons, of operators on bits, and of Where."""
 
 from __future__ import annotations
 
