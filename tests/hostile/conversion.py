@@ -67,6 +67,7 @@ INTEGERS = [
 FLOATS = [float("nan"), float("inf"), -float("inf"), 0.0, -1.0, 1e30, -1e30, 1e-30]
 TEXTS = [b"", b"-", b"->", b"\xff\xfe", b"\0", b"nonsense", b"a" * 5000, b"ij,jk->ik", b"NOTSET", b"SAME_UPPER", b"linear"]
 DOORS = ["convert", "convert", "convert", "export", "export fed", "codegen", "train", "optimize", "check"]
+"""What a case is passed to; those that occur several times are drawn more often."""
 
 
 @dataclass
@@ -122,8 +123,8 @@ def _mutated(rng: random.Random, data: bytes) -> bytes:
 def _attribute(rng: random.Random, model: ModelProto) -> str:
     """Change an attribute of the first node, or add one of its schema."""
     node = model.graph.node[0]
-    domain = next((o.version for o in model.opset_import if o.domain == node.domain), 1)
-    known = [s for s in generate.schemas.get((node.domain, node.op_type), {}).values() if s.since_version <= domain]
+    opset = next((o.version for o in model.opset_import if o.domain == node.domain), 1)
+    known = [s for s in generate.schemas.get((node.domain, node.op_type), {}).values() if s.since_version <= opset]
     schema = max(known, key=lambda s: s.since_version, default=None)
     lacking = [a for n, a in sorted(schema.attributes.items()) if n not in {a.name for a in node.attribute}] if schema else []
     usable = [a for a in node.attribute if a.type not in (AttributeProto.GRAPH, AttributeProto.GRAPHS)]
@@ -219,6 +220,7 @@ def _spoil(rng: random.Random, tensor: TensorProto) -> str:
 DAMAGES: dict[str, Callable[[random.Random, ModelProto], str]] = {
     "attribute": _attribute, "attribute too": _attribute, "rank": _rank, "constant": _constant, "whole": lambda rng, model: "",
 }  # fmt: skip
+"""Damages by name; "attribute too" draws attributes twice as often, and "whole" damages nothing."""
 
 
 # --- one case ---------------------------------------------------------------------------------------------------------
@@ -282,7 +284,7 @@ def serve() -> Callable[[Any], dict[str, Any]]:
 
     checker.NODE_TIMEOUT, checker.LEAST_TIMEOUT = 1.0, 2.0
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
-    outcome(0, 0)
+    outcome(0, 0)  # imports what the cases need, so that none is charged for it
     return lambda request: outcome(*request)
 
 

@@ -547,13 +547,14 @@ def bomb(form: str, rng: Rng) -> tuple[int, Callable[[Path], None]]:
 
 
 def net(folder: Path) -> None:
-    """m.onnx: y = x W, whose x has an open size."""
+    """m.onnx: y = -x, whose x has an open size."""
     x, y = (helper.make_tensor_value_info(n, TensorProto.FLOAT, ["n"]) for n in "xy")
     graph = helper.make_graph([helper.make_node("Neg", ["x"], ["y"])], "g", [x], [y])
     _stored(folder, graph)
 
 
 def trained_net(folder: Path) -> None:
+    """m.onnx: y = x w, which can be trained."""
     x = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 3])
     y = helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 2])
     w = numpy_helper.from_array(np.ones((3, 2), np.float32), "w")

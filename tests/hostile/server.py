@@ -1,8 +1,9 @@
 """A warm process that forks a child for each hostile case, and says how the case ended, how long it took and what it used.
 
 One JSON object a line on standard input, one on standard output: {"name", "device", "path"} for a model of the corpus,
-{"seed", "index", "path"} for a drawn input, {"door", "path"} for a door, whose folder is the path.  With the argument `models`
-{"seed", "first", "last"} for drawn models of a damaged structure, which are passed through their doors without a fork for each.
+{"seed", "index", "path"} for a drawn input, {"door", "path"} for a door, whose folder is the path.  The argument `doors` imports
+what doors need before the first case.  With the argument `models`, {"seed", "first", "last"} for drawn models of a damaged
+structure, which are passed through their doors without a fork for each.
 """
 
 from __future__ import annotations
@@ -88,6 +89,7 @@ def _warm_up_doors() -> None:
 
 
 def _forked(path: str, **request: Any) -> dict[str, Any]:
+    """Run a case in a forked child; one that writes no result died, or hung and was killed."""
     inlet, outlet = os.pipe()
     child = os.fork()
     if not child:
@@ -140,7 +142,7 @@ def _run(case: corpus.Case, device: str, path: Path) -> dict[str, Any]:
                 code = name.endswith(CODE) and name.startswith((sys.prefix, sys.base_prefix))
                 if not within and not code and name != LOAD:
                     opened.append(name)
-            elif "/" in name or not flags & os.O_NOFOLLOW:  # beside a directory's handle: one name, and no link
+            elif "/" in name or not flags & os.O_NOFOLLOW:  # relative to a directory's handle: one name, and no link
                 opened.append(name)
 
     sys.addaudithook(hook)
