@@ -1,7 +1,7 @@
 """Random graphs through every pass, and through all: what our executor computes is the same before and after.
 
 SONNX_PASS_GRAPHS says how many graphs (200 where it is not set).  Values hold NaN, infinities and -0.0; sizes may be 0 and 1, and
-may be open in the file.  Bits must be equal, but behind sums: those may be added up in another order.
+may be open in the file.  Bits must be equal, except after sums, whose terms may be added in another order.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ COUNTED = {np.dtype(np.float32), np.dtype(np.float64), np.dtype(np.int64), np.dt
 
 @dataclass
 class Value:
-    """A value of the graph with what it is for these inputs.  soft: whether a sum lies on the way to it."""
+    """A value of the graph and its array for these inputs.  soft: whether it was computed from a sum."""
 
     name: str
     array: np.ndarray
@@ -97,7 +97,7 @@ class Graph:
 
     def listed(self, op: str, x: Value, name: str, values: list[int], since: int, outputs: int = 1, soft: bool = False,
                **attributes: Any) -> list[Value] | None:  # fmt: skip
-        """A node with a list of integers, as an attribute or as an input, whichever its opset asks for."""
+        """A node with a list of integers, as an attribute or as an input, whichever its opset requires."""
         if self.opset < since:
             return self.add(op, [x], outputs, soft=soft, **{name: values}, **attributes)
         return self.add(op, [x, self.constant(np.array(values, np.int64))], outputs, soft=soft, **attributes)
@@ -323,7 +323,7 @@ def _resize(g: Graph, v: Value) -> None:
 
 
 def _conv(g: Graph, v: Value) -> None:
-    """A Conv, and what may be folded into it; its input is bounded, lest what cancels hides in what is large."""
+    """A Conv, and what may be folded into it; its input and weights are bounded and positive, so that sums cancel little."""
     if not floats(v) or v.rank != 4 or 0 in v.shape:
         return
     (x,) = g.add("Sigmoid", [v], keep=False) or [None]
@@ -421,7 +421,7 @@ STEPS = [_transpose] * 4 + [_between] * 5 + [_unary] * 3 + [_binary] * 4 + [
 
 
 def draw(seed: int) -> tuple[ModelProto, dict[str, np.ndarray], set[str]]:
-    """A model, its inputs, and the names of the outputs on whose way a sum lies."""
+    """A model, its inputs, and the names of the outputs that were computed from a sum."""
     rng = np.random.default_rng([17, seed])
     g = Graph(rng, OPSETS[int(rng.integers(len(OPSETS)))])
     infos = []
@@ -487,7 +487,7 @@ def copied(model: ModelProto) -> ModelProto:
 
 
 def hold(seed: int) -> int:
-    """One graph through each pass alone and through all; gives the number of changes of all."""
+    """Check one graph after each pass alone and after all; returns the number of changes of all."""
     model, inputs, soft = draw(seed)
     onnx.checker.check_model(model)
     full = _whole(model)

@@ -144,7 +144,7 @@ def test_the_first_run_allocates_little_more_than_it_holds(name: str, tmp_path: 
 @NEEDS_ONEDNN
 @pytest.mark.parametrize("name", list(MODELS))
 def test_each_weight_is_computed_and_packed_once(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing but the packing asks for a scaled or joined weight, in any number of runs at these shapes."""
+    """Only the packing reads a scaled or joined weight, in any number of runs at these shapes."""
     counts: Counter[str] = Counter()
 
     def count(owner: Any, name: str) -> None:

@@ -50,7 +50,7 @@ def with_constants(case: cases.Case, constants: bool) -> tuple[ModelProto, list[
 
 
 def problems(shape: Sequence[Any] | None, output: Any, sizes: dict[str, int]) -> Iterator[str]:
-    """What an inferred shape says wrong of an output; `sizes` collects what each name stands for."""
+    """The mistakes of an inferred shape of an output; `sizes` collects the size of each name."""
     if shape is None or not isinstance(output, np.ndarray):
         return
     if len(shape) != output.ndim:
