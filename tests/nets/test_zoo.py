@@ -1,7 +1,7 @@
 """The zoo (tests/zoo): models on singa's own layers, written at several opsets, run at several batch sizes, read back, trained.
 
-Every output is held beside onnxruntime and beside `SingaRep`; 1e-4 relative to the value, and 1e-4 where values are small: the
-outputs are of the size of 1, and fifty layers deep.
+Every output is compared with onnxruntime and with `SingaRep`.  The tolerance is 1e-4, relative and absolute: the outputs are
+about 1, after up to fifty layers.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ def test_below_the_least_opset_the_operator_is_named(name: str) -> None:
 
 @every
 def test_weights_are_initializers_under_their_names(name: str) -> None:
-    """They and no other floats: bounds, factors and anchors are constants, which nobody trains who reads the file."""
+    """They and no other floats: bounds, factors and anchors are constants, so that a reader of the file does not train them."""
     net, _ = built(name)
     states = net.get_states()
     arrays = {t.name: numpy_helper.to_array(t) for t in exported(name).graph.initializer}
@@ -183,7 +183,7 @@ def _node(node: onnx.NodeProto) -> tuple[str, str]:
 
 
 def loss_of(made: Any, targets: Sequence[Tensor]) -> Tensor:
-    """The sum of the mean squares of all outputs but the boxes, which are made of the others."""
+    """The sum of the mean squared errors of all outputs except the boxes, which are computed from the others."""
     ys = several(made)
     losses = [autograd.mse_loss(y, t) for y, t in zip(ys[len(ys) > 1 :], targets, strict=True)]
     return autograd.add_all(*losses) if len(losses) > 1 else losses[0]
@@ -199,7 +199,7 @@ def targets_of(name: str, batch: int) -> list[Tensor]:
 
 
 class Fitted(sonnx.SONNXModel):
-    """An imported net under mean squares."""
+    """An imported net that is trained by `loss_of`."""
 
     rule: Any = None
 

@@ -1,4 +1,4 @@
-"""Prints what was measured, after the tests."""
+"""Prints the table of the measured errors against PyTorch after the tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The nets that train beside PyTorch: a residual net, and those of tests/models/export.py; each with a loss in both worlds."""
+"""Nets that PyTorch and singa train: a residual net, and those of tests/models/export.py; each with its loss in both."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ BATCHES = 5
 
 
 class Residual(nn.Module):
-    """ResNet's basic block: two convolutions of 3 x 3 beside the identity, or beside a projection."""
+    """ResNet's basic block: two convolutions of 3 x 3, added to the identity or to a projection."""
 
     def __init__(self, inputs: int, outputs: int, stride: int, activation: Callable[[], nn.Module]) -> None:
         super().__init__()
@@ -50,7 +50,7 @@ class Residual(nn.Module):
 class Resnet(nn.Module):
     """ResNet-18 for images of 3 x 32 x 32 at an eighth of its width: a stem and eight blocks.
 
-    With a smooth activation: of some 10^5 values before its ReLUs, about one in each step lies so near 0 that two correct
+    With a smooth activation: of some 10^5 values before its ReLUs, about one in each step is so near 0 that two correct
     programs in float32 see it on different sides, which moves a gradient by 1e-3.
     """
 
@@ -69,7 +69,7 @@ class Resnet(nn.Module):
 
 
 class Case(NamedTuple):
-    """A net, what it takes and should give, and its loss here and there.
+    """A net, its batches of inputs and targets, and its loss in PyTorch (`theirs`) and in singa (`ours`).
 
     inputs: how many of a batch's arrays it takes; the others are targets.  kinks: whether float32 is shown and not judged.
     """

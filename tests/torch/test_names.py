@@ -1,4 +1,4 @@
-"""What has PyTorch's name or meaning, against PyTorch in float64, on the tape and as a graph."""
+"""Optimizers, losses and layers with PyTorch's name or meaning, against PyTorch in float64, on the tape and as a graph."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ class Squeeze(layer.Layer):
 
 
 class Inverted(layer.Layer):
-    """Widened by 1 x 1, each channel alone by `kernel`, narrowed by 1 x 1; added to the input where the form stays."""
+    """MobileNetV2's block: widen by 1 x 1, filter each channel, narrow by 1 x 1; added to the input if the shapes are equal."""
 
     def __init__(self, channels_in: int, wide: int, channels: int, kernel: int, stride: int, activation: Activation,
                  squeeze: bool = False, epsilon: float = 1e-5) -> None:  # fmt: skip
@@ -95,8 +95,8 @@ class MobileNetV3(model.Model):
         self.stem = ConvNorm(wide(16), 3, 2, activation=hardswish, epsilon=1e-3)
         last, blocks = wide(16), []
         for kernel, inner, channels, squeeze, hard, stride in self.stages:
-            bend = hardswish if hard else autograd.relu
-            blocks.append(Inverted(last, wide(inner), wide(channels), kernel, stride, bend, squeeze, 1e-3))
+            activation = hardswish if hard else autograd.relu
+            blocks.append(Inverted(last, wide(inner), wide(channels), kernel, stride, activation, squeeze, 1e-3))
             last = wide(channels)
         self.blocks = Chain(*blocks)
         self.head = ConvNorm(wide(576), activation=hardswish, epsilon=1e-3)
@@ -147,9 +147,9 @@ class ShuffleNetV1(model.Model):
         self.pool = layer.MaxPool2d(3, 2, 1)
         units = []
         for channels, count in ((136, 4), (272, 8), (544, 4)):
-            whole = 4 * math.ceil(channels / 4 * width)
-            units += [GroupUnit(whole if k else whole - last, 1 if k else 2) for k in range(count)]
-            last = whole
+            outputs = 4 * math.ceil(channels / 4 * width)
+            units += [GroupUnit(outputs if k else outputs - last, 1 if k else 2) for k in range(count)]
+            last = outputs
         self.units = Chain(*units)
         self.fc = layer.Linear(classes)
 

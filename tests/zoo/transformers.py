@@ -69,7 +69,7 @@ class Block(layer.Layer):
 
 
 class Stack(layer.Layer):
-    """Twelve blocks."""
+    """Blocks in series."""
 
     def __init__(self, d: int, heads: int = 12, layers: int = 12, first: bool = False) -> None:
         super().__init__()

@@ -115,9 +115,9 @@ class Detect(layer.Layer):
 
 
 class YOLOv5(model.Model):
-    """depth and width: 0.33 and 0.5 are the small one.  x: (N, 3, S, S), S a multiple of 32.
+    """YOLOv5, release 6; the defaults are its small form.  x: (N, 3, S, S), S a multiple of 32.
 
-    Gives the boxes (N, S * S * 63 / 1024, 5 + classes), and the raw values of each scale (N, 3, H, W, 5 + classes).
+    Returns the boxes (N, S * S * 63 / 1024, 5 + classes), and the raw values of each scale (N, 3, H, W, 5 + classes).
     """
 
     def __init__(self, width: float = 0.5, depth: float = 0.33, classes: int = 80) -> None:

@@ -1,4 +1,4 @@
-"""Positive and negative reviews: an archive of encoded rows, one-hot labels."""
+"""Train a recurrent model to classify reviews as positive or negative, on an archive of encoded rows with one-hot labels."""
 
 import argparse
 
