@@ -13,6 +13,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -223,6 +224,11 @@ class _Initializer:
         self.values = tables.kind(array)
         self.generated = bool(_GENERATED.search(name)) and "VariableOp" not in name
 
+    @cached_property
+    def are_frequencies(self) -> bool:
+        """Whether the values may be frequencies of sines; found once, however many nodes multiply by them."""
+        return tables.is_frequencies(self.array)
+
     def role(self, slot: int) -> Role:
         if self.values == tables.MASK:
             return Role(CONSTANT, f"it is {tables.MASK}")
@@ -375,7 +381,7 @@ class _Initializer:
             return self._number(view, node, i, others, learned)
         if self.values in (tables.WAVES, tables.GRID, tables.BINARY, tables.INTEGERS):
             return Use(CONSTANT, f"it is {self.values}, and {verb} values", open=self.values == tables.INTEGERS)
-        if tables.is_frequencies(self.array) and op == "Mul" and _reaches_waves(view, node):
+        if op == "Mul" and self.are_frequencies and _reaches_waves(view, node):
             return Use(CONSTANT, "it holds the frequencies of sines and cosines")
         if self.values == tables.UNIFORM and self.generated:
             return Use(CONSTANT, f"it is {tables.UNIFORM}, and {verb} values", open=True)

@@ -60,6 +60,11 @@ class _Signature(NamedTuple):
     required: dict[int, str]
 
 
+def _called(schema: defs.OpSchema) -> str:
+    """An operator at a version, for messages: reading both from a schema takes microseconds."""
+    return f"{schema.name}-{schema.since_version}"
+
+
 @cache
 def _signature(schema: defs.OpSchema) -> _Signature:
     attributes = dict(schema.attributes)
@@ -494,7 +499,7 @@ class _Scope:
         declaration = declared[version]
         schema = known[version]
         signature = _signature(schema)
-        self._arity(proto, schema, signature, where)
+        self._arity(node, schema, signature, where)
         given = self._attributes(proto, signature.types, where)
         for name, value in declaration.absent.items():
             if given.get(name) == value:
@@ -505,16 +510,18 @@ class _Scope:
         node.attributes = self._arguments(given, schema, signature, declaration, where)
         node.operator = VersionedOperator(declaration, version)
 
-    def _arity(self, proto: NodeProto, schema: defs.OpSchema, signature: _Signature, where: dict[str, Any]) -> None:
-        called = f"{schema.name}-{schema.since_version}"
-        for kind, names, (low, high) in (("inputs", proto.input, signature.inputs), ("outputs", proto.output, signature.outputs)):
+    def _arity(self, node: Node, schema: defs.OpSchema, signature: _Signature, where: dict[str, Any]) -> None:
+        for kind, names, (low, high) in (
+            ("inputs", node.input_names, signature.inputs),
+            ("outputs", node.output_names, signature.outputs),
+        ):
             if not low <= len(names) <= high:
                 bound = str(low) if low == high else f"{low} or more" if high > 2**30 else f"{low} to {high}"
-                self.reader.wrong("SX107", f"{called} must have {bound} {kind}, got {len(names)}", **where)
+                self.reader.wrong("SX107", f"{_called(schema)} must have {bound} {kind}, got {len(names)}", **where)
             elif kind == "inputs" and "" in names:
                 for formal in (signature.required.get(i) for i, name in enumerate(names) if not name):
                     if formal is not None:
-                        self.reader.wrong("SX107", f"{called} requires the input {formal!r}", **where)
+                        self.reader.wrong("SX107", f"{_called(schema)} requires the input {formal!r}", **where)
 
     def _attributes(self, proto: NodeProto, types: dict[str, int] | None, where: dict[str, Any]) -> dict[str, Any]:
         """The node's attributes as Python values; `types` are those of the schema (None: any)."""
