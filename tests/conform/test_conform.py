@@ -195,11 +195,11 @@ def test_gaps_are_strict_both_ways(tmp_path: Path) -> None:
     assert gaps.judge(found[:2], known).good
 
 
-def test_gaps_of_emulated_devices_are_only_theirs(tmp_path: Path) -> None:
+def test_gaps_of_cuda_devices_are_only_theirs(tmp_path: Path) -> None:
     path = tmp_path / "gaps.txt"
-    path.write_text("A reason.\n    bad\n    emulated:rounded\n    emulated:official:odd\n")
+    path.write_text("A reason.\n    bad\n    cuda:rounded\n    cuda:official:odd\n")
     assert gaps.read(path) == {"bad": "A reason."}
-    assert list(gaps.read(path, emulated=True)) == ["bad", "rounded", "official:odd"]
+    assert list(gaps.read(path, "CUDA:1")) == ["bad", "rounded", "official:odd"]
     assert not results.emulated("CPU") and not results.emulated("STRICT")
 
 

@@ -23,6 +23,7 @@ from singa.cli import main
 from singa_backend import SingaBackend
 from singa_backend.conform import device_check, device_check_stages
 from singa_backend.conform.device_check import FAILED, NOT_RUN, ONE_DEVICE, PASSED, CheckSetup, CheckStage, StageResult
+from singa_backend.conform.device_check_page import page, public
 from singa_backend.devices import cuda
 from singa_backend.devices import device as devices
 from singa_backend.errors import DeviceFailure, ResourceExhausted
@@ -30,6 +31,7 @@ from singa_backend.interpreters.eager import Eager
 from singa_backend.io.processes import ChildFailure
 from singa_backend.limits import Limits
 
+PROJECT = Path(__file__).parents[2]
 NAMES = [s.name for s in stages.STAGES]
 
 
@@ -121,7 +123,7 @@ def test_every_stage_is_written_as_it_ends(
     assert [line["status"] for line in lines(tmp_path / "r")] == statuses
     assert ("every stage passed" in found.output) == (code == 0)
     assert ("no second device was tested: stage1" in found.output) == (ONE_DEVICE in statuses) and found.output.endswith(
-        f"wrote {tmp_path / 'r/results.jsonl'}\n"
+        f"wrote {tmp_path / 'r/results.jsonl'}\nwrote {tmp_path / 'r/results.md'}\n"
     )
 
 
@@ -415,3 +417,36 @@ def test_a_refusal_by_a_limit_is_no_test_of_the_memory(monkeypatch: pytest.Monke
     monkeypatch.setattr(device_check_stages, "Limits", lambda **sizes: Limits(tensor_bytes=1 << 20))
     found = attempt("out-of-memory", "CUDA")
     assert found.status == FAILED and "must raise ResourceExhausted, got [SX603]" in found.reason
+
+
+def test_the_page_of_a_check_names_what_did_not_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(chosen: Any, setup: CheckSetup) -> Iterator[StageResult]:
+        yield StageResult("versions", PASSED, 1.0, "", {"name": "a | device", "packages": {"numpy": "2"}, "emulated": True})
+        yield StageResult("traps", FAILED, 2.0, "1 of 65 differs\nTraceback", {"calls": 65, "wrong": ["x"] * 99})
+
+    monkeypatch.setattr(command.device_check, "run", run)
+    sonnx("--to", tmp_path)
+    found = (tmp_path / "results.md").read_text()
+    assert found == page(lines(tmp_path))
+    assert "a \\| device" in found and "**1 of 2** stages passed" in found and "emulated" in found
+    assert "* The stage `traps`: failed. 1 of 65 differs\n" in found and "| calls: 65; wrong: 99 values |" in found
+
+
+def test_the_reported_check_is_of_a_device_and_its_page_is_rendered_from_it() -> None:
+    path = PROJECT / "reports" / "device-check.jsonl"
+    stages = [json.loads(line) for line in path.read_text().splitlines()]
+    assert path.with_suffix(".md").read_text() == page(stages) and stages == public(stages)
+    assert [s["stage"] for s in stages] == NAMES and not stages[0]["details"]["emulated"]
+    assert {s["status"] for s in stages} <= {PASSED, ONE_DEVICE}
+
+
+@pytest.mark.parametrize(
+    ("line", "name"),
+    [
+        ("NVRM version: NVIDIA x86_64 Module  535.104.05  Sat Aug 19 01:15:15 UTC 2023", "NVIDIA x86_64 Module 535.104.05"),
+        ("NVRM version: NVIDIA Open Module for x86_64  580.1  Release Build  (a@b)", "NVIDIA Open Module for x86_64 580.1"),
+        ("another driver", "another driver"),
+    ],
+)  # fmt: skip
+def test_the_driver_is_named_without_its_build(line: str, name: str) -> None:
+    assert device_check_stages._driver_name(line) == name

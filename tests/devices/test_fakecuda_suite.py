@@ -16,7 +16,7 @@ from singa_backend.conform import cases, gaps, report, results, worker
 
 REPORTS = PROJECT / "reports"
 NAMES = list(json.loads(cases.data_file("manifest.json").read_text())["cases"])
-GAPS = gaps.read(cases.data_file("gaps.txt"), emulated=True)
+GAPS = gaps.read(cases.data_file("gaps.txt"), "CUDA")
 COLUMN = "CUDA, emulated"
 
 

@@ -1,7 +1,7 @@
 """Known gaps, each with its reason; a listed gap that passes is an error, as a new gap is.
 
 gaps.txt: an unindented line is a reason, the indented lines under it are the cases that it explains.  `official:NAME`
-explains a case that fails only ONNX's own verdict, `emulated:NAME` one that fails only on emulated CUDA devices.
+explains a case that fails only ONNX's own verdict, `cuda:NAME` one that fails only on CUDA devices.
 undeclared.txt: the same layout, with schema versions (`ai.onnx Softmax 13`) that are not implemented.
 """
 
@@ -15,13 +15,13 @@ from ..proto.schemas import DOMAINS
 from .cases import ConformanceError
 from .worker import Result
 
-_EMULATED = "emulated:"
+_CUDA = "cuda:"
 
 
-def read(path: Path, emulated: bool = False) -> dict[str, str]:
+def read(path: Path, device: str = "CPU") -> dict[str, str]:
     """Read entry -> reason.  Raises ConformanceError for an entry that has no reason or is listed twice.
 
-    emulated: the cases run on an emulated device; otherwise the entries for such devices are left out.
+    device: where the cases run; the entries for CUDA devices are left out on others.
     """
     entries: dict[str, str] = {}
     reason = ""
@@ -37,9 +37,9 @@ def read(path: Path, emulated: bool = False) -> dict[str, str]:
             raise ConformanceError(f"{path}:{number}: {text!r} is listed twice", code="SX802")
         else:
             entries[text] = reason
-    everywhere = {text: why for text, why in entries.items() if not text.startswith(_EMULATED)}
-    there = {text.removeprefix(_EMULATED): why for text, why in entries.items() if text.startswith(_EMULATED)}
-    return everywhere | (there if emulated else {})
+    everywhere = {text: why for text, why in entries.items() if not text.startswith(_CUDA)}
+    there = {text.removeprefix(_CUDA): why for text, why in entries.items() if text.startswith(_CUDA)}
+    return everywhere | (there if device.upper().startswith("CUDA") else {})
 
 
 def undeclared(path: Path) -> dict[tuple[str, str, int], str]:

@@ -21,7 +21,7 @@ import pytest
 from ..comparison.tolerances import CASES
 from ..errors import SonnxError
 from ..proto import test_data
-from . import cases, gaps, results, worker
+from . import cases, gaps, worker
 
 PREFIX = "onnx::"
 
@@ -89,7 +89,7 @@ class Plugin:
     def _read_gaps(self, file: str | None, config: pytest.Config) -> dict[str, str]:
         try:
             path = config.invocation_params.dir / file if file else cases.data_file("gaps.txt")
-            return gaps.read(path, results.emulated(self._device)) if file or self._backend == worker.OURS else {}
+            return gaps.read(path, self._device) if file or self._backend == worker.OURS else {}
         except (SonnxError, OSError) as error:
             raise pytest.UsageError(f"--onnx-gaps: {error}") from None
 

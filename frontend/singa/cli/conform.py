@@ -100,7 +100,7 @@ def command(
 
         found = worker.run(chosen, backend, device, processes, timeout, note)
     ours = backend == worker.OURS
-    judged = gaps.judge(found, gaps.read(cases.data_file("gaps.txt"), results.emulated(device)) if ours else {})
+    judged = gaps.judge(found, gaps.read(cases.data_file("gaps.txt"), device) if ours else {})
     document = results.to_json(found, judged, backend, device, manifest)
     if target:
         results.save(document, target)

@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from singa_backend.conform import device_check
+from singa_backend.conform.device_check_page import page
 from singa_backend.io.files import write_text
 
 from ._common import NO, OUTPUT_FOLDER, SECONDS, echo, exit_codes, json_option, processes_option, show, write_json, wrote
@@ -34,7 +35,7 @@ def _cuda(context: click.Context, parameter: click.Parameter, name: str) -> str:
     "--to",
     "folder",
     type=OUTPUT_FOLDER,
-    help="Write results.jsonl into this folder: a line for each stage, as soon as it ends.",
+    help="Write results.jsonl into this folder, a line for each stage as soon as it ends, and at the end a page, results.md.",
 )
 @click.option(
     "--stage",
@@ -86,6 +87,8 @@ def command(
             write_text(target, "".join(json.dumps(o.to_dict()) + "\n" for o in found))
         if not as_json:
             echo(f"{outcome.stage}: {outcome.status}", style=_STYLES.get(outcome.status, "red"))
+    if target:
+        write_text(target.with_suffix(".md"), page([o.to_dict() for o in found]))
     passed = all(o.status in (device_check.PASSED, device_check.ONE_DEVICE) for o in found)
     facts = next((o.details for o in found if o.stage == VERSIONS), {})
     name = facts.get("name", "")
@@ -94,7 +97,7 @@ def command(
         write_json(document | {"every": every, "stages": [o.to_dict() for o in found]})
     else:
         _show(found, name)
-        wrote(target)
+        wrote(target, target and target.with_suffix(".md"))
     sys.exit(0 if passed else NO)
 
 
