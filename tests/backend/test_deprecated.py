@@ -61,3 +61,13 @@ def test_composed_is_decomposition() -> None:
         patch.setattr(declaration, "decomposition_rule", None)
         declaration.composed(lambda op, x: x)
         assert declaration.decomposition_rule is not None
+
+
+def test_renamed_members_of_editors() -> None:
+    editor = passes.ModelEditor(MODEL)
+    with pytest.warns(DeprecationWarning, match="context"):
+        assert editor.main.edit is editor.main.context is editor
+    with pytest.warns(DeprecationWarning, match="pinned"):
+        assert editor.main.held == editor.main.pinned
+    with pytest.warns(DeprecationWarning, match="graphs"):
+        assert list(editor.nets()) == list(editor.graphs()) == [editor.main]

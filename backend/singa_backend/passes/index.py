@@ -244,9 +244,9 @@ class GraphIndex:
         return node
 
     @property
-    def editor(self) -> Context:
+    def edit(self) -> Context:
         """The context; deprecated: use `context`."""
-        warnings.warn("editor is now context", DeprecationWarning, stacklevel=2)
+        warnings.warn("edit is now context", DeprecationWarning, stacklevel=2)
         return self.context
 
     @property

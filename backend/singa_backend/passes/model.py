@@ -6,6 +6,7 @@ graph = editor.main                      # a GraphEditor: the main graph; graph.
 
 from __future__ import annotations
 
+import warnings
 from collections import ChainMap
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
@@ -61,7 +62,7 @@ class ModelEditor(Context):
         opsets = imported(model.opset_import)
         self.main = GraphEditor(self, model.graph, None, opsets)
         self.functions = [GraphEditor(self, f, None, ChainMap(imported(f.opset_import), opsets)) for f in model.functions]
-        taken = {n for graph in self.all_nets() for n in _names(graph)}
+        taken = {n for graph in self.all_graphs() for n in _names(graph)}
         self._names = FreshNames(taken)
 
     def fresh(self, wish: str) -> str:
@@ -80,7 +81,7 @@ class ModelEditor(Context):
         """The main graph and the bodies of functions."""
         return (self.main, *self.functions)
 
-    def all_nets(self) -> Iterator[GraphEditor]:
+    def all_graphs(self) -> Iterator[GraphEditor]:
         """Iterate over all graphs, inner ones first.
 
         Yields:
@@ -98,6 +99,11 @@ class ModelEditor(Context):
         for top in self.tops:
             if not _differentiates(top):
                 yield from top.walk()
+
+    def nets(self) -> Iterator[GraphEditor]:
+        """Iterate over the graphs that may be rewritten; deprecated: use `graphs`."""
+        warnings.warn("nets is now graphs", DeprecationWarning, stacklevel=2)
+        return self.graphs()
 
     @property
     def open(self) -> bool:

@@ -335,11 +335,11 @@ def _step(editor: ModelEditor, rewrite: Pass, did: PassReport, restore: Callable
 
 
 def _check(editor: ModelEditor) -> None:
-    for graph in editor.all_nets():
+    for graph in editor.all_graphs():
         graph.check()
 
 
 def _count(editor: ModelEditor) -> Counter[str]:
     """Count nodes by operator; the domain is part of the name unless it is ONNX's own."""
-    nodes = (n for graph in editor.all_nets() for n in graph.nodes)
+    nodes = (n for graph in editor.all_graphs() for n in graph.nodes)
     return Counter(f"{n.domain}.{n.op_type}" if n.domain else n.op_type for n in nodes)
