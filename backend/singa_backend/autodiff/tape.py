@@ -89,6 +89,8 @@ def gradients(
     if op.is_symbolic:
         for g, x in zip(found, inputs, strict=True):
             _like(op, g, x)
+        operator = VersionedOperator(declaration, version or declaration.versions[-1])
+        op.differentiated(operator, attributes, inputs, outputs, dys, found)
     return found
 
 

@@ -12,7 +12,7 @@ A rule may depend on ranks and dtypes, but not on sizes or values: it computes s
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any, Generic, Protocol, TypeAlias, TypeVar, overload
@@ -221,6 +221,17 @@ class Interpreter(ABC, Generic[T]):
         shape = self.shape(x)
         known = None if shape is None else [None] * (len(shape) - len(drop) + add)
         return helper.make_tensor_type_proto(dtypes.onnx_code(self.dtype(x)), known)
+
+    def differentiated(
+        self,
+        operator: VersionedOperator,
+        attributes: Mapping[str, Any],
+        inputs: Sequence[Any],
+        outputs: Sequence[Any],
+        dys: Sequence[Any],
+        gradients: Sequence[Any],
+    ) -> None:
+        """Note that a rule has computed the gradients of a call; an interpreter that writes a graph keeps it for plans."""
 
     def add(self, a: T | None, b: T | None) -> T | None:
         """The sum of two gradients; None counts as zero."""

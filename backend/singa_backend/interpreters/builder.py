@@ -17,7 +17,9 @@ from onnx import AttributeProto, GraphProto, NodeProto, TensorProto, TypeProto, 
 from .. import dtypes, limits
 from ..errors import InvalidInput, SonnxError, UnknownType, UnsupportedModel
 from ..ir.declaration import has_trait, single
+from ..ir.graph import GradientCall
 from ..ir.reader import read
+from ..ir.versioned import VersionedOperator
 from ..limits import content_bytes
 from ..proto import save
 from ..proto.checker import Patience
@@ -103,6 +105,7 @@ class GraphBuilder(Interpreter[Symbol]):
         self._folding = limits.Budget(_FOLDING)
         self._budget = limits.Budget(limits.current().limits)  # of the constants that calls make
         self.contradictions: list[str] = []
+        self._rules: list[tuple[VersionedOperator, Mapping[str, Any], list[Sequence[Any]]]] = []
         self.examples: dict[str, Example] = {}
         """For some inputs, a function that returns a value that the input has in some run."""
         self._values: dict[str, Any] = {}
@@ -377,6 +380,27 @@ class GraphBuilder(Interpreter[Symbol]):
                 self._emit(op_type, values, attributes, outputs, domain),
             )  # keeps the objects alive whose ids are in the key
         return list(self._calls[key][1])
+
+    def differentiated(
+        self,
+        operator: VersionedOperator,
+        attributes: Mapping[str, Any],
+        inputs: Sequence[Any],
+        outputs: Sequence[Any],
+        dys: Sequence[Any],
+        gradients: Sequence[Any],
+    ) -> None:
+        if self.outer is None:  # plans do not join the nodes of subgraphs
+            self._rules.append((operator, attributes, [inputs, outputs, dys, gradients]))
+
+    def gradient_calls(self) -> tuple[GradientCall, ...]:
+        """The calls of gradient rules so far, with the present names of their values."""
+        made = []
+        for operator, attributes, values in self._rules:
+            named = [tuple(v.name if isinstance(v, Symbol) else "" for v in group) for group in values]
+            declaration = operator.declaration
+            made.append(GradientCall(declaration.domain, declaration.name, operator.version, attributes, *named))
+        return tuple(made)
 
     def node(self, op_type: str, inputs: Sequence[Any], attributes: dict[str, Any], outputs: int) -> list[Symbol]:
         """A new node, even if its results are known or an equal node exists."""

@@ -28,6 +28,33 @@ ABSENT = -1
 """The slot of an input or output that a node omits."""
 
 
+@dataclass(frozen=True)
+class GradientCall:
+    """A call of an operator's gradient rule, which has written some of a graph's nodes.
+
+    The values are named; "" is an absent one, or a constant without a name.
+
+    Attributes:
+        domain: the domain of the operator that was differentiated.
+        op_type: the operator.
+        version: its schema version.
+        attributes: the attributes of its call.
+        inputs: the inputs of its call.
+        outputs: its outputs.
+        dys: the gradient of each output.
+        gradients: the results of the rule: the gradient of each input.
+    """
+
+    domain: str
+    op_type: str
+    version: int
+    attributes: Mapping[str, Any]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    dys: tuple[str, ...]
+    gradients: tuple[str, ...]
+
+
 @dataclass(eq=False)
 class Node:
     """One node: a call of an operator at a schema version, or of a function.
@@ -96,6 +123,7 @@ class Graph:
         opsets: the opset of each domain; "" is ONNX's domain.
         warnings: what the reader read in another way than the file states it, one sentence each.
         marked: the initializers that the file lists as parameters under the key PARAMETERS of its metadata.
+        gradient_calls: the calls of gradient rules that have written nodes, in order, if it is a recorded step.
     """
 
     name: str
@@ -109,6 +137,7 @@ class Graph:
     opsets: Mapping[str, int] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
     marked: frozenset[str] = frozenset()
+    gradient_calls: tuple[GradientCall, ...] = ()
 
     _read: ClassVar[Callable[[ModelProto, Path | None], Graph]]
     """The reader, which sets this for `from_onnx`."""

@@ -1,8 +1,10 @@
 """Kernels: faster ways to compute an operator than its definition, chosen when a plan is made."""
 
 from . import (
+    activation_gradients,
     activations,
     attention,
+    conv_gradients,
     convolution,
     einsums,
     elementwise,
@@ -10,7 +12,9 @@ from . import (
     layer_norms,
     layouts,
     movement,
+    norm_gradients,
     normalization,
+    pool_gradients,
     pooling,
     products,
     quantization,
@@ -25,8 +29,10 @@ from . import (
 )
 
 __all__ = [
+    "activation_gradients",
     "activations",
     "attention",
+    "conv_gradients",
     "convolution",
     "einsums",
     "elementwise",
@@ -34,7 +40,9 @@ __all__ = [
     "layer_norms",
     "layouts",
     "movement",
+    "norm_gradients",
     "normalization",
+    "pool_gradients",
     "pooling",
     "products",
     "quantization",

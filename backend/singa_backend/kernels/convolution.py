@@ -37,7 +37,7 @@ def conv(site: Site, x: Value, w: Value, b: Value | None = None) -> Value:
     require_plain(site, x, w, b)
     a = site.attributes
     group = a.get("group", 1)
-    _require_filters(site, x, w, group)
+    require_filters(site, x, w, group)
     site.require(x.shape[1] == w.shape[1] * group and w.shape[0] % group == 0, "the shapes do not match")
     at = geometry(
         site, windows, x.shape[2:], w.shape[2:], a.get("strides"), a.get("pads"), a.get("dilations"), a.get("auto_pad", "NOTSET")
@@ -52,19 +52,19 @@ def conv_transpose(site: Site, x: Value, w: Value, b: Value | None = None) -> Va
     require_plain(site, x, w, b)
     a = site.attributes
     group = a.get("group", 1)
-    _require_filters(site, x, w, group)
+    require_filters(site, x, w, group)
     site.require(x.shape[1] == w.shape[0] and w.shape[0] % group == 0, "the shapes do not match")
     at = geometry(
         site, transposed, x.shape[2:], w.shape[2:], a.get("strides"), a.get("pads"), a.get("dilations"),
         a.get("auto_pad", "NOTSET"), a.get("output_padding"), a.get("output_shape"), site.version,
     )  # fmt: skip
-    inputs, outputs, steps = w.shape[0] // group, w.shape[1], w.steps
-    given = _desc_of(w, (group, outputs, inputs), (steps[0] * inputs, steps[1], steps[0]))
-    shape = (x.shape[0], outputs * group, *at.sizes)
-    return _convolve(site, dnn.deconvolution, x, w, b, given, shape, at, inputs * math.prod(w.shape[2:]))
+    shape = (x.shape[0], w.shape[1] * group, *at.sizes)
+    taps = w.shape[0] // group * math.prod(w.shape[2:])
+    return _convolve(site, dnn.deconvolution, x, w, b, transposed_filters_of(w, group), shape, at, taps)
 
 
-def _require_filters(site: Site, x: Value, w: Value, group: int) -> None:
+def require_filters(site: Site, x: Value, w: Value, group: int) -> None:
+    """Decline filters that oneDNN does not take, or with which its result may differ from the definition."""
     site.require(3 <= x.ndim <= 5 and w.ndim == x.ndim, "the rank is not 3, 4 or 5")
     site.require(tuple(site.attributes.get("kernel_shape") or w.shape[2:]) == w.shape[2:], "kernel_shape is not the filters'")
     site.require(group >= 1 and w.finiteness == FINITE, "the filters may be infinite, or there is no group")
@@ -76,6 +76,12 @@ def filters_of(w: Value, group: int) -> MemoryDesc:
     """The description of the filters of a Conv."""
     outputs, steps = w.shape[0] // group, w.steps
     return _desc_of(w, (group, outputs, w.shape[1]), (steps[0] * outputs, steps[0], steps[1]))
+
+
+def transposed_filters_of(w: Value, group: int) -> MemoryDesc:
+    """The description of the filters of a ConvTranspose."""
+    inputs, steps = w.shape[0] // group, w.steps
+    return _desc_of(w, (group, w.shape[1], inputs), (steps[0] * inputs, steps[1], steps[0]))
 
 
 def _desc_of(w: Value, shape: tuple[int, int, int], steps: tuple[int, int, int]) -> MemoryDesc:

@@ -17,7 +17,8 @@ from .values import FINITE, INFINITE, NAN, Value, last_order
 MAXIMA = (np.dtype(np.float32), np.dtype(np.int8), np.dtype(np.uint8))
 
 
-def _windows(site: Site, x: Value, kernel_shape: Sequence[int]) -> Windows:
+def pool_windows(site: Site, x: Value, kernel_shape: Sequence[int]) -> Windows:
+    """The windows of a pooling; declines if one contains only padding."""
     a = site.attributes
     site.require(3 <= x.ndim <= 5, "the rank is not 3, 4 or 5")
     pads, auto = a.get("pads"), a.get("auto_pad", "NOTSET")
@@ -47,7 +48,7 @@ def _pool(site: Site, x: Value, at: Windows, algorithm: str, finiteness: int) ->
     return y
 
 
-def _require_no_nan(site: Site, x: Value) -> None:
+def require_no_nan(site: Site, x: Value) -> None:
     """OneDNN's maximum skips NaN; NumPy's returns it."""
     if x.dtype.kind == "f":
         site.require(x.finiteness < NAN, "the input may contain NaN")
@@ -60,20 +61,25 @@ def max_pool(site: Site, x: Value) -> Value:
     require_plain(site, x, dtypes=MAXIMA)
     site.require(not any(site.outputs[1:]), "the indices are used")
     site.require(site.attributes.get("storage_order", 0) in (0, 1), "not a valid storage_order")
-    _require_no_nan(site, x)
-    return _pool(site, x, _windows(site, x, site.attributes["kernel_shape"]), "max", x.finiteness)
+    require_no_nan(site, x)
+    return _pool(site, x, pool_windows(site, x, site.attributes["kernel_shape"]), "max", x.finiteness)
 
 
 @kernel("AveragePool", 1, 7, 10, 11, 19, 22, on="onednn")
 def average_pool(site: Site, x: Value) -> Value:
     """An average pooling; cells beyond the padding (ceil_mode) do not count."""
     require_plain(site, x)
-    at = _windows(site, x, site.attributes["kernel_shape"])
-    include = site.attributes.get("count_include_pad", 0) and (any(at.begins) or any(at.ends))
-    if include:
-        inside = all(need <= end for need, end in zip(ends(at), at.ends, strict=True))
-        site.require(inside, "a window extends beyond padding that counts")
-    return _pool(site, x, at, "avg_include_padding" if include else "avg_exclude_padding", _sum_of(x))
+    at = pool_windows(site, x, site.attributes["kernel_shape"])
+    return _pool(site, x, at, average_algorithm(site, at), _sum_of(x))
+
+
+def average_algorithm(site: Site, at: Windows) -> str:
+    """OneDNN's average for the attributes of an AveragePool."""
+    if not site.attributes.get("count_include_pad", 0) or not (any(at.begins) or any(at.ends)):
+        return "avg_exclude_padding"
+    inside = all(need <= end for need, end in zip(ends(at), at.ends, strict=True))
+    site.require(inside, "a window extends beyond padding that counts")
+    return "avg_include_padding"
 
 
 def _sum_of(x: Value) -> int:
@@ -96,5 +102,5 @@ def global_average_pool(site: Site, x: Value) -> Value:
 def global_max_pool(site: Site, x: Value) -> Value:
     """The maximum of each channel, as a pooling with one window."""
     require_plain(site, x, dtypes=MAXIMA)
-    _require_no_nan(site, x)
+    require_no_nan(site, x)
     return _pool(site, x, _whole(site, x), "max", x.finiteness)

@@ -243,6 +243,67 @@ def kernel(name: str, *versions: int, on: str, domain: str = "", rank: int | Non
     return add
 
 
+GRADIENT, TRAINING = "ai.singa.gradient", "ai.singa.training"
+"""The domains of gradients that one kernel computes, and of forward calls that return what these need; only plans have them."""
+
+
+def _always(attributes: dict[str, Any], needs: Sequence[bool]) -> bool:
+    return True
+
+
+@dataclass(frozen=True)
+class GradientKernel:
+    """What a gradient kernel needs.
+
+    Attributes:
+        versions: the schema versions of the operator.
+        reads: the inputs of its body: "dy0" is the gradient of the first output, "x1" the second input of the forward call, "y0"
+            its first output, "h0" the first value that its forward call in training form returns besides its outputs.
+        takes: whether it may compute the gradient of a call: of its attributes, and which gradients are needed.
+        hidden: the number of values that the forward call in training form returns besides its outputs.
+    """
+
+    versions: frozenset[int]
+    reads: tuple[str, ...]
+    takes: Callable[[dict[str, Any], Sequence[bool]], bool]
+    hidden: int
+
+
+gradient_kernels: dict[tuple[str, str], GradientKernel] = {}
+"""(domain, operator) -> what the gradient kernel of the operator needs."""
+
+
+def gradient(
+    name: str,
+    *versions: int,
+    reads: Sequence[str],
+    on: str = "onednn",
+    domain: str = "",
+    takes: Callable[[dict[str, Any], Sequence[bool]], bool] = _always,
+    hidden: int = 0,
+) -> Callable[[Body], Body]:
+    """Add a kernel of an operator's gradient: it returns the gradient of each input that is needed, and None for the others.
+
+    With `hidden`, a kernel of `training` computes the forward call, and returns so many values after its outputs.
+
+    Args:
+        name: the operator.
+        *versions: the schema versions.
+        reads: see `GradientKernel`.
+        on: as for `kernel`.
+        domain: of the operator.
+        takes: see `GradientKernel`.
+        hidden: see `GradientKernel`.
+    """
+    gradient_kernels[domain, name] = GradientKernel(frozenset(versions), tuple(reads), takes, hidden)
+    return kernel(name, *versions, on=on, domain=GRADIENT)
+
+
+def training(name: str, *versions: int, on: str = "onednn") -> Callable[[Body], Body]:
+    """Add a kernel of a forward call in training form, the partner of a kernel of `gradient`."""
+    return kernel(name, *versions, on=on, domain=TRAINING)
+
+
 def kernels_of(domain: str, name: str, version: int) -> list[Kernel]:
     """The kernels of an operator at a version, in the order in which they are asked."""
     return [k for k in table.get((domain, name), ()) if version in k.versions]

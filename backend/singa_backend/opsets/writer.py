@@ -15,7 +15,7 @@ If none is possible, `Unwritable` names the operator and the minimum opset that 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -116,6 +116,17 @@ class OpsetWriter(Interpreter[Symbol]):
             made.append(value)
             there.add(value)
         return made
+
+    def differentiated(
+        self,
+        operator: VersionedOperator,
+        attributes: Mapping[str, Any],
+        inputs: Sequence[Any],
+        outputs: Sequence[Any],
+        dys: Sequence[Any],
+        gradients: Sequence[Any],
+    ) -> None:
+        self.builder.differentiated(operator, attributes, inputs, outputs, dys, gradients)
 
     def constant(self, value: Any, dtype: dtypes.DTypeLike | None = None) -> Symbol:
         return self.builder.constant(value, dtype)

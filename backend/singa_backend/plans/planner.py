@@ -24,6 +24,7 @@ from ..kernels.table import Invalid, Options
 from ..kernels.values import Value
 from ..runtime.executor import Executor, Visitor
 from .fusion import fuse
+from .gradients import Gradients, RefusedGradient
 from .open.caches import finite
 from .region import Region, TooManyCalls, region_of
 from .trace import Cache, Mismatch, NotOpen, OpaqueValue, PlanFacts, PlanTrace, RunState, Segment, SharedValues, Tracer
@@ -352,6 +353,7 @@ class Planner:
         weights: a value that differs from later ones if an initializer has changed since.
         latest: the plan that was used last.
         unused: the number of plans that were made since a plan was used again.
+        gradients: the gradients that one kernel computes, and why others are not.
         seen: shapes with which the definitions have run.
         shared: packed weights and folded constants, which all plans share.
         dynamic: the ids of nodes whose output shapes have differed between runs of one plan.
@@ -378,24 +380,32 @@ class Planner:
         self.limits = allowed or limits.Limits()
         self.weights = weights
         self.latest: Plan | None = None
-        self.region: Region = region_of(graph, states, captured)
-        types = {  # the inputs of a body need not have the declared sizes
-            i: (v.dtype, None if self.is_body else v.shape)
-            for i, v in zip(self.region.inputs, graph.inputs, strict=False)
-            if v.kind == "tensor"
-        }
-        self.fused = fuse(self.region, options.level, types)
-        self.caches = _caches(self.region)
-        self.is_open = not self.is_body and any(s is None or not all(isinstance(d, int) for d in s) for _, s in types.values())
-        self.open: Opened | None = None
-        self.shared = SharedValues()
+        self.gradients = Gradients(graph.gradient_calls if options.level > 1 else ())
+        self._read = partial(region_of, graph, states, captured)
+        self._inputs = graph.inputs
+        self._renew()
         self.dynamic: set[int] = set()
-        self.plans: OrderedDict[Any, Plan] = OrderedDict()
         self.unused = 0
         self.seen: OrderedDict[Any, None] = OrderedDict()
         self.lock = threading.Lock()
         self.tracing = threading.RLock()  # a trace may add branches to the region
         _planners.add(self)
+
+    def _renew(self) -> None:
+        """Read the graph into a new region, without plans."""
+        self.region: Region = self._read()
+        types = {  # the inputs of a body need not have the declared sizes
+            i: (v.dtype, None if self.is_body else v.shape)
+            for i, v in zip(self.region.inputs, self._inputs, strict=False)
+            if v.kind == "tensor"
+        }
+        self.gradients.join(self.region, self.region.ids)
+        self.fused = fuse(self.region, self.options.level, types)
+        self.caches = _caches(self.region)
+        self.is_open = not self.is_body and any(s is None or not all(isinstance(d, int) for d in s) for _, s in types.values())
+        self.open: Opened | None = None
+        self.shared = SharedValues()
+        self.plans: OrderedDict[Any, Plan] = OrderedDict()
 
     def bodies(self, node: Node, constants: dict[int, Any]) -> dict[int, tuple[Planner, tuple[int, ...]]]:
         """The plans of a node's subgraphs, and the slots of the values that are their further inputs."""
@@ -463,7 +473,9 @@ class Planner:
             The outputs, which belong to the caller; the reason if the definitions must run.
         """
         key = tuple((np.ndarray, x.shape, x.dtype) if _is_plain(x) else None for x in inputs)
-        for _ in range(8):
+        tries = 0
+        while tries < 8:
+            tries += 1
             plan = self.plans.get(key)
             try:
                 if plan is None:
@@ -490,6 +502,13 @@ class Planner:
                 return NOT_FINITE if outputs is None else outputs
             except Invalid:
                 return REFUSED
+            except RefusedGradient as refused:
+                tries -= 1  # each leaves fewer gradients to refuse
+                self.gradients.refuse(refused)
+                with self.tracing:
+                    self._renew()
+                self.latest = None
+                budget.restart()
             except Mismatch as found:
                 self.dynamic.add(id(found.call.node))
                 self.plans.pop(key, None)

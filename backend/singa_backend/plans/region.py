@@ -38,6 +38,7 @@ class RegionCall:
         scope: the id of each slot of the graph that contains the node, which its subgraphs refer to.
         origins: the nodes that this call replaces, for reports.
         operator: the operator of ONNX's domain in its present meaning; "" for any other call.
+        gradient: for a gradient that one kernel computes, and for its forward call, its place in the graph's `gradient_calls`.
     """
 
     node: Node
@@ -46,6 +47,7 @@ class RegionCall:
     scope: Sequence[int] = ()
     origins: tuple[Node, ...] = ()
     operator: str = field(init=False)
+    gradient: int = field(default=-1, init=False)
 
     def __post_init__(self) -> None:
         known = self.node.operator
@@ -94,6 +96,7 @@ class Region:
         names: the name of each value in its graph, by id.
         size: the number of ids.
         inlined: the number of nodes and functions that were read into it.
+        ids: the id of each value of the graph by its name, if the graph is a recorded step.
     """
 
     calls: list[RegionCall] = field(default_factory=list)
@@ -103,6 +106,7 @@ class Region:
     names: dict[int, str] = field(default_factory=dict)
     size: int = 0
     inlined: int = 0
+    ids: dict[str, int] = field(default_factory=dict)
 
     def new(self, name: str = "") -> int:
         """A new id."""
@@ -198,6 +202,8 @@ def region_of(graph: Graph, states: dict[str, Any] | None = None, captured: dict
             region.inputs += (ids[slot],)
     _inline(region, graph, ids, states or {})
     region.outputs = tuple(ids[s] for s in graph.output_slots)
+    if graph.gradient_calls:
+        region.ids = {name: ids[slot] for name, slot in graph.slots.items()}
     return region
 
 

@@ -7,7 +7,7 @@
     call = dnn.bind(relu, {dnn.args.SRC: (src, x.ctypes.data), dnn.args.DST: (dst, y.ctypes.data)})
     dnn.library().execute(*call.args)
 
-`args` numbers the arguments of an execution; `backward`, which nothing imports yet, creates the primitives of gradients.
+`args` numbers the arguments of an execution; `backward` creates the primitives of gradients.
 Nothing is loaded before the first call of `library` or of anything that needs it.
 """
 

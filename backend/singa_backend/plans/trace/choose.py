@@ -16,6 +16,7 @@ from ...kernels.onednn import OneDnnError
 from ...kernels.table import Follower, Kernel, Refused, Site, kernels_of, worst
 from ...kernels.values import Buffer, Value
 from ..contention import single_step
+from ..gradients import RefusedGradient
 from ..region import RegionCall
 from .definitions import Definitions, flops_of
 from .segment import OpaqueValue
@@ -30,7 +31,11 @@ class Chooser(Definitions):
     def _group(self, group: tuple[RegionCall, ...]) -> None:
         """Compute a chain of calls, with as few kernels as possible."""
         while group:
-            taken = self._with_kernel(group) or self._by_definition(group[0])
+            taken = self._with_kernel(group)
+            if not taken:
+                if group[0].gradient >= 0:
+                    raise RefusedGradient(group[0], self._reasons)
+                taken = self._by_definition(group[0])
             group = group[taken:]
 
     def _with_kernel(self, group: tuple[RegionCall, ...]) -> int:
@@ -47,7 +52,7 @@ class Chooser(Definitions):
             if folded and one.on != "view":
                 break
             site = TraceSite(self, call, inputs, followers)
-            first_buffer = len(self.buffers)
+            first_buffer, first_step = len(self.buffers), len(self.segment.steps)
             try:
                 with np.errstate(all="ignore"):
                     result = one.body(site, *inputs)
@@ -58,11 +63,11 @@ class Chooser(Definitions):
                 raise
             except (Refused, OneDnnError) as refusal:
                 self._reasons.append(f"{one.name}: {refusal}")
-                self._forget(first_buffer)
+                self._forget(first_buffer, first_step)
                 continue
             except Exception as error:  # an invalid call that the kernel did not expect: the definition reports it
                 self._reasons.append(f"{one.name}: {FAILED} {type(error).__name__}: {error}")
-                self._forget(first_buffer)
+                self._forget(first_buffer, first_step)
                 continue
             made = result if isinstance(result, tuple) else (result,)
             if folded and all(v is None or v.key is not None for v in inputs):
@@ -79,11 +84,11 @@ class Chooser(Definitions):
             return taken
         return self._fold(call) if folded else 0
 
-    def _forget(self, first: int) -> None:
-        """Release the buffers of a kernel that has declined."""
-        for b in self.buffers[first:]:
+    def _forget(self, first_buffer: int, first_step: int) -> None:
+        """Release the buffers and the steps of a kernel that has declined."""
+        for b in self.buffers[first_buffer:]:
             self.live.pop(id(b), None)
-        del self.buffers[first:]
+        del self.buffers[first_buffer:], self.segment.steps[first_step:]
 
     def _run_steps(self, site: TraceSite, one: Kernel, calls: Sequence[RegionCall]) -> None:
         origins = tuple({id(n): n for c in calls for n in (c.origins or (c.node,))}.values())
@@ -94,7 +99,9 @@ class Chooser(Definitions):
                 step.kernel = step.kernel or one.name
                 step.notes = (*step.notes, *self._reasons)
                 for function, arguments in [single_step(*p) for p in pieces] if self.single else pieces:
-                    function(*arguments)
+                    status = function(*arguments)
+                    if type(status) is int and status:  # of a primitive; later runs do not look at it
+                        raise OneDnnError(status, f"execute {step.kernel}")
                 self._record(step)
         if site.steps and site.steps[-1].writes:
             site.steps[-1].flops = flops_of(calls, site.inputs, site.steps[-1].writes[0])
@@ -145,11 +152,12 @@ class Chooser(Definitions):
         return made
 
     def _is_folded(self, call: RegionCall, inputs: Sequence[Value | None]) -> bool:
-        if call.node.graphs or _draws(call.node):
+        if call.node.graphs or _draws(call.node) or call.gradient >= 0:
             return False
         if call.is_("Shape", "Size"):
             return True
-        return all(v is None or v.constant for v in inputs)
+        needed = inputs[:1] if call.is_("CastLike") else inputs  # of the other one only the dtype is read
+        return all(v is None or v.constant for v in needed)
 
     def _fold(self, call: RegionCall) -> int:
         operator = call.node.operator

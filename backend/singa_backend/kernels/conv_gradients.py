@@ -1,0 +1,109 @@
+"""Gradients of convolutions and transposed convolutions on oneDNN, with the channels innermost in memory."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from ..ir.windows import Windows, transposed, windows
+from . import onednn as dnn
+from .convolution import ends, filters_of, geometry, mode, require_filters, transposed_filters_of
+from .lowering import channels_last, dense_desc, emit, packed, require_plain, threads_for, unset
+from .onednn import Attributes, MemoryDesc, Primitive, backward
+from .table import Site, gradient, worst
+from .values import FINITE, Value, last_order
+
+
+@gradient("Conv", 1, 11, 22, reads=("dy0", "x0", "x1"))
+def conv_gradient(site: Site, dy: Value, x: Value, w: Value) -> tuple[Value | None, ...]:
+    """The gradients of a convolution for its input, its filters and its bias."""
+    group = _require(site, dy, x, w)
+    a = site.attributes
+    site.require(x.shape[1] == w.shape[1] * group and w.shape[0] % group == 0, "the shapes do not match")
+    at = geometry(
+        site, windows, x.shape[2:], w.shape[2:], a.get("strides"), a.get("pads"), a.get("dilations"), a.get("auto_pad", "NOTSET")
+    )
+    site.require(dy.shape == (x.shape[0], w.shape[0], *at.counts), "the gradient does not have the shape of the result")
+    kinds = (dnn.convolution, backward.convolution_backward_data, backward.convolution_backward_weights)
+    return _gradients(site, kinds, dy, x, w, partial(filters_of, group=group), at)
+
+
+@gradient("ConvTranspose", 1, 11, 22, reads=("dy0", "x0", "x1"))
+def conv_transpose_gradient(site: Site, dy: Value, x: Value, w: Value) -> tuple[Value | None, ...]:
+    """The gradients of a transposed convolution for its input, its filters and its bias."""
+    group = _require(site, dy, x, w)
+    a = site.attributes
+    site.require(x.shape[1] == w.shape[0] and w.shape[0] % group == 0, "the shapes do not match")
+    at = geometry(
+        site, transposed, x.shape[2:], w.shape[2:], a.get("strides"), a.get("pads"), a.get("dilations"),
+        a.get("auto_pad", "NOTSET"), a.get("output_padding"), a.get("output_shape"), site.version,
+    )  # fmt: skip
+    site.require(dy.shape == (x.shape[0], w.shape[1] * group, *at.sizes), "the gradient does not have the shape of the result")
+    kinds = (dnn.deconvolution, backward.deconvolution_backward_data, backward.deconvolution_backward_weights)
+    return _gradients(site, kinds, dy, x, w, partial(transposed_filters_of, group=group), at)
+
+
+def _require(site: Site, dy: Value, x: Value, w: Value) -> int:
+    """Decline what oneDNN does not compute, or computes otherwise; return the number of groups."""
+    require_plain(site, dy, x, w)
+    group: int = site.attributes.get("group", 1)
+    require_filters(site, x, w, group)
+    site.require(worst(dy, x) == FINITE, "a value may be infinite, and padding is not multiplied")
+    site.needs_finite()
+    return group
+
+
+def _gradients(
+    site: Site,
+    kinds: tuple[Callable[..., Primitive], Callable[..., Primitive], Callable[..., Primitive]],
+    dy: Value,
+    x: Value,
+    w: Value,
+    describe: Callable[[Value], MemoryDesc],
+    at: Windows,
+) -> tuple[Value | None, ...]:
+    """Emit the gradients that are needed; `describe` describes filters in C order."""
+    given = describe(w)
+    forward, by_data, by_weights = kinds
+    order = last_order(x.ndim)
+    src, dst = dense_desc(x.dtype, x.shape, order), dense_desc(dy.dtype, dy.shape, order)
+    needs_x, needs_w, needs_b = (*site.outputs, False, False)[:3]
+    bias = dense_desc(w.dtype, dy.shape[1:2]) if needs_b else None
+    filters = unset(w.dtype, given.shape)
+    window: dict[str, Any] = {
+        "strides": at.strides, "dilations": [d - 1 for d in at.dilations], "pads_begin": at.begins, "pads_end": ends(at),
+        "attributes": Attributes(fpmath=mode(site)),
+    }  # fmt: skip
+    work = math.prod(dy.shape) * w.size
+    with threads_for(work):
+        hint = forward(src, filters, bias, dst, prop="training", **window)
+        data = by_data(src, filters, dst, hint=hint, **window) if needs_x else None
+        weights = by_weights(src, filters, bias, dst, hint=hint, **window) if needs_w or needs_b else None
+    dy = channels_last(site, dy)
+    dx = dw = db = None
+    if data is not None:
+        layout = data.query("weights")
+        dx = site.new(x.shape, x.dtype, order, FINITE)
+        arguments = {dnn.args.DIFF_DST: (dst, dy), dnn.args.WEIGHTS: (layout, packed(site, w, given, layout))}
+        emit(site, data, arguments | {dnn.args.DIFF_SRC: (src, dx)}, (dx,), "conv by data")
+    if weights is not None:
+        x = channels_last(site, x)
+        layout = weights.query("diff_weights")
+        dw = site.new(w.shape, w.dtype, None, FINITE)
+        plain = describe(dw)
+        direct = layout == plain
+        made = dw if direct else Value(site.scratch(layout.nbytes), (layout.nbytes,), (1,), dw.dtype, 0, False, FINITE)
+        arguments = {dnn.args.SRC: (src, x), dnn.args.DIFF_DST: (dst, dy), dnn.args.DIFF_WEIGHTS: (layout, made)}
+        writes = [made]
+        if bias is not None:
+            db = site.new(dy.shape[1:2], w.dtype, None, FINITE)
+            arguments[dnn.args.DIFF_BIAS] = (bias, db)
+            writes.append(db)
+        emit(site, weights, arguments, writes, "conv by weights")
+        if not direct:
+            with threads_for(w.size * 8):
+                unpack = dnn.reorder(layout, plain)
+            emit(site, unpack, {dnn.args.FROM: (layout, made), dnn.args.TO: (plain, dw)}, (dw,), "unpack gradient")
+    return dx, dw if needs_w else None, db
