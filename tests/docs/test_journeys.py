@@ -1,4 +1,4 @@
-"""The recordings of docs/getting-started: each is executed with an installed wheel in an empty folder, and prints what is recorded."""
+"""The recordings of docs/getting-started: each runs with an installed wheel in an empty folder, and prints what is recorded."""
 
 from __future__ import annotations
 
@@ -51,7 +51,8 @@ def test_each_way_to_start_is_a_recording_or_a_program_and_the_site_lists_it() -
 def test_every_block_of_a_recording_is_executed_or_installs_packages(name: str) -> None:
     text = PAGES[name].read_text(encoding="utf-8")
     assert set(re.findall(r"^ *```(\w+)$", text, re.MULTILINE)) == {"sh", "python", "console"}
-    assert re.findall(r"^```sh\n(.*?)^```$", text, re.MULTILINE | re.DOTALL) == re.findall(r"^pip install .*\n", text, re.MULTILINE)
+    shells = re.findall(r"^```sh\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    assert [block for block in shells if not re.fullmatch(r"pip install .*\n", block)] == []
     assert len(re.findall(r"^```python$|^\$ ", text, re.MULTILINE)) == len(list(steps(text)))
 
 
