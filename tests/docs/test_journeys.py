@@ -1,4 +1,4 @@
-"""The journeys of docs/journeys: each is executed with an installed wheel in an empty folder, and prints what is recorded."""
+"""The recordings of docs/getting-started: each runs with an installed wheel in an empty folder, and prints what is recorded."""
 
 from __future__ import annotations
 
@@ -11,7 +11,12 @@ import pytest
 from tests.helpers import journeys
 from tests.helpers.journeys import HIDDEN, PAGES, PROJECT, RULES, Step, difference, same_line, steps
 
-NEEDS = {"debug": ["onnxruntime"], "fine-tune": ["onnxruntime", "sklearn"], "operator": ["onnxruntime"], "singa": ["onnxruntime"]}
+NEEDS = {
+    "debug-a-model": ["onnxruntime"],
+    "fine-tune-a-file": ["onnxruntime", "sklearn"],
+    "from-singa": ["onnxruntime"],
+    "write-an-operator": ["onnxruntime"],
+}
 
 
 @pytest.fixture(scope="module")
@@ -35,10 +40,20 @@ def test_the_recording_is_what_the_journey_prints(name: str, python: Path, tmp_p
         assert not changed, f"{PAGES[name]}, line {step.line}: $ {step.command}\n{changed}\n\nall of it:\n{found}"
 
 
-def test_there_is_a_journey_for_each_user_and_the_site_lists_it() -> None:
-    assert set(PAGES) == {"debug", "fine-tune", "operator", "vendor", "singa"}
+def test_each_way_to_start_is_a_recording_or_a_program_and_the_site_lists_it() -> None:
+    started = {page.stem for page in (PROJECT / "docs" / "getting-started").glob("*.md")}
+    assert started == {*PAGES, "deploy-a-training-step"}  # tests/docs/test_page_programs.py runs the last one
     index = (PROJECT / "docs" / "index.md").read_text(encoding="utf-8")
-    assert all(f"\njourneys/{name}\n" in index for name in PAGES)
+    assert all(f"\ngetting-started/{name}\n" in index for name in started)
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_every_block_of_a_recording_is_executed_or_installs_packages(name: str) -> None:
+    text = PAGES[name].read_text(encoding="utf-8")
+    assert set(re.findall(r"^ *```(\w+)$", text, re.MULTILINE)) == {"sh", "python", "console"}
+    shells = re.findall(r"^```sh\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    assert [block for block in shells if not re.fullmatch(r"pip install .*\n", block)] == []
+    assert len(re.findall(r"^```python$|^\$ ", text, re.MULTILINE)) == len(list(steps(text)))
 
 
 @pytest.mark.parametrize("name", PAGES)
@@ -79,9 +94,9 @@ def test_another_output_is_seen(name: str) -> None:
 
 def test_what_a_rule_allows() -> None:
     row = "y      Tanh /out/Tanh  float[2, 6, 8]  3.2e-07  2.7e-06   26    0    0    0.00222  ok"
-    assert same_line(row, row.replace("3.2e-07", "0").replace("  2.7e-06", "  1e-06"), "debug")
+    assert same_line(row, row.replace("3.2e-07", "0").replace("  2.7e-06", "  1e-06"), "debug-a-model")
     for other in (row.replace("3.2e-07", "0.5"), row.replace("ok", "differs"), row.replace("  0    0  ", "  1    0  ")):
-        assert not same_line(row, other, "debug")
-    assert same_line("alone: 0.794031 against 0.5", "alone: 0.794029 against 0.5", "debug")
-    assert not same_line("alone: 0.794031 against 0.5", "alone: 0.894031 against 0.5", "debug")
-    assert not same_line("alone: 0.794031 against 0.5", "alone: 0.794029 against 0.5", "fine-tune")  # no rule of that page
+        assert not same_line(row, other, "debug-a-model")
+    assert same_line("alone: 0.794031 against 0.5", "alone: 0.794029 against 0.5", "debug-a-model")
+    assert not same_line("alone: 0.794031 against 0.5", "alone: 0.894031 against 0.5", "debug-a-model")
+    assert not same_line("alone: 0.794031 against 0.5", "alone: 0.794029 against 0.5", "fine-tune-a-file")  # no rule of that page

@@ -140,7 +140,7 @@ def test_every_entry_is_of_a_block_that_exists() -> None:
         others = [line for key in ("instead", "before", "exits") for line, *_ in entry.get(key, ())]
         assert [line for line in others if line not in lines or is_left(line, entry)] == [], f"not run: {page}"
         if "elsewhere" in entry:
-            assert Path(page).name in (PROJECT / entry["elsewhere"]).read_text(encoding="utf-8")
+            assert Path(page).stem in (PROJECT / entry["elsewhere"]).read_text(encoding="utf-8")
     used = {program(line) for page in PAGES for line in lines_of(page)}
     assert PROGRAMS.keys() <= used and all(PROGRAMS.values())
 

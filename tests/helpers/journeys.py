@@ -1,10 +1,11 @@
-"""The recordings of docs/journeys: they are read, executed in an empty folder with an installed wheel, written and compared.
+"""The recordings of docs/getting-started: they are read, run in an empty folder with an installed wheel, written and compared.
 
-    python -m tests.helpers.journeys            record all pages again; build and install the wheel of this checkout first
-    python -m tests.helpers.journeys vendor     record only docs/journeys/vendor.md
+    python -m tests.helpers.journeys                    record all pages again; build and install the wheel of this checkout first
+    python -m tests.helpers.journeys write-an-operator  record only docs/getting-started/write-an-operator.md
 
 A page has two kinds of blocks. A block ```python whose first line is "# NAME.py" is a file. A block ```console has commands after
-"$ " and below each one what it printed; "[exit code N]" follows a command that did not exit with 0.
+"$ " and below each one what it printed; "[exit code N]" follows a command that did not exit with 0.  A block ```sh
+installs packages, and is not run.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ from importlib.util import find_spec
 from pathlib import Path
 
 PROJECT = Path(__file__).parents[2]
-PAGES = {page.stem: page for page in sorted((PROJECT / "docs" / "journeys").glob("*.md")) if page.stem != "index"}
+NAMES = ("debug-a-model", "fine-tune-a-file", "from-singa", "test-a-backend", "write-an-operator")
+PAGES = {name: PROJECT / "docs" / "getting-started" / f"{name}.md" for name in NAMES}
 BLOCK = re.compile(r"^```(python|console)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 NAME = re.compile(r"# (\w+\.py)\n")
 NUMBER = r"-?\d+(?:\.\d+)?(?:e[-+]\d+)?"
