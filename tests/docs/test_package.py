@@ -62,7 +62,15 @@ def test_the_readme_of_an_index_has_no_link_to_a_file() -> None:
     assert re.search(relative, (PROJECT / "README.md").read_text()) and re.findall(relative, shown) == []
     named = set(re.findall(r"`([\w./-]+/[\w.-]+\.(?:md|html|txt|toml))`", shown))
     included = SETTINGS["tool"]["hatch"]["build"]["targets"]["sdist"]["include"]
-    assert len(named) > 20 and [n for n in named if not (PROJECT / n).is_file() or f"/{n.split('/')[0]}" not in included] == []
+    assert len(named) > 15 and [n for n in named if not (PROJECT / n).is_file() or f"/{n.split('/')[0]}" not in included] == []
+
+
+def test_the_picture_of_the_readme_is_small_and_an_index_names_it() -> None:
+    text = (PROJECT / "README.md").read_text()
+    [(description, file)] = re.findall(r"!\[([^\]]+)\]\(([^)]+)\)", text)
+    data = (PROJECT / file).read_bytes()
+    assert data.startswith(b"\x89PNG") and len(data) < 150_000
+    assert f"*{description}* (`{file}`)" in readme()
 
 
 @pytest.mark.skipif(EDITABLE and not os.environ.get("CI"), reason="this is an editable installation, not a wheel")

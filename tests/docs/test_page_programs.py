@@ -18,7 +18,7 @@ import click
 import pytest
 from tests.helpers.paths import HELPERS, PROJECT
 
-from singa.cli._main import main
+from singa.cli._main import SECTIONS, main
 
 DATA: dict[str, dict[str, Any]] = tomllib.loads((HELPERS / "page_programs.toml").read_text(encoding="utf-8"))
 PROGRAMS: dict[str, str] = DATA.pop("programs")
@@ -187,6 +187,18 @@ def test_every_command_that_a_page_names_has_its_options() -> None:
                 unknown.append(f"{page}: {line}: {', '.join(wrong)}")
     assert unknown == []
     assert found > 150
+
+
+def test_the_page_of_commands_has_each_in_its_group() -> None:
+    text = (PROJECT / "docs" / "command-line.md").read_text(encoding="utf-8")
+    found = {
+        title: set(re.findall(r"^sonnx ([\w-]+)", section, re.MULTILINE))
+        for title, section in re.findall(r"^## (.*)\n((?:(?!## ).*\n)*)", text, re.MULTILINE)
+    }
+    found.pop("Exit codes and JSON")
+    for title, names in SECTIONS.items():
+        assert found.pop(title) - {"check"} == set(names) - {"check"}, title  # "check" is used in two groups
+    assert found == {}
 
 
 def test_environments_of_tox_exist() -> None:

@@ -86,9 +86,13 @@ def test_contributing_shows_each_kind_of_change() -> None:
     assert names and all(f"class {n}(" in tests or f"def {n}(" in tests or f'click.command("{n}")' in tests for n in names)
 
 
-def test_every_page_is_linked_from_the_readme() -> None:
+def test_every_page_is_linked_from_the_readme_or_the_pages_of_features_and_commands() -> None:
     pages = {p.name for p in (PROJECT / "docs").glob("*.md")}
-    assert pages == set(re.findall(r"\]\(docs/([\w-]+\.md)", text("README.md"))) & pages
+    linked = set(re.findall(r"\]\(docs/([\w-]+\.md)", text("README.md")))
+    for name in ("features.md", "command-line.md"):
+        assert name in linked
+        linked |= set(re.findall(r"\]\(([\w-]+\.md)", text(f"docs/{name}")))
+    assert pages - linked == set()
 
 
 def test_every_page_is_in_the_navigation_of_the_site() -> None:

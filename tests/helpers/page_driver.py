@@ -59,7 +59,10 @@ def run_command(step: dict[str, Any], scope: dict[str, Any]) -> str | None:
 
 
 def run_python(text: str, name: str, scope: dict[str, Any]) -> str | None:
-    """Run a block of Python and return what is wrong with it."""
+    """Run a block of Python, or write it to the file that its first line names, and return what is wrong with it."""
+    if file := re.match(r"# (\w+\.py)\n", text):
+        Path(file[1]).write_text(text, encoding="utf-8")
+        return None
     if not text.startswith(">>>"):
         exec(compile(text, name, "exec"), scope)
         return None
