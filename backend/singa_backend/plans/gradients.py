@@ -97,7 +97,8 @@ def _join(region: Region, ids: dict[str, int], known: GradientCall, at: int) -> 
     read = [_read(values, r) for r in kernel.reads if not r.startswith("h")]
     if any(n and i == ABSENT for i, n in zip(values["dy"], known.dys, strict=True)) or given & set(gradients) - {ABSENT}:
         return False
-    if not set(values["dy"]) - {ABSENT} <= set(read) or ABSENT in read or not set(gradients) - {ABSENT}:
+    needed = [i for i, r in zip(read, (r for r in kernel.reads if not r.startswith("h")), strict=True) if not r.endswith("?")]
+    if not set(values["dy"]) - {ABSENT} <= set(read) or ABSENT in needed or not set(gradients) - {ABSENT}:
         return False
     if not kernel.takes(attributes, [g != ABSENT for g in gradients]):
         return False
@@ -128,9 +129,9 @@ def _join(region: Region, ids: dict[str, int], known: GradientCall, at: int) -> 
 
 
 def _read(values: dict[str, tuple[int, ...]], what: str) -> int:
-    """The id of "dy0", "x1" or "y0"; ABSENT for an absent one."""
-    kind = what.rstrip("0123456789")
-    at, group = int(what[len(kind) :]), values[kind]
+    """The id of "dy0", "x1?" or "y0"; ABSENT for an absent one."""
+    kind = what.rstrip("0123456789?")
+    at, group = int(what[len(kind) :].rstrip("?")), values[kind]
     return group[at] if at < len(group) else ABSENT
 
 
