@@ -30,7 +30,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from ..errors import CommunicationError, InvalidInput, MissingDependency
-from .local import _sum, no_progress, other_operation
+from .local import no_progress, other_operation, sum_of
 
 _PAUSE = 0.01
 """Seconds between two attempts to connect to rank 0."""
@@ -313,7 +313,7 @@ class _Hub:
         if len({header["what"] for header, _ in given.values()}) > 1:
             reply["different"] = True
         elif first["name"] == "all_reduce":
-            result = [_sum([np.frombuffer(_bytes(given[r][1][0]), like.dtype) for r in range(self.size)])]
+            result = [sum_of([np.frombuffer(_bytes(given[r][1][0]), like.dtype) for r in range(self.size)])]
         elif first["name"] == "broadcast":
             result = list(given[first["root"]][1])
         else:
