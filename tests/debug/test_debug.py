@@ -441,6 +441,25 @@ def test_random_values_are_shared_not_judged() -> None:
         assert debug.compare(dropout, X, against="sonnx", local=True).agrees
 
 
+class PathLike:
+    """A path that is neither a str nor a Path."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = str(path)
+
+    def __fspath__(self) -> str:
+        return self.path
+
+
+def test_every_path_is_accepted(tmp_path: Path) -> None:
+    path, values = tmp_path / "m.onnx", tmp_path / "y.npz"
+    onnx.save(build("g (float[n,3] x) => (float[n,3] y) { y = Relu(x) }"), path)
+    np.savez(values, x=X["x"], y=np.maximum(X["x"], 0))
+    assert debug.Source(PathLike(path)).path == path
+    for against in (PathLike(values), values, str(values), PathLike(path)):
+        assert debug.compare(PathLike(path), X, against=against).agrees
+
+
 # --- files and memory -------------------------------------------------------------------------------------------------
 
 
@@ -456,6 +475,7 @@ def test_a_model_opened_light_is_the_same_model(tmp_path: Path) -> None:
     path = tmp_path / "m.onnx"
     onnx.save(model, path)
     light, folder = open_light(path, small=0)
+    assert open_light(PathLike(path), small=0) == (light, folder)
     assert folder == path.resolve().parent and len(light.SerializeToString()) < 3000 < path.stat().st_size
     embed(light, folder)
     again = numpy_helper.to_array
