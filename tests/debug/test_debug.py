@@ -479,7 +479,7 @@ def test_a_model_opened_light_is_the_same_model(tmp_path: Path) -> None:
     assert folder == path.resolve().parent and len(light.SerializeToString()) < 3000 < path.stat().st_size
     embed(light, folder)
     again = numpy_helper.to_array
-    assert light.graph.node == model.graph.node or light.graph.node[-1].attribute[0].t.dims == [700]
+    assert light.graph.node == model.graph.node and light.graph.node[-1].attribute[0].t.dims == [700]
     for a, b in zip(light.graph.initializer, model.graph.initializer, strict=True):
         np.testing.assert_array_equal(again(a), again(b))
     assert light.doc_string == "kept" and inner.initializer[0].dims == [400]
@@ -561,7 +561,7 @@ def test_reduce_to_the_node_that_differs(monkeypatch: pytest.MonkeyPatch, tmp_pa
     x = np.random.default_rng(0).standard_normal((4, 5)).astype(np.float32)
     found = debug.reduce(chain(30), {"v0": x}, debug.differs("reference"), to=tmp_path)
     assert found.operators == ["Softmax"] and found.nodes == (31, 1) and found.tried < 60
-    assert found.shapes == {"v15": [1, 1]} or found.shapes == {"v15": [1, 5]}
+    assert found.shapes == {"v15": [1, 1]}
     assert fails_alone(tmp_path)
 
 
