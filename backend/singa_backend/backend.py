@@ -130,7 +130,7 @@ class SingaRep(BackendRep):
         self._given: dict[str, Any] = {}
         self._received: list[weakref.ref[np.ndarray] | None] | None = None
         self._output_names = tuple(v.name for v in graph.outputs)
-        self._selection = lru_cache(maxsize=64)(partial(_select, graph))  # a cached method would keep `self` alive
+        self._selection = lru_cache(maxsize=64)(partial(selected_part, graph))  # a cached method would keep `self` alive
         self._built = frozenset(self.__dict__)  # a pickle has the other attributes as they are
 
     @property
@@ -245,14 +245,14 @@ class SingaRep(BackendRep):
             UnsupportedModel: this process does not declare an operator of the model (SX202).
             DeviceUnavailable: this machine does not have its device.
         """
-        found, changed = _unpickled(state)
+        found, changed = unpickled(state)
         if changed:
             with found.device.active():
                 found = found.with_states({n: found.device.put(v) for n, v in changed.items()})
         self.__dict__.update(found.__dict__ | state["attributes"])
 
     def _pickled(self, changed: Mapping[str, np.ndarray]) -> dict[str, Any]:
-        """What `_unpickled` needs to prepare this model in another process.
+        """What `unpickled` needs to prepare this model in another process.
 
         Args:
             changed: the initializers of the main graph that differ from those of `graph`.
@@ -528,7 +528,7 @@ class SingaRep(BackendRep):
         }
 
 
-def _unpickled(state: Mapping[str, Any]) -> tuple[SingaRep, dict[str, np.ndarray]]:
+def unpickled(state: Mapping[str, Any]) -> tuple[SingaRep, dict[str, np.ndarray]]:
     """The model of `SingaRep._pickled`, as it was prepared, and the initializers that differ since."""
     chosen = plan_options(state["threads"], deterministic=state["options"].deterministic)
     default = chosen.threads
@@ -592,7 +592,7 @@ def check_last_layers(last_layers: Any) -> None:
         raise InvalidInput(f"last_layers must be an integer, got {last_layers!r}", code="SX304")
 
 
-def _select(graph: Graph, last_layers: int, aux_output: tuple[str, ...]) -> Graph:
+def selected_part(graph: Graph, last_layers: int, aux_output: tuple[str, ...]) -> Graph:
     """The part of the graph that the options of a run select."""
     nodes: Sequence[Node] = graph.nodes
     outputs = [v.name for v in graph.outputs]

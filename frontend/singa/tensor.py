@@ -46,7 +46,7 @@ from ._core.creation import (
     zeros,
     zeros_like,
 )
-from ._core.tensor import Tensor, _binary, _float, op, to_numpy
+from ._core.tensor import Tensor, as_float, binary, op, to_numpy
 
 __all__ = [
     "PlaceHolder", "Tensor", "abs", "add", "add_column", "add_row", "average", "axpy", "bernoulli", "bool_", "ceil", "char",
@@ -292,7 +292,7 @@ def add(lhs: Any, rhs: Any, ret: Tensor | None = None) -> Tensor:
         ValueError: The shapes cannot be broadcast, or do not fit that of `ret`.
         InvalidInput: An operator on the tape produced `ret` (SX370), or the inputs are on different devices (SX344).
     """
-    return _into(_binary("Add", lhs, rhs), ret)
+    return _into(binary("Add", lhs, rhs), ret)
 
 
 def sub(lhs: Any, rhs: Any, ret: Tensor | None = None) -> Tensor:
@@ -312,7 +312,7 @@ def sub(lhs: Any, rhs: Any, ret: Tensor | None = None) -> Tensor:
         ValueError: The shapes cannot be broadcast, or do not fit that of `ret`.
         InvalidInput: An operator on the tape produced `ret` (SX370), or the inputs are on different devices (SX344).
     """
-    return _into(_binary("Sub", lhs, rhs), ret)
+    return _into(binary("Sub", lhs, rhs), ret)
 
 
 def eltwise_mult(lhs: Any, rhs: Any, ret: Tensor | None = None) -> Tensor:
@@ -332,7 +332,7 @@ def eltwise_mult(lhs: Any, rhs: Any, ret: Tensor | None = None) -> Tensor:
         ValueError: The shapes cannot be broadcast, or do not fit that of `ret`.
         InvalidInput: An operator on the tape produced `ret` (SX370), or the inputs are on different devices (SX344).
     """
-    return _into(_binary("Mul", lhs, rhs), ret)
+    return _into(binary("Mul", lhs, rhs), ret)
 
 
 def div(lhs: Any, rhs: Any, ret: Tensor | None = None) -> Tensor:
@@ -352,7 +352,7 @@ def div(lhs: Any, rhs: Any, ret: Tensor | None = None) -> Tensor:
         ValueError: The shapes cannot be broadcast, or do not fit that of `ret`.
         InvalidInput: An operator on the tape produced `ret` (SX370), or the inputs are on different devices (SX344).
     """
-    return _into(_binary("Div", _float(lhs), _float(rhs)), ret)
+    return _into(binary("Div", as_float(lhs), as_float(rhs)), ret)
 
 
 def mult(A: Tensor, B: Tensor, C: Tensor | None = None, alpha: float = 1.0, beta: float = 0.0) -> Tensor:

@@ -142,8 +142,10 @@ def test_drawn_inputs_are_refused(first: int, doors: Server, tmp_path: Path) -> 
 
 def test_the_drawing_covers_doors_damages_and_sizes() -> None:
     drawn = [inputs.draw(SEED, i) for i in range(COUNT)]
-    turns = Counter(i % (len(inputs.FILE_DOORS) + len(inputs.OTHER_DOORS)) for i in range(COUNT))
-    assert min(turns.values()) >= 10
+    names = [*inputs.FILE_DOORS, *inputs.OTHER_DOORS]  # the latter open several doors each
+    turns = Counter(names[i % len(names)] for i in range(COUNT))
+    assert min(turns.values()) >= 10 and len(turns) == len(names)
+    assert {n: Counter(d.door for d in drawn)[n] for n in inputs.FILE_DOORS} == {n: turns[n] for n in inputs.FILE_DOORS}
     assert len({d.damage for d in drawn}) >= 100 and len({str(d) for d in drawn}) >= 200
     assert {*inputs.SIZES, *inputs.BOMBS} <= {d.size for d in drawn}
 

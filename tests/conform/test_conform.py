@@ -15,6 +15,7 @@ from onnx import parser
 
 from singa_backend import SingaBackend
 from singa_backend.comparison import verdict
+from singa_backend.comparison.difference import difference
 from singa_backend.conform import cases, gaps, official, report, results, worker
 
 F = np.float32
@@ -85,7 +86,25 @@ def test_ulps() -> None:
     assert verdict.ulps(np.array([-0.0], F), np.array([0.0], F)) == 0
     assert verdict.ulps(np.array([np.finfo(F).smallest_subnormal]), np.array([-np.finfo(F).smallest_subnormal])) == 2
     assert verdict.ulps(np.ones(3, np.int64), np.ones(3, np.int64)) is None
+    assert verdict.ulps([np.array([np.nan, 1], F)], [np.array([1, 1], F)]) == 0
     assert verdict.same_bits([{1: float("nan")}], [{1: float("nan")}]) and not verdict.same_bits({1: 1.0}, {1: 2.0})
+
+
+@pytest.mark.parametrize("order", ["<", ">"])
+@pytest.mark.parametrize("name", ["f2", "f4", "f8"])
+def test_distances_in_ulps_are_exact(name: str, order: str) -> None:
+    """float64 has more steps than float64 counts: near 1.0 a neighbour was 0 steps away."""
+    dtype = np.dtype(order + name)
+    one, info = np.ones((), dtype), np.finfo(name)
+    for count in (1, 2, 3, 511):
+        x = one + (count * info.eps)
+        for a, b in ((x, one), (one, x), (-x, -one)):
+            a, b = np.array([a, 0], dtype), np.array([b, 0], dtype)
+            assert verdict.ulps(a, b) == difference(a, b).ulps == count
+    largest, lowest = np.array([info.max], dtype), np.array([info.min], dtype)
+    ends = 2 * ((2 ** (8 * dtype.itemsize - 1) - 1) - 2**info.nmant)  # the codes of Inf and above are not counted
+    assert verdict.ulps(largest, lowest) == float(ends)
+    assert verdict.steps(lowest, largest, np.ones(1, bool)) == float(ends)
 
 
 # --- running

@@ -276,3 +276,6 @@ def test_a_proof_needs_the_same_inputs() -> None:
     assert releases.corrected({"1.6.0": old, "1.7.0": run(-X, X, "failed")})["1.6.0"] == {}
     new = run(-X, X, "passed")
     assert releases.corrected({"1.6.0": old}, new.cases, new.results)["1.6.0"] == {"test_neg": onnx.__version__}
+    runs = {"1.6.0": old, onnx.__version__: new}  # the installed release's own run, with other cases of it or with none
+    for cases_, results in (([], []), (new.cases, run(-X, X, "failed").results), (new.cases, new.results)):
+        assert releases.corrected(runs, cases_, results)["1.6.0"] == {"test_neg": onnx.__version__}

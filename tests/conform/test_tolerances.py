@@ -22,7 +22,7 @@ from tests.helpers.paths import PROJECT
 
 from singa.cli import main
 from singa_backend import debug
-from singa_backend.comparison import tolerances
+from singa_backend.comparison import tolerances, verdict
 from singa_backend.comparison.tolerances import COMPARE, NARROW, OTHERS, RULES, USES, ErrorBound
 from singa_backend.conform import cases
 from singa_backend.ir.declaration import has_trait
@@ -296,6 +296,24 @@ def test_integers_are_equal_unless_atol_is_given() -> None:
     plain, given = debug.difference(a, b), debug.difference(a, b, debug.Tolerance(atol=1))
     assert not plain.agrees and given.agrees and given.tolerance and "atol was given" in given.tolerance.reason
     assert plain.tolerance == tolerances.EQUAL
+
+
+@pytest.mark.parametrize(
+    ("mine", "theirs", "apart"),
+    [
+        (np.array([2**62 + 99]), np.array([2**62]), 99),
+        (np.array([2**63 - 1]), np.array([-(2**63)]), 2**64 - 1),
+        (np.array([2**64 - 1], np.uint64), np.array([2**64 - 4], np.uint64), 3),
+        (np.array([-128], np.int8), np.array([127], np.int8), 255),
+        (np.array([True, False]), np.array([False, False]), 1),
+    ],
+)
+def test_differences_of_integers_are_exact(mine: np.ndarray, theirs: np.ndarray, apart: int) -> None:
+    assert debug.difference(mine, theirs).max_abs == float(apart)
+    assert int(verdict.apart(mine, theirs)[0]) == apart
+    if apart < 2**53:
+        assert debug.difference(mine, theirs, debug.Tolerance(atol=apart)).agrees
+        assert not debug.difference(mine, theirs, debug.Tolerance(atol=apart - 1)).agrees
 
 
 def test_the_command_shows_all_entries() -> None:

@@ -441,6 +441,25 @@ def test_random_values_are_shared_not_judged() -> None:
         assert debug.compare(dropout, X, against="sonnx", local=True).agrees
 
 
+class PathLike:
+    """A path that is neither a str nor a Path."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = str(path)
+
+    def __fspath__(self) -> str:
+        return self.path
+
+
+def test_every_path_is_accepted(tmp_path: Path) -> None:
+    path, values = tmp_path / "m.onnx", tmp_path / "y.npz"
+    onnx.save(build("g (float[n,3] x) => (float[n,3] y) { y = Relu(x) }"), path)
+    np.savez(values, x=X["x"], y=np.maximum(X["x"], 0))
+    assert debug.Source(PathLike(path)).path == path
+    for against in (PathLike(values), values, str(values), PathLike(path)):
+        assert debug.compare(PathLike(path), X, against=against).agrees
+
+
 # --- files and memory -------------------------------------------------------------------------------------------------
 
 
@@ -456,10 +475,11 @@ def test_a_model_opened_light_is_the_same_model(tmp_path: Path) -> None:
     path = tmp_path / "m.onnx"
     onnx.save(model, path)
     light, folder = open_light(path, small=0)
+    assert open_light(PathLike(path), small=0) == (light, folder)
     assert folder == path.resolve().parent and len(light.SerializeToString()) < 3000 < path.stat().st_size
     embed(light, folder)
     again = numpy_helper.to_array
-    assert light.graph.node == model.graph.node or light.graph.node[-1].attribute[0].t.dims == [700]
+    assert light.graph.node == model.graph.node and light.graph.node[-1].attribute[0].t.dims == [700]
     for a, b in zip(light.graph.initializer, model.graph.initializer, strict=True):
         np.testing.assert_array_equal(again(a), again(b))
     assert light.doc_string == "kept" and inner.initializer[0].dims == [400]
@@ -541,7 +561,7 @@ def test_reduce_to_the_node_that_differs(monkeypatch: pytest.MonkeyPatch, tmp_pa
     x = np.random.default_rng(0).standard_normal((4, 5)).astype(np.float32)
     found = debug.reduce(chain(30), {"v0": x}, debug.differs("reference"), to=tmp_path)
     assert found.operators == ["Softmax"] and found.nodes == (31, 1) and found.tried < 60
-    assert found.shapes == {"v15": [1, 1]} or found.shapes == {"v15": [1, 5]}
+    assert found.shapes == {"v15": [1, 1]}
     assert fails_alone(tmp_path)
 
 

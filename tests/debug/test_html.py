@@ -121,7 +121,7 @@ def test_generated_models_and_old_releases_are_columns(tmp_path: Path) -> None:
     assert row["fuzz"] == {"T": ["float64"]} and row["dtypes_allowed"]["T"] == ["bfloat16", "float16", "float32", "float64"]
     assert row["releases"]["1.6.0"] | {"failed": 0} == {"cases": 2, "passed": 1, "dtypes": {"T": ["float32"]}, "failed": 0}
     assert set(row["releases"]) == {"all", "1.6.0"} and set(built["totals"]) == {"CPU"}
-    assert list(built["releases"]) == ["1.9.0", "1.10.2", "1.6.0"] or set(built["releases"]) == {"1.9.0", "1.10.2", "1.6.0"}
+    assert set(built["releases"]) == {"1.9.0", "1.10.2", "1.6.0"}
     assert built["releases"]["1.9.0"]["gaps"] == {"test_a": "why"} and built["releases"]["1.9.0"]["unexpected"] == ["test_b"]
     data = _data(html.page(built))
     assert data["cells"][-1] == ["by any of these", 2] and data["fuzz"]["count"] == 7
@@ -129,9 +129,8 @@ def test_generated_models_and_old_releases_are_columns(tmp_path: Path) -> None:
     assert "* Generated models: **7**, seed 3: 6 agree, 1 hung.\n" in page
     assert data["fuzz"] == {"count": 7, "words": "seed 3: 6 agree, 1 hung"}
     assert "| Softmax | 13 | 1/2 | 1/2 | 1/4 | 1/1 | 2 | 2/4 | 1/4 |" in page
-    assert re.findall(r"cases of onnx (\S+)", report.markdown(json.loads(json.dumps(built, sort_keys=True)))) == [
-        "1.6.0", "1.9.0", "1.10.2",
-    ]  # fmt: skip
+    for one in (built, json.loads(json.dumps(built, sort_keys=True))):  # pages sort them, whatever their order in the file
+        assert re.findall(r"cases of onnx (\S+)", report.markdown(one)) == ["1.6.0", "1.9.0", "1.10.2"]
 
 
 def test_what_cannot_be_repeated_everywhere_is_kept(tmp_path: Path) -> None:

@@ -185,6 +185,22 @@ def test_vectors_of_different_lengths(fakes: Any) -> None:
         assert [c[:4] for c in calls[first + 1 : last]] == [("broadcast", n, 6, r) for r, n in enumerate([2, 0, 5])]
 
 
+def test_copies_are_sent_in_pieces(fakes: Any) -> None:
+    """No operation of NCCL is longer than `pieces`, also of all_gather and broadcast, in one order on all ranks."""
+    fake = fakes(2)
+
+    def work(comm: Communicator) -> None:
+        own = np.arange(9 if comm.rank else 3, dtype=np.float16) + comm.rank
+        parts = comm.all_gather(own, [3, 9]).wait()
+        assert [p.tolist() for p in parts] == [[0, 1, 2], list(range(1, 10))]
+        assert copied(comm, np.arange(6).reshape(2, 3) * comm.rank, 1).tolist() == [[0, 1, 2], [3, 4, 5]]
+
+    run(fake, work, pieces=4)
+    for calls in fake.calls.values():
+        counts = [(c[1], c[3]) for c in calls if c[0] == "broadcast"]
+        assert counts == [(3, 0), (4, 1), (4, 1), (1, 1), (4, 1), (2, 1)]
+
+
 @pytest.mark.parametrize("mode", ["plain", "half", "sparse"])
 def test_dist_opt_trains_over_it(mode: str, fakes: Any) -> None:
     """Gradients of two ranks, 1 and 3, for each mode."""

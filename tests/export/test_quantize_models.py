@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import pickle
+import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -354,6 +355,46 @@ def test_a_bias_that_would_overflow_int32_widens_the_scale_of_its_weight() -> No
     made = sonnx.quantize(model, ROWS, per_channel=True)
     exact, found = (sonnx.run_model(m, ROWS)[0] for m in (model, made))
     assert np.abs(exact - found).max() < 0.01 * np.abs(exact).max()
+
+
+SHARED = {
+    "table": (("MatMul(x, w)", "float[n,3]"), ("Gather(w, i)", "float[n,2,3]"), normal(2, 5, 3)),
+    "transposed": (("MatMul(x, w)", "float[n,3]"), ("Gemm<transB=1>(z, w)", "float[n,5]"), normal(2, 5, 3)),
+    "filters": (("Conv(image, w)", "float[3,3,1,1]"), ("MatMul(image, w)", "float[3,3,3,3]"), normal(7, 3, 3, 3, 3)),
+}
+READ = {"x": "float[n,5]", "i": "int64[n,2]", "z": "float[n,3]", "image": "float[3,3,3,3]"}
+
+
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("options", [{"per_channel": c, "weights": w} for c in (True, False) for w in ("int8", "uint8")], ids=str)
+@pytest.mark.parametrize("what", SHARED)
+def test_readers_of_one_constant_have_the_schemes_that_they_have_alone(
+    what: str, options: dict[str, Any], turned: bool, oracle: Oracle
+) -> None:
+    """Per-channel scales of a product are not those of the rows of a table; columns differ by factors of ten."""
+    *calls, w = SHARED[what]
+    w = w * np.array([0.1, 1, 10], np.float32)
+    index = np.random.default_rng(0).integers(0, 5, (40, 2))
+    data = {"x": normal(1, 40, 5), "i": index, "z": normal(3, 40, 3), "image": normal(4, 3, 3, 3, 3)}
+
+    def made(lines: Sequence[int]) -> tuple[ModelProto, dict[str, Any]]:
+        body = "\n".join(f"y{k} = {calls[k][0]}" for k in lines)
+        feeds = {n: x for n, x in data.items() if re.search(rf"\b{n}\b", body)}
+        inputs, outputs = ", ".join(f"{READ[n]} {n}" for n in feeds), ", ".join(f"{calls[k][1]} y{k}" for k in lines)
+        model = built(f'<ir_version: 9, opset_import: ["": 17]> g ({inputs}) => ({outputs}) {{ {body} }}', w=w)
+        return sonnx.quantize(model, dynamic=True, **options), feeds
+
+    order = (1, 0) if turned else (0, 1)
+    model, feeds = made(order)
+    onnx.checker.check_model(model, full_check=True)
+    theirs = oracle.run(model.SerializeToString(), feeds)
+    for k, ours in zip(order, sonnx.run_model(model, feeds), strict=True):
+        alone, needed = made([k])
+        np.testing.assert_array_equal(ours, sonnx.run_model(alone, needed)[0], err_msg=calls[k][0])
+        np.testing.assert_allclose(ours, theirs[f"y{k}"], rtol=1e-5, atol=1e-5, err_msg=calls[k][0])
+    one = what != "transposed" and options["weights"] == "uint8" and not options["per_channel"]  # one scheme serves both
+    one = one or (what == "filters" and not options["per_channel"])
+    assert sum("_quantized" in t.name for t in model.graph.initializer) == (1 if one else 2)
 
 
 def test_a_subgraph_reads_the_values_that_it_read() -> None:

@@ -18,7 +18,7 @@ from tests.helpers.paths import TESTS
 
 import sonnx
 from singa import tensor
-from singa._onnx.types import from_proto
+from singa._onnx.types import difference, from_proto
 from singa_backend import InvalidInput, InvalidModel, SonnxError, UnsupportedModel
 from singa_backend.engines.oracle import Oracle
 from singa_backend.proto.messages import graphs
@@ -91,6 +91,13 @@ def test_onnxruntime_computes_the_same() -> None:
             found = oracle.run(f.model.SerializeToString(), dict(zip(f.inputs, authored.FEEDS[name], strict=True)), timeout=60)
             for got, want in zip(found.values(), authored.expected()[name], strict=True):
                 np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
+
+
+def test_types_of_different_kinds_are_named() -> None:
+    kinds = {"a tensor": Float[3], "a sequence": SequenceType(Float), "an optional": OptionalType(Float)}
+    for found, x in kinds.items():
+        for wanted, y in kinds.items():
+            assert difference(x, y) == ("" if x is y else f"one is {wanted}, the other {found}")
 
 
 # --- against ONNX's suite

@@ -16,7 +16,7 @@ from sklearn.datasets import load_digits
 
 from singa import autograd, device, layer, model, opt, singa_wrap, sonnx, tensor
 from singa._core.ops import op
-from singa._training.buckets import Buckets, _partition
+from singa._training.buckets import Buckets, partition_size
 from singa._training.checkpoint import Checkpoint
 from singa._training.fit import Position
 from singa_backend.collectives import Communicator, LocalGroup, SingleProcess, communicator
@@ -314,7 +314,7 @@ def test_a_partial_update_never_sends_all(size: int, graph: bool) -> None:
 def test_the_partitions_by_default(sizes: list[int], most: int) -> None:
     """The largest partition; a net of one tensor has one."""
     pairs = [(t, t) for t in (tensor.Tensor(data=np.zeros(n, F), requires_grad=False) for n in sizes)]
-    made = Buckets(_partition(pairs))
+    made = Buckets(partition_size(pairs))
     assert max(b.size for b in [b for p, g in pairs for b in made.add(p, g)] + made.rest()) == most
 
 

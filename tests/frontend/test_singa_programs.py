@@ -7,9 +7,10 @@ import warnings
 
 import numpy as np
 import pytest
+from onnx import numpy_helper, parser
 from tests.helpers.paths import PROJECT
 
-from singa import autograd, opt, tensor
+from singa import autograd, opt, sonnx, tensor
 from singa.tensor import Tensor
 from singa_backend.errors import InvalidInput, NoGradientWarning
 
@@ -112,9 +113,26 @@ def test_onehot_refuses_several_depths():
 
 def test_ranking_loss_refuses_unequal_shapes():
     assert float(autograd.ranking_loss(T([1, 2]), T([1, 1]))) == pytest.approx(0.1)
-    with pytest.raises(InvalidInput, match="must have one shape") as refused:
+    with pytest.raises(InvalidInput, match="pos and neg must have equal shapes") as refused:
         autograd.ranking_loss(T([1, 2]), T([1]))
     assert refused.value.code == "SX334"
+
+
+@pytest.mark.parametrize("loss", ["mse_loss", "binary_cross_entropy", "ranking_loss"])
+def test_losses_accept_open_sizes(loss):
+    """A dynamic size may equal any size; known sizes that differ are refused."""
+    model = parser.parse_model('<ir_version: 9, opset_import: ["": 18]> g (float[n,3] x) => (float[n,2] y) { y = MatMul(x, w) }')
+    w, x, t = (np.random.default_rng(i).random(shape, np.float32) for i, shape in enumerate([(3, 2), (4, 3), (4, 2)]))
+    w /= w.sum(axis=0)  # y is in (0, 1)
+    model.graph.initializer.append(numpy_helper.from_array(w, "w"))
+    function = getattr(autograd, loss)
+    for rows in ("n", "m", 4):
+        step = sonnx.to_training_onnx(model, function, target=(np.float32, [rows, 2]))
+        names = [o.name for o in step.graph.output]
+        found = dict(zip(names, sonnx.run_model(step, {"x": x, "target": t}), strict=True))
+        assert found["loss"] == pytest.approx(float(function(T(x @ w), T(t))), rel=1e-5)
+    with pytest.raises(InvalidInput, match="must have equal shapes"):
+        sonnx.to_training_onnx(model, function, target=(np.float32, ["n", 3]))
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,9 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,7 @@ import pytest
 from tests.helpers.paths import HELPERS
 
 from singa import opt, singa_wrap
-from singa_backend.collectives import Communicator, LocalGroup, nccl_group
+from singa_backend.collectives import Communicator, LocalGroup, nccl_group, sockets
 from singa_backend.collectives.communicator import total
 from singa_backend.collectives.sockets import SocketRank, new_id
 from singa_backend.errors import CommunicationError, InvalidInput, MissingDependency
@@ -205,6 +207,71 @@ def test_processes_with_other_arguments_are_told(second: tuple[int, int], told: 
     for thread in threads:
         thread.join(LONGEST)
     assert found == [("SX952", told)] * 2 and not Path(id).exists()
+
+
+HELLO = {"kind": "join", "rank": 1, "size": 2}
+
+
+@pytest.mark.parametrize(
+    ("sent", "raises"),
+    [
+        (HELLO | {"size": 3}, CommunicationError),
+        (HELLO, CommunicationError),  # a second rank 1
+        (b"", None),
+        (b"\0\0\0\5{", None),
+        (b"\0\0\0\1{", ValueError),
+        ({"kind": "join"}, KeyError),
+    ],
+)
+def test_a_joiner_that_is_not_taken_is_disconnected(sent: Any, raises: Any) -> None:
+    ours, theirs = socket.socketpair()
+    with theirs:
+        if isinstance(sent, dict):
+            sockets._write(theirs, sent)
+        else:
+            theirs.sendall(sent)
+            theirs.shutdown(socket.SHUT_WR)
+        with pytest.raises(raises) if raises else nullcontext():
+            sockets._welcome(ours, {1: theirs} if sent == HELLO else {}, 2, time.monotonic() + 5)
+        assert ours.fileno() == -1
+
+
+@pytest.mark.parametrize("answer", ["refused", "silence", "end", "nonsense"])
+def test_a_rank_that_is_not_taken_closes_its_connection(answer: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank 0 refuses it, does not answer in time, ends, or answers with no message."""
+    made: list[socket.socket] = []
+
+    class Noted(socket.socket):
+        def __init__(self, *arguments: Any, **more: Any) -> None:
+            super().__init__(*arguments, **more)
+            made.append(self)
+
+    id, errors = new_id(), {"refused": "SX952", "silence": "SX950", "end": "SX950"}
+    monkeypatch.setattr(sockets, "_ANSWERS", 0.05)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(id)
+        listener.listen(1)
+        monkeypatch.setattr(sockets.socket, "socket", Noted)
+
+        def rank_0() -> None:
+            connection = listener.accept()[0]
+            sockets._read(connection)
+            if answer == "refused":
+                sockets._write(connection, {"kind": "refused", "why": "because"})
+            elif answer == "nonsense":
+                connection.sendall(b"\0\0\0\1{")
+            if answer == "silence":
+                time.sleep(0.5)
+            connection.close()
+
+        thread = threading.Thread(target=rank_0, daemon=True)
+        thread.start()
+        with pytest.raises(CommunicationError if answer in errors else ValueError) as raised:
+            SocketRank(id, 1, 2, timeout=0.2)
+        assert getattr(raised.value, "code", None) == errors.get(answer)
+        thread.join()
+        assert made[0].fileno() == -1  # the connection of rank 1 is the first socket here
+    os.unlink(id)
 
 
 def test_two_processes_of_one_rank_are_told() -> None:

@@ -139,6 +139,38 @@ def test_a_rule_in_sound_state_is_checked() -> None:
     assert (row.verdict, row.agreed, row.wrong, row.graph) == ("checked", 5, 0, True) and row.worst < 1e-6
 
 
+@pytest.mark.parametrize("what", PLANTED)
+@pytest.mark.parametrize("said", [0, 3])
+def test_whether_the_graph_agrees_does_not_depend_on_messages(what: str, said: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only three messages are kept, and other messages may have the word; an error of the rule leaves nothing to compare."""
+    declaration = declarations["", "Mul"][14]
+    assert declaration.gradient_rule is not None
+    rule = OperatorRule(PLANTED[what][0](declaration.gradient_rule.function))
+    rule.names = declaration.gradient_rule.names
+    calls = iter(range(10**6))
+    sound = gradients.judge
+
+    def late(point: Any, rng: Any) -> list[Any]:
+        if next(calls) < said:
+            return [gradients.PointResult("a", "wrong", detail="a subgraph was expected")]
+        monkeypatch.setattr(declaration, "gradient_rule", rule)
+        return sound(point, rng)
+
+    monkeypatch.setattr(gradients, "judge", late)
+    row = gradient_matrix.judged(_row("Mul", 14), count=5)
+    expected = {"a graph": False, "an error": None if said == 0 else True}.get(what, True)
+    assert row.wrong == 5 and len(row.says) == 3 and row.graph is expected, row
+
+
+def test_a_graph_that_raises_does_not_agree(monkeypatch: pytest.MonkeyPatch) -> None:
+    def raises(self: Any) -> Any:
+        raise TypeError("planted")
+
+    monkeypatch.setattr(gradients.Point, "through_graph", raises)
+    row = gradient_matrix.judged(_row("Mul", 14), count=2)
+    assert row.verdict == "wrong" and row.graph is False and "the graph raises TypeError: planted" in row.says[0]
+
+
 def test_the_points_of_a_seed_are_the_same() -> None:
     first, second, other = (list(gradients.points("", "Mul", 14, seed=s, count=3)) for s in (1, 1, 2))
     for p, q in zip(first, second, strict=True):

@@ -64,6 +64,17 @@ def training() -> None:
             assert np.array_equal(copied(comm, value, 0), value)
 
 
+class _Sent:
+    """MPI's operations; the lengths of each collection are noted."""
+
+    def __init__(self, world: Any) -> None:
+        self.world, self.counts = world, []  # type: tuple[Any, list[list[int]]]
+
+    def Iallgatherv(self, source: Any, target: Any) -> Any:
+        self.counts.append(list(target[1][0]))
+        return self.world.Iallgatherv(source, target)
+
+
 def operations() -> None:
     """Every dtype; vectors of different lengths, also empty; arrays of several pieces; operations in flight together."""
     comm = communicator(pieces=5)
@@ -79,9 +90,12 @@ def operations() -> None:
     for handle, want in reversed(started):
         got = handle.wait()
         assert got.dtype == np.asarray(want).dtype and got.shape == np.shape(want) and np.array_equal(got, want)
-    sizes = [3 * r for r in range(size)]
-    parts = comm.all_gather(np.full(sizes[rank], rank, np.float16), sizes).wait()
-    assert [p.tolist() for p in parts] == [[r] * n for r, n in enumerate(sizes)]
+    sizes = [7 * r for r in range(size)]
+    comm._world = world = _Sent(comm._world)
+    parts = comm.all_gather(np.arange(sizes[rank], dtype=np.float16) + rank, sizes).wait()
+    comm._world = world.world
+    assert [p.tolist() for p in parts] == [[r + i for i in range(n)] for r, n in enumerate(sizes)]
+    assert world.counts == [[max(0, min(n - i, 5)) for n in sizes] for i in range(0, max(1, sizes[-1]), 5)]
     assert [p.tolist() for p in comm.all_gather(np.array([rank], np.int32)).wait()] == [[r] for r in range(size)]
     assert total(comm, np.array([1.5])).tolist() == [1.5 * size]
 

@@ -972,11 +972,11 @@ def draw(seed: int, index: int) -> Drawn:
         what = "bomb"
     elif way == "part" and form == "zip":
         part = rng.choice(["json", "npy"] if door.form == "states" else ["npy"])
-        name = rng.choice(list(DAMAGES[part]))
-        what = f"{part}_{name}"
+        damage = rng.choice(list(DAMAGES[part]))
+        what = f"{part}_{damage}"
 
         def write(path: Path) -> None:
-            path.write_bytes(within(door.form, part, name, rng, size))
+            path.write_bytes(within(door.form, part, damage, rng, size))
 
     else:
         what = rng.choice(list(DAMAGES[form]))

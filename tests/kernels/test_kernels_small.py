@@ -147,7 +147,7 @@ CASES = [
     ),
     case("Div", 22, ints(5, 7), array(-3), kernel="numpy.floor_divide", constants=(1,)),
     case("Mod", 22, ints(5, 7), array(-3), kernel="numpy.remainder", constants=(1,)),
-    case("Mod", 22, ints(5, 7), array(-3), kernel="numpy.remainder", constants=(1,), fmod=1),
+    case("Mod", 22, ints(5, 7), array(-3), kernel="numpy.fmod", constants=(1,), fmod=1),
     case("Div", 22, ints(5, 7), array(-1), kernel="definition", constants=(1,)),
     case("Div", 22, ints(5, 7), ints(5, 7, low=1), kernel="definition"),
     case("Mod", 22, floats(5, 7), floats(5, 7), kernel="numpy.fmod", fmod=1),

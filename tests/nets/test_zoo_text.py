@@ -320,7 +320,7 @@ class Scored:
         for chosen in (self.ends, self.starts):
             row = np.full((1, 256), -10, F)
             for (window, token), score in chosen.items():
-                place = token - sum(128 for _ in range(window)) + self.asked + 2
+                place = token - 128 * window + self.asked + 2
                 if window == fed[UNIQUE][0] and 0 <= place < 256:
                     row[0, place] = score
             rows.append(row)

@@ -137,6 +137,35 @@ def test_it_is_a_function_of_tensors() -> None:
             assert found.value.code == code
 
 
+@pytest.mark.parametrize(
+    ("inputs", "given", "told"),
+    [
+        (0, {"k": 2}, "Shifted takes the inputs x, bias, got 0"),
+        (3, {"k": 2}, "Shifted takes the inputs x, bias, got 3"),
+        (1, {"k": 2, "scal": 1.0}, "an attribute of Shifted must be one of k, scale, got 'scal'; did you mean 'scale'?"),
+        (1, {}, "Shifted requires the attribute 'k'"),
+        (1, {"k": None}, "Shifted requires the attribute 'k'"),
+        (1, {"k": 2, "scale": None}, ""),
+    ],
+)
+def test_calls_of_tensors_and_in_graphs_have_the_same_errors(inputs: int, given: dict[str, Any], told: str) -> None:
+    @sonnx.define_operator("Shifted", domain=DOMAIN)
+    def Shifted(xp, x: "float", bias: np.float32 = None, *, scale: float = 0.5, k: int) -> "float":
+        return x * np.float32(scale) + k if bias is None else x + bias
+
+    def call(x: Any) -> Any:
+        return Shifted(*[x] * inputs, **given)
+
+    x = Tensor(data=X, requires_grad=False)
+    for compute in (lambda: call(x).data, lambda: sonnx.graph(call, types={"x": sonnx.Float})(X)):
+        if told:
+            with pytest.raises(InvalidInput, match=re.escape(told)) as found:
+                compute()
+            assert found.value.operator == "Shifted"
+        else:
+            np.testing.assert_allclose(compute(), X * 0.5 + 2)
+
+
 def test_a_signature_of_every_kind() -> None:
     @sonnx.register_operator(domain=DOMAIN, types={"T": ["float16", "double"], "I": ["int32", "int64"]})
     def Mixed(

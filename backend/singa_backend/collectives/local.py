@@ -96,7 +96,7 @@ class LocalRank:
 
     def all_reduce(self, array: Any) -> LocalHandle:
         """Start the sum of an array over the ranks; see Communicator."""
-        return self._start("all_reduce", array, _sum)
+        return self._start("all_reduce", array, sum_of)
 
     def all_gather(self, array: Any, sizes: Sequence[int] | None = None) -> LocalHandle:
         """Start the collection of the vectors of all ranks; see Communicator."""
@@ -157,11 +157,17 @@ class LocalHandle:
         return self.combine([array for _, array in given])
 
 
-def _sum(arrays: list[Any]) -> Any:
+def sum_of(arrays: list[Any]) -> Any:
+    """Return the sum of the arrays of all ranks, added in the order of the ranks."""
     total = arrays[0].copy()
     for array in arrays[1:]:
         np.add(total, array, out=total)
     return total
+
+
+def pieces_of(size: int, most: int) -> list[tuple[int, int]]:
+    """Return the begin and the end of each piece of a vector, of at most `most` elements; one empty piece if it is empty."""
+    return [(begin, min(begin + most, size)) for begin in range(0, max(size, 1), most)]
 
 
 def other_operation(rank: int, what: str) -> CommunicationError:

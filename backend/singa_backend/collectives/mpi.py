@@ -29,7 +29,7 @@ import numpy as np
 
 from ..errors import CommunicationError, MissingDependency
 from .launched import launched_size
-from .local import no_progress, other_operation
+from .local import no_progress, other_operation, pieces_of
 
 FAILED, INTERRUPTED = 1, 130
 """The exit codes of a group that ends by an uncaught exception, or by Ctrl-C."""
@@ -210,7 +210,8 @@ class MpiRank:
         kind, add = _sum_of(array.dtype)
         source, target = array.reshape(-1), result.reshape(-1)
         requests = [
-            self._world.Iallreduce(_items(source[a:b], kind), _items(target[a:b], kind), add) for a, b in self._pieces(array.size)
+            self._world.Iallreduce(_items(source[a:b], kind), _items(target[a:b], kind), add)
+            for a, b in pieces_of(array.size, self.pieces)
         ]
         return self._started("all_reduce", array, array.size, requests, (array, result), lambda: result)
 
@@ -221,19 +222,20 @@ class MpiRank:
         starts = [end - n for end, n in zip(ends, counts, strict=True)]
         result = np.empty(ends[-1], array.dtype)
         kind = _item(array.dtype.itemsize)
-        request = self._world.Iallgatherv(_items(array, kind), [result.view(np.uint8), (counts, starts), kind])
+        requests = []
+        for a, b in pieces_of(max(counts), self.pieces):
+            lengths = [max(0, min(n, b) - a) for n in counts]
+            target = [result.view(np.uint8), (lengths, [start + a for start in starts]), kind]
+            requests.append(self._world.Iallgatherv(_items(array[a:b], kind), target))
         parts = [result[a:b] for a, b in zip(starts, ends, strict=True)]
-        return self._started("all_gather", array, counts, [request], (array, result), lambda: parts)
+        return self._started("all_gather", array, counts, requests, (array, result), lambda: parts)
 
     def broadcast(self, array: np.ndarray, root: int) -> MpiHandle:
         """Start the copy of one rank's array to all ranks; see Communicator."""
         result = array.copy()
         flat, kind = result.reshape(-1), _item(array.dtype.itemsize)
-        requests = [self._world.Ibcast(_items(flat[i:end], kind), root) for i, end in self._pieces(array.size)]
+        requests = [self._world.Ibcast(_items(flat[i:end], kind), root) for i, end in pieces_of(array.size, self.pieces)]
         return self._started("broadcast", array, f"{array.size} from rank {root}", requests, (result,), lambda: result)
-
-    def _pieces(self, size: int) -> list[tuple[int, int]]:
-        return [(i, min(i + self.pieces, size)) for i in range(0, max(size, 1), self.pieces)]
 
     def progress(self) -> None:
         """Let operations that have been started proceed; it does not wait."""

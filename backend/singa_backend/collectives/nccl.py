@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import DeviceUnavailable, InvalidInput, MissingDependency
-from .local import no_progress
+from .local import no_progress, pieces_of
 
 _TYPES = {
     "int8": 0, "uint8": 1, "int32": 2, "uint32": 3, "int64": 4, "uint64": 5,
@@ -66,7 +66,7 @@ class NcclRank:
         size: The number of processes.
         local_rank: The number of processes with a lower rank on the same machine.
         timeout: Seconds that an operation waits for the other processes.
-        pieces: The maximum number of elements of one sum; longer arrays are summed in pieces.
+        pieces: The most elements of one operation of NCCL; longer arrays are sent in pieces.
     """
 
     on_host = False
@@ -95,9 +95,9 @@ class NcclRank:
         kind, item = _type(array.dtype), array.dtype.itemsize
 
         def send(stream: int) -> None:
-            for i in range(0, max(array.size, 1), self.pieces):
-                count, skip = min(self.pieces, array.size - i), i * item
-                self._group.allReduce(array.data.ptr + skip, result.data.ptr + skip, count, kind, _SUM, stream)
+            for a, b in pieces_of(array.size, self.pieces):
+                skip = a * item
+                self._group.allReduce(array.data.ptr + skip, result.data.ptr + skip, b - a, kind, _SUM, stream)
 
         return self._start("all_reduce", array, send, result)
 
@@ -115,8 +115,7 @@ class NcclRank:
         def send(stream: int) -> None:
             self._nccl.groupStart()
             for root, part in enumerate(parts):
-                source = array if root == self.rank else part
-                self._group.broadcast(source.data.ptr, part.data.ptr, part.size, kind, root, stream)
+                self._copy(array if root == self.rank else part, part, kind, root, stream)
             self._nccl.groupEnd()
 
         return self._start("all_gather", array, send, parts)
@@ -127,11 +126,13 @@ class NcclRank:
             array = self._cupy.asarray(array)
             result = self._cupy.empty_like(array)
         kind = _type(array.dtype)
+        return self._start("broadcast", array, lambda stream: self._copy(array, result, kind, root, stream), result)
 
-        def send(stream: int) -> None:
-            self._group.broadcast(array.data.ptr, result.data.ptr, array.size, kind, root, stream)
-
-        return self._start("broadcast", array, send, result)
+    def _copy(self, source: Any, target: Any, kind: int, root: int, stream: int) -> None:
+        """Copy an array of the rank `root` to the arrays of all ranks, in pieces."""
+        item = target.dtype.itemsize
+        for a, b in pieces_of(target.size, self.pieces):
+            self._group.broadcast(source.data.ptr + a * item, target.data.ptr + a * item, b - a, kind, root, stream)
 
     def progress(self) -> None:
         """Do nothing: the GPU works by itself."""

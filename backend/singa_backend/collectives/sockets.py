@@ -30,7 +30,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from ..errors import CommunicationError, InvalidInput, MissingDependency
-from .local import _sum, no_progress, other_operation
+from .local import no_progress, other_operation, sum_of
 
 _PAUSE = 0.01
 """Seconds between two attempts to connect to rank 0."""
@@ -313,7 +313,7 @@ class _Hub:
         if len({header["what"] for header, _ in given.values()}) > 1:
             reply["different"] = True
         elif first["name"] == "all_reduce":
-            result = [_sum([np.frombuffer(_bytes(given[r][1][0]), like.dtype) for r in range(self.size)])]
+            result = [sum_of([np.frombuffer(_bytes(given[r][1][0]), like.dtype) for r in range(self.size)])]
         elif first["name"] == "broadcast":
             result = list(given[first["root"]][1])
         else:
@@ -501,23 +501,28 @@ def _gathered(id: str, size: int, timeout: float) -> dict[int, socket.socket]:
 
 
 def _welcome(joined: socket.socket, found: dict[int, socket.socket], size: int, end: float) -> None:
-    """Take a process into the group; a process whose arguments do not fit is told so."""
+    """Take a process into the group; one whose arguments do not fit is told so, and its connection is closed."""
     try:
         hello = _read_until(joined, end)
+        refusal = ""
+        if hello["size"] != size:
+            refusal = (
+                f"world_size must be equal in all processes, got {hello['size']} in rank {hello['rank']} and {size} in rank 0"
+            )
+        elif hello["rank"] in found:
+            refusal = f"local_rank must differ in all processes, got {hello['rank']} twice"
+        if not refusal:
+            found[hello["rank"]] = joined
+            return
+        for connection in (joined, *found.values()):
+            with suppress(OSError):
+                _write(connection, {"kind": "refused", "why": refusal})
+        raise CommunicationError(refusal, code="SX952")
     except (EOFError, OSError):  # it has ended
         return
-    refusal = ""
-    if hello["size"] != size:
-        refusal = f"world_size must be equal in all processes, got {hello['size']} in rank {hello['rank']} and {size} in rank 0"
-    elif hello["rank"] in found:
-        refusal = f"local_rank must differ in all processes, got {hello['rank']} twice"
-    if not refusal:
-        found[hello["rank"]] = joined
-        return
-    for connection in (joined, *found.values()):
-        with suppress(OSError):
-            _write(connection, {"kind": "refused", "why": refusal})
-    raise CommunicationError(refusal, code="SX952")
+    finally:
+        if joined not in found.values():
+            joined.close()
 
 
 def _joined(id: str, rank: int, size: int, timeout: float) -> socket.socket:
@@ -539,13 +544,16 @@ def _joined(id: str, rank: int, size: int, timeout: float) -> socket.socket:
     try:
         _write(connecting, {"kind": "join", "rank": rank, "size": size})
         answer = _read_until(connecting, end + _ANSWERS)
-    except TimeoutError:
-        raise no_progress("the start", rank, timeout, ()) from None
-    except (EOFError, OSError):
-        text = f"the start of rank {rank} cannot end: rank 0 has exited"
-        raise CommunicationError(text, code="SX950", hint="see the message of that rank") from None
-    if answer["kind"] == "refused":
-        raise CommunicationError(answer["why"], code="SX952")
+        if answer["kind"] == "refused":
+            raise CommunicationError(answer["why"], code="SX952")
+    except BaseException as error:
+        connecting.close()
+        if isinstance(error, TimeoutError):
+            raise no_progress("the start", rank, timeout, ()) from None
+        if isinstance(error, (EOFError, OSError)):
+            text = f"the start of rank {rank} cannot end: rank 0 has exited"
+            raise CommunicationError(text, code="SX950", hint="see the message of that rank") from None
+        raise
     return connecting
 
 

@@ -9,7 +9,6 @@ import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 
 from .. import dtypes
@@ -257,10 +256,8 @@ class _Total:
         wide = np.complex128 if x.dtype.kind == "c" else np.float64
         p, q = x.astype(wide), y.astype(wide)
         error, size = np.abs(p - q), np.abs(q)
-        if not floating:
-            other = np.asarray(x != y)
-            error[~other] = 0.0  # float64 does not represent integers beyond 2**53
-            error[other & (error == 0)] = 1.0
+        if not floating:  # float64 does not represent integers beyond 2**53, but their differences to the same precision
+            error = verdict.apart(x, y).astype(np.float64)
         bound = atol + rtol * size
         excess = np.divide(error, bound, out=np.zeros_like(error), where=error != 0)
         finite = np.isfinite(error)
@@ -275,7 +272,7 @@ class _Total:
         self.max_abs = max(self.max_abs, float(error.max(initial=0.0)))
         relative = np.divide(error, size, out=np.zeros_like(error), where=(size > 0) & finite)
         self.max_rel = max(self.max_rel, float(relative.max(initial=0.0)))
-        steps = _ulps(x, y, finite)
+        steps = verdict.steps(x, y, finite)
         if steps is not None:
             self.ulps = max(self.ulps or 0.0, steps)
         self.note(start, excess)
@@ -299,25 +296,6 @@ class _Total:
             if float(excess[i]) > self.excess:
                 self.excess, self.at = float(excess[i]), start + i
             self.outside += int((excess > 1).sum())
-
-
-_BITS: dict[int, Any] = {2: np.int16, 4: np.int32}
-
-
-def _ulps(x: np.ndarray, y: np.ndarray, finite: np.ndarray) -> float | None:
-    """The largest distance in units in the last place; None for values that are not floats of 16, 32 or 64 bits."""
-    kind = _BITS.get(x.dtype.itemsize)
-    if kind is None or not (x.dtype.kind == "f" or x.dtype == ml_dtypes.bfloat16):
-        return verdict.ulps(x, y)
-    a, b = (_steps(np.ascontiguousarray(v).view(kind)) for v in (x, y))
-    return float(np.where(finite, np.abs(a - b), 0).max(initial=0))
-
-
-def _steps(bits: np.ndarray) -> np.ndarray:
-    """Map the bits of floats to integers that count the representable values from zero."""
-    wide = bits.astype(np.int64)
-    negative = wide >> 63  # -1 or 0
-    return np.asarray((wide ^ (negative & np.iinfo(bits.dtype).max)) - negative)
 
 
 def _magnitude(x: np.ndarray) -> float:

@@ -95,20 +95,39 @@ def ulps(actual: Any, expected: Any) -> float | None:
     if not isinstance(expected, (np.ndarray, np.generic)) or not isinstance(actual, np.ndarray):
         return None
     expected = np.asarray(expected)
-    if expected.dtype != actual.dtype or expected.shape != actual.shape or expected.dtype.itemsize not in _BITS:
+    if expected.dtype != actual.dtype or expected.shape != actual.shape:
         return None
-    if expected.dtype.kind != "f" and expected.dtype != ml_dtypes.bfloat16:
+    if not _counted(actual.dtype):
         return None
-    keep = np.isfinite(expected.astype(np.float64)) & np.isfinite(actual.astype(np.float64))
-    a, e = (_ordered(np.atleast_1d(v)[np.atleast_1d(keep)]) for v in (actual, expected))
-    return float(np.abs(a - e).max(initial=0.0))
+    return steps(actual, expected, np.asarray(np.isfinite(actual) & np.isfinite(expected)))
+
+
+def steps(x: np.ndarray, y: np.ndarray, where: np.ndarray) -> float | None:
+    """The largest number of steps between the elements of two arrays of one dtype, of those that `where` selects.
+
+    The number is exact up to 2**53, and rounded to a float beyond.  None for values that are not floats of 16, 32 or 64 bits.
+    """
+    if not _counted(x.dtype):
+        return None
+    return float(np.where(where, apart(_ordered(x), _ordered(y)), np.uint64(0)).max(initial=0))
+
+
+def apart(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """The absolute differences of two arrays of integers of one dtype, exactly, as uint64."""
+    a, b = (v if v.dtype == np.uint64 else v.astype(np.int64) for v in (x, y))
+    return np.asarray(np.where(a > b, a - b, b - a)).astype(np.uint64)  # int64 wraps beyond 2**63: its bits are those of uint64
+
+
+def _counted(dtype: np.dtype[Any]) -> bool:
+    return dtype.itemsize in _BITS and (dtype.kind == "f" or dtype == ml_dtypes.bfloat16)
 
 
 def _ordered(x: np.ndarray) -> np.ndarray:
-    """Map floats to numbers that count the representable values from zero."""
+    """Map floats to integers that count the representable values from zero."""
     kind = _BITS[x.dtype.itemsize]
-    bits = x.view(kind).astype(np.float64)
-    return np.asarray(np.where(bits < 0, float(np.iinfo(kind).min) - bits, bits))
+    bits = np.asarray(x, x.dtype.newbyteorder("="), order="C").view(kind).astype(np.int64)
+    negative = bits >> 63  # -1 or 0
+    return np.asarray((bits ^ (negative & np.iinfo(kind).max)) - negative)
 
 
 def same_bits(first: Any, second: Any) -> bool:

@@ -295,29 +295,43 @@ def _finite(y: Any) -> bool:
 
 @dataclass
 class PointResult:
-    """The result at a point for one input: "agree", "kink" (the forward bends or jumps there), or what is wrong."""
+    """The result at a point for one input: "agree", "kink" (the forward bends or jumps there), or what is wrong.
+
+    graph: whether the graph form agrees with the rule; None if there was no rule's result to compare with.
+    """
 
     input: str
     verdict: str
     error: float = 0.0
     detail: str = ""
+    graph: bool | None = True
 
 
 def judge(point: Point, rng: np.random.Generator | None = None) -> list[PointResult]:
     """Compare the rule with differences at a point; each input along a random direction.  Raises what the rule raises."""
     rng = rng or np.random.default_rng(0)
     eager = point.eager()
-    graph = point.through_graph()
+    try:
+        graph = point.through_graph()
+    except Exception as error:  # the rule returned a gradient, so it is the graph form that is wrong
+        return [PointResult("", f"the graph raises {type(error).__name__}", detail=message_of(error), graph=False)]
     found = []
     for k, i in enumerate(point.asked):
         if i in point.free and eager[k] is None and graph[k] is None:
             continue
         name = point.graph.inputs[i].name
         if not _same(eager[k], graph[k]):
-            found.append(PointResult(name, "the graph differs from the rule", detail=_difference(eager[k], graph[k])))
+            found.append(
+                PointResult(name, "the graph differs from the rule", detail=_difference(eager[k], graph[k]), graph=False)
+            )
             continue
         found.append(_judged(point, i, name, eager[k], rng))
     return found
+
+
+def message_of(error: Exception) -> str:
+    """The message of an error, without the code of a SonnxError."""
+    return error.message if isinstance(error, SonnxError) else str(error)
 
 
 def _judged(point: Point, i: int, name: str, grad: Any, rng: np.random.Generator) -> PointResult:

@@ -359,7 +359,8 @@ def corrected(runs: dict[str, Run], newest: Sequence[Case] = (), now: Sequence[w
         release: {c.name: fed(c) for c, r in zip(run.cases, run.results, strict=True) if r.strict == "passed"}
         for release, run in runs.items()
     }
-    passed[onnx.__version__] = {c.name: fed(c) for c, r in zip(newest, now, strict=True) if r.strict == "passed"}
+    installed = passed.setdefault(onnx.__version__, {})  # this release may be one of the runs
+    installed |= {c.name: fed(c) for c, r in zip(newest, now, strict=True) if r.strict == "passed"}
     order = list(passed)
     out: dict[str, dict[str, str]] = {}
     for at, (release, run) in enumerate(runs.items(), 1):

@@ -6,12 +6,13 @@ found.agrees, found.first, found.rows
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from onnx import TypeProto
 
@@ -44,9 +45,9 @@ def is_engine(against: Any) -> bool:
     return isinstance(against, EngineCommand) or (isinstance(against, str) and (against in AGAINST or is_backend(against)))
 
 
-def is_saved(against: Any) -> bool:
+def is_saved(against: Any) -> TypeGuard[str | os.PathLike[str]]:
     """Whether the trusted side is a file of saved values."""
-    return isinstance(against, (str, Path)) and Path(against).suffix == ".npz"
+    return isinstance(against, (str, os.PathLike)) and Path(against).suffix == ".npz"
 
 
 def trusted(against: str | EngineCommand, *, optimise: bool = False, timeout: float = 60.0) -> Engine:
@@ -87,7 +88,7 @@ def outputs_of(
     source = Source.of(model)
     wanted = [n for n in ours if n in source.makers]
     if is_saved(against):
-        found = _saved(source, Path(str(against)), inputs)
+        found = _saved(source, Path(against), inputs)
         absent = [n for n in found if n not in ours]
         if absent or not found:
             what = f"it has {absent[0]!r}" if absent else "it has no value that a node makes"
@@ -169,7 +170,7 @@ class Setting(AbstractContextManager["Setting"]):
         if (is_engine(against) or is_saved(against)) and self.names:
             raise InvalidInput("names map values between two models, but against is not a model", code="SX320")
         if is_saved(against):
-            path = Path(str(against))
+            path = Path(against)
             self.saved = _saved(self.source, path, self.inputs)
             self.theirs = Ours()
             self.theirs.name = path.name

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import graphlib
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -77,7 +78,7 @@ class Source:
         Raises:
             InvalidModel: the model is not an ONNX file, the nodes have a cycle, or a value is not defined (SX101).
         """
-        self.path = Path(model) if isinstance(model, (str, Path)) else None
+        self.path = Path(model) if isinstance(model, (str, os.PathLike)) else None
         self.proto, self.folder = open_light(model)
         graph = self.proto.graph
         self.weights: dict[str, TensorProto | SparseTensorProto] = {t.name: t for t in graph.initializer}

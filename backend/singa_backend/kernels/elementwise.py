@@ -412,7 +412,7 @@ def mod(site: Site, a: Value, b: Value) -> Value:
     site.require(nonzero(b), "the divisor is not a constant without zeros")
     site.require(a.dtype in UNSIGNED or (b.array != -1).all(), "the minimum modulo -1 overflows")
     function = np.fmod if fmod else np.remainder
-    return compute(site, (a, b), a.dtype, lambda y, p, q: [(function, (p, q, y))], "numpy.remainder", FINITE)
+    return compute(site, (a, b), a.dtype, lambda y, p, q: [(function, (p, q, y))], f"numpy.{function.__name__}", FINITE)
 
 
 @kernel("Pow", 7, 12, 13, 15, on="numpy")

@@ -37,7 +37,8 @@ Function = tuple[str, float, float]
 """A function of oneDNN and its two parameters."""
 
 
-def _never(value: Value) -> bool:
+def never(value: Value) -> bool:
+    """Return False: the rule of a primitive that can use no value in this way."""
     return False
 
 
@@ -54,8 +55,8 @@ class OperandLayout:
 
     shape: tuple[int, ...]
     describe: Callable[[Value], Operand | None]
-    may_replace: Callable[[Value], bool] = _never
-    is_bias: Callable[[Value], bool] = _never
+    may_replace: Callable[[Value], bool] = never
+    is_bias: Callable[[Value], bool] = never
 
 
 @dataclass

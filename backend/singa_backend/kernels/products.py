@@ -10,7 +10,7 @@ import numpy as np
 
 from . import onednn as dnn
 from .elementwise import FLOATS
-from .epilogue import Epilogue, Operand, OperandLayout
+from .epilogue import Epilogue, Operand, OperandLayout, never
 from .lowering import F32, emit, packed, threads_for
 from .onednn import Attributes, MemoryDesc, OneDnnError, Primitive, Unimplemented
 from .table import Follower, Site, kernel, worst
@@ -154,7 +154,7 @@ class MatrixProduct:
             The result.
         """
         terms = [Follower("Add", {}, [None, v], 0, 14) for v in added]
-        layout = OperandLayout(self.shape, self._second, self.may_replace if target is None else _never, self.is_bias)
+        layout = OperandLayout(self.shape, self._second, self.may_replace if target is None else never, self.is_bias)
         # with as many followers as fit, then without them, then without the added values
         for tried, needed in (([*terms, *followers], len(terms)), (terms, len(terms)), ([], 0)):
             post = Epilogue(Attributes(fpmath=self.fpmath), finiteness=self.finiteness)
@@ -236,10 +236,6 @@ class MatrixProduct:
             return dnn.matmul(source, wide, None, row, post.attributes)
         except OneDnnError:
             return None
-
-
-def _never(value: Value) -> bool:
-    return False
 
 
 def _order_of(b: Value) -> list[int] | None:

@@ -25,10 +25,15 @@ FINITE, INFINITE, NAN = 0, 1, 2
 """What the elements of a value may be if no input of the run is a NaN or an infinity, and nothing overflows."""
 
 
+def aligned_start(raw: np.ndarray) -> int:
+    """The number of bytes of memory before the first address that is a multiple of `ALIGNMENT`."""
+    return -int(raw.ctypes.data) % ALIGNMENT
+
+
 def aligned(nbytes: int) -> np.ndarray:
     """New memory that begins at a multiple of 64 bytes."""
     raw = np.empty(nbytes + ALIGNMENT, np.uint8)
-    start = -raw.ctypes.data % ALIGNMENT
+    start = aligned_start(raw)
     return raw[start : start + nbytes]
 
 

@@ -61,7 +61,7 @@ def open_light(model: ModelSource, *, small: int = SMALL) -> tuple[ModelProto, P
         InvalidModel: the file cannot be opened, or is not an ONNX file.
         ResourceExhausted: the file is larger than `Limits.model_bytes`.
     """
-    if not isinstance(model, (str, Path)):
+    if not isinstance(model, (str, os.PathLike)):
         return load_model(model)
     path = Path(model).resolve()
     try:

@@ -37,7 +37,8 @@ class Dynamic:
         self.graph, self.options = graph, options
         self.chosen = options.chosen(list(graph.graph.node))
         self.activations: dict[str, _Integers] = {}
-        self.weights: dict[str, _Integers] = {}
+        self.weights: dict[tuple[object, ...], _Integers] = {}
+        """The quantized constants by name and by everything that determines their integers: readers may need several."""
         self.nodes: list[NodeProto] = []
 
     def run(self) -> int:
@@ -73,18 +74,21 @@ class Dynamic:
         return self.activations[name]
 
     def _weight(self, name: str, *, table: bool = False, per_channel: bool = False, transposed: bool = False) -> _Integers:
-        key = f"{name}:T" if transposed else name
+        o, rank = self.options, self.graph.constants[name].ndim
+        dtype, symmetric = (o.activations, False) if table else (o.weights, o.symmetric_weights)
+        axis, reduced = rank - 1 if per_channel and o.per_channel else None, o.reduce_range and not table
+        key = (name, transposed, dtype, symmetric, axis, reduced)
         if key not in self.weights:
-            o, w = self.options, self.graph.constants[name]
+            w = self.graph.constants[name]
             w = np.ascontiguousarray(w.T) if transposed else w
-            dtype, symmetric = (o.activations, False) if table else (o.weights, o.symmetric_weights)
-            axis = w.ndim - 1 if per_channel and o.per_channel else None
-            scheme = scales.of_weight(w, dtype, symmetric, axis, o.reduce_range and not table)
-            add = self.graph.add
+            scheme = scales.of_weight(w, dtype, symmetric, axis, reduced)
+            zero, add = scheme.zero, self.graph.add
+            if zero.ndim and rank > 2:  # MatMulInteger has a zero point for each column of each matrix
+                zero = np.broadcast_to(zero, (*w.shape[:-2], 1, w.shape[-1]))
             self.weights[key] = _Integers(
                 add(f"{name}_quantized", scheme.integers(w)),
                 add(f"{name}_scale", scheme.scale),
-                add(f"{name}_zero_point", scheme.zero),
+                add(f"{name}_zero_point", zero),
             )
         return self.weights[key]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -30,7 +29,7 @@ class FloatGraph:
         outputs: the names of the outputs.
     """
 
-    def __init__(self, model: ModelProto, folder: Path | None = None) -> None:
+    def __init__(self, model: ModelProto) -> None:
         self.model, self.graph = model, model.graph
         self.opset = imported(model.opset_import).get("", 1)
         for node in [n for n in self.graph.node if n.op_type == "Constant" and n.domain in ("", "ai.onnx")]:

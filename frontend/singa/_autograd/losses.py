@@ -186,8 +186,7 @@ def ranking_loss(op: TensorOp, pos: Any, neg: Any, *, M: float = 0.2) -> Tensor:
     Raises:
         InvalidInput: The shapes differ (SX334).
     """
-    if op.shape(pos) != op.shape(neg):
-        raise InvalidInput(f"pos and neg must have one shape, got {op.shape(pos)} and {op.shape(neg)}", code="SX334")
+    _same_shape(op, pos, neg, "pos and neg")
     return op.Reshape(op.ReduceMean(op.Relu(op.Add(op.Sub(neg, pos), M)), keepdims=0), [1])
 
 
@@ -196,11 +195,11 @@ def _mean_over_rows(op: TensorOp, each: Any, x: Any) -> Tensor:
     return op.Div(op.Reshape(op.ReduceSum(each, keepdims=0), [1]), rows)
 
 
-def _same_shape(op: TensorOp, x: Any, t: Any) -> None:
+def _same_shape(op: TensorOp, x: Any, t: Any, names: str = "x and t") -> None:
     """Raise InvalidInput if known sizes differ."""
     a, b = op.shape(x), op.shape(t)
     if a is not None and b is not None and not trace.alike(a, b):
-        raise InvalidInput(f"x and t must have equal shapes, got {a} and {b}", code="SX334")
+        raise InvalidInput(f"{names} must have equal shapes, got {a} and {b}", code="SX334")
 
 
 def _check_classes(op: TensorOp, x: Any, t: Any, ignore_index: int | None) -> None:

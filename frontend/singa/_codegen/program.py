@@ -17,7 +17,7 @@ from .emitter import Assign, Emitter, Function, rendered
 from .lowering import Lowered
 from .stored import StoredArrays
 from .templates import COMPARE, END, HELPERS, MAIN, TRAIN_OPTION, TRAIN_RUN, inputs, run, weights
-from .text import call, flat, lines, quoted, shortened, statement, tuple_of
+from .text import WIDTH, call, flat, lines, quoted, shortened, statement, tuple_of
 
 WEIGHTS = 'WEIGHTS = Path(__file__).with_suffix(".npz")'
 """The line that names the file of the weights."""
@@ -170,7 +170,7 @@ def _forward(e: Emitter, body: list[Assign | Function], results: list[str]) -> l
 
 def _returned(results: list[str]) -> list[str]:
     one = f"        return {', '.join(results)}"
-    if len(one) <= 130:
+    if len(one) <= WIDTH:
         return [one]
     return ["        return (", *(f"            {r}," for r in results), "        )"]
 

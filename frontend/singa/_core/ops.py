@@ -7,7 +7,7 @@ While a step is recorded as a graph (`trace.py`), the same calls write nodes ins
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -46,34 +46,41 @@ class TensorInterpreter(Interpreter[T]):
         raw = arguments(op, domain, op_type, [_value_on(device, x) for x in inputs])
         below = {n: _lowered(v, device) if isinstance(v, Subgraph) else v for n, v in attributes.items()}
         made = op.call(op_type, raw, below, outputs, domain)
-        if not device.backend.is_host:
-            made = _placed(made, device)
-        if tape.training and trace.current() is None:
-            made = [_separate(v, every, device) for v in made]
         values = [*raw, *(_value_on(device, v) for v in captured)]
-        training = tape.training
-        if not training or not any(x is not None and x.requires_grad for x in every):
-            ys = _wrapped(made, device, every)
-            if training and tape.without_graph(every):
-                tape.mark_without_graph(ys, not no_gradient_reason(_declaration(domain, op_type, self.opset)))
-        else:
-            node = Node(op_type, domain, _declaration(domain, op_type, self.opset), below, self.opset)
-            ys = self._with_creator(node, every, values, made, device)
+        ys = self._recorded(made, every, values, below, device, partial(_declaration, domain, op_type, self.opset))
         shape = op.shape(raw[0]) if op_type == "Reshape" and isinstance(inputs[1], (list, tuple)) else None
         provenance.record(ys, op_type, _replay_of(op_type, attributes, outputs, domain, len(inputs), shape), [*inputs, *captured])
         return ys
 
-    def _with_creator(
-        self, node: Node, xs: Sequence[Any], values: Sequence[Any], made: Sequence[Any], device: Device
+    def _recorded(
+        self,
+        made: Sequence[Any],
+        xs: Sequence[Any],
+        values: Sequence[Any],
+        attributes: dict[str, Any],
+        device: Device,
+        declared: Callable[[], Declaration],
+        version: int | None = None,
     ) -> list[Any]:
-        """Return the results, with the node as their creator."""
-        ys = node.record(xs, made, device, not no_gradient_reason(node.declaration))
+        """Return the results of a call as Tensors; a node is their creator if a gradient may flow through it."""
+        if not device.backend.is_host:
+            made = _placed(made, device)
+        if tape.training and trace.current() is None:
+            made = [_separate(v, xs, device) for v in made]
+        if not tape.training or not any(x is not None and x.requires_grad for x in xs):
+            ys = _wrapped(made, device, xs)
+            if tape.training and tape.without_graph(xs):
+                tape.mark_without_graph(ys, not no_gradient_reason(declared()))
+            return ys
+        declaration = declared()
+        node = Node(declaration.name, declaration.domain, declaration, attributes, self.opset, version)
+        ys = list(node.record(xs, made, device, not no_gradient_reason(declaration)))
         if node.requires_grad:
             node.keep(values, made, () if trace.current() is not None else (*xs, *ys))
             for y in ys:
                 if y is not None:
                     y.requires_grad = tape._is_float(y._data, device)
-        return list(ys)
+        return ys
 
     @property
     def runs_old_versions(self) -> bool:
@@ -89,17 +96,7 @@ class TensorInterpreter(Interpreter[T]):
         device = _common_device(inputs, operator.declaration.name, operator.declaration.domain, self.opset)
         values = [_value_on(device, x) for x in inputs]
         made = vocabulary(device).call_version(operator, values, attributes, wanted)
-        if not device.backend.is_host:
-            made = _placed(made, device)
-        if tape.training and trace.current() is None:
-            made = [_separate(v, inputs, device) for v in made]
-        if not tape.training or not any(x is not None and x.requires_grad for x in inputs):
-            ys = _wrapped(made, device, inputs)
-            tape.mark_without_graph(ys, tape.without_graph(inputs) and not no_gradient_reason(operator.declaration))
-        else:
-            declaration = operator.declaration
-            node = Node(declaration.name, declaration.domain, declaration, attributes, self.opset, operator.version)
-            ys = self._with_creator(node, inputs, values, made, device)
+        ys = self._recorded(made, inputs, values, attributes, device, lambda: operator.declaration, operator.version)
         provenance.record(
             ys, operator.declaration.name, lambda xs, _: self.call_version(operator, xs, attributes, wanted), inputs
         )
@@ -143,7 +140,7 @@ class TensorInterpreter(Interpreter[T]):
         return (_anywhere if trace.current() is None else vocabulary()).graph(make, types, examples)
 
 
-def _placed(made: list[Any], device: Device) -> list[Any]:
+def _placed(made: Sequence[Any], device: Device) -> list[Any]:
     """The results on the device of the tensors: operators leave shapes on the host."""
     return [device.backend.put(v) if isinstance(v, np.ndarray) else v for v in made]
 

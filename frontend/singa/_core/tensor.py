@@ -607,19 +607,19 @@ class Tensor(StorageMethods):
 
     @_deferring
     def __add__(self, x: Any) -> Tensor:
-        return _binary("Add", self, x)
+        return binary("Add", self, x)
 
     @_deferring
     def __sub__(self, x: Any) -> Tensor:
-        return _binary("Sub", self, x)
+        return binary("Sub", self, x)
 
     @_deferring
     def __mul__(self, x: Any) -> Tensor:
-        return _binary("Mul", self, x)
+        return binary("Mul", self, x)
 
     @_deferring
     def __truediv__(self, x: Any) -> Tensor:
-        return _binary("Div", _float(self), _float(x))
+        return binary("Div", as_float(self), as_float(x))
 
     @_deferring
     def __floordiv__(self, x: Any) -> Tensor:
@@ -640,16 +640,16 @@ class Tensor(StorageMethods):
         return op.Abs(self)
 
     def __radd__(self, x: Any) -> Tensor:
-        return _binary("Add", x, self)
+        return binary("Add", x, self)
 
     def __rsub__(self, x: Any) -> Tensor:
-        return _binary("Sub", x, self)
+        return binary("Sub", x, self)
 
     def __rmul__(self, x: Any) -> Tensor:
-        return _binary("Mul", x, self)
+        return binary("Mul", x, self)
 
     def __rtruediv__(self, x: Any) -> Tensor:
-        return _binary("Div", _float(x), _float(self))
+        return binary("Div", as_float(x), as_float(self))
 
     def __iadd__(self, x: Any) -> Tensor:
         return self._in_place("Add", x)
@@ -665,7 +665,7 @@ class Tensor(StorageMethods):
 
     def _in_place(self, name: str, x: Any) -> Tensor:
         with tape.no_tape():
-            value = _binary(name, self, x)
+            value = binary(name, self, x)
         return self._with(value, x)
 
     @_deferring
@@ -697,20 +697,20 @@ def _reduced(name: str, t: Tensor, axis: int | Sequence[int] | None, keepdims: b
     return made
 
 
-def _float(x: Any) -> Any:
+def as_float(x: Any) -> Any:
     """Cast integers to float32, for quotients."""
     if isinstance(x, Tensor):
         return x if dtypes.is_float(op.dtype(x)) else op.Cast(x, to=dtypes.onnx_code(np.float32))
     return float(x) if isinstance(x, (int, np.integer)) else x
 
 
-def _binary(name: str, a: Any, b: Any) -> Tensor:
+def binary(name: str, a: Any, b: Any) -> Tensor:
     """Apply an operator to two tensors, or a tensor and a number or array; with a float, an integer tensor becomes float32."""
     a, b = _operand(a), _operand(b)
     if isinstance(b, float) and isinstance(a, Tensor) and not dtypes.is_float(op.dtype(a)):
-        a = _float(a)
+        a = as_float(a)
     if isinstance(a, float) and isinstance(b, Tensor) and not dtypes.is_float(op.dtype(b)):
-        b = _float(b)
+        b = as_float(b)
     if isinstance(a, Tensor) and isinstance(b, Tensor) and op.dtype(a) != op.dtype(b):
         common = np.promote_types(op.dtype(a), op.dtype(b))
         common = np.dtype(np.float32) if common == np.float64 and np.float64 not in (op.dtype(a), op.dtype(b)) else common
@@ -728,7 +728,7 @@ def _operand(x: Any) -> Any:
 
 def _compared(name: str, a: Tensor, b: Any) -> Tensor:
     """Compare: 1 or 0 for each element, in the dtype of the first tensor; the result has no gradient."""
-    made = op.Cast(_binary(name, a, b), to=dtypes.onnx_code(op.dtype(a)))
+    made = op.Cast(binary(name, a, b), to=dtypes.onnx_code(op.dtype(a)))
     made._is_comparison = True
     return made
 

@@ -81,11 +81,9 @@ def call(
     """Add a call of an operator to the graph that is being written, and return its results."""
     scope = current()
     schema = _schema(scope, name, domain)
-    if not schema.min_input <= len(inputs) <= schema.max_input:
-        names = ", ".join(p.name for p in schema.inputs)
-        raise InvalidInput(f"{name} takes the inputs {names or 'none'}, got {len(inputs)}", code="SX301", operator=name)
+    check_count(schema, name, len(inputs))
     symbols = [_operand(scope, x, name, _parameter(schema, i).is_homogeneous) for i, x in enumerate(inputs)]
-    given = _given(schema, name, attributes)
+    given = given_attributes(schema, name, attributes)
     types = [s.type if isinstance(s, Symbol) else None for s in symbols]
     _check_types(schema, name, types)
     values = _numbers(scope, domain, name, symbols)
@@ -111,7 +109,14 @@ def call(
     return [Value(y) for y in made]
 
 
-def _given(schema: defs.OpSchema, name: str, attributes: Mapping[str, Any]) -> dict[str, Any]:
+def check_count(schema: defs.OpSchema, name: str, count: int) -> None:
+    """Raise InvalidInput (SX301) if an operator does not take this number of inputs."""
+    if not schema.min_input <= count <= schema.max_input:
+        names = ", ".join(p.name for p in schema.inputs)
+        raise InvalidInput(f"{name} takes the inputs {names or 'none'}, got {count}", code="SX301", operator=name)
+
+
+def given_attributes(schema: defs.OpSchema, name: str, attributes: Mapping[str, Any]) -> dict[str, Any]:
     """The attributes that are not None; raises InvalidInput (SX333) for an unknown or missing one."""
     given = {n: v for n, v in attributes.items() if v is not None}
     for n in given:

@@ -13,7 +13,7 @@ from onnx import ModelProto, numpy_helper
 from singa_backend import SingaBackend, dtypes
 from singa_backend.autodiff import roles as role
 from singa_backend.autodiff.replay import visit
-from singa_backend.backend import SingaRep, _select, _unpickled, check_last_layers
+from singa_backend.backend import SingaRep, check_last_layers, selected_part, unpickled
 from singa_backend.errors import InvalidInput
 from singa_backend.interpreters.base import Interpreter
 from singa_backend.ir.custom import scoped
@@ -152,7 +152,7 @@ class Imported:
         self.device = state["device"]
         self.seen = [[_array_of(v) for v in x] if isinstance(x, list) else _array_of(x) for x in state["seen"]]
         self.train_constants = state.get("train_constants", True)  # without the entry, it is of a version that trained all
-        self._adopt(*_unpickled(state["model"]), read="graph" not in state["model"], known=state.get("roles"))
+        self._adopt(*unpickled(state["model"]), read="graph" not in state["model"], known=state.get("roles"))
         self.requested = state.get("requested", set())
         for name, t in self.tensors().items():
             fields = state["fields"].get(name, {})
@@ -220,7 +220,7 @@ class Imported:
             state = {n: state[n] for n in ("limits", "options", "threads")}
             state["graph"], changed = read(proto, operators=list(dict.fromkeys(found))), {}
         state["device"] = str(made.device.backend)
-        made._adopt(_unpickled({**state, "changed": changed})[0], changed, read="graph" not in state, known=self.roles)
+        made._adopt(unpickled({**state, "changed": changed})[0], changed, read="graph" not in state, known=self.roles)
         return made
 
     def become(self, other: Imported) -> None:
@@ -267,7 +267,7 @@ class Imported:
     def _forward(self, inputs: Sequence[Any], aux_output: Sequence[str], last_layers: int, training: bool) -> list[Tensor]:
         names = (aux_output,) if isinstance(aux_output, str) else tuple(aux_output)
         check_last_layers(last_layers)
-        graph = self.graph if last_layers == -1 and not names else _select(self.graph, int(last_layers), names)
+        graph = self.graph if last_layers == -1 and not names else selected_part(self.graph, int(last_layers), names)
         fed = self._fed(inputs)
         if trace.current() is None:
             with self.device.backend.active():

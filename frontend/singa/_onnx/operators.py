@@ -6,13 +6,13 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any, ParamSpec
 
-from singa_backend.errors import InvalidInput, did_you_mean
+from singa_backend.errors import InvalidInput
 from singa_backend.ir import custom
 from singa_backend.ir.custom import CustomOperator, adopted
 from singa_backend.ir.versioned import VersionedOperator
 
 from .._core.tensor import Tensor, op
-from .graph_operators import call_custom
+from .graph_operators import call_custom, check_count, given_attributes
 from .graph_values import Value
 
 P = ParamSpec("P")
@@ -50,21 +50,13 @@ class Operator(CustomOperator):
             written = call_custom(self, xs, attributes)
             return written[0] if len(written) == 1 else tuple(written)
         operator = VersionedOperator(self.declaration, self.version)
-        schema, declared = operator.schema, self.declaration.attributes
-        if not schema.min_input <= len(xs) <= schema.max_input:
-            names = ", ".join(i.name for i in self.declaration.inputs)
-            raise InvalidInput(f"{self.name} takes the inputs {names}, got {len(xs)}", code="SX301")
+        schema = operator.schema
+        check_count(schema, self.name, len(xs))
         for x in xs:
             if x is not None and not isinstance(x, Tensor):
                 raise InvalidInput(f"the inputs of {self.name} must be tensors, got a {type(x).__name__}", code="SX311")
-        for name in attributes:
-            if name not in declared:
-                text = f"an attribute of {self.name} must be one of {', '.join(declared) or 'none'}, got {name!r}"
-                raise InvalidInput(text + did_you_mean(name, declared), code="SX333")
-        for name, attribute in schema.attributes.items():
-            if attribute.required and attributes.get(name) is None:
-                raise InvalidInput(f"{self.name} requires the attribute {name!r}", code="SX333")
-        made = op.call_version(operator, list(xs), attributes, (True,) * len(schema.outputs))
+        given = given_attributes(schema, self.name, attributes)
+        made = op.call_version(operator, list(xs), given, (True,) * len(schema.outputs))
         return made[0] if len(made) == 1 else tuple(made)
 
 

@@ -111,6 +111,9 @@ class OptionalType:
 ValueType: TypeAlias = TensorType | SequenceType | OptionalType
 
 
+_KINDS: dict[type, str] = {TensorType: "a tensor", SequenceType: "a sequence", OptionalType: "an optional"}
+
+
 def from_proto(type: TypeProto | None) -> ValueType | None:
     """The type of ONNX's message; None if it is not known, or is that of a map or sparse tensor."""
     kind = type.WhichOneof("value") if type is not None else None
@@ -132,7 +135,7 @@ def difference(found: ValueType | None, wanted: ValueType) -> str:
     if found is None:
         return ""
     if type(found) is not type(wanted):
-        return "one is a tensor, the other a sequence or optional"
+        return f"one is {_KINDS[type(wanted)]}, the other {_KINDS[type(found)]}"
     if isinstance(found, TensorType) and isinstance(wanted, TensorType):
         if found.dtype != wanted.dtype:
             return "the element types differ"

@@ -28,7 +28,7 @@ class Bucket:
 
     def flat(self) -> Tensor:
         """The gradients as one vector."""
-        return _joined([g for _, g in self.pairs])
+        return joined([g for _, g in self.pairs])
 
     def split(self, flat: Tensor) -> list[Tensor]:
         """The parts of a vector, in the shapes of the parameters."""
@@ -72,11 +72,11 @@ class Buckets:
         return made
 
 
-def _joined(tensors: Sequence[Tensor]) -> Tensor:
+def joined(tensors: Sequence[Tensor]) -> Tensor:
     flat = [op.Reshape(t, [-1]) for t in tensors]
     return flat[0] if len(flat) == 1 else op.Concat(*flat, axis=0)
 
 
-def _partition(pairs: Pairs) -> int:
+def partition_size(pairs: Pairs) -> int:
     """The default threshold of a partial update, at which the parameters form at least two partitions."""
     return min(THRESHOLD, max(0, sum(int(math.prod(p.shape)) for p, _ in pairs) - 1) // 2)

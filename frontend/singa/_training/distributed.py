@@ -25,7 +25,7 @@ from .._core import tape, trace
 from .._core.backward import backward
 from .._core.tensor import Tensor, op
 from .._core.variable import required
-from .buckets import THRESHOLD, Bucket, Buckets, Pairs, _joined, _partition
+from .buckets import THRESHOLD, Bucket, Buckets, Pairs, joined, partition_size
 
 RESIDUAL, PARTIAL = "residual", "partial"
 """Names of the states that distributed training adds to those of the optimizer."""
@@ -160,7 +160,7 @@ class DataParallel:
             residuals = [self._residual(p) for p, _ in bucket.pairs] if corr else []
             flat = bucket.flat()
             if residuals:
-                flat = op.Add(flat, op.cast(_joined(residuals), flat))
+                flat = op.Add(flat, op.cast(joined(residuals), flat))
             done, rest = self._sparse(flat, share, topK)
             for t, part in zip(residuals, bucket.split(rest), strict=True) if residuals else ():
                 trace.assign(t, op.cast(part, t).raw)
@@ -191,7 +191,7 @@ class DataParallel:
         if threshold is not None:
             _threshold(threshold)
         pairs = self._pairs(loss)
-        threshold = _partition(pairs) if threshold is None else threshold
+        threshold = partition_size(pairs) if threshold is None else threshold
         buckets = Buckets(_threshold(threshold))
         partitions = [bucket for p, g in pairs for bucket in buckets.add(p, p)] + buckets.rest()
         pairs = list(self._compared(("partial", threshold), iter(pairs)))
@@ -516,7 +516,7 @@ class DataParallel:
             text = f"the tensors must have at most the {have} elements that were collected, got {want}"
             raise InvalidInput(text, code="SX386", hint="pass the tensors to fused_all_reduce(..., send=False) first")
         with tape.no_tape():
-            done = self._reduce(before(_joined(buffer)))
+            done = self._reduce(before(joined(buffer)))
         buffer.clear()
         self._pending.append(lambda: _write_all(tensors, bucket, op.Slice(after(done()), [0], [want], [0])))
 

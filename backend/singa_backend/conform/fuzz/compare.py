@@ -96,7 +96,7 @@ def _close(a: np.ndarray, e: np.ndarray, rule: Allowance, scale: float, slack: f
     if not dtypes.is_float(a.dtype):
         if not rule.steps or a.dtype == np.bool_:
             return np.asarray(a == e)
-        return np.asarray(np.abs(a.astype(np.float64) - e.astype(np.float64)) <= rule.steps)
+        return np.asarray(verdict.apart(a, e) <= rule.steps)
     with np.errstate(all="ignore"):
         x, y = a.astype(np.float64), e.astype(np.float64)
         eps, tiny, most = limits(a.dtype)

@@ -15,7 +15,6 @@ from ...autodiff.support import DIFFERENTIABLE, gradient_support
 from ...comparison import tolerances
 from ...devices.device import resolve
 from ...engines.oracle import EngineFailure, Oracle
-from ...errors import SonnxError
 from ...ir.reader import read
 from ...proto.schemas import DOMAINS as NAMES
 from ...proto.schemas import schemas
@@ -43,7 +42,7 @@ class MatrixRow:
         verdict: "checked", "few" (right at too few points), "wrong", "died", "timeout", or the kind if there is no gradient.
         agreed: The number of points that agree; `kinks` and `wrong` count the others.
         worst: The largest relative error.
-        graph: Whether the graph form agreed everywhere.
+        graph: Whether the graph form agreed with the rule at every point; None if they were never compared.
         witness: Points by their result in onnxruntime: agree, refused, differs, died, timeout; overflow if the gradient is
             beyond float32.
         says: The first few messages about what went wrong.
@@ -129,7 +128,7 @@ def judged(
     second: judge the gradient of the gradient.
     """
     start = time.perf_counter()
-    row = replace(row, witness={}, refusals=[], says=[], explained={}, agreed=0, kinks=0, wrong=0, worst=0.0)
+    row = replace(row, graph=None, witness={}, refusals=[], says=[], explained={}, agreed=0, kinks=0, wrong=0, worst=0.0)
     if row.kind != DIFFERENTIABLE:
         row.verdict = row.kind
     if needs_judging(row):
@@ -138,7 +137,6 @@ def judged(
             _judge(row, point, np.random.default_rng([seed, i]), oracle, second)
             if row.agreed == count or row.wrong >= count:
                 break
-        row.graph = None if not row.agreed else not any("graph" in s for s in row.says)
     if row.wrong:
         row.verdict = "wrong"
     elif row.kind == DIFFERENTIABLE:
@@ -155,8 +153,10 @@ def _judge(row: MatrixRow, point: Point, rng: np.random.Generator, oracle: Oracl
         findings = gradients.judge(judging, rng)
         bad = [f for f in findings if f.verdict not in ("agree", "kink")]
     except Exception as error:  # a rule that raises is as wrong as one with wrong values
-        text = error.message if isinstance(error, SonnxError) else str(error)
-        findings, bad = [], [PointResult("", type(error).__name__, detail=text)]
+        findings = bad = [PointResult("", type(error).__name__, detail=gradients.message_of(error), graph=None)]
+    compared = [f.graph for f in findings if f.graph is not None]
+    if compared:
+        row.graph = row.graph is not False and all(compared)
     if bad:
         row.wrong += 1
         _say(row, f"{point.case.describe()} at opset {point.opset}: {bad[0].input} {bad[0].verdict}: {bad[0].detail}")

@@ -16,7 +16,7 @@ import numpy as np
 
 from ... import limits
 from ...kernels.table import Invalid
-from ...kernels.values import ALIGNMENT, Value, strides_of
+from ...kernels.values import ALIGNMENT, Value, aligned_start, strides_of
 
 PASSED = 1 << 19
 """Bytes from which an input is read where it is, and an output computed where it stays: copies take longer than binding steps."""
@@ -60,7 +60,7 @@ class ZeroCopy:
         else:
             if self.memory is None or sys.getrefcount(self.memory) > UNSHARED:
                 self.memory = np.empty(value.nbytes + ALIGNMENT, np.uint8)
-            self.array = np.ndarray(value.shape, value.dtype, self.memory, -self.memory.ctypes.data % ALIGNMENT)
+            self.array = np.ndarray(value.shape, value.dtype, self.memory, aligned_start(self.memory))
         value.buffer.memory = self.array.reshape(-1).view(np.uint8)
 
     def require_finite(self) -> None:
@@ -117,12 +117,11 @@ class CacheMemory(np.ndarray):
     @property
     def elements(self) -> np.ndarray:
         """The bytes from the first element on: its address is a multiple of 64."""
-        return self.view(np.ndarray)[-int(self.ctypes.data) % ALIGNMENT :]
+        return self.view(np.ndarray)[aligned_start(self) :]
 
     def shown(self, shape: Sequence[int], dtype: np.dtype[Any]) -> np.ndarray:
         """The array that shows the contents up to a length; it can be written."""
-        start = -int(self.ctypes.data) % ALIGNMENT
-        return np.ndarray(shape, dtype, self, start, strides_of(self.sizes, dtype.itemsize))
+        return np.ndarray(shape, dtype, self, aligned_start(self), strides_of(self.sizes, dtype.itemsize))
 
     def holds(self, x: np.ndarray) -> bool:
         """Whether an array shows all of the contents."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ..strategies import Draw
+from .numbers import drawn_scale, drawn_zero
 from .registry import recipe
 
 
@@ -50,13 +51,11 @@ def _zero(d: Draw, which: int, rows: int, rank: int) -> np.ndarray:
 
 @recipe("QLinearMatMul")
 def q_linear_mat_mul(d: Draw) -> None:
-    from .numbers import _scale, _zero
-
     a, b = _operands(d)
     scale = "TS" if d.v >= 21 else "tensor(float)"
     for which, shape in ((0, a), (3, b)):
-        d.put(d.array(which, shape, "tame"), _scale(d, scale, ()), _zero(d, d.dtype(which), ()))
-    d.put(_scale(d, scale, ()), _zero(d, d.dtype(7), ()))
+        d.put(d.array(which, shape, "tame"), drawn_scale(d, scale, ()), drawn_zero(d, d.dtype(which), ()))
+    d.put(drawn_scale(d, scale, ()), drawn_zero(d, d.dtype(7), ()))
 
 
 @recipe("Gemm")

@@ -178,6 +178,9 @@ def causal_conv(d: Draw) -> None:
 
 ACTIVATIONS = ("Sigmoid", "Tanh", "Relu", "HardSigmoid", "Softsign", "Softplus", "LeakyRelu", "ThresholdedRelu", "Elu", "Affine")
 
+WITH_ALPHA = frozenset(("HardSigmoid", "LeakyRelu", "ThresholdedRelu", "Elu", "Affine"))
+"""The activations that have the parameter alpha."""
+
 
 @recipe("RNN GRU LSTM")
 def recurrent(d: Draw) -> None:
@@ -205,9 +208,8 @@ def recurrent(d: Draw) -> None:
     if d.chance(0.4):
         chosen = [d.pick(ACTIVATIONS) for _ in range(acts * dirs)]
         d.attributes["activations"] = chosen
-        if set(chosen) & {"HardSigmoid", "LeakyRelu", "ThresholdedRelu", "Elu", "Affine"}:
-            needs_alpha = {"HardSigmoid", "LeakyRelu", "ThresholdedRelu", "Elu", "Affine"}
-            d.attributes["activation_alpha"] = [d.real(0.1, 1) for a in chosen if a in needs_alpha]
+        if WITH_ALPHA & set(chosen):
+            d.attributes["activation_alpha"] = [d.real(0.1, 1) for a in chosen if a in WITH_ALPHA]
             d.attributes["activation_beta"] = [d.real(0, 0.5) for a in chosen if a in ("HardSigmoid", "Affine")]
             if not d.attributes["activation_beta"]:
                 del d.attributes["activation_beta"]

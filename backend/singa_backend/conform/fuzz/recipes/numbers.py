@@ -69,7 +69,8 @@ def mean_variance(d: Draw) -> None:
 # --- quantization -----------------------------------------------------------------------------------------------------
 
 
-def _scale(d: Draw, which: str | int, shape: tuple[int, ...]) -> np.ndarray:
+def drawn_scale(d: Draw, which: str | int, shape: tuple[int, ...]) -> np.ndarray:
+    """Draw scales of this shape."""
     dtype = d.dtype(which)
     if dtype.kind in "iu":
         return np.asarray(d.rng.integers(1, 4, shape)).astype(dtype)
@@ -101,18 +102,19 @@ def _grain(d: Draw) -> tuple[tuple[int, ...], tuple[int, ...]]:
 def quantize(d: Draw) -> None:
     target = d.dtype(2)
     shape, grain = _grain(d)
-    x, zero = d.array(0, shape, "tame"), _zero(d, target, grain)
+    x, zero = d.array(0, shape, "tame"), drawn_zero(d, target, grain)
     absent = d.chance(0.3) and (target == np.uint8 or d.has("output_dtype"))
     if absent and target != np.uint8:
         d.attributes["output_dtype"] = onnx_code(target)
-    d.put(x, _scale(d, 1, grain))
+    d.put(x, drawn_scale(d, 1, grain))
     if not absent:
         d.put(zero)
     if target in FLOAT8:
         d.attr("saturate", [0, 1], 1)
 
 
-def _zero(d: Draw, dtype: np.dtype, shape: tuple[int, ...]) -> np.ndarray:
+def drawn_zero(d: Draw, dtype: np.dtype, shape: tuple[int, ...]) -> np.ndarray:
+    """Draw zero points of this shape; 0 for floats and int32."""
     if is_float(dtype) or dtype in (np.int32,):
         return np.zeros(shape, dtype)
     low, high = bounds(dtype)
@@ -125,9 +127,9 @@ def dequantize(d: Draw) -> None:
     x = d.array(0, shape, "tame" if is_float(d.dtype(0)) else "any")
     if x.dtype == np.int32:
         x = np.clip(x, -(2**20), 2**20)
-    d.put(x, _scale(d, 1, grain if d.v >= 13 else ()))
+    d.put(x, drawn_scale(d, 1, grain if d.v >= 13 else ()))
     if d.chance(0.7):
-        d.put(_zero(d, d.dtype(0), grain if d.v >= 13 else ()))
+        d.put(drawn_zero(d, d.dtype(0), grain if d.v >= 13 else ()))
     if d.v >= 23:
         out = d.dtype("T3")
         if out != d.dtype(1):

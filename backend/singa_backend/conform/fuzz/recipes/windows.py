@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ..strategies import Draw, Skip
+from .numbers import drawn_scale, drawn_zero
 from .registry import recipe
 
 
@@ -58,16 +59,14 @@ def conv_integer(d: Draw) -> None:
 
 @recipe("QLinearConv")
 def q_linear_conv(d: Draw) -> None:
-    from .numbers import _scale, _zero
-
     w = Window(d, low=2, high=2, kernel=False)
     group = d.attr("group", [1, 2], 1)
     c, m = group * d.whole(1, 2), group * d.whole(1, 2)
-    d.put(d.array(0, (_batch(d), c, *w.image), "tame"), _scale(d, 1, ()), _zero(d, d.dtype(0), ()))
+    d.put(d.array(0, (_batch(d), c, *w.image), "tame"), drawn_scale(d, 1, ()), drawn_zero(d, d.dtype(0), ()))
     each = (m,) if d.chance(0.3) else ()
-    zero = np.zeros(each, d.dtype(3)) if each else _zero(d, d.dtype(3), ())
-    d.put(d.array(3, (m, c // group, *w.kernel), "tame"), _scale(d, 4, each), zero)
-    d.put(_scale(d, 6, ()), _zero(d, d.dtype(7), ()))
+    zero = np.zeros(each, d.dtype(3)) if each else drawn_zero(d, d.dtype(3), ())
+    d.put(d.array(3, (m, c // group, *w.kernel), "tame"), drawn_scale(d, 4, each), zero)
+    d.put(drawn_scale(d, 6, ()), drawn_zero(d, d.dtype(7), ()))
     if d.chance():
         d.put(d.array(8, (m,), "tame"))
 
