@@ -30,7 +30,7 @@ from ._common import (
 )
 from ._progress import progress
 from ._tables import NUMBER, WHOLE, Columns
-from ._verdicts import show_counts, show_failures
+from ._verdicts import show_counts, show_failures, show_meaning
 
 _KINDS = Columns({"kind": WHOLE, "cases": NUMBER, "strict": NUMBER, "official": NUMBER})
 
@@ -114,6 +114,8 @@ def command(
     else:
         _show_conformance(found, judged, document["totals"])
         wrote(target, junit, *pages)
+        if found:
+            show_meaning(judged, pages, whole)
     sys.exit(0 if judged.good and found else NO)
 
 
