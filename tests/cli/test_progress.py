@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from onnx import parser
 
 from singa.cli import main
-from singa.cli._progress import INTERVAL, Lines, Pace, seconds
+from singa.cli._progress import INTERVAL, Lines, WorkRate, seconds
 
 
 class Clock:
@@ -27,7 +27,7 @@ class Clock:
 def lines(total: int | None, times: list[float], capsys: pytest.CaptureFixture[str], note: str = "") -> list[str]:
     """What is printed if one unit ends at each of the times."""
     clock = Clock()
-    step = Lines("work", Pace(total, "cases", clock))
+    step = Lines("work", WorkRate(total, "cases", clock))
     for moment in times:
         clock.now = 100.0 + moment
         step(note)

@@ -33,11 +33,11 @@ def progress(total: int | None, what: str, *, unit: str = "", quiet: bool = Fals
     """
     if quiet:
         return nullcontext(lambda note="": None)
-    pace = Pace(total, unit)
+    pace = WorkRate(total, unit)
     return _Bar(what, pace) if err.is_terminal else nullcontext(Lines(what, pace))
 
 
-class Pace:
+class WorkRate:
     """Counts units of work, and describes their rate and the remaining time.
 
     Args:
@@ -85,7 +85,7 @@ class Lines:
         pace: Its pace.
     """
 
-    def __init__(self, what: str, pace: Pace) -> None:
+    def __init__(self, what: str, pace: WorkRate) -> None:
         self.what, self.pace, self.printed = what, pace, pace.start
         self.every = max(1, pace.total // 10) if pace.total else 100
 
@@ -110,7 +110,7 @@ class _Words(TextColumn):
 
 
 class _Bar(AbstractContextManager[Step]):
-    def __init__(self, what: str, pace: Pace) -> None:
+    def __init__(self, what: str, pace: WorkRate) -> None:
         columns = (_Words("{task.description}"), BarColumn(), MofNCompleteColumn(), _Words("{task.fields[pace]}"))
         self.bar = Progress(*columns, console=err, transient=True)
         self.what, self.pace = what, pace
