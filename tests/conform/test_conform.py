@@ -254,7 +254,7 @@ def test_report_and_staleness(tmp_path: Path) -> None:
     assert report.stale(built, tmp_path).endswith("does not exist")
     report.write(built, tmp_path)
     assert report.stale(built, tmp_path) == ""
-    assert "| Relu | 14 | 1/1 | 1/1 | 1/8 |" in (tmp_path / "support.md").read_text()
+    assert "| Relu | 14 | yes | unchecked | 1/1 | 1/1 | 1/8 |" in (tmp_path / "support.md").read_text()
     row["passed"] = 0
     assert "Relu-14 differs" in report.stale(built, tmp_path)
     row["passed"] = 1

@@ -190,6 +190,30 @@ def test_every_page_that_is_written_is_named(tmp_path: Path, monkeypatch: pytest
     wrote = [line for line in found.stdout.splitlines() if line.startswith("wrote ")]
     assert wrote == [f"wrote {tmp_path / 'r' / name}" for name in ("support.json", *report.PAGES)], found.output
     assert all(Path(line.removeprefix("wrote ")).is_file() for line in wrote)
+    last = found.stdout.splitlines()
+    assert last[-4].startswith("strict: ") and last[-3].startswith("official: ONNX's own comparison")
+    assert last[-2] == "every case passes both verdicts"
+    page = wrote[-1].removeprefix("wrote ")
+    assert last[-1] == f"open {page}: it answers whether an operator works at an opset, and what each figure means"
+
+
+def test_the_cases_that_do_not_pass_are_explained_at_the_end(capsys: pytest.CaptureFixture[str]) -> None:
+    found = [
+        *(Result(f"coin{i}", "node", "failed", "failed", "random") for i in range(2)),
+        Result("seq", "node", "passed", "failed", "", "TypeError"),
+        Result("bad", "node", "failed", "failed", "2, expected 1"),
+    ]
+    judged = gaps.judge(found, {"coin0": "It draws.", "coin1": "It draws.", "official:seq": "0-d."})
+    _verdicts.show_meaning(judged, [], whole=True)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[2:] == [
+        "known, 2 cases not passed: It draws",
+        "known, 1 case that only ONNX's own comparison fails: 0-d",
+        "not known, 1 case not passed: listed above by verdict and reason",
+        "--report FOLDER writes a page that answers whether an operator works at an opset, and what each figure means",
+    ]
+    _verdicts.show_meaning(judged, [], whole=False)
+    assert capsys.readouterr().out.splitlines() == lines[:-1]
 
 
 def test_generated_models_show_the_message_of_a_foreign_exception(

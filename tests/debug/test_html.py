@@ -5,16 +5,22 @@ from __future__ import annotations
 import itertools
 import json
 import re
+import shutil
+import subprocess
+from collections.abc import Callable
+from html import unescape
 from pathlib import Path
 from typing import Any
 
 import pytest
 from onnx import parser
 
-from singa_backend.conform import html, report
+from singa_backend.conform import html, lookup, report
 from singa_backend.conform.cases import ConformanceError
+from singa_backend.conform.gradient_matrix.page import VERDICTS
 from singa_backend.inspection import inspect
 from singa_backend.inspection.graph_drawing import FAR, GAP, layered
+from singa_backend.proto.schemas import newest
 
 TOTALS = {"cases": 2, "strict": 1, "official": 2, "by_verdict": {}, "by_kind": {"node": {"cases": 2, "strict": 1, "official": 2}}}
 
@@ -76,7 +82,7 @@ def test_an_emulated_device_is_never_shown_as_cuda(tmp_path: Path) -> None:
     assert list(built["totals"]) == ["CPU", "CUDA, emulated"]
     assert built["environments"]["CUDA, emulated"]["gpu"] == "emulated device 0"
     page = report.markdown(built)
-    told = next(line for line in page.splitlines() if line.startswith("* CUDA, emulated ("))
+    told = next(line for line in page.splitlines() if line.startswith("* CUDA, emulated: strict verdict"))
     assert "no GPU was used" in told and "cannot show reads before an array, races between warps" in told
     assert "* CUDA:" not in page and "| CUDA |" not in page
     data = _data(html.page(built))
@@ -128,9 +134,110 @@ def test_generated_models_and_old_releases_are_columns(tmp_path: Path) -> None:
     page = report.markdown(built)
     assert "* Generated models: **7**, seed 3: 6 agree, 1 hung.\n" in page
     assert data["fuzz"] == {"count": 7, "words": "seed 3: 6 agree, 1 hung"}
-    assert "| Softmax | 13 | 1/2 | 1/2 | 1/4 | 1/1 | 2 | 2/4 | 1/4 |" in page
+    assert "| Softmax | 13 | partly | unchecked | 1/2 | 1/2 | 1/4 | 1/1 | 2 | 2/4 | 1/4 |" in page
     for one in (built, json.loads(json.dumps(built, sort_keys=True))):  # pages sort them, whatever their order in the file
         assert re.findall(r"cases of onnx (\S+)", report.markdown(one)) == ["1.6.0", "1.9.0", "1.10.2"]
+
+
+def test_the_report_begins_with_what_works(tmp_path: Path) -> None:
+    """The question, its short answer in words, then the tables; the figures, each with its meaning, come after them."""
+    rows = [{"domain": "ai.onnx", "operator": "Softmax", "version": 13, "verdict": "checked"}]
+    (tmp_path / "gradients.json").write_text(json.dumps({"rows": rows}))
+    (tmp_path / "fuzz.json").write_text(json.dumps({"cells": [["", "Relu", 14, "T", "float32"]], "count": 7, "seed": 3}))
+    page = report.markdown(report.build([_run()], tmp_path))
+    places = [page.index(text) for text in (
+        "Does operator X at opset Y work here?", "Short answer: **", "| works | operator versions |", "| partly | 1 |",
+        "| gradient | operator versions |", "| checked | 1 |", "## ai.onnx\n", "| Softmax | 13 | partly | checked | 1/2 |",
+        "## Figures", "* CPU: strict verdict **1 of 2**", "  * Strict: the outputs", "dtype cells executed, suite on CPU: **1 of",
+        "  * A cell is", "## Cases that do not pass",
+    )]  # fmt: skip
+    assert places == sorted(places)
+    assert "some device; each is listed with its reason: Softmax-13 |" in page
+    assert "| Relu | 14 | other | unchecked |" in page and "| Relu | 13 | unrun | unchecked |" in page
+    (tmp_path / "gradients.json").write_text(json.dumps({"rows": [{"domain": "ai.onnx"}]}))
+    with pytest.raises(ConformanceError, match="SX804"):
+        report.build([_run()], tmp_path)
+
+
+def test_other_verdicts_on_gradients_make_a_report_stale(tmp_path: Path) -> None:
+    report.write(report.build([_run()], tmp_path), tmp_path)
+    rows = [{"domain": "ai.onnx", "operator": "Softmax", "version": 13, "verdict": "wrong"}]
+    (tmp_path / "gradients.json").write_text(json.dumps({"rows": rows}))
+    assert "Softmax-13 differs" in report.stale(report.build([_run()], tmp_path), tmp_path)
+
+
+def _evidence(here: str, old: str = "", fuzz: bool = False, declared: bool = True) -> dict[str, Any]:
+    """A row whose cases passed as written: "2/3" is two of three; "" is no cell."""
+
+    def cell(text: str) -> dict[str, int]:
+        passed, _, cases = text.partition("/")
+        return {"cases": int(cases), "passed": int(passed)}
+
+    return {"declared": declared, "devices": {str(i): cell(t) for i, t in enumerate(here.split())},
+            "releases": {"all": cell(old)} if old else {}, "fuzz": {"T": ["float32"]} if fuzz else {}}  # fmt: skip
+
+
+@pytest.mark.parametrize(("row", "word"), [
+    (_evidence("3/3 3/3"), "yes"), (_evidence("3/3 2/3"), "partly"), (_evidence("0/0 3/3", old="1/9"), "yes"),
+    (_evidence("0/0", old="9/9"), "other"), (_evidence("0/0", old="8/9", fuzz=True), "partly"),
+    (_evidence("0/0", fuzz=True), "other"), (_evidence("0/0"), "unrun"), (_evidence("3/3", declared=False), "no"),
+])  # fmt: skip
+def test_the_word_of_a_row_follows_from_its_evidence(row: dict[str, Any], word: str) -> None:
+    assert lookup.works(row) == word and word in lookup.WORKS
+
+
+def test_every_verdict_on_a_gradient_has_a_meaning() -> None:
+    assert set(lookup.GRADIENTS) == {*VERDICTS, lookup.UNCHECKED}
+    assert lookup.gradient("", "Softmax", 13, None) == lookup.UNCHECKED and lookup.gradient("", "Ceil", 13, None) == "zero"
+
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+
+
+@pytest.fixture(scope="module")
+def answers(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str]:
+    """What the page answers to a look-up, as a browser shows it."""
+    folder = tmp_path_factory.mktemp("page")
+    (folder / "gradients.json").write_text(
+        json.dumps({"rows": [{"domain": "ai.onnx", "operator": "Softmax", "version": 13, "verdict": "checked"}]})
+    )
+    report.write(report.build([_run()], folder), folder)
+
+    def answer(asked: str) -> str:
+        command = [str(CHROMIUM), "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={folder / 'profile'}",
+                   "--dump-dom", f"{(folder / 'support.html').as_uri()}#{asked}"]  # fmt: skip
+        dom = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
+        found = re.search(r'<div class="answer"[^>]*>(.*?)</div>\s*</section>', dom, re.DOTALL)
+        assert found
+        return unescape(" ".join(re.sub("<[^>]*>", " ", found[1]).split()))
+
+    return answer
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
+@pytest.mark.parametrize(("asked", "told"), [
+    ("op=softmax&opset=17", "In part Softmax at opset 17 of ai.onnx is version 13. Some cases that run this version do not pass"
+     " on some device; each is listed with its reason. Cases that do not pass: because </script><b>. Gradient: a gradient that"
+     " agrees with differences in float64. evidence cases passed dtypes run ONNX's suite on CPU 1/2 1/4 All details of"
+     " Softmax-13"),
+    ("op=Softmax&opset=12", "Not shown Softmax at opset 12 of ai.onnx is version 11. This version is declared, and nothing"),
+    ("op=Gelu&opset=19", "No Gelu does not exist at opset 19 of ai.onnx: its first version is 20."),
+    ("op=Gelu&opset=999", "No The newest opset of ai.onnx in onnx"),
+    ("op=Gelu&opset=x", "Opset? An opset is a number from 1 to"),
+    ("op=Scaler", f"Not shown Scaler at opset {newest('ai.onnx.ml')} of ai.onnx.ml is version 1."),
+    ("op=softm", "has no operator softm. Operators whose names contain it: LogSoftmax Softmax SoftmaxCrossEntropyLoss"),
+    ("op=Nothing", "has no operator Nothing. Operators of other domains can be defined"),
+    ("", "operator versions of onnx"),
+])  # fmt: skip
+def test_the_look_up_answers(answers: Callable[[str], str], asked: str, told: str) -> None:
+    assert told in answers(asked)
+
+
+def test_the_look_up_has_labels() -> None:
+    page = html.page(report.build([_run()]))
+    form = re.search(r'<form id="look".*?</form>', page, re.DOTALL)
+    assert form and re.findall(r"<label[^>]*>(\w+)<input[^>]*name=\"(\w+)\"", form[0]) == [("Operator", "op"), ("Opset", "opset")]
+    assert page.index('id="look"') < page.index('id="cards"') < page.index('id="filters"') and 'id="answer" role="status"' in page
 
 
 def test_what_cannot_be_repeated_everywhere_is_kept(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The support report as one self-contained HTML page with filters, sorting and the details of every operator."""
+"""The support report as one self-contained HTML page: a box that answers whether an operator works, figures, and a table."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from ..inspection.html import fill
-from .markdown import about, dtype_cells, generated_words
+from . import lookup
+from .markdown import CELLS, GENERATED, VERDICTS, about, dtype_cells, generated_words
 
 TEMPLATE = Path(__file__).with_name("templates") / "support.html"
 
@@ -20,7 +21,8 @@ def compact(report: dict[str, Any]) -> dict[str, Any]:
     """Return the report as the page embeds it: repeated names as numbers, sets of dtypes as bits of a number.
 
     A row is {o: operator, v: version, d: domain, x: deprecated, l: latest, y: declared, w: reason, t: dtypes allowed,
-    a: attributes, n: cases under test, s: a cell per device, r: old releases, f: dtypes judged with generated models}.
+    a: attributes, n: cases under test, s: a cell per device, r: old releases, f: dtypes judged with generated models,
+    k: the word of lookup.WORKS, g: that of lookup.GRADIENTS}.
     A cell is [cases, passed, official, tested, tested_passed, dtypes, attributes, max_ulp, failed cases].
     """
     domains = list(dict.fromkeys(r["domain"] for r in report["rows"]))
@@ -63,11 +65,15 @@ def compact(report: dict[str, Any]) -> dict[str, Any]:
                 ],
                 "r": {k: [o["cases"], o["passed"], bits(o["dtypes"]), o["failed"]] for k, o in row["releases"].items()},
                 "f": bits(row["fuzz"]),
+                "k": lookup.works(row),
+                "g": row["gradient"],
             }
         )
     fuzz = report.get("fuzz")
-    shared = {k: report.get(k) for k in ("onnx", "manifest", "versions", "totals", "gaps", "unexpected", "releases")}
+    shared = {k: report.get(k) for k in ("onnx", "manifest", "versions", "opsets", "totals", "gaps", "unexpected", "releases")}
     return {**shared, "fuzz": fuzz and {"count": fuzz.get("count"), "words": generated_words(fuzz)}, "domains": domains,
+            "works": lookup.WORKS, "gradients": lookup.GRADIENTS,
+            "means": {"strict": VERDICTS[0], "official": VERDICTS[1], "cells": CELLS, "generated": GENERATED},
             "dtypes": names, "cells": list(dtype_cells(report).items()), "rows": rows, "devices": list(report["totals"]),
             "about": {d: about(d) for d in report["totals"] if about(d)}, "environments": report["environments"]}  # fmt: skip
 

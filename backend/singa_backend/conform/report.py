@@ -2,8 +2,8 @@
 
 Two runs of one source produce the same report, except for `max_ulp`, which may differ between machines.  Besides the runs
 passed to `build`, a report shows the results kept in its folder: runs that not every machine can repeat (old releases of onnx,
-GPUs; `runs/*.json` and `releases.json`), the results of generated models (`fuzz.json`), and without `runs/` the columns of GPUs
-in the report that is there (`support.json`).
+GPUs; `runs/*.json` and `releases.json`), the results of generated models (`fuzz.json`), the verdicts on gradients
+(`gradients.json`), and without `runs/` the columns of GPUs in the report that is there (`support.json`).
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from ..dtypes import from_type_string
 from ..io.archives import read_json
 from ..io.files import write_text
 from ..ir.declaration import declarations
-from ..proto.schemas import DOMAINS, schemas
+from ..proto.schemas import DOMAINS, newest, schemas
 from ..rendering import json_text
-from . import gaps, html, releases
+from . import gaps, html, lookup, releases
 from .cases import ConformanceError, data_file
 from .markdown import EMULATED, by_release, markdown
 from .results import load, mismatch, publish, stale_page, well_formed
@@ -45,6 +45,7 @@ _SUITE = {
 }  # fmt: skip
 _RELEASE = {"environment": {"device": str, "release": str}, "totals": _TOTALS, "gaps?": {"*": str}, "executed": [_CELL]}
 _RELEASES = {"environment": {"device": str, "release": str}, "releases": {"*": _PART}, "executed": [_CELL]}
+_GRADIENTS = {"rows?": [{"domain": str, "operator": str, "version": int, "verdict": str}]}
 _GENERATED = {"cells?": [[(str, int)]], "totals?": dict, "count?": int, "seed?": int}
 
 
@@ -90,7 +91,7 @@ def build(runs: Sequence[dict[str, Any]], folder: Path | None = None) -> dict[st
     executed = {n: {(e["domain"], e["operator"], e["version"]): e for e in run["executed"]} for n, run in named.items()}
     reported = _columns(folder, str(next(iter(devices.values()))["manifest"]), devices)
     generated = _generated(folder)
-    judged = _judged(generated)
+    judged, verdicts = _judged(generated), _verdicts(folder)
     rows = []
     for (domain, name), versions in sorted(schemas.items()):
         for version, schema in sorted(versions.items()):
@@ -111,6 +112,7 @@ def build(runs: Sequence[dict[str, Any]], folder: Path | None = None) -> dict[st
                     | {d: cells.get(key) or _cell(schema, allowed, None) for d, (_, cells) in reported.items()},
                     "releases": {r: _old(allowed, executed[r][key]) for r in old if key in executed[r]},
                     "fuzz": _by_parameter(judged.get((domain, name, version), set()) & allowed),
+                    "gradient": lookup.gradient(domain, name, version, verdicts.get(key)),
                 }
             )
     first = next(iter(devices.values()))
@@ -123,6 +125,7 @@ def build(runs: Sequence[dict[str, Any]], folder: Path | None = None) -> dict[st
         "gaps": {n: run["gaps"] for n, run in shown_devices.items()},
         "unexpected": {n: run.get("unexpected", []) for n, run in shown_devices.items()},
         "versions": {"known": len(rows), "declared": sum(r["declared"] for r in rows)},
+        "opsets": {DOMAINS.get(d, d): newest(d) for d in dict.fromkeys(domain for domain, _ in sorted(schemas))},
         "releases": {n: found for label, run in old.items() for n, found in _releases(label, run)},
         "fuzz": {k: generated[k] for k in ("count", "seed", "totals") if k in generated} or None,
         "rows": rows,
@@ -167,6 +170,14 @@ def _judged(generated: dict[str, Any]) -> dict[tuple[str, str, int], set[tuple[s
     for domain, name, version, parameter, dtype in generated.get("cells", ()):
         found.setdefault((domain, name, version), set()).add((parameter, dtype))
     return found
+
+
+def _verdicts(folder: Path | None) -> dict[tuple[str, str, int], str]:
+    """Read the verdicts of `gradients.json` in the report's folder; empty if there is none."""
+    found = load(folder / "gradients.json") if folder else {}
+    if why := mismatch(found, _GRADIENTS):
+        raise ConformanceError(f"{folder}/gradients.json is not the report of sonnx gradients: {why}", code="SX804")
+    return {(r["domain"], r["operator"], r["version"]): r["verdict"] for r in found.get("rows", ())}
 
 
 def kept(folder: Path | None) -> dict[str, dict[str, Any]]:
@@ -303,7 +314,7 @@ def _difference(key: str, here: Any, there: Any) -> str:
 
 def _comparable(report: dict[str, Any], devices: Sequence[str], releases: Sequence[str]) -> dict[str, Any]:
     """Return the report without what may differ between machines, for these devices and releases only."""
-    keep = {k: report.get(k) for k in ("onnx", "manifest", "versions", "fuzz")}
+    keep = {k: report.get(k) for k in ("onnx", "manifest", "versions", "opsets", "fuzz")}
     for part in ("totals", "gaps", "unexpected"):
         keep[part] = {d: report.get(part, {}).get(d) for d in devices}
     keep["releases"] = {r: report.get("releases", {}).get(r) for r in releases}

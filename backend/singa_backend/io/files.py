@@ -41,6 +41,9 @@ _NO_FOLDER_SYNC = {errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, 
 
 StrPath: TypeAlias = str | os.PathLike[str]
 
+STANDARD_OUTPUT = Path("/dev/stdout")
+"""The standard output as a target; also on systems that have no file of this name."""
+
 
 class Stage:
     """New files on their way to their places next to a target.
@@ -73,9 +76,9 @@ class Stage:
         if found is not None and stat.S_ISDIR(found.st_mode):
             raise IsADirectoryError(errno.EISDIR, "there is a folder of that name")
         self.through = found is not None and (not stat.S_ISREG(found.st_mode) or _standard(found) is not None)
-        if found is not None and not os.access(self.path, os.W_OK):
+        if found is not None and not (os.access(self.path, os.W_OK) or _standard(found)):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-        if parents:
+        if parents and not self.through:
             self.target.parent.mkdir(parents=True, exist_ok=True)
         self._stale: list[str] = []
         home = Path(tempfile.gettempdir()) if self.through else self.target.parent
@@ -134,7 +137,8 @@ class Stage:
         if self.through:
             if parts:
                 raise InvalidInput(f"{self.path} is not a regular file: nothing can be written next to it", code="SX351")
-            handle = _standard(os.stat(self.path))
+            found = _status(self.path)
+            handle = None if found is None else _standard(found)
             if handle is not None:  # after what was printed, which opening the file again would overwrite
                 sys.stdout.flush()
             with main.open("rb") as source, open(self.path if handle is None else os.dup(handle), "wb") as out:
@@ -329,9 +333,9 @@ def check(path: StrPath, *, parents: bool = False, keeps: Iterable[StrPath | Non
         home = Path(os.path.realpath(path)).parent
         if found is not None and stat.S_ISDIR(found.st_mode):
             raise IsADirectoryError(errno.EISDIR, "there is a folder of that name")
-        if found is not None and not os.access(path, os.W_OK):
+        if found is not None and not (os.access(path, os.W_OK) or _standard(found)):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-        if found is None or stat.S_ISREG(found.st_mode):
+        if found is None or (stat.S_ISREG(found.st_mode) and _standard(found) is None):
             _check_home(_nearest(home) if parents else home)
         if found is not None and stat.S_ISREG(found.st_mode):
             for other in keeps:
@@ -431,7 +435,7 @@ def _check_home(home: Path) -> None:
 
 def _status(path: Path) -> os.stat_result | None:
     try:
-        return os.stat(path)
+        return os.fstat(1) if path == STANDARD_OUTPUT else os.stat(path)
     except FileNotFoundError:
         return None
     except ValueError as error:  # a NUL, or what the file system cannot encode

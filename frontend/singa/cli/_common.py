@@ -1,4 +1,4 @@
-"""Shared parts of the commands: errors as exit codes, options, and progress (a bar on a terminal, otherwise lines)."""
+"""Shared parts of the commands: errors as exit codes, options, places of results, and printing."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, redirect_stdout
 from dataclasses import fields
 from fractions import Fraction
 from functools import wraps
@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, Task, TextColumn, TimeElapsedColumn
 from rich.text import Text
 from typing_extensions import override
 
@@ -56,7 +55,8 @@ def exit_codes(command: Callable[..., Any]) -> Callable[..., Any]:
         from singa_backend.errors import CommunicationError, SonnxError
 
         try:
-            return command(*args, **kwargs)
+            with _messages_apart(kwargs.get("as_json", False)):
+                return command(*args, **kwargs)
         except SonnxError as error:
             if is_interrupt(error):
                 raise
@@ -147,30 +147,57 @@ MEMORY = click.IntRange(1, 1 << 40)
 """The type of options that are a number of MiB."""
 
 
-class _Output(click.Path):
-    """The path of something that a command writes; "-", which many programs read as the standard output, is refused.
+_STANDARD_OUTPUT = "singa.cli.standard_output"
 
-    Every command prints its result to standard output, so that a document there would be mixed with it.
+
+class OutputPath(click.Path):
+    """The path of something that a command writes; for a single file, "-" is the standard output.
+
+    What the command prints then goes to standard error (`exit_codes`).
+
+    Args:
+        alone: Why it must be a file with a name; "" if it may be the standard output.
+        **settings: Further arguments of `click.Path`.
     """
 
+    def __init__(self, *, alone: str = "", **settings: Any) -> None:
+        super().__init__(path_type=Path, **settings)
+        self.alone = alone if self.file_okay else "only a single file can go to standard output"
+
     def convert(self, value: Any, param: click.Parameter | None, context: click.Context | None) -> Any:
-        if os.fspath(value) == "-":
+        if os.fspath(value) != "-":
+            return super().convert(value, param, context)
+        if self.alone:
             kind = "file" if self.file_okay else "folder"
-            self.fail(
-                f"must be a {kind}, got '-': standard output has the result of the command (a {kind} of this name is ./-)",
-                param,
-                context,
-            )
-        return super().convert(value, param, context)
+            self.fail(f"must be a {kind}, got '-': {self.alone} (a {kind} of this name is ./-)", param, context)
+        if context is not None and param is not None:
+            first = context.meta.setdefault(_STANDARD_OUTPUT, param.opts[0])
+            if first != param.opts[0]:
+                self.fail(f"must be a file, got '-': {first} goes to standard output already", param, context)
+        from singa_backend.io.files import STANDARD_OUTPUT
+
+        return STANDARD_OUTPUT
 
 
-OUTPUT = _Output(path_type=Path, dir_okay=False)
-"""The type of options that name a file to write."""
+def _messages_apart(as_json: bool) -> AbstractContextManager[object]:
+    """Return a context in which messages go to standard error if an option has sent a file to standard output."""
+    context = click.get_current_context(silent=True)
+    option = context.meta.get(_STANDARD_OUTPUT) if context else None
+    if option is None:
+        return nullcontext()
+    if as_json:
+        raise click.UsageError(f"{option} - and --json both go to standard output: write one of them to a file")
+    sys.stdout.flush()
+    return redirect_stdout(sys.stderr)
 
-OUTPUT_PATH = _Output(path_type=Path)
+
+OUTPUT = OutputPath(dir_okay=False)
+"""The type of options that name a file to write; "-" is the standard output."""
+
+OUTPUT_PATH = OutputPath()
 """The same; that it is a folder is found when it is written (SX351)."""
 
-OUTPUT_FOLDER = _Output(path_type=Path, file_okay=False)
+OUTPUT_FOLDER = OutputPath(file_okay=False)
 """The type of options that name a folder to write."""
 
 SEED = click.IntRange(0, (1 << 63) - 1)
@@ -351,54 +378,3 @@ def check_matrix(what: str, command: str, folder: Path, why: str, as_json: bool)
         echo(f"stale: {why}; run sonnx {command} --to {folder}" if why else f"{what} is up to date")
     if why:
         sys.exit(NO)
-
-
-def progress(total: int | None, what: str, *, quiet: bool = False) -> AbstractContextManager[Callable[..., None]]:
-    """Return a context whose function counts a unit of work, shown on standard error.
-
-    The function takes `note=`, a few words shown after the description.  The progress is a bar on a terminal, otherwise a line
-    after each tenth (after 100 units if the total is unknown), and nothing if `quiet` (with --json).
-    """
-    if quiet:
-        return nullcontext(lambda note="": None)
-    return _Bar(total, what) if err.is_terminal else nullcontext(_Lines(total, what))
-
-
-class _Lines:
-    def __init__(self, total: int | None, what: str) -> None:
-        self.total, self.what, self.done = total, what, 0
-        self.every = max(1, total // 10) if total else 100
-
-    def __call__(self, note: str = "") -> None:
-        self.done += 1
-        if self.done == self.total or self.done % self.every == 0:
-            total = "" if self.total is None else f"/{self.total}"
-            err.print(f"{self.what}: {self.done}{total}" + (f", {note}" if note else ""), highlight=False, soft_wrap=True)
-
-
-class _Description(TextColumn):
-    """What is in progress; a note may be a name from a model."""
-
-    @override
-    def render(self, task: Task) -> Text:
-        from singa_backend.rendering import printable
-
-        return Text(printable(task.description))
-
-
-class _Bar(AbstractContextManager[Callable[..., None]]):
-    def __init__(self, total: int | None, what: str) -> None:
-        columns = (_Description("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-        self.bar = Progress(*columns, console=err, transient=True)
-        self.total, self.what = total, what
-
-    def __enter__(self) -> Callable[..., None]:
-        self.bar.start()
-        self.task = self.bar.add_task(self.what, total=self.total)
-        return self._step
-
-    def _step(self, note: str = "") -> None:
-        self.bar.update(self.task, advance=1, description=f"{self.what}, {note}" if note else self.what)
-
-    def __exit__(self, *_: object) -> None:
-        self.bar.stop()

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from singa_backend.errors import InvalidInput, MissingDependency
-from singa_backend.io.files import check, write_text, writing
+from singa_backend.io.files import STANDARD_OUTPUT, check, write_text, writing
 from singa_backend.rendering import html, printable
 
 Curve = Sequence[tuple[int, float]]
@@ -21,6 +21,8 @@ _BLOCKS, _PLAIN = "▁▂▃▄▅▆▇█", "_.-=+*#@"
 def check_plot(plot: Path | None) -> None:
     """Raise before the training, not after it."""
     if plot is None:
+        return
+    if plot == STANDARD_OUTPUT:
         return
     if plot.suffix not in (".html", ".png"):
         raise InvalidInput(f"a plot must be .html or .png, got {plot.suffix or plot.name!r}", code="SX332")
@@ -35,7 +37,7 @@ def check_plot(plot: Path | None) -> None:
 
 def write_plot(path: Path, curves: dict[str, Curve], title: str) -> None:
     """Write the curves to a file of either format, completely or not at all; raises InvalidInput if that fails."""
-    if path.suffix == ".html":
+    if path == STANDARD_OUTPUT or path.suffix == ".html":
         write_text(path, page(curves, title), parents=False)
     else:
         with writing(path) as out:

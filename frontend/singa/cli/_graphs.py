@@ -19,8 +19,9 @@ from singa_backend.debug.repro import serialized
 from singa_backend.errors import InvalidInput, first_line
 from singa_backend.proto import test_data
 
-from ._common import echo, err, progress, show, write_json, wrote
+from ._common import echo, err, show, write_json, wrote
 from ._graph_forms import forms
+from ._progress import progress
 from ._tables import NUMBER, WHOLE, Columns
 
 _VERDICTS = Columns({"verdict": WHOLE, "graphs": NUMBER})
@@ -36,7 +37,7 @@ def many(
     as_json: bool,
 ) -> bool:
     """Judge graphs and show the result; returns whether every difference is explained."""
-    with progress(count, "generated graphs", quiet=as_json) as step:
+    with progress(count, "generated graphs", unit="graphs", quiet=as_json) as step:
         bad = 0
 
         def note(judged: JudgedGraph) -> None:

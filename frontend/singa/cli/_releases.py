@@ -10,7 +10,8 @@ from typing import Any
 from singa_backend.conform import cases, releases, results, worker
 
 from . import _common
-from ._common import echo, err, progress
+from ._common import echo, err
+from ._progress import progress
 from ._tables import NUMBER, WHOLE, Columns
 from ._verdicts import show_failures
 
@@ -54,7 +55,7 @@ def run(names: Sequence[str], cache: Path | None, request: Request) -> tuple[dic
         if request.whole and not releases.check(release, wheel, chosen):
             request.note(f"onnx {release} is not in the manifest: its cases run, but missing cases are not detected")
         fresh = len({c.content for c in chosen} - seen.keys())
-        with progress(fresh, f"onnx {release}", quiet=request.quiet) as step:
+        with progress(fresh, f"onnx {release}", unit="cases", quiet=request.quiet) as step:
             found = _run(chosen, seen, request, lambda result: step())
         runs[release] = releases.judged(chosen, found, releases.known_gaps(release) if _ours(request) else {})
     return runs, seen

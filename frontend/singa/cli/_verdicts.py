@@ -1,7 +1,8 @@
-"""What `sonnx conform` prints below its table: why the two counts differ, the known gaps, and failures by their reason."""
+"""What `sonnx conform` prints below its table: why the counts differ, gaps, failures by reason, what the figures mean."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -73,3 +74,30 @@ def show_failures(judged: Judgement, release: str = "") -> None:
     for name in judged.closed:
         place = f"{release} {name}" if release else name
         echo(f"closed gap {place}: it passes now; delete its line from gaps.txt", style="red")
+
+
+def show_meaning(judged: Judgement, pages: Sequence[Path], whole: bool) -> None:
+    """Print what the verdicts are, what the cases are that do not pass, and where to look.
+
+    Args:
+        judged: The cases that do not pass.
+        pages: The pages of the report that was written; empty without --report.
+        whole: Whether the whole suite ran.
+    """
+    echo(
+        "strict: outputs of the expected number, dtypes and shapes, equal or within the case's tolerance,"
+        " unchanged inputs, and the same bits in a second run"
+    )
+    echo("official: ONNX's own comparison, which checks less")
+    by_reason = Counter((reason.rstrip("."), name.startswith("official:")) for name, reason in judged.explained.items())
+    for (reason, official), count in by_reason.most_common():
+        what = "that only ONNX's own comparison fails" if official else "not passed"
+        echo(f"known, {counted(count, 'case')} {what}: {reason}")
+    if judged.unexpected:
+        echo(f"not known, {counted(len(judged.unexpected), 'case')} not passed: listed above by verdict and reason")
+    if not judged.unexpected and not by_reason:
+        echo("every case passes both verdicts")
+    if pages:
+        echo(f"open {pages[-1]}: it answers whether an operator works at an opset, and what each figure means")
+    elif whole:
+        echo("--report FOLDER writes a page that answers whether an operator works at an opset, and what each figure means")

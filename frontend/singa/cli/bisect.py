@@ -9,8 +9,9 @@ import click
 
 from singa_backend import debug
 
-from ._common import NO, OUTPUT_FOLDER, check_places, device_option, echo, exit_codes, json_option, progress, write_json
+from ._common import NO, OUTPUT_FOLDER, check_places, device_option, echo, exit_codes, json_option, write_json
 from ._inputs import InputOptions, model_options
+from ._progress import progress
 from .compare import Sides, side_options, tolerances, trusted
 
 
@@ -31,7 +32,7 @@ def command(model: Path, inputs: InputOptions, sides: Sides, to: Path | None, de
     other = trusted(sides.against, sides.program, device)
     source = debug.Source.of(model)
     feeds = inputs.gather_of(source)
-    with progress(len(source.calls), "comparing", quiet=as_json) as step:
+    with progress(len(source.calls), "comparing", unit="nodes", quiet=as_json) as step:
         found = debug.bisect(source, feeds, against=other, device=device, to=to, progress=step, **sides.settings())
     if as_json:
         write_json({"diverges": found is not None, "against": sides.program or other} | (found.to_dict() if found else {}))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from ._common import OUTPUT, echo, exit_codes, json_option, model_argument, write_json
+from ._common import OutputPath, echo, exit_codes, json_option, model_argument, write_json
 
 
 @click.command("codegen")
@@ -17,7 +17,7 @@ from ._common import OUTPUT, echo, exit_codes, json_option, model_argument, writ
     "-o",
     "target",
     required=True,
-    type=OUTPUT,
+    type=OutputPath(dir_okay=False, alone="the weights are written next to it"),
     metavar="OUT.py",
     help="The program to write; its weights go to OUT.npz.",
 )

@@ -29,12 +29,12 @@ from ._common import (
     exit_codes,
     json_option,
     pairs_of,
-    progress,
     show,
     write_json,
     wrote,
 )
 from ._inputs import InputOptions, model_options
+from ._progress import progress
 from ._tables import NAME, NUMBER, WORDS, Columns, TextTable
 
 _VALUES = Columns({"value": NAME, "node": NAME, "type": WORDS, "max abs": NUMBER, "max rel": NUMBER, "ULP": NUMBER, "NaN": NUMBER,
@@ -138,7 +138,7 @@ def command(
         check(page, parents=True, keeps=(model, sides.against, inputs.archive))
     source = debug.Source.of(model)
     feeds = inputs.gather_of(source)
-    with progress(None if optimised else len(source.calls), "comparing", quiet=as_json) as step:
+    with progress(None if optimised else len(source.calls), "comparing", unit="nodes", quiet=as_json) as step:
         found = debug.compare(source, feeds, against=other, device=device, optimised=optimised, progress=step, **sides.settings())
     if page:
         write_text(page, inspect(model).html(comparison=found.to_dict()))

@@ -24,13 +24,13 @@ from ._common import (
     expression,
     json_option,
     processes_option,
-    progress,
     show,
     write_json,
     wrote,
 )
+from ._progress import progress
 from ._tables import NUMBER, WHOLE, Columns
-from ._verdicts import show_counts, show_failures
+from ._verdicts import show_counts, show_failures, show_meaning
 
 _KINDS = Columns({"kind": WHOLE, "cases": NUMBER, "strict": NUMBER, "official": NUMBER})
 
@@ -90,7 +90,7 @@ def command(
         return
     whole = not (select or kinds)
     manifest = cases.check_manifest(chosen) if whole else ""
-    with progress(len(chosen), "conformance", quiet=as_json) as step:
+    with progress(len(chosen), "conformance", unit="cases", quiet=as_json) as step:
         failed: list[str] = []
 
         def note(result: worker.Result) -> None:
@@ -114,6 +114,8 @@ def command(
     else:
         _show_conformance(found, judged, document["totals"])
         wrote(target, junit, *pages)
+        if found:
+            show_meaning(judged, pages, whole)
     sys.exit(0 if judged.good and found else NO)
 
 

@@ -15,7 +15,8 @@ import numpy as np
 
 from singa_backend import Value
 from singa_backend.errors import InvalidInput
-from singa_backend.io.files import check
+from singa_backend.io.files import STANDARD_OUTPUT, check
+from singa_backend.proto.save import save
 
 from .._core.tensor import Tensor
 from .._onnx import export, verify
@@ -67,7 +68,10 @@ def command(
         model.compile(list(inputs), is_train=False)
     chosen = given(options)
     if compared:
-        _, checked = verify.export_and_check(model, inputs or [], path, **chosen)
+        piped = path == STANDARD_OUTPUT  # the engines read the file: the model that they ran is written
+        made, checked = verify.export_and_check(model, inputs or [], None if piped else path, **chosen)
+        if piped:
+            save(made, path, external=chosen.get("external_data"), check=False)
         result: Any = {"errors": checked.errors, "comparisons": [str(c) for c in checked.comparisons]}
         text = str(checked)
     else:

@@ -12,7 +12,8 @@ from singa_backend.conform import foreign as foreigners
 from singa_backend.conform import light_models
 from singa_backend.engines.oracle import Oracle
 
-from ._common import NO, OUTPUT_FOLDER, check_places, echo, exit_codes, expression, json_option, progress, write_json, wrote
+from ._common import NO, OUTPUT_FOLDER, check_places, echo, exit_codes, expression, json_option, write_json, wrote
+from ._progress import progress
 
 
 @click.command("foreign")
@@ -32,7 +33,7 @@ def command(folder: Path | None, select: str, with_light: bool, target: Path | N
     found: list[foreigners.PeerComparison] = []
     count = sum(bool(re.search(select, n)) for n in light_models.names()) if with_light else 0
     count += 2 * sum(len(s.data) for s in foreigners.stored(folder, select)) if folder else 0
-    with Oracle("onnxruntime") as oracle, progress(count, "foreign models", quiet=as_json) as step:
+    with Oracle("onnxruntime") as oracle, progress(count, "foreign models", unit="models", quiet=as_json) as step:
         for made in foreigners.light_comparisons(oracle, select) if with_light else ():
             found.append(made)
             step(note=made.model)

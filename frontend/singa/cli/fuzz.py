@@ -23,11 +23,11 @@ from ._common import (
     expression,
     json_option,
     processes_option,
-    progress,
     show,
     write_json,
     wrote,
 )
+from ._progress import progress
 from ._tables import NUMBER, WHOLE, Columns
 
 _VERDICTS = Columns({"verdict": WHOLE, "cases": NUMBER})
@@ -102,7 +102,7 @@ def command(
         sys.exit(0 if many(graphs, seed, entries, processes, target, reports, as_json) else NO)
     if only is not None:
         sys.exit(0 if _one(only, seed, select, entries, folder, as_json) else NO)
-    with progress(count, "generated models", quiet=as_json) as step:
+    with progress(count, "generated models", unit="cases", quiet=as_json) as step:
         bad = 0
 
         def note(judged: run.JudgedCase) -> None:

@@ -22,12 +22,12 @@ from ._common import (
     expression,
     json_option,
     processes_option,
-    progress,
     show,
     witness,
     write_json,
     wrote,
 )
+from ._progress import progress
 from ._tables import NUMBER, WHOLE, WORDS, Columns
 
 _ROWS = Columns({"operator": WHOLE, "verdict": WHOLE, "by": WORDS, "points": NUMBER, "kinks": NUMBER, "worst": NUMBER,
@@ -90,7 +90,7 @@ def command(
         raise click.UsageError("--to keeps rows of ONNX's operators only: leave it out for those of other domains")
     engine = None if second else witness(oracle, as_json)
     found: list[gradient_matrix.MatrixRow] = []
-    with progress(len(rows), "gradients", quiet=as_json) as step:
+    with progress(len(rows), "gradients", unit="versions", quiet=as_json) as step:
         bad = 0
         for row in gradient_matrix.run(rows, points, seed, engine, jobs, timeout, second):
             found.append(row)

@@ -20,12 +20,12 @@ from ._common import (
     expression,
     json_option,
     processes_option,
-    progress,
     show,
     witness,
     write_json,
     wrote,
 )
+from ._progress import progress
 from ._tables import NUMBER, WHOLE, Columns
 
 _OUTCOMES = Columns({"outcome": WHOLE, "models and opsets": NUMBER})
@@ -68,7 +68,7 @@ def command(select: str, oracle: str, jobs: int | None, folder: Path | None, che
     check_places(folders=(folder,))
     models = list(matrix.models(select))
     found: list[matrix.JudgedProblem] = []
-    with progress(len(models), "opsets", quiet=as_json) as step:
+    with progress(len(models), "opsets", unit="models", quiet=as_json) as step:
         wrong = 0
         for judged in matrix.run(models, witness(oracle, as_json), jobs):
             found.append(judged)

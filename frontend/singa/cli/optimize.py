@@ -18,7 +18,8 @@ from singa_backend.proto.checker import check_model
 from singa_backend.proto.load import load_model
 from singa_backend.proto.save import save
 
-from ._common import NO, OUTPUT, echo, exit_codes, json_option, progress, show, write_json
+from ._common import NO, OUTPUT, echo, exit_codes, json_option, show, write_json
+from ._progress import progress
 from ._tables import NUMBER, WHOLE, WORDS, Columns
 
 FEW = 6

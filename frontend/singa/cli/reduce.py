@@ -19,10 +19,10 @@ from ._common import (
     echo,
     exit_codes,
     json_option,
-    progress,
     write_json,
 )
 from ._inputs import InputOptions, model_options
+from ._progress import progress
 from .compare import trusted
 
 
@@ -83,7 +83,7 @@ def command(
         predicate = debug.differs(trusted(against, program, device), device=device, rtol=rtol, atol=atol, timeout=timeout)
     source = debug.Source.of(model)
     feeds = inputs.gather_of(source)
-    with progress(None, "reducing", quiet=as_json) as step:
+    with progress(None, "reducing", unit="candidates", quiet=as_json) as step:
         found = debug.reduce(source, feeds, predicate, to=to, tries=tries, progress=step)
     if as_json:
         write_json(found.to_dict())

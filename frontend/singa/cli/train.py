@@ -16,7 +16,7 @@ from click.core import ParameterSource
 from singa_backend.collectives import LocalGroup, communicator, launched_size
 from singa_backend.collectives.communicator import total
 from singa_backend.errors import InvalidInput
-from singa_backend.io.files import check, is_regular
+from singa_backend.io.files import STANDARD_OUTPUT, check, is_regular
 from singa_backend.proto.save import save
 
 from ._common import (
@@ -24,6 +24,7 @@ from ._common import (
     SECONDS,
     SEED,
     FiniteNumber,
+    OutputPath,
     device_option,
     echo,
     err,
@@ -32,12 +33,12 @@ from ._common import (
     model_argument,
     out,
     processes_option,
-    progress,
     show,
     write_json,
     wrote,
 )
 from ._curves import Curve, check_plot, line, write_plot
+from ._progress import progress
 from ._tables import NUMBER, WHOLE, Columns
 from ._train_setup import DISTRIBUTED, LOSSES, SCHEDULES, TrainOptions, TrainSetup, prepared, updated
 from ._workers import check_launcher, end_with_parent, run_workers
@@ -101,7 +102,7 @@ class _Train(click.Command):
 @click.option("--output", "-o", "target_file", type=OUTPUT, help="Write the trained model here.")
 @click.option(
     "--checkpoint",
-    type=OUTPUT,
+    type=OutputPath(dir_okay=False, alone="--resume reads it"),
     help="Keep the state of the training in this file: after each epoch, at the end, and on Ctrl-C.",
 )
 @click.option("--every", type=click.IntRange(1), metavar="STEPS", help="Write the checkpoint after every STEPS steps instead.")
@@ -190,7 +191,8 @@ class _Loop:
         chosen, made = self.chosen, self.made
         with stop_signals(*(signal.SIGINT, signal.SIGTERM) if made.kept else ()) as self.received:
             try:
-                with progress(made.steps - len(self.losses), "training", quiet=chosen.as_json or not made.first) as step:
+                left, quiet = made.steps - len(self.losses), chosen.as_json or not made.first
+                with progress(left, "training", unit="steps", quiet=quiet) as step:
                     fit(made.model, *made.data, epochs=chosen.epochs, batch_size=chosen.batch_size, validation=made.held_out,
                         evaluate=self._measured, progress=lambda text: step(text), start=made.at, reached=self._reached,
                         group=made.group)  # fmt: skip
@@ -285,6 +287,8 @@ def _check_usage(chosen: TrainOptions, context: click.Context) -> None:
     if not chosen.target_file and not chosen.checkpoint:
         raise click.UsageError("pass -o OUT to write the trained model, or --checkpoint PATH to keep the state of the training")
     launched = launched_size()
+    if (chosen.workers > 1 or launched > 1) and STANDARD_OUTPUT in (chosen.target_file, chosen.plot):
+        raise click.UsageError("-o and --plot must be files with --workers, got '-': the processes share standard output")
     needs = {
         "every": (chosen.checkpoint, "--checkpoint PATH"),
         "resume": (chosen.checkpoint, "--checkpoint PATH"),
