@@ -23,6 +23,7 @@ from ..proto import tensor_data
 from ..proto.messages import TRAINING_GRADIENT, reads
 from ..proto.schemas import DOMAINS, is_custom, is_private, newest, plain_domain, public_domain, schema_version, schemas
 from ..proto.values import Value
+from . import gradient_calls
 from .custom import CustomOperator, by_public_name, definition_lines
 from .declaration import REQUIRED, Declaration, declarations
 from .graph import ABSENT, PARAMETERS, Graph, Node, runnable_order
@@ -135,6 +136,7 @@ def _read(
         reader.finish()
         check_nesting(_height(graph, {}))
         graph.warnings, graph.marked = tuple(reader.warnings), _marked(model)
+        graph.gradient_calls = gradient_calls.load(model)
         return graph
     except RecursionError as error:
         raise ResourceExhausted("the model nests too deeply for Python's stack", code="SX602") from error

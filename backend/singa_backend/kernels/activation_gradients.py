@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from . import onednn as dnn
-from .lowering import LARGE, desc, emit, ordered, require_plain, threads_for
+from .lowering import LARGE, desc, emit, ordered, require_gradient, require_plain, threads_for
 from .onednn import backward
 from .table import Site, gradient, worst
 from .values import FINITE, Value, dense
@@ -58,7 +58,7 @@ def _by_result(site: Site, dy: Value, y: Value, algorithm: str) -> Value:
 def _by_values(site: Site, dy: Value, y: Value, algorithm: str, arg: int, alpha: float = 0.0, beta: float = 0.0) -> Value:
     """The gradient from the input or the result, in place of the given gradient if nothing else reads it."""
     require_plain(site, y)
-    site.require(dy.shape == y.shape and dy.dtype == y.dtype, "the gradient has another type")
+    require_gradient(site, dy, y.shape)
     site.require(y.size >= LARGE, "for small values")
     site.require(worst(dy, y) == FINITE, "a value may be infinite")
     site.needs_finite()

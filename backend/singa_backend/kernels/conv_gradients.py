@@ -10,7 +10,7 @@ from typing import Any
 from ..ir.windows import Windows, transposed, windows
 from . import onednn as dnn
 from .convolution import ends, filters_of, geometry, mode, require_filters, transposed_filters_of
-from .lowering import channels_last, dense_desc, emit, packed, require_plain, threads_for, unset
+from .lowering import channels_last, dense_desc, emit, packed, require_gradient, require_plain, threads_for, unset
 from .onednn import Attributes, MemoryDesc, Primitive, backward
 from .table import Site, gradient, worst
 from .values import FINITE, Value, last_order
@@ -25,7 +25,7 @@ def conv_gradient(site: Site, dy: Value, x: Value, w: Value) -> tuple[Value | No
     at = geometry(
         site, windows, x.shape[2:], w.shape[2:], a.get("strides"), a.get("pads"), a.get("dilations"), a.get("auto_pad", "NOTSET")
     )
-    site.require(dy.shape == (x.shape[0], w.shape[0], *at.counts), "the gradient does not have the shape of the result")
+    require_gradient(site, dy, (x.shape[0], w.shape[0], *at.counts))
     kinds = (dnn.convolution, backward.convolution_backward_data, backward.convolution_backward_weights)
     return _gradients(site, kinds, dy, x, w, partial(filters_of, group=group), at)
 
@@ -40,14 +40,14 @@ def conv_transpose_gradient(site: Site, dy: Value, x: Value, w: Value) -> tuple[
         site, transposed, x.shape[2:], w.shape[2:], a.get("strides"), a.get("pads"), a.get("dilations"),
         a.get("auto_pad", "NOTSET"), a.get("output_padding"), a.get("output_shape"), site.version,
     )  # fmt: skip
-    site.require(dy.shape == (x.shape[0], w.shape[1] * group, *at.sizes), "the gradient does not have the shape of the result")
+    require_gradient(site, dy, (x.shape[0], w.shape[1] * group, *at.sizes))
     kinds = (dnn.deconvolution, backward.deconvolution_backward_data, backward.deconvolution_backward_weights)
     return _gradients(site, kinds, dy, x, w, partial(transposed_filters_of, group=group), at)
 
 
 def _require(site: Site, dy: Value, x: Value, w: Value) -> int:
     """Decline what oneDNN does not compute, or computes otherwise; return the number of groups."""
-    require_plain(site, dy, x, w)
+    require_plain(site, x, w)
     group: int = site.attributes.get("group", 1)
     require_filters(site, x, w, group)
     site.require(worst(dy, x) == FINITE, "a value may be infinite, and padding is not multiplied")

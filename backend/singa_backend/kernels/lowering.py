@@ -71,6 +71,12 @@ def require_plain(site: Site, *values: Value | None, dtypes: Sequence[Any] = (F3
             site.require(plain, "an input is broadcast or reversed in memory")
 
 
+def require_gradient(site: Site, dy: Value, shape: Sequence[int]) -> None:
+    """Decline a gradient unless it has the shape of its result; it may be broadcast, since it is then copied."""
+    site.require(dnn.library() is not None, "there is no oneDNN")
+    site.require(dy.dtype == F32 and dy.size and dy.shape == tuple(shape), "the gradient does not have the type of the result")
+
+
 @contextmanager
 def threads_for(work: float) -> Iterator[None]:
     """Create primitives for one thread in the `with` block if there is little work."""

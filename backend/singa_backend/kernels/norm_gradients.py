@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from . import onednn as dnn
-from .lowering import channels_last, dense_desc, desc, emit, require_plain, threads_for
+from .lowering import channels_last, dense_desc, desc, emit, require_gradient, require_plain, threads_for
 from .onednn import MemoryDesc, Primitive, backward
 from .table import Site, gradient, training, worst
 from .values import FINITE, Bound, Value, last_order
@@ -83,7 +83,8 @@ def batch_normalization_gradient(
     site: Site, dy: Value, x: Value, scale: Value, mean: Value, var: Value
 ) -> tuple[Value | None, ...]:
     """The gradients of a batch normalization for its input, scale and bias."""
-    require_plain(site, dy, x, scale)
+    require_plain(site, x, scale)
+    require_gradient(site, dy, x.shape)
     site.require(worst(dy, x, scale) == FINITE, "a value may be infinite")
     site.needs_finite()
     md, _, made = _primitives(site, x)

@@ -10,7 +10,7 @@ import numpy as np
 from ..ir.windows import Windows
 from . import onednn as dnn
 from .convolution import ends
-from .lowering import channels_last, dense_desc, emit, require_plain, threads_for
+from .lowering import channels_last, dense_desc, emit, require_gradient, require_plain, threads_for
 from .onednn import Primitive, backward
 from .pooling import average_algorithm, pool_windows, require_no_nan
 from .table import Site, gradient, training
@@ -71,7 +71,8 @@ def average_pool_gradient(site: Site, dy: Value, x: Value) -> Value:
 
 
 def _gradient(site: Site, dy: Value, x: Value, at: Windows, algorithm: str, workspace: Value | None = None) -> Value:
-    require_plain(site, dy, x)
+    require_plain(site, x)
+    require_gradient(site, dy, (*x.shape[:2], *at.counts))
     site.require(dy.finiteness == FINITE, "the gradient may be infinite")
     site.needs_finite()
     forward, made = _primitives(site, x, at, algorithm)

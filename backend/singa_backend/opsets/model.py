@@ -9,6 +9,7 @@ from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto, 
 
 from ..errors import UnsupportedModel
 from ..interpreters.builder import GraphBuilder
+from ..ir import gradient_calls
 from ..proto import save
 from ..proto.messages import graphs
 from ..proto.schemas import is_private, newest, newest_taken, public_domain, schema_version
@@ -49,6 +50,7 @@ def to_model(
     if any(is_private(d) for d in used):
         _publish(model)
     finish(model)
+    gradient_calls.store(model, builder.gradient_calls())
     if not deferred:
         save.attach_data(model.graph, builder.arrays)
     return model

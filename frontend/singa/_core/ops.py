@@ -65,18 +65,19 @@ class TensorInterpreter(Interpreter[T]):
         """Return the results of a call as Tensors; a node is their creator if a gradient may flow through it."""
         if not device.backend.is_host:
             made = _placed(made, device)
-        if tape.training and trace.current() is None:
+        training, recording = tape.training, trace.current() is not None
+        if training and not recording:
             made = [_separate(v, xs, device) for v in made]
-        if not tape.training or not any(x is not None and x.requires_grad for x in xs):
+        if not training or not any(x is not None and x.requires_grad for x in xs):
             ys = _wrapped(made, device, xs)
-            if tape.training and tape.without_graph(xs):
+            if training and tape.without_graph(xs):
                 tape.mark_without_graph(ys, not no_gradient_reason(declared()))
             return ys
         declaration = declared()
         node = Node(declaration.name, declaration.domain, declaration, attributes, self.opset, version)
         ys = list(node.record(xs, made, device, not no_gradient_reason(declaration)))
         if node.requires_grad:
-            node.keep(values, made, () if trace.current() is not None else (*xs, *ys))
+            node.keep(values, made, () if recording else (*xs, *ys))
             for y in ys:
                 if y is not None:
                     y.requires_grad = tape._is_float(y._data, device)

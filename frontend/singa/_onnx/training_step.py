@@ -174,7 +174,8 @@ def _recorded(
     for read, symbol in record.inputs:
         array = read.device.backend.get(read._data)
         proto.graph.initializer.append(numpy_helper.from_array(np.asarray(array), symbol.name))
-    helper.set_model_props(proto, {PAIR + n: NEXT + n for n, _ in updated})
+    for name, _ in updated:
+        proto.metadata_props.add(key=PAIR + name, value=NEXT + name)
     return proto
 
 

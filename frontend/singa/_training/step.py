@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import time
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -82,7 +81,7 @@ class Step:
         outputs = [*made, *(record.value(t) for t in self._writes)]
         self.onnx = to_model(record.writer, "step", outputs)
         record.writer.builder.forget_examples()  # the results keep the builder
-        self.graph = replace(read(self.onnx), gradient_calls=record.writer.builder.gradient_calls())
+        self.graph = read(self.onnx)
         self._session = Session(self.graph, self.device.backend, plan_options(), limits.Limits())
         self._forward = record.forward
 

@@ -1,0 +1,75 @@
+"""The calls of gradient rules in the metadata of a model: which of its nodes compute the gradient of which call.
+
+A recorded training step, and the file of `to_training_onnx`, list them, so that plans find the gradients for which they have a
+kernel.  They are read only if the nodes are still those that were written: a digest of the nodes is part of the entry.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from onnx import ModelProto, StringStringEntryProto
+
+from .graph import GradientCall
+
+KEY = "sonnx.gradients"
+"""The key of the entry in the metadata of the model."""
+
+_FIELDS = ("inputs", "outputs", "dys", "gradients")
+
+
+def store(model: ModelProto, calls: Sequence[GradientCall]) -> None:
+    """Add an entry with calls of gradient rules to a model; those with attributes that JSON does not have are left out.
+
+    Args:
+        model: the finished model, which is changed.
+        calls: the calls.
+    """
+    rows = [[c.domain, c.op_type, c.version, dict(c.attributes), *(getattr(c, f) for f in _FIELDS)] for c in calls]
+    plain = [row for row in rows if _is_plain(row[3])]
+    if plain:
+        text = json.dumps({"digest": _digest(model), "calls": plain}, separators=(",", ":"))
+        model.metadata_props.append(StringStringEntryProto(key=KEY, value=text))
+
+
+def load(model: ModelProto) -> tuple[GradientCall, ...]:
+    """The calls of gradient rules that a model lists; none if its nodes have changed since, or the entry has another form."""
+    text = next((e.value for e in model.metadata_props if e.key == KEY), None)
+    if text is None:
+        return ()
+    try:
+        found = json.loads(text)
+        if found["digest"] != _digest(model):
+            return ()
+        return tuple(map(_call, found["calls"]))
+    except (ValueError, TypeError, LookupError, RecursionError):
+        return ()
+
+
+def _call(row: Any) -> GradientCall:
+    domain, op_type, version, attributes, *values = row
+    named = [tuple(map(str, names)) for names in values]
+    if not isinstance(attributes, dict) or type(version) is not int or len(named) != len(_FIELDS):
+        raise ValueError
+    return GradientCall(str(domain), str(op_type), version, attributes, *named)
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether JSON returns a value as it was, tuples as lists."""
+    if isinstance(value, dict):
+        return all(type(k) is str and _is_plain(v) for k, v in value.items())
+    if isinstance(value, (list, tuple)):
+        return all(map(_is_plain, value))
+    return value is None or type(value) in (bool, int, float, str)
+
+
+def _digest(model: ModelProto) -> str:
+    """A digest of the nodes of a model."""
+    digest = hashlib.sha256()
+    for node in model.graph.node:
+        text = node.SerializeToString(deterministic=True)
+        digest.update(len(text).to_bytes(8, "little") + text)
+    return digest.hexdigest()
