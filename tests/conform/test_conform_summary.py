@@ -194,7 +194,7 @@ def test_every_page_that_is_written_is_named(tmp_path: Path, monkeypatch: pytest
     assert last[-4].startswith("strict: ") and last[-3].startswith("official: ONNX's own comparison")
     assert last[-2] == "every case passes both verdicts"
     page = wrote[-1].removeprefix("wrote ")
-    assert last[-1] == f"open {page}: it answers whether an operator works at an opset, and what each figure means"
+    assert last[-1] == f"open {page}: does an operator work at an opset, and what does each figure mean?"
 
 
 def test_the_cases_that_do_not_pass_are_explained_at_the_end(capsys: pytest.CaptureFixture[str]) -> None:
@@ -207,10 +207,10 @@ def test_the_cases_that_do_not_pass_are_explained_at_the_end(capsys: pytest.Capt
     _verdicts.show_meaning(judged, [], whole=True)
     lines = capsys.readouterr().out.splitlines()
     assert lines[2:] == [
-        "known, 2 cases not passed: It draws",
-        "known, 1 case that only ONNX's own comparison fails: 0-d",
-        "not known, 1 case not passed: listed above by verdict and reason",
-        "--report FOLDER writes a page that answers whether an operator works at an opset, and what each figure means",
+        "explained, 2 cases not passed: It draws",
+        "explained, 1 case that only ONNX's own comparison fails: 0-d",
+        "not explained, 1 case not passed: listed above by verdict and reason",
+        "--report FOLDER writes a page that answers: does an operator work at an opset?",
     ]
     _verdicts.show_meaning(judged, [], whole=False)
     assert capsys.readouterr().out.splitlines() == lines[:-1]

@@ -283,7 +283,7 @@ def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[CliRunn
     (tmp_path / "count_command.py").write_text(COMMAND)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setitem(_main.COMMANDS, "count", ("count_command", "Count the nodes of MODEL."))
-    monkeypatch.setitem(_main.SECTIONS, "Use a model", (*_main.SECTIONS["Use a model"], "count"))
+    monkeypatch.setitem(_main.SECTIONS, "Use", (*_main.SECTIONS["Use"], "count"))
     monkeypatch.setitem(EXAMPLES, "count", ("sonnx count model.onnx", "sonnx count model.onnx --json"))
     yield CliRunner()
     sys.modules.pop("count_command", None)

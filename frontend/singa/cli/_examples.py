@@ -1,4 +1,4 @@
-"""Two examples of each command, shown at the end of its help."""
+"""Two examples of each command, shown at the end of its help; tests/cli/test_cli_help.py runs them."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ EXAMPLES = {
     "codegen": ("sonnx codegen model.onnx -o model.py", "sonnx codegen model.onnx -o model.py --force"),
     "compare": ("sonnx compare model.onnx --random 0 --size batch=2", "sonnx compare model.onnx --against older.onnx --all"),
     "completion": ("sonnx completion bash >> ~/.bashrc", "sonnx completion fish > ~/.config/fish/completions/sonnx.fish"),
-    "conform": ("sonnx conform -k softmax", "sonnx conform --results cpu.json --junit cpu.xml"),
+    "conform": ("sonnx conform -k softmax", "sonnx conform -k '^test_relu' --results relu.json --junit relu.xml"),
     "convert": (
         "sonnx convert model.onnx -o older.onnx --opset 11",
         "sonnx convert model.onnx -o fixed.onnx --shape x=1,3,8,8",
     ),
     "device-check": (
         "sonnx device-check --to device-check",
-        "sonnx device-check --device CUDA:1 --stage smoke --stage suite --every 10",
+        "sonnx device-check --stage smoke --stage suite --every 10",
     ),
     "diff": ("sonnx diff before.onnx after.onnx", "sonnx diff before.onnx after.onnx --html diff.html"),
     "doctor": ("sonnx doctor", "sonnx doctor --json"),
@@ -24,28 +24,31 @@ EXAMPLES = {
         "sonnx extract model.onnx --inputs a --outputs b -o part.onnx",
         "sonnx extract model.onnx --outputs b -o part.onnx",
     ),
-    "foreign": ("sonnx foreign", "sonnx foreign models -k resnet --no-light --to reports"),
-    "fuzz": ("sonnx fuzz --count 1000 --seed 0", "sonnx fuzz --graphs 1 --only 7 --write repro"),
-    "gradients": ("sonnx gradients Softmax", "sonnx gradients --to reports"),
-    "inspect": ("sonnx inspect model.onnx --stats", "sonnx inspect model.onnx --nodes --html graph.html"),
+    "foreign": ("sonnx foreign models --no-light", "sonnx foreign models -k relu --no-light --to reports"),
+    "fuzz": ("sonnx fuzz --count 100 -k '^Softmax'", "sonnx fuzz --graphs 1 --only 7 --write repro"),
+    "gradients": ("sonnx gradients '^Softmax-13$'", "sonnx gradients '^Relu' --points 5"),
+    "inspect": ("sonnx inspect model.onnx --stats", "sonnx inspect model.onnx --html - > graph.html"),
     "layout": (
         "sonnx layout model.onnx --to channels_last -o last.onnx",
         "sonnx layout model.onnx --to channels_first -o o.onnx",
     ),
-    "opsets": ("sonnx opsets '^Softmax$'", "sonnx opsets --to reports"),
+    "opsets": ("sonnx opsets '^Softmax$'", "sonnx opsets '^Celu$' --oracle none"),
     "optimize": ("sonnx optimize model.onnx -o small.onnx", "sonnx optimize --list"),
     "profile": ("sonnx profile model.onnx --runs 20 --top 5", "sonnx profile model.onnx --trace run.json --html times.html"),
     "quantize": (
         "sonnx quantize model.onnx --data samples.npz -o int8.onnx",
         "sonnx quantize model.onnx --dynamic -o int8.onnx",
     ),
-    "reduce": ("sonnx reduce model.onnx --raises SX404", "sonnx reduce model.onnx --against reference --to small"),
-    "report": ("sonnx report cpu.json --to reports", "sonnx report cpu.json --check"),
+    "reduce": (
+        "sonnx reduce broken.onnx --raises SX404",
+        "sonnx reduce broken.onnx --raises SX404 --to small --tries 50",
+    ),
+    "report": ("sonnx report cpu.json --to reports", "sonnx report cpu.json --to reports --check"),
     "run": ("sonnx run model.onnx --random 0 --size batch=2", "sonnx run model.onnx -i x=x.npy -o y.npz"),
     "sanitize": ("sonnx sanitize model.onnx -o clean.onnx", "sonnx sanitize model.onnx -o clean.onnx --json"),
     "tolerances": ("sonnx tolerances", "sonnx tolerances LayerNormalization"),
     "train": (
-        "sonnx train model.onnx --data digits.npz --epochs 5 -o tuned.onnx",
+        "sonnx train model.onnx --data digits.npz -o tuned.onnx --checkpoint run.ckpt",
         "sonnx train model.onnx --data digits.npz --checkpoint run.ckpt --resume",
     ),
 }

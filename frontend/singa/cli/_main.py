@@ -17,22 +17,22 @@ if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
 COMMANDS = {
-    "bisect": ("singa.cli.bisect", "Find the first node of MODEL that diverges and write it as a model."),
-    "check": ("singa.cli.check", "Check whether MODEL is valid and supported, or can be trained."),
-    "codegen": ("singa.cli.codegen", "Write MODEL as a readable Python program on singa, with its weights."),
-    "compare": ("singa.cli.compare", "Compare MODEL, node by node, with another engine, device or model."),
-    "completion": ("singa.cli.completion", "Print the script by which a shell completes commands and options."),
+    "bisect": ("singa.cli.bisect", "Write the first wrong node of MODEL as a model."),
+    "check": ("singa.cli.check", "Check whether MODEL is valid, supported, trainable."),
+    "codegen": ("singa.cli.codegen", "Write MODEL as a Python program, with its weights."),
+    "compare": ("singa.cli.compare", "Compare MODEL, node by node, with another engine."),
+    "completion": ("singa.cli.completion", "Print the completion script of a shell."),
     "conform": ("singa.cli.conform", "Run ONNX's own suite under the strict verdict."),
     "convert": ("singa.cli.convert", "Write MODEL at another opset, older or newer."),
     "device-check": ("singa.cli.device_check", "Test a CUDA device in stages with deadlines."),
     "diff": ("singa.cli.diff", "Show how two models differ as graphs."),
-    "doctor": ("singa.cli.doctor", "Show what sonnx computes with here, and what would make it faster."),
-    "export": ("singa.cli.export", "Write a model that a Python program builds as an ONNX file."),
+    "doctor": ("singa.cli.doctor", "Show what sonnx computes with, and how to speed it up."),
+    "export": ("singa.cli.export", "Write a model that a Python program builds."),
     "extract": ("singa.cli.extract", "Write a part of MODEL as a model."),
-    "foreign": ("singa.cli.foreign", "Compare every value of exported models with onnxruntime."),
-    "fuzz": ("singa.cli.fuzz", "Draw valid models of one node, or of many, and judge the results."),
+    "foreign": ("singa.cli.foreign", "Compare every value of models with onnxruntime."),
+    "fuzz": ("singa.cli.fuzz", "Draw valid models and judge their results."),
     "gradients": ("singa.cli.gradients", "Check the gradients of operator versions."),
-    "inspect": ("singa.cli.inspect", "Show the inputs, outputs, states and operators of MODEL."),
+    "inspect": ("singa.cli.inspect", "Show the inputs, outputs and operators of MODEL."),
     "layout": ("singa.cli.layout", "Write MODEL with channels first or last."),
     "opsets": ("singa.cli.opsets", "Write operators at every opset, run them and compare."),
     "optimize": ("singa.cli.optimize", "Rewrite MODEL by graph passes."),
@@ -41,14 +41,14 @@ COMMANDS = {
     "reduce": ("singa.cli.reduce", "Shrink MODEL to the smallest part that still fails."),
     "report": ("singa.cli.report", "Render the support report from the results of runs."),
     "run": ("singa.cli.run", "Run MODEL once and show or save its outputs."),
-    "sanitize": ("singa.cli.sanitize", "Fold constants of MODEL, remove dead parts, add names and types."),
+    "sanitize": ("singa.cli.sanitize", "Fold constants of MODEL; add names and types."),
     "tolerances": ("singa.cli.tolerances", "Show the tolerances of operators and dtypes, and why."),
     "train": ("singa.cli.train", "Fine-tune MODEL on the arrays of an .npz file."),
 }
 """The commands and their lines in `sonnx --help`; each command is `command` in the module of its name."""
 
 SECTIONS = {
-    "Use a model": (
+    "Use": (
         "run",
         "inspect",
         "check",
@@ -86,7 +86,7 @@ SECTIONS = {
         "completion",
     ),
 }
-"""The sections of `sonnx --help`."""
+"""The sections of `sonnx --help`; the titles are short, so that the help fits a screen."""
 
 
 class LazyGroup(click.Group):
@@ -134,9 +134,13 @@ class LazyGroup(click.Group):
             sys.exit(INTERRUPTED)
 
     def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write a line for each command, with the title of its section in front of the first."""
+        wide, rows = max(map(len, SECTIONS)), []
         for title, names in SECTIONS.items():
-            with formatter.section(title):
-                formatter.write_dl([(name, COMMANDS[name][1]) for name in names], col_max=max(map(len, COMMANDS)))
+            for i, name in enumerate(names):
+                rows.append((f"{'' if i else title:{wide}}  {name}", COMMANDS[name][1]))
+        with formatter.section("Commands"):
+            formatter.write_dl(rows, col_max=max(len(row) for row, _ in rows))
 
 
 _JSON = "singa.cli.json"
@@ -156,18 +160,24 @@ def _documents(as_json: bool) -> Iterator[None]:
         raise click.exceptions.Exit(error.exit_code) from None
 
 
-@click.group(
-    cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]}, invoke_without_command=True, no_args_is_help=True
+_EPILOG = (
+    "An output file - is standard output. Exit codes: 0 success, 1 a check failed, 2 wrong usage, 3 refused, 4 a worker was lost,"
+    " 130 interrupted."
 )
-@click.option("--version", "show_version", is_flag=True, help="Show the versions of sonnx, onnx, NumPy, oneDNN and CuPy.")
-@click.option("--json", "as_json", is_flag=True, help="With --version: print them as JSON.")
+
+
+@click.group(
+    cls=LazyGroup,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    invoke_without_command=True,
+    no_args_is_help=True,
+    epilog=_EPILOG,
+)
+@click.option("--version", "show_version", is_flag=True, help="Show the versions of sonnx and its libraries, also with --json.")
+@click.option("--json", "as_json", is_flag=True, hidden=True, help="With --version: print them as JSON.")
 @click.pass_context
 def main(context: click.Context, show_version: bool, as_json: bool) -> None:
-    """Run, check, train and write ONNX models, and test backends with ONNX's suite.
-
-    Exit codes: 0 success, 1 a check failed, 2 wrong usage, 3 a model or an input was refused, 4 a worker of a
-    training was lost, 130 interrupted.
-    """
+    """Run, debug, train and write ONNX models; test backends with ONNX's suite. sonnx COMMAND --help has examples."""
     if show_version:
         from ._versions import versions
 

@@ -84,20 +84,17 @@ def show_meaning(judged: Judgement, pages: Sequence[Path], whole: bool) -> None:
         pages: The pages of the report that was written; empty without --report.
         whole: Whether the whole suite ran.
     """
-    echo(
-        "strict: outputs of the expected number, dtypes and shapes, equal or within the case's tolerance,"
-        " unchanged inputs, and the same bits in a second run"
-    )
+    echo("strict: the expected values, dtypes and shapes, and the same bits in a second run")
     echo("official: ONNX's own comparison, which checks less")
     by_reason = Counter((reason.rstrip("."), name.startswith("official:")) for name, reason in judged.explained.items())
     for (reason, official), count in by_reason.most_common():
         what = "that only ONNX's own comparison fails" if official else "not passed"
-        echo(f"known, {counted(count, 'case')} {what}: {reason}")
+        echo(f"explained, {counted(count, 'case')} {what}: {reason}")
     if judged.unexpected:
-        echo(f"not known, {counted(len(judged.unexpected), 'case')} not passed: listed above by verdict and reason")
+        echo(f"not explained, {counted(len(judged.unexpected), 'case')} not passed: listed above by verdict and reason")
     if not judged.unexpected and not by_reason:
         echo("every case passes both verdicts")
     if pages:
-        echo(f"open {pages[-1]}: it answers whether an operator works at an opset, and what each figure means")
+        echo(f"open {pages[-1]}: does an operator work at an opset, and what does each figure mean?")
     elif whole:
-        echo("--report FOLDER writes a page that answers whether an operator works at an opset, and what each figure means")
+        echo("--report FOLDER writes a page that answers: does an operator work at an opset?")

@@ -52,5 +52,7 @@ def command(folder: Path | None, select: str, with_light: bool, target: Path | N
                 f"{'ok  ' if c.good else 'OFF '} {c.model:24} {c.peer:12} outputs {output:.1e}  "
                 f"{len(c.values):4} values, worst {worst:.1e} {value} {operator}"
             )
+        if not found:
+            echo(f"no model was compared: none matches {select!r}" if select else "no model was compared", style="red")
         wrote(*pages)
     sys.exit(0 if found and all(c.good for c in found) else NO)
