@@ -45,7 +45,9 @@ def test_a_file_runs_with_gradient_kernels(step: ModelProto) -> None:
         made = rep.run(feeds())
     for value, expected in zip(made, plain.run(feeds()), strict=True):
         np.testing.assert_allclose(value, expected, rtol=1e-5, atol=1e-6)
-    kernels = " ".join(s.kernel for s in rep.profile(feeds()).steps)
+    profile = rep.profile(feeds())
+    assert (profile.gradients, profile.refused_gradients) == (3, {})
+    kernels = " ".join(s.kernel for s in profile.steps)
     assert "conv by weights" in kernels and "pooling gradient" in kernels and "eltwise gradient" in kernels
 
 

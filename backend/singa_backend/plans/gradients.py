@@ -53,6 +53,11 @@ class Gradients:
     def __init__(self, known: Sequence[GradientCall]) -> None:
         self.known, self.joined, self.reasons = known, 0, {}
 
+    @property
+    def refused(self) -> dict[str, str]:
+        """The reasons by the operator and the first result of the call that was differentiated."""
+        return {f"{g.op_type} {g.outputs[0]}": why for i, why in sorted(self.reasons.items()) for g in [self.known[i]]}
+
     def refuse(self, refused: RefusedGradient) -> None:
         """Leave a gradient as it was written from now on."""
         at = refused.call.gradient

@@ -143,6 +143,8 @@ class Profile:
         segments: the number of segments of the plan, each of which ends at a value whose shape depends on data.
         folded: the number of nodes that depend on shapes and constants only, and are computed once.
         fused: the number of rewrites by each pass of fusion.
+        gradients: of a training step, the number of gradients that kernels compute as one call.
+        refused_gradients: the reasons why kernels declined others, by the operator and the first result of its call.
         arena_bytes: the memory of the plan's values.
         live_bytes: the lower bound of that memory: the values that are live at the same time.
         weight_bytes: the initializers.
@@ -162,6 +164,8 @@ class Profile:
     segments: int = 0
     folded: int = 0
     fused: dict[str, int] = field(default_factory=dict)
+    gradients: int = 0
+    refused_gradients: dict[str, str] = field(default_factory=dict)
     arena_bytes: int = 0
     live_bytes: int = 0
     weight_bytes: int = 0
@@ -314,6 +318,8 @@ def _plan_facts(plan: Plan, planner: Planner) -> dict[str, Any]:
         "segments": len(plan.segments),
         "folded": plan.facts.folded,
         "fused": dict(planner.fused),
+        "gradients": planner.gradients.joined,
+        "refused_gradients": planner.gradients.refused,
         "arena_bytes": plan.arena_bytes,
         "live_bytes": sum(s.live_bytes for s in plan.segments),
     }

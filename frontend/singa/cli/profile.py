@@ -16,6 +16,7 @@ from singa_backend.io.files import check, write_text
 from singa_backend.limits import Budget, format_bytes, spend
 from singa_backend.plans.profile import NodeProfile, OperatorProfile, Profile, StepProfile
 from singa_backend.proto.load import load_model
+from singa_backend.rendering import printable
 
 from ._common import OUTPUT, device_option, echo, exit_codes, json_option, limit_option, plan_options, show, write_json
 from ._inputs import InputOptions, model_options
@@ -101,6 +102,10 @@ def _show(found: Profile, top: int, nodes: bool) -> None:
     if found.by == "plan":
         fused = "".join(f"; fused: {n} {c}" for n, c in found.fused.items() if c)
         echo(f"{found.segments} segment{'s' * (found.segments != 1)}, {found.folded} nodes computed once{fused}")
+        if found.gradients or found.refused_gradients:
+            echo(f"{found.gradients} gradients computed by one kernel each, {len(found.refused_gradients)} declined")
+        for call, reason in found.refused_gradients.items():
+            echo(f"  {printable(call)}: {printable(reason)}")
     sizes = {"arena": found.arena_bytes, "lower bound": found.live_bytes, "weights": found.weight_bytes}
     sizes |= {} if found.peak_bytes is None else {"peak of the process": found.peak_bytes}
     echo("memory: " + ", ".join(f"{name} {format_bytes(size)}" for name, size in sizes.items()))
