@@ -101,7 +101,11 @@ class ModelEditor(Context):
                 yield from top.walk()
 
     def nets(self) -> Iterator[GraphEditor]:
-        """Iterate over the graphs that may be rewritten; deprecated: use `graphs`."""
+        """Iterate over the graphs that may be rewritten; deprecated: use `graphs`.
+
+        Returns:
+            What `graphs` returns.
+        """
         warnings.warn("nets is now graphs", DeprecationWarning, stacklevel=2)
         return self.graphs()
 

@@ -76,13 +76,12 @@ def show_failures(judged: Judgement, release: str = "") -> None:
         echo(f"closed gap {place}: it passes now; delete its line from gaps.txt", style="red")
 
 
-def show_meaning(judged: Judgement, pages: Sequence[Path], whole: bool) -> None:
-    """Print what the verdicts are, what the cases are that do not pass, and where to look.
+def show_meaning(judged: Judgement, offers_report: bool) -> None:
+    """Print what the verdicts are, and what the cases are that do not pass.
 
     Args:
         judged: The cases that do not pass.
-        pages: The pages of the report that was written; empty without --report.
-        whole: Whether the whole suite ran.
+        offers_report: Whether to name the option that writes a report: the whole suite ran, and none is written.
     """
     echo("strict: the expected values, dtypes and shapes, and the same bits in a second run")
     echo("official: ONNX's own comparison, which checks less")
@@ -94,7 +93,5 @@ def show_meaning(judged: Judgement, pages: Sequence[Path], whole: bool) -> None:
         echo(f"not explained, {counted(len(judged.unexpected), 'case')} not passed: listed above by verdict and reason")
     if not judged.unexpected and not by_reason:
         echo("every case passes both verdicts")
-    if pages:
-        echo(f"open {pages[-1]}: does an operator work at an opset, and what does each figure mean?")
-    elif whole:
+    if offers_report:
         echo("--report FOLDER writes a page that answers: does an operator work at an opset?")

@@ -19,6 +19,7 @@ from ._common import (
     SECONDS,
     check_places,
     device_option,
+    echo,
     err,
     exit_codes,
     expression,
@@ -113,9 +114,11 @@ def command(
         )
     else:
         _show_conformance(found, judged, document["totals"])
-        wrote(target, junit, *pages)
         if found:
-            show_meaning(judged, pages, whole)
+            show_meaning(judged, whole and not pages)
+        wrote(target, junit, *pages)
+        if pages:
+            echo(f"open {pages[-1]}: does an operator work at an opset, and what does each figure mean?")
     sys.exit(0 if judged.good and found else NO)
 
 
