@@ -205,7 +205,7 @@ def test_the_cases_that_do_not_pass_are_explained_at_the_end(capsys: pytest.Capt
         Result("bad", "node", "failed", "failed", "2, expected 1"),
     ]
     judged = gaps.judge(found, {"coin0": "It draws.", "coin1": "It draws.", "official:seq": "0-d."})
-    _verdicts.show_meaning(judged, [], whole=True)
+    _verdicts.show_meaning(judged, offers_report=True)
     lines = capsys.readouterr().out.splitlines()
     assert lines[2:] == [
         "explained, 2 cases not passed: It draws",
@@ -213,7 +213,7 @@ def test_the_cases_that_do_not_pass_are_explained_at_the_end(capsys: pytest.Capt
         "not explained, 1 case not passed: listed above by verdict and reason",
         "--report FOLDER writes a page that answers: does an operator work at an opset?",
     ]
-    _verdicts.show_meaning(judged, [], whole=False)
+    _verdicts.show_meaning(judged, offers_report=False)
     assert capsys.readouterr().out.splitlines() == lines[:-1]
 
 
