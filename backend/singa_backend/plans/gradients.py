@@ -10,7 +10,7 @@ The rule remains the definition: a call that a kernel refuses is left as it was 
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -75,62 +75,163 @@ class Gradients:
             region: the region as it was read, which is changed.
             ids: the id of each value by its name.
         """
-        self.joined = 0
+        joining = _Joining(region, ids)
         for at in reversed(range(len(self.known))):  # a rule that calls another one ends after it, and is tried first
             if at not in self.reasons:
-                self.joined += _join(region, ids, self.known[at], at)
+                joining.join(self.known[at], at)
+        self.joined = joining.joined
         if self.joined:
-            region.remove_dead()
-            _omit_unread(region)
+            joining.finish()
 
 
-def _join(region: Region, ids: dict[str, int], known: GradientCall, at: int) -> bool:
-    kernel = gradient_kernels.get((known.domain, known.op_type))
-    if kernel is None or known.version not in kernel.versions:
-        return False
-    operator = versioned(known.domain, known.op_type, known.version)
-    defaults = {n: (None if v is REQUIRED else v) for n, v in operator.declaration.attributes.items()}
-    attributes = {**defaults, **known.attributes}
-    values = {
-        kind: tuple(ids.get(n, ABSENT) for n in names)
-        for kind, names in (("dy", known.dys), ("x", known.inputs), ("y", known.outputs), ("g", known.gradients))
-    }
-    makers = {o: i for i, c in enumerate(region.calls) for o in c.outputs if o != ABSENT}
-    joined = {o for c in region.calls if c.node.domain == GRADIENT for o in c.outputs}  # equal calls of two rules are one node
-    gradients = tuple(g if g in makers and g not in joined else ABSENT for g in values["g"])
-    given = {i for kind in ("dy", "x", "y") for i in values[kind]} - {ABSENT}
-    read = [_read(values, r) for r in kernel.reads if not r.startswith("h")]
-    if any(n and i == ABSENT for i, n in zip(values["dy"], known.dys, strict=True)) or given & set(gradients) - {ABSENT}:
-        return False
-    needed = [i for i, r in zip(read, (r for r in kernel.reads if not r.startswith("h")), strict=True) if not r.endswith("?")]
-    if not set(values["dy"]) - {ABSENT} <= set(read) or ABSENT in needed or not set(gradients) - {ABSENT}:
-        return False
-    if not kernel.takes(attributes, [g != ABSENT for g in gradients]):
-        return False
-    parts = _between(region, makers, gradients, given | joined)
-    if parts is None:
-        return False
-    hidden: tuple[int, ...] = ()
-    if kernel.hidden:
-        forward = makers.get(values["y"][0])
-        if forward is None or not _is_forward(region.calls[forward], known, values["x"]):
-            return False
-        hidden = tuple(region.new() for _ in range(kernel.hidden))
-        before = region.calls[forward]
-        count = max(len(operator.schema.outputs), len(before.outputs))
-        outputs = (*before.outputs, *(ABSENT,) * (count - len(before.outputs)), *hidden)
-        region.calls[forward] = _call(TRAINING, before, before.inputs, outputs, at, before.attributes)
-    inputs = tuple(hidden[int(r[1:])] if r.startswith("h") else _read(values, r) for r in kernel.reads)
-    last = max(parts)
-    made = _call(GRADIENT, region.calls[last], inputs, gradients, at, attributes, operator_of=known)
-    made.origins = tuple({id(n): n for p in sorted(parts) for n in (region.calls[p].origins or (region.calls[p].node,))}.values())
-    left = set(gradients)
-    for p in parts:  # other results of these calls may have other readers
-        kept = region.calls[p]
-        if left & set(kept.outputs):
-            kept.outputs = tuple(ABSENT if o in left else o for o in kept.outputs)
-    region.calls.insert(last + 1, made)
-    return True
+Place = tuple[int, int]
+"""A place in the order of calls: (index of a call of the region as it was read, 0), or (index, n) after it."""
+
+
+class _Joining:
+    """The calls of a region while gradients are joined.
+
+    Attributes:
+        calls: those that were read, then the new ones.
+        places: of each call.
+        makers: the index of the call that makes a value, by its id.
+        readers: the indices of the calls that read a value, by its id.
+        dead: the indices of the calls that nothing reads any longer.
+        joined: the number of gradients.
+    """
+
+    def __init__(self, region: Region, ids: dict[str, int]) -> None:
+        self.region, self.ids, self.joined = region, ids, 0
+        self.calls: list[RegionCall] = []
+        self.places: list[Place] = []
+        self.makers: dict[int, int] = {}
+        self.readers: defaultdict[int, list[int]] = defaultdict(list)
+        self.dead: set[int] = set()
+        self.results = set(region.outputs)
+        for i, call in enumerate(region.calls):
+            self._add(call, (i, 0))
+
+    def _add(self, call: RegionCall, place: Place) -> None:
+        at = len(self.calls)
+        self.calls.append(call)
+        self.places.append(place)
+        self.makers |= dict.fromkeys((o for o in call.outputs if o != ABSENT), at)
+        for i in call.reads:
+            self.readers[i].append(at)
+
+    def join(self, known: GradientCall, at: int) -> None:
+        """Replace the calls of a gradient by one call, if there is a kernel."""
+        kernel = gradient_kernels.get((known.domain, known.op_type))
+        if kernel is None or known.version not in kernel.versions:
+            return
+        operator = versioned(known.domain, known.op_type, known.version)
+        defaults = {n: (None if v is REQUIRED else v) for n, v in operator.declaration.attributes.items()}
+        attributes = {**defaults, **known.attributes}
+        values = {
+            kind: tuple(self.ids.get(n, ABSENT) for n in names)
+            for kind, names in (("dy", known.dys), ("x", known.inputs), ("y", known.outputs), ("g", known.gradients))
+        }
+        gradients = tuple(g if self._may_take(g) else ABSENT for g in values["g"])
+        given = {i for kind in ("dy", "x", "y") for i in values[kind]} - {ABSENT}
+        read = [_read(values, r) for r in kernel.reads if not r.startswith("h")]
+        if any(n and i == ABSENT for i, n in zip(values["dy"], known.dys, strict=True)) or given & set(gradients) - {ABSENT}:
+            return
+        shown = (r for r in kernel.reads if not r.startswith("h"))
+        required = [i for i, r in zip(read, shown, strict=True) if not r.endswith("?")]
+        if not set(values["dy"]) - {ABSENT} <= set(read) or ABSENT in required or not set(gradients) - {ABSENT}:
+            return
+        if not kernel.takes(attributes, [g != ABSENT for g in gradients]):
+            return
+        parts = self._between(gradients, given)
+        if parts is None:
+            return
+        forward = self.makers.get(values["y"][0], ABSENT) if kernel.hidden else ABSENT
+        if kernel.hidden and (forward == ABSENT or not _is_forward(self.calls[forward], known, values["x"])):
+            return
+        unread = self._unread(parts, gradients)
+        place = self._place([self.makers.get(i, ABSENT) for i in read] + [forward], parts, unread, gradients)
+        if place is None:
+            return
+        hidden = self._in_training(forward, kernel.hidden, len(operator.schema.outputs), at)
+        inputs = tuple(hidden[int(r[1:])] if r.startswith("h") else _read(values, r) for r in kernel.reads)
+        made = _call(GRADIENT, self.calls[max(parts)], inputs, gradients, at, attributes, operator_of=known)
+        replaced = [self.calls[p] for p in sorted(parts)]
+        made.origins = tuple({id(n): n for c in replaced for n in (c.origins or (c.node,))}.values())
+        left = set(gradients)
+        for call in replaced:  # other results of these calls may have other readers
+            call.outputs = tuple(ABSENT if o in left else o for o in call.outputs)
+        self.dead |= unread
+        self._add(made, place)
+        self.joined += 1
+
+    def _may_take(self, gradient: int) -> bool:
+        """Whether a call is left that makes a gradient, and not another gradient's call: equal calls of two rules are one."""
+        maker = self.makers.get(gradient, ABSENT)
+        return maker != ABSENT and maker not in self.dead and self.calls[maker].node.domain != GRADIENT
+
+    def _between(self, ends: Iterable[int], given: Collection[int]) -> set[int] | None:
+        """The indices of the calls that compute some values from others, and from gradients of other calls.
+
+        None if they need further values.
+        """
+        found: set[int] = set()
+        pending = [e for e in ends if e != ABSENT]
+        while pending:
+            i = pending.pop()
+            if i in given or i in self.region.constants:
+                continue
+            at = self.makers.get(i)
+            if at is None:
+                return None
+            if at not in found and self.calls[at].node.domain != GRADIENT:
+                found.add(at)
+                pending += self.calls[at].reads
+        return found
+
+    def _unread(self, parts: Collection[int], gradients: Collection[int]) -> set[int]:
+        """Those of some calls that nothing reads if another call makes these gradients."""
+        found: set[int] = set()
+        for p in sorted(parts, key=lambda p: self.places[p], reverse=True):
+            others = set(self.calls[p].outputs) - set(gradients) - {ABSENT}
+            if not others & self.results and all(r in found or r in self.dead for o in others for r in self.readers[o]):
+                found.add(p)
+        return found
+
+    def _place(self, makers: Iterable[int], parts: Collection[int], unread: Collection[int], made: Iterable[int]) -> Place | None:
+        """A place for a call that reads what `makers` make, and makes what others read; None if there is none.
+
+        It is after the calls that it replaces, unless one that is left reads a gradient earlier: two rules may share it.
+        """
+        needed = {m for m in makers if m != ABSENT}
+        if needed & (self.dead | set(unread)):
+            return None
+        first = max((self.places[m] for m in needed), default=(-1, 0))
+        readers = (r for g in made if g != ABSENT for r in self.readers[g] if r not in self.dead and r not in unread)
+        end = min((self.places[r] for r in readers), default=(len(self.calls), 0))
+        for index, n in (max(first, *(self.places[p] for p in parts)), first):
+            if (index, n + 1) < end:
+                return index, n + 1
+        return None
+
+    def _in_training(self, forward: int, count: int, outputs: int, at: int) -> tuple[int, ...]:
+        """Make a call one in training form; return the ids of the values that it returns after its outputs."""
+        if not count:
+            return ()
+        before = self.calls[forward]
+        hidden = tuple(self.region.new() for _ in range(count))
+        padding = (ABSENT,) * (outputs - len(before.outputs))
+        made = _call(TRAINING, before, before.inputs, (*before.outputs, *padding, *hidden), at, before.attributes)
+        self.calls[forward] = made
+        self.makers |= dict.fromkeys(hidden, forward)
+        return hidden
+
+    def finish(self) -> None:
+        """Write the calls into the region."""
+        left = [i for i in range(len(self.calls)) if i not in self.dead]
+        left.sort(key=lambda i: self.places[i])
+        self.region.calls = [self.calls[i] for i in left]
+        self.region.remove_dead()
+        _omit_unread(self.region)
 
 
 def _read(values: dict[str, tuple[int, ...]], what: str) -> int:
@@ -138,23 +239,6 @@ def _read(values: dict[str, tuple[int, ...]], what: str) -> int:
     kind = what.rstrip("0123456789?")
     at, group = int(what[len(kind) :].rstrip("?")), values[kind]
     return group[at] if at < len(group) else ABSENT
-
-
-def _between(region: Region, makers: dict[int, int], ends: Iterable[int], given: Collection[int]) -> set[int] | None:
-    """The indices of the calls that compute some values from others; None if they need further values."""
-    found: set[int] = set()
-    pending = [e for e in ends if e != ABSENT]
-    while pending:
-        i = pending.pop()
-        if i in given or i in region.constants:
-            continue
-        at = makers.get(i)
-        if at is None:
-            return None
-        if at not in found:
-            found.add(at)
-            pending += region.calls[at].reads
-    return found
 
 
 def _is_forward(call: RegionCall, known: GradientCall, inputs: Sequence[int]) -> bool:
@@ -185,11 +269,11 @@ def _call(
 
 
 def _omit_unread(region: Region) -> None:
-    """Omit the outputs of forward calls in training form that nothing reads, such as the indices of a pooling."""
+    """Omit the outputs of the new calls that nothing reads, such as the indices of a pooling."""
     uses = Counter(i for c in region.calls for i in c.reads)
     uses.update(region.outputs)
     for call in region.calls:
-        if call.node.domain == TRAINING:
+        if call.node.domain in (GRADIENT, TRAINING):
             call.outputs = tuple(o if uses[o] else ABSENT for o in call.outputs)
 
 
