@@ -7,13 +7,14 @@ PROJECT = Path(__file__).parents[1]
 sys.path[:0] = [str(PROJECT / name) for name in ("docs", "backend", "frontend", ".")]
 
 import pages  # noqa: E402
+import reference  # noqa: E402
 
 project = "sonnx"
 copyright = "sonnx developers"
 author = "sonnx developers"
 release = pages.version()
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_click"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_click", "sphinx_copybutton"]
 source_suffix = {".md": "markdown", ".rst": "restructuredtext"}
 exclude_patterns = ["_static"]
 nitpicky = False
@@ -41,6 +42,9 @@ html_js_files = ["site.js"]
 html_copy_source = False
 html_show_sphinx = False
 html_theme_options = {"navigation_with_keys": False}  # the arrow keys scroll tables and code
+copybutton_selector = "div:not(.highlight-text) > div.highlight pre"
+copybutton_prompt_text = "$ "  # of a block with prompts, only the commands are copied
+copybutton_line_continuation_character = "\\"
 pygments_style = "default"
 pygments_dark_style = "github-dark"
 
@@ -53,9 +57,10 @@ def setup(app):
     """
     app.connect("config-inited", pages.write)
     app.connect("source-read", pages.relink)
-    app.connect("autodoc-process-docstring", pages.read_docstring, priority=400)  # before and after napoleon
-    app.connect("autodoc-process-docstring", pages.escape_docstring, priority=600)
-    app.connect("sphinx-click-process-description", pages.escape_help)
-    app.connect("sphinx-click-process-options", pages.escape_help)
+    app.connect("autodoc-process-docstring", reference.read_docstring, priority=400)  # before and after napoleon
+    app.connect("autodoc-process-docstring", reference.escape_docstring, priority=600)
+    app.connect("sphinx-click-process-description", reference.escape_help)
+    app.connect("sphinx-click-process-options", reference.escape_help)
+    app.connect("doctree-read", reference.note_other_names)
     app.connect("build-finished", pages.copy_files)
     app.connect("build-finished", pages.finish)

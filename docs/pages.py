@@ -1,21 +1,16 @@
 """The pages of the site that are not files of docs/: copies of the project's other pages, the reference, the commands."""
 
-import inspect
 import os
 import re
 import shutil
-import sys
 import tomllib
 from collections.abc import Iterator
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import reference
 from sphinx.errors import ExtensionError
-from sphinx.pycode import ModuleAnalyzer
-from tests.docs.test_docstrings import MODULES, PACKAGES, SECTION, public_values
 
-from singa._core.variable import Variable
 from singa_backend.comparison import tolerances
 from singa_backend.conform import html
 from singa_backend.conform.results import load
@@ -142,145 +137,6 @@ def finish(app: Any, error: Exception | None) -> None:
         page.write_text(text, encoding="utf-8")
 
 
-def data_doc(name: str, value: Any) -> str:
-    """Return the text below the assignment of a public value, in the module that assigns it; "" if there is none.
-
-    Args:
-        name: The name of the value.
-        value: The value.
-    """
-    for module in [m for n, m in sys.modules.items() if n.partition(".")[0] in PACKAGES and vars(m).get(name) is value]:
-        found = ModuleAnalyzer.for_module(module.__name__).find_attr_docs().get(("", name))
-        if found:
-            return "\n".join(plain(blocks(found)))
-    return ""
-
-
-def directive(module: str, name: str, value: Any, seen: dict[int, str]) -> list[str]:
-    """Return the directive that documents one public name.
-
-    Args:
-        module: The module that has the name.
-        name: The name.
-        value: What it is bound to.
-        seen: The first name of every class and function, by its id. Later names refer to it.
-    """
-    full = f"{module}.{name}"
-    kind = "class" if inspect.isclass(value) else "function" if inspect.isroutine(value) else "data"
-    doc = ""
-    if kind != "data":
-        first = seen.setdefault(id(value), full)
-        if first == full:
-            options = ["   :members:", "   :show-inheritance:"] if kind == "class" else []
-            if kind == "class" and issubclass(value, Variable):  # the methods of Tensor are in several files
-                options.append("   :inherited-members: Variable")
-            return [f".. auto{kind}:: {full}", *options, ""]
-        doc = f"The same as :py:{'class' if kind == 'class' else 'func'}:`{first}`."
-    elif inspect.ismodule(value):
-        doc = f"See :py:mod:`{value.__name__}`." if value.__name__ in MODULES else inspect.cleandoc(value.__doc__ or "")
-    else:
-        doc = data_doc(name, value)
-    return [f".. py:{kind}:: {name}", f"   :module: {module}", "", *(f"   {line}".rstrip() for line in doc.splitlines()), ""]
-
-
-def reference(name: str, seen: dict[int, str]) -> str:
-    """Return the page of one module, in reStructuredText as its docstrings are.
-
-    Args:
-        name: The name of the module.
-        seen: The first name of every class and function, by its id; this page adds its own.
-    """
-    module = import_module(name)
-    lines = [name, "=" * len(name), "", f".. py:module:: {name}", ""]
-    lines += plain(
-        blocks([*(module.__doc__ or "").strip().splitlines(), ""])
-    )  # not cleandoc: text in which all lines but one are code
-    for public, value in sorted(public_values(module).items(), key=lambda item: (not inspect.isclass(item[1]), item[0].lower())):
-        lines += directive(name, public, value, seen)
-    return "\n".join(lines)
-
-
-def blocks(lines: list[str]) -> list[str]:
-    """Mark code in a docstring as literal blocks: sections Example, and indented text outside sections.
-
-    Args:
-        lines: The lines of a docstring, without its indentation.
-    """
-    marked: list[str] = []
-    in_section = True
-    for i, line in enumerate(lines):
-        if re.fullmatch(r"Examples?:", line):
-            marked += ["Example::", ""]
-            in_section = True
-            continue
-        if line and not line.startswith(" "):
-            in_section = bool(SECTION.fullmatch(line)) or line.startswith(("* ", "- "))
-        elif line and not in_section and i and not lines[i - 1]:
-            marked += ["::", ""]
-            in_section = True
-        marked.append(line)
-    return marked
-
-
-def plain(lines: list[str]) -> list[str]:
-    """Escape what reStructuredText would read as markup in plain text; code in backticks and literal blocks stay.
-
-    Args:
-        lines: The lines of a docstring.
-    """
-    escaped, literal = [], False
-    for paragraph in re.split(r"(\n(?:[ ]*\n)+)", "\n".join(lines)):
-        if paragraph.strip():
-            literal = literal and paragraph.startswith(" ")
-            if not literal:
-                parts = re.split(r"(``?[^`]+``?)", paragraph)
-                paragraph_ = [
-                    p if i % 2 else re.sub(r"(?<!\\)[*|](?! )|(?<=\w)_(?!\w)", r"\\\g<0>", p) for i, p in enumerate(parts)
-                ]
-                literal, paragraph = paragraph.endswith("::"), "".join(paragraph_)
-        escaped.append(paragraph)
-    return "".join(escaped).split("\n")
-
-
-def read_docstring(app: Any, what: str, name: str, value: Any, options: Any, lines: list[str]) -> None:
-    """Mark the code in a docstring, before its sections are read.
-
-    Args:
-        app: The Sphinx application.
-        what: The kind of the object.
-        name: Its name.
-        value: The object.
-        options: The options of the directive.
-        lines: The docstring, changed in place.
-    """
-    lines[:] = blocks(lines)
-
-
-def escape_docstring(app: Any, what: str, name: str, value: Any, options: Any, lines: list[str]) -> None:
-    """Escape a docstring, after its sections are read.
-
-    Args:
-        app: The Sphinx application.
-        what: The kind of the object.
-        name: Its name.
-        value: The object.
-        options: The options of the directive.
-        lines: The docstring, changed in place.
-    """
-    lines[:] = plain(lines)
-
-
-def escape_help(app: Any, context: Any, lines: list[str]) -> None:
-    """Escape a help text of the command line.
-
-    Args:
-        app: The Sphinx application.
-        context: The command.
-        lines: The text, changed in place.
-    """
-    lines[:] = plain(lines)
-
-
 def tolerance_tables() -> str:
     """Return the tables of docs/tolerances.md, in Markdown."""
     lines = ["| operators | steps | steps of the largest summand | units of integers | reason |", "|---|---:|---:|---:|---|"]
@@ -302,14 +158,8 @@ def made() -> Iterator[tuple[Path, str]]:
     """Yield every page that is not a file of docs/, and its text."""
     for origin, page in COPIED.items():
         yield page, in_site(origin.read_text(encoding="utf-8"), origin, page)
-    seen: dict[int, str] = {}
-    for name in MODULES:
-        yield MADE / "reference" / f"{name}.rst", reference(name, seen)
-    listed = "\n".join(f"reference/{name}" for name in MODULES)
-    yield (
-        MADE / "reference.md",
-        f"# Python reference\n\nEvery public name, from its docstring.\n\n```{{toctree}}\n:maxdepth: 1\n\n{listed}\n```\n",
-    )
+    for name, text in reference.pages():
+        yield MADE / name, text
     listed = "\n".join(f"reports/{page.stem}" for page in COPIED.values() if page.parent.name == "reports")
     yield (
         MADE / "reports.md",
