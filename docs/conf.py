@@ -8,6 +8,7 @@ sys.path[:0] = [str(PROJECT / name) for name in ("docs", "backend", "frontend", 
 
 import pages  # noqa: E402
 import reference  # noqa: E402
+import search  # noqa: E402
 
 project = "sonnx"
 copyright = "sonnx developers"
@@ -39,6 +40,7 @@ html_title = f"sonnx {release}"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
 html_js_files = ["site.js"]
+html_search_scorer = str(pages.MADE / "scorer.js")
 html_copy_source = False
 html_show_sphinx = False
 html_theme_options = {"navigation_with_keys": False}  # the arrow keys scroll tables and code
@@ -62,5 +64,8 @@ def setup(app):
     app.connect("sphinx-click-process-description", reference.escape_help)
     app.connect("sphinx-click-process-options", reference.escape_help)
     app.connect("doctree-read", reference.note_other_names)
+    app.add_search_language(search.Questions)
+    app.connect("doctree-read", search.add_words)
+    app.connect("env-updated", search.check)
     app.connect("build-finished", pages.copy_files)
     app.connect("build-finished", pages.finish)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import reference
+import search
 from sphinx.errors import ExtensionError
 
 from singa_backend.comparison import tolerances
@@ -33,16 +34,18 @@ FINISHED = {
     'class="caption" role="heading"': 'class="caption" role="heading" aria-level="2"',
     '<aside class="sidebar-drawer"': '<aside class="sidebar-drawer" aria-label="Pages"',
     '<aside class="toc-drawer': '<aside aria-label="On this page" class="toc-drawer',
-    '<label class="nav-overlay-icon"': '<label tabindex="0" role="button" aria-label="Pages" class="nav-overlay-icon"',
-    '<label class="toc-overlay-icon': '<label tabindex="0" role="button" aria-label="On this page" class="toc-overlay-icon',
 }
 """What keyboards and screen readers need and the theme does not write: its HTML, in every page, and what replaces it."""
 
 LINES = {
     '<dd><em class="sig-param"': '<dd role="none"><em class="sig-param"',
     '<dl>\n<dd role="none">': '<dl role="none">\n<dd role="none">',
+    '<th class="head"><p></p></th>': '<td class="head"></td>',
+    '<th class="head text-right"><p></p></th>': '<td class="head text-right"></td>',
+    '<div id="search-results"></div>': '<h1>Search</h1>\n<div id="search-results"></div>',
 }
-"""The same for signatures of several lines, which Sphinx writes as lists of definitions without terms; not every page has one."""
+"""The same for what some pages have: signatures of several lines, which Sphinx writes as lists of definitions without terms,
+empty heads of columns, and the page of the search, which has no heading."""
 
 SUPPORT = "files/reports/support.html"
 """The support report with filters, in the site: it is rendered from support.json."""
@@ -167,6 +170,7 @@ def made() -> Iterator[tuple[Path, str]]:
         f'<a href="../{SUPPORT}">support.html</a> has the support report with filters and the details of every operator.\n\n'
         f"```{{toctree}}\n:maxdepth: 1\n\n{listed}\n```\n",
     )
+    yield MADE / "scorer.js", search.scorer()
     yield MADE / "tolerances.inc", tolerance_tables()
     yield MADE / "commands.rst", "Commands\n========\n\n.. click:: singa.cli._main:main\n   :prog: sonnx\n   :nested: full\n"
 

@@ -68,12 +68,16 @@ def groups() -> tuple[list[Group], dict[str, list[str]]]:
     rest: dict[str, list[str]] = {module: [] for module in MODULES}
     first = {key(name): name for name in reversed(items) if name in values()}
     others = defaultdict(list)
-    everywhere = {f"{m}.{n}": m for m in sorted(MODULES, key=wild.index) for n in public_values(import_module(m))}
-    for name, module in sorted(everywhere.items(), key=lambda item: (wild.index(item[1]), item[0].lower(), item[0].swapcase())):
+    everywhere = [
+        f"{module}.{name}"
+        for module in sorted(MODULES, key=wild.index)
+        for name in sorted(public_values(import_module(module)), key=lambda name: (name.lstrip("_").lower(), name.swapcase()))
+    ]
+    for name in everywhere:
         if first.setdefault(key(name), name) != name:
             others[first[key(name)]].append(name)
         elif name not in items:
-            rest[module].append(name)
+            rest[name.rpartition(".")[0]].append(name)
     made = []
     for group in listed:
         parts = []
@@ -203,7 +207,7 @@ def pages() -> Iterator[tuple[str, str]]:
     hub += [".. toctree::", "   :hidden:", "", *(f"   reference/{group.page}" for group in made), ""]
     for group in made:
         page = [*heading(group.title, "="), group.about, ""]
-        hub += [*heading(group.title, "-"), f"{group.about} :doc:`All of it <reference/{group.page}>`.", ""]
+        hub += [*heading(group.title, "-"), f"{group.about} :doc:`Each in a line <reference/{group.page}>`.", ""]
         if group.pages:
             page += [".. toctree::", "   :hidden:", "", *(f"   {part.title}" for part in group.parts), ""]
             hub += [".. list-table::", "   :class: names", "   :widths: 30 70", ""]
