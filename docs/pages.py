@@ -40,12 +40,14 @@ FINISHED = {
 LINES = {
     '<dd><em class="sig-param"': '<dd role="none"><em class="sig-param"',
     '<dl>\n<dd role="none">': '<dl role="none">\n<dd role="none">',
+    "</strong> -- ": "</strong>: ",
+    "</strong></a> -- ": "</strong></a>: ",
     '<th class="head"><p></p></th>': '<td class="head"></td>',
     '<th class="head text-right"><p></p></th>': '<td class="head text-right"></td>',
     '<div id="search-results"></div>': '<h1>Search</h1>\n<div id="search-results"></div>',
 }
 """The same for what some pages have: signatures of several lines, which Sphinx writes as lists of definitions without terms,
-empty heads of columns, and the page of the search, which has no heading."""
+parameters, empty heads of columns, and the page of the search, which has no heading."""
 
 SUPPORT = "files/reports/support.html"
 """The support report with filters, in the site: it is rendered from support.json."""
