@@ -66,6 +66,7 @@ def setup(app):
     app.connect("sphinx-click-process-options", reference.escape_help)
     app.connect("doctree-read", reference.note_other_names)
     app.add_search_language(search.Questions)
+    app.connect("doctree-read", reference.keep_builtins)
     app.connect("doctree-read", search.add_words)
     app.connect("env-updated", search.check)
     app.connect("build-finished", pages.copy_files)

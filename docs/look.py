@@ -13,6 +13,7 @@ import tomllib
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from html import escape
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,8 @@ LAYOUT = {
     f"no code is wider than the page at {WIDTHS[-1]} pixels": "code is too wide",
 }
 """What holds for every page, and what the problems of a page that fails have in their text."""
+PRINTED = 20
+"""How many places of a violation are printed."""
 STOPS = 40
 """How many stops of the Tab key are followed on a page."""
 
@@ -361,7 +364,7 @@ def summary(found: Found, pages: int, versions: str) -> str:
         "",
         "| impact | rule | places | first place |",
         "|---|---|---|---|",
-        *(f"| {i} | {r}: {h} | {len(p)} | `{p[0]}` |" for (i, r, h), p in sorted(found.violations.items())),
+        *(f"| {i} | {r}: {escape(h, quote=False)} | {len(p)} | `{p[0]}` |" for (i, r, h), p in sorted(found.violations.items())),
         *([] if found.violations else ["| | none | 0 | |"]),
         "",
         "## Layout, keys and search",
@@ -412,7 +415,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(text)
     for (impact, rule, _), places in found.violations.items():
         if impact in FAILING:
-            print(impact, rule, *dict.fromkeys(places), sep="\n    ", file=sys.stderr)
+            print(impact, rule, *list(dict.fromkeys(places))[:PRINTED], sep="\n    ", file=sys.stderr)
     return int(bool(found.problems) or any(impact in FAILING for impact, _, _ in found.violations))
 
 

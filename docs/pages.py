@@ -38,16 +38,17 @@ FINISHED = {
 """What keyboards and screen readers need and the theme does not write: its HTML, in every page, and what replaces it."""
 
 LINES = {
-    '<dd><em class="sig-param"': '<dd role="none"><em class="sig-param"',
-    '<dl>\n<dd role="none">': '<dl role="none">\n<dd role="none">',
     "</strong> -- ": "</strong>: ",
     "</strong></a> -- ": "</strong></a>: ",
+    "</em>) -- ": "</em>): ",
     '<th class="head"><p></p></th>': '<td class="head"></td>',
     '<th class="head text-right"><p></p></th>': '<td class="head text-right"></td>',
     '<div id="search-results"></div>': '<h1>Search</h1>\n<div id="search-results"></div>',
 }
-"""The same for what some pages have: signatures of several lines, which Sphinx writes as lists of definitions without terms,
-parameters, empty heads of columns, and the page of the search, which has no heading."""
+"""The same for what some pages have: parameters, empty heads of columns, and the page of the search, which has no heading."""
+
+SIGNATURE = re.compile(r'<dl>\n(?:<dd><em class="sig-param">.*?</dd>\n)+</dl>')
+"""A signature of several lines, which Sphinx writes as a list of definitions without terms."""
 
 SUPPORT = "files/reports/support.html"
 """The support report with filters, in the site: it is rendered from support.json."""
@@ -121,8 +122,14 @@ def copy_files(app: Any, error: Exception | None) -> None:
     to.write_text(html.page(load(PROJECT / "reports" / "support.json")), encoding="utf-8")
 
 
+def lines_of_signature(found: re.Match[str]) -> str:
+    """Return a signature of several lines without a list."""
+    text = found[0].replace("<dl>", '<div class="sig-lines">').replace("<dd>", "<div>")
+    return text.replace("</dd>", "</div>").replace("</dl>", "</div>")
+
+
 def finish(app: Any, error: Exception | None) -> None:
-    """Replace the parts of `FINISHED` and `LINES` in the pages that were written.
+    """Replace the parts of `FINISHED` and `LINES`, and `SIGNATURE`, in the pages that were written.
 
     Args:
         app: The Sphinx application.
@@ -139,6 +146,7 @@ def finish(app: Any, error: Exception | None) -> None:
                 raise ExtensionError(f"{page.name} has no {old!r}; change FINISHED in docs/pages.py to what the theme writes now")
         for old, new in {**FINISHED, **LINES}.items():
             text = text.replace(new, old).replace(old, new)
+        text = SIGNATURE.sub(lines_of_signature, text)
         page.write_text(text, encoding="utf-8")
 
 

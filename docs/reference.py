@@ -1,5 +1,6 @@
 """The Python reference: the groups of reference.toml, each name in one line at the top of its group, then from its docstring."""
 
+import builtins
 import inspect
 import re
 import sys
@@ -12,8 +13,10 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from sphinx import addnodes
 from sphinx.errors import ExtensionError
 from sphinx.pycode import ModuleAnalyzer
+from sphinx.util.nodes import find_pending_xref_condition
 from tests.docs.test_docstrings import MODULES, PACKAGES, SECTION, public_values
 
 from singa._core.variable import Variable
@@ -245,6 +248,19 @@ def note_other_names(app: Any, doctree: Any) -> None:
         if entry.docname == app.env.docname and not entry.aliased:
             for other in set(others.get(full, ())) - domain.objects.keys():  # autodoc notes the name where it is defined
                 domain.note_object(other, entry.objtype, entry.node_id, aliased=True)
+
+
+def keep_builtins(app: Any, doctree: Any) -> None:
+    """Keep the types of Python, such as bytes, from being links to attributes of that name.
+
+    Args:
+        app: The Sphinx application.
+        doctree: The page.
+    """
+    for node in [*doctree.findall(addnodes.pending_xref)]:
+        if node.get("refdomain") == "py" and hasattr(builtins, node["reftarget"]):
+            written = find_pending_xref_condition(node, "*")  # autodoc also has a text for links that are found
+            node.replace_self(written.children if written else node.children)
 
 
 def blocks(lines: list[str]) -> list[str]:
