@@ -41,6 +41,7 @@ LINES = {
     "</strong> -- ": "</strong>: ",
     "</strong></a> -- ": "</strong></a>: ",
     "</em>) -- ": "</em>): ",
+    "</em></a>) -- ": "</em></a>): ",
     '<th class="head"><p></p></th>': '<td class="head"></td>',
     '<th class="head text-right"><p></p></th>': '<td class="head text-right"></td>',
     '<div id="search-results"></div>': '<h1>Search</h1>\n<div id="search-results"></div>',
