@@ -7,13 +7,15 @@ PROJECT = Path(__file__).parents[1]
 sys.path[:0] = [str(PROJECT / name) for name in ("docs", "backend", "frontend", ".")]
 
 import pages  # noqa: E402
+import reference  # noqa: E402
+import search  # noqa: E402
 
 project = "sonnx"
 copyright = "sonnx developers"
 author = "sonnx developers"
 release = pages.version()
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_click"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_click", "sphinx_copybutton"]
 source_suffix = {".md": "markdown", ".rst": "restructuredtext"}
 exclude_patterns = ["_static"]
 nitpicky = False
@@ -38,9 +40,14 @@ html_title = f"sonnx {release}"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
 html_js_files = ["site.js"]
+html_search_scorer = str(pages.MADE / "scorer.js")
 html_copy_source = False
 html_show_sphinx = False
 html_theme_options = {"navigation_with_keys": False}  # the arrow keys scroll tables and code
+copybutton_selector = "div:not(.highlight-text) > div.highlight pre"
+copybutton_prompt_text = r"\$ |>>> |\.\.\. "  # of a block with prompts, only what is typed is copied
+copybutton_prompt_is_regexp = True
+copybutton_line_continuation_character = "\\"
 pygments_style = "default"
 pygments_dark_style = "github-dark"
 
@@ -53,9 +60,14 @@ def setup(app):
     """
     app.connect("config-inited", pages.write)
     app.connect("source-read", pages.relink)
-    app.connect("autodoc-process-docstring", pages.read_docstring, priority=400)  # before and after napoleon
-    app.connect("autodoc-process-docstring", pages.escape_docstring, priority=600)
-    app.connect("sphinx-click-process-description", pages.escape_help)
-    app.connect("sphinx-click-process-options", pages.escape_help)
+    app.connect("autodoc-process-docstring", reference.read_docstring, priority=400)  # before and after napoleon
+    app.connect("autodoc-process-docstring", reference.escape_docstring, priority=600)
+    app.connect("sphinx-click-process-description", reference.escape_help)
+    app.connect("sphinx-click-process-options", reference.escape_help)
+    app.connect("doctree-read", reference.note_other_names)
+    app.add_search_language(search.Questions)
+    app.connect("doctree-read", reference.keep_builtins)
+    app.connect("doctree-read", search.add_words)
+    app.connect("env-updated", search.check)
     app.connect("build-finished", pages.copy_files)
     app.connect("build-finished", pages.finish)

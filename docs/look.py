@@ -9,12 +9,15 @@ import argparse
 import os
 import shutil
 import sys
+import tomllib
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from html import escape
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from selenium import webdriver
 from selenium.common.exceptions import WebDriverException
@@ -22,9 +25,17 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.wait import WebDriverWait
 
-WIDTHS = (400, 768, 1400)
+WIDTHS = (390, 800, 1280)
 SCHEMES = ("light", "dark")
 FAILING = ("serious", "critical")
+LAYOUT = {
+    "no page is wider than the window": "wider than the window",
+    "nothing in the content is clipped": "clipped: ",
+    f"no code is wider than the page at {WIDTHS[-1]} pixels": "code is too wide",
+}
+"""What holds for every page, and what the problems of a page that fails have in their text."""
+PRINTED = 20
+"""How many places of a violation are printed."""
 STOPS = 40
 """How many stops of the Tab key are followed on a page."""
 
@@ -34,6 +45,22 @@ const drawn = f => requestAnimationFrame(() => requestAnimationFrame(() => setTi
 drawn(() => axe.run(document, {resultTypes: ["violations"], preload: false}).then(found => done(found.violations.map(v =>
     ({rule: v.id, impact: v.impact, help: v.help, places: v.nodes.map(n => n.target.flat().join(" "))})))));
 """
+
+CODE = """
+const wide = [...document.querySelectorAll("pre")].filter(p => p.scrollWidth > p.clientWidth && p.getClientRects().length);
+return wide.map(p => p.innerText.split("\\n").reduce((a, b) => a.length > b.length ? a : b));
+"""
+"""The longest line of each block of code that is wider than its place."""
+
+CLIPPED = """
+const cut = x => { const s = getComputedStyle(x); return s.overflowX === "hidden" || s.overflowX === "clip"; };
+const shown = [...document.querySelectorAll("article *")].filter(x => x.getClientRects().length && x.checkVisibility());
+return shown.filter(x => cut(x) && x.scrollWidth > x.clientWidth + 1 && x.clientWidth > 1).map(x => x.outerHTML.slice(0, 80));
+"""
+"""What is cut off in the content, and cannot be scrolled to."""
+
+RESULTS = "return [...document.querySelectorAll('#search-results li a')].slice(0, 3).map(a => a.getAttribute('href'))"
+FINISHED = "return document.querySelector('#search-results h2')?.innerText === 'Search Results'"
 
 OVERFLOW = "return document.documentElement.scrollWidth - document.documentElement.clientWidth"
 
@@ -168,6 +195,10 @@ def look_at(driver: webdriver.Chrome, page: Path, name: str, source: str, found:
                 driver.save_screenshot(str(pictures / f"{name.replace('/', '-')}-{width}-{scheme}.png"))
         if (beyond := driver.execute_script(OVERFLOW)) > 0:
             found.problems.append(f"{name} at {width}: the page is {beyond} pixels wider than the window")
+        for cut in driver.execute_script(CLIPPED):
+            found.problems.append(f"{name} at {width}: clipped: {cut}")
+    for line in driver.execute_script(CODE):  # at the last width
+        found.problems.append(f"{name} at {WIDTHS[-1]}: code is too wide for the page: {line.strip()}")
 
 
 def press(driver: webdriver.Chrome, *keys: str) -> None:
@@ -244,7 +275,7 @@ def try_keys(driver: webdriver.Chrome, site: Path, found: Found) -> None:
             at = driver.execute_script("const e = document.activeElement; return [e.name, getComputedStyle(e).visibility]")
             found.check(at == ["q", "visible"], f"{label} at {width} moves to the search field", f"the focus is at {at!r}")
     driver.get((site / "errors.html").as_uri())
-    buttons = [at["name"] for at in stops(driver) if at["name"].startswith("label")]
+    buttons = [at["name"] for at in stops(driver) if "overlay-icon" in at["name"]]
     found.check(len(buttons) == 2, f"at {WIDTHS[0]} Tab reaches the buttons of both drawers", str(buttons))
     for selector, drawer in {".nav-overlay-icon": ".sidebar-drawer", ".toc-header-icon": ".toc-drawer"}.items():
         driver.execute_script("document.querySelector(arguments[0]).focus()", selector)
@@ -275,6 +306,45 @@ def try_keys(driver: webdriver.Chrome, site: Path, found: Found) -> None:
     found.check(scrolled, "a table wider than the window scrolls by the arrow keys")
 
 
+def try_copying(driver: webdriver.Chrome, site: Path, found: Found) -> None:
+    """Copy a block of commands and their output by keyboard.
+
+    Args:
+        driver: The browser.
+        site: The built site.
+        found: Extended.
+    """
+    driver.get((site / "debugging.html").as_uri())
+    button = ".highlight-console button.copybtn"
+    until(driver, 10, lambda d: d.execute_script(f"return Boolean(document.querySelector('{button}'))"))
+    driver.execute_script("addEventListener('copy', e => { window.copied = e.target.value; }, true)")
+    driver.execute_script(f"document.querySelector('{button}').focus()")
+    press(driver, Keys.ENTER)
+    shown = driver.execute_script(f"return document.querySelector('{button}').parentElement.innerText")
+    commands = [line.removeprefix("$ ") for line in shown.splitlines() if line.startswith("$ ")]
+    copied = driver.execute_script("return window.copied") or ""
+    right = bool(commands) and copied.splitlines() == commands
+    found.check(right, "Enter on a copy button copies the commands of the block", f"{copied!r}, not {commands!r}")
+
+
+def try_search(driver: webdriver.Chrome, site: Path, found: Found) -> None:
+    """Ask the search what docs/search.toml expects of it.
+
+    Args:
+        driver: The browser.
+        site: The built site.
+        found: Extended.
+    """
+    show(driver, WIDTHS[-1], "light")
+    expected = tomllib.loads((Path(__file__).parent / "search.toml").read_text(encoding="utf-8"))["expected"]
+    for query, pages in expected.items():
+        driver.get(f"{(site / 'search.html').as_uri()}?q={quote(query)}")
+        until(driver, 30, lambda d: d.execute_script(FINISHED))
+        first = driver.execute_script(RESULTS)
+        right = {f"{page}.html" for page in pages} & {link.partition("#")[0] for link in first}
+        found.check(bool(right), f"the search for {query!r} lists {' or '.join(pages)} among its first three results", str(first))
+
+
 def summary(found: Found, pages: int, versions: str) -> str:
     """Return the result as Markdown.
 
@@ -294,12 +364,12 @@ def summary(found: Found, pages: int, versions: str) -> str:
         "",
         "| impact | rule | places | first place |",
         "|---|---|---|---|",
-        *(f"| {i} | {r}: {h} | {len(p)} | `{p[0]}` |" for (i, r, h), p in sorted(found.violations.items())),
+        *(f"| {i} | {r}: {escape(h, quote=False)} | {len(p)} | `{p[0]}` |" for (i, r, h), p in sorted(found.violations.items())),
         *([] if found.violations else ["| | none | 0 | |"]),
         "",
         "## Layout, keys and search",
         "",
-        *(f"* passed: {text}" for text in ["no page is wider than the window"] * (not any("wider" in p for p in found.problems))),
+        *(f"* passed: {text}" for text in [rule for rule, sign in LAYOUT.items() if not any(sign in p for p in found.problems)]),
         *(f"* passed: {text}" for text in found.checked),
         *(f"* **failed**: {text}" for text in found.problems),
         "",
@@ -334,6 +404,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             look_at(driver, page, page.relative_to(site).as_posix(), source, found, options.pictures)
         if options.only == "*.html":
             try_keys(driver, site, found)
+            try_copying(driver, site, found)
+            try_search(driver, site, found)
         chromium = driver.capabilities["browserVersion"].split(".")[0]
         versions = f"Chromium {chromium} with axe-core {source.partition(' v')[2].split()[0]}"
     finally:
@@ -343,7 +415,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(text)
     for (impact, rule, _), places in found.violations.items():
         if impact in FAILING:
-            print(impact, rule, *dict.fromkeys(places), sep="\n    ", file=sys.stderr)
+            print(impact, rule, *list(dict.fromkeys(places))[:PRINTED], sep="\n    ", file=sys.stderr)
     return int(bool(found.problems) or any(impact in FAILING for impact, _, _ in found.violations))
 
 

@@ -1,21 +1,17 @@
 """The pages of the site that are not files of docs/: copies of the project's other pages, the reference, the commands."""
 
-import inspect
 import os
 import re
 import shutil
-import sys
 import tomllib
 from collections.abc import Iterator
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import reference
+import search
 from sphinx.errors import ExtensionError
-from sphinx.pycode import ModuleAnalyzer
-from tests.docs.test_docstrings import MODULES, PACKAGES, SECTION, public_values
 
-from singa._core.variable import Variable
 from singa_backend.comparison import tolerances
 from singa_backend.conform import html
 from singa_backend.conform.results import load
@@ -38,16 +34,22 @@ FINISHED = {
     'class="caption" role="heading"': 'class="caption" role="heading" aria-level="2"',
     '<aside class="sidebar-drawer"': '<aside class="sidebar-drawer" aria-label="Pages"',
     '<aside class="toc-drawer': '<aside aria-label="On this page" class="toc-drawer',
-    '<label class="nav-overlay-icon"': '<label tabindex="0" role="button" aria-label="Pages" class="nav-overlay-icon"',
-    '<label class="toc-overlay-icon': '<label tabindex="0" role="button" aria-label="On this page" class="toc-overlay-icon',
 }
 """What keyboards and screen readers need and the theme does not write: its HTML, in every page, and what replaces it."""
 
 LINES = {
-    '<dd><em class="sig-param"': '<dd role="none"><em class="sig-param"',
-    '<dl>\n<dd role="none">': '<dl role="none">\n<dd role="none">',
+    "</strong> -- ": "</strong>: ",
+    "</strong></a> -- ": "</strong></a>: ",
+    "</em>) -- ": "</em>): ",
+    "</em></a>) -- ": "</em></a>): ",
+    '<th class="head"><p></p></th>': '<td class="head"></td>',
+    '<th class="head text-right"><p></p></th>': '<td class="head text-right"></td>',
+    '<div id="search-results"></div>': '<h1>Search</h1>\n<div id="search-results"></div>',
 }
-"""The same for signatures of several lines, which Sphinx writes as lists of definitions without terms; not every page has one."""
+"""The same for what some pages have: parameters, empty heads of columns, and the page of the search, which has no heading."""
+
+SIGNATURE = re.compile(r'<dl>\n(?:<dd><em class="sig-param">.*?</dd>\n)+</dl>')
+"""A signature of several lines, which Sphinx writes as a list of definitions without terms."""
 
 SUPPORT = "files/reports/support.html"
 """The support report with filters, in the site: it is rendered from support.json."""
@@ -121,8 +123,14 @@ def copy_files(app: Any, error: Exception | None) -> None:
     to.write_text(html.page(load(PROJECT / "reports" / "support.json")), encoding="utf-8")
 
 
+def lines_of_signature(found: re.Match[str]) -> str:
+    """Return a signature of several lines without a list."""
+    text = found[0].replace("<dl>", '<div class="sig-lines">').replace("<dd>", "<div>")
+    return text.replace("</dd>", "</div>").replace("</dl>", "</div>")
+
+
 def finish(app: Any, error: Exception | None) -> None:
-    """Replace the parts of `FINISHED` and `LINES` in the pages that were written.
+    """Replace the parts of `FINISHED` and `LINES`, and `SIGNATURE`, in the pages that were written.
 
     Args:
         app: The Sphinx application.
@@ -139,145 +147,8 @@ def finish(app: Any, error: Exception | None) -> None:
                 raise ExtensionError(f"{page.name} has no {old!r}; change FINISHED in docs/pages.py to what the theme writes now")
         for old, new in {**FINISHED, **LINES}.items():
             text = text.replace(new, old).replace(old, new)
+        text = SIGNATURE.sub(lines_of_signature, text)
         page.write_text(text, encoding="utf-8")
-
-
-def data_doc(name: str, value: Any) -> str:
-    """Return the text below the assignment of a public value, in the module that assigns it; "" if there is none.
-
-    Args:
-        name: The name of the value.
-        value: The value.
-    """
-    for module in [m for n, m in sys.modules.items() if n.partition(".")[0] in PACKAGES and vars(m).get(name) is value]:
-        found = ModuleAnalyzer.for_module(module.__name__).find_attr_docs().get(("", name))
-        if found:
-            return "\n".join(plain(blocks(found)))
-    return ""
-
-
-def directive(module: str, name: str, value: Any, seen: dict[int, str]) -> list[str]:
-    """Return the directive that documents one public name.
-
-    Args:
-        module: The module that has the name.
-        name: The name.
-        value: What it is bound to.
-        seen: The first name of every class and function, by its id. Later names refer to it.
-    """
-    full = f"{module}.{name}"
-    kind = "class" if inspect.isclass(value) else "function" if inspect.isroutine(value) else "data"
-    doc = ""
-    if kind != "data":
-        first = seen.setdefault(id(value), full)
-        if first == full:
-            options = ["   :members:", "   :show-inheritance:"] if kind == "class" else []
-            if kind == "class" and issubclass(value, Variable):  # the methods of Tensor are in several files
-                options.append("   :inherited-members: Variable")
-            return [f".. auto{kind}:: {full}", *options, ""]
-        doc = f"The same as :py:{'class' if kind == 'class' else 'func'}:`{first}`."
-    elif inspect.ismodule(value):
-        doc = f"See :py:mod:`{value.__name__}`." if value.__name__ in MODULES else inspect.cleandoc(value.__doc__ or "")
-    else:
-        doc = data_doc(name, value)
-    return [f".. py:{kind}:: {name}", f"   :module: {module}", "", *(f"   {line}".rstrip() for line in doc.splitlines()), ""]
-
-
-def reference(name: str, seen: dict[int, str]) -> str:
-    """Return the page of one module, in reStructuredText as its docstrings are.
-
-    Args:
-        name: The name of the module.
-        seen: The first name of every class and function, by its id; this page adds its own.
-    """
-    module = import_module(name)
-    lines = [name, "=" * len(name), "", f".. py:module:: {name}", ""]
-    # not cleandoc, which would remove the indentation of code if all lines but the first are code
-    lines += plain(blocks([*(module.__doc__ or "").strip().splitlines(), ""]))
-    for public, value in sorted(public_values(module).items(), key=lambda item: (not inspect.isclass(item[1]), item[0].lower())):
-        lines += directive(name, public, value, seen)
-    return "\n".join(lines)
-
-
-def blocks(lines: list[str]) -> list[str]:
-    """Mark code in a docstring as literal blocks: sections Example, and indented text outside sections.
-
-    Args:
-        lines: The lines of a docstring, without its indentation.
-    """
-    marked: list[str] = []
-    in_section = True
-    for i, line in enumerate(lines):
-        if re.fullmatch(r"Examples?:", line):
-            marked += ["Example::", ""]
-            in_section = True
-            continue
-        if line and not line.startswith(" "):
-            in_section = bool(SECTION.fullmatch(line)) or line.startswith(("* ", "- "))
-        elif line and not in_section and i and not lines[i - 1]:
-            marked += ["::", ""]
-            in_section = True
-        marked.append(line)
-    return marked
-
-
-def plain(lines: list[str]) -> list[str]:
-    """Escape what reStructuredText would read as markup in plain text; code in backticks and literal blocks stay.
-
-    Args:
-        lines: The lines of a docstring.
-    """
-    escaped, literal = [], False
-    for paragraph in re.split(r"(\n(?:[ ]*\n)+)", "\n".join(lines)):
-        if paragraph.strip():
-            literal = literal and paragraph.startswith(" ")
-            if not literal:
-                parts = re.split(r"(``?[^`]+``?)", paragraph)
-                paragraph_ = [
-                    p if i % 2 else re.sub(r"(?<!\\)[*|](?! )|(?<=\w)_(?!\w)", r"\\\g<0>", p) for i, p in enumerate(parts)
-                ]
-                literal, paragraph = paragraph.endswith("::"), "".join(paragraph_)
-        escaped.append(paragraph)
-    return "".join(escaped).split("\n")
-
-
-def read_docstring(app: Any, what: str, name: str, value: Any, options: Any, lines: list[str]) -> None:
-    """Mark the code in a docstring, before its sections are read.
-
-    Args:
-        app: The Sphinx application.
-        what: The kind of the object.
-        name: Its name.
-        value: The object.
-        options: The options of the directive.
-        lines: The docstring, changed in place.
-    """
-    lines[:] = blocks(lines)
-
-
-def escape_docstring(app: Any, what: str, name: str, value: Any, options: Any, lines: list[str]) -> None:
-    """Escape a docstring, after its sections are read.
-
-    Args:
-        app: The Sphinx application.
-        what: The kind of the object.
-        name: Its name.
-        value: The object.
-        options: The options of the directive.
-        lines: The docstring, changed in place.
-    """
-    lines[:] = plain(lines)
-
-
-def escape_help(app: Any, context: Any, lines: list[str]) -> None:
-    """Escape a help text of the command line.
-
-    Args:
-        app: The Sphinx application.
-        context: The command.
-        lines: The text, changed in place.
-    """
-    lines[:] = plain(lines)
 
 
 def tolerance_tables() -> str:
@@ -301,14 +172,8 @@ def made() -> Iterator[tuple[Path, str]]:
     """Yield every page that is not a file of docs/, and its text."""
     for origin, page in COPIED.items():
         yield page, in_site(origin.read_text(encoding="utf-8"), origin, page)
-    seen: dict[int, str] = {}
-    for name in MODULES:
-        yield MADE / "reference" / f"{name}.rst", reference(name, seen)
-    listed = "\n".join(f"reference/{name}" for name in MODULES)
-    yield (
-        MADE / "reference.md",
-        f"# Python reference\n\nEvery public name, from its docstring.\n\n```{{toctree}}\n:maxdepth: 1\n\n{listed}\n```\n",
-    )
+    for name, text in reference.pages():
+        yield MADE / name, text
     listed = "\n".join(f"reports/{page.stem}" for page in COPIED.values() if page.parent.name == "reports")
     yield (
         MADE / "reports.md",
@@ -316,6 +181,7 @@ def made() -> Iterator[tuple[Path, str]]:
         f'<a href="../{SUPPORT}">support.html</a> has the support report with filters and the details of every operator.\n\n'
         f"```{{toctree}}\n:maxdepth: 1\n\n{listed}\n```\n",
     )
+    yield MADE / "scorer.js", search.scorer()
     yield MADE / "tolerances.inc", tolerance_tables()
     yield MADE / "commands.rst", "Commands\n========\n\n.. click:: singa.cli._main:main\n   :prog: sonnx\n   :nested: full\n"
 

@@ -64,8 +64,7 @@ from ._onnx.types import (
     UInt64,
 )
 from ._onnx.verify import ExportMismatch, export_and_check
-from .device import Device, create_cuda_gpu, get_num_gpus
-from .device import default_device as cpu_dev
+from .device import Device, create_cuda_gpu, default_device, get_num_gpus
 
 if TYPE_CHECKING:
     from singa_backend.debug import bisect, compare, reduce
@@ -175,8 +174,11 @@ _LAZY = {
 """Names whose modules are imported on first use, so that `import singa.sonnx` stays fast."""
 
 
+cpu_dev = default_device
+"""The CPU."""
+
 gpu_dev: Device | None
-"""The first GPU, or None; `cpu_dev` is the CPU."""
+"""The first GPU, or None."""
 
 
 def __getattr__(name: str) -> Any:

@@ -16,6 +16,7 @@ from singa_backend.errors import InvalidInput, NotExchangeable, SonnxError
 from . import trace
 
 float32, float16, int32, char, double, uchar, int64, bool_ = 0, 1, 2, 3, 4, 5, 6, 7
+"""The dtypes of tensors, as SINGA numbers them; char is int8 and uchar uint8."""
 
 DTypeLike: TypeAlias = dtypes.DTypeLike | int
 """One of the constants above, "int" (int32), "float" (float32), or what NumPy converts to a dtype."""
