@@ -183,7 +183,7 @@ def look_at(driver: webdriver.Chrome, page: Path, name: str, source: str, found:
     driver.get(page.as_uri())
     for entry in driver.get_log("browser"):
         if entry["level"] == "SEVERE":
-            found.problems.append(f"{name}: {entry['message']}")
+            found.problems.append(f"{name}: {entry['message'].replace(page.as_uri().removesuffix(name), '')}")
     driver.execute_script(source)
     for width in WIDTHS:
         for scheme in SCHEMES:
