@@ -24,7 +24,7 @@ from onnx import TypeProto
 
 from .. import dtypes
 from ..errors import SonnxError, UnsupportedModel
-from ..interpreters.base import Example, Interpreter, Subgraph, arguments
+from ..interpreters.base import DifferentiatedCall, Example, Interpreter, Subgraph, arguments
 from ..ir.declaration import Declaration, declarations
 from ..ir.versioned import VersionedOperator
 from ..proto.schemas import version_at
@@ -90,7 +90,7 @@ def gradients(
         for g, x in zip(found, inputs, strict=True):
             _like(op, g, x)
         operator = VersionedOperator(declaration, version or declaration.versions[-1])
-        op.differentiated(operator, attributes, inputs, outputs, dys, found)
+        op.differentiated(DifferentiatedCall(operator, attributes, inputs, outputs, dys, found))
     return found
 
 

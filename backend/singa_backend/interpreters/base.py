@@ -34,6 +34,27 @@ LEAST_OPSET = 18
 """The minimum opset of gradient rules: before it, the axes of reductions are attributes."""
 
 
+@dataclass(frozen=True, eq=False)
+class DifferentiatedCall:
+    """A call whose gradients a rule has computed; all values are those of the interpreter.
+
+    Attributes:
+        operator: the operator of the call.
+        attributes: its attributes.
+        inputs: its inputs.
+        outputs: its outputs.
+        dys: the gradient of each output.
+        gradients: the gradient of each input.
+    """
+
+    operator: VersionedOperator
+    attributes: Mapping[str, Any]
+    inputs: Sequence[Any]
+    outputs: Sequence[Any]
+    dys: Sequence[Any]
+    gradients: Sequence[Any]
+
+
 @dataclass(eq=False)
 class Subgraph:
     """A graph attribute.
@@ -222,15 +243,7 @@ class Interpreter(ABC, Generic[T]):
         known = None if shape is None else [None] * (len(shape) - len(drop) + add)
         return helper.make_tensor_type_proto(dtypes.onnx_code(self.dtype(x)), known)
 
-    def differentiated(
-        self,
-        operator: VersionedOperator,
-        attributes: Mapping[str, Any],
-        inputs: Sequence[Any],
-        outputs: Sequence[Any],
-        dys: Sequence[Any],
-        gradients: Sequence[Any],
-    ) -> None:
+    def differentiated(self, call: DifferentiatedCall) -> None:
         """Note that a rule has computed the gradients of a call; an interpreter that writes a graph keeps it for plans."""
 
     def add(self, a: T | None, b: T | None) -> T | None:

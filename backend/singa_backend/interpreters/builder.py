@@ -19,7 +19,6 @@ from ..errors import InvalidInput, SonnxError, UnknownType, UnsupportedModel
 from ..ir.declaration import has_trait, single
 from ..ir.graph import GradientCall
 from ..ir.reader import read
-from ..ir.versioned import VersionedOperator
 from ..limits import content_bytes
 from ..proto import save
 from ..proto.checker import Patience
@@ -27,7 +26,7 @@ from ..proto.messages import FreshNames, graphs, reads
 from ..proto.schemas import ANY_OPSET, newest, schema_version, schemas, type_strings
 from ..proto.values import sizes
 from ..runtime.executor import Executor
-from .base import Example, Interpreter, Subgraph, arguments
+from .base import DifferentiatedCall, Example, Interpreter, Subgraph, arguments
 from .evaluate import Evaluator
 from .type_inference import output_types
 
@@ -105,7 +104,7 @@ class GraphBuilder(Interpreter[Symbol]):
         self._folding = limits.Budget(_FOLDING)
         self._budget = limits.Budget(limits.current().limits)  # of the constants that calls make
         self.contradictions: list[str] = []
-        self._rules: list[tuple[VersionedOperator, Mapping[str, Any], list[Sequence[Any]]]] = []
+        self._differentiated: list[DifferentiatedCall] = []
         self.examples: dict[str, Example] = {}
         """For some inputs, a function that returns a value that the input has in some run."""
         self._values: dict[str, Any] = {}
@@ -381,25 +380,18 @@ class GraphBuilder(Interpreter[Symbol]):
             )  # keeps the objects alive whose ids are in the key
         return list(self._calls[key][1])
 
-    def differentiated(
-        self,
-        operator: VersionedOperator,
-        attributes: Mapping[str, Any],
-        inputs: Sequence[Any],
-        outputs: Sequence[Any],
-        dys: Sequence[Any],
-        gradients: Sequence[Any],
-    ) -> None:
+    def differentiated(self, call: DifferentiatedCall) -> None:
         if self.outer is None:  # plans do not join the nodes of subgraphs
-            self._rules.append((operator, attributes, [inputs, outputs, dys, gradients]))
+            self._differentiated.append(call)
 
     def gradient_calls(self) -> tuple[GradientCall, ...]:
         """The calls of gradient rules so far, with the present names of their values."""
         made = []
-        for operator, attributes, values in self._rules:
-            named = [tuple(v.name if isinstance(v, Symbol) else "" for v in group) for group in values]
-            declaration = operator.declaration
-            made.append(GradientCall(declaration.domain, declaration.name, operator.version, attributes, *named))
+        for c in self._differentiated:
+            groups = (c.inputs, c.outputs, c.dys, c.gradients)
+            named = [tuple(v.name if isinstance(v, Symbol) else "" for v in group) for group in groups]
+            declaration = c.operator.declaration
+            made.append(GradientCall(declaration.domain, declaration.name, c.operator.version, c.attributes, *named))
         return tuple(made)
 
     def node(self, op_type: str, inputs: Sequence[Any], attributes: dict[str, Any], outputs: int) -> list[Symbol]:

@@ -15,7 +15,7 @@ If none is possible, `Unwritable` names the operator and the minimum opset that 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,7 +24,7 @@ from onnx import TensorProto, TypeProto, helper
 from .. import dtypes
 from ..autodiff.replay import replay
 from ..errors import OperatorError, SonnxError
-from ..interpreters.base import Example, Interpreter, Subgraph, arguments, same_attributes
+from ..interpreters.base import DifferentiatedCall, Example, Interpreter, Subgraph, arguments, same_attributes
 from ..interpreters.builder import GraphBuilder, Symbol, has_rank, repeated
 from ..interpreters.eager import Eager
 from ..ir.declaration import REQUIRED, Declaration, OperatorRule, declarations
@@ -117,16 +117,8 @@ class OpsetWriter(Interpreter[Symbol]):
             there.add(value)
         return made
 
-    def differentiated(
-        self,
-        operator: VersionedOperator,
-        attributes: Mapping[str, Any],
-        inputs: Sequence[Any],
-        outputs: Sequence[Any],
-        dys: Sequence[Any],
-        gradients: Sequence[Any],
-    ) -> None:
-        self.builder.differentiated(operator, attributes, inputs, outputs, dys, gradients)
+    def differentiated(self, call: DifferentiatedCall) -> None:
+        self.builder.differentiated(call)
 
     def constant(self, value: Any, dtype: dtypes.DTypeLike | None = None) -> Symbol:
         return self.builder.constant(value, dtype)
