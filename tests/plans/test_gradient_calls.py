@@ -25,8 +25,9 @@ from singa._core.tensor import Tensor
 from singa._training import step as recorded_step
 from singa.model import Model
 from singa_backend.errors import SonnxError
-from singa_backend.kernels import conv_gradients, norm_gradients, onednn
+from singa_backend.kernels import conv_gradients, convolution, norm_gradients, onednn
 from singa_backend.kernels.table import GRADIENT, TRAINING, Options, Site, table
+from singa_backend.plans.chains import chains
 from singa_backend.plans.gradients import MOST
 from singa_backend.plans.planner import NOT_FINITE, Planner
 from singa_backend.plans.region import Region
@@ -88,6 +89,11 @@ def one_twice(x: Any, w: Any, b: Any) -> Any:
     return op.Add(op.Mul(conv(x, w, b), op.Sigmoid(conv(x, w, b))), conv(x, w, b))
 
 
+def three_readers(x: Any) -> Any:
+    """Functions that share a gradient, which is read after each of them."""
+    return op.Tanh(op.Add(op.Add(op.Relu(x), op.Sigmoid(x)), x))
+
+
 def pooled_twice(x: Any) -> Any:
     return op.Add(op.MaxPool(x, kernel_shape=[3, 3], **SAME), op.AveragePool(x, kernel_shape=[3, 3], **SAME))
 
@@ -105,6 +111,7 @@ SHARED: list[tuple[Callable[..., Any], list[np.ndarray], tuple[int, ...], list[s
     (two_sums, SUMS, (1, 2, 3), ["Conv", "Conv"]),
     (two_sums, SUMS, (2, 4), ["Conv"]),
     (one_twice, [X, filters(), normal(8)], (0, 1, 2), ["Conv", "Conv", "Conv", "Sigmoid"]),
+    (three_readers, [X], (0,), ["Tanh", "Relu", "Sigmoid"]),
     (pooled_twice, [X], (0,), ["MaxPool", "AveragePool"]),
 ]
 """The function, its arguments, those that are trained, and the operators with a gradient by one call."""
@@ -145,6 +152,18 @@ def test_a_gradient_that_a_call_would_make_after_its_reader_is_left_to_the_rule(
     step = record(circle, [X, filters(), normal(8), normal(*LARGE, seed=1)], (2,), Options())
     (found,) = step.run()
     np.testing.assert_allclose(found, 2 * 16 * 17, rtol=1e-6)
+
+
+def test_what_nothing_reads_is_not_computed() -> None:
+    """The indices of a pooling, and the gradient of a trained input that the step does not return."""
+
+    def body(x: Tensor, w: Tensor, r: Tensor) -> list[Tensor]:
+        y, _ = op.MaxPool(conv(x, w), kernel_shape=[2, 2], outputs=2)
+        return gradients_of(total(y, r), [w])
+
+    step = agree(body, [X, filters(), normal(2, 8, 15, 16)], (0, 1), joined=["Conv", "MaxPool"])
+    assert not [k for k in step.kernels if k.startswith("conv by data")]
+    assert [k for k in step.kernels if k.startswith("conv by weights")]
 
 
 def test_new_calls_change_no_value_of_the_graph() -> None:
@@ -524,6 +543,44 @@ def test_a_primitive_that_fails_leaves_no_steps(name: str, fails: str, monkeypat
     assert not any(k.startswith(("conv by", "unpack") if name == "Conv" else fails) for k in step.kernels)
 
 
+def test_a_forward_primitive_that_fails_leaves_no_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The filters are packed by a step before; the definition computes the convolution in the same plan."""
+    original = convolution.emit
+
+    def emit(site: Site, *given: Any) -> None:
+        original(site, *given)
+        bind = site.steps[-1].bind
+        site.steps[-1].bind = lambda: [(lambda *arguments: 2, arguments) for _, arguments in bind()]
+
+    given = [normal(2, 16, 16, 16), filters(1, 16, 16)]
+    usual = compare(conv, given, (1,), joined=["Conv"]).kernels
+    assert any(k.startswith("pack weights") for k in usual)
+    monkeypatch.setattr(convolution, "emit", emit)
+    step = compare(conv, given, (1,), joined=["Conv"])
+    assert not any(k.startswith(("pack weights", "convolution")) for k in step.kernels)
+
+
+def test_a_gradient_after_a_result_of_varying_size() -> None:
+    """The plan has segments, and the result may be infinite for all that is known of it: the gradients are refused."""
+
+    def body(x: Tensor, w: Tensor, r: Tensor) -> list[Tensor]:
+        y = op.Compress(op.Reshape(conv(x, w), [-1]), op.Greater(r, F(0)))
+        loss = op.ReduceSum(op.Mul(op.Tanh(y), op.Compress(r, op.Greater(r, F(0)))), keepdims=0)
+        return [loss, *gradients_of(loss, [w])]
+
+    large = normal(4, 8, 16, 17)
+    weights = normal(large.size)
+    small = np.where(np.arange(large.size) < 50, weights, F(-1))
+    steps = [record(body, [large, filters(), weights], (1,), o) for o in (Options(), Options(level=0))]
+    for i, w in enumerate((weights, weights[::-1].copy(), small, weights, small)):
+        for s in steps:
+            s.set([large, filters(), w])
+        for a, e in zip(steps[0].run(), steps[1].run(), strict=True):
+            close(a, e, 1e-5, f"run {i}")
+        assert set(steps[0].reasons) == {"Tanh", "Conv"}
+    assert all(len(p.segments) > 1 for p in steps[0].planner.plans.values())
+
+
 @pytest.mark.parametrize("level", [0, 1])
 def test_gradient_kernels_are_fusions(level: int) -> None:
     """Plans of single operators do not use them: `optimize=1`."""
@@ -536,18 +593,17 @@ def test_gradient_kernels_are_fusions(level: int) -> None:
         assert step.step._session._planner is None
 
 
-def test_chains_do_not_end_with_a_gradient() -> None:
-    """The product after a gradient is computed after it, and a gradient is the first call of its chain."""
-    from singa_backend.plans.chains import chains
+def test_gradients_are_in_no_chain() -> None:
+    """A gradient kernel computes no call that follows: the sum of two gradients is not taken from the one before."""
 
-    def scaled(x: Tensor, w: Tensor) -> Tensor:
-        return op.Tanh(conv(op.Relu(op.Mul(x, F(1.5))), w))  # type: ignore[no-any-return]
+    def skipped(x: Tensor, w: Tensor) -> Tensor:
+        return op.Tanh(op.Add(conv(op.Relu(op.Mul(x, F(1.5))), w), x))  # type: ignore[no-any-return]
 
-    step = compare(scaled, [X, filters()], (0, 1), joined=["Relu", "Conv", "Tanh"])
+    step = compare(skipped, [X, filters()], (0, 1), joined=["Relu", "Conv", "Tanh"])
     groups = chains(step.planner.region.calls, step.planner.region.outputs)
     assert sum(len(g) for g in groups) == len(step.planner.region.calls)
-    assert any(len(g) > 1 and g[0].gradient >= 0 for g in groups)
-    assert all(c.gradient < 0 for g in groups for c in g[1:])
+    assert all(len(g) == 1 for g in groups if any(c.gradient >= 0 for c in g))
+    assert any(len(g) > 1 for g in groups)
 
 
 # --- gradients of gradients
