@@ -1,4 +1,4 @@
-"""Gradients that one call of a plan computes: what they share with other calls, what refuses them, and what a step leaves."""
+"""Gradients that one call of a plan computes: what they share with other calls, threads, and what refuses them."""
 
 from __future__ import annotations
 
@@ -8,31 +8,21 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.helpers.recorded_steps import (
-    agree,
-    close,
-    compare,
-    differentiated,
-    gradients_of,
-    normal,
-    record,
-    steps_of,
-)
+from tests.helpers.recorded_steps import agree, close, compare, differentiated, gradients_of, makers_come_first, normal, record
 
-from singa import autograd, device, layer, opt
+from singa import autograd
 from singa._core.ops import op
 from singa._core.tensor import Tensor
-from singa._training import step as recorded_step
-from singa.model import Model
-from singa_backend.errors import SonnxError
 from singa_backend.kernels import conv_gradients, convolution, norm_gradients, onednn
 from singa_backend.kernels.table import GRADIENT, TRAINING, Options, Site, table
+from singa_backend.plans import contention
 from singa_backend.plans.chains import chains
 from singa_backend.plans.gradients import MOST
-from singa_backend.plans.planner import NOT_FINITE, Planner
-from singa_backend.plans.region import Region
+from singa_backend.plans.planner import Planner
 
-pytestmark = pytest.mark.skipif(onednn.library() is None, reason="there is no oneDNN")
+library = onednn.library()
+pytestmark = pytest.mark.skipif(library is None, reason="there is no oneDNN")
+needs_openmp = pytest.mark.skipif(library is None or library.runtime != "OpenMP", reason="only OpenMP has a number of threads")
 
 F = np.float32
 SAME = {"pads": [1, 1, 1, 1]}
@@ -177,17 +167,6 @@ def test_new_calls_change_no_value_of_the_graph() -> None:
     assert [a.tobytes() for a in step.run()] == [a.tobytes() for a in first]
 
 
-def makers_come_first(region: Region) -> None:
-    """Fail if a call reads a value before it is made, or two calls make one."""
-    known = {*region.inputs, *region.constants}
-    for call in region.calls:
-        assert set(call.reads) <= known, call.name
-        made = {o for o in call.outputs if o >= 0}
-        assert not made & known, call.name
-        known |= made
-    assert set(region.outputs) <= known
-
-
 @pytest.mark.parametrize("seed", range(6))
 def test_the_order_of_calls_if_some_gradients_are_refused(seed: int) -> None:
     """Of any set of refused gradients, in a net with everything that calls share."""
@@ -215,185 +194,7 @@ def test_the_order_of_calls_if_some_gradients_are_refused(seed: int) -> None:
             close(a, e, 2e-5)
 
 
-# --- trainings
-
-
-class Net(Model):
-    """A normalized convolution, a sum of two others, a pooling, and a classifier."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.norm = layer.Conv2d(8, 3, padding=1, bias=False), layer.BatchNorm2d()
-        self.branch, self.short = layer.Conv2d(16, 3, padding=1), layer.Conv2d(16, 1)
-        self.pool, self.flat, self.last = layer.MaxPool2d(2, 2), layer.Flatten(), layer.Linear(3)
-        self.optimizer: Any = None
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = autograd.relu(self.norm(self.first(x)))
-        y = autograd.relu(autograd.add(self.branch(y), self.short(y)))
-        return self.last(self.flat(self.pool(y)))  # type: ignore[no-any-return]
-
-    def train_one_batch(self, x: Tensor, t: Tensor) -> Tensor:
-        loss = autograd.softmax_cross_entropy(self.forward(x), t)
-        self.optimizer(loss)
-        return loss  # type: ignore[no-any-return]
-
-
-JOINED = ["Relu", "Conv", "Conv", "MaxPool", "Relu", "Conv", "BatchNormalization"]
-"""The gradients of its operators that one call computes."""
-
-
-def batch(i: int = 0) -> tuple[Tensor, Tensor]:
-    rng = np.random.default_rng(i)
-    return Tensor(data=rng.standard_normal((4, 3, 16, 16)).astype(F)), Tensor(data=rng.integers(0, 3, 4))
-
-
-def net_of(options: Options, monkeypatch: pytest.MonkeyPatch) -> Net:
-    """A net whose recorded steps compute with these options."""
-    monkeypatch.setattr(recorded_step, "plan_options", lambda: options)
-    device.default_device.SetRandSeed(7)
-    net = Net()
-    net.optimizer = opt.SGD(lr=0.05, momentum=0.9)
-    net.compile([batch()[0]], is_train=True, use_graph=True)
-    return net
-
-
-def state_of(net: Net) -> dict[str, np.ndarray]:
-    return {n: np.array(t.data) for n, t in {**net.get_states(), **net.optimizer.get_states()}.items()}
-
-
-def freeze(net: Net, i: int) -> None:
-    if i == 2:
-        net.freeze("branch.*")
-    if i == 4:
-        net.unfreeze("branch.*")
-
-
-def rates(net: Net, i: int) -> None:
-    if i == 2:
-        net.optimizer.lr = 0.2
-    if i == 4:
-        net.optimizer.lr_value.set_value(0.01)
-
-
-def loads(net: Net, i: int) -> None:
-    """Return to the states of two steps ago."""
-    if i == 2:
-        net.kept = [{n: t.data.copy() for n, t in owner.get_states().items()} for owner in (net, net.optimizer)]
-    if i == 4:
-        net.set_states(net.kept[0])
-        net.optimizer.set_states(net.kept[1])
-
-
-def evaluations(net: Net, i: int) -> None:
-    if i % 2:
-        net.eval()
-        net(batch()[0])
-        net.train()
-
-
-def nothing(net: Net, i: int) -> None:
-    """No change."""
-
-
-@pytest.mark.parametrize("change", [nothing, freeze, rates, loads, evaluations])
-def test_trainings_with_changes_between_steps(change: Callable[[Net, int], None], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Parameters, states of the optimizer and running statistics after six steps, and each loss."""
-    found = []
-    for options in (Options(), Options(level=0)):
-        net, losses = net_of(options, monkeypatch), []
-        for i in range(6):
-            change(net, i)
-            losses.append(np.array(net(*batch(i)).data))
-        reasons = [s._session.reason for s in steps_of(net)]
-        assert all(reasons) if not options.level else not any(reasons)
-        found.append({**state_of(net), "losses": np.array(losses)})
-    for name, expected in found[1].items():
-        close(found[0][name], expected, 2e-4, name)
-
-
-def test_the_gradients_of_the_net_are_calls(monkeypatch: pytest.MonkeyPatch) -> None:
-    net = net_of(Options(), monkeypatch)
-    for i in range(3):
-        net(*batch(i))
-    (step,) = steps_of(net)
-    planner = step._session._planner
-    assert planner is not None and not planner.gradients.reasons
-    makers_come_first(planner.region)
-    assert sorted(c.name for c in planner.region.calls if c.node.domain == GRADIENT) == sorted(JOINED)
-    assert sorted(c.name for c in planner.region.calls if c.node.domain == TRAINING) == ["BatchNormalization", "MaxPool"]
-
-
-def test_arrays_that_are_held_over_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A step writes into the array of a parameter, and into no other: arguments and earlier results keep their values."""
-    net = net_of(Options(), monkeypatch)
-    x, t = batch()
-    net(x, t)
-    results = [net(x, t) for _ in range(2)]
-    held = [x.data, t.data, *(r.data for r in results)]
-    parameter = net.first.W.data
-    before, was = [a.copy() for a in held], parameter.copy()
-    results.append(net(x, t))
-    for a, b in zip(held, before, strict=True):
-        np.testing.assert_array_equal(a, b)
-    assert parameter is net.first.W.data and (parameter != was).any()
-    assert len({id(r.data) for r in results}) == 3
-
-
-def test_an_error_leaves_every_state(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A class that does not exist: the definitions report it, and nothing is written."""
-    net = net_of(Options(), monkeypatch)
-    for i in range(3):
-        net(*batch(i))
-    before = state_of(net)
-    x, _ = batch()
-    with pytest.raises(SonnxError):
-        net(x, Tensor(data=np.array([0, 1, 2, 7])))
-    after = state_of(net)
-    assert all(a.tobytes() == after[n].tobytes() for n, a in before.items())
-    net(*batch(3))
-    assert steps_of(net)[0]._session.reason is None
-
-
-def test_a_nan_is_computed_by_the_definitions(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Bit for bit, and later steps use the plan."""
-    found = []
-    for options in (Options(), Options(level=0)):
-        net = net_of(options, monkeypatch)
-        for i in range(2):
-            net(*batch(i))
-        start = [{n: t.data.copy() for n, t in owner.get_states().items()} for owner in (net, net.optimizer)]
-        x, t = batch()
-        x.data[1, 0, 3, 3] = np.nan
-        loss = np.array(net(x, t).data)
-        reason = steps_of(net)[0]._session.reason
-        assert (reason == NOT_FINITE) if options.level else reason
-        found.append((loss, np.array(net.first.W.data)))
-        net.set_states(start[0])
-        net.optimizer.set_states(start[1])
-        assert np.isfinite(net(*batch()).data).all()
-        assert (steps_of(net)[0]._session.reason is None) == bool(options.level)
-    assert np.isnan(found[0][0]).all()
-    for a, b in zip(*found, strict=True):
-        np.testing.assert_array_equal(a, b)
-
-
-# --- equal bits
-
-
-@pytest.mark.parametrize(
-    "options", [Options(), Options(threads=2), Options(deterministic=True)], ids=["one thread", "two threads", "deterministic"]
-)
-def test_equal_bits_from_run_to_run(options: Options, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of two nets, whose plans are made one after the other."""
-    found = []
-    for _ in range(2):
-        net = net_of(options, monkeypatch)
-        for i in range(4):
-            net(*batch(i))
-        assert steps_of(net)[0]._session.reason is None
-        found.append(state_of(net))
-    assert all(a.tobytes() == found[1][n].tobytes() for n, a in found[0].items())
+# --- threads
 
 
 BIG: list[tuple[Callable[..., Any], list[np.ndarray], str, float]] = [
@@ -414,6 +215,32 @@ def test_two_threads(function: Any, arrays: list[np.ndarray], name: str, toleran
     runs = [record(body, given, range(len(arrays)), Options(threads=2)) for _ in range(2)]
     for _ in range(2):
         assert [a.tobytes() for a in runs[0].run()] == [a.tobytes() for a in runs[1].run()]
+
+
+SINGLE = [*BIG, (norm, [normal(8, 16, 32, 32), *affine(1, 16)], "BatchNormalization", 1e-5)]
+
+
+@needs_openmp
+@pytest.mark.parametrize(("function", "arrays", "name", "tolerance"), SINGLE, ids=lambda v: v if isinstance(v, str) else "")
+def test_steps_of_two_threads_on_one(
+    function: Any, arrays: list[np.ndarray], name: str, tolerance: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While other programs use the cores, a run uses one thread: each step for two threads has one with its layouts."""
+    needs = range(3 if name == "BatchNormalization" else len(arrays))
+    body, given = differentiated(function, arrays, needs)
+    step, other = record(body, given, needs, Options(threads=2, adaptive=True)), record(body, given, needs, Options(level=0))
+    for busy in (False, True, False):
+        monkeypatch.setattr(contention.contention, "present", busy)
+        before = contention.contention.single_runs
+        monkeypatch.setattr(contention.contention, "expected", lambda threads, busy=busy: busy)
+        for a, e in zip(step.run(), other.run(), strict=True):
+            close(a, e, tolerance)
+        assert contention.contention.single_runs == before + 1 or not busy
+        assert step.joined == [name]
+    monkeypatch.setattr(contention.contention, "expected", lambda threads: True)
+    traced = record(body, given, needs, Options(threads=2, adaptive=True))
+    for a, e in zip(traced.run(), other.run(), strict=True):
+        close(a, e, tolerance)
 
 
 def test_batch_normalization_on_two_threads() -> None:
@@ -451,11 +278,12 @@ def refusing(monkeypatch: pytest.MonkeyPatch, name: str, which: Callable[[int], 
     return asked
 
 
-@pytest.mark.parametrize("domain", [GRADIENT, TRAINING])
-@pytest.mark.parametrize("name", ["Conv", "BatchNormalization", "MaxPool", "Relu"])
+REFUSING = [*((GRADIENT, n) for n in ("Conv", "BatchNormalization", "MaxPool", "Relu")),
+            (TRAINING, "BatchNormalization"), (TRAINING, "MaxPool")]  # fmt: skip
+
+
+@pytest.mark.parametrize(("domain", "name"), REFUSING)
 def test_a_refused_gradient_is_left_to_its_rule(name: str, domain: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    if (domain, name) not in table:
-        pytest.skip("it needs no forward call in training form")
 
     def function(x: Tensor, w: Tensor, *rest: Tensor) -> Tensor:
         return norm(op.MaxPool(op.Relu(conv(x, w)), kernel_shape=[2, 2]), *rest)  # type: ignore[no-any-return]
