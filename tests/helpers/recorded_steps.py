@@ -16,6 +16,7 @@ from singa._training.step import Step
 from singa.model import Model
 from singa_backend.kernels.table import GRADIENT, TRAINING, Options
 from singa_backend.plans.planner import Planner
+from singa_backend.plans.region import Region
 
 Function = Callable[..., Any]
 """A function of tensors, which returns a tensor, or a tuple or list of tensors."""
@@ -181,6 +182,17 @@ def close(actual: np.ndarray, expected: np.ndarray, tolerance: float, what: str 
     assert difference <= tolerance, f"{what} differs by {difference:.1e} of its largest value"
 
 
+def makers_come_first(region: Region) -> None:
+    """Fail if a call reads a value before it is made, or two calls make one."""
+    known = {*region.inputs, *region.constants}
+    for call in region.calls:
+        assert set(call.reads) <= known, call.name
+        made = {o for o in call.outputs if o >= 0}
+        assert not made & known, call.name
+        known |= made
+    assert set(region.outputs) <= known
+
+
 def planner_of(step: Step) -> Planner:
     """The plans of a step."""
     assert step._session._planner is not None
@@ -190,13 +202,6 @@ def planner_of(step: Step) -> Planner:
 def steps_of(model: Model) -> list[Step]:
     """The recorded steps of a model."""
     return [s for found in model._steps.values() for s in found]
-
-
-def set_options(model: Model, options: Options) -> None:
-    """Let the recorded steps of a model compute with these options from now on."""
-    for step in steps_of(model):
-        step._session.options = options
-        step.forget_plan()
 
 
 def _tuple(y: Any) -> list[Tensor]:

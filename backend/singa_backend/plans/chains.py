@@ -42,7 +42,7 @@ def chains(calls: Sequence[RegionCall], outputs: Sequence[int]) -> list[tuple[Re
         places.sort(key=lambda i: (calls[chain_of.get(maker[i], [maker[i]])[0]].is_(*INTEGER), maker[i]), reverse=True)
         for i in places:
             chain = chain_of.get(maker[i])
-            if chain is not None and len(chain) < LONGEST and (calls[chain[0]].node.domain, calls[chain[0]].name) in table:
+            if chain is not None and len(chain) < LONGEST and _begins(calls[chain[0]]):
                 # the DequantizeLinear of the other operand joins a chain of INTEGER
                 side = [maker[j] for j in places if j != i and _reads_result(calls[maker[j]], maker) and maker[j] in chain_of]
                 if side and calls[chain[0]].is_(*INTEGER):
@@ -62,6 +62,11 @@ def is_binary(call: RegionCall) -> bool:
         return False
     epilogue, broadcasting = (has_trait("", call.name, t) for t in ("epilogue", "broadcasting"))
     return epilogue and broadcasting and call.name != "PRelu"  # whose slope is broadcast to the first input
+
+
+def _begins(call: RegionCall) -> bool:
+    """Whether a chain may begin with a call: there is a kernel, and not one of a gradient, which computes nothing else."""
+    return (call.node.domain, call.name) in table and call.gradient < 0
 
 
 def _reads_result(call: RegionCall, maker: dict[int, int]) -> bool:
