@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from . import onednn as dnn
-from .lowering import LARGE, desc, emit, ordered, require_gradient, require_plain, threads_for
+from .lowering import desc, emit, ordered, require_gradient, require_plain, threads_for
 from .onednn import backward
 from .table import Site, gradient, worst
 from .values import FINITE, Value, dense
@@ -59,7 +59,6 @@ def _by_values(site: Site, dy: Value, y: Value, algorithm: str, arg: int, alpha:
     """The gradient from the input or the result, in place of the given gradient if nothing else reads it."""
     require_plain(site, y)
     require_gradient(site, dy, y.shape)
-    site.require(y.size >= LARGE, "for small values")
     site.require(worst(dy, y) == FINITE, "a value may be infinite")
     site.needs_finite()
     memory_order = sorted(range(y.ndim), key=lambda i: (-y.strides[i], i))
