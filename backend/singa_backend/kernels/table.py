@@ -258,7 +258,8 @@ class GradientKernel:
     Attributes:
         versions: the schema versions of the operator.
         reads: the inputs of its body: "dy0" is the gradient of the first output, "x1" the second input of the forward call, "y0"
-            its first output, "h0" the first value that its forward call in training form returns besides its outputs.
+            its first output, "h0" the first value that its forward call in training form returns besides its outputs.  One with
+            a trailing "?" may be absent; an input only for a kernel with hidden values.
         takes: whether it may compute the gradient of a call: of its attributes, and which gradients are needed.
         hidden: the number of values that the forward call in training form returns besides its outputs.
     """

@@ -11,8 +11,9 @@ The rule remains the definition: a call that a kernel refuses is left as it was 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from ..ir.declaration import REQUIRED
 from ..ir.graph import ABSENT, GradientCall, Node
@@ -94,10 +95,12 @@ def _join(region: Region, ids: dict[str, int], known: GradientCall, at: int) -> 
     joined = {o for c in region.calls if c.node.domain == GRADIENT for o in c.outputs}  # equal calls of two rules are one node
     gradients = tuple(g if g in makers and g not in joined else ABSENT for g in values["g"])
     given = {i for kind in ("dy", "x", "y") for i in values[kind]} - {ABSENT}
-    read = [_read(values, r) for r in kernel.reads if not r.startswith("h")]
+    reads = [r for r in kernel.reads if not r.startswith("h")]
+    read = [_read(values, r) for r in reads]
     if any(n and i == ABSENT for i, n in zip(values["dy"], known.dys, strict=True)) or given & set(gradients) - {ABSENT}:
         return False
-    if not set(values["dy"]) - {ABSENT} <= set(read) or ABSENT in read or not set(gradients) - {ABSENT}:
+    lacks = any(i == ABSENT and not r.endswith("?") for i, r in zip(read, reads, strict=True))
+    if lacks or not set(values["dy"]) - {ABSENT} <= set(read) or not set(gradients) - {ABSENT}:
         return False
     if not kernel.takes(attributes, [g != ABSENT for g in gradients]):
         return False
@@ -106,8 +109,8 @@ def _join(region: Region, ids: dict[str, int], known: GradientCall, at: int) -> 
         return False
     hidden: tuple[int, ...] = ()
     if kernel.hidden:
-        forward = makers.get(values["y"][0])
-        if forward is None or not _is_forward(region.calls[forward], known, values["x"]):
+        forward = _forward(region, makers, known, values)
+        if forward is None:
             return False
         hidden = tuple(region.new() for _ in range(kernel.hidden))
         before = region.calls[forward]
@@ -129,6 +132,7 @@ def _join(region: Region, ids: dict[str, int], known: GradientCall, at: int) -> 
 
 def _read(values: dict[str, tuple[int, ...]], what: str) -> int:
     """The id of "dy0", "x1" or "y0"; ABSENT for an absent one."""
+    what = what.rstrip("?")
     kind = what.rstrip("0123456789")
     at, group = int(what[len(kind) :]), values[kind]
     return group[at] if at < len(group) else ABSENT
@@ -151,11 +155,39 @@ def _between(region: Region, makers: dict[int, int], ends: Iterable[int], given:
     return found
 
 
-def _is_forward(call: RegionCall, known: GradientCall, inputs: Sequence[int]) -> bool:
-    """Whether a call is the one that was differentiated, and not yet in training form."""
-    node = call.node
-    mine = tuple(i for i in inputs if i != ABSENT)
-    return (node.domain, node.op_type) == (known.domain, known.op_type) and tuple(i for i in call.inputs if i != ABSENT) == mine
+def _forward(region: Region, makers: dict[int, int], known: GradientCall, values: dict[str, tuple[int, ...]]) -> int | None:
+    """The index of the call that was differentiated, which is not yet in training form; None if there is none.
+
+    The outputs are not known if the gradient is that of a decomposition, which does not read them.
+    """
+    y = next((o for o in values["y"] if o != ABSENT), None)
+    places = range(len(region.calls)) if y is None else [makers[y]] if y in makers else []
+    for at in places:
+        node = region.calls[at].node
+        same = (node.domain, node.op_type) == (known.domain, known.op_type)
+        if same and _given(region.calls[at].inputs) == _given(values["x"]) and (y is not None or _has_attributes(node, known)):
+            return at
+    return None
+
+
+def _given(inputs: Sequence[int]) -> tuple[int, ...]:
+    """Inputs without those that are absent at the end."""
+    count = max((n for n, i in enumerate(inputs, 1) if i != ABSENT), default=0)
+    return tuple(inputs[:count])
+
+
+def _has_attributes(node: Node, known: GradientCall) -> bool:
+    """Whether a node has the attributes of a call; absent ones have their default."""
+    assert node.operator is not None
+    defaults = node.operator.declaration.attributes
+
+    def stored(value: Any, name: str) -> Any:
+        value = tuple(value) if isinstance(value, list) else value
+        return defaults[name] if value is None and defaults[name] is not REQUIRED else value
+
+    return set(known.attributes) <= set(defaults) and all(
+        stored(node.attributes.get(n), n) == stored(known.attributes.get(n), n) for n in defaults
+    )
 
 
 def _call(
