@@ -8,10 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.helpers.recorded_steps import compare, normal
+from tests.helpers.plan_checks import same
+from tests.helpers.recorded_steps import compare, differentiated, normal, record
 
 from singa._core.ops import op
 from singa_backend.kernels import onednn
+from singa_backend.kernels.table import Options
 
 pytestmark = pytest.mark.skipif(onednn.library() is None, reason="there is no oneDNN")
 
@@ -197,3 +199,21 @@ def test_lengths(kind: str) -> None:
 def test_explicit_default_activations_are_taken() -> None:
     names = ["sigmoid", "Tanh", "tanh"]
     judge("LSTM", operands("LSTM", "b", directions=2), activations=names * 2, direction="bidirectional")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_values_that_are_not_finite(kind: str) -> None:
+    """The results are NaN or infinite where those of the definition are; a plan with a GRU leaves such runs to it."""
+    given = operands(kind, "b h c" if kind == "LSTM" else "b h")
+    body, arrays = differentiated(layer(kind, list(given)), list(given.values()), range(len(given)))
+    plan, exact = (record(body, arrays, range(len(given)), Options(level=n)) for n in (2, 0))
+    plan.run()
+    assert plan.joined == [kind[:4].rstrip("-")]
+    assert all(p.facts.finite == (kind != "LSTM") for p in plan.planner.plans.values())
+    for at, bad in product(range(len(arrays)), (np.nan, np.inf, -np.inf)):
+        changed = [a.copy() for a in arrays]
+        changed[at].reshape(-1)[changed[at].size // 2] = bad
+        for r in plan, exact:
+            r.set(changed)
+        for got, wanted in zip(plan.run(), exact.run(), strict=True):
+            same(got, wanted)

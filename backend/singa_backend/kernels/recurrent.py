@@ -188,7 +188,7 @@ class RecurrentLayer:
         return [weights.view(shape, weights.strides, gate * size) for gate in self.gates]
 
     def gates_in(self, weights: Value) -> list[Value]:
-        """The gates of weights as oneDNN has them, (1, directions, columns, gates, hidden): (directions, hidden, columns) each."""
+        """The gates of weights as oneDNN has them, (1, directions, columns, gates, hidden), in the shape of `gates_of`."""
         _, directions, columns, count, hidden = weights.shape
         _, outer, column, step, inner = weights.strides
         return [weights.view((directions, hidden, columns), (outer, inner, column), i * step) for i in range(count)]

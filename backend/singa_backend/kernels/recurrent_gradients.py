@@ -13,7 +13,7 @@ from .lowering import F32, copy, emit, ordered, require_plain
 from .onednn import MemoryDesc, Primitive, backward
 from .recurrent import Kind, RecurrentLayer, strided, time_first
 from .table import Site, gradient, training, worst
-from .values import FINITE, Bound, Value
+from .values import FINITE, NAN, Bound, Value
 
 _LSTM, _GRU = (1, 7, 14, 22), (3, 7, 14, 22)
 
@@ -36,8 +36,9 @@ def _layer(
     site: Site, kind: Kind, x: Value, w: Value, r: Value, b: Value | None, lengths: Value | None, states: Sequence[Value | None]
 ) -> tuple[RecurrentLayer, bool]:
     """The layer, and whether it is a GRU with the reset gate after the product."""
-    site.require(worst(x, w, r, b, *states) == FINITE, "a value may be infinite")
-    site.needs_finite()
+    if kind == "GRU":  # for an LSTM the values that are not finite are those of the definition
+        site.require(worst(x, w, r, b, *states) == FINITE, "a value may be infinite")
+        site.needs_finite()
     return RecurrentLayer(site, kind, x, w, r, b, lengths, states, training=True), bool(
         site.attributes.get("linear_before_reset", 0)
     )
@@ -102,7 +103,7 @@ def lstm_gradient(
 ) -> tuple[Value | None, ...]:
     """The gradients of an LSTM for its input, its weights, its biases and its first states."""
     layer, _ = _layer(site, "LSTM", x, w, r, b, lengths, [initial_h, initial_c])
-    return _Gradient(layer, x, dnn.lstm, backward.lstm_backward).emit((dy, dh, dc), (y, h, c), workspace)
+    return RecurrentGradient(layer, x, dnn.lstm, backward.lstm_backward).emit((dy, dh, dc), (y, h, c), workspace)
 
 
 @gradient(
@@ -128,11 +129,11 @@ def gru_gradient(
 ) -> tuple[Value | None, ...]:
     """The gradients of a GRU for its input, its weights, its biases and its first state."""
     layer, after = _layer(site, "GRU", x, w, r, b, lengths, [initial_h])
-    kinds = (partial(f, linear_before_reset=after) for f in (dnn.gru, backward.gru_backward))
-    return _Gradient(layer, x, *kinds, apart=after).emit((dy, dh), (y, h), workspace)
+    forward, reverse = (partial(f, linear_before_reset=after) for f in (dnn.gru, backward.gru_backward))
+    return RecurrentGradient(layer, x, forward, reverse, after).emit((dy, dh), (y, h), workspace)
 
 
-class _Gradient:
+class RecurrentGradient:
     """The gradient of a layer.
 
     Args:
@@ -164,13 +165,14 @@ class _Gradient:
         """
         layer, site, args = self.layer, self.site, dnn.args
         require_plain(site, *dys)
-        site.require(worst(*dys) == FINITE, "a gradient may be infinite")
+        layer.finiteness = FINITE if layer.finiteness == FINITE == worst(*dys) else NAN
+        site.require(layer.kind == "LSTM" or layer.finiteness == FINITE, "a gradient may be infinite")
         wanted = (*site.outputs, *[False] * 7)[:7]
         y_md = layer.described(ys[0])
         dy = self._sequence(dys[0], ys[0])
         dx, dx_md = self._dx()
-        made, hint = self._primitives(y_md, dx_md, layer.described(dy))
         bias_md, bias = layer.bias(self.apart)
+        made, hint = self._primitives(y_md, bias_md, dx_md, layer.described(dy))
         arguments: dict[int, tuple[MemoryDesc, Value]] = {
             args.SRC_LAYER: (layer.src, layer.sequence), args.BIAS: (bias_md, bias), args.DST_LAYER: (y_md, ys[0]),
             args.DIFF_DST_LAYER: (layer.described(dy), dy), args.WORKSPACE: (hint.query("workspace"), workspace),
@@ -179,7 +181,7 @@ class _Gradient:
         for arg, of in (args.WEIGHTS_LAYER, layer.w), (args.WEIGHTS_ITER, layer.r):
             layout = made.query("argument", arg)
             arguments[arg] = (layout, layer.weights(of, layout))
-        writes, starts = [dx], []
+        starts = []
         for n, state in enumerate(layer.states):
             arguments[_LASTS[n]] = (layer.iter, ys[1 + n])
             arguments[_DIFF_LASTS[n]] = (layer.iter, self._last(dys[1 + n]))
@@ -190,22 +192,20 @@ class _Gradient:
         diffs = []
         for arg in (args.DIFF_WEIGHTS_LAYER, args.DIFF_WEIGHTS_ITER):
             layout = made.query("argument", arg)
-            diffs.append(Value(site.scratch(layout.nbytes), *layer.laid_out(layout), F32, 0, False, FINITE))
+            diffs.append(Value(site.scratch(layout.nbytes), *layer.laid_out(layout), F32, 0, False, layer.finiteness))
             arguments[arg] = (layout, diffs[-1])
-        biases = site.new(bias_md.shape, F32, None, FINITE)
+        biases = site.new(bias_md.shape, F32, None, layer.finiteness)
         arguments[args.DIFF_BIAS] = (bias_md, biases)
-        emit(site, made, arguments, [*writes, *starts, *diffs, biases], f"{layer.kind.lower()} gradient")
+        emit(site, made, arguments, [dx, *starts, *diffs, biases], f"{layer.kind.lower()} gradient")
         weights = [self._unpacked(d, of) if n else None for d, of, n in zip(diffs, (layer.w, layer.r), wanted[1:3], strict=True)]
         db = self._biases(biases) if wanted[3] else None
         first = [s if n else None for s, n in zip(starts, wanted[5:], strict=False)]
-        made_all = (dx if wanted[0] else None, *weights, db, None, *first, None, None, None)
-        return made_all[: len(site.outputs)]
+        return (dx if wanted[0] else None, *weights, db, None, *first, None, None)[: len(site.outputs)]
 
-    def _primitives(self, y: MemoryDesc, dx: MemoryDesc, dy: MemoryDesc) -> tuple[Primitive, Primitive]:
+    def _primitives(self, y: MemoryDesc, bias: MemoryDesc, dx: MemoryDesc, dy: MemoryDesc) -> tuple[Primitive, Primitive]:
         """The gradient, and the layer in training form."""
         layer = self.layer
         first, final = layer.ends(y, True)
-        bias, _ = layer.bias(self.apart)
         weights = [layer.layout_of_weights(layer.w), layer.layout_of_weights(layer.r)]
         chosen = [layer.any_layout(layer.w), layer.any_layout(layer.r)]
         with layer.threads():
@@ -238,13 +238,13 @@ class _Gradient:
     def _dx(self) -> tuple[Value, MemoryDesc]:
         """The gradient of the input, in the memory order of the input, and its description."""
         layer = self.layer
-        dx = self.site.new(self.x.shape, F32, (1, 0, 2) if self.x.strides[1] > self.x.strides[0] else (0, 1, 2), FINITE)
+        dx = self.site.new(self.x.shape, F32, (1, 0, 2) if self.x.strides[1] > self.x.strides[0] else (0, 1, 2), layer.finiteness)
         first = time_first(dx) if layer.layout else dx
         return dx, strided(first.shape, first.strides)
 
     def _unpacked(self, diff: Value, of: Value) -> Value:
         """The gradient of weights, in ONNX's order of gates and axes."""
-        dw = self.site.new(of.shape, F32, None, FINITE)
+        dw = self.site.new(of.shape, F32, None, diff.finiteness)
         for source, target in zip(self.layer.gates_in(diff), self.layer.gates_of(dw), strict=True):
             copy(self.site, source, target)
         return dw
@@ -253,7 +253,7 @@ class _Gradient:
         """The gradient of the biases of input and state: equal but for a last gate whose biases are apart."""
         layer, n = self.layer, len(self.layer.gates)
         assert layer.b is not None
-        db = self.site.new(layer.b.shape, F32, None, FINITE)
+        db = self.site.new(layer.b.shape, F32, None, diff.finiteness)
 
         def bind() -> Bound:
             both, source = db.array.reshape(layer.directions, 2, n, layer.hidden), diff.array[0]
