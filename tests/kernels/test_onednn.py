@@ -707,6 +707,45 @@ def test_gradients_of_normalizations() -> None:
     close(dshift, dy.sum(0))
 
 
+@needs_library
+@pytest.mark.parametrize("kind", ["lstm", "gru", "lbr_gru"])
+def test_gradients_of_recurrent_weights_overwrite_what_was_there(kind: str) -> None:
+    """By default oneDNN adds to the gradients of the weights and of the bias."""
+    time, batch, width, hidden, gates = 3, 2, 5, 4, 4 if kind == "lstm" else 3
+    count = 2 if kind == "lstm" else 1
+    states, weights = [of(1, 1, batch, hidden)] * count, [like(1, 1, width, gates, hidden), like(1, 1, hidden, gates, hidden)]
+    bias = of(1, 1, gates + (kind == "lbr_gru"), hidden)
+    given = [of(time, batch, width), *states, *weights, bias, of(time, batch, hidden), *states]
+    options = {} if kind == "lstm" else {"linear_before_reset": kind == "lbr_gru"}
+    forward = (dnn.lstm if kind == "lstm" else dnn.gru)(*given, prop="training", **options)
+    backward = (reverse.lstm_backward if kind == "lstm" else reverse.gru_backward)(given, given, hint=forward, **options)
+    read = [1, *range(2, 2 + count), 17, *range(18, 18 + count), 33, 34, 41]
+    gradients = [arg + 128 for arg in read]
+    buffers: dict[int, np.ndarray] = {}
+
+    def bound(primitive: Primitive, numbers: list[int]) -> Any:
+        arguments = {}
+        for arg in numbers:
+            md = primitive.query("argument", arg)
+            buffers[arg] = values(md.nbytes // 4, seed=arg)
+            arguments[arg] = (md, buffers[arg].ctypes.data)
+        space = buffers.setdefault(dnn.args.WORKSPACE, np.zeros(forward.workspace_nbytes, np.uint8))
+        scratch = buffers[-len(buffers)] = np.zeros(primitive.scratchpad_nbytes, np.uint8)
+        arguments[dnn.args.WORKSPACE] = (forward.query("workspace"), space.ctypes.data)
+        arguments[dnn.args.SCRATCHPAD] = (primitive.query("scratchpad"), scratch.ctypes.data)
+        return dnn.bind(primitive, arguments)
+
+    bound(forward, read).run()
+    call = bound(backward, [*read, *gradients])
+    found = []
+    for _ in range(2):
+        call.run()
+        found.append([buffers[arg].copy() for arg in gradients])
+    for once, twice in zip(*found, strict=True):
+        np.testing.assert_array_equal(once, twice)
+    assert np.abs(buffers[dnn.args.DIFF_WEIGHTS_LAYER]).max() > 0
+
+
 # descriptors
 
 

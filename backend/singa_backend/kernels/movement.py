@@ -13,7 +13,7 @@ from ..dtypes import numpy_dtype
 from ..ir.slices import slice_of
 from .elementwise import BOOL, FLOATS, INTEGERS, NUMBERS, SIGNED, compute, number, order_of
 from .table import Invalid, Site, kernel, worst
-from .values import FINITE, Bound, Value, strides_of
+from .values import FINITE, NAN, Bound, Value, strides_of
 from .views import axes_in, ints
 
 RAISE_BYTES = 1 << 14
@@ -283,6 +283,56 @@ def scatter_nd(site: Site, x: Value, indices: Value, updates: Value) -> Value:
         kernel="numpy.scatter",
     )
     return y
+
+
+@kernel("ScatterND", 16, 18, on="numpy")
+def scatter_nd_add(site: Site, x: Value, indices: Value, updates: Value) -> Value:
+    """The gradient of an embedding: slices are added to rows, in the order of the indices."""
+    site.require(site.attributes.get("reduction", "none") == "add", "not a sum")
+    site.require(x.dtype == updates.dtype and x.dtype in FLOATS, f"elements of {x.dtype}")
+    depth, places = _flat_rows(site, x, indices)
+    site.require(updates.shape == indices.shape[:-1] + x.shape[depth:] and x.size and updates.size, "the shapes do not match")
+    known = worst(x, updates)
+    y = site.new(x.shape, x.dtype, finiteness=known if known == FINITE else NAN)
+
+    def bind() -> Bound:
+        whole, source, rows = y.array, x.array, _rows(y, depth)
+        new = updates.array
+
+        def run() -> None:
+            where = places().reshape(-1)
+            np.copyto(whole, source)
+            add_rows(rows, where, new.reshape(where.size, *rows.shape[1:]))
+
+        return [(run, ())]
+
+    site.emit(bind, reads=(x, indices, updates), writes=(y,), kernel="numpy.add_rows")
+    return y
+
+
+ROUNDS = 16
+"""The number of times a row is added to together with others; rows that occur more often are then completed one by one."""
+
+
+def add_rows(rows: np.ndarray, where: np.ndarray, new: np.ndarray) -> None:
+    """Add new[i] to rows[where[i]], one after the other, as `np.add.at` does, which is slower.
+
+    The first addend of each row is added at once, then the second of each that has one, and so on.
+    """
+    order = np.argsort(where, kind="stable")
+    ordered = where[order]
+    starts = np.flatnonzero(np.concatenate(([True], ordered[1:] != ordered[:-1])))
+    counts = np.diff(np.append(starts, where.size))
+    for n in range(ROUNDS):
+        chosen = order[starts + n]
+        rows[where[chosen]] += new[chosen]
+        further = counts > n + 1
+        if not further.any():
+            return
+        starts, counts = starts[further], counts[further]
+    for start, count in zip(starts.tolist(), counts.tolist(), strict=True):
+        row = int(ordered[start])
+        rows[row] = np.add.reduce(np.concatenate((rows[row][None], new[order[start + ROUNDS : start + count]])), axis=0)
 
 
 def _written(

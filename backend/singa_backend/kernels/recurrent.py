@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Literal
 
 import numpy as np
 
 from . import onednn as dnn
-from .lowering import F32, aligned_array, dense_desc, emit, ordered, packed, require_plain, strided_desc, unset
+from .lowering import F32, aligned_array, copy, dense_desc, emit, ordered, packed, require_plain, strided_desc, unset
 from .onednn import MemoryDesc, Primitive
 from .table import Site, kernel, worst
 from .values import FINITE, NAN, Bound, Value
@@ -66,6 +67,8 @@ class RecurrentLayer:
         b: the biases of both, or None.
         lengths: the lengths of the sequences, or None.
         states: the initial states, or None.
+        training: whether a gradient follows.  That of oneDNN 3.2 reads outside of sequences that are not time first in memory,
+            and returns wrong gradients of R for an LSTM without first states, so that it has zeros.
     """
 
     def __init__(
@@ -78,13 +81,14 @@ class RecurrentLayer:
         b: Value | None,
         lengths: Value | None,
         states: Sequence[Value | None],
+        training: bool = False,
     ) -> None:
         a = site.attributes
         require_plain(site, x, w, r, b, *states)
         site.require(x.ndim == w.ndim == r.ndim == 3, "X, W and R do not have 3 axes")
         site.require(a.get("direction") in DIRECTIONS and a.get("layout", 0) in (0, 1), "not a valid direction or layout")
         site.require(not a.get("clip"), "the gates are clipped")
-        self.site, self.kind = site, kind
+        self.site, self.kind, self.training = site, kind, training
         self.gates, self.layout = GATES[kind], a.get("layout", 0)
         self.direction = DIRECTIONS[a["direction"]]
         self.directions = 2 if a["direction"] == "bidirectional" else 1
@@ -104,8 +108,11 @@ class RecurrentLayer:
             site.require(bool((lengths.array == self.time).all()), "the lengths of the sequences differ")
         self.states = [None if s is None else time_first(s) if self.layout and s.ndim == 3 else s for s in states]
         site.require(all(s is None or s.shape == sizes for s in self.states), "an initial state has another shape")
-        if all(s is None or (s.constant and not s.array.any()) for s in self.states):
+        if not training and all(s is None or (s.constant and not s.array.any()) for s in self.states):
             self.states = [None] * len(self.states)
+        elif None in self.states:
+            zeros = site.constant(np.zeros(sizes, F32))
+            self.states = [zeros if s is None else s for s in self.states]
         self.w, self.r, self.b = w, r, b
         self.small = 2 * self.batch * rows * self.hidden <= SMALL[kind]
         self.finiteness = FINITE if worst(x, w, r, b, *states) == FINITE else NAN
@@ -132,7 +139,9 @@ class RecurrentLayer:
     def _sequence(self) -> MemoryDesc:
         """The description of the input: time or batch outermost; copied if it is neither."""
         x = self.sequence
-        if not ((x.shape[1] == 1 or x.strides[1] == x.shape[2] * 4) and (x.shape[2] == 1 or x.strides[2] == 4)):
+        if self.training:
+            self.sequence = x = ordered(self.site, x, (0, 1, 2))
+        elif not ((x.shape[1] == 1 or x.strides[1] == x.shape[2] * 4) and (x.shape[2] == 1 or x.strides[2] == 4)):
             batch_first = x.strides[1] > x.strides[0]
             order = (1, 0, 2) if batch_first else (0, 1, 2)
             self.sequence = x = ordered(self.site, x, order)
@@ -149,6 +158,11 @@ class RecurrentLayer:
             return [(np.copyto, (target[0, :, :, i], split[:, gate].transpose(0, 2, 1))) for i, gate in enumerate(self.gates)]
 
         site, what = self.site, (self.kind, "weights")
+        if not of.constant and wanted.strides is not None:
+            made = Value(site.scratch(wanted.nbytes), *self.laid_out(wanted), F32, 0, False, of.finiteness)
+            for source, target in zip(self.gates_of(ordered(site, of, range(3))), self.gates_in(made), strict=True):
+                copy(site, source, target)
+            return made
         if not of.constant:
             return packed(site, arranged(site, of, what, shape, moves), given, wanted)
 
@@ -160,6 +174,24 @@ class RecurrentLayer:
 
         found: Value = site.derived(of, (*what, wanted), make)
         return found
+
+    @staticmethod
+    def laid_out(layout: MemoryDesc) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """The shape and the strides in bytes of weights in a layout without blocks."""
+        assert layout.strides is not None
+        return layout.shape, tuple(4 * s for s in layout.strides)
+
+    def gates_of(self, weights: Value) -> list[Value]:
+        """The gates of weights as ONNX has them in C order, (directions, hidden, columns) each, in oneDNN's order."""
+        size = self.hidden * weights.strides[1]
+        shape = (self.directions, self.hidden, weights.shape[2])
+        return [weights.view(shape, weights.strides, gate * size) for gate in self.gates]
+
+    def gates_in(self, weights: Value) -> list[Value]:
+        """The gates of weights as oneDNN has them, (1, directions, columns, gates, hidden), in the shape of `gates_of`."""
+        _, directions, columns, count, hidden = weights.shape
+        _, outer, column, step, inner = weights.strides
+        return [weights.view((directions, hidden, columns), (outer, inner, column), i * step) for i in range(count)]
 
     def bias(self, apart: bool = False) -> tuple[MemoryDesc, Value]:
         """The sum of the biases of input and state; if `apart`, those of the last gate follow one another."""
@@ -199,8 +231,12 @@ class RecurrentLayer:
 
         For a batch of 1 and for RNN the products of a plain layout are faster than those of packed weights.
         """
-        shape = (1, self.directions, of.shape[2], len(self.gates), self.hidden)
-        return dense_desc(F32, shape) if self.batch == 1 or self.kind == "RNN" else unset(F32, shape)
+        layout = self.any_layout(of)
+        return dense_desc(F32, layout.shape) if self.batch == 1 or self.kind == "RNN" else layout
+
+    def any_layout(self, of: Value) -> MemoryDesc:
+        """The description of weights whose layout a primitive chooses."""
+        return unset(F32, (1, self.directions, of.shape[2], len(self.gates), self.hidden))
 
     # --- results
 
@@ -212,25 +248,24 @@ class RecurrentLayer:
         peepholes: Value | None = None,
         **options: Any,
     ) -> tuple[Value | None, ...]:
-        """Create the primitive, add its steps, and return Y and the last states, None for those that are not used."""
+        """Create the primitive, add its steps, and return Y and the last states, None for those that are not used.
+
+        For training, these follow once more, all of them, and the workspace.
+        """
         site, cells = self.site, self.kind == "LSTM"
         outputs = (*site.outputs, False, False)[: 3 if cells else 2]
-        last = any(outputs[1:])
-        dst = self.iter if last else None
+        last = self.training or any(outputs[1:])
         bias_md, bias = self.bias(apart)
         peephole_md, peephole = self.peepholes(peepholes)
-        if cells and any(s is not None for s in self.states):
-            zeros = site.constant(np.zeros((self.directions, self.batch, self.hidden), F32))
-            self.states = [zeros if s is None else s for s in self.states]
-        src = None if self.states[0] is None else self.iter
         y = self._result()
-        y_md = strided((self.time, self.batch, self.directions * self.hidden), self._y_strides(y))
-        first: list[Any] = [self.src, src, src] if cells else [self.src, src]
-        final: list[Any] = [y_md, dst, dst] if cells else [y_md, dst]
+        y_md = self.described(y)
+        first, final = self.ends(y_md, last)
         if peephole_md is not None:
             options["peephole"] = peephole_md
+        if self.training:
+            options["prop"] = "training"
         layouts = [self.layout_of_weights(self.w), self.layout_of_weights(self.r)]
-        with dnn.using_threads(1 if self.small else site.options.threads):
+        with self.threads():
             made = create(*first, *layouts, bias_md, *final, direction=self.direction, **options)
         arguments: dict[int, tuple[MemoryDesc, Value]] = {dnn.args.SRC_LAYER: (self.src, self.sequence)}
         for arg, of in (dnn.args.WEIGHTS_LAYER, self.w), (dnn.args.WEIGHTS_ITER, self.r):
@@ -246,23 +281,39 @@ class RecurrentLayer:
         writes = [y]
         if last:
             for arg in (dnn.args.DST_ITER, dnn.args.DST_ITER_C) if cells else (dnn.args.DST_ITER,):
-                writes.append(self._state())
+                writes.append(self.state())
                 arguments[arg] = (self.iter, writes[-1])
+        count = len(writes)
+        if self.training:
+            writes.append(site.new((made.workspace_nbytes,), np.uint8, None, FINITE))
+            arguments[dnn.args.WORKSPACE] = (made.query("workspace"), writes[-1])
         emit(site, made, arguments, writes, self.kind.lower())
-        results = [*writes, *[None] * (len(outputs) - len(writes))]
-        return tuple(v if used else None for v, used in zip(results, outputs, strict=True))
+        results = [*writes[:count], *[None] * (len(outputs) - count)]
+        used = tuple(v if wanted else None for v, wanted in zip(results, outputs, strict=True))
+        return (*used, *(v.view(v.shape, v.strides) for v in writes)) if self.training else used
+
+    def threads(self) -> AbstractContextManager[None]:
+        """Create primitives for one thread in the `with` block if the products are small."""
+        return dnn.using_threads(1 if self.small else self.site.options.threads)
+
+    def ends(self, y: MemoryDesc | None, last: bool) -> tuple[list[MemoryDesc | None], list[MemoryDesc | None]]:
+        """The descriptions of input and first states, and those of Y and of the last states, if there are any."""
+        count = len(self.states)
+        return [self.src, *[None if s is None else self.iter for s in self.states]], [y, *[self.iter if last else None] * count]
+
+    def described(self, y: Value) -> MemoryDesc:
+        """The description of Y or of its gradient: (time, batch, directions * hidden)."""
+        strides = (y.strides[1], y.strides[0], 4) if self.layout else (y.strides[0], y.strides[2], 4)
+        return strided((self.time, self.batch, self.directions * self.hidden), strides)
 
     def _result(self) -> Value:
         """Y, with the directions next to the hidden size in memory."""
         t, d, b, h = self.time, self.directions, self.batch, self.hidden
         if self.layout:
-            return self.site.new((b, t, d, h), F32, finiteness=self.finiteness)
+            return self.site.new((b, t, d, h), F32, (1, 0, 2, 3) if self.training else None, self.finiteness)
         return self.site.new((t, d, b, h), F32, (0, 2, 1, 3), self.finiteness)
 
-    def _y_strides(self, y: Value) -> tuple[int, ...]:
-        return (y.strides[1], y.strides[0], 4) if self.layout else (y.strides[0], y.strides[2], 4)
-
-    def _state(self) -> Value:
+    def state(self) -> Value:
         """A last state, with the directions outermost in memory."""
         d, b, h = self.directions, self.batch, self.hidden
         if self.layout:

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from ..ir.declaration import REQUIRED
 from ..ir.graph import ABSENT, GradientCall, Node
@@ -145,8 +146,8 @@ class _Joining:
         parts = self._between(gradients, given)
         if parts is None:
             return
-        forward = self.makers.get(values["y"][0], ABSENT) if kernel.hidden else ABSENT
-        if kernel.hidden and (forward == ABSENT or not _is_forward(self.calls[forward], known, values["x"])):
+        forward = self._forward(known, values) if kernel.hidden else ABSENT
+        if kernel.hidden and forward == ABSENT:
             return
         unread = self._unread(parts, gradients)
         place = self._place([self.makers.get(i, ABSENT) for i in read] + [forward], parts, unread, gradients)
@@ -163,6 +164,19 @@ class _Joining:
         self.dead |= unread
         self._add(made, place)
         self.joined += 1
+
+    def _forward(self, known: GradientCall, values: dict[str, tuple[int, ...]]) -> int:
+        """The index of the call that was differentiated, which is not yet in training form; ABSENT if there is none.
+
+        The outputs are not known if the gradient is that of a decomposition, which does not read them.
+        """
+        y = next((o for o in values["y"] if o != ABSENT), None)
+        for at in range(len(self.calls)) if y is None else [self.makers[y]] if y in self.makers else []:
+            call = self.calls[at]
+            same = (call.node.domain, call.node.op_type) == (known.domain, known.op_type) and at not in self.dead
+            if same and _given(call.inputs) == _given(values["x"]) and (y is not None or _has_attributes(call.node, known)):
+                return at
+        return ABSENT
 
     def _may_take(self, gradient: int) -> bool:
         """Whether a call is left that makes a gradient, and not another gradient's call: equal calls of two rules are one."""
@@ -241,11 +255,24 @@ def _read(values: dict[str, tuple[int, ...]], what: str) -> int:
     return group[at] if at < len(group) else ABSENT
 
 
-def _is_forward(call: RegionCall, known: GradientCall, inputs: Sequence[int]) -> bool:
-    """Whether a call is the one that was differentiated, and not yet in training form."""
-    node = call.node
-    mine = tuple(i for i in inputs if i != ABSENT)
-    return (node.domain, node.op_type) == (known.domain, known.op_type) and tuple(i for i in call.inputs if i != ABSENT) == mine
+def _given(inputs: Sequence[int]) -> tuple[int, ...]:
+    """Inputs without those that are absent at the end."""
+    count = max((n for n, i in enumerate(inputs, 1) if i != ABSENT), default=0)
+    return tuple(inputs[:count])
+
+
+def _has_attributes(node: Node, known: GradientCall) -> bool:
+    """Whether a node has the attributes of a call; absent ones have their default."""
+    assert node.operator is not None
+    defaults = node.operator.declaration.attributes
+
+    def stored(value: Any, name: str) -> Any:
+        value = tuple(value) if isinstance(value, list) else value
+        return defaults[name] if value is None and defaults[name] is not REQUIRED else value
+
+    return set(known.attributes) <= set(defaults) and all(
+        stored(node.attributes.get(n), n) == stored(known.attributes.get(n), n) for n in defaults
+    )
 
 
 def _call(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from .constants import CONVOLUTION, DECONVOLUTION, ELTWISE, POOLING, PROP, SOFTMAX
+from .constants import CONVOLUTION, DECONVOLUTION, DIRECTION, ELTWISE, OVERWRITE, POOLING, PROP, SOFTMAX
 from .loading import needed
 from .memory import Attributes, MemoryDesc, code
 from .primitives import Primitive, create, window
@@ -326,4 +326,57 @@ def layer_normalization_backward(
         hint,
         attributes=attributes,
         allow_reference=allow_reference,
+    )
+
+
+def lstm_backward(
+    given: Sequence[MemoryDesc | None],
+    diffs: Sequence[MemoryDesc | None],
+    *,
+    hint: Primitive,
+    direction: str = "left2right",
+    attributes: Attributes | None = None,
+) -> Primitive:
+    """The gradients of an LSTM, which needs the forward workspace.
+
+    * given: src_layer, src_iter, src_iter_c, weights_layer, weights_iter, bias, dst_layer, dst_iter and dst_iter_c.
+    * diffs: the gradients of these, in the same order.
+    """
+    both = [d for nine in (given, diffs) for d in (*nine[:5], None, None, *nine[5:])]  # no peephole, no projection
+    return _recurrent_backward("lstm_backward", both, hint, direction, attributes)
+
+
+def gru_backward(
+    given: Sequence[MemoryDesc | None],
+    diffs: Sequence[MemoryDesc | None],
+    *,
+    hint: Primitive,
+    linear_before_reset: bool = False,
+    direction: str = "left2right",
+    attributes: Attributes | None = None,
+) -> Primitive:
+    """The gradients of a GRU, which needs the forward workspace.
+
+    * given: src_layer, src_iter, weights_layer, weights_iter, bias, dst_layer and dst_iter.
+    * diffs: the gradients of these, in the same order.
+    * linear_before_reset: as in the forward primitive.
+    """
+    kind = "lbr_gru_backward" if linear_before_reset else "gru_backward"
+    return _recurrent_backward(kind, [*given, *diffs], hint, direction, attributes)
+
+
+def _recurrent_backward(
+    kind: str, both: Sequence[MemoryDesc | None], hint: Primitive, direction: str, attributes: Attributes | None
+) -> Primitive:
+    """A primitive that overwrites the gradients of the weights and of the bias; by default oneDNN adds to them."""
+    return create(
+        kind,
+        needed().engine,
+        PROP["backward"],
+        code(DIRECTION, direction, "direction"),
+        *both,
+        OVERWRITE,
+        hint,
+        attributes=attributes,
+        allow_reference=True,
     )

@@ -90,6 +90,9 @@ REDUCTION = {
 }
 DIRECTION = {"left2right": 1, "right2left": 2, "bidirectional_concat": 3, "bidirectional_sum": 4}
 
+OVERWRITE = 1
+"""Flag of a recurrent backward primitive: write the gradients of the weights, which are added to otherwise."""
+
 # Flags of normalizations.
 USE_GLOBAL_STATS = 1
 USE_SCALE = 2
