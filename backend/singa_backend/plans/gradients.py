@@ -56,8 +56,12 @@ class Gradients:
 
     @property
     def refused(self) -> dict[str, str]:
-        """The reasons by the operator and the first result of the call that was differentiated."""
-        return {f"{g.op_type} {g.outputs[0]}": why for i, why in sorted(self.reasons.items()) for g in [self.known[i]]}
+        """The reasons by the operator and the first known result, or input, of the call that was differentiated."""
+        return {
+            f"{g.op_type} {next(filter(None, (*g.outputs, *g.inputs)), '')}": why
+            for i, why in sorted(self.reasons.items())
+            for g in [self.known[i]]
+        }
 
     def refuse(self, refused: RefusedGradient) -> None:
         """Leave a gradient as it was written from now on."""
