@@ -20,7 +20,7 @@ from singa._training.buckets import Buckets, partition_size
 from singa._training.checkpoint import Checkpoint
 from singa._training.fit import Position
 from singa_backend.collectives import Communicator, LocalGroup, SingleProcess, communicator
-from singa_backend.errors import CommunicationError, InvalidInput, MissingDependency
+from singa_backend.errors import CommunicationError, InvalidInput, MissingDependency, UnsupportedModel
 
 pytestmark = pytest.mark.usefixtures("by_definitions")  # bits are compared with those of the tape
 
@@ -760,15 +760,22 @@ def test_a_step_with_exchanges_is_not_exported() -> None:
         sonnx.to_training_onnx(net, optimizer=dist, inputs=[tensor.Tensor(data=X)])
     assert "dist.opt" in caught.value.hint
 
-    def loss(y: Any, t: Any) -> Any:
-        value = autograd.softmax_cross_entropy(y, t)
-        shown = autograd.reduce_sum(y)
-        dist.all_reduce(shown)
-        dist.wait()
-        return value + 0.0 * shown
+    def work(communicator: Any) -> None:
+        several = opt.DistOpt(communicator=communicator)
 
-    with pytest.raises(Exception, match="all-reduce operators is not exported"):
-        sonnx.to_training_onnx(net, loss, inputs=[tensor.Tensor(data=X)], target=tensor.Tensor(data=Y))
+        def loss(y: Any, t: Any) -> Any:
+            value = autograd.softmax_cross_entropy(y, t)
+            shown = autograd.reduce_sum(y)
+            several.all_reduce(shown)
+            several.wait()
+            return value + 0.0 * shown
+
+        own = Net()
+        built(own, X)
+        with pytest.raises(UnsupportedModel, match="all-reduce operators is not exported"):
+            sonnx.to_training_onnx(own, loss, inputs=[tensor.Tensor(data=X)], target=tensor.Tensor(data=Y))
+
+    LocalGroup(2).run(work)
     sonnx.to_training_onnx(net, optimizer=dist.opt, inputs=[tensor.Tensor(data=X)])
 
 

@@ -249,6 +249,7 @@ def test_recorded_steps_of_two_threads_draw_every_number_of_a_shared_stream_once
     assert int(dev.random_state.data[1]) == draws and first != second
 
 
+@pytest.mark.usefixtures("by_definitions")
 def test_a_recorded_step_draws_from_the_stream_of_the_thread_that_runs_it() -> None:
     def losses(graph: bool) -> list[Any]:
         device.get_default_device().SetRandSeed(4)

@@ -98,6 +98,7 @@ def trained(point: gradients.Point, graph: bool) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.filterwarnings("ignore::singa_backend.errors.NoGradientWarning")
+@pytest.mark.usefixtures("by_definitions")
 @pytest.mark.parametrize("key", ROWS, ids=lambda k: f"{k[1]}-{k[2]}")
 def test_a_gradient_that_reads_a_rank(key: tuple[str, str, int]) -> None:
     point = point_of(key)
@@ -111,7 +112,7 @@ def test_a_gradient_that_reads_a_rank(key: tuple[str, str, int]) -> None:
         with tape.restored():
             step = sonnx.to_training_onnx(net, lambda y, t: y, net.optimizer, inputs=[cond], target=cond)
         pairs = sonnx.step_pairs(step)
-        rep = SingaBackend.prepare(step)
+        rep = SingaBackend.prepare(step, optimize=0)
         made = dict(zip([o.name for o in step.graph.output], rep.run([np.array(True), np.array(True)]), strict=True))
         once = Hidden(point)
         once.train()
