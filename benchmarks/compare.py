@@ -255,7 +255,7 @@ def join(documents: Sequence[Json]) -> Json:
 # --- the report
 
 
-def _cell(ratio: float | None) -> str:
+def cell(ratio: float | None) -> str:
     if ratio is None:
         return ""
     shown = f"{ratio:.2f}" if ratio >= 0.01 else f"{ratio:.1g}"
@@ -305,7 +305,7 @@ def page(document: Json) -> str:
         columns = [*peers, "best", *(["onnxruntime, float model", "onnxruntime, best int8"] if extra else []), "difference"]
         lines += ["", f"## {title}", "", f"| model | batch | {' | '.join(columns)} |", "|---" * (len(columns) + 2) + "|"]
         for row in found:
-            cells = [_cell(row["ratios"].get(p)) for p in peers] + [_cell(best(row))]
+            cells = [cell(row["ratios"].get(p)) for p in peers] + [cell(best(row))]
             if extra:
                 cells += _int8(row)
             ours = row["difference"].get(OURS)
@@ -338,7 +338,7 @@ def _int8(row: Json) -> list[str]:
         return ["", ""]
     own = {row["model"]: THEIRS}
     found = [row["ratios"].get(own.get(o, f"{THEIRS} {o}")) for o in others]
-    return [_cell(found[0]), _cell(max((f for f in [*found[1:], row["ratios"].get(THEIRS)] if f is not None), default=None))]
+    return [cell(found[0]), cell(max((f for f in [*found[1:], row["ratios"].get(THEIRS)] if f is not None), default=None))]
 
 
 def plot(document: Json) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -144,10 +144,10 @@ class ConvNextBlock(nn.Module):
         return x + y.permute(0, 3, 1, 2)
 
 
-def convnext_tiny() -> nn.Module:
-    widths = (96, 192, 384, 768)
+def convnext(widths: Sequence[int] = (96, 192, 384, 768), depths: Sequence[int] = (3, 3, 9, 3)) -> nn.Module:
+    """ConvNeXt-T, or another size."""
     parts: list[nn.Module] = [nn.Conv2d(3, widths[0], 4, 4), ChannelNorm(widths[0], 1e-6)]
-    for at, (c, n) in enumerate(zip(widths, (3, 3, 9, 3), strict=True)):
+    for at, (c, n) in enumerate(zip(widths, depths, strict=True)):
         if at:
             parts += [ChannelNorm(widths[at - 1], 1e-6), nn.Conv2d(widths[at - 1], c, 2, 2)]
         parts += [ConvNextBlock(c) for _ in range(n)]
@@ -409,11 +409,11 @@ class Recurrent(nn.Module):
 # --- held out
 
 
-def resnext() -> nn.Module:
-    """ResNeXt-50, 32 x 4d."""
+def resnext(depths: Sequence[int] = (3, 4, 6, 3)) -> nn.Module:
+    """ResNeXt-50, 32 x 4d, or one of other depths."""
     parts: list[nn.Module] = [conv(3, 64, 7, 2), nn.MaxPool2d(3, 2, 1)]
     i = 64
-    for inner, o, n, s in [(128, 256, 3, 1), (256, 512, 4, 2), (512, 1024, 6, 2), (1024, 2048, 3, 2)]:
+    for (inner, o, s), n in zip([(128, 256, 1), (256, 512, 2), (512, 1024, 2), (1024, 2048, 2)], depths, strict=True):
         for k in range(n):
             step = s if k == 0 else 1
             body = nn.Sequential(conv(i, inner, 1), conv(inner, inner, 3, step, groups=32), conv(inner, o, 1, act=None))
@@ -587,7 +587,7 @@ NETS: dict[str, tuple[Make, Callable[[int], dict[str, Tensor]]]] = {
     "mobilenetv2": (mobilenetv2, _image()),
     "efficientnet-b0": (efficientnet_b0, _image()),
     "vit-tiny": (Vit, _image()),
-    "convnext-tiny": (convnext_tiny, _image()),
+    "convnext-tiny": (convnext, _image()),
     "unet": (Unet, _image(256)),
     "yolo": (Yolo, _image(640)),
     "bert": (Bert, _tokens(30522, 128, "attention_mask", "token_type_ids")),

@@ -33,7 +33,7 @@ class Absent(Exception):
     """A peer cannot run here; the message names what is missing."""
 
 
-def _need(module: str, distribution: str = "") -> str:
+def need(module: str, distribution: str = "") -> str:
     from importlib import metadata
 
     if importlib.util.find_spec(module) is None:
@@ -45,7 +45,7 @@ def _need(module: str, distribution: str = "") -> str:
 
 
 def _sonnx(threads: int) -> tuple[str, Open]:
-    version = _need("singa_backend", "sonnx")
+    version = need("singa_backend", "sonnx")
     from singa_backend import SingaBackend
 
     def prepare(path: str, name: str) -> Callable[[Feeds], Run]:
@@ -56,7 +56,7 @@ def _sonnx(threads: int) -> tuple[str, Open]:
 
 
 def _onnxruntime(threads: int) -> tuple[str, Open]:
-    version = _need("onnxruntime")
+    version = need("onnxruntime")
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -70,7 +70,7 @@ def _onnxruntime(threads: int) -> tuple[str, Open]:
 
 
 def _openvino(threads: int) -> tuple[str, Open]:
-    version = _need("openvino")
+    version = need("openvino")
     import openvino
 
     core = openvino.Core()
@@ -94,7 +94,7 @@ def _openvino(threads: int) -> tuple[str, Open]:
 
 
 def _torch(threads: int, compiled: bool = False) -> tuple[str, Open]:
-    version = _need("torch")
+    version = need("torch")
     if compiled and not any(map(shutil.which, ("g++", "clang++", "c++"))):
         raise Absent("torch.compile needs a C++ compiler")
     import compare_nets
@@ -128,7 +128,7 @@ def _torch_compile(threads: int) -> tuple[str, Open]:
 
 
 def _reference(threads: int) -> tuple[str, Open]:
-    version = _need("onnx")
+    version = need("onnx")
     from onnx.reference import ReferenceEvaluator
 
     def prepare(path: str, name: str) -> Callable[[Feeds], Run]:
@@ -148,7 +148,7 @@ PEERS: dict[str, Callable[[int], tuple[str, Open]]] = {
 # --- in the child
 
 
-def _memory(field: str) -> int:
+def memory(field: str) -> int:
     """Return a figure of this process's memory in bytes, 0 where the system has none."""
     try:
         lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
@@ -182,9 +182,9 @@ def _serve(name: str, threads: int, receive: Connection, send: Connection) -> No
     def load(path: str, model: str, feeds: Feeds, grows: Sequence[str]) -> dict[str, Any]:
         nonlocal run, begin
         assert opened is not None
-        before, began = _memory("VmRSS"), time.perf_counter()
+        before, began = memory("VmRSS"), time.perf_counter()
         bind = opened(path, model)
-        prepared, peak = time.perf_counter(), _memory("VmHWM")
+        prepared, peak = time.perf_counter(), memory("VmHWM")
         run, begin = _generate(bind, feeds, grows) if grows else (bind(feeds), None)
         found = run()
         answered = time.perf_counter()
@@ -195,20 +195,31 @@ def _serve(name: str, threads: int, receive: Connection, send: Connection) -> No
         assert run is not None
         if begin is not None:
             begin()
-        for _ in range(untimed):
-            run()
-        times: list[float] = []
-        end = time.perf_counter() + seconds
-        while seconds and len(times) < most:
-            began = time.perf_counter()
-            run()
-            now = time.perf_counter()
-            times.append(now - began)
-            if now >= end:
-                break
-        return times
+        return timed(run, untimed, seconds, most)
 
-    actions: dict[str, Callable[..., Any]] = {"start": start, "load": load, "turn": turn}
+    serve({"start": start, "load": load, "turn": turn}, receive, send)
+
+
+def timed(
+    run: Callable[[], object], untimed: int, seconds: float, most: int = LIMIT, clock: Callable[[], float] = time.perf_counter
+) -> list[float]:
+    """Run a function some times untimed, then timed until some seconds have passed, `most` times at most."""
+    for _ in range(untimed):
+        run()
+    times: list[float] = []
+    end = clock() + seconds
+    while seconds and len(times) < most:
+        began = clock()
+        run()
+        now = clock()
+        times.append(now - began)
+        if now >= end:
+            break
+    return times
+
+
+def serve(actions: Mapping[str, Callable[..., Any]], receive: Connection, send: Connection) -> None:
+    """Answer a `Child` until it closes the pipe; the message of an Absent and of other errors is the answer."""
     while True:
         try:
             action, arguments = receive.recv()
@@ -223,6 +234,13 @@ def _serve(name: str, threads: int, receive: Connection, send: Connection) -> No
         send.send(answer)
 
 
+def connected(begin: Callable[[str, int, Connection, Connection], None]) -> None:
+    """Begin what a `Child` has started, with its arguments and the pipes."""
+    out = os.dup(1)
+    os.dup2(2, 1)  # what a runtime prints must not enter the pipe
+    begin(sys.argv[1], int(sys.argv[2]), Connection(os.dup(0), writable=False), Connection(out, readable=False))
+
+
 # --- in the parent
 
 
@@ -230,22 +248,23 @@ class Failure(Exception):
     """A peer returned an error, died, or took too long."""
 
 
-class Peer:
-    """A runtime in a child process.
+class Child:
+    """A process that runs a file of this folder with a name and a number of threads, and answers over pipes.
 
     Args:
-        name: one of PEERS.
+        file: the file, which calls `connected` and `serve`; the action "start" returns a version.
+        name: its first argument.
         threads: how many threads it may use; 0 for its default.
         python: the interpreter of the environment in which the runtime is installed.
         timeout: seconds that an answer may take.
     """
 
-    def __init__(self, name: str, threads: int, python: str = sys.executable, timeout: float = 600.0) -> None:
+    def __init__(self, file: str, name: str, threads: int, python: str = sys.executable, timeout: float = 600.0) -> None:
         counts = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "SONNX_NUM_THREADS"), str(threads))
         environment = {**os.environ, **counts} if threads else {n: v for n, v in os.environ.items() if n not in counts}
         self.name, self.timeout = name, timeout
         self._process = subprocess.Popen(
-            [python, __file__, name, str(threads)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment
+            [python, file, name, str(threads)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment
         )
         assert self._process.stdin is not None and self._process.stdout is not None
         self._send = Connection(os.dup(self._process.stdin.fileno()), readable=False)
@@ -253,12 +272,13 @@ class Peer:
         self._process.stdin.close()
         self._process.stdout.close()
         try:
-            self.version: str = self._ask("start")
+            self.version: str = self.ask("start")
         except BaseException:
             self.close()
             raise
 
-    def _ask(self, action: str, *arguments: Any) -> Any:
+    def ask(self, action: str, *arguments: Any) -> Any:
+        """Return the answer of an action; raises Absent or Failure."""
         try:
             self._send.send((action, arguments))
             if not self._receive.poll(self.timeout):
@@ -271,6 +291,30 @@ class Peer:
         if how == "failed":
             raise Failure(answer)
         return answer
+
+    def close(self) -> None:
+        """End the process."""
+        self._send.close()
+        try:
+            self._process.wait(5)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._receive.close()
+
+
+class Peer(Child):
+    """A runtime in a child process.
+
+    Args:
+        name: one of PEERS.
+        threads: how many threads it may use; 0 for its default.
+        python: the interpreter of the environment in which the runtime is installed.
+        timeout: seconds that an answer may take.
+    """
+
+    def __init__(self, name: str, threads: int, python: str = sys.executable, timeout: float = 600.0) -> None:
+        super().__init__(__file__, name, threads, python, timeout)
 
     def load(self, path: Path, model: str, feeds: Feeds, grows: Sequence[str] = ()) -> dict[str, Any]:
         """Prepare a model and run it once.
@@ -285,30 +329,14 @@ class Peer:
             "outputs", and the seconds until it was prepared ("prepare") and until it had answered ("answer"), and by how many
             bytes preparing raised the peak of memory ("memory").
         """
-        found: dict[str, Any] = self._ask("load", str(path), model, feeds, grows)
+        found: dict[str, Any] = self.ask("load", str(path), model, feeds, grows)
         return found
 
     def turn(self, untimed: int, seconds: float = TURN, most: int = LIMIT) -> list[float]:
         """Run the model some times untimed, then timed, `most` times at most; return the seconds of each timed run."""
-        found: list[float] = self._ask("turn", untimed, seconds, most)
+        found: list[float] = self.ask("turn", untimed, seconds, most)
         return found
-
-    def close(self) -> None:
-        """End the process."""
-        self._send.close()
-        try:
-            self._process.wait(5)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        self._receive.close()
-
-
-def main() -> None:
-    out = os.dup(1)
-    os.dup2(2, 1)  # what a runtime prints must not enter the pipe
-    _serve(sys.argv[1], int(sys.argv[2]), Connection(os.dup(0), writable=False), Connection(out, readable=False))
 
 
 if __name__ == "__main__":
-    main()
+    connected(_serve)
