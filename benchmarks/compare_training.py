@@ -5,8 +5,8 @@
 
 Each lane is a process of its own, on one thread.  It trains a net on one batch for five steps, whose losses are compared.  Then
 it has turns: one untimed step, and timed ones for 0.2 s.  A time is the median of `time.process_time` over all steps of all
-turns; with more threads it is of `time.perf_counter`.  A ratio is ours over the fastest lane of PyTorch.  The lanes of PyTorch are eager
-mode, eager mode with images and weights channels last, and with --compile, torch.compile.  Run it on an idle machine.
+turns; with more threads it is of `time.perf_counter`.  A ratio is ours over the fastest lane of PyTorch.  The lanes of PyTorch
+are eager mode, eager mode with images and weights channels last, and with --compile, torch.compile.  Run it on an idle machine.
 
     memory     the peak of resident memory in a step, above that of the process with the loaded model and the batch
     error      after one step from the same parameters, the largest difference of a gradient or a parameter from PyTorch in
