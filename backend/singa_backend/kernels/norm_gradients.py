@@ -58,9 +58,9 @@ def batch_normalization_training(
     emit(site, made, arguments, (y, *moments), "batch_normalization")
     running = [
         _running(site, old, new) if wanted else None
-        for old, new, wanted in zip((mean, var), moments, (*site.outputs[1:3],), strict=True)
+        for old, new, wanted in zip((mean, var), moments, site.outputs[1:3], strict=True)
     ]
-    return (y, *running, *(None for _ in site.outputs[3:-2]), *moments)
+    return (y, *running, *moments)
 
 
 def _running(site: Site, old: Value, new: Value) -> Value:

@@ -17,7 +17,7 @@ from typing import Any
 
 from ..ir.declaration import REQUIRED
 from ..ir.graph import ABSENT, GradientCall, Node
-from ..kernels.table import GRADIENT, TRAINING, GradientKernel, gradient_kernels
+from ..kernels.table import GRADIENT, TRAINING, gradient_kernels
 from .region import Region, RegionCall, versioned
 
 MOST = 8
@@ -306,6 +306,3 @@ def _omit_unread(region: Region) -> None:
     for call in region.calls:
         if call.node.domain in (GRADIENT, TRAINING):
             call.outputs = tuple(o if uses[o] else ABSENT for o in call.outputs)
-
-
-__all__ = ["GradientKernel", "Gradients", "RefusedGradient"]
