@@ -53,14 +53,19 @@ WIDTH = HEADS * SIZE
 
 @cache
 def pieces() -> list[str]:
-    """A WordPiece vocabulary of a few short pieces."""
-    made = Tokenizer(models.WordPiece(unk_token="[UNK]"))
-    made.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-    trainer = trainers.WordPieceTrainer(vocab_size=120, special_tokens=special, show_progress=False)
-    made.train_from_iterator([(LONG + QUESTION).lower().replace("é", "e").replace("ï", "i").replace("ü", "u")], trainer)
-    ids = made.get_vocab()
-    return sorted(ids, key=ids.__getitem__)
+    """A WordPiece vocabulary: each character, then the commonest parts of words.
+
+    It is not trained: the trainer of WordPiece orders equal counts by chance, so its vocabulary differs from process to process.
+    """
+    plain = unicodedata.normalize("NFD", (LONG + QUESTION).lower())
+    words = re.findall(r"[a-z]+|[0-9]+|[^\sa-z0-9]", "".join(c for c in plain if unicodedata.category(c) != "Mn"))
+    characters = sorted({c for word in words for c in word})
+    parts: Counter[str] = Counter()
+    for word in words:
+        parts.update(("##" if at else "") + word[at : at + n] for n in (2, 3, 4) for at in range(len(word) - n + 1))
+    common = sorted(parts, key=lambda part: (-parts[part], part))
+    letters = [prefix + c for prefix in ("", "##") for c in characters]
+    return ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *letters, *common][:200]
 
 
 @cache
