@@ -290,7 +290,7 @@ def test_a_refused_gradient_is_left_to_its_rule(name: str, domain: str, monkeypa
 
     refusing(monkeypatch, name, lambda at: True, domain)
     names = {"Conv", "BatchNormalization", "MaxPool", "Relu"}
-    left = names - {name} if name != "BatchNormalization" else set()  # by its rule, whose square root may be NaN
+    left = names - {name}
     step = compare(function, [X, filters(), *affine()], (0, 1, 2, 3), joined=sorted(left), tolerance=1e-5)
     assert "of the test" in step.reasons[name] and set(step.reasons) == names - left
     assert set(step.in_training) == {"BatchNormalization", "MaxPool"} & left
@@ -366,7 +366,7 @@ def test_a_primitive_that_fails_leaves_no_steps(name: str, fails: str, monkeypat
         monkeypatch.setattr(module, "emit", emit)
     step = compare(
         lambda x, w, *rest: op.Tanh(norm(conv(x, w), *rest)), [X, filters(), *affine()], (0, 1, 2, 3), tolerance=1e-5,
-        joined=["BatchNormalization", "Tanh"] if name == "Conv" else [],
+        joined=["BatchNormalization" if name == "Conv" else "Conv", "Tanh"],
     )  # fmt: skip
     assert f"execute {fails}" in step.reasons[name]
     assert not any(k.startswith(("conv by", "unpack") if name == "Conv" else fails) for k in step.kernels)
@@ -389,8 +389,35 @@ def test_a_forward_primitive_that_fails_leaves_no_steps(monkeypatch: pytest.Monk
     assert not any(k.startswith(("pack weights", "convolution")) for k in step.kernels)
 
 
+def quotients(x: Tensor, w: Tensor) -> Tensor:
+    """A function whose gradient is finite, as far as its values are known to be."""
+    return op.Log(op.Div(F(1), op.Sigmoid(conv(op.Relu(x), w))))  # type: ignore[no-any-return]
+
+
+def test_a_gradient_that_may_be_infinite_is_checked_once() -> None:
+    """The gradients of Log and Div are not known to be finite: the first kernel checks, and the others rely on it."""
+    step = compare(quotients, [X, filters()], (0, 1), joined=["Sigmoid", "Conv", "Relu"])
+    assert not step.reasons and step.kernels.count("numpy.isfinite") <= 2
+
+
+def test_definitions_compute_a_run_whose_gradient_is_not_finite() -> None:
+    """A finite step makes the plan; its check refuses the run in which a sigmoid is 0, and no other run."""
+    body, given = differentiated(quotients, [X, filters()], (0, 1))
+    steps = [record(body, given, (0, 1), o) for o in (Options(), Options(level=0))]
+    broken = [X, filters() * F(1e30), given[2]]
+    for arrays in (given, broken, given):
+        for s in steps:
+            s.set(arrays)
+        found, expected = steps[0].run(), steps[1].run()
+        refused = steps[0].step._session.reason
+        assert (refused is None) == (arrays is given) == all(np.isfinite(e).all() for e in expected), refused
+        for a, e in zip(found, expected, strict=True):
+            np.testing.assert_array_equal(np.isfinite(a), np.isfinite(e))
+            close(np.nan_to_num(a, posinf=0, neginf=0), np.nan_to_num(e, posinf=0, neginf=0), 1e-5, "")
+
+
 def test_a_gradient_after_a_result_of_varying_size() -> None:
-    """The plan has segments, and the result may be infinite for all that is known of it: the gradients are refused."""
+    """The plan has segments, and the result may be infinite for all that is known of it: a step checks it."""
 
     def body(x: Tensor, w: Tensor, r: Tensor) -> list[Tensor]:
         y = op.Compress(op.Reshape(conv(x, w), [-1]), op.Greater(r, F(0)))
@@ -406,7 +433,7 @@ def test_a_gradient_after_a_result_of_varying_size() -> None:
             s.set([large, filters(), w])
         for a, e in zip(steps[0].run(), steps[1].run(), strict=True):
             close(a, e, 1e-5, f"run {i}")
-        assert set(steps[0].reasons) == {"Tanh", "Conv"}
+        assert set(steps[0].joined) == {"Tanh", "Conv"} and not steps[0].reasons
     assert all(len(p.segments) > 1 for p in steps[0].planner.plans.values())
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from . import onednn as dnn
 from .lowering import desc, emit, ordered, require_gradient, require_plain, threads_for
 from .onednn import backward
-from .table import Site, gradient, worst
+from .table import Site, gradient
 from .values import FINITE, Value, dense
 
 
@@ -59,8 +59,7 @@ def _by_values(site: Site, dy: Value, y: Value, algorithm: str, arg: int, alpha:
     """The gradient from the input or the result, in place of the given gradient if nothing else reads it."""
     require_plain(site, y)
     require_gradient(site, dy, y.shape)
-    site.require(worst(dy, y) == FINITE, "a value may be infinite")
-    site.needs_finite()
+    site.require_finite(dy, y)
     memory_order = sorted(range(y.ndim), key=lambda i: (-y.strides[i], i))
     site.require(dense(y.shape, y.strides, y.dtype.itemsize, memory_order), "a value has gaps in memory")
     given, md = dy, desc(y)

@@ -12,7 +12,7 @@ from . import onednn as dnn
 from .convolution import ends, filters_of, geometry, mode, require_filters, transposed_filters_of
 from .lowering import channels_last, dense_desc, emit, packed, require_gradient, require_plain, threads_for, unset
 from .onednn import Attributes, MemoryDesc, Primitive, backward
-from .table import Site, gradient, worst
+from .table import Site, gradient
 from .values import FINITE, Value, last_order
 
 
@@ -50,8 +50,7 @@ def _require(site: Site, dy: Value, x: Value, w: Value) -> int:
     require_plain(site, x, w)
     group: int = site.attributes.get("group", 1)
     require_filters(site, x, w, group)
-    site.require(worst(dy, x) == FINITE, "a value may be infinite, and padding is not multiplied")
-    site.needs_finite()
+    site.require_finite(dy, x)  # padding is not multiplied
     return group
 
 

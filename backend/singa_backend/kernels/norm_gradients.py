@@ -10,7 +10,7 @@ import numpy as np
 from . import onednn as dnn
 from .lowering import channels_last, dense_desc, desc, emit, require_gradient, require_plain, threads_for
 from .onednn import MemoryDesc, Primitive, backward
-from .table import Site, gradient, training, worst
+from .table import Site, gradient, training
 from .values import FINITE, Bound, Value, last_order
 
 _FLAGS = dnn.USE_SCALE | dnn.USE_SHIFT
@@ -44,9 +44,8 @@ def batch_normalization_training(
     """A batch normalization by the statistics of its batch, which it returns after its outputs."""
     given = (scale, b, mean, var)
     require_plain(site, x, *given)
-    site.require(worst(x, *given) == FINITE, "a value may be infinite")
     site.require(all(v.shape == x.shape[1:2] and v.contiguous for v in given), "not one value for each channel")
-    site.needs_finite()
+    site.require_finite(x, *given)
     md, made, _ = _primitives(site, x)
     x = _laid_out(site, x)
     order = last_order(x.ndim) if x.ndim > 2 else None
@@ -85,8 +84,7 @@ def batch_normalization_gradient(
     """The gradients of a batch normalization for its input, scale and bias."""
     require_plain(site, x, scale)
     require_gradient(site, dy, x.shape)
-    site.require(worst(dy, x, scale) == FINITE, "a value may be infinite")
-    site.needs_finite()
+    site.require_finite(dy, x, scale)
     md, _, made = _primitives(site, x)
     x = _laid_out(site, x)
     same = dy

@@ -73,8 +73,7 @@ def average_pool_gradient(site: Site, dy: Value, x: Value) -> Value:
 def _gradient(site: Site, dy: Value, x: Value, at: Windows, algorithm: str, workspace: Value | None = None) -> Value:
     require_plain(site, x)
     require_gradient(site, dy, (*x.shape[:2], *at.counts))
-    site.require(dy.finiteness == FINITE, "the gradient may be infinite")
-    site.needs_finite()
+    site.require_finite(dy)
     forward, made = _primitives(site, x, at, algorithm)
     dy = channels_last(site, dy)
     dx = site.new(x.shape, x.dtype, last_order(x.ndim), FINITE)

@@ -36,12 +36,11 @@ def _layer(
     site: Site, kind: Kind, x: Value, w: Value, r: Value, b: Value | None, lengths: Value | None, states: Sequence[Value | None]
 ) -> tuple[RecurrentLayer, bool]:
     """The layer, and whether it is a GRU with the reset gate after the product."""
+    layer = RecurrentLayer(site, kind, x, w, r, b, lengths, states, training=True)
     if kind == "GRU":  # for an LSTM the values that are not finite are those of the definition
-        site.require(worst(x, w, r, b, *states) == FINITE, "a value may be infinite")
-        site.needs_finite()
-    return RecurrentLayer(site, kind, x, w, r, b, lengths, states, training=True), bool(
-        site.attributes.get("linear_before_reset", 0)
-    )
+        site.require_finite(x, w, r, b, *states)
+        layer.finiteness = FINITE
+    return layer, bool(site.attributes.get("linear_before_reset", 0))
 
 
 @training("LSTM", *_LSTM)
@@ -166,7 +165,9 @@ class RecurrentGradient:
         layer, site, args = self.layer, self.site, dnn.args
         require_plain(site, *dys)
         layer.finiteness = FINITE if layer.finiteness == FINITE == worst(*dys) else NAN
-        site.require(layer.kind == "LSTM" or layer.finiteness == FINITE, "a gradient may be infinite")
+        if layer.kind == "GRU":
+            site.require_finite(*dys)
+            layer.finiteness = FINITE
         wanted = (*site.outputs, *[False] * 7)[:7]
         y_md = layer.described(ys[0])
         dy = self._sequence(dys[0], ys[0])

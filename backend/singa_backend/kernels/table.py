@@ -13,9 +13,11 @@ The reasons are part of the profile.  A kernel refuses whatever is not valid: th
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NoReturn
 
 import numpy as np
@@ -105,6 +107,7 @@ class Site(ABC):
         followers: the calls that the kernel may compute too, in order, with `absorb`.
         steps: what the kernel has emitted.
         shared: what belongs to the graph and is shared by its plans: packed weights.
+        checked: the values that a step has found to be finite, if the kernel is used.
     """
 
     name: str
@@ -118,6 +121,7 @@ class Site(ABC):
     def __init__(self) -> None:
         self.steps: list[PlanStep] = []
         self.absorbed = 0
+        self.checked: list[Value] = []
 
     def refuse(self, reason: str) -> NoReturn:
         """Decline: another kernel or the definition is used."""
@@ -150,6 +154,19 @@ class Site(ABC):
     @abstractmethod
     def needs_finite(self) -> None:
         """Note that the kernel agrees with the definition for finite inputs of the model only."""
+
+    def require_finite(self, *values: Value | None) -> None:
+        """Decline unless values are finite; in later runs of the plan, values that are not refuse the run.
+
+        Values that are finite whenever the inputs of the model are have no check, and neither have those that were checked.
+        """
+        self.needs_finite()
+        for v in values:
+            if v is None or v.finiteness == FINITE or v in self.checked:
+                continue
+            self.require(is_finite(v.array), "a value is not finite")
+            self.emit(partial(_check, v), reads=(v,), writes=(), kernel="numpy.isfinite")
+            self.checked.append(v)
 
     @abstractmethod
     def reusable(self, place: int) -> bool:
@@ -308,6 +325,24 @@ def training(name: str, *versions: int, on: str = "onednn") -> Callable[[Body], 
 def kernels_of(domain: str, name: str, version: int) -> list[Kernel]:
     """The kernels of an operator at a version, in the order in which they are asked."""
     return [k for k in table.get((domain, name), ()) if version in k.versions]
+
+
+def require_finite(x: np.ndarray) -> None:
+    """Raise Invalid unless all elements are finite."""
+    if not (x.dtype.kind == "f" and math.isfinite(np.add.reduce(x, None))) and not is_finite(x):
+        raise Invalid("a value is not finite")
+
+
+def is_finite(x: Any) -> bool:
+    """Whether a value has no NaN and no infinity."""
+    if not isinstance(x, np.ndarray) or x.dtype.kind in "biuOSU":
+        return True
+    wide = x if x.dtype.kind in "fc" and x.dtype.itemsize > 1 else x.astype(np.float32)
+    return bool(np.isfinite(wide).all())
+
+
+def _check(value: Value) -> Bound:
+    return [(require_finite, (value.array,))]
 
 
 def worst(*values: Value | None) -> int:

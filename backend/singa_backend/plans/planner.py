@@ -20,12 +20,11 @@ from .. import dtypes, limits
 from ..errors import ResourceExhausted
 from ..ir.graph import Graph, Node
 from ..kernels import onednn
-from ..kernels.table import Invalid, Options
+from ..kernels.table import Invalid, Options, is_finite
 from ..kernels.values import Value
 from ..runtime.executor import Executor, Visitor
 from .fusion import fuse
 from .gradients import Gradients, RefusedGradient
-from .open.caches import finite
 from .region import Region, TooManyCalls, region_of
 from .trace import Cache, Mismatch, NotOpen, OpaqueValue, PlanFacts, PlanTrace, RunState, Segment, SharedValues, Tracer
 
@@ -59,7 +58,7 @@ class UseDefinitions:
 NOT_FINITE = UseDefinitions("an input has a NaN or an infinity, and kernels of the plan need finite inputs")
 EXCEEDS = UseDefinitions("the plan exceeds a limit of the run")
 NEW_SHAPES = UseDefinitions(f"the shapes are new, and none of the last {NOVEL} plans was used again")
-REFUSED = UseDefinitions("a kernel refused the values of an input, whose error the definition reports")
+REFUSED = UseDefinitions("a kernel refused a value, and the definitions report the error or compute the result")
 MOVING = UseDefinitions("sizes of results differ between runs of equal shapes")
 MEMORY = UseDefinitions("the plan needs more memory than the limits permit")
 
@@ -168,7 +167,7 @@ class Plan:
         if not self.facts.finite:
             return True
         targets = enumerate(zip(self.inputs, inputs, strict=True))
-        return all(finite(x) for i, (t, x) in targets if (t is not None or i in passed) and not isinstance(t, Cache))
+        return all(is_finite(x) for i, (t, x) in targets if (t is not None or i in passed) and not isinstance(t, Cache))
 
     def _tracer(self, budget: limits.Budget) -> Tracer:
         planner = self.planner
@@ -224,7 +223,7 @@ class Plan:
             i += 1  # noqa: SIM113
         if self.facts.finite:
             for sum_of, elements in self.sums:
-                if not math.isfinite(sum_of(elements)) and not finite(elements):
+                if not math.isfinite(sum_of(elements)) and not is_finite(elements):
                     return None
         first = self.first
         try:
@@ -295,7 +294,7 @@ class Plan:
         with self.planner.tracing:
             tracer = self._tracer(budget)
             segment.next[key] = tracer.resume(segment.point)
-        return None if self.facts.finite and not all(map(finite, self.inputs)) else tracer.segment.results()
+        return None if self.facts.finite and not all(map(is_finite, self.inputs)) else tracer.segment.results()
 
     @property
     def segments(self) -> list[Segment]:

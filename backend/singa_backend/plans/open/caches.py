@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from ... import limits
-from ...kernels.table import Invalid
+from ...kernels.table import Invalid, require_finite
 from ...kernels.values import ALIGNMENT, Value, aligned_start, strides_of
 
 PASSED = 1 << 19
@@ -66,7 +66,7 @@ class ZeroCopy:
     def require_finite(self) -> None:
         """Raise Invalid unless the input of this run is finite."""
         assert self.array is not None
-        _require_finite(self.array)
+        require_finite(self.array)
 
     def detach(self) -> None:
         """Keep nothing of the arrays of a run."""
@@ -75,19 +75,6 @@ class ZeroCopy:
     def take(self) -> np.ndarray:
         """The output of this run; a copy if the run is the trace."""
         return self.value.array.copy() if self.array is None else self.array
-
-
-def _require_finite(x: np.ndarray) -> None:
-    if not (x.dtype.kind == "f" and math.isfinite(np.add.reduce(x, None))) and not finite(x):
-        raise Invalid("an input is not finite")
-
-
-def finite(x: Any) -> bool:
-    """Whether an input holds no NaN and no infinity."""
-    if not isinstance(x, np.ndarray) or x.dtype.kind in "biuOSU":
-        return True
-    wide = x if x.dtype.kind in "fc" and x.dtype.itemsize > 1 else x.astype(np.float32)
-    return bool(np.isfinite(wide).all())
 
 
 class CacheMemory(np.ndarray):
@@ -195,7 +182,7 @@ def append(x: np.ndarray, parts: Sequence[np.ndarray], axis: int, checked: bool,
     budget.count_tensor(math.prod(shape) * x.itemsize)
     y, memory = extend(x, shape, axis)
     if checked and memory.finite < length:
-        _require_finite(y[(*lead, slice(memory.finite, length))])
+        require_finite(y[(*lead, slice(memory.finite, length))])
         memory.finite = length
     for p in parts:
         y[(*lead, slice(length, length + p.shape[axis]))] = p
@@ -204,4 +191,4 @@ def append(x: np.ndarray, parts: Sequence[np.ndarray], axis: int, checked: bool,
     return y
 
 
-__all__ = ["PASSED", "PASSED_STEPS", "CacheMemory", "ZeroCopy", "append", "finite", "shows_cache", "unbound"]
+__all__ = ["PASSED", "PASSED_STEPS", "CacheMemory", "ZeroCopy", "append", "shows_cache", "unbound"]

@@ -14,7 +14,7 @@ from ...ir.graph import ABSENT, Node
 from ...kernels import onednn
 from ...kernels.onednn import OneDnnError
 from ...kernels.table import Follower, Kernel, Refused, Site, kernels_of, worst
-from ...kernels.values import Buffer, Value
+from ...kernels.values import FINITE, Buffer, Value
 from ..contention import single_step
 from ..gradients import RefusedGradient
 from ..region import RegionCall
@@ -69,6 +69,8 @@ class Chooser(Definitions):
                 self._reasons.append(f"{one.name}: {FAILED} {type(error).__name__}: {error}")
                 self._forget(first_buffer, first_step)
                 continue
+            for v in site.checked:
+                v.finiteness = FINITE
             made = result if isinstance(result, tuple) else (result,)
             if folded and all(v is None or v.key is not None for v in inputs):
                 for n, v in enumerate(made):
