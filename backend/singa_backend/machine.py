@@ -1,10 +1,11 @@
-"""The cores that this process may use, and who else uses them."""
+"""The cores and the memory that this process may use, and who else uses them."""
 
 from __future__ import annotations
 
+import ctypes
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -77,6 +78,21 @@ def _quota(*files: Path) -> float | None:
 def cores() -> int:
     """The number of cores of the machine."""
     return os.cpu_count() or 1
+
+
+def release_freed_memory() -> None:
+    """Return memory that was freed to the system, if the C library keeps it (glibc's malloc_trim)."""
+    trim = _malloc_trim()
+    if trim is not None:
+        trim(0)
+
+
+@cache
+def _malloc_trim() -> Callable[[int], int] | None:
+    try:
+        return ctypes.CDLL(None).malloc_trim
+    except (AttributeError, OSError, TypeError):  # another C library
+        return None
 
 
 def running(file: Path = Path("/proc/loadavg")) -> int:

@@ -51,7 +51,16 @@ class Session:
         reason: why the last run used the definitions; None if it used a plan.
     """
 
-    def __init__(self, graph: Graph, device: Device, options: Options, limits: Limits, *, file: ModelFile | None = None) -> None:
+    def __init__(
+        self,
+        graph: Graph,
+        device: Device,
+        options: Options,
+        limits: Limits,
+        *,
+        file: ModelFile | None = None,
+        replaced: Mapping[int, int] | None = None,
+    ) -> None:
         """Place the initializers of a graph on a device.
 
         Args:
@@ -60,9 +69,11 @@ class Session:
             options: how plans compute.
             limits: the bounds of a run that does not set its own.
             file: the model file that initializers are read from when they are used; None if they are in memory.
+            replaced: the place of the input that a result replaces, by the place of the result.  A plan writes the result into
+                the array of the input and returns that array, if nothing else needs the values of before.
         """
         self.graph, self.device = graph, device
-        self.options, self.limits = options, limits
+        self.options, self.limits, self.replaced = options, limits, replaced
         self._executor = Executor(graph, device)
         self._executor.file = file
         self._names = tuple(v.name for v in graph.inputs)
@@ -294,7 +305,9 @@ class Session:
             self._planner = None
             return CHANGED
         try:
-            planner = self._planner = Planner(self.graph, self._executor, self.options, allowed=self.limits, weights=now)
+            planner = self._planner = Planner(
+                self.graph, self._executor, self.options, allowed=self.limits, weights=now, replaced=self.replaced
+            )
         except TooManyCalls:
             self._large = True
             return LARGE

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from ..ir.declaration import has_trait
 from ..ir.graph import ABSENT
@@ -17,7 +17,7 @@ LONGEST = 12
 """The maximum number of calls of a chain."""
 
 
-def chains(calls: Sequence[RegionCall], outputs: Sequence[int]) -> list[tuple[RegionCall, ...]]:
+def chains(calls: Sequence[RegionCall], outputs: Iterable[int]) -> list[tuple[RegionCall, ...]]:
     """Group the calls: each group takes the place of its last call, so that all its inputs are known there.
 
     A call with two single-use operands joins the chain of the operand that is computed last.

@@ -7,7 +7,7 @@ import os
 import threading
 import weakref
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from contextvars import Context
 from dataclasses import dataclass, replace
@@ -22,11 +22,13 @@ from ..ir.graph import Graph, Node
 from ..kernels import onednn
 from ..kernels.table import Invalid, Options, is_finite
 from ..kernels.values import Value
+from ..machine import release_freed_memory
 from ..runtime.executor import Executor, Visitor
 from .fusion import fuse
 from .gradients import Gradients, RefusedGradient
 from .region import Region, TooManyCalls, region_of
 from .trace import Cache, Mismatch, NotOpen, OpaqueValue, PlanFacts, PlanTrace, RunState, Segment, SharedValues, Tracer
+from .updates import NotInPlace, place_last
 
 PLANS = 16
 """The number of plans of a model that are kept."""
@@ -35,6 +37,9 @@ _SMALL = 1 << 12
 
 NOVEL = 4
 """After this number of plans in a row that no second run has used, new shapes are computed by the definitions at first."""
+
+LARGE = 1 << 23
+"""The bytes of an arena after whose trace freed memory is returned to the system."""
 
 BRANCHES = 16
 """The number of continuations of a segment that are kept."""
@@ -132,7 +137,10 @@ class Plan:
         """
         with self.turn.lock:
             try:
-                return self.turn.context.run(self._trace, inputs, budget, earlier)
+                outputs = self.turn.context.run(self._trace, inputs, budget, earlier)
+                if self.first.arena_bytes >= LARGE:  # the trace has used other memory, whose pieces the C library would keep
+                    release_freed_memory()
+                return outputs
             finally:
                 if earlier is not None and earlier.history is not None:
                     for p in earlier.history.passed:  # which this plan shares
@@ -145,7 +153,8 @@ class Plan:
         self.history = tracer.history
         if earlier is not None and 2 * tracer.repeated < tracer.place:
             raise NotOpen
-        passed = {p.index for p in self.first.passed}
+        attached = (*self.first.passed, *self.first.replaced)
+        passed = {p.index for p in attached}
         self.inputs = [None if i in passed else e.array if isinstance(e, Value) else e for i, e in enumerate(tracer.entries)]
         if all(isinstance(e, Value) for e in tracer.entries):
             self.signature = [(np.ndarray, e.shape, e.dtype) for e in tracer.entries if isinstance(e, Value)]
@@ -153,7 +162,7 @@ class Plan:
             self.sums = [(_sum_of(a), a.reshape(-1)) for a in held if a.dtype.kind not in "biu"]
             self.is_plain = self.first.check is None and not self.facts.definitions
             self.results_nbytes = limits.bytes_of(e.nbytes for e in self.first.outputs if isinstance(e, Value))
-        outputs = tracer.segment.results() if self._are_fit(inputs, passed) else None
+        outputs = tracer.segment.results() if self._are_fit(inputs, {p.index for p in attached if p.checked}) else None
         self.first.detach()
         return outputs
 
@@ -227,7 +236,7 @@ class Plan:
                     return None
         first = self.first
         try:
-            if first.passed:
+            if first.passed or first.replaced:
                 first.attach(inputs)
             if first.pace is not None:
                 first.pace.run(first.flat)
@@ -262,7 +271,7 @@ class Plan:
         if not self._are_fit(inputs):
             return None
         segment = self.first
-        if segment.passed:
+        if segment.passed or segment.replaced:
             segment.attach(inputs)
         while True:
             if execute is not None:
@@ -357,6 +366,7 @@ class Planner:
         shared: packed weights and folded constants, which all plans share.
         dynamic: the ids of nodes whose output shapes have differed between runs of one plan.
         caches: the inputs that only a Concat reads, whose result is an output and begins with them; with its axis.
+        replaced: the place of the input that a result replaces in place, by the place of the result.
         is_open: whether sizes may differ between runs, and an open plan may be made.
         open: the open plan, if there is one.
     """
@@ -369,6 +379,7 @@ class Planner:
         captured: dict[int, Any] | None = None,
         allowed: limits.Limits | None = None,
         weights: Any = None,
+        replaced: Mapping[int, int] | None = None,
     ) -> None:
         executor.check_file()  # the passes read weights
         names = dict(graph.state_slots)
@@ -378,6 +389,7 @@ class Planner:
         self.is_body = captured is not None
         self.limits = allowed or limits.Limits()
         self.weights = weights
+        self.replaced = dict(replaced or {})
         self.latest: Plan | None = None
         self.gradients = Gradients(graph.gradient_calls if options.level > 1 else ())
         self._read = partial(region_of, graph, states, captured)
@@ -402,6 +414,9 @@ class Planner:
         self.fused = fuse(self.region, self.options.level, types)
         self.caches = _caches(self.region)
         self.is_open = not self.is_body and any(s is None or not all(isinstance(d, int) for d in s) for _, s in types.values())
+        if self.replaced:
+            self.is_open = False
+            place_last(self.region, self.replaced)
         self.open: Opened | None = None
         self.shared = SharedValues()
         self.plans: OrderedDict[Any, Plan] = OrderedDict()
@@ -504,6 +519,12 @@ class Planner:
             except RefusedGradient as refused:
                 tries -= 1  # each leaves fewer gradients to refuse
                 self.gradients.refuse(refused)
+                with self.tracing:
+                    self._renew()
+                self.latest = None
+                budget.restart()
+            except NotInPlace:
+                self.replaced = dict(replaced or {})
                 with self.tracing:
                     self._renew()
                 self.latest = None

@@ -97,6 +97,8 @@ class Region:
         size: the number of ids.
         inlined: the number of nodes and functions that were read into it.
         ids: the id of each value of the graph by its name, if the graph is a recorded step.
+        replaced: the id of the input that a result replaces, by the id of the result.
+        last: the index of the first call that only makes such results; those that follow it do the same.
     """
 
     calls: list[RegionCall] = field(default_factory=list)
@@ -107,6 +109,8 @@ class Region:
     size: int = 0
     inlined: int = 0
     ids: dict[str, int] = field(default_factory=dict)
+    replaced: dict[int, int] = field(default_factory=dict)
+    last: int | None = None
 
     def new(self, name: str = "") -> int:
         """A new id."""

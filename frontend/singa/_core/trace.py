@@ -178,8 +178,18 @@ def assign(tensor: Variable, new: Any, invalidates_tape: bool = True) -> None:
     if trace is not None:
         trace.assign(tensor, new, invalidates_tape)
     elif new is not tensor._data:
-        tensor._is_constant = False
-        tensor._version += invalidates_tape
-        provenance.forget(tensor)
         tensor.device.backend.write(tensor._data, new)
-        tensor._writes += 1  # a plan that another thread makes during the write is then of the values before it
+        note_write(tensor, invalidates_tape)
+
+
+def note_write(tensor: Variable, invalidates_tape: bool) -> None:
+    """Note that a tensor's array has been written in place; its provenance is dropped.
+
+    Args:
+        tensor: The tensor.
+        invalidates_tape: As for `assign`.
+    """
+    tensor._is_constant = False
+    tensor._version += invalidates_tape
+    provenance.forget(tensor)
+    tensor._writes += 1  # after the write: a plan that another thread makes during it is of the values before

@@ -12,6 +12,7 @@ from singa_backend import limits
 from singa_backend.ir.graph import Node
 from singa_backend.ir.reader import read
 from singa_backend.kernels.options import options as plan_options
+from singa_backend.machine import release_freed_memory
 from singa_backend.opsets.model import to_model
 from singa_backend.runtime.executor import Observer
 from singa_backend.runtime.executor import Path as NodePath
@@ -22,6 +23,9 @@ from .._core.tensor import Tensor, op
 from .._core.trace import Trace
 from .._core.variable import Variable
 from ..device import default_device
+
+EARLY = 3
+"""The first runs of a step, after which freed memory is returned to the system: recording and making a plan use more than a run."""
 
 
 def step_form(x: Any, seen: dict[int, int]) -> Any:
@@ -82,8 +86,13 @@ class Step:
         self.onnx = to_model(record.writer, "step", outputs)
         record.writer.builder.forget_examples()  # the results keep the builder
         self.graph = read(self.onnx)
-        self._session = Session(self.graph, self.device.backend, plan_options(), limits.Limits())
+        places = {id(t): len(tensors) + n for n, t in enumerate(self._reads)}
+        replaced = {
+            len(made) + n: places[id(t)] for n, t in enumerate(self._writes) if id(t) in places and t.device is self.device
+        }
+        self._session = Session(self.graph, self.device.backend, plan_options(), limits.Limits(), replaced=replaced)
         self._forward = record.forward
+        self._early = EARLY
 
     def forget_plan(self) -> None:
         """Free the memory of the plan; the next run makes it again."""
@@ -120,7 +129,13 @@ class Step:
             made = self._session.run(values, observer=watch)
             n = len(made) - len(self._writes)
             for t, new in zip(self._writes, made[n:], strict=True):
-                trace.assign(t, new if t.device is self.device else self.device.backend.get(new), id(t) in self._invalidated)
+                if new is t._data:
+                    trace.note_write(t, id(t) in self._invalidated)
+                else:
+                    trace.assign(t, new if t.device is self.device else self.device.backend.get(new), id(t) in self._invalidated)
+        if self._early:
+            self._early -= 1
+            release_freed_memory()
         results: dict[int, Tensor] = {}
         for t, v in zip(_tensors(self._result), made, strict=False):
             results[id(t)] = Tensor._of(v, self.device, t.requires_grad)

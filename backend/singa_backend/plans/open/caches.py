@@ -43,6 +43,7 @@ class ZeroCopy:
         value: what the steps read or write.
         index: of the input; -1 for an output.
         array: that of the present run; None between runs.
+        checked: whether a step checks that an input is finite, if the plan needs that.
         memory: of the last output: the next one uses it again if no array shows it any more, because the system takes longer to
             provide new pages than the step to write them.
     """
@@ -51,6 +52,7 @@ class ZeroCopy:
     index: int = -1
     array: np.ndarray | None = None
     memory: np.ndarray | None = None
+    checked: bool = True
 
     def attach(self, inputs: Sequence[Any]) -> None:
         """Let the steps that are bound next use the array of this run."""
@@ -75,6 +77,20 @@ class ZeroCopy:
     def take(self) -> np.ndarray:
         """The output of this run; a copy if the run is the trace."""
         return self.value.array.copy() if self.array is None else self.array
+
+
+@dataclass(eq=False)
+class Replaced(ZeroCopy):
+    """An input that a result replaces in place.  The steps stay bound to its array, which is usually the same in each run."""
+
+    def moves(self, inputs: Sequence[Any]) -> bool:
+        """Whether the array of this run is not that of the run before; the steps that are bound next use it."""
+        given = inputs[self.index]
+        if given is self.array:
+            return False
+        self.array = given
+        self.value.buffer.memory = given.reshape(-1).view(np.uint8)
+        return True
 
 
 class CacheMemory(np.ndarray):
@@ -191,4 +207,4 @@ def append(x: np.ndarray, parts: Sequence[np.ndarray], axis: int, checked: bool,
     return y
 
 
-__all__ = ["PASSED", "PASSED_STEPS", "CacheMemory", "ZeroCopy", "append", "shows_cache", "unbound"]
+__all__ = ["PASSED", "PASSED_STEPS", "CacheMemory", "Replaced", "ZeroCopy", "append", "shows_cache", "unbound"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Any
@@ -47,6 +48,7 @@ class Chooser(Definitions):
             return 0
         inputs: list[Value | None] = [v if isinstance(v, Value) else None for v in found]
         folded = self._is_folded(call, inputs)
+        self.preferred = self._replaced_by(group) if self.updates is not None else set()
         followers = self._followers(group)
         for one in kernels_of(call.node.domain, call.name, call.node.operator.version):
             if folded and one.on != "view":
@@ -86,6 +88,14 @@ class Chooser(Definitions):
             return taken
         return self._fold(call) if folded else 0
 
+    def _replaced_by(self, group: Sequence[RegionCall]) -> set[int]:
+        """The values that these calls read last, in the memory of an input that a result replaces."""
+        self.preferred = set()
+        times = Counter(i for c in group for i in c.reads)
+        entries = {i: self.env.get(i) for i in times}
+        held = {i for i, e in entries.items() if isinstance(e, Value) and id(e.buffer) in self.replaced}
+        return {i for i in held if self.reusable(i, times[i])}
+
     def _forget(self, first_buffer: int, first_step: int) -> None:
         """Release the buffers and the steps of a kernel that has declined."""
         for b in self.buffers[first_buffer:]:
@@ -109,6 +119,7 @@ class Chooser(Definitions):
             site.steps[-1].flops = flops_of(calls, site.inputs, site.steps[-1].writes[0])
         if site.finite:
             self.facts.finite = True
+            self.needs_finite |= self.updates is not None
 
     def _accept(self, calls: Sequence[RegionCall], made: Sequence[Value | None]) -> None:
         """Set the outputs of the last call, and count the uses of all."""

@@ -16,6 +16,7 @@ from ...kernels.values import FINITE, NAN, Bound, PlanStep, Value
 from ...kernels.work import flops
 from ..open.products import OpenProduct
 from ..region import RegionCall
+from ..updates import NotInPlace
 from .segment import Entry, Mismatch, OpaqueValue, RunState
 from .values import TraceValues
 
@@ -101,6 +102,8 @@ class Definitions(TraceValues):
 
     def _by_definition(self, call: RegionCall) -> int:
         """Compute a call with its definition, now and in every run."""
+        if self.updates is not None:
+            raise NotInPlace("the definition of an operator, which may fail, makes a result that replaces an input")
         constants = {i: e.array for i, e in self._captured(call) if isinstance(e, Value) and e.constant}
         bodies = self.state.bodies(call.node, constants) if self.options.level and call.node.graphs else None
         made = DefinitionStep(self.state, call, self._values(call), self._captured(call), bodies)

@@ -37,15 +37,23 @@ class Rename:
     targets: tuple[int, ...]
 
 
-Item = tuple[RegionCall, ...] | Branch | Rename | CopyIn
+@dataclass(eq=False)
+class Updates:
+    """What follows only makes results that replace inputs."""
+
+
+Item = tuple[RegionCall, ...] | Branch | Rename | CopyIn | Updates
 
 
 def items_of(region: Region) -> list[Item]:
     """The work of a region in order."""
     made: list[Item] = []
-    for group in chains(region.calls, region.outputs):
+    calls, last = region.calls[: region.last], region.calls[len(region.calls) if region.last is None else region.last :]
+    for group in chains(calls, [*region.outputs, *(i for c in last for i in c.reads)]):
         if group[0].is_("If"):
             made.append(Branch(group[0]))
         else:
             made.append(group)
+    if region.last is not None:
+        made += [Updates(), *chains(last, region.outputs)]
     return made

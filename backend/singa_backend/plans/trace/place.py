@@ -13,7 +13,7 @@ from ...kernels.onednn import thread_switch, threads_of
 from ...kernels.values import Bound, PlanStep, Value, aligned
 from .. import arena as arenas
 from ..contention import Pace
-from ..open.caches import PASSED, PASSED_STEPS, ZeroCopy
+from ..open.caches import PASSED, PASSED_STEPS, Replaced, ZeroCopy
 from .open import Opener
 from .segment import Appended, OpaqueValue
 
@@ -37,7 +37,8 @@ class Placer(Opener):
                 entry.buffer.touch(len(segment.steps))
         self._place(passed)
         most = self._bind(passed)
-        segment.passed = tuple(passed.values())
+        segment.passed = tuple(p for p in passed.values() if not isinstance(p, Replaced))
+        segment.replaced = tuple(p for p in passed.values() if isinstance(p, Replaced))
         if self.options.adaptive and most > 1:
             segment.pace = Pace(self.options.threads, time.perf_counter() - self.began, self.single)
         segment.copies = tuple(
@@ -68,9 +69,16 @@ class Placer(Opener):
         segment = self.segment
         usual = at = self.options.threads
         most = 1
-        moving = []
+        moving: list[tuple[int, PlanStep, int]] = []
+        updating: list[tuple[int, PlanStep, int]] = []
         unchecked = {p for p in passed.values() if self.facts.finite and p.index >= 0 and p.value.dtype.kind in "fc"}
-        for step in segment.steps:
+        for index, step in enumerate(segment.steps):
+            if index == self.updates and self.needs_finite:
+                segment.flat += [(p.require_finite, ()) for p in unchecked]
+            if index == self.updates:
+                for p in unchecked:
+                    p.checked = self.needs_finite
+                unchecked = set()
             own = pieces = step.bind()
             needed = _threads(step, pieces, usual)
             self.facts.parallel |= needed > 0 and step.kernel != "definition"
@@ -82,12 +90,13 @@ class Placer(Opener):
             unchecked.difference_update(checked)
             pieces = [*[(p.require_finite, ()) for p in checked], *pieces]
             if found:
-                moving.append((len(segment.flat) + len(pieces) - len(own), step, len(own)))
+                bound = (len(segment.flat) + len(pieces) - len(own), step, len(own))
+                (updating if all(isinstance(p, Replaced) for p in found) else moving).append(bound)
             if step is segment.steps[-1] and at != usual:
                 pieces = [*pieces, *thread_switch(usual)]
             step.count = len(pieces)
             segment.flat += pieces
-        segment.moving = tuple(moving)
+        segment.moving, segment.updating = tuple(moving), tuple(updating)
         return most
 
     def _passed(self) -> dict[int, ZeroCopy]:
@@ -109,7 +118,11 @@ class Placer(Opener):
                 continue
             if results[id(o.buffer)] == 1 and id(o.buffer) in written - given:
                 made[id(o.buffer)] = ZeroCopy(o)
-        return {i: p for i, p in made.items() if p.value.nbytes >= PASSED and touching[i] <= PASSED_STEPS}
+        found = {i: p for i, p in made.items() if p.value.nbytes >= PASSED and touching[i] <= PASSED_STEPS}
+        if self.replaced:
+            replaced = enumerate(self.entries)
+            found |= {id(e.buffer): Replaced(e, n) for n, e in replaced if isinstance(e, Value) and id(e.buffer) in self.replaced}
+        return found
 
 
 def _threads(step: PlanStep, pieces: Bound, usual: int) -> int:

@@ -17,8 +17,9 @@ from ...kernels.table import KernelCache
 from ...kernels.values import Bound, Buffer, PlanStep, Value
 from ...runtime.executor import Visitor
 from ..contention import Pace, contention, single_step
-from ..open.caches import ZeroCopy, unbound
+from ..open.caches import Replaced, ZeroCopy, unbound
 from ..region import Region, RegionCall
+from ..updates import require_apart
 from .items import Item
 
 
@@ -141,6 +142,8 @@ class Segment:
         copies: for each output the function that returns a copy.
         passed: the inputs and outputs that are not copied.
         moving: (index of the first call, step, number of calls) of the steps that use them.
+        replaced: the inputs that results replace in place.
+        updating: those of the steps that use only the latter.
         cells: the values that are not in the arena, if the plan is open: nothing is kept in them after a run.
         pace: how fast it runs, if a run may use fewer threads; None if it may not, or no step uses several.
     """
@@ -157,6 +160,8 @@ class Segment:
     copies: tuple[Callable[[], Any], ...] = ()
     passed: tuple[ZeroCopy, ...] = ()
     moving: tuple[tuple[int, PlanStep, int], ...] = ()
+    replaced: tuple[Replaced, ...] = ()
+    updating: tuple[tuple[int, PlanStep, int], ...] = ()
     cells: Cells = field(default_factory=Cells)
     pace: Pace | None = None
 
@@ -164,6 +169,10 @@ class Segment:
         """Bind the steps that use inputs and outputs which are not copied to those of this run."""
         for p in self.passed:
             p.attach(inputs)
+        if sum([p.moves(inputs) for p in self.replaced]):
+            require_apart([p.array for p in self.replaced if p.array is not None])
+            for start, step, _ in self.updating:
+                self._replace(start, step.bind())
         for start, step, _ in self.moving:
             self._replace(start, step.bind())
 

@@ -48,6 +48,10 @@ class TraceValues:
         unused: the cells without further uses, which the next step clears.
         repeated: the number of items that use the steps of the earlier plan.
         place: the position of the next item in the records of the earlier plan.
+        updates: the index of the first step that may replace an input; None before it.
+        replaced: the inputs that results replace, by the id of their buffer.
+        preferred: the values whose memory a result of the present calls should use.
+        needs_finite: whether a step that replaces inputs needs finite ones.
     """
 
     def __init__(
@@ -84,6 +88,10 @@ class TraceValues:
         self.copied: list[tuple[Value, Any, Value]] = []
         self.unused = Cells()
         self.repeated = self.place = 0
+        self.updates: int | None = None
+        self.replaced: dict[int, int] = {}
+        self.preferred: set[int] = set()
+        self.needs_finite = False
         self._reasons: list[str] = []
 
     def _get(self, i: int) -> Entry:
@@ -189,11 +197,20 @@ class TraceValues:
     def reusable(self, i: int, uses: int) -> bool:
         """Whether nothing reads the memory of a value after these uses of it."""
         entry = self.env.get(i)
+        users = 1
+        if self.updates is not None and isinstance(entry, Value):
+            given = self.replaced.get(id(entry.buffer), ABSENT)
+            if given == i:
+                uses += 1  # what fills the buffer before each run
+            elif given != ABSENT:
+                users = 2 if self.uses[given] == 1 else 0
+            if self.preferred and i not in self.preferred:
+                return False
         return (
             isinstance(entry, Value)
             and not entry.constant
             and not entry.buffer.pinned
             and self.uses[i] == uses
-            and entry.buffer.users == 1
+            and entry.buffer.users == users
             and all(s or d < 2 for s, d in zip(entry.strides, entry.shape, strict=True))
         )

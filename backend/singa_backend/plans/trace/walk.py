@@ -20,7 +20,8 @@ from ...ir.graph import Graph
 from ...kernels.values import NAN, PlanStep, Value
 from ..fusion import fuse
 from ..region import Region, RegionCall, TooManyCalls, branch_of, branches_fit
-from .items import Branch, CopyIn, Item, Rename, items_of
+from ..updates import NotInPlace
+from .items import Branch, CopyIn, Item, Rename, Updates, items_of
 from .open import NotOpen
 from .place import Placer
 from .segment import Continuation, Entry, OpaqueValue, PlanTrace, Segment
@@ -83,6 +84,8 @@ class Tracer(Placer):
                 self._used(item.sources)
             elif isinstance(item, CopyIn):
                 self._adopt(item.ids, item.call)
+            elif isinstance(item, Updates):
+                self._begin_updates(self.segment is first)
             elif isinstance(item, Branch):
                 self.history = None
                 pending += self._select(item, pending)[::-1]
@@ -100,12 +103,48 @@ class Tracer(Placer):
                     ids = item[-1].outputs
                     cells = [self.env[i] for i in ids if i in self.env]
                     self._split(pending, CopyIn(ids, item[-1]), partial(_kinds, cells))
-        self.segment.outputs = tuple(self._get(i) for i in self.region.outputs)
+        self.segment.outputs = tuple(self._result(i) for i in self.region.outputs)
         self._finish(self.segment is first and bool(self.entries))
         return first
 
+    def _begin_updates(self, whole: bool) -> None:
+        """What follows may replace inputs: in place only if the plan has no other segment, after which another one could fail."""
+        if not whole:
+            raise NotInPlace("sizes or branches depend on values")
+        self.updates = len(self.segment.steps)
+        entries = dict(zip(self.region.inputs, self.entries, strict=True))
+        for i in self.region.replaced.values():
+            entry = entries[i]
+            if not isinstance(entry, Value) or not entry.contiguous:
+                raise NotInPlace("an input is not an array of numbers")
+            self.replaced[id(entry.buffer)] = i
+
+    def _result(self, i: int) -> Entry:
+        """An output of the plan: the input that it replaces, if it does."""
+        made = self._get(i)
+        if self.updates is None or i not in self.region.replaced:
+            return made
+        of = self.region.replaced[i]
+        given = self._get(of)
+        if not isinstance(made, Value) or not isinstance(given, Value):
+            raise NotInPlace("a result is not an array of numbers")
+        if (made.shape, made.dtype) != (given.shape, given.dtype):
+            raise NotInPlace("a result has another shape or dtype than the input that it replaces")
+        held = self.replaced.get(id(made.buffer))
+        inside = held == of and (made.offset, made.strides) == (given.offset, given.strides)
+        if held is not None and not inside:
+            raise NotInPlace("a result is in the memory of another input")
+        if given.buffer.users != 1 + inside:
+            raise NotInPlace("another result shows an input that is replaced")
+        if not inside:
+            np.copyto(given.array, made.array)
+            self._record(PlanStep(lambda: [(np.copyto, (given.array, made.array))], (made,), (given,), "copy"))
+        return given
+
     def _split(self, pending: list[Item], then: Item, key: Callable[[], Any]) -> None:
         """End the segment here; the next one begins with `then`."""
+        if self.updates is not None:
+            raise NotInPlace("the size of a result that replaces an input depends on values")
         done = self.segment
         for entry in self.env.values():
             if isinstance(entry, Value) and not entry.buffer.pinned:
