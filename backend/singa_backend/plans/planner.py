@@ -23,6 +23,7 @@ from ..kernels import onednn
 from ..kernels.table import Invalid, Options
 from ..kernels.values import Value
 from ..runtime.executor import Executor, Visitor
+from .exchanges import exchanges, only_sent
 from .fusion import fuse
 from .gradients import Gradients, RefusedGradient
 from .open.caches import finite
@@ -324,7 +325,7 @@ class BodyVisitor(Visitor):
         self.bodies = bodies
 
     def _inner(self, graph: Graph, inputs: Sequence[Any], outer: list[Any]) -> list[Any]:
-        found = self.bodies.get(id(graph))
+        found, exchanged = self.bodies.get(id(graph)), self.budget.exchanges.at
         if found is not None:
             planner, slots = found
             outputs = planner.run_again([*inputs, *[outer[s] for s in slots]], self.budget)
@@ -338,6 +339,7 @@ class BodyVisitor(Visitor):
                 for y in found_outputs:
                     self.budget.count_tensor(getattr(y, "nbytes", 0))
                 return found_outputs
+            self.budget.exchanges.at = exchanged
         return super()._inner(graph, inputs, outer)
 
 
@@ -360,6 +362,7 @@ class Planner:
         caches: the inputs that only a Concat reads, whose result is an output and begins with them; with its axis.
         is_open: whether sizes may differ between runs, and an open plan may be made.
         open: the open plan, if there is one.
+        exchanges: the number of calls that exchange values with other processes.
     """
 
     def __init__(
@@ -399,8 +402,12 @@ class Planner:
             for i, v in zip(self.region.inputs, self._inputs, strict=False)
             if v.kind == "tensor"
         }
+        before = exchanges(self.region)
         self.gradients.join(self.region, self.region.ids)
         self.fused = fuse(self.region, self.options.level, types)
+        self.exchanges = len(before)
+        assert exchanges(self.region) == before, "all processes must begin their exchanges in the same order"
+        self.region.only_sent = only_sent(self.region) if before else frozenset()
         self.caches = _caches(self.region)
         self.is_open = not self.is_body and any(s is None or not all(isinstance(d, int) for d in s) for _, s in types.values())
         self.open: Opened | None = None
@@ -473,9 +480,10 @@ class Planner:
             The outputs, which belong to the caller; the reason if the definitions must run.
         """
         key = tuple((np.ndarray, x.shape, x.dtype) if _is_plain(x) else None for x in inputs)
-        tries = 0
+        tries, exchanged = 0, budget.exchanges.at
         while tries < 8:
             tries += 1
+            budget.exchanges.at = exchanged
             plan = self.plans.get(key)
             try:
                 if plan is None:
@@ -486,6 +494,8 @@ class Planner:
                             return NOT_FINITE if outputs is None else outputs
                     if self.unused >= NOVEL and novel:
                         return NEW_SHAPES
+                    if self.exchanges and not all(finite(x) for x in inputs if _is_plain(x)):
+                        return NOT_FINITE  # a trace finds it at its end, and other processes would have its results
                     self.unused += 1
                     plan = Plan(self)
                     outputs = self._trace(plan, inputs, budget)

@@ -97,6 +97,7 @@ class Region:
         size: the number of ids.
         inlined: the number of nodes and functions that were read into it.
         ids: the id of each value of the graph by its name, if the graph is a recorded step.
+        only_sent: the values that other processes receive, and on whose sizes nothing in the region depends.
     """
 
     calls: list[RegionCall] = field(default_factory=list)
@@ -107,6 +108,7 @@ class Region:
     size: int = 0
     inlined: int = 0
     ids: dict[str, int] = field(default_factory=dict)
+    only_sent: frozenset[int] = frozenset()
 
     def new(self, name: str = "") -> int:
         """A new id."""

@@ -93,7 +93,7 @@ class Tracer(Placer):
                     self.history.records.append(self._recorded(item))
                 else:
                     self._group(item)
-                if id(item[-1].node) in self.dynamic:
+                if id(item[-1].node) in self.dynamic and not self.region.only_sent.issuperset(item[-1].outputs):
                     if self.earlier is not None:
                         raise NotOpen
                     self.history = None
