@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from ..chains import chains
 from ..region import Region, RegionCall
+from ..updates import updates
 
 
 @dataclass(eq=False)
@@ -37,15 +38,29 @@ class Rename:
     targets: tuple[int, ...]
 
 
-Item = tuple[RegionCall, ...] | Branch | Rename | CopyIn
+@dataclass(eq=False)
+class Update:
+    """Elementwise calls that compute outputs, such as the new values of a parameter and of its states."""
+
+    calls: tuple[RegionCall, ...]
 
 
-def items_of(region: Region) -> list[Item]:
-    """The work of a region in order."""
-    made: list[Item] = []
-    for group in chains(region.calls, region.outputs):
-        if group[0].is_("If"):
-            made.append(Branch(group[0]))
-        else:
-            made.append(group)
-    return made
+Item = tuple[RegionCall, ...] | Branch | Rename | CopyIn | Update
+
+
+def items_of(region: Region, find_updates: bool = False) -> list[Item]:
+    """The work of a region in order.
+
+    Args:
+        region: the region.
+        find_updates: whether it may be a training step, whose updates are found.
+    """
+    calls = region.calls
+    groups = updates(calls, region.outputs) if find_updates and region.ids else []
+    taken = {i for group in groups for i in group}
+    made: list[tuple[int, Item]] = [(group[-1], Update(tuple(calls[i] for i in group))) for group in groups]
+    places = {id(c): i for i, c in enumerate(calls)}
+    read = [r for i in taken for r in calls[i].reads]
+    for chain in chains([c for i, c in enumerate(calls) if i not in taken], [*region.outputs, *read]):
+        made.append((places[id(chain[-1])], Branch(chain[0]) if chain[0].is_("If") else chain))
+    return [item for _, item in sorted(made, key=lambda pair: pair[0])]

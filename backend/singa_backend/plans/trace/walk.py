@@ -20,13 +20,13 @@ from ...ir.graph import Graph
 from ...kernels.values import NAN, PlanStep, Value
 from ..fusion import fuse
 from ..region import Region, RegionCall, TooManyCalls, branch_of, branches_fit
-from .items import Branch, CopyIn, Item, Rename, items_of
+from .items import Branch, CopyIn, Item, Rename, Update, items_of
 from .open import NotOpen
-from .place import Placer
 from .segment import Continuation, Entry, OpaqueValue, PlanTrace, Segment
+from .updates import Updater
 
 
-class Tracer(Placer):
+class Tracer(Updater):
     """Traces a segment of a plan, and those that follow it."""
 
     def start(self, inputs: Sequence[Any], record: bool = False, earlier: PlanTrace | None = None) -> Segment:
@@ -62,7 +62,7 @@ class Tracer(Placer):
         self.uses = Counter(i for call in self.region.calls for i in call.reads)
         self.uses.update(self.region.outputs)
         self.uses.update(self.region.inputs)  # the buffers of inputs are written before each run
-        return self._walk(items_of(self.region))
+        return self._walk(items_of(self.region, self.options.level > 1))
 
     def resume(self, point: Continuation) -> Segment:
         """Trace what follows a segment."""
@@ -86,6 +86,9 @@ class Tracer(Placer):
             elif isinstance(item, Branch):
                 self.history = None
                 pending += self._select(item, pending)[::-1]
+            elif isinstance(item, Update):
+                self.history = None
+                self._update(item.calls)
             else:
                 if self.earlier is not None:
                     self._repeat_or_open(item, self.earlier.records)
