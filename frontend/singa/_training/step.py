@@ -22,6 +22,7 @@ from .._core.tensor import Tensor, op
 from .._core.trace import Trace
 from .._core.variable import Variable
 from ..device import default_device
+from .interrupts import deferred
 
 
 def step_form(x: Any, seen: dict[int, int]) -> Any:
@@ -119,8 +120,9 @@ class Step:
             watch = self._watch() if self.device.verbosity and self.device._times.measures else None
             made = self._session.run(values, observer=watch)
             n = len(made) - len(self._writes)
-            for t, new in zip(self._writes, made[n:], strict=True):
-                trace.assign(t, new if t.device is self.device else self.device.backend.get(new), id(t) in self._invalidated)
+            with deferred():  # all states are those of before the step, or those after it
+                for t, new in zip(self._writes, made[n:], strict=True):
+                    trace.assign(t, new if t.device is self.device else self.device.backend.get(new), id(t) in self._invalidated)
         results: dict[int, Tensor] = {}
         for t, v in zip(_tensors(self._result), made, strict=False):
             results[id(t)] = Tensor._of(v, self.device, t.requires_grad)
