@@ -204,6 +204,7 @@ def test_a_signal_in_the_middle_of_a_step_keeps_the_state_after_it(
 
 
 def test_a_second_ctrl_c_stops_at_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """But for the update, which has five parameters."""
     apply, calls = opt.Optimizer.apply, []
 
     def interrupted(*args: Any) -> None:
@@ -214,7 +215,7 @@ def test_a_second_ctrl_c_stops_at_once(folder: Path, monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(opt.Optimizer, "apply", interrupted)
     stopped = train(folder, "--no-graph", "--checkpoint", "@run.ckpt", "--every", "1")
-    assert stopped.exit_code == 130 and len(calls) == 9
+    assert stopped.exit_code == 130 and len(calls) == 10
     assert "stopped after step 1 of 12" in stopped.stderr and "run.ckpt holds step 1:" in stopped.stderr
     assert len(losses(folder / "run.ckpt")) == 1
 

@@ -30,8 +30,8 @@ def deferred() -> Iterator[None]:
                     signal.signal(s, waiting)
             yield
     finally:
-        for s in waiting.received:
-            signal.raise_signal(s)
+        for number in waiting.received:
+            signal.raise_signal(number)
 
 
 class _Waiting:

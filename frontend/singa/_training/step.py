@@ -51,6 +51,7 @@ class Step:
         step: The function to record.
         args: Its positional arguments; the Tensors in them become inputs of the graph.
         kwargs: Its keyword arguments; the Tensors in them become inputs of the graph.
+        deterministic: Whether it runs on one thread, so that its bits do not depend on the number of cores.
 
     Attributes:
         onnx: The step as a ModelProto.
@@ -61,7 +62,7 @@ class Step:
         NotTraceable: The step reads values of tensors in Python, or calls an operator that is written in Python.
     """
 
-    def __init__(self, step: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def __init__(self, step: Any, args: tuple[Any, ...], kwargs: dict[str, Any], deterministic: bool = False) -> None:
         tensors = _tensors((args, kwargs))
         self.device = next((t.device for t in tensors if not t._follows_device), default_device)
         record = Trace(op.opset)
@@ -83,7 +84,8 @@ class Step:
         self.onnx = to_model(record.writer, "step", outputs)
         record.writer.builder.forget_examples()  # the results keep the builder
         self.graph = read(self.onnx)
-        self._session = Session(self.graph, self.device.backend, plan_options(), limits.Limits())
+        options = plan_options(deterministic=True) if deterministic else plan_options()
+        self._session = Session(self.graph, self.device.backend, options, limits.Limits())
         self._forward = record.forward
 
     def forget_plan(self) -> None:
