@@ -189,11 +189,43 @@ def too_many_dimensions(message: str) -> ResourceExhausted:
     return ResourceExhausted(f"a tensor has too many dimensions: {message}", code="SX607")
 
 
+class Exchanges:
+    """The exchanges with other processes of one run, in order.
+
+    A plan may give up a run that has begun an exchange, and another plan or the definitions repeat the run. No process can take
+    back what it has sent: the repeated run continues with the exchanges of the first one, and begins only those that follow.
+
+    Attributes:
+        at: the number of exchanges that the present attempt has begun.
+        tickets: of each exchange that the run has begun.
+        results: of those that have ended, by ticket.
+    """
+
+    def __init__(self) -> None:
+        self.at = 0
+        self.tickets: list[int] = []
+        self.results: dict[int, Any] = {}
+
+    def begin(self, start: Callable[[], int]) -> int:
+        """The ticket of the next exchange, which `start` begins unless an earlier attempt of the run did."""
+        if self.at == len(self.tickets):
+            self.tickets.append(start())
+        self.at += 1
+        return self.tickets[self.at - 1]
+
+    def end(self, ticket: int, wait: Callable[[int], Any]) -> Any:
+        """The result of an exchange, for which `wait` waits unless an earlier attempt of the run did."""
+        if ticket not in self.results:
+            self.results[ticket] = wait(ticket)
+        return self.results[ticket]
+
+
 class Budget:
     """Counts what one call has used of its limits.
 
     Attributes:
         roots: containers of live values: frames of the running graphs, and values that operator bodies hold.
+        exchanges: what the run has exchanged with other processes.
     """
 
     def __init__(self, limits: Limits, cancel: Flag | None = None, memory: int | None = None) -> None:
@@ -216,6 +248,7 @@ class Budget:
         self.room = self.live_bytes
         self.kept = 0
         self.nodes = 0
+        self.exchanges = Exchanges()
 
     def begin(self, resident: int, *roots: Any) -> None:
         """Begin a run with these containers, which hold `resident` bytes."""

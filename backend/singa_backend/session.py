@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from .devices.device import Device
-from .ir.declaration import has_trait
 from .ir.graph import Graph
 from .kernels.table import Invalid, Options
 from .limits import Budget, Limits
@@ -27,7 +25,6 @@ REPLACEMENTS = 4
 
 NO_PLANS = UseDefinitions("optimize=0 was requested")
 NOT_CPU = UseDefinitions("plans run on the CPU only")
-EXCHANGES = UseDefinitions("an operator exchanges values with other processes, so that no run may be repeated")
 OBSERVED = UseDefinitions("each node is observed, or only a part of the graph runs")
 LARGE = UseDefinitions("functions and subgraphs have too many calls for a plan")
 CHANGED = UseDefinitions("initializers have changed: the next run with these makes a plan")
@@ -81,11 +78,6 @@ class Session:
         self._fixed = ids_of(self.constants) | {id(a) for states in self._executor.states.values() for _, a in states}
         self._large = False
         self.forget_plans()
-
-    @cached_property
-    def _exchanges(self) -> bool:
-        """Whether an operator exchanges values with other processes; found at the first run, not when a model is prepared."""
-        return any(has_trait(n.domain, n.op_type, "exchanges") for n in self.graph.all_nodes())
 
     def forget_plans(self) -> None:
         """Free the memory of plans; they are made again when they are needed."""
@@ -244,6 +236,7 @@ class Session:
             self.reason = None
             return found
         self.reason = found
+        budget.exchanges.at = 0
         executor, values = self._executor, dict(replaced or {})
         made = executor.run(graph or self.graph, inputs, values, budget, observer, to_host)
         taken = self._fixed | executor.owned() | ids_of((*inputs, *values.values(), *kept))
@@ -284,8 +277,6 @@ class Session:
         """Why no plan can run."""
         if not self.options.level:
             return NO_PLANS
-        if self._exchanges:
-            return EXCHANGES
         if self._large:
             return LARGE
         if self.device.type != "CPU":

@@ -68,6 +68,7 @@ class Model(Layer):
     Attributes:
         graph_mode: Whether a step runs as one ONNX graph.
         sequential: Kept for old programs; a graph always runs its nodes in the order in which the step created them.
+        deterministic: Whether recorded steps run on one thread.
         not_traceable: Why the steps of this model cannot become a graph; "" if they can.
         history: The measurements of the last call of `fit`, also of one that was interrupted; None before the first.
 
@@ -98,6 +99,7 @@ class Model(Layer):
         super().__init__()
         self.graph_mode = False
         self.sequential = False
+        self.deterministic = False
         self._steps: OrderedDict[Any, list[Step]] = OrderedDict()
         self._checked = False
         self.not_traceable = ""
@@ -128,7 +130,15 @@ class Model(Layer):
 
     # --- modes
 
-    def compile(self, inputs: Sequence[Tensor], is_train: bool = True, use_graph: bool = False, sequential: bool = False) -> None:
+    def compile(
+        self,
+        inputs: Sequence[Tensor],
+        is_train: bool = True,
+        use_graph: bool = False,
+        sequential: bool = False,
+        *,
+        deterministic: bool = False,
+    ) -> None:
         """Create the parameters by one call of `forward`, and set the mode.
 
         The outputs are discarded. Running statistics, existing parameters and random numbers are unchanged.
@@ -138,6 +148,7 @@ class Model(Layer):
             is_train: Whether calling the model trains it.
             use_graph: Whether to run steps as one ONNX graph.
             sequential: Kept for old programs; it has no effect.
+            deterministic: As for `graph`.
 
         Raises:
             InvalidInput: An input is not a Tensor (SX317).
@@ -146,7 +157,7 @@ class Model(Layer):
         with self._in_mode(False):
             self.forward(*inputs)
         self.train(is_train)
-        self.graph(use_graph, sequential)
+        self.graph(use_graph, sequential, deterministic=deterministic)
         self._checked = False
 
     @property
@@ -209,7 +220,7 @@ class Model(Layer):
         """What `repr` shows before the layers."""
         return []
 
-    def graph(self, mode: bool = True, sequential: bool = False) -> None:
+    def graph(self, mode: bool = True, sequential: bool = False, *, deterministic: bool = False) -> None:
         """Set whether steps run as one ONNX graph, and discard the graphs that were recorded.
 
         The first step with some shapes runs operator by operator, the second is recorded; after the first step of the optimizer,
@@ -219,8 +230,11 @@ class Model(Layer):
         Args:
             mode: True for a graph, False for the tape.
             sequential: Kept for old programs; it has no effect.
+            deterministic: Whether recorded steps run on one thread, as `prepare(deterministic=True)`: their bits then do not
+                depend on the number of cores, nor on other programs that use them. Otherwise they are equal from run to run at
+                a number of threads that SONNX_NUM_THREADS sets.
         """
-        self.graph_mode = bool(mode)
+        self.graph_mode, self.deterministic = bool(mode), bool(deterministic)
         self.sequential = bool(sequential)
         self._steps.clear()
 
@@ -342,7 +356,7 @@ class Model(Layer):
         step = next((step for step in recorded if step.holds()), None)
         if step is None:
             try:
-                step = Step(self.train_one_batch, input, kwargs)
+                step = Step(self.train_one_batch, input, kwargs, self.deterministic)
             except (NotTraceable, UnsupportedModel) as error:  # the tape has computed this step
                 where = f"node {error.node!r}, operator {error.operator}: " if error.node else ""
                 self.not_traceable = where + error.message

@@ -507,6 +507,7 @@ def test_other_epochs_of_a_cosine_are_reported(tmp_path: Path) -> None:
 
 
 @other_device.runs
+@pytest.mark.usefixtures("by_definitions")  # bits are compared
 @pytest.mark.parametrize("graph", [False, True])
 @pytest.mark.parametrize(("kind", "target"), [(Net, Y), (Classes, LABELS)])
 def test_another_device_has_the_same_history(kind: type[Net], target: np.ndarray, graph: bool) -> None:

@@ -162,6 +162,7 @@ def _wrong(declaration: Declaration, traits: Collection[str], settings: Collecti
     hold("random", "seed" in schema.attributes, "the schema has no seed")
     hold("random_in_training", {"seed", "training_mode"} <= inputs_and_attributes, "the schema has no seed or no training_mode")
     hold("exchanges", bool({"communicator", "ticket"} & inputs_and_attributes), "the schema has no communicator and no ticket")
+    hold("sends", "exchanges" in traits and [o.name for o in outputs] == ["ticket"], "its result is not a ticket alone")
     for trait in ("idempotent", "involution"):
         hold(trait, "unary" in traits and inputs[0].type_str == outputs[0].type_str, "the result is not what it takes")
     hold("cannot_fail", "random" not in traits, "it draws")
@@ -210,6 +211,7 @@ def test_meanings_and_weights_agree_with_the_schemas() -> None:
     ("Split", 18, ["unary"]), ("Concat", 13, ["unary"]), ("ArgMax", 13, ["unary"]), ("Relu", 13, []),
     ("MatMul", 13, ["broadcasting"]),
     ("Softmax", 13, ["reduction"]), ("Relu", 14, ["random"]), ("Relu", 14, ["exchanges"]),
+    ("AllReduceDone", 1, ["exchanges", "sends"]),
     ("Bernoulli", 22, ["random_in_training"]),
     ("Abs", 13, ["idempotent"]), ("IsNaN", 20, ["unary", "involution"]), ("Bernoulli", 22, ["random", "cannot_fail"]),
     ("Pad", 25, ["rank_of_first", "rank_one"]), ("Transpose", 25, ["rank_of_length"]), ("Relu", 14, ["rank_of_larger"]),
@@ -297,7 +299,7 @@ def _cases(domain: str, name: str, version: int, count: int) -> list[NodeCase]:
 
 @pytest.mark.parametrize(("domain", "name", "trait"), [
     (d, n, t) for d, n in sorted(declarations) for t in sorted(TRAITS) if has_trait(d, n, t)
-    if not t.startswith(("random", "exchanges"))
+    if not t.startswith(("random", "exchanges", "sends"))
 ])  # fmt: skip
 @pytest.mark.filterwarnings("ignore:clip=0 of")
 def test_an_operator_does_what_its_traits_say(domain: str, name: str, trait: str) -> None:

@@ -6,10 +6,12 @@ attribute `communicator` is the number of a communicator in the running process,
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
+from .. import limits
 from ..collectives.communicator import Communicator, Handle, numbered, ticket_of, wait_for
 from ..errors import OperatorError
 from ..proto.schemas import SINGA_DOMAIN, declare_schema
@@ -44,32 +46,35 @@ declare_schema(
 )
 
 
-@operator("AllReduceStart", 1, domain=SINGA_DOMAIN, widen=False, traits=("exchanges",))
+@operator("AllReduceStart", 1, domain=SINGA_DOMAIN, widen=False, traits=("exchanges", "sends"))
 def all_reduce_start(xp: Xp, x: Array, *, communicator: int) -> Array:
     """Start the sum of x over the ranks; return the ticket, int64 of shape ()."""
     comm = numbered(communicator)
-    return xp.asarray(np.int64(ticket_of(comm.all_reduce(_placed(xp, comm.on_host, x)))))
+    return _begun(xp, lambda: comm.all_reduce(_placed(xp, comm.on_host, x)))
 
 
-@operator("SparseAllReduceStart", 1, domain=SINGA_DOMAIN, widen=False, traits=("exchanges",))
+@operator("SparseAllReduceStart", 1, domain=SINGA_DOMAIN, widen=False, traits=("exchanges", "sends"))
 def sparse_all_reduce_start(xp: Xp, indices: Array, values: Array, *, communicator: int, equal: int = 0) -> Array:
     """Start the sum of sparse vectors over the ranks; return the ticket, int64 of shape ()."""
     comm = numbered(communicator)
     largest = int(xp.to_host(indices.max())) if len(indices) else 0
     if largest > np.iinfo(np.int32).max:
         raise OperatorError(f"indices are sent as int32, got {largest}", code="SX405", hint="use a lower threshold")
-    places = _placed(xp, comm.on_host, indices.astype(np.int32))
-    values = _placed(xp, comm.on_host, values)
-    if equal:
-        return xp.asarray(np.int64(ticket_of(_Sparse(comm.all_gather(places), comm.all_gather(values)))))
-    counts = comm.all_gather(np.array([len(places)], np.int32))
-    return xp.asarray(np.int64(ticket_of(_Counted(comm, counts, places, values))))
+
+    def start() -> Handle:
+        places = _placed(xp, comm.on_host, indices.astype(np.int32))
+        own = _placed(xp, comm.on_host, values.copy())  # nothing keeps the memory of the inputs until the end
+        if equal:
+            return _Sparse(comm.all_gather(places), comm.all_gather(own))
+        return _Counted(comm, comm.all_gather(np.array([len(places)], np.int32)), places, own)
+
+    return _begun(xp, start)
 
 
 @operator("AllReduceDone", 1, domain=SINGA_DOMAIN, widen=False, traits=("exchanges",))
 def all_reduce_done(xp: Xp, x: Array, ticket: Host[int]) -> Array:
     """Wait for an operation; return its result, of the shape and dtype of x."""
-    result = wait_for(ticket)
+    result = limits.current().exchanges.end(ticket, wait_for)
     if not isinstance(result, list):
         return xp.asarray(result).reshape(x.shape)
     total = xp.zeros(x.shape, dtype=x.dtype)
@@ -77,6 +82,11 @@ def all_reduce_done(xp: Xp, x: Array, ticket: Host[int]) -> Array:
         places = xp.asarray(indices).astype(np.int64)
         total[places] = total[places] + xp.asarray(values)
     return total
+
+
+def _begun(xp: Xp, start: Callable[[], Handle]) -> Array:
+    """The ticket of an exchange, int64 of shape (); it is begun unless the run is repeated, and has begun it before."""
+    return xp.asarray(np.int64(limits.current().exchanges.begin(lambda: ticket_of(start()))))
 
 
 class _Sparse:

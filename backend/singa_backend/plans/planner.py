@@ -24,6 +24,7 @@ from ..kernels.table import Invalid, Options, is_finite
 from ..kernels.values import Value
 from ..machine import release_freed_memory
 from ..runtime.executor import Executor, Visitor
+from .exchanges import exchanges, only_sent
 from .fusion import fuse
 from .gradients import Gradients, RefusedGradient
 from .region import Region, TooManyCalls, region_of
@@ -332,7 +333,7 @@ class BodyVisitor(Visitor):
         self.bodies = bodies
 
     def _inner(self, graph: Graph, inputs: Sequence[Any], outer: list[Any]) -> list[Any]:
-        found = self.bodies.get(id(graph))
+        found, exchanged = self.bodies.get(id(graph)), self.budget.exchanges.at
         if found is not None:
             planner, slots = found
             outputs = planner.run_again([*inputs, *[outer[s] for s in slots]], self.budget)
@@ -346,6 +347,7 @@ class BodyVisitor(Visitor):
                 for y in found_outputs:
                     self.budget.count_tensor(getattr(y, "nbytes", 0))
                 return found_outputs
+            self.budget.exchanges.at = exchanged
         return super()._inner(graph, inputs, outer)
 
 
@@ -369,6 +371,7 @@ class Planner:
         replaced: the place of the input that a result replaces in place, by the place of the result.
         is_open: whether sizes may differ between runs, and an open plan may be made.
         open: the open plan, if there is one.
+        exchanges: the number of calls that exchange values with other processes.
     """
 
     def __init__(
@@ -410,13 +413,18 @@ class Planner:
             for i, v in zip(self.region.inputs, self._inputs, strict=False)
             if v.kind == "tensor"
         }
+        before = exchanges(self.region)
         self.gradients.join(self.region, self.region.ids)
         self.fused = fuse(self.region, self.options.level, types)
+        self.exchanges = len(before)
+        assert exchanges(self.region) == before, "all processes must begin their exchanges in the same order"
+        self.region.only_sent = only_sent(self.region) if before else frozenset()
         self.caches = _caches(self.region)
         self.is_open = not self.is_body and any(s is None or not all(isinstance(d, int) for d in s) for _, s in types.values())
         if self.replaced:
             self.is_open = False
-            place_last(self.region, self.replaced)
+            numbers = [i for i, (_, s) in types.items() if s is not None and all(d == 1 for d in s)]
+            place_last(self.region, self.replaced, numbers)
         self.open: Opened | None = None
         self.shared = SharedValues()
         self.plans: OrderedDict[Any, Plan] = OrderedDict()
@@ -487,9 +495,10 @@ class Planner:
             The outputs, which belong to the caller; the reason if the definitions must run.
         """
         key = tuple((np.ndarray, x.shape, x.dtype) if _is_plain(x) else None for x in inputs)
-        tries = 0
+        tries, exchanged = 0, budget.exchanges.at
         while tries < 8:
             tries += 1
+            budget.exchanges.at = exchanged
             plan = self.plans.get(key)
             try:
                 if plan is None:
@@ -500,6 +509,8 @@ class Planner:
                             return NOT_FINITE if outputs is None else outputs
                     if self.unused >= NOVEL and novel:
                         return NEW_SHAPES
+                    if self.exchanges and not all(is_finite(x) for x in inputs if _is_plain(x)):
+                        return NOT_FINITE  # a trace finds it at its end, and other processes would have its results
                     self.unused += 1
                     plan = Plan(self)
                     outputs = self._trace(plan, inputs, budget)
@@ -524,7 +535,7 @@ class Planner:
                 self.latest = None
                 budget.restart()
             except NotInPlace:
-                self.replaced = dict(replaced or {})
+                self.replaced = {}
                 with self.tracing:
                     self._renew()
                 self.latest = None

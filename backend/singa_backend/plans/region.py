@@ -99,6 +99,7 @@ class Region:
         ids: the id of each value of the graph by its name, if the graph is a recorded step.
         replaced: the id of the input that a result replaces, by the id of the result.
         last: the index of the first call that only makes such results; those that follow it do the same.
+        only_sent: the values that other processes receive, and on whose sizes nothing in the region depends.
     """
 
     calls: list[RegionCall] = field(default_factory=list)
@@ -111,6 +112,7 @@ class Region:
     ids: dict[str, int] = field(default_factory=dict)
     replaced: dict[int, int] = field(default_factory=dict)
     last: int | None = None
+    only_sent: frozenset[int] = frozenset()
 
     def new(self, name: str = "") -> int:
         """A new id."""

@@ -25,6 +25,8 @@ from singa_backend.collectives import Communicator
 from singa_backend.collectives.communicator import copied, total
 from singa_backend.errors import InvalidInput
 from singa_backend.io.files import staged
+from singa_backend.kernels.options import MOST_THREADS
+from singa_backend.kernels.options import options as plan_options
 
 from .._core import random
 from .._core.tensor import Tensor
@@ -90,6 +92,8 @@ class Checkpoint:
 
     Attributes:
         changed: After `read`, the values of `rates` in the file, of those that differ.
+        threads: The number of threads of plans in this process, which the file has.
+        other_threads: After `read`, the number in the file if it differs: sums are then added in another order.
     """
 
     def __init__(
@@ -106,6 +110,8 @@ class Checkpoint:
         self.settings, self.rates = dict(settings), dict(rates)
         self.group = group if group and group.size > 1 else None
         self.changed: dict[str, str] = {}
+        self.threads = plan_options().threads
+        self.other_threads: int | None = None
         self._finite = set(_finite(model.get_states()))
 
     def write(self, place: Position) -> None:
@@ -130,7 +136,7 @@ class Checkpoint:
         updated = self.optimizer.get_states()
         run = {
             "settings": self.settings, "rates": self.rates, "states": len(updated),
-            "epoch": place.epoch, "batch": place.batch, "rng": rng,
+            "epoch": place.epoch, "batch": place.batch, "rng": rng, "threads": self.threads,
         }  # fmt: skip
         order = np.zeros(0, np.int64) if place.order is None else place.order
         measured: dict[str, list[float]] = {}
@@ -236,6 +242,10 @@ class Checkpoint:
                 hint = f"{words} --train-constants to continue it, or start a training with another --checkpoint"
             raise _other(self.path, "; ".join(parts), hint)
         self.changed = {n: rates[n] for n, value in self.rates.items() if rates[n] != value}
+        threads = run.get("threads", self.threads)  # versions before it did not write it
+        if type(threads) is not int or not 1 <= threads <= MOST_THREADS:
+            raise ValueError("another number of threads")
+        self.other_threads = None if threads == self.threads else threads
 
     def _fits(self, states: dict[str, np.ndarray], run: dict[str, Any]) -> None:
         """Raise unless the states are those of this optimizer, for parameters of the model."""

@@ -26,6 +26,7 @@ from .._core.backward import backward
 from .._core.tensor import Tensor, op
 from .._core.variable import required
 from .buckets import THRESHOLD, Bucket, Buckets, Pairs, joined, partition_size
+from .interrupts import deferred
 
 RESIDUAL, PARTIAL = "residual", "partial"
 """Names of the states that distributed training adds to those of the optimizer."""
@@ -255,8 +256,9 @@ class DataParallel:
         with tape.no_tape():
             for bucket, done in sent:
                 means |= {id(p): g for (p, _), g in zip(bucket.pairs, bucket.split(done()), strict=True)}
-        self.opt._update_all([(p, means[id(p)]) for p in buckets.order])
-        self.opt.step()
+        with deferred():
+            self.opt._update_all([(p, means[id(p)]) for p in buckets.order])
+            self.opt.step()
 
     def _gradients(self, loss: Tensor, scale: float = 1.0) -> Iterator[tuple[Tensor, Tensor]]:
         if self.opt.check_nan:

@@ -21,6 +21,7 @@ from .._core.coverage import nothing_trains
 from .._core.tensor import Tensor, op
 from .._core.variable import required
 from ..device import Device
+from .interrupts import deferred
 from .nan import refuse_nan
 from .schedules import DecayScheduler, is_constant, positive, schedule_of
 
@@ -255,8 +256,9 @@ class Optimizer:
             InvalidInput: If `backward` raises it, no parameter gets a gradient, loaded states belong to another model (SX327),
                 or, with `check_nan`, the loss is NaN; then nothing is changed.
         """
-        self.call(loss)
-        self.step()
+        with deferred():
+            self.call(loss)
+            self.step()
 
     def call(self, loss: Tensor) -> None:
         """Compute the gradients of a loss and update every parameter.

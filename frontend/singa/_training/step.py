@@ -23,9 +23,10 @@ from .._core.tensor import Tensor, op
 from .._core.trace import Trace
 from .._core.variable import Variable
 from ..device import default_device
+from .interrupts import deferred
 
 EARLY = 3
-"""The first runs of a step, after which freed memory is returned to the system: recording and making a plan use more than a run."""
+"""The first runs of a step, after which freed memory returns to the system: recording and making a plan use more than a run."""
 
 
 def step_form(x: Any, seen: dict[int, int]) -> Any:
@@ -54,6 +55,7 @@ class Step:
         step: The function to record.
         args: Its positional arguments; the Tensors in them become inputs of the graph.
         kwargs: Its keyword arguments; the Tensors in them become inputs of the graph.
+        deterministic: Whether it runs on one thread, so that its bits do not depend on the number of cores.
 
     Attributes:
         onnx: The step as a ModelProto.
@@ -64,7 +66,7 @@ class Step:
         NotTraceable: The step reads values of tensors in Python, or calls an operator that is written in Python.
     """
 
-    def __init__(self, step: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def __init__(self, step: Any, args: tuple[Any, ...], kwargs: dict[str, Any], deterministic: bool = False) -> None:
         tensors = _tensors((args, kwargs))
         self.device = next((t.device for t in tensors if not t._follows_device), default_device)
         record = Trace(op.opset)
@@ -90,7 +92,8 @@ class Step:
         replaced = {
             len(made) + n: places[id(t)] for n, t in enumerate(self._writes) if id(t) in places and t.device is self.device
         }
-        self._session = Session(self.graph, self.device.backend, plan_options(), limits.Limits(), replaced=replaced)
+        options = plan_options(deterministic=True) if deterministic else plan_options()
+        self._session = Session(self.graph, self.device.backend, options, limits.Limits(), replaced=replaced)
         self._forward = record.forward
         self._early = EARLY
 
@@ -126,13 +129,11 @@ class Step:
         with stream.lock if draws else contextlib.nullcontext():  # another thread may draw from the same stream
             values = [self._here(t) for t in (*inputs.values(), *self._reads)]
             watch = self._watch() if self.device.verbosity and self.device._times.measures else None
-            made = self._session.run(values, observer=watch)
-            n = len(made) - len(self._writes)
-            for t, new in zip(self._writes, made[n:], strict=True):
-                if new is t._data:
-                    trace.note_write(t, id(t) in self._invalidated)
-                else:
-                    trace.assign(t, new if t.device is self.device else self.device.backend.get(new), id(t) in self._invalidated)
+            with deferred():  # all states are those of before the step, or those after it
+                made = self._session.run(values, observer=watch)
+                n = len(made) - len(self._writes)
+                for t, new in zip(self._writes, made[n:], strict=True):
+                    self._assign(t, new)
         if self._early:
             self._early -= 1
             release_freed_memory()
@@ -142,6 +143,14 @@ class Step:
             results[id(t)]._without_graph = t._without_graph
         provenance.record(list(results.values()), "a step", self._again, list(inputs.values()))
         return _replaced(self._result, results)
+
+    def _assign(self, t: Variable, new: Any) -> None:
+        """Write the new value of a tensor, unless a plan has done so."""
+        invalidated = id(t) in self._invalidated
+        if new is t._data:
+            trace.note_write(t, invalidated)
+        else:
+            trace.assign(t, new if t.device is self.device else self.device.backend.get(new), invalidated)
 
     def _watch(self) -> Observer:
         """An observer that measures the nodes of the step."""

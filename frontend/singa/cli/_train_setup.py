@@ -162,6 +162,7 @@ def prepared(chosen: TrainOptions, group: Communicator | None, starts: bool = Fa
 
     place.SetRandSeed(chosen.seed + (group.rank if group else 0))
     tuned = Tuned(str(chosen.model), place, train_constants=chosen.train_constants)
+    tuned.set_optimizer(rule)  # from whose counter the model knows that a training is resumed, and records the first step too
     for pattern in chosen.freeze:
         tuned.freeze(pattern)
     empty, folder = _without_weights(chosen.model, tuned)
@@ -243,6 +244,8 @@ def _resume(chosen: TrainOptions, made: TrainSetup, kept: Checkpoint, quiet: boo
     if (at.epoch, at.batch) > (chosen.epochs, 0):
         raise click.UsageError(f"--epochs {chosen.epochs} is before the point of the checkpoint: {reached}")
     changes = "".join(f"; {n} was {was}, is {kept.rates[n]}" for n, was in kept.changed.items())
+    if kept.other_threads is not None:
+        changes += f"; threads were {kept.other_threads}, are {kept.threads}: bits differ from those of an unbroken training"
     if made.first and not quiet:
         err.print(f"resumed {kept.path} at {reached}{changes}", markup=False, highlight=False, soft_wrap=True)
 

@@ -107,7 +107,7 @@ class Definitions(TraceValues):
         constants = {i: e.array for i, e in self._captured(call) if isinstance(e, Value) and e.constant}
         bodies = self.state.bodies(call.node, constants) if self.options.level and call.node.graphs else None
         made = DefinitionStep(self.state, call, self._values(call), self._captured(call), bodies)
-        dynamic = id(call.node) in self.dynamic
+        dynamic = id(call.node) in self.dynamic or self._is_sent(call, made.inputs)
         for i, o in zip(call.outputs, made.compute(), strict=False):
             if i == ABSENT:
                 made.outputs.append(None)
@@ -133,6 +133,11 @@ class Definitions(TraceValues):
         self.budget.left += 1  # the visitor has counted it
         self._count(call)
         return 1
+
+    def _is_sent(self, call: RegionCall, inputs: Sequence[Entry | None]) -> bool:
+        """Whether the sizes of the results may differ between runs, which no segment depends on."""
+        sent = all(o in self.region.only_sent for o in call.outputs if o != ABSENT)
+        return sent and (call.is_("NonZero") or any(isinstance(e, OpaqueValue) for e in inputs))
 
     def _captured(self, call: RegionCall) -> list[tuple[int, Entry]]:
         return [(outer, self._get(call.scope[outer])) for g in call.node.graphs for outer, _ in g.captured]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..chains import chains
 from ..region import Region, RegionCall
+from ..updates import updates
 
 
 @dataclass(eq=False)
@@ -38,22 +40,41 @@ class Rename:
 
 
 @dataclass(eq=False)
-class Updates:
+class UpdateBegin:
     """What follows only makes results that replace inputs."""
 
 
-Item = tuple[RegionCall, ...] | Branch | Rename | CopyIn | Updates
+@dataclass(eq=False)
+class Update:
+    """Elementwise calls that compute outputs, such as the new values of a parameter and of its states."""
+
+    calls: tuple[RegionCall, ...]
 
 
-def items_of(region: Region) -> list[Item]:
-    """The work of a region in order."""
-    made: list[Item] = []
-    calls, last = region.calls[: region.last], region.calls[len(region.calls) if region.last is None else region.last :]
-    for group in chains(calls, [*region.outputs, *(i for c in last for i in c.reads)]):
-        if group[0].is_("If"):
-            made.append(Branch(group[0]))
-        else:
-            made.append(group)
-    if region.last is not None:
-        made += [Updates(), *chains(last, region.outputs)]
-    return made
+Item = tuple[RegionCall, ...] | Branch | Rename | CopyIn | Update | UpdateBegin
+
+
+def items_of(region: Region, find_updates: bool = False) -> list[Item]:
+    """The work of a region in order.
+
+    Args:
+        region: the region.
+        find_updates: whether it may be a training step, whose updates are found.
+    """
+    finds = find_updates and bool(region.ids)
+    if region.last is None:
+        return _items(region.calls, region.outputs, finds)
+    calls, last = region.calls[: region.last], region.calls[region.last :]
+    before = _items(calls, [*region.outputs, *(i for c in last for i in c.reads)], False)
+    return [*before, UpdateBegin(), *_items(last, region.outputs, finds)]
+
+
+def _items(calls: Sequence[RegionCall], outputs: Sequence[int], finds: bool) -> list[Item]:
+    groups = updates(calls, outputs) if finds else []
+    taken = {i for group in groups for i in group}
+    made: list[tuple[int, Item]] = [(group[-1], Update(tuple(calls[i] for i in group))) for group in groups]
+    places = {id(c): i for i, c in enumerate(calls)}
+    read = [r for i in taken for r in calls[i].reads]
+    for chain in chains([c for i, c in enumerate(calls) if i not in taken], [*outputs, *read]):
+        made.append((places[id(chain[-1])], Branch(chain[0]) if chain[0].is_("If") else chain))
+    return [item for _, item in sorted(made, key=lambda pair: pair[0])]

@@ -78,7 +78,7 @@ class Placer(Opener):
             if index == self.updates:
                 for p in unchecked:
                     p.checked = self.needs_finite
-                unchecked = set()
+                unchecked, segment.update = set(), len(segment.flat)
             own = pieces = step.bind()
             needed = _threads(step, pieces, usual)
             self.facts.parallel |= needed > 0 and step.kernel != "definition"

@@ -144,6 +144,7 @@ class Segment:
         moving: (index of the first call, step, number of calls) of the steps that use them.
         replaced: the inputs that results replace in place.
         updating: those of the steps that use only the latter.
+        update: the index of the first call that may write to them; nothing after it refuses a value.
         cells: the values that are not in the arena, if the plan is open: nothing is kept in them after a run.
         pace: how fast it runs, if a run may use fewer threads; None if it may not, or no step uses several.
     """
@@ -162,6 +163,7 @@ class Segment:
     moving: tuple[tuple[int, PlanStep, int], ...] = ()
     replaced: tuple[Replaced, ...] = ()
     updating: tuple[tuple[int, PlanStep, int], ...] = ()
+    update: int | None = None
     cells: Cells = field(default_factory=Cells)
     pace: Pace | None = None
 

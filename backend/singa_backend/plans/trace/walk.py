@@ -21,13 +21,13 @@ from ...kernels.values import NAN, PlanStep, Value
 from ..fusion import fuse
 from ..region import Region, RegionCall, TooManyCalls, branch_of, branches_fit
 from ..updates import NotInPlace
-from .items import Branch, CopyIn, Item, Rename, Updates, items_of
+from .items import Branch, CopyIn, Item, Rename, Update, UpdateBegin, items_of
 from .open import NotOpen
-from .place import Placer
 from .segment import Continuation, Entry, OpaqueValue, PlanTrace, Segment
+from .updates import Updater
 
 
-class Tracer(Placer):
+class Tracer(Updater):
     """Traces a segment of a plan, and those that follow it."""
 
     def start(self, inputs: Sequence[Any], record: bool = False, earlier: PlanTrace | None = None) -> Segment:
@@ -63,7 +63,7 @@ class Tracer(Placer):
         self.uses = Counter(i for call in self.region.calls for i in call.reads)
         self.uses.update(self.region.outputs)
         self.uses.update(self.region.inputs)  # the buffers of inputs are written before each run
-        return self._walk(items_of(self.region))
+        return self._walk(items_of(self.region, self.options.level > 1))
 
     def resume(self, point: Continuation) -> Segment:
         """Trace what follows a segment."""
@@ -84,11 +84,14 @@ class Tracer(Placer):
                 self._used(item.sources)
             elif isinstance(item, CopyIn):
                 self._adopt(item.ids, item.call)
-            elif isinstance(item, Updates):
+            elif isinstance(item, UpdateBegin):
                 self._begin_updates(self.segment is first)
             elif isinstance(item, Branch):
                 self.history = None
                 pending += self._select(item, pending)[::-1]
+            elif isinstance(item, Update):
+                self.history = None
+                self._update(item.calls)
             else:
                 if self.earlier is not None:
                     self._repeat_or_open(item, self.earlier.records)
@@ -96,7 +99,7 @@ class Tracer(Placer):
                     self.history.records.append(self._recorded(item))
                 else:
                     self._group(item)
-                if id(item[-1].node) in self.dynamic:
+                if id(item[-1].node) in self.dynamic and not self.region.only_sent.issuperset(item[-1].outputs):
                     if self.earlier is not None:
                         raise NotOpen
                     self.history = None
