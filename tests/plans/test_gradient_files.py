@@ -46,9 +46,14 @@ def test_a_file_runs_with_gradient_kernels(step: ModelProto) -> None:
     for value, expected in zip(made, plain.run(feeds()), strict=True):
         np.testing.assert_allclose(value, expected, rtol=1e-5, atol=1e-6)
     profile = rep.profile(feeds())
-    assert (profile.gradients, profile.refused_gradients) == (3, {})
+    assert (profile.gradients, profile.refused_gradients) == (4, {})
     kernels = " ".join(s.kernel for s in profile.steps)
-    assert "conv by weights" in kernels and "pooling gradient" in kernels and "eltwise gradient" in kernels
+    assert (
+        "conv by weights" in kernels
+        and "pooling gradient" in kernels
+        and "eltwise gradient" in kernels
+        and "loss_gradient" in kernels
+    )
 
 
 def test_a_file_with_other_nodes_has_no_calls(step: ModelProto) -> None:

@@ -29,6 +29,8 @@ def store(model: ModelProto, calls: Sequence[GradientCall]) -> None:
         calls: the calls.
     """
     rows = [[c.domain, c.op_type, c.version, dict(c.attributes), *(getattr(c, f) for f in _FIELDS)] for c in calls]
+    for row, c in zip(rows, calls, strict=True):
+        row += [c.numbers] * bool(c.numbers)
     plain = [row for row in rows if _is_plain(row[3])]
     if plain:
         text = json.dumps({"digest": _digest(model), "calls": plain}, separators=(",", ":"))
@@ -51,10 +53,18 @@ def load(model: ModelProto) -> tuple[GradientCall, ...]:
 
 def _call(row: Any) -> GradientCall:
     domain, op_type, version, attributes, *values = row
-    named = [tuple(map(str, names)) for names in values]
-    if not isinstance(attributes, dict) or type(version) is not int or len(named) != len(_FIELDS):
+    named = [tuple(map(str, names)) for names in values[: len(_FIELDS)]]
+    numbers = [tuple(map(_number, one)) for one in values[len(_FIELDS) :]]
+    if not isinstance(attributes, dict) or type(version) is not int or len(named) != len(_FIELDS) or len(numbers) > 1:
         raise ValueError
-    return GradientCall(str(domain), str(op_type), version, attributes, *named)
+    return GradientCall(str(domain), str(op_type), version, attributes, *named, *numbers)
+
+
+def _number(row: Any) -> tuple[int, str, tuple[int, ...], float]:
+    place, dtype, shape, number = row
+    if type(place) is not int or dtype not in ("float32", "float64") or shape != [1] * len(shape) or type(number) is not float:
+        raise ValueError
+    return place, dtype, tuple(shape), number
 
 
 def _is_plain(value: Any) -> bool:

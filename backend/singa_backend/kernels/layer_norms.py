@@ -12,7 +12,7 @@ from .onednn import MemoryDesc
 from .products import described
 from .softmaxes import rows_of
 from .table import Site, kernel, worst
-from .values import FINITE, NAN, Value
+from .values import ANY, FINITE, NAN, Value
 
 COST = 10
 """FLOPs that take the time of one element."""
@@ -64,7 +64,7 @@ class Rows:
         with threads_for(COST * x.size):
             primitive = dnn.layer_normalization(md, target, epsilon=epsilon, flags=flags)
         y = x.view(x.shape, x.strides) if self.inside else site.new(x.shape, F32)
-        y.finiteness, y.low = self.finiteness, False
+        y.finiteness, y.low = self.finiteness, ANY
         arguments = {
             dnn.args.SRC: (md, rows),
             dnn.args.DST: (target, y),

@@ -12,7 +12,7 @@ from .lowering import F32, emit, threads_for
 from .onednn import MemoryDesc
 from .products import contiguous, described, merged
 from .table import Site, kernel
-from .values import FINITE, INFINITE, NAN, Bound, Value, strides_of
+from .values import ANY, FINITE, INFINITE, NAN, REACHED, Bound, Value, strides_of
 
 COST = 12
 """FLOPs that take the time of one element."""
@@ -40,9 +40,9 @@ def _softmax(site: Site, x: Value, first: int) -> Value:
     target = md if inside else MemoryDesc.of(F32, rows.shape)
     with threads_for(COST * x.size):
         primitive = dnn.softmax(md, target, axis=1)
-    finiteness = FINITE if x.finiteness == FINITE else NAN
+    finiteness = FINITE if x.finiteness == FINITE or x.low == REACHED else NAN
     y = x.view(x.shape, x.strides) if inside else site.new(x.shape, F32, finiteness=finiteness)
-    y.finiteness, y.low = finiteness, False
+    y.finiteness, y.low = finiteness, ANY
     flat = y.view(rows.shape, rows.strides if inside else strides_of(rows.shape, F32.itemsize))
     emit(site, primitive, {dnn.args.SRC: (md, rows), dnn.args.DST: (target, flat)}, (flat,))
     return y

@@ -15,6 +15,8 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from ..ir.declaration import REQUIRED
 from ..ir.graph import ABSENT, GradientCall, Node
 from ..kernels.table import GRADIENT, TRAINING, gradient_kernels
@@ -136,6 +138,11 @@ class _Joining:
             kind: tuple(self.ids.get(n, ABSENT) for n in names)
             for kind, names in (("dy", known.dys), ("x", known.inputs), ("y", known.outputs), ("g", known.gradients))
         }
+        if known.numbers:
+            held = {i: np.full(shape, n, dtype) for i, dtype, shape, n in known.numbers}
+            values["dy"] = tuple(
+                self.region.constant(held[i]) if dy == ABSENT and i in held else dy for i, dy in enumerate(values["dy"])
+            )
         gradients = tuple(g if self._may_take(g) else ABSENT for g in values["g"])
         given = {i for kind in ("dy", "x", "y") for i in values[kind]} - {ABSENT}
         read = [_read(values, r) for r in kernel.reads if not r.startswith("h")]
