@@ -117,7 +117,7 @@ def log_softmax_rows(site: Site, x: Value) -> Value:
 
 
 def _gradient(site: Site, dy: Value, y: Value, log: bool) -> Value:
-    """The gradient of a softmax, or of its logarithm, from the result, in place of the given gradient if nothing else reads it."""
+    """The gradient of a softmax, or of its logarithm, from the result, in place of dy if nothing else reads it."""
     require_gradient(site, dy, y.shape)
     site.require(y.dtype == F32 and y.size, "not float32, or empty")
     site.require(worst(dy, y) == FINITE, "a value may be infinite")
