@@ -20,6 +20,7 @@ import numpy as np
 from ..ir.declaration import REQUIRED
 from ..ir.graph import ABSENT, GradientCall, Node
 from ..kernels.table import GRADIENT, TRAINING, gradient_kernels
+from .composites import composites
 from .region import Region, RegionCall, versioned
 
 MOST = 8
@@ -44,7 +45,7 @@ class Gradients:
     """The gradients of a region.
 
     Attributes:
-        known: the calls of gradient rules.
+        known: the calls of gradient rules, and after `join` those that are composed of several.
         joined: the number of those that became one call.
         reasons: for each refused one, by its place in `known`, why.
     """
@@ -55,6 +56,7 @@ class Gradients:
 
     def __init__(self, known: Sequence[GradientCall]) -> None:
         self.known, self.joined, self.reasons = known, 0, {}
+        self._is_composed = not known
 
     @property
     def refused(self) -> dict[str, str]:
@@ -82,6 +84,8 @@ class Gradients:
             region: the region as it was read, which is changed.
             ids: the id of each value by its name.
         """
+        if not self._is_composed:
+            self.known, self._is_composed = (*self.known, *composites(region, self.known, ids)), True
         joining = _Joining(region, ids)
         for at in reversed(range(len(self.known))):  # a rule that calls another one ends after it, and is tried first
             if at not in self.reasons:
