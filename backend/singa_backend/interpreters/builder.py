@@ -389,10 +389,11 @@ class GraphBuilder(Interpreter[Symbol]):
         made = []
         for c in self._differentiated:
             groups = (c.inputs, c.outputs, c.dys, c.gradients)
-            named = [tuple(v.name if isinstance(v, Symbol) else "" for v in group) for group in groups]
+            inputs, outputs, dys, grads = (tuple(v.name if isinstance(v, Symbol) else "" for v in group) for group in groups)
             declaration = c.operator.declaration
             numbers = tuple(n for i, v in enumerate(c.dys) if (n := _number(i, v)) is not None)
-            made.append(GradientCall(declaration.domain, declaration.name, c.operator.version, c.attributes, *named, numbers))
+            which = declaration.domain, declaration.name, c.operator.version, c.attributes
+            made.append(GradientCall(*which, inputs, outputs, dys, grads, numbers))
         return tuple(made)
 
     def node(self, op_type: str, inputs: Sequence[Any], attributes: dict[str, Any], outputs: int) -> list[Symbol]:

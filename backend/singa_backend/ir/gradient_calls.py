@@ -54,10 +54,12 @@ def load(model: ModelProto) -> tuple[GradientCall, ...]:
 def _call(row: Any) -> GradientCall:
     domain, op_type, version, attributes, *values = row
     named = [tuple(map(str, names)) for names in values[: len(_FIELDS)]]
-    numbers = [tuple(map(_number, one)) for one in values[len(_FIELDS) :]]
+    numbers = values[len(_FIELDS) :]
     if not isinstance(attributes, dict) or type(version) is not int or len(named) != len(_FIELDS) or len(numbers) > 1:
         raise ValueError
-    return GradientCall(str(domain), str(op_type), version, attributes, *named, *numbers)
+    inputs, outputs, dys, gradients = named
+    constants = tuple(_number(n) for one in numbers for n in one)
+    return GradientCall(str(domain), str(op_type), version, attributes, inputs, outputs, dys, gradients, constants)
 
 
 def _number(row: Any) -> tuple[int, str, tuple[int, ...], float]:

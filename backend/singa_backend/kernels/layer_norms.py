@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -110,7 +112,11 @@ def layer_normalization_training(site: Site, x: Value, scale: Value, b: Value | 
     return (y, None, None, *moments)
 
 
-@gradient("LayerNormalization", 17, reads=("dy0", "x0", "x1", "x2?", "h0", "h1"), hidden=2)
+def _takes(attributes: dict[str, Any], needs: Sequence[bool]) -> bool:
+    return any(needs[:2])  # the gradient of the bias alone is a sum
+
+
+@gradient("LayerNormalization", 17, reads=("dy0", "x0", "x1", "x2?", "h0", "h1"), takes=_takes, hidden=2)
 def layer_normalization_gradient(
     site: Site, dy: Value, x: Value, scale: Value, b: Value | None, mean: Value, var: Value
 ) -> tuple[Value | None, ...]:

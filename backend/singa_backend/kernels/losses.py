@@ -59,7 +59,7 @@ class Targets:
     def find(self) -> None:
         """Write the places and the factors; raise Invalid if a target is out of range, or a mean is of nothing."""
         t, places = self.labels.array, self.places.array
-        counted = None
+        counted: Any = None
         if self.ignored is not None:
             counted = t != self.ignored
             t = np.where(counted, t, 0)
@@ -92,7 +92,7 @@ class Targets:
         if self.reduction == "none":
             np.copyto(loss, each)
         else:
-            np.add.reduce(each, None, None, loss)
+            np.add.reduce(each, None, out=loss)
             if self.equal and self.reduction == "mean":
                 np.divide(loss, each.size, loss)
 

@@ -6,7 +6,6 @@ gradient of x is that of Gelu, given the gradient of the result of the form.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
@@ -32,14 +31,14 @@ def composites(region: Region, known: Sequence[GradientCall], ids: dict[str, int
         return []
     names = {i: name for name, i in reversed(ids.items())}
     given: dict[int, str] = {}
-    for call in known:
-        given |= {ids[y]: dy for y, dy in zip(call.outputs, call.dys, strict=False) if y in ids and dy in ids}
-    differentiated = {ids[y] for call in known for y in call.outputs if y in ids}
+    for one in known:
+        given |= {ids[y]: dy for y, dy in zip(one.outputs, one.dys, strict=False) if y in ids and dy in ids}
+    differentiated = {ids[n] for one in known for n in one.outputs if n in ids}
     forward = [c for c in region.calls if differentiated & set(c.outputs)]
     kept = replace(region, calls=list(forward), constants=dict(region.constants), outputs=())
     view = RegionView(kept)
     activations(view)
-    made = []
+    made: list[GradientCall] = []
     for call in set(view.calls()) - set(forward):
         (x, *_), (y, *_) = call.inputs, call.outputs
         form, operator = _between(forward, x, y), call.node.operator
@@ -54,14 +53,12 @@ def composites(region: Region, known: Sequence[GradientCall], ids: dict[str, int
 
 def _between(calls: Iterable[RegionCall], x: int, y: int) -> set[RegionCall]:
     """The calls that compute y from x and constants."""
-    makers: defaultdict[int, RegionCall | None] = defaultdict(lambda: None)
-    for call in calls:
-        makers |= dict.fromkeys((o for o in call.outputs if o != ABSENT), call)
+    makers = {o: c for c in calls for o in c.outputs if o != ABSENT}
     found: set[RegionCall] = set()
     pending = [y]
     while pending:
         i = pending.pop()
-        call = None if i == x else makers[i]
+        call = None if i == x else makers.get(i)
         if call is not None and call not in found:
             found.add(call)
             pending += call.reads
