@@ -234,7 +234,11 @@ def test_a_causal_mask_leaves_values_finite() -> None:
         return z
 
     step = compare(
-        body, [normal(4, 24, 24), normal(24, 24, seed=1), normal(24, 24, seed=2)], [0, 1, 2], joined=["Tanh"] * 2, tolerance=5e-6
+        body,
+        [normal(4, 24, 24), normal(24, 24, seed=1), normal(24, 24, seed=2)],
+        [0, 1, 2],
+        joined=["Softmax", "Tanh"] * 2,
+        tolerance=5e-6,
     )
     assert "definition" not in step.kernels
 
@@ -248,6 +252,22 @@ def test_a_row_without_a_finite_score(perm: tuple[int, int]) -> None:
 
     def body(x: Any, w: Any) -> Any:
         return op.Tanh(op.MatMul(op.Softmax(op.Add(op.MatMul(x, w), op.Transpose(used, perm=perm))), w))
+
+    plan, exact = both(body, [normal(24, 24), normal(24, 24, seed=1)], [0, 1])
+    results = list(zip(plan.run(), exact.run(), strict=True))
+    for got, wanted in results:
+        same(got, wanted)
+    assert np.isnan(results[0][1][3]).all() and np.isfinite(results[0][1][4]).all()
+    assert "a value may be infinite" in plan.reasons["Tanh"]
+
+
+def test_scores_that_are_transposed_after_the_mask() -> None:
+    """Each row of the mask has a finite element, but not each column."""
+    mask = np.zeros((24, 24), np.float32)
+    mask[:, 3] = -np.inf
+
+    def body(x: Any, w: Any) -> Any:
+        return op.Tanh(op.MatMul(op.Softmax(op.Transpose(op.Add(op.MatMul(x, w), mask), perm=[1, 0])), w))
 
     plan, exact = both(body, [normal(24, 24), normal(24, 24, seed=1)], [0, 1])
     results = list(zip(plan.run(), exact.run(), strict=True))

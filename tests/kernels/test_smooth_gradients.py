@@ -119,6 +119,17 @@ def test_softmax_of_values_with_other_readers(name: str) -> None:
     compare(several, [normal(9, 9, 24)], [0], joined=[name] * 2, exact=True, tolerance=5e-6)
 
 
+@pytest.mark.parametrize("name", ["LayerNormalization", "Softmax", "LogSoftmax", "Gelu", "Elu"])
+def test_a_gradient_with_another_reader(name: str) -> None:
+    """The gradient of the result is that of another summand too, which the kernel must not overwrite."""
+    arrays = [normal(6, 9, 16), normal(6, 9, 16, seed=4), *(parameters((16,), 0) if name == "LayerNormalization" else [])]
+
+    def body(x: Any, k: Any, *w: Any) -> Any:
+        return op.Mul(op.Add(getattr(op, name)(x, *w), k), 2.0)
+
+    compare(body, arrays, range(len(arrays)), joined=[name], exact=True, tolerance=5e-6)
+
+
 # --- activations
 
 FUNCTIONS: list[tuple[str, dict[str, Any]]] = [
