@@ -78,6 +78,13 @@ def test_an_entry_of_another_form_is_ignored(step: ModelProto, text: str) -> Non
         ["", "Conv", 22, {}, ["x"], ["y"], ["z"]],
         ["", "Conv", "22", {}, [], [], [], []],
         ["", "Conv", 22, [], [], [], [], []],
+        ["", "Conv", 22, {}, [], [], [""], [], [[0, "float32", [], "1"]]],
+        ["", "Conv", 22, {}, [], [], [""], [], [[0, "int64", [], 1.0]]],
+        ["", "Conv", 22, {}, [], [], [""], [], [[0, "float32", [2], 1.0]]],
+        ["", "Conv", 22, {}, [], [], [""], [], [[0, "float32", [1] * 65, 1.0]]],
+        ["", "Conv", 22, {}, [], [], [""], [], [[0.0, "float32", [], 1.0]]],
+        ["", "Conv", 22, {}, [], [], [""], [], [[0, "float32", []]]],
+        ["", "Conv", 22, {}, [], [], [""], [], [], []],
     ],
 )
 def test_calls_of_another_form_are_ignored(step: ModelProto, row: list[Any]) -> None:

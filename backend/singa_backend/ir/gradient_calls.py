@@ -18,6 +18,9 @@ from .graph import GradientCall
 KEY = "sonnx.gradients"
 """The key of the entry in the metadata of the model."""
 
+_AXES = 32
+"""The most axes of a constant."""
+
 _FIELDS = ("inputs", "outputs", "dys", "gradients")
 
 
@@ -64,7 +67,8 @@ def _call(row: Any) -> GradientCall:
 
 def _number(row: Any) -> tuple[int, str, tuple[int, ...], float]:
     place, dtype, shape, number = row
-    if type(place) is not int or dtype not in ("float32", "float64") or shape != [1] * len(shape) or type(number) is not float:
+    flat = len(shape) <= _AXES and shape == [1] * len(shape)
+    if type(place) is not int or dtype not in ("float32", "float64") or not flat or type(number) is not float:
         raise ValueError
     return place, dtype, tuple(shape), number
 
