@@ -46,9 +46,14 @@ def test_a_file_runs_with_gradient_kernels(step: ModelProto) -> None:
     for value, expected in zip(made, plain.run(feeds()), strict=True):
         np.testing.assert_allclose(value, expected, rtol=1e-5, atol=1e-6)
     profile = rep.profile(feeds())
-    assert (profile.gradients, profile.refused_gradients) == (3, {})
+    assert (profile.gradients, profile.refused_gradients) == (4, {})
     kernels = " ".join(s.kernel for s in profile.steps)
-    assert "conv by weights" in kernels and "pooling gradient" in kernels and "eltwise gradient" in kernels
+    assert (
+        "conv by weights" in kernels
+        and "pooling gradient" in kernels
+        and "eltwise gradient" in kernels
+        and "loss_gradient" in kernels
+    )
 
 
 def test_a_file_with_other_nodes_has_no_calls(step: ModelProto) -> None:
@@ -73,6 +78,13 @@ def test_an_entry_of_another_form_is_ignored(step: ModelProto, text: str) -> Non
         ["", "Conv", 22, {}, ["x"], ["y"], ["z"]],
         ["", "Conv", "22", {}, [], [], [], []],
         ["", "Conv", 22, [], [], [], [], []],
+        ["", "Conv", 22, {}, [], [], [""], [], [[0, "float32", [], "1"]]],
+        ["", "Conv", 22, {}, [], [], [""], [], [[0, "int64", [], 1.0]]],
+        ["", "Conv", 22, {}, [], [], [""], [], [[0, "float32", [2], 1.0]]],
+        ["", "Conv", 22, {}, [], [], [""], [], [[0, "float32", [1] * 65, 1.0]]],
+        ["", "Conv", 22, {}, [], [], [""], [], [[0.0, "float32", [], 1.0]]],
+        ["", "Conv", 22, {}, [], [], [""], [], [[0, "float32", []]]],
+        ["", "Conv", 22, {}, [], [], [""], [], [], []],
     ],
 )
 def test_calls_of_another_form_are_ignored(step: ModelProto, row: list[Any]) -> None:

@@ -44,7 +44,7 @@ class Net(Model):
         return loss  # type: ignore[no-any-return]
 
 
-JOINED = ["Relu", "Conv", "Conv", "MaxPool", "Relu", "Conv", "BatchNormalization"]
+JOINED = ["Relu", "Conv", "Conv", "MaxPool", "Relu", "Conv", "BatchNormalization", "SoftmaxCrossEntropyLoss"]
 """The gradients of its operators that one call computes."""
 
 
@@ -126,7 +126,11 @@ def test_the_gradients_of_the_net_are_calls(monkeypatch: pytest.MonkeyPatch) -> 
     assert planner is not None and not planner.gradients.reasons
     makers_come_first(planner.region)
     assert sorted(c.name for c in planner.region.calls if c.node.domain == GRADIENT) == sorted(JOINED)
-    assert sorted(c.name for c in planner.region.calls if c.node.domain == TRAINING) == ["BatchNormalization", "MaxPool"]
+    assert sorted(c.name for c in planner.region.calls if c.node.domain == TRAINING) == [
+        "BatchNormalization",
+        "MaxPool",
+        "SoftmaxCrossEntropyLoss",
+    ]
 
 
 def test_arrays_that_are_held_over_a_step(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -389,9 +389,11 @@ class GraphBuilder(Interpreter[Symbol]):
         made = []
         for c in self._differentiated:
             groups = (c.inputs, c.outputs, c.dys, c.gradients)
-            named = [tuple(v.name if isinstance(v, Symbol) else "" for v in group) for group in groups]
+            inputs, outputs, dys, grads = (tuple(v.name if isinstance(v, Symbol) else "" for v in group) for group in groups)
             declaration = c.operator.declaration
-            made.append(GradientCall(declaration.domain, declaration.name, c.operator.version, c.attributes, *named))
+            numbers = tuple(n for i, v in enumerate(c.dys) if (n := _number(i, v)) is not None)
+            which = declaration.domain, declaration.name, c.operator.version, c.attributes
+            made.append(GradientCall(*which, inputs, outputs, dys, grads, numbers))
         return tuple(made)
 
     def node(self, op_type: str, inputs: Sequence[Any], attributes: dict[str, Any], outputs: int) -> list[Symbol]:
@@ -607,6 +609,14 @@ class GraphBuilder(Interpreter[Symbol]):
         if not deferred:
             save.attach_data(graph, self.arrays)
         return graph
+
+
+def _number(place: int, v: Any) -> tuple[int, str, tuple[int, ...], float] | None:
+    """A constant of one float, as a `GradientCall` lists it."""
+    value = v.value if isinstance(v, Symbol) and v.frozen_value is None else None
+    if value is None or value.size != 1 or value.dtype not in (np.float32, np.float64):
+        return None
+    return place, value.dtype.name, value.shape, float(value.reshape(())[()])
 
 
 def _draws(domain: str, op_type: str) -> bool:

@@ -18,6 +18,9 @@ from .graph import GradientCall
 KEY = "sonnx.gradients"
 """The key of the entry in the metadata of the model."""
 
+_AXES = 32
+"""The most axes of a constant."""
+
 _FIELDS = ("inputs", "outputs", "dys", "gradients")
 
 
@@ -29,6 +32,8 @@ def store(model: ModelProto, calls: Sequence[GradientCall]) -> None:
         calls: the calls.
     """
     rows = [[c.domain, c.op_type, c.version, dict(c.attributes), *(getattr(c, f) for f in _FIELDS)] for c in calls]
+    for row, c in zip(rows, calls, strict=True):
+        row += [c.numbers] * bool(c.numbers)
     plain = [row for row in rows if _is_plain(row[3])]
     if plain:
         text = json.dumps({"digest": _digest(model), "calls": plain}, separators=(",", ":"))
@@ -51,10 +56,21 @@ def load(model: ModelProto) -> tuple[GradientCall, ...]:
 
 def _call(row: Any) -> GradientCall:
     domain, op_type, version, attributes, *values = row
-    named = [tuple(map(str, names)) for names in values]
-    if not isinstance(attributes, dict) or type(version) is not int or len(named) != len(_FIELDS):
+    named = [tuple(map(str, names)) for names in values[: len(_FIELDS)]]
+    numbers = values[len(_FIELDS) :]
+    if not isinstance(attributes, dict) or type(version) is not int or len(named) != len(_FIELDS) or len(numbers) > 1:
         raise ValueError
-    return GradientCall(str(domain), str(op_type), version, attributes, *named)
+    inputs, outputs, dys, gradients = named
+    constants = tuple(_number(n) for one in numbers for n in one)
+    return GradientCall(str(domain), str(op_type), version, attributes, inputs, outputs, dys, gradients, constants)
+
+
+def _number(row: Any) -> tuple[int, str, tuple[int, ...], float]:
+    place, dtype, shape, number = row
+    flat = len(shape) <= _AXES and shape == [1] * len(shape)
+    if type(place) is not int or dtype not in ("float32", "float64") or not flat or type(number) is not float:
+        raise ValueError
+    return place, dtype, tuple(shape), number
 
 
 def _is_plain(value: Any) -> bool:

@@ -43,6 +43,7 @@ class GradientCall:
         outputs: its outputs.
         dys: the gradient of each output.
         gradients: the results of the rule: the gradient of each input.
+        numbers: the constants of one float among `dys`, which need not have a name: place, dtype, shape and number.
     """
 
     domain: str
@@ -53,6 +54,7 @@ class GradientCall:
     outputs: tuple[str, ...]
     dys: tuple[str, ...]
     gradients: tuple[str, ...]
+    numbers: tuple[tuple[int, str, tuple[int, ...], float], ...] = ()
 
 
 @dataclass(eq=False)

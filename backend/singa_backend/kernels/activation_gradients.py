@@ -74,3 +74,44 @@ def _by_values(site: Site, dy: Value, y: Value, algorithm: str, arg: int, alpha:
     arguments = {arg: (md, y), dnn.args.DIFF_DST: (md, dy), dnn.args.DIFF_SRC: (md, dx)}
     emit(site, made, arguments, (dx,), "eltwise gradient")
     return dx
+
+
+def _algorithm(name: str, attributes: dict[str, Any]) -> tuple[str, float, float] | None:
+    """The function of oneDNN whose gradient, from the input, is that of an operator, and its two parameters."""
+    match name:
+        case "LeakyRelu":
+            return "relu", attributes["alpha"], 0.0
+        case "Elu":
+            return "elu", attributes["alpha"], 0.0
+        case "HardSigmoid":
+            return "hardsigmoid", attributes["alpha"], attributes["beta"]
+        case "HardSwish":
+            return "hardswish", 1 / 6, 0.5
+        case "Softplus":
+            return "soft_relu", 1.0, 0.0
+        case "Swish":
+            return "swish", attributes["alpha"], 0.0
+        case "Mish":
+            return "mish", 0.0, 0.0
+        case "Gelu" if attributes["approximate"] in ("none", "tanh"):
+            return "gelu_erf" if attributes["approximate"] == "none" else "gelu_tanh", 0.0, 0.0
+    return None
+
+
+def _by_input(site: Site, dy: Value, x: Value) -> Value:
+    """The gradient from the input."""
+    found = _algorithm(site.name, site.attributes)
+    if found is None:
+        site.refuse("oneDNN does not have the function")
+    name, alpha, beta = found
+    return _by_values(site, dy, x, name, dnn.args.SRC, alpha, beta)
+
+
+BY_INPUT = {
+    "LeakyRelu": (6, 16), "Elu": (6, 22), "HardSigmoid": (6, 22), "HardSwish": (14, 22), "Softplus": (1, 22), "Swish": (24,),
+    "Mish": (18, 22), "Gelu": (20,),
+}  # fmt: skip
+"""The operators whose gradient is computed from their input, and their versions."""
+
+for _name, _versions in BY_INPUT.items():
+    gradient(_name, *_versions, reads=("dy0", "x0"))(_by_input)

@@ -12,7 +12,7 @@ from .lowering import F32, derived
 from .products import MatrixProduct
 from .softmaxes import softmax_in_place
 from .table import Site, kernel
-from .values import FINITE, INFINITE, Value
+from .values import ANY, FINITE, INFINITE, REACHED, Value
 
 LOWEST = np.float32(np.finfo(np.float32).min)
 """Is added in place of negative infinity, so that the softmax of a query without visible keys is not NaN."""
@@ -69,7 +69,7 @@ class Bias:
             what = ("mask", shape, past, self._windows())
             self.terms = [derived(site, mask, what, lambda: self._joined(held, forbidden))]
             site.require((self.terms[0].array.max(-1) > -np.inf).all(), "a query sees no key")
-            self.terms[0].low, self.terms[0].finiteness = True, INFINITE
+            self.terms[0].low, self.terms[0].finiteness = REACHED, INFINITE
         elif mask.dtype == np.bool_ or mask.shape[-1] != shape[-1]:
             self._dynamic(mask, forbidden)
         else:
@@ -202,7 +202,7 @@ def attention(
         before += [("linear", 1 / softcap, 0.0), ("tanh", 0.0, 0.0), ("linear", softcap, 0.0)]
     scores = MatrixProduct(site, grouped(q), turned(right, -1, -2)).emit(before=before, added=[grouped(t) for t in terms])
     softmax_in_place(site, scores)
-    scores.finiteness, scores.low = FINITE, False
+    scores.finiteness, scores.low = FINITE, ANY
     shape = (batch, heads, queries, v.shape[-1])
     if flat:
         y = site.new((batch, queries, heads * v.shape[-1]), F32, finiteness=FINITE)

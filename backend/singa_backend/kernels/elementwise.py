@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from .table import Site, kernel, worst
-from .values import FINITE, INFINITE, NAN, Bound, Value, dense, strides_of
+from .values import ANY, FINITE, INFINITE, NAN, Bound, Value, dense, strides_of, sum_finiteness
 
 FLOATS = frozenset(map(np.dtype, (np.float32, np.float64)))
 SIGNED = frozenset(map(np.dtype, (np.int8, np.int16, np.int32, np.int64)))
@@ -74,7 +74,7 @@ def result(
             continue
         if several and place in places and v.dtype == dtype and site.reusable(place):
             made = v.view(v.shape, v.strides)
-            made.finiteness, made.low = finiteness, False
+            made.finiteness, made.low = finiteness, ANY
             return made
         orders.append(order)
     return site.new(shape, dtype, orders[0] if orders else None, finiteness)
@@ -376,8 +376,12 @@ def _binary(name: str) -> Callable[[Site, Value, Value], Value]:
     def body(site: Site, a: Value, b: Value) -> Value:
         site.require(a.dtype == b.dtype and a.dtype in accepted, f"elements of {a.dtype} and {b.dtype}")
         b = legacy(site, a, b)
-        finiteness = divided(a, b) if name == "Div" else nan_of_infinite(worst(a, b))
-        return compute(site, (a, b), BOOL if boolean else a.dtype, lambda y, p, q: [(function, (p, q, y))], label, finiteness)
+        finiteness, low = divided(a, b) if name == "Div" else nan_of_infinite(worst(a, b)), ANY
+        if name == "Add":
+            finiteness, low = sum_finiteness(a.finiteness, a.low, b.finiteness, b.low)
+        y = compute(site, (a, b), BOOL if boolean else a.dtype, lambda y, p, q: [(function, (p, q, y))], label, finiteness)
+        y.low = low
+        return y
 
     return body
 

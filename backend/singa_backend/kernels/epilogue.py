@@ -17,7 +17,7 @@ from . import onednn as dnn
 from .lowering import dense_desc, desc, ordered
 from .onednn import Attributes, MemoryDesc, Primitive
 from .table import Follower, Site
-from .values import FINITE, INFINITE, NAN, Value, strides_of
+from .values import ANY, FINITE, INFINITE, NAN, Value, strides_of, sum_finiteness
 
 BINARY = {"Add": "add", "Sum": "add", "Mul": "mul", "Sub": "sub", "Div": "div", "Max": "max", "Min": "min"}
 
@@ -84,7 +84,7 @@ class Epilogue:
     bias: Value | None = None
     finite: bool = False
     finiteness: int = FINITE
-    low: bool = False
+    low: int = ANY
 
     def fuse(self, followers: Sequence[Follower], layout: OperandLayout) -> Epilogue:
         """Append as many followers as possible, in order; returns itself."""
@@ -113,7 +113,7 @@ class Epilogue:
                 return False
             self.finite = True
         self.attributes.append_eltwise(*found)
-        self.low = False
+        self.low = ANY
         return True
 
     def _prelu(self, f: Follower, shape: tuple[int, ...]) -> bool:
@@ -141,7 +141,7 @@ class Epilogue:
             return self._second(f, other, layout)
         if self.finiteness == INFINITE and function[1] == 0:
             return False
-        self.low = self.low and function[1] > 0
+        self.low = self.low if function[1] > 0 else ANY
         self.attributes.append_eltwise(*function)
         return True
 
@@ -195,15 +195,11 @@ class Epilogue:
         """Set the finiteness of a result of two operands."""
         if f.name == "Div":
             kept = self.finiteness == other.finiteness == FINITE and other.constant and bool(other.array.all())
-            self.finiteness, self.low = FINITE if kept else NAN, False
-        elif self.finiteness == other.finiteness == FINITE:
-            pass
-        elif f.name in ("Add", "Sum") and NAN not in (self.finiteness, other.finiteness):
-            low = (self.finiteness == FINITE or self.low) and (other.finiteness == FINITE or other.low)
-            self.finiteness = INFINITE if low or FINITE in (self.finiteness, other.finiteness) else NAN
-            self.low = low
-        else:
-            self.finiteness, self.low = NAN, False
+            self.finiteness, self.low = FINITE if kept else NAN, ANY
+        elif f.name in ("Add", "Sum"):
+            self.finiteness, self.low = sum_finiteness(self.finiteness, self.low, other.finiteness, other.low)
+        elif not self.finiteness == other.finiteness == FINITE:
+            self.finiteness, self.low = NAN, ANY
 
     def operands(self, site: Site) -> dict[int, tuple[MemoryDesc, Value]]:
         """The arguments of the post-ops, copied where they are read in another order."""

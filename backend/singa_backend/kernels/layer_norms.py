@@ -1,18 +1,20 @@
-"""Normalizations over the last axes: LayerNormalization, RMSNormalization."""
+"""Normalizations over the last axes, LayerNormalization and RMSNormalization, and the gradient of the first."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
 from . import onednn as dnn
-from .lowering import F32, derived, emit, threads_for
-from .onednn import MemoryDesc
+from .lowering import F32, derived, emit, require_gradient, threads_for
+from .onednn import MemoryDesc, backward
 from .products import described
 from .softmaxes import rows_of
-from .table import Site, kernel, worst
-from .values import FINITE, NAN, Value
+from .table import Site, gradient, kernel, training, worst
+from .values import ANY, FINITE, NAN, Value
 
 COST = 10
 """FLOPs that take the time of one element."""
@@ -56,15 +58,22 @@ class Rows:
         self.inside = self.rows.buffer is x.buffer and site.reusable(0) and scale is not x and b is not x
         self.finiteness = FINITE if worst(x, scale, b) == FINITE else NAN
 
-    def emit(self, epsilon: float, flags: int, further: dict[int, tuple[MemoryDesc, Value]]) -> Value:
+    def emit(
+        self,
+        epsilon: float,
+        flags: int,
+        further: dict[int, tuple[MemoryDesc, Value]],
+        prop: str = "inference",
+        writes: tuple[Value, ...] = (),
+    ) -> Value:
         """Add the step of oneDNN; return the result, in the memory of the input if nothing reads that again."""
         site, x, rows = self.site, self.x, self.rows
         md = described(rows)
         target = md if self.inside else MemoryDesc.of(F32, rows.shape)
         with threads_for(COST * x.size):
-            primitive = dnn.layer_normalization(md, target, epsilon=epsilon, flags=flags)
+            primitive = dnn.layer_normalization(md, target, epsilon=epsilon, flags=flags, prop=prop)
         y = x.view(x.shape, x.strides) if self.inside else site.new(x.shape, F32)
-        y.finiteness, y.low = self.finiteness, False
+        y.finiteness, y.low = self.finiteness, ANY
         arguments = {
             dnn.args.SRC: (md, rows),
             dnn.args.DST: (target, y),
@@ -73,7 +82,7 @@ class Rows:
         }
         if self.shift is not None:
             arguments[dnn.args.SHIFT] = (described(self.shift), self.shift)
-        emit(site, primitive, arguments, (y,))
+        emit(site, primitive, arguments, (y, *writes))
         return y
 
 
@@ -82,6 +91,62 @@ def layer_normalization(site: Site, x: Value, scale: Value, b: Value | None = No
     site.require(not any(site.outputs[1:]), "the mean or the deviation is an output")
     rows = Rows(site, x, scale, b)
     return (rows.emit(rows.epsilon, dnn.USE_SCALE | (dnn.USE_SHIFT if b is not None else 0), {}),)
+
+
+def _flags(b: Value | None) -> int:
+    return dnn.USE_SCALE | (dnn.USE_SHIFT if b is not None else 0)
+
+
+@training("LayerNormalization", 17)
+def layer_normalization_training(site: Site, x: Value, scale: Value, b: Value | None = None) -> tuple[Value | None, ...]:
+    """A layer normalization, which returns the mean and the variance of each row after its outputs."""
+    site.require(not any(site.outputs[1:3]), "the mean or the deviation is an output")
+    site.require(worst(x, scale, b) == FINITE, "a value may be infinite")
+    site.needs_finite()
+    rows = Rows(site, x, scale, b)
+    count = rows.rows.shape[0]
+    moments = tuple(site.new((count,), F32, None, FINITE) for _ in range(2))
+    md = MemoryDesc.of(F32, (count,))
+    further = {a: (md, v) for a, v in zip((dnn.args.MEAN, dnn.args.VARIANCE), moments, strict=True)}
+    y = rows.emit(rows.epsilon, _flags(b), further, "training", moments)
+    return (y, None, None, *moments)
+
+
+def _takes(attributes: dict[str, Any], needs: Sequence[bool]) -> bool:
+    return any(needs[:2])  # the gradient of the bias alone is a sum
+
+
+@gradient("LayerNormalization", 17, reads=("dy0", "x0", "x1", "x2?", "h0", "h1"), takes=_takes, hidden=2)
+def layer_normalization_gradient(
+    site: Site, dy: Value, x: Value, scale: Value, b: Value | None, mean: Value, var: Value
+) -> tuple[Value | None, ...]:
+    """The gradients of a layer normalization for its input, scale and bias."""
+    require_gradient(site, dy, x.shape)
+    site.require(worst(dy, x, scale, b) == FINITE, "a value may be infinite")
+    site.needs_finite()
+    held = Rows(site, x, scale, b)
+    given = rows_of(site, dy, site.attributes["axis"] % x.ndim)
+    source, md = described(held.rows), described(given)
+    inside = given.buffer is dy.buffer and site.reusable(0) and all(v is not dy for v in (x, scale, b))
+    target = md if inside else MemoryDesc.of(F32, given.shape)
+    with threads_for(COST * x.size):
+        plain = MemoryDesc.of(F32, given.shape)
+        hint = dnn.layer_normalization(source, plain, epsilon=held.epsilon, flags=_flags(b), prop="training")
+        made = backward.layer_normalization_backward(target, md, source, hint=hint, epsilon=held.epsilon, flags=_flags(b))
+    dx = dy.view(dy.shape, dy.strides) if inside else site.new(x.shape, F32, None, FINITE)
+    dscale, dshift = (None if v is None else site.new(v.shape, F32, None, FINITE) for v in (scale, b))
+    row, features = MemoryDesc.of(F32, mean.shape), MemoryDesc.of(F32, given.shape[1:])
+    arguments: dict[int, tuple[MemoryDesc, Value]] = {
+        dnn.args.SRC: (source, held.rows), dnn.args.DIFF_DST: (md, given), dnn.args.DIFF_SRC: (target, dx),
+        dnn.args.SCALE: (features, held.scale), dnn.args.MEAN: (row, mean), dnn.args.VARIANCE: (row, var),
+    }  # fmt: skip
+    if held.shift is not None:
+        arguments[dnn.args.SHIFT] = (features, held.shift)
+    results = {dnn.args.DIFF_SCALE: dscale, dnn.args.DIFF_SHIFT: dshift}
+    arguments |= {a: (features, v) for a, v in results.items() if v is not None}
+    writes = tuple(v for v in (dx, dscale, dshift) if v is not None)
+    emit(site, made, arguments, writes, "layer_normalization gradient")
+    return dx, dscale, dshift
 
 
 @kernel("RMSNormalization", 23, on="onednn")

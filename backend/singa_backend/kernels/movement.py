@@ -13,7 +13,7 @@ from ..dtypes import numpy_dtype
 from ..ir.slices import slice_of
 from .elementwise import BOOL, FLOATS, INTEGERS, NUMBERS, SIGNED, compute, number, order_of
 from .table import Invalid, Site, kernel, worst
-from .values import FINITE, NAN, Bound, Value, strides_of
+from .values import ANY, FINITE, NAN, Bound, Value, strides_of
 from .views import axes_in, ints
 
 RAISE_BYTES = 1 << 14
@@ -252,7 +252,7 @@ def _target(site: Site, x: Value, updates: Value) -> tuple[Value, bool]:
     site.require(x.dtype == updates.dtype and x.dtype in NUMBERS | {BOOL} and updates.size, f"elements of {x.dtype}")
     if x.contiguous and site.reusable(0):
         made = x.view(x.shape, x.strides)
-        made.finiteness, made.low = worst(x, updates), False
+        made.finiteness, made.low = worst(x, updates), ANY
         return made, True
     return site.new(x.shape, x.dtype, finiteness=worst(x, updates)), False
 

@@ -14,7 +14,7 @@ from .epilogue import Epilogue, Operand, OperandLayout, never
 from .lowering import F32, emit, packed, threads_for
 from .onednn import Attributes, MemoryDesc, OneDnnError, Primitive, Unimplemented
 from .table import Follower, Site, kernel, worst
-from .values import FINITE, NAN, Bound, Value, strides_of
+from .values import ANY, FINITE, NAN, Bound, Value, strides_of
 
 TINY = 2 * 64 * 64
 """A product of at most this many FLOPs without followers is faster in NumPy."""
@@ -174,7 +174,7 @@ class MatrixProduct:
         """Add what no post-op can add."""
         held = list(added)
         if worst(y, *held) != FINITE:
-            y.finiteness, y.low = NAN, False
+            y.finiteness, y.low = NAN, ANY
         self.site.emit(
             lambda: [(np.add, (y.array, v.array, y.array)) for v in held], reads=(y, *held), writes=(y,), kernel="numpy.add"
         )

@@ -1,4 +1,4 @@
-"""Softmax, LogSoftmax."""
+"""Softmax, LogSoftmax, and their gradients."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import numpy as np
 
 from . import onednn as dnn
 from .elementwise import FLOATS
-from .lowering import F32, emit, threads_for
-from .onednn import MemoryDesc
+from .lowering import F32, emit, require_gradient, threads_for
+from .onednn import MemoryDesc, backward
 from .products import contiguous, described, merged
-from .table import Site, kernel
-from .values import FINITE, INFINITE, NAN, Bound, Value, strides_of
+from .table import Site, gradient, kernel, worst
+from .values import ANY, FINITE, INFINITE, NAN, REACHED, Bound, Value, strides_of
 
 COST = 12
 """FLOPs that take the time of one element."""
@@ -40,9 +40,9 @@ def _softmax(site: Site, x: Value, first: int) -> Value:
     target = md if inside else MemoryDesc.of(F32, rows.shape)
     with threads_for(COST * x.size):
         primitive = dnn.softmax(md, target, axis=1)
-    finiteness = FINITE if x.finiteness == FINITE else NAN
+    finiteness = FINITE if x.finiteness == FINITE or x.low == REACHED else NAN
     y = x.view(x.shape, x.strides) if inside else site.new(x.shape, F32, finiteness=finiteness)
-    y.finiteness, y.low = finiteness, False
+    y.finiteness, y.low = finiteness, ANY
     flat = y.view(rows.shape, rows.strides if inside else strides_of(rows.shape, F32.itemsize))
     emit(site, primitive, {dnn.args.SRC: (md, rows), dnn.args.DST: (target, flat)}, (flat,))
     return y
@@ -114,3 +114,34 @@ def log_softmax(site: Site, x: Value) -> Value:
 @kernel("LogSoftmax", 1, 11, on="numpy")
 def log_softmax_rows(site: Site, x: Value) -> Value:
     return _log_softmax(site, x, tuple(range(_flattened(site, x), x.ndim)))
+
+
+def _gradient(site: Site, dy: Value, y: Value, log: bool) -> Value:
+    """The gradient of a softmax, or of its logarithm, from the result, in place of dy if nothing else reads it."""
+    require_gradient(site, dy, y.shape)
+    site.require(y.dtype == F32 and y.size, "not float32, or empty")
+    site.require(worst(dy, y) == FINITE, "a value may be infinite")
+    site.needs_finite()
+    axis = _axis(site, y)
+    site.require(math.prod(y.shape[axis + 1 :]) == 1, "NumPy is faster for an axis that is not the last")
+    results, rows = rows_of(site, y, axis), rows_of(site, dy, axis)
+    inside = rows.buffer is dy.buffer and site.reusable(0) and dy is not y
+    source, md = described(results), described(rows)
+    target = md if inside else MemoryDesc.of(F32, rows.shape)
+    with threads_for(COST * y.size):
+        hint = dnn.softmax(source, source, axis=1, log=log, prop="training")
+        made = backward.softmax_backward(target, md, source, hint=hint, axis=1, log=log)
+    dx = dy.view(dy.shape, dy.strides) if inside else site.new(y.shape, F32)
+    arguments = {dnn.args.DST: (source, results), dnn.args.DIFF_DST: (md, rows), dnn.args.DIFF_SRC: (target, dx)}
+    emit(site, made, arguments, (dx,), "softmax gradient")
+    return dx
+
+
+@gradient("Softmax", 13, reads=("dy0", "y0"))
+def softmax_gradient(site: Site, dy: Value, y: Value) -> Value:
+    return _gradient(site, dy, y, log=False)
+
+
+@gradient("LogSoftmax", 13, reads=("dy0", "y0"))
+def log_softmax_gradient(site: Site, dy: Value, y: Value) -> Value:
+    return _gradient(site, dy, y, log=True)

@@ -24,6 +24,12 @@ LARGE = 1 << 16
 FINITE, INFINITE, NAN = 0, 1, 2
 """What the elements of a value may be if no input of the run is a NaN or an infinity, and nothing overflows."""
 
+ANY, LOW, REACHED = 0, 1, 2
+"""Which infinities they may be: any; negative ones; negative ones, with a finite element in each row along the last axis.
+
+A mask adds negative infinities to scores, and the softmax of a row with a finite element is finite.
+"""
+
 
 def aligned_start(raw: np.ndarray) -> int:
     """The number of bytes of memory before the first address that is a multiple of `ALIGNMENT`."""
@@ -150,7 +156,7 @@ class Value:
         constant: whether its contents are the same in every run of the plan.
         finiteness: FINITE, INFINITE or NAN.
         key: identifies a constant of the graph, for what is derived from it; None for other values.
-        low: whether all infinities that the finiteness permits are negative.
+        low: ANY, LOW or REACHED: which infinities the finiteness permits.
     """
 
     buffer: Buffer
@@ -161,7 +167,7 @@ class Value:
     constant: bool = False
     finiteness: int = FINITE
     key: Any = None
-    low: bool = False
+    low: int = ANY
 
     @classmethod
     def of(cls, given: np.ndarray | LazyConstant, key: Any = None) -> Value:
@@ -174,7 +180,7 @@ class Value:
             order = sorted(range(array.ndim), key=lambda i: -array.strides[i])
             if dense(array.shape, array.strides, array.itemsize, order):  # a transposed view, which is not copied
                 made = cls.of(array.transpose(order), key)
-                made.shape, made.strides = array.shape, array.strides
+                made.shape, made.strides, made.low = array.shape, array.strides, min(made.low, LOW)
                 return made
         array = np.ascontiguousarray(array).reshape(array.shape)
         memory = array.reshape(-1).view(np.uint8) if array.size else np.empty(ALIGNMENT, np.uint8)
@@ -183,7 +189,7 @@ class Value:
             with np.errstate(all="ignore"):
                 plain = array.astype(np.float64) if array.dtype.kind not in "fc" else array
                 finiteness = NAN if np.isnan(plain).any() else INFINITE if np.isinf(plain).any() else FINITE
-        low = finiteness == INFINITE and array.dtype.kind == "f" and not np.isposinf(array).any()
+        low = _low(array) if finiteness == INFINITE and array.dtype.kind == "f" else ANY
         if array.size and is_mapped(array):
             buffer: Buffer = LazyBuffer(memory.nbytes, partial(_copied, memory), memory)
         else:
@@ -245,13 +251,32 @@ class Value:
 
     def view(self, shape: Sequence[int], strides: Sequence[int], offset: int = 0) -> Value:
         """A value of other shape and strides (bytes) in the same memory, `offset` bytes after this one's first element."""
-        place = self.offset + offset
-        return Value(self.buffer, tuple(shape), tuple(strides), self.dtype, place, self.constant, self.finiteness, low=self.low)
+        place, low = self.offset + offset, min(self.low, LOW)
+        return Value(self.buffer, tuple(shape), tuple(strides), self.dtype, place, self.constant, self.finiteness, low=low)
 
     def like(self, array: np.ndarray) -> Value:
         """The value that is this view of `self.array`, whose memory exists while the plan is traced."""
         offset = array.__array_interface__["data"][0] - self.address if array.size else 0
         return self.view(array.shape, array.strides, offset)
+
+
+def sum_finiteness(a: int, a_low: int, b: int, b_low: int) -> tuple[int, int]:
+    """The finiteness of a sum, and which infinities it may hold, by those of its operands."""
+    if a == b == FINITE:
+        return FINITE, ANY
+    if NAN in (a, b):
+        return NAN, ANY
+    if FINITE in (a, b):  # finite values leave the other's infinities where they are
+        return INFINITE, a_low if b == FINITE else b_low
+    low = min(a_low, b_low, LOW)
+    return INFINITE if low else NAN, low
+
+
+def _low(array: np.ndarray) -> int:
+    """Which infinities an array holds."""
+    if np.isposinf(array).any():
+        return ANY
+    return REACHED if array.ndim and not np.isneginf(array.max(-1)).any() else LOW
 
 
 _BLOCK = 1 << 16

@@ -15,9 +15,12 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from ..ir.declaration import REQUIRED
 from ..ir.graph import ABSENT, GradientCall, Node
 from ..kernels.table import GRADIENT, TRAINING, gradient_kernels
+from .composites import composites
 from .region import Region, RegionCall, versioned
 
 MOST = 8
@@ -42,7 +45,7 @@ class Gradients:
     """The gradients of a region.
 
     Attributes:
-        known: the calls of gradient rules.
+        known: the calls of gradient rules, and after `join` those that are composed of several.
         joined: the number of those that became one call.
         reasons: for each refused one, by its place in `known`, why.
     """
@@ -53,6 +56,7 @@ class Gradients:
 
     def __init__(self, known: Sequence[GradientCall]) -> None:
         self.known, self.joined, self.reasons = known, 0, {}
+        self._is_composed = not known
 
     @property
     def refused(self) -> dict[str, str]:
@@ -80,6 +84,8 @@ class Gradients:
             region: the region as it was read, which is changed.
             ids: the id of each value by its name.
         """
+        if not self._is_composed:
+            self.known, self._is_composed = (*self.known, *composites(region, self.known, ids)), True
         joining = _Joining(region, ids)
         for at in reversed(range(len(self.known))):  # a rule that calls another one ends after it, and is tried first
             if at not in self.reasons:
@@ -136,6 +142,11 @@ class _Joining:
             kind: tuple(self.ids.get(n, ABSENT) for n in names)
             for kind, names in (("dy", known.dys), ("x", known.inputs), ("y", known.outputs), ("g", known.gradients))
         }
+        if known.numbers:
+            held = {i: np.full(shape, n, dtype) for i, dtype, shape, n in known.numbers}
+            values["dy"] = tuple(
+                self.region.constant(held[i]) if dy == ABSENT and i in held else dy for i, dy in enumerate(values["dy"])
+            )
         gradients = tuple(g if self._may_take(g) else ABSENT for g in values["g"])
         given = {i for kind in ("dy", "x", "y") for i in values[kind]} - {ABSENT}
         read = [_read(values, r) for r in kernel.reads if not r.startswith("h")]
