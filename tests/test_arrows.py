@@ -30,6 +30,7 @@ LAYERS = {
         "interpreters passes",
         "autodiff plans",
         "session",
+        "nodes",
         "operators opsets backend doctor inspection",
         "engines quantization",
         "conform debug",

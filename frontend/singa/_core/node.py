@@ -44,6 +44,9 @@ class Node(Operator):
     _dtypes: Sequence[Any] = ()
     """The dtype of each input; None for one that is not a Tensor."""
 
+    hidden: Sequence[Any] = ()
+    """What the call returned besides its outputs, for the kernel of its gradient."""
+
     _results: Sequence[tuple[Any, Any]] = ()
     """(dtype, shape) of each output."""
 
@@ -139,7 +142,7 @@ class Node(Operator):
         self, op: Interpreter[Any], values: list[Any], outputs: list[Any], dys: list[Any], needs: list[bool]
     ) -> list[Any]:
         try:
-            return rule_gradients(op, self.declaration, values, outputs, self.attributes, dys, needs, self.version)
+            return rule_gradients(op, self.declaration, values, outputs, self.attributes, dys, needs, self.version, self.hidden)
         except UnsupportedModel as error:
             raise error.locate(node=self.node or self.name) from None
 

@@ -24,6 +24,7 @@ from singa_backend.errors import InvalidInput, UnsupportedModel
 from singa_backend.interpreters.base import Interpreter
 from singa_backend.interpreters.eager import Eager
 from singa_backend.ir.versioned import VersionedOperator
+from singa_backend.nodes import PlannedEager
 
 from ..device import Device, default_device
 from . import provenance, trace
@@ -147,6 +148,20 @@ def is_measuring() -> bool:
     return _measuring.get()
 
 
+_defines: ContextVar[bool] = ContextVar("defines", default=False)
+
+
+@contextlib.contextmanager
+def by_definitions() -> Iterator[None]:
+    """The context in which each operator is computed by its definition, without kernels."""
+    before = _defines.get()
+    _defines.set(True)
+    try:
+        yield
+    finally:
+        _defines.set(before)
+
+
 class _Anywhere(Eager):
     """The values that a graph captures: they may be on any device, and move to that of the tensors that the graph reads."""
 
@@ -167,13 +182,25 @@ def _eager(device: Device) -> Eager:
     return Eager(device.backend)
 
 
-def vocabulary(device: Device | None = None) -> Interpreter[Any]:
-    """The interpreter that computes the values of tensors now: that of the device, or of the graph that is being recorded."""
+@lru_cache(maxsize=64)
+def _planned(device: Device, trains: bool) -> PlannedEager:
+    return PlannedEager(device.backend, trains=trains)
+
+
+def vocabulary(device: Device | None = None, trains: bool = False) -> Interpreter[Any]:
+    """The interpreter that computes the values of tensors now: that of the device, or of the graph that is being recorded.
+
+    Args:
+        device: The device; None for the default one.
+        trains: Whether the gradient of the call will be needed.
+    """
     current = trace.current()
     if current is not None:
         return current.writer
     device = device or default_device
-    return _Timed(device) if device.verbosity and device._times.measures else _eager(device)
+    if device.verbosity and device._times.measures:
+        return _Timed(device)
+    return _eager(device) if _defines.get() else _planned(device, trains)
 
 
 class _Timed(Eager):
