@@ -1,35 +1,54 @@
 """Single operators by plans: the interpreter of the tape, which computes large nodes and their gradients with kernels.
 
-A node that is computed eagerly is a graph of one call, and has a session of its own, which is kept for equal calls: the operator,
-its attributes, and the dtypes, shapes and order in memory of its inputs.  The gradient of a call is one call of a gradient kernel,
-if there is one, which reads what the forward call in training form returned besides its outputs.  Everything else is computed by
-the definitions: small nodes, whose definition takes less time than a plan, and those that a kernel refuses.
+A node that is computed eagerly is a graph of one call.  It has a session, which is kept for equal calls: those with the same
+operator and attributes, and with inputs of the same dtypes, shapes and orders in memory.  The gradient of a call is one call of a
+gradient kernel, if there is one, which reads what the forward call in training form returned besides its outputs.  Definitions
+compute everything else: small nodes, which take less time without a plan, and nodes that every kernel refuses.
+
+Sessions belong to a thread, so that threads do not wait for each other.
 """
 
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 import numpy as np
 
-from . import dtypes, limits
+from . import limits
 from .devices.device import Device
 from .errors import SonnxError
 from .interpreters.base import DifferentiatedCall
 from .interpreters.eager import Eager
-from .ir.declaration import REQUIRED, Declaration
+from .ir.declaration import REQUIRED, declarations, newest_declaration
 from .ir.graph import ABSENT, Graph, Node
 from .ir.versioned import VersionedOperator
 from .kernels.options import options
 from .kernels.table import GRADIENT, TRAINING, GradientKernel, gradient_kernels, kernels_of
 from .kernels.values import dense, order_of
+from .plans.planner import NOT_FINITE
 from .proto.values import Value
 from .session import Session
+
+
+@dataclass(eq=False, slots=True)
+class Planned:
+    """What is kept for a node.
+
+    Attributes:
+        session: the session; None for a node that no kernel takes.
+        arenas: the bytes of the arenas of its plan.
+        results: the bytes that the plan keeps for its next results.
+    """
+
+    session: Session | None = None
+    arenas: int = 0
+    results: int = 0
+
 
 SMALL = 1 << 13
 """The bytes of the inputs of a node up to which its definition is at least as fast as a plan."""
@@ -40,10 +59,20 @@ CHEAP = frozenset(("arithmetic", "broadcasting", "moves", "keeps_weights"))
 ENTRIES = 1024
 """The number of nodes whose sessions a thread keeps."""
 
-MEMORY = 256 << 20
-"""The bytes that the plans of a thread may keep; those that were used the longest time ago are dropped."""
+ARENAS = 256 << 20
+"""The bytes of the arenas that a thread keeps: beyond them, the plans that were used the longest time ago are dropped."""
 
-REFUSED: Any = object()
+RESULTS = 128 << 20
+"""The bytes that a thread's plans keep for their next results, while nobody holds the last ones; further plans keep none."""
+
+PASSING = (NOT_FINITE,)
+"""The reasons for definitions that hold for some inputs only."""
+
+VARIANTS = 16
+"""The number of values of its scalars for which a node has plans: one that changes in every step is not a constant of a plan."""
+
+NONE = Planned()
+"""The entry of a node that no kernel takes."""
 
 
 class Made(list[Any]):
@@ -56,32 +85,22 @@ class Made(list[Any]):
     hidden: tuple[Any, ...] = ()
 
 
-@dataclass(eq=False, slots=True)
-class Planned:
-    """A node with a session.
-
-    Attributes:
-        session: the session.
-        nbytes: what its plan keeps.
-    """
-
-    session: Session
-    nbytes: int = 0
-
-
 class NodePlans(threading.local):
     """The sessions of a thread's nodes, by what they compute.
 
     Attributes:
-        held: the sessions; REFUSED for a node that no kernel takes.
-        nbytes: the bytes that their plans keep.
+        held: what is kept, by key; the node that was used the longest time ago is the first.
+        variants: the number of values of the scalars of each node that has some.
+        arenas: the bytes of all arenas.
+        results: the bytes that plans keep for their next results.
     """
 
     def __init__(self) -> None:
         self.held: OrderedDict[Any, Planned] = OrderedDict()
-        self.nbytes = 0
+        self.variants: Counter[Any] = Counter()
+        self.arenas = self.results = 0
 
-    def run(self, device: Device, key: Any, inputs: Sequence[np.ndarray], make: Any) -> list[Any] | None:
+    def run(self, device: Device, key: Any, inputs: Sequence[np.ndarray], make: Callable[[], Graph]) -> list[Any] | None:
         """Compute a node by its plan.
 
         Args:
@@ -94,32 +113,50 @@ class NodePlans(threading.local):
             The outputs; None if the definitions must compute it.
         """
         found = self.held.get(key)
-        if found is REFUSED:
-            return None
         if found is None:
             return self._first(device, key, inputs, make)
         self.held.move_to_end(key)
-        return found.session.by_plan(inputs)
+        session = found.session
+        if session is None:
+            return None
+        made = session.by_plan(inputs)
+        if not found.results:
+            session.forget_results()
+        return made
 
-    def _first(self, device: Device, key: Any, inputs: Sequence[np.ndarray], make: Any) -> list[Any] | None:
+    def _first(self, device: Device, key: Any, inputs: Sequence[np.ndarray], make: Callable[[], Graph]) -> list[Any] | None:
+        """Make the plan of a node by a run on these inputs."""
+        alike = tuple(tuple(v[:1] if _is_scalar(v) else v for v in part) if type(part) is Form else part for part in key)
+        if alike != key:
+            if len(self.variants) > ENTRIES:
+                self.variants.clear()
+            self.variants[alike] += 1
+            if self.variants[alike] > VARIANTS:
+                return None
         session = Session(make(), device, options(optimize=1, ordered=True), limits.Limits())
         try:
             made = session.by_plan(inputs)
         except (SonnxError, MemoryError):  # the definition reports the error
             made = None
-        planned = Planned(session, session.plan_bytes)
-        fits = made is not None and planned.nbytes <= MEMORY // 4
-        self.held[key] = planned if fits else REFUSED
-        self.nbytes += planned.nbytes if fits else 0
-        while len(self.held) > ENTRIES or self.nbytes > MEMORY:
+        self.held[key] = entry = NONE
+        if made is not None or session.reason in PASSING:
+            arenas, results = session.kept_bytes
+            if arenas <= ARENAS:
+                keeps = self.results + results <= RESULTS
+                self.held[key] = entry = Planned(session, arenas, results if keeps else 0)
+        self.arenas += entry.arenas
+        self.results += entry.results
+        while len(self.held) > ENTRIES or self.arenas > ARENAS:
             _, dropped = self.held.popitem(last=False)
-            self.nbytes -= 0 if dropped is REFUSED else dropped.nbytes
+            self.arenas -= dropped.arenas
+            self.results -= dropped.results
         return made
 
     def clear(self) -> None:
         """Drop all sessions."""
         self.held.clear()
-        self.nbytes = 0
+        self.variants.clear()
+        self.arenas = self.results = 0
 
 
 node_plans = NodePlans()
@@ -141,6 +178,7 @@ class PlannedEager(Eager):
     def call_version(
         self, operator: VersionedOperator, inputs: Sequence[Any], attributes: dict[str, Any], wanted: Sequence[bool]
     ) -> list[Any]:
+        """The outputs of an operator, as `Evaluator.call_version`."""
         if self._plans:
             declaration = operator.declaration
             kernel = _forward_kernel(declaration.domain, declaration.name, operator.version)
@@ -158,42 +196,47 @@ class PlannedEager(Eager):
         wanted: Sequence[bool],
         kernel: _Forward,
     ) -> list[Any] | None:
-        form, known = _form(inputs), _plain(attributes)
-        if form is None or known is None or any(inputs[i] is not None for i in kernel.host if i < len(inputs)):
+        if any(inputs[i] is not None for i in kernel.host if i < len(inputs)):
             return None
-        given = [x for x in inputs if x is not None]
         if self.trains and kernel.hidden:
-            key = (TRAINING, operator.declaration.domain, operator.declaration.name, operator.version, known, form, tuple(wanted))
-            found = node_plans.run(
-                self.device, key, given, lambda: _graph(TRAINING, operator, attributes, inputs, [*wanted, *[True] * kernel.hidden])
-            )
+            absent = (False,) * (len(operator.schema.outputs) - len(wanted))
+            found = self._one(TRAINING, operator, inputs, attributes, (*wanted, *absent, *(True,) * kernel.hidden))
             if found is not None:
-                return _training_form(found, wanted)
-        key = ("", operator.declaration.domain, operator.declaration.name, operator.version, known, form, tuple(wanted))
-        made = node_plans.run(self.device, key, given, lambda: _graph("", operator, attributes, inputs, wanted))
-        return None if made is None else _spread(made, wanted)
+                outputs = Made(found[: len(wanted)])
+                outputs.hidden = tuple(found[-kernel.hidden :])
+                return outputs
+        return self._one("", operator, inputs, attributes, wanted)
 
     def gradients_by_kernel(self, call: DifferentiatedCall, needs: Sequence[bool], hidden: Sequence[Any]) -> list[Any] | None:
-        if not self._plans:
-            return None
+        """The gradients of a call by one kernel, as `Interpreter.gradients_by_kernel`."""
         operator = call.operator
-        declaration = operator.declaration
-        kernel = gradient_kernels.get((declaration.domain, declaration.name))
-        if kernel is None or operator.version not in kernel.versions or len(hidden) < kernel.hidden:
+        kernel = gradient_kernels.get((operator.declaration.domain, operator.declaration.name))
+        if not self._plans or kernel is None or operator.version not in kernel.versions or len(hidden) < kernel.hidden:
             return None
         reads = _reads(kernel, call, hidden)
-        known = _plain(call.attributes)
-        if reads is None or known is None or not _is_large(reads):
+        if reads is None or not _is_large(reads) or not kernel.takes(_with_defaults(operator, call.attributes), needs):
             return None
-        form = _form(reads)
-        if form is None or not kernel.takes(_with_defaults(declaration, call.attributes), needs):
+        return self._one(GRADIENT, operator, reads, call.attributes, needs)
+
+    def _one(
+        self,
+        domain: str,
+        operator: VersionedOperator,
+        inputs: Sequence[Any],
+        attributes: Mapping[str, Any],
+        wanted: Sequence[bool],
+    ) -> list[Any] | None:
+        """The outputs of a node by a plan, None for those that are not wanted; None if there is no plan."""
+        form, known = _form(inputs), _plain(attributes)
+        if form is None or known is None:
             return None
-        given = [x for x in reads if x is not None]
-        key = (GRADIENT, declaration.domain, declaration.name, operator.version, known, form, tuple(needs))
-        made = node_plans.run(
-            self.device, key, given, lambda: _graph(GRADIENT, operator, call.attributes, reads, needs)
-        )
-        return None if made is None else _spread(made, needs)
+        key = (domain, operator.declaration.domain, operator.declaration.name, operator.version, known, form, tuple(wanted))
+        given = [x for x in inputs if x is not None and x.ndim]
+        made = node_plans.run(self.device, key, given, lambda: _graph(domain, operator, attributes, inputs, wanted))
+        if made is None:
+            return None
+        rest = iter(made)
+        return [next(rest) if w else None for w in wanted]
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,8 +255,6 @@ class _Forward:
 @cache
 def _forward_kernel(domain: str, name: str, version: int) -> _Forward | None:
     """What is known of the kernels of an operator; None if its definition is as fast."""
-    from .ir.declaration import declarations, newest_declaration
-
     newest, declaration = newest_declaration(domain, name), declarations[domain, name][version]
     if newest is None or newest.traits & CHEAP or declaration.host:
         return None
@@ -236,8 +277,22 @@ def _is_large(values: Sequence[Any]) -> bool:
     return total > SMALL
 
 
-def _form(values: Sequence[np.ndarray | None]) -> tuple[Any, ...] | None:
-    """The dtypes, shapes and orders in memory of values; None if one has no float32 or integers, or no elements."""
+class Form(tuple[Any, ...]):
+    """The inputs of a node, as a key: (shape, dtype, order in memory), or (dtype, bytes) of a scalar; None for an absent one."""
+
+    __slots__ = ()
+
+
+def _is_scalar(described: Any) -> bool:
+    """Whether an element of a form describes a scalar."""
+    return described is not None and len(described) == 2
+
+
+def _form(values: Sequence[np.ndarray | None]) -> Form | None:
+    """The dtypes, shapes and orders in memory of values, and the numbers that scalars hold, which are constants of the plan.
+
+    None if one has other numbers than float32 and integers, or no elements.
+    """
     made: list[Any] = []
     for x in values:
         if x is None:
@@ -247,11 +302,14 @@ def _form(values: Sequence[np.ndarray | None]) -> tuple[Any, ...] | None:
         if (kind != np.float32 and kind.kind not in "biu") or not x.size:
             return None
         order = None
+        if not x.ndim:
+            made.append((kind.char, x.tobytes()))
+            continue
         if not x.flags.c_contiguous:
             axes = order_of(x.strides)
             order = tuple(axes) if dense(x.shape, x.strides, x.itemsize, axes) else None
         made.append((x.shape, kind.char, order))
-    return tuple(made)
+    return Form(made)
 
 
 def _plain(attributes: Mapping[str, Any]) -> tuple[Any, ...] | None:
@@ -268,8 +326,9 @@ def _plain(attributes: Mapping[str, Any]) -> tuple[Any, ...] | None:
     return tuple(made)
 
 
-def _with_defaults(declaration: Declaration, attributes: Mapping[str, Any]) -> dict[str, Any]:
+def _with_defaults(operator: VersionedOperator, attributes: Mapping[str, Any]) -> dict[str, Any]:
     """The attributes of a call as kernels expect them, defaults included."""
+    declaration = operator.declaration
     known = {n: (None if v is REQUIRED else v) for n, v in declaration.attributes.items()}
     given = declaration.stored({n: v for n, v in attributes.items() if v is not None and n in known})
     return known | {n: tuple(v) if isinstance(v, list) else v for n, v in given.items()}
@@ -300,26 +359,20 @@ def _graph(
         outputs=tuple(slots.get(n, ABSENT) for n in made),
         input_names=tuple(given),
         output_names=tuple(made),
-        attributes=_with_defaults(declaration, attributes),
+        attributes=_with_defaults(operator, attributes),
         given=frozenset(attributes),
         operator=operator,
     )
-    types = [Value(n, "tensor", x.dtype, x.shape) for n, x in zip(given, inputs, strict=True) if n]
-    return Graph(declaration.name, tuple(types), tuple(Value(n) for n in made if n), (node,), {}, slots)
-
-
-def _spread(made: Sequence[Any], wanted: Sequence[bool]) -> list[Any]:
-    """The results, with None for those that are not wanted."""
-    rest = iter(made)
-    return [next(rest) if w else None for w in wanted]
-
-
-def _training_form(made: Sequence[Any], wanted: Sequence[bool]) -> Made:
-    """The results of a call in training form: its outputs, and what its gradient kernel reads."""
-    count = sum(wanted)
-    outputs = Made(_spread(made[:count], wanted))
-    outputs.hidden = tuple(made[count:])
-    return outputs
+    values = [(n, x) for n, x in zip(given, inputs, strict=True) if n]
+    types = tuple(Value(n, "tensor", x.dtype, x.shape) for n, x in values if x.ndim)
+    return Graph(
+        declaration.name,
+        types,
+        tuple(Value(n) for n in made if n),
+        (node,),
+        {n: x.copy() for n, x in values if not x.ndim},
+        slots,
+    )
 
 
 def _reads(kernel: GradientKernel, call: DifferentiatedCall, hidden: Sequence[Any]) -> list[Any] | None:

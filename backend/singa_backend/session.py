@@ -258,10 +258,15 @@ class Session:
         return made
 
     @property
-    def plan_bytes(self) -> int:
-        """The bytes that the plans keep between runs, those of their results included."""
-        plans = [] if self._planner is None else self._planner.plans.values()
-        return sum(p.kept_bytes for p in plans)
+    def kept_bytes(self) -> tuple[int, int]:
+        """The bytes that plans keep between runs: those of their arenas, and those of memory for their next results."""
+        plans = [] if self._planner is None else list(self._planner.plans.values())
+        return sum(p.arena_bytes for p in plans), sum(p.results_bytes for p in plans)
+
+    def forget_results(self) -> None:
+        """Free the memory that plans keep for their next results, unless somebody holds the last ones."""
+        for plan in [] if self._planner is None else list(self._planner.plans.values()):
+            plan.forget_results()
 
     def _planned_run(
         self, inputs: Sequence[Any], replaced: Mapping[str, Any], budget: Budget, weights: Weights

@@ -22,7 +22,14 @@ PRECISIONS = ("float32", "bf16")
 LEVELS = (0, 1, 2)
 
 
-def options(threads: int | None = None, precision: str = "float32", optimize: int = 2, deterministic: bool = False, *, ordered: bool = False) -> Options:
+def options(
+    threads: int | None = None,
+    precision: str = "float32",
+    optimize: int = 2,
+    deterministic: bool = False,
+    *,
+    ordered: bool = False,
+) -> Options:
     """Check options of `prepare`.
 
     Args:

@@ -307,9 +307,15 @@ class Plan:
         return found
 
     @property
-    def kept_bytes(self) -> int:
-        """The bytes that are kept between runs: the arenas, and the memory of results that are not copied."""
-        return self.arena_bytes + sum(p.value.nbytes for s in self.segments for p in s.passed if p.index < 0)
+    def results_bytes(self) -> int:
+        """The bytes of the results that are not copied, whose memory is kept for the next run."""
+        return sum(p.value.nbytes for s in self.segments for p in s.passed if p.index < 0)
+
+    def forget_results(self) -> None:
+        """Keep no memory for the next results."""
+        for segment in self.segments:
+            for p in segment.passed:
+                p.memory = None
 
     @property
     def arena_bytes(self) -> int:

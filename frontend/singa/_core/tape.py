@@ -15,13 +15,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from functools import lru_cache
 from types import ModuleType
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 import numpy as np
 
 from singa_backend import dtypes
 from singa_backend.errors import InvalidInput, UnsupportedModel
-from singa_backend.interpreters.base import Interpreter
+from singa_backend.interpreters.base import DifferentiatedCall, Interpreter
 from singa_backend.interpreters.eager import Eager
 from singa_backend.ir.versioned import VersionedOperator
 from singa_backend.nodes import PlannedEager
@@ -29,6 +29,8 @@ from singa_backend.nodes import PlannedEager
 from ..device import Device, default_device
 from . import provenance, trace
 from .variable import Counter, Variable, of
+
+R = TypeVar("R")
 
 _serial = itertools.count()
 _operators = Counter()
@@ -199,15 +201,15 @@ def vocabulary(device: Device | None = None, trains: bool = False) -> Interprete
         return current.writer
     device = device or default_device
     if device.verbosity and device._times.measures:
-        return _Timed(device)
+        return _Timed(device, trains)
     return _eager(device) if _defines.get() else _planned(device, trains)
 
 
-class _Timed(Eager):
+class _Timed(PlannedEager):
     """Computes operators, and measures them for `Device.PrintTimeProfiling`."""
 
-    def __init__(self, device: Device) -> None:
-        super().__init__(device.backend)
+    def __init__(self, device: Device, trains: bool) -> None:
+        super().__init__(device.backend, trains=trains)
         self._place = device
         self._inside = False
 
@@ -220,7 +222,11 @@ class _Timed(Eager):
         name = operator.declaration.name
         return self._measured(name, lambda: super(_Timed, self).call_version(operator, inputs, attributes, wanted))
 
-    def _measured(self, name: str, compute: Callable[[], list[Any]]) -> list[Any]:
+    def gradients_by_kernel(self, call: DifferentiatedCall, needs: Sequence[bool], hidden: Sequence[Any]) -> list[Any] | None:
+        name = call.operator.declaration.name
+        return self._measured(name, lambda: super(_Timed, self).gradients_by_kernel(call, needs, hidden))
+
+    def _measured(self, name: str, compute: Callable[[], R]) -> R:
         if self._inside:
             return compute()
         self._inside, start = True, time.perf_counter()
@@ -229,7 +235,8 @@ class _Timed(Eager):
             self._place.Sync()
         finally:
             self._inside = False
-        self._place._times.add(name, time.perf_counter() - start)
+        if made is not None:
+            self._place._times.add(name, time.perf_counter() - start)
         return made
 
 
