@@ -189,10 +189,12 @@ def problems(document: Json) -> list[str]:
         if {OURS, EAGER} <= set(first) and not abs(first[OURS] - first[EAGER]) <= CLOSE * abs(first[EAGER]):
             wrong.append(f"{name}: the first loss is {first[OURS]:.6g}, that of PyTorch {first[EAGER]:.6g}")
         measured = row["errors"].get(SMOOTH if NETS[row["net"]].kinks else ITSELF, {})
-        for lane, kind, error in ((lane, k, e) for lane in SONNX for k, e in measured.get(lane, {}).items()):
-            theirs = max(found[kind] for other, found in measured.items() if other not in SONNX)
-            if not error <= max(CLOSE, TIMES * theirs):
-                wrong.append(f"{name}: the error of {kind}{' on the tape' * (lane == TAPE)} is {error:.1e}, that of PyTorch {theirs:.1e}")
+        for lane in SONNX:
+            where = " on the tape" if lane == TAPE else ""
+            for kind, error in measured.get(lane, {}).items():
+                theirs = max(found[kind] for other, found in measured.items() if other not in SONNX)
+                if not error <= max(CLOSE, TIMES * theirs):
+                    wrong.append(f"{name}: the error of {kind}{where} is {error:.1e}, that of PyTorch {theirs:.1e}")
     return wrong
 
 

@@ -259,8 +259,9 @@ def _forward_kernel(domain: str, name: str, version: int) -> _Forward | None:
     if newest is None or newest.traits & CHEAP or declaration.host:
         return None
     gradient = gradient_kernels.get((domain, name))
-    trains = domain == "" and gradient is not None and version in gradient.versions and gradient.hidden
-    hidden = gradient.hidden if trains and kernels_of(TRAINING, name, version) else 0
+    hidden = 0
+    if domain == "" and gradient is not None and version in gradient.versions and kernels_of(TRAINING, name, version):
+        hidden = gradient.hidden
     if not hidden and not any(k.on == "onednn" for k in kernels_of(domain, name, version)):
         return None
     return _Forward(tuple(i for i, declared in enumerate(declaration.inputs) if declared.host is not None), hidden)
