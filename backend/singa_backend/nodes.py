@@ -36,7 +36,7 @@ from .session import Session
 
 
 @dataclass(eq=False, slots=True)
-class Planned:
+class HeldNode:
     """What is kept for a node.
 
     Attributes:
@@ -62,7 +62,7 @@ ENTRIES = 1024
 ARENAS = 256 << 20
 """The bytes of the arenas that a thread keeps: beyond them, the plans that were used the longest time ago are dropped."""
 
-RESULTS = 128 << 20
+RESULTS = 48 << 20
 """The bytes that a thread's plans keep for their next results, while nobody holds the last ones; further plans keep none."""
 
 PASSING = (NOT_FINITE,)
@@ -71,7 +71,7 @@ PASSING = (NOT_FINITE,)
 VARIANTS = 16
 """The number of values of its scalars for which a node has plans: one that changes in every step is not a constant of a plan."""
 
-NONE = Planned()
+NONE = HeldNode()
 """The entry of a node that no kernel takes."""
 
 
@@ -96,7 +96,7 @@ class NodePlans(threading.local):
     """
 
     def __init__(self) -> None:
-        self.held: OrderedDict[Any, Planned] = OrderedDict()
+        self.held: OrderedDict[Any, HeldNode] = OrderedDict()
         self.variants: Counter[Any] = Counter()
         self.arenas = self.results = 0
 
@@ -143,7 +143,7 @@ class NodePlans(threading.local):
             arenas, results = session.kept_bytes
             if arenas <= ARENAS:
                 keeps = self.results + results <= RESULTS
-                self.held[key] = entry = Planned(session, arenas, results if keeps else 0)
+                self.held[key] = entry = HeldNode(session, arenas, results if keeps else 0)
         self.arenas += entry.arenas
         self.results += entry.results
         while len(self.held) > ENTRIES or self.arenas > ARENAS:
