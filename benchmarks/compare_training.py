@@ -2,6 +2,7 @@
 
     tox -e training [-- --nets mlp cnn --optimizer SGD --report reports]
     tox -e training -- --held-out --compile                    # also the nets that nothing was tuned for, and torch.compile
+    tox -e training -- --tape                                  # also steps of ours that are not recorded
 
 Each lane is a process of its own, on one thread.  It trains a net on one batch for five steps, whose losses are compared.  Then
 it has turns: one untimed step, and timed ones for 0.2 s.  A time is the median of `time.process_time` over all steps of all
@@ -34,7 +35,7 @@ import compare_training_lanes
 import numpy as np
 from compare import Progressive, cell, mean
 from compare_peers import TURN, Absent, Child, Failure
-from compare_training_lanes import ADAMW, CHANNELS_LAST, COMPILE, EAGER, LANES, NETS, OURS, SGD, Ends
+from compare_training_lanes import ADAMW, CHANNELS_LAST, COMPILE, EAGER, LANES, NETS, OURS, SGD, SONNX, TAPE, Ends
 
 from singa_backend.io.files import write_text
 
@@ -92,7 +93,7 @@ class Comparison:
                 self.absent[lane] = str(error)
                 self.lanes.remove(lane)
             else:
-                self.versions[OURS if lane == OURS else "torch"] = child.version
+                self.versions[OURS if lane in SONNX else "torch"] = child.version
                 child.close()
 
     def measure(self, name: str, optimizer: str, progress: Progressive) -> Json:
@@ -123,7 +124,7 @@ class Comparison:
             progress.at(f"{name}, {optimizer}: errors")
             self._examine(row, running)
         row["ms"] = {lane: round(1e3 * statistics.median(found), 4) for lane, found in times.items()}
-        row["ratio"] = ratio(row["ms"])
+        row["ratio"], row["tape"] = ratio(row["ms"]), ratio(row["ms"], TAPE)
         return row
 
     def _file(self, name: str, smooth: bool = False) -> str:
@@ -161,10 +162,10 @@ class Comparison:
             row["failed"][at] = str(error)
 
 
-def ratio(ms: Mapping[str, float]) -> float | None:
-    """Return our time over that of the fastest other lane."""
-    others = [t for lane, t in ms.items() if lane != OURS]
-    return round(ms[OURS] / min(others), 4) if OURS in ms and others else None
+def ratio(ms: Mapping[str, float], ours: str = OURS) -> float | None:
+    """Return the time of a lane of ours over that of the fastest lane of PyTorch."""
+    others = [t for lane, t in ms.items() if lane not in SONNX]
+    return round(ms[ours] / min(others), 4) if ours in ms and others else None
 
 
 def differences(row: Json) -> float | None:
@@ -188,10 +189,12 @@ def problems(document: Json) -> list[str]:
         if {OURS, EAGER} <= set(first) and not abs(first[OURS] - first[EAGER]) <= CLOSE * abs(first[EAGER]):
             wrong.append(f"{name}: the first loss is {first[OURS]:.6g}, that of PyTorch {first[EAGER]:.6g}")
         measured = row["errors"].get(SMOOTH if NETS[row["net"]].kinks else ITSELF, {})
-        for kind, error in measured.get(OURS, {}).items():
-            theirs = max(found[kind] for lane, found in measured.items() if lane != OURS)
-            if not error <= max(CLOSE, TIMES * theirs):
-                wrong.append(f"{name}: the error of {kind} is {error:.1e}, that of PyTorch {theirs:.1e}")
+        for lane in SONNX:
+            where = " on the tape" if lane == TAPE else ""
+            for kind, error in measured.get(lane, {}).items():
+                theirs = max(found[kind] for other, found in measured.items() if other not in SONNX)
+                if not error <= max(CLOSE, TIMES * theirs):
+                    wrong.append(f"{name}: the error of {kind}{where} is {error:.1e}, that of PyTorch {theirs:.1e}")
     return wrong
 
 
@@ -200,16 +203,20 @@ def problems(document: Json) -> list[str]:
 
 def _times(rows: Sequence[Json], lanes: Sequence[str]) -> list[str]:
     """Return the table of rows of one optimizer."""
-    heads = [*(f"{lane}, ms" for lane in lanes), "ratio", "memory, MiB", "PyTorch's"]
+    tape = TAPE in lanes
+    heads = [*(f"{lane}, ms" for lane in lanes), "ratio", *["tape"] * tape, "memory, MiB", "PyTorch's"]
     lines = [f"| net | batch | {' | '.join(heads)} |", "|---" * (len(heads) + 2) + "|"]
     for row in rows:
         cells = [f"{row['ms'][lane]:.4g}" if lane in row["ms"] else "" for lane in lanes]
         cells.append("" if row["ratio"] is None else cell(row["ratio"]))
+        cells += ["" if row.get("tape") is None else f"{row['tape']:.2f}"] * tape
         cells += [_mib(row["memory"].get(lane)) for lane in (OURS, EAGER)]
         lines.append(f"| {row['net']} | {' x '.join(map(str, NETS[row['net']].input))} | {' | '.join(cells)} |")
     middle = mean(r["ratio"] for r in rows if r["ratio"] is not None)
     if middle is not None:
-        lines.append(f"| geometric mean | | {'| ' * len(lanes)}{middle:.3f} | | |")
+        taped = mean(r["tape"] for r in rows if r.get("tape") is not None) if tape else None
+        more = "" if not tape else f" {taped:.3f} |" if taped is not None else " |"
+        lines.append(f"| geometric mean | | {'| ' * len(lanes)}{middle:.3f} |{more} | |")
     return lines
 
 
@@ -297,7 +304,8 @@ def page(document: Json) -> str:
         f"{load[1]:.1f} at the end; the measurement alone is a load of {threads}." if load else ""),
         "Each figure is of whole calls of a recorded `SONNXModel`, whose file PyTorch has exported. A ratio is our time over",
         "that of the fastest lane of PyTorch: below 1 we are faster, and above 1.05 it is bold. `memory` is the peak of resident",
-        "memory in a step above that of the process with the loaded model; PyTorch's is that of eager mode.", "",
+        "memory in a step above that of the process with the loaded model; PyTorch's is that of eager mode.",
+        *["`tape` is the ratio of steps that are not recorded."] * (TAPE in lanes), "",
     ]  # fmt: skip
     lines += [f"* absent: {lane}: {why}" for lane, why in document["absent"].items()] + [""] * bool(document["absent"])
     for held_out in (False, True):
@@ -360,13 +368,15 @@ def main() -> int:
     parser.add_argument("--nets", nargs="+", choices=list(NETS), metavar="NAME", help="all that are not held out, unless given")
     parser.add_argument("--held-out", action="store_true", help="also the held-out nets")
     parser.add_argument("--optimizer", nargs="+", choices=list(TITLES), default=list(TITLES))
+    parser.add_argument("--tape", action="store_true", help="also steps of ours on the tape, which are not recorded")
     parser.add_argument("--compile", action="store_true", help="also torch.compile, which needs a C++ compiler")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--turns", type=int, default=7)
     parser.add_argument("--report", type=Path, metavar="DIR", help="write benchmark-training.json and .md into this folder")
     options = parser.parse_args()
     nets = options.nets or [n for n, net in NETS.items() if options.held_out or not net.held_out]
-    lanes = [lane for lane in LANES if options.compile or lane != COMPILE]
+    chosen = {COMPILE: options.compile, TAPE: options.tape}
+    lanes = [lane for lane in LANES if chosen.get(lane, True)]
     with tempfile.TemporaryDirectory() as folder:
         comparison = Comparison(lanes, options.threads, options.turns, Path(folder))
         document = compare(comparison, nets, options.optimizer, options.report)

@@ -2,7 +2,7 @@
 
     python compare_training_lanes.py LANE THREADS        # started by `compare_peers.Child`, which commands it over pipes
 
-The lane of sonnx does not import PyTorch, and the others do not import sonnx.
+The lanes of sonnx do not import PyTorch, and the others do not import sonnx.
 """
 
 from __future__ import annotations
@@ -22,8 +22,10 @@ Arrays = dict[str, np.ndarray]
 Ends = dict[str, Arrays]
 """The gradients and the parameters after one step, by name."""
 
-OURS, EAGER, CHANNELS_LAST, COMPILE = "sonnx", "eager", "channels last", "compile"
-LANES = (OURS, EAGER, CHANNELS_LAST, COMPILE)
+OURS, TAPE, EAGER, CHANNELS_LAST, COMPILE = "sonnx", "tape", "eager", "channels last", "compile"
+LANES = (OURS, TAPE, EAGER, CHANNELS_LAST, COMPILE)
+SONNX = (OURS, TAPE)
+"""The lanes of sonnx: recorded steps, and steps on the tape."""
 
 SGD, ADAMW = "SGD", "AdamW"
 RATES = {SGD: 0.01, ADAMW: 0.001}
@@ -92,9 +94,10 @@ class Ours:
         name: the net.
         optimizer: the optimizer.
         path: the file.
+        graph: whether steps are recorded; otherwise each runs on the tape.
     """
 
-    def __init__(self, name: str, optimizer: str, path: str) -> None:
+    def __init__(self, name: str, optimizer: str, path: str, graph: bool = True) -> None:
         from singa import autograd, opt, sonnx, tensor
 
         class Trained(sonnx.SONNXModel):  # type: ignore[misc]
@@ -109,7 +112,7 @@ class Ours:
         self.optimizer: Any = opt.SGD(lr, MOMENTUM) if optimizer == SGD else opt.AdamW(lr, BETA, weight_decay=DECAY)
         self.net.set_optimizer(self.optimizer)
         self.net.train()
-        self.net.graph(True)
+        self.net.graph(graph)
         self.batch = tuple(map(tensor.from_numpy, data(name)))
         self.start = {n: t.data.copy() for n, t in self.net.get_params().items()}
 
@@ -265,7 +268,7 @@ def _serve(form: str, threads: int, receive: Connection, send: Connection) -> No
     clock = time.process_time if threads == 1 else time.perf_counter
 
     def start() -> str:
-        if form == OURS:
+        if form in SONNX:
             return need("singa_backend", "sonnx")
         version = need("torch")
         if form == COMPILE and not any(map(shutil.which, ("g++", "clang++", "c++"))):
@@ -283,7 +286,7 @@ def _serve(form: str, threads: int, receive: Connection, send: Connection) -> No
     def load(name: str, optimizer: str, path: str) -> dict[str, Any]:
         nonlocal lane
         lane = None
-        lane = Ours(name, optimizer, path) if form == OURS else Theirs(name, optimizer, form)
+        lane = Ours(name, optimizer, path, form == OURS) if form in SONNX else Theirs(name, optimizer, form)
         return _first_steps(lane, memory("VmRSS"))
 
     def turn(untimed: int, seconds: float) -> list[float]:
@@ -295,9 +298,9 @@ def _serve(form: str, threads: int, receive: Connection, send: Connection) -> No
         return lane.work()
 
     def ends(name: str, optimizer: str, path: str, smooth: bool, wide: bool = False) -> Ends:
-        if form != OURS:
+        if form not in SONNX:
             return Theirs(name, optimizer, form, smooth, wide).ends()
-        ours = Ours(name, optimizer, path)
+        ours = Ours(name, optimizer, path, form == OURS)
         for _ in range(RECORDED):
             ours.step()
         return ours.ends()

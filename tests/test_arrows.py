@@ -30,7 +30,7 @@ LAYERS = {
         "interpreters passes",
         "autodiff plans",
         "session",
-        "operators opsets backend doctor inspection",
+        "operators opsets backend doctor inspection nodes",
         "engines quantization",
         "conform debug",
         "files oracle",

@@ -458,12 +458,13 @@ def _shown(shape: Sequence[int]) -> str:
 # --- the budget of the current call -----------------------------------------------------------------------------------
 
 _current: ContextVar[Budget] = ContextVar("singa_budget")
+_DEFAULT = Limits()
 
 
 def current() -> Budget:
     """The budget of the current call; outside a call, a new one with the default limits."""
     budget = _current.get(None)
-    return Budget(Limits()) if budget is None else budget
+    return Budget(_DEFAULT) if budget is None else budget
 
 
 def ensured() -> AbstractContextManager[Budget]:

@@ -243,6 +243,35 @@ class Session:
         with self.device.active():
             return [owned_copy(v, taken) for v in made]
 
+    def by_plan(self, inputs: Sequence[Any]) -> list[Any] | None:
+        """Run by a plan.
+
+        Args:
+            inputs: arrays in the order of the graph's inputs.
+
+        Returns:
+            The outputs, which belong to the caller; None if there is a reason for the definitions: it is in `reason`.
+        """
+        made = self.steady(inputs, self.limits, _unchanged)
+        if made is None:
+            found = self._planned_run(inputs, {}, Budget(self.limits, memory=self.device.memory), _unchanged)
+            if isinstance(found, UseDefinitions):
+                self.reason = found
+                return None
+            self.reason, made = None, found
+        return made
+
+    @property
+    def kept_bytes(self) -> tuple[int, int]:
+        """The bytes that plans keep between runs: those of their arenas, and those of memory for their next results."""
+        plans = [] if self._planner is None else list(self._planner.plans.values())
+        return sum(p.arena_bytes for p in plans), sum(p.results_bytes for p in plans)
+
+    def forget_results(self) -> None:
+        """Free the memory that plans keep for their next results, unless somebody holds the last ones."""
+        for plan in [] if self._planner is None else list(self._planner.plans.values()):
+            plan.forget_results()
+
     def _planned_run(
         self, inputs: Sequence[Any], replaced: Mapping[str, Any], budget: Budget, weights: Weights
     ) -> list[Any] | UseDefinitions:

@@ -347,7 +347,8 @@ class Model(Layer):
             self._forget_steps()
             if not self._has_stepped():
                 self._tape_first = False
-                return self.train_one_batch(*input, **kwargs)
+                with tape.by_definitions():  # a plan of each node would serve this step only
+                    return self.train_one_batch(*input, **kwargs)
         self._steps.move_to_end(key)
         for other in list(self._steps)[:-_PLANS]:
             for old in self._steps[other]:

@@ -181,7 +181,7 @@ def test_cnn(run: Run, model: str, data: Path, tmp_path: Path) -> None:
 
 @pytest.mark.skipif(find_spec("PIL") is None, reason="the program imports Pillow")
 def test_cnn_options(run: Run, data: Path, tmp_path: Path) -> None:
-    """Graph and tape print the same losses; half precision trains; the times of a graph are printed."""
+    """Graph and tape print the same losses but for rounding; half precision trains; the times of a graph are printed."""
 
     def losses(*options: str) -> list[float]:
         text = run("cnn/train_cnn.py", "cnn", "mnist", str(data / "mnist"), "-m", "3", *options)
@@ -189,7 +189,8 @@ def test_cnn_options(run: Run, data: Path, tmp_path: Path) -> None:
         return numbers("Training loss =", text)
 
     graph, tape, half = losses("-v", "1"), losses("-g"), losses("-p", "float16")
-    assert graph == tape and len(graph) == 3
+    assert len(graph) == 3
+    np.testing.assert_allclose(graph, tape, rtol=1e-5)
     np.testing.assert_allclose(half, graph, rtol=0.02)
 
 

@@ -126,7 +126,7 @@ def stored(path: Path) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.parametrize("command", [
-    "resnet.py --width 0.0625 --lr 0.02", "resnet.py --width 0.03 --depth 50 --version 2 --lr 0.02 --no-graph",
+    "resnet.py --width 0.0625 --lr 0.02", "resnet.py --width 0.03 --depth 50 --version 2 --lr 0.01 --no-graph",
     "mobilenet.py --lr 0.02 --width 0.0625", "vgg.py --width 0.0625 --lr 0.01 --depth 19 --bn",
 ])  # fmt: skip
 def test_a_random_net_trains(command: str, cifar: Path, tmp_path: Path) -> None:

@@ -41,6 +41,7 @@ def gradients(
     dys: Sequence[Any],
     needs: Sequence[bool],
     version: int | None = None,
+    hidden: Sequence[Any] = (),
 ) -> list[Any]:
     """The gradients of a call's inputs (and of the values that its graphs capture).
 
@@ -55,6 +56,7 @@ def gradients(
         dys: the gradient of each output, None for an output that nothing depends on.
         needs: for each of `inputs`, whether its gradient is needed.
         version: the schema version of the call; None for the declaration's last.
+        hidden: what the call returned besides its outputs, for a gradient kernel.
 
     Returns:
         One gradient for each of `inputs`, None for no gradient.
@@ -68,9 +70,14 @@ def gradients(
         text = REASONS.get(reason.partition(":")[0], "none is declared")
         hint = gradient_hint(declaration)
         raise UnsupportedModel(f"{declaration.name} has no gradient: {text}", code="SX205", operator=declaration.name, hint=hint)
+    operator = VersionedOperator(declaration, version or declaration.versions[-1])
     if op.is_symbolic:
         for dy, y in zip(dys, outputs, strict=False):
             _like(op, dy, y)
+    else:
+        by_kernel = op.gradients_by_kernel(DifferentiatedCall(operator, attributes, inputs, outputs, dys, ()), needs, hidden)
+        if by_kernel is not None:
+            return by_kernel
     try:
         found = _widened_rule(op, declaration, inputs, outputs, attributes, dys, needs, version)
     except UnsupportedModel as error:
@@ -89,7 +96,6 @@ def gradients(
     if op.is_symbolic:
         for g, x in zip(found, inputs, strict=True):
             _like(op, g, x)
-        operator = VersionedOperator(declaration, version or declaration.versions[-1])
         op.differentiated(DifferentiatedCall(operator, attributes, inputs, outputs, dys, found))
     return found
 

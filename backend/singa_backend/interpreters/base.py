@@ -246,6 +246,16 @@ class Interpreter(ABC, Generic[T]):
     def differentiated(self, call: DifferentiatedCall) -> None:
         """Note that a rule has computed the gradients of a call; an interpreter that writes a graph keeps it for plans."""
 
+    def gradients_by_kernel(self, call: DifferentiatedCall, needs: Sequence[bool], hidden: Sequence[T]) -> list[T | None] | None:
+        """The gradients of a call by one kernel; None if the rule must compute them.
+
+        Args:
+            call: the call, without gradients.
+            needs: for each input, whether its gradient is needed.
+            hidden: what the forward call in training form returned besides its outputs.
+        """
+        return None
+
     def add(self, a: T | None, b: T | None) -> T | None:
         """The sum of two gradients; None counts as zero."""
         if a is None or b is None:

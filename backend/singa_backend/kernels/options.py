@@ -22,7 +22,14 @@ PRECISIONS = ("float32", "bf16")
 LEVELS = (0, 1, 2)
 
 
-def options(threads: int | None = None, precision: str = "float32", optimize: int = 2, deterministic: bool = False) -> Options:
+def options(
+    threads: int | None = None,
+    precision: str = "float32",
+    optimize: int = 2,
+    deterministic: bool = False,
+    *,
+    ordered: bool = False,
+) -> Options:
     """Check options of `prepare`.
 
     Args:
@@ -30,6 +37,7 @@ def options(threads: int | None = None, precision: str = "float32", optimize: in
         precision: "float32" or "bf16".
         optimize: 0, 1 or 2.
         deterministic: whether equal inputs must return equal bits at any number of cores: one thread is used.
+        ordered: whether inputs and outputs keep their order of axes in memory.
 
     Returns:
         The options.
@@ -50,7 +58,7 @@ def options(threads: int | None = None, precision: str = "float32", optimize: in
     adaptive = threads is None and not deterministic and not os.environ.get(VARIABLE)
     if threads is None:
         threads = 1 if deterministic else default_threads()
-    return Options(int(threads), precision, int(optimize), deterministic, adaptive and threads > 1)
+    return Options(int(threads), precision, int(optimize), deterministic, adaptive and threads > 1, ordered)
 
 
 def default_threads() -> int:

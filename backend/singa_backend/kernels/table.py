@@ -43,6 +43,7 @@ class Options:
         level: 0 for the definitions only, 1 for kernels of single operators, 2 for fused ones too.
         deterministic: whether equal inputs must return equal bits at any number of threads.
         adaptive: whether a run may use one thread instead, while other programs use the cores.
+        ordered: whether inputs and outputs keep their order of axes in memory; otherwise they are in C order.
     """
 
     threads: int = 1
@@ -50,6 +51,7 @@ class Options:
     level: int = 2
     deterministic: bool = False
     adaptive: bool = False
+    ordered: bool = False
 
 
 @dataclass(eq=False)

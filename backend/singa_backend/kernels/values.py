@@ -43,6 +43,11 @@ def aligned(nbytes: int) -> np.ndarray:
     return raw[start : start + nbytes]
 
 
+def order_of(strides: Sequence[int]) -> list[int]:
+    """The axes of an array from the outermost in memory to the innermost."""
+    return sorted(range(len(strides)), key=lambda i: -strides[i])
+
+
 @dataclass(eq=False)
 class Buffer:
     """Bytes of a plan.
@@ -237,6 +242,11 @@ class Value:
     def contiguous(self) -> bool:
         """Whether the elements are in C order without gaps."""
         return dense(self.shape, self.strides, self.dtype.itemsize, range(self.ndim))
+
+    @property
+    def is_dense(self) -> bool:
+        """Whether the elements are without gaps, in any order of the axes."""
+        return dense(self.shape, self.strides, self.dtype.itemsize, order_of(self.strides))
 
     @property
     def channels_last(self) -> bool:

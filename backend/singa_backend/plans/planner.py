@@ -160,7 +160,7 @@ class Plan:
         if all(isinstance(e, Value) for e in tracer.entries):
             self.signature = [(np.ndarray, e.shape, e.dtype) for e in tracer.entries if isinstance(e, Value)]
             held = [a for a in self.inputs if a is not None]
-            self.sums = [(_sum_of(a), a.reshape(-1)) for a in held if a.dtype.kind not in "biu"]
+            self.sums = [(_sum_of(a), a.ravel("K")) for a in held if a.dtype.kind not in "biu"]
             self.is_plain = self.first.check is None and not self.facts.definitions
             self.results_nbytes = limits.bytes_of(e.nbytes for e in self.first.outputs if isinstance(e, Value))
         outputs = tracer.segment.results() if self._are_fit(inputs, {p.index for p in attached if p.checked}) else None
@@ -314,6 +314,17 @@ class Plan:
             found.append(pending.pop())
             pending += found[-1].next.values()
         return found
+
+    @property
+    def results_bytes(self) -> int:
+        """The bytes of the results that are not copied, whose memory is kept for the next run."""
+        return sum(p.value.nbytes for s in self.segments for p in s.passed if p.index < 0)
+
+    def forget_results(self) -> None:
+        """Keep no memory for the next results."""
+        for segment in self.segments:
+            for p in segment.passed:
+                p.memory = None
 
     @property
     def arena_bytes(self) -> int:
@@ -528,6 +539,8 @@ class Planner:
             except Invalid:
                 return REFUSED
             except RefusedGradient as refused:
+                if refused.call.gradient < 0:
+                    return UseDefinitions(str(refused))
                 tries -= 1  # each leaves fewer gradients to refuse
                 self.gradients.refuse(refused)
                 with self.tracing:

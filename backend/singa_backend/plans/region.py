@@ -17,6 +17,7 @@ from ..devices.namespaces import numpy
 from ..ir.declaration import REQUIRED, declarations
 from ..ir.graph import ABSENT, Graph, Node
 from ..ir.versioned import VersionedOperator
+from ..kernels.table import GRADIENT, TRAINING
 from ..kernels.values import LazyConstant
 
 MOST = 200_000
@@ -38,6 +39,7 @@ class RegionCall:
         scope: the id of each slot of the graph that contains the node, which its subgraphs refer to.
         origins: the nodes that this call replaces, for reports.
         operator: the operator of ONNX's domain in its present meaning; "" for any other call.
+        has_kernel_only: whether only kernels compute it, and there is no definition: a gradient, or a call in training form.
         gradient: for a gradient that one kernel computes, and for its forward call, its place in the graph's `gradient_calls`.
     """
 
@@ -47,11 +49,13 @@ class RegionCall:
     scope: Sequence[int] = ()
     origins: tuple[Node, ...] = ()
     operator: str = field(init=False)
+    has_kernel_only: bool = field(init=False)
     gradient: int = field(default=-1, init=False)
 
     def __post_init__(self) -> None:
         known = self.node.operator
         self.operator = self.node.op_type if not self.node.domain and (known is None or known.is_modern) else ""
+        self.has_kernel_only = self.node.domain in (GRADIENT, TRAINING)
 
     def is_(self, *names: str) -> bool:
         """Whether it calls one of these operators of ONNX's domain."""

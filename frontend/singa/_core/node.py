@@ -44,6 +44,9 @@ class Node(Operator):
     _dtypes: Sequence[Any] = ()
     """The dtype of each input; None for one that is not a Tensor."""
 
+    hidden: Sequence[Any] = ()
+    """What the call returned besides its outputs, for the kernel of its gradient."""
+
     _results: Sequence[tuple[Any, Any]] = ()
     """(dtype, shape) of each output."""
 
@@ -123,8 +126,8 @@ class Node(Operator):
         return _unpacked(self._backward(given, needs, device) if any(d is not None for d in given) else [])
 
     def _backward(self, dys: list[Any], needs: list[bool], device: Device) -> list[Any]:
-        self._refuse_changed(dys, needs)
-        return self._by_rule(vocabulary(device), self._values, self._outputs, dys, needs)
+        kept = self._refuse_changed(dys, needs)  # a kernel may read another value than the rule does
+        return self._by_rule(vocabulary(device) if kept else _eager(device), self._values, self._outputs, dys, needs)
 
     def _backward_recorded(self, op: Interpreter[Any], dys: list[Any], needs: list[bool], device: Device) -> list[Any]:
         self._refuse_changed([None if d is None else d._data for d in dys], needs)
@@ -139,7 +142,7 @@ class Node(Operator):
         self, op: Interpreter[Any], values: list[Any], outputs: list[Any], dys: list[Any], needs: list[bool]
     ) -> list[Any]:
         try:
-            return rule_gradients(op, self.declaration, values, outputs, self.attributes, dys, needs, self.version)
+            return rule_gradients(op, self.declaration, values, outputs, self.attributes, dys, needs, self.version, self.hidden)
         except UnsupportedModel as error:
             raise error.locate(node=self.node or self.name) from None
 
@@ -161,8 +164,12 @@ class Node(Operator):
             )
         return creator._again(value, creator.place(x), device)
 
-    def _refuse_changed(self, dys: list[Any], needs: list[bool]) -> None:
-        """Raise InvalidInput (SX370) if a tensor whose old value the gradient needs was changed in place."""
+    def _refuse_changed(self, dys: list[Any], needs: list[bool]) -> bool:
+        """Raise InvalidInput (SX370) if a tensor whose old value the gradient needs was changed in place.
+
+        Returns:
+            Whether no tensor of the call was changed.
+        """
         changed = {i: t for i, r in enumerate(self._read) if r and (t := r[0]()) is not None and t._version != r[1]}
         for i in sorted(changed.keys() & self._needed_values(dys, needs)) if changed else ():
             what = f"{changed[i].name or creator_of(changed[i]).name} was changed after {self.name} had read it"
@@ -171,6 +178,7 @@ class Node(Operator):
                 code="SX370",
                 hint="compute the gradients of every loss before the update, or compute the loss again",
             )
+        return not changed
 
     def _needed_values(self, dys: list[Any], needs: list[bool]) -> set[int]:
         """The indices of the inputs and outputs whose values the gradient needs; of the others it needs the shape at most."""

@@ -19,6 +19,7 @@ from singa_backend.autodiff.support import no_gradient_reason
 from singa_backend.interpreters.base import Example, Interpreter, Subgraph, arguments
 from singa_backend.ir.declaration import Declaration, declarations
 from singa_backend.ir.versioned import VersionedOperator
+from singa_backend.nodes import Made
 from singa_backend.proto.schemas import version_at
 
 from ..device import Device, default_device
@@ -42,7 +43,7 @@ class TensorInterpreter(Interpreter[T]):
         tensors = [x if _is_tensor(x) else None for x in inputs]
         every = [*tensors, *(v if _is_tensor(v) else None for v in captured)]
         device = _common_device(every, op_type, domain, self.opset)
-        op = vocabulary(device)
+        op = vocabulary(device, _trains(every))
         raw = arguments(op, domain, op_type, [_value_on(device, x) for x in inputs])
         below = {n: _lowered(v, device) if isinstance(v, Subgraph) else v for n, v in attributes.items()}
         made = op.call(op_type, raw, below, outputs, domain)
@@ -66,6 +67,7 @@ class TensorInterpreter(Interpreter[T]):
         if not device.backend.is_host:
             made = _placed(made, device)
         training, recording = tape.training, trace.current() is not None
+        hidden = made.hidden if isinstance(made, Made) else ()
         if training and not recording:
             made = [_separate(v, xs, device) for v in made]
         if not training or not any(x is not None and x.requires_grad for x in xs):
@@ -78,6 +80,7 @@ class TensorInterpreter(Interpreter[T]):
         ys = list(node.record(xs, made, device, not no_gradient_reason(declaration)))
         if node.requires_grad:
             node.keep(values, made, () if recording else (*xs, *ys))
+            node.hidden = hidden
             for y in ys:
                 if y is not None:
                     y.requires_grad = tape._is_float(y._data, device)
@@ -96,7 +99,7 @@ class TensorInterpreter(Interpreter[T]):
     ) -> list[Any]:
         device = _common_device(inputs, operator.declaration.name, operator.declaration.domain, self.opset)
         values = [_value_on(device, x) for x in inputs]
-        made = vocabulary(device).call_version(operator, values, attributes, wanted)
+        made = vocabulary(device, _trains(inputs)).call_version(operator, values, attributes, wanted)
         ys = self._recorded(made, inputs, values, attributes, device, lambda: operator.declaration, operator.version)
         provenance.record(
             ys, operator.declaration.name, lambda xs, _: self.call_version(operator, xs, attributes, wanted), inputs
@@ -139,6 +142,11 @@ class TensorInterpreter(Interpreter[T]):
         self, make: Callable[..., Sequence[Any]], types: Sequence[TypeProto | None], examples: Sequence[Example] = ()
     ) -> Subgraph:
         return (_anywhere if trace.current() is None else vocabulary()).graph(make, types, examples)
+
+
+def _trains(xs: Sequence[Variable | None]) -> bool:
+    """Whether a call on these tensors is recorded on the tape."""
+    return tape.training and any(x is not None and x.requires_grad for x in xs)
 
 
 def _placed(made: Sequence[Any], device: Device) -> list[Any]:

@@ -15,19 +15,22 @@ from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from functools import lru_cache
 from types import ModuleType
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 import numpy as np
 
 from singa_backend import dtypes
 from singa_backend.errors import InvalidInput, UnsupportedModel
-from singa_backend.interpreters.base import Interpreter
+from singa_backend.interpreters.base import DifferentiatedCall, Interpreter
 from singa_backend.interpreters.eager import Eager
 from singa_backend.ir.versioned import VersionedOperator
+from singa_backend.nodes import PlannedEager
 
 from ..device import Device, default_device
 from . import provenance, trace
 from .variable import Counter, Variable, of
+
+R = TypeVar("R")
 
 _serial = itertools.count()
 _operators = Counter()
@@ -147,6 +150,20 @@ def is_measuring() -> bool:
     return _measuring.get()
 
 
+_defines: ContextVar[bool] = ContextVar("defines", default=False)
+
+
+@contextlib.contextmanager
+def by_definitions() -> Iterator[None]:
+    """The context in which each operator is computed by its definition, without kernels."""
+    before = _defines.get()
+    _defines.set(True)
+    try:
+        yield
+    finally:
+        _defines.set(before)
+
+
 class _Anywhere(Eager):
     """The values that a graph captures: they may be on any device, and move to that of the tensors that the graph reads."""
 
@@ -167,20 +184,32 @@ def _eager(device: Device) -> Eager:
     return Eager(device.backend)
 
 
-def vocabulary(device: Device | None = None) -> Interpreter[Any]:
-    """The interpreter that computes the values of tensors now: that of the device, or of the graph that is being recorded."""
+@lru_cache(maxsize=64)
+def _planned(device: Device, trains: bool) -> PlannedEager:
+    return PlannedEager(device.backend, trains=trains)
+
+
+def vocabulary(device: Device | None = None, trains: bool = False) -> Interpreter[Any]:
+    """The interpreter that computes the values of tensors now: that of the device, or of the graph that is being recorded.
+
+    Args:
+        device: The device; None for the default one.
+        trains: Whether the gradient of the call will be needed.
+    """
     current = trace.current()
     if current is not None:
         return current.writer
     device = device or default_device
-    return _Timed(device) if device.verbosity and device._times.measures else _eager(device)
+    if device.verbosity and device._times.measures:
+        return _Timed(device, trains)
+    return _eager(device) if _defines.get() else _planned(device, trains)
 
 
-class _Timed(Eager):
+class _Timed(PlannedEager):
     """Computes operators, and measures them for `Device.PrintTimeProfiling`."""
 
-    def __init__(self, device: Device) -> None:
-        super().__init__(device.backend)
+    def __init__(self, device: Device, trains: bool) -> None:
+        super().__init__(device.backend, trains=trains)
         self._place = device
         self._inside = False
 
@@ -193,7 +222,11 @@ class _Timed(Eager):
         name = operator.declaration.name
         return self._measured(name, lambda: super(_Timed, self).call_version(operator, inputs, attributes, wanted))
 
-    def _measured(self, name: str, compute: Callable[[], list[Any]]) -> list[Any]:
+    def gradients_by_kernel(self, call: DifferentiatedCall, needs: Sequence[bool], hidden: Sequence[Any]) -> list[Any] | None:
+        name = call.operator.declaration.name
+        return self._measured(name, lambda: super(_Timed, self).gradients_by_kernel(call, needs, hidden))
+
+    def _measured(self, name: str, compute: Callable[[], R]) -> R:
         if self._inside:
             return compute()
         self._inside, start = True, time.perf_counter()
@@ -202,7 +235,8 @@ class _Timed(Eager):
             self._place.Sync()
         finally:
             self._inside = False
-        self._place._times.add(name, time.perf_counter() - start)
+        if made is not None:
+            self._place._times.add(name, time.perf_counter() - start)
         return made
 
 

@@ -144,7 +144,7 @@ class Facts(Types[int, RegionCall]):
         super().infer(call)
 
     def _infer_dtypes(self, call: RegionCall) -> None:
-        if call.node.operator is None or call.gradient >= 0:  # what only plans have is in no schema
+        if call.node.operator is None or call.has_kernel_only:  # what only plans have is in no schema
             return
         inputs, outputs, more_in, more_out = _parameters(call.node.domain, call.node.op_type, call.node.operator.version)
         seen: dict[str, int] = {}

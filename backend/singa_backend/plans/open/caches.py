@@ -16,7 +16,7 @@ import numpy as np
 
 from ... import limits
 from ...kernels.table import Invalid, require_finite
-from ...kernels.values import ALIGNMENT, Value, aligned_start, strides_of
+from ...kernels.values import ALIGNMENT, Value, aligned_start, order_of, strides_of
 
 PASSED = 1 << 19
 """Bytes from which an input is read where it is, and an output computed where it stays: copies take longer than binding steps."""
@@ -58,12 +58,16 @@ class ZeroCopy:
         """Let the steps that are bound next use the array of this run."""
         value = self.value
         if self.index >= 0:
-            self.array = np.ascontiguousarray(inputs[self.index])
+            given = inputs[self.index]
+            moved = np.ascontiguousarray(given if value.contiguous else np.transpose(given, order_of(value.strides)))
+            self.array = np.ndarray(value.shape, value.dtype, moved, 0, value.strides)
+            value.buffer.memory = moved.reshape(-1).view(np.uint8)
         else:
             if self.memory is None or sys.getrefcount(self.memory) > UNSHARED:
                 self.memory = np.empty(value.nbytes + ALIGNMENT, np.uint8)
-            self.array = np.ndarray(value.shape, value.dtype, self.memory, aligned_start(self.memory))
-        value.buffer.memory = self.array.reshape(-1).view(np.uint8)
+            start = aligned_start(self.memory)
+            self.array = np.ndarray(value.shape, value.dtype, self.memory, start, value.strides)
+            value.buffer.memory = self.memory[start : start + value.nbytes]
 
     def require_finite(self) -> None:
         """Raise Invalid unless the input of this run is finite."""
@@ -76,7 +80,7 @@ class ZeroCopy:
 
     def take(self) -> np.ndarray:
         """The output of this run; a copy if the run is the trace."""
-        return self.value.array.copy() if self.array is None else self.array
+        return self.value.array.copy("K") if self.array is None else self.array
 
 
 @dataclass(eq=False)

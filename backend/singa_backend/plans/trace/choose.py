@@ -34,7 +34,7 @@ class Chooser(Definitions):
         while group:
             taken = self._with_kernel(group)
             if not taken:
-                if group[0].gradient >= 0:
+                if group[0].has_kernel_only:
                     raise RefusedGradient(group[0], self._reasons)
                 taken = self._by_definition(group[0])
             group = group[taken:]

@@ -46,7 +46,7 @@ class Placer(Opener):
             if isinstance(e, OpaqueValue)
             else passed[id(e.buffer)].take
             if id(e.buffer) in passed
-            else e.array.copy
+            else partial(e.array.copy, "K" if self.options.ordered else "C")
             for e in segment.outputs
         )
 
@@ -114,7 +114,9 @@ class Placer(Opener):
                 made[id(e.buffer)] = ZeroCopy(e, index)
         given = {id(e.buffer) for e in self.entries if isinstance(e, Value)}
         for o in segment.outputs:
-            if not isinstance(o, Value) or o.offset or o.nbytes != o.buffer.nbytes or o.buffer.pinned or not o.contiguous:
+            if not isinstance(o, Value) or o.offset or o.nbytes != o.buffer.nbytes or o.buffer.pinned:
+                continue
+            if not (o.is_dense if self.options.ordered else o.contiguous):
                 continue
             if results[id(o.buffer)] == 1 and id(o.buffer) in written - given:
                 made[id(o.buffer)] = ZeroCopy(o)

@@ -13,7 +13,7 @@ import numpy as np
 from ... import dtypes, limits
 from ...ir.graph import ABSENT
 from ...kernels.table import Options
-from ...kernels.values import FINITE, Buffer, LazyBuffer, LazyConstant, Value, aligned, strides_of
+from ...kernels.values import FINITE, Buffer, LazyBuffer, LazyConstant, Value, aligned, order_of, strides_of
 from ...proto.tensor_data import release
 from ..contention import contention
 from ..region import Region, RegionCall
@@ -131,7 +131,7 @@ class TraceValues:
         """A new value that holds this one."""
         if not isinstance(x, np.ndarray) or x.dtype == dtypes.STRING:
             return OpaqueValue(x)
-        made = self.allocate(x.shape, x.dtype, None, FINITE)
+        made = self.allocate(x.shape, x.dtype, order_of(x.strides) if self.options.ordered else None, FINITE)
         np.copyto(made.array, x)
         return made
 
