@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from singa_backend import dtypes
 from singa_backend.errors import InvalidInput, UnsupportedModel
+from singa_backend.kernels.options import options as plan_options
 from singa_backend.passes.change_dtype import WIDE
 from singa_backend.rendering import printable
 
@@ -68,6 +69,7 @@ class Model(Layer):
     Attributes:
         graph_mode: Whether a step runs as one ONNX graph.
         sequential: Kept for old programs; a graph always runs its nodes in the order in which the step created them.
+        precision: How a recorded step may compute products, "float32" or "bf16": see `graph`.
         not_traceable: Why the steps of this model cannot become a graph; "" if they can.
         history: The measurements of the last call of `fit`, also of one that was interrupted; None before the first.
 
@@ -93,6 +95,7 @@ class Model(Layer):
     _mode: bool | None = None
     _tape_first = False  # whether states must follow parameters that `to` has changed
     history: History | None = None
+    precision = "float32"
 
     def __init__(self) -> None:
         super().__init__()
@@ -128,7 +131,15 @@ class Model(Layer):
 
     # --- modes
 
-    def compile(self, inputs: Sequence[Tensor], is_train: bool = True, use_graph: bool = False, sequential: bool = False) -> None:
+    def compile(
+        self,
+        inputs: Sequence[Tensor],
+        is_train: bool = True,
+        use_graph: bool = False,
+        sequential: bool = False,
+        *,
+        precision: str = "float32",
+    ) -> None:
         """Create the parameters by one call of `forward`, and set the mode.
 
         The outputs are discarded. Running statistics, existing parameters and random numbers are unchanged.
@@ -138,15 +149,18 @@ class Model(Layer):
             is_train: Whether calling the model trains it.
             use_graph: Whether to run steps as one ONNX graph.
             sequential: Kept for old programs; it has no effect.
+            precision: "bf16" permits products in bfloat16 in steps that run as a graph: see `graph`.
 
         Raises:
-            InvalidInput: An input is not a Tensor (SX317).
+            InvalidInput: An input is not a Tensor (SX317), or `precision` has another value, or is "bf16" without `use_graph`
+                (SX384).
         """
         tensor_list("inputs", inputs)
+        _check_precision(precision, use_graph, "use_graph=True")
         with self._in_mode(False):
             self.forward(*inputs)
         self.train(is_train)
-        self.graph(use_graph, sequential)
+        self.graph(use_graph, sequential, precision=precision)
         self._checked = False
 
     @property
@@ -209,7 +223,7 @@ class Model(Layer):
         """What `repr` shows before the layers."""
         return []
 
-    def graph(self, mode: bool = True, sequential: bool = False) -> None:
+    def graph(self, mode: bool = True, sequential: bool = False, *, precision: str | None = None) -> None:
         """Set whether steps run as one ONNX graph, and discard the graphs that were recorded.
 
         The first step with some shapes runs operator by operator, the second is recorded; after the first step of the optimizer,
@@ -219,7 +233,16 @@ class Model(Layer):
         Args:
             mode: True for a graph, False for the tape.
             sequential: Kept for old programs; it has no effect.
+            precision: "bf16" permits products of float32 in bfloat16 on the CPU, as for `prepare`; the tensors, the sums and the
+                parameters stay float32. "float32" does not; None leaves the precision as it is. Steps on the tape, such as the
+                first one, compute in float32.
+
+        Raises:
+            InvalidInput: `precision` has another value, or is "bf16" with `mode=False` (SX384).
         """
+        if precision is not None:
+            _check_precision(precision, mode, "mode=True")
+            self.precision = precision
         self.graph_mode = bool(mode)
         self.sequential = bool(sequential)
         self._steps.clear()
@@ -327,7 +350,7 @@ class Model(Layer):
         If the optimizer has its states, the first step becomes a graph too: a resumed training then computes each step as an
         unbroken one does, to the bit.
         """
-        key = (step_form((input, kwargs), {}), self._frozen(), tuple(self._optimizers()))
+        key = (step_form((input, kwargs), {}), self._frozen(), tuple(self._optimizers()), self.precision)
         if key not in self._steps:
             self._steps[key] = []
             self._forget_steps()
@@ -342,7 +365,7 @@ class Model(Layer):
         step = next((step for step in recorded if step.holds()), None)
         if step is None:
             try:
-                step = Step(self.train_one_batch, input, kwargs)
+                step = Step(self.train_one_batch, input, kwargs, self.precision)
             except (NotTraceable, UnsupportedModel) as error:  # the tape has computed this step
                 where = f"node {error.node!r}, operator {error.operator}: " if error.node else ""
                 self.not_traceable = where + error.message
@@ -629,6 +652,14 @@ class Model(Layer):
         mine, others = read_states(fpath, {name: tuple(t.shape) for name, t in self.get_states().items()})
         self.set_states({n: Tensor(data=a) for n, a in mine.items()})
         return {n: Tensor(data=a, name=n) for n, a in others.items()}
+
+
+def _check_precision(precision: str, graph: bool, needed: str) -> None:
+    """Raise InvalidInput for a precision that does not exist, or that has no effect because steps run on the tape."""
+    plan_options(precision=precision)
+    if precision != "float32" and not graph:
+        raise InvalidInput(f"precision must be 'float32' without {needed}, got {precision!r}", code="SX384",
+                           hint="the tape computes each operator in float32")  # fmt: skip
 
 
 def _accepts(method: Callable[..., Any], input: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

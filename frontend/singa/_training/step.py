@@ -50,6 +50,7 @@ class Step:
         step: The function to record.
         args: Its positional arguments; the Tensors in them become inputs of the graph.
         kwargs: Its keyword arguments; the Tensors in them become inputs of the graph.
+        precision: "float32" or "bf16", as for `prepare`.
 
     Attributes:
         onnx: The step as a ModelProto.
@@ -60,7 +61,7 @@ class Step:
         NotTraceable: The step reads values of tensors in Python, or calls an operator that is written in Python.
     """
 
-    def __init__(self, step: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def __init__(self, step: Any, args: tuple[Any, ...], kwargs: dict[str, Any], precision: str = "float32") -> None:
         tensors = _tensors((args, kwargs))
         self.device = next((t.device for t in tensors if not t._follows_device), default_device)
         record = Trace(op.opset)
@@ -82,7 +83,7 @@ class Step:
         self.onnx = to_model(record.writer, "step", outputs)
         record.writer.builder.forget_examples()  # the results keep the builder
         self.graph = read(self.onnx)
-        self._session = Session(self.graph, self.device.backend, plan_options(), limits.Limits())
+        self._session = Session(self.graph, self.device.backend, plan_options(precision=precision), limits.Limits())
         self._forward = record.forward
 
     def forget_plan(self) -> None:

@@ -66,6 +66,7 @@ class TrainOptions:
     sparsity: float
     timeout: float
     no_graph: bool
+    precision: str
     device: str
     as_json: bool
 
@@ -175,7 +176,7 @@ def prepared(chosen: TrainOptions, group: Communicator | None, starts: bool = Fa
     falling = opt.CosineDecay(chosen.lr, steps - chosen.warmup) if chosen.schedule == "cosine" else chosen.lr
     rule.lr = opt.WarmUp(falling, chosen.warmup) if chosen.warmup else falling
     tuned.train()
-    tuned.graph(not chosen.no_graph)
+    tuned.graph(not chosen.no_graph, precision=chosen.precision)
     made = TrainSetup(
         tuned, compute, empty, folder, (xs, y), held_out, steps, Position(np.random.default_rng(chosen.seed)), None, group
     )
@@ -228,6 +229,7 @@ def _checkpoint(chosen: TrainOptions, made: TrainSetup, rule: Any, place: Device
         **({"--schedule": chosen.schedule} if chosen.schedule != SCHEDULES[0] else {}),
         **({"--warmup": str(chosen.warmup)} if chosen.warmup else {}),
         **({"--clip-norm": repr(chosen.clip_norm)} if chosen.clip_norm is not None else {}),
+        **({"--precision": chosen.precision} if chosen.precision != "float32" else {}),
         **({"--workers": str(group.size), "--dist-option": _exchanged(chosen.dist_option, chosen.sparsity)} if group else {}),
     }
     rates = {"--lr": repr(chosen.lr), "--momentum": repr(chosen.momentum), "--weight-decay": repr(decay(chosen))}

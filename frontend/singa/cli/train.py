@@ -32,6 +32,7 @@ from ._common import (
     json_option,
     model_argument,
     out,
+    precision_option,
     processes_option,
     show,
     write_json,
@@ -136,6 +137,7 @@ class _Train(click.Command):
     "--timeout", default=300.0, show_default=True, type=SECONDS, help="Seconds to wait for a worker before the training ends."
 )
 @click.option("--no-graph", is_flag=True, help="Run the steps on the tape instead of as one graph.")
+@precision_option
 @device_option
 @json_option
 @exit_codes
@@ -293,6 +295,7 @@ def _check_usage(chosen: TrainOptions, context: click.Context) -> None:
         "every": (chosen.checkpoint, "--checkpoint PATH"),
         "resume": (chosen.checkpoint, "--checkpoint PATH"),
         "momentum": (chosen.optimizer == "sgd", "--optimizer sgd"),
+        "precision": (not chosen.no_graph, "steps that run as a graph: it has no effect with --no-graph"),
         "sparsity": (chosen.dist_option.startswith("sparse"), "--dist-option sparseTopK or sparseThreshold"),
         "dist_option": (chosen.workers > 1 or launched > 1 or chosen.dist_option == DISTRIBUTED[0], "--workers of at least 2"),
     }
