@@ -18,6 +18,7 @@ from singa_backend import dtypes
 from singa_backend.errors import InvalidInput, UnsupportedModel
 from singa_backend.kernels.options import options as plan_options
 from singa_backend.passes.change_dtype import WIDE
+from singa_backend.plans.profile import Profile
 from singa_backend.rendering import printable
 
 from ._core import provenance, tape, trace
@@ -43,6 +44,7 @@ from ._training.fit import (
     stop_signals,
 )
 from ._training.loader import positive, seeded
+from ._training.profiling import profiled_step
 from ._training.state_files import read_states, write_states
 from ._training.step import Step, step_form
 from .device import DeviceLike, default_device, resolve
@@ -365,7 +367,7 @@ class Model(Layer):
         step = next((step for step in recorded if step.holds()), None)
         if step is None:
             try:
-                step = Step(self.train_one_batch, input, kwargs, self.precision)
+                step = Step(self.train_one_batch, input, kwargs, plan_options(precision=self.precision))
             except (NotTraceable, UnsupportedModel) as error:  # the tape has computed this step
                 where = f"node {error.node!r}, operator {error.operator}: " if error.node else ""
                 self.not_traceable = where + error.message
@@ -374,6 +376,33 @@ class Model(Layer):
             recorded.append(step)
             self._forget_steps()
         return step.run(input, kwargs)
+
+    def profile_step(self, *input: Any, runs: int = 10, **kwargs: Any) -> Profile:
+        """Measure where the time of a training step goes: by part, by node, and what computes each gradient.
+
+        The step is recorded as a graph, also if the steps of this model run on the tape. Afterwards the parameters, running
+        statistics, states of the optimizers that are attributes of the model, and the random state are those before.
+
+        Args:
+            *input: The positional arguments of `train_one_batch`.
+            runs: The number of whole steps, and of steps that are measured node by node, in turns; the times are medians.
+            **kwargs: The keyword arguments of `train_one_batch`.
+
+        Returns:
+            The profile; `parts` and `gradient_calls` are those of the training step.
+
+        Raises:
+            InvalidInput: `runs` is not a positive integer.
+            NotTraceable: The step reads values in Python, so that it cannot become a graph (SX330).
+            UnsupportedModel: An operator has no gradient, or cannot be written to a graph.
+            OperatorError: A node cannot compute with its inputs.
+
+        Example:
+            found = net.profile_step(x, t)
+            for part in found.parts:
+                print(f"{part.part}: {part.share:.0%}")
+        """
+        return profiled_step(self, input, kwargs, runs, plan_options(precision=self.precision))[0]
 
     def _has_stepped(self) -> bool:
         """Whether the optimizer has taken steps, here or in the training that is resumed, and `to` has changed nothing since."""

@@ -62,7 +62,7 @@ def contiguous(site: Site, x: Value) -> Value:
     """A copy in C order."""
     y = site.new(x.shape, x.dtype, finiteness=x.finiteness)
     y.low = x.low
-    site.emit(lambda: [(np.copyto, (y.array, x.array))], reads=(x,), writes=(y,), kernel="numpy.copyto")
+    site.emit(lambda: [(np.copyto, (y.array, x.array))], reads=(x,), writes=(y,), kernel="reorder numpy.copyto")
     return y
 
 

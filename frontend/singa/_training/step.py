@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,7 +14,10 @@ from singa_backend import limits
 from singa_backend.ir.graph import Node
 from singa_backend.ir.reader import read
 from singa_backend.kernels.options import options as plan_options
+from singa_backend.kernels.table import Options
 from singa_backend.opsets.model import to_model
+from singa_backend.plans.profile import Profile
+from singa_backend.plans.training_profile import BACKWARD, FORWARD, UPDATE, before
 from singa_backend.runtime.executor import Observer
 from singa_backend.runtime.executor import Path as NodePath
 from singa_backend.session import Session
@@ -50,7 +55,8 @@ class Step:
         step: The function to record.
         args: Its positional arguments; the Tensors in them become inputs of the graph.
         kwargs: Its keyword arguments; the Tensors in them become inputs of the graph.
-        precision: "float32" or "bf16", as for `prepare`.
+        options: How its plans compute; None for the defaults.
+        bounds: The bounds of each run; None for the defaults.
 
     Attributes:
         onnx: The step as a ModelProto.
@@ -61,7 +67,14 @@ class Step:
         NotTraceable: The step reads values of tensors in Python, or calls an operator that is written in Python.
     """
 
-    def __init__(self, step: Any, args: tuple[Any, ...], kwargs: dict[str, Any], precision: str = "float32") -> None:
+    def __init__(
+        self,
+        step: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        options: Options | None = None,
+        bounds: limits.Limits | None = None,
+    ) -> None:
         tensors = _tensors((args, kwargs))
         self.device = next((t.device for t in tensors if not t._follows_device), default_device)
         record = Trace(op.opset)
@@ -83,8 +96,9 @@ class Step:
         self.onnx = to_model(record.writer, "step", outputs)
         record.writer.builder.forget_examples()  # the results keep the builder
         self.graph = read(self.onnx)
-        self._session = Session(self.graph, self.device.backend, plan_options(precision=precision), limits.Limits())
+        self._session = Session(self.graph, self.device.backend, options or plan_options(), bounds or limits.Limits())
         self._forward = record.forward
+        self._gradients = [g.name for g in record.gradients]
 
     def forget_plan(self) -> None:
         """Free the memory of the plan; the next run makes it again."""
@@ -128,6 +142,50 @@ class Step:
             results[id(t)]._without_graph = t._without_graph
         provenance.record(list(results.values()), "a step", self._again, list(inputs.values()))
         return _replaced(self._result, results)
+
+    def profile(self, args: tuple[Any, ...], kwargs: dict[str, Any], runs: int) -> Profile:
+        """Measure runs of the step: by part, by node, and what computes each gradient.
+
+        Args:
+            args: As for `run`.
+            kwargs: As for `run`.
+            runs: The number of whole runs, which write to tensors, and of measured ones, which do not.
+
+        Returns:
+            The profile, with the parts of the step and what computes each gradient.
+
+        Raises:
+            OperatorError: A node cannot compute with its inputs.
+            ResourceExhausted: A limit was exceeded.
+        """
+
+        def run() -> None:
+            self.run(args, kwargs)
+
+        run()  # makes the plan
+        values = [self._here(t) for t in (*_tensors((args, kwargs)), *self._reads)]
+        session = self._session
+        found = session.profile(
+            values, {}, runs=runs, budget=lambda: limits.Budget(session.limits), run=run, part=self._part()
+        )  # fmt: skip
+        return replace(found, weight_bytes=sum(int(t._data.nbytes) for t in self._reads))
+
+    def _part(self) -> Callable[[Node], str]:
+        """The part of a step that a node computes.
+
+        Backward is what only gradients need, and update what is written to tensors, after the backward pass has begun.
+        """
+        nodes = self.graph.nodes
+        makers = {name: node for node in nodes for name in node.output_names if name}
+        written = [v.name for v in self.graph.outputs[len(self.graph.outputs) - len(self._writes) :]]
+        ahead = {id(n) for n in nodes if self._forward is None or n.name in self._forward}
+        backward = before(makers, self._gradients, lambda n: id(n) in ahead)
+        update = before(makers, written, lambda n: id(n) in ahead or id(n) in backward)
+        found: dict[int, str] = {}
+        for node in nodes:
+            part = BACKWARD if id(node) in backward else UPDATE if id(node) in update else FORWARD
+            found |= dict.fromkeys([id(node), *(id(n) for g in node.graphs for n in g.all_nodes())], part)
+        return lambda node: found.get(id(node), FORWARD)
 
     def _watch(self) -> Observer:
         """An observer that measures the nodes of the step."""

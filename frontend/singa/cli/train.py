@@ -41,7 +41,19 @@ from ._common import (
 from ._curves import Curve, check_plot, line, write_plot
 from ._progress import progress
 from ._tables import NUMBER, WHOLE, Columns
-from ._train_setup import DISTRIBUTED, LOSSES, SCHEDULES, TrainOptions, TrainSetup, prepared, updated
+from ._train_setup import (
+    DISTRIBUTED,
+    LOSSES,
+    SCHEDULES,
+    TrainOptions,
+    TrainSetup,
+    freeze_option,
+    loss_option,
+    optimizer_option,
+    prepared,
+    target_option,
+    updated,
+)
 from ._workers import check_launcher, end_with_parent, run_workers
 
 if TYPE_CHECKING:
@@ -71,9 +83,9 @@ class _Train(click.Command):
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="A second .npz, evaluated after each epoch.",
 )
-@click.option("--target", default="y", show_default=True, help="The name of the targets in the .npz.")
-@click.option("--loss", default=LOSSES[0], show_default=True, type=click.Choice(LOSSES))
-@click.option("--optimizer", default="sgd", show_default=True, type=click.Choice(["sgd", "adam", "adamw", "rmsprop", "adagrad"]))
+@target_option
+@loss_option
+@optimizer_option
 @click.option("--lr", default=0.01, show_default=True, type=FiniteNumber(min=0), help="Learning rate.")
 @click.option("--momentum", default=0.9, show_default=True, type=FiniteNumber(min=0), help="The momentum of sgd.")
 @click.option("--weight-decay", type=FiniteNumber(min=0), show_default="0, for adamw 0.01", help="Decay of the parameters.")
@@ -95,7 +107,7 @@ class _Train(click.Command):
 @click.option("--clip-norm", type=FiniteNumber(min=0, min_open=True), help="The bound of the norm of all gradients together.")
 @click.option("--epochs", default=1, show_default=True, type=click.IntRange(1))
 @click.option("--batch-size", default=32, show_default=True, type=click.IntRange(1))
-@click.option("--freeze", multiple=True, metavar="PATTERN", help="Do not train parameters whose names match.")
+@freeze_option
 @click.option(
     "--train-constants", is_flag=True, help="Also train the constants of the model: factors, masks, tables (sonnx check --train)."
 )
