@@ -234,14 +234,19 @@ def _work(rows: Sequence[Json]) -> list[str]:
         "| net | optimizer | kernels | definitions | gradients | one kernel | refused |", "|---" * 7 + "|",
     ]  # fmt: skip
     refused: dict[str, dict[str, None]] = {}
+    parts: list[str] = []
     for row in rows:
         work = row["work"]
+        if shares := work.get("parts"):
+            parts.append(f"| {row['net']} | {row['optimizer']} | {' | '.join(f'{s:.1%}' for s in shares.values())} |")
         slowest = ", ".join(f"{n} {share:.1%}" for n, share in work["slowest"].items() if share >= 0.005)
         count = sum(n for _, _, n in work["refused"])
         lines.append(f"| {row['net']} | {row['optimizer']} | {1 - work['definitions']:.1%} | {slowest} | {work['gradients']} | "
                      f"{work['joined']} | {count} |")  # fmt: skip
         for operator, reason, n in work["refused"]:
             refused.setdefault(f"{row['net']}: {n} of {operator}: {reason}", {})[row["optimizer"]] = None
+    heads = ["", "| net | optimizer | forward | backward | update | reorders |", "|---" * 6 + "|"]
+    lines += [*heads, *parts] if parts else []
     lines += ["", "Steps without a plan:", ""] if any(r["work"]["reason"] for r in rows) else []
     lines += [f"* {r['net']}, {r['optimizer']}: {r['work']['reason']}" for r in rows if r["work"]["reason"]]
     lines += ["", "Gradients that a kernel refuses:", ""] if refused else []

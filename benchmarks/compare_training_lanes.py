@@ -137,48 +137,32 @@ class Ours:
 
     def work(self) -> dict[str, Any]:
         """Return what computes a recorded step: see `work_of`."""
-        from singa_backend import limits
-
-        if self.net.not_traceable:
-            raise RuntimeError(f"the steps stay on the tape: {self.net.not_traceable}")
-        (recorded,) = (s for steps in self.net._steps.values() for s in steps)
-        session = recorded._session
-        values = [recorded._here(t) for t in (*self.batch, *recorded._reads)]
-        found = session.profile(values, {}, runs=3, budget=lambda: limits.Budget(session.limits), run=self.step)
-        return work_of(found, session._planner)
+        return work_of(self.net.profile_step(*self.batch, runs=3))
 
 
-def work_of(profile: Any, planner: Any) -> dict[str, Any]:
-    """Return what computes a step, by its profile and its plans.
+def work_of(profile: Any) -> dict[str, Any]:
+    """Return what computes a step.
 
     Args:
-        profile: a profile.
-        planner: the plans; None if there are none.
+        profile: of `Model.profile_step`.
 
     Returns:
         "by" and "reason" of the profile; "definitions": the share of the time in definitions, and of the largest by operator
-        ("slowest"); "gradients": the number of calls of gradient rules; "joined": of those that are one kernel; "refused": those
-        that kernels refuse, by operator and reason; "written": the others, by operator.
+        ("slowest"); "parts": the share of forward, backward, update and reorders; "gradients": the number of calls of gradient
+        rules; "joined": of those that kernels compute; "refused": those that kernels refuse, by operator and reason; "written":
+        the others, by operator.
     """
     left: Counter[str] = Counter()
     for step in profile.steps:
         if step.kernel == "definition":
             left[" ".join(step.operators)] += step.share
-    made: dict[str, Any] = {
+    calls = profile.gradient_calls
+    refused = Counter((g.operator, g.reason) for g in calls if g.by == "refused")
+    written = Counter(g.operator for g in calls if g.by == "rule")
+    return {
         "by": profile.by, "reason": profile.reason, "definitions": sum(left.values()), "slowest": dict(left.most_common(5)),
-        "gradients": 0, "joined": 0, "refused": [], "written": {},
-    }  # fmt: skip
-    if planner is None:
-        return made
-    from singa_backend.kernels.table import GRADIENT
-
-    gradients = planner.gradients
-    joined = {c.gradient for c in planner.region.calls if c.node.domain == GRADIENT}
-    names = [g.op_type for g in gradients.known]
-    refused = Counter((names[i], reason) for i, reason in gradients.reasons.items())
-    written = Counter(n for i, n in enumerate(names) if i not in joined and i not in gradients.reasons)
-    return made | {
-        "gradients": len(names), "joined": gradients.joined,
+        "parts": {p.part: p.share for p in profile.parts},
+        "gradients": len(calls), "joined": sum(g.by == "kernel" for g in calls),
         "refused": [[n, reason, count] for (n, reason), count in refused.most_common()], "written": dict(written.most_common()),
     }  # fmt: skip
 

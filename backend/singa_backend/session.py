@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from .devices.device import Device
-from .ir.graph import Graph
+from .ir.graph import Graph, Node
 from .kernels.table import Invalid, Options
 from .limits import Budget, Limits
 from .plans.planner import Planner, UseDefinitions
@@ -342,6 +342,7 @@ class Session:
         budget: Callable[[], Budget],
         run: Callable[[], object],
         weights: Weights = _unchanged,
+        part: Callable[[Node], str] | None = None,
     ) -> Profile:
         """Measure runs of the graph.
 
@@ -352,6 +353,7 @@ class Session:
             budget: creates the budget of a run.
             run: runs the model without measurements.
             weights: as for `run`.
+            part: of a node of a training step: "forward", "backward" or "update"; None for other graphs.
 
         Returns:
             The profile.
@@ -363,5 +365,6 @@ class Session:
         else:
             planner = session._current(weights)
         return profile(
-            self.graph, self._executor, planner, values, inputs, replaced, options=self.options, runs=runs, budget=budget, run=run
+            self.graph, self._executor, planner, values, inputs, replaced, options=self.options, runs=runs, budget=budget,
+            run=run, part=part,
         )  # fmt: skip

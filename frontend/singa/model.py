@@ -16,7 +16,10 @@ from typing import TYPE_CHECKING, Any, Self
 
 from singa_backend import dtypes
 from singa_backend.errors import InvalidInput, UnsupportedModel
+from singa_backend.kernels.options import options as plan_options
+from singa_backend.kernels.table import Options
 from singa_backend.passes.change_dtype import WIDE
+from singa_backend.plans.profile import Profile
 from singa_backend.rendering import printable
 
 from ._core import provenance, tape, trace
@@ -42,6 +45,7 @@ from ._training.fit import (
     stop_signals,
 )
 from ._training.loader import positive, seeded
+from ._training.profiling import profiled_step
 from ._training.state_files import read_states, write_states
 from ._training.step import Step, step_form
 from .device import DeviceLike, default_device, resolve
@@ -69,6 +73,7 @@ class Model(Layer):
         graph_mode: Whether a step runs as one ONNX graph.
         sequential: Kept for old programs; a graph always runs its nodes in the order in which the step created them.
         deterministic: Whether recorded steps run on one thread.
+        precision: How a recorded step may compute products, "float32" or "bf16": see `graph`.
         not_traceable: Why the steps of this model cannot become a graph; "" if they can.
         history: The measurements of the last call of `fit`, also of one that was interrupted; None before the first.
 
@@ -94,6 +99,7 @@ class Model(Layer):
     _mode: bool | None = None
     _tape_first = False  # whether states must follow parameters that `to` has changed
     history: History | None = None
+    precision = "float32"
 
     def __init__(self) -> None:
         super().__init__()
@@ -138,6 +144,7 @@ class Model(Layer):
         sequential: bool = False,
         *,
         deterministic: bool = False,
+        precision: str = "float32",
     ) -> None:
         """Create the parameters by one call of `forward`, and set the mode.
 
@@ -149,15 +156,18 @@ class Model(Layer):
             use_graph: Whether to run steps as one ONNX graph.
             sequential: Kept for old programs; it has no effect.
             deterministic: As for `graph`.
+            precision: "bf16" permits products in bfloat16 in steps that run as a graph: see `graph`.
 
         Raises:
-            InvalidInput: An input is not a Tensor (SX317).
+            InvalidInput: An input is not a Tensor (SX317), or `precision` has another value, or is "bf16" without `use_graph`
+                (SX384).
         """
         tensor_list("inputs", inputs)
+        _check_precision(precision, use_graph, "use_graph=True")
         with self._in_mode(False):
             self.forward(*inputs)
         self.train(is_train)
-        self.graph(use_graph, sequential, deterministic=deterministic)
+        self.graph(use_graph, sequential, deterministic=deterministic, precision=precision)
         self._checked = False
 
     @property
@@ -220,7 +230,9 @@ class Model(Layer):
         """What `repr` shows before the layers."""
         return []
 
-    def graph(self, mode: bool = True, sequential: bool = False, *, deterministic: bool = False) -> None:
+    def graph(
+        self, mode: bool = True, sequential: bool = False, *, deterministic: bool = False, precision: str | None = None
+    ) -> None:
         """Set whether steps run as one ONNX graph, and discard the graphs that were recorded.
 
         The first step with some shapes runs operator by operator, the second is recorded; after the first step of the optimizer,
@@ -233,7 +245,16 @@ class Model(Layer):
             deterministic: Whether recorded steps run on one thread, as `prepare(deterministic=True)`: their bits then do not
                 depend on the number of cores, nor on other programs that use them. Otherwise they are equal from run to run at
                 a number of threads that SONNX_NUM_THREADS sets.
+            precision: "bf16" permits products of float32 in bfloat16 on the CPU, as for `prepare`; the tensors, the sums and the
+                parameters stay float32. "float32" does not; None leaves the precision as it is. Steps on the tape, such as the
+                first one, compute in float32.
+
+        Raises:
+            InvalidInput: `precision` has another value, or is "bf16" with `mode=False` (SX384).
         """
+        if precision is not None:
+            _check_precision(precision, mode, "mode=True")
+            self.precision = precision
         self.graph_mode, self.deterministic = bool(mode), bool(deterministic)
         self.sequential = bool(sequential)
         self._steps.clear()
@@ -341,7 +362,7 @@ class Model(Layer):
         If the optimizer has its states, the first step becomes a graph too: a resumed training then computes each step as an
         unbroken one does, to the bit.
         """
-        key = (step_form((input, kwargs), {}), self._frozen(), tuple(self._optimizers()))
+        key = (step_form((input, kwargs), {}), self._frozen(), tuple(self._optimizers()), self.precision)
         if key not in self._steps:
             self._steps[key] = []
             self._forget_steps()
@@ -357,7 +378,7 @@ class Model(Layer):
         step = next((step for step in recorded if step.holds()), None)
         if step is None:
             try:
-                step = Step(self.train_one_batch, input, kwargs, self.deterministic)
+                step = Step(self.train_one_batch, input, kwargs, self._plan_options())
             except (NotTraceable, UnsupportedModel) as error:  # the tape has computed this step
                 where = f"node {error.node!r}, operator {error.operator}: " if error.node else ""
                 self.not_traceable = where + error.message
@@ -366,6 +387,37 @@ class Model(Layer):
             recorded.append(step)
             self._forget_steps()
         return step.run(input, kwargs)
+
+    def profile_step(self, *input: Any, runs: int = 10, **kwargs: Any) -> Profile:
+        """Measure where the time of a training step goes: by part, by node, and what computes each gradient.
+
+        The step is recorded as a graph, also if the steps of this model run on the tape. Afterwards the parameters, running
+        statistics, states of the optimizers that are attributes of the model, and the random state are those before.
+
+        Args:
+            *input: The positional arguments of `train_one_batch`.
+            runs: The number of whole steps, and of steps that are measured node by node, in turns; the times are medians.
+            **kwargs: The keyword arguments of `train_one_batch`.
+
+        Returns:
+            The profile; `parts` and `gradient_calls` are those of the training step.
+
+        Raises:
+            InvalidInput: `runs` is not a positive integer.
+            NotTraceable: The step reads values in Python, so that it cannot become a graph (SX330).
+            UnsupportedModel: An operator has no gradient, or cannot be written to a graph.
+            OperatorError: A node cannot compute with its inputs.
+
+        Example:
+            found = net.profile_step(x, t)
+            for part in found.parts:
+                print(f"{part.part}: {part.share:.0%}")
+        """
+        return profiled_step(self, input, kwargs, runs, self._plan_options())[0]
+
+    def _plan_options(self) -> Options:
+        """How the plans of recorded steps compute."""
+        return plan_options(precision=self.precision, deterministic=self.deterministic)
 
     def _has_stepped(self) -> bool:
         """Whether the optimizer has taken steps, here or in the training that is resumed, and `to` has changed nothing since."""
@@ -644,6 +696,14 @@ class Model(Layer):
         mine, others = read_states(fpath, {name: tuple(t.shape) for name, t in self.get_states().items()})
         self.set_states({n: Tensor(data=a) for n, a in mine.items()})
         return {n: Tensor(data=a, name=n) for n, a in others.items()}
+
+
+def _check_precision(precision: str, graph: bool, needed: str) -> None:
+    """Raise InvalidInput for a precision that does not exist, or that has no effect because steps run on the tape."""
+    plan_options(precision=precision)
+    if precision != "float32" and not graph:
+        raise InvalidInput(f"precision must be 'float32' without {needed}, got {precision!r}", code="SX384",
+                           hint="the tape computes each operator in float32")  # fmt: skip
 
 
 def _accepts(method: Callable[..., Any], input: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

@@ -491,6 +491,16 @@ def test_a_warm_up_of_all_steps_is_refused(tmp_path: Path) -> None:
     assert done.exit_code == 2 and "below the number of steps, 9" in done.output and not (tmp_path / "o.onnx").exists()
 
 
+def test_a_checkpoint_refuses_another_precision_and_the_tape_has_none(tmp_path: Path) -> None:
+    kept = str(tmp_path / "run.ckpt")
+    assert trained(tmp_path, "--checkpoint", kept, "--precision", "bf16").exit_code == 0
+    done = trained(tmp_path, "--checkpoint", kept, "--resume")
+    assert done.exit_code == 3 and "--precision was bf16, got float32" in done.output
+    assert trained(tmp_path, "--checkpoint", kept, "--resume", "--precision", "bf16").exit_code == 0
+    done = trained(tmp_path, "--precision", "bf16", "--no-graph")
+    assert done.exit_code == 2 and "no effect with --no-graph" in done.output
+
+
 def test_a_checkpoint_refuses_another_schedule(tmp_path: Path) -> None:
     kept = str(tmp_path / "run.ckpt")
     assert trained(tmp_path, "--checkpoint", kept, "--clip-norm", "1").exit_code == 0

@@ -98,7 +98,7 @@ RUNS = [
     ("--optimizer", "sgd"), ("--optimizer", "sgd", "--momentum", "0", "--no-graph"), ("--optimizer", "adam"),
     ("--optimizer", "adam", "--no-graph", "--weight-decay", "0.01"), ("--optimizer", "rmsprop"), ("--optimizer", "adagrad"),
     ("--optimizer", "adamw", "--schedule", "cosine", "--warmup", "2", "--clip-norm", "0.5"), ("--device", "STRICT"),
-    ("--optimizer", "adam", "--freeze", "w1", "--validation", "@held.npz", "--seed", "7"),
+    ("--optimizer", "adam", "--freeze", "w1", "--validation", "@held.npz", "--seed", "7"), ("--precision", "bf16"),
 ]  # fmt: skip
 
 

@@ -11,7 +11,6 @@ from tests.helpers.recorded_steps import close, makers_come_first, steps_of
 
 from singa import autograd, device, layer, opt
 from singa._core.tensor import Tensor
-from singa._training import step as recorded_step
 from singa.model import Model
 from singa_backend.errors import SonnxError
 from singa_backend.kernels import onednn
@@ -55,7 +54,7 @@ def batch(i: int = 0) -> tuple[Tensor, Tensor]:
 
 def net_of(options: Options, monkeypatch: pytest.MonkeyPatch) -> Net:
     """A net whose recorded steps compute with these options."""
-    monkeypatch.setattr(recorded_step, "plan_options", lambda: options)
+    monkeypatch.setattr(Model, "_plan_options", lambda self: options)
     device.default_device.SetRandSeed(7)
     net = Net()
     net.optimizer = opt.SGD(lr=0.05, momentum=0.9)

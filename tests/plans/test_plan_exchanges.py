@@ -12,7 +12,6 @@ from tests.helpers.recorded_steps import close, planner_of, steps_of
 
 from singa import autograd, layer, opt
 from singa._core.tensor import Tensor
-from singa._training import step as recorded_step
 from singa.model import Model
 from singa_backend import limits
 from singa_backend.collectives import Communicator, LocalGroup, SingleProcess
@@ -70,7 +69,7 @@ chosen = threading.local()
 
 @pytest.fixture(autouse=True)
 def options_of_ranks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(recorded_step, "plan_options", lambda: chosen.options)
+    monkeypatch.setattr(Model, "_plan_options", lambda self: chosen.options)
     yield
     chosen.options = PLANS
 

@@ -81,7 +81,7 @@ def batch(shape: tuple[int, ...], i: int) -> tuple[Tensor, Tensor]:
 
 
 def built(name: str, options: Options, monkeypatch: pytest.MonkeyPatch, optimizer: Any = None) -> tuple[Net, tuple[int, ...]]:
-    monkeypatch.setattr(recorded_step, "plan_options", lambda: options)
+    monkeypatch.setattr(Model, "_plan_options", lambda self: options)
     device.default_device.SetRandSeed(3)
     make, shape = NETS[name]
     net = make()
@@ -270,7 +270,7 @@ def test_an_interrupt_while_states_are_written_is_raised_after_the_update(
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_interrupts_at_any_time(graph: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """After each, the states are those after a whole number of steps, which the counter has."""
-    monkeypatch.setattr(recorded_step, "plan_options", lambda: PLANS)
+    monkeypatch.setattr(Model, "_plan_options", lambda self: PLANS)
     net, shape = built("two readers", PLANS, monkeypatch, opt.Adam(1e-3))
     net.graph(graph)
     given = batch(shape, 0)

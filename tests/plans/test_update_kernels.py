@@ -12,7 +12,6 @@ from tests.helpers.recorded_steps import close, planner_of, steps_of
 
 from singa import autograd, layer, opt
 from singa._core.tensor import Tensor, op
-from singa._training import step as recorded_step
 from singa.model import Model
 from singa_backend.kernels import onednn, updates
 from singa_backend.kernels.table import Options
@@ -92,7 +91,7 @@ class Net(Model):
 
 def trained(make: Callable[[], Any], options: Options, monkeypatch: pytest.MonkeyPatch, dtype: Any = F) -> tuple[Net, Any]:
     """A net after seven steps, and all its parameters and states."""
-    monkeypatch.setattr(recorded_step, "plan_options", lambda: options)
+    monkeypatch.setattr(Model, "_plan_options", lambda self: options)
     rng = np.random.default_rng(0)
     net = Net(make(), dtype)
     x = rng.standard_normal((8, 24)).astype(dtype)

@@ -9,9 +9,10 @@ from typing import Any
 
 from ..ir.windows import Windows, transposed, windows
 from . import onednn as dnn
-from .convolution import ends, filters_of, geometry, mode, require_filters, transposed_filters_of
+from .convolution import ends, filters_of, geometry, require_filters, transposed_filters_of
 from .lowering import channels_last, dense_desc, emit, packed, require_gradient, require_plain, threads_for, unset
 from .onednn import Attributes, MemoryDesc, Primitive, backward
+from .rounding import fpmath
 from .table import Site, gradient
 from .values import FINITE, Value, last_order
 
@@ -73,7 +74,7 @@ def _gradients(
     filters = unset(w.dtype, given.shape)
     window: dict[str, Any] = {
         "strides": at.strides, "dilations": [d - 1 for d in at.dilations], "pads_begin": at.begins, "pads_end": ends(at),
-        "attributes": Attributes(fpmath=mode(site)),
+        "attributes": Attributes(fpmath=fpmath(site.options)),
     }  # fmt: skip
     work = math.prod(dy.shape) * w.size
     with threads_for(work):

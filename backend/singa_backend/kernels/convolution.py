@@ -12,6 +12,7 @@ from . import epilogue
 from . import onednn as dnn
 from .lowering import channels_last, dense_desc, desc, emit, packed, require_plain, threads_for, unset
 from .onednn import Attributes, MemoryDesc, Primitive
+from .rounding import fpmath
 from .table import Site, kernel, worst
 from .values import FINITE, NAN, Value, last_order
 
@@ -24,11 +25,6 @@ def geometry(site: Site, make: Callable[..., Windows], *arguments: Any, **named:
         site.refuse(str(error))
     site.require(all(at.counts) and all(at.sizes), "the result is empty")
     return at
-
-
-def mode(site: Site) -> str:
-    """The arithmetic of products."""
-    return "bf16" if site.options.precision == "bf16" else "strict"
 
 
 @kernel("Conv", 1, 11, 22, on="onednn")
@@ -114,7 +110,9 @@ def _convolve(
         )  # fmt: skip
 
     with threads_for(math.prod(shape) * taps):
-        made, fused = epilogue.create(site, build, shape, order, FINITE if worst(x, w, b) == FINITE else NAN, mode(site))
+        made, fused = epilogue.create(
+            site, build, shape, order, FINITE if worst(x, w, b) == FINITE else NAN, fpmath(site.options)
+        )
     x = channels_last(site, x)
     layout = made.query("weights")
     weights = packed(site, w, given, layout)

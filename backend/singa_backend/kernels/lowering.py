@@ -134,7 +134,7 @@ def copy(site: Site, x: Value, y: Value) -> None:
             return
         except dnn.OneDnnError:
             pass
-    site.emit(lambda: [(np.copyto, (y.array, x.array))], reads=(x,), writes=(y,), kernel="numpy.copyto")
+    site.emit(lambda: [(np.copyto, (y.array, x.array))], reads=(x,), writes=(y,), kernel="reorder numpy.copyto")
 
 
 def ordered(site: Site, x: Value, order: Sequence[int]) -> Value:

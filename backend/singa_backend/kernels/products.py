@@ -13,6 +13,7 @@ from .elementwise import FLOATS
 from .epilogue import Epilogue, Operand, OperandLayout, never
 from .lowering import F32, emit, packed, threads_for
 from .onednn import Attributes, MemoryDesc, OneDnnError, Primitive, Unimplemented
+from .rounding import BF16, Rounded, fpmath, pays, rounded
 from .table import Follower, Site, kernel, worst
 from .values import ANY, FINITE, NAN, Bound, Value, strides_of
 
@@ -61,7 +62,7 @@ def contiguous(site: Site, x: Value) -> Value:
     """A copy in C order."""
     y = site.new(x.shape, x.dtype, finiteness=x.finiteness)
     y.low = x.low
-    site.emit(lambda: [(np.copyto, (y.array, x.array))], reads=(x,), writes=(y,), kernel="numpy.copyto")
+    site.emit(lambda: [(np.copyto, (y.array, x.array))], reads=(x,), writes=(y,), kernel="reorder numpy.copyto")
     return y
 
 
@@ -85,7 +86,7 @@ class MatrixProduct:
             a = a.view((rows[0], a.shape[-1]), (rows[1], a.strides[-1]))
             b = b.view(b.shape[-2:], b.strides[-2:])
         self.a, self.b = self._operand(a), self._operand(b)
-        self.fpmath = "bf16" if site.options.precision == "bf16" else "strict"
+        self.fpmath = fpmath(site.options)
         self.finiteness = FINITE if a.finiteness == b.finiteness == FINITE else NAN
 
     def _operand(self, x: Value) -> Value:
@@ -190,27 +191,26 @@ class MatrixProduct:
             if rows is None:
                 site.refuse("the rows of the result are not evenly spaced")
             shape, strides = (rows[0], shape[-1]), (rows[1], strides[-1])
-        source, plain = described(a), described(b)
         into = MemoryDesc.of(F32, shape, normal(shape, [s // F32.itemsize for s in strides]))
         bias = None if post.bias is None else MemoryDesc.of(F32, (*[1] * (len(shape) - 1), shape[-1]))
         with threads_for(self.flops):
-            primitive = self._open(source, plain, bias, into, post) if shape[-2] == 1 else None
-            if primitive is None:
-                weights = MemoryDesc.any(F32, b.shape) if b.constant else plain
-                primitive = dnn.matmul(source, weights, bias, into, post.attributes)
-        right = b
+            primitive, copies = self._primitive(shape, bias, into, post)
+        source, weights = described(a), described(b)
+        left, right = a, b
+        if copies is not None:
+            left, source = copies[0].emit(site, source), copies[0].desc
         if b.constant:
+            right = packed(site, replace(b, key=self.key), weights, primitive.query("weights"))
             weights = primitive.query("weights")
-            right = packed(site, replace(b, key=self.key), plain, weights)
-        else:
-            weights = plain
+        elif copies is not None:
+            right, weights = copies[1].emit(site, weights), copies[1].desc
         site.absorb(absorbed)
         y = site.new(self.shape, F32, order) if target is None else target.view(target.shape, target.strides)
         y.finiteness, y.low = post.finiteness, post.low
         if post.finite:
             site.needs_finite()
         arguments = {
-            dnn.args.SRC: (source, a),
+            dnn.args.SRC: (source, left),
             dnn.args.WEIGHTS: (weights, right),
             dnn.args.DST: (into, y),
             **post.operands(site),
@@ -220,6 +220,23 @@ class MatrixProduct:
             arguments[dnn.args.BIAS] = (bias, post.bias)
         emit(site, primitive, arguments, (y,))
         return y
+
+    def _primitive(
+        self, shape: Sequence[int], bias: MemoryDesc | None, into: MemoryDesc, post: Epilogue
+    ) -> tuple[Primitive, tuple[Rounded, Rounded] | None]:
+        """The primitive, and the copies in bfloat16 that it multiplies; None if it multiplies the operands."""
+        a, b = self.a, self.b
+        if pays(self.site.options, self.flops, a, *([] if b.constant else [b])):
+            copies = rounded(a), rounded(b)
+            weights = MemoryDesc.any(BF16, b.shape) if b.constant else copies[1].desc
+            try:
+                return dnn.matmul(copies[0].desc, weights, bias, into, post.attributes), copies
+            except Unimplemented:
+                pass
+        source, plain = described(a), described(b)
+        made = self._open(source, plain, bias, into, post) if shape[-2] == 1 else None
+        weights = MemoryDesc.any(F32, b.shape) if b.constant else plain
+        return made or dnn.matmul(source, weights, bias, into, post.attributes), None
 
     def _open(
         self, source: MemoryDesc, plain: MemoryDesc, bias: MemoryDesc | None, into: MemoryDesc, post: Epilogue

@@ -15,6 +15,7 @@ import numpy as np
 from ..ir.declaration import WorkShape, newest_declaration
 from . import onednn as dnn
 from .onednn import MemoryDesc
+from .rounding import BF16, COPIES, rounding
 
 SELECTS = frozenset(["Gather", "GatherElements", "GatherND", "Slice"])
 """Operators that read at most as many bytes of their first input as they write, however large it is."""
@@ -190,14 +191,17 @@ def _product_rate(n: int, precision: str) -> tuple[float, str]:
         return work / _best(lambda: np.matmul(x, w, y)), "NumPy"
     plain = MemoryDesc.of(np.float32, (n, n))
     attributes = dnn.Attributes(fpmath="bf16" if precision == "bf16" else "strict")
-    primitive = dnn.matmul(plain, MemoryDesc.any(np.float32, (n, n)), None, plain, attributes)
+    factors, source = x.dtype, plain
+    if precision == "bf16" and rounding() == COPIES:
+        factors, source, x = BF16, MemoryDesc.of(BF16, (n, n)), x.astype(BF16)
+    primitive = dnn.matmul(source, MemoryDesc.any(factors, (n, n)), None, plain, attributes)
     packed = primitive.query("weights")
     weights, scratch = np.empty(packed.nbytes, np.uint8), np.empty(max(primitive.scratchpad_nbytes, 1), np.uint8)
     dnn.bind(
         dnn.reorder(plain, packed), {dnn.args.FROM: (plain, w.ctypes.data), dnn.args.TO: (packed, weights.ctypes.data)}
     ).run()
     memories = {
-        dnn.args.SRC: (plain, x.ctypes.data),
+        dnn.args.SRC: (source, x.ctypes.data),
         dnn.args.WEIGHTS: (packed, weights.ctypes.data),
         dnn.args.DST: (plain, y.ctypes.data),
     }

@@ -6,13 +6,14 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from .. import dtypes, limits, machine
 from ..devices.device import Device
 from ..ir.declaration import has_trait
 from ..ir.graph import Graph, Node
+from ..kernels.rounding import without_bf16
 from ..kernels.table import Options
 from ..kernels.values import PlanStep, Value
 from ..kernels.work import Rates, flops, moved, rates
@@ -20,6 +21,7 @@ from ..runtime.executor import Executor, Path
 from .contention import contention
 from .planner import Plan, Planner, UseDefinitions
 from .trace import Segment
+from .training_profile import REORDERS, GradientProfile, Part, PartProfile, Work, gradients_of, parts_of
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,7 @@ class StepProfile:
         inputs: types and layouts of what it reads: the axes from the outermost in memory to the innermost, "*" if there are gaps.
         outputs: the same of what it writes.
         notes: why faster kernels were not chosen, and other remarks.
+        part: of a training step: "forward", "backward", "update" or "reorders"; "" for other graphs.
     """
 
     index: int
@@ -61,6 +64,7 @@ class StepProfile:
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     notes: tuple[str, ...]
+    part: str = ""
 
 
 @dataclass(frozen=True)
@@ -81,6 +85,7 @@ class NodeProfile:
         part_of: the name of the node whose steps compute this one too; "" for others.
         steps: the indices of the steps; empty if it needs none, because it is constant, or a view of its input.
         notes: of these steps.
+        part: of a training step: "forward", "backward" or "update"; "" for other graphs.
     """
 
     name: str
@@ -96,6 +101,7 @@ class NodeProfile:
     part_of: str
     steps: tuple[int, ...]
     notes: tuple[str, ...]
+    part: str = ""
 
 
 @dataclass(frozen=True)
@@ -123,7 +129,7 @@ class OperatorProfile:
 
 @dataclass(frozen=True)
 class Profile:
-    """The result of `SingaRep.profile`.
+    """The result of `SingaRep.profile` and `Model.profile_step`.
 
     Attributes:
         by: "plan", or "definitions" where no plan runs.
@@ -147,7 +153,10 @@ class Profile:
         refused_gradients: the reasons why kernels declined others, by the operator and the first result of its call.
         arena_bytes: the memory of the plan's values.
         live_bytes: the lower bound of that memory: the values that are live at the same time.
-        weight_bytes: the initializers.
+        parts: of a training step that `Model.profile_step` has measured: forward, backward, update and reorders.
+        gradient_calls: what computes the gradient of each call in such a step.
+        notes: remarks on the whole run, such as that this machine has no products in bfloat16.
+        weight_bytes: the initializers; of a training step, the parameters and states that it reads.
         peak_bytes: the largest memory of this process so far; None if the system does not report it.
     """
 
@@ -166,6 +175,9 @@ class Profile:
     fused: dict[str, int] = field(default_factory=dict)
     gradients: int = 0
     refused_gradients: dict[str, str] = field(default_factory=dict)
+    parts: list[PartProfile] = field(default_factory=list)
+    gradient_calls: list[GradientProfile] = field(default_factory=list)
+    notes: tuple[str, ...] = ()
     arena_bytes: int = 0
     live_bytes: int = 0
     weight_bytes: int = 0
@@ -247,6 +259,7 @@ def profile(
     runs: int,
     budget: Callable[[], limits.Budget],
     run: Callable[[], object],
+    part: Part | None = None,
 ) -> Profile:
     """Measure runs of a model.
 
@@ -261,15 +274,15 @@ def profile(
         runs: the number of runs to measure.
         budget: creates the budget of a run.
         run: runs the model without measurements.
+        part: of a node of a training step; None for other graphs.
 
     Returns:
         The profile.
     """
     device = executor.device
     recorder, watch = _Recorder(), _Watch(device)
-    totals = []
+    totals, single_runs = list[float](), 0
     waited: float | None = 0.0
-    single_runs = 0
     for _ in range(runs):
         waiting, singles, start = machine.waited(), contention.single_runs, time.perf_counter()
         run()
@@ -289,9 +302,12 @@ def profile(
     pieces = watch.pieces() if plan is None else recorder.pieces()
     reachable = rates(options.threads, options.precision) if device.is_host or device.type == "STRICT" else None
     whole = sum(statistics.median(p.times) for p in pieces)
-    facts = _plan_facts(plan, planner) if plan is not None and isinstance(planner, Planner) else {}
+    facts = _plan_facts(plan, planner, options) if plan is not None and isinstance(planner, Planner) else {}
     steps = _steps(pieces, whole, reachable)
     nodes = _nodes(graph, pieces, steps, whole)
+    facts |= {"steps": steps, "nodes": nodes, "operators": _operators(nodes, whole), "rates": reachable}
+    if part is not None:
+        facts |= _of_training(graph, pieces, steps, nodes, part, planner, whole)
     return Profile(
         by="definitions" if plan is None else "plan",
         device=str(device),
@@ -299,10 +315,6 @@ def profile(
         runs=runs,
         seconds=statistics.median(totals),
         step_seconds=whole,
-        rates=reachable,
-        steps=steps,
-        nodes=nodes,
-        operators=_operators(nodes, whole),
         weight_bytes=executor.resident,
         peak_bytes=_peak_bytes(),
         single_runs=single_runs,
@@ -312,7 +324,7 @@ def profile(
     )
 
 
-def _plan_facts(plan: Plan, planner: Planner) -> dict[str, Any]:
+def _plan_facts(plan: Plan, planner: Planner, options: Options) -> dict[str, Any]:
     """What a profile reports of a plan itself."""
     return {
         "segments": len(plan.segments),
@@ -322,6 +334,7 @@ def _plan_facts(plan: Plan, planner: Planner) -> dict[str, Any]:
         "refused_gradients": planner.gradients.refused,
         "arena_bytes": plan.arena_bytes,
         "live_bytes": sum(s.live_bytes for s in plan.segments),
+        "notes": tuple(filter(None, [without_bf16(options)])),
     }
 
 
@@ -524,6 +537,27 @@ def _nodes(graph: Graph, pieces: Sequence[_Piece], steps: Sequence[StepProfile],
             )
         )
     return made
+
+
+def _of_training(
+    graph: Graph,
+    pieces: Sequence[_Piece],
+    steps: Sequence[StepProfile],
+    nodes: Sequence[NodeProfile],
+    part: Part,
+    planner: Planner | UseDefinitions,
+    whole: float,
+) -> dict[str, Any]:
+    """The rows of steps and nodes with the parts of a training step, and what a profile reports of it."""
+    work = [Work(p.nodes, p.main, p.kernel, s.seconds) for p, s in zip(pieces, steps, strict=True)]
+    named = {n.name: part(n) for n in graph.all_nodes()} | {n.name: part(n) for n in graph.nodes}
+    used = planner if isinstance(planner, Planner) else None
+    return {
+        "steps": [replace(s, part=REORDERS if w.copies else w.part(part)) for s, w in zip(steps, work, strict=True)],
+        "nodes": [replace(n, part=named.get(n.name, "")) for n in nodes],
+        "parts": parts_of(work, part, whole),
+        "gradient_calls": gradients_of(graph, work, part, used, whole),
+    }
 
 
 def _operators(nodes: Sequence[NodeProfile], whole: float) -> list[OperatorProfile]:

@@ -95,7 +95,10 @@ def _walk(y: Tensor, dy: Any, create_graph: bool, asked: set[int] | None) -> Ite
     for x, g in _sweep(y, start, values, uses, storing, create_graph):
         if covered is not None:
             covered.found.add(id(x))
-        yield x, _result(g, x, create_graph)
+        made = _result(g, x, create_graph)
+        if recording is not None:
+            recording.gradients.append(trace.value(made))
+        yield x, made
 
 
 def _check_start(y: Tensor, asked: set[int] | None, covered: coverage.Coverage | None) -> list[Tensor]:

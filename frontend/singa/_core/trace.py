@@ -47,6 +47,7 @@ class Trace:
         known: The tensors whose values were read in Python, by their ids: they are constants of the graph.
         settings: The settings that were read in Python and are part of the graph, each as (a function that reads it, its value).
         forward: The names of the nodes before the backward pass; None if there was none.
+        gradients: The gradients that backward passes have returned.
     """
 
     def __init__(self, opset: int, holds: bool = False) -> None:
@@ -58,6 +59,7 @@ class Trace:
         self.known: dict[int, Variable] = {}
         self.settings: dict[int, tuple[Callable[[], Any], Any]] = {}
         self.forward: frozenset[str] | None = None
+        self.gradients: list[Symbol] = []
         self._bound: dict[int, Symbol] = {}
 
     def begin_backward(self) -> None:

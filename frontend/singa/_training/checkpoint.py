@@ -42,6 +42,7 @@ DEFAULTS = {
     "--schedule": "constant",
     "--warmup": "0",
     "--clip-norm": "none",
+    "--precision": "float32",
     "--train-constants": "yes",
 }
 """The settings that a checkpoint has only if they have other values than these.  Versions without --train-constants trained the

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,8 +14,11 @@ from singa_backend import limits
 from singa_backend.ir.graph import Node
 from singa_backend.ir.reader import read
 from singa_backend.kernels.options import options as plan_options
+from singa_backend.kernels.table import Options
 from singa_backend.machine import release_freed_memory
 from singa_backend.opsets.model import to_model
+from singa_backend.plans.profile import Profile
+from singa_backend.plans.training_profile import BACKWARD, FORWARD, UPDATE, before
 from singa_backend.runtime.executor import Observer
 from singa_backend.runtime.executor import Path as NodePath
 from singa_backend.session import Session
@@ -55,7 +60,8 @@ class Step:
         step: The function to record.
         args: Its positional arguments; the Tensors in them become inputs of the graph.
         kwargs: Its keyword arguments; the Tensors in them become inputs of the graph.
-        deterministic: Whether it runs on one thread, so that its bits do not depend on the number of cores.
+        options: How its plans compute; None for the defaults.
+        bounds: The bounds of each run; None for the defaults.
 
     Attributes:
         onnx: The step as a ModelProto.
@@ -66,7 +72,14 @@ class Step:
         NotTraceable: The step reads values of tensors in Python, or calls an operator that is written in Python.
     """
 
-    def __init__(self, step: Any, args: tuple[Any, ...], kwargs: dict[str, Any], deterministic: bool = False) -> None:
+    def __init__(
+        self,
+        step: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        options: Options | None = None,
+        bounds: limits.Limits | None = None,
+    ) -> None:
         tensors = _tensors((args, kwargs))
         self.device = next((t.device for t in tensors if not t._follows_device), default_device)
         record = Trace(op.opset)
@@ -92,9 +105,11 @@ class Step:
         replaced = {
             len(made) + n: places[id(t)] for n, t in enumerate(self._writes) if id(t) in places and t.device is self.device
         }
-        options = plan_options(deterministic=True) if deterministic else plan_options()
-        self._session = Session(self.graph, self.device.backend, options, limits.Limits(), replaced=replaced)
+        self._session = Session(
+            self.graph, self.device.backend, options or plan_options(), bounds or limits.Limits(), replaced=replaced
+        )
         self._forward = record.forward
+        self._gradients = [g.name for g in record.gradients]
         self._early = EARLY
 
     def forget_plan(self) -> None:
@@ -151,6 +166,50 @@ class Step:
             trace.note_write(t, invalidated)
         else:
             trace.assign(t, new if t.device is self.device else self.device.backend.get(new), invalidated)
+
+    def profile(self, args: tuple[Any, ...], kwargs: dict[str, Any], runs: int) -> Profile:
+        """Measure runs of the step: by part, by node, and what computes each gradient.
+
+        Args:
+            args: As for `run`.
+            kwargs: As for `run`.
+            runs: The number of whole runs, and of measured ones; both write to tensors.
+
+        Returns:
+            The profile, with the parts of the step and what computes each gradient.
+
+        Raises:
+            OperatorError: A node cannot compute with its inputs.
+            ResourceExhausted: A limit was exceeded.
+        """
+
+        def run() -> None:
+            self.run(args, kwargs)
+
+        run()  # makes the plan
+        values = [self._here(t) for t in (*_tensors((args, kwargs)), *self._reads)]
+        session = self._session
+        found = session.profile(
+            values, {}, runs=runs, budget=lambda: limits.Budget(session.limits), run=run, part=self._part()
+        )  # fmt: skip
+        return replace(found, weight_bytes=sum(int(t._data.nbytes) for t in self._reads))
+
+    def _part(self) -> Callable[[Node], str]:
+        """The part of a step that a node computes.
+
+        Backward is what only gradients need, and update what is written to tensors, after the backward pass has begun.
+        """
+        nodes = self.graph.nodes
+        makers = {name: node for node in nodes for name in node.output_names if name}
+        written = [v.name for v in self.graph.outputs[len(self.graph.outputs) - len(self._writes) :]]
+        ahead = {id(n) for n in nodes if self._forward is None or n.name in self._forward}
+        backward = before(makers, self._gradients, lambda n: id(n) in ahead)
+        update = before(makers, written, lambda n: id(n) in ahead or id(n) in backward)
+        found: dict[int, str] = {}
+        for node in nodes:
+            part = BACKWARD if id(node) in backward else UPDATE if id(node) in update else FORWARD
+            found |= dict.fromkeys([id(node), *(id(n) for g in node.graphs for n in g.all_nodes())], part)
+        return lambda node: found.get(id(node), FORWARD)
 
     def _watch(self) -> Observer:
         """An observer that measures the nodes of the step."""

@@ -288,10 +288,14 @@ def collected(
     return add
 
 
+precision_option = click.option(
+    "--precision", type=click.Choice(["float32", "bf16"]), default="float32", show_default=True,
+    help="bf16 permits products in bfloat16.",
+)  # fmt: skip
+
 _PLAN = (
     click.option("--threads", type=click.IntRange(1, 1024), help="Threads of a run on the CPU (default: the usable cores)."),
-    click.option("--precision", type=click.Choice(["float32", "bf16"]), default="float32", show_default=True,
-                 help="bf16 permits products in bfloat16."),
+    precision_option,
     click.option("--optimize", type=click.IntRange(0, 2), default=2, show_default=True,
                  help="0 runs definitions, 1 kernels of single nodes, 2 fused ones too."),
 )  # fmt: skip

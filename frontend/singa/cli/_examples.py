@@ -34,7 +34,10 @@ EXAMPLES = {
     ),
     "opsets": ("sonnx opsets '^Softmax$'", "sonnx opsets '^Celu$' --oracle none"),
     "optimize": ("sonnx optimize model.onnx -o small.onnx", "sonnx optimize --list"),
-    "profile": ("sonnx profile model.onnx --runs 20 --top 5", "sonnx profile model.onnx --trace run.json --html times.html"),
+    "profile": (
+        "sonnx profile model.onnx --trace run.json --html times.html",
+        "sonnx profile model.onnx --train --inputs digits.npz",
+    ),
     "quantize": (
         "sonnx quantize model.onnx --data samples.npz -o int8.onnx",
         "sonnx quantize model.onnx --dynamic -o int8.onnx",

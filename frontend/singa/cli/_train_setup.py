@@ -32,6 +32,13 @@ LOSSES = ("softmax_cross_entropy", "mse_loss", "cross_entropy", "binary_cross_en
 
 SCHEDULES = ("constant", "cosine")
 
+OPTIMIZERS = ("sgd", "adam", "adamw", "rmsprop", "adagrad")
+
+target_option = click.option("--target", default="y", show_default=True, help="The name of the targets in the .npz.")
+loss_option = click.option("--loss", default=LOSSES[0], show_default=True, type=click.Choice(LOSSES))
+optimizer_option = click.option("--optimizer", default="sgd", show_default=True, type=click.Choice(OPTIMIZERS))
+freeze_option = click.option("--freeze", multiple=True, metavar="PATTERN", help="Do not train parameters whose names match.")
+
 DISTRIBUTED = ("plain", "half", "partialUpdate", "sparseTopK", "sparseThreshold")
 
 
@@ -66,6 +73,7 @@ class TrainOptions:
     sparsity: float
     timeout: float
     no_graph: bool
+    precision: str
     device: str
     as_json: bool
 
@@ -140,31 +148,20 @@ def prepared(chosen: TrainOptions, group: Communicator | None, starts: bool = Fa
         SonnxError: The model, the data, an option or the checkpoint is refused.
         click.UsageError: An option does not fit the data or the checkpoint.
     """
-    from .. import autograd, opt
-    from .._onnx.model import SONNXModel
+    from .. import opt
     from .._training.fit import Position, batches, check_shares
     from .._training.loader import ArrayLoader
 
-    compute = getattr(autograd, chosen.loss)
     place = place_of(chosen, group, starts)
-    rule: Any = _rule(chosen)
+    rule = rule_of(chosen.optimizer, lr=chosen.lr, momentum=chosen.momentum, weight_decay=decay(chosen))
+    rule.clip_gradients(norm=chosen.clip_norm)
     if group:
         rule = opt.DistOpt(rule, communicator=group)
     update = exchange(rule, chosen.dist_option, chosen.sparsity) if group else rule
     check_shares(chosen.batch_size, group.size if group else 1)
-
-    class Tuned(SONNXModel):
-        def train_one_batch(self, *batch: Tensor) -> tuple[Tensor, Tensor]:
-            y = self.forward(*batch[:-1])[0]
-            value = compute(y, batch[-1])
-            update(value)
-            return y, value
-
     place.SetRandSeed(chosen.seed + (group.rank if group else 0))
-    tuned = Tuned(str(chosen.model), place, train_constants=chosen.train_constants)
+    tuned, compute = tuned_model(chosen.model, place, chosen.loss, update, chosen.freeze, chosen.train_constants)
     tuned.set_optimizer(rule)  # from whose counter the model knows that a training is resumed, and records the first step too
-    for pattern in chosen.freeze:
-        tuned.freeze(pattern)
     empty, folder = _without_weights(chosen.model, tuned)
     xs, y = _arrays(chosen.data, tuned, chosen.target)
     held_out = _arrays(chosen.validation, tuned, chosen.target) if chosen.validation else None
@@ -176,7 +173,7 @@ def prepared(chosen: TrainOptions, group: Communicator | None, starts: bool = Fa
     falling = opt.CosineDecay(chosen.lr, steps - chosen.warmup) if chosen.schedule == "cosine" else chosen.lr
     rule.lr = opt.WarmUp(falling, chosen.warmup) if chosen.warmup else falling
     tuned.train()
-    tuned.graph(not chosen.no_graph)
+    tuned.graph(not chosen.no_graph, precision=chosen.precision)
     made = TrainSetup(
         tuned, compute, empty, folder, (xs, y), held_out, steps, Position(np.random.default_rng(chosen.seed)), None, group
     )
@@ -187,26 +184,66 @@ def prepared(chosen: TrainOptions, group: Communicator | None, starts: bool = Fa
     return made
 
 
-def _rule(chosen: TrainOptions) -> Any:
-    """The optimizer."""
+def tuned_model(
+    path: Path, place: Device, loss: str, update: Any, freeze: Sequence[str], train_constants: bool = False
+) -> tuple[SONNXModel, Callable[..., Any]]:
+    """The model of a file with a training step, and its loss.
+
+    Args:
+        path: The file.
+        place: The device.
+        loss: The name of the loss, one of LOSSES.
+        update: What the step calls with the loss: an optimizer.
+        freeze: Patterns of the names of parameters that do not train.
+        train_constants: Whether constants train.
+    """
+    from .. import autograd
+    from .._onnx.model import SONNXModel
+
+    compute: Callable[..., Any] = getattr(autograd, loss)
+
+    class Tuned(SONNXModel):
+        def train_one_batch(self, *batch: Tensor) -> tuple[Tensor, Tensor]:
+            y = self.forward(*batch[:-1])[0]
+            value = compute(y, batch[-1])
+            update(value)
+            return y, value
+
+    made = Tuned(str(path), place, train_constants=train_constants)
+    for pattern in freeze:
+        made.freeze(pattern)
+    return made, compute
+
+
+def rule_of(optimizer: str, *, lr: float = 0.01, momentum: float = 0.9, weight_decay: float | None = None) -> Any:
+    """An optimizer by its name, one of OPTIMIZERS.
+
+    Args:
+        optimizer: The name.
+        lr: The learning rate.
+        momentum: Of sgd.
+        weight_decay: None for the default of the optimizer.
+    """
     from .. import opt
 
-    lr, weight_decay = chosen.lr, decay(chosen)
+    decayed = _decay(optimizer, weight_decay)
     rules: dict[str, Callable[[], Any]] = {
-        "sgd": lambda: opt.SGD(lr=lr, momentum=chosen.momentum, weight_decay=weight_decay),
-        "adam": lambda: opt.Adam(lr=lr, weight_decay=weight_decay),
-        "adamw": lambda: opt.AdamW(lr=lr, weight_decay=weight_decay),
-        "rmsprop": lambda: opt.RMSProp(lr=lr, weight_decay=weight_decay),
-        "adagrad": lambda: opt.AdaGrad(lr=lr, weight_decay=weight_decay),
+        "sgd": lambda: opt.SGD(lr=lr, momentum=momentum, weight_decay=decayed),
+        "adam": lambda: opt.Adam(lr=lr, weight_decay=decayed),
+        "adamw": lambda: opt.AdamW(lr=lr, weight_decay=decayed),
+        "rmsprop": lambda: opt.RMSProp(lr=lr, weight_decay=decayed),
+        "adagrad": lambda: opt.AdaGrad(lr=lr, weight_decay=decayed),
     }
-    rule = rules[chosen.optimizer]()
-    rule.clip_gradients(norm=chosen.clip_norm)
-    return rule
+    return rules[optimizer]()
+
+
+def _decay(optimizer: str, weight_decay: float | None) -> float:
+    return (0.01 if optimizer == "adamw" else 0.0) if weight_decay is None else weight_decay
 
 
 def decay(chosen: TrainOptions) -> float:
     """The weight decay."""
-    return (0.01 if chosen.optimizer == "adamw" else 0.0) if chosen.weight_decay is None else chosen.weight_decay
+    return _decay(chosen.optimizer, chosen.weight_decay)
 
 
 def _checkpoint(chosen: TrainOptions, made: TrainSetup, rule: Any, place: Device) -> Checkpoint:
@@ -229,6 +266,7 @@ def _checkpoint(chosen: TrainOptions, made: TrainSetup, rule: Any, place: Device
         **({"--schedule": chosen.schedule} if chosen.schedule != SCHEDULES[0] else {}),
         **({"--warmup": str(chosen.warmup)} if chosen.warmup else {}),
         **({"--clip-norm": repr(chosen.clip_norm)} if chosen.clip_norm is not None else {}),
+        **({"--precision": chosen.precision} if chosen.precision != "float32" else {}),
         **({"--workers": str(group.size), "--dist-option": _exchanged(chosen.dist_option, chosen.sparsity)} if group else {}),
     }
     rates = {"--lr": repr(chosen.lr), "--momentum": repr(chosen.momentum), "--weight-decay": repr(decay(chosen))}

@@ -32,6 +32,7 @@ from ._common import (
     json_option,
     model_argument,
     out,
+    precision_option,
     processes_option,
     show,
     write_json,
@@ -40,7 +41,19 @@ from ._common import (
 from ._curves import Curve, check_plot, line, write_plot
 from ._progress import progress
 from ._tables import NUMBER, WHOLE, Columns
-from ._train_setup import DISTRIBUTED, LOSSES, SCHEDULES, TrainOptions, TrainSetup, prepared, updated
+from ._train_setup import (
+    DISTRIBUTED,
+    LOSSES,
+    SCHEDULES,
+    TrainOptions,
+    TrainSetup,
+    freeze_option,
+    loss_option,
+    optimizer_option,
+    prepared,
+    target_option,
+    updated,
+)
 from ._workers import check_launcher, end_with_parent, run_workers
 
 if TYPE_CHECKING:
@@ -70,9 +83,9 @@ class _Train(click.Command):
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="A second .npz, evaluated after each epoch.",
 )
-@click.option("--target", default="y", show_default=True, help="The name of the targets in the .npz.")
-@click.option("--loss", default=LOSSES[0], show_default=True, type=click.Choice(LOSSES))
-@click.option("--optimizer", default="sgd", show_default=True, type=click.Choice(["sgd", "adam", "adamw", "rmsprop", "adagrad"]))
+@target_option
+@loss_option
+@optimizer_option
 @click.option("--lr", default=0.01, show_default=True, type=FiniteNumber(min=0), help="Learning rate.")
 @click.option("--momentum", default=0.9, show_default=True, type=FiniteNumber(min=0), help="The momentum of sgd.")
 @click.option("--weight-decay", type=FiniteNumber(min=0), show_default="0, for adamw 0.01", help="Decay of the parameters.")
@@ -94,7 +107,7 @@ class _Train(click.Command):
 @click.option("--clip-norm", type=FiniteNumber(min=0, min_open=True), help="The bound of the norm of all gradients together.")
 @click.option("--epochs", default=1, show_default=True, type=click.IntRange(1))
 @click.option("--batch-size", default=32, show_default=True, type=click.IntRange(1))
-@click.option("--freeze", multiple=True, metavar="PATTERN", help="Do not train parameters whose names match.")
+@freeze_option
 @click.option(
     "--train-constants", is_flag=True, help="Also train the constants of the model: factors, masks, tables (sonnx check --train)."
 )
@@ -136,6 +149,7 @@ class _Train(click.Command):
     "--timeout", default=300.0, show_default=True, type=SECONDS, help="Seconds to wait for a worker before the training ends."
 )
 @click.option("--no-graph", is_flag=True, help="Run the steps on the tape instead of as one graph.")
+@precision_option
 @device_option
 @json_option
 @exit_codes
@@ -293,6 +307,7 @@ def _check_usage(chosen: TrainOptions, context: click.Context) -> None:
         "every": (chosen.checkpoint, "--checkpoint PATH"),
         "resume": (chosen.checkpoint, "--checkpoint PATH"),
         "momentum": (chosen.optimizer == "sgd", "--optimizer sgd"),
+        "precision": (not chosen.no_graph, "steps that run as a graph: it has no effect with --no-graph"),
         "sparsity": (chosen.dist_option.startswith("sparse"), "--dist-option sparseTopK or sparseThreshold"),
         "dist_option": (chosen.workers > 1 or launched > 1 or chosen.dist_option == DISTRIBUTED[0], "--workers of at least 2"),
     }
