@@ -298,7 +298,7 @@ def test_the_reason_is_in_the_profile() -> None:
 
 def test_every_reason_is_different() -> None:
     found = [v.reason for m in (session, plans) for v in vars(m).values() if isinstance(v, plans.UseDefinitions)]
-    assert len(set(found)) == len(found) >= 12 and all(r and r[0].islower() and not r.endswith(".") for r in found)
+    assert len(set(found)) == len(found) >= 11 and all(r and r[0].islower() and not r.endswith(".") for r in found)
 
 
 def test_a_plan_that_exceeds_a_limit_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
