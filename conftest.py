@@ -22,6 +22,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--rows", metavar="FOLDER", help="write FOLDER/acceptance.md from this run")
     group.addoption("--rows-check", metavar="FOLDER", help="fail if FOLDER/acceptance.md differs from what this run would write")
 
+    group = parser.getgroup("plans", "what runs recorded steps and imported models")
+    group.addoption("--without-plans", action="store_true", help="run them by the definitions only")
+
 
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(Acceptance(), "sonnx-acceptance")

@@ -53,6 +53,13 @@ def by_definitions(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(autouse=True)
+def plans(request: pytest.FixtureRequest) -> None:
+    """With `--without-plans`, every test runs by the definitions."""
+    if request.config.option.without_plans:
+        request.getfixturevalue("by_definitions")
+
+
+@pytest.fixture(autouse=True)
 def emulated_devices(request: pytest.FixtureRequest) -> Iterator[None]:
     """A test on emulated devices is skipped without them, and fails if it leaves a fault, a race or a foreign access unread."""
     if request.node.get_closest_marker("fakecuda") is None:
