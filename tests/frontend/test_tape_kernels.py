@@ -97,7 +97,7 @@ CASES = [
     case("batch normalization", normalized, (4, 16, 12, 12), (16,), (16,),
          gradients={"BatchNormalization"}, trains={"BatchNormalization"}),
     case("layer normalization", lambda x, s, b: op.LayerNormalization(x, s, b), (40, 96), (96,), (96,),
-         calls={"LayerNormalization"}),
+         gradients={"LayerNormalization"}, trains={"LayerNormalization"}),
     case("softmax", lambda x: op.Softmax(x), (40, 96), calls={"Softmax"}),
     case("relu", lambda x: op.Relu(x), (40, 96), calls={"Relu"}, gradients={"Relu"}),
     case("tanh", lambda x: op.Tanh(x), (40, 96), calls={"Tanh"}, gradients={"Tanh"}),

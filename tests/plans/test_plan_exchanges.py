@@ -146,7 +146,7 @@ def test_the_number_of_values_that_are_sent_does_not_change_the_plan(form: str, 
     """One trace for each rank, although each step sends another number of values."""
     traces: list[int] = []
     trace = Planner._trace
-    monkeypatch.setattr(Planner, "_trace", lambda self, *a: (traces.append(1), trace(self, *a))[1])
+    monkeypatch.setattr(Planner, "_trace", lambda self, *a: (traces.append(1) if self.exchanges else None, trace(self, *a))[1])
     sizes: set[int] = set()
     group = LocalGroup(2)
     gather = type(group.ranks[0]).all_gather
@@ -172,7 +172,7 @@ class Failing:
 
         def failing(plan: Plan, inputs: Any, budget: limits.Budget, *more: Any) -> Any:
             made = trace(plan, inputs, budget, *more)
-            if getattr(chosen, "fails", False):
+            if getattr(chosen, "fails", False) and plan.planner.exchanges:
                 chosen.fails = False
                 self.count, self.begun = self.count + 1, len(budget.exchanges.tickets)
                 raise self.error(plan, plan.planner)

@@ -141,7 +141,8 @@ class Tracer(Updater):
             raise NotInPlace("another result shows an input that is replaced")
         if not inside:
             np.copyto(given.array, made.array)
-            self._record(PlanStep(lambda: [(np.copyto, (given.array, made.array))], (made,), (given,), "copy"))
+            origins = next((c.origins or (c.node,) for c in self.region.calls if i in c.outputs), ())
+            self._record(PlanStep(lambda: [(np.copyto, (given.array, made.array))], (made,), (given,), "copy", origins))
         return given
 
     def _split(self, pending: list[Item], then: Item, key: Callable[[], Any]) -> None:
