@@ -57,6 +57,8 @@ class Placer(Opener):
         segment.arena_bytes = arenas.place(used)
         segment.live_bytes = arenas.live_bytes(used)
         segment.arena = aligned(segment.arena_bytes)
+        for i in passed:
+            self.live.pop(i, None)
         for b in used:
             place = segment.arena[b.offset : b.offset + b.nbytes]
             if b.memory is not None and b.users > 0:
