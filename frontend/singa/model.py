@@ -74,6 +74,7 @@ class Model(Layer):
         sequential: Kept for old programs; a graph always runs its nodes in the order in which the step created them.
         deterministic: Whether recorded steps run on one thread.
         precision: How a recorded step may compute products, "float32" or "bf16": see `graph`.
+        activation_memory: The bytes that the values of a recorded step may take; None for no bound.
         not_traceable: Why the steps of this model cannot become a graph; "" if they can.
         history: The measurements of the last call of `fit`, also of one that was interrupted; None before the first.
 
@@ -100,6 +101,7 @@ class Model(Layer):
     _tape_first = False  # whether states must follow parameters that `to` has changed
     history: History | None = None
     precision = "float32"
+    activation_memory: int | None = None
 
     def __init__(self) -> None:
         super().__init__()
@@ -145,6 +147,7 @@ class Model(Layer):
         *,
         deterministic: bool = False,
         precision: str = "float32",
+        activation_memory: int | None = None,
     ) -> None:
         """Create the parameters by one call of `forward`, and set the mode.
 
@@ -157,6 +160,7 @@ class Model(Layer):
             sequential: Kept for old programs; it has no effect.
             deterministic: As for `graph`.
             precision: "bf16" permits products in bfloat16 in steps that run as a graph: see `graph`.
+            activation_memory: As for `graph`.
 
         Raises:
             InvalidInput: An input is not a Tensor (SX317), or `precision` has another value, or is "bf16" without `use_graph`
@@ -167,7 +171,7 @@ class Model(Layer):
         with self._in_mode(False):
             self.forward(*inputs)
         self.train(is_train)
-        self.graph(use_graph, sequential, deterministic=deterministic, precision=precision)
+        self.graph(use_graph, sequential, deterministic=deterministic, precision=precision, activation_memory=activation_memory)
         self._checked = False
 
     @property
@@ -231,7 +235,13 @@ class Model(Layer):
         return []
 
     def graph(
-        self, mode: bool = True, sequential: bool = False, *, deterministic: bool = False, precision: str | None = None
+        self,
+        mode: bool = True,
+        sequential: bool = False,
+        *,
+        deterministic: bool = False,
+        precision: str | None = None,
+        activation_memory: int | None = None,
     ) -> None:
         """Set whether steps run as one ONNX graph, and discard the graphs that were recorded.
 
@@ -248,14 +258,20 @@ class Model(Layer):
             precision: "bf16" permits products of float32 in bfloat16 on the CPU, as for `prepare`; the tensors, the sums and the
                 parameters stay float32. "float32" does not; None leaves the precision as it is. Steps on the tape, such as the
                 first one, compute in float32.
+            activation_memory: The bytes that the activations, gradients and workspaces of a recorded step may take on the CPU;
+                None for as many as they need. Activations beyond them are computed again when a gradient needs them, the
+                cheapest ones first. The first step, on the tape, and the next one, which makes the plan, need more. If nothing
+                further can be computed again, a UserWarning has the bytes that the step takes.
 
         Raises:
-            InvalidInput: `precision` has another value, or is "bf16" with `mode=False` (SX384).
+            InvalidInput: `precision` has another value, or is "bf16" with `mode=False`, or `activation_memory` is not a positive
+                integer (SX384).
         """
+        plan_options(activation_memory=activation_memory)
         if precision is not None:
             _check_precision(precision, mode, "mode=True")
             self.precision = precision
-        self.graph_mode, self.deterministic = bool(mode), bool(deterministic)
+        self.graph_mode, self.deterministic, self.activation_memory = bool(mode), bool(deterministic), activation_memory
         self.sequential = bool(sequential)
         self._steps.clear()
 
@@ -417,7 +433,8 @@ class Model(Layer):
 
     def _plan_options(self) -> Options:
         """How the plans of recorded steps compute."""
-        return plan_options(precision=self.precision, deterministic=self.deterministic)
+        memory = self.activation_memory
+        return plan_options(precision=self.precision, deterministic=self.deterministic, activation_memory=memory)
 
     def _has_stepped(self) -> bool:
         """Whether the optimizer has taken steps, here or in the training that is resumed, and `to` has changed nothing since."""

@@ -29,6 +29,7 @@ def options(
     deterministic: bool = False,
     *,
     ordered: bool = False,
+    activation_memory: int | None = None,
 ) -> Options:
     """Check options of `prepare`.
 
@@ -38,6 +39,7 @@ def options(
         optimize: 0, 1 or 2.
         deterministic: whether equal inputs must return equal bits at any number of cores: one thread is used.
         ordered: whether inputs and outputs keep their order of axes in memory.
+        activation_memory: the bytes that the values between the inputs and the outputs may take; None for as many as they need.
 
     Returns:
         The options.
@@ -55,10 +57,13 @@ def options(
         raise _invalid("deterministic", "True or False", deterministic)
     if deterministic and threads not in (None, 1):
         raise _invalid("threads", "1 or None with deterministic=True", threads)
+    if activation_memory is not None and not (_is_integer(activation_memory) and activation_memory > 0):
+        raise _invalid("activation_memory", "a positive number of bytes or None", activation_memory)
     adaptive = threads is None and not deterministic and not os.environ.get(VARIABLE)
     if threads is None:
         threads = 1 if deterministic else default_threads()
-    return Options(int(threads), precision, int(optimize), deterministic, adaptive and threads > 1, ordered)
+    adaptive = adaptive and threads > 1
+    return Options(int(threads), precision, int(optimize), deterministic, adaptive, ordered, activation_memory)
 
 
 def default_threads() -> int:

@@ -43,6 +43,7 @@ class Options:
         level: 0 for the definitions only, 1 for kernels of single operators, 2 for fused ones too.
         deterministic: whether equal inputs must return equal bits at any number of threads.
         adaptive: whether a run may use one thread instead, while other programs use the cores.
+        activation_memory: the bytes of an arena beyond which values are computed again instead of kept; None for no bound.
         ordered: whether inputs and outputs keep their order of axes in memory; otherwise they are in C order.
     """
 
@@ -52,6 +53,7 @@ class Options:
     deterministic: bool = False
     adaptive: bool = False
     ordered: bool = False
+    activation_memory: int | None = None
 
 
 @dataclass(eq=False)

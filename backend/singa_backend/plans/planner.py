@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import threading
+import warnings
 import weakref
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -27,6 +28,7 @@ from ..runtime.executor import Executor, Visitor
 from .exchanges import exchanges, only_sent
 from .fusion import fuse
 from .gradients import Gradients, RefusedGradient
+from .recompute import Home, recompute
 from .region import Region, TooManyCalls, region_of
 from .trace import Cache, Mismatch, NotOpen, OpaqueValue, PlanFacts, PlanTrace, RunState, Segment, SharedValues, Tracer
 from .updates import NotInPlace, place_last
@@ -41,6 +43,9 @@ NOVEL = 4
 
 LARGE = 1 << 23
 """The bytes of an arena after whose trace freed memory is returned to the system."""
+
+ATTEMPTS = 4
+"""How often calls are chosen that run twice: the memory of a plan is known when it is made."""
 
 BRANCHES = 16
 """The number of continuations of a segment that are kept."""
@@ -103,6 +108,7 @@ class Plan:
         admitted: limits which the plan is known not to exceed.
         sums: for each input that may hold a NaN, the function that returns the sum of its squares, and its elements.
         is_plain: whether it is one segment without definitions, on arrays.
+        homes: where the values of the trace are, if memory is bounded.
         results_nbytes: what a run adds to the bytes that its budget counts, if it is plain.
         turn: what runs of plans that share memory take turns with.
         history: what an open plan can repeat; None if it cannot.
@@ -121,6 +127,7 @@ class Plan:
         self.sums: list[tuple[Any, np.ndarray]] = []
         self.is_plain = False
         self.results_nbytes = 0
+        self.homes: dict[int, Home] = {}
 
     def trace(self, inputs: Sequence[Any], budget: limits.Budget, earlier: Plan | None = None) -> list[Any] | None:
         """Make the plan by a run on these inputs.
@@ -152,6 +159,8 @@ class Plan:
         tracer = self._tracer(budget)
         self.first = tracer.start(inputs, self.planner.is_open, None if earlier is None else earlier.history)
         self.history = tracer.history
+        given = {id(e.buffer) for e in tracer.entries if isinstance(e, Value)}
+        self.homes = {i: h for i, h in tracer.homes.items() if id(h.buffer) not in given}
         if earlier is not None and 2 * tracer.repeated < tracer.place:
             raise NotOpen
         attached = (*self.first.passed, *self.first.replaced)
@@ -380,6 +389,9 @@ class Planner:
         dynamic: the ids of nodes whose output shapes have differed between runs of one plan.
         caches: the inputs that only a Concat reads, whose result is an output and begins with them; with its axis.
         replaced: the place of the input that a result replaces in place, by the place of the result.
+        recomputed: the number of calls that run twice, so that their results need not be kept.
+        attempts: how often such calls were chosen.
+        warned: whether a warning has reported that memory exceeds its bound.
         is_open: whether sizes may differ between runs, and an open plan may be made.
         open: the open plan, if there is one.
         exchanges: the number of calls that exchange values with other processes.
@@ -411,6 +423,7 @@ class Planner:
         self._renew()
         self.dynamic: set[int] = set()
         self.unused = 0
+        self.warned = False
         self.seen: OrderedDict[Any, None] = OrderedDict()
         self.lock = threading.Lock()
         self.tracing = threading.RLock()  # a trace may add branches to the region
@@ -436,6 +449,7 @@ class Planner:
             self.is_open = False
             numbers = [i for i, (_, s) in types.items() if s is not None and all(d == 1 for d in s)]
             place_last(self.region, self.replaced, numbers)
+        self.recomputed = self.attempts = 0
         self.open: Opened | None = None
         self.shared = SharedValues()
         self.plans: OrderedDict[Any, Plan] = OrderedDict()
@@ -526,6 +540,7 @@ class Planner:
                     plan = Plan(self)
                     outputs = self._trace(plan, inputs, budget)
                     self._used(key, plan)
+                    self._recompute(plan)
                     return NOT_FINITE if outputs is None else outputs
                 if plan.admitted is not budget.limits:
                     if not self._fits(plan, budget):
@@ -567,6 +582,26 @@ class Planner:
                 budget.restart()
                 return MEMORY  # the definitions may need less
         return MOVING
+
+    def _recompute(self, plan: Plan) -> None:
+        """Let values be computed again if the arena of a plan exceeds its bound; the next run makes another plan."""
+        bound, homes = self.options.activation_memory, plan.homes
+        plan.homes = {}
+        if bound is None or self.is_body or plan.first.check is not None or plan.first.arena_bytes <= bound:
+            return
+        calls = 0
+        if self.attempts < ATTEMPTS:
+            with self.tracing:
+                calls = recompute(self.region, homes, plan.first.live_bytes * bound // plan.first.arena_bytes).calls
+        if calls:
+            self.attempts, self.recomputed = self.attempts + 1, self.recomputed + calls
+            with self.lock:
+                self.plans.clear()
+                self.latest = None
+        elif not self.warned:
+            self.warned = True
+            what = f"a step needs {plan.first.arena_bytes:,} bytes, more than activation_memory={bound:,}"
+            warnings.warn(f"{what}: no further values can be computed again", UserWarning, stacklevel=2)
 
     def _trace(self, plan: Plan, inputs: Sequence[Any], budget: limits.Budget, earlier: Plan | None = None) -> list[Any] | None:
         """Make a plan by a run; return the outputs."""

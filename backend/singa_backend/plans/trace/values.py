@@ -16,6 +16,7 @@ from ...kernels.table import Options
 from ...kernels.values import FINITE, Buffer, LazyBuffer, LazyConstant, Value, aligned, order_of, strides_of
 from ...proto.tensor_data import release
 from ..contention import contention
+from ..recompute import Home
 from ..region import Region, RegionCall
 from .segment import Cell, Cells, Entry, OpaqueValue, PlanFacts, PlanTrace, RunState, Segment, SharedValues
 
@@ -52,6 +53,7 @@ class TraceValues:
         replaced: the inputs that results replace, by the id of their buffer.
         preferred: the values whose memory a result of the present calls should use.
         needs_finite: whether a step that replaces inputs needs finite ones.
+        homes: where the values of calls are, by id, if memory is bounded.
     """
 
     def __init__(
@@ -92,6 +94,7 @@ class TraceValues:
         self.replaced: dict[int, int] = {}
         self.preferred: set[int] = set()
         self.needs_finite = False
+        self.homes: dict[int, Home] = {}
         self._reasons: list[str] = []
 
     def _get(self, i: int) -> Entry:
@@ -164,6 +167,8 @@ class TraceValues:
         self.env[i] = entry
         if isinstance(entry, Value):
             entry.buffer.users += 1
+            if self.options.activation_memory and not entry.constant:
+                self.homes[i] = Home(entry.buffer, entry.buffer.nbytes, entry.shape)
         if not self.uses[i]:
             self._drop(i)
 

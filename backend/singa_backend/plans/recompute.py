@@ -1,0 +1,244 @@
+"""Memory for time: values that are needed again late in a plan are computed again, in place of being kept.
+
+At the step of a plan at which the most bytes are live, many values wait for a later use: in a training step, the activations for
+the gradients.  A value whose calls are cloned before that use need not wait.  The cheapest values for their bytes are chosen
+first, one after the other, until the estimate of the live bytes fits.  This is rematerialization as in "Training Deep Nets with
+Sublinear Memory Cost" (Chen et al., 2016), by the sizes and costs of one trace.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Hashable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+from ..ir.declaration import has_trait
+from ..ir.graph import ABSENT
+from ..kernels.table import GRADIENT, TRAINING
+from ..kernels.work import flops
+from .arena import rounded
+from .region import Region, RegionCall
+
+INTENSITY = 16
+"""The floating point operations that take the time of reading or writing a byte."""
+
+ROUNDS = 400
+"""The maximum number of values that are chosen."""
+
+
+@dataclass(frozen=True)
+class Home:
+    """Where a trace has kept a value.
+
+    Attributes:
+        buffer: identifies the memory, which views of it share.
+        nbytes: of the memory.
+        shape: of the value.
+    """
+
+    buffer: Hashable
+    nbytes: int
+    shape: tuple[int, ...]
+
+
+@dataclass
+class Recomputed:
+    """What was chosen.
+
+    Attributes:
+        bytes_before: the estimate of the live bytes without it.
+        bytes_after: with it.
+        calls: the number of cloned calls.
+    """
+
+    bytes_before: int
+    bytes_after: int
+    calls: int = 0
+
+
+@dataclass(eq=False)
+class _Clones:
+    """The calls with clones of some of them.
+
+    Attributes:
+        calls: in order.
+        homes: of the values, the new ones included.
+        count: the number of clones.
+    """
+
+    calls: list[RegionCall]
+    homes: dict[int, Home]
+    count: int = field(default=0)
+
+
+def recompute(region: Region, homes: dict[int, Home], budget: int) -> Recomputed:
+    """Clone calls of a region until its values fit a number of bytes.
+
+    Args:
+        region: the region, which is changed.
+        homes: of the values that are not constants or inputs.
+        budget: the bytes that may be live at a time.
+
+    Returns:
+        The estimates; the one after may exceed the budget, if no further value can be computed again.
+    """
+    live, peak = _peak(region.calls, region.outputs, homes)
+    made = Recomputed(live, live)
+    chosen: set[Hashable] = set()
+    best = _Clones(region.calls, homes)
+    while made.bytes_after > budget and len(chosen) < ROUNDS:
+        found = _cheapest(region, homes, peak, chosen)
+        if found is None:
+            break
+        chosen.add(found)
+        clones = _cloned(region, homes, peak, chosen)
+        live, _ = _peak(clones.calls, region.outputs, clones.homes)
+        if live < made.bytes_after:
+            best, made.bytes_after, made.calls = clones, live, clones.count
+    region.calls = best.calls
+    if region.last is not None:
+        region.last += made.calls
+    return made
+
+
+def _peak(calls: Sequence[RegionCall], outputs: Iterable[int], homes: dict[int, Home]) -> tuple[int, int]:
+    """The highest number of live bytes, and the index of the first call at which so many are."""
+    first: dict[Hashable, int] = {}
+    last: dict[Hashable, int] = {}
+    sizes: dict[Hashable, int] = {}
+    for at, call in enumerate(calls):
+        for i in (*call.outputs, *call.reads):
+            home = homes.get(i)
+            if home is not None:
+                first.setdefault(home.buffer, at)
+                last[home.buffer] = at
+                sizes[home.buffer] = rounded(home.nbytes)
+    for o in outputs:
+        if o in homes:
+            last[homes[o].buffer] = len(calls)
+    changes = [0] * (len(calls) + 2)
+    for buffer, begins in first.items():
+        changes[begins] += sizes[buffer]
+        changes[last[buffer] + 1] -= sizes[buffer]
+    live = most = at = 0
+    for index, change in enumerate(changes):
+        live += change
+        if live > most:
+            most, at = live, index
+    return most, at
+
+
+def _waiting(region: Region, homes: dict[int, Home], peak: int) -> dict[Hashable, list[int]]:
+    """The values that are made before a call and read after it, by their buffer; without those of outputs and the last calls."""
+    made = {o for c in region.calls[:peak] for o in c.outputs if o in homes}
+    last = region.calls[len(region.calls) if region.last is None else region.last :]
+    read = {i for c in region.calls[peak:] for i in c.reads if i in made}
+    kept = {homes[o].buffer for o in (*region.outputs, *(i for c in last for i in c.reads)) if o in homes}
+    found: dict[Hashable, list[int]] = {}
+    for i in sorted(read):
+        if homes[i].buffer not in kept:
+            found.setdefault(homes[i].buffer, []).append(i)
+    return found
+
+
+def _cheapest(region: Region, homes: dict[int, Home], peak: int, chosen: Collection[Hashable]) -> Hashable | None:
+    """The buffer whose values cost least for its bytes; None if no further one can be computed again."""
+    waiting = _waiting(region, homes, peak)
+    makers = {o: c for c in region.calls[:peak] for o in c.outputs if o != ABSENT}
+    best, lowest = None, float("inf")
+    for buffer, ids in waiting.items():
+        if buffer in chosen:
+            continue
+        kept = {i for b, held in waiting.items() if b != buffer and b not in chosen for i in held}
+        calls = _needed(ids, kept, makers, region)
+        if calls is None:
+            continue
+        rate = sum(_cost(c, homes) for c in calls) / max(homes[ids[0]].nbytes, 1)
+        if rate < lowest:
+            best, lowest = buffer, rate
+    return best
+
+
+def _cost(call: RegionCall, homes: dict[int, Home]) -> float:
+    """The time of a call, as the bytes that take it to read."""
+    given = [homes[i].shape if i in homes else None for i in call.inputs]
+    made = next((homes[o] for o in call.outputs if o in homes), None)
+    domain = "" if call.node.domain == TRAINING else call.node.domain
+    work = flops(domain, call.name, call.attributes, given, made.shape) if made is not None else 0
+    moved = {homes[i].buffer: homes[i].nbytes for i in (*call.reads, *call.outputs) if i in homes}
+    return sum(moved.values()) + (work or 0) / INTENSITY
+
+
+def _needed(ids: Iterable[int], kept: Collection[int], makers: dict[int, RegionCall], region: Region) -> list[RegionCall] | None:
+    """The calls that compute values from kept ones and inputs, each after those that it needs; None if one must not run twice."""
+    found: list[RegionCall] = []
+    seen: set[int] = set()
+    pending = [(i, False) for i in ids]
+    while pending:
+        i, done = pending.pop()
+        call = makers.get(i)
+        if call is None or i in kept:
+            continue
+        if done:
+            found.append(call)
+        elif id(call) not in seen:
+            seen.add(id(call))
+            if not _repeatable(call):
+                return None
+            pending.append((i, True))
+            pending += [(r, False) for r in call.reads]
+    return found
+
+
+def _repeatable(call: RegionCall) -> bool:
+    node = call.node
+    traits = ("random", "random_in_training", "exchanges")
+    return not node.graphs and node.domain != GRADIENT and not any(has_trait(node.domain, node.op_type, t) for t in traits)
+
+
+def _cloned(region: Region, homes: dict[int, Home], peak: int, chosen: Collection[Hashable]) -> _Clones:
+    """The calls, in which values of the chosen buffers are computed again before their first use after the peak."""
+    waiting = _waiting(region, homes, peak)
+    dropped = {i for b in chosen for i in waiting.get(b, ())}
+    kept = {i for b, ids in waiting.items() if b not in chosen for i in ids}
+    makers = {o: c for c in region.calls[:peak] for o in c.outputs if o != ABSENT}
+    made = _Clones(list(region.calls[:peak]), dict(homes))
+    names: dict[int, int] = {}
+    for call in region.calls[peak:]:
+        for i in call.reads:
+            if i in dropped and i not in names:
+                for source in _needed([i], {*kept, *names}, makers, region) or ():
+                    made.calls.append(_clone(region, source, names, made.homes))
+                    made.count += 1
+        made.calls.append(_renamed(call, names) if names.keys() & set(call.reads) else call)
+    _omit_unread(made.calls, region.outputs, set(names.values()))
+    return made
+
+
+def _clone(region: Region, call: RegionCall, names: dict[int, int], homes: dict[int, Home]) -> RegionCall:
+    """A call that computes the results of another one again; `names` gets their ids."""
+    inputs = tuple(names.get(i, i) for i in call.inputs)
+    outputs = tuple(o if o == ABSENT else region.new() for o in call.outputs)
+    for old, new in zip(call.outputs, outputs, strict=True):
+        if old != ABSENT:
+            names[old] = new
+            if old in homes:
+                homes[new] = replace(homes[old], buffer=("again", homes[old].buffer))
+    return _like(call, inputs, outputs)
+
+
+def _renamed(call: RegionCall, names: dict[int, int]) -> RegionCall:
+    return _like(call, tuple(names.get(i, i) for i in call.inputs), call.outputs)
+
+
+def _like(call: RegionCall, inputs: tuple[int, ...], outputs: tuple[int, ...]) -> RegionCall:
+    made = RegionCall(call.node, inputs, outputs, call.scope, call.origins)
+    made.gradient = call.gradient
+    return made
+
+
+def _omit_unread(calls: Sequence[RegionCall], outputs: Iterable[int], new: Collection[int]) -> None:
+    """Omit the results of clones that nothing reads, such as running statistics."""
+    read = {i for c in calls for i in c.reads} | set(outputs)
+    for call in calls:
+        if any(o in new for o in call.outputs):
+            call.outputs = tuple(ABSENT if o in new and o not in read else o for o in call.outputs)
