@@ -28,7 +28,7 @@ from ..runtime.executor import Executor, Visitor
 from .exchanges import exchanges, only_sent
 from .fusion import fuse
 from .gradients import Gradients, RefusedGradient
-from .recompute import Home, recompute
+from .recompute import Home, Recomputing
 from .region import Region, TooManyCalls, region_of
 from .trace import Cache, Mismatch, NotOpen, OpaqueValue, PlanFacts, PlanTrace, RunState, Segment, SharedValues, Tracer
 from .updates import NotInPlace, place_last
@@ -43,9 +43,6 @@ NOVEL = 4
 
 LARGE = 1 << 23
 """The bytes of an arena after whose trace freed memory is returned to the system."""
-
-ATTEMPTS = 4
-"""How often calls are chosen that run twice: the memory of a plan is known when it is made."""
 
 BRANCHES = 16
 """The number of continuations of a segment that are kept."""
@@ -389,8 +386,7 @@ class Planner:
         dynamic: the ids of nodes whose output shapes have differed between runs of one plan.
         caches: the inputs that only a Concat reads, whose result is an output and begins with them; with its axis.
         replaced: the place of the input that a result replaces in place, by the place of the result.
-        recomputed: the number of calls that run twice, so that their results need not be kept.
-        attempts: how often such calls were chosen.
+        recomputing: chooses the calls that run twice, so that their results need not be kept; None if all are kept.
         warned: whether a warning has reported that memory exceeds its bound.
         is_open: whether sizes may differ between runs, and an open plan may be made.
         open: the open plan, if there is one.
@@ -449,7 +445,7 @@ class Planner:
             self.is_open = False
             numbers = [i for i, (_, s) in types.items() if s is not None and all(d == 1 for d in s)]
             place_last(self.region, self.replaced, numbers)
-        self.recomputed = self.attempts = 0
+        self.recomputing: Recomputing | None = None
         self.open: Opened | None = None
         self.shared = SharedValues()
         self.plans: OrderedDict[Any, Plan] = OrderedDict()
@@ -589,12 +585,11 @@ class Planner:
         plan.homes = {}
         if bound is None or self.is_body or plan.first.check is not None or plan.first.arena_bytes <= bound:
             return
-        calls = 0
-        if self.attempts < ATTEMPTS:
-            with self.tracing:
-                calls = recompute(self.region, homes, plan.first.live_bytes * bound // plan.first.arena_bytes).calls
-        if calls:
-            self.attempts, self.recomputed = self.attempts + 1, self.recomputed + calls
+        if self.recomputing is None:
+            self.recomputing = Recomputing(self.region)
+        with self.tracing:
+            changed = self.recomputing.fit(homes, plan.first.live_bytes, plan.first.arena_bytes, bound)
+        if changed:
             with self.lock:
                 self.plans.clear()
                 self.latest = None

@@ -21,6 +21,9 @@ from .region import Region, RegionCall
 INTENSITY = 16
 """The floating point operations that take the time of reading or writing a byte."""
 
+ATTEMPTS = 6
+"""How often calls are chosen for a plan."""
+
 ROUNDS = 400
 """The maximum number of values that are chosen."""
 
@@ -53,6 +56,55 @@ class Recomputed:
     bytes_before: int
     bytes_after: int
     calls: int = 0
+
+
+class Recomputing:
+    """Chooses what to compute again, until a plan fits its bound: its bytes are known when it is made, and estimated before.
+
+    Args:
+        region: the region.
+
+    Attributes:
+        calls: the number of cloned calls.
+        attempts: how often calls were chosen.
+    """
+
+    def __init__(self, region: Region) -> None:
+        self._region = region
+        self._plain: tuple[list[RegionCall], int | None, dict[int, Home]] | None = None
+        self._target = self.calls = self.attempts = 0
+
+    def fit(self, homes: dict[int, Home], live: int, used: int, bound: int) -> bool:
+        """Choose for less memory than the last plan used: in addition to the last choice, or else in place of it.
+
+        Args:
+            homes: of the values of the last plan.
+            live: the lowest number of bytes that they take.
+            used: the bytes that they take, which are more than the bound.
+            bound: the bytes that they may take.
+
+        Returns:
+            Whether other calls were chosen.
+        """
+        if self.attempts == ATTEMPTS:
+            return False
+        self.attempts += 1
+        region, target = self._region, live * bound // used
+        if self._plain is None:
+            self._plain, self._target = (region.calls, region.last, homes), target
+        more = recompute(region, homes, target).calls
+        if more:
+            self.calls += more
+            return True
+        before = region.calls, region.last
+        region.calls, region.last, homes = self._plain
+        self._target = min(self._target * bound // used, self._target - 1)
+        found = recompute(region, homes, self._target).calls
+        if found in (0, self.calls):
+            region.calls, region.last = before
+            return False
+        self.calls = found
+        return True
 
 
 @dataclass(eq=False)
@@ -92,8 +144,11 @@ def recompute(region: Region, homes: dict[int, Home], budget: int) -> Recomputed
         chosen.add(found)
         clones = _cloned(region, homes, peak, chosen)
         live, _ = _peak(clones.calls, region.outputs, clones.homes)
-        if live < made.bytes_after:
+        if live <= made.bytes_after:
             best, made.bytes_after, made.calls = clones, live, clones.count
+    if made.bytes_after == made.bytes_before:
+        made.calls = 0
+        return made
     region.calls = best.calls
     if region.last is not None:
         region.last += made.calls

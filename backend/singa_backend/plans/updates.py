@@ -30,6 +30,7 @@ def place_last(region: Region, replaced: Mapping[int, int], numbers: Iterable[in
         replaced: the place of the replaced input by that of the result.
         numbers: the ids of the inputs of one element.
     """
+    _take_types_of_inputs(region)
     times = Counter(region.outputs)
     region.replaced = {
         region.outputs[o]: region.inputs[i]
@@ -65,11 +66,22 @@ def place_last(region: Region, replaced: Mapping[int, int], numbers: Iterable[in
     for at in reversed(range(len(calls))):  # a state is read where it is replaced, and so is what costs no further memory
         c = calls[at]
         more = set(c.reads) - kept - needed
-        if may[at] and followed(at, last) and (of_states[at] or (c.is_(*OPERATORS) and len(more) < 2)):
+        if may[at] and followed(at, last) and (of_states[at] or (c.is_("CastLike", *OPERATORS) and len(more) < 2)):
             last[at] = True
             needed.update(c.reads)
     region.calls = [*(c for at, c in enumerate(calls) if not last[at]), *(c for at, c in enumerate(calls) if last[at])]
     region.last = last.count(False)
+
+
+def _take_types_of_inputs(region: Region) -> None:
+    """Let CastLike read the type from what an expression reads, not from its result: the expression can then be one step."""
+    makers = {c.outputs[0]: c for c in region.calls if c.is_(*OPERATORS)}
+    for call in region.calls:
+        if call.is_("CastLike"):
+            x, like = call.inputs
+            while like in makers:  # whose results have the type of their operands
+                like = makers[like].inputs[0]
+            call.inputs = (x, like)
 
 
 def _cannot_fail(call: RegionCall) -> bool:

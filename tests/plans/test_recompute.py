@@ -1,0 +1,147 @@
+"""Recorded steps whose activations are computed again, to fit a number of bytes."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.helpers.recorded_steps import planner_of, steps_of
+
+from singa import autograd, device, layer, opt
+from singa._core.tensor import Tensor
+from singa.model import Model
+from singa_backend.errors import InvalidInput
+from singa_backend.kernels import onednn
+from singa_backend.plans.recompute import Home, recompute
+from singa_backend.plans.region import Region, call_of
+
+pytestmark = pytest.mark.skipif(onednn.library() is None, reason="there is no oneDNN")
+
+F = np.float32
+
+
+class Deep(Model):
+    """Eight layers: convolutions with batch normalization, or products, with smooth functions between them."""
+
+    def __init__(self, images: bool, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.layers_ = [layer.Conv2d(8, 3, padding=1) if images else layer.Linear(64) for _ in range(8)]
+        self.norms = [layer.BatchNorm2d() if images else layer.Dropout(dropout) for _ in range(8)]
+        for n, (one, norm) in enumerate(zip(self.layers_, self.norms, strict=True)):
+            setattr(self, f"layer{n}", one)
+            setattr(self, f"norm{n}", norm)
+        self.optimizer = opt.SGD(0.05, momentum=0.9)
+
+    def forward(self, x: Tensor) -> Any:
+        for one, norm in zip(self.layers_, self.norms, strict=True):
+            x = autograd.tanh(autograd.sigmoid(norm(one(x))))
+        return x
+
+    def train_one_batch(self, x: Tensor, t: Tensor) -> Any:
+        loss = autograd.mse_loss(self.forward(x), t)
+        self.optimizer(loss)
+        return loss
+
+
+def batch(images: bool) -> tuple[Tensor, Tensor]:
+    rng = np.random.default_rng(0)
+    shape = (8, 8, 24, 24) if images else (256, 64)
+    return tuple(Tensor(data=rng.standard_normal(shape).astype(F)) for _ in range(2))  # type: ignore[return-value]
+
+
+def trained(images: bool, bound: int | None, dropout: float = 0.0) -> tuple[Deep, list[float]]:
+    device.default_device.SetRandSeed(3)
+    net = Deep(images, dropout)
+    x, t = batch(images)
+    net.compile([x], is_train=True, use_graph=True, activation_memory=bound)
+    rng = np.random.default_rng(1)
+    net.set_params({n: (rng.standard_normal(p.shape) * 0.3).astype(F) for n, p in net.get_params().items()})
+    return net, [float(np.asarray(net(x, t).data).reshape(-1)[0]) for _ in range(8)]
+
+
+def arena(net: Deep) -> int:
+    (plan,) = planner_of(steps_of(net)[0]).plans.values()
+    return int(plan.first.arena_bytes)
+
+
+@pytest.mark.parametrize(("images", "dropout", "part"), [(True, 0.0, 0.75), (False, 0.0, 0.65), (False, 0.3, 0.8)])
+def test_a_step_fits_its_bound(images: bool, dropout: float, part: float) -> None:
+    """Values that are drawn are not drawn again; the results are those of the step without a bound."""
+    free, expected = trained(images, None, dropout)
+    bound = int(arena(free) * part)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        net, losses = trained(images, bound, dropout)
+    planner = planner_of(steps_of(net)[0])
+    assert planner.recomputing is not None and planner.recomputing.calls > 0
+    assert arena(net) <= bound < arena(free)
+    assert losses == pytest.approx(expected, rel=1e-5) and losses[-1] < losses[0]
+    for (n, p), q in zip(net.get_states().items(), free.get_states().values(), strict=True):  # statistics are written once
+        np.testing.assert_allclose(p.data, q.data, rtol=1e-4, atol=1e-5, err_msg=n)
+
+
+def test_a_bound_that_cannot_be_met_is_reported_once() -> None:
+    free, expected = trained(False, None)
+    with pytest.warns(UserWarning, match="activation_memory=1,000: no further values") as found:
+        net, losses = trained(False, 1000)
+    assert len([w for w in found if "activation_memory" in str(w.message)]) == 1
+    assert arena(net) < arena(free) and losses == pytest.approx(expected, rel=1e-5)
+    assert planner_of(steps_of(net)[0]).latest is not None  # the plan stays
+
+
+@pytest.mark.parametrize("bound", [0, -1, 1.5, True, "1 MB"])
+def test_what_is_not_a_number_of_bytes(bound: Any) -> None:
+    net = Deep(False)
+    with pytest.raises(InvalidInput, match="activation_memory must be a positive number of bytes"):
+        net.compile([batch(False)[0]], use_graph=True, activation_memory=bound)
+    with pytest.raises(InvalidInput, match="activation_memory"):
+        net.graph(True, activation_memory=bound)
+
+
+def chain(*types: str) -> tuple[Region, dict[int, Home]]:
+    """A chain of calls from one input, whose values are read again in reverse order, each by one product with the last."""
+    region = Region()
+    x = region.new("x")
+    region.inputs = (x,)
+    values, last = [], x
+    made: list[Any] = []
+    for t in types:
+        y = region.new()
+        made.append(call_of(t, (last,), (y,), _origin(region)))
+        values.append(y)
+        last = y
+    for v in values[::-1][1:]:
+        y = region.new()
+        made.append(call_of("Mul", (last, v), (y,), _origin(region)))
+        last = y
+    region.calls, region.outputs = made, (last,)
+    return region, {o: Home(o, 1024, (16, 16)) for c in made for o in c.outputs}
+
+
+def _origin(region: Region) -> Any:
+    from singa_backend.ir.graph import Node
+    from singa_backend.plans.region import RegionCall, versioned
+
+    node = Node("n", "Relu", "", 13, (), (), (), (), {}, frozenset(), versioned("", "Relu"))
+    return [RegionCall(node, (), ())]
+
+
+def test_clones_precede_what_reads_them_and_are_made_once() -> None:
+    region, homes = chain("Relu", "Tanh", "Relu", "Sigmoid", "Relu", "Tanh")
+    before = [c.outputs for c in region.calls]
+    found = recompute(region, homes, 5120)
+    assert found.bytes_after <= 5120 < found.bytes_before and found.calls == len(region.calls) - len(before) > 0
+    made = {*region.inputs}
+    for call in region.calls:
+        assert made.issuperset(call.reads), call
+        made.update(call.outputs)
+    outputs = [o for c in region.calls for o in c.outputs]
+    assert len(outputs) == len(set(outputs)) and made.issuperset(region.outputs)
+
+
+def test_nothing_changes_if_nothing_can() -> None:
+    region, homes = chain("RandomNormalLike", "RandomNormalLike", "RandomNormalLike", "RandomNormalLike")
+    before = list(region.calls)
+    assert recompute(region, homes, 1).calls == 0 and region.calls == before
