@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 
@@ -134,11 +134,11 @@ class Expressions:
             return scaled
         if self._is_open(a):
             other = b if isinstance(b, Value) else self._place(b)
-            call = self._call(a)  # type: ignore[arg-type]
+            call = self._call(a)
             call.steps.append(self._step(OPERATORS[one.op_type], other))
             return call
         if self._is_open(b) and one.op_type != "Div":
-            call = self._call(b)  # type: ignore[arg-type]
+            call = self._call(b)
             if one.op_type == "Sub":  # a - b is -b + a
                 call.steps.append(("linear", None, -1.0, 0.0))
             call.steps.append(self._step("mul" if one.op_type == "Mul" else "add", self._place(a)))
@@ -157,20 +157,20 @@ class Expressions:
         for product, rest in ((a, b), (b, a)):
             if not self._is_open(product) or not self._is_open(rest):
                 continue
-            one = self.operations[product]  # type: ignore[index]
+            one = self.operations[product]
             for x, c in (one.operands, one.operands[::-1]) if one.op_type == "Mul" else ():
                 factor = _constant(c)
                 if factor is None or self._is_open(x) or _is_number(self._place(x)):
                     continue
                 if FACTORS[0] <= abs(factor) <= FACTORS[1]:
-                    call = self._call(rest)  # type: ignore[arg-type]
+                    call = self._call(rest)
                     call.steps += [
                         ("linear", None, 1 / factor, 0.0), self._step("add", self._place(x)), ("linear", None, factor, 0.0),
                     ]  # fmt: skip
                     return call
         return None
 
-    def _is_open(self, x: Value | int) -> bool:
+    def _is_open(self, x: Value | int) -> TypeGuard[int]:
         """Whether an operand is computed and not stored."""
         return isinstance(x, int) and x not in self.placed
 
