@@ -1,8 +1,9 @@
-"""Compares the time of inference next to other programs: with the default threads, with one thread, and onnxruntime's.
+"""Compares the time of inference or of training next to other programs: with the default threads, with one, and another's.
 
     tox -e compare-models -- --to MODELS                       # once: writes the models
     tox -e busy -- MODELS [--models bert4] [--load loops] [--report reports]
     tox -e busy -- MODELS --load idle --before PYTHON          # also against another version, installed for that interpreter
+    tox -e busy-training [-- --nets bert --report reports]     # steps of training, against PyTorch's eager mode
 
 Each lane is a process of its own that has prepared the model before the load begins.  Next to a load the lanes have turns of one
 run, until each has 40; without one they have turns of 0.2 seconds, of which the first runs are not timed.  All of it is done
@@ -25,18 +26,22 @@ import platform
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
 import compare_models
+import compare_training_lanes
 from compare import Progressive, mean
-from compare_peers import Absent, Failure, Peer
+from compare_peers import LIMIT, TURN, Absent, Child, Failure, Peer
+from compare_training_lanes import EAGER, NETS, OURS, SGD
 
 from singa_backend.io.files import write_text
 
+TRAINED = ("mlp", "cnn", "mobilenetv2", "bert")
 MODELS = ("squeezenet", "mobilenetv2", "shufflenet", "vit-small", "bert4", "mlp", "cnn28")
 LOOP = "while True: pass"
 THIRD = "import time\nwhile True:\n end = time.perf_counter() + 0.003\n while time.perf_counter() < end: pass\n time.sleep(0.007)"
@@ -46,12 +51,15 @@ LOADS = {"idle": (), "loops": (LOOP,) * (os.cpu_count() or 1), "third": (THIRD,)
 DEFAULT, ONE, THEIRS, BEFORE = "default threads", "one thread", "onnxruntime", "before"
 LANES = {DEFAULT: ("sonnx", 0), ONE: ("sonnx", 1), THEIRS: ("onnxruntime", 0)}
 """The peer of each lane, and its number of threads; 0 for its default."""
+TORCH = "PyTorch"
+TRAINING = {DEFAULT: (OURS, 0), ONE: (OURS, 1), TORCH: (EAGER, 0)}
+"""The lanes of training, as those of inference."""
 
 RUNS, IDLE, STARTS = 40, (8, 2), 2
 """The number of timed runs of each process; on the idle machine the number of turns, and of untimed runs in each; the number of
 processes of each lane, one after the other."""
 
-GOALS = {ONE: 1.2, THEIRS: 1.3}
+GOALS = {ONE: 1.2, THEIRS: 1.3, TORCH: 1.3}
 SPREAD = 2.0
 """The goals next to other programs: our median over another lane's, and our 90th percentile over our median."""
 
@@ -70,20 +78,78 @@ def load(programs: Sequence[str]) -> Iterator[None]:
         yield
 
 
+class TrainingLane(Child):
+    """A process that trains a net.
+
+    Args:
+        form: the lane of `compare_training_lanes`.
+        threads: the number of threads; 0 for its default.
+    """
+
+    def __init__(self, form: str, threads: int) -> None:
+        super().__init__(compare_training_lanes.__file__, form, threads)
+
+    def turn(self, untimed: int, seconds: float = TURN, most: int = LIMIT) -> list[float]:
+        """Take some steps untimed, then timed ones, `most` times at most; return the seconds of each."""
+        found: list[float] = self.ask("turn", untimed, seconds, most, True)
+        return found
+
+
+def measure_training(net: str, file: str, loads: Sequence[str], runs: int, progress: Progressive) -> list[Json]:
+    """Return a row for each load, of the steps of a net by SGD."""
+
+    def start(lane: str) -> TrainingLane:
+        made = TrainingLane(*TRAINING[lane])
+        made.ask("load", net, SGD, file)
+        return made
+
+    return _measured(net, list(TRAINING), start, loads, runs, progress)
+
+
+def train(nets: Sequence[str], loads: Sequence[str], runs: int) -> Json:
+    """Return the document of training; PyTorch writes the files of the nets."""
+    document: Json = {"machine": f"{platform.machine()}, {os.cpu_count()} cores", "versions": {}, "rows": [], "trains": True}
+    progress = Progressive(len(nets) * len(loads))
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            for form in (OURS, EAGER):
+                with closing(TrainingLane(form, 1)) as lane:
+                    document["versions"]["torch" if form == EAGER else form] = lane.version
+                    for net in nets if form == EAGER else ():
+                        lane.ask("export", net, f"{folder}/{net}.onnx", False)
+            for net in nets:
+                document["rows"] += measure_training(net, f"{folder}/{net}.onnx", loads, runs, progress)
+        finally:
+            progress.close()
+    return document
+
+
 def measure(path: Path, model: str, loads: Sequence[str], runs: int, before: str, progress: Progressive) -> list[Json]:
     """Return a row for each load."""
-    feeds, rows = compare_models.inputs_of(path, model, 1), []
+    feeds = compare_models.inputs_of(path, model, 1)
     lanes = {**LANES, **({BEFORE: ("sonnx", 0)} if before else {})}
+
+    def start(lane: str) -> Peer:
+        made = Peer(*lanes[lane], before if lane == BEFORE else sys.executable)
+        made.load(path, model, feeds)
+        return made
+
+    return _measured(model, list(lanes), start, loads, runs, progress)
+
+
+def _measured(
+    model: str, lanes: Sequence[str], start: Callable[[str], Any], loads: Sequence[str], runs: int, progress: Progressive
+) -> list[Json]:
+    rows = []
     for name in loads:
         times: dict[str, list[float]] = {lane: [] for lane in lanes}
         for _ in range(STARTS):
             with ExitStack() as stack:
                 peers = {}
-                for lane, (kind, threads) in lanes.items():
+                for lane in lanes:
                     progress.at(f"{model}, {name}: {lane} prepares")
-                    peer = peers[lane] = Peer(kind, threads, before if lane == BEFORE else sys.executable)
+                    peer = peers[lane] = start(lane)
                     stack.callback(peer.close)
-                    peer.load(path, model, feeds)
                     peer.turn(5, 0)
                 with load(LOADS[name]):
                     for _ in range(runs if LOADS[name] else IDLE[0]):
@@ -116,7 +182,7 @@ def missed(row: Json) -> list[str]:
     """Return the goals that a row next to other programs misses."""
     if row["load"] == "idle":
         return []
-    found = [f"{lane} {row['ratios'][lane]:.2f}" for lane, goal in GOALS.items() if row["ratios"][lane] > goal]
+    found = [f"{lane} {r:.2f}" for lane, r in row["ratios"].items() if r > GOALS.get(lane, math.inf)]
     return found + ([f"spread {row['spread'][DEFAULT]:.2f}"] if row["spread"][DEFAULT] > SPREAD else [])
 
 
@@ -137,12 +203,14 @@ def join(documents: Sequence[Json]) -> Json:
 
 def page(document: Json) -> str:
     """Return the report in Markdown."""
+    trains = document.get("trains", False)
+    peer, batch = (TORCH, "The nets and batches of the comparison of training.") if trains else (THEIRS, "Batch 1.")
     lines = [
-        "# Inference next to other programs", "",
+        f"# {'Training steps' if trains else 'Inference'} next to other programs", "",
         "Written by `benchmarks/busy.py`; it is not checked for staleness, because times vary.", "",
-        f"{document['machine']}; {', '.join(f'{k} {v}' for k, v in document['versions'].items())}. Batch 1.",
+        f"{document['machine']}; {', '.join(f'{k} {v}' for k, v in document['versions'].items())}. {batch}",
         "Each figure is the median of our time with the default number of threads over that of another lane, from interleaved",
-        f"turns. The goals next to other programs are {GOALS[ONE]} of our one thread, {GOALS[THEIRS]} of onnxruntime with its",
+        f"turns. The goals next to other programs are {GOALS[ONE]} of our one thread, {GOALS[peer]} of {peer} with its",
         f"default threads, and a 90th percentile of {SPREAD:g} times the median; what misses one is bold.", "",
     ]  # fmt: skip
     for name, programs in LOADS.items():
@@ -151,12 +219,12 @@ def page(document: Json) -> str:
             continue
         what = {"idle": "Idle", "loops": f"Next to {len(programs)} busy loops", "third": "Next to one loop at 30 % of a core"}
         others = list(rows[0]["ratios"])
-        heads = [*others, "90th percentile", "one thread's", "onnxruntime's"]
+        heads = [*others, "90th percentile", "one thread's", f"{peer}'s"]
         lines += [f"## {what[name]}", "", f"| model | ms | {' | '.join(heads)} |",
                   "|---" * (len(heads) + 2) + "|"]  # fmt: skip
         for r in rows:
             cells = [_cell(r["ratios"][lane], GOALS.get(lane), name) for lane in others]
-            cells += [_cell(r["spread"][DEFAULT], SPREAD, name), *(f"{r['spread'][lane]:.2f}" for lane in (ONE, THEIRS))]
+            cells += [_cell(r["spread"][DEFAULT], SPREAD, name), *(f"{r['spread'][lane]:.2f}" for lane in (ONE, peer))]
             lines.append(f"| {r['model']} | {r['times_ms'][DEFAULT]:.3g} | {' | '.join(cells)} |")
         means = " | ".join(f"{mean(r['ratios'][lane] for r in rows):.2f}" for lane in others)
         lines += [f"| geometric mean | | {means} | | | |", ""]
@@ -169,8 +237,9 @@ def _cell(value: float, goal: float | None, load: str) -> str:
 
 def save(document: Json, folder: Path) -> None:
     """Write the figures and the page."""
-    write_text(folder / "benchmark-busy.json", json.dumps(document, indent=1) + "\n")
-    write_text(folder / "benchmark-busy.md", page(document))
+    name = "benchmark-busy-training" if document.get("trains") else "benchmark-busy"
+    write_text(folder / f"{name}.json", json.dumps(document, indent=1) + "\n")
+    write_text(folder / f"{name}.md", page(document))
 
 
 def main() -> int:
@@ -180,10 +249,14 @@ def main() -> int:
     parser.add_argument("--load", nargs="+", choices=list(LOADS), default=list(LOADS))
     parser.add_argument("--runs", type=int, default=RUNS)
     parser.add_argument("--before", default="", metavar="PYTHON", help="an interpreter with another version of sonnx")
+    parser.add_argument("--train", action="store_true", help="measure steps of training instead")
+    parser.add_argument("--nets", nargs="+", choices=list(NETS), default=list(TRAINED), metavar="NAME", help="with --train")
     parser.add_argument("--join", nargs="+", type=Path, metavar="JSON", help="join these reports; measure nothing")
     parser.add_argument("--report", type=Path, metavar="DIR", help="write benchmark-busy.json and .md into this folder")
     options = parser.parse_args()
-    if options.join:
+    if options.train:
+        document = train(options.nets, options.load, options.runs)
+    elif options.join:
         document = join([json.loads(p.read_text(encoding="utf-8")) for p in options.join])
     else:
         if options.folder is None or not options.folder.is_dir():
@@ -208,11 +281,16 @@ def main() -> int:
             progress.close()
     if options.report:
         save(document, options.report)
+    report(document)
+    return 0
+
+
+def report(document: Json) -> None:
+    """Print the page, and what misses a goal on standard error."""
     print(page(document))
     for row in document["rows"]:
         if found := missed(row):
             print(f"missed: {row['model']}, {row['load']}: {', '.join(found)}", file=sys.stderr)
-    return 0
 
 
 if __name__ == "__main__":

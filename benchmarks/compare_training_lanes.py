@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from compare_peers import Absent, connected, memory, need, serve, timed
+from compare_peers import LIMIT, Absent, connected, memory, need, serve, timed
 
 Arrays = dict[str, np.ndarray]
 Ends = dict[str, Arrays]
@@ -259,7 +259,8 @@ def _serve(form: str, threads: int, receive: Connection, send: Connection) -> No
             raise Absent("torch.compile needs a C++ compiler")
         import torch
 
-        torch.set_num_threads(threads)
+        if threads:
+            torch.set_num_threads(threads)
         return version
 
     def export(name: str, path: str, smooth: bool) -> None:
@@ -273,9 +274,9 @@ def _serve(form: str, threads: int, receive: Connection, send: Connection) -> No
         lane = Ours(name, optimizer, path, form == OURS) if form in SONNX else Theirs(name, optimizer, form)
         return _first_steps(lane, memory("VmRSS"))
 
-    def turn(untimed: int, seconds: float) -> list[float]:
+    def turn(untimed: int, seconds: float, most: int = LIMIT, wall: bool = False) -> list[float]:
         assert lane is not None
-        return timed(lane.step, untimed, seconds, clock=clock)
+        return timed(lane.step, untimed, seconds, most, time.perf_counter if wall else clock)
 
     def work() -> dict[str, Any]:
         assert isinstance(lane, Ours)

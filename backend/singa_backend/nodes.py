@@ -198,7 +198,7 @@ class PlannedEager(Eager):
     ) -> list[Any] | None:
         if any(inputs[i] is not None for i in kernel.host if i < len(inputs)):
             return None
-        if self.trains and kernel.hidden:
+        if self.trains and kernel.hidden and self._has_gradient_kernel(operator, attributes):
             absent = (False,) * (len(operator.schema.outputs) - len(wanted))
             found = self._one(TRAINING, operator, inputs, attributes, (*wanted, *absent, *(True,) * kernel.hidden))
             if found is not None:
@@ -206,6 +206,11 @@ class PlannedEager(Eager):
                 outputs.hidden = tuple(found[-kernel.hidden :])
                 return outputs
         return self._one("", operator, inputs, attributes, wanted)
+
+    def _has_gradient_kernel(self, operator: VersionedOperator, attributes: Mapping[str, Any]) -> bool:
+        """Whether a gradient kernel may take a call: only such a call is one in training form, as batch statistics are."""
+        kernel = gradient_kernels[operator.declaration.domain, operator.declaration.name]
+        return kernel.takes(_with_defaults(operator, attributes), (True,))
 
     def gradients_by_kernel(self, call: DifferentiatedCall, needs: Sequence[bool], hidden: Sequence[Any]) -> list[Any] | None:
         """The gradients of a call by one kernel, as `Interpreter.gradients_by_kernel`."""

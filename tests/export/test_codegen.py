@@ -71,9 +71,10 @@ def tensors(inputs: Sequence[Any], dev: Any = device.default_device) -> list[Any
 
 
 def run(net: Any, inputs: Sequence[Any], dev: Any = device.default_device) -> list[Any]:
-    """What a program's model gives in inference."""
+    """What a program's model gives in inference, by the definitions."""
     net.eval()
-    made = net.forward(*tensors(inputs, dev))
+    with tape.by_definitions():
+        made = net.forward(*tensors(inputs, dev))
     return [None if y is None else dev.backend.get(y.data) for y in (made if isinstance(made, tuple) else (made,))]
 
 

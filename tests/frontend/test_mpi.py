@@ -143,15 +143,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
-UNBROKEN: dict[str, bytes] = {}
+UNBROKEN: dict[tuple[str, ...], bytes] = {}
 
 
-def unbroken(folder: Path, mode: str) -> bytes:
+def unbroken(folder: Path, *mode: str) -> bytes:
     if mode not in UNBROKEN:
-        done = train(folder, folder / "whole.ckpt", "-o", f"{folder}/whole-{mode}.onnx", "--dist-option", mode)
+        target = folder / f"whole-{len(UNBROKEN)}.onnx"
+        done = train(folder, folder / "whole.ckpt", "-o", str(target), "--dist-option", *mode)
         assert done.returncode == 0, done.stderr
         (folder / "whole.ckpt").unlink()
-        UNBROKEN[mode] = (folder / f"whole-{mode}.onnx").read_bytes()
+        UNBROKEN[mode] = target.read_bytes()
     return UNBROKEN[mode]
 
 
@@ -165,13 +166,13 @@ def train(folder: Path, checkpoint: Path, *more: str, workers: int = 2) -> subpr
     return subprocess.run(command, capture_output=True, text=True, timeout=LONGEST, env=ENVIRONMENT, check=False)
 
 
-def resumes(folder: Path, checkpoint: Path, mode: str) -> None:
+def resumes(folder: Path, checkpoint: Path, *mode: str) -> None:
     """A training that was cut continues to the bits of the unbroken one."""
     target = checkpoint.with_suffix(".onnx")
     resume = ["--resume"] * checkpoint.exists()
-    done = train(folder, checkpoint, *resume, "-o", str(target), "--dist-option", mode)
+    done = train(folder, checkpoint, *resume, "-o", str(target), "--dist-option", *mode)
     assert done.returncode == 0, done.stderr
-    assert target.read_bytes() == unbroken(folder, mode)
+    assert target.read_bytes() == unbroken(folder, *mode)
 
 
 @pytest.mark.parametrize(("point", "number", "mode"), [
@@ -183,7 +184,7 @@ def test_a_rank_that_is_killed_leaves_a_checkpoint(point: str, number: str, mode
     tape = ["--no-graph"] * (point == "update")  # a graph does not call the optimizer
     done = job(2, "sonnx", point, number, *arguments(folder, checkpoint, "--dist-option", mode, *tape))
     assert done.returncode == 9 and checkpoint.exists()
-    resumes(folder, checkpoint, mode)
+    resumes(folder, checkpoint, mode, *tape)
 
 
 def test_a_worker_that_is_stuck_at_the_end_ends_the_job(folder: Path, tmp_path: Path) -> None:

@@ -126,6 +126,22 @@ def test_results_and_gradients_are_those_of_the_definitions(given: Case) -> None
     assert given.calls <= planned() and given.gradients <= planned(GRADIENT) and given.trains <= planned(TRAINING)
 
 
+def test_a_normalization_by_given_statistics_is_not_one_in_training() -> None:
+    """The training kernel uses the statistics of the batch; it must not take a call that has its own."""
+    shapes: list[Any] = [(8, 16, 9, 9), 16, 16, 16]
+    x, scale, mean, var = (np.random.default_rng(n).random(s).astype(np.float32) + np.float32(0.5) for n, s in enumerate(shapes))
+
+    def compute(*xs: Any) -> list[Any]:
+        return ends(lambda x, s, m, v: op.BatchNormalization(x, s, m, m, v), [*xs])
+
+    with tape.by_definitions():
+        expected = compute(x, scale, mean, var)
+    found = compute(x, scale, mean, var)
+    for a, b in zip(found, expected, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4)
+    assert "BatchNormalization" not in planned(TRAINING)
+
+
 def test_a_gradient_of_a_gradient() -> None:
     def penalty(x: Any, w: Any) -> Any:
         y = op.ReduceSum(op.Sigmoid(op.Conv(x, w)), keepdims=0)

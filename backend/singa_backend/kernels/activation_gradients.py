@@ -98,20 +98,18 @@ def _algorithm(name: str, attributes: dict[str, Any]) -> tuple[str, float, float
     return None
 
 
-def _by_input(site: Site, dy: Value, x: Value) -> Value:
+@gradient("LeakyRelu", 6, 16, reads=("dy0", "x0"))
+@gradient("Elu", 6, 22, reads=("dy0", "x0"))
+@gradient("HardSigmoid", 6, 22, reads=("dy0", "x0"))
+@gradient("HardSwish", 14, 22, reads=("dy0", "x0"))
+@gradient("Softplus", 1, 22, reads=("dy0", "x0"))
+@gradient("Swish", 24, reads=("dy0", "x0"))
+@gradient("Mish", 18, 22, reads=("dy0", "x0"))
+@gradient("Gelu", 20, reads=("dy0", "x0"))
+def activation_gradient(site: Site, dy: Value, x: Value) -> Value:
     """The gradient from the input."""
     found = _algorithm(site.name, site.attributes)
     if found is None:
         site.refuse("oneDNN does not have the function")
     name, alpha, beta = found
     return _by_values(site, dy, x, name, dnn.args.SRC, alpha, beta)
-
-
-BY_INPUT = {
-    "LeakyRelu": (6, 16), "Elu": (6, 22), "HardSigmoid": (6, 22), "HardSwish": (14, 22), "Softplus": (1, 22), "Swish": (24,),
-    "Mish": (18, 22), "Gelu": (20,),
-}  # fmt: skip
-"""The operators whose gradient is computed from their input, and their versions."""
-
-for _name, _versions in BY_INPUT.items():
-    gradient(_name, *_versions, reads=("dy0", "x0"))(_by_input)

@@ -15,6 +15,7 @@ from typing import Any, TypeGuard
 import numpy as np
 
 from . import onednn as dnn
+from .epilogue import BINARY, SWALLOWS
 from .lowering import F32, dense_desc, ordered, threads_for
 from .onednn import Attributes, MemoryDesc, Primitive
 from .table import Site
@@ -23,7 +24,7 @@ from .values import NAN, Bound, Value
 BLOCK = 1 << 17
 """The elements of a block: a primitive takes microseconds to start, so that smaller blocks cost more than the cache saves."""
 
-OPERATORS = {"Add": "add", "Sub": "sub", "Mul": "mul", "Div": "div", "Sqrt": "sqrt"}
+OPERATORS = {n: a for n, a in BINARY.items() if n != "Sum" and n not in SWALLOWS} | {"Sqrt": "sqrt"}
 """The operators of expressions, and their algorithms."""
 
 FACTORS = (2.0**-10, 2.0**10)
@@ -229,6 +230,7 @@ def update(
     shapes = {v.shape for v in arrays.values()}
     site.require(len(shapes) == 1, "the arrays have several shapes")
     (shape,) = shapes
+    site.require(0 not in shape, "there are no elements")
     own = {i: v if v.constant and v.contiguous else ordered(site, v, range(v.ndim)) for i, v in arrays.items()}
     site.require(all(v.contiguous for v in own.values()), "an array is not in C order")
     places = {**own, **repeated}
