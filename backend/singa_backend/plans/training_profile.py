@@ -122,7 +122,7 @@ def gradients_of(graph: Graph, work: Sequence[Work], part: Part, planner: Planne
     """
     known = graph.gradient_calls
     every = planner.gradients.known if planner is not None else known  # also those that are composed of several
-    written = [_written(call, nodes) for call, nodes in zip(known, _nodes_of(graph, known, part), strict=True)]
+    written = _nodes_of(graph, known, part)
     joined: dict[int, int] = {}  # the gradient that a kernel computes with a node, by the id of the node
     owners: dict[int, int] = {}
     for made_call in planner.region.calls if planner is not None else ():
@@ -176,19 +176,14 @@ def _why(call: GradientCall, planner: Planner | None) -> str:
     return "the kernel does not take this call: its attributes, a value that it needs, or the gradients that are needed"
 
 
-def _written(call: GradientCall, nodes: Iterable[Node]) -> list[Node]:
-    """The nodes without the Constants, which no step computes."""
-    return [n for n in nodes if (n.domain, n.op_type) != ("", "Constant")]
-
-
 def _nodes_of(graph: Graph, known: Sequence[GradientCall], part: Part) -> list[list[Node]]:
-    """For each call of a rule, the nodes that compute its results from what the rule was given."""
+    """For each call of a rule, the nodes that compute its results from what the rule was given; no Constants."""
     makers = {name: node for node in graph.nodes for name in node.output_names if name}
     every = []
     for call in known:
         given = {n for n in (*call.dys, *call.inputs, *call.outputs) if n}
         found = before(makers, [g for g in call.gradients if g], lambda n: part(n) == FORWARD, given)
-        every.append([n for n in graph.nodes if id(n) in found])
+        every.append([n for n in graph.nodes if id(n) in found and (n.domain, n.op_type) != ("", "Constant")])
     return every
 
 
