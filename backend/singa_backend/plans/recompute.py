@@ -9,7 +9,7 @@ Sublinear Memory Cost" (Chen et al., 2016), by the sizes and costs of one trace.
 from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from ..ir.declaration import has_trait
 from ..ir.graph import ABSENT
@@ -119,7 +119,7 @@ class _Clones:
 
     calls: list[RegionCall]
     homes: dict[int, Home]
-    count: int = field(default=0)
+    count: int = 0
 
 
 def recompute(region: Region, homes: dict[int, Home], budget: int) -> Recomputed:
@@ -135,14 +135,16 @@ def recompute(region: Region, homes: dict[int, Home], budget: int) -> Recomputed
     """
     live, peak = _peak(region.calls, region.outputs, homes)
     made = Recomputed(live, live)
+    waiting = _waiting(region, homes, peak)
+    makers = {o: c for c in region.calls[:peak] for o in c.outputs if o != ABSENT}
     chosen: set[Hashable] = set()
     best = _Clones(region.calls, homes)
     while made.bytes_after > budget and len(chosen) < ROUNDS:
-        found = _cheapest(region, homes, peak, chosen)
+        found = _cheapest(waiting, makers, homes, chosen)
         if found is None:
             break
         chosen.add(found)
-        clones = _cloned(region, homes, peak, chosen)
+        clones = _cloned(region, homes, peak, waiting, makers, chosen)
         live, _ = _peak(clones.calls, region.outputs, clones.homes)
         if live <= made.bytes_after:
             best, made.bytes_after, made.calls = clones, live, clones.count
@@ -195,16 +197,16 @@ def _waiting(region: Region, homes: dict[int, Home], peak: int) -> dict[Hashable
     return found
 
 
-def _cheapest(region: Region, homes: dict[int, Home], peak: int, chosen: Collection[Hashable]) -> Hashable | None:
+def _cheapest(
+    waiting: dict[Hashable, list[int]], makers: dict[int, RegionCall], homes: dict[int, Home], chosen: Collection[Hashable]
+) -> Hashable | None:
     """The buffer whose values cost least for its bytes; None if no further one can be computed again."""
-    waiting = _waiting(region, homes, peak)
-    makers = {o: c for c in region.calls[:peak] for o in c.outputs if o != ABSENT}
+    kept = {i for b, held in waiting.items() if b not in chosen for i in held}
     best, lowest = None, float("inf")
     for buffer, ids in waiting.items():
         if buffer in chosen:
             continue
-        kept = {i for b, held in waiting.items() if b != buffer and b not in chosen for i in held}
-        calls = _needed(ids, kept, makers, region)
+        calls = _needed(ids, kept.difference(ids), makers)
         if calls is None:
             continue
         rate = sum(_cost(c, homes) for c in calls) / max(homes[ids[0]].nbytes, 1)
@@ -223,7 +225,7 @@ def _cost(call: RegionCall, homes: dict[int, Home]) -> float:
     return sum(moved.values()) + (work or 0) / INTENSITY
 
 
-def _needed(ids: Iterable[int], kept: Collection[int], makers: dict[int, RegionCall], region: Region) -> list[RegionCall] | None:
+def _needed(ids: Iterable[int], kept: Collection[int], makers: dict[int, RegionCall]) -> list[RegionCall] | None:
     """The calls that compute values from kept ones and inputs, each after those that it needs; None if one must not run twice."""
     found: list[RegionCall] = []
     seen: set[int] = set()
@@ -250,18 +252,23 @@ def _repeatable(call: RegionCall) -> bool:
     return not node.graphs and node.domain != GRADIENT and not any(has_trait(node.domain, node.op_type, t) for t in traits)
 
 
-def _cloned(region: Region, homes: dict[int, Home], peak: int, chosen: Collection[Hashable]) -> _Clones:
+def _cloned(
+    region: Region,
+    homes: dict[int, Home],
+    peak: int,
+    waiting: dict[Hashable, list[int]],
+    makers: dict[int, RegionCall],
+    chosen: Collection[Hashable],
+) -> _Clones:
     """The calls, in which values of the chosen buffers are computed again before their first use after the peak."""
-    waiting = _waiting(region, homes, peak)
     dropped = {i for b in chosen for i in waiting.get(b, ())}
     kept = {i for b, ids in waiting.items() if b not in chosen for i in ids}
-    makers = {o: c for c in region.calls[:peak] for o in c.outputs if o != ABSENT}
     made = _Clones(list(region.calls[:peak]), dict(homes))
     names: dict[int, int] = {}
     for call in region.calls[peak:]:
         for i in call.reads:
             if i in dropped and i not in names:
-                for source in _needed([i], {*kept, *names}, makers, region) or ():
+                for source in _needed([i], {*kept, *names}, makers) or ():
                     made.calls.append(_clone(region, source, names, made.homes))
                     made.count += 1
         made.calls.append(_renamed(call, names) if names.keys() & set(call.reads) else call)

@@ -75,9 +75,9 @@ class Placer(Opener):
         updating: list[tuple[int, PlanStep, int]] = []
         unchecked = {p for p in passed.values() if self.facts.finite and p.index >= 0 and p.value.dtype.kind in "fc"}
         for index, step in enumerate(segment.steps):
-            if index == self.updates and self.needs_finite:
-                segment.flat += [(p.require_finite, ()) for p in unchecked]
             if index == self.updates:
+                if self.needs_finite:
+                    segment.flat += [(p.require_finite, ()) for p in unchecked]
                 for p in unchecked:
                     p.checked = self.needs_finite
                 unchecked, segment.update = set(), len(segment.flat)
