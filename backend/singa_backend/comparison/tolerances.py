@@ -172,10 +172,25 @@ RULES: tuple[Allowance, ...] = (
 )  # fmt: skip
 """The rules of ONNX's operators; each operator is in one of them."""
 
+_MICROSOFT_FLOAT = (
+    Allowance(("Gelu", "BiasGelu", "FastGelu", "QuickGelu"),
+              "chains of elementary functions, which onnxruntime approximates in float32", 16, 64),
+)  # fmt: skip
+
+_MICROSOFT_ATTENTION: tuple[Allowance, ...] = ()
+
+_MICROSOFT_FEW_BITS: tuple[Allowance, ...] = ()
+
+_MICROSOFT_OTHER: tuple[Allowance, ...] = ()
+
+MICROSOFT_RULES = (*_MICROSOFT_FLOAT, *_MICROSOFT_ATTENTION, *_MICROSOFT_FEW_BITS, *_MICROSOFT_OTHER)
+"""The rules of onnxruntime's own operators, those of com.microsoft by their names without the domain."""
+
 UNLISTED = Allowance((), "an operator of another domain: its definition decides, to the bit")
 """The rule of operators that no rule names."""
 
 _BY_NAME = {name: one for one in RULES for name in one.operators}
+_BY_NAME |= {f"com.microsoft.{name}": one for one in MICROSOFT_RULES for name in one.operators}
 
 
 def qualified(domain: str, operator: str) -> str:
@@ -186,9 +201,9 @@ def qualified(domain: str, operator: str) -> str:
         operator: its type.
 
     Returns:
-        "Softmax", or "ai.onnx.ml.Scaler".
+        "Softmax", or "ai.onnx.ml.Scaler"; what onnxruntime reads in ONNX's domain is listed with com.microsoft.
     """
-    return operator if domain in ("", "ai.onnx") else f"{domain}.{operator}"
+    return operator if domain in ("", "ai.onnx") else f"{domain.replace(' of onnxruntime', 'com.microsoft')}.{operator}"
 
 
 def rule(domain: str, operator: str) -> Allowance:

@@ -14,7 +14,7 @@ from ... import dtypes
 from ...comparison import tolerances
 from ...interpreters.eager import Eager
 from ...ir.declaration import declarations, has_trait
-from ...proto.schemas import is_custom, newest, schemas
+from ...proto.schemas import LAX, MICROSOFT, is_custom, newest, schemas
 from . import generate
 from .generate import NodeCase, allowed_types
 
@@ -79,8 +79,8 @@ class WitnessRun:
 
 
 def plans(case: NodeCase) -> Iterator[WitnessRun]:
-    """Yield the runs for onnxruntime, the most direct first; none for random operators and for those that ONNX lacks."""
-    if is_custom(case.domain) or has_trait(case.domain, case.operator, "random"):
+    """Yield the runs for onnxruntime, the most direct first; none for random operators and for those that it lacks."""
+    if (is_custom(case.domain) and case.domain not in (MICROSOFT, LAX)) or has_trait(case.domain, case.operator, "random"):
         return
     yield _plan("onnxruntime", case, case)
     others = list(_other_versions(case))

@@ -1,0 +1,8 @@
+"""onnxruntime's own operators: those of com.microsoft, and those that it reads in ONNX's domain.
+
+One family per file, written as those of ONNX.  `_schemas` declares their schemas first.
+"""
+
+from . import _schemas, activation, lax
+
+__all__ = ["_schemas", "activation", "lax"]
