@@ -29,7 +29,18 @@ from ..interpreters.builder import GraphBuilder, Symbol, has_rank, repeated
 from ..interpreters.eager import Eager
 from ..ir.declaration import REQUIRED, Declaration, OperatorRule, declarations
 from ..ir.versioned import VersionedOperator
-from ..proto.schemas import is_custom, newest, schema_version, schemas, type_strings, version_at
+from ..proto.schemas import (
+    LAX,
+    MICROSOFT,
+    is_custom,
+    lax,
+    newest,
+    public_domain,
+    schema_version,
+    schemas,
+    type_strings,
+    version_at,
+)
 from ..runtime.failures import typed_error
 from .function_bodies import function_of
 from .target_schema import Unwritable, check_call, check_results, is_variadic, type_string
@@ -68,6 +79,7 @@ class OpsetWriter(Interpreter[Symbol]):
         warnings: calls that the file expresses only with restrictions.
         problems: if a list, errors are appended to it and a placeholder of the domain UNWRITTEN is written; if None, they raise.
         finds_minimum_opset: whether an error names the minimum opset, which is found by trying the opsets in turn.
+        lowers: whether operators of other domains than ONNX's are written as their decompositions.
     """
 
     target: int
@@ -83,6 +95,7 @@ class OpsetWriter(Interpreter[Symbol]):
         self.attributes: Counter[str] = Counter()
         self.problems: list[Unwritable] | None = None
         self.finds_minimum_opset = True
+        self.lowers = False
 
     # --- values of the builder
 
@@ -161,6 +174,7 @@ class OpsetWriter(Interpreter[Symbol]):
         def written(builder: Any, *xs: Any) -> Sequence[Any]:
             writer = OpsetWriter(self.target, builder)
             writer.warnings, writer.problems, writer.finds_minimum_opset = self.warnings, self.problems, self.finds_minimum_opset
+            writer.lowers = self.lowers
             writer._depth = self._depth  # within a decomposition only the decomposed call is counted and reported
             writer.calls, writer.attributes = self.calls, self.attributes
             return writer.own(make(writer, *xs))
@@ -203,8 +217,8 @@ class OpsetWriter(Interpreter[Symbol]):
                     operator=name,
                     version=operator.version,
                 )
-        if domain and _written_in_place(declaration, operator.version):
-            return declaration.decompose(self, operator.version, inputs, given, len(wanted))
+        if domain and self._in_place(declaration, operator.version):
+            return self._decomposed(declaration, operator.version, inputs, given, len(wanted))
         if domain:
             return self.builder.call(name, inputs, given, len(wanted), domain)
         if there == operator.version and (there != current or (name, there) not in ADAPTERS):
@@ -227,6 +241,32 @@ class OpsetWriter(Interpreter[Symbol]):
                 operator.schema, inputs, lambda xs: declaration.decompose(self, operator.version, xs, given, len(wanted))
             )
         return declaration.decompose(self, operator.version, inputs, given, len(wanted))
+
+    def _in_place(self, declaration: Declaration, version: int) -> bool:
+        """Whether a custom operator is written as its decomposition: in place, for the attributes and types of the call.
+
+        onnxruntime's own operators are kept, unless `lowers` is set or onnxruntime does not read them at this opset.
+        """
+        if not is_custom(declaration.domain):
+            return False
+        if declaration.domain in (MICROSOFT, LAX):
+            return self.lowers or (declaration.domain == LAX and self.target > lax[declaration.name])
+        return declaration.decomposition_rule is not None and (self.lowers or not written_as_function(declaration, version))
+
+    def _decomposed(
+        self, declaration: Declaration, version: int, inputs: Sequence[Any], given: dict[str, Any], outputs: int
+    ) -> list[Symbol]:
+        """The outputs of a call of a custom operator, written with the operators of its decomposition."""
+        if declaration.decomposition_rule is None:
+            what = f"{public_domain(declaration.domain) or 'ai.onnx'}.{declaration.name} has no body in ONNX's operators"
+            raise Unwritable(what, operator=declaration.name, version=version)
+
+        def write(values: Sequence[Any]) -> Sequence[Symbol]:
+            return declaration.decompose(self, version, values, given, outputs)
+
+        if self._widens(declaration, inputs, given):
+            return self._rounded_once(schemas[declaration.domain, declaration.name][version], inputs, write)
+        return list(write(inputs))
 
     def _widens(self, declaration: Declaration, values: Sequence[Any], given: dict[str, Any]) -> bool:
         """Whether the body of a declaration computes a call in float32, because its inputs are narrow floats."""
@@ -264,12 +304,12 @@ class OpsetWriter(Interpreter[Symbol]):
         self._count(op_type, given)
         version = schema_version(domain, op_type, self.builder.imported(domain)) if domain else None
         custom = declarations.get((domain, op_type), {}).get(version or 0)
-        if domain and not (custom and version and _written_in_place(custom, version)):
+        if domain and not (custom and version and self._in_place(custom, version)):
             return self.builder.call(op_type, values, given, outputs, domain)
 
         def write(writer: OpsetWriter, values: Sequence[Any]) -> list[Symbol]:
             if custom and version:
-                return custom.decompose(writer, version, values, given, outputs)
+                return writer._decomposed(custom, version, values, given, outputs)
             return writer._written(op_type, list(values), given, outputs)
 
         return self._attempt(op_type, write, values, given, outputs, self.opset)
@@ -532,6 +572,7 @@ def _fits(
     scratch = OpsetWriter(opset)
     scratch._depth = 1  # no search for the minimum opset within the search
     scratch.builder.domains.update(writer.builder.domains)
+    scratch.lowers = writer.lowers
     try:
         inputs = [None if v is None else writer._copied(v, scratch) for v in values]
         write(scratch, inputs)  # subgraphs are unchanged: their nodes raise their own errors
@@ -550,12 +591,6 @@ def written_as_function(declaration: Declaration, version: int) -> bool:
         and not schema.attributes
         and all(len(allowed[p.type_str]) == 1 and p.option == p.option.Single for p in schema.inputs)
     )
-
-
-def _written_in_place(declaration: Declaration, version: int) -> bool:
-    """Whether a custom operator is written as its decomposition, which depends on the attributes and types of the call."""
-    custom = is_custom(declaration.domain) and declaration.decomposition_rule is not None
-    return custom and not written_as_function(declaration, version)
 
 
 def _by_name(declaration: Declaration, values: Sequence[Any], given: dict[str, Any], outputs: int) -> dict[str, Any]:

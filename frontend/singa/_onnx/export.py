@@ -202,7 +202,7 @@ class _Replay:
         self.options, self.report = options, ExportReport(opset=opset)
         self.record = record = Trace(opset, holds=True)
         self.writer = record.writer
-        self.writer.builder.marks_constants = True
+        self.writer.builder.marks_constants, self.writer.lowers = True, options.lower
         self.writer.builder.domains.update(domains)
         self.problems: list[UnsupportedModel] = []
         self.writer.problems = []
@@ -406,7 +406,7 @@ def convert(
     graph = read(model, folder)
     target = opset or max(LEAST, graph.opsets.get("", LEAST))
     writer = OpsetWriter(target)
-    writer.problems, writer.builder.marks_constants = [], True
+    writer.problems, writer.builder.marks_constants, writer.lowers = [], True, chosen.lower
     proto = write_again(graph, target, model.graph.name, writer, deferred=True)
     report = ExportReport(opset=target)
     _fill_report(report, writer, writer.problems, chosen)

@@ -48,6 +48,7 @@ EXAMPLES = {
     ),
     "report": ("sonnx report cpu.json --to reports", "sonnx report cpu.json --to reports --check"),
     "run": ("sonnx run model.onnx --random 0 --size batch=2", "sonnx run model.onnx -i x=x.npy -o y.npz"),
+    "lower": ("sonnx lower model.onnx -o standard.onnx", "sonnx lower model.onnx -o standard.onnx --opset 23"),
     "sanitize": ("sonnx sanitize model.onnx -o clean.onnx", "sonnx sanitize model.onnx -o clean.onnx --json"),
     "tolerances": ("sonnx tolerances", "sonnx tolerances LayerNormalization"),
     "train": (

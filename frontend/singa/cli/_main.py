@@ -34,6 +34,7 @@ COMMANDS = {
     "gradients": ("singa.cli.gradients", "Check the gradients of operator versions."),
     "inspect": ("singa.cli.inspect", "Show the inputs, outputs and operators of MODEL."),
     "layout": ("singa.cli.layout", "Write MODEL with channels first or last."),
+    "lower": ("singa.cli.lower", "Write MODEL in ONNX's operators only."),
     "opsets": ("singa.cli.opsets", "Write operators at every opset, run them and compare."),
     "optimize": ("singa.cli.optimize", "Rewrite MODEL by graph passes."),
     "profile": ("singa.cli.profile", "Show where the time of a run of MODEL goes."),
@@ -65,6 +66,7 @@ SECTIONS = {
     "Write": (
         "export",
         "convert",
+        "lower",
         "optimize",
         "layout",
         "extract",

@@ -72,6 +72,9 @@ _VALUES = (
 )  # fmt: skip
 
 
+LOWER = click.option("--lower", is_flag=True, help="Write operators of other domains (com.microsoft) in ONNX's operators.")
+
+
 def write_options(*, values: bool) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Return a decorator that adds the options; the command receives `path` and the fields of `Options` as keywords.
 
