@@ -40,6 +40,7 @@ BASES = {
     "fuzz": "--count 3",
     "gradients": "^Neg-13$ --points 1 --oracle none",
     "inspect": "m.onnx",
+    "lower": "m.onnx -o o.onnx",
     "layout": "m.onnx --to channels_last -o o.onnx",
     "opsets": "^Neg$ --oracle none",
     "optimize": "m.onnx -o o.onnx",
