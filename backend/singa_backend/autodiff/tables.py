@@ -148,7 +148,7 @@ def is_counting(array: np.ndarray) -> bool:
 
 
 def root(value: float) -> str:
-    """How a number follows from an integer from 2 on: as its root, or one over it; "" if it does not."""
+    """How a number follows from an integer of 2 or more: as its root, or one over it; "" if it does not."""
     if not math.isfinite(value) or value == 0:
         return ""
     size = abs(value)

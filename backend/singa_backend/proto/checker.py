@@ -144,7 +144,7 @@ def check_model(model: ModelProto, timeout: float | None = None, *, types: bool 
         The result, without values.
     """
     found = _checked(model, timeout, types, SMALL)
-    refused = found.valid is False and found.structure  # perhaps since inference reads a large tensor
+    refused = found.valid is False and found.structure  # perhaps because inference reads a large tensor
     return _checked(model, timeout, types, LARGER) if refused else found
 
 

@@ -85,7 +85,7 @@ def save(
         external: whether weights are written to a separate file; None if they were before, or if one file cannot hold them.
         arrays: the data of the tensors that `defer_data` returned.
         warnings: a list that receives what the checker could not check.
-        verify: called with the complete file before it is moved to its place; an error leaves nothing behind.
+        verify: called with the complete file before it is moved to its place; after an error nothing of it is left.
 
     Raises:
         InvalidInput: the file cannot be written; the old one remains.

@@ -16,7 +16,7 @@ VIEWS = ("Reshape", "Flatten", "Squeeze", "Unsqueeze")
 SMALL = 1 << 20
 """Bytes of a constant that is compared with a neutral element."""
 WHOLE = (1 << 31) - 1
-"""The end of a Slice from which on it takes everything."""
+"""An end of a Slice that is at least this takes everything."""
 
 
 def identity(view: GraphView[V, C]) -> int:
