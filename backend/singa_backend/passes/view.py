@@ -203,7 +203,7 @@ class ModelView:
     def dtype(self, value: str) -> np.dtype[Any] | None:
         """The dtype of a value; None if it is not known."""
         code = self.graph.type(value).dtype
-        return dtypes.numpy_dtype(code) if code and dtypes.is_known(code) else None
+        return dtypes.numpy_dtype(code) if code and dtypes.is_code(code) else None
 
     def shape(self, value: str) -> Shape | None:
         """The shape of a value; a size without a name has one that no other size has."""

@@ -443,7 +443,7 @@ def _copy_tensor(tensor: TensorProto, copy: TensorProto, small: int) -> None:
 
 def _has_large_data(tensor: TensorProto, small: int) -> bool:
     """Whether a tensor is sent without its data; invalid ones are sent whole, for the checker's message."""
-    if not dtypes.is_known(tensor.data_type) or tensor.data_type == TensorProto.STRING:
+    if not dtypes.is_code(tensor.data_type) or tensor.data_type == TensorProto.STRING:
         return False
     if tensor.data_location == TensorProto.EXTERNAL:
         return any(e.key == "location" for e in tensor.external_data)

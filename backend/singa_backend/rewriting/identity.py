@@ -84,7 +84,7 @@ def _dropout(view: GraphView[V, C], call: C) -> V | None:
 
 def _cast(view: GraphView[V, C], call: C) -> V | None:
     to, dtype = view.attribute(call, "to"), view.dtype(call.inputs[0])
-    return call.inputs[0] if dtype is not None and dtypes.is_known(to) and dtypes.numpy_dtype(to) == dtype else None
+    return call.inputs[0] if dtype is not None and dtypes.is_code(to) and dtypes.numpy_dtype(to) == dtype else None
 
 
 def _cast_like(view: GraphView[V, C], call: C) -> V | None:
