@@ -40,11 +40,11 @@ MEMORY = 8 << 30
 SMALL = 1 << 10
 """Tensors of at most this many bytes are sent with their data, because inference may read shapes from them."""
 
+SMALL_AGAIN = 1 << 20
+"""The same bound for a second attempt, after a model was refused without the data of its larger tensors."""
+
 MOST_VALUES = 1 << 16
 """The known values of a node's inputs are sent up to this many bytes."""
-
-LARGER = 1 << 20
-"""The same bound for the second attempt, if a model is refused without the data of its large tensors."""
 
 
 @dataclass
@@ -145,7 +145,7 @@ def check_model(model: ModelProto, timeout: float | None = None, *, types: bool 
     """
     found = _checked(model, timeout, types, SMALL)
     refused = found.valid is False and found.structure  # perhaps because inference reads a large tensor
-    return _checked(model, timeout, types, LARGER) if refused else found
+    return _checked(model, timeout, types, SMALL_AGAIN) if refused else found
 
 
 def _checked(model: ModelProto, timeout: float | None, types: bool, small: int) -> CheckerResult:
@@ -334,11 +334,10 @@ def _asked(
     except ChildFailure as failure:
         patience.left -= time.monotonic() - start
         return ({}, "") if failure.how == "died" and failure.started else None
-    answer: tuple[dict[str, bytes], str] = found or (
-        {},
-        "",
-    )  # without an answer the node is not valid, and its types remain unknown
-    return {i: answer[0][n] for i, n in enumerate(outputs) if n in answer[0]}, answer[1]
+    if found is None:  # the node is not valid, and its types remain unknown
+        return {}, ""
+    types, contradiction = found
+    return {i: types[n] for i, n in enumerate(outputs) if n in types}, contradiction
 
 
 def function_body(name: str, version: int, node: bytes, types: Sequence[bytes]) -> bytes | None:

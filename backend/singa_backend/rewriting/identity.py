@@ -14,7 +14,7 @@ from .view import C, GraphView, V, ints_of, rank
 VIEWS = ("Reshape", "Flatten", "Squeeze", "Unsqueeze")
 """Operators that change the shape only."""
 SMALL = 1 << 20
-"""Bytes of a constant that is compared with a neutral element."""
+"""The maximum bytes of a constant that is compared with a neutral element."""
 WHOLE = (1 << 31) - 1
 """An end of a Slice that is at least this takes everything."""
 

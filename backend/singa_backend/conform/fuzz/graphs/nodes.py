@@ -114,7 +114,7 @@ def draw(scope: DrawnScope) -> list[Known]:
     recipes.load()[domain, name](d)
     if name == "BatchNormalization" and (d.attributes.get("training_mode") or len(d.outputs) > 1):
         raise Skip  # models follow their own mode, not that of the node
-    return scope.append(_node(scope, d, domain, name), _kinds(scope, d, name))
+    return scope.append(_node(scope, d, domain, name), ["optional"] if name == "Optional" else [])
 
 
 def _types(scope: DrawnScope, schema: defs.OpSchema) -> dict[str, np.dtype[Any]]:
@@ -173,7 +173,3 @@ def _optional(scope: DrawnScope, d: ScopeDraw, name: str) -> None:
         found = scope.find(lambda k: k.kind == "optional")
         if found is not None:
             d.inputs[0] = found
-
-
-def _kinds(scope: DrawnScope, d: ScopeDraw, name: str) -> list[str]:
-    return ["optional"] if name == "Optional" else []
