@@ -10,7 +10,7 @@ import numpy as np
 
 from ..errors import InvalidInput, MissingDependency
 from .communicator import Communicator
-from .launched import launched_size
+from .environment import launched_size
 from .single import SingleProcess
 
 ENGINES = ("mpi", "nccl", "single")

@@ -28,8 +28,8 @@ from typing import Any
 import numpy as np
 
 from ..errors import CommunicationError, MissingDependency
-from .launched import launched_size
-from .local import no_progress, other_operation, pieces_of
+from ._common import no_progress, other_operation, pieces_of
+from .environment import launched_size
 
 FAILED, INTERRUPTED = 1, 130
 """The exit codes of a group that ends by an uncaught exception, or by Ctrl-C."""

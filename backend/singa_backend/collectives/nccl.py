@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import DeviceUnavailable, InvalidInput, MissingDependency
-from .local import no_progress, pieces_of
+from ._common import no_progress, pieces_of
 
 _TYPES = {
     "int8": 0, "uint8": 1, "int32": 2, "uint32": 3, "int64": 4, "uint64": 5,
