@@ -66,7 +66,7 @@ class NcclRank:
         size: The number of processes.
         local_rank: The number of processes with a lower rank on the same machine.
         timeout: Seconds that an operation waits for the other processes.
-        pieces: The most elements of one operation of NCCL; longer arrays are sent in pieces.
+        pieces: The maximum number of elements of one operation of NCCL; longer arrays are sent in pieces.
     """
 
     on_host = False

@@ -82,8 +82,8 @@ def _bincount(x: Any, weights: Any = None, minlength: int = 0) -> ResultSize:
 
 def _nonzero(x: Any) -> ResultSize:
     budget, bound = current(), 8 * x.size * x.ndim
-    some = bound <= min(budget.tensor_bytes, budget.room - budget.made)  # small enough for an upper bound
-    return (x.ndim, x.size if some else int(getattr(x, "_a", x).astype(bool).sum())), 8
+    fits = bound <= min(budget.tensor_bytes, budget.room - budget.made)  # then the elements need not be counted
+    return (x.ndim, x.size if fits else int(getattr(x, "_a", x).astype(bool).sum())), 8
 
 
 def _meshgrid(*xs: Any, **_: Any) -> ResultSize:

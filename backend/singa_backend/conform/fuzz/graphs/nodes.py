@@ -21,13 +21,13 @@ REUSED = 0.92
 """The probability that an input is a value of the scope, if one has the dtype and shape."""
 
 ADAPTED = 0.4
-"""The probability that a value of the scope is reshaped, otherwise, instead of a new constant."""
+"""The probability that another value of the scope is reshaped if none has the dtype and shape; otherwise a constant is drawn."""
 
 RARE = {"ai.onnx.ml": 0.4, "ai.onnx.preview.training": 0.2}
 """How often operators of other domains are drawn, relative to ONNX's."""
 
 WIDELY = {"float32", "int64", "bool"}
-"""The element types within inner graphs: onnxruntime has kernels for them, and refuses the whole node if it lacks one."""
+"""The element types within inner graphs: onnxruntime has kernels for them, and refuses a whole If or Loop if it lacks one."""
 
 OWN = {"If", "Loop", "Scan", "SequenceMap"}
 """The operators whose graphs are drawn in control.py."""
