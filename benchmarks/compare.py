@@ -65,6 +65,13 @@ class Progressive:
         self._bar.stop()
 
 
+def told(text: str, wrong: Sequence[str]) -> int:
+    """Print a page, and problems on standard error; return the exit code."""
+    print(text)
+    print("\n".join(wrong), file=sys.stderr)
+    return 1 if wrong else 0
+
+
 def difference(ours: Sequence[np.ndarray], theirs: Sequence[np.ndarray]) -> float:
     """Return the largest difference relative to the largest value of its output; infinity where shapes or NaNs differ."""
     if len(ours) != len(theirs):
@@ -458,10 +465,7 @@ def main() -> int:
         seconds = 0.0 if options.check else compare_peers.TURN
         comparison = Comparison(options.peers, options.threads, options.rounds, pythons, seconds, options.prepare)
         document = compare(comparison, options.folder, models, options.batch, options.report)
-    print(page(document))
-    wrong = problems(document)
-    print("\n".join(wrong), file=sys.stderr)
-    return 1 if wrong else 0
+    return told(page(document), problems(document))
 
 
 if __name__ == "__main__":

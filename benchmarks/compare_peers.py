@@ -7,6 +7,7 @@ This file needs only the standard library, NumPy and the one runtime, so that ea
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import os
 import shutil
@@ -34,18 +35,19 @@ class Absent(Exception):
 
 
 def need(module: str, distribution: str = "") -> str:
+    """Return the version of a distribution, otherwise the `__version__` of its module; raises Absent without the module."""
     from importlib import metadata
 
     if importlib.util.find_spec(module) is None:
         raise Absent(f"{distribution or module} is not installed in {sys.prefix}")
     try:
         return metadata.version(distribution or module)
-    except metadata.PackageNotFoundError:
-        return "unknown"
+    except metadata.PackageNotFoundError:  # such as sonnx in a checkout
+        return str(getattr(importlib.import_module(module), "__version__", "unknown"))
 
 
 def _sonnx(threads: int) -> tuple[str, Open]:
-    version = need("singa_backend", "sonnx")
+    version = need("singa", "sonnx")
     from singa_backend import SingaBackend
 
     def prepare(path: str, name: str) -> Callable[[Feeds], Run]:

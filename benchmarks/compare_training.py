@@ -33,7 +33,7 @@ from typing import Any
 
 import compare_training_lanes
 import numpy as np
-from compare import Progressive, cell, mean
+from compare import Progressive, cell, mean, told
 from compare_peers import TURN, Absent, Child, Failure
 from compare_training_lanes import ADAMW, CHANNELS_LAST, COMPILE, EAGER, LANES, NETS, OURS, SGD, SONNX, TAPE, Ends
 
@@ -385,10 +385,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         comparison = Comparison(lanes, options.threads, options.turns, Path(folder))
         document = compare(comparison, nets, options.optimizer, options.report)
-    print(page(document))
-    wrong = problems(document)
-    print("\n".join(wrong), file=sys.stderr)
-    return 1 if wrong else 0
+    return told(page(document), problems(document))
 
 
 if __name__ == "__main__":

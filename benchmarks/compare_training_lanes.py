@@ -253,7 +253,7 @@ def _serve(form: str, threads: int, receive: Connection, send: Connection) -> No
 
     def start() -> str:
         if form in SONNX:
-            return need("singa_backend", "sonnx")
+            return need("singa", "sonnx")
         version = need("torch")
         if form == COMPILE and not any(map(shutil.which, ("g++", "clang++", "c++"))):
             raise Absent("torch.compile needs a C++ compiler")

@@ -24,7 +24,7 @@ from onnx import ModelProto, numpy_helper
 from singa import sonnx
 from singa_backend.engines.oracle import Oracle
 from singa_backend.proto.load import embed, load_model
-from singa_backend.quantization.accuracy import Apart, matched, worst
+from singa_backend.quantization.accuracy import SeparateNodes, matched, worst
 from singa_backend.quantization.calibration import Observed, with_outputs
 
 CHILD = Path(__file__).parents[1] / "tests" / "helpers" / "quantized_by_onnxruntime.py"
@@ -87,7 +87,7 @@ def steps(model: ModelProto, made: ModelProto, first: dict[str, Any]) -> str:
     pairs = matched(model, made)
     observed = Observed(model, list(pairs)).run(first)
     exact = {n: x for n, x in observed.items() if isinstance(x, np.ndarray) and x.dtype == np.float32}
-    cut = Apart(made, pairs, exact)
+    cut = SeparateNodes(made, pairs, exact)
     given = first | exact
     here = cut.run(given)
     watched = with_outputs(cut.model, list(cut.outputs.values()))

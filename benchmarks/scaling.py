@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import scaling_model as sm
+from compare import told
 
 from singa_backend.io.files import write_text
 
@@ -460,11 +461,9 @@ def main() -> int:
         if "resnet18" in jobs:
             jobs["resnet18"] = {"size": options.size, "batch": options.batch}
         document = measure(jobs, options.rounds, options.steps, finished)
-    print(page(document))
     wrong = [f"{n}, {r['mode']}: {r['sent']} bytes sent, the formula has {r['formula']}"
              for n, m in document["nets"].items() for r in formula(m["bytes"]) if r["sent"] != r["formula"]]  # fmt: skip
-    print("\n".join(wrong), file=sys.stderr)
-    return 1 if wrong else 0
+    return told(page(document), wrong)
 
 
 if __name__ == "__main__":

@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from compare_peers import need
 
 from singa import autograd, layer, model, opt, tensor
 from singa_backend.io.files import write_text
@@ -179,11 +180,9 @@ def main() -> int:
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--report", type=Path, metavar="DIR", help="write benchmark-steps.json and .md into this folder")
     options = parser.parse_args()
-    from importlib.metadata import version
-
     rows = [measure(name, options.turns) for name in NETS]
     document = {"machine": f"{platform.machine()}, {os.cpu_count()} cores",
-                "versions": {"sonnx": version("sonnx"), "torch": version("torch")}, "rows": rows}  # fmt: skip
+                "versions": {"sonnx": need("singa", "sonnx"), "torch": need("torch")}, "rows": rows}  # fmt: skip
     if options.report:
         write_text(options.report / "benchmark-steps.json", json.dumps(document, indent=1) + "\n")
         write_text(options.report / "benchmark-steps.md", page(document))

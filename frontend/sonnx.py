@@ -9,4 +9,4 @@ check_singa()
 from singa import sonnx as _sonnx  # noqa: E402
 from singa.sonnx import *  # noqa: E402, F403
 
-sys.modules[__name__] = _sonnx
+sys.modules[__name__] = _sonnx  # `sonnx` and `singa.sonnx` are one module

@@ -116,8 +116,8 @@ def mean_squares() -> type[sonnx.SONNXModel]:
 
 
 @pytest.fixture
-def beside_formula() -> Callable[..., None]:
-    """Return beside_formula(function, want, arrays, rtol, atol): compare a function of tensors with `want`, the same in NumPy.
+def against_formula() -> Callable[..., None]:
+    """Return against_formula(function, want, arrays, rtol, atol): compare a function of tensors with `want`, the same in NumPy.
 
     Values are compared, and the slopes in a random direction for each argument, whose tolerances are rtol and atol.
     """

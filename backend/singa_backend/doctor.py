@@ -14,6 +14,7 @@ import numpy as np
 from . import machine
 from .devices import cuda
 from .errors import DeviceUnavailable, InvalidInput
+from .io import installation
 from .kernels import onednn
 from .kernels.onednn.loading import VARIABLE, WHEEL
 from .kernels.options import VARIABLE as THREADS
@@ -179,8 +180,8 @@ def diagnose() -> Diagnosis:
     """
     library, threads = _onednn(), _threads()
     gpus, why, about_gpus = _gpus()
-    names = ("sonnx", "onnx", "numpy", "ml_dtypes", "protobuf")
-    versions = {"python": platform.python_version(), **{n: _version(n) for n in names}}
+    names = ("onnx", "numpy", "ml_dtypes", "protobuf")
+    versions = {"python": platform.python_version(), "sonnx": installation.version(), **{n: _version(n) for n in names}}
     extras = [_extra(name) for name in EXTRAS]
     blas = _blas()
     found = [*_about_onednn(library), *_about_threads(threads, library, blas), *about_gpus]

@@ -49,7 +49,7 @@ def numpy_dtype(code: int) -> np.dtype[Any]:
         raise InvalidModel(f"an element type must be a code of TensorProto.DataType, got {code}", code="SX108") from None
 
 
-def is_known(code: int) -> bool:
+def is_code(code: int) -> bool:
     """Whether ONNX defines this element type code."""
     return code in _NUMPY
 
@@ -61,7 +61,7 @@ def onnx_code(dtype: DTypeLike) -> int:
 
 
 def known(dtype: DTypeLike) -> bool:
-    """Whether ONNX has this NumPy dtype."""
+    """Whether ONNX has an element type for this NumPy dtype."""
     return np.dtype(dtype) in _ONNX or np.dtype(dtype).kind in "US"
 
 

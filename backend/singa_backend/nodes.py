@@ -41,7 +41,7 @@ class HeldNode:
 
     Attributes:
         session: the session; None for a node that no kernel takes.
-        arenas: the bytes of the arenas of its plan.
+        arenas: the bytes of the memory of its plan's steps.
         results: the bytes that the plan keeps for its next results.
     """
 
@@ -66,17 +66,17 @@ RESULTS = 48 << 20
 """The bytes that a thread's plans keep for their next results, while nobody holds the last ones; further plans keep none."""
 
 PASSING = (NOT_FINITE,)
-"""The reasons for definitions that hold for some inputs only."""
+"""The reasons for which a plan does not compute some inputs, but may compute others: the session is kept."""
 
 VARIANTS = 16
 """The number of values of its scalars for which a node has plans: one that changes in every step is not a constant of a plan."""
 
-NONE = HeldNode()
+NO_PLAN = HeldNode()
 """The entry of a node that no kernel takes."""
 
 
-class Made(list[Any]):
-    """The outputs of a call in training form.
+class TrainingOutputs(list[Any]):
+    """The outputs of a call in training form, as a list; the values for its gradient kernel are apart from them.
 
     Attributes:
         hidden: the values that its gradient kernel reads.
@@ -125,20 +125,21 @@ class NodePlans(threading.local):
         return made
 
     def _first(self, device: Device, key: Any, inputs: Sequence[np.ndarray], make: Callable[[], Graph]) -> list[Any] | None:
-        """Make the plan of a node by a run on these inputs."""
-        alike = tuple(tuple(v[:1] if _is_scalar(v) else v for v in part) if type(part) is Form else part for part in key)
-        if alike != key:
+        """Make the plan of a node by a run on these inputs; None, as `run`, if there is no plan."""
+        # the key without the values of scalars, which are constants of a plan
+        without = tuple(tuple(v[:1] if _is_scalar(v) else v for v in part) if type(part) is Form else part for part in key)
+        if without != key:
             if len(self.variants) > ENTRIES:
                 self.variants.clear()
-            self.variants[alike] += 1
-            if self.variants[alike] > VARIANTS:
+            self.variants[without] += 1
+            if self.variants[without] > VARIANTS:
                 return None
         session = Session(make(), device, options(optimize=1, ordered=True), limits.Limits())
         try:
             made = session.by_plan(inputs)
         except (SonnxError, MemoryError):  # the definition reports the error
             made = None
-        self.held[key] = entry = NONE
+        self.held[key] = entry = NO_PLAN
         if made is not None or session.reason in PASSING:
             arenas, results = session.kept_bytes
             if arenas <= ARENAS:
@@ -196,13 +197,14 @@ class PlannedEager(Eager):
         wanted: Sequence[bool],
         kernel: _Forward,
     ) -> list[Any] | None:
+        """The outputs by a plan, in training form if a gradient kernel needs it; None if there is no plan."""
         if any(inputs[i] is not None for i in kernel.host if i < len(inputs)):
             return None
         if self.trains and kernel.hidden and self._has_gradient_kernel(operator, attributes):
             absent = (False,) * (len(operator.schema.outputs) - len(wanted))
             found = self._one(TRAINING, operator, inputs, attributes, (*wanted, *absent, *(True,) * kernel.hidden))
             if found is not None:
-                outputs = Made(found[: len(wanted)])
+                outputs = TrainingOutputs(found[: len(wanted)])
                 outputs.hidden = tuple(found[-kernel.hidden :])
                 return outputs
         return self._one("", operator, inputs, attributes, wanted)

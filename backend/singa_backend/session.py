@@ -21,7 +21,7 @@ from .runtime.executor import Executor, Observer
 from .runtime.feeds import ids_of, owned_copy
 
 REPLACEMENTS = 4
-"""The number of sets of replaced initializers that have plans of their own at the same time."""
+"""The number of sets of replaced initializers that have separate plans at the same time."""
 
 NO_PLANS = UseDefinitions("optimize=0 was requested")
 NOT_CPU = UseDefinitions("plans run on the CPU only")
@@ -134,7 +134,7 @@ class Session:
         self.forget_plans()
 
     def with_states(self, values: Mapping[str, Any]) -> Session:
-        """A session of the same graph with other initializers and plans of its own.
+        """A session of the same graph with other initializers and separate plans.
 
         Args:
             values: values of the device by the name of the initializer; the others are shared.

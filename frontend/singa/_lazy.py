@@ -14,9 +14,9 @@ MODULES = (
 
 def __getattr__(name: str) -> ModuleType | str:
     if name == "__version__":
-        from importlib.metadata import version
+        from singa_backend.io.installation import version
 
-        return version("sonnx")
+        return version()
     if f"singa.{name}" not in MODULES:
         raise AttributeError(f"module 'singa' has no attribute {name!r}")
     return import_module(f"singa.{name}")

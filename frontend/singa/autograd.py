@@ -17,15 +17,17 @@ import numpy as np
 from singa_backend.devices.device import device_of
 
 from . import layer
-from ._autograd import elementwise, formulas, functions, handles, indices, losses, shapes
+from ._autograd import composites, dropouts, elementwise, handles, indices, losses, products, reductions, shapes
+from ._autograd.composites import *  # noqa: F403
+from ._autograd.dropouts import *  # noqa: F403
 from ._autograd.elementwise import *  # noqa: F403
 from ._autograd.formula import Formula
-from ._autograd.formulas import *  # noqa: F403
-from ._autograd.functions import *  # noqa: F403
 from ._autograd.handles import *  # noqa: F403
 from ._autograd.handles import RNNHandle
 from ._autograd.indices import *  # noqa: F403
 from ._autograd.losses import *  # noqa: F403
+from ._autograd.products import *  # noqa: F403
+from ._autograd.reductions import *  # noqa: F403
 from ._autograd.shapes import *  # noqa: F403
 from ._core import node, tape
 from ._core.backward import backward, gradients, infer_dependency
@@ -45,12 +47,14 @@ __all__ = [
     "ctensor2numpy",
     "gradients",
     "infer_dependency",
+    *composites.__all__,
+    *dropouts.__all__,
     *elementwise.__all__,
-    *formulas.__all__,
-    *functions.__all__,
     *handles.__all__,
     *indices.__all__,
     *losses.__all__,
+    *products.__all__,
+    *reductions.__all__,
     *shapes.__all__,
 ]
 

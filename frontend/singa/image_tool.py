@@ -80,7 +80,7 @@ def crop(img: Any, patch: tuple[int, int], position: str = "center") -> Any:
         InvalidInput: If the patch is larger than the image, or the position is unknown (SX347).
     """
     (width, height), (w, h) = img.size, patch
-    _fits(img, patch)
+    _check_patch(img, patch)
     if position not in CORNERS:
         raise InvalidInput(f"position of a patch must be one of {', '.join(CORNERS)}, got {position!r}", code="SX347")
     across, _, down = position.partition("_")
@@ -240,7 +240,7 @@ def enhance(img: Any, scale: float, rng: Any = random) -> Any:
     return img
 
 
-def _fits(img: Any, patch: tuple[int, int]) -> None:
+def _check_patch(img: Any, patch: tuple[int, int]) -> None:
     if img.size[0] < patch[0] or img.size[1] < patch[1] or min(patch) < 1:
         raise InvalidInput(
             f"a patch of an image of {img.size[0]} x {img.size[1]} must fit in it, got {patch[0]} x {patch[1]}", code="SX347"
@@ -465,7 +465,7 @@ class ImageTool:
         Raises:
             InvalidInput: If the patch is not a square, or `num_case` is outside its range (SX347).
         """
-        _square(patch)
+        _check_square(patch)
         _check_cases(num_case, 3)
         return self._each(lambda img: [crop_and_resize(img, patch, p) for p in self._some(_thirds(img), num_case)], inplace)
 
@@ -483,7 +483,7 @@ class ImageTool:
         Raises:
             InvalidInput: If the patch is not a square or larger than an image, or `num_case` is outside its range (SX347).
         """
-        _square(patch)
+        _check_square(patch)
         _check_cases(num_case, 8)
 
         def patches(img: Any) -> list[Any]:
@@ -507,7 +507,7 @@ class ImageTool:
         """
 
         def one(img: Any) -> list[Any]:
-            _fits(img, patch)
+            _check_patch(img, patch)
             left, upper = (self._rng.randint(0, n - p) for n, p in zip(img.size, patch, strict=True))
             return [img.crop((left, upper, left + patch[0], upper + patch[1]))]
 
@@ -601,6 +601,7 @@ class ImageTool:
     # --- helpers
 
     def _each(self, make: Callable[[Any], list[Any]], inplace: bool) -> Any:
+        """Replace each image by those that `make` returns for it."""
         made = [new for img in self.imgs for new in make(img)]
         if not inplace:
             return made
@@ -608,6 +609,7 @@ class ImageTool:
         return self
 
     def _cases(self, cases: Sequence[Any], count: int, make: Callable[[Any, Any], Any], inplace: bool) -> Any:
+        """Replace each image by one for each of `count` cases that are drawn for it."""
         _check_cases(count, len(cases))
         return self._each(lambda img: [make(img, case) for case in self._some(cases, count)], inplace)
 
@@ -623,6 +625,7 @@ class ImageTool:
 
 
 def _thirds(img: Any) -> tuple[str, ...]:
+    """The positions of squares in an image: along its longer side."""
     return ACROSS if img.size[0] > img.size[1] else DOWN
 
 
@@ -631,6 +634,6 @@ def _check_cases(count: int, maximum: int) -> None:
         raise InvalidInput(f"num_case must be in [1, {maximum}], got {count}", code="SX347")
 
 
-def _square(patch: tuple[int, int]) -> None:
+def _check_square(patch: tuple[int, int]) -> None:
     if patch[0] != patch[1]:
         raise InvalidInput(f"patch must be a square, got {patch[0]} x {patch[1]}", code="SX347")

@@ -16,7 +16,7 @@ from typing import Any
 
 from singa_backend.errors import InvalidInput
 
-from ._autograd import formulas, indices, losses
+from ._autograd import indices, losses, reductions
 from ._core import random, tape, trace
 from ._core.tensor import Tensor, op
 from ._layers.attention import MultiHeadAttention, TransformerEncoderLayer
@@ -330,7 +330,7 @@ class SoftMax(Layer):
         Returns:
             Output of the shape and dtype of x; the elements of each row sum to 1.
         """
-        return formulas.softmax(x)
+        return reductions.softmax(x)
 
 
 class SoftMaxCrossEntropy(Layer):

@@ -316,7 +316,7 @@ class DistOpt(DataParallel):
             on CPUs; None if MPI starts the processes.
         local_rank: With `nccl_id`, the number of this process; otherwise None, or the number that MPI determines.
         world_size: With `nccl_id`, the number of processes; otherwise None, or the number that the launcher has started.
-        buffSize: The most elements of one message of MPI or NCCL; larger buckets are sent in pieces.
+        buffSize: The maximum number of elements of one message of MPI or NCCL; larger buckets are sent in pieces.
         engine: "mpi", "nccl" (MPI starts the processes, GPUs exchange the gradients) or "single"; None for "mpi" if a
             launcher has started several processes, otherwise "single".
         timeout: Seconds that an exchange waits for the other processes before it raises CommunicationError.

@@ -7,11 +7,11 @@ NCCL; both are determined on first use, so that the import stays light.
 from __future__ import annotations
 
 import socket
-from importlib.metadata import version
 from importlib.util import find_spec
 from typing import Any
 
 from singa_backend.errors import InvalidInput
+from singa_backend.io.installation import version
 
 from . import device
 
@@ -72,5 +72,5 @@ def __getattr__(name: str) -> Any:
             or (device.get_num_gpus() > 0 and find_spec("cupy") is not None)
         )
     if name == "__version__":
-        return version("sonnx")
+        return version()
     raise AttributeError(f"module 'singa.singa_wrap' has no attribute {name!r}; values of tensors are arrays, `Tensor.data`")

@@ -278,7 +278,7 @@ def onnx_type_to_singa_type(onnx_type: int) -> np.dtype[Any]:
     Raises:
         InvalidInput: ONNX does not have the element type (SX316).
     """
-    if not dtypes.is_known(onnx_type):
+    if not dtypes.is_code(onnx_type):
         raise InvalidInput(f"onnx_type must be an element type of ONNX, got {onnx_type!r}", code="SX316")
     return dtypes.numpy_dtype(onnx_type)
 

@@ -61,14 +61,16 @@ __all__ = [
 PlaceHolder = Tensor
 
 
-def _unary(onnx: str, summary: str, dtype: str = "a float dtype") -> Callable[[Tensor], Tensor]:
+def _unary(op_type: str, summary: str, dtype: str = "a float dtype") -> Callable[[Tensor], Tensor]:
+    """The function that calls an ONNX operator of one input, with its docstring."""
+
     def function(t: Tensor) -> Tensor:
-        result: Tensor = op.call(onnx, (t,), {}, 1)[0]
+        result: Tensor = op.call(op_type, (t,), {}, 1)[0]
         return result
 
-    function.__name__ = function.__qualname__ = onnx.lower()
+    function.__name__ = function.__qualname__ = op_type.lower()
     function.__doc__ = (
-        f"{summary}\n\nElement by element.  Source: ONNX {onnx}.\n\nArgs:\n    t: Tensor of {dtype}, any shape.\n\n"
+        f"{summary}\n\nElement by element.  Source: ONNX {op_type}.\n\nArgs:\n    t: Tensor of {dtype}, any shape.\n\n"
         "Returns:\n    Tensor of the shape and dtype of t.\n"
     )
     return function
@@ -99,6 +101,7 @@ def square(t: Tensor) -> Tensor:
 
 
 def _into(value: Tensor, out: Tensor | None) -> Tensor:
+    """The value, written into `out` if there is one."""
     if out is None:
         return value
     return out._with(value)

@@ -355,7 +355,7 @@ def test_function_problems() -> None:
 
 
 def test_everything_at_once() -> None:
-    """What contradicts ONNX and what is not implemented, also inside subgraphs and behind unknown operators."""
+    """What contradicts ONNX and what is not implemented, also inside subgraphs and after unknown operators."""
     inner = helper.make_graph([node("Nog", "x", "i")], "t", [], [info("i")])
     outer = helper.make_graph([node("Neg", "x", "o", beta=1)], "e", [], [info("o")])
     nodes = [node("Rellu", "x", "a"), node("Neg", "a", "b", alpha=1), node("If", "x", "c", then_branch=inner, else_branch=outer),

@@ -1,4 +1,4 @@
-"""Limits: each raises, names the node, the bound and the way to allow more, before memory is taken; none is met by accident."""
+"""Limits: each raises before memory is allocated, and names the node, the bound and how to raise it; valid runs reach none."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def device(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-def test_the_error_says_everything(device: str) -> None:
+def test_the_error_names_the_node_the_bound_and_the_option(device: str) -> None:
     error = refused(EXPAND, [ONE, TEN], "SX603", device, tensor_bytes=MIB)
     assert (error.node, error.operator, error.version, error.shapes) == ("wide", "Expand", 13, ((1,), (1,)))
     for part in ("40.0 MiB", "1.0 MiB", "Limits(tensor_bytes=...)", "--limit tensor_bytes"):
@@ -53,7 +53,7 @@ def test_sizes_at_the_bound() -> None:
         rep.run([ONE, np.array([MIB // 4 + 1])])
 
 
-def test_a_run_may_have_limits_of_its_own() -> None:
+def test_a_run_may_have_other_limits() -> None:
     rep = SingaBackend.prepare(EXPAND, limits=Limits(tensor_bytes=MIB))
     assert rep.run([ONE, TEN], limits=Limits())[0].shape == (10 * MIB,)
     with pytest.raises(ResourceExhausted):
@@ -131,7 +131,7 @@ def test_the_text_of_strings_counts() -> None:
     refused(m, [text], "SX603", tensor_bytes=3 * MIB)
 
 
-def test_functions_that_are_read_over_and_over_count() -> None:
+def test_functions_that_are_read_many_times_count() -> None:
     """Two calls with different attributes are two bodies: 40 levels of them would be a million million nodes."""
     imports = '<opset_import: ["": 21, "f": 1], domain: "f">'
     text = '<ir_version: 10, opset_import: ["": 21, "f": 1]> h (float[n] x) => (float[n] y) { y = f.g1 <a0 = 0> (x) }'
@@ -186,7 +186,7 @@ def test_executions_count_the_nodes_of_bodies() -> None:
         refused(LOOP, looped(trips), "SX605", executions=4 * trips)
 
 
-def test_loading_the_operators_is_no_part_of_the_deadline() -> None:
+def test_loading_the_operators_is_not_part_of_the_deadline() -> None:
     script = """
 import numpy as np
 from onnx import parser
@@ -215,7 +215,7 @@ def test_the_deadline_and_the_flag() -> None:
     assert caught.value.code == "SX609"
 
 
-def test_threads_have_budgets_of_their_own() -> None:
+def test_each_thread_has_a_budget() -> None:
     found: dict[int, str] = {}
     rep = SingaBackend.prepare(LOOP)
 
@@ -234,7 +234,7 @@ def test_threads_have_budgets_of_their_own() -> None:
     assert found == {10: "SX606", 499: "SX606", 500: "", 10**6: ""}
 
 
-# --- what is asked for
+# --- bounds
 
 
 @pytest.mark.parametrize(
@@ -297,7 +297,7 @@ def test_every_path_ends_at_the_bound(name: str, device: str) -> None:
             SingaBackend.run_node(node, inputs, device, opset_version=opset, limits=Limits(tensor_bytes=8 * MIB)), op
 
 
-def test_operators_that_are_asked_directly_have_the_default_limits() -> None:
+def test_operators_that_are_called_directly_have_the_default_limits() -> None:
     from singa_backend.devices.namespaces import numpy as xp
     from singa_backend.ir.declaration import declarations
 

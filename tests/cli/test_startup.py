@@ -6,17 +6,21 @@ import json
 import shutil
 import subprocess
 import sys
+import tomllib
 from importlib import import_module
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
 import click
 import pytest
+from tests.helpers.paths import PROJECT
 
 import singa
 import singa.cli
 from singa.cli._main import COMMANDS, main
+from singa_backend.io import installation
 
+VERSION = tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]["version"]
 HEAVY = ("onnx.backend.test", "unittest", "unittest.mock", "asyncio", "numpy.testing", "numpy.f2py")
 
 
@@ -71,7 +75,24 @@ def test_sonnx_is_a_module_of_its_own_name() -> None:
     code = "import sonnx, singa.sonnx; from sonnx import prepare; print(sonnx is singa.sonnx, prepare)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.startswith("True <")
-    assert "sonnx" in loaded("import sonnx") and singa.__version__ == version("sonnx")
+    assert "sonnx" in loaded("import sonnx") and singa.__version__ == VERSION
+
+
+def test_the_version_of_a_checkout_is_that_of_the_project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def not_installed(name: str) -> str:
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr(installation, "installed_version", not_installed)
+    monkeypatch.setattr(installation, "PYPROJECT", PROJECT / "pyproject.toml")
+    assert installation.version() == VERSION
+    monkeypatch.setattr(installation, "PYPROJECT", tmp_path / "pyproject.toml")
+    for text in ("", "[project]\n", '[project]\nname = "other"\nversion = "7.0"\n', "["):
+        (tmp_path / "pyproject.toml").write_text(text)
+        assert installation.version() == "unknown", text
+    (tmp_path / "pyproject.toml").unlink()
+    assert installation.version() == "unknown"
+    monkeypatch.setattr(installation, "installed_version", lambda name: "1.2.3")
+    assert installation.version() == "1.2.3"
 
 
 OTHERS = {"first": "raise SystemError('its code ran')\n", "empty": "", "overwritten": "__version__ = '5.0.0'\n"}

@@ -193,14 +193,14 @@ def ask(case: generate.NodeCase, witness: str) -> list[Any]:
         ("^Celu-28$", "onnxruntime as version 12", lambda c: c.types["T"] == F),
     ],
 )
-def test_a_question_put_otherwise_has_the_same_answer(select: str, witness: str, wish: Any) -> None:
+def test_an_equivalent_model_has_the_same_answer(select: str, witness: str, wish: Any) -> None:
     case = drawn(select, count=3000, wish=wish)
     ours = list(SingaBackend.run_model(case.model, case.feeds))
     found = compare.compare(ours, ask(case, witness), Allowance((), "", 2), 1.0, dtype=F)
     assert not found.why, (case.describe(), found)
 
 
-def test_a_version_that_means_something_else_is_no_witness() -> None:
+def test_a_version_of_another_meaning_is_not_a_witness() -> None:
     for select, never in (("^Softmax-11$", 13), ("^PRelu-6$", 7), ("^GroupNormalization-18$", 21), ("^Clip-6$", 11)):
         case = drawn(select)
         asked = [p.witness for p in witnesses.plans(case)]
@@ -208,7 +208,7 @@ def test_a_version_that_means_something_else_is_no_witness() -> None:
 
 
 def test_bodies_and_formulas_are_independent_of_the_operator(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A planted fault in the operator shows: the body is run from other operators, the formula by none."""
+    """A planted fault in the operator is found: the body consists of other operators, the formula of none."""
     case = drawn("^Softplus-22$", wish=lambda c: c.types["T"] == F and "empty" not in c.flags and "nan" not in c.flags)
     monkeypatch.setattr(declarations["", "Softplus"][22], "body", lambda xp, x: xp.maximum(x, 0))
     ours = list(SingaBackend.run_model(case.model, case.feeds, optimize=0))

@@ -257,7 +257,7 @@ def test_bfloat16_stored_as_uint16_feeds_the_same() -> None:
     import ml_dtypes
 
     def of(x: Any) -> str:
-        return releases.fed(cases.Case("c", "node", b"", [([x], [])], 0, 0))
+        return releases.inputs_digest(cases.Case("c", "node", b"", [([x], [])], 0, 0))
 
     x = np.array([1, 2], ml_dtypes.bfloat16)
     assert of(x) == of(x.view(np.uint16)) != of(x[:1])

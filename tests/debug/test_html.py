@@ -73,7 +73,7 @@ def test_the_report_page_stands_alone_and_has_every_row() -> None:
 
 
 def test_an_emulated_device_is_never_shown_as_cuda(tmp_path: Path) -> None:
-    """Its column has another name, is kept, and the pages say what it cannot show."""
+    """Its column has another name, is kept, and the pages state what it cannot show."""
     run = _run("CUDA")
     run["environment"] |= {"emulated": True, "gpu": "emulated device 0"}
     report.keep([run], tmp_path)

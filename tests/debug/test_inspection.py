@@ -1,4 +1,4 @@
-"""`check` says every problem at once and `inspect` shows what is there, of good, unsupported, broken and foreign files."""
+"""`check` reports every problem at once and `inspect` shows what is there, of good, unsupported, broken and foreign files."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def test_no_dtype_is_refused_that_the_suite_uses() -> None:
 
 
 @pytest.mark.parametrize(("content", "code"), [(b"not onnx at all", 3), (b"", 3), (None, 3)])
-def test_what_is_no_model_exits_with_3(tmp_path: Path, content: bytes | None, code: int) -> None:
+def test_a_file_that_is_not_a_model_exits_with_3(tmp_path: Path, content: bytes | None, code: int) -> None:
     path = tmp_path / "x.onnx"
     if content is not None:
         path.write_bytes(content)
@@ -236,7 +236,7 @@ def test_names_that_are_not_utf8_are_shown_and_are_a_problem(old: bytes, tmp_pat
         assert "\\ufffd" in shown or "\ufffd" in shown
 
 
-def test_a_check_that_takes_too_long_says_so() -> None:
+def test_a_check_that_takes_too_long_is_a_problem() -> None:
     model = parser.parse_model('<ir_version: 10, opset_import: ["": 21]> g (float[n] x) => (float[n] y) { y = Relu(x) }')
     report = sonnx.check(model, timeout=1e-6)
     assert [p.code for p in report.problems] == ["SX608"] and not report.good

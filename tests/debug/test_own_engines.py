@@ -1,4 +1,4 @@
-"""Engines of other packages: a backend class, a program and saved values, each compared, bisected and reduced against."""
+"""Engines of other packages: backend classes and programs in compare, bisect, reduce and run, saved values in compare and run."""
 
 from __future__ import annotations
 

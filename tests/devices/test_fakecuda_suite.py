@@ -54,7 +54,7 @@ def _digest() -> str:
 
 @pytest.mark.row("I17")
 def test_the_column_of_the_report_is_what_the_cases_prove() -> None:
-    """`test_case` proves the verdicts; here the column must have them, and have executed what the CPU has."""
+    """`test_case` proves the verdicts; here the column must have them, and the same executed cells as the CPU's."""
     built = json.loads((REPORTS / "support.json").read_text(encoding="utf-8"))
     assert built["environments"][COLUMN]["emulated"] is True and built["manifest"] == _digest()
     assert "CUDA" not in built["totals"]

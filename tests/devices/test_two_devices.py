@@ -1,4 +1,4 @@
-"""Constants follow the tensors that they meet: every function, loss and optimizer on a device that converts nothing by itself."""
+"""Constants are moved to the device of the other inputs: functions, losses and optimizers on one that converts no array."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ FUNCTIONS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_a_function_computes_where_its_tensors_lie(name: str) -> None:
+def test_a_function_computes_on_the_device_of_its_tensors(name: str) -> None:
     found = []
     for dev in (default_device, OTHER):
         dev.SetRandSeed(3)
@@ -111,7 +111,7 @@ def test_the_arrays_of_a_class_stay_on_their_device() -> None:
     assert set(found[1][2].reshape(-1).tolist()) == {0.0, 2.0}
 
 
-def test_start_values_are_made_where_the_tensor_lies() -> None:
+def test_initial_values_are_created_on_the_device_of_the_tensor() -> None:
     for fill in (initializer.eye, initializer.orthogonal, initializer.he_normal, initializer.glorot_uniform):
         made = []
         for dev in (default_device, OTHER):
@@ -130,7 +130,7 @@ def test_two_devices_in_one_operator_are_an_error_that_names_both() -> None:
         assert caught.value.code == "SX344" and "to_device" in caught.value.hint
 
 
-def test_a_shape_may_lie_on_the_host() -> None:
+def test_a_shape_may_be_on_the_host() -> None:
     y = op.Reshape(on(OTHER, X), on(default_device, np.array([4, 2]), requires_grad=False))
     assert y.shape == (4, 2) and y.device is OTHER
 
@@ -151,7 +151,7 @@ def test_an_operator_of_a_user_gets_constants_on_its_device() -> None:
     np.testing.assert_array_equal(to_numpy(y), 2 * X)
 
 
-def test_a_constant_that_is_written_is_a_constant_no_more() -> None:
+def test_a_constant_that_is_written_is_not_a_constant() -> None:
     class Counting(Model):
         def __init__(self) -> None:
             super().__init__()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from collections import defaultdict
 from functools import cache
+from itertools import pairwise
 
 from tests.helpers.paths import PROJECT
 
@@ -64,6 +65,20 @@ def test_a_class_name_occurs_once() -> None:
                 files[node.name].add(name)
     found = {name: sorted(where) for name, where in files.items() if len(where) > 1}
     assert set(found) == set(TWICE) and len(TWICE) <= 8, found
+
+
+def test_a_text_follows_what_it_documents() -> None:
+    """A string after an assignment is its documentation; a second one, or one apart, documents nothing."""
+    apart = []
+    for name, (_, tree) in _trees().items():
+        for node in ast.walk(tree):
+            body = node.body if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)) else []
+            for before, statement in pairwise(body):
+                if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant):
+                    follows = isinstance(before, (ast.Assign, ast.AnnAssign)) and before.end_lineno == statement.lineno - 1
+                    if isinstance(statement.value.value, str) and not follows:
+                        apart.append(f"{name}:{statement.lineno}")
+    assert not apart
 
 
 def test_tests_are_in_folders() -> None:

@@ -57,7 +57,7 @@ def load(path: Path) -> Any:
 
 
 def written(model: Any, folder: Path, name: str = "program") -> Any:
-    """The module of the program of a model, whose text is as it should be."""
+    """The module of the program of a model; checks the length of its lines, its characters, and that it is repeatable."""
     program = codegen.generate(model, name)
     path, weights = program.write(folder / f"{name}.py")
     assert weights.name == f"{name}.npz" and all(len(line) <= 130 and line == line.rstrip() for line in program.text.split("\n"))
@@ -71,7 +71,7 @@ def tensors(inputs: Sequence[Any], dev: Any = device.default_device) -> list[Any
 
 
 def run(net: Any, inputs: Sequence[Any], dev: Any = device.default_device) -> list[Any]:
-    """What a program's model gives in inference, by the definitions."""
+    """The outputs of a program's model in inference, by the definitions."""
     net.eval()
     with tape.by_definitions():
         made = net.forward(*tensors(inputs, dev))
@@ -79,7 +79,7 @@ def run(net: Any, inputs: Sequence[Any], dev: Any = device.default_device) -> li
 
 
 def gradients(net: Any, inputs: Sequence[Any], weights: dict[str, Tensor]) -> dict[str, np.ndarray]:
-    """The gradients of the mean squares of all float outputs beside ones, in training; none where nothing trains."""
+    """The gradients of the mean squared differences of all float outputs from ones, in training; none if nothing trains."""
     device.default_device.SetRandSeed(3)
     net.train()
     made = net.forward(*tensors(inputs))
@@ -99,7 +99,7 @@ def gradients(net: Any, inputs: Sequence[Any], weights: dict[str, Tensor]) -> di
 
 
 def equal(ours: Any, theirs: Any) -> str:
-    """ "" where two lists of values are the same bit for bit, else where not."""
+    """The first difference of two lists of values, bit for bit; "" if there is none."""
     return verdict.strict(list(ours), list(theirs), 0, 0)
 
 
@@ -364,7 +364,7 @@ def test_literals_of_numbers(dtype: Any) -> None:
 
 
 def test_what_is_readable(tmp_path: Path) -> None:
-    """Layers where a node is one, literals where a constant is small, the names of the nodes behind their lines."""
+    """Layers where a node is one, literals where a constant is small, the names of the nodes at the ends of lines."""
     written(MADE["layers"][0], tmp_path)
     text = (tmp_path / "program.py").read_text()
     for part in (
@@ -397,7 +397,7 @@ def test_the_text_is_as_ruff_would_write_it(tmp_path: Path) -> None:
     assert not ruff(tmp_path)
 
 
-def test_long_attributes_lie_beside_the_text(tmp_path: Path) -> None:
+def test_long_attributes_are_in_the_file_of_the_weights(tmp_path: Path) -> None:
     keys = [f"key number {i}" for i in range(40)]
     nodes = [
         helper.make_node("LabelEncoder", ["x"], ["k"], domain="ai.onnx.ml", keys_strings=keys,

@@ -631,7 +631,7 @@ def test_an_exporter_that_writes_nonsense_is_an_error_of_the_export(tmp_path: Pa
 @pytest.mark.row("I2")
 @pytest.mark.parametrize("path", MODELS, ids=lambda p: p.stem)
 def test_in_and_out_is_a_fixed_point(path: Path) -> None:
-    """What was written once is written again byte for byte, and gives the file's own outputs bit for bit."""
+    """What was written once is written again byte for byte, and returns the file's own outputs bit for bit."""
     first = sonnx.SONNXModel(onnx.load(path))
     first.eval()
     once = sonnx.export(first)

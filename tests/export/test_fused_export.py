@@ -69,7 +69,7 @@ NO_KERNEL = {"Swish"}
 
 
 def answer(oracle: Oracle, proto: onnx.ModelProto, arrays: dict[str, Any]) -> Any:
-    """What onnxruntime gives; SingaRep where it reads neither the opset nor the operator."""
+    """The outputs of onnxruntime; SingaRep where it reads neither the opset nor the operator."""
     opset = proto.opset_import[0].version
     kinds = {n.op_type for n in proto.graph.node}
     if any(defs.get_schema(k, opset).since_version > ORT_NEWEST for k in kinds) or kinds & NO_KERNEL:

@@ -1,4 +1,4 @@
-"""`sonnx.from_onnx` and what the importers share, without a framework; each importer has tests beside its own."""
+"""`sonnx.from_onnx` and what the importers share, without a framework; each importer has further tests of its own."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_results_that_are_written_to_are_no_parameters_constants_or_inputs(name:
 
 @pytest.mark.parametrize("where", ["function", "sparse"])
 def test_data_in_other_files_wherever_they_are(where: str, tmp_path: Path) -> None:
-    """Those of a function's constant, and of a sparse initializer, are read beside the file as those of any other tensor are."""
+    """Those of a function's constant, and of a sparse initializer, are read next to the file as those of any other tensor are."""
     values = numpy_helper.from_array(F([2, 3]), "w")
     (tmp_path / "w.bin").write_bytes(values.raw_data)
     values.ClearField("raw_data")
@@ -345,7 +345,7 @@ def test_numpy_and_onnx_are_enough(tmp_path: Path) -> None:
 
 @pytest.mark.row("I14")
 def test_four_processes_at_once_in_one_folder(tmp_path: Path) -> None:
-    """Each with other weights of its own, beside a file that all of them read."""
+    """Each with a file of weights for itself, next to one that all of them read."""
     onnx.save(MIXED, tmp_path / "m.onnx")
     code = (
         "import sys, numpy as np, onnx; from onnx import numpy_helper; from singa import sonnx\n"

@@ -1,7 +1,7 @@
 """One number: an operator with float attributes has the same bits on the tape, in the recorded graph, and in the exported file.
 
 The cases are drawn from the schemas: every version that has an attribute of type FLOAT or FLOATS, in every float dtype that it
-takes.  Each drawn attribute is moved by less than float32 can represent, so that a place that does not round it differs.
+takes.  Each drawn attribute is moved by less than float32 can represent, so that code that does not round it has another result.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Each operation that exporters of frameworks know, written with singa: in onnxruntime it gives what NumPy's formula gives.
+"""Each operation that exporters of frameworks know, written with singa: in onnxruntime it returns what NumPy's formula returns.
 
 A name has a meaning; a meaning is written at its least opset and at the newest, several shapes of one dtype in one file.
 """

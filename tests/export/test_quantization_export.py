@@ -56,7 +56,7 @@ def drawn(seed: int) -> Any:
     return (x + (seed % 3 - 1) * np.abs(x).mean()).astype(F)
 
 
-# --- E19: what is written, beside onnxruntime
+# --- E19: what is written, against onnxruntime
 
 
 @pytest.mark.row("E19")

@@ -24,7 +24,7 @@ from singa import sonnx
 from singa.cli import main
 from singa_backend.engines.oracle import Oracle
 from singa_backend.errors import InvalidInput
-from singa_backend.quantization.accuracy import Apart, matched, worst
+from singa_backend.quantization.accuracy import SeparateNodes, matched, worst
 from singa_backend.quantization.calibration import Observed, entropy_threshold, with_outputs
 
 CHILD = HELPERS / "quantized_by_onnxruntime.py"
@@ -294,7 +294,7 @@ def test_every_node_computes_the_integers_of_onnxruntime(options: dict[str, Any]
     pairs = matched(model, made)
     exact = {n: x for n, x in Observed(model, list(pairs)).run(data).items() if x.dtype == np.float32}
     assert len(exact) > 35
-    cut = Apart(made, pairs, exact)
+    cut = SeparateNodes(made, pairs, exact)
     mine = cut.run({**data, **exact})
     watched = with_outputs(cut.model, list(cut.outputs.values()))
     for value in watched.graph.output:

@@ -46,7 +46,7 @@ def run(proto: ModelProto, *feeds: Any) -> list[Any]:
 
 
 def same(proto: ModelProto, opset: int, *feeds: Any) -> ModelProto:
-    """The model at another opset, which must give what it gives at its own."""
+    """The model at another opset, which must have the outputs that it has at its own."""
     written = at(proto, opset)
     for ours, expected in zip(run(written, *feeds), run(proto, *feeds), strict=True):
         np.testing.assert_allclose(ours, expected, rtol=1e-6, atol=1e-6)

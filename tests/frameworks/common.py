@@ -110,7 +110,7 @@ _only_lists = False
 
 
 def export_all(doc: str | None, folder: str, names: Iterable[str], export: Callable[[str, Path], Iterable[Path]]) -> None:
-    """The command line of a script: export every net, or those that --only names, into a folder beside the script."""
+    """The command line of a script: export every net, or those that --only names, into a folder next to the script."""
     parser = argparse.ArgumentParser(description=(doc or "").split("\n", 1)[0])
     parser.add_argument("--to", type=Path, default=HERE)
     parser.add_argument("--only", default="", help="a part of the names")

@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-os.environ["POLYGRAPHY_AUTOINSTALL_DEPS"] = "0"  # what folds constants for paddle2onnx would fetch what it misses
+os.environ["POLYGRAPHY_AUTOINSTALL_DEPS"] = "0"  # the package that folds constants for paddle2onnx would install packages
 
 import numpy as np
 import onnx
@@ -26,9 +26,9 @@ UNWRITTEN = {
     "darknet": "LeakyRelu gets the alpha 0", "unet_nearest": SCALES, "unet_halves": SCALES, "unet_asymmetric": SCALES,
     "unet_corners": SCALES, "unet_bicubic": SCALES,
 }  # fmt: skip
-"""What paddle2onnx 2.1.0 writes wrong, or not at all, and what it says then; 1.3.1 with PaddlePaddle 2.6 writes it."""
+"""Nets that paddle2onnx 2.1.0 writes wrong or not at all, and why; 1.3.1 with PaddlePaddle 2.6 writes them."""
 BOTH = ("vit", "shufflenetv2", "unet_transposed")
-"""What both write, and how differently: the older one makes constants of weights, and computes shapes otherwise."""
+"""Nets that both write, in different forms: the older one turns weights into constants, and computes shapes in another way."""
 
 
 def export(name: str, folder: Path) -> Iterator[Path]:

@@ -41,7 +41,7 @@ from sklearn import (
 ROWS, COLUMNS = 120, 5
 WORDS = np.array(["ape", "bee", "cat", "dog", "eel"])
 Fitted = tuple[Any, list[list[np.ndarray]], list[list[np.ndarray]]]
-"""An estimator, and for each batch its inputs and what it gives for them."""
+"""An estimator, and for each batch its inputs and its outputs for them."""
 
 
 def data(classes: int = 3) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -469,7 +469,7 @@ class Attention(nn.Layer):
 
 
 class Added(nn.Layer):
-    """A transformer's layer: a body behind a norm, added to what it was given."""
+    """A transformer's layer: a body after a norm, added to its input."""
 
     def __init__(self, size: int, *body: Any) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""`sonnx.from_paddle`: layers of every form of inputs and outputs, both modes, and training beside PaddlePaddle.
+"""`sonnx.from_paddle`: layers of every form of inputs and outputs, both modes, and training against PaddlePaddle.
 
 tox -e from-paddle     # PaddlePaddle is needed here and nowhere else
 """
@@ -102,7 +102,7 @@ def test_train_keeps_dropout_and_batch_norm(mean_squares: Any) -> None:
     assert not np.array_equal(ours(model, X)[0], ours(model, X)[0])  # dropped at random
 
 
-def test_training_beside_paddle_and_statistics(mean_squares: Any) -> None:
+def test_training_and_statistics_against_paddle(mean_squares: Any) -> None:
     """Five steps of the same SGD, with a frozen layer: losses, parameters and running statistics."""
     layer = Block(rate=0.0)
     layer.middle.weight.stop_gradient = layer.middle.bias.stop_gradient = True
@@ -196,7 +196,7 @@ def test_errors_of_the_exporter_name_it() -> None:
         sonnx.from_paddle(Block(), np.ones((2, 3), F))  # the layer itself takes no such input
 
 
-def test_what_cannot_be_asked() -> None:
+def test_arguments_that_are_refused() -> None:
     with pytest.raises(InvalidInput, match="input_names"):
         sonnx.from_paddle(Block(), X, input_names=["a", "b"])
     with pytest.raises(InvalidInput, match="dynamic_axes names 'image'"):

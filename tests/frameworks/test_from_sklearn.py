@@ -150,7 +150,7 @@ def test_what_differs_is_an_error_that_check_can_switch_off() -> None:
     assert len(ours(sonnx.from_sklearn(fitted, X, check=False), X)[0]) == len(X)
 
 
-def test_what_cannot_be_asked() -> None:
+def test_arguments_that_are_refused() -> None:
     fitted = linear_model.Ridge().fit(X, TARGET)
     with pytest.raises(InvalidInput, match="a matrix with a row for each sample"):
         sonnx.from_sklearn(fitted, X[0])

@@ -1,4 +1,4 @@
-"""`sonnx.from_tensorflow`: Keras models and functions, in every form of inputs, in both modes, and training beside Keras.
+"""`sonnx.from_tensorflow`: Keras models and functions, in every form of inputs, in both modes, and training against Keras.
 
 tox -e from-tensorflow     # TensorFlow is needed here and nowhere else
 """
@@ -141,7 +141,7 @@ def test_dropout_before_its_ratio_was_an_input() -> None:
     assert set(found.get_params()) == trained(found)  # nothing is held that nobody reads
 
 
-def test_training_beside_keras_and_statistics(mean_squares: Any) -> None:
+def test_training_and_statistics_against_keras(mean_squares: Any) -> None:
     """Five steps of the same SGD, with a frozen layer: losses, weights and running statistics."""
     model = net(rate=0.0)
     model.get_layer("middle").trainable = False
@@ -176,7 +176,7 @@ def test_a_layer_that_is_used_twice_stays_one() -> None:
 
 
 class Text(keras.Model):
-    """Words through an embedding, attention and a recurrent layer; it makes its weights when it is called."""
+    """Words through an embedding, attention and a recurrent layer; it creates its weights when it is called."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -239,7 +239,7 @@ def test_errors_of_the_exporter_name_it() -> None:
         sonnx.from_tensorflow(lambda x: tf.linalg.eigh(x)[0], np.eye(3, dtype=F))
 
 
-def test_what_cannot_be_asked() -> None:
+def test_arguments_that_are_refused() -> None:
     with pytest.raises(InvalidInput, match="Keras 3"):
         sonnx.from_tensorflow(lambda x: x, X, train=True)
     with pytest.raises(InvalidInput, match="does not declare its inputs"):

@@ -1,4 +1,4 @@
-"""SINGA's operators as functions and classes: values beside NumPy, gradients beside differences, losses, and what is refused."""
+"""SINGA's operators as functions and classes: values against NumPy, gradients against differences, losses, refusals."""
 
 from __future__ import annotations
 
@@ -79,9 +79,9 @@ CASES: dict[str, tuple[Callable[..., Any], Callable[..., Any], tuple[Any, ...]]]
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_values_and_gradients(name: str, beside_formula: Any) -> None:
+def test_values_and_gradients(name: str, against_formula: Any) -> None:
     function, want, arrays = CASES[name]
-    beside_formula(function, want, arrays, 1e-5, 1e-7)
+    against_formula(function, want, arrays, 1e-5, 1e-7)
 
 
 def test_a_class_takes_the_options_and_gives_a_tuple() -> None:

@@ -45,7 +45,7 @@ def test_a_gradient_penalty(options: tuple[str, ...], tmp_path: Path) -> None:
 
 
 def test_inference(tmp_path: Path) -> None:
-    """Beside a model with test data, the outputs are compared; the values are those of the framework that exported it."""
+    """Outputs are compared with test data next to the model, which are those of the framework that exported it."""
     for name in ("mobilenetv2-script-17", "gpt2-script-17"):
         command = [str(EXAMPLES / "inference.py"), str(MODELS / f"{name}.onnx"), "--batches", "2"]
         assert "logits: shape (1, " in run(*command, folder=tmp_path)

@@ -67,9 +67,9 @@ CASES: dict[str, tuple[Callable[..., Any], Callable[..., Any], tuple[Any, ...]]]
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_values_and_gradients(name: str, beside_formula: Any) -> None:
+def test_values_and_gradients(name: str, against_formula: Any) -> None:
     function, want, arrays = CASES[name]
-    beside_formula(function, want, arrays, 1e-4, 1e-6)
+    against_formula(function, want, arrays, 1e-4, 1e-6)
 
 
 def test_norms_have_parameters() -> None:

@@ -231,7 +231,7 @@ def test_weights_have_the_dtype_of_the_input(dtype: Any) -> None:
 
 
 def test_what_is_assigned_before_the_first_forward_is_kept() -> None:
-    """Weights from elsewhere: layers make only what is missing."""
+    """Assigned weights stay; layers create only those that are missing."""
     w, mean = RNG.normal(size=(3, 2, 3, 3)), RNG.normal(size=2)
     made = Net()
     made.conv1 = layer.Conv2d(3, 3, padding=1, bias=False)
@@ -580,7 +580,7 @@ def test_lstm() -> None:
 
 @pytest.mark.parametrize("kind", [layer.RNN, layer.LSTM])
 def test_layers_and_directions(kind: Any) -> None:
-    """Two layers in both directions, beside single layers of the same weights."""
+    """Two layers in both directions, against single layers of the same weights."""
     made = kind(3, 4, num_layers=2, bidirectional=True, batch_first=True)
     x = tensor(2, 5, 3)
     y, *last = made(x)
@@ -672,7 +672,7 @@ def test_cudnn_rnn_without_bias_and_time_first() -> None:
     np.testing.assert_allclose(made(x).data, cudnn("lstm", x.data, whole, 4, 1, 1, np.zeros((1, 2, 4))), rtol=1e-9, atol=1e-12)
 
 
-def test_cudnn_rnn_masks_what_is_behind_the_end() -> None:
+def test_cudnn_rnn_masks_what_is_after_the_end() -> None:
     made = layer.CudnnRNN(4, use_mask=True)
     x, lengths = tensor(2, 5, 3), Tensor(data=np.array([5, 2]))
     y = made(x, seq_lengths=lengths).data
@@ -690,7 +690,7 @@ def test_cudnn_rnn_masks_what_is_behind_the_end() -> None:
     (lambda: layer.RNN(3, 4, bidirectional=True), (2, 1, 3)), (lambda: layer.LSTM(3, 4, num_layers=2), (2, 1, 3)),
     (lambda: layer.CudnnRNN(4, rnn_mode="gru", return_sequences=False), (2, 2, 3)), (lambda: layer.Dropout(0.5), (50,)),
 ])  # fmt: skip
-def test_another_device_gives_the_same_numbers(make: Any, shape: tuple[int, ...]) -> None:
+def test_another_device_has_the_same_numbers(make: Any, shape: tuple[int, ...]) -> None:
     found = []
     for dev in (default_device, Device(other_device.NAME)):
         dev.SetRandSeed(4)
@@ -777,7 +777,7 @@ def test_gradients_are_those_of_differences(make: Any, shape: tuple[int, ...]) -
 
 
 @pytest.mark.parametrize("make, shape", BODIES)
-def test_the_graph_gives_the_numbers_of_the_tape(make: Any, shape: tuple[int, ...]) -> None:
+def test_the_graph_has_the_numbers_of_the_tape(make: Any, shape: tuple[int, ...]) -> None:
     curves = []
     for graph in (False, True):
         made, x = whole(make, shape, graph)
@@ -787,7 +787,7 @@ def test_the_graph_gives_the_numbers_of_the_tape(make: Any, shape: tuple[int, ..
 
 
 class Dropping(Layer):
-    """A recurrent net with dropout between its layers, and behind."""
+    """A recurrent net with dropout between its layers, and after them."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -106,7 +106,7 @@ def test_names_are_paths() -> None:
 
 
 @pytest.mark.parametrize("drop", [0.0, 0.4])
-def test_the_graph_gives_the_numbers_of_the_tape(drop: float) -> None:
+def test_the_graph_has_the_numbers_of_the_tape(drop: float) -> None:
     """Losses, parameters, running statistics and the random stream."""
     on_tape, as_graph = [], []
     for use_graph, losses in ((False, on_tape), (True, as_graph)):
@@ -385,7 +385,7 @@ def test_tied_weights_stay_tied() -> None:
     assert not np.array_equal(m.get_params()["w"].data, np.eye(4) * 0.5)
 
 
-def test_an_exported_model_gives_the_same_answers_elsewhere() -> None:
+def test_an_exported_model_has_the_same_outputs_elsewhere() -> None:
     m = Tuned(chain())
     m.rule = opt.SGD(lr=0.1)
     m.train()

@@ -37,7 +37,7 @@ def params(dtype: Any = np.float64) -> dict[str, Tensor]:
 
 
 def run(optimizer: opt.Optimizer, rule: Callable[..., Any], dtype: Any = np.float64, rtol: float = 1e-14) -> None:
-    """The optimizer beside `rule(p, g, state, t)`, which changes `state` and gives the new value."""
+    """The optimizer against `rule(p, g, state, t)`, which changes `state` and returns the new value."""
     rng = np.random.default_rng(2)
     ps = params(dtype)
     expected = {n: p.data.astype(np.float64) for n, p in ps.items()}
@@ -340,7 +340,7 @@ def curve(kind: Any, graph: bool, change: float | None = None, dev: Device = def
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_recorded_step_gives_the_numbers_of_the_tape(kind: Any) -> None:
+def test_a_recorded_step_has_the_numbers_of_the_tape(kind: Any) -> None:
     assert curve(kind, True) == curve(kind, False)
 
 
@@ -351,7 +351,7 @@ def test_a_rate_that_is_set_counts_in_the_graph() -> None:
 @other_device.runs
 @pytest.mark.parametrize("graph", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
-def test_another_device_gives_the_same_numbers(kind: Any, graph: bool) -> None:
+def test_another_device_has_the_same_numbers(kind: Any, graph: bool) -> None:
     other_device.same(curve(kind, graph, dev=Device(other_device.NAME)), curve(kind, graph))
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import inspect
 import subprocess
 import sys
-from importlib.metadata import version
+import tomllib
 
 import numpy as np
 import pytest
 from onnx import TensorProto, helper, numpy_helper
+from tests.helpers.paths import PROJECT
 
 import singa
 from singa import autograd, device, image_tool, layer, model, opt, singa_wrap, sonnx, tensor, utils
@@ -346,7 +347,8 @@ def test_the_operator_may_be_in_a_file(inside):
 
 
 def test_versions_and_build_options():
-    assert singa.__version__ == singa_wrap.__version__ == version("sonnx")
+    project = tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]
+    assert singa.__version__ == singa_wrap.__version__ == project["version"]
     assert singa_wrap.USE_CUDA is (device.get_num_gpus() > 0) and isinstance(singa_wrap.USE_DIST, bool)
     with pytest.raises(AttributeError, match="CTensor"):
         singa_wrap.CTensor  # noqa: B018

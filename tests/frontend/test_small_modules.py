@@ -75,7 +75,7 @@ CASES = [(n, k, s) for n in (1, 4, 5, 7, 12) for k in (1, 2, 3, 5) for s in (1, 
 
 @pytest.mark.parametrize("mode", ["SAME_UPPER", "SAME_LOWER", "VALID"])
 def test_padding_is_that_of_onnx(mode: str) -> None:
-    """A pooling with these pads gives what one with ONNX's auto_pad gives."""
+    """A pooling with these pads returns what one with ONNX's auto_pad returns."""
     from onnx import helper
 
     for n, k, s in CASES:

@@ -111,7 +111,7 @@ CASES = [
 
 @pytest.mark.parametrize("given", CASES)
 def test_results_and_gradients_are_those_of_the_definitions(given: Case) -> None:
-    """Beside the definitions in float64: the error is at most four times theirs in float32, or 1e-6 of the largest element."""
+    """Against the definitions in float64: the error is at most four times theirs in float32, or 1e-6 of the largest element."""
     with tape.by_definitions():
         exact, plain = ends(given.function, given.arrays, np.float64), ends(given.function, given.arrays)
     assert not node_plans.held

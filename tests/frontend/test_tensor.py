@@ -1,4 +1,4 @@
-"""Tensors: what SINGA's documents say of them, beside NumPy."""
+"""Tensors: what SINGA's documents specify, against NumPy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Gradients that generated points hardly test: by float32 scales, and of products and powers at zeros."""
+"""Gradients that generated points rarely test: by float32 scales, and of products and powers at zeros."""
 
 from __future__ import annotations
 
@@ -77,6 +77,6 @@ def test_products_with_one_and_with_two_zeros() -> None:
     assert gradient("ReduceProd", [np.array([2.0, 0.0, 0.0])], 0, np.array([1.0])).tolist() == [0, 0, 0]
 
 
-def test_what_is_taken_twice_gathers_the_sum() -> None:
+def test_the_gradient_of_an_element_that_is_gathered_twice_is_a_sum() -> None:
     found = gradient("Gather", [np.zeros((3, 2)), np.array([0, 2, 0, -1])], 0, np.arange(8.0).reshape(4, 2), axis=0)
     assert found.tolist() == [[4, 6], [0, 0], [8, 10]]

@@ -79,7 +79,7 @@ def test_every_bin_within_the_image_gives_its_gradient_back_once(mode: str, samp
     total = [dx[i].sum() for i in (0, 1)]
     if mode == "avg":
         np.testing.assert_allclose(total, [3 * 6, 2 * 3 * 6])
-    else:  # the greatest weighted pixel gives its weight, which is at most 1
+    else:  # the derivative by the greatest weighted pixel is its weight, which is at most 1
         assert 0 < total[0] < 18 and 0 < total[1] < 36
 
 

@@ -23,7 +23,7 @@ MODES = pytest.mark.parametrize("graph", [False, True], ids=["tape", "graph"])
 
 
 class Net(Model):
-    """A body with two heads; `way` says what the loss is made of."""
+    """A body with two heads; `way` selects the values that the loss depends on."""
 
     def __init__(self, way: str = "one head", by_hand: bool = False) -> None:
         super().__init__()
@@ -93,7 +93,7 @@ def test_once_for_each_compile(graph: bool) -> None:
 
 @MODES
 @pytest.mark.parametrize("way", ["both heads", "one head"])
-def test_nothing_is_said_where_all_train_or_are_frozen(graph: bool, way: str) -> None:
+def test_no_warning_if_all_train_or_are_frozen(graph: bool, way: str) -> None:
     m, x = compiled(graph, way)
     if way == "one head":
         m.freeze("other.*")
@@ -125,8 +125,8 @@ def test_a_loss_that_reaches_nothing_is_an_error_that_names_what_was_to_train(gr
 
 @MODES
 @pytest.mark.parametrize("wanted", [False, True], ids=["", "of an input"])
-def test_where_all_is_frozen_the_error_says_so(graph: bool, wanted: bool) -> None:
-    """Also where a tape leads to the loss, because somebody asks for the gradient of an input."""
+def test_the_error_tells_that_all_are_frozen(graph: bool, wanted: bool) -> None:
+    """Also if the loss is on the tape because the gradient of an input is requested."""
     m, x = compiled(graph)
     x.requires_grad = wanted
     m.freeze()
@@ -144,7 +144,7 @@ def test_an_optimizer_without_a_model() -> None:
         assert caught.value.code == "SX345"
 
 
-def test_a_step_without_backward_is_nobodys_business() -> None:
+def test_a_step_without_backward_has_no_warning() -> None:
     class ByHand(Net):
         def train_one_batch(self, x: Tensor) -> Tensor:
             return self.forward(x)[0]
@@ -156,7 +156,7 @@ def test_a_step_without_backward_is_nobodys_business() -> None:
 
 
 def proto() -> ModelProto:
-    """A ratio that a Dropout reads, and a weight behind the layer at which `last_layers=-2` stops."""
+    """A ratio that a Dropout reads, and a weight after the layer at which `last_layers=-2` stops."""
     held = {"w": np.ones((3, 4)), "ratio": np.array(0.25), "late": np.ones((4, 2))}
     nodes = [
         helper.make_node("MatMul", ["x", "w"], ["h"]), helper.make_node("Dropout", ["h", "ratio", "on"], ["d"]),
@@ -188,7 +188,7 @@ class Imported(sonnx.SONNXModel):
 def test_an_imported_model(graph: bool) -> None:
     x = Tensor(data=np.ones((2, 3), F), requires_grad=False)
     whole, part = Imported(-1), Imported(-2)
-    assert not whole.get_params()["ratio"].stores_grad  # it says how, not what
+    assert not whole.get_params()["ratio"].stores_grad  # a setting, not a weight
     for m in (whole, part):
         m.compile([x], is_train=True, use_graph=graph)
     with warnings.catch_warnings(action="error"):

@@ -1,4 +1,4 @@
-"""Writes files with a fault at each operation, and reports what was left.
+"""Writes files with a fault at each operation, and reports what is in the folder afterwards.
 
 Each case writes over an older result.  Opening, writing, flushing, renaming and removing files is counted.  At one of these
 operations the operation fails, or the process dies: by a signal in a forked child, or, to be fast, by an exception that every

@@ -13,8 +13,6 @@ from onnx import helper, numpy_helper
 from singa_backend.backend import SingaBackend, SingaRep
 from singa_backend.kernels.table import Options
 
-TYPES = {np.dtype(v): k for k, v in {1: np.float32, 11: np.float64, 7: np.int64, 6: np.int32, 9: np.bool_, 3: np.int8}.items()}
-
 
 def model_of(
     nodes: Sequence[onnx.NodeProto],

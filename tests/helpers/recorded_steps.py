@@ -34,7 +34,7 @@ class Recorded:
         return [np.array(t.data) for t in self.step.run(tuple(self.tensors), {})]
 
     def set(self, arrays: Sequence[np.ndarray]) -> None:
-        """Run with these arguments from now on; those that are fewer leave the others."""
+        """Run with these arguments from now on; if there are fewer, the others stay."""
         for t, a in zip(self.tensors, arrays, strict=False):
             t.copy_from_numpy(a.astype(t.dtype) if t.dtype == np.float64 else a)
 

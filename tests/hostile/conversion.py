@@ -67,7 +67,7 @@ INTEGERS = [
 FLOATS = [float("nan"), float("inf"), -float("inf"), 0.0, -1.0, 1e30, -1e30, 1e-30]
 TEXTS = [b"", b"-", b"->", b"\xff\xfe", b"\0", b"nonsense", b"a" * 5000, b"ij,jk->ik", b"NOTSET", b"SAME_UPPER", b"linear"]
 DOORS = ["convert", "convert", "convert", "export", "export fed", "codegen", "train", "optimize", "check"]
-"""What a case is passed to; those that occur several times are drawn more often."""
+"""The calls that a case is passed to; those that are listed several times are drawn more often."""
 
 
 @dataclass

@@ -28,7 +28,7 @@ Feeds = Callable[[], dict[str, Any]]
 class Case:
     name: str
     group: str
-    build: Callable[[Path], Any]  # writes model.onnx into the folder, or gives what to write there
+    build: Callable[[Path], Any]  # writes model.onnx into the folder, or returns what to write there
     code: str
     feeds: Feeds = dict
     limits: dict[str, Any] = field(default_factory=dict)
@@ -58,7 +58,7 @@ node, tensor = helper.make_node, numpy_helper.from_array
 
 
 def proto_of(array: np.ndarray, name: str) -> TensorProto:
-    """onnx's own way gives all strings the room of the longest."""
+    """onnx's own conversion stores every string with the length of the longest."""
     if array.dtype != object:
         return tensor(array, name)
     texts = [s.encode() for s in array.reshape(-1)]
@@ -210,7 +210,7 @@ for name, model in {
 case("outer product", "optimizer_broadcast", "SX404", one("Momentum", np.array(0.1, F), np.array(1, I64), ROW, COLUMN, ROW, outputs=2,
      domain="ai.onnx.preview.training", alpha=0.9, beta=0.9, mode="standard", norm_coefficient=0.1))  # fmt: skip
 
-# --- growth: every node is small beside its inputs --------------------------------------------------------------------
+# --- growth: every node is small next to its inputs --------------------------------------------------------------------
 
 
 def doubling(op: str, first: Any, count: int = 60, **attributes: Any) -> ModelProto:
@@ -460,7 +460,7 @@ def external(folder: Path, location: str = "data", dims: Sequence[int] = (4,), *
 
 
 def outside(folder: Path) -> Path:
-    """A file beside the model's folder that must not be read."""
+    """A file next to the model's folder that must not be read."""
     secret = folder.parent / f"{folder.name}_secret"
     secret.mkdir(exist_ok=True)
     (secret / "data").write_bytes(bytes(16))

@@ -33,7 +33,7 @@ Rng = random.Random
 
 @dataclass(frozen=True)
 class Drawn:
-    """A hostile input.  `write` puts it into a folder; `call` passes it to the door."""
+    """A hostile input: `write` writes it into a folder; `call` passes it to the door."""
 
     door: str
     damage: str

@@ -1,8 +1,8 @@
 """Models whose structure is damaged, drawn: a valid model, and one to three damages to its messages.
 
 A damage changes one field of one message of the model: it is cleared, repeated, removed, exchanged with another of its kind,
-renamed to another name of the model, or set to a value out of bounds.  Whatever the damage leaves, every door must return or
-raise a typed error.
+renamed to another name of the model, or set to a value out of bounds.  A door is a call that reads a model; whatever
+the damage leaves, every door must return or raise a typed error.
 """
 
 from __future__ import annotations

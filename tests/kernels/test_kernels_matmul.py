@@ -203,7 +203,7 @@ def test_open_products(batch: tuple[int, ...], rows: int, columns: bool) -> None
     product, rng, used = OpenProduct(), np.random.default_rng(0), 0
     for length in (900, 1500, 901, 7, 3000, 1):
         memory = rng.standard_normal((*batch, length + 5, 64)).astype(np.float32)
-        held = memory[..., :length, :]  # a cache with room behind it
+        held = memory[..., :length, :]  # a cache with room after it
         b = held.swapaxes(-1, -2) if columns else held
         a = rng.standard_normal((*batch, rows, b.shape[-2])).astype(np.float32)
         a[..., 0, 0] = np.nan if length == 901 else 1

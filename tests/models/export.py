@@ -4,7 +4,7 @@
 
 Each net is written four times: by the exporter that traces TorchScript at an old and a newer opset, and by the one that
 captures an FX graph (`dynamo`) at two newer ones: NET-script-11.onnx, ..., NET-dynamo-23.onnx.  The batch size is dynamic
-everywhere, the length of sequences where the net has one.  NET.npz holds torch's own inputs and outputs at two batch
+everywhere, the length of sequences if the net has one.  NET.npz holds torch's own inputs and outputs at two batch
 sizes: x0_0, x0_1, ..., y0_0, ... .
 
 Four more nets are written into tests/trained; their files have constants next to their parameters: buffers with the mean
@@ -36,7 +36,7 @@ from common import keep_parameters  # noqa: E402
 
 
 class InvertedResidual(nn.Module):
-    """MobileNetV2's block: widen by 1x1, filter each channel, narrow by 1x1, add where shapes allow."""
+    """MobileNetV2's block: widen by 1x1, filter each channel, narrow by 1x1, add if the shapes are equal."""
 
     def __init__(self, inputs: int, outputs: int, stride: int, widen: int) -> None:
         super().__init__()
@@ -91,7 +91,7 @@ class SelfAttention(nn.Module):
 
 
 class Block(nn.Module):
-    """A transformer's layer, norms before (GPT-2, ViT) or behind (BERT)."""
+    """A transformer's layer, with norms before (GPT-2, ViT) or after (BERT)."""
 
     def __init__(self, size: int, heads: int, *, before: bool, causal: bool = False, fused: bool = False,
                  gelu: str = "none") -> None:  # fmt: skip
@@ -336,11 +336,11 @@ def _bert(batch: int, length: int) -> tuple[Tensor, ...]:
 
 
 Net = tuple[nn.Module, list[tuple[Tensor, ...]], list[str], list[str], bool]
-"""A net, inputs for two batch sizes (and lengths), names of the inputs, names of the outputs, sequences of any length?"""
+"""A net, inputs for two batch sizes (and lengths), names of inputs, names of outputs, whether the length of sequences is free."""
 TRAINED = dict.fromkeys(("clip", "rotary", "turning", "waves"), "trained")
 """The nets that have constants next to their parameters, and their folder."""
 OLDEST = {"vit": 14, "clip": 14}
-"""The first opset for which a net's functions can be exported, where it is not 11."""
+"""The first opset for which a net's functions can be exported, if it is not 11."""
 
 
 def _nets() -> dict[str, Net]:

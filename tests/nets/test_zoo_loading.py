@@ -207,7 +207,7 @@ def test_a_wrong_checksum_is_not_kept(go: Any, server: Server, tmp_path: Path) -
     "http://127.0.0.1:1/modèle.onnx", "http://[bad/net.onnx", "http://a..b/net.onnx", f"http://{'x' * 80}/net.onnx", "http://",
     "http://host:port/net.onnx", "http://127.0.0.1:1/a b.onnx", "http://\udcff/net.onnx", "http://127.0.0.1:1/..",
 ])  # fmt: skip
-def test_what_is_not_a_url(url: str, go: Any, tmp_path: Path) -> None:
+def test_urls_that_are_refused(url: str, go: Any, tmp_path: Path) -> None:
     done = go(url)
     assert done.code == 3 and "[SX110]" in done.err and "cannot be downloaded" in done.err and cached(tmp_path) == []
 

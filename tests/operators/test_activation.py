@@ -95,7 +95,7 @@ def test_formula(check: Check, op: str, opsets: tuple[int, ...], attributes: dic
     ("Swish", 24, NAN, NAN, INF), ("HardSwish", 22, NAN, NAN, INF), ("Shrink", 9, 0, -INF, INF),
 ])  # fmt: skip
 def test_nan_and_infinities(check: Check, op: str, opset: int, at_nan: float, low: float, high: float) -> None:
-    """What the formula gives, so that -inf * 0 and inf / inf are NaN; a comparison with NaN is false."""
+    """The values of the formula, so that -inf * 0 and inf / inf are NaN; a comparison with NaN is false."""
     check(op, [np.array([NAN, -INF, INF], np.float32)], [np.array([at_nan, low, high], np.float32)], opset=opset)
 
 

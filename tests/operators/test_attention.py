@@ -133,7 +133,7 @@ def test_nan_is_not_hidden(check: Any) -> None:
 @pytest.mark.parametrize("opset", [24, 25])
 @pytest.mark.parametrize("causal", [0, 1])
 def test_an_external_cache(check: Any, opset: int, causal: int) -> None:
-    """The last query stands at the last valid key of its sample; a short mask forbids the keys behind it."""
+    """The last query is at the last valid key of its sample; a short mask excludes the keys after it."""
     q, k, v, added = data(7, (4, 4, 3, 4), (4, 2, 6, 4), (4, 2, 6, 5), (3, 4))
     valid = np.int64([0, 2, 4, 3])
     bias = np.broadcast_to(np.pad(added, ((0, 0), (0, 2))), (4, 4, 3, 6))

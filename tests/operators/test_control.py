@@ -252,7 +252,7 @@ def test_scan_refuses(fails: Any) -> None:
 @pytest.mark.parametrize("backward", [(0, 0), (1, 0), (1, 1)])
 @pytest.mark.parametrize("lengths", [None, [3, 1, 0], [2, 3, 2]])
 def test_scan_8(check: Any, backward: tuple[int, int], lengths: list[int] | None) -> None:
-    """A batch of sequences, each as long as it says, with zeros behind; backwards begins at its own last element."""
+    """A batch of sequences, each of its own length, with zeros after its end; backwards begins at its own last element."""
     states = np.stack([S0, S0 * 2, S0 * 3])
     xs, ys = np.stack([X, X + 1, X - 3]), np.stack([Y, -Y, Y * 2])
     finals, ps, qs = [], np.zeros((3, 3, 2), F), np.zeros((3, 3, 2), F)

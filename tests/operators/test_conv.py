@@ -83,7 +83,7 @@ def test_conv_dtypes(check: Any) -> None:
     y = conv(whole, w, (1,), (0, 0), (1,))
     for dtype in (np.float16, ml_dtypes.bfloat16, np.float32, np.float64):
         check("Conv", [whole.astype(dtype), w.astype(dtype)], [y.astype(dtype)], opset=22)
-    # float32 would lose the 1 beside 2**30
+    # float32 would lose the 1 next to 2**30
     check("Conv", [np.array([[[2.0**30, 1.0]]]), np.ones((1, 1, 2))], [np.array([[[2.0**30 + 1]]])], opset=11, rtol=0)
     # float16 inputs are summed in float32: 2048 + 1 + 1 is not 2048
     half = np.array([[[2048, 1, 1]]], np.float16)

@@ -19,7 +19,7 @@ LEAF: Node = {"tree": 0, "mode": "LEAF", "feature": -2, "value": 0.0, "true": 0,
 
 
 def grow(rng: np.random.Generator, features: int, trees: int, depth: int, targets: int) -> list[Node]:
-    """Random nodes: tree, id, mode, feature, value, true, false, missing; leaves have votes {target: weight}."""
+    """Random nodes of trees: tree, id, mode, feature, value, true, false, missing; leaves have votes {target: weight}."""
     nodes: list[Node] = []
 
     def add(tree: int, ids: list[int], left: int) -> int:
@@ -123,7 +123,7 @@ def test_classifier(check: Any, opset: int, transform: str) -> None:
 
 
 def stump(left: float, right: float, target: int = 0) -> dict[str, Any]:
-    """x <= 0 gives left."""
+    """A tree that returns left if x <= 0, otherwise right."""
     root = {**LEAF, "id": 0, "mode": "BRANCH_LEQ", "feature": 0, "true": 1, "false": 2}
     leaves = [{**LEAF, "id": 1, "votes": {target: left}}, {**LEAF, "id": 2, "votes": {target: right}}]
     return {**attributes([root, *leaves], "class"), "domain": "ai.onnx.ml", "rtol": 1e-5}

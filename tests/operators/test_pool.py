@@ -264,7 +264,7 @@ def test_max_unpool(check: Any, opset: int) -> None:
     shape = {"kernel_shape": [2, 2], "strides": [2, 2], "opset": opset}
     check("MaxUnpool", [x, at], [y], **shape)
     check("MaxUnpool", [x.astype(np.float16), at, np.array([1, 1, 4, 4])], [y.astype(np.float16)], **shape)
-    # more than the windows reach: zeros behind, the indices still number the 4 x 4 cells
+    # more than the windows reach: zeros after them, the indices still number the 4 x 4 cells
     check("MaxUnpool", [x, at, np.array([1, 1, 5, 6])], [np.pad(y, ((0, 0), (0, 0), (0, 1), (0, 2)))], **shape)
     # windows of 3 with a padding of 1 go back to 3 cells, and so does the output_shape in its place
     z = np.array([[[7, 9]]], np.float32)

@@ -1,4 +1,4 @@
-"""RotaryEmbedding as a rotation of complex numbers."""
+"""RotaryEmbedding against a rotation of complex numbers."""
 
 import ml_dtypes
 import numpy as np

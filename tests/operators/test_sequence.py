@@ -61,7 +61,7 @@ def test_split(check: Any, opset: int) -> None:
     check("SplitToSequence", [x], [[x[:1], x[1:]]], opset=opset)
     check("SplitToSequence", [x], [[x[0], x[1]]], opset=opset, keepdims=0)
     check("SplitToSequence", [x[0]], [[np.float32(i) for i in range(5)]], opset=opset, keepdims=0)
-    # A given split makes keepdims count for nothing.
+    # With a split, keepdims is ignored.
     check("SplitToSequence", [x, np.int64(1)], [[x[:1], x[1:]]], opset=opset, keepdims=0)
     check("SplitToSequence", [x[:0]], [[]], opset=opset)
     check("SplitToSequence", [S, np.int64(1)], [[S[:1], S[1:]]], opset=opset)
@@ -122,7 +122,7 @@ def test_an_element_stands_for_its_optional(check: Any, opset: int) -> None:
 
 
 def through_optional(opset: int, device: str, op: str, value: Any) -> Any:
-    """Optional, then `op` on what it gave."""
+    """The result of `op` on the output of an Optional."""
     names = [] if value is None else ["x"]
     make = helper.make_node("Optional", names, ["o"], **({"type": FLOATS} if value is None else {}))
     graph = helper.make_graph(

@@ -1,4 +1,4 @@
-"""Channels first and last: the same numbers in the other order, names kept, transposes that meet and vanish."""
+"""Channels first and last: the same numbers in the other order, names kept, adjacent transposes removed."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_a_convolution_to_the_other_layout_and_back() -> None:
 @pytest.mark.row("I16", "O2")
 @pytest.mark.parametrize("path", sorted((TESTS / "frameworks" / "tensorflow").glob("*.onnx")), ids=lambda p: p.stem)
 def test_nets_of_tensorflow_lose_their_transposes(path: Path) -> None:
-    """Channels come last there, and convolutions take them first: turned, the network needs no transpose at all."""
+    """TensorFlow has channels last and ONNX's convolutions have them first: in that layout the network needs fewer transposes."""
     plain, turned = onnx.load(path), onnx.load(path)
     images = [v for v in plain.graph.input if len(v.type.tensor_type.shape.dim) == 4]
     assert images

@@ -400,7 +400,7 @@ def test_targets(wanted: list[Any], sizes: Any, expected: Any) -> None:
 
 
 def test_what_is_wrong_is_left_to_fail_where_it_runs() -> None:
-    """An index behind the end of a shape, and a division of integers by zero."""
+    """An index after the end of a shape, and a division of integers by zero."""
     text = "g (float[2,3] x) => (int64 y, int64 z) { s = Shape(x) y = Gather<axis = 0>(s, i) z = Div(j, k) }"
     model = read(text, i=I(2), j=I(1), k=I(0))
     report = optimize(model)
@@ -619,7 +619,7 @@ LOOP = """g (float[2,3] x, float[2,3] w) => (float[2,3] last, float[k,3,2] y) {{
 @pytest.mark.row("O7")
 @pytest.mark.parametrize(("trips", "moves"), [(3, True), (0, False)])
 def test_out_of_a_loop(trips: int, moves: bool) -> None:
-    """What is the same in every round is computed before it, the Transpose of the scan output behind it."""
+    """What is the same in every round is computed before it, the Transpose of the scan output after it."""
     model = read(LOOP.format(cond=""), n=I(trips), two=F(2))
     x = np.arange(6, dtype=F).reshape(2, 3)
     held(model, ["remove_identity", "move_out_of_loops", "remove_dead"], x, x / 4)
@@ -781,7 +781,7 @@ def test_large_weights_cost_little_memory() -> None:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_models_from_elsewhere(name: str, oracle: Oracle) -> None:
-    """Before and after: ours beside ours, and the optimized model beside onnxruntime on the first one."""
+    """Before and after: ours against ours, and the optimized model against onnxruntime on the first one."""
     original, model = onnx.load(MODELS[name].path), onnx.load(MODELS[name].path)
     report = optimize(model)
     assert not report.failures and report.settled and report.after.total() <= report.before.total()
@@ -804,7 +804,7 @@ def sonnx(*args: Any) -> Any:
 
 @pytest.fixture
 def external(tmp_path: Path) -> Path:
-    """A model whose weights lie beside it: one to fold, one large, one small."""
+    """A model whose weights are in a file next to it: one to fold, one large, one small."""
     model = read("g (float[2,300] x) => (float[2,300] y) { a = Identity(x) b = MatMul(a, w) t = Neg(k) y = Mul(b, t) }",
                  w=np.random.default_rng(0).standard_normal((300, 300)).astype(F), k=np.full(1, 2, F))  # fmt: skip
     folder = tmp_path / "in"

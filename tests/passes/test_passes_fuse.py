@@ -141,7 +141,7 @@ def test_an_opset_without_the_operator_keeps_its_form(name: str, opset: int) -> 
     assert not any(n.op_type == "Constant" and n.output[0] not in NUMBERS for n in model.graph.node), "nothing is left behind"
 
 
-def test_fusions_are_no_default() -> None:
+def test_fusions_are_not_the_default() -> None:
     for opset, body, _ in CASES.values():
         model = read(body, opset)
         optimize(model)

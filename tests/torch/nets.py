@@ -25,7 +25,7 @@ export = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(export)
 
 BATCHES = 5
-"""Batches that are taken in turn."""
+"""The number of batches, which the steps take in turn."""
 
 
 class Residual(nn.Module):
@@ -39,12 +39,12 @@ class Residual(nn.Module):
         )  # fmt: skip
         self.activate = activation()
         plain = stride == 1 and inputs == outputs
-        self.beside = nn.Identity() if plain else nn.Sequential(
+        self.shortcut = nn.Identity() if plain else nn.Sequential(
             nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs)
         )  # fmt: skip
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.activate(self.body(x) + self.beside(x))
+        return self.activate(self.body(x) + self.shortcut(x))
 
 
 class Resnet(nn.Module):

@@ -1,4 +1,4 @@
-"""Training beside PyTorch: the same first weights, by way of ONNX, and the same batches; 50 steps of SGD with momentum."""
+"""Training against PyTorch: the same first weights, by way of ONNX, and the same batches; 50 steps of SGD with momentum."""
 
 from __future__ import annotations
 

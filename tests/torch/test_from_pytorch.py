@@ -119,7 +119,7 @@ def test_train_keeps_dropout_and_batch_norm(dynamo: bool, mean_squares: Any) -> 
 
 
 @BOTH
-def test_training_beside_pytorch_and_statistics(dynamo: bool, mean_squares: Any) -> None:
+def test_training_and_statistics_against_pytorch(dynamo: bool, mean_squares: Any) -> None:
     """Five steps of the same SGD: losses, parameters and running statistics; the variance of PyTorch's is the unbiased one."""
     net = nn.Sequential(nn.Conv2d(4, 8, 3, groups=2), nn.BatchNorm2d(8, momentum=0.3), nn.ReLU(), nn.AdaptiveAvgPool2d(1),
                         nn.Flatten(), nn.Linear(8, 3))  # fmt: skip

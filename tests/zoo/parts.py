@@ -26,7 +26,7 @@ def silu(x: Tensor) -> Tensor:
 
 
 class Chain(layer.Layer):
-    """Layers and functions, one behind the other; the layers are registered by class and place."""
+    """Layers and functions in sequence; the layers are registered by class and place."""
 
     def __init__(self, *steps: Any) -> None:
         super().__init__()

@@ -13,7 +13,7 @@ from .parts import Chain, ConvNorm, pooled, scaled
 class Bottleneck(layer.Layer):
     """1 x 1 to fewer channels, 3 x 3 with the stride, 1 x 1 to four times as many, added to the input.
 
-    The input is projected where size or width changes.
+    The input is projected if size or width changes.
     """
 
     def __init__(self, channels: int, stride: int, project: bool) -> None:
@@ -87,7 +87,7 @@ class ResNet18(model.Model):
 
 
 class PRelu(layer.Layer):
-    """max(x, 0) + slope * min(x, 0), a slope for each channel."""
+    """max(x, 0) + slope * min(x, 0), with a slope for each channel."""
 
     def initialize(self, x: Tensor) -> None:
         self.slope = Tensor((x.shape[1], 1, 1), x.device, requires_grad=True, stores_grad=True).set_value(0.25)
@@ -111,7 +111,7 @@ class Improved(layer.Layer):
 
 
 class ArcFace(model.Model):
-    """Deng et al. 2018, LResNet100E-IR: stages of 3, 13, 30, 3 units, and a vector for a face.
+    """Deng et al. 2018, LResNet100E-IR: stages of 3, 13, 30, 3 units, and a vector for each face.
 
     x: (N, 3, S, S), S a multiple of 16, 0 to 255 with the default `offset` and `factor`.  y: (N, size).
     """
@@ -130,7 +130,7 @@ class ArcFace(model.Model):
 
 
 class RepBlock(layer.Layer):
-    """relu of the sum of three branches, each normalized: 3 x 3, 1 x 1, and the input itself where its form stays."""
+    """relu of the sum of three branches, each normalized: 3 x 3, 1 x 1, and the input itself if its form stays."""
 
     def __init__(self, channels: int, stride: int, identity: bool, group: int = 1) -> None:
         super().__init__()
@@ -161,7 +161,7 @@ class RepBlock(layer.Layer):
 
 
 def _folded(kernel: np.ndarray, norm: layer.BatchNorm2d) -> tuple[np.ndarray, np.ndarray]:
-    """A convolution and the normalization behind it as one: its kernel, its bias."""
+    """A convolution and the normalization after it as one: its kernel, its bias."""
     scale, shift, mean, variance = (to_numpy(t) for t in (norm.scale, norm.bias, norm.running_mean, norm.running_var))
     factor = scale / np.sqrt(variance + norm.epsilon)
     return kernel * factor[:, None, None, None], shift - mean * factor

@@ -57,9 +57,9 @@ def roles(graph: Graph) -> dict[str, Role]:
     """
     slots = {name: slot for slot, name in graph.state_slots}
     names = [name for name, array in graph.states.items() if dtypes.is_float(array.dtype)]
-    view, fixed = View(graph), _fixed(graph)
+    facts, fixed = GraphFacts(graph), _fixed(graph)
     fixed |= {n: Role(PARAMETER, "the file lists it as a parameter") for n in graph.marked if n not in fixed}
-    found = {name: fixed.get(name) or _Initializer(name, graph.states[name], view).role(slots[name]) for name in names}
+    found = {name: fixed.get(name) or _Initializer(name, graph.states[name], facts).role(slots[name]) for name in names}
     if any(r.kind == PARAMETER for r in found.values()) or any(n.domain == "ai.onnx.ml" for n in graph.nodes):
         return found
     return {n: replace(r, kind=PARAMETER, reason=f"{r.reason}; no other initializer is a weight") if r.open else r
@@ -95,11 +95,23 @@ def _weights(node: Node) -> Mapping[int, str]:
 
 
 _STATES = {"RNN": (5,), "GRU": (5,), "LSTM": (5, 6)}
+"""The inputs that are initial states."""
+
 _FILLS = frozenset({"Expand", "Tile", "Pad"})
+"""Operators that repeat one number."""
+
 _SUMS = frozenset({"Add", "Sum"})
+"""Operators that add a bias."""
+
 _BOUNDS = frozenset({"Clip", "Max", "Min"})
+"""Operators with constants as bounds."""
+
 _CURVES = frozenset({"Exp", "Softplus", "Sigmoid", "Tanh"})
-_NEUTRAL = frozenset({"Shape", "Size", "ConstantOfShape"})
+"""Functions by which a model keeps a trainable number positive or bounded."""
+
+_IGNORES_VALUES = frozenset({"Shape", "Size", "ConstantOfShape"})
+"""Operators that use the shape of a value, or its values as a shape."""
+
 _WALK = 256
 """The highest number of values that an initializer is followed to."""
 
@@ -112,15 +124,21 @@ _GENERATED = re.compile(
 class Place(NamedTuple):
     """A value: a slot of a graph."""
 
-    view: View
+    facts: GraphFacts
     slot: int
 
 
 @dataclass(eq=False)
-class View:
-    """A graph with what each value is made and read by, and three facts of each value.
+class GraphFacts:
+    """A graph, the node that makes each value, the nodes that read it, and three facts of each value.
 
     Attributes:
+        graph: the graph.
+        readers: the nodes that read a value, each with the index of the input, by slot.
+        makers: the node that makes a value, by slot.
+        captures: the places of a value in the graphs of nodes that capture it, by slot.
+        inner: the same of the graphs of nodes, by their ids.
+        names: the names of initializers, by slot.
         fixed: the slots that follow from initializers and Constants alone.
         learned: the slots that follow from an operator with weights.
         followed: the slots that an operator with weights follows.
@@ -128,11 +146,10 @@ class View:
     """
 
     graph: Graph
-    outer: tuple[View, dict[int, int]] | None = None
     readers: dict[int, list[tuple[Node, int]]] = field(default_factory=dict)
     makers: dict[int, Node] = field(default_factory=dict)
     captures: dict[int, list[Place]] = field(default_factory=dict)
-    inner: dict[int, View] = field(default_factory=dict)
+    inner: dict[int, GraphFacts] = field(default_factory=dict)
     fixed: set[int] = field(default_factory=set)
     learned: set[int] = field(default_factory=set)
     followed: set[int] = field(default_factory=set)
@@ -161,8 +178,8 @@ class View:
                 self.followed.update(node.inputs)
                 self.followed.update(s for g in node.graphs for s, _ in g.captured)
 
-    def _within(self, graph: Graph, node: Node) -> View:
-        """The view of a graph in a node; captured values keep their facts."""
+    def _within(self, graph: Graph, node: Node) -> GraphFacts:
+        """The facts of a graph in a node; captured values keep their facts."""
         if id(graph) not in self.inner:
             fixed = {slot for outer, slot in graph.captured if outer in self.fixed}
             learned = {slot for outer, slot in graph.captured if outer in self.learned}
@@ -172,7 +189,7 @@ class View:
                 learned |= {inner for s, inner in pairs if s in self.learned}
             elif any(s in self.learned for s in node.inputs):
                 learned |= set(graph.input_slots)
-            made = self.inner[id(graph)] = View(graph, fixed=fixed, learned=learned)
+            made = self.inner[id(graph)] = GraphFacts(graph, fixed=fixed, learned=learned)
             for outer, slot in graph.captured:
                 self.captures.setdefault(outer, []).append(Place(made, slot))
         return self.inner[id(graph)]
@@ -218,8 +235,8 @@ _NO_USE = Use("", "")
 class _Initializer:
     """One initializer while its role is decided."""
 
-    def __init__(self, name: str, array: np.ndarray, view: View) -> None:
-        self.name, self.array, self.view = name, array, view
+    def __init__(self, name: str, array: np.ndarray, facts: GraphFacts) -> None:
+        self.name, self.array, self.facts = name, array, facts
         self.axes = sum(n != 1 for n in array.shape)
         self.values = tables.kind(array)
         self.generated = bool(_GENERATED.search(name)) and "VariableOp" not in name
@@ -245,43 +262,43 @@ class _Initializer:
 
     def _uses(self, slot: int) -> Iterator[Use]:
         """The uses of the initializer, after what moves it or computes with constants alone."""
-        pending, seen = [Place(self.view, slot)], {(id(self.view), slot)}
+        pending, seen = [Place(self.facts, slot)], {(id(self.facts), slot)}
         while pending and len(seen) <= _WALK:
-            view, value = pending.pop(0)
-            following = list(view.captures.get(value, ()))
-            for node, i in view.readers.get(value, ()):
+            facts, value = pending.pop(0)
+            following = list(facts.captures.get(value, ()))
+            for node, i in facts.readers.get(value, ()):
                 if node.function is not None:
                     if i < len(node.function.input_slots):
-                        following.append(Place(view.inner[id(node.function)], node.function.input_slots[i]))
+                        following.append(Place(facts.inner[id(node.function)], node.function.input_slots[i]))
                     continue
                 if node.op_type in ("Loop", "Scan") and not node.domain:
                     body = node.graphs[0]
-                    following += [Place(view.inner[id(body)], body.input_slots[i])] if i < len(body.input_slots) else []
+                    following += [Place(facts.inner[id(body)], body.input_slots[i])] if i < len(body.input_slots) else []
                     continue
-                use = self._use(view, node, i)
+                use = self._use(facts, node, i)
                 if use is None:
-                    following += [Place(view, s) for s in node.outputs if s >= 0]
+                    following += [Place(facts, s) for s in node.outputs if s >= 0]
                 else:
                     yield use
             for place in following:
-                key = (id(place.view), place.slot)
+                key = (id(place.facts), place.slot)
                 if key not in seen:
                     seen.add(key)
                     pending.append(place)
 
-    def _use(self, view: View, node: Node, i: int) -> Use | None:
+    def _use(self, facts: GraphFacts, node: Node, i: int) -> Use | None:
         """The use by one input of a node; None if it is moved, or computed with constants alone, and its readers decide."""
         op = node.op_type
         if node.domain:
             return self._foreign(node)
-        if op in _NEUTRAL:
+        if op in _IGNORES_VALUES:
             return _NO_USE
         if i in _weights(node) or op == "Einsum":
-            return self._weight(view, node, i)
+            return self._weight(facts, node, i)
         if op in _STATES and i in _STATES[op]:
             plain = self.array.size == 1 or self.values == tables.UNIFORM
             return Use(CONSTANT if plain else PARAMETER, f"it is an initial state of {op}" + f", {self.values}" * plain)
-        fixed = all(s in view.fixed for s in node.inputs if s >= 0)
+        fixed = all(s in facts.fixed for s in node.inputs if s >= 0)
         if op == "Gather" and i == 0 and not fixed:
             return self._table(node)
         if (has_trait("", op, "keeps_weights") and i == 0) or (op in ("Gather", "GatherND", "GatherElements") and i == 0):
@@ -292,17 +309,17 @@ class _Initializer:
             return Use(PARAMETER, f"it is one number of which the model computes the {op}")
         if fixed and op not in _BOUNDS:
             return self._with_constants(node)
-        return self._with_values(view, node, i)
+        return self._with_values(facts, node, i)
 
-    def _with_values(self, view: View, node: Node, i: int) -> Use | None:
+    def _with_values(self, facts: GraphFacts, node: Node, i: int) -> Use | None:
         """The use in a computation with values of the model."""
         op = node.op_type
         if op == "Concat":
-            return self._token(view, node, "it is joined to values of the model")
+            return self._token(facts, node, "it is joined to values of the model")
         if op == "Where":
-            return self._fill(view, node)
+            return self._fill(facts, node)
         if has_trait("", op, "arithmetic"):
-            return self._element(view, node, i)
+            return self._element(facts, node, i)
         if op in _BOUNDS:
             return Use(CONSTANT, f"it is a bound of {op}")
         declared = node.operator.declaration.inputs if node.operator else ()
@@ -323,7 +340,7 @@ class _Initializer:
             return Use(CONSTANT, f"it is {tables.BINARY}, by which {node.op_type} selects other constants")
         return None
 
-    def _weight(self, view: View, node: Node, i: int) -> Use:
+    def _weight(self, facts: GraphFacts, node: Node, i: int) -> Use:
         """The use by an input that is a weight: only a few tables are constants there."""
         op = node.op_type
         what = _weights(node).get(i, "a factor")
@@ -334,13 +351,13 @@ class _Initializer:
                 return Use(CONSTANT, f"it is one number in a {op}")
             if i == 0 and self.values == tables.UNIFORM:
                 return Use(CONSTANT, f"it is {tables.UNIFORM}, to which {op} applies a weight")
-            if tables.is_frequencies(self.array) and _reaches_waves(view, node):
+            if tables.is_frequencies(self.array) and _reaches_waves(facts, node):
                 return Use(CONSTANT, "it holds the frequencies of sines and cosines")
-            others = [view.source(s) for n, s in enumerate(node.inputs) if n != i and s >= 0]
+            others = [facts.source(s) for n, s in enumerate(node.inputs) if n != i and s >= 0]
             if tables.is_counting(self.array) and any(n is not None and n.op_type == "Softmax" for n in others):
                 return Use(CONSTANT, "it counts 0, 1, 2, ...: the values of which a Softmax computes the mean")
         if has_trait("", op, "norm") and self.values == tables.UNIFORM and self.array.size > 1:
-            maker = view.makers.get(node.inputs[0])
+            maker = facts.makers.get(node.inputs[0])
             groups = op == "InstanceNormalization" and maker is not None and maker.op_type == "Reshape"
             if self.generated or groups:
                 return Use(CONSTANT, f"it is a neutral input of {op}, {tables.UNIFORM}", open=True)
@@ -354,7 +371,7 @@ class _Initializer:
             return Use(PARAMETER, "it is an embedding: Gather takes its rows")
         return None
 
-    def _token(self, view: View, node: Node, reason: str) -> Use:
+    def _token(self, facts: GraphFacts, node: Node, reason: str) -> Use:
         """The use as values next to those of the model: a learned token, or padding."""
         if self.array.size == 1 or self.values in (tables.WAVES, tables.GRID, tables.BINARY, tables.INTEGERS):
             text = f"it is {self.values}, and {node.op_type} joins it to values"
@@ -363,25 +380,25 @@ class _Initializer:
             return Use(CONSTANT, f"it is {tables.UNIFORM}: padding")
         return Use(PARAMETER, f"it is a learned token: {reason}")
 
-    def _fill(self, view: View, node: Node) -> Use:
+    def _fill(self, facts: GraphFacts, node: Node) -> Use:
         if self.array.size == 1 or self.values == tables.UNIFORM:
             return Use(CONSTANT, f"it is {self.values}, which Where fills in")
-        return self._token(view, node, "Where puts it in place of values of the model")
+        return self._token(facts, node, "Where puts it in place of values of the model")
 
-    def _element(self, view: View, node: Node, i: int) -> Use:
+    def _element(self, facts: GraphFacts, node: Node, i: int) -> Use:
         """The use by an addition, subtraction, multiplication or division with a value that is not constant."""
         op = node.op_type
-        others = [s for n, s in enumerate(node.inputs) if n != i and s >= 0 and s not in view.fixed]
+        others = [s for n, s in enumerate(node.inputs) if n != i and s >= 0 and s not in facts.fixed]
         verb = {"Mul": "multiplies", "Div": "divides", "Sub": "is subtracted from"}.get(op, "is added to")
-        learned = any(s in view.learned for s in others)
-        source = view.source(others[0]) if others else None
-        if op in _SUMS and self.axes <= 1 and source is not None and self._fits(view, source):
+        learned = any(s in facts.learned for s in others)
+        source = facts.source(others[0]) if others else None
+        if op in _SUMS and self.axes <= 1 and source is not None and self._fits(facts, source):
             return Use(PARAMETER, f"it is the bias of {source.op_type}")
         if self.array.size == 1:
-            return self._number(view, node, i, others, learned)
+            return self._number(facts, node, i, others, learned)
         if self.values in (tables.WAVES, tables.GRID, tables.BINARY, tables.INTEGERS):
             return Use(CONSTANT, f"it is {self.values}, and {verb} values", open=self.values == tables.INTEGERS)
-        if op == "Mul" and self.are_frequencies and _reaches_waves(view, node):
+        if op == "Mul" and self.are_frequencies and _reaches_waves(facts, node):
             return Use(CONSTANT, "it holds the frequencies of sines and cosines")
         if self.values == tables.UNIFORM and self.generated:
             return Use(CONSTANT, f"it is {tables.UNIFORM}, and {verb} values", open=True)
@@ -389,23 +406,23 @@ class _Initializer:
             return Use(CONSTANT, "values divide it", open=True)
         if op in ("Sub", "Div"):
             return Use(CONSTANT, f"it {verb} values, as a mean or a deviation does", open=True)
-        if not (learned or _is_normalized(view, source)) and self.axes <= 1:
+        if not (learned or _is_normalized(facts, source)) and self.axes <= 1:
             return Use(CONSTANT, f"it {verb} inputs of the model before any weight: it normalizes them", open=True)
-        if node.outputs[0] not in view.followed and self._decodes(view, node, source):
+        if node.outputs[0] not in facts.followed and self._decodes(facts, node, source):
             return Use(CONSTANT, f"it {verb} outputs of the model after all weights, as anchors and grids do", open=True)
         if op == "Mul":
             return Use(PARAMETER, "it is a scale of values of the model")
         what = "positions or biases" if self.axes > 1 else "a shift"
         return Use(PARAMETER, f"it holds {what}, which are added to values of the model")
 
-    def _fits(self, view: View, source: Node) -> bool:
+    def _fits(self, facts: GraphFacts, source: Node) -> bool:
         """Whether a vector has a number for each channel of a product, or of a part of them."""
         if source.domain or not has_trait("", source.op_type, "linear"):
             return False
-        weight = next((s for s in source.inputs[1:2] + source.inputs[:1] if s in view.fixed), -1)
+        weight = next((s for s in source.inputs[1:2] + source.inputs[:1] if s in facts.fixed), -1)
         if weight < 0:
             return False
-        shape = _shape(view, weight)
+        shape = _shape(facts, weight)
         if shape is None or len(shape) < 2 or source.op_type == "Einsum":
             return True
         group = source.attributes.get("group") or 1
@@ -414,19 +431,19 @@ class _Initializer:
         size = self.array.size
         return bool(channels % size == 0 and (size > 1 or channels == 1 or bool(self.array.ndim and not self.generated)))
 
-    def _decodes(self, view: View, node: Node, source: Node | None) -> bool:
+    def _decodes(self, facts: GraphFacts, node: Node, source: Node | None) -> bool:
         """Whether a Sigmoid, Exp or power, or values with other channels, come before: the outputs of a detector."""
         if source is None or source.domain:
             return False
         if source.op_type in ("Sigmoid", "Exp", "Pow", "Softmax", "Mul", "Add", "Sub"):
-            return source.op_type not in ("Mul", "Add", "Sub") or self._is_late(view, source)
-        return has_trait("", source.op_type, "linear") and not self._fits(view, source)
+            return source.op_type not in ("Mul", "Add", "Sub") or self._is_late(facts, source)
+        return has_trait("", source.op_type, "linear") and not self._fits(facts, source)
 
-    def _is_late(self, view: View, node: Node) -> bool:
+    def _is_late(self, facts: GraphFacts, node: Node) -> bool:
         """Whether arithmetic with constants leads back to a Sigmoid, Exp or power."""
         for _ in range(8):
-            rest = [s for s in node.inputs if s >= 0 and s not in view.fixed]
-            maker = view.source(rest[0]) if rest else None
+            rest = [s for s in node.inputs if s >= 0 and s not in facts.fixed]
+            maker = facts.source(rest[0]) if rest else None
             if maker is None or maker.domain:
                 return False
             if maker.op_type in ("Sigmoid", "Exp", "Pow"):
@@ -436,7 +453,7 @@ class _Initializer:
             node = maker
         return False
 
-    def _number(self, view: View, node: Node, i: int, others: list[int], learned: bool) -> Use:
+    def _number(self, facts: GraphFacts, node: Node, i: int, others: list[int], learned: bool) -> Use:
         """The use of one number: mostly a factor or a summand of the program."""
         op, value = node.op_type, float(self.array.reshape(-1)[0])
         if not np.isfinite(value):
@@ -446,41 +463,43 @@ class _Initializer:
         plain = Use(CONSTANT, f"it is one number, {how or format(value, '.6g')}, which {verb}", open=True)
         if op == "Sub" or (op == "Div" and i == 0) or self.generated or not learned:
             return plain
-        if op in ("Mul", "Div") and _is_cosine(view, node, others[0]):
+        if op in ("Mul", "Div") and _is_cosine(facts, node, others[0]):
             return Use(PARAMETER, "it is one number that scales products of unit vectors: a learned scale")
-        counts = value == round(value) and value not in (
-            (0.0, 1.0) if op == "Mul" else (0.0,)
-        )  # a fresh gain or shift may be these
-        if counts or (how and _in_attention(view, node, others[0])) or (abs(value) <= 1e-3 and _follows_root(view, node)):
+        initial = (0.0, 1.0) if op == "Mul" else (0.0,)  # a gain or a shift that was not trained yet may be these
+        if (
+            (value == round(value) and value not in initial)
+            or (how and _in_attention(facts, node, others[0]))
+            or (abs(value) <= 1e-3 and _follows_root(facts, node))
+        ):
             return plain
         return Use(
             PARAMETER, f"it is one number with a name of its own, which {verb}" + " values of the model" * (op in ("Mul", "Div"))
         )
 
 
-def _is_normalized(view: View, node: Node | None) -> bool:
+def _is_normalized(facts: GraphFacts, node: Node | None) -> bool:
     """Whether a value is divided by a statistic of itself, also before a scale: a norm in parts."""
     for _ in range(3):
         if node is None or node.domain or node.op_type not in ("Div", "Mul"):
             return False
-        rest = [s for s in node.inputs if s not in view.fixed]
+        rest = [s for s in node.inputs if s not in facts.fixed]
         if len(rest) == 2:
             return True
-        node = view.source(rest[0]) if rest else None
+        node = facts.source(rest[0]) if rest else None
     return False
 
 
-def _in_attention(view: View, node: Node, other: int) -> bool:
+def _in_attention(facts: GraphFacts, node: Node, other: int) -> bool:
     """Whether a number scales rows of an embedding, or what a Softmax or a product of two values of the model takes."""
-    maker = view.source(other)
+    maker = facts.source(other)
     if maker is not None and maker.op_type == "Gather":
         return True
     pending, seen = [node], {id(node)}
     while pending and len(seen) <= 32:
         for slot in pending.pop(0).outputs:
-            for reader, _ in view.readers.get(slot, ()):
+            for reader, _ in facts.readers.get(slot, ()):
                 if reader.op_type == "Softmax" or (
-                    has_trait("", reader.op_type, "linear") and not view.fixed.intersection(reader.inputs)
+                    has_trait("", reader.op_type, "linear") and not facts.fixed.intersection(reader.inputs)
                 ):
                     return True
                 if (has_trait("", reader.op_type, "keeps_weights") or reader.op_type in ("Add", "Mul", "Where")) and id(
@@ -491,20 +510,20 @@ def _in_attention(view: View, node: Node, other: int) -> bool:
     return False
 
 
-def _follows_root(view: View, node: Node) -> bool:
-    return any(n.op_type in ("Sqrt", "Rsqrt", "Pow", "Reciprocal", "Div") for n, _ in view.readers.get(node.outputs[0], ()))
+def _follows_root(facts: GraphFacts, node: Node) -> bool:
+    return any(n.op_type in ("Sqrt", "Rsqrt", "Pow", "Reciprocal", "Div") for n, _ in facts.readers.get(node.outputs[0], ()))
 
 
-def _is_cosine(view: View, node: Node, other: int) -> bool:
+def _is_cosine(facts: GraphFacts, node: Node, other: int) -> bool:
     """Whether a number multiplies a product of two values of which one is divided by its norm, or such a value before."""
-    maker = view.source(other)
+    maker = facts.source(other)
     product = maker is not None and has_trait("", maker.op_type, "linear")
-    return any(_is_unit(view, s) for s in (maker.inputs[:2] if maker is not None and product else (other,)))
+    return any(_is_unit(facts, s) for s in (maker.inputs[:2] if maker is not None and product else (other,)))
 
 
-def _is_unit(view: View, slot: int) -> bool:
+def _is_unit(facts: GraphFacts, slot: int) -> bool:
     """Whether a value is divided by its norm."""
-    node = view.source(slot)
+    node = facts.source(slot)
     if node is None or node.domain:
         return False
     if node.op_type == "LpNormalization":
@@ -512,7 +531,7 @@ def _is_unit(view: View, slot: int) -> bool:
     if node.op_type != "Div":
         return False
     for _ in range(8):
-        node = view.source(node.inputs[1]) if node.op_type == "Div" else view.source(node.inputs[0])
+        node = facts.source(node.inputs[1]) if node.op_type == "Div" else facts.source(node.inputs[0])
         if node is None or node.domain or not node.inputs:
             return False
         if node.op_type in ("ReduceL2", "ReduceL1"):
@@ -524,12 +543,12 @@ def _is_unit(view: View, slot: int) -> bool:
     return False
 
 
-def _reaches_waves(view: View, node: Node) -> bool:
+def _reaches_waves(facts: GraphFacts, node: Node) -> bool:
     """Whether Sin or Cos follows, after what moves and multiplies."""
     pending, seen = [node], {id(node)}
     while pending and len(seen) <= 32:
         for slot in pending.pop(0).outputs:
-            for reader, _ in view.readers.get(slot, ()):
+            for reader, _ in facts.readers.get(slot, ()):
                 if reader.op_type in ("Sin", "Cos"):
                     return True
                 passes = has_trait("", reader.op_type, "keeps_weights") or reader.op_type in ("Concat", "Mul", "Add", "Gather")
@@ -539,17 +558,17 @@ def _reaches_waves(view: View, node: Node) -> bool:
     return False
 
 
-def _shape(view: View, slot: int) -> tuple[int, ...] | None:
+def _shape(facts: GraphFacts, slot: int) -> tuple[int, ...] | None:
     """The shape of an initializer, also after a Transpose; None if it is not known."""
-    if slot in view.names:
-        return tuple(view.graph.states[view.names[slot]].shape)
-    node = view.makers.get(slot)
+    if slot in facts.names:
+        return tuple(facts.graph.states[facts.names[slot]].shape)
+    node = facts.makers.get(slot)
     if node is None or node.domain or not node.inputs:
         return None
     if node.op_type in ("Identity", "Cast", "QuantizeLinear", "DequantizeLinear"):
-        return _shape(view, node.inputs[0])
+        return _shape(facts, node.inputs[0])
     if node.op_type == "Transpose":
-        inner = _shape(view, node.inputs[0])
+        inner = _shape(facts, node.inputs[0])
         order = node.attributes.get("perm")
         return None if inner is None else tuple(inner[p] for p in (order if order is not None else range(len(inner) - 1, -1, -1)))
     if node.op_type == "Constant":

@@ -1,4 +1,4 @@
-"""Recognizes by its values what no training makes: masks, integers, tables of cosines, grids, frequencies, roots of sizes.
+"""Recognizes arrays that training does not produce by their values: masks, integers, tables of cosines, grids, frequencies.
 
 At most `LIMIT` elements of an array are looked at, in blocks, and at most 64 rows and columns of a table: a file that is mapped
 is not read as a whole.
@@ -17,7 +17,13 @@ FAINT = -50.0
 """A number up to this one is a mask if it is the only one besides 0."""
 
 LIMIT = 1 << 16
-_SAMPLE, _ROWS, _NEAR, _BLOCK = 256, 64, 2e-3, 4096
+"""The maximum number of elements that are looked at."""
+
+_SAMPLE, _BLOCK, _ROWS = 256, 4096, 64
+"""The elements that are looked at first, those of a block, and the rows and columns of a table."""
+
+_NEAR = 2e-3
+"""The error of a sine, relative to its amplitude."""
 
 MASK = "a mask of 0, 1 and -inf or a number below -1e+04"
 ONE, BINARY, INTEGERS, UNIFORM = "one number", "a mask of 0 and 1", "integers", "the same number everywhere"
@@ -30,11 +36,10 @@ def kind(array: np.ndarray) -> str:
     if array.size <= 1:
         return ONE if array.size else UNIFORM
     flat = array.reshape(-1)
-    found = _plain(flat[:_SAMPLE].astype(np.float64), sample=True)  # most weights end here
-    if found:
+    if _plain(flat[:_SAMPLE].astype(np.float64)):  # not so for most weights
         found = _plain(_blocks(flat).astype(np.float64))
-    if found:
-        return found
+        if found:
+            return found
     part = array if array.size <= LIMIT else _corner(array)
     return WAVES if is_waves(part) else GRID if _is_grid(part) else ""
 
@@ -52,12 +57,13 @@ def _corner(array: np.ndarray) -> np.ndarray:
     return array[(slice(64),) * (array.ndim - 1) + (slice(1024),)]
 
 
-def _plain(values: np.ndarray, sample: bool = False) -> str:
+def _plain(values: np.ndarray) -> str:
+    """The kind of values that are one or two numbers, or integers; "" for others."""
     low = values <= LARGE
     if (low | (values == 0) | (values == 1)).all():
         if low.any():
             return MASK
-        return BINARY if sample or values.min() != values.max() else UNIFORM
+        return BINARY if values.min() != values.max() else UNIFORM
     first = values[0]
     if (values == first).all():
         return UNIFORM
@@ -83,7 +89,7 @@ def is_waves(array: np.ndarray) -> bool:
 
 
 def _may_be_sines(rows: np.ndarray) -> bool:
-    """A quick test of a few columns, at which almost all weights end."""
+    """A quick test of a few columns, which almost all weights fail."""
     t = rows[:16, :: max(1, rows.shape[1] // 8)].astype(np.float64)
     middle, around = t[1:-1], t[2:] + t[:-2]
     turned = np.abs(around[1:] * middle[:-1] - around[:-1] * middle[1:])
@@ -134,7 +140,7 @@ def _is_grid(array: np.ndarray) -> bool:
 
 
 def is_frequencies(array: np.ndarray) -> bool:
-    """Whether a vector falls or rises without a turn, and is positive: frequencies of sines."""
+    """Whether a vector is positive, and falls or rises strictly: frequencies of sines."""
     if sum(n != 1 for n in array.shape) != 1 or array.size < 2 or array.size > LIMIT:
         return False
     values = array.reshape(-1).astype(np.float64)
@@ -148,7 +154,7 @@ def is_counting(array: np.ndarray) -> bool:
 
 
 def root(value: float) -> str:
-    """How a number follows from an integer from 2 on: as its root, or one over it; "" if it does not."""
+    """How a number follows from an integer of 2 or more: as its root, or one over it; "" if it does not."""
     if not math.isfinite(value) or value == 0:
         return ""
     size = abs(value)

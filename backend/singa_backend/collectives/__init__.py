@@ -1,8 +1,8 @@
 """Communication between the processes of one training: sums, collections and copies of arrays."""
 
 from .communicator import Communicator, Handle
+from .environment import launched_rank, launched_size
 from .launch import communicator, nccl_group
-from .launched import launched_rank, launched_size
 from .local import LocalGroup
 from .single import SingleProcess
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from ..errors import InvalidInput, MissingDependency
 from .communicator import Communicator
-from .launched import launched_size
+from .environment import launched_size
 from .single import SingleProcess
 
 ENGINES = ("mpi", "nccl", "single")
@@ -23,7 +23,7 @@ def communicator(engine: str | None = None, timeout: float = 300.0, pieces: int 
         engine: "mpi", "nccl" (whose processes an MPI launcher starts) or "single"; None for "mpi" if a launcher has started
             several processes, or the program has imported mpi4py's MPI, otherwise "single".
         timeout: Seconds that an operation waits for the other processes.
-        pieces: The most elements of one operation; longer arrays are sent in pieces.
+        pieces: The maximum number of elements of one operation; longer arrays are sent in pieces.
 
     Returns:
         The communicator.
@@ -72,7 +72,7 @@ def nccl_group(id: Any, rank: int | None, size: int | None, timeout: float = 300
         rank: The number of this process.
         size: The number of processes.
         timeout: Seconds that an operation waits for the other processes.
-        pieces: The most elements of one operation of NCCL; longer arrays are sent in pieces.
+        pieces: The maximum number of elements of one operation of NCCL; longer arrays are sent in pieces.
 
     Returns:
         The communicator.

@@ -28,8 +28,8 @@ from typing import Any
 import numpy as np
 
 from ..errors import CommunicationError, MissingDependency
-from .launched import launched_size
-from .local import no_progress, other_operation, pieces_of
+from ._common import no_progress, other_operation, pieces_of
+from .environment import launched_size
 
 FAILED, INTERRUPTED = 1, 130
 """The exit codes of a group that ends by an uncaught exception, or by Ctrl-C."""
@@ -53,7 +53,7 @@ _FORWARDED = 0.3
 """Seconds in which mpiexec forwards the output of a process; it drops the rest when the process aborts."""
 
 _GRACE = 5.0
-"""The most seconds that a rank whose operation has failed waits at its end for the others."""
+"""The maximum seconds that a rank whose operation has failed waits at its end for the others."""
 
 
 class _Job:
@@ -187,7 +187,7 @@ class MpiRank:
 
     Args:
         timeout: Seconds that an operation waits for the other processes.
-        pieces: The most elements of one MPI operation; longer arrays are sent in pieces.
+        pieces: The maximum number of elements of one MPI operation; longer arrays are sent in pieces.
 
     Raises:
         CommunicationError: Another process does not create a communicator within the timeout.

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import DeviceUnavailable, InvalidInput, MissingDependency
-from .local import no_progress, pieces_of
+from ._common import no_progress, pieces_of
 
 _TYPES = {
     "int8": 0, "uint8": 1, "int32": 2, "uint32": 3, "int64": 4, "uint64": 5,
@@ -66,7 +66,7 @@ class NcclRank:
         size: The number of processes.
         local_rank: The number of processes with a lower rank on the same machine.
         timeout: Seconds that an operation waits for the other processes.
-        pieces: The most elements of one operation of NCCL; longer arrays are sent in pieces.
+        pieces: The maximum number of elements of one operation of NCCL; longer arrays are sent in pieces.
     """
 
     on_host = False

@@ -30,7 +30,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from ..errors import CommunicationError, InvalidInput, MissingDependency
-from .local import no_progress, other_operation, sum_of
+from ._common import no_progress, other_operation, sum_of
 
 _PAUSE = 0.01
 """Seconds between two attempts to connect to rank 0."""

@@ -71,7 +71,7 @@ class StoredCase(Case):
     broken: str = ""
 
 
-def fed(case: Case) -> str:
+def inputs_digest(case: Case) -> str:
     """Return a digest of a case's inputs: shapes and bytes, but not dtypes, because 1.18 and older store bfloat16 as uint16."""
 
     def bits(x: Any) -> Any:
@@ -356,15 +356,15 @@ def corrected(runs: dict[str, Run], newest: Sequence[Case] = (), now: Sequence[w
         now: Their results.
     """
     passed: dict[str, dict[str, str]] = {
-        release: {c.name: fed(c) for c, r in zip(run.cases, run.results, strict=True) if r.strict == "passed"}
+        release: {c.name: inputs_digest(c) for c, r in zip(run.cases, run.results, strict=True) if r.strict == "passed"}
         for release, run in runs.items()
     }
     installed = passed.setdefault(onnx.__version__, {})  # this release may be one of the runs
-    installed |= {c.name: fed(c) for c, r in zip(newest, now, strict=True) if r.strict == "passed"}
+    installed |= {c.name: inputs_digest(c) for c, r in zip(newest, now, strict=True) if r.strict == "passed"}
     order = list(passed)
     out: dict[str, dict[str, str]] = {}
     for at, (release, run) in enumerate(runs.items(), 1):
-        mine = {c.name: fed(c) for c in run.cases if c.name in run.judged.explained}
+        mine = {c.name: inputs_digest(c) for c in run.cases if c.name in run.judged.explained}
         found = {n: next((later for later in order[at:] if passed[later].get(n) == digest), "") for n, digest in mine.items()}
         out[release] = {n: later for n, later in found.items() if later}
     return out

@@ -285,7 +285,7 @@ def write(report: dict[str, Any], folder: Path) -> list[Path]:
 
 
 def stale(report: dict[str, Any], folder: Path) -> str:
-    """Return "" if the report in `folder` equals `report`, apart from max_ulp and library versions, else the difference."""
+    """Return "" if the report in `folder` equals `report`, apart from max_ulp and library versions, otherwise the difference."""
     path = folder / "support.json"
     if not path.exists():
         return f"{path} does not exist"

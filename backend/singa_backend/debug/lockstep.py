@@ -68,6 +68,11 @@ def _missing(source: Source, call: NodeCall, values: Values, engine: Engine) -> 
     return FailedRun(engine.name, "not reached", f"no value of {', '.join(map(repr, names))}") if names else None
 
 
+def _read(call: NodeCall, values: Values) -> Values:
+    """The values that a call reads, without weights."""
+    return {n: values[n] for n in call.uses if n in values}
+
+
 def walk(source: Source, mine: Engine, theirs: Engine | None, inputs: Values, budget: int) -> Iterator[Visit]:
     """Visit every call of the model on both engines.
 
@@ -82,6 +87,8 @@ def walk(source: Source, mine: Engine, theirs: Engine | None, inputs: Values, bu
 
 
 class _Walk:
+    """A walk through one model: the values of both sides, and the calls that the other side has not computed yet."""
+
     def __init__(self, source: Source, mine: Engine, theirs: Engine | None, inputs: Values, budget: int) -> None:
         self.source, self.mine, self.theirs = source, mine, theirs
         self.my_values, self.their_values = dict(inputs), dict(inputs)
@@ -112,14 +119,11 @@ class _Walk:
             other = theirs.pop(i)
             if isinstance(other, dict) and (isinstance(mine, FailedRun) or self.source.draws(call)):
                 self.my_values |= other
-            yield Visit(call, mine, other, self._read(call, self.my_values), self._read(call, self.their_values))
+            yield Visit(call, mine, other, _read(call, self.my_values), _read(call, self.their_values))
             for name in self.source.dies.get(i, ()):
                 self.my_values.pop(name, None)
                 self.their_values.pop(name, None)
         waiting.clear()
-
-    def _read(self, call: NodeCall, values: Values) -> Values:
-        return {n: values[n] for n in call.uses if n in values}
 
     def _theirs(
         self, engine: Engine, waiting: Sequence[tuple[int, NodeCall, Values | FailedRun]], found: dict[int, Values | FailedRun]
@@ -190,13 +194,7 @@ def walk_models(
             if isinstance(result, FailedRun) or source.draws(call):
                 my_values |= found
             absent = FailedRun(theirs.name, "absent", "the other model has no value of these names")
-            yield Visit(
-                call,
-                result,
-                found or failure or absent,
-                {n: my_values[n] for n in call.uses if n in my_values},
-                {n: their_values[n] for n in call.uses if n in their_values},
-            )
+            yield Visit(call, result, found or failure or absent, _read(call, my_values), _read(call, their_values))
             for name in source.dies.get(i, ()):
                 my_values.pop(name, None)
                 their_values.pop(name, None)

@@ -330,6 +330,8 @@ class _Candidate:
 
 
 class _Search:
+    """The search for a smaller model that fails: the values of the whole model, and the candidates that were tried."""
+
     def __init__(self, source: Source, predicate: Predicate, store: SpillStore, fed: Values, tries: int, progress: Any) -> None:
         self.source, self.predicate, self.store, self.fed = source, predicate, store, fed
         self.tries, self.tried, self.progress = tries, 0, progress
@@ -367,7 +369,7 @@ class _Search:
     def _cut(self, found: _Candidate) -> _Candidate:
         """Bisect from the end, then from the front: the shortest run of nodes that fails, if failing is monotone."""
         for end in (True, False):
-            low, high = 0, len(found.calls)  # keeping `high` nodes fails
+            low, high = 0, len(found.calls)  # a model of the first (or last) `high` nodes fails
             calls = found.calls
             while high - low > 1:
                 middle = (low + high) // 2
@@ -395,6 +397,7 @@ class _Search:
         return found
 
     def _drop_outputs(self, found: _Candidate) -> _Candidate:
+        """Remove outputs without which the model still fails, one after the other."""
         for name in found.outputs:
             rest = tuple(n for n in found.outputs if n != name)
             smaller = self._try(found.calls, rest) if rest else None

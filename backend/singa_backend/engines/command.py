@@ -181,7 +181,7 @@ def read_outputs(path: Path, declared: Mapping[str, TypeProto], *, exact: bool) 
 def _read(arrays: Arrays, name: str, declared: TypeProto) -> np.ndarray:
     """An array in its declared dtype if it is stored as bytes; strings as objects."""
     code = declared.tensor_type.elem_type
-    array = arrays.array(name, dtypes.numpy_dtype(code) if dtypes.is_known(code) else None)
+    array = arrays.array(name, dtypes.numpy_dtype(code) if dtypes.is_code(code) else None)
     return array.astype(object) if array.dtype.kind in "US" else array
 
 
@@ -194,7 +194,7 @@ def checked(engine: str, model: ModelProto, outputs: dict[str, Any]) -> dict[str
             what = f"has the dtype {value.dtype}, which ONNX does not have"
         elif declared.type.HasField("tensor_type") and not isinstance(value, np.ndarray):
             what = f"is a {type(value).__name__}, and not a NumPy array"
-        elif isinstance(value, np.ndarray) and dtypes.is_known(code) and dtypes.onnx_code(value.dtype) != code:
+        elif isinstance(value, np.ndarray) and dtypes.is_code(code) and dtypes.onnx_code(value.dtype) != code:
             what = f"is {dtypes.onnx_name(value.dtype)}, but the model declares {dtypes.onnx_name(dtypes.numpy_dtype(code))}"
         if what:
             raise EngineFailure(engine, "refused", f"the output {declared.name!r} {what}")

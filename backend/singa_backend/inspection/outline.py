@@ -48,7 +48,7 @@ def _scene(graphs: _Graphs, i: int, number: int) -> Iterator[str]:
         elif kind == "g":
             group = graph["groups"][at]
             under = f' <span class="soft">{html(group["n"])}</span>' if group["n"] else ""
-            title = f"{_sign(group)}{html(group['t'])}{under}{_figures(group)}"
+            title = f"{_sign(group)}{html(group['t'])}{under}{_inline_figures(group)}"
             yield f'<li><details data-key="{i}-g{at}"><summary>{title}</summary><ul>'
             yield from _scene(graphs, i, group["scene"])
             yield "</ul></details></li>"
@@ -56,7 +56,7 @@ def _scene(graphs: _Graphs, i: int, number: int) -> Iterator[str]:
 
 def _vertex(graphs: _Graphs, i: int, at: int) -> Iterator[str]:
     vertex = graphs[i]["vertices"][at]
-    yield f'<li id="n{i}-{at}">{_link(i, at, vertex)}{_figures(vertex)}'
+    yield f'<li id="n{i}-{at}">{_link(i, at, vertex)}{_inline_figures(vertex)}'
     inner = [j for j in vertex.get("g", ()) if graphs[j]["depth"]]
     if inner:
         what = f"{len(inner)} subgraph{'s' * (len(inner) != 1)} of {vertex['n']}"
@@ -84,8 +84,8 @@ def _sign(item: Mapping[str, Any]) -> str:
     return f'<span class="sign {how}" role="img" aria-label="{how}">{SIGNS[how]}</span> '
 
 
-def _figures(item: Mapping[str, Any]) -> str:
-    """The share of time and the error, as text."""
+def _inline_figures(item: Mapping[str, Any]) -> str:
+    """The share of time and the error of a node or a group, after its title."""
     shown = ""
     if "m" in item and item["m"]["seconds"]:
         shown += f' <span class="figure">{item["m"]["share"]:.1%}</span>'
@@ -99,7 +99,7 @@ def _error(error: Mapping[str, Any]) -> str:
 
 
 def figures(graphs: _Graphs, details: Mapping[str, Any]) -> str:
-    """The slowest nodes, the largest errors, and the changes, as far as the page has them."""
+    """The tables of the slowest nodes, the largest errors, and the changes, as far as the page has them."""
     every = [(i, at, v) for i, graph in enumerate(graphs) for at, v in enumerate(graph["vertices"])]
     found = ""
     if "time" in details:

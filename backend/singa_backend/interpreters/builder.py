@@ -39,6 +39,7 @@ _FOLDING = limits.Limits(tensor_bytes=1 << 24, live_bytes=1 << 26, iterations=10
 """The limits of the computation of a folded constant; a call that exceeds them is written as a node."""
 
 _outer = count()
+"""The numbers in the names of values of an outer interpreter that is not a graph."""
 
 
 @dataclass(eq=False)
@@ -667,7 +668,7 @@ def attribute_proto(domain: str, op_type: str, opset: int, name: str, value: Any
         value = list(value)
     if isinstance(value, bool):
         value = int(value)
-    if code == 2 and isinstance(value, float):
+    if code == AttributeProto.INT and isinstance(value, float):
         if not value.is_integer():
             raise UnsupportedModel(
                 f"{op_type} with {name}={value} cannot be written in opset {opset}", code="SX206", operator=op_type

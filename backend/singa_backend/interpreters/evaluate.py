@@ -1,4 +1,4 @@
-"""Compute single operators on a device."""
+"""Compute single operators on a device, by their definitions."""
 
 from __future__ import annotations
 

@@ -375,10 +375,10 @@ def open_archive(path: str | os.PathLike[str], code: str) -> Iterator[Archive]:
 
 
 MEMBER = ".npy"
+"""The suffix of the members of an .npz file."""
 
 _AS_BYTES = (dtypes.HALVES | dtypes.FLOAT8) - {np.dtype(np.float16)}
 """The dtypes that NumPy writes as bytes, each of which is a value."""
-"""The suffix of the members of an .npz file."""
 
 
 class Arrays:

@@ -1,4 +1,4 @@
-"""The one door to files: whatever this project writes appears whole under its name, or not at all.
+"""Writes every file of this project: it appears complete under its name, or not at all.
 
     write_text(path, text)
     with writing(path) as out:                  # a binary file, which takes its place at the end of the block

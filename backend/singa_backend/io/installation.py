@@ -1,15 +1,38 @@
-"""Whether the package `singa` is that of this distribution: Apache SINGA's package has the same name.
+"""The version of sonnx, and whether the package `singa` is that of this distribution: Apache SINGA's package has the same name.
 
-Installing it overwrites files of this distribution, or precedes them on the path. The import of `singa_backend` then warns, and
-that of `sonnx` raises ImportError.
+Installing the other package overwrites files of this distribution, or it precedes them on the path. The import of
+`singa_backend` then warns, and that of `sonnx` raises ImportError.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import os
+import tomllib
 import warnings
+from importlib.metadata import PackageNotFoundError
+from importlib.metadata import version as installed_version
 from pathlib import Path
+
+PYPROJECT = Path(__file__).parents[3] / "pyproject.toml"
+"""The file of the project, if this file is in a checkout."""
+
+
+def version() -> str:
+    """The version of sonnx: that of the installed distribution, otherwise that of the checkout.
+
+    Returns:
+        The version; "unknown" if sonnx is neither installed nor a checkout.
+    """
+    try:
+        return installed_version("sonnx")
+    except PackageNotFoundError:
+        pass
+    try:
+        project = tomllib.loads(PYPROJECT.read_text("utf-8"))["project"]
+    except (OSError, ValueError, KeyError):
+        return "unknown"
+    return str(project["version"]) if project.get("name") == "sonnx" else "unknown"
 
 
 def _other_singa() -> str:

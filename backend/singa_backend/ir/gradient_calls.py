@@ -19,7 +19,7 @@ KEY = "sonnx.gradients"
 """The key of the entry in the metadata of the model."""
 
 _AXES = 32
-"""The most axes of a constant."""
+"""The maximum number of axes of a constant."""
 
 _FIELDS = ("inputs", "outputs", "dys", "gradients")
 

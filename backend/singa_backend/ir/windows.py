@@ -36,7 +36,7 @@ class Windows:
     counts: Ints
 
     @property
-    def whole(self) -> bool:
+    def is_pointwise(self) -> bool:
         """Whether each window is one cell and each cell is a window."""
         return math.prod(self.kernel) == 1 and self.counts == self.sizes and not any(self.begins)
 

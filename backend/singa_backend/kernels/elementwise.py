@@ -60,7 +60,7 @@ def result(
     finiteness: int,
     places: Sequence[int],
 ) -> Value:
-    """The value that an elementwise operator writes: one of the inputs in `places` if it may, else in the same memory order.
+    """The value that an elementwise operator writes: one of the inputs in `places` if it may, otherwise in the same memory order.
 
     A result of one element is always a new value: in place, NumPy takes three times as long.
     """

@@ -69,7 +69,7 @@ class Epilogue:
             with slopes for each channel are post-ops too, and a function needs a finite input.
         count: the number of followers that they compute.
         arguments: the second operands, by argument of the primitive.
-        into: the value that a sum adds to, in whose memory the result is; None for a result of its own.
+        into: the value that a sum adds to, in whose memory the result is; None for a result in new memory.
         bias: the operand of a first addition that the primitive can add as its bias.
         finite: whether the result equals the definition's for finite inputs only.
         finiteness: of the result.

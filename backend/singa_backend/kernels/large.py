@@ -17,20 +17,21 @@ PLAIN = 1 << 16
 """Elements from which an addition or a hyperbolic tangent is faster by oneDNN than by NumPy."""
 
 CHAIN = 1 << 12
-"""Elements from which two calls in one pass are."""
+"""Elements from which two calls in one pass of oneDNN are faster than by NumPy."""
 
 FUNCTION = 1 << 11
-"""Elements from which a function is that takes NumPy several passes."""
+"""Elements from which a function that takes NumPy several passes is faster by oneDNN."""
 
 ANY_SIZE = frozenset(["Sigmoid", "Swish"])
 """Functions that take NumPy seven passes or more, so that one call of oneDNN is faster for a single element.  Its results are
 close in relation to each value; those of other functions are close in relation to the largest."""
 
 COST = 16
-"""FLOPs that take the time of one element."""
+"""The work of one element in FLOPs, by which the number of threads is chosen."""
 
 
 def _tries(site: Site) -> tuple[Sequence[Follower], ...]:
+    """The followers to try: all, then none, if oneDNN refuses a primitive with them."""
     return (site.followers, ()) if site.followers else ((),)
 
 
@@ -57,7 +58,7 @@ def _function(site: Site, x: Value, *rest: Value | None) -> Value:
     site.require(order is not None, "the input has gaps in memory")
     flat, alone = MemoryDesc.of(F32, (x.size,)), OperandLayout(x.shape, lambda v: None)
     for followers in _tries(site):
-        # the function itself as the first follower of x tells the finiteness
+        # the finiteness of the result is that of x followed by the function itself
         post = Epilogue(Attributes(), finiteness=x.finiteness).fuse([first, *followers], alone)
         site.require(post.count, "the input may not be finite")
         rest_of = Epilogue(Attributes()).fuse(followers[: post.count - 1], alone)
@@ -104,6 +105,7 @@ def _pair(site: Site, a: Value, b: Value) -> Value:
     flat = a.shape == b.shape and all(d == 1 or s == t for d, s, t in zip(a.shape, a.strides, b.strides, strict=True))
 
     def described(v: Value) -> MemoryDesc | None:
+        """The layout of an operand, broadcast to that of a; None if oneDNN does not have it."""
         if flat:
             same = v.shape == a.shape and all(d == 1 or s == t for d, s, t in zip(a.shape, a.strides, v.strides, strict=True))
             return MemoryDesc.of(F32, (a.size,)) if same else None

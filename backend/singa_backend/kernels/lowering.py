@@ -72,7 +72,7 @@ def require_plain(site: Site, *values: Value | None, dtypes: Sequence[Any] = (F3
 
 
 def require_gradient(site: Site, dy: Value, shape: Sequence[int]) -> None:
-    """Decline a gradient unless it has the shape of its result; it may be broadcast, since it is then copied."""
+    """Decline a gradient unless it has the shape of its result; it may be broadcast, because it is then copied."""
     site.require(dnn.library() is not None, "there is no oneDNN")
     site.require(dy.dtype == F32 and dy.size and dy.shape == tuple(shape), "the gradient does not have the type of the result")
 
@@ -157,7 +157,7 @@ def channels_last(site: Site, x: Value) -> Value:
 
 
 def packed(site: Site, w: Value, given: MemoryDesc, wanted: MemoryDesc) -> Value:
-    """A copy of weights in the layout that a primitive has chosen: once for all plans of a constant, else in every run."""
+    """A copy of weights in the layout that a primitive has chosen: once for all plans of a constant, otherwise in every run."""
     if given == wanted:
         return w
     if not w.constant:

@@ -1,4 +1,4 @@
-"""Operators that move elements: views where strides can express them, else one copy into the arena."""
+"""Operators that move elements: views if strides can express them, otherwise one copy into the arena."""
 
 from __future__ import annotations
 

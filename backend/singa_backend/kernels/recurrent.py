@@ -34,7 +34,7 @@ Moves = Callable[[np.ndarray, np.ndarray], list[Move]]
 
 
 def arranged(site: Site, source: Value, what: Any, shape: Sequence[int], moves: Moves) -> Value:
-    """An array that `moves(target, source)` compute from another: once for all plans for a constant, else in every run."""
+    """An array that `moves(target, source)` compute from another: once for all plans for a constant, otherwise in every run."""
     if source.constant:
 
         def make() -> Value:

@@ -1,4 +1,4 @@
-"""Resize and Upsample: by oneDNN where it has ONNX's coordinates, else by indices or products with matrices made in advance."""
+"""Resize and Upsample: by oneDNN if it has ONNX's coordinates, otherwise by indices or products with matrices made in advance."""
 
 from __future__ import annotations
 

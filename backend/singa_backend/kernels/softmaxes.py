@@ -19,7 +19,7 @@ COST = 12
 
 
 def rows_of(site: Site, x: Value, axis: int) -> Value:
-    """A matrix without gaps of the axes before `axis` and those from it on; of a copy if the memory does not permit a view."""
+    """A matrix without gaps: `axis` and later axes are the columns; of a copy if the memory does not permit a view."""
     for one in (x, None):
         one = one or contiguous(site, x)
         rows, columns = merged(one.shape[:axis], one.strides[:axis]), merged(one.shape[axis:], one.strides[axis:])
@@ -30,7 +30,7 @@ def rows_of(site: Site, x: Value, axis: int) -> Value:
 
 
 def _softmax(site: Site, x: Value, first: int) -> Value:
-    """Softmax over the axes from `first` on."""
+    """Softmax over the axis `first` and the later ones."""
     site.require(x.dtype == F32 and x.size and x.ndim, "not float32, or empty")
     site.require(x.finiteness == FINITE or (x.finiteness == INFINITE and x.low), "the input may be infinite")
     site.needs_finite()

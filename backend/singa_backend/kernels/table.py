@@ -7,7 +7,7 @@
         site.emit(lambda: [(execute, arguments)], reads=(x, w), writes=(y,), kernel="brgconv")
         return y
 
-A kernel that does not apply calls `site.refuse(reason)`; the next one of the table is asked, and at last the definition runs.
+A kernel that does not apply calls `site.refuse(reason)`.  The next one of the table is tried; if all refuse, the definition runs.
 The reasons are part of the profile.  A kernel refuses whatever is not valid: the definition then reports the error.
 """
 
@@ -221,7 +221,7 @@ class Kernel:
     Attributes:
         body: called with the site and the inputs; returns the outputs, a value or a tuple of values.
         on: the library that computes: "view", "onednn", "numpy".
-        rank: kernels of lower rank are asked first.
+        rank: kernels of lower rank are tried first.
         versions: the schema versions.
     """
 
@@ -237,7 +237,7 @@ class Kernel:
 
 
 table: dict[tuple[str, str], list[Kernel]] = {}
-"""(domain, operator) -> its kernels, in the order in which they are asked."""
+"""(domain, operator) -> its kernels, in the order in which they are tried."""
 
 _RANKS = {"view": 0, "onednn": 2, "numpy": 4}
 
@@ -248,7 +248,7 @@ def kernel(name: str, *versions: int, on: str, domain: str = "", rank: int | Non
     Args:
         name: the operator.
         *versions: the schema versions, each of which is listed.
-        on: "view", "onednn" or "numpy"; in this order they are asked.
+        on: "view", "onednn" or "numpy"; in this order they are tried.
         domain: of the operator.
         rank: the place in the order, if it differs from that of `on`.
     """
@@ -327,7 +327,7 @@ def training(name: str, *versions: int, on: str = "onednn") -> Callable[[Body], 
 
 
 def kernels_of(domain: str, name: str, version: int) -> list[Kernel]:
-    """The kernels of an operator at a version, in the order in which they are asked."""
+    """The kernels of an operator at a version, in the order in which they are tried."""
     return [k for k in table.get((domain, name), ()) if version in k.versions]
 
 

@@ -1,6 +1,6 @@
 """The values of a plan: arrays of known dtype, shape and strides in buffers whose place in memory is decided later.
 
-While a plan is traced each buffer has memory of its own, which is released after the last use.  When the trace is complete, the
+While a plan is traced each buffer has separate memory, which is released after the last use.  When the trace is complete, the
 arena assigns every buffer its place, and the steps are bound again.
 """
 

@@ -62,8 +62,8 @@ def legacy(op: Op, a: V, b: V, broadcast: int, axis: int | None) -> V:
     if not broadcast or axis in (None, -1) or not op.rank(b):
         return b
     assert axis is not None
-    behind = op.rank(a) - op.rank(b) - axis % op.rank(a)
-    return op.Unsqueeze(b, list(range(-behind, 0))) if behind > 0 else b
+    missing = op.rank(a) - op.rank(b) - axis % op.rank(a)
+    return op.Unsqueeze(b, list(range(-missing, 0))) if missing > 0 else b
 
 
 def length(op: Op, x: V, axis: int) -> V:

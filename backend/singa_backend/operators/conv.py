@@ -35,7 +35,7 @@ def convolve(xp: Xp, x: Array, w: Array, at: Windows, group: int) -> Array:
         return convolve(xp, x.astype(np.float64), w.astype(np.float64), at, group).astype(np.float32)
     filters = w.reshape(group, m // group, kernel)
     limits.admit((n, m, *at.counts), x.dtype)
-    if at.whole:
+    if at.is_pointwise:
         return (filters @ x.reshape(n, group, kernel, math.prod(at.counts))).reshape(n, m, *at.counts)
     rows, *others = at.counts
     row = math.prod(others)

@@ -503,10 +503,10 @@ def lrn_gradient(op: Op, dy: V, x: V, size: int, alpha: float, beta: float, bias
     return op.Sub(op.Mul(dy, power), op.Mul(op.Mul(x, back), 2 * alpha * beta / size))
 
 
-def _neighbours(op: Op, x: V, before: int, behind: int) -> V:
-    """Return the sum over `before` channels before and `behind` channels after each one."""
+def _neighbours(op: Op, x: V, before: int, after: int) -> V:
+    """Return the sum over `before` channels before and `after` channels after each one."""
     rank = op.rank(x)
-    total = op.CumSum(op.Pad(x, [0, before + 1, *[0] * (rank - 2), 0, behind, *[0] * (rank - 2)]), 1)
+    total = op.CumSum(op.Pad(x, [0, before + 1, *[0] * (rank - 2), 0, after, *[0] * (rank - 2)]), 1)
     count = op.Shape(x, start=1, end=2)
-    high = op.Slice(total, [before + behind + 1], op.Add(count, before + behind + 1), [1])
+    high = op.Slice(total, [before + after + 1], op.Add(count, before + after + 1), [1])
     return op.Sub(high, op.Slice(total, [0], count, [1]))

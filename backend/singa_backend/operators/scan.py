@@ -23,7 +23,7 @@ from ._flops import unknown
 from .control import Gather, namespace_of, zeros_of
 
 
-def _flags(name: str, given: Sequence[int] | None, count: int) -> Sequence[int]:
+def _list_attribute(name: str, given: Sequence[int] | None, count: int) -> Sequence[int]:
     """Return a list attribute of Scan, one entry per scan input or output; zeros if it is absent."""
     if given is None or len(given) == 0:
         return (0,) * count
@@ -96,14 +96,14 @@ def scan(
     """Run a body that takes (states..., elements...) and returns (states..., scan outputs...)."""
     state, xs = _parts(values, num_scan_inputs)
     n = len(state)
-    axes = [axis_of(a, x.ndim) for a, x in zip(_flags("scan_input_axes", scan_input_axes, len(xs)), xs, strict=True)]
+    axes = [axis_of(a, x.ndim) for a, x in zip(_list_attribute("scan_input_axes", scan_input_axes, len(xs)), xs, strict=True)]
     if any(x.ndim == 0 for x in xs):
         raise OperatorError("a scan input must have at least one axis, got a scalar", code="SX408")
-    backward = _flags("scan_input_directions", scan_input_directions, len(xs))
+    backward = _list_attribute("scan_input_directions", scan_input_directions, len(xs))
     gather = Gather(xp, body, n)
     k = len(gather.declared)
-    out_axes = _flags("scan_output_axes", scan_output_axes, k)
-    out_directions = _flags("scan_output_directions", scan_output_directions, k)
+    out_axes = _list_attribute("scan_output_axes", scan_output_axes, k)
+    out_directions = _list_attribute("scan_output_directions", scan_output_directions, k)
     length = _length(xs, axes)
     with limits.holding(gather.values):
         for t in limits.rounds(length):
@@ -142,9 +142,9 @@ def scan_9_gradient(
     """Run the scan again and keep the states as scan outputs; then scan in the opposite direction."""
     n = len(values) - num_scan_inputs
     state, xs = values[:n], values[n:]
-    axes, directions = (_flags("", a, num_scan_inputs) for a in (scan_input_axes, scan_input_directions))
+    axes, directions = (_list_attribute("", a, num_scan_inputs) for a in (scan_input_axes, scan_input_directions))
     flow = _flow(op, dys, state, xs, body, captured, needs)
-    if not (flow.floats or flow.asked or flow.asked_xs):
+    if not (flow.floats or flow.requested or flow.requested_xs):
         return [None] * len(needs)
     slices = [op.type(x, drop=[a]) for x, a in zip(xs, axes, strict=True)]
     first = [element(op, x, a) for x, a in zip(xs, axes, strict=True)]
@@ -153,9 +153,9 @@ def scan_9_gradient(
     kept = op.call("Scan", values, attributes, 2 * n)[n:] if n else []
 
     dscans = [dys[n + i] for i in flow.scans]
-    out_axes, out_directions = (_flags("", a, len(dys) - n) for a in (scan_output_axes, scan_output_directions))
+    out_axes, out_directions = (_list_attribute("", a, len(dys) - n) for a in (scan_output_axes, scan_output_directions))
     starts = [op.zeros_like(ys[k]) if dys[k] is None else dys[k] for k in flow.floats]
-    starts += [op.zeros_like(captured[i]) for i in flow.asked]
+    starts += [op.zeros_like(captured[i]) for i in flow.requested]
     elements = [*(op.type(k, drop=[0]) for k in kept), *slices, *(op.type(d, drop=[0]) for d in dscans)]
     firsts = [*(element(op, k) for k in kept), *first, *(element(op, d) for d in dscans)]
     graph = op.graph(flow.backward, [*map(op.type, starts), *elements], [*(same(op, v) for v in starts), *firsts])
@@ -167,13 +167,13 @@ def scan_9_gradient(
             "num_scan_inputs": len(elements),
             "scan_input_axes": [*[0] * n, *axes, *(out_axes[i] for i in flow.scans)],
             "scan_input_directions": [*[1] * n, *(1 - d for d in directions), *(1 - out_directions[i] for i in flow.scans)],
-            "scan_output_axes": [axes[i] for i in flow.asked_xs],
-            "scan_output_directions": [1 - directions[i] for i in flow.asked_xs],
+            "scan_output_axes": [axes[i] for i in flow.requested_xs],
+            "scan_output_directions": [1 - directions[i] for i in flow.requested_xs],
         },
-        len(starts) + len(flow.asked_xs),
+        len(starts) + len(flow.requested_xs),
     )
     grads: list[V] = [None] * len(needs)
-    where = [*flow.floats, *(len(values) + i for i in flow.asked), *(n + i for i in flow.asked_xs)]
+    where = [*flow.floats, *(len(values) + i for i in flow.requested), *(n + i for i in flow.requested_xs)]
     for k, g in zip(where, made, strict=True):
         grads[k] = g
     return grads
@@ -184,8 +184,16 @@ class _Flow:
     """The gradients that flow through one iteration of a Scan, and the bodies of the scans that compute them.
 
     Attributes:
-        states: the number of states; `xs` of scan inputs, `ys` of scan outputs.
-        floats: the states with a gradient; `asked` the captured values, `asked_xs` the scan inputs, `scans` the scan outputs.
+        body: the graph that the Scan runs for each element.
+        captured: the outer values that it reads.
+        needs: for each input and captured value, whether its gradient is requested.
+        states: the number of states.
+        xs: the number of scan inputs.
+        ys: the number of scan outputs.
+        floats: the positions of the states that have a gradient.
+        requested: the positions of the captured values whose gradients are computed.
+        requested_xs: the positions of the scan inputs whose gradients are computed.
+        scans: the positions of the scan outputs that have a gradient.
     """
 
     body: Subgraph
@@ -195,8 +203,8 @@ class _Flow:
     xs: int
     ys: int
     floats: list[int]
-    asked: list[int]
-    asked_xs: list[int]
+    requested: list[int]
+    requested_xs: list[int]
     scans: list[int]
 
     def forward(self, op: Op, *here: V) -> list[V]:
@@ -214,7 +222,7 @@ class _Flow:
         dstate: list[V] = [None] * n
         for k in self.floats:
             dstate[k] = next(parts)
-        sums = [next(parts) for _ in self.asked]
+        sums = [next(parts) for _ in self.requested]
         then, x = [next(parts) for _ in range(n)], [next(parts) for _ in range(self.xs)]
         dscans: list[V] = [None] * self.ys
         for k in self.scans:
@@ -225,8 +233,8 @@ class _Flow:
         def grad(k: int, like: V) -> V:
             return op.zeros_like(like) if found[k] is None else found[k]
 
-        sums = [op.add(s, found[n + self.xs + k]) for s, k in zip(sums, self.asked, strict=True)]
-        return [*(grad(k, then[k]) for k in self.floats), *sums, *(grad(n + k, x[k]) for k in self.asked_xs)]
+        sums = [op.add(s, found[n + self.xs + k]) for s, k in zip(sums, self.requested, strict=True)]
+        return [*(grad(k, then[k]) for k in self.floats), *sums, *(grad(n + k, x[k]) for k in self.requested_xs)]
 
 
 def _flow(op: Op, dys: list[V], state: list[V], xs: list[V], body: Subgraph, captured: list[V], needs: tuple[bool, ...]) -> _Flow:
@@ -236,8 +244,8 @@ def _flow(op: Op, dys: list[V], state: list[V], xs: list[V], body: Subgraph, cap
     return _Flow(
         body, captured, needs, n, len(xs), len(dys) - n,
         floats=[i for i, s in enumerate(state) if is_float(op.dtype(s))],
-        asked=[i for i in range(len(captured)) if needs[after + i] and after + i in live],
-        asked_xs=[i for i in range(len(xs)) if needs[n + i] and n + i in live],
+        requested=[i for i in range(len(captured)) if needs[after + i] and after + i in live],
+        requested_xs=[i for i in range(len(xs)) if needs[n + i] and n + i in live],
         scans=[i for i, d in enumerate(dys[n:]) if d is not None],
     )  # fmt: skip
 
@@ -278,7 +286,7 @@ def scan_8(
     if any(x.ndim < 2 for x in xs) or any(s.ndim < 1 for s in states):
         raise OperatorError("the inputs of Scan-8 must have a batch axis 0, and its scan inputs a sequence axis 1", code="SX404")
     n = len(states)
-    backward = _flags("directions", directions, len(xs))
+    backward = _list_attribute("directions", directions, len(xs))
     batch, longest = _length([*states, *xs], [0] * len(values)), _length(xs, [1] * len(xs))
     lengths = sequence_lens if sequence_lens is not None else (longest,) * batch
     if len(lengths) != batch or not all(0 <= length <= longest for length in lengths):
@@ -329,7 +337,7 @@ def scan_8_decomposition(
     """A Scan over the samples whose body scans one of them, sliced to its length; outputs are padded with zeros."""
     states, xs = _parts(values, num_scan_inputs)
     n, scans = len(states), len(wanted) - len(states)
-    backward = list(_flags("directions", directions, len(xs)))
+    backward = list(_list_attribute("directions", directions, len(xs)))
     lens = [] if sequence_lens is None else [op.Cast(sequence_lens, to=onnx_code(np.int64))]
 
     def sample(inner: Op, *here: V) -> list[V]:
@@ -341,8 +349,8 @@ def scan_8_decomposition(
         attributes = {"body": body, "num_scan_inputs": len(x), "scan_input_directions": backward}
         made = list(inner.call("Scan", [*state, *x], attributes, n + scans))
         if lens:
-            behind = inner.Sub(longest, length)
-            made[n:] = [inner.Pad(y, inner.Concat([0], behind, axis=0), None, [0]) for y in made[n:]]
+            padding = inner.Sub(longest, length)
+            made[n:] = [inner.Pad(y, inner.Concat([0], padding, axis=0), None, [0]) for y in made[n:]]
         return made
 
     slices = [op.type(v, drop=[0]) for v in (*states, *xs, *lens)]

@@ -45,7 +45,7 @@ def convert(graph: Graph, opset: int, name: str = "", writer: OpsetWriter | None
 def _named_visit(writer: Any, node: Node, inputs: list[Any], frame: list[Any]) -> list[Any]:
     """Write a node with the names that its outputs have in the file; errors name the node.
 
-    Equal nodes are not shared, because each has outputs with names of their own.
+    Equal nodes are not shared, because the outputs of each have other names.
     """
     builder, problems = writer.builder, [] if writer.problems is None else writer.problems
     before, noted = len(builder.nodes), len(problems)

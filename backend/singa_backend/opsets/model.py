@@ -13,7 +13,7 @@ from ..ir import gradient_calls
 from ..proto import save
 from ..proto.messages import graphs
 from ..proto.schemas import is_private, newest, newest_taken, public_domain, schema_version
-from .functions import functions
+from .custom_functions import functions
 from .writer import OpsetWriter
 
 

@@ -85,7 +85,7 @@ def _casts(graph: GraphEditor, first: NodeEditor, node: NodeEditor) -> bool:
     """
     code = graph.type(first.inputs[0]).dtype
     codes = (code, first.get("to"), node.get("to"))
-    if not all(isinstance(c, int) and dtypes.is_known(c) for c in codes):
+    if not all(isinstance(c, int) and dtypes.is_code(c) for c in codes):
         return False
     a, b, c = (dtypes.numpy_dtype(code) for code in codes)
     if not _holds(a, b) or _bits(c) is None:

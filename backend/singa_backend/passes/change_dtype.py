@@ -18,7 +18,7 @@ from ..proto.schemas import opset_of, schema_version, schemas, type_strings
 from . import GraphEditor, ModelEditor, NodeEditor
 
 WIDE = frozenset(TensorProto.DataType.Value(n) for n in ("FLOAT", "DOUBLE", "FLOAT16", "BFLOAT16"))
-"""The dtypes that are changed: 8-bit floats are storage formats with scales of their own."""
+"""The dtypes that are changed: 8-bit floats are storage formats with separate scales."""
 
 _ATTRIBUTES = ("to", "dtype", "output_datatype", "output_dtype")
 """The attributes that determine the dtype of an output."""

@@ -17,13 +17,7 @@ from ..rewriting.identity import drops_nothing
 from ..rewriting.transposes import compose, invert
 from .graph import GraphEditor
 from .index import NodeEditor, Type
-from .operator_facts import (
-    axes_since,
-    get_ints,
-    inside,
-    permutation,
-    set_ints,
-)
+from .operator_facts import axes_since, get_ints, inside, permutation, set_ints
 from .view import ModelView
 
 Perm = tuple[int, ...]
@@ -40,7 +34,7 @@ class Moved:
         attributes: new attributes; None removes one.
         others: inputs to lay out like x, by slot; None if only one input may be y.
         lists: new integer lists, (name, input, first opset as an input, values).
-        after: indices of a Gather after the node (for Shape).
+        after: the indices of a Gather to insert after the node, for a Shape, whose result is a vector; None for none.
     """
 
     perms: Sequence[Perm]

@@ -149,7 +149,7 @@ class ModelEditor(Context):
         if self._inferred is None:
             self._inferred = {}  # inference itself reads this
             self._inferred, why = infer(self.model, self.main, self.functions, ask=not self._unanswered)
-            self._unanswered = self._unanswered or why  # asked once: a model on which inference dies costs one process
+            self._unanswered = self._unanswered or why  # run once: a model on which inference dies costs one process
         return self._inferred
 
     def forget(self) -> None:

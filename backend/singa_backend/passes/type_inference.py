@@ -18,7 +18,7 @@ from .index import NodeEditor, Type
 from .typed_graph import nbytes
 
 FEW = 1 << 10
-"""Maximum bytes of a constant whose value is copied, since it may be a shape; of a larger one only the type is."""
+"""Maximum bytes of a constant whose value is copied, because it may be a shape; of a larger one only the type is."""
 
 
 def infer(
@@ -26,7 +26,7 @@ def infer(
 ) -> tuple[dict[int, dict[str, Type]], str]:
     """The types of the values of each graph, by its id, and why inference did not answer ("" if it did).
 
-    Only declared types if inference fails, or is not asked.
+    Only declared types if inference fails, or is not run.
     """
     model = ModelProto(ir_version=max(proto.ir_version, 4))  # before 4 initializers had to be inputs
     model.opset_import.extend(proto.opset_import)

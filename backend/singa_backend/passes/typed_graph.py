@@ -158,7 +158,7 @@ class TypedGraph(GraphIndex):
 
 def nbytes(tensor: TensorProto) -> int:
     """The bytes of a tensor as an array; approximate for strings."""
-    if not dtypes.is_known(tensor.data_type):
+    if not dtypes.is_code(tensor.data_type):
         return 0
     return math.prod(max(0, d) for d in tensor.dims) * dtypes.numpy_dtype(tensor.data_type).itemsize
 

@@ -24,10 +24,10 @@ from .type_inference import node_proto
 from .typed_graph import constant_node
 
 FEW = 1 << 16
-"""Bytes of a list of integers that is read."""
+"""The maximum bytes of a list of integers that is read."""
 
 HEAVY = 1 << 28
-"""Bytes of a weight that may be rewritten."""
+"""The maximum bytes of a weight that is rewritten."""
 
 
 def _size(known: Dim | None, inferred: Dim | None, name: str) -> Dim:
@@ -59,7 +59,7 @@ class ModelTypes(Types[str, NodeEditor]):
         if known is None:
             return own
         inferred = own if own is not None and len(own) == len(known) else (None,) * len(known)
-        return tuple([_size(d, own, f"{i} of {value}") for i, (d, own) in enumerate(zip(known, inferred, strict=True))])
+        return tuple([_size(a, b, f"{i} of {value}") for i, (a, b) in enumerate(zip(known, inferred, strict=True))])
 
     def infer_all(self, calls: Sequence[NodeEditor]) -> None:
         """Infer the shapes of all values again."""
@@ -86,7 +86,7 @@ class ModelTypes(Types[str, NodeEditor]):
 
 
 class ModelView:
-    """A GraphEditor in the hands of rules.
+    """A GraphEditor as the rules of rewriting see it.
 
     A rule's call becomes a node in the form of the model's opset; it takes the name and the message of the node that it replaces.
 
@@ -203,7 +203,7 @@ class ModelView:
     def dtype(self, value: str) -> np.dtype[Any] | None:
         """The dtype of a value; None if it is not known."""
         code = self.graph.type(value).dtype
-        return dtypes.numpy_dtype(code) if code and dtypes.is_known(code) else None
+        return dtypes.numpy_dtype(code) if code and dtypes.is_code(code) else None
 
     def shape(self, value: str) -> Shape | None:
         """The shape of a value; a size without a name has one that no other size has."""

@@ -94,7 +94,7 @@ def _conflicts(buffers: Sequence[Buffer], most: int) -> list[list[int]] | None:
 
 
 def _placed(order: Sequence[int], sizes: Sequence[int], others: Sequence[Sequence[int]]) -> tuple[int, list[int]]:
-    """Place each buffer in the smallest gap that holds it, else above all that are live with it; return bytes and offsets."""
+    """Place each buffer in the smallest gap that holds it, or above all that are live with it; return bytes and offsets."""
     offsets = [-1] * len(sizes)
     total = 0
     for i in order:

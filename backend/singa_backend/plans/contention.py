@@ -58,7 +58,7 @@ class Contention:
         lock: is held by the run that uses several threads: one at a time does.
         credit: the seconds that attempts with several threads may cost.  They grow by what several threads save, and by a part
             of the time of runs on one thread.
-        present: whether runs use one thread now: since the credit was below -WAKE, until it is 0.
+        present: whether threads wait for cores now, and runs use one thread: since the credit was below -WAKE, until it is 0.
         slow: the number of runs that were too slow.
         failures: the number of those since several threads have saved BURST.
         cost: the part of the time of runs on one thread that the next attempt may cost.
@@ -105,7 +105,7 @@ class Contention:
 
 
 contention = Contention()
-"""That of this process."""
+"""What the runs of this process know of the cores."""
 
 
 class Pace:

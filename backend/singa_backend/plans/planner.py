@@ -93,7 +93,7 @@ class Exclusive:
 class Plan:
     """A model at fixed input shapes: segments of bound calls.
 
-    Everything that can be is decided when the plan is made.  The plan runs in a context of its own, in which NumPy
+    Everything that can be is decided when the plan is made.  The plan runs in a separate context, in which NumPy
     reports no floating-point errors: to enter it takes a tenth of the time of `np.errstate`.
 
     Attributes:
@@ -339,7 +339,7 @@ class Plan:
 
 
 class BodyVisitor(Visitor):
-    """Computes a Loop, a Scan or another operator with subgraphs, whose bodies run as plans of their own.
+    """Computes a Loop, a Scan or another operator with subgraphs, whose bodies run by separate plans.
 
     Attributes:
         bodies: for each body, its plans and the slots in the enclosing graph of the values that are its further inputs.

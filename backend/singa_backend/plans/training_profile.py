@@ -165,7 +165,7 @@ def _name(call: GradientCall) -> str:
 
 
 def _why(call: GradientCall, planner: Planner | None) -> str:
-    """Why no kernel was asked for a gradient."""
+    """Why no kernel was tried for a gradient."""
     if planner is None:
         return "no plan runs"
     kernel = gradient_kernels.get((call.domain, call.op_type))

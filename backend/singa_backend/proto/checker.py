@@ -40,11 +40,11 @@ MEMORY = 8 << 30
 SMALL = 1 << 10
 """Tensors of at most this many bytes are sent with their data, because inference may read shapes from them."""
 
+SMALL_AGAIN = 1 << 20
+"""The same bound for a second attempt, after a model was refused without the data of its larger tensors."""
+
 MOST_VALUES = 1 << 16
 """The known values of a node's inputs are sent up to this many bytes."""
-
-LARGER = 1 << 20
-"""The same bound for the second attempt, if a model is refused without the data of its large tensors."""
 
 
 @dataclass
@@ -144,8 +144,8 @@ def check_model(model: ModelProto, timeout: float | None = None, *, types: bool 
         The result, without values.
     """
     found = _checked(model, timeout, types, SMALL)
-    refused = found.valid is False and found.structure  # perhaps since inference reads a large tensor
-    return _checked(model, timeout, types, LARGER) if refused else found
+    refused = found.valid is False and found.structure  # perhaps because inference reads a large tensor
+    return _checked(model, timeout, types, SMALL_AGAIN) if refused else found
 
 
 def _checked(model: ModelProto, timeout: float | None, types: bool, small: int) -> CheckerResult:
@@ -334,11 +334,10 @@ def _asked(
     except ChildFailure as failure:
         patience.left -= time.monotonic() - start
         return ({}, "") if failure.how == "died" and failure.started else None
-    answer: tuple[dict[str, bytes], str] = found or (
-        {},
-        "",
-    )  # without an answer the node is not valid, and its types remain unknown
-    return {i: answer[0][n] for i, n in enumerate(outputs) if n in answer[0]}, answer[1]
+    if found is None:  # the node is not valid, and its types remain unknown
+        return {}, ""
+    types, contradiction = found
+    return {i: types[n] for i, n in enumerate(outputs) if n in types}, contradiction
 
 
 def function_body(name: str, version: int, node: bytes, types: Sequence[bytes]) -> bytes | None:
@@ -443,7 +442,7 @@ def _copy_tensor(tensor: TensorProto, copy: TensorProto, small: int) -> None:
 
 def _has_large_data(tensor: TensorProto, small: int) -> bool:
     """Whether a tensor is sent without its data; invalid ones are sent whole, for the checker's message."""
-    if not dtypes.is_known(tensor.data_type) or tensor.data_type == TensorProto.STRING:
+    if not dtypes.is_code(tensor.data_type) or tensor.data_type == TensorProto.STRING:
         return False
     if tensor.data_location == TensorProto.EXTERNAL:
         return any(e.key == "location" for e in tensor.external_data)

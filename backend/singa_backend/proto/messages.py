@@ -53,14 +53,14 @@ class FreshNames:
         self._taken, self._mark, self._first = set(taken), mark, first
         self._next: dict[str, int] = {}
 
-    def new(self, wish: str) -> str:
+    def new(self, requested: str) -> str:
         """A name that was unused; it is in use afterwards."""
-        name = wish
-        if wish in self._taken:
-            number = self._next.get(wish, self._first)
-            while (name := f"{wish}{self._mark}{number}") in self._taken:
+        name = requested
+        if requested in self._taken:
+            number = self._next.get(requested, self._first)
+            while (name := f"{requested}{self._mark}{number}") in self._taken:
                 number += 1
-            self._next[wish] = number + 1
+            self._next[requested] = number + 1
         self._taken.add(name)
         return name
 

@@ -85,7 +85,7 @@ def save(
         external: whether weights are written to a separate file; None if they were before, or if one file cannot hold them.
         arrays: the data of the tensors that `defer_data` returned.
         warnings: a list that receives what the checker could not check.
-        verify: called with the complete file before it is moved to its place; an error leaves nothing behind.
+        verify: called with the complete file before it is moved to its place; after an error nothing of it is left.
 
     Raises:
         InvalidInput: the file cannot be written; the old one remains.
@@ -208,7 +208,7 @@ def _copy(source: BinaryIO, out: BinaryIO, size: int, name: str) -> None:
 
 def _size(tensor: TensorProto) -> int:
     """The bytes of a tensor's packed data; 0 if it has none (strings, unknown types)."""
-    if not dtypes.is_known(tensor.data_type) or dtypes.numpy_dtype(tensor.data_type) == dtypes.STRING:
+    if not dtypes.is_code(tensor.data_type) or dtypes.numpy_dtype(tensor.data_type) == dtypes.STRING:
         return 0
     return (
         tensor_data.byte_size(dtypes.numpy_dtype(tensor.data_type), tuple(map(int, tensor.dims))) if math.prod(tensor.dims) else 0

@@ -169,7 +169,7 @@ def tensor(proto: TensorProto, folder: Path | None, maps: Maps | None = None, wi
     dims = tuple(proto.dims)
     if any(d < 0 for d in dims):
         raise InvalidModel(f"tensor {name!r} has a negative dimension: {dims}", code="SX104")
-    if not dtypes.is_known(proto.data_type):
+    if not dtypes.is_code(proto.data_type):
         raise InvalidModel(f"tensor {name!r} has the unknown element type {proto.data_type}", code="SX104")
     dtype = dtypes.numpy_dtype(proto.data_type)
     limits.admit(dims, dtype)

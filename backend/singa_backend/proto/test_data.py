@@ -153,7 +153,7 @@ def _sequence(proto: SequenceProto) -> list[Any]:
 def _map(proto: MapProto) -> dict[Any, Any]:
     """A map in the form that ZipMap returns: the keys are str and ints, the values str and Python numbers."""
     texts = proto.key_type == TensorProto.STRING
-    if not texts and (not dtypes.is_known(proto.key_type) or dtypes.numpy_dtype(proto.key_type).type not in _KEYS):
+    if not texts and (not dtypes.is_code(proto.key_type) or dtypes.numpy_dtype(proto.key_type).type not in _KEYS):
         raise InvalidModel(f"the keys of a map must be strings or integers, got the element type {proto.key_type}", code="SX104")
     try:
         keys = [k.decode() for k in proto.string_keys] if texts else list(proto.keys)

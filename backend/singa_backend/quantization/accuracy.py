@@ -120,11 +120,11 @@ def quantization_errors(
     one, two = Observed(ours, list(pairs)), Observed(theirs, list(pairs.values()))
     whole: dict[str, _Sums] = {}
     alone: dict[str, _Sums] = {}
-    cut: Apart | None = None
+    cut: SeparateNodes | None = None
     for feeds in batches if pairs else ():
         found, rounded = one.run(feeds), two.run(feeds)
         exact = {n: x for n, x in found.items() if isinstance(x, np.ndarray) and x.dtype == np.float32}
-        cut = cut or Apart(theirs, pairs, exact)
+        cut = cut or SeparateNodes(theirs, pairs, exact)
         own = cut.run({**feeds, **exact})
         for name, x in exact.items():
             whole.setdefault(name, _Sums()).add(x, rounded[pairs[name]])
@@ -140,7 +140,7 @@ def quantization_errors(
     return rows
 
 
-class Apart:
+class SeparateNodes:
     """A quantized model cut into its nodes: each computes from values of the float model, so that no error is passed on.
 
     A value that a node of QuantizeLinear reads becomes an input; what the graph computes in its place is quantized by a second

@@ -20,7 +20,7 @@ INTEGERS = {"int8": np.dtype(np.int8), "uint8": np.dtype(np.uint8)}
 
 WEIGHTED, MOVED, OTHER = "weighted", "moved", ""
 """How an operator is quantized: a weight is the second input and a bias the third; the result has the scale of the first input,
-and stays float if that is not quantized; or by a rule of its own, or each input and output by its range."""
+and stays float if that is not quantized; or by a separate rule, or each input and output by its range."""
 
 STATIC = {
     "BatchNormalization": WEIGHTED, "Conv": WEIGHTED, "ConvTranspose": WEIGHTED, "Gemm": WEIGHTED,

@@ -14,9 +14,9 @@ from .view import C, GraphView, V, ints_of, rank
 VIEWS = ("Reshape", "Flatten", "Squeeze", "Unsqueeze")
 """Operators that change the shape only."""
 SMALL = 1 << 20
-"""Bytes of a constant that is compared with a neutral element."""
+"""The maximum bytes of a constant that is compared with a neutral element."""
 WHOLE = (1 << 31) - 1
-"""The end of a Slice from which on it takes everything."""
+"""An end of a Slice that is at least this takes everything."""
 
 
 def identity(view: GraphView[V, C]) -> int:
@@ -84,7 +84,7 @@ def _dropout(view: GraphView[V, C], call: C) -> V | None:
 
 def _cast(view: GraphView[V, C], call: C) -> V | None:
     to, dtype = view.attribute(call, "to"), view.dtype(call.inputs[0])
-    return call.inputs[0] if dtype is not None and dtypes.is_known(to) and dtypes.numpy_dtype(to) == dtype else None
+    return call.inputs[0] if dtype is not None and dtypes.is_code(to) and dtypes.numpy_dtype(to) == dtype else None
 
 
 def _cast_like(view: GraphView[V, C], call: C) -> V | None:

@@ -1,6 +1,6 @@
 """The shapes of the values of a graph, and the values that are sizes: one inference for regions of plans and graphs of models.
 
-The rules are declared with the operators (see ir/shapes.py); the traits of an operator without a rule say what is known.
+The rules are declared with the operators (see ir/shapes.py); for an operator without a rule, its traits determine what is known.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from ..ir.graph import Node
 from ..ir.shapes import Shape
 
 MOST = 1 << 26
-"""Bytes of a constant that is read, if a rule sets no bound."""
+"""The maximum bytes of a constant that is read, if a rule sets no bound."""
 
 
 class AnyCall(Protocol):

@@ -38,7 +38,7 @@ def convert_input(declared: Value, x: Any, sizes: dict[str, tuple[int, str]], de
             raise InvalidInput(f"input {declared} must be a list of arrays, got a {type(x).__name__}", code="SX302")
         return [_map(declared, e) if isinstance(e, dict) else _array(declared, e, device) for e in x]
     array = _array(declared, x, device)
-    _fits(declared, array.shape, sizes)
+    _check_shape(declared, array.shape, sizes)
     return array
 
 
@@ -53,6 +53,7 @@ def _map(declared: Value, x: dict[Any, Any]) -> dict[Any, Any]:
 
 
 def _array(declared: Value, x: Any, device: Device) -> Any:
+    """An array of the host or of the device, of the declared dtype; raises InvalidInput."""
     try:
         held = device.adopt(x)
         if held is not None:
@@ -86,7 +87,7 @@ def check_header(declared: Value, shape: tuple[int, ...], dtype: np.dtype[Any]) 
     """Check an array of a file by its header, before its data are read; raises InvalidInput as `convert_input`."""
     if declared.kind == "tensor":
         _check_dtype(declared, dtypes.STRING if dtype.kind in "SU" else dtype)
-        _fits(declared, shape, {})
+        _check_shape(declared, shape, {})
 
 
 def _check_known(declared: Value, dtype: np.dtype[Any]) -> None:
@@ -151,7 +152,8 @@ def _source(dtype: np.dtype[Any]) -> str:
     return f"np.{dtype.name}" if hasattr(np, dtype.name) else f"ml_dtypes.{dtype.name}"
 
 
-def _fits(declared: Value, shape: tuple[int, ...], sizes: dict[str, tuple[int, str]]) -> None:
+def _check_shape(declared: Value, shape: tuple[int, ...], sizes: dict[str, tuple[int, str]]) -> None:
+    """Raise InvalidInput unless a shape is the declared one; each size with a name is the same in all inputs."""
     if declared.shape is None:
         return
     if len(shape) != len(declared.shape):

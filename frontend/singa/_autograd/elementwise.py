@@ -8,10 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from singa_backend import dtypes
+
+from .._core.conversions import dtype_of
 from .._core.tensor import Tensor
 from .formula import TensorOp, formula, true
 
-__all__: list[str] = []
+__all__: list[str] = ["add_all"]
 
 # --- one operator without attributes ----------------------------------------------------------------------------------
 
@@ -291,6 +294,26 @@ def sum(op: TensorOp, *l: Any) -> Tensor:  # noqa: E741
     return op.Sum(*l)
 
 
+def add_all(*xs: Tensor) -> Tensor:
+    """The sum of tensors, element by element; the same as `sum`.
+
+    Source: ONNX Sum.
+
+    Args:
+        *xs: One or more Tensors of one float dtype; their shapes broadcast.
+
+    Returns:
+        Tensor of the broadcast shape, of the dtype of the inputs.
+
+    Raises:
+        InvalidInput: An input is not a Tensor, or the inputs are on different devices.
+        OperatorError: The dtypes of the inputs differ.
+        TypeError: There are no inputs.
+        ValueError: The shapes cannot be broadcast.
+    """
+    return sum(*xs)
+
+
 @formula("Mean")
 def mean(op: TensorOp, *l: Any) -> Tensor:  # noqa: E741
     """The mean of tensors, element by element.
@@ -364,3 +387,22 @@ def where(op: TensorOp, x: Any, y: Any, *, condition: Any) -> Tensor:
     """
     condition = condition if op.is_value(condition) else op.constant(condition)
     return op.Where(true(op, condition), x, y)
+
+
+@formula("Cast")
+def cast(op: TensorOp, x: Any, *, to: Any) -> Tensor:
+    """Cast x to another dtype.
+
+    Between float dtypes the gradient is cast back; other casts have no gradient. Source: ONNX Cast.
+
+    Args:
+        x: Tensor of any dtype and shape.
+        to: A constant of `tensor` such as `tensor.float32`, "int" (int32), "float" (float32), or a NumPy dtype.
+
+    Returns:
+        Tensor of the shape of x, of the dtype `to`.
+
+    Raises:
+        InvalidInput: `to` is not a dtype, or ONNX does not have it.
+    """
+    return op.Cast(x, to=dtypes.onnx_code(dtype_of(to)))

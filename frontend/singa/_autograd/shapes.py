@@ -13,9 +13,9 @@ import numpy as np
 from singa_backend.errors import InvalidInput
 
 from .._core.tensor import Tensor
-from .formula import TensorOp, formula, known_shape
+from .formula import TensorOp, formula, known_shape, whole
 
-__all__: list[str] = []
+__all__: list[str] = ["cat"]
 
 
 @formula("Shape")
@@ -147,6 +147,25 @@ def _cat(op: TensorOp, *xs: Any, axis: int = 0) -> Tensor:
         Tensor whose size at `axis` is the sum of those of the inputs, of their dtype.
     """
     return op.Concat(*xs, axis=axis)
+
+
+def cat(xs: Sequence[Tensor], axis: int = 0) -> Tensor:
+    """Concatenate tensors along an axis.
+
+    Source: ONNX Concat.
+
+    Args:
+        xs: One or more Tensors of one dtype, whose shapes differ at `axis` at most.
+        axis: The axis, in [-rank, rank).
+
+    Returns:
+        Tensor whose size at `axis` is the sum of those of the inputs, of their dtype.
+
+    Raises:
+        InvalidInput: An input is not a Tensor, or the inputs are on different devices.
+        OperatorError: The dtypes of the inputs differ, the shapes differ at another axis, or `axis` is out of range.
+    """
+    return _cat(*xs, axis=axis)
 
 
 @formula("Split")
@@ -325,3 +344,19 @@ def space_to_depth(op: TensorOp, x: Any, *, blocksize: int, mode: str = "DCR") -
     return op.Reshape(
         moved, op.Concat(n, op.Mul(c, blocksize**2), op.Div(h, blocksize), op.Div(w, blocksize), axis=0), allowzero=1
     )
+
+
+@formula("ConstantOfShape")
+def constant_of_shape(op: TensorOp, x: Any, *, value: float = 0) -> Tensor:
+    """Make a tensor of a shape, filled with a value.
+
+    It has no gradient. Source: ONNX ConstantOfShape.
+
+    Args:
+        x: Tensor of shape (rank,) with the sizes, which are cast to int64.
+        value: The value of every element.
+
+    Returns:
+        Tensor of the shape x: float32 for a float, int64 for an int.
+    """
+    return op.ConstantOfShape(whole(op, x), value=np.array([value], np.float32 if isinstance(value, float) else np.int64))

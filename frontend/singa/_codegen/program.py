@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from onnx import NodeProto, TypeProto
@@ -64,7 +64,7 @@ def write(model: Lowered, stem: str) -> tuple[str, StoredArrays, dict[str, int]]
     return head + text, stored, facts
 
 
-def _statements(e: Emitter) -> Any:
+def _statements(e: Emitter) -> Iterator[Assign | Function]:
     """The statements of the main graph; nodes become layers if possible."""
     users: dict[str, list[NodeProto]] = {}
     for node in e.model.graph.node:

@@ -162,7 +162,7 @@ def dtype_text(dtype: dtypes.DTypeLike) -> str:
 
 def code_text(code: int) -> str:
     """The expression of an ONNX element type: `TensorProto.FLOAT`."""
-    return f"TensorProto.{TensorProto.DataType.Name(code)}" if dtypes.is_known(code) else str(code)
+    return f"TensorProto.{TensorProto.DataType.Name(code)}" if dtypes.is_code(code) else str(code)
 
 
 def sequence(items: Sequence[Expr]) -> Bracketed:

@@ -70,7 +70,7 @@ def backward(y: Tensor, dy: Any = None, create_graph: bool = False) -> Iterator[
         yield from _walk(y, dy, create_graph, None)
 
 
-def _walk(y: Tensor, dy: Any, create_graph: bool, asked: set[int] | None) -> Iterator[tuple[Tensor, Tensor]]:
+def _walk(y: Tensor, dy: Any, create_graph: bool, requested: set[int] | None) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield (tensor, gradient) for the tensors of these ids; None for those that store their gradients."""
     recording = trace.current()
     if recording is not None:
@@ -78,18 +78,18 @@ def _walk(y: Tensor, dy: Any, create_graph: bool, asked: set[int] | None) -> Ite
     times = required(y).device._times
     if times.measures:  # otherwise another thread's step is measured
         times.backward = True
-    covered = coverage.current() if asked is None and not create_graph else None
+    covered = coverage.current() if requested is None and not create_graph else None
     if covered is not None:
         covered.backward_ran = True
-    if flat := _check_start(y, asked, covered):
+    if flat := _check_start(y, requested, covered):
         yield from _zeros(flat, covered)
         return
     values: Interpreter[Any] = op if create_graph else vocabulary(y.device)
     start = _seed(values, y, dy, create_graph)
-    if asked is not None and id(y) in asked:
+    if requested is not None and id(y) in requested:
         yield y, _result(start, y, create_graph)
-    uses, storing = _wanted(y.creator, asked)
-    if not storing and asked is None and (flat := zeros.flat_parameters(y)):  # only inputs require a gradient
+    uses, storing = _wanted(y.creator, requested)
+    if not storing and requested is None and (flat := zeros.flat_parameters(y)):  # only inputs require a gradient
         yield from _zeros(flat, covered)
         return
     for x, g in _sweep(y, start, values, uses, storing, create_graph):
@@ -101,7 +101,7 @@ def _walk(y: Tensor, dy: Any, create_graph: bool, asked: set[int] | None) -> Ite
         yield x, made
 
 
-def _check_start(y: Tensor, asked: set[int] | None, covered: coverage.Coverage | None) -> list[Tensor]:
+def _check_start(y: Tensor, requested: set[int] | None, covered: coverage.Coverage | None) -> list[Tensor]:
     """Raise InvalidInput unless `y` is a loss on the tape; return the parameters if all their gradients are zero."""
     if y._without_graph:
         raise _dropped("the loss")
@@ -113,7 +113,7 @@ def _check_start(y: Tensor, asked: set[int] | None, covered: coverage.Coverage |
                 code="SX313",
                 hint="call model.train(), or set autograd.training = True, before the forward pass",
             )
-        flat = zeros.flat_parameters(y) if asked is None else []
+        flat = zeros.flat_parameters(y) if requested is None else []
         if not flat:
             raise nothing_trains(covered)
     shape = op.shape(y)
@@ -135,7 +135,7 @@ def _seed(values: Interpreter[Any], y: Tensor, dy: Any, create_graph: bool) -> A
     with _recorded() if create_graph else contextlib.nullcontext():
         if dy is None:
             return values.full_like(y if create_graph else trace.value(y), 1)
-        return _start(values, y, dy, create_graph)
+        return _passed(values, y, dy, create_graph)
 
 
 def _sweep(
@@ -192,6 +192,7 @@ def _sweep(
 
 
 def _zeros(parameters: list[Tensor], covered: coverage.Coverage | None) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield a gradient of zeros for each parameter, with a NoGradientWarning."""
     warnings.warn(zeros.zero_warning(parameters), stacklevel=4)
     for p in parameters:
         if covered is not None:
@@ -211,6 +212,7 @@ def _recorded() -> Iterator[None]:
 
 
 def _result(g: Any, x: Tensor, create_graph: bool) -> Tensor:
+    """The gradient of a tensor as a Tensor, marked as one without a graph unless it was recorded."""
     if create_graph:
         made: Tensor = g
         return made
@@ -220,6 +222,7 @@ def _result(g: Any, x: Tensor, create_graph: bool) -> Tensor:
 
 
 def _dropped(where: str) -> InvalidInput:
+    """The error of a backward pass that would drop the gradient of a gradient."""
     return InvalidInput(
         f"{where} uses a gradient that was computed without a graph: its own gradient would be dropped",
         code="SX383",
@@ -227,20 +230,22 @@ def _dropped(where: str) -> InvalidInput:
     )
 
 
-def _start(first: Interpreter[Any], y: Tensor, dy: Any, create_graph: bool) -> Any:
+def _passed(values: Interpreter[Any], y: Tensor, dy: Any, create_graph: bool) -> Any:
+    """The gradient that the caller passed, in the dtype and shape of `y`."""
     if create_graph:
         given = dy if tape._is_tensor(dy) else op.constant(dy, op.dtype(y))
         return op.Expand(op.cast(given, y), op.Shape(y))
     if tape._is_tensor(dy) and not dy._follows_device and trace.current() is None:
         tape._same_device(y.device, dy.device, "backward")
-    value = tape._value_on(y.device, dy) if tape._is_tensor(dy) else first.constant(dy, op.dtype(y))
-    return first.call("Expand", (first.cast(value, trace.value(y)), first.call("Shape", (trace.value(y),), {}, 1)[0]), {}, 1)[0]
+    value = tape._value_on(y.device, dy) if tape._is_tensor(dy) else values.constant(dy, op.dtype(y))
+    value = values.cast(value, trace.value(y))
+    return values.call("Expand", (value, values.call("Shape", (trace.value(y),), {}, 1)[0]), {}, 1)[0]
 
 
-def _wanted(y_op: Operator, asked: set[int] | None) -> tuple[Counter[Operator], dict[Operator, list[Tensor]]]:
+def _wanted(y_op: Operator, requested: set[int] | None) -> tuple[Counter[Operator], dict[Operator, list[Tensor]]]:
     """The operators that need a gradient with the number of their uses, and by operator the tensors whose gradients to keep.
 
-    asked: the ids of these tensors; None for those that store their gradients.
+    requested: the ids of these tensors; None for those that store their gradients.
     """
     order: list[Operator] = []
     seen = {y_op}
@@ -257,7 +262,7 @@ def _wanted(y_op: Operator, asked: set[int] | None) -> tuple[Counter[Operator], 
     stored: set[int] = set()
     for operator in sorted(order, key=lambda o: o.serial):
         for x, creator in zip(operator.inputs, operator.creators, strict=True):
-            keeps = x is not None and (x.stores_grad if asked is None else id(x) in asked)
+            keeps = x is not None and (x.stores_grad if requested is None else id(x) in requested)
             if x is None or creator is None or not (keeps or creator in wanted):
                 continue
             wanted |= {creator, operator}

@@ -80,10 +80,10 @@ class Node(Operator):
         self._dtypes = [None if t is None else getattr(v, "dtype", None) for t, v in zip(tensors, values, strict=False)]
         self._results = [(getattr(v, "dtype", None), getattr(v, "shape", ())) for v in outputs] if tensors else []
         kept = zip(tensors, (*self._values, *self._outputs), strict=False)
-        self._read = [None if t is None or v is None or v is _Dropped else (weakref.ref(t), t._version) for t, v in kept]
+        self._read = [None if t is None or v is None or v is _NOT_KEPT else (weakref.ref(t), t._version) for t, v in kept]
 
     def _choose(self, values: Sequence[Any], outputs: Sequence[Any]) -> None:
-        """Keep the values that the gradient rule names; the others are replaced by `_Dropped` or None."""
+        """Keep the values that the gradient rule names; the others are replaced by `_NOT_KEPT` or None."""
         rule = self.declaration.gradient_rule
         if rule is None:
             self._values, self._outputs = list(values), [None] * len(outputs)
@@ -93,7 +93,7 @@ class Node(Operator):
         last = len(named) - 1
         everything = trace.current() is not None or "captured" in names or any(d.variadic for d in self.declaration.inputs)
         self._values = [
-            v if everything or named[min(i, last)] in names else (v if v is None else _Dropped) for i, v in enumerate(values)
+            v if everything or named[min(i, last)] in names else (v if v is None else _NOT_KEPT) for i, v in enumerate(values)
         ]
         keeps = bool({"y", "ys"} & names) or len(outputs) > 1 or trace.current() is not None
         self._outputs = list(outputs) if keeps else [None] * len(outputs)
@@ -149,7 +149,7 @@ class Node(Operator):
     def _value_as_tensor(self, i: int, device: Device) -> Any:
         """The Tensor of an input that was kept; for one that has another value now, a Tensor of the old value."""
         value, x, creator = self._values[i], self.inputs[i], self.creators[i]
-        if value is None or value is _Dropped:
+        if value is None or value is _NOT_KEPT:
             return value
         if x is None or creator is None:
             return of(value, device, False)
@@ -189,7 +189,7 @@ class Node(Operator):
         builder = GraphBuilder(self.opset)
 
         def symbol(v: Any) -> Any:
-            if v is None or v is _Dropped:
+            if v is None or v is _NOT_KEPT:
                 return v
             return builder.input("x", helper.make_tensor_type_proto(dtypes.onnx_code(v.dtype), v.shape))
 
@@ -209,7 +209,7 @@ class Node(Operator):
         return {i for i in every if getattr(symbols[i], "name", None) in used}
 
 
-_Dropped: Any = type("Dropped", (), {"__repr__": lambda self: "a value that the rule does not name"})()
+_NOT_KEPT: Any = type("NotKept", (), {"__repr__": lambda self: "a value that the rule does not name"})()
 
 
 # --- the gradients of one call, for `creator.backward(dy)`

@@ -19,7 +19,7 @@ from singa_backend.autodiff.support import no_gradient_reason
 from singa_backend.interpreters.base import Example, Interpreter, Subgraph, arguments
 from singa_backend.ir.declaration import Declaration, declarations
 from singa_backend.ir.versioned import VersionedOperator
-from singa_backend.nodes import Made
+from singa_backend.nodes import TrainingOutputs
 from singa_backend.proto.schemas import version_at
 
 from ..device import Device, default_device
@@ -67,7 +67,7 @@ class TensorInterpreter(Interpreter[T]):
         if not device.backend.is_host:
             made = _placed(made, device)
         training, recording = tape.training, trace.current() is not None
-        hidden = made.hidden if isinstance(made, Made) else ()
+        hidden = made.hidden if isinstance(made, TrainingOutputs) else ()
         if training and not recording:
             made = [_separate(v, xs, device) for v in made]
         if not training or not any(x is not None and x.requires_grad for x in xs):

@@ -49,9 +49,11 @@ from ._common import (
 _INSTALL = "paddlepaddle packaging && pip install --no-deps paddle2onnx"
 """paddle2onnx requires an old onnx, which only options that are not used here need."""
 _OPSET = 12
+"""The minimum opset of the file by default."""
 _MARK = "sonnx_dropout_mark"
+"""The name of the mark of a Dropout in its layer."""
 _marks = itertools.count()
-"""PaddlePaddle accepts the name of a parameter once in a process."""
+"""Numbers in the names of marks: PaddlePaddle accepts the name of a parameter once in a process."""
 
 _CONVERT = """
 import inspect, sys
@@ -215,9 +217,9 @@ def _converted(folder: Path, opset: int, who: tuple[str, str]) -> ModelProto:
         command, env=env, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", check=False
     )
     if run.returncode or not file.exists():
-        said = re.sub(r"\x1b\[[0-9;]*m", "", run.stdout).strip()
-        said = said.partition("\n\n\n----")[0] or f"exit status {run.returncode}"  # a C++ traceback follows
-        raise ExporterFailure(*who, "\n".join(said.splitlines()[-20:]))
+        message = re.sub(r"\x1b\[[0-9;]*m", "", run.stdout).strip()
+        message = message.partition("\n\n\n----")[0] or f"exit status {run.returncode}"  # a C++ traceback follows
+        raise ExporterFailure(*who, "\n".join(message.splitlines()[-20:]))
     return onnx.load_model_from_string(file.read_bytes())
 
 
@@ -255,6 +257,8 @@ def _mode(paddle: Any, layer: Any, train: bool, marks: dict[str, Any]) -> Iterat
 
 
 def _mark(part: Any) -> Any:
+    """The forward of a Dropout that adds its mark to its input."""
+
     def forward(x: Any) -> Any:
         return x + part.sonnx_dropout_mark
 
@@ -315,6 +319,7 @@ def _sorted(value: Any) -> Any:
 
 
 def _drop(model: ModelProto, nodes: Sequence[NodeProto]) -> None:
+    """Remove nodes of the main graph."""
     gone = {id(n) for n in nodes}
     kept = [n for n in model.graph.node if id(n) not in gone]
     del model.graph.node[:]

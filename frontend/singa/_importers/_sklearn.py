@@ -73,7 +73,7 @@ def from_sklearn(
     with exporting(*who):
         proto = skl2onnx.convert_sklearn(estimator, initial_types=declared, target_opset=opset, options=options)
     if options is None:
-        _unzip(proto)
+        _without_maps(proto)
     given = [v.name for v in proto.graph.output]
     check_names("output_names", output_names, len(given))
     rename(proto, [*names, *given], [*(input_names or names), *(output_names or given)])
@@ -87,7 +87,7 @@ def from_sklearn(
     return model
 
 
-def _unzip(model: ModelProto) -> None:
+def _without_maps(model: ModelProto) -> None:
     """Return the matrix in place of the list of maps that a ZipMap creates.
 
     skl2onnx has an option for it, but refuses the option if any classifier of a pipeline creates no maps.
@@ -116,10 +116,12 @@ def _columns(inputs: Any) -> tuple[dict[str, np.ndarray], Any]:
 
 
 def _strings(array: np.ndarray) -> np.ndarray:
+    """The array with its strings as Python objects; other arrays as they are."""
     return array.astype(object) if array.dtype.kind == "U" else array
 
 
 def _type(types: Any, name: str, array: np.ndarray) -> Any:
+    """The type of skl2onnx for an input, with an open number of samples; raises InvalidInput (SX302) for other dtypes."""
     kind = "StringTensorType" if array.dtype.kind == "O" else _TYPES.get(array.dtype.name)
     if kind is None:
         known = ", ".join(_TYPES)

@@ -38,6 +38,7 @@ from ._common import (
 _MARK = "sonnx layer "
 """Prefix of the message of a CheckNumerics that marks a layer, because tf2onnx would write the layer as its arithmetic."""
 _DOMAIN = "sonnx.layer"
+"""The domain of a mark after the export, which tells it from other CheckNumerics."""
 
 
 def from_tensorflow(
@@ -284,6 +285,8 @@ def _marked(tf: Any, keras: Any, model: Any) -> Iterator[dict[str, Any]]:
 
 
 def _mark(tf: Any, key: str) -> Callable[..., Any]:
+    """The call of a layer that writes only its mark: the key of the layer and the rank of its input."""
+
     def call(inputs: Any, training: Any = None, mask: Any = None) -> Any:
         return tf.debugging.check_numerics(inputs, f"{key} {len(inputs.shape)}")
 

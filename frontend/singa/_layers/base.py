@@ -190,6 +190,7 @@ class Layer:
         return self._with_layers(own, lambda layer: layer.get_states())
 
     def _with_layers(self, found: dict[str, Tensor], ask: Callable[[Layer], dict[str, Tensor]]) -> dict[str, Tensor]:
+        """Add the tensors that `ask` returns for each layer in this one, each tensor once, under distinct names."""
         seen = {id(t) for t in found.values()}
         for key, layer in self._layers.items():
             for name, t in ask(layer).items():
@@ -253,6 +254,7 @@ class Layer:
         self._write(self.get_states(), states, "state")
 
     def _write(self, mine: dict[str, Tensor], given: Mapping[str, Any], what: str) -> None:
+        """Write given values into tensors of these names, all or none."""
         pairs: list[tuple[Tensor, Any]] = []
         for name, value in given.items():
             t = mine.get(name, mine.get(self._path(name)))
@@ -353,6 +355,7 @@ class Layer:
 
 
 def _like(x: Tensor, shape: Sequence[int]) -> Tensor:
+    """A new tensor on the device of x, in its dtype, or in float32 if that is not floating."""
     dtype = op.dtype(x)
     return Tensor(tuple(shape), x.device, dtype if dtypes.is_float(dtype) else np.float32, requires_grad=False)
 
@@ -376,6 +379,8 @@ def _is_leaf(t: Tensor) -> bool:
 
 
 def _marks_initialized(initialize: Callable[..., None]) -> Callable[..., None]:
+    """An `initialize` off the tape that marks its layer as initialized; refused while a step is recorded."""
+
     @wraps(initialize)
     def wrapper(self: Layer, *args: Any, **kwargs: Any) -> None:
         if trace.current() is not None:
@@ -388,6 +393,8 @@ def _marks_initialized(initialize: Callable[..., None]) -> Callable[..., None]:
 
 
 def _initializes_first(forward: Callable[..., Any]) -> Callable[..., Any]:
+    """A `forward` that calls `initialize` before the first call."""
+
     @wraps(forward)
     def wrapper(self: Layer, *args: Any, **kwargs: Any) -> Any:
         if not self._initialized:

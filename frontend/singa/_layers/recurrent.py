@@ -16,6 +16,12 @@ from .._core import random, tape, trace
 from .._core.tensor import Tensor, op
 from .base import Layer
 
+_MODES = {"vanilla": ("RNN", "r"), "tanh": ("RNN", "r"), "relu": ("RNN", "r"), "lstm": ("LSTM", "ifgo"), "gru": ("GRU", "rzn")}
+"""The operator of each mode, and its gates in the order of the packed weights."""
+
+_ORDER = {"RNN": "r", "LSTM": "iofg", "GRU": "zrn"}
+"""The gates in ONNX's order."""
+
 
 class _Common(TypedDict):
     """The attributes that a layer passes to every recurrent operator."""
@@ -81,6 +87,7 @@ class RNN_Base(Layer):
         return [[(f"_l{i}" if i else "") + end for end in ends] for i in range(self.num_layers)]
 
     def _inputs(self, layer: int) -> int:
+        """The number of input features of a layer."""
         return self.input_size if layer == 0 else self.hidden_size * self.directions
 
     def _gated(self, xs: Any, gates: str) -> None:
@@ -110,6 +117,7 @@ class RNN_Base(Layer):
         return joined
 
     def _like_inputs(self, y: Tensor, xs: Any) -> Any:
+        """The outputs (time, N, features) in the form of the inputs: a list, or a Tensor."""
         if isinstance(xs, Tensor):
             return op.Transpose(y, perm=[1, 0, 2]) if self.batch_first else y
         n = len(xs)
@@ -402,13 +410,6 @@ class GRU(_OneState):
             both = [op.Concat(*(self._gates(kind, end, _ORDER["GRU"]) for kind in ("Bx", "Bh")), axis=0) for end in ends]
             b = _stack_directions(both)
         return op.GRU(x, w, r, b, None, h, outputs=2, linear_before_reset=1, **self._common())
-
-
-_MODES = {"vanilla": ("RNN", "r"), "tanh": ("RNN", "r"), "relu": ("RNN", "r"), "lstm": ("LSTM", "ifgo"), "gru": ("GRU", "rzn")}
-"""The operator of each mode, and its gates in the order of the packed weights."""
-
-_ORDER = {"RNN": "r", "LSTM": "iofg", "GRU": "zrn"}
-"""The gates in ONNX's order."""
 
 
 class CudnnRNN(RNN_Base):

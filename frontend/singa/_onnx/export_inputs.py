@@ -33,18 +33,21 @@ def distinct_names(xs: Sequence[Tensor]) -> list[str]:
 
 
 def checked_names(what: str, names: Sequence[str], count: int) -> list[str]:
+    """The names as a list; raises InvalidInput (SX355) unless they are `count` distinct names that are not empty."""
     if len(names) != count or len(set(names)) != count or not all(names):
         raise InvalidInput(f"{what} must be {count} different names, got {list(names)}", code="SX355")
     return list(names)
 
 
 def check_dynamic_axes(options: Options, names: Sequence[str]) -> None:
+    """Raise InvalidInput (SX355) if `dynamic_axes` has a name that is not an input."""
     for name in options.dynamic_axes or {}:
         if name not in names:
             raise InvalidInput(f"dynamic_axes must name inputs ({', '.join(names)}), got {name!r}", code="SX355")
 
 
 def overridden_type(name: str, type: TypeProto, options: Options) -> TypeProto:
+    """The type of an input with the shape of `shape_override`, if there is one."""
     shape = (options.shape_override or {}).get(name)
     return type if shape is None else helper.make_tensor_type_proto(type.tensor_type.elem_type, list(shape))
 

@@ -320,13 +320,15 @@ class Imported:
         return [None if v is None else Tensor._of(v, self.device, False) for v in made]
 
     def _fed(self, inputs: Sequence[Any]) -> list[Any]:
+        """The inputs of a run as Tensors."""
         declared = self.graph.inputs
         if len(inputs) != len(declared):
             names = ", ".join(map(str, declared)) or "nothing"
             raise InvalidInput(f"the model takes {len(declared)} inputs ({names}), got {len(inputs)}", code="SX301")
-        return [self._one(v, x) for v, x in zip(declared, inputs, strict=True)]
+        return [self._input(v, x) for v, x in zip(declared, inputs, strict=True)]
 
-    def _one(self, declared: Value, x: Any) -> Any:
+    def _input(self, declared: Value, x: Any) -> Any:
+        """An input as a Tensor of the declared dtype; raises InvalidInput if its device, rank or dtype does not fit."""
         if x is None and declared.kind == "optional":
             return None
         if isinstance(x, (list, tuple)) and declared.kind == "sequence":

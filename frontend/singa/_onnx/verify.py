@@ -231,6 +231,7 @@ class _Runs:
 
 
 def _origin(rep: SingaRep, arrays: Sequence[Any]) -> Origin | None:
+    """The first node that makes NaN or infinity in a run of the exported file."""
     try:
         rep.run(list(arrays), validate=True)
     except NonFinite as error:

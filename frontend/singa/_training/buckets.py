@@ -9,9 +9,10 @@ from typing import Any
 from .._core.tensor import Tensor, op
 
 THRESHOLD = 2097152
-"""Elements above which a gradient is sent alone, and a bucket is full."""
+"""The number of elements above which a gradient is sent alone, and above which a bucket is complete."""
 
 Pairs = list[tuple[Tensor, Tensor]]
+"""Parameters, each with its gradient."""
 
 
 class Bucket:
@@ -73,6 +74,7 @@ class Buckets:
 
 
 def joined(tensors: Sequence[Tensor]) -> Tensor:
+    """The elements of tensors as one vector."""
     flat = [op.Reshape(t, [-1]) for t in tensors]
     return flat[0] if len(flat) == 1 else op.Concat(*flat, axis=0)
 

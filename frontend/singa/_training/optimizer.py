@@ -115,7 +115,7 @@ class Optimizer:
         super().__setattr__(name, value)
 
     def _check(self) -> None:
-        """Raises ValueError for invalid hyperparameters."""
+        """Raise ValueError for invalid hyperparameters."""
         for name in {"momentum", "weight_decay"} & set(self._schedules):
             schedule = self._schedules[name]
             if is_constant(schedule) and schedule.init_value < 0:
@@ -155,6 +155,7 @@ class Optimizer:
         return self._shared[key]
 
     def _is(self, name: str, number: float) -> bool:
+        """Whether a hyperparameter is this number at every step."""
         schedule = self._schedules[self._in_group(name)]
         return is_constant(schedule) and schedule.init_value == number
 
@@ -287,7 +288,7 @@ class Optimizer:
             have, want = _some(self._loaded), _some(p.name for p, _ in pairs)
             raise InvalidInput(f"the loaded states must be those of this model ({want}), got states of {have}", code="SX327")
         for p, g in pairs:
-            self._fits(self._key(p.name, p), p, g)
+            self._check_shapes(self._key(p.name, p), p, g)
         if self._unmatched:
             covered = coverage.current()
             self._check_groups({self._key(p.name, p) for p, _ in pairs} | set(covered._params() if covered else ()))
@@ -318,7 +319,7 @@ class Optimizer:
                 what = "gradients that are limited by their norm must be applied together, got one of them"
                 raise InvalidInput(what, code="SX329", hint="call the optimizer on the loss, or clip_gradients() for no limit")
             ((_, param_grad),) = self._clipped([(param_value, param_grad)])
-        self._fits(name, param_value, param_grad)
+        self._check_shapes(name, param_value, param_grad)
         self.make_states(name, param_value)
         with tape.no_tape():
             p, g = _wide(param_value), _wide(param_grad)
@@ -391,7 +392,8 @@ class Optimizer:
         """
         self(loss)
 
-    def _fits(self, name: str, p: Tensor, g: Tensor) -> None:
+    def _check_shapes(self, name: str, p: Tensor, g: Tensor) -> None:
+        """Raise InvalidInput if the gradient (SX329) or a state (SX327) of a parameter has another shape."""
         if not trace.alike(p.shape, g.shape):
             raise InvalidInput(f"the gradient of {name!r} must have the parameter's shape {p.shape}, got {g.shape}", code="SX329")
         for kind in self.kinds:
@@ -420,7 +422,7 @@ class Optimizer:
                 dtype = _wide_dtype(op.dtype(p))
                 group[name] = Tensor(p.shape, p.device, dtype, requires_grad=False, name=f"{kind}{_SEP}{name}")
             elif name in self._loaded:
-                self._fits(name, p, p)
+                self._check_shapes(name, p, p)
                 _move(t, p.device, _wide_dtype(op.dtype(p)))
             elif trace.current() is None:  # `Model.to` may have changed the parameter
                 _move(t, p.device, _wide_dtype(op.dtype(p)))
@@ -462,7 +464,7 @@ class Optimizer:
         if counter is not None and counter.size != 1:
             raise InvalidInput(f"step_counter must have one element, got shape {counter.shape}", code="SX327")
         for kind, group in groups.items():
-            self._comparable(kind, group)
+            self._check_states(kind, group)
         for kind, group in groups.items():
             for name, array in group.items():
                 mine = self._states[kind].get(name)
@@ -475,7 +477,8 @@ class Optimizer:
             self.step_counter.device.backend.write(self.step_counter._data, int(counter.reshape(-1)[0]))
             self._refresh([n for n in self._values if not is_constant(self._schedules[n])])
 
-    def _comparable(self, kind: str, given: dict[str, Any]) -> None:
+    def _check_states(self, kind: str, given: dict[str, Any]) -> None:
+        """Raise InvalidInput (SX327) if given states of a kind are not those of the known parameters."""
         mine = self._states[kind]
         if not given or not mine:
             return
@@ -543,6 +546,7 @@ def _wide(t: Tensor) -> Tensor:
 
 
 def _move(t: Tensor, device: Device, dtype: np.dtype[Any]) -> None:
+    """Move a tensor to a device and cast it, in place."""
     if t.device is not device or t._data.dtype != dtype:
         t._data = device.backend.put(t.device.backend.get(t._data).astype(dtype))
         t.device = device

@@ -99,12 +99,12 @@ class _Described:
     stored: np.dtype[Any]
 
     def room(self, name: str) -> int:
-        """The most bytes that it takes in tensor_dict.npz."""
+        """The maximum bytes that it takes in tensor_dict.npz."""
         return math.prod(self.shape) * self.stored.itemsize + 4 * len(name.encode()) + _ROOM
 
 
 _ROOM = 4096
-"""The most bytes of the headers of a member."""
+"""The maximum bytes of the headers of a member."""
 
 
 def _described(pack: Archive) -> dict[str, _Described]:

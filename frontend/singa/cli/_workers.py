@@ -35,7 +35,7 @@ _DEAF = 2.0
 """Seconds after the end of the pipe in which workers must end; the launcher waits for them without a limit."""
 
 _held: list[int] = []
-"""The file whose lock says that this process runs."""
+"""The file that is locked while this process runs."""
 
 
 def run_workers(count: int, arguments: Sequence[str], checkpoint: Path | None) -> int:

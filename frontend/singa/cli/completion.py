@@ -18,6 +18,6 @@ def command(shell: str) -> None:
     """
     kind = get_completion_class(shell)
     assert kind is not None
-    click.echo(
-        ShellComplete.source(kind(click.get_current_context().find_root().command, {}, "sonnx", "_SONNX_COMPLETE"))
-    )  # that of bash starts bash to ask its version
+    completion = kind(click.get_current_context().find_root().command, {}, "sonnx", "_SONNX_COMPLETE")
+    # `source` of click's BashComplete would start bash to find out its version
+    click.echo(ShellComplete.source(completion))

@@ -24,6 +24,8 @@ Cell: TypeAlias = tuple[str, str, int, str, str]
 """(domain, operator, version, type parameter, dtype)"""
 
 TRIES = 40
+"""How often a node is drawn again that a recipe finds to be invalid."""
+
 ORT_OPSET = 26
 """The newest opset that onnxruntime knows; of the opsets with one schema version, those up to it are drawn most often."""
 
@@ -185,6 +187,7 @@ def draw_opset(rng: np.random.Generator, domain: str, name: str, version: int) -
 
 
 def as_case(seed: int, index: int, domain: str, name: str, d: Draw, select: str) -> NodeCase:
+    """Return what a recipe has drawn as a case, with its model."""
     while d.inputs and d.inputs[-1] is None:
         d.inputs.pop()
     names = ["" if v is None else f"x{i}" for i, v in enumerate(d.inputs)]

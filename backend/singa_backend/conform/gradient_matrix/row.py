@@ -91,7 +91,7 @@ class MatrixRow:
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> MatrixRow:
         back = {shown: domain for domain, shown in NAMES.items()}
-        kept = {k: v for k, v in data.items() if k not in ("second",)}
+        kept = {k: v for k, v in data.items() if k != "second"}
         return cls(**kept | {"domain": back.get(data["domain"], data["domain"])})
 
 

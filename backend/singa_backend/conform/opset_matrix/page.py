@@ -122,7 +122,7 @@ def write(document: dict[str, Any], folder: Path) -> list[Path]:
 
 
 def stale(folder: Path) -> str:
-    """Return "" if the matrix in `folder` agrees with the current operators, opsets and `supported_ops`, else the difference."""
+    """Return how the matrix in `folder` differs from the present operators, opsets and `supported_ops`; "" if it does not."""
     path = folder / "opsets.json"
     if not path.exists():
         return f"{path} does not exist"

@@ -16,12 +16,12 @@ def of_first(c: TypedCall) -> Sequence[Type]:
     returned = c.form.outputs[0]
     code = next(iter(returned)) if len(returned) == 1 else c.codes[0]
     if c.name in ("InstanceNormalization", "CumSum", "Trilu", "LpNormalization"):
-        _checked(c)
+        _check(c)
     return [(code, c.shapes[0])]
 
 
-def _checked(c: TypedCall) -> None:
-    """Leave to onnx the calls whose shapes its inference tests."""
+def _check(c: TypedCall) -> None:
+    """Raise Unsure for calls whose shapes onnx's inference refuses, or may refuse."""
     if c.name == "LpNormalization":
         c.axis(c.integer("axis", -1), len(c.shape(0)))
     elif c.name == "InstanceNormalization":

@@ -9,6 +9,16 @@ from onnx import TensorProto
 
 from .call import Dim, Shape, Type, TypedCall, Unsure, broadcast, covers
 
+LARGEST_RANK = 64
+"""The highest rank of a result whose sizes are not known; above it the rank is not inferred either."""
+
+
+def _of_rank(lengths: Shape) -> Shape:
+    """A shape of open sizes, from the shape of the vector that holds the sizes; None if its length is not known, or large."""
+    if lengths is None or len(lengths) != 1 or not isinstance(lengths[0], int) or lengths[0] > LARGEST_RANK:
+        return None
+    return (None,) * lengths[0]
+
 
 def _axes(c: TypedCall) -> tuple[int, ...] | None:
     """The axes of a call, an attribute or an input; () if there are none, None if they are not known."""
@@ -72,7 +82,7 @@ def _reshape(c: TypedCall) -> Sequence[Type]:
             return [(c.codes[0], None)]
         if lengths is None or len(lengths) != 1 or not isinstance(lengths[0], int):
             raise Unsure
-        return [(c.codes[0], (None,) * lengths[0])] if lengths[0] <= 64 else [(c.codes[0], None)]
+        return [(c.codes[0], _of_rank(lengths))]
     shape = c.shapes[0]
     if target.count(-1) > 1 or min(target, default=0) < -1:
         raise Unsure
@@ -176,9 +186,8 @@ def _concat(c: TypedCall) -> Sequence[Type]:
     for i in range(rank):
         dims = [s[i] for s in shapes]
         if i == axis:
-            made.append(_product(dims) if len(dims) == 1 else sum(d for d in dims if isinstance(d, int)))
-            if not all(isinstance(d, int) for d in dims):
-                made[-1] = dims[0] if len(dims) == 1 else None
+            known = [d for d in dims if isinstance(d, int)]
+            made.append(dims[0] if len(dims) == 1 else sum(known) if len(known) == len(dims) else None)
             continue
         sizes = {d for d in dims if isinstance(d, int)}
         if len(sizes) > 1:
@@ -306,8 +315,8 @@ def _pad(c: TypedCall) -> Sequence[Type]:
 @covers("Expand")
 def _expand(c: TypedCall) -> Sequence[Type]:
     target: Shape = c.known(1)
-    if target is None and c.shapes[1] is not None and len(c.shapes[1]) == 1 and isinstance(c.shapes[1][0], int):
-        target = (None,) * c.shapes[1][0] if c.shapes[1][0] <= 64 else None
+    if target is None:
+        target = _of_rank(c.shapes[1])
     if target is None or c.shapes[0] is None:
         return [(c.codes[0], None)]
     if any(isinstance(d, int) and d < 0 for d in target):
@@ -325,8 +334,7 @@ def _constant_of_shape(c: TypedCall) -> Sequence[Type]:
         lengths = c.shapes[0]
         if lengths is None or len(lengths) != 1 or not isinstance(lengths[0], int):
             raise Unsure
-        target_: Shape = (None,) * lengths[0] if lengths[0] <= 64 else None
-        return [(code, target_)]
+        return [(code, _of_rank(lengths))]
     return [(code, target)]
 
 

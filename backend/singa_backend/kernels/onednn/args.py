@@ -1,4 +1,4 @@
-"""The numbers of the arguments of an execution."""
+"""The numbers by which oneDNN's execute function knows the arguments of a primitive, with oneDNN's names."""
 
 from __future__ import annotations
 

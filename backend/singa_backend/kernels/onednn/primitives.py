@@ -279,7 +279,7 @@ def single_threaded(arguments: Sequence[Any]) -> tuple[Any, ...] | None:
 
 
 def _narrowed(made: Primitive, kept: _Kept, arguments: tuple[Any, ...]) -> tuple[Any, ...] | None:
-    """The arguments for `made`, with the memories of a call; with a scratchpad of its own if that one is too small.
+    """The arguments for `made`, with the memories of a call; with a new scratchpad if that one is too small.
 
     Weights that `made` needs in another layout are copied now; None if they differ between runs.
     """
@@ -300,7 +300,7 @@ def _narrowed(made: Primitive, kept: _Kept, arguments: tuple[Any, ...]) -> tuple
 
 
 class _Scratch(Memory):
-    """A memory with a buffer of its own."""
+    """A memory that owns its buffer."""
 
     def __init__(self, md: MemoryDesc) -> None:
         self.buffer = np.empty(md.nbytes + 64, np.uint8)

@@ -173,7 +173,7 @@ def quantized_moves(graph: RegionView) -> int:
 
 
 def _join(graph: RegionView, call: RegionCall) -> bool:
-    """Move a Concat behind or before the quantization of its inputs."""
+    """Move a Concat after or before the quantization of its inputs."""
     parts = [_dequantized(graph, i) for i in call.inputs]
     if any(p is None or not p.simple for p in parts):
         return False

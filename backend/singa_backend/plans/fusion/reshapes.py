@@ -1,4 +1,4 @@
-"""Reshapes moved behind products and elementwise calls, so that these form one chain from the product on."""
+"""Reshapes moved after products and elementwise calls, so that these form one chain that begins with the product."""
 
 from __future__ import annotations
 

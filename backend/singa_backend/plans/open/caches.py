@@ -1,7 +1,7 @@
 """Large inputs and outputs of a plan that are not copied, and caches of generated text, which grow in place.
 
 A model that generates text takes the keys and values of the past, appends those of the present, and returns both.  If the
-caller passes such an output on as the next input, the next run writes behind it in the same memory.
+caller passes such an output on as the next input, the next run writes after it in the same memory.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ class CacheMemory(np.ndarray):
 
     @property
     def elements(self) -> np.ndarray:
-        """The bytes from the first element on: its address is a multiple of 64."""
+        """The bytes that begin with the first element: its address is a multiple of 64."""
         return self.view(np.ndarray)[aligned_start(self) :]
 
     def shown(self, shape: Sequence[int], dtype: np.dtype[Any]) -> np.ndarray:
@@ -152,7 +152,7 @@ def roomy(shape: Sequence[int], axis: int) -> tuple[int, ...]:
 
 
 def extend(x: np.ndarray, shape: tuple[int, ...], axis: int) -> tuple[np.ndarray, CacheMemory]:
-    """An array of a larger shape that begins with the elements of another one: in the same memory if there is room behind it.
+    """An array of a larger shape that begins with the elements of another one: in the same memory if there is room after it.
 
     Args:
         x: the shorter array.
@@ -160,7 +160,7 @@ def extend(x: np.ndarray, shape: tuple[int, ...], axis: int) -> tuple[np.ndarray
         axis: that axis.
 
     Returns:
-        The array, whose elements behind those of x are not set, and its memory.
+        The array, whose elements after those of x are not set, and its memory.
     """
     memory = x.base
     if isinstance(memory, CacheMemory) and memory.axis == axis and memory.sizes[axis] >= shape[axis]:
@@ -176,7 +176,7 @@ def extend(x: np.ndarray, shape: tuple[int, ...], axis: int) -> tuple[np.ndarray
 
 
 def append(x: np.ndarray, parts: Sequence[np.ndarray], axis: int, checked: bool, budget: limits.Budget) -> np.ndarray:
-    """The concatenation of arrays: in the memory of the first if there is room behind it.
+    """The concatenation of arrays: in the memory of the first if there is room after it.
 
     The result is read-only: a longer array may show the same memory.
 

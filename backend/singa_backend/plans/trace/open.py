@@ -1,4 +1,4 @@
-"""Open plans: the trace of a plan for some shapes, repeated for others where its values are the same."""
+"""Open plans: the trace of a plan for some shapes, repeated for other shapes as far as its values are the same."""
 
 from __future__ import annotations
 

@@ -137,13 +137,13 @@ class Segment:
         live_bytes: the lower bound of that size.
         check: returns the key of the next segment, after the steps; None for the last one.
         next: the segments that follow, by key, the least recently used first.
-        point: what a new continuation starts from.
+        point: the state after the steps, from which the trace of a new next segment continues.
         outputs: the outputs of the plan, for the last segment.
         copies: for each output the function that returns a copy.
         passed: the inputs and outputs that are not copied.
-        moving: (index of the first call, step, number of calls) of the steps that use them.
+        moving: (index of the first call, step, number of calls) of the steps that use those of `passed`.
         replaced: the inputs that results replace in place.
-        updating: those of the steps that use only the latter.
+        updating: the same of the steps that use only inputs of `replaced`.
         update: the index of the first call that may write to them; nothing after it refuses a value.
         cells: the values that are not in the arena, if the plan is open: nothing is kept in them after a run.
         pace: how fast it runs, if a run may use fewer threads; None if it may not, or no step uses several.

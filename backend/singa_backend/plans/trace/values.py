@@ -153,7 +153,7 @@ class TraceValues:
         self.facts.rank = max(self.facts.rank, len(shape))
 
     def buffer(self, nbytes: int) -> Buffer:
-        """A new buffer with memory of its own until the segment is complete."""
+        """A new buffer with separate memory until the segment is complete."""
         self.budget.count_tensor(nbytes)
         made = Buffer(nbytes, aligned(nbytes))
         assert made.memory is not None

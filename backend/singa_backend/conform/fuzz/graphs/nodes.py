@@ -21,13 +21,13 @@ REUSED = 0.92
 """The probability that an input is a value of the scope, if one has the dtype and shape."""
 
 ADAPTED = 0.4
-"""The probability that a value of the scope is reshaped, otherwise, instead of a new constant."""
+"""The probability that another value of the scope is reshaped if none has the dtype and shape; otherwise a constant is drawn."""
 
 RARE = {"ai.onnx.ml": 0.4, "ai.onnx.preview.training": 0.2}
 """How often operators of other domains are drawn, relative to ONNX's."""
 
 WIDELY = {"float32", "int64", "bool"}
-"""The element types within inner graphs: onnxruntime has kernels for them, and refuses the whole node if it lacks one."""
+"""The element types within inner graphs: onnxruntime has kernels for them, and refuses a whole If or Loop if it lacks one."""
 
 OWN = {"If", "Loop", "Scan", "SequenceMap"}
 """The operators whose graphs are drawn in control.py."""
@@ -114,7 +114,7 @@ def draw(scope: DrawnScope) -> list[Known]:
     recipes.load()[domain, name](d)
     if name == "BatchNormalization" and (d.attributes.get("training_mode") or len(d.outputs) > 1):
         raise Skip  # models follow their own mode, not that of the node
-    return scope.append(_node(scope, d, domain, name), _kinds(scope, d, name))
+    return scope.append(_node(scope, d, domain, name), ["optional"] if name == "Optional" else [])
 
 
 def _types(scope: DrawnScope, schema: defs.OpSchema) -> dict[str, np.dtype[Any]]:
@@ -173,7 +173,3 @@ def _optional(scope: DrawnScope, d: ScopeDraw, name: str) -> None:
         found = scope.find(lambda k: k.kind == "optional")
         if found is not None:
             d.inputs[0] = found
-
-
-def _kinds(scope: DrawnScope, d: ScopeDraw, name: str) -> list[str]:
-    return ["optional"] if name == "Optional" else []
