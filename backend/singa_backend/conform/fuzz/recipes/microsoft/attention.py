@@ -1,0 +1,97 @@
+"""Recipes of attention operators and rotary embeddings of onnxruntime."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from .....proto.schemas import MICROSOFT
+from ...strategies import Draw
+from ..registry import recipe
+
+
+def trim(d: Draw) -> None:
+    """Drop absent inputs at the end."""
+    while d.inputs and d.inputs[-1] is None:
+        d.inputs.pop()
+
+
+def whole(values: object) -> np.ndarray:
+    return np.array(values, np.int32)
+
+
+@recipe("RotaryEmbedding MRotaryEmbedding", MICROSOFT)
+def rotary(d: Draw) -> None:
+    b, t, h, size = d.whole(1, 2), d.whole(1, 4), d.whole(1, 3), d.pick([4, 8, 16])
+    flat = d.chance()
+    d.put(d.array(0, (b, t, h * size) if flat else (b, h, t, size), "tame"))
+    half = size // 2
+    if d.chance(0.3):
+        d.attributes |= {"num_heads": h, "rotary_embedding_dim": half}
+        half //= 2
+    longest = d.whole(t + 1, 9)
+    if d.schema.name == "MRotaryEmbedding":
+        parts = sorted(d.wholes(0, half, 2))
+        section = [parts[0], parts[1] - parts[0], half - parts[1]]
+        d.attributes["mrope_section"] = section
+        d.attr("mrope_layout", [0, 1], 0)
+        ids = d.rng.integers(0, longest, (3, b, t))
+    elif d.chance():
+        ids = d.rng.integers(0, longest - t + 1, 1)
+    else:
+        ids = d.rng.integers(0, longest, (b, t))
+    d.put(ids.astype(np.int64), d.array(2, (longest, half), "around"), d.array(3, (longest, half), "around"))
+    d.attr("interleaved", [0, 1], 0)
+
+
+@recipe("GemmaRotaryEmbedding", MICROSOFT)
+def gemma_rotary(d: Draw) -> None:
+    b, h, t, size = d.whole(1, 2), d.whole(1, 3), d.whole(1, 4), d.pick([2, 4])
+    d.put(d.array(0, (b, t, size), "tame"), *(d.array(1, (b, h, t, size), "tame") for _ in range(4)))
+    d.outputs = ["q", "k"]
+
+
+def _lengths(d: Draw, b: int, s: int, most: int) -> np.ndarray:
+    """Draw the lengths of sequences that end with `s` new rows; `most` is one of them."""
+    lengths = np.asarray(d.rng.integers(s, most + 1, b))
+    lengths[d.whole(0, b - 1)] = most
+    return lengths
+
+
+@recipe("GroupQueryAttention", MICROSOFT)
+def group_query_attention(d: Draw) -> None:
+    if d.dtype("T_CACHE") != d.dtype("T"):
+        d.types["T_CACHE"] = d.dtype("T")
+    g, size, past = d.whole(1, 2), d.pick([8, 16, 32]), d.whole(0, 6)
+    n = g * d.whole(1, 3)
+    first = past == 0 or d.chance(0.3)
+    b = d.whole(1, 3) if first or d.chance(0.7) else 1
+    s = d.whole(1, 5) if first or b == 1 else 1
+    total = s if first else d.whole(s, past + s)
+    lengths = np.full(b, total) if first else _lengths(d, b, s, total)
+    cache = max(past, total) if d.chance() and past else past
+    packed = d.chance(0.3)
+    d.put(d.array(0, (b, s, (n + 2 * g * packed) * size), "tame"))
+    d.put(*(None if packed else d.array(i, (b, s, g * size), "tame") for i in (1, 2)))
+    d.put(*(d.array(0, (b, g, cache, size), "tame") if past else None for _ in range(2)))
+    d.put(whole(lengths - 1), whole(total))
+    rotary = d.attr("do_rotary", [0, 1], 0) and size % 16 == 0
+    d.attributes["do_rotary"] = int(rotary)
+    half = size // 2 if d.chance(0.7) else size // 4
+    longest = max(cache, total) + 2
+    d.put(*(d.array(0, (longest, half), "around") if rotary else None for _ in range(2)))
+    ids = np.asarray(lengths[:, None] - s + np.arange(s)[None])
+    d.put((np.zeros_like(ids) if first else ids).astype(np.int64) if rotary and d.chance(0.3) else None)
+    bias = (d.pick([1, b]), d.pick([1, n]), s, total)
+    d.put(d.array(0, bias, "tame") if d.chance(0.3) else None, d.array(0, (n,), "tame") if d.chance(0.2) else None)
+    trim(d)
+    d.attributes |= {"num_heads": n, "kv_num_heads": g}
+    if rotary:
+        d.attr("rotary_interleaved", [0, 1], 0)
+    d.attr("local_window_size", [-1, 1, 2, 3], -1)
+    d.attr("softcap", [0.0, 2.0], 0.0)
+    d.attr("smooth_softmax", [0, 1], -1) if len(d.inputs) < 12 else None
+    d.attr("scale", lambda: d.real(0.1, 1), None)
+    d.outputs = ["y", "present_key", "present_value"]
+    if d.chance(0.2):
+        d.attributes["qk_output"] = d.whole(1, 2)
+        d.outputs.append("scores")
