@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 
 from ... import limits
+from ...dtypes import float_info
 from ...errors import OperatorError
-from ..attention import by_kv_head
+from ..attention import by_kv_head, wide
 from ._api import Array, Op, V, Xp
 
 # --- on arrays --------------------------------------------------------------------------------------------------------
@@ -19,6 +20,11 @@ from ._api import Array, Op, V, Xp
 def wrong(text: str, hint: str = "") -> OperatorError:
     """Return the error for inputs whose shapes or attributes do not match."""
     return OperatorError(text, code="SX404", hint=hint)
+
+
+def wides(*values: Array | None) -> list[Any]:
+    """Return narrow floats as float32, and other values as they are."""
+    return [x if x is None else wide(x) for x in values]
 
 
 def split_heads(x: Array, heads: int, name: str) -> Array:
@@ -122,6 +128,25 @@ def _seen(xp: Xp, mask: Array, batch: int, rows: int, keys: int) -> Array:
     )
 
 
+def appended(xp: Xp, past: Array | None, new: Array, used: int | None) -> tuple[Array, Array]:
+    """Return the keys or values with those of the past, and the cache to return.
+
+    used: the rows of the past that are in use, if it has more: the new rows follow those, and the cache keeps its size.
+    """
+    if past is None:
+        return new, new
+    if past.ndim != 4 or past.shape[:2] != new.shape[:2] or past.shape[3] != new.shape[3]:
+        raise wrong(f"the past must have shape (batch, heads, length, size) as {tuple(new.shape)}, got {tuple(past.shape)}")
+    if used is None:
+        every = xp.concatenate([past, new], axis=2)
+        return every, every
+    after = used + new.shape[2]
+    if used < 0 or after > past.shape[2]:
+        raise wrong(f"past_sequence_length and the new rows must fit a cache of {past.shape[2]}, got {used} and {new.shape[2]}")
+    every = xp.concatenate([past[:, :, :used], new], axis=2)
+    return every, xp.concatenate([every, past[:, :, after:]], axis=2)
+
+
 # --- as ONNX's operators ----------------------------------------------------------------------------------------------
 
 
@@ -159,12 +184,13 @@ def op_mask_bias(op: Op, mask: V, q: V, k: V, past: V, causal: bool, filter_valu
     """
     dtype = op.dtype(q)
     zero = op.constant(0, dtype)
+    filter_value = max(filter_value, float(float_info(dtype).min))
     rows, keys = op_size(op, q, 2), op_size(op, k, 2)
     bias = None if mask is None else op.Where(_op_seen(op, mask, q, keys), zero, op.constant(filter_value, dtype))
     if causal:
         row, key = op.Unsqueeze(op_range(op, rows), [1]), op_range(op, keys)
         later = op.And(op.Greater(key, op.Add(row, past)), op.Less(row, op.Sub(rows, 1)))
-        lowest = op.constant(float(np.finfo(dtype).min), dtype)
+        lowest = op.constant(float(float_info(dtype).min), dtype)
         bias = op.Where(later, lowest, zero if bias is None else bias)
     return bias
 
@@ -185,3 +211,21 @@ def _op_seen(op: Op, mask: V, q: V, keys: V) -> V:
     two = op.Equal(op.Shape(mask), op.Mul(batch, 2))
     starts = op.Unsqueeze(op.Where(two, starts, 0), [1, 2, 3])
     return op.And(op.Less(key, ends), op.GreaterOrEqual(key, starts))
+
+
+def op_appended(op: Op, past: V, new: V, used: V) -> tuple[V, V]:
+    """As `appended`; `used` has shape (1), or is None."""
+    if past is None:
+        return new, new
+    if used is None:
+        every = op.Concat(past, new, axis=2)
+        return every, every
+    every = op.Concat(op.Slice(past, [0], used, [2]), new, axis=2)
+    return every, op.Concat(every, op.Slice(past, op_size(op, every, 2), [2**62], [2]), axis=2)
+
+
+def op_past_length(op: Op, past: V, used: V) -> V:
+    """Return the number of keys before the new ones, of shape (1)."""
+    if used is not None:
+        return used
+    return op.constant([0], np.int64) if past is None else op_size(op, past, 2)

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 
 from ...errors import OperatorError, UnsupportedModel
-from ..attention import wide
 from ..rotary import rotary_embedding as rotate
 from ._api import Array, Host, Op, V, Xp, microsoft
 from ._attention import (
@@ -25,12 +24,9 @@ from ._attention import (
     op_size,
     op_split_heads,
     split_heads,
+    wides,
     wrong,
 )
-
-
-def _wide(*values: Array | None) -> list[Any]:
-    return [x if x is None else wide(x) for x in values]
 
 
 def _parts(query: Array, key: Array | None, value: Array | None, heads: int, kv_heads: int) -> tuple[Array, Array, Array]:
@@ -170,8 +166,8 @@ def group_query_attention(
     quantized = k_scale is not None or v_scale is not None or (k_quant_type, v_quant_type) != ("NONE", "NONE")
     _refuse(past_key, past_value, quantized, sliding_window_cache, causal, local_window_size, query_seqlens)
     dtype = query.dtype
-    query, key, value, past_key, past_value = _wide(query, key, value, past_key, past_value)
-    cos_cache, sin_cache, attention_bias, head_sink = _wide(cos_cache, sin_cache, attention_bias, head_sink)
+    query, key, value, past_key, past_value = wides(query, key, value, past_key, past_value)
+    cos_cache, sin_cache, attention_bias, head_sink = wides(cos_cache, sin_cache, attention_bias, head_sink)
     q, k, v = _parts(query, key, value, num_heads, kv_num_heads)
     cache, first = _rows(xp, past_key, seqlens_k, query_seqlens, total_sequence_length, (q.shape[0], q.shape[2], k.shape[2]))
     if q_norm_weight is not None and k_norm_weight is not None:

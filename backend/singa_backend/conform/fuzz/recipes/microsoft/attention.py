@@ -95,3 +95,92 @@ def group_query_attention(d: Draw) -> None:
     if d.chance(0.2):
         d.attributes["qk_output"] = d.whole(1, 2)
         d.outputs.append("scores")
+
+
+def _mask(d: Draw, b: int, s: int, keys: int, ranges: bool) -> np.ndarray | None:
+    """Draw a padding mask in one of its forms; some key of each row is seen, unless mask_filter_value is small."""
+    form = d.pick(["none", "none", "lengths", "keys", "rows", *(["ranges", "packed"] if ranges else [])])
+    if form == "none" or not keys:
+        return None
+    ends = np.asarray(d.rng.integers(1, keys + 1, b))
+    if form == "lengths":
+        return whole(ends)
+    if form == "ranges":
+        return whole([*ends, *(d.whole(0, e - 1) for e in ends)])
+    if form == "packed":
+        sums = [0, *np.cumsum(ends)]
+        return whole([*ends, *sums, *sums])
+    mask = d.rng.integers(0, 2, (b, keys) if form == "keys" else (b, s, keys))
+    if d.chance(0.3):
+        d.attributes["mask_filter_value"] = d.pick([-1.0, -10.0])
+    else:
+        mask[..., d.whole(0, keys - 1)] = 1
+    return whole(mask)
+
+
+@recipe("MultiHeadAttention", MICROSOFT)
+def multi_head_attention(d: Draw) -> None:
+    b, n, s, size = d.whole(1, 2), d.whole(1, 3), d.whole(1, 4), d.pick([2, 4, 8])
+    form = d.pick(["plain", "plain", "plain", "given", "packed", "packed keys"])
+    keys = s if form == "packed" or d.chance() else d.whole(1, 5)
+    wide = d.pick([size, size + 2]) if form == "plain" else size
+    past = d.whole(0, 3) if form == "plain" and d.chance(0.4) else None
+    used = d.whole(0, 2) if past and d.chance(0.3) else None
+    if form == "packed":
+        d.put(d.array(0, (b, s, n, 3, size), "tame"), None, None)
+    elif form == "packed keys":
+        d.put(d.array(0, (b, s, n * size), "tame"), d.array(0, (b, keys, n, 2, size), "tame"), None)
+    elif form == "given":
+        d.put(d.array(0, (b, s, n * size), "tame"), *(d.array(0, (b, n, keys, size), "tame") for _ in range(2)))
+    else:
+        wide = size if past is not None else wide
+        d.put(*(d.array(0, (b, t, n * w), "tame") for t, w in ((s, size), (keys, size), (keys, wide))))
+    d.put(d.array(0, (n * (2 * size + wide),), "tame") if d.chance(0.4) and not form.startswith("packed") else None)
+    total = keys + (past or 0 if used is None else used)
+    d.put(_mask(d, b, s, total, False))
+    d.put(d.array(0, (d.pick([1, b]), d.pick([1, n]), s, total), "tame") if d.chance(0.3) else None)
+    rows = past if used is None else used + keys + d.whole(0, 2)
+    d.put(*(None if past is None else d.array(0, (b, n, rows, size), "tame") for _ in range(2)))
+    d.put(None if used is None else whole([used]))
+    trim(d)
+    d.attributes["num_heads"] = n
+    d.attr("scale", lambda: d.real(0.1, 1), None)
+    d.attr("unidirectional", [0, 1], 0)
+    if past is not None or d.chance(0.3):
+        d.outputs = ["y", "present_key", "present_value"]
+        if d.chance(0.3):
+            d.types["QK"] = d.dtype("T")
+            d.outputs.append("scores")
+
+
+@recipe("DecoderMaskedMultiHeadAttention", MICROSOFT)
+def decoder_masked(d: Draw) -> None:
+    beams = d.pick([1, 1, 2])
+    b, n, size = d.whole(1, 2) * beams, d.whole(1, 3), d.pick([2, 4, 8])
+    form = d.pick(["shared", "shared", "shared", "past", "given"])
+    used, keys = d.whole(0, 4), d.whole(1, 4)
+    rows = used + 1 + d.whole(0, 2) if form == "shared" else used
+    total = keys if form == "given" else used + 1
+    packed = form == "past" and d.chance(0.3)
+    d.put(d.array(0, (b, 1, n * size * (3 if packed else 1)), "tame"))
+    shape = (b, n, keys, size) if form == "given" else (b, 1, n * size)
+    d.put(*(None if packed else d.array(0, shape, "tame") for _ in range(2)))
+    mask = d.rng.integers(0, 2, (b, total))
+    mask[:, 0] = 1
+    d.put(whole(mask) if d.chance(0.4) else None)
+    d.put(d.array(0, (d.pick([1, b]), d.pick([1, n]), 1, total), "tame") if d.chance(0.3) else None)
+    d.put(*(None if form == "given" else d.array(0, (b, n, rows, size), "tame") for _ in range(2)))
+    d.put(whole([used]) if form == "shared" else None)
+    several = beams > 1 and form == "shared"
+    d.put(whole([beams]) if several else None)
+    d.put(whole(d.rng.integers(0, beams, (b // beams, beams, rows))) if several else None)
+    d.put(d.array(0, (3 * n * size,), "tame") if d.chance(0.4) else None)
+    trim(d)
+    d.attributes |= {"num_heads": n, "past_present_share_buffer": int(form == "shared")}
+    d.attr("scale", lambda: d.real(0.1, 1), None)
+    if form != "given":
+        d.outputs = ["y", "present_key", "present_value"]
+        if d.chance(0.3):
+            d.types["QK"] = d.dtype("T")
+            d.attributes["output_qk"] = 1
+            d.outputs.append("scores")
