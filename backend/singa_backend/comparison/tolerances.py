@@ -180,7 +180,7 @@ _MICROSOFT_FLOAT = (
 _MICROSOFT_ATTENTION = (
     Allowance(("RotaryEmbedding", "MRotaryEmbedding", "GemmaRotaryEmbedding"),
               "a sum of two products, which may be fused; halves are rounded after each step or once", 4, 4),
-    Allowance(("GroupQueryAttention", "MultiHeadAttention", "DecoderMaskedMultiHeadAttention"),
+    Allowance(("GroupQueryAttention", "MultiHeadAttention", "DecoderMaskedMultiHeadAttention", "Attention", "QAttention"),
               "two products and a softmax, summed in any order", 64, 128, single=True),
 )  # fmt: skip
 

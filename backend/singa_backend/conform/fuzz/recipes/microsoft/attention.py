@@ -184,3 +184,51 @@ def decoder_masked(d: Draw) -> None:
             d.types["QK"] = d.dtype("T")
             d.attributes["output_qk"] = 1
             d.outputs.append("scores")
+
+
+@recipe("Attention", MICROSOFT)
+def attention(d: Draw) -> None:
+    b, n, s, size, hidden = d.whole(1, 2), d.whole(1, 3), d.whole(1, 4), d.pick([2, 4, 8]), d.whole(1, 6)
+    past = d.whole(0, 3) if d.chance(0.4) else None
+    shared = bool(past) and d.chance(0.1)
+    sizes = [n * size] * 3
+    if d.chance(0.4):
+        sizes[2] += 0 if past is not None else 2 * n
+        d.attributes["qkv_hidden_sizes"] = sizes
+    d.put(d.array(0, (b, s, hidden), "tame"), d.array(0, (hidden, sum(sizes)), "around"))
+    d.put(d.array(0, (sum(sizes),), "tame") if d.chance(0.7) else None)
+    total = s + (past or 0)
+    d.put(_mask(d, b, s, total, True))
+    rows = total + d.whole(0, 2) if shared else past
+    d.put(None if past is None else d.array(0, (2, b, n, rows, size), "tame"))
+    bias = (d.pick([1, b]), d.pick([1, n]), s, total)
+    d.put(d.array(0, bias, "tame") if d.chance(0.3 if past is None else 0.1) else None)
+    d.put(whole([past]) if shared else None)
+    trim(d)
+    d.attributes["num_heads"] = n
+    if shared:
+        d.attributes["past_present_share_buffer"] = 1
+    d.attr("scale", lambda: d.real(0.1, 1), None)
+    d.attr("unidirectional", [0, 1], 0)
+    if past is not None or (d.chance(0.3) and sizes[0] == sizes[2]):
+        d.outputs = ["y", "present"]
+
+
+@recipe("QAttention", MICROSOFT)
+def q_attention(d: Draw) -> None:
+    b, n, s, size, hidden = d.whole(1, 2), d.whole(1, 3), d.whole(1, 4), d.pick([2, 4, 8]), d.whole(1, 6)
+    past = d.whole(0, 3) if d.chance(0.4) else None
+    width = 3 * n * size
+    d.put(d.array(0, (b, s, hidden), "tame"), d.array(1, (hidden, width), "tame"), d.array(2, (width,), "tame"))
+    columns = (width,) if d.chance(0.3) else ()
+    scales = (d.array(3, (), "positive"), d.array(4, columns, "positive"))
+    d.put(*((v.astype(np.float32) / 10).astype(v.dtype) for v in scales))
+    d.put(_mask(d, b, s, s + (past or 0), True))
+    d.put(d.array(0, (), "tame") if d.chance() else None, d.array(1, columns, "tame") if d.chance() else None)
+    d.put(None if past is None else d.array(2, (2, b, n, past, size), "tame"))
+    trim(d)
+    d.attributes["num_heads"] = n
+    d.attr("scale", lambda: d.real(0.1, 1), None)
+    d.attr("unidirectional", [0, 1], 0)
+    if past is not None or d.chance(0.3):
+        d.outputs = ["y", "present"]
