@@ -15,12 +15,19 @@ def trim(d: Draw) -> None:
         d.inputs.pop()
 
 
+def prefer(d: Draw, **types: object) -> None:
+    """Mostly draw the types of onnxruntime's CPU kernel."""
+    if d.chance(0.7):
+        d.types |= {name: np.dtype(kind) for name, kind in types.items()}
+
+
 def whole(values: object) -> np.ndarray:
     return np.array(values, np.int32)
 
 
 @recipe("RotaryEmbedding MRotaryEmbedding", MICROSOFT)
 def rotary(d: Draw) -> None:
+    prefer(d, T=np.float32)
     b, t, h, size = d.whole(1, 2), d.whole(1, 4), d.whole(1, 3), d.pick([4, 8, 16])
     flat = d.chance()
     d.put(d.array(0, (b, t, h * size) if flat else (b, h, t, size), "tame"))
@@ -59,8 +66,8 @@ def _lengths(d: Draw, b: int, s: int, most: int) -> np.ndarray:
 
 @recipe("GroupQueryAttention", MICROSOFT)
 def group_query_attention(d: Draw) -> None:
-    if d.dtype("T_CACHE") != d.dtype("T"):
-        d.types["T_CACHE"] = d.dtype("T")
+    prefer(d, T=d.pick([np.float32, np.float16]))
+    d.types["T_CACHE"] = d.dtype("T")
     g, size, past = d.whole(1, 2), d.pick([8, 16, 32]), d.whole(0, 6)
     n = g * d.whole(1, 3)
     first = past == 0 or d.chance(0.3)
@@ -68,15 +75,15 @@ def group_query_attention(d: Draw) -> None:
     s = d.whole(1, 5) if first or b == 1 else 1
     total = s if first else d.whole(s, past + s)
     lengths = np.full(b, total) if first else _lengths(d, b, s, total)
-    cache = max(past, total) if d.chance() and past else past
+    cache = total - s if d.chance() and not first else total + d.whole(0, 2)
     packed = d.chance(0.3)
     d.put(d.array(0, (b, s, (n + 2 * g * packed) * size), "tame"))
     d.put(*(None if packed else d.array(i, (b, s, g * size), "tame") for i in (1, 2)))
-    d.put(*(d.array(0, (b, g, cache, size), "tame") if past else None for _ in range(2)))
+    d.put(*(d.array(0, (b, g, cache, size), "tame") if past and cache else None for _ in range(2)))
     d.put(whole(lengths - 1), whole(total))
     rotary = d.attr("do_rotary", [0, 1], 0) and size % 16 == 0
     d.attributes["do_rotary"] = int(rotary)
-    half = size // 2 if d.chance(0.7) else size // 4
+    half = size // 2 if size == 16 or d.chance(0.7) else size // 4
     longest = max(cache, total) + 2
     d.put(*(d.array(0, (longest, half), "around") if rotary else None for _ in range(2)))
     ids = np.asarray(lengths[:, None] - s + np.arange(s)[None])
@@ -120,6 +127,7 @@ def _mask(d: Draw, b: int, s: int, keys: int, ranges: bool) -> np.ndarray | None
 
 @recipe("MultiHeadAttention", MICROSOFT)
 def multi_head_attention(d: Draw) -> None:
+    prefer(d, T=np.float32)
     b, n, s, size = d.whole(1, 2), d.whole(1, 3), d.whole(1, 4), d.pick([2, 4, 8])
     form = d.pick(["plain", "plain", "plain", "given", "packed", "packed keys"])
     keys = s if form == "packed" or d.chance() else d.whole(1, 5)
@@ -155,6 +163,7 @@ def multi_head_attention(d: Draw) -> None:
 
 @recipe("DecoderMaskedMultiHeadAttention", MICROSOFT)
 def decoder_masked(d: Draw) -> None:
+    prefer(d, T=np.float32)
     beams = d.pick([1, 1, 2])
     b, n, size = d.whole(1, 2) * beams, d.whole(1, 3), d.pick([2, 4, 8])
     form = d.pick(["shared", "shared", "shared", "past", "given"])
@@ -175,7 +184,6 @@ def decoder_masked(d: Draw) -> None:
     d.put(whole([beams]) if several else None)
     d.put(whole(d.rng.integers(0, beams, (b // beams, beams, rows))) if several else None)
     d.put(d.array(0, (3 * n * size,), "tame") if d.chance(0.4) else None)
-    trim(d)
     d.attributes |= {"num_heads": n, "past_present_share_buffer": int(form == "shared")}
     d.attr("scale", lambda: d.real(0.1, 1), None)
     if form != "given":
@@ -188,6 +196,7 @@ def decoder_masked(d: Draw) -> None:
 
 @recipe("Attention", MICROSOFT)
 def attention(d: Draw) -> None:
+    prefer(d, T=np.float32)
     b, n, s, size, hidden = d.whole(1, 2), d.whole(1, 3), d.whole(1, 4), d.pick([2, 4, 8]), d.whole(1, 6)
     past = d.whole(0, 3) if d.chance(0.4) else None
     shared = bool(past) and d.chance(0.1)
@@ -216,13 +225,14 @@ def attention(d: Draw) -> None:
 
 @recipe("QAttention", MICROSOFT)
 def q_attention(d: Draw) -> None:
+    prefer(d, T1=np.uint8, T3=np.float32)
     b, n, s, size, hidden = d.whole(1, 2), d.whole(1, 3), d.whole(1, 4), d.pick([2, 4, 8]), d.whole(1, 6)
     past = d.whole(0, 3) if d.chance(0.4) else None
     width = 3 * n * size
     d.put(d.array(0, (b, s, hidden), "tame"), d.array(1, (hidden, width), "tame"), d.array(2, (width,), "tame"))
     columns = (width,) if d.chance(0.3) else ()
     scales = (d.array(3, (), "positive"), d.array(4, columns, "positive"))
-    d.put(*((v.astype(np.float32) / 10).astype(v.dtype) for v in scales))
+    d.put(*(np.asarray(v.astype(np.float32) / 10).astype(v.dtype) for v in scales))
     d.put(_mask(d, b, s, s + (past or 0), True))
     d.put(d.array(0, (), "tame") if d.chance() else None, d.array(1, columns, "tame") if d.chance() else None)
     d.put(None if past is None else d.array(2, (2, b, n, past, size), "tame"))
