@@ -177,7 +177,12 @@ _MICROSOFT_FLOAT = (
               "chains of elementary functions, which onnxruntime approximates in float32", 16, 64),
 )  # fmt: skip
 
-_MICROSOFT_ATTENTION: tuple[Allowance, ...] = ()
+_MICROSOFT_ATTENTION = (
+    Allowance(("RotaryEmbedding", "MRotaryEmbedding", "GemmaRotaryEmbedding"),
+              "a sum of two products, which may be fused; halves are rounded after each step or once", 4, 4),
+    Allowance(("GroupQueryAttention", "MultiHeadAttention", "DecoderMaskedMultiHeadAttention", "Attention", "QAttention"),
+              "two products and a softmax, summed in any order", 64, 128, single=True),
+)  # fmt: skip
 
 _MICROSOFT_FEW_BITS: tuple[Allowance, ...] = ()
 
