@@ -173,8 +173,13 @@ RULES: tuple[Allowance, ...] = (
 """The rules of ONNX's operators; each operator is in one of them."""
 
 _MICROSOFT_FLOAT = (
-    Allowance(("Gelu", "BiasGelu", "FastGelu", "QuickGelu"),
+    Allowance(("Gelu", "BiasGelu", "FastGelu", "QuickGelu", "ParametricSoftplus", "ScaledTanh"),
               "chains of elementary functions, which onnxruntime approximates in float32", 16, 64),
+    Allowance(("Affine", "ImageScaler", "Scale"), "a product and a sum, which onnxruntime may fuse", 2, 2),
+    Allowance(("LayerNormalization", "SimplifiedLayerNormalization", "SkipLayerNormalization",
+               "SkipSimplifiedLayerNormalization", "EmbedLayerNormalization", "QEmbedLayerNormalization"),
+              "a mean and a mean square of float32, summed in any order; halves may be rounded after each stage", 16, 16,
+              single=True),
 )  # fmt: skip
 
 _MICROSOFT_ATTENTION: tuple[Allowance, ...] = ()
