@@ -180,6 +180,8 @@ _MICROSOFT_FLOAT = (
                "SkipSimplifiedLayerNormalization", "EmbedLayerNormalization", "QEmbedLayerNormalization"),
               "a mean and a mean square of float32, summed in any order; halves may be rounded after each stage", 16, 16,
               single=True),
+    Allowance(("SwiGLU", "ScaledSiLU", "GatedRMSNorm", "GatedAdd", "EngramGate", "LinearAttentionGate", "RouterGateUpProj"),
+              "chains of elementary functions and sums in any order; halves may be rounded after each stage", 16, 16),
 )  # fmt: skip
 
 _MICROSOFT_ATTENTION: tuple[Allowance, ...] = ()

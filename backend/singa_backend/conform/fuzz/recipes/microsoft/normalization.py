@@ -39,7 +39,7 @@ def embed_layer_normalization(d: Draw) -> None:
     d.put(d.ints(d.rng.integers(0, 2, rows), d.dtype("T1")) if d.chance() else None)
     d.put(ids((b, s) if d.chance() else (1, s)) if d.chance() else None)
     drop_absent(d)
-    d.outputs = d.pick([["y"], ["y", "counts"], ["y", "counts", "sum"], ["y", "", "sum"]])
+    d.outputs = d.pick([["y", "counts"], ["y", "counts"], ["y", "counts", "sum"], ["y", "", "sum"], ["y"]])
     d.attr("epsilon", lambda: d.real(1e-5, 1e-2), 1e-12)
 
 
