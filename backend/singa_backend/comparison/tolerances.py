@@ -173,8 +173,20 @@ RULES: tuple[Allowance, ...] = (
 """The rules of ONNX's operators; each operator is in one of them."""
 
 _MICROSOFT_FLOAT = (
-    Allowance(("Gelu", "BiasGelu", "FastGelu", "QuickGelu"),
+    Allowance(("Gelu", "BiasGelu", "FastGelu", "QuickGelu", "ParametricSoftplus", "ScaledTanh"),
               "chains of elementary functions, which onnxruntime approximates in float32", 16, 64),
+    Allowance(("Affine", "ImageScaler", "Scale"), "a product and a sum, which onnxruntime may fuse", 2, 2),
+    Allowance(("GroupNorm", "SkipGroupNorm", "BiasSplitGelu", "BiasAdd", "GemmFastGelu", "BiasSoftmax", "BiasDropout",
+               "BitmaskDropout", "BitmaskBiasDropout"),
+              "no kernel of onnxruntime for the CPU: the body, which rounds at other places", 16, 16),
+    Allowance(("QOrderedGelu", "QOrderedLayerNormalization"), "a value between two steps may be rounded to either", steps=1),
+    Allowance(("LayerNormalization", "SimplifiedLayerNormalization", "SkipLayerNormalization",
+               "SkipSimplifiedLayerNormalization", "EmbedLayerNormalization", "QEmbedLayerNormalization"),
+              "a mean and a mean square of float32, summed in any order; halves may be rounded after each stage", 16, 16,
+              single=True),
+    Allowance(("SwiGLU", "ScaledSiLU", "GatedRMSNorm", "GatedAdd", "EngramGate", "LinearAttentionGate", "RouterGateUpProj",
+               "BranchwiseRMSNorm", "HyperConnectionPreMix", "HyperConnectionPostMix", "HyperConnectionLowRankMix"),
+              "chains of elementary functions and sums in any order; halves may be rounded after each stage", 16, 16),
 )  # fmt: skip
 
 _MICROSOFT_ATTENTION = (
