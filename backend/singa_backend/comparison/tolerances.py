@@ -179,7 +179,11 @@ _MICROSOFT_FLOAT = (
 
 _MICROSOFT_ATTENTION: tuple[Allowance, ...] = ()
 
-_MICROSOFT_FEW_BITS: tuple[Allowance, ...] = ()
+_MICROSOFT_FEW_BITS = (
+    Allowance(("MatMulBnb4", "MatMulNBits"),
+              "sums of products in any order; weights are rounded to the dtype, or not", 16, 64, single=True),
+    Allowance(("GatherBlockQuantized",), "one product", 1),
+)  # fmt: skip
 
 _MICROSOFT_OTHER: tuple[Allowance, ...] = ()
 
