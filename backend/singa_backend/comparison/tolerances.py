@@ -180,7 +180,8 @@ _MICROSOFT_FLOAT = (
 _MICROSOFT_ATTENTION: tuple[Allowance, ...] = ()
 
 _MICROSOFT_FEW_BITS = (
-    Allowance(("MatMulBnb4", "MatMulNBits"),
+    Allowance(("MatMulBlockQuantizedFp4Weight", "MatMulBlockQuantizedFp8Weight", "MatMulBnb4", "MatMulFpQ4", "MatMulNBits",
+               "MatMulNBitsMlp", "MatMulNBitsQLoRA", "MatMulNBitsQkv"),
               "sums of products in any order; weights are rounded to the dtype, or not", 16, 64, single=True),
     Allowance(("DequantizeLinear", "GatherBlockQuantized"), "one product", 1),
     Allowance(("QGemm", "QLinearAdd", "QLinearAveragePool", "QLinearConcat", "QLinearConv", "QLinearGlobalAveragePool",
@@ -188,6 +189,9 @@ _MICROSOFT_FEW_BITS = (
                "QuantizeLinear"),
               "a real is rounded to an integer: at a half, the last bit of the real decides", 4, 4, 1, 1),
     Allowance(("DynamicQuantizeMatMul", "MatMulIntegerToFloat"), "exact sums, two products and a sum", 4, 16, 2),
+    Allowance(("QMoE",), "a softmax, and two products with an activation between, which onnxruntime approximates", 64, 256,
+              single=True),
+    Allowance(("DynamicQuantizeLSTM",), "each time step adds the error of its activations", 64, 512),
     Allowance(("MatMulInteger16", "MulInteger", "NhwcMaxPool", "ReduceSumInteger"), "integers, without rounding"),
 )  # fmt: skip
 
