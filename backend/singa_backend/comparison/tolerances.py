@@ -196,7 +196,21 @@ _MICROSOFT_ATTENTION = (
               "two products and a softmax, summed in any order", 64, 128, single=True),
 )  # fmt: skip
 
-_MICROSOFT_FEW_BITS: tuple[Allowance, ...] = ()
+_MICROSOFT_FEW_BITS = (
+    Allowance(("MatMulBlockQuantizedFp4Weight", "MatMulBlockQuantizedFp8Weight", "MatMulBnb4", "MatMulFpQ4", "MatMulNBits",
+               "MatMulNBitsMlp", "MatMulNBitsQLoRA", "MatMulNBitsQkv"),
+              "sums of products in any order; weights are rounded to the dtype, or not", 16, 64, single=True),
+    Allowance(("DequantizeLinear", "GatherBlockQuantized"), "one product", 1),
+    Allowance(("QGemm", "QLinearAdd", "QLinearAveragePool", "QLinearConcat", "QLinearConv", "QLinearGlobalAveragePool",
+               "QLinearLeakyRelu", "QLinearMul", "QLinearReduceMean", "QLinearSigmoid", "QLinearSoftmax", "QLinearWhere",
+               "QuantizeLinear"),
+              "a real is rounded to an integer: at a half, the last bit of the real decides", 4, 4, 1, 1),
+    Allowance(("DynamicQuantizeMatMul", "MatMulIntegerToFloat"), "exact sums, two products and a sum", 4, 16, 2),
+    Allowance(("QMoE",), "a softmax, and two products with an activation between, which onnxruntime approximates", 64, 256,
+              single=True),
+    Allowance(("DynamicQuantizeLSTM",), "each time step adds the error of its activations", 64, 512),
+    Allowance(("MatMulInteger16", "MulInteger", "NhwcMaxPool", "ReduceSumInteger"), "integers, without rounding"),
+)  # fmt: skip
 
 _MICROSOFT_OTHER: tuple[Allowance, ...] = ()
 
