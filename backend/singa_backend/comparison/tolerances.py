@@ -186,6 +186,8 @@ _MICROSOFT_OTHER: tuple[Allowance, ...] = (
                "FusedMatMulActivation", "NhwcConv", "NhwcFusedConv", "TransposeMatMul"),
               "sums of products in any order, and an activation that onnxruntime approximates in float32", 16, 64),
     Allowance(("CDist",), "onnxruntime computes |a|^2 - 2ab + |b|^2, which cancels for close points, and a root", 16, 64, 2),
+    Allowance(("CropAndResize", "GridSample"), "coordinates, computed in any order, are the weights of the interpolation",
+              64, 512, single=True),
     Allowance(("Inverse",), "elimination with or without pivots; onnxruntime has it in float16 too", 64, 64),
 )  # fmt: skip
 

@@ -3,6 +3,6 @@
 One family per file, written as those of ONNX.  `_schemas` declares their schemas first.
 """
 
-from . import _schemas, activation, convolution, lax, products
+from . import _schemas, activation, convolution, image, indexing, lax, products
 
-__all__ = ["_schemas", "activation", "convolution", "lax", "products"]
+__all__ = ["_schemas", "activation", "convolution", "image", "indexing", "lax", "products"]
