@@ -212,7 +212,15 @@ _MICROSOFT_FEW_BITS = (
     Allowance(("MatMulInteger16", "MulInteger", "NhwcMaxPool", "ReduceSumInteger"), "integers, without rounding"),
 )  # fmt: skip
 
-_MICROSOFT_OTHER: tuple[Allowance, ...] = ()
+_MICROSOFT_OTHER: tuple[Allowance, ...] = (
+    Allowance(("ComplexMul", "ComplexMulConj", "ConvTransposeWithDynamicPads", "FusedConv", "FusedGemm", "FusedMatMul",
+               "FusedMatMulActivation", "NhwcConv", "NhwcFusedConv", "TransposeMatMul"),
+              "sums of products in any order, and an activation that onnxruntime approximates in float32", 16, 64),
+    Allowance(("CDist",), "onnxruntime computes |a|^2 - 2ab + |b|^2, which cancels for close points, and a root", 16, 64, 2),
+    Allowance(("CropAndResize", "GridSample"), "coordinates, computed in any order, are the weights of the interpolation",
+              64, 512, single=True),
+    Allowance(("Inverse",), "elimination with or without pivots; onnxruntime has it in float16 too", 64, 64),
+)  # fmt: skip
 
 MICROSOFT_RULES = (*_MICROSOFT_FLOAT, *_MICROSOFT_ATTENTION, *_MICROSOFT_FEW_BITS, *_MICROSOFT_OTHER)
 """The rules of onnxruntime's own operators, those of com.microsoft by their names without the domain."""
