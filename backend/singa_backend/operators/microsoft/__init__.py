@@ -3,6 +3,52 @@
 One family per file, written as those of ONNX.  `_schemas` declares their schemas first.
 """
 
-from . import _schemas, activation, attention, group_query_attention, lax, multi_head_attention, rotary
+from . import (
+    _schemas,
+    activation,
+    attention,
+    convolution,
+    diffusion,
+    dropout,
+    few_bits,
+    few_bits_experts,
+    few_bits_forms,
+    gates,
+    group_query_attention,
+    hyper_connections,
+    image,
+    indexing,
+    lax,
+    multi_head_attention,
+    normalization,
+    products,
+    quantized,
+    quantized_products,
+    quantized_recurrent,
+    rotary,
+)
 
-__all__ = ["_schemas", "activation", "attention", "group_query_attention", "lax", "multi_head_attention", "rotary"]
+__all__ = [
+    "_schemas",
+    "activation",
+    "attention",
+    "convolution",
+    "diffusion",
+    "dropout",
+    "few_bits",
+    "few_bits_experts",
+    "few_bits_forms",
+    "gates",
+    "group_query_attention",
+    "hyper_connections",
+    "image",
+    "indexing",
+    "lax",
+    "multi_head_attention",
+    "normalization",
+    "products",
+    "quantized",
+    "quantized_products",
+    "quantized_recurrent",
+    "rotary",
+]

@@ -18,7 +18,15 @@ class _Form:
     """The attributes of a node, checked."""
 
     def __init__(
-        self, activation: str, alpha: float, beta: float, fusion: int, limit: float | None, late: int, block: int | None, bits: int
+        self,
+        activation: str,
+        alpha: float,
+        beta: float,
+        fusion: int,
+        limit: float | None,
+        late: int,
+        block: int | None,
+        bits: int,
     ) -> None:
         if activation not in ACTIVATIONS:
             raise OperatorError(f"activation_type must be one of {', '.join(ACTIVATIONS)}, got {activation!r}", code="SX404")
@@ -67,7 +75,9 @@ class _Form:
 class _Layer:
     """The weights of one layer of all experts, packed."""
 
-    def __init__(self, name: str, xp: Xp, b: Array, scales: Array | None, zero: Array | None, bias: Array | None, k: int, form: _Form):
+    def __init__(
+        self, name: str, xp: Xp, b: Array, scales: Array | None, zero: Array | None, bias: Array | None, k: int, form: _Form
+    ):
         if scales is None:
             raise OperatorError(f"{name}_scales must be present for weights of integers", code="SX404")
         if b.ndim != 3 or b.shape[2] * 8 // form.bits != k:

@@ -256,7 +256,9 @@ def _op_positions(op: Op, cache: CacheRows, position: V, given: V, first: V) -> 
     if given is None:
         known = op.Less(position, cache.length)
         return op.Where(known if first is None else op.Or(known, first), position, 1)
-    return given if first is None else op.Where(first, op.Add(op.Reshape(op.Slice(given, [0, 0], [1, 1]), [1, 1]), position), given)
+    return (
+        given if first is None else op.Where(first, op.Add(op.Reshape(op.Slice(given, [0, 0], [1, 1]), [1, 1]), position), given)
+    )
 
 
 def _op_with_sink(op: Op, q: V, keys: V, values: V, bias: V, sink: V) -> tuple[V, V, V]:

@@ -64,9 +64,7 @@ def ms_rotary_embedding(
     batch, length = x.shape[0], x.shape[2]
     if position_ids.size == 1 and position_ids.ndim < 2:
         position_ids = xp.broadcast_to(position_ids.reshape(1, 1) + xp.arange(length), (batch, length))
-    y = rotate(
-        xp, x, cos_cache, sin_cache, position_ids, interleaved=interleaved, rotary_embedding_dim=rotary_embedding_dim
-    )
+    y = rotate(xp, x, cos_cache, sin_cache, position_ids, interleaved=interleaved, rotary_embedding_dim=rotary_embedding_dim)
     return as_given(y, input)
 
 
