@@ -30,7 +30,19 @@ from .fusion import fuse
 from .gradients import Gradients, RefusedGradient
 from .recompute import Home, Recomputing
 from .region import Region, TooManyCalls, region_of
-from .trace import Cache, Mismatch, NotOpen, OpaqueValue, PlanFacts, PlanTrace, RunState, Segment, SharedValues, Tracer
+from .trace import (
+    Cache,
+    Mismatch,
+    NotOpen,
+    OpaqueValue,
+    PlanFacts,
+    PlanTrace,
+    RunState,
+    Segment,
+    SharedValues,
+    Tracer,
+    attends,
+)
 from .updates import NotInPlace, place_last
 
 PLANS = 16
@@ -657,15 +669,17 @@ class Planner:
 
 
 def _caches(region: Region) -> dict[int, int]:
-    """The inputs of a region whose elements only a Concat reads, to append others; its result is an output.  With its axis."""
+    """The inputs of a region whose elements one call reads, to append others; its result is an output.  With the axis.
+
+    The call is a Concat, or attention that returns its caches of keys and values.
+    """
     uses = Counter(i for c in region.calls if not c.is_("Shape") for i in c.reads)
     uses.update(region.outputs)
     outputs, given = Counter(region.outputs), Counter(region.inputs)
-    return {
-        c.inputs[0]: c.attributes["axis"]
-        for c in region.calls
-        if c.is_("Concat") and len(c.inputs) > 1 and given[c.inputs[0]] == uses[c.inputs[0]] == 1 == outputs[c.outputs[0]]
-    }
+    grown = [(c.inputs[0], c.outputs[0], c.attributes["axis"]) for c in region.calls if c.is_("Concat") and len(c.inputs) > 1]
+    for call in filter(attends, region.calls):
+        grown += [(i, o, 2) for i, o in zip(call.inputs[3:5], call.outputs[1:3], strict=False)]
+    return {i: axis for i, o, axis in grown if given[i] == uses[i] == 1 == outputs[o]}
 
 
 def _grown(key: Any, other: Any) -> tuple[tuple[int, int], ...]:
