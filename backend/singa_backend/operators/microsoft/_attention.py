@@ -59,7 +59,7 @@ def attend(
         shapes = f"{tuple(q.shape)}, {tuple(k.shape)} and {tuple(v.shape)}"
         raise wrong(f"queries, keys and values must match as (batch, heads, length, size), got {shapes}")
     limits.admit((batch, heads, rows, keys), np.float32)
-    factor = (1 / math.sqrt(size) if size else 1.0) if not scale else scale
+    factor = scale or 1 / math.sqrt(max(size, 1))
     scores = (by_kv_head(q, kv_heads) @ k.swapaxes(-1, -2)).reshape(batch, heads, rows, keys) * factor
     if softcap:
         scores = softcap * xp.tanh(scores / softcap)

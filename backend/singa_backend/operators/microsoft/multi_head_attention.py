@@ -130,9 +130,7 @@ def _op_attended(
     return [op_join_heads(op, y), present_k, present_v, scores]
 
 
-@microsoft(
-    "MultiHeadAttention", 1, widen=False, traits=("product",), weights={0: "the query", 1: "the key", 2: "the value"}
-)
+@microsoft("MultiHeadAttention", 1, widen=False, traits=("product",), weights={0: "the query", 1: "the key", 2: "the value"})
 def multi_head_attention(
     xp: Xp,
     query: Array,
@@ -163,9 +161,7 @@ def multi_head_attention(
         raise wrong("cache_indirection is an input of DecoderMaskedMultiHeadAttention only")
     parts = _heads(xp, query, key, value, bias, num_heads)
     pasts, causal = (past_key, past_value), bool(unidirectional)
-    found = _attended(
-        xp, parts, key_padding_mask, attention_bias, pasts, past_sequence_length, causal, mask_filter_value, scale
-    )
+    found = _attended(xp, parts, key_padding_mask, attention_bias, pasts, past_sequence_length, causal, mask_filter_value, scale)
     return tuple(x.astype(dtype) for x in found)
 
 

@@ -42,6 +42,18 @@ def op_as_given(op: Op, y: V, x: V) -> V:
     return y if op.rank(x) == 4 else op.Reshape(op.Transpose(y, perm=[0, 2, 1, 3]), op.Shape(x), allowzero=1)
 
 
+def op_rotate(op: Op, x: V, cos: V, sin: V, position_ids: V, interleaved: int) -> V:
+    """Rotate as many features of (batch, heads, length, size) as the caches have pairs."""
+    known, of_x = op.shape(cos), op.shape(x)
+    pairs, size = None if known is None else known[1], None if of_x is None else of_x[3]
+    if isinstance(pairs, int):
+        dim = 0 if 2 * pairs == size else 2 * pairs
+        return op.RotaryEmbedding(x, cos, sin, position_ids, interleaved=interleaved, rotary_embedding_dim=dim)
+    width = op.Mul(op_size(op, cos, 1), 2)
+    turned = op.RotaryEmbedding(op.Slice(x, [0], width, [3]), cos, sin, position_ids, interleaved=interleaved)
+    return op.Concat(turned, op.Slice(x, width, [2**62], [3]), axis=3)
+
+
 @microsoft("RotaryEmbedding", 1, traits=("shape_of_first",))
 def ms_rotary_embedding(
     xp: Xp,
@@ -64,9 +76,7 @@ def ms_rotary_embedding(
     batch, length = x.shape[0], x.shape[2]
     if position_ids.size == 1 and position_ids.ndim < 2:
         position_ids = xp.broadcast_to(position_ids.reshape(1, 1) + xp.arange(length), (batch, length))
-    y = rotate(
-        xp, x, cos_cache, sin_cache, position_ids, interleaved=interleaved, rotary_embedding_dim=rotary_embedding_dim
-    )
+    y = rotate(xp, x, cos_cache, sin_cache, position_ids, interleaved=interleaved, rotary_embedding_dim=rotary_embedding_dim)
     return as_given(y, input)
 
 
@@ -86,8 +96,10 @@ def ms_rotary_embedding_body(
         length = op_size(op, x, 2)
         ids = op.Add(op.Reshape(position_ids, [1, 1]), op_range(op, length))
         position_ids = op.Expand(ids, op.Concat(op_size(op, x, 0), length, axis=0))
-    attributes = {"interleaved": interleaved, "rotary_embedding_dim": rotary_embedding_dim}
-    return op_as_given(op, op.RotaryEmbedding(x, cos_cache, sin_cache, position_ids, **attributes), input)
+    y = op.RotaryEmbedding(
+        x, cos_cache, sin_cache, position_ids, interleaved=interleaved, rotary_embedding_dim=rotary_embedding_dim
+    )
+    return op_as_given(op, y, input)
 
 
 def _streams(section: tuple[int, ...], layout: int) -> np.ndarray:
@@ -159,8 +171,9 @@ def m_rotary_embedding_body(
         t, h, w = op.Split(op.Gather(cache, position_ids, axis=0), axis=0, num_outputs=3, outputs=3)
         return op.Squeeze(op.Where(first, t, op.Where(second, h, w)), [0])
 
-    attributes = {"interleaved": interleaved, "rotary_embedding_dim": rotary_embedding_dim}
-    return op_as_given(op, op.RotaryEmbedding(x, chosen(cos_cache), chosen(sin_cache), **attributes), input)
+    cos, sin = chosen(cos_cache), chosen(sin_cache)
+    y = op.RotaryEmbedding(x, cos, sin, interleaved=interleaved, rotary_embedding_dim=rotary_embedding_dim)
+    return op_as_given(op, y, input)
 
 
 @microsoft("GemmaRotaryEmbedding", 1)
