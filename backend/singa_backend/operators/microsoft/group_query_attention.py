@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from ...errors import OperatorError, UnsupportedModel
+from ..normalization import rms_normalization
 from ..rotary import rotary_embedding as rotate
 from ._api import Array, Host, Op, V, Xp, microsoft
 from ._attention import (
@@ -20,6 +21,7 @@ from ._attention import (
     join_heads,
     op_attend,
     op_join_heads,
+    op_newer,
     op_range,
     op_size,
     op_split_heads,
@@ -230,8 +232,8 @@ def group_query_attention_body(
     _refuse(past_key, past_value, quantized, sliding_window_cache, causal, local_window_size, query_seqlens)
     q, k, v = op_parts(op, query, key, value, num_heads, kv_num_heads)
     if q_norm_weight is not None:
-        q = op.RMSNormalization(q, q_norm_weight, epsilon=q_norm_epsilon or qk_norm_epsilon)
-        k = op.RMSNormalization(k, k_norm_weight, epsilon=k_norm_epsilon or qk_norm_epsilon)
+        q = op_newer(op, rms_normalization, 23, [q, q_norm_weight], {"epsilon": q_norm_epsilon or qk_norm_epsilon})[0]
+        k = op_newer(op, rms_normalization, 23, [k, k_norm_weight], {"epsilon": k_norm_epsilon or qk_norm_epsilon})[0]
     total = op.Cast(op.Reshape(total_sequence_length, [1]), to=7)
     cache, first = _op_rows(op, past_key, seqlens_k, query_seqlens, total, op_size(op, q, 2))
     position = op.Add(cache.past, op_range(op, op_size(op, q, 2)))
