@@ -75,7 +75,8 @@ def group_query_attention(d: Draw) -> None:
     n = g * d.whole(1, 3)
     first = past == 0 or d.chance(0.3)
     b = d.whole(1, 3) if first or d.chance(0.7) else 1
-    s = d.whole(1, 5) if first or b == 1 else 1
+    chunk = not first and past > 0 and d.chance(0.2)  # several rows for each sequence, with query_seqlens
+    s = d.whole(1, 5) if first or chunk or b == 1 else 1
     total = s if first else d.whole(s, past + s)
     lengths = np.full(b, total) if first else _lengths(d, b, s, total)
     cache = total - s if d.chance() and not first else total + d.whole(0, 2)
@@ -93,13 +94,18 @@ def group_query_attention(d: Draw) -> None:
     d.put((np.zeros_like(ids) if first else ids).astype(np.int64) if rotary and d.chance(0.3) else None)
     bias = (d.pick([1, b]), d.pick([1, n]), s, total)
     d.put(d.array(0, bias, "tame") if d.chance(0.3) else None, d.array(0, (n,), "tame") if d.chance(0.2) else None)
+    sink = d.inputs[11] is not None
+    d.put(*[None] * (16 - len(d.inputs)), np.full(b, s, np.int32) if chunk and cache else None)
     trim(d)
     d.attributes |= {"num_heads": n, "kv_num_heads": g}
     if rotary:
         d.attr("rotary_interleaved", [0, 1], 0)
-    d.attr("local_window_size", [-1, 1, 2, 3], -1)
+    if not chunk and d.chance(0.1):
+        d.attributes["causal"] = 0
+    else:
+        d.attr("local_window_size", [-1, 1, 2, 3], -1)
     d.attr("softcap", [0.0, 2.0], 0.0)
-    d.attr("smooth_softmax", [0, 1], -1) if len(d.inputs) < 12 else None
+    d.attr("smooth_softmax", [0, 1], -1) if not sink else None
     d.attr("scale", lambda: d.real(0.1, 1), None)
     d.outputs = ["y", "present_key", "present_value"]
     if d.chance(0.2):
