@@ -11,7 +11,8 @@ import numpy as np
 from ... import limits
 from ...dtypes import float_info
 from ...errors import OperatorError
-from ..attention import by_kv_head, wide
+from ...ir.declaration import Declaration
+from ..attention import attention, by_kv_head, wide
 from ._api import Array, Op, V, Xp
 
 # --- on arrays --------------------------------------------------------------------------------------------------------
@@ -59,7 +60,7 @@ def attend(
         shapes = f"{tuple(q.shape)}, {tuple(k.shape)} and {tuple(v.shape)}"
         raise wrong(f"queries, keys and values must match as (batch, heads, length, size), got {shapes}")
     limits.admit((batch, heads, rows, keys), np.float32)
-    factor = (1 / math.sqrt(size) if size else 1.0) if not scale else scale
+    factor = scale or 1 / math.sqrt(max(size, 1))
     scores = (by_kv_head(q, kv_heads) @ k.swapaxes(-1, -2)).reshape(batch, heads, rows, keys) * factor
     if softcap:
         scores = softcap * xp.tanh(scores / softcap)
@@ -170,10 +171,19 @@ def op_range(op: Op, size: V) -> V:
     return op.Range(0, op.Squeeze(size, [0]), 1)
 
 
+def op_newer(
+    op: Op, declaration: Declaration, since: int, inputs: Sequence[Any], attributes: dict[str, Any], outputs: int = 1
+) -> list[V]:
+    """Call an operator that ONNX has since this opset; before, its parts."""
+    if op.opset < since:
+        return declaration.decompose(op, max(declaration.versions), inputs, attributes, outputs)
+    return list(op.call(declaration.name, inputs, attributes, outputs))
+
+
 def op_attend(op: Op, q: V, k: V, v: V, bias: V, scale: float | None, softcap: float = 0.0, mode: int = 0) -> tuple[V, V]:
     """Return the result of attention on 4-D inputs, and the scores after the step that the mode selects."""
     attributes = {"scale": scale or None, "softcap": softcap, "qk_matmul_output_mode": mode}
-    y, _, _, scores = op.call("Attention", [q, k, v, bias, None, None], attributes, 4)
+    y, _, _, scores = op_newer(op, attention, 23, [q, k, v, bias, None, None], attributes, 4)
     return y, scores
 
 

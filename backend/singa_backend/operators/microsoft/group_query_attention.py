@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from ...errors import OperatorError, UnsupportedModel
+from ..normalization import rms_normalization
 from ..rotary import rotary_embedding as rotate
 from ._api import Array, Host, Op, V, Xp, microsoft
 from ._attention import (
@@ -20,6 +21,7 @@ from ._attention import (
     join_heads,
     op_attend,
     op_join_heads,
+    op_newer,
     op_range,
     op_size,
     op_split_heads,
@@ -27,9 +29,10 @@ from ._attention import (
     wides,
     wrong,
 )
+from .rotary import op_rotate
 
 
-def _parts(query: Array, key: Array | None, value: Array | None, heads: int, kv_heads: int) -> tuple[Array, Array, Array]:
+def parts_of(query: Array, key: Array | None, value: Array | None, heads: int, kv_heads: int) -> tuple[Array, Array, Array]:
     """Return queries, keys and values as (batch, heads, length, size); without keys and values they are in `query`."""
     if heads < 1 or kv_heads < 1 or heads % kv_heads:
         raise wrong(f"num_heads must be a multiple of kv_num_heads, got {heads} and {kv_heads}")
@@ -41,7 +44,7 @@ def _parts(query: Array, key: Array | None, value: Array | None, heads: int, kv_
     return split_heads(query, heads, "query"), split_heads(key, kv_heads, "key"), split_heads(value, kv_heads, "value")
 
 
-def _op_parts(op: Op, query: V, key: V, value: V, heads: int, kv_heads: int) -> tuple[V, V, V]:
+def op_parts(op: Op, query: V, key: V, value: V, heads: int, kv_heads: int) -> tuple[V, V, V]:
     if key is None:
         parts = op_split_heads(op, query, heads + 2 * kv_heads)
         q, k, v = op.Split(parts, [heads, kv_heads, kv_heads], axis=1, outputs=3)
@@ -168,7 +171,7 @@ def group_query_attention(
     dtype = query.dtype
     query, key, value, past_key, past_value = wides(query, key, value, past_key, past_value)
     cos_cache, sin_cache, attention_bias, head_sink = wides(cos_cache, sin_cache, attention_bias, head_sink)
-    q, k, v = _parts(query, key, value, num_heads, kv_num_heads)
+    q, k, v = parts_of(query, key, value, num_heads, kv_num_heads)
     cache, first = _rows(xp, past_key, seqlens_k, query_seqlens, total_sequence_length, (q.shape[0], q.shape[2], k.shape[2]))
     if q_norm_weight is not None and k_norm_weight is not None:
         q = _rms(xp, q, q_norm_weight, q_norm_epsilon or qk_norm_epsilon)
@@ -178,7 +181,7 @@ def group_query_attention(
         ids = xp.where(position < cache.length, position, position if first else 1)
         if position_ids is not None:
             ids = position_ids.reshape(-1)[:1] + position if first else position_ids
-        q, k = _turned(xp, (q, k), cos_cache, sin_cache, ids, rotary_interleaved)
+        q, k = turned(xp, (q, k), cos_cache, sin_cache, ids, rotary_interleaved)
     present_key, present_value = cache.written(xp, past_key, k), cache.written(xp, past_value, v)
     bias = _visible(xp, cache, position, total_sequence_length, causal, local_window_size, q.dtype)
     check_bias(attention_bias, (*q.shape[:3], total_sequence_length))
@@ -227,18 +230,16 @@ def group_query_attention_body(
 ) -> list[V]:
     quantized = k_scale is not None or v_scale is not None
     _refuse(past_key, past_value, quantized, sliding_window_cache, causal, local_window_size, query_seqlens)
-    q, k, v = _op_parts(op, query, key, value, num_heads, kv_num_heads)
+    q, k, v = op_parts(op, query, key, value, num_heads, kv_num_heads)
     if q_norm_weight is not None:
-        q = op.RMSNormalization(q, q_norm_weight, epsilon=q_norm_epsilon or qk_norm_epsilon)
-        k = op.RMSNormalization(k, k_norm_weight, epsilon=k_norm_epsilon or qk_norm_epsilon)
+        q = op_newer(op, rms_normalization, 23, [q, q_norm_weight], {"epsilon": q_norm_epsilon or qk_norm_epsilon})[0]
+        k = op_newer(op, rms_normalization, 23, [k, k_norm_weight], {"epsilon": k_norm_epsilon or qk_norm_epsilon})[0]
     total = op.Cast(op.Reshape(total_sequence_length, [1]), to=7)
     cache, first = _op_rows(op, past_key, seqlens_k, query_seqlens, total, op_size(op, q, 2))
     position = op.Add(cache.past, op_range(op, op_size(op, q, 2)))
     if do_rotary:
         ids = _op_positions(op, cache, position, position_ids, first)
-        dim = 2 * (op.shape(cos_cache) or (0, 0))[1] if isinstance((op.shape(cos_cache) or (0, None))[1], int) else 0
-        turn = {"interleaved": rotary_interleaved, "rotary_embedding_dim": dim}
-        q, k = (op.RotaryEmbedding(x, cos_cache, sin_cache, ids, **turn) for x in (q, k))
+        q, k = (op_rotate(op, x, cos_cache, sin_cache, ids, rotary_interleaved) for x in (q, k))
     present_key, present_value = cache.op_written(op, past_key, k), cache.op_written(op, past_value, v)
     seen = _op_visible(op, cache, position, total, causal, local_window_size)
     never, zero = op.constant(-np.inf, op.dtype(q)), op.constant(0, op.dtype(q))
@@ -308,7 +309,7 @@ def _op_rows(op: Op, past: V, seqlens_k: V, query_seqlens: V, total: V, length: 
     return CacheRows(op.Where(first, 0, op.Sub(after, length)), length, after, rows), first
 
 
-def _turned(xp: Xp, parts: Any, cos: Array | None, sin: Array | None, ids: Array, interleaved: int) -> Any:
+def turned(xp: Xp, parts: Any, cos: Array | None, sin: Array | None, ids: Array, interleaved: int) -> Any:
     if cos is None or sin is None:
         raise OperatorError("do_rotary needs cos_cache and sin_cache", code="SX407")
     turn = {"interleaved": interleaved, "rotary_embedding_dim": 2 * cos.shape[1]}

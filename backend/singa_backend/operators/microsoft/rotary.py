@@ -6,7 +6,7 @@ import numpy as np
 
 from ..rotary import rotary_embedding as rotate
 from ._api import Array, Op, V, Xp, microsoft, not_declared
-from ._attention import op_range, op_size, wrong
+from ._attention import op_newer, op_range, op_size, wrong
 
 
 def by_heads(x: Array, cos: Array, num_heads: int, dim: int) -> Array:
@@ -40,6 +40,22 @@ def as_given(y: Array, x: Array) -> Array:
 def op_as_given(op: Op, y: V, x: V) -> V:
     """As `as_given`, in ONNX's operators."""
     return y if op.rank(x) == 4 else op.Reshape(op.Transpose(y, perm=[0, 2, 1, 3]), op.Shape(x), allowzero=1)
+
+
+def op_turn(op: Op, x: V, cos: V, sin: V, position_ids: V, interleaved: int, dim: int) -> V:
+    """Call ONNX's RotaryEmbedding on (batch, heads, length, size)."""
+    return op_newer(op, rotate, 23, [x, cos, sin, position_ids], {"interleaved": interleaved, "rotary_embedding_dim": dim})[0]
+
+
+def op_rotate(op: Op, x: V, cos: V, sin: V, position_ids: V, interleaved: int) -> V:
+    """Rotate as many features of (batch, heads, length, size) as the caches have pairs."""
+    known, of_x = op.shape(cos), op.shape(x)
+    pairs, size = None if known is None else known[1], None if of_x is None else of_x[3]
+    if isinstance(pairs, int):
+        return op_turn(op, x, cos, sin, position_ids, interleaved, 0 if 2 * pairs == size else 2 * pairs)
+    width = op.Mul(op_size(op, cos, 1), 2)
+    turned = op_turn(op, op.Slice(x, [0], width, [3]), cos, sin, position_ids, interleaved, 0)
+    return op.Concat(turned, op.Slice(x, width, [2**62], [3]), axis=3)
 
 
 @microsoft("RotaryEmbedding", 1, traits=("shape_of_first",))
@@ -84,8 +100,8 @@ def ms_rotary_embedding_body(
         length = op_size(op, x, 2)
         ids = op.Add(op.Reshape(position_ids, [1, 1]), op_range(op, length))
         position_ids = op.Expand(ids, op.Concat(op_size(op, x, 0), length, axis=0))
-    attributes = {"interleaved": interleaved, "rotary_embedding_dim": rotary_embedding_dim}
-    return op_as_given(op, op.RotaryEmbedding(x, cos_cache, sin_cache, position_ids, **attributes), input)
+    y = op_turn(op, x, cos_cache, sin_cache, position_ids, interleaved, rotary_embedding_dim)
+    return op_as_given(op, y, input)
 
 
 def _streams(section: tuple[int, ...], layout: int) -> np.ndarray:
@@ -157,8 +173,9 @@ def m_rotary_embedding_body(
         t, h, w = op.Split(op.Gather(cache, position_ids, axis=0), axis=0, num_outputs=3, outputs=3)
         return op.Squeeze(op.Where(first, t, op.Where(second, h, w)), [0])
 
-    attributes = {"interleaved": interleaved, "rotary_embedding_dim": rotary_embedding_dim}
-    return op_as_given(op, op.RotaryEmbedding(x, chosen(cos_cache), chosen(sin_cache), **attributes), input)
+    cos, sin = chosen(cos_cache), chosen(sin_cache)
+    y = op_turn(op, x, cos, sin, None, interleaved, rotary_embedding_dim)
+    return op_as_given(op, y, input)
 
 
 @microsoft("GemmaRotaryEmbedding", 1)

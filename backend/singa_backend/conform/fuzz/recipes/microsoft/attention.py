@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from .....proto.schemas import MICROSOFT
@@ -15,13 +17,13 @@ def trim(d: Draw) -> None:
         d.inputs.pop()
 
 
-def prefer(d: Draw, **types: object) -> None:
+def prefer(d: Draw, **types: type[Any]) -> None:
     """Mostly draw the types of onnxruntime's CPU kernel."""
     if d.chance(0.7):
         d.types |= {name: np.dtype(kind) for name, kind in types.items()}
 
 
-def whole(values: object) -> np.ndarray:
+def whole(values: Any) -> np.ndarray:
     return np.array(values, np.int32)
 
 
@@ -37,6 +39,7 @@ def rotary(d: Draw) -> None:
         half //= 2
     longest = d.whole(t + 1, 9)
     if d.schema.name == "MRotaryEmbedding":
+        d.attributes |= {"num_heads": h} if flat else {}
         parts = sorted(d.wholes(0, half, 2))
         section = [parts[0], parts[1] - parts[0], half - parts[1]]
         d.attributes["mrope_section"] = section
@@ -72,7 +75,8 @@ def group_query_attention(d: Draw) -> None:
     n = g * d.whole(1, 3)
     first = past == 0 or d.chance(0.3)
     b = d.whole(1, 3) if first or d.chance(0.7) else 1
-    s = d.whole(1, 5) if first or b == 1 else 1
+    chunk = not first and past > 0 and d.chance(0.2)  # several rows for each sequence, with query_seqlens
+    s = d.whole(1, 5) if first or chunk or b == 1 else 1
     total = s if first else d.whole(s, past + s)
     lengths = np.full(b, total) if first else _lengths(d, b, s, total)
     cache = total - s if d.chance() and not first else total + d.whole(0, 2)
@@ -90,13 +94,18 @@ def group_query_attention(d: Draw) -> None:
     d.put((np.zeros_like(ids) if first else ids).astype(np.int64) if rotary and d.chance(0.3) else None)
     bias = (d.pick([1, b]), d.pick([1, n]), s, total)
     d.put(d.array(0, bias, "tame") if d.chance(0.3) else None, d.array(0, (n,), "tame") if d.chance(0.2) else None)
+    sink = d.inputs[11] is not None
+    d.put(*[None] * (16 - len(d.inputs)), np.full(b, s, np.int32) if chunk and cache else None)
     trim(d)
     d.attributes |= {"num_heads": n, "kv_num_heads": g}
     if rotary:
         d.attr("rotary_interleaved", [0, 1], 0)
-    d.attr("local_window_size", [-1, 1, 2, 3], -1)
+    if not chunk and d.chance(0.1):
+        d.attributes["causal"] = 0
+    else:
+        d.attr("local_window_size", [-1, 1, 2, 3], -1)
     d.attr("softcap", [0.0, 2.0], 0.0)
-    d.attr("smooth_softmax", [0, 1], -1) if len(d.inputs) < 12 else None
+    d.attr("smooth_softmax", [0, 1], -1) if not sink else None
     d.attr("scale", lambda: d.real(0.1, 1), None)
     d.outputs = ["y", "present_key", "present_value"]
     if d.chance(0.2):
@@ -147,7 +156,7 @@ def multi_head_attention(d: Draw) -> None:
     total = keys + (past or 0 if used is None else used)
     d.put(_mask(d, b, s, total, False))
     d.put(d.array(0, (d.pick([1, b]), d.pick([1, n]), s, total), "tame") if d.chance(0.3) else None)
-    rows = past if used is None else used + keys + d.whole(0, 2)
+    rows = (past or 0) if used is None else used + keys + d.whole(0, 2)
     d.put(*(None if past is None else d.array(0, (b, n, rows, size), "tame") for _ in range(2)))
     d.put(None if used is None else whole([used]))
     trim(d)
@@ -208,7 +217,7 @@ def attention(d: Draw) -> None:
     d.put(d.array(0, (sum(sizes),), "tame") if d.chance(0.7) else None)
     total = s + (past or 0)
     d.put(_mask(d, b, s, total, True))
-    rows = total + d.whole(0, 2) if shared else past
+    rows = total + d.whole(0, 2) if shared else past or 0
     d.put(None if past is None else d.array(0, (2, b, n, rows, size), "tame"))
     bias = (d.pick([1, b]), d.pick([1, n]), s, total)
     d.put(d.array(0, bias, "tame") if d.chance(0.3 if past is None else 0.1) else None)
@@ -242,3 +251,95 @@ def q_attention(d: Draw) -> None:
     d.attr("unidirectional", [0, 1], 0)
     if past is not None or d.chance(0.3):
         d.outputs = ["y", "present"]
+
+
+@recipe("SparseAttention", MICROSOFT)
+def sparse_attention(d: Draw) -> None:
+    g, size, block, layouts = d.whole(1, 2), d.pick([8, 16]), 16, d.whole(1, 2)
+    n = g * d.whole(1, 2) * layouts
+    first = d.chance(0.3)
+    b = d.whole(1, 2) if first or d.chance(0.7) else 1
+    s = d.whole(1, 20) if first or b == 1 else 1
+    total = s if first else d.whole(s, 40)
+    blocks = -(-total // block) + d.whole(0, 1)
+    lengths = np.full(b, total) if first else _lengths(d, b, s, total)
+    seen = [[[c for c in range(r + 1) if c == r or d.chance()] for r in range(blocks)] for _ in range(layouts)]
+    columns = [[c for row in rows for c in row] for rows in seen]
+    most = max(map(len, columns))
+    packed = d.chance(0.3)
+    d.put(d.array(0, (b, s, (n + 2 * g * packed) * size), "tame"))
+    d.put(*(None if packed else d.array(0, (b, s, g * size), "tame") for _ in range(2)))
+    d.put(*(d.array(0, (b, g, blocks * block, size), "tame") for _ in range(2)))
+    d.put(whole([np.cumsum([0, *map(len, rows)]) for rows in seen]), whole([c + [-1] * (most - len(c)) for c in columns]))
+    d.put(whole(total), whole(lengths))
+    if d.attr("do_rotary", [0, 1], 0):
+        d.put(*(d.array(0, (blocks * block, size // 2), "around") for _ in range(2)))
+        d.attr("rotary_interleaved", [0, 1], 0)
+    d.attributes |= {"num_heads": n, "kv_num_heads": g, "sparse_block_size": block}
+    d.attr("scale", lambda: d.real(0.1, 1), None)
+    d.outputs = ["y", "present_key", "present_value"]
+
+
+def _padding(d: Draw) -> tuple[np.ndarray, np.ndarray, int]:
+    """Draw the places of tokens and padding, the lengths of the sequences, and the number of tokens."""
+    b, s = d.whole(1, 3), d.whole(1, 4)
+    lengths = np.asarray(d.rng.integers(1, s + 1, b))
+    real = (np.arange(s) < lengths[:, None]).reshape(-1)
+    places = np.concatenate([np.nonzero(real)[0], np.nonzero(~real)[0]])
+    return whole(places.reshape(b, s)), whole(lengths), int(real.sum())
+
+
+@recipe("RemovePadding RestorePadding", MICROSOFT)
+def padding(d: Draw) -> None:
+    places, lengths, tokens = _padding(d)
+    hidden = d.whole(1, 4)
+    if d.schema.name == "RestorePadding":
+        d.put(d.array(0, (tokens, hidden)), places)
+        return
+    d.put(d.array(0, (*places.shape, hidden)), lengths)
+    d.outputs = ["y", "token_offset", "cumulated_seq_len", "max_seq_len"]
+
+
+@recipe("PackedAttention PackedMultiHeadAttention", MICROSOFT)
+def packed_attention(d: Draw) -> None:
+    places, lengths, tokens = _padding(d)
+    (b, s), n, size = places.shape, d.whole(1, 3), d.pick([2, 4])
+    sums = whole([0, *np.cumsum(lengths)])
+    wide = size if d.chance() else size + 2
+    if d.schema.name == "PackedAttention":
+        hidden, sizes = d.whole(1, 5), [n * size, n * size, n * wide]
+        d.put(*(d.array(0, shape, "around") for shape in ((tokens, hidden), (hidden, sum(sizes)), (sum(sizes),))))
+        if wide != size or d.chance(0.3):
+            d.attributes["qkv_hidden_sizes"] = sizes
+    elif d.chance(0.4):
+        d.put(d.array(0, (tokens, n, 3, size), "tame"), None, None)
+        d.put(d.array(0, (3 * n * size,), "tame") if d.chance() else None)
+    else:
+        d.put(*(d.array(0, (tokens, n * w), "tame") for w in (size, size, wide)))
+        d.put(d.array(0, (n * (2 * size + wide),), "tame") if d.chance() else None)
+    d.put(places, sums)
+    d.put(d.array(0, (d.pick([1, b]), d.pick([1, n]), s, s), "tame") if d.chance(0.3) else None)
+    trim(d)
+    d.attributes["num_heads"] = n
+    d.attr("scale", lambda: d.real(0.1, 1), None)
+
+
+@recipe("RelativePositionBias", MICROSOFT)
+def relative_position_bias(d: Draw) -> None:
+    length = d.whole(1, 12)
+    d.put(d.array(0, (d.pick([4, 8, 16]), d.whole(1, 3)), "tame"), np.int64(length).reshape(1), np.int64(length).reshape(1))
+    d.attributes["max_distance"] = d.whole(9, 16)
+    d.attr("is_bidirectional", [0, 1], 0)
+
+
+@recipe("GatedRelativePositionBias", MICROSOFT)
+def gated_relative_position_bias(d: Draw) -> None:
+    places, _, tokens = _padding(d)
+    (b, s), n, size, width = places.shape, d.whole(1, 3), d.pick([2, 4]), 2 * d.whole(1, 3)
+    packed = d.chance()
+    d.put(d.array(0, (tokens, n * size) if packed else (b, s, n * size), "tame"))
+    shapes = ((n * size,), (1, n, s, s), (size, width), (width,), (1, n, 1, 1))
+    d.put(*(d.array(0, shape, "around") for shape in shapes))
+    if packed:
+        d.put(places)
+    d.attributes["num_heads"] = n
