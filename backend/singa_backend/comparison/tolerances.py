@@ -179,6 +179,8 @@ _MICROSOFT_FLOAT = (
     Allowance(("GroupNorm", "SkipGroupNorm", "BiasSplitGelu", "BiasAdd", "GemmFastGelu", "BiasSoftmax", "BiasDropout",
                "BitmaskDropout", "BitmaskBiasDropout"),
               "no kernel of onnxruntime for the CPU: the body, which rounds at other places", 16, 16),
+    Allowance(("CausalConvWithState", "VarlenCausalConvWithState"), "a sum of products in any order, and an exponential", 16, 16),
+    Allowance(("MoE", "MoEGroupRouter"), "sums of products in any order, and approximations of exponentials", 16, 64),
     Allowance(("QOrderedGelu", "QOrderedLayerNormalization"), "a value between two steps may be rounded to either", steps=1),
     Allowance(("LayerNormalization", "SimplifiedLayerNormalization", "SkipLayerNormalization",
                "SkipSimplifiedLayerNormalization", "EmbedLayerNormalization", "QEmbedLayerNormalization"),

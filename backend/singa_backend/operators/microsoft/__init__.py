@@ -3,6 +3,28 @@
 One family per file, written as those of ONNX.  `_schemas` declares their schemas first.
 """
 
-from . import _schemas, activation, diffusion, dropout, gates, hyper_connections, lax, normalization
+from . import (
+    _schemas,
+    activation,
+    convolution_state,
+    diffusion,
+    dropout,
+    experts,
+    gates,
+    hyper_connections,
+    lax,
+    normalization,
+)
 
-__all__ = ["_schemas", "activation", "diffusion", "dropout", "gates", "hyper_connections", "lax", "normalization"]
+__all__ = [
+    "_schemas",
+    "activation",
+    "convolution_state",
+    "diffusion",
+    "dropout",
+    "experts",
+    "gates",
+    "hyper_connections",
+    "lax",
+    "normalization",
+]
