@@ -14,6 +14,7 @@ from . import (
     hyper_connections,
     lax,
     normalization,
+    recurrent,
 )
 
 __all__ = [
@@ -27,4 +28,5 @@ __all__ = [
     "hyper_connections",
     "lax",
     "normalization",
+    "recurrent",
 ]
