@@ -258,8 +258,8 @@ def gather_block_quantized(
         return xp.repeat(x, block, axis=along)[(slice(None),) * along + (slice(size),)]
 
     if zero_point is not None:
-        z = unpacked(xp, taken(zero_point), bits) if packed else taken(zero_point)
-        q = q - spread(z[..., : grain[-1]].astype(np.float32))
+        z = unpacked(xp, taken(zero_point), bits)[..., : grain[-1]] if packed else taken(zero_point)
+        q = q - spread(z.astype(np.float32))
     elif packed:
         q = q - np.float32(2 ** (bits - 1))
     return (q * spread(taken(scales).astype(np.float32))).astype(scales.dtype)

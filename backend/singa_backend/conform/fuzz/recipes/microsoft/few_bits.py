@@ -26,9 +26,9 @@ def raw(d: Draw, *shape: int) -> np.ndarray:
     return np.asarray(d.rng.integers(0, 256, shape)).astype(np.uint8)
 
 
-def grain(d: Draw, dtype: np.dtype, *shape: int) -> np.ndarray:
-    """Draw scales; few are negative."""
-    x = d.rng.uniform(0.01, 0.2, shape) * (1 if d.chance(0.8) else d.rng.choice([-1, 1], shape))
+def grain(d: Draw, dtype: np.dtype, *shape: int, bits: int = 4) -> np.ndarray:
+    """Draw scales with which weights are about 1; few are negative."""
+    x = d.rng.uniform(0.1, 2, shape) / 2**bits * (1 if d.chance(0.8) else d.rng.choice([-1, 1], shape))
     return np.asarray(x).astype(dtype)
 
 
@@ -44,9 +44,10 @@ def matmul_nbits(d: Draw) -> None:
     n, k = d.whole(1, 9), d.pick([d.whole(1, 100), block, 2 * block])
     blocks, dtype = -(-k // block), d.dtype(0)
     d.attributes.update({"K": k, "N": n, "bits": bits, "block_size": block})
-    d.attr("accuracy_level", [1, 4], 0)
+    if d.attr("accuracy_level", [1, 4], 0) == 4:
+        d.fixed |= {1, 2, 3}  # onnxruntime packs constants only, and leaves their products out otherwise
     d.put(rows_of(d, k, dtype), raw(d, n, blocks, block * bits // 8))
-    d.put(grain(d, dtype, n, blocks) if d.chance(0.7) else grain(d, dtype, n * blocks))
+    d.put(grain(d, dtype, *((n, blocks) if d.chance(0.7) else (n * blocks,)), bits=bits))
     way = d.pick(["none", "packed", "packed", "floats"])
     packed = raw(d, n, -(-blocks * bits // 8))
     floats = np.asarray(d.rng.uniform(0, 2**bits, (n, blocks))).astype(dtype)
@@ -90,7 +91,7 @@ def gather_block_quantized(d: Draw) -> None:
     d.put(raw(d, *stored) if packed else d.array(dtype, stored, "tame"))
     d.put(np.asarray(d.rng.integers(0, shape[axis], d.shape(0, 2, empty=0))).astype(d.dtype(1)))
     scales = [1 if is_float(dtype) and i != along and d.chance(0.3) else n for i, n in enumerate(blocks)]
-    d.put(grain(d, d.dtype(2), *scales))
+    d.put(grain(d, d.dtype(2), *scales, bits=bits))
     if not is_float(dtype) and d.chance(0.5):
         zeros = [*blocks[:-1], -(-blocks[-1] * bits // 8)] if packed else blocks
         d.put(raw(d, *zeros) if packed else d.array(dtype, zeros, "tame"))
@@ -102,7 +103,7 @@ def gather_block_quantized(d: Draw) -> None:
 def weight(d: Draw, dtype: np.dtype, n: int, k: int, bits: int, block: int) -> tuple[np.ndarray, np.ndarray]:
     """Draw packed weights and their scales."""
     blocks = -(-k // block)
-    return raw(d, n, blocks, block * bits // 8), grain(d, dtype, n, blocks)
+    return raw(d, n, blocks, block * bits // 8), grain(d, dtype, n, blocks, bits=bits)
 
 
 def projections(d: Draw, names: list[str], sizes: list[int], k: int) -> None:
@@ -198,7 +199,7 @@ def qmoe(d: Draw) -> None:
     gated = kind == "swiglu" and not fusion
     for i, (n, k) in enumerate(sizes):
         absent = i == 2 and not gated
-        scales = grain(d, dtype, experts, n) if not block else grain(d, dtype, experts, n, k // block)
+        scales = grain(d, dtype, *((experts, n) if not block else (experts, n, k // block)), bits=bits)
         bias = d.array(dtype, (experts, n), "tame") if d.chance() else None
         d.put(*((None,) * 3 if absent else (raw(d, experts, n, k * bits // 8), scales, bias)))
     if d.chance():
