@@ -3,6 +3,26 @@
 One family per file, written as those of ONNX.  `_schemas` declares their schemas first.
 """
 
-from . import _schemas, activation, few_bits, few_bits_experts, few_bits_forms, lax, quantized, quantized_products, quantized_recurrent
+from . import (
+    _schemas,
+    activation,
+    few_bits,
+    few_bits_experts,
+    few_bits_forms,
+    lax,
+    quantized,
+    quantized_products,
+    quantized_recurrent,
+)
 
-__all__ = ["_schemas", "activation", "few_bits", "few_bits_experts", "few_bits_forms", "lax", "quantized", "quantized_products", "quantized_recurrent"]
+__all__ = [
+    "_schemas",
+    "activation",
+    "few_bits",
+    "few_bits_experts",
+    "few_bits_forms",
+    "lax",
+    "quantized",
+    "quantized_products",
+    "quantized_recurrent",
+]

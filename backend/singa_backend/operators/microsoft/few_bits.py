@@ -114,7 +114,8 @@ def matmul_nbits_body(
     if 0 in (op.shape(b) or ()):
         y = op.Expand(op.constant(0, np.float32), op.Concat(op.Shape(a, end=-1), [N], axis=0))
     else:
-        y = op.MatMul(wide(op, a), op.Transpose(_weights_body(op, b, scales, zero_point, g_idx, K, N, block_size, bits), perm=[1, 0]))
+        w = _weights_body(op, b, scales, zero_point, g_idx, K, N, block_size, bits)
+        y = op.MatMul(wide(op, a), op.Transpose(w, perm=[1, 0]))
     return op.cast(y if bias is None else op.Add(y, wide(op, bias)), a)
 
 

@@ -93,9 +93,7 @@ def qlinear_mul_body(op: Op, a: V, a_scale: V, a_zero: V, b: V, b_scale: V, b_ze
 
 
 @microsoft("QLinearSigmoid", 1, traits=("shape_of_first",))
-def qlinear_sigmoid(
-    xp: Xp, x: Array, x_scale: Array, x_zero: Array | None, y_scale: Array, y_zero: Array | None = None
-) -> Array:
+def qlinear_sigmoid(xp: Xp, x: Array, x_scale: Array, x_zero: Array | None, y_scale: Array, y_zero: Array | None = None) -> Array:
     """Compute 1 / (1 + exp(-x)) of the reals."""
     return rounded(xp, 1 / (1 + xp.exp(-real(x, x_scale, x_zero))), y_scale, y_zero, x.dtype)
 
@@ -276,9 +274,7 @@ def qlinear_global_average_pool(
 
 
 @qlinear_global_average_pool.decomposition
-def qlinear_global_average_pool_body(
-    op: Op, x: V, x_scale: V, x_zero: V, y_scale: V, y_zero: V, channels_last: int
-) -> V:
+def qlinear_global_average_pool_body(op: Op, x: V, x_scale: V, x_zero: V, y_scale: V, y_zero: V, channels_last: int) -> V:
     rank = op.rank(x)
     axes = list(range(1, rank - 1) if channels_last else range(2, rank))
     return rounded_body(op, op.ReduceMean(real_body(op, x, x_scale, x_zero), axes), y_scale, y_zero, op.dtype(x))
@@ -382,12 +378,19 @@ def nhwc_max_pool_body(
     strides: Ints | None,
 ) -> V:
     rank = op.rank(x)
-    given = {"kernel_shape": kernel_shape, "auto_pad": auto_pad, "ceil_mode": ceil_mode, "dilations": dilations}
-    y = op.MaxPool(op.Transpose(x, perm=spatial_first(rank)), **given, pads=pads, strides=strides)
+    y = op.MaxPool(
+        op.Transpose(x, perm=spatial_first(rank)),
+        kernel_shape=kernel_shape,
+        auto_pad=auto_pad,
+        ceil_mode=ceil_mode,
+        dilations=dilations,
+        pads=pads,
+        strides=strides,
+    )
     return op.Transpose(y, perm=spatial_last(rank))
 
 
-class _First:
+class _ChannelsLast:
     """What is known of a call whose first input has its channels last, as if it had them first."""
 
     def __init__(self, known: KnownShapes[Any]) -> None:
@@ -408,7 +411,7 @@ def pooled_last(known: KnownShapes[Any], call: Any) -> Shape | None:
         return None
     if not known.attribute(call, "channels_last", 1):
         return windowed(known, call, shape[1], kernel, partial=True)
-    first: Any = _First(known)
+    first: Any = _ChannelsLast(known)
     n, c, *sizes = windowed(first, call, shape[-1], kernel, partial=True)
     return (n, *sizes, c)
 

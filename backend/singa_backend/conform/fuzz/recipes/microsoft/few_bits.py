@@ -10,7 +10,6 @@ from .....proto.schemas import MICROSOFT
 from ...strategies import Draw
 from ..registry import recipe
 
-
 FLOAT, HALF = np.dtype(np.float32), np.dtype(np.float16)
 INT4, UINT4 = np.dtype(ml_dtypes.int4), np.dtype(ml_dtypes.uint4)
 
