@@ -21,9 +21,9 @@ def one(name: str, value: Array) -> Array:
 def real(x: Array, scale: Array, zero: Array | None) -> Array:
     """Return (x - zero) * scale in float64."""
     wide = x.astype(np.float64)
-    return (wide if zero is None else wide - one("the zero point", zero).astype(np.float64)) * one("the scale", scale).astype(
-        np.float64
-    )
+    if zero is not None:
+        wide = wide - one("the zero point", zero).astype(np.float64)
+    return wide * one("the scale", scale).astype(np.float64)
 
 
 def rounded(xp: Xp, y: Array, scale: Array, zero: Array | None, dtype: np.dtype[Any]) -> Array:

@@ -78,7 +78,9 @@ def causal_conv_with_state(
         last = past_state[-1] if state_window else past_state
         state = xp.swapaxes(last.reshape(n, history, c), 1, 2) if channels_last else last
     seen = xp.concatenate([state, first], axis=2)
-    y = _activation(xp, conv(xp, seen, w, b, group=c, dilations=(dilation,)) if c and length else xp.zeros_like(first), activation)
+    y = _activation(
+        xp, conv(xp, seen, w, b, group=c, dilations=(dilation,)) if c and length else xp.zeros_like(first), activation
+    )
 
     def laid(part: Array, shape: Ints) -> Array:
         return xp.swapaxes(part, 1, 2).reshape(shape) if channels_last else part
@@ -103,7 +105,9 @@ def causal_conv_with_state_body(
     def channels_first(v: V) -> V:
         if not channels_last:
             return v
-        flat = op.Reshape(v, op.Concat(op.Shape(v, end=2), op.ReduceProd(op.Shape(v, start=2), [0], keepdims=1), axis=0), allowzero=1)
+        flat = op.Reshape(
+            v, op.Concat(op.Shape(v, end=2), op.ReduceProd(op.Shape(v, start=2), [0], keepdims=1), axis=0), allowzero=1
+        )
         return op.Transpose(flat, perm=[0, 2, 1])
 
     first = channels_first(x)
@@ -159,7 +163,9 @@ def varlen_causal_conv_with_state(
         raise OperatorError("kernel_delta and previous_mask are read by onnxruntime's CUDA kernel only", code="SX404")
     ends, batch = cumulative_sequence_length, len(cumulative_sequence_length) - 1
     if x.ndim != 2 or batch < 1 or ends[0] or ends[-1] != x.shape[0] or any(a >= e for a, e in zip(ends, ends[1:], strict=False)):
-        raise OperatorError(f"the cumulative lengths must rise from 0 to the {x.shape[0]} rows of input, got {ends}", code="SX404")
+        raise OperatorError(
+            f"the cumulative lengths must rise from 0 to the {x.shape[0]} rows of input, got {ends}", code="SX404"
+        )
     history = _history(w, x.shape[1], dilation)
     if initial_state.shape != (batch, x.shape[1], history):
         raise OperatorError(
@@ -167,7 +173,8 @@ def varlen_causal_conv_with_state(
         )
     if (capture_count is None) != (state_update_capacity == 0) or not 0 <= state_update_capacity <= 8:
         raise OperatorError(
-            f"capture_count must be present exactly for a state_update_capacity in [1, 8], got {state_update_capacity}", code="SX407"
+            f"capture_count must be present exactly for a state_update_capacity in [1, 8], got {state_update_capacity}",
+            code="SX407",
         )
     y, final = xp.empty_like(x), xp.empty_like(initial_state)
     update = xp.zeros((batch, state_update_capacity, x.shape[1]), dtype=x.dtype) if state_update_capacity else None

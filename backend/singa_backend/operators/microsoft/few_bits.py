@@ -114,9 +114,8 @@ def matmul_nbits_body(
     if 0 in (op.shape(b) or ()):
         y = op.Expand(op.constant(0, np.float32), op.Concat(op.Shape(a, end=-1), [N], axis=0))
     else:
-        y = op.MatMul(
-            wide(op, a), op.Transpose(_weights_body(op, b, scales, zero_point, g_idx, K, N, block_size, bits), perm=[1, 0])
-        )
+        w = _weights_body(op, b, scales, zero_point, g_idx, K, N, block_size, bits)
+        y = op.MatMul(wide(op, a), op.Transpose(w, perm=[1, 0]))
     return op.cast(y if bias is None else op.Add(y, wide(op, bias)), a)
 
 
@@ -260,8 +259,8 @@ def gather_block_quantized(
         return xp.repeat(x, block, axis=along)[(slice(None),) * along + (slice(size),)]
 
     if zero_point is not None:
-        z = unpacked(xp, taken(zero_point), bits) if packed else taken(zero_point)
-        q = q - spread(z[..., : grain[-1]].astype(np.float32))
+        z = unpacked(xp, taken(zero_point), bits)[..., : grain[-1]] if packed else taken(zero_point)
+        q = q - spread(z.astype(np.float32))
     elif packed:
         q = q - np.float32(2 ** (bits - 1))
     return (q * spread(taken(scales).astype(np.float32))).astype(scales.dtype)

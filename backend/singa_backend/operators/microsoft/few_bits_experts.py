@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 
@@ -14,7 +15,7 @@ from ._packed import bytes_of, check_form, dequantized, dequantized_body, sized,
 ACTIVATIONS = ("relu", "gelu", "silu", "swiglu", "identity")
 
 
-class _Form:
+class _ExpertsForm:
     """The attributes of a node, checked."""
 
     def __init__(
@@ -40,12 +41,13 @@ class _Form:
     def gated(self, xp: Xp, gate: Array, linear: Array | None) -> Array:
         """Apply the activation."""
         if self.activation != "swiglu":
-            made = {
+            plain: dict[str, Callable[[], Array]] = {
                 "relu": lambda: xp.maximum(gate, 0),
                 "gelu": lambda: gelu(xp, gate, approximate="tanh"),
                 "silu": lambda: gate * sigmoid(xp, gate),
                 "identity": lambda: gate,
-            }[self.activation]()
+            }
+            made = plain[self.activation]()
             return made if linear is None else made * linear
         if linear is None:
             raise OperatorError("swiglu without swiglu_fusion needs the weights of fc3", code="SX404")
@@ -57,12 +59,13 @@ class _Form:
     def gated_body(self, op: Op, gate: V, linear: V) -> V:
         """Write `gated`."""
         if self.activation != "swiglu":
-            made = {
+            plain: dict[str, Callable[[], V]] = {
                 "relu": lambda: op.Relu(gate),
                 "gelu": lambda: op.Gelu(gate, approximate="tanh"),
                 "silu": lambda: op.Mul(gate, op.Sigmoid(gate)),
                 "identity": lambda: gate,
-            }[self.activation]()
+            }
+            made = plain[self.activation]()
             return made if linear is None else op.Mul(made, linear)
         bounded = self.limit < math.inf
         gate = op.Min(gate, self.limit) if bounded and not self.late else gate
@@ -72,12 +75,20 @@ class _Form:
         return op.Mul(gate, op.Add(linear, self.beta))
 
 
-class _Layer:
+class _PackedLayer:
     """The weights of one layer of all experts, packed."""
 
     def __init__(
-        self, name: str, xp: Xp, b: Array, scales: Array | None, zero: Array | None, bias: Array | None, k: int, form: _Form
-    ):
+        self,
+        name: str,
+        xp: Xp,
+        b: Array,
+        scales: Array | None,
+        zero: Array | None,
+        bias: Array | None,
+        k: int,
+        form: _ExpertsForm,
+    ) -> None:
         if scales is None:
             raise OperatorError(f"{name}_scales must be present for weights of integers", code="SX404")
         if b.ndim != 3 or b.shape[2] * 8 // form.bits != k:
@@ -146,18 +157,18 @@ def qmoe(
     """
     _check(quant_type, weights_prepacked)
 
-    def form(bits: int | None) -> _Form:
+    def form(bits: int | None) -> _ExpertsForm:
         last = swiglu_limit, swiglu_limit_after_activation, block_size, bits or expert_weight_bits
-        return _Form(activation_type, activation_alpha, activation_beta, swiglu_fusion, *last)
+        return _ExpertsForm(activation_type, activation_alpha, activation_beta, swiglu_fusion, *last)
 
     rows = x.reshape(-1, x.shape[-1])
     experts, first = fc1.shape[0], form(fc1_expert_weight_bits)
     inner = fc1.shape[1] // (2 if swiglu_fusion else 1)
-    one = _Layer("fc1", xp, fc1, fc1_scales, fc1_zero, fc1_bias, rows.shape[1], first)
-    two = _Layer("fc2", xp, fc2, fc2_scales, fc2_zero, fc2_bias, inner, form(fc2_expert_weight_bits))
+    one = _PackedLayer("fc1", xp, fc1, fc1_scales, fc1_zero, fc1_bias, rows.shape[1], first)
+    two = _PackedLayer("fc2", xp, fc2, fc2_scales, fc2_zero, fc2_bias, inner, form(fc2_expert_weight_bits))
     three = None
     if fc3 is not None:
-        three = _Layer("fc3", xp, fc3, fc3_scales, fc3_zero, fc3_bias, rows.shape[1], form(fc3_expert_weight_bits))
+        three = _PackedLayer("fc3", xp, fc3, fc3_scales, fc3_zero, fc3_bias, rows.shape[1], form(fc3_expert_weight_bits))
     if router.shape != (rows.shape[0], experts) or not 0 < k <= experts:
         what = f"{rows.shape[0]} x {experts} router values and 0 < k <= {experts}"
         raise OperatorError(f"expected {what}, got shape {tuple(router.shape)} and k = {k}", code="SX404")
@@ -244,7 +255,7 @@ def qmoe_body(
     _check(quant_type, weights_prepacked)
     bits = [b or expert_weight_bits for b in (fc1_expert_weight_bits, fc2_expert_weight_bits, fc3_expert_weight_bits)]
     limits = swiglu_limit, swiglu_limit_after_activation
-    form = _Form(activation_type, activation_alpha, activation_beta, swiglu_fusion, *limits, block_size, bits[0])
+    form = _ExpertsForm(activation_type, activation_alpha, activation_beta, swiglu_fusion, *limits, block_size, bits[0])
     experts, up, bytes_in = _sizes(op, fc1)
     hidden, inner = bytes_in * 8 // bits[0], up // (2 if swiglu_fusion else 1)
     rows = op.Unsqueeze(op.Reshape(wide(op, x), [-1, hidden]), [0])

@@ -248,7 +248,7 @@ _SPAN = 32
 
 @microsoft("MatMulFpQ4", 1, traits=("product", "finite"), weights={0: "the input"})
 def matmul_fpq4(xp: Xp, a: Array, b: Array, b_shape: Host[Ints], *, blk_quant_type: int = 1) -> Array:
-    """Compute A * W; each column of W is in blocks of 32 values: a float32, with an offset an int8, and 16 bytes.
+    """Compute A * W; each column of W is in blocks of 32 values: a float32, with an offset a byte, and 16 bytes.
 
     The low bits of the bytes are the first 16 values.  Only type 0 has no offset: it is 8.
     """
@@ -260,7 +260,7 @@ def matmul_fpq4(xp: Xp, a: Array, b: Array, b_shape: Host[Ints], *, blk_quant_ty
     for columns in parts(n, k):
         part = blob[columns]
         scale = xp.ascontiguousarray(part[..., :4]).view(np.float32)
-        zero = part[..., 4:5].astype(np.int8).astype(np.float32) if head == 5 else np.float32(8)
+        zero = part[..., 4:5].astype(np.float32) if head == 5 else np.float32(8)
         codes = xp.concatenate([part[..., head:] & np.uint8(15), part[..., head:] >> np.uint8(4)], axis=-1)
         w = ((codes.astype(np.float32) - zero) * scale).reshape(part.shape[0], -1)[:, :k]
         y[:, columns] = left @ w.T
@@ -294,8 +294,7 @@ def matmul_fpq4_body(op: Op, a: V, b: V, b_shape: V, blk_quant_type: int) -> V:
     low, high = op.BitwiseAnd(codes, 15), op.BitShift(codes, op.constant([4], np.uint8), direction="RIGHT")
     values = op.Cast(op.Concat(low, high, axis=2), to=1)
     if head == 5:
-        byte = op.Slice(part, [4], [5], [2])
-        centred = op.Sub(values, op.Where(op.GreaterOrEqual(byte, 128.0), op.Sub(byte, 256.0), byte))
+        centred = op.Sub(values, op.Slice(part, [4], [5], [2]))
     else:
         centred = op.Sub(values, 8.0)
     w = op.Reshape(op.Mul(centred, scale), op.Concat(op.Gather(b_shape, [1]), [-1], axis=0))

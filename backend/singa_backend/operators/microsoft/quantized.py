@@ -378,12 +378,19 @@ def nhwc_max_pool_body(
     strides: Ints | None,
 ) -> V:
     rank = op.rank(x)
-    given = {"kernel_shape": kernel_shape, "auto_pad": auto_pad, "ceil_mode": ceil_mode, "dilations": dilations}
-    y = op.MaxPool(op.Transpose(x, perm=spatial_first(rank)), **given, pads=pads, strides=strides)
+    y = op.MaxPool(
+        op.Transpose(x, perm=spatial_first(rank)),
+        kernel_shape=kernel_shape,
+        auto_pad=auto_pad,
+        ceil_mode=ceil_mode,
+        dilations=dilations,
+        pads=pads,
+        strides=strides,
+    )
     return op.Transpose(y, perm=spatial_last(rank))
 
 
-class _First:
+class _ChannelsLast:
     """What is known of a call whose first input has its channels last, as if it had them first."""
 
     def __init__(self, known: KnownShapes[Any]) -> None:
@@ -404,7 +411,7 @@ def pooled_last(known: KnownShapes[Any], call: Any) -> Shape | None:
         return None
     if not known.attribute(call, "channels_last", 1):
         return windowed(known, call, shape[1], kernel, partial=True)
-    first: Any = _First(known)
+    first: Any = _ChannelsLast(known)
     n, c, *sizes = windowed(first, call, shape[-1], kernel, partial=True)
     return (n, *sizes, c)
 

@@ -179,8 +179,10 @@ def ms_qlinear_conv(
     """Compute as ONNX's operator does; x and y may have their channels last."""
     rank = checked_rank(x.ndim)
     seen = x.transpose(spatial_first(rank)) if channels_last else x
-    window = {"auto_pad": auto_pad, "dilations": dilations, "kernel_shape": kernel_shape, "pads": pads, "strides": strides}
-    y = qlinear_conv(xp, seen, x_scale, x_zero, w, w_scale, w_zero, y_scale, y_zero, b, group=group, **window)
+    y = qlinear_conv(
+        xp, seen, x_scale, x_zero, w, w_scale, w_zero, y_scale, y_zero, b,
+        auto_pad=auto_pad, dilations=dilations, group=group, kernel_shape=kernel_shape, pads=pads, strides=strides,
+    )  # fmt: skip
     return y.transpose(spatial_last(rank)) if channels_last else y
 
 
@@ -206,11 +208,13 @@ def ms_qlinear_conv_body(
 ) -> V:
     rank = op.rank(w)
     seen = op.Transpose(x, perm=spatial_first(rank)) if channels_last else x
-    window = {"auto_pad": auto_pad, "dilations": dilations, "kernel_shape": kernel_shape, "pads": pads, "strides": strides}
-    y = op.QLinearConv(seen, x_scale, x_zero, w, w_scale, w_zero, y_scale, y_zero, b, group=group, **window)
+    y = op.QLinearConv(
+        seen, x_scale, x_zero, w, w_scale, w_zero, y_scale, y_zero, b,
+        auto_pad=auto_pad, dilations=dilations, group=group, kernel_shape=kernel_shape, pads=pads, strides=strides,
+    )  # fmt: skip
     return op.Transpose(y, perm=spatial_last(rank)) if channels_last else y
 
 
 @ms_qlinear_conv.shapes
-def ms_qlinear_conv_shapes(known: KnownShapes[Any], call: Any) -> Shape | None:
-    return None if known.attribute(call, "channels_last", 0) else convolved(3)(known, call)  # type: ignore[return-value]
+def ms_qlinear_conv_shapes(known: KnownShapes[Any], call: Any) -> Shape | list[Shape | None] | None:
+    return None if known.attribute(call, "channels_last", 0) else convolved(3)(known, call)

@@ -49,7 +49,9 @@ def ms_linear_attention(
     """
     decay, beta = needed(update_rule, decay, beta)
     if not 0 <= state_window <= 8 or query.ndim != 3:
-        raise OperatorError(f"query must have 3 axes and state_window be in [0, 8], got {query.shape}, {state_window}", code="SX404")
+        raise OperatorError(
+            f"query must have 3 axes and state_window be in [0, 8], got {query.shape}, {state_window}", code="SX404"
+        )
     if kv_num_heads > q_num_heads > 0:
         query = _repeated(xp, query, q_num_heads, kv_num_heads)
         q_num_heads = kv_num_heads

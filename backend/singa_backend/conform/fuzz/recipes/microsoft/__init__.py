@@ -4,7 +4,9 @@ from . import (
     activation,
     attention,
     convolution,
+    convolution_state,
     diffusion,
+    experts,
     few_bits,
     gates,
     hyper_connections,
@@ -13,13 +15,16 @@ from . import (
     normalization,
     products,
     quantized,
+    recurrent,
 )
 
 __all__ = [
     "activation",
     "attention",
     "convolution",
+    "convolution_state",
     "diffusion",
+    "experts",
     "few_bits",
     "gates",
     "hyper_connections",
@@ -28,4 +33,5 @@ __all__ = [
     "normalization",
     "products",
     "quantized",
+    "recurrent",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ml_dtypes
 import numpy as np
 
 from .....dtypes import is_float
@@ -9,15 +10,24 @@ from .....proto.schemas import MICROSOFT
 from ...strategies import Draw
 from ..registry import recipe
 
+FLOAT, HALF = np.dtype(np.float32), np.dtype(np.float16)
+INT4, UINT4 = np.dtype(ml_dtypes.int4), np.dtype(ml_dtypes.uint4)
+
+
+def common(d: Draw, parameter: str, *dtypes: np.dtype, p: float = 0.6) -> None:
+    """Prefer dtypes of a type parameter that onnxruntime's kernels have."""
+    if d.types[parameter] not in dtypes and d.chance(p):
+        d.types[parameter] = d.pick(dtypes)
+
 
 def raw(d: Draw, *shape: int) -> np.ndarray:
     """Draw bytes."""
     return np.asarray(d.rng.integers(0, 256, shape)).astype(np.uint8)
 
 
-def grain(d: Draw, dtype: np.dtype, *shape: int) -> np.ndarray:
-    """Draw scales; few are negative."""
-    x = d.rng.uniform(0.01, 0.2, shape) * (1 if d.chance(0.8) else d.rng.choice([-1, 1], shape))
+def grain(d: Draw, dtype: np.dtype, *shape: int, bits: int = 4) -> np.ndarray:
+    """Draw scales with which weights are about 1; few are negative."""
+    x = d.rng.uniform(0.1, 2, shape) / 2**bits * (1 if d.chance(0.8) else d.rng.choice([-1, 1], shape))
     return np.asarray(x).astype(dtype)
 
 
@@ -28,18 +38,21 @@ def rows_of(d: Draw, k: int, dtype: np.dtype) -> np.ndarray:
 
 @recipe("MatMulNBits", MICROSOFT)
 def matmul_nbits(d: Draw) -> None:
+    common(d, "T1", FLOAT, HALF)
     bits, block = d.pick([2, 4, 4, 4, 8]), d.pick([16, 32, 32, 64])
     n, k = d.whole(1, 9), d.pick([d.whole(1, 100), block, 2 * block])
     blocks, dtype = -(-k // block), d.dtype(0)
     d.attributes.update({"K": k, "N": n, "bits": bits, "block_size": block})
-    d.attr("accuracy_level", [1], 0)
+    if d.attr("accuracy_level", [1, 4], 0) == 4:
+        d.fixed |= {1, 2, 3}  # onnxruntime packs constants only, and leaves their products out otherwise
     d.put(rows_of(d, k, dtype), raw(d, n, blocks, block * bits // 8))
-    d.put(grain(d, dtype, n, blocks) if d.chance(0.7) else grain(d, dtype, n * blocks))
+    d.put(grain(d, dtype, *((n, blocks) if d.chance(0.7) else (n * blocks,)), bits=bits))
     way = d.pick(["none", "packed", "packed", "floats"])
     packed = raw(d, n, -(-blocks * bits // 8))
     floats = np.asarray(d.rng.uniform(0, 2**bits, (n, blocks))).astype(dtype)
     d.put(None if way == "none" else packed if way == "packed" else floats)
-    d.put(np.sort(d.rng.integers(0, blocks, k)).astype(np.int32) if d.chance(0.1) and bits == 4 else None)
+    grouped = way != "packed" and bits == 4 and d.chance(0.2)  # with groups, onnxruntime does not read packed zero points
+    d.put(np.sort(d.rng.integers(0, blocks, k)).astype(np.int32) if grouped else None)
     if d.chance(0.3):
         d.put(d.array(dtype, (n,), "tame"))
 
@@ -47,13 +60,19 @@ def matmul_nbits(d: Draw) -> None:
 @recipe("MatMulBnb4", MICROSOFT)
 def matmul_bnb4(d: Draw) -> None:
     block, n, k = d.pick([16, 32, 64]), d.whole(1, 9), d.whole(1, 80)
-    turned = d.attr("transB", [1, 0], 1)
+    common(d, "T1", FLOAT)
+    turned = 0 if d.chance(0.1) else 1
+    d.attr("transB", [turned], 1 if turned else None)
+    if not turned:
+        d.attributes["transB"] = 0
     d.attributes.update({"K": k, "N": n, "block_size": block, "quant_type": d.pick([0, 1])})
     d.put(rows_of(d, k if turned else n, d.dtype(0)), raw(d, -(-n * k // 2)), grain(d, d.dtype(0), -(-n * k // block)))
 
 
 @recipe("GatherBlockQuantized", MICROSOFT)
 def gather_block_quantized(d: Draw) -> None:
+    common(d, "T2", FLOAT, HALF)
+    common(d, "T1", np.dtype(np.uint8), INT4, UINT4)
     dtype = d.dtype(0)
     block, rank, packed = d.pick([16, 32]), d.whole(2, 3), dtype == np.uint8
     bits = d.attr("bits", [2, 4, 8], 4) if packed else 4
@@ -71,7 +90,7 @@ def gather_block_quantized(d: Draw) -> None:
     d.put(raw(d, *stored) if packed else d.array(dtype, stored, "tame"))
     d.put(np.asarray(d.rng.integers(0, shape[axis], d.shape(0, 2, empty=0))).astype(d.dtype(1)))
     scales = [1 if is_float(dtype) and i != along and d.chance(0.3) else n for i, n in enumerate(blocks)]
-    d.put(grain(d, d.dtype(2), *scales))
+    d.put(grain(d, d.dtype(2), *scales, bits=bits))
     if not is_float(dtype) and d.chance(0.5):
         zeros = [*blocks[:-1], -(-blocks[-1] * bits // 8)] if packed else blocks
         d.put(raw(d, *zeros) if packed else d.array(dtype, zeros, "tame"))
@@ -83,7 +102,7 @@ def gather_block_quantized(d: Draw) -> None:
 def weight(d: Draw, dtype: np.dtype, n: int, k: int, bits: int, block: int) -> tuple[np.ndarray, np.ndarray]:
     """Draw packed weights and their scales."""
     blocks = -(-k // block)
-    return raw(d, n, blocks, block * bits // 8), grain(d, dtype, n, blocks)
+    return raw(d, n, blocks, block * bits // 8), grain(d, dtype, n, blocks, bits=bits)
 
 
 def projections(d: Draw, names: list[str], sizes: list[int], k: int) -> None:
@@ -133,8 +152,9 @@ def fpq4(d: Draw) -> None:
     kind = d.attr("blk_quant_type", [0, 1, 2], 1)
     blocks = -(-k // 32)
     scale = grain(d, np.dtype(np.float32), n, blocks, 1).view(np.uint8)
-    blob = np.concatenate([scale, raw(d, n, blocks, 17 if kind else 16)], axis=2)
-    d.put(rows_of(d, k, d.dtype(0)), blob.reshape(-1), d.ints([k, n]), fixed=False)
+    offset = raw(d, n, blocks, 1 if kind else 0) % 16
+    blob = np.concatenate([scale, offset, raw(d, n, blocks, 16)], axis=2)
+    d.put(rows_of(d, k, d.dtype(0)), blob.reshape(-1), d.ints([k, n]))
     d.fixed |= {1, 2}
 
 
@@ -158,12 +178,14 @@ def fp8(d: Draw) -> None:
 
 @recipe("QMoE", MICROSOFT)
 def qmoe(d: Draw) -> None:
+    common(d, "T", FLOAT, HALF)
+    common(d, "T1", np.dtype(np.uint8), p=1)
     dtype, bits = d.dtype("T"), d.pick([2, 4, 4, 8])
     d.types["T2"] = dtype
     experts, tokens, block = d.whole(1, 4), d.whole(1, 5), d.pick([None, None, 16, 32])
     hidden, inner = ((block or 8) * d.whole(1, 2) for _ in range(2))
     kind = d.pick(["swiglu", "swiglu", "relu", "gelu", "silu", "identity"])
-    fusion = d.pick([1, 1, 1, 2, 0]) if kind == "swiglu" else 0
+    fusion = d.pick([1, 1, 1, 1, 1, 1, 2, 0]) if kind == "swiglu" else 0
     d.attributes.update({"activation_type": kind, "expert_weight_bits": bits, "swiglu_fusion": fusion, "k": d.whole(1, experts)})
     if block:
         d.attributes["block_size"] = block
@@ -176,7 +198,7 @@ def qmoe(d: Draw) -> None:
     gated = kind == "swiglu" and not fusion
     for i, (n, k) in enumerate(sizes):
         absent = i == 2 and not gated
-        scales = grain(d, dtype, experts, n) if not block else grain(d, dtype, experts, n, k // block)
+        scales = grain(d, dtype, *((experts, n) if not block else (experts, n, k // block)), bits=bits)
         bias = d.array(dtype, (experts, n), "tame") if d.chance() else None
         d.put(*((None,) * 3 if absent else (raw(d, experts, n, k * bits // 8), scales, bias)))
     if d.chance():
@@ -193,7 +215,7 @@ def qmoe(d: Draw) -> None:
 
 @recipe("DynamicQuantizeLSTM", MICROSOFT)
 def dynamic_lstm(d: Draw) -> None:
-    steps, batch, width, size = d.whole(1, 4), 1 if d.chance(0.8) else 2, d.whole(1, 5), d.whole(1, 5)
+    steps, batch, width, size = d.whole(1, 4), 1, d.whole(1, 5), d.whole(1, 5)  # threads of onnxruntime share a batch
     direction = d.attr("direction", ["forward", "reverse", "bidirectional"], "forward")
     n, dtype = 2 if direction == "bidirectional" else 1, d.dtype("T2")
     d.attributes["hidden_size"] = size

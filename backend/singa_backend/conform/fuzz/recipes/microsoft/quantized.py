@@ -9,8 +9,7 @@ from ...strategies import Draw, Skip, bounds
 from ..numbers import drawn_scale, drawn_zero
 from ..registry import recipe
 from ..windows import Window
-
-FLOAT = np.dtype(np.float32)
+from .few_bits import FLOAT, common
 
 
 def values(d: Draw, dtype: np.dtype, shape: tuple[int, ...]) -> np.ndarray:
@@ -40,7 +39,7 @@ def triple(d: Draw, dtype: np.dtype, shape: tuple[int, ...], optional: bool = Tr
 
 def result(d: Draw, dtype: np.dtype, optional: bool = True) -> None:
     """Append the scale and the zero point of the result."""
-    d.put(scale(d), zero(d, dtype, optional=optional))
+    d.put(scale(d), zero(d, dtype, optional=optional and d.chance(0.4)))
 
 
 @recipe("QuantizeLinear DequantizeLinear", MICROSOFT)
@@ -116,6 +115,7 @@ def softmax(d: Draw) -> None:
 def reduction(d: Draw) -> None:
     shape = d.shape(1, empty=0)
     if d.schema.name == "ReduceSumInteger":
+        d.types["T2"] = np.dtype(np.uint32 if d.dtype(0) == np.uint8 else np.int32)
         d.put(values(d, d.dtype(0), shape))
     else:
         triple(d, d.dtype("T"), shape)
@@ -163,6 +163,8 @@ def qgemm(d: Draw) -> None:
     m, k, n = d.whole(1, 5), d.whole(1, 20), d.whole(1, 6)
     ta, tb = d.attr("transA", [0, 1], 0), d.attr("transB", [0, 1], 0)
     d.attr("alpha", lambda: d.real(0.5, 2), 1.0)
+    common(d, "TB", d.dtype("TA"))
+    common(d, "TY", FLOAT, d.dtype("TA"))
     left, right = d.dtype(0), d.dtype(3)
     each = (n,) if d.chance(0.3) else ()
     d.put(values(d, left, (k, m) if ta else (m, k)), scale(d), zero(d, left))
@@ -179,6 +181,7 @@ def qgemm(d: Draw) -> None:
 
 @recipe("MatMulIntegerToFloat", MICROSOFT)
 def integer_to_float(d: Draw) -> None:
+    common(d, "T3", FLOAT)
     a, b, n = operands(d)
     left, right, kind = d.dtype(0), d.dtype(1), d.dtype("T3")
     each = (n,) if len(b) == 2 and d.chance(0.4) else ()
@@ -199,6 +202,8 @@ def dynamic_matmul(d: Draw) -> None:
 
 @recipe("MatMulInteger16", MICROSOFT)
 def integer16(d: Draw) -> None:
+    common(d, "T1", np.dtype(np.int16))
+    common(d, "T2", np.dtype(np.int16))
     a, b, _ = operands(d)
     d.types["T3"] = np.dtype(np.uint32 if d.dtype(0) == d.dtype(1) == np.uint16 else np.int32)
     d.put(values(d, d.dtype(0), a), values(d, d.dtype(1), b))
