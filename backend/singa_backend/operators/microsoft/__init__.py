@@ -3,6 +3,20 @@
 One family per file, written as those of ONNX.  `_schemas` declares their schemas first.
 """
 
-from . import _schemas, activation, convolution, image, indexing, lax, products
+from . import _schemas, activation, convolution, engines, fft, image, indexing, lax, packed, paths, products, text, tokens
 
-__all__ = ["_schemas", "activation", "convolution", "image", "indexing", "lax", "products"]
+__all__ = [
+    "_schemas",
+    "activation",
+    "convolution",
+    "engines",
+    "fft",
+    "image",
+    "indexing",
+    "lax",
+    "packed",
+    "paths",
+    "products",
+    "text",
+    "tokens",
+]

@@ -240,7 +240,7 @@ def conv_transpose_with_dynamic_pads_body(
     strides: Ints | None,
 ) -> V:
     """All windows, of which the pads are cut off."""
-    given = {"dilations": dilations, "group": group, "kernel_shape": kernel_shape, "output_padding": output_padding,
+    given: dict[str, Any] = {"dilations": dilations, "group": group, "kernel_shape": kernel_shape, "output_padding": output_padding,
              "strides": strides}  # fmt: skip
     if auto_pad in SAME:
         return op.ConvTranspose(x, w, b, auto_pad=auto_pad, **given)

@@ -106,9 +106,7 @@ def crop_and_resize_shapes(known: KnownShapes[Any], call: Any) -> Shape | None:
 
 
 @crop_and_resize.decomposition
-def crop_and_resize_body(
-    op: Op, x: V, rois: V, batch_indices: V, crop_size: V, extrapolation_value: float, mode: str
-) -> V:
+def crop_and_resize_body(op: Op, x: V, rois: V, batch_indices: V, crop_size: V, extrapolation_value: float, mode: str) -> V:
     """The four pixels around each place by one index over all images, weighed by their distances."""
     code = dtypes.onnx_code(np.int64)
     sizes = [length(op, x, 2), length(op, x, 3)]
@@ -163,8 +161,8 @@ def maxpool_with_mask(
 ) -> Array:
     """Pool the values that the mask keeps; a window without one has float32's lowest value.
 
-    In each row of a window the values from the first masked one on are left out; the first cell of an image is never masked (that of a
-    line is).
+    In each row of a window the values from the first masked one on are left out; the first cell of an image is never masked, but
+    that of a line is.
     """
     sizes = spatial(x)
     if not kernel_shape:
@@ -177,7 +175,9 @@ def maxpool_with_mask(
     if rank > 1:
         kept[(0, 0, *(0,) * rank)] = True
     values = xp.where(x > LOWEST, x, LOWEST).astype(x.dtype)  # NaN is never larger
-    ends = [max((c - 1) * s + k - b - n, 0) for c, s, k, b, n in zip(at.counts, at.strides, at.kernel, at.begins, sizes, strict=True)]
+    ends = [
+        max((c - 1) * s + k - b - n, 0) for c, s, k, b, n in zip(at.counts, at.strides, at.kernel, at.begins, sizes, strict=True)
+    ]
     frame = [(0, 0), (0, 0), *zip(at.begins, ends, strict=True)]
     axes = tuple(range(2, 2 + rank))
 
@@ -197,9 +197,7 @@ maxpool_with_mask.shapes(pooled_shapes)
 
 
 @maxpool_with_mask.decomposition
-def maxpool_with_mask_body(
-    op: Op, x: V, m: V, auto_pad: str, kernel_shape: Ints, pads: Ints | None, strides: Ints | None
-) -> V:
+def maxpool_with_mask_body(op: Op, x: V, m: V, auto_pad: str, kernel_shape: Ints, pads: Ints | None, strides: Ints | None) -> V:
     """One slice for each cell of a window."""
     rank = len(kernel_shape)
     strides = tuple(strides or (1,) * rank)

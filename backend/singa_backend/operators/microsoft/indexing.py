@@ -59,9 +59,7 @@ def _scalar(op: Op, x: V) -> V:
 
 
 @microsoft("Range", 1, widen=False, traits=("rank_one", "moves"))
-def ms_range(
-    xp: Xp, start: Host[np.ndarray], limit: Host[np.ndarray], delta: Host[np.ndarray] | None = None
-) -> Array:
+def ms_range(xp: Xp, start: Host[np.ndarray], limit: Host[np.ndarray], delta: Host[np.ndarray] | None = None) -> Array:
     """Count from start to limit, as Range-27; an absent delta is 1."""
     return range_(xp, start, limit, np.ones((), start.dtype) if delta is None else delta)
 
@@ -102,7 +100,11 @@ def unfold_tensor_shapes(known: KnownShapes[Any], call: Any) -> Shape | None:
     shape = known.shape(call.inputs[0])
     if not shape:
         return None
-    axis, size, step = known.attribute(call, "dim", -1) % len(shape), known.attribute(call, "size"), known.attribute(call, "step", 1)
+    axis, size, step = (
+        known.attribute(call, "dim", -1) % len(shape),
+        known.attribute(call, "size"),
+        known.attribute(call, "step", 1),
+    )
     had = shape[axis]
     count = (had - size) // step + 1 if isinstance(had, int) else known.fresh()
     return (*shape[:axis], count, *shape[axis + 1 :], size)
@@ -172,9 +174,7 @@ def torch_embedding_body(op: Op, weight: V, indices: V) -> V:
 
 
 @torch_embedding.gradient
-def torch_embedding_gradient(
-    op: Op, dy: V, weight: V, indices: V, padding_idx: V | None, scale_grad_by_freq: V | None
-) -> V:
+def torch_embedding_gradient(op: Op, dy: V, weight: V, indices: V, padding_idx: V | None, scale_grad_by_freq: V | None) -> V:
     """The row padding_idx has no gradient; scale_grad_by_freq divides by the number of times that a row is gathered."""
     places = op.Unsqueeze(indices, [-1])
     if scale_grad_by_freq is not None:
