@@ -35,8 +35,11 @@ def fused_matmul(d: Draw) -> None:
     m, k, n = (d.size() for _ in range(3))
     lead, other = d.pair(0, 2)
     shapes: list[tuple[int, ...]] = []
-    for letter, shape in (("A", (*lead, m, k)), ("B", (*other, k, n))):
-        if d.chance(0.1):
+    vectors = [d.chance(0.1), d.chance(0.1)]
+    if vectors[1]:
+        lead = ()  # the ledger's entry on transA and a vector covers a result with one axis
+    for letter, shape, vector in zip("AB", ((*lead, m, k), (*other, k, n)), vectors, strict=True):
+        if vector:
             d.attr(f"trans{letter}", [0, 1], 0)  # a vector is not turned
             shapes.append((k,))
             continue
