@@ -220,11 +220,17 @@ _MICROSOFT_FEW_BITS = (
 
 _MICROSOFT_OTHER: tuple[Allowance, ...] = (
     Allowance(("ComplexMul", "ComplexMulConj", "ConvTransposeWithDynamicPads", "FusedConv", "FusedGemm", "FusedMatMul",
-               "FusedMatMulActivation", "NhwcConv", "NhwcFusedConv", "TransposeMatMul"),
+               "FusedMatMulActivation", "NhwcConv", "NhwcFusedConv", "SparseToDenseMatMul", "TransposeMatMul"),
               "sums of products in any order, and an activation that onnxruntime approximates in float32", 16, 64),
     Allowance(("CDist",), "onnxruntime computes |a|^2 - 2ab + |b|^2, which cancels for close points, and a root", 16, 64, 2),
     Allowance(("CropAndResize", "GridSample"), "coordinates, computed in any order, are the weights of the interpolation",
               64, 512, single=True),
+    Allowance(("WordConvEmbedding",), "sums of products in any order, and a tanh that is approximated in float32", 16, 64),
+    Allowance(("Rfft", "Irfft"), "transforms by different algorithms", 16, 64),
+    Allowance(("BifurcationDetector", "DynamicTimeWarping", "ExpandDims", "GatherND", "GatherPacked", "IsAllFinite",
+               "MaxpoolWithMask", "MurmurHash3", "NGramHashMapping", "NGramRepeatBlock", "Pad", "Range", "SampleOp", "Tokenizer",
+               "TorchEmbedding", "Trilu", "UnfoldTensor", "Unique", "VarlenNGramHashMapping"),
+              "these operators move, select, number or compare values, or compute on integers, without rounding"),
     Allowance(("Inverse",), "elimination with or without pivots; onnxruntime has it in float16 too", 64, 64),
 )  # fmt: skip
 

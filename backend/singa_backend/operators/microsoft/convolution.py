@@ -240,8 +240,8 @@ def conv_transpose_with_dynamic_pads_body(
     strides: Ints | None,
 ) -> V:
     """All windows, of which the pads are cut off."""
-    given = {"dilations": dilations, "group": group, "kernel_shape": kernel_shape, "output_padding": output_padding,
-             "strides": strides}  # fmt: skip
+    given: dict[str, Any] = {"dilations": dilations, "group": group, "kernel_shape": kernel_shape}
+    given |= {"output_padding": output_padding, "strides": strides}
     if auto_pad in SAME:
         return op.ConvTranspose(x, w, b, auto_pad=auto_pad, **given)
     y = op.ConvTranspose(x, w, b, **given)

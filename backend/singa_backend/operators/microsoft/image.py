@@ -161,8 +161,8 @@ def maxpool_with_mask(
 ) -> Array:
     """Pool the values that the mask keeps; a window without one has float32's lowest value.
 
-    In each row of a window the values from the first masked one on are left out; the first cell of an image is never masked (that of a
-    line is).
+    In each row of a window the values from the first masked one on are left out; the first cell of an image is never masked, but
+    that of a line is.
     """
     sizes = spatial(x)
     if not kernel_shape:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from ... import limits
 from ...errors import OperatorError
 from ...ir.shapes import KnownShapes, Shape, broadcast_shapes
@@ -184,6 +186,25 @@ def fused_gemm_body(
     y = op.Gemm(a, b, c, alpha=alpha, beta=beta, transA=transA, transB=transB)
     given = {"alpha": activation_alpha, "beta": activation_beta, "gamma": activation_gamma}
     return activated_nodes(op, y, activation, lambda name: named(name, given))
+
+
+@microsoft("SparseToDenseMatMul", 1, traits=("product",), weights={1: "a factor"})
+def sparse_to_dense_matmul(xp: Xp, a: Array, b: Array, *, alpha: float = 1.0, transA: int = 0, transB: int = 0) -> Array:
+    """Compute alpha * A' * B' for matrices, A given as a dense array.
+
+    As in onnxruntime, alpha counts for float32 only.
+    """
+    if a.ndim != 2 or b.ndim != 2:
+        raise OperatorError(f"A and B must be matrices, got shapes {a.shape} and {b.shape}", code="SX404")
+    return fused_matmul(xp, a, b, alpha=alpha if a.dtype == np.float32 else 1.0, transA=transA, transB=transB)
+
+
+sparse_to_dense_matmul.shapes(fused_shapes)
+
+
+@sparse_to_dense_matmul.decomposition
+def sparse_to_dense_matmul_body(op: Op, a: V, b: V, alpha: float, transA: int, transB: int) -> V:
+    return fused_matmul_body(op, a, b, alpha if op.dtype(a) == np.float32 else 1.0, transA, transB, 0, 0)
 
 
 # --- distances and inverses --------------------------------------------------------------------------------------------

@@ -34,9 +34,12 @@ def fused_matmul(d: Draw) -> None:
     batches = d.schema.name != "TransposeMatMul"
     m, k, n = (d.size() for _ in range(3))
     lead, other = d.pair(0, 2)
-    shapes = []
-    for letter, shape in (("A", (*lead, m, k)), ("B", (*other, k, n))):
-        if d.chance(0.1):
+    shapes: list[tuple[int, ...]] = []
+    vectors = [d.chance(0.1), d.chance(0.1)]
+    if vectors[1]:
+        lead = ()  # the ledger's entry on transA and a vector covers a result with one axis
+    for letter, shape, vector in zip("AB", ((*lead, m, k), (*other, k, n)), vectors, strict=True):
+        if vector:
             d.attr(f"trans{letter}", [0, 1], 0)  # a vector is not turned
             shapes.append((k,))
             continue
@@ -62,6 +65,17 @@ def fused_gemm(d: Draw) -> None:
     for name in ("alpha", "beta"):
         d.attr(name, d.real, 1.0)
     drawn_activation(d)
+
+
+@recipe("SparseToDenseMatMul", MICROSOFT)
+def sparse_to_dense_matmul(d: Draw) -> None:
+    """The sparse factor is drawn as a dense array: onnxruntime takes no such input, and only the body judges."""
+    d.types["T"] = d.types["T1"]
+    m, k, n = (d.size() for _ in range(3))
+    ta, tb = d.attr("transA", [0, 1], 0), d.attr("transB", [0, 1], 0)
+    a, b = d.array("T1", (k, m) if ta else (m, k), "tame"), d.array("T1", (n, k) if tb else (k, n), "tame")
+    d.put(np.where(d.rng.random(a.shape) < 0.6, np.zeros(1, a.dtype), a), b)
+    d.attr("alpha", d.real, 1.0)
 
 
 @recipe("CDist", MICROSOFT)
