@@ -13,9 +13,12 @@ from . import (
     indexing,
     lax,
     normalization,
+    packed,
     products,
     quantized,
     recurrent,
+    signals,
+    tokens,
 )
 
 __all__ = [
@@ -31,7 +34,10 @@ __all__ = [
     "indexing",
     "lax",
     "normalization",
+    "packed",
     "products",
     "quantized",
     "recurrent",
+    "signals",
+    "tokens",
 ]
