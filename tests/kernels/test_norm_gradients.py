@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -26,6 +27,11 @@ def refused(function: Callable[..., Any], arrays: list[np.ndarray]) -> Recorded:
     return steps[0]
 
 
+def epsilon_of(shape: tuple[int, ...], few: int = 2) -> float:
+    """A large one for so few elements that the gradient is 0 but for the epsilon."""
+    return 1.0 if math.prod(shape) <= few else 1e-5
+
+
 # --- RMS normalization
 
 ROWS = [
@@ -39,7 +45,7 @@ ROWS = [
 @pytest.mark.parametrize(("shape", "axis"), ROWS, ids=str)
 def test_rms_normalization(shape: tuple[int, ...], axis: int, needs: tuple[int, ...]) -> None:
     arrays = [normal(*shape), normal(*shape[axis:], seed=1)]
-    epsilon = 1e-5 if shape[-1] > 1 else 1.0  # the gradient of one element is 0 but for the epsilon
+    epsilon = epsilon_of(shape[axis:], 1)
     step = compare(
         lambda *v: op.RMSNormalization(*v, axis=axis, epsilon=epsilon),
         arrays,
@@ -71,3 +77,76 @@ def test_refused_rms_normalizations() -> None:
     assert "epsilon" in step.reasons["RMSNormalization"]
     step = refused(lambda *v: op.RMSNormalization(*v), [normal(0, 8), normal(8, seed=1)])
     assert "empty" in step.reasons["RMSNormalization"]
+
+
+# --- instance and group normalization
+
+SAMPLES = [
+    ((2, 3, 9), 3),
+    ((3, 4, 5, 6), 2),
+    ((2, 16, 6, 7), 4),
+    ((1, 33, 4, 5), 11),
+    ((2, 6, 3, 4, 3), 1),
+    ((2, 8, 70, 65), 4),
+    ((5, 4, 2), 4),
+]
+"""The shape of x and the number of groups."""
+
+NEEDS = [(0, 1, 2), (0,), (1,), (1, 2)]
+
+
+@pytest.mark.parametrize("needs", NEEDS, ids=str)
+@pytest.mark.parametrize(("shape", "groups"), SAMPLES, ids=str)
+def test_instance_normalization(shape: tuple[int, ...], groups: int, needs: tuple[int, ...]) -> None:
+    arrays = [normal(*shape), normal(shape[1], seed=1), normal(shape[1], seed=2)]
+    epsilon = epsilon_of(shape[2:])
+    step = compare(
+        lambda *v: op.InstanceNormalization(*v, epsilon=epsilon), arrays, needs, joined=["InstanceNormalization"], exact=True,
+        tolerance=1e-5,
+    )  # fmt: skip
+    assert step.in_training == ["InstanceNormalization"]
+    assert step.planner.latest is not None and not step.planner.latest.facts.definitions
+
+
+@pytest.mark.parametrize("needs", NEEDS, ids=str)
+@pytest.mark.parametrize(("shape", "groups"), SAMPLES, ids=str)
+def test_group_normalization(shape: tuple[int, ...], groups: int, needs: tuple[int, ...]) -> None:
+    arrays = [normal(*shape) + 2, normal(shape[1], seed=1), normal(shape[1], seed=2)]
+    epsilon = epsilon_of((shape[1] // groups, *shape[2:]))
+    step = compare(
+        lambda *v: op.GroupNormalization(*v, num_groups=groups, epsilon=epsilon), arrays, needs, joined=["GroupNormalization"],
+        exact=True, tolerance=1e-5,
+    )  # fmt: skip
+    assert step.in_training == ["GroupNormalization"]
+    assert step.planner.latest is not None and not step.planner.latest.facts.definitions
+
+
+@pytest.mark.parametrize("name", ["InstanceNormalization", "GroupNormalization"])
+def test_gradients_of_only_a_bias_are_left_to_the_rule(name: str) -> None:
+    arrays = [normal(2, 4, 5, 6), normal(4, seed=1), normal(4, seed=2)]
+    attributes = {"num_groups": 2} if name == "GroupNormalization" else {}
+    step = compare(lambda *v: getattr(op, name)(*v, **attributes), arrays, [2], joined=[])
+    assert not step.in_training and not step.reasons
+
+
+def test_results_of_a_group_normalization_with_other_readers() -> None:
+    def several(x: Any, scale: Any, b: Any) -> list[Any]:
+        y = op.GroupNormalization(op.Neg(x), scale, b, num_groups=2)
+        return [y, op.Mul(y, y), op.Relu(y), op.Neg(x)]
+
+    arrays = [normal(3, 8, 5, 6), normal(8, seed=1), normal(8, seed=2)]
+    compare(several, arrays, [0, 1, 2], joined=["GroupNormalization", "Relu"], tolerance=1e-5)
+
+
+@pytest.mark.parametrize("name", ["InstanceNormalization", "GroupNormalization"])
+def test_refused_normalizations_of_samples(name: str) -> None:
+    for shape, dtype, attributes, reason in (
+        ((2, 4, 3), np.float16, {}, "the dtype is float16"),
+        ((2, 4, 3), np.float32, {"epsilon": 0.0}, "epsilon is 0"),
+        ((2, 4, 3, 2, 2, 2), np.float32, {}, "the rank is not 3, 4 or 5"),
+        ((0, 4, 3), np.float32, {}, "empty"),
+    ):
+        arrays = [normal(*shape).astype(dtype), *(normal(4, seed=n).astype(dtype) for n in (1, 2))]
+        given = {"num_groups": 2, **attributes} if name == "GroupNormalization" else attributes
+        step = refused(lambda *v, g=given: getattr(op, name)(*v, **g), arrays)
+        assert reason in step.reasons[name], step.reasons

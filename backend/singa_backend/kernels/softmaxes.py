@@ -11,7 +11,7 @@ from .elementwise import FLOATS
 from .lowering import F32, emit, require_gradient, threads_for
 from .onednn import MemoryDesc, backward
 from .products import contiguous, described, merged
-from .table import Site, gradient, kernel, worst
+from .table import GRADIENT, Site, gradient, kernel, worst
 from .values import ANY, FINITE, INFINITE, NAN, REACHED, Bound, Value, strides_of
 
 COST = 12
@@ -145,3 +145,37 @@ def softmax_gradient(site: Site, dy: Value, y: Value) -> Value:
 @gradient("LogSoftmax", 13, reads=("dy0", "y0"))
 def log_softmax_gradient(site: Site, dy: Value, y: Value) -> Value:
     return _gradient(site, dy, y, log=True)
+
+
+def _by_axis(site: Site, dy: Value, y: Value, log: bool) -> Value:
+    """The gradient over any axis, by the functions of the rule."""
+    site.require(y.dtype in FLOATS and dy.dtype == y.dtype and y.size and dy.shape == y.shape, "elements of other types, or none")
+    axis = _axis(site, y)
+    order = sorted(range(y.ndim), key=lambda i: (-y.strides[i], i))
+    dx = site.new(y.shape, y.dtype, order)
+    sums = site.new([1 if i == axis else d for i, d in enumerate(y.shape)], y.dtype)
+
+    def bind() -> Bound:
+        given, result, t, s = dy.array, y.array, dx.array, sums.array
+        if log:
+            return [
+                (np.add.reduce, (given, axis, None, s, True)), (np.exp, (result, t)), (np.multiply, (t, s, t)),
+                (np.subtract, (given, t, t)),
+            ]  # fmt: skip
+        return [
+            (np.multiply, (given, result, t)), (np.add.reduce, (t, axis, None, s, True)), (np.subtract, (given, s, t)),
+            (np.multiply, (result, t, t)),
+        ]  # fmt: skip
+
+    site.emit(bind, reads=(dy, y), writes=(dx, sums), kernel="numpy.softmax gradient")
+    return dx
+
+
+@kernel("Softmax", 13, on="numpy", domain=GRADIENT)
+def softmax_gradient_by_axis(site: Site, dy: Value, y: Value) -> Value:
+    return _by_axis(site, dy, y, log=False)
+
+
+@kernel("LogSoftmax", 13, on="numpy", domain=GRADIENT)
+def log_softmax_gradient_by_axis(site: Site, dy: Value, y: Value) -> Value:
+    return _by_axis(site, dy, y, log=True)
