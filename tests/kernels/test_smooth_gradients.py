@@ -105,12 +105,13 @@ def test_softmax(name: str, shape: tuple[int, ...], axis: int) -> None:
 @pytest.mark.parametrize(("shape", "axis"), [((4, 5, 6), 1), ((4, 5, 6), -3), ((2, 3, 8, 33), 1), ((3, 1, 2), 1)], ids=str)
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("name", ["Softmax", "LogSoftmax"])
-def test_a_softmax_along_another_axis_is_computed_by_numpy(name: str, dtype: Any, shape: tuple[int, ...], axis: int) -> None:
-    """No kernel refuses it, so that one plan is made."""
+def test_a_softmax_along_another_axis(name: str, dtype: Any, shape: tuple[int, ...], axis: int) -> None:
+    """It is not refused, so that one plan is made; oneDNN computes what its forward kernel has laid out for it."""
     x = normal(*shape).astype(dtype)
     step = compare(lambda x: getattr(op, name)(x, axis=axis), [x], [0], joined=[name], exact=True, tolerance=5e-6)
     assert not step.reasons
-    assert step.kernels.count("numpy.softmax gradient") == 1
+    has_rows = name == "Softmax" and dtype == np.float32
+    assert sum(k.startswith("softmax gradient jit" if has_rows else "numpy.softmax gradient") for k in step.kernels) == 1
 
 
 @pytest.mark.parametrize("name", ["Softmax", "LogSoftmax"])
