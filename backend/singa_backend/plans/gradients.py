@@ -277,12 +277,12 @@ def _given(inputs: Sequence[int]) -> tuple[int, ...]:
 
 
 def _has_attributes(node: Node, known: GradientCall) -> bool:
-    """Whether a node has the attributes of a call; absent ones have their default."""
+    """Whether a node has the attributes of a call; absent ones have their default, and numbers are those that a file has."""
     assert node.operator is not None
     defaults = node.operator.declaration.attributes
 
     def stored(value: Any, name: str) -> Any:
-        value = tuple(value) if isinstance(value, list) else value
+        value = tuple(value) if isinstance(value, list) else float(np.float32(value)) if isinstance(value, float) else value
         return defaults[name] if value is None and defaults[name] is not REQUIRED else value
 
     return set(known.attributes) <= set(defaults) and all(
