@@ -18,6 +18,7 @@ from singa_backend import dtypes
 from singa_backend.errors import InvalidInput, UnsupportedModel
 from singa_backend.kernels.options import options as plan_options
 from singa_backend.kernels.table import Options
+from singa_backend.machine import without_collections
 from singa_backend.passes.change_dtype import WIDE
 from singa_backend.plans.profile import Profile
 from singa_backend.rendering import printable
@@ -394,7 +395,8 @@ class Model(Layer):
         step = next((step for step in recorded if step.holds()), None)
         if step is None:
             try:
-                step = Step(self.train_one_batch, input, kwargs, self._plan_options())
+                with without_collections():
+                    step = Step(self.train_one_batch, input, kwargs, self._plan_options())
             except (NotTraceable, UnsupportedModel) as error:  # the tape has computed this step
                 where = f"node {error.node!r}, operator {error.operator}: " if error.node else ""
                 self.not_traceable = where + error.message

@@ -16,9 +16,9 @@ from onnx import AttributeProto, GraphProto, NodeProto, TensorProto, TypeProto, 
 
 from .. import dtypes, limits
 from ..errors import InvalidInput, SonnxError, UnknownType, UnsupportedModel
-from ..ir.declaration import has_trait, single
+from ..ir.declaration import newest_declaration, single
 from ..ir.graph import GradientCall
-from ..ir.reader import read
+from ..ir.reader import attribute_types, read
 from ..limits import content_bytes
 from ..proto import save
 from ..proto.checker import Patience
@@ -52,6 +52,7 @@ class Symbol:
         value: its value, if it is known and may be folded.
         frozen_value: the value of a weight, which is known but not folded.
         name_hint: for a constant without a name, the names to use for the value and for its node.
+        sizes: a type that it had, with the sizes in it.
     """
 
     name: str
@@ -60,6 +61,7 @@ class Symbol:
     value: np.ndarray | None = None
     frozen_value: np.ndarray | None = None
     name_hint: tuple[str, str] | None = None
+    sizes: tuple[TypeProto, tuple[int | str | None, ...]] | None = None
 
 
 class GraphBuilder(Interpreter[Symbol]):
@@ -248,10 +250,13 @@ class GraphBuilder(Interpreter[Symbol]):
         return type is not None and type.WhichOneof("value") == "sequence_type"
 
     def shape(self, x: Symbol) -> tuple[int | str | None, ...] | None:
-        type = self.type_of(x)
+        symbol = self._symbol(x)
+        type = symbol.type
         if type is None or type.WhichOneof("value") != "tensor_type" or not type.tensor_type.HasField("shape"):
             return None
-        return sizes(type.tensor_type)
+        if symbol.sizes is None or symbol.sizes[0] is not type:
+            symbol.sizes = type, sizes(type.tensor_type)
+        return symbol.sizes[1]
 
     def constant_value(self, x: Symbol) -> np.ndarray | None:
         symbol = self._symbol(x)
@@ -361,9 +366,8 @@ class GraphBuilder(Interpreter[Symbol]):
     def call(
         self, op_type: str, inputs: Sequence[Any], attributes: dict[str, Any], outputs: int, domain: str = ""
     ) -> list[Symbol]:
-        values: list[Any] = [
-            v if v is None or isinstance(v, Symbol) else self.imported_value(v) for v in arguments(self, domain, op_type, inputs)
-        ]
+        given = inputs if all(type(v) is Symbol for v in inputs) else arguments(self, domain, op_type, inputs)
+        values: list[Any] = [v if v is None or isinstance(v, Symbol) else self.imported_value(v) for v in given]
         while values and values[-1] is None:
             values.pop()
         attributes = {n: v for n, v in attributes.items() if v is not None}
@@ -434,6 +438,7 @@ class GraphBuilder(Interpreter[Symbol]):
         if (
             outputs != 1
             or (not values and op_type != "Constant")
+            or (op_type not in ("Shape", "Size") and any(v is not None and v.value is None for v in values))
             or _draws("", op_type)
             or op_type == "Optional"  # its value is a tensor here, but its type is another
             or any(isinstance(v, Subgraph) for v in attributes.values())
@@ -621,7 +626,8 @@ def _number(place: int, v: Any) -> tuple[int, str, tuple[int, ...], float] | Non
 
 def _draws(domain: str, op_type: str) -> bool:
     """Whether an operator may draw random numbers: equal calls are separate nodes, and are not folded."""
-    return has_trait(domain, op_type, "random") or has_trait(domain, op_type, "random_in_training")
+    declaration = newest_declaration(domain, op_type)
+    return declaration is not None and not declaration.traits.isdisjoint(("random", "random_in_training"))
 
 
 def _tensor_type(dtype: dtypes.DTypeLike, shape: Sequence[Any] | None) -> TypeProto:
@@ -657,8 +663,7 @@ def attribute_proto(domain: str, op_type: str, opset: int, name: str, value: Any
     if isinstance(value, Subgraph):
         return helper.make_attribute(name, value.proto)
     version = schema_version(domain, op_type, opset)
-    kind = schemas[domain, op_type][version].attributes[name].type if version else None
-    code = int(getattr(kind, "value", 0))
+    code = attribute_types(schemas[domain, op_type][version])[name] if version else 0
     if code in (AttributeProto.FLOAT, AttributeProto.FLOATS):
         value = single(value, name, op_type, code == AttributeProto.FLOATS)
     if isinstance(value, np.ndarray):

@@ -78,6 +78,11 @@ def _signature(schema: defs.OpSchema) -> _Signature:
     )
 
 
+def attribute_types(schema: defs.OpSchema) -> Mapping[str, int]:
+    """The type of each attribute of a schema, a number of AttributeProto."""
+    return _signature(schema).types
+
+
 def read(
     model: ModelProto,
     folder: Path | None = None,

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -32,7 +33,7 @@ from ..ir.versioned import VersionedOperator
 from ..proto.schemas import is_custom, newest, schema_version, schemas, type_strings, version_at
 from ..runtime.failures import typed_error
 from .function_bodies import function_of
-from .target_schema import Unwritable, check_call, check_results, is_variadic, type_string
+from .target_schema import Unwritable, check_call, check_results, parts_of, type_string
 
 LEAST = 7
 """The minimum opset that can be written: before it, broadcasting was different."""
@@ -124,7 +125,7 @@ class OpsetWriter(Interpreter[Symbol]):
         return self.builder.constant(value, dtype)
 
     def is_value(self, x: Any) -> bool:
-        return self.builder.is_value(x)
+        return isinstance(x, Symbol) or self.builder.is_value(x)
 
     def dtype(self, x: Symbol) -> np.dtype[Any]:
         return self.builder.dtype(x)
@@ -394,26 +395,24 @@ class OpsetWriter(Interpreter[Symbol]):
         if version is None:
             raise Unwritable(f"opset {self.target} has no {name}", operator=name)
         schema = schemas["", name][version]
-        allowed = type_strings(schema)
         types = [v if v is None else type_string(self.type_of(v)) for v in values]
-        check_call(schema, allowed, types, attributes, outputs)
+        check_call(schema, types, attributes, outputs)
         made = (
             self.builder.call(name, values, attributes, outputs) if fold else self.builder.node(name, values, attributes, outputs)
         )
-        check_results(schema, allowed, [type_string(self.type_of(y)) for y in made])
+        check_results(schema, [type_string(self.type_of(y)) for y in made])
         return made
 
     def _form(
         self, declaration: Declaration, version: int, values: list[Any], given: dict[str, Any]
     ) -> tuple[list[Any], dict[str, Any]]:
         """Inputs and attributes as an older version takes them: a later input may be an attribute there."""
-        name = declaration.name
-        old, new = schemas["", name][version], schemas["", name][declaration.versions[-1]]
-        places = [p.name for p in old.inputs]
+        name, newest_version = declaration.name, declaration.versions[-1]
+        old, new = parts_of(schemas["", name][version]), parts_of(schemas["", name][newest_version])
         attributes = dict(given)
         inputs = list(values)
-        if len(new.inputs) > len(old.inputs) and not is_variadic(new):
-            for i, parameter in list(enumerate(new.inputs))[len(places) :]:
+        if len(new.inputs) > len(old.inputs) and not new.variadic:
+            for i, parameter in list(enumerate(new.inputs))[len(old.inputs) :]:
                 value = values[i] if i < len(values) else None
                 if value is None:
                     default = declaration.inputs[i].default
@@ -426,7 +425,7 @@ class OpsetWriter(Interpreter[Symbol]):
                     continue
                 array = self.value(value, f"{parameter.name} of {name}")
                 attributes[parameter.name] = array.tolist()
-            inputs = inputs[: len(places)]
+            inputs = inputs[: len(old.inputs)]
         for key, value in list(attributes.items()):
             if key not in old.attributes:
                 if key == "dilations" and all(d == 1 for d in value):
@@ -436,12 +435,8 @@ class OpsetWriter(Interpreter[Symbol]):
                 if isinstance(value, Subgraph) or default is REQUIRED or not _same(value, default):
                     raise Unwritable(f"{name}-{version} has no attribute {key}", operator=name)
                 del attributes[key]
-        for key, default in declaration.attributes.items():  # defaults may have changed
-            theirs = old.attributes.get(key)
-            if key not in attributes and theirs is not None and default is not REQUIRED and default is not None:
-                value = helper.get_attribute_value(theirs.default_value) if theirs.default_value.name else None
-                if value is None or not _same(value.decode() if isinstance(value, bytes) else value, default):
-                    attributes[key] = default
+        for key, default in _other_defaults(name, version, newest_version):
+            attributes.setdefault(key, default)
         return inputs, attributes
 
     def _is_default(self, declaration: Declaration, name: str, value: Symbol) -> bool:
@@ -562,6 +557,20 @@ def _by_name(declaration: Declaration, values: Sequence[Any], given: dict[str, A
     return {**declaration.bind(values, given), "outputs": outputs, "wanted": (True,) * outputs}
 
 
+@cache
+def _other_defaults(name: str, version: int, newest_version: int) -> tuple[tuple[str, Any], ...]:
+    """The defaults of the newest version that differ from those of a version to write."""
+    theirs = schemas["", name][version].attributes
+    found: list[tuple[str, Any]] = []
+    for key, default in declarations["", name][newest_version].attributes.items():
+        if key in theirs and default is not REQUIRED and default is not None:
+            value = helper.get_attribute_value(theirs[key].default_value) if theirs[key].default_value.name else None
+            if value is None or not _same(value.decode() if isinstance(value, bytes) else value, default):
+                found.append((key, default))
+    return tuple(found)
+
+
+@cache
 def _deprecated(name: str, version: int) -> bool:
     return bool(schemas["", name][version].deprecated)
 

@@ -15,7 +15,7 @@ from singa_backend.ir.graph import Node
 from singa_backend.ir.reader import read
 from singa_backend.kernels.options import options as plan_options
 from singa_backend.kernels.table import Options
-from singa_backend.machine import release_freed_memory
+from singa_backend.machine import release_freed_memory, without_collections
 from singa_backend.opsets.model import to_model
 from singa_backend.plans.profile import Profile
 from singa_backend.plans.training_profile import BACKWARD, FORWARD, UPDATE, before
@@ -115,6 +115,7 @@ class Step:
     def forget_plan(self) -> None:
         """Free the memory of the plan; the next run makes it again."""
         self._session.forget_plans()
+        self._early = EARLY
 
     def holds(self) -> bool:
         """Whether the settings that the step has read in Python, such as the momentum of an optimizer, are unchanged.
@@ -145,7 +146,11 @@ class Step:
             values = [self._here(t) for t in (*inputs.values(), *self._reads)]
             watch = self._watch() if self.device.verbosity and self.device._times.measures else None
             with deferred():  # all states are those of before the step, or those after it
-                made = self._session.run(values, observer=watch)
+                if self._early:
+                    with without_collections():
+                        made = self._session.run(values, observer=watch)
+                else:
+                    made = self._session.run(values, observer=watch)
                 n = len(made) - len(self._writes)
                 for t, new in zip(self._writes, made[n:], strict=True):
                     self._assign(t, new)
