@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from singa_backend import dtypes
+from singa_backend.autodiff.deferred import Deferrable
 from singa_backend.errors import InvalidInput, UnsupportedModel
 from singa_backend.kernels.options import options as plan_options
 from singa_backend.kernels.table import Options
@@ -110,6 +111,7 @@ class Model(Layer):
         self.sequential = False
         self.deterministic = False
         self._steps: OrderedDict[Any, list[Step]] = OrderedDict()
+        self._deferrable = Deferrable()
         self._checked = False
         self.not_traceable = ""
         """Why the steps of this model cannot become a graph; "" if they can."""
@@ -396,7 +398,7 @@ class Model(Layer):
         if step is None:
             try:
                 with without_collections():
-                    step = Step(self.train_one_batch, input, kwargs, self._plan_options())
+                    step = Step(self.train_one_batch, input, kwargs, self._plan_options(), deferrable=self._deferrable.forms)
             except (NotTraceable, UnsupportedModel) as error:  # the tape has computed this step
                 where = f"node {error.node!r}, operator {error.operator}: " if error.node else ""
                 self.not_traceable = where + error.message
@@ -404,6 +406,9 @@ class Model(Layer):
                 return self.train_one_batch(*input, **kwargs)
             recorded.append(step)
             self._forget_steps()
+            made = step.run(input, kwargs)
+            step.teach(self._deferrable)
+            return made
         return step.run(input, kwargs)
 
     def profile_step(self, *input: Any, runs: int = 10, **kwargs: Any) -> Profile:

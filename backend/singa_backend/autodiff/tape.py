@@ -16,7 +16,7 @@ A declaration without a rule is differentiated through its decomposition.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -74,6 +74,11 @@ def gradients(
     if op.is_symbolic:
         for dy, y in zip(dys, outputs, strict=False):
             _like(op, dy, y)
+        call = DifferentiatedCall(operator, attributes, inputs, outputs, dys, (), needs)
+        deferred = op.deferred_gradients(call)
+        if deferred is not None:
+            op.differentiated(replace(call, gradients=deferred))
+            return deferred
     else:
         by_kernel = op.gradients_by_kernel(DifferentiatedCall(operator, attributes, inputs, outputs, dys, ()), needs, hidden)
         if by_kernel is not None:
@@ -96,7 +101,7 @@ def gradients(
     if op.is_symbolic:
         for g, x in zip(found, inputs, strict=True):
             _like(op, g, x)
-        op.differentiated(DifferentiatedCall(operator, attributes, inputs, outputs, dys, found))
+        op.differentiated(DifferentiatedCall(operator, attributes, inputs, outputs, dys, found, needs))
     return found
 
 

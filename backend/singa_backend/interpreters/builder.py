@@ -17,7 +17,7 @@ from onnx import AttributeProto, GraphProto, NodeProto, TensorProto, TypeProto, 
 from .. import dtypes, limits
 from ..errors import InvalidInput, SonnxError, UnknownType, UnsupportedModel
 from ..ir.declaration import newest_declaration, single
-from ..ir.graph import GradientCall
+from ..ir.graph import DEFERRED, GradientCall
 from ..ir.reader import attribute_types, read
 from ..limits import content_bytes
 from ..proto import save
@@ -107,6 +107,7 @@ class GraphBuilder(Interpreter[Symbol]):
         self._budget = limits.Budget(limits.current().limits)  # of the constants that calls make
         self.contradictions: list[str] = []
         self._differentiated: list[DifferentiatedCall] = []
+        self._deferred: dict[int, tuple[DifferentiatedCall, list[Symbol]]] = {}
         self.examples: dict[str, Example] = {}
         """For some inputs, a function that returns a value that the input has in some run."""
         self._values: dict[str, Any] = {}
@@ -387,6 +388,66 @@ class GraphBuilder(Interpreter[Symbol]):
     def differentiated(self, call: DifferentiatedCall) -> None:
         if self.outer is None:  # plans do not join the nodes of subgraphs
             self._differentiated.append(call)
+
+    def defer(self, call: DifferentiatedCall, present: Sequence[bool]) -> list[Symbol | None]:
+        """The gradients of a call as results of one node, in whose place `write_deferred` writes those of the rule.
+
+        Args:
+            call: the call, without gradients.
+            present: for each input, whether the rule returns a gradient, which has the type of the input.
+        """
+        given = [self.imported_value(v) for v in (*call.inputs, *call.outputs, *call.dys) if self.is_value(v)]
+        op_type = call.operator.declaration.name
+        gradients = [
+            Symbol(self.name(f"{op_type.lower()}_gradient"), self, self.type_of(x)) if p else None
+            for x, p in zip(call.inputs, present, strict=True)
+        ]
+        made = [g for g in gradients if g is not None]
+        reads = dict.fromkeys(s.name for s in given if s is not None)
+        node = helper.make_node(op_type, list(reads), [g.name for g in made], name=made[0].name, domain=DEFERRED)
+        self._append(node)
+        self._deferred[id(node)] = (call, made)
+        return list(gradients)
+
+    def forget_differentiated(self) -> None:
+        """Forget the last call of a rule, which was noted before."""
+        self._differentiated.pop()
+
+    @property
+    def differentiated_calls(self) -> Sequence[DifferentiatedCall]:
+        """The calls of gradient rules so far."""
+        return self._differentiated
+
+    @property
+    def has_deferred(self) -> bool:
+        """Whether there are nodes of `defer`."""
+        return bool(self._deferred)
+
+    def write_deferred(self, write: Callable[[DifferentiatedCall], Sequence[Any]]) -> None:
+        """Replace the nodes of `defer` by those of the rules.
+
+        Args:
+            write: calls the rule of a call; returns the gradients.
+        """
+        before, self.nodes, self._made, self._readers = self.nodes, [], {}, {}
+        self.forget_calls()
+        renamed: dict[str, str] = {}
+        for node in before:
+            _rename(node, renamed)
+            if id(node) not in self._deferred:
+                self._append(node)
+                continue
+            call, made = self._deferred.pop(id(node))
+            count = len(self._differentiated)
+            found = [self.imported_value(g) for g in write(call) if g is not None]
+            inner = self._differentiated[count:]
+            del self._differentiated[count:]
+            at = next(i for i, c in enumerate(self._differentiated) if any(g is made[0] for g in c.gradients))
+            self._differentiated[at:at] = inner  # a rule that calls another one ends after it
+            for old, new in zip(made, found, strict=True):
+                assert new is not None
+                renamed[old.name] = new.name
+                old.name = new.name
 
     def gradient_calls(self) -> tuple[GradientCall, ...]:
         """The calls of gradient rules so far, with the present names of their values."""

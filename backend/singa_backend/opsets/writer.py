@@ -23,7 +23,9 @@ import numpy as np
 from onnx import TensorProto, TypeProto, helper
 
 from .. import dtypes
+from ..autodiff.deferred import Forms, form_of
 from ..autodiff.replay import replay
+from ..autodiff.tape import gradients
 from ..errors import OperatorError, SonnxError
 from ..interpreters.base import DifferentiatedCall, Example, Interpreter, Subgraph, arguments, same_attributes
 from ..interpreters.builder import GraphBuilder, Symbol, has_rank, repeated
@@ -68,6 +70,7 @@ class OpsetWriter(Interpreter[Symbol]):
         attributes: the number of calls with each attribute.
         warnings: calls that the file expresses only with restrictions.
         problems: if a list, errors are appended to it and a placeholder of the domain UNWRITTEN is written; if None, they raise.
+        deferrable: the forms of calls whose gradients are deferred.
         finds_minimum_opset: whether an error names the minimum opset, which is found by trying the opsets in turn.
     """
 
@@ -84,6 +87,7 @@ class OpsetWriter(Interpreter[Symbol]):
         self.attributes: Counter[str] = Counter()
         self.problems: list[Unwritable] | None = None
         self.finds_minimum_opset = True
+        self.deferrable: Forms = {}
 
     # --- values of the builder
 
@@ -120,6 +124,25 @@ class OpsetWriter(Interpreter[Symbol]):
 
     def differentiated(self, call: DifferentiatedCall) -> None:
         self.builder.differentiated(call)
+
+    def deferred_gradients(self, call: DifferentiatedCall) -> list[Symbol | None] | None:
+        form = form_of(self, call) if self.deferrable and self.builder.outer is None else None
+        present = self.deferrable.get(form) if form is not None else None
+        return None if present is None else self.builder.defer(call, present)
+
+    def write_deferred(self) -> None:
+        """Write the nodes of the gradients that were deferred."""
+        self.deferrable = {}
+        self.builder.write_deferred(self._gradients)
+
+    def _gradients(self, call: DifferentiatedCall) -> list[Symbol | None]:
+        """The gradients by the rule, which is not noted again."""
+        operator, needs = call.operator, call.needs
+        made = gradients(
+            self, operator.declaration, call.inputs, call.outputs, dict(call.attributes), call.dys, needs, operator.version
+        )
+        self.builder.forget_differentiated()
+        return made
 
     def constant(self, value: Any, dtype: dtypes.DTypeLike | None = None) -> Symbol:
         return self.builder.constant(value, dtype)

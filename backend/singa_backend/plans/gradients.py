@@ -48,14 +48,16 @@ class Gradients:
         known: the calls of gradient rules, and after `join` those that are composed of several.
         joined: the number of those that became one call.
         reasons: for each refused one, by its place in `known`, why.
+        taken: the places of those whose nodes are all replaced by one call.
     """
 
     known: Sequence[GradientCall]
     joined: int
     reasons: dict[int, str]
+    taken: frozenset[int]
 
     def __init__(self, known: Sequence[GradientCall]) -> None:
-        self.known, self.joined, self.reasons = known, 0, {}
+        self.known, self.joined, self.reasons, self.taken = known, 0, {}, frozenset()
         self._is_composed = not known
 
     @property
@@ -90,7 +92,7 @@ class Gradients:
         for at in reversed(range(len(self.known))):  # a rule that calls another one ends after it, and is tried first
             if at not in self.reasons:
                 joining.join(self.known[at], at)
-        self.joined = joining.joined
+        self.joined, self.taken = joining.joined, frozenset(joining.taken)
         if self.joined:
             joining.finish()
 
@@ -109,10 +111,12 @@ class _Joining:
         readers: the indices of the calls that read a value, by its id.
         dead: the indices of the calls that nothing reads any longer.
         joined: the number of gradients.
+        taken: the places, among those known, of gradients whose calls are all dead.
     """
 
     def __init__(self, region: Region, ids: dict[str, int]) -> None:
         self.region, self.ids, self.joined = region, ids, 0
+        self.taken: list[int] = []
         self.calls: list[RegionCall] = []
         self.places: list[Place] = []
         self.makers: dict[int, int] = {}
@@ -179,6 +183,8 @@ class _Joining:
         self.dead |= unread
         self._add(made, place)
         self.joined += 1
+        if gradients == values["g"] and unread >= parts:
+            self.taken.append(at)
 
     def _forward(self, known: GradientCall, values: dict[str, tuple[int, ...]]) -> int:
         """The index of the call that was differentiated, which is not yet in training form; ABSENT if there is none.

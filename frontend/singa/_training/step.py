@@ -6,12 +6,17 @@ import contextlib
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
+from onnx import ModelProto
 
 from singa_backend import limits
-from singa_backend.ir.graph import Node
+from singa_backend.autodiff.deferred import Deferrable, Forms, form_of
+from singa_backend.ir import gradient_calls
+from singa_backend.ir.gradient_calls import listed
+from singa_backend.ir.graph import Graph, Node
 from singa_backend.ir.reader import read
 from singa_backend.kernels.options import options as plan_options
 from singa_backend.kernels.table import Options
@@ -62,10 +67,9 @@ class Step:
         kwargs: Its keyword arguments; the Tensors in them become inputs of the graph.
         options: How its plans compute; None for the defaults.
         bounds: The bounds of each run; None for the defaults.
+        deferrable: The forms of calls whose gradient rules need not write their nodes; None for none.
 
     Attributes:
-        onnx: The step as a ModelProto.
-        graph: The step as a Graph of `singa_backend`.
         device: The device on which it runs.
 
     Raises:
@@ -79,10 +83,11 @@ class Step:
         kwargs: dict[str, Any],
         options: Options | None = None,
         bounds: limits.Limits | None = None,
+        deferrable: Forms | None = None,
     ) -> None:
         tensors = _tensors((args, kwargs))
         self.device = next((t.device for t in tensors if not t._follows_device), default_device)
-        record = Trace(op.opset)
+        record = Trace(op.opset, deferrable=deferrable)
         shadows: dict[int, Tensor] = {}
         for i, t in enumerate(tensors):
             symbol = record.input(f"input_{i}", trace.type_of(t), trace.value_of(t))
@@ -97,20 +102,64 @@ class Step:
         self._shadows = list(shadows.values())
         self._writes, self._invalidated = list(record.assigned.values()), record.invalidated
         self._reads = [t for t, _ in record.inputs]
-        outputs = [*made, *(record.value(t) for t in self._writes)]
-        self.onnx = to_model(record.writer, "step", outputs)
-        record.writer.builder.forget_examples()  # the results keep the builder
-        self.graph = read(self.onnx)
+        self._outputs = [*made, *(record.value(t) for t in self._writes)]
+        self._record = record
         places = {id(t): len(tensors) + n for n, t in enumerate(self._reads)}
         replaced = {
             len(made) + n: places[id(t)] for n, t in enumerate(self._writes) if id(t) in places and t.device is self.device
         }
-        self._session = Session(
-            self.graph, self.device.backend, options or plan_options(), bounds or limits.Limits(), replaced=replaced
-        )
-        self._forward = record.forward
-        self._gradients = [g.name for g in record.gradients]
+        self._new_session = partial(
+            Session, device=self.device.backend, options=options or plan_options(), limits=bounds or limits.Limits(),
+            replaced=replaced,
+        )  # fmt: skip
         self._early = EARLY
+        self._read()
+        record.writer.builder.forget_examples()  # the results keep the builder
+
+    def _read(self) -> None:
+        """Make a session of the nodes that were written."""
+        builder = self._record.writer.builder
+        self._is_deferred = builder.has_deferred
+        self._onnx = to_model(self._record.writer, "step", self._outputs, lists_gradients=False)
+        self._graph = read(self._onnx, calls=listed(builder.gradient_calls()))
+        self._session = self._new_session(self._graph)
+        self._forward = self._record.forward
+        self._gradients = [g.name for g in self._record.gradients]
+
+    def _complete(self) -> None:
+        """Write the nodes of gradients that were deferred."""
+        if self._is_deferred:
+            options = self._session.options
+            self._record.writer.write_deferred()
+            self._read()
+            self._session.options = options
+            self._early = EARLY
+
+    @property
+    def onnx(self) -> ModelProto:
+        """The step as a ModelProto."""
+        self._complete()
+        if all(e.key != gradient_calls.KEY for e in self._onnx.metadata_props):
+            gradient_calls.store(self._onnx, self._record.writer.builder.gradient_calls())
+        return self._onnx
+
+    @property
+    def graph(self) -> Graph:
+        """The step as a Graph of `singa_backend`."""
+        self._complete()
+        return self._graph
+
+    def teach(self, deferrable: Deferrable) -> None:
+        """Let later recordings defer the gradients that the plan computes by one kernel each.
+
+        Args:
+            deferrable: What is known of the gradients of this step.
+        """
+        found, writer = self._session.gradients, self._record.writer
+        if found is not None:
+            calls = [c for c in writer.builder.differentiated_calls if gradient_calls.is_plain(dict(c.attributes))]
+            forms = [(form_of(writer, c), tuple(g is not None for g in c.gradients)) for c in calls]
+            deferrable.learn(forms, found.taken)
 
     def forget_plan(self) -> None:
         """Free the memory of the plan; the next run makes it again."""
@@ -148,7 +197,9 @@ class Step:
             with deferred():  # all states are those of before the step, or those after it
                 if self._early:
                     with without_collections():
-                        made = self._session.run(values, observer=watch)
+                        made = self._computed(values, watch)
+                elif self._is_deferred:
+                    made = self._computed(values, watch)
                 else:
                     made = self._session.run(values, observer=watch)
                 n = len(made) - len(self._writes)
@@ -163,6 +214,15 @@ class Step:
             results[id(t)]._without_graph = t._without_graph
         provenance.record(list(results.values()), "a step", self._again, list(inputs.values()))
         return _replaced(self._result, results)
+
+    def _computed(self, values: list[Any], watch: Observer | None) -> list[Any]:
+        """The results; if no plan computes the gradients that were deferred, their rules write them now."""
+        if self._is_deferred:
+            made = None if watch is not None else self._session.planned(values)
+            if made is not None:
+                return made
+            self._complete()
+        return self._session.run(values, observer=watch)
 
     def _assign(self, t: Variable, new: Any) -> None:
         """Write the new value of a tensor, unless a plan has done so."""
@@ -187,6 +247,8 @@ class Step:
             OperatorError: A node cannot compute with its inputs.
             ResourceExhausted: A limit was exceeded.
         """
+
+        self._complete()
 
         def run() -> None:
             self.run(args, kwargs)
@@ -218,6 +280,7 @@ class Step:
 
     def _watch(self) -> Observer:
         """An observer that measures the nodes of the step."""
+        self._complete()
         device, forward = self.device, self._forward
         last = time.perf_counter()
 

@@ -1,0 +1,69 @@
+"""Gradients whose rules need not write their nodes, because a kernel computes them: what a recorded step has learned of its calls.
+
+If a plan has replaced all nodes of a rule by one kernel, then a later recording of the step, for another batch size, writes one
+node in their place.  A form is what the rule can see of a call except for its sizes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Hashable, Mapping, Sequence
+from typing import Any
+
+from ..interpreters.base import DifferentiatedCall, Interpreter
+from ..ir.gradient_calls import is_plain
+
+Forms = Mapping[Hashable, tuple[bool, ...]]
+"""For each form of a call, whether the rule returns a gradient for each input."""
+
+
+def form_of(op: Interpreter[Any], call: DifferentiatedCall) -> Hashable | None:
+    """The form of a call; None if its gradient cannot be deferred: a value is a constant, or its type is not known.
+
+    Args:
+        op: the interpreter of its values.
+        call: the call.
+    """
+    if not is_plain(dict(call.attributes)):
+        return None
+    values: list[Hashable] = []
+    for v in (*call.inputs, *call.outputs, *call.dys):
+        if v is None or not op.is_value(v):  # absent, or not kept
+            values.append(v is None)
+            continue
+        type, shape = op.type_of(v), op.shape(v)
+        if op.constant_value(v) is not None or type is None or shape is None or not all(isinstance(d, int) for d in shape):
+            return None
+        values.append((type.tensor_type.elem_type, len(shape)))
+    counts = len(call.inputs), len(call.outputs)
+    attributes = tuple((n, repr(v)) for n, v in sorted(call.attributes.items()))
+    declaration = call.operator.declaration
+    return (declaration.domain, declaration.name, call.operator.version, attributes, tuple(call.needs), counts, tuple(values))
+
+
+class Deferrable:
+    """What the plans of a recorded step have taught of its gradients.
+
+    Attributes:
+        forms: the forms of calls whose gradients are deferred.
+    """
+
+    def __init__(self) -> None:
+        self.forms: dict[Hashable, tuple[bool, ...]] = {}
+        self._kept: set[Hashable] = set()
+
+    def learn(self, calls: Sequence[tuple[Hashable | None, tuple[bool, ...]]], taken: Collection[int]) -> None:
+        """Learn from a plan.
+
+        Args:
+            calls: the form of each call of a rule, and for which inputs the rule has returned a gradient.
+            taken: the places of those whose nodes a kernel has replaced.
+        """
+        for at, (form, present) in enumerate(calls):
+            if form is None:
+                continue
+            if at in taken and any(present) and self.forms.get(form, present) == present:
+                self.forms[form] = present
+            else:
+                self._kept.add(form)
+        for form in self._kept & self.forms.keys():
+            del self.forms[form]
