@@ -1,7 +1,7 @@
 """Gradients whose rules need not write their nodes, because a kernel computes them: what a recorded step has learned of its calls.
 
 If a plan has replaced all nodes of a rule by one kernel, then a later recording of the step, for another batch size, writes one
-node in their place.  A form is what the rule can see of a call except for its sizes.
+node in their place.  The form of a call is all that the rule can see of it except for sizes and values, and its place in the step.
 """
 
 from __future__ import annotations
@@ -17,27 +17,40 @@ Forms = Mapping[Hashable, tuple[bool, ...]]
 
 
 def form_of(op: Interpreter[Any], call: DifferentiatedCall) -> Hashable | None:
-    """The form of a call; None if its gradient cannot be deferred: a value is a constant, or its type is not known.
+    """The form of a call; None if its gradient cannot be deferred: a size is not known, or a gradient is a constant.
 
     Args:
-        op: the interpreter of its values.
+        op: the writer of its symbols.
         call: the call.
     """
     if not is_plain(dict(call.attributes)):
         return None
     values: list[Hashable] = []
-    for v in (*call.inputs, *call.outputs, *call.dys):
+    for v in (*call.inputs, *call.outputs):
         if v is None or not op.is_value(v):  # absent, or not kept
             values.append(v is None)
             continue
-        type, shape = op.type_of(v), op.shape(v)
-        if op.constant_value(v) is not None or type is None or shape is None or not all(isinstance(d, int) for d in shape):
+        what, constant = _sizeless(op, v), op.constant_value(v) is not None
+        if what is None:
             return None
-        values.append((type.tensor_type.elem_type, len(shape)))
+        values.append((*what, constant, "" if constant else v.name))
+    for dy in call.dys:
+        what = None if dy is None else _sizeless(op, dy)
+        if dy is not None and (what is None or op.constant_value(dy) is not None):
+            return None
+        values.append(what)
     counts = len(call.inputs), len(call.outputs)
     attributes = tuple((n, repr(v)) for n, v in sorted(call.attributes.items()))
     declaration = call.operator.declaration
     return (declaration.domain, declaration.name, call.operator.version, attributes, tuple(call.needs), counts, tuple(values))
+
+
+def _sizeless(op: Interpreter[Any], value: Any) -> tuple[int, int] | None:
+    """The element type and the rank of a tensor; None if a size is not known."""
+    type, shape = op.type_of(value), op.shape(value)
+    if type is None or shape is None or not all(isinstance(d, int) for d in shape):
+        return None
+    return type.tensor_type.elem_type, len(shape)
 
 
 class Deferrable:

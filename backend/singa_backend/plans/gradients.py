@@ -92,9 +92,10 @@ class Gradients:
         for at in reversed(range(len(self.known))):  # a rule that calls another one ends after it, and is tried first
             if at not in self.reasons:
                 joining.join(self.known[at], at)
-        self.joined, self.taken = joining.joined, frozenset(joining.taken)
+        self.joined = joining.joined
         if self.joined:
             joining.finish()
+        self.taken = joining.taken(self.known)
 
 
 Place = tuple[int, int]
@@ -111,12 +112,11 @@ class _Joining:
         readers: the indices of the calls that read a value, by its id.
         dead: the indices of the calls that nothing reads any longer.
         joined: the number of gradients.
-        taken: the places, among those known, of gradients whose calls are all dead.
     """
 
     def __init__(self, region: Region, ids: dict[str, int]) -> None:
         self.region, self.ids, self.joined = region, ids, 0
-        self.taken: list[int] = []
+        self._parts: dict[int, set[int]] = {}
         self.calls: list[RegionCall] = []
         self.places: list[Place] = []
         self.makers: dict[int, int] = {}
@@ -183,8 +183,18 @@ class _Joining:
         self.dead |= unread
         self._add(made, place)
         self.joined += 1
-        if gradients == values["g"] and unread >= parts:
-            self.taken.append(at)
+        if gradients == values["g"]:
+            self._parts[at] = parts
+
+    def taken(self, known: Sequence[GradientCall]) -> frozenset[int]:
+        """The places of gradients of which no call is left, and which are results of no other rule."""
+        left = set(map(id, self.region.calls))
+        times = Counter(g for one in known for g in {*one.gradients} - {*one.dys, ""})
+        return frozenset(
+            at
+            for at, parts in self._parts.items()
+            if not left & {id(self.calls[p]) for p in parts} and all(times[g] == 1 for g in known[at].gradients if g)
+        )
 
     def _forward(self, known: GradientCall, values: dict[str, tuple[int, ...]]) -> int:
         """The index of the call that was differentiated, which is not yet in training form; ABSENT if there is none.
