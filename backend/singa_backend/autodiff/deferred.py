@@ -6,6 +6,7 @@ node in their place.  The form of a call is all that the rule can see of it exce
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Collection, Hashable, Mapping, Sequence
 from typing import Any
 
@@ -53,6 +54,23 @@ def _sizeless(op: Interpreter[Any], value: Any) -> tuple[int, int] | None:
     return type.tensor_type.elem_type, len(shape)
 
 
+def _unshared(calls: Sequence[DifferentiatedCall]) -> set[int]:
+    """The places of calls whose gradients are results of no other rule but those that their own has called.
+
+    Rules may write equal nodes, which are one; a kernel would then compute a gradient of another call.
+    """
+    makers: defaultdict[int, list[int]] = defaultdict(list)
+    for at, call in enumerate(calls):
+        given = set(map(id, call.dys))
+        for g in {id(g) for g in call.gradients if g is not None} - given:
+            makers[g].append(at)
+    return {
+        at
+        for at, call in enumerate(calls)
+        if all(at - call.inner <= other <= at for g in call.gradients if g is not None for other in makers[id(g)])
+    }
+
+
 class Deferrable:
     """What the plans of a recorded step have taught of its gradients.
 
@@ -64,17 +82,22 @@ class Deferrable:
         self.forms: dict[Hashable, tuple[bool, ...]] = {}
         self._kept: set[Hashable] = set()
 
-    def learn(self, calls: Sequence[tuple[Hashable | None, tuple[bool, ...]]], taken: Collection[int]) -> None:
+    def learn(self, op: Interpreter[Any], calls: Sequence[DifferentiatedCall], taken: Collection[int]) -> None:
         """Learn from a plan.
 
         Args:
-            calls: the form of each call of a rule, and for which inputs the rule has returned a gradient.
-            taken: the places of those whose nodes a kernel has replaced.
+            op: the writer of the symbols of the calls.
+            calls: the calls of rules.
+            taken: the places of those whose nodes a kernel has replaced, among the calls that a model lists.
         """
-        for at, (form, present) in enumerate(calls):
+        plain = [at for at, c in enumerate(calls) if is_plain(dict(c.attributes))]
+        chosen = {plain[n] for n in taken if n < len(plain)} & _unshared(calls)
+        for at, call in enumerate(calls):
+            form = form_of(op, call)
+            present = tuple(g is not None for g in call.gradients)
             if form is None:
                 continue
-            if at in taken and any(present) and self.forms.get(form, present) == present:
+            if at in chosen and any(present) and self.forms.get(form, present) == present:
                 self.forms[form] = present
             else:
                 self._kept.add(form)

@@ -71,6 +71,7 @@ def gradients(
         hint = gradient_hint(declaration)
         raise UnsupportedModel(f"{declaration.name} has no gradient: {text}", code="SX205", operator=declaration.name, hint=hint)
     operator = VersionedOperator(declaration, version or declaration.versions[-1])
+    before = op.differentiated_count
     if op.is_symbolic:
         for dy, y in zip(dys, outputs, strict=False):
             _like(op, dy, y)
@@ -101,7 +102,8 @@ def gradients(
     if op.is_symbolic:
         for g, x in zip(found, inputs, strict=True):
             _like(op, g, x)
-        op.differentiated(DifferentiatedCall(operator, attributes, inputs, outputs, dys, found, needs))
+        inner = op.differentiated_count - before
+        op.differentiated(DifferentiatedCall(operator, attributes, inputs, outputs, dys, found, needs, inner))
     return found
 
 

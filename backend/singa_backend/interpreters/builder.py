@@ -414,6 +414,10 @@ class GraphBuilder(Interpreter[Symbol]):
         self._differentiated.pop()
 
     @property
+    def differentiated_count(self) -> int:
+        return len(self._differentiated)
+
+    @property
     def differentiated_calls(self) -> Sequence[DifferentiatedCall]:
         """The calls of gradient rules so far."""
         return self._differentiated

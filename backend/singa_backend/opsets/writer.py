@@ -125,6 +125,10 @@ class OpsetWriter(Interpreter[Symbol]):
     def differentiated(self, call: DifferentiatedCall) -> None:
         self.builder.differentiated(call)
 
+    @property
+    def differentiated_count(self) -> int:
+        return self.builder.differentiated_count
+
     def deferred_gradients(self, call: DifferentiatedCall) -> list[Symbol | None] | None:
         form = form_of(self, call) if self.deferrable and self.builder.outer is None else None
         present = self.deferrable.get(form) if form is not None else None

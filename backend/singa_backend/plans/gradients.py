@@ -95,7 +95,7 @@ class Gradients:
         self.joined = joining.joined
         if self.joined:
             joining.finish()
-        self.taken = joining.taken(self.known)
+        self.taken = joining.taken()
 
 
 Place = tuple[int, int]
@@ -186,15 +186,10 @@ class _Joining:
         if gradients == values["g"]:
             self._parts[at] = parts
 
-    def taken(self, known: Sequence[GradientCall]) -> frozenset[int]:
-        """The places of gradients of which no call is left, and which are results of no other rule."""
+    def taken(self) -> frozenset[int]:
+        """The places of gradients of which no call is left."""
         left = set(map(id, self.region.calls))
-        times = Counter(g for one in known for g in {*one.gradients} - {*one.dys, ""})
-        return frozenset(
-            at
-            for at, parts in self._parts.items()
-            if not left & {id(self.calls[p]) for p in parts} and all(times[g] == 1 for g in known[at].gradients if g)
-        )
+        return frozenset(at for at, parts in self._parts.items() if not left & {id(self.calls[p]) for p in parts})
 
     def _forward(self, known: GradientCall, values: dict[str, tuple[int, ...]]) -> int:
         """The index of the call that was differentiated, which is not yet in training form; ABSENT if there is none.

@@ -13,7 +13,7 @@ import numpy as np
 from onnx import ModelProto
 
 from singa_backend import limits
-from singa_backend.autodiff.deferred import Deferrable, Forms, form_of
+from singa_backend.autodiff.deferred import Deferrable, Forms
 from singa_backend.ir import gradient_calls
 from singa_backend.ir.gradient_calls import listed
 from singa_backend.ir.graph import Graph, Node
@@ -157,9 +157,7 @@ class Step:
         """
         found, writer = self._session.gradients, self._record.writer
         if found is not None:
-            calls = [c for c in writer.builder.differentiated_calls if gradient_calls.is_plain(dict(c.attributes))]
-            forms = [(form_of(writer, c), tuple(g is not None for g in c.gradients)) for c in calls]
-            deferrable.learn(forms, found.taken)
+            deferrable.learn(writer, writer.builder.differentiated_calls, found.taken)
 
     def forget_plan(self) -> None:
         """Free the memory of the plan; the next run makes it again."""
