@@ -57,7 +57,7 @@ __all__ = ["Model", "Step"]
 _STEPS = 64
 """The number of graphs that a model keeps, one for each set of shapes and settings."""
 
-_PLANS = 4
+_PLANS = 10
 """The number of shapes whose recorded steps keep the memory of their plans: those that were used last."""
 
 

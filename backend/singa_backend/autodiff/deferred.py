@@ -1,7 +1,7 @@
-"""Gradients whose rules need not write their nodes, because a kernel computes them: what a recorded step has learned of its calls.
+"""Gradients whose rules need not write their nodes, because a kernel computes them: what a recorded step has learned.
 
 If a plan has replaced all nodes of a rule by one kernel, then a later recording of the step, for another batch size, writes one
-node in their place.  The form of a call is all that the rule can see of it except for sizes and values, and its place in the step.
+node in their place.  The form of a call is what the rule can see of it except for sizes and values, and its place in the step.
 """
 
 from __future__ import annotations

@@ -245,7 +245,6 @@ class Step:
             OperatorError: A node cannot compute with its inputs.
             ResourceExhausted: A limit was exceeded.
         """
-
         self._complete()
 
         def run() -> None:
