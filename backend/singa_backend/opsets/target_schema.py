@@ -7,12 +7,13 @@ from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
-from onnx import TypeProto
+from onnx import TypeProto, helper
 
 from .. import dtypes
 from ..errors import UnsupportedModel
 from ..interpreters.base import Subgraph
-from ..proto.schemas import type_strings
+from ..ir.declaration import REQUIRED, declarations
+from ..proto.schemas import schemas, type_strings
 
 
 class Unwritable(UnsupportedModel):
@@ -166,3 +167,30 @@ def type_string(type: TypeProto | None) -> str:
 @cache
 def _tensor_string(code: int) -> str:
     return f"tensor({dtypes.onnx_name(dtypes.numpy_dtype(code))})"
+
+
+@cache
+def other_defaults(name: str, version: int, newest_version: int) -> tuple[tuple[str, Any], ...]:
+    """The defaults of the newest version that differ from those of a version to write."""
+    theirs = schemas["", name][version].attributes
+    found: list[tuple[str, Any]] = []
+    for key, default in declarations["", name][newest_version].attributes.items():
+        if key in theirs and default is not REQUIRED and default is not None:
+            value = helper.get_attribute_value(theirs[key].default_value) if theirs[key].default_value.name else None
+            if value is None or not same_value(value.decode() if isinstance(value, bytes) else value, default):
+                found.append((key, default))
+    return tuple(found)
+
+
+@cache
+def is_deprecated(name: str, version: int) -> bool:
+    """Whether a version only says that the operator is no longer used."""
+    return bool(schemas["", name][version].deprecated)
+
+
+def same_value(a: Any, b: Any) -> bool:
+    """Whether two attributes are equal, floats as float32."""
+    if a is None or b is None:
+        return a is b
+    a, b = (list(v) if isinstance(v, (tuple, list, np.ndarray)) else v for v in (a, b))
+    return bool(a == b) or (isinstance(a, float) and isinstance(b, float) and np.float32(a) == np.float32(b))

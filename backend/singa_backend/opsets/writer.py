@@ -16,11 +16,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from functools import cache
 from typing import Any
 
 import numpy as np
-from onnx import TensorProto, TypeProto, helper
+from onnx import TensorProto, TypeProto
 
 from .. import dtypes
 from ..autodiff.deferred import Forms, form_of
@@ -35,7 +34,7 @@ from ..ir.versioned import VersionedOperator
 from ..proto.schemas import is_custom, newest, schema_version, schemas, type_strings, version_at
 from ..runtime.failures import typed_error
 from .function_bodies import function_of
-from .target_schema import Unwritable, check_call, check_results, parts_of, type_string
+from .target_schema import Unwritable, check_call, check_results, is_deprecated, other_defaults, parts_of, same_value, type_string
 
 LEAST = 7
 """The minimum opset that can be written: before it, broadcasting was different."""
@@ -245,7 +244,7 @@ class OpsetWriter(Interpreter[Symbol]):
             and declarations["", name].get(there or 0) is declaration
         ):
             return self.at_target(name, inputs, given, outputs=len(wanted))
-        same = current is not None and declarations[domain, name].get(current) is declaration and not _deprecated(name, current)
+        same = current is not None and declarations[domain, name].get(current) is declaration and not is_deprecated(name, current)
         if same and not (versioned and declaration.decomposition_rule is not None):
             return self.call(name, inputs, same_attributes(domain, name, self.opset, given), len(wanted), domain)
         if declaration.decomposition_rule is None:
@@ -459,10 +458,10 @@ class OpsetWriter(Interpreter[Symbol]):
                     del attributes[key]
                     continue
                 default = declaration.attributes.get(key, REQUIRED)
-                if isinstance(value, Subgraph) or default is REQUIRED or not _same(value, default):
+                if isinstance(value, Subgraph) or default is REQUIRED or not same_value(value, default):
                     raise Unwritable(f"{name}-{version} has no attribute {key}", operator=name)
                 del attributes[key]
-        for key, default in _other_defaults(name, version, newest_version):
+        for key, default in other_defaults(name, version, newest_version):
             attributes.setdefault(key, default)
         return inputs, attributes
 
@@ -509,7 +508,7 @@ class OpsetWriter(Interpreter[Symbol]):
     def _version(self, domain: str, name: str) -> int | None:
         """The version that the target opset selects; None if it has none or only a deprecated one."""
         version = version_at(domain, name, self.target)
-        return None if version is None or (domain == "" and _deprecated(name, version)) else version
+        return None if version is None or (domain == "" and is_deprecated(name, version)) else version
 
     def _refusal(
         self,
@@ -584,33 +583,8 @@ def _by_name(declaration: Declaration, values: Sequence[Any], given: dict[str, A
     return {**declaration.bind(values, given), "outputs": outputs, "wanted": (True,) * outputs}
 
 
-@cache
-def _other_defaults(name: str, version: int, newest_version: int) -> tuple[tuple[str, Any], ...]:
-    """The defaults of the newest version that differ from those of a version to write."""
-    theirs = schemas["", name][version].attributes
-    found: list[tuple[str, Any]] = []
-    for key, default in declarations["", name][newest_version].attributes.items():
-        if key in theirs and default is not REQUIRED and default is not None:
-            value = helper.get_attribute_value(theirs[key].default_value) if theirs[key].default_value.name else None
-            if value is None or not _same(value.decode() if isinstance(value, bytes) else value, default):
-                found.append((key, default))
-    return tuple(found)
-
-
-@cache
-def _deprecated(name: str, version: int) -> bool:
-    return bool(schemas["", name][version].deprecated)
-
-
 def _result_types(name: str, version: int) -> list[str]:
     return [parameter.type_str for parameter in schemas["", name][version].outputs]
-
-
-def _same(a: Any, b: Any) -> bool:
-    if a is None or b is None:
-        return a is b
-    a, b = (list(v) if isinstance(v, (tuple, list, np.ndarray)) else v for v in (a, b))
-    return bool(a == b) or (isinstance(a, float) and isinstance(b, float) and np.float32(a) == np.float32(b))
 
 
 def _bytes(type: TypeProto | None) -> bytes:
