@@ -254,8 +254,11 @@ class Session:
             The outputs; None if there is a reason for the definitions: it is in `reason`.
         """
         found = self._planned_run(inputs, {}, Budget(self.limits, memory=self.device.memory), _unchanged)
-        self.reason = found if isinstance(found, UseDefinitions) else None
-        return None if isinstance(found, UseDefinitions) else found
+        if isinstance(found, UseDefinitions):
+            self.reason = found
+            return None
+        self.reason = None
+        return found
 
     @property
     def gradients(self) -> Gradients | None:

@@ -66,7 +66,7 @@ def trained(sizes: tuple[int, ...] = (6, 6, 6, 5, 5, 4), defers: bool = True) ->
     net.optimizer = opt.SGD(lr=0.05, momentum=0.9)
     net.compile([batch(6)[0]], is_train=True, use_graph=True, deterministic=True)
     if not defers:
-        net._deferrable.learn = lambda *a: None  # type: ignore[method-assign]
+        net._steps.deferrable.learn = lambda *a: None  # type: ignore[method-assign]
     return net, [net(*batch(n)).data.tobytes() for n in sizes]
 
 
@@ -192,7 +192,7 @@ def test_equal_gradients_of_two_calls_are_not_deferred() -> None:
         net.optimizer = opt.SGD(lr=0.05)
         net.compile([batch(6)[0]], is_train=True, use_graph=True, deterministic=True)
         if not learns:
-            net._deferrable.learn = lambda *a: None  # type: ignore[method-assign]
+            net._steps.deferrable.learn = lambda *a: None  # type: ignore[method-assign]
         for n in (6, 6, 5, 5):
             net(*batch(n))
         found.append(bits(net))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -56,6 +57,18 @@ def step_form(x: Any, seen: dict[int, int]) -> Any:
     if isinstance(x, np.ndarray):  # its repr omits the middle
         return (np.ndarray, x.dtype, x.shape, x.tobytes())
     return (type(x), repr(x))
+
+
+class Steps(OrderedDict[Any, list["Step"]]):
+    """The steps that a model has recorded, by their shapes and settings.
+
+    Attributes:
+        deferrable: What their plans have taught of the gradients of the step.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.deferrable = Deferrable()
 
 
 class Step:
@@ -197,7 +210,7 @@ class Step:
                     with without_collections():
                         made = self._computed(values, watch)
                 elif self._is_deferred:
-                    made = self._computed(values, watch)
+                    made = (self._session.planned(values) if watch is None else None) or self._by_rules(values, watch)
                 else:
                     made = self._session.run(values, observer=watch)
                 n = len(made) - len(self._writes)
@@ -215,11 +228,12 @@ class Step:
 
     def _computed(self, values: list[Any], watch: Observer | None) -> list[Any]:
         """The results; if no plan computes the gradients that were deferred, their rules write them now."""
-        if self._is_deferred:
-            made = None if watch is not None else self._session.planned(values)
-            if made is not None:
-                return made
-            self._complete()
+        made = self._session.planned(values) if self._is_deferred and watch is None else None
+        return made or self._by_rules(values, watch)
+
+    def _by_rules(self, values: list[Any], watch: Observer | None) -> list[Any]:
+        """The results by a graph of all nodes."""
+        self._complete()
         return self._session.run(values, observer=watch)
 
     def _assign(self, t: Variable, new: Any) -> None:
