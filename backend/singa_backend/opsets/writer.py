@@ -19,10 +19,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-from onnx import TensorProto, TypeProto, helper
+from onnx import TensorProto, TypeProto
 
 from .. import dtypes
+from ..autodiff.deferred import Forms, form_of
 from ..autodiff.replay import replay
+from ..autodiff.tape import gradients
 from ..errors import OperatorError, SonnxError
 from ..interpreters.base import DifferentiatedCall, Example, Interpreter, Subgraph, arguments, same_attributes
 from ..interpreters.builder import GraphBuilder, Symbol, has_rank, repeated
@@ -43,7 +45,7 @@ from ..proto.schemas import (
 )
 from ..runtime.failures import typed_error
 from .function_bodies import function_of
-from .target_schema import Unwritable, check_call, check_results, is_variadic, type_string
+from .target_schema import Unwritable, check_call, check_results, is_deprecated, other_defaults, parts_of, same_value, type_string
 
 LEAST = 7
 """The minimum opset that can be written: before it, broadcasting was different."""
@@ -78,6 +80,7 @@ class OpsetWriter(Interpreter[Symbol]):
         attributes: the number of calls with each attribute.
         warnings: calls that the file expresses only with restrictions.
         problems: if a list, errors are appended to it and a placeholder of the domain UNWRITTEN is written; if None, they raise.
+        deferrable: the forms of calls whose gradients are deferred.
         finds_minimum_opset: whether an error names the minimum opset, which is found by trying the opsets in turn.
         lowers: whether operators of other domains than ONNX's are written as their decompositions.
     """
@@ -96,6 +99,7 @@ class OpsetWriter(Interpreter[Symbol]):
         self.problems: list[Unwritable] | None = None
         self.finds_minimum_opset = True
         self.lowers = False
+        self.deferrable: Forms = {}
 
     # --- values of the builder
 
@@ -133,11 +137,34 @@ class OpsetWriter(Interpreter[Symbol]):
     def differentiated(self, call: DifferentiatedCall) -> None:
         self.builder.differentiated(call)
 
+    @property
+    def differentiated_count(self) -> int:
+        return self.builder.differentiated_count
+
+    def deferred_gradients(self, call: DifferentiatedCall) -> list[Symbol | None] | None:
+        form = form_of(self, call) if self.deferrable and self.builder.outer is None else None
+        present = self.deferrable.get(form) if form is not None else None
+        return None if present is None else self.builder.defer(call, present)
+
+    def write_deferred(self) -> None:
+        """Write the nodes of the gradients that were deferred."""
+        self.deferrable = {}
+        self.builder.write_deferred(self._gradients)
+
+    def _gradients(self, call: DifferentiatedCall) -> list[Symbol | None]:
+        """The gradients by the rule, which is not noted again."""
+        operator, needs = call.operator, call.needs
+        made = gradients(
+            self, operator.declaration, call.inputs, call.outputs, dict(call.attributes), call.dys, needs, operator.version
+        )
+        self.builder.forget_differentiated()
+        return made
+
     def constant(self, value: Any, dtype: dtypes.DTypeLike | None = None) -> Symbol:
         return self.builder.constant(value, dtype)
 
     def is_value(self, x: Any) -> bool:
-        return self.builder.is_value(x)
+        return isinstance(x, Symbol) or self.builder.is_value(x)
 
     def dtype(self, x: Symbol) -> np.dtype[Any]:
         return self.builder.dtype(x)
@@ -231,7 +258,7 @@ class OpsetWriter(Interpreter[Symbol]):
             and declarations["", name].get(there or 0) is declaration
         ):
             return self.at_target(name, inputs, given, outputs=len(wanted))
-        same = current is not None and declarations[domain, name].get(current) is declaration and not _deprecated(name, current)
+        same = current is not None and declarations[domain, name].get(current) is declaration and not is_deprecated(name, current)
         if same and not (versioned and declaration.decomposition_rule is not None):
             return self.call(name, inputs, same_attributes(domain, name, self.opset, given), len(wanted), domain)
         if declaration.decomposition_rule is None:
@@ -434,26 +461,24 @@ class OpsetWriter(Interpreter[Symbol]):
         if version is None:
             raise Unwritable(f"opset {self.target} has no {name}", operator=name)
         schema = schemas["", name][version]
-        allowed = type_strings(schema)
         types = [v if v is None else type_string(self.type_of(v)) for v in values]
-        check_call(schema, allowed, types, attributes, outputs)
+        check_call(schema, types, attributes, outputs)
         made = (
             self.builder.call(name, values, attributes, outputs) if fold else self.builder.node(name, values, attributes, outputs)
         )
-        check_results(schema, allowed, [type_string(self.type_of(y)) for y in made])
+        check_results(schema, [type_string(self.type_of(y)) for y in made])
         return made
 
     def _form(
         self, declaration: Declaration, version: int, values: list[Any], given: dict[str, Any]
     ) -> tuple[list[Any], dict[str, Any]]:
         """Inputs and attributes as an older version takes them: a later input may be an attribute there."""
-        name = declaration.name
-        old, new = schemas["", name][version], schemas["", name][declaration.versions[-1]]
-        places = [p.name for p in old.inputs]
+        name, newest_version = declaration.name, declaration.versions[-1]
+        old, new = parts_of(schemas["", name][version]), parts_of(schemas["", name][newest_version])
         attributes = dict(given)
         inputs = list(values)
-        if len(new.inputs) > len(old.inputs) and not is_variadic(new):
-            for i, parameter in list(enumerate(new.inputs))[len(places) :]:
+        if len(new.inputs) > len(old.inputs) and not new.variadic:
+            for i, parameter in list(enumerate(new.inputs))[len(old.inputs) :]:
                 value = values[i] if i < len(values) else None
                 if value is None:
                     default = declaration.inputs[i].default
@@ -466,22 +491,18 @@ class OpsetWriter(Interpreter[Symbol]):
                     continue
                 array = self.value(value, f"{parameter.name} of {name}")
                 attributes[parameter.name] = array.tolist()
-            inputs = inputs[: len(places)]
+            inputs = inputs[: len(old.inputs)]
         for key, value in list(attributes.items()):
             if key not in old.attributes:
                 if key == "dilations" and all(d == 1 for d in value):
                     del attributes[key]
                     continue
                 default = declaration.attributes.get(key, REQUIRED)
-                if isinstance(value, Subgraph) or default is REQUIRED or not _same(value, default):
+                if isinstance(value, Subgraph) or default is REQUIRED or not same_value(value, default):
                     raise Unwritable(f"{name}-{version} has no attribute {key}", operator=name)
                 del attributes[key]
-        for key, default in declaration.attributes.items():  # defaults may have changed
-            theirs = old.attributes.get(key)
-            if key not in attributes and theirs is not None and default is not REQUIRED and default is not None:
-                value = helper.get_attribute_value(theirs.default_value) if theirs.default_value.name else None
-                if value is None or not _same(value.decode() if isinstance(value, bytes) else value, default):
-                    attributes[key] = default
+        for key, default in other_defaults(name, version, newest_version):
+            attributes.setdefault(key, default)
         return inputs, attributes
 
     def _is_default(self, declaration: Declaration, name: str, value: Symbol) -> bool:
@@ -527,7 +548,7 @@ class OpsetWriter(Interpreter[Symbol]):
     def _version(self, domain: str, name: str) -> int | None:
         """The version that the target opset selects; None if it has none or only a deprecated one."""
         version = version_at(domain, name, self.target)
-        return None if version is None or (domain == "" and _deprecated(name, version)) else version
+        return None if version is None or (domain == "" and is_deprecated(name, version)) else version
 
     def _refusal(
         self,
@@ -597,19 +618,8 @@ def _by_name(declaration: Declaration, values: Sequence[Any], given: dict[str, A
     return {**declaration.bind(values, given), "outputs": outputs, "wanted": (True,) * outputs}
 
 
-def _deprecated(name: str, version: int) -> bool:
-    return bool(schemas["", name][version].deprecated)
-
-
 def _result_types(name: str, version: int) -> list[str]:
     return [parameter.type_str for parameter in schemas["", name][version].outputs]
-
-
-def _same(a: Any, b: Any) -> bool:
-    if a is None or b is None:
-        return a is b
-    a, b = (list(v) if isinstance(v, (tuple, list, np.ndarray)) else v for v in (a, b))
-    return bool(a == b) or (isinstance(a, float) and isinstance(b, float) and np.float32(a) == np.float32(b))
 
 
 def _bytes(type: TypeProto | None) -> bytes:
