@@ -40,12 +40,22 @@ from ..proto.schemas import (
     public_domain,
     schema_version,
     schemas,
-    type_strings,
     version_at,
 )
 from ..runtime.failures import typed_error
 from .function_bodies import function_of
-from .target_schema import Unwritable, check_call, check_results, is_deprecated, other_defaults, parts_of, same_value, type_string
+from .target_schema import (
+    Unwritable,
+    check_call,
+    check_results,
+    is_deprecated,
+    other_defaults,
+    parts_of,
+    result_types,
+    same_value,
+    type_string,
+    written_as_function,
+)
 
 LEAST = 7
 """The minimum opset that can be written: before it, broadcasting was different."""
@@ -254,7 +264,7 @@ class OpsetWriter(Interpreter[Symbol]):
         renumbered = there is not None and operator.version < there and there != current and not versioned
         if (
             renumbered
-            and _result_types(name, operator.version) == _result_types(name, there or 0)
+            and result_types(name, operator.version) == result_types(name, there or 0)
             and declarations["", name].get(there or 0) is declaration
         ):
             return self.at_target(name, inputs, given, outputs=len(wanted))
@@ -602,24 +612,8 @@ def _fits(
     return True
 
 
-def written_as_function(declaration: Declaration, version: int) -> bool:
-    """Whether a custom operator is written as a node with a function body: one decomposition serves all calls."""
-    schema = schemas[declaration.domain, declaration.name][version]
-    allowed = type_strings(schema)
-    return (
-        is_custom(declaration.domain)
-        and declaration.decomposition_rule is not None
-        and not schema.attributes
-        and all(len(allowed[p.type_str]) == 1 and p.option == p.option.Single for p in schema.inputs)
-    )
-
-
 def _by_name(declaration: Declaration, values: Sequence[Any], given: dict[str, Any], outputs: int) -> dict[str, Any]:
     return {**declaration.bind(values, given), "outputs": outputs, "wanted": (True,) * outputs}
-
-
-def _result_types(name: str, version: int) -> list[str]:
-    return [parameter.type_str for parameter in schemas["", name][version].outputs]
 
 
 def _bytes(type: TypeProto | None) -> bytes:
