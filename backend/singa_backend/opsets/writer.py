@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from onnx import TensorProto, TypeProto
@@ -55,15 +55,13 @@ from .target_schema import (
     same_value,
     type_string,
     written_as_function,
-)
+)  # fmt: skip
 
 LEAST = 7
 """The minimum opset that can be written: before it, broadcasting was different."""
 
-
 UNWRITTEN = "ai.singa.unwritten"
 """The domain of placeholders for operators that could not be written."""
-
 
 ADAPTERS: dict[tuple[str, int], OperatorRule] = {}
 """(operator, schema version to write) -> rule."""
@@ -354,7 +352,7 @@ class OpsetWriter(Interpreter[Symbol]):
     def _attempt(
         self,
         name: str,
-        write: Callable[[OpsetWriter, Sequence[Any]], list[Symbol]],
+        write: Write,
         values: list[Any],
         given: dict[str, Any],
         outputs: int,
@@ -377,7 +375,7 @@ class OpsetWriter(Interpreter[Symbol]):
                 raise typed_error(found, name).locate(operator=name) from reason
             error = reason if isinstance(reason, Unwritable) else Unwritable(f"{name} in opset {self.target}: {reason}")
             error.operator = error.operator or name
-            refusal = self._refusal(name, write, values, given, error) if self.finds_minimum_opset else error
+            refusal = self._refusal(name, write, values, error) if self.finds_minimum_opset else error
             if self.problems is None:
                 raise refusal from None
             self.problems.append(refusal)
@@ -560,20 +558,24 @@ class OpsetWriter(Interpreter[Symbol]):
         version = version_at(domain, name, self.target)
         return None if version is None or (domain == "" and is_deprecated(name, version)) else version
 
-    def _refusal(
-        self,
-        name: str,
-        write: Callable[[OpsetWriter, Sequence[Any]], list[Symbol]],
-        values: list[Any],
-        given: dict[str, Any],
-        error: Unwritable,
-    ) -> Unwritable:
+    def _refusal(self, name: str, write: Write, values: list[Any], error: Unwritable) -> Unwritable:
         """The error that names the operator and the minimum opset in which this call can be written."""
-        minimum = next((o for o in range(self.target + 1, self.opset + 1) if _fits(o, self, name, write, values, given)), None)
+        minimum = next((o for o in range(self.target + 1, self.opset + 1) if self._fits(o, write, values)), None)
         hint = f"the minimum opset is {minimum}" if minimum else "no opset can express it"
         found = Unwritable(f"{name} cannot be written in opset {self.target}: {error.message}; {hint}", operator=name)
         found.least = minimum
         return found
+
+    def _fits(self, opset: int, write: Write, values: Sequence[Any]) -> bool:
+        """Whether a call can be written in another opset."""
+        scratch = OpsetWriter(opset)
+        scratch._depth, scratch.lowers = 1, self.lowers  # no search for the minimum opset within the search
+        scratch.builder.domains.update(self.builder.domains)
+        try:  # subgraphs are unchanged: their nodes raise their own errors
+            write(scratch, [None if v is None else self._copied(v, scratch) for v in values])
+        except (Unwritable, ValueError):
+            return False
+        return True
 
     def _copied(self, v: Any, scratch: OpsetWriter) -> Symbol:
         """A value with its known type and value as a symbol of another writer."""
@@ -586,30 +588,12 @@ class OpsetWriter(Interpreter[Symbol]):
         return scratch.builder.initializer("x", known) if frozen else scratch.constant(known)
 
 
+Write: TypeAlias = Callable[[OpsetWriter, Sequence[Any]], list[Symbol]]
+
+
 def _copy(writer: OpsetWriter, values: Sequence[Any]) -> list[Symbol]:
     """A node that copies a value, even a known one."""
     return writer.at_target("Identity", values, {}, fold=False)
-
-
-def _fits(
-    opset: int,
-    writer: OpsetWriter,
-    name: str,
-    write: Callable[[OpsetWriter, Sequence[Any]], list[Symbol]],
-    values: list[Any],
-    given: dict[str, Any],
-) -> bool:
-    """Whether a call can be written in another opset."""
-    scratch = OpsetWriter(opset)
-    scratch._depth = 1  # no search for the minimum opset within the search
-    scratch.builder.domains.update(writer.builder.domains)
-    scratch.lowers = writer.lowers
-    try:
-        inputs = [None if v is None else writer._copied(v, scratch) for v in values]
-        write(scratch, inputs)  # subgraphs are unchanged: their nodes raise their own errors
-    except (Unwritable, ValueError):
-        return False
-    return True
 
 
 def _by_name(declaration: Declaration, values: Sequence[Any], given: dict[str, Any], outputs: int) -> dict[str, Any]:
