@@ -26,7 +26,9 @@ def model(name: str, inputs: Inputs, outputs: Sequence[str] = ("y",), **attribut
     names = ["" if x is None else f"x{i}" for i, x in enumerate(inputs)]
     node = helper.make_node(name, names, outputs, domain=MICROSOFT, **attributes)
     infos = [
-        helper.make_tensor_value_info(n, dtypes.onnx_code(x.dtype), x.shape) for n, x in zip(names, inputs, strict=True) if x is not None
+        helper.make_tensor_value_info(n, dtypes.onnx_code(x.dtype), x.shape)
+        for n, x in zip(names, inputs, strict=True)
+        if x is not None
     ]
     graph = helper.make_graph([node], "node", infos, [ValueInfoProto(name=o) for o in outputs if o])
     imports = [helper.make_opsetid("", 21), helper.make_opsetid(MICROSOFT, 1)]

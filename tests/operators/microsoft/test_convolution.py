@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.helpers.onnxruntime_nodes import check_gradients, ours, theirs
 
 from singa_backend import OperatorError
 from singa_backend.engines.oracle import Oracle
-from tests.helpers.onnxruntime_nodes import check_gradients, ours, theirs
 
 RNG = np.random.default_rng(4)
 X, W, B = (RNG.standard_normal(s) for s in ((1, 2, 5, 5), (3, 2, 3, 3), (3,)))
@@ -49,7 +49,9 @@ def test_channels_last() -> None:
     z = RNG.standard_normal((1, 3, 3, 3))
     given: dict[str, Any] = {"activation": "HardSigmoid", "activation_params": [0.25, 0.5]}
     first = ours("FusedConv", [X, W, B, z], **given)[0]
-    last = ours("NhwcFusedConv", [np.moveaxis(X, 1, 3).astype(F), W.astype(F), B.astype(F), np.moveaxis(z, 1, 3).astype(F)], **given)[0]
+    last = ours(
+        "NhwcFusedConv", [np.moveaxis(X, 1, 3).astype(F), W.astype(F), B.astype(F), np.moveaxis(z, 1, 3).astype(F)], **given
+    )[0]
     np.testing.assert_allclose(np.moveaxis(last, 3, 1), first, atol=1e-5)
     plain = ours("NhwcConv", [np.moveaxis(X, 1, 3), W])[0]
     np.testing.assert_allclose(np.moveaxis(plain, 3, 1), ours("FusedConv", [X, W])[0], rtol=1e-12)

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.helpers.onnxruntime_nodes import check_gradients, ours, theirs
 
 from singa_backend import OperatorError
 from singa_backend.engines.oracle import Oracle
-from tests.helpers.onnxruntime_nodes import check_gradients, ours, theirs
 
 RNG = np.random.default_rng(6)
 F = np.float32

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 from onnx import helper
+from tests.helpers.onnxruntime_nodes import check_gradients, ours, theirs
 
 import singa_backend
 from singa_backend import OperatorError
 from singa_backend.engines.oracle import Oracle
-from tests.helpers.onnxruntime_nodes import check_gradients, ours, theirs
 
 RNG = np.random.default_rng(2)
 
@@ -61,7 +61,7 @@ def test_parameters_of_activations_have_no_defaults(oracle: Oracle) -> None:
                            ({"activation": "Gelu"}, "must be one of Celu, .*, got 'Gelu'")):  # fmt: skip
         with pytest.raises(OperatorError, match=message):
             ours("FusedGemm", inputs, **given)
-        with pytest.raises(Exception, match="No attribute with name:'gamma'|unknown kernel type"):
+        with pytest.raises(Exception, match=r"No attribute with name:'gamma'|unknown kernel type"):
             theirs(oracle, "FusedGemm", inputs, **given)
     product = inputs[0] @ inputs[1]
     np.testing.assert_allclose(ours("FusedGemm", inputs)[0], product, rtol=1e-6, atol=1e-6)  # without an activation
