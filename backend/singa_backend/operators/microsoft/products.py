@@ -11,7 +11,7 @@ from ...errors import OperatorError
 from ...ir.shapes import KnownShapes, Shape, broadcast_shapes
 from ..linalg import gemm, gemm_flops, gemm_shapes, matmul
 from ._api import Array, Op, V, Xp, microsoft
-from ._fused import activated, activated_nodes, named
+from ._fused import ALONG_AN_AXIS, activated, activated_nodes, named
 
 
 def order(rank: int, transposed: int, batch: int) -> list[int]:
@@ -105,6 +105,7 @@ def fused_matmul_activation(
     *,
     activation: str,
     activation_alpha: float | None = None,
+    activation_axis: int | None = None,
     activation_beta: float | None = None,
     activation_gamma: float | None = None,
     alpha: float = 1.0,
@@ -115,8 +116,8 @@ def fused_matmul_activation(
 ) -> Array:
     """Compute the activation of FusedMatMul's result."""
     y = fused_matmul(xp, a, b, alpha=alpha, transA=transA, transB=transB, transBatchA=transBatchA, transBatchB=transBatchB)
-    given = {"alpha": activation_alpha, "beta": activation_beta, "gamma": activation_gamma}
-    return activated(xp, y, activation, lambda name: named(name, given))
+    given = {"alpha": activation_alpha, "beta": activation_beta, "gamma": activation_gamma, "axis": activation_axis}
+    return activated(xp, y, activation, lambda name: named(name, given, ALONG_AN_AXIS))
 
 
 fused_matmul_activation.shapes(fused_shapes)
@@ -129,6 +130,7 @@ def fused_matmul_activation_body(
     b: V,
     activation: str,
     activation_alpha: float | None,
+    activation_axis: int | None,
     activation_beta: float | None,
     activation_gamma: float | None,
     alpha: float,
@@ -138,8 +140,8 @@ def fused_matmul_activation_body(
     transBatchB: int,
 ) -> V:
     y = fused_matmul_body(op, a, b, alpha, transA, transB, transBatchA, transBatchB)
-    given = {"alpha": activation_alpha, "beta": activation_beta, "gamma": activation_gamma}
-    return activated_nodes(op, y, activation, lambda name: named(name, given))
+    given = {"alpha": activation_alpha, "beta": activation_beta, "gamma": activation_gamma, "axis": activation_axis}
+    return activated_nodes(op, y, activation, lambda name: named(name, given, ALONG_AN_AXIS))
 
 
 @microsoft("FusedGemm", 1, traits=("product",), weights={0: "a factor", 1: "the weight", 2: "the bias"})
@@ -270,7 +272,7 @@ def _complex_nodes(op: Op, a: V, b: V, sign: int) -> V:
     return op.Add(op.Mul(a, real), second) if sign > 0 else op.Sub(op.Mul(a, real), second)
 
 
-@microsoft("ComplexMul", 1, traits=("broadcasting",))
+@microsoft("ComplexMul", 1)
 def complex_mul(xp: Xp, a: Array, b: Array) -> Array:
     """Multiply complex numbers."""
     (x, y), (u, v) = _parts(a), _parts(b)
@@ -282,7 +284,7 @@ def complex_mul_body(op: Op, a: V, b: V) -> V:
     return _complex_nodes(op, a, b, 1)
 
 
-@microsoft("ComplexMulConj", 1, traits=("broadcasting",))
+@microsoft("ComplexMulConj", 1)
 def complex_mul_conj(xp: Xp, a: Array, b: Array) -> Array:
     """Multiply complex numbers A by the conjugates of B."""
     (x, y), (u, v) = _parts(a), _parts(b)
