@@ -17,7 +17,7 @@ from singa_backend.opsets.writer import OpsetWriter
 COUNT, SEED = 120, 4
 SELECT = (
     "com.microsoft:(CDist|ComplexMul|ComplexMulConj|ConvTransposeWithDynamicPads|CropAndResize|ExpandDims|FusedConv|FusedGemm|"
-    "FusedMatMul|FusedMatMulActivation|GatherND|GridSample|IsAllFinite|Irfft|MaxpoolWithMask|NGramHashMapping|NGramRepeatBlock|"
+    "FusedMatMul|FusedMatMulActivation|GatherND|GridSample|Inverse|IsAllFinite|Irfft|MaxpoolWithMask|NGramHashMapping|NGramRepeatBlock|"
     "NhwcConv|NhwcFusedConv|Pad|Range|Rfft|SampleOp|SparseToDenseMatMul|TorchEmbedding|TransposeMatMul|Trilu|UnfoldTensor|Unique|"
     "WordConvEmbedding)-"
 )

@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from ... import limits
+from ... import dtypes, limits
 from ...errors import OperatorError
 from ...ir.shapes import KnownShapes, Shape, broadcast_shapes
 from ..linalg import gemm, gemm_flops, gemm_shapes, matmul
-from ._api import Array, Op, V, Xp, microsoft
+from ._api import BOOL, INT, Array, Op, V, Xp, microsoft
 from ._fused import ALONG_AN_AXIS, activated, activated_nodes, named
 
 
@@ -245,6 +245,39 @@ def inverse(xp: Xp, x: Array) -> Array:
     if x.ndim < 2 or x.shape[-1] != x.shape[-2]:
         raise OperatorError(f"X must hold square matrices, got shape {x.shape}", code="SX404")
     return xp.linalg.inv(x)
+
+
+@inverse.decomposition
+def inverse_body(op: Op, x: V) -> V:
+    """Eliminate one column after the other of the matrix and the unit matrix beside it, with the largest pivot of each column."""
+    rows = op.Shape(x, start=-1)
+    narrow = op.dtype(x) in dtypes.NARROW_FLOATS
+    wide = op.Cast(x, to=dtypes.onnx_code(np.float32)) if narrow else x
+    numbers = op.Range(0, op.Squeeze(rows, [0]), 1)
+    unit = op.cast(op.Equal(op.Unsqueeze(numbers, [1]), numbers), wide)
+    batch = op.ReduceProd(op.Shape(x, end=-2), keepdims=1)
+    flat = op.Reshape(wide, op.Concat(batch, rows, rows, axis=0), allowzero=1)
+    both = op.Concat(flat, op.Expand(op.Unsqueeze(unit, [0]), op.Shape(flat)), axis=2)
+
+    def step(inner: Op, k: V, go: V, m: V) -> list[V]:
+        column = inner.Gather(m, k, axis=2)
+        count = inner.Range(0, inner.Squeeze(inner.Shape(m, start=1, end=2), [0]), 1)
+        below = inner.GreaterOrEqual(count, k)
+        sizes = inner.Where(below, inner.Abs(column), inner.cast(inner.constant(-1.0, np.float32), column))
+        pivot = inner.Equal(count, inner.ArgMax(sizes, axis=1, keepdims=1))
+        zero = inner.cast(inner.constant(0.0, np.float32), m)
+        chosen = inner.ReduceSum(inner.Where(inner.Unsqueeze(pivot, [2]), m, zero), [1], keepdims=1)
+        own = inner.Unsqueeze(inner.Gather(m, k, axis=1), [1])
+        m = inner.Where(inner.Unsqueeze(pivot, [2]), own, m)  # exchange the rows; that of k follows
+        scaled = inner.Div(chosen, inner.Unsqueeze(inner.Gather(chosen, k, axis=2), [2]))
+        rest = inner.Sub(m, inner.Mul(inner.Unsqueeze(inner.Gather(m, k, axis=2), [2]), scaled))
+        here = inner.Unsqueeze(inner.Equal(count, k), [1])
+        return [go, inner.Where(here, scaled, rest)]
+
+    graph = op.graph(step, [INT, BOOL, op.type(both)])
+    (made,) = op.call("Loop", [op.Squeeze(rows, [0]), op.constant(True), both], {"body": graph}, 1)
+    y = op.Reshape(op.Slice(made, rows, op.Add(rows, rows), [2]), op.Shape(x), allowzero=1)
+    return op.cast(y, x)
 
 
 @inverse.gradient
