@@ -211,3 +211,8 @@ def written_as_function(declaration: Declaration, version: int) -> bool:
 def result_types(name: str, version: int) -> list[str]:
     """The type strings of the outputs of an operator of ONNX's domain."""
     return [parameter.type_str for parameter in schemas["", name][version].outputs]
+
+
+def by_name(declaration: Declaration, values: Sequence[Any], given: dict[str, Any], outputs: int) -> dict[str, Any]:
+    """The values of a call by the names that an adapter may have."""
+    return {**declaration.bind(values, given), "outputs": outputs, "wanted": (True,) * outputs}

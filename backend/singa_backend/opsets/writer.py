@@ -46,6 +46,7 @@ from ..runtime.failures import typed_error
 from .function_bodies import function_of
 from .target_schema import (
     Unwritable,
+    by_name,
     check_call,
     check_results,
     is_deprecated,
@@ -55,7 +56,7 @@ from .target_schema import (
     same_value,
     type_string,
     written_as_function,
-)  # fmt: skip
+)
 
 LEAST = 7
 """The minimum opset that can be written: before it, broadcasting was different."""
@@ -411,7 +412,7 @@ class OpsetWriter(Interpreter[Symbol]):
             try:
                 rule = ADAPTERS.get((name, version))
                 if rule is not None:
-                    made = rule(self, _by_name(declaration, values, given, outputs))
+                    made = rule(self, by_name(declaration, values, given, outputs))
                     made = list(made) if isinstance(made, (tuple, list)) else [made]
                     if len(made) >= outputs:
                         return made[:outputs]
@@ -594,10 +595,6 @@ Write: TypeAlias = Callable[[OpsetWriter, Sequence[Any]], list[Symbol]]
 def _copy(writer: OpsetWriter, values: Sequence[Any]) -> list[Symbol]:
     """A node that copies a value, even a known one."""
     return writer.at_target("Identity", values, {}, fold=False)
-
-
-def _by_name(declaration: Declaration, values: Sequence[Any], given: dict[str, Any], outputs: int) -> dict[str, Any]:
-    return {**declaration.bind(values, given), "outputs": outputs, "wanted": (True,) * outputs}
 
 
 def _bytes(type: TypeProto | None) -> bytes:
