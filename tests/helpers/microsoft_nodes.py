@@ -39,7 +39,7 @@ def model(name: str, inputs: Inputs, attributes: dict[str, Any], constants: Sequ
 
 def feeds(inputs: Inputs, constants: Sequence[int] = ()) -> dict[str, np.ndarray]:
     """Return the inputs of `model` by name."""
-    return {f"x{i}": v for i, v in enumerate(inputs) if v is not None and i not in constants}
+    return {f"x{i}": np.asarray(v) for i, v in enumerate(inputs) if v is not None and i not in constants}
 
 
 def run(
