@@ -138,7 +138,7 @@ def pool(d: Draw) -> None:
     last = name == "NhwcMaxPool" or d.attr("channels_last", [0, 1], 0)
     batch, channels = d.whole(1, 2), d.whole(1, 4)
     shape = (batch, *w.image, channels) if last else (batch, channels, *w.image)
-    if name == "NhwcMaxPool" and w.auto.startswith("SAME"):  # onnxruntime skips cells if a kernel is smaller than its stride
+    if w.auto.startswith("SAME"):  # onnxruntime skips cells if a kernel is smaller than its stride
         d.attributes["strides"] = [min(s, k) for s, k in zip(w.strides, w.kernel, strict=True)]
     if name == "NhwcMaxPool":
         d.put(values(d, dtype, shape))
