@@ -89,7 +89,7 @@ def test_optional_outputs_of_a_defined_operator() -> None:
 
 @pytest.mark.parametrize("outputs", [["y?: T"], ["y: T", "z?: T", "t: T"], ["*y: T"], []])
 def test_outputs_that_cannot_be_optional(outputs: list[str]) -> None:
-    def parts(xp: Any, x: float) -> Any:
+    def parts(xp: Any, x: "float") -> Any:  # noqa: F821
         return x
 
     with pytest.raises(InvalidInput, match="one output or more"):
