@@ -432,9 +432,7 @@ class OpsetWriter(Interpreter[Symbol]):
                 return self._typed(name, values, given, declaration.decompose(self, current, values, given, outputs))
             except Unwritable as error:
                 reasons.append(error)
-        body = function_of(
-            name, current, given, tuple(_bytes(self.type_of(v)) if v is not None else b"" for v in values), outputs
-        )
+        body = function_of(name, current, given, tuple(map(self._type_bytes, values)), outputs)
         if body is not None:
             padded = [*values, *[None] * (len(body.inputs) - len(values))]
             return self._typed(name, values, given, list(replay(self, body, padded))[:outputs])
@@ -578,6 +576,10 @@ class OpsetWriter(Interpreter[Symbol]):
             return False
         return True
 
+    def _type_bytes(self, v: Any) -> bytes:
+        type = None if v is None else self.type_of(v)
+        return b"" if type is None else type.SerializeToString()
+
     def _copied(self, v: Any, scratch: OpsetWriter) -> Symbol:
         """A value with its known type and value as a symbol of another writer."""
         v = v if self.is_value(v) else self.constant(v)
@@ -595,7 +597,3 @@ Write: TypeAlias = Callable[[OpsetWriter, Sequence[Any]], list[Symbol]]
 def _copy(writer: OpsetWriter, values: Sequence[Any]) -> list[Symbol]:
     """A node that copies a value, even a known one."""
     return writer.at_target("Identity", values, {}, fold=False)
-
-
-def _bytes(type: TypeProto | None) -> bytes:
-    return b"" if type is None else type.SerializeToString()
