@@ -13,7 +13,7 @@ from .. import dtypes
 from ..errors import UnsupportedModel
 from ..interpreters.base import Subgraph
 from ..ir.declaration import REQUIRED, Declaration, declarations
-from ..proto.schemas import is_custom, schemas, type_strings
+from ..proto.schemas import LAX, MICROSOFT, is_custom, lax, schemas, type_strings
 
 
 class Unwritable(UnsupportedModel):
@@ -216,3 +216,15 @@ def result_types(name: str, version: int) -> list[str]:
 def by_name(declaration: Declaration, values: Sequence[Any], given: dict[str, Any], outputs: int) -> dict[str, Any]:
     """The values of a call by the names that an adapter may have."""
     return {**declaration.bind(values, given), "outputs": outputs, "wanted": (True,) * outputs}
+
+
+def in_place(declaration: Declaration, version: int, target: int, lowers: bool) -> bool:
+    """Whether a custom operator is written as its decomposition: in place, for the attributes and types of the call.
+
+    onnxruntime's own operators are kept, unless all are lowered or onnxruntime does not read them at the target opset.
+    """
+    if not is_custom(declaration.domain):
+        return False
+    if declaration.domain in (MICROSOFT, LAX):
+        return lowers or (declaration.domain == LAX and target > lax[declaration.name])
+    return declaration.decomposition_rule is not None and (lowers or not written_as_function(declaration, version))

@@ -34,8 +34,6 @@ from ..ir.versioned import VersionedOperator
 from ..proto.schemas import (
     LAX,
     MICROSOFT,
-    is_custom,
-    lax,
     newest,
     public_domain,
     schema_version,
@@ -43,19 +41,20 @@ from ..proto.schemas import (
     version_at,
 )
 from ..runtime.failures import typed_error
+from .call_functions import CallFunctions
 from .function_bodies import function_of
 from .target_schema import (
     Unwritable,
     by_name,
     check_call,
     check_results,
+    in_place,
     is_deprecated,
     other_defaults,
     parts_of,
     result_types,
     same_value,
     type_string,
-    written_as_function,
 )
 
 LEAST = 7
@@ -92,6 +91,7 @@ class OpsetWriter(Interpreter[Symbol]):
         deferrable: the forms of calls whose gradients are deferred.
         finds_minimum_opset: whether an error names the minimum opset, which is found by trying the opsets in turn.
         lowers: whether operators of other domains than ONNX's are written as their decompositions.
+        functions: the function bodies of onnxruntime's operators; None to write none.
     """
 
     target: int
@@ -108,6 +108,7 @@ class OpsetWriter(Interpreter[Symbol]):
         self.problems: list[Unwritable] | None = None
         self.finds_minimum_opset = True
         self.lowers = False
+        self.functions: CallFunctions | None = None
         self.deferrable: Forms = {}
 
     # --- values of the builder
@@ -210,7 +211,7 @@ class OpsetWriter(Interpreter[Symbol]):
         def written(builder: Any, *xs: Any) -> Sequence[Any]:
             writer = OpsetWriter(self.target, builder)
             writer.warnings, writer.problems, writer.finds_minimum_opset = self.warnings, self.problems, self.finds_minimum_opset
-            writer.lowers = self.lowers
+            writer.lowers, writer.functions = self.lowers, self.functions
             writer._depth = self._depth  # within a decomposition only the decomposed call is counted and reported
             writer.calls, writer.attributes = self.calls, self.attributes
             return writer.own(make(writer, *xs))
@@ -253,10 +254,10 @@ class OpsetWriter(Interpreter[Symbol]):
                     operator=name,
                     version=operator.version,
                 )
-        if domain and self._in_place(declaration, operator.version):
+        if domain and in_place(declaration, operator.version, self.target, self.lowers):
             return self._decomposed(declaration, operator.version, inputs, given, len(wanted))
         if domain:
-            return self.builder.call(name, inputs, given, len(wanted), domain)
+            return self._called(declaration, operator.version, inputs, given, len(wanted))
         if there == operator.version and (there != current or (name, there) not in ADAPTERS):
             return self.at_target(name, inputs, given, outputs=len(wanted))
         versioned = "version" in declaration.services.values()
@@ -278,16 +279,14 @@ class OpsetWriter(Interpreter[Symbol]):
             )
         return declaration.decompose(self, operator.version, inputs, given, len(wanted))
 
-    def _in_place(self, declaration: Declaration, version: int) -> bool:
-        """Whether a custom operator is written as its decomposition: in place, for the attributes and types of the call.
-
-        onnxruntime's own operators are kept, unless `lowers` is set or onnxruntime does not read them at this opset.
-        """
-        if not is_custom(declaration.domain):
-            return False
-        if declaration.domain in (MICROSOFT, LAX):
-            return self.lowers or (declaration.domain == LAX and self.target > lax[declaration.name])
-        return declaration.decomposition_rule is not None and (self.lowers or not written_as_function(declaration, version))
+    def _called(
+        self, declaration: Declaration, version: int, inputs: Sequence[Any], given: dict[str, Any], outputs: int
+    ) -> list[Symbol]:
+        """The outputs of a call that is kept as it is, with its function body if the file has those."""
+        made = self.builder.call(declaration.name, inputs, given, outputs, declaration.domain)
+        if self.functions is not None and declaration.domain in (MICROSOFT, LAX):
+            self.functions.add(self.builder, declaration, version, inputs, given, made[0].name)
+        return made
 
     def _decomposed(
         self, declaration: Declaration, version: int, inputs: Sequence[Any], given: dict[str, Any], outputs: int
@@ -340,8 +339,10 @@ class OpsetWriter(Interpreter[Symbol]):
         self._count(op_type, given)
         version = schema_version(domain, op_type, self.builder.imported(domain)) if domain else None
         custom = declarations.get((domain, op_type), {}).get(version or 0)
-        if domain and not (custom and version and self._in_place(custom, version)):
+        if domain and not (custom and version):
             return self.builder.call(op_type, values, given, outputs, domain)
+        if custom and version and domain and not in_place(custom, version, self.target, self.lowers):
+            return self._called(custom, version, values, given, outputs)
 
         def write(writer: OpsetWriter, values: Sequence[Any]) -> list[Symbol]:
             if custom and version:
