@@ -387,7 +387,7 @@ LENGTH, TOTAL = whole(1), whole(2).reshape(())
         ("MultiHeadAttention", [X, X, X, None, None, drawn(1, 1, 2, 3)], {"num_heads": 2}, "attention_bias must have shape"),
         ("MultiHeadAttention", [X, X, X, None, None, None, *[drawn(1, 2, 3, 4)] * 2, whole(2)], {"num_heads": 2},
          "must fit a cache of 3"),
-        ("GroupQueryAttention", [X, X, X, None, None, LENGTH, whole(1).reshape(())], GQA, "total_sequence_length must be at least"),
+        ("GroupQueryAttention", [X, X, X, None, None, LENGTH, whole(1).reshape(())], GQA, "must be at least 2"),
         ("GroupQueryAttention", [X, X, None, None, None, LENGTH, TOTAL], GQA, "key and value must be present together"),
         ("GroupQueryAttention", [X, X, X, *[drawn(1, 1, 3, 8)] * 2, whole(0), whole(3).reshape(())], GQA, "seqlens_k"),
         ("GroupQueryAttention", [X, X, X, None, None, LENGTH, TOTAL], {**GQA, "do_rotary": 1}, "cos_cache"),
