@@ -13,9 +13,12 @@ from onnx import helper
 import singa_backend
 from singa_backend import OperatorError, UnsupportedModel
 from singa_backend.conform import gradients
+from singa_backend.conform.fuzz import generate
 from singa_backend.engines.oracle import Oracle
 from singa_backend.io.processes import Child
 from singa_backend.ir.declaration import declarations
+from singa_backend.passes.model import ModelEditor
+from singa_backend.passes.view import ModelView
 from singa_backend.proto.schemas import MICROSOFT, load_domain
 
 load_domain(MICROSOFT)
@@ -416,6 +419,38 @@ def test_what_is_not_supported(operator: str, inputs: list[Any], attributes: dic
     with pytest.raises(UnsupportedModel) as caught:
         ours(operator, inputs, ["y"], **attributes)
     assert hint in caught.value.hint
+
+
+@pytest.mark.parametrize("known", [True, False], ids=["sizes", "names"])
+def test_rules_of_shapes(known: bool) -> None:
+    """The shapes that are known before a run are those of the run, also if the sizes of the inputs have names only."""
+    ruled, count = "|".join(n for n in FAMILY if declarations[MICROSOFT, n][1].shapes_rule), 0
+    for index in range(120):
+        case = generate.draw(3, index, f"com.microsoft:({ruled})-")
+        assert case is not None
+        proto, sizes = onnx.ModelProto.FromString(case.model.SerializeToString()), {}
+        for info in [] if known else proto.graph.input:
+            for axis, (d, n) in enumerate(zip(info.type.tensor_type.shape.dim, case.inputs[info.name].shape, strict=True)):
+                d.dim_param = f"{info.name}.{axis}"
+                sizes[d.dim_param] = n
+        for info in proto.graph.output:
+            info.type.tensor_type.ClearField("shape")
+        view = ModelView(ModelEditor(proto).main)
+        for info, y in zip(proto.graph.output, singa_backend.prepare(case.model).run(case.feeds), strict=True):
+            shape = view.shape(info.name)
+            if shape is not None:
+                assert len(shape) == y.ndim, case.describe()
+                wrong = [(a, n) for a, n in zip(shape, y.shape, strict=True) if sizes.get(a, a if isinstance(a, int) else n) != n]
+                assert not wrong, (case.describe(), info.name, shape, y.shape)
+                count += 1
+    assert count > 120
+
+
+def test_work_of_attention() -> None:
+    """Two products: of queries and keys, and of weights and values."""
+    rule = declarations[MICROSOFT, "GroupQueryAttention"][1].flops_rule
+    assert rule is not None
+    assert rule({}, [(1, 2, 8), (1, 2, 4), (1, 2, 4), (1, 1, 5, 4), (1, 1, 5, 4)], (1, 2, 8)) == 2 * 2 * 2 * 7 * 8
 
 
 FAMILY = [

@@ -28,6 +28,7 @@ from ._attention import (
     wides,
     wrong,
 )
+from ._attention_facts import attended, of_groups
 from ._cache import CacheRows
 from .rotary import op_rotate
 
@@ -148,6 +149,10 @@ def group_query_attention(
     shown = (None, xp.where(bias == -xp.inf, 0, scores + bias), weights)[qk_output]
     found = (join_heads(y), present_key, present_value, shown)
     return tuple(x if x is None or x.dtype.kind != "f" else x.astype(dtype) for x in found)
+
+
+group_query_attention.shapes(of_groups)
+group_query_attention.flops(attended(1, 3))
 
 
 @group_query_attention.decomposition
