@@ -154,6 +154,22 @@ def test_a_window_counts_the_own_key() -> None:
     np.testing.assert_allclose(y[0, :, 0], [0, 0.5, 1.5, 2.5], **NEAR)
 
 
+def test_a_cache_of_the_window_has_the_result_of_a_full_one() -> None:
+    """It keeps the last rows from row 0 on; when it is full, as many leave at once as it has more than the window."""
+    tokens, attributes = [drawn(1, 1, 48, seed=i) for i in range(9)], {"num_heads": 1, "kv_num_heads": 1, "local_window_size": 3}
+    full, held, rows = [np.zeros((1, 1, 9, 16), F)] * 2, [np.zeros((1, 1, 4, 16), F)] * 2, []
+    for i, token in enumerate(tokens):
+        sizes = [whole(i), whole(i + 1).reshape(())]
+        y, *full = ours("GroupQueryAttention", [token, None, None, *full, *sizes], CACHES, **attributes)
+        args = [token, None, None, *held, *sizes]
+        other, *held = ours("GroupQueryAttention", args, CACHES, sliding_window_cache=1, **attributes)
+        np.testing.assert_allclose(other, y, **NEAR)
+        kept = int(held[0].any(axis=-1).sum())
+        np.testing.assert_array_equal(held[0][:, :, :kept], full[0][:, :, i + 1 - kept : i + 1])
+        rows.append(kept)
+    assert rows == [1, 2, 3, 4, 3, 4, 3, 4, 3]
+
+
 @pytest.mark.parametrize(("sink", "attributes"), [(None, {"smooth_softmax": 1}), (np.log(F([3, 1])), {})])
 def test_a_sink_is_a_key_without_a_value(sink: Any, attributes: dict[str, Any]) -> None:
     x, v = np.zeros((1, 1, 16), F), np.ones((1, 1, 8), F)
@@ -394,6 +410,7 @@ LENGTH, TOTAL = whole(1), whole(2).reshape(())
         ("GroupQueryAttention", [X, X, None, None, None, LENGTH, TOTAL], GQA, "key and value must be present together"),
         ("GroupQueryAttention", [X, X, X, *[drawn(1, 1, 3, 8)] * 2, whole(0), whole(3).reshape(())], GQA, "seqlens_k"),
         ("GroupQueryAttention", [X, X, X, None, None, LENGTH, TOTAL], {**GQA, "do_rotary": 1}, "cos_cache"),
+        ("GroupQueryAttention", [X, X, X, None, None, LENGTH, TOTAL], {**GQA, "sliding_window_cache": 1}, "needs past_key"),
         ("GroupQueryAttention", [X, X, X, None, None, LENGTH, TOTAL], {**GQA, "causal": 0, "local_window_size": 1}, "must be -1"),
         ("GroupQueryAttention", [X, X, X, None, None, LENGTH, TOTAL], {"num_heads": 2, "kv_num_heads": 3}, "multiple"),
         ("RotaryEmbedding", [X, np.array([[0, 5]]), drawn(3, 4), drawn(3, 4)], {}, "5"),
@@ -409,8 +426,6 @@ def test_errors(operator: str, inputs: list[Any], attributes: dict[str, Any], wo
     ("operator", "inputs", "attributes", "hint"),
     [
         ("Attention", [X, W], {"num_heads": 2, "do_rotary": 1}, "RotaryEmbedding"),
-        ("GroupQueryAttention", [X, X, X, None, None, LENGTH, TOTAL], {**GQA, "sliding_window_cache": 1, "local_window_size": 1},
-         "local_window_size"),
         ("PagedAttention", [X.astype(np.float16)] * 4, GQA, "GroupQueryAttention"),
         ("DecoderMaskedSelfAttention", [X, W], {"num_heads": 2}, "MultiHeadAttention"),
     ],
