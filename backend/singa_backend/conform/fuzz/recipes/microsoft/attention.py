@@ -67,6 +67,12 @@ def _lengths(d: Draw, b: int, s: int, most: int) -> np.ndarray:
     return lengths
 
 
+def _full(lengths: np.ndarray, window: int) -> list[int]:
+    """Return the sizes of caches of a window that are full after these lengths: other rows are not specified."""
+    sizes = range(window, window + 4)
+    return [c for c in sizes if all(n >= c and (n - c) % (c - window + 1) == 0 for n in lengths.tolist())]
+
+
 @recipe("GroupQueryAttention", MICROSOFT)
 def group_query_attention(d: Draw) -> None:
     prefer(d, T=d.pick([np.float32, np.float16]))
@@ -82,8 +88,9 @@ def group_query_attention(d: Draw) -> None:
     lengths = np.full(b, total) if first else _lengths(d, b, s, total)
     cache = total - s if d.chance() and s < total else total + d.whole(0, 2)
     window = d.pick([-1, 1, 2, 3])
-    if slides := window > 0 and past > 0 and not bits and d.chance(0.3):
-        cache = window + d.whole(0, 3)
+    full = _full(lengths, window) if window > 0 and past > 0 and not bits and d.chance(0.4) else []
+    if slides := bool(full):
+        cache = d.pick(full)
         d.attributes["sliding_window_cache"] = 1
     packed = d.chance(0.3)
     d.put(d.array(0, (b, s, (n + 2 * g * packed) * size), "tame"))
