@@ -184,10 +184,10 @@ _MICROSOFT_ATTENTION = (
     Allowance(("RelativePositionBias", "RemovePadding", "RestorePadding"), "these operators move values"),
     Allowance(("GroupQueryAttention",),
               "two products and a softmax, summed in any order; a real in a quantized cache is rounded to an integer",
-              64, 128, steps=1, single=True),
+              16, 32, steps=1, single=True),
     Allowance(("MultiHeadAttention", "DecoderMaskedMultiHeadAttention", "Attention", "QAttention",
                "SparseAttention", "PackedAttention", "PackedMultiHeadAttention"),
-              "two products and a softmax, summed in any order", 64, 128, single=True),
+              "two products and a softmax, summed in any order", 16, 32, single=True),
 )  # fmt: skip
 
 _MICROSOFT_FEW_BITS: tuple[Allowance, ...] = ()
