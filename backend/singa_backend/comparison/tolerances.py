@@ -173,7 +173,8 @@ RULES: tuple[Allowance, ...] = (
 """The rules of ONNX's operators; each operator is in one of them."""
 
 _MICROSOFT_FLOAT = (
-    Allowance(("Gelu", "BiasGelu", "FastGelu", "QuickGelu", "ParametricSoftplus", "ScaledTanh"),
+    Allowance(("FastGelu",), "onnxruntime's constants are of float32 for doubles too", 16, 64, single=True),
+    Allowance(("Gelu", "BiasGelu", "QuickGelu", "ParametricSoftplus", "ScaledTanh"),
               "chains of elementary functions, which onnxruntime approximates in float32", 16, 64),
     Allowance(("Affine", "ImageScaler", "Scale"), "a product and a sum, which onnxruntime may fuse", 2, 2),
     Allowance(("GroupNorm", "SkipGroupNorm", "BiasSplitGelu", "BiasAdd", "GemmFastGelu", "BiasSoftmax", "BiasDropout",

@@ -53,11 +53,11 @@ class CallFunctions:
             version: of the operator.
             inputs: of the call; the body may depend on the shapes of constants.
             given: the attributes.
-            of: the name of the first output of the call.
+            name: of the first output of the call.
         """
         if declaration.decomposition_rule is None:
             return
-        node = next(n for n in reversed(builder.nodes) if of in n.output)
+        node = next(n for n in reversed(builder.nodes) if name in n.output)
         types = [None if v is None else builder.type_of(v) for v in inputs]
         is_constant = [v is not None and builder.constant_value(v) is not None for v in inputs]
         open_types = [t if c or t is None else _without_shape(t) for t, c in zip(types, is_constant, strict=True)]

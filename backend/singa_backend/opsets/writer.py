@@ -578,8 +578,7 @@ class OpsetWriter(Interpreter[Symbol]):
         return True
 
     def _type_bytes(self, v: Any) -> bytes:
-        type = None if v is None else self.type_of(v)
-        return b"" if type is None else type.SerializeToString()
+        return b"" if v is None or (type := self.type_of(v)) is None else type.SerializeToString()
 
     def _copied(self, v: Any, scratch: OpsetWriter) -> Symbol:
         """A value with its known type and value as a symbol of another writer."""
