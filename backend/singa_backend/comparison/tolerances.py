@@ -180,7 +180,7 @@ _MICROSOFT_FLOAT = (
                "BitmaskDropout", "BitmaskBiasDropout"),
               "no kernel of onnxruntime for the CPU: the body, which rounds at other places", 16, 16),
     Allowance(("CausalConvWithState", "VarlenCausalConvWithState"), "a sum of products in any order, and an exponential", 16, 16),
-    Allowance(("LinearAttention", "GatedDeltaNet"), "each token adds the error of its products, summed in any order", 64, 64),
+    Allowance(("AttnLSTM", "GatedDeltaNet", "LinearAttention"), "each token adds the error of its products, summed in any order", 64, 64),
     Allowance(("MoE", "MoEGroupRouter"), "sums of products in any order, and approximations of exponentials", 16, 64),
     Allowance(("QOrderedGelu", "QOrderedLayerNormalization"), "a value between two steps may be rounded to either", steps=1),
     Allowance(("LayerNormalization", "SimplifiedLayerNormalization", "SkipLayerNormalization",

@@ -87,7 +87,7 @@ def _with_parameters(names: Sequence[str], alphas: Floats | None, betas: Floats 
 # --- steps ----------------------------------------------------------------------------------------------------------
 
 
-class _Layer:
+class RecurrentBase:
     """Base of RNN, GRU and LSTM: directions, layout and sequence lengths."""
 
     def __init__(
@@ -225,7 +225,7 @@ def rnn(
     output_sequence: int = 0,
 ) -> tuple[Array, ...]:
     """Before opset 7, `output_sequence` specifies whether Y may be omitted; it is always computed."""
-    layer = _Layer(xp, x, w, r, b, sequence_lens, 1, direction=direction, hidden_size=hidden_size, layout=layout)
+    layer = RecurrentBase(xp, x, w, r, b, sequence_lens, 1, direction=direction, hidden_size=hidden_size, layout=layout)
     functions = layer.per_direction(activations, ("Tanh",), activation_alpha, activation_beta, clip)
 
     def cell(d: int) -> tuple[Array, Step]:
@@ -256,7 +256,7 @@ def rnn_decomposition(
     direction: str,
     layout: int,
 ) -> tuple[V, ...]:
-    functions = _composed(activations, ("Tanh",), direction, activation_alpha, activation_beta, clip)
+    functions = composed_activations(activations, ("Tanh",), direction, activation_alpha, activation_beta, clip)
 
     def cell(d: int) -> tuple[V, Any]:
         (f,), recur = functions[d], op.swap(op.Gather(r, d, axis=0), 0, 1)
@@ -266,7 +266,7 @@ def rnn_decomposition(
     return recurrence(op, x, w, r, sequence_lens, [initial_h], direction, layout, cell)
 
 
-def _composed(
+def composed_activations(
     names: Strings | None, defaults: Strings, direction: str, alphas: Floats | None, betas: Floats | None, clip: float | None
 ) -> list[list[Activation]]:
     """Return the activations of each direction, in ONNX operators."""
@@ -302,7 +302,7 @@ def gru(
     output_sequence: int = 0,
 ) -> tuple[Array, ...]:
     """The gates are update, reset, hidden; the reset gate scales the state before its projection, or the projection."""
-    layer = _Layer(xp, x, w, r, b, sequence_lens, 3, direction=direction, hidden_size=hidden_size, layout=layout)
+    layer = RecurrentBase(xp, x, w, r, b, sequence_lens, 3, direction=direction, hidden_size=hidden_size, layout=layout)
     functions = layer.per_direction(activations, ("Sigmoid", "Tanh"), activation_alpha, activation_beta, clip)
     n = layer.size
 
@@ -347,7 +347,7 @@ def gru_decomposition(
     layout: int,
     linear_before_reset: int,
 ) -> tuple[V, ...]:
-    functions = _composed(activations, ("Sigmoid", "Tanh"), direction, activation_alpha, activation_beta, clip)
+    functions = composed_activations(activations, ("Sigmoid", "Tanh"), direction, activation_alpha, activation_beta, clip)
 
     def cell(d: int) -> tuple[V, Any]:
         f, g = functions[d]
@@ -462,7 +462,7 @@ def lstm(
     output_sequence: int = 0,
 ) -> tuple[Array, ...]:
     """The gates are input, output, forget, cell; with peepholes, the first three depend on the cell state."""
-    layer = _Layer(xp, x, w, r, b, sequence_lens, 4, direction=direction, hidden_size=hidden_size, layout=layout)
+    layer = RecurrentBase(xp, x, w, r, b, sequence_lens, 4, direction=direction, hidden_size=hidden_size, layout=layout)
     functions = layer.per_direction(activations, ("Sigmoid", "Tanh", "Tanh"), activation_alpha, activation_beta, clip)
     n = layer.size
     if p is not None:
@@ -514,7 +514,7 @@ def lstm_decomposition(
     input_forget: int,
     layout: int,
 ) -> tuple[V, ...]:
-    functions = _composed(activations, ("Sigmoid", "Tanh", "Tanh"), direction, activation_alpha, activation_beta, clip)
+    functions = composed_activations(activations, ("Sigmoid", "Tanh", "Tanh"), direction, activation_alpha, activation_beta, clip)
 
     def cell(d: int) -> tuple[V, Any]:
         f, g, h = functions[d]

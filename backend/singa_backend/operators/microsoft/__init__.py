@@ -6,6 +6,7 @@ One family per file, written as those of ONNX.  `_schemas` declares their schema
 from . import (
     _schemas,
     activation,
+    attention_lstm,
     convolution_state,
     diffusion,
     dropout,
@@ -21,6 +22,7 @@ from . import (
 __all__ = [
     "_schemas",
     "activation",
+    "attention_lstm",
     "convolution_state",
     "diffusion",
     "dropout",
