@@ -19,9 +19,7 @@ _DEFAULTS = ("Sigmoid", "Tanh", "Tanh")
 class _Memory:
     """The memory that an AttnLSTM reads, and the weights of its attention."""
 
-    def __init__(
-        self, xp: Xp, m: Array, lengths: np.ndarray | None, qw: Array, mw: Array, v: Array, aw: Array | None
-    ) -> None:
+    def __init__(self, xp: Xp, m: Array, lengths: np.ndarray | None, qw: Array, mw: Array, v: Array, aw: Array | None) -> None:
         self.xp, self.m, self.qw, self.mw, self.v, self.aw = xp, m, qw, mw, v, aw
         self.masked = None
         if lengths is not None:
@@ -101,8 +99,8 @@ def attention_lstm(
     As in onnxruntime, `clip` bounds the gates, and not the cell state where the last activation reads it.
     """
     width = x.shape[-1] if x.ndim else 0
-    how = {"direction": direction, "hidden_size": hidden_size, "layout": 0}
-    layer = RecurrentBase(xp, x, w[..., :width], r, b, sequence_lens, 4, **how)
+    of_x = w[..., :width]
+    layer = RecurrentBase(xp, x, of_x, r, b, sequence_lens, 4, direction=direction, hidden_size=hidden_size, layout=0)
     functions, free = (layer.per_direction(activations, _DEFAULTS, activation_alpha, activation_beta, c) for c in (clip, None))
     memory, n = _memory(xp, layer, m, memory_seq_lens, qw, mw, v, aw), layer.size
     layer.expect("W", w, (layer.directions, 4 * n, width + memory.size))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 from ...errors import OperatorError
 from ..conv import conv
 from ._api import Array, Host, Ints, Op, V, Wanted, Xp, microsoft, not_declared
@@ -21,7 +23,7 @@ def _history(w: Array, channels: int, dilation: int) -> int:
         raise OperatorError(
             f"weight must have shape {channels} x 1 x k and dilation be at least 1, got {w.shape} and {dilation}", code="SX404"
         )
-    return (w.shape[2] - 1) * dilation
+    return (int(w.shape[2]) - 1) * dilation
 
 
 def _filtered_in(op: Op, seen: V, length: V, w: V, b: V | None, dilation: int, activation: str) -> V:
@@ -78,7 +80,9 @@ def causal_conv_with_state(
         last = past_state[-1] if state_window else past_state
         state = xp.swapaxes(last.reshape(n, history, c), 1, 2) if channels_last else last
     seen = xp.concatenate([state, first], axis=2)
-    y = _activation(xp, conv(xp, seen, w, b, group=c, dilations=(dilation,)) if c and length else xp.zeros_like(first), activation)
+    y = _activation(
+        xp, conv(xp, seen, w, b, group=c, dilations=(dilation,)) if c and length else xp.zeros_like(first), activation
+    )
 
     def laid(part: Array, shape: Ints) -> Array:
         return xp.swapaxes(part, 1, 2).reshape(shape) if channels_last else part
@@ -103,7 +107,9 @@ def causal_conv_with_state_body(
     def channels_first(v: V) -> V:
         if not channels_last:
             return v
-        flat = op.Reshape(v, op.Concat(op.Shape(v, end=2), op.ReduceProd(op.Shape(v, start=2), [0], keepdims=1), axis=0), allowzero=1)
+        flat = op.Reshape(
+            v, op.Concat(op.Shape(v, end=2), op.ReduceProd(op.Shape(v, start=2), [0], keepdims=1), axis=0), allowzero=1
+        )
         return op.Transpose(flat, perm=[0, 2, 1])
 
     first = channels_first(x)
@@ -158,8 +164,10 @@ def varlen_causal_conv_with_state(
     if kernel_delta is not None or previous_mask is not None:
         raise OperatorError("kernel_delta and previous_mask are read by onnxruntime's CUDA kernel only", code="SX404")
     ends, batch = cumulative_sequence_length, len(cumulative_sequence_length) - 1
-    if x.ndim != 2 or batch < 1 or ends[0] or ends[-1] != x.shape[0] or any(a >= e for a, e in zip(ends, ends[1:], strict=False)):
-        raise OperatorError(f"the cumulative lengths must rise from 0 to the {x.shape[0]} rows of input, got {ends}", code="SX404")
+    if x.ndim != 2 or batch < 1 or ends[0] or ends[-1] != x.shape[0] or any(a >= e for a, e in itertools.pairwise(ends)):
+        raise OperatorError(
+            f"the cumulative lengths must rise from 0 to the {x.shape[0]} rows of input, got {ends}", code="SX404"
+        )
     history = _history(w, x.shape[1], dilation)
     if initial_state.shape != (batch, x.shape[1], history):
         raise OperatorError(
@@ -167,11 +175,12 @@ def varlen_causal_conv_with_state(
         )
     if (capture_count is None) != (state_update_capacity == 0) or not 0 <= state_update_capacity <= 8:
         raise OperatorError(
-            f"capture_count must be present exactly for a state_update_capacity in [1, 8], got {state_update_capacity}", code="SX407"
+            f"capture_count must be present exactly for a state_update_capacity in [1, 8], got {state_update_capacity}",
+            code="SX407",
         )
     y, final = xp.empty_like(x), xp.empty_like(initial_state)
     update = xp.zeros((batch, state_update_capacity, x.shape[1]), dtype=x.dtype) if state_update_capacity else None
-    for i, (start, end) in enumerate(zip(ends, ends[1:], strict=False)):
+    for i, (start, end) in enumerate(itertools.pairwise(ends)):
         rows = x[start:end]
         how = {"activation": activation, "dilation": dilation}
         part, final[i : i + 1] = causal_conv_with_state(xp, rows.T[None], w, b, initial_state[i : i + 1], **how)

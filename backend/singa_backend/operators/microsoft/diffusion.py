@@ -28,9 +28,7 @@ def _normalized(
     return xp.moveaxis(y, 1, -1) if channels_last else y
 
 
-def _normalized_in(
-    op: Op, x: V, gamma: V, beta: V, activation: int, channels_last: int, epsilon: float, groups: int
-) -> V:
+def _normalized_in(op: Op, x: V, gamma: V, beta: V, activation: int, channels_last: int, epsilon: float, groups: int) -> V:
     """`_normalized` in ONNX operators."""
     first, scale, bias = (single(op, v) for v in (x, gamma, beta))
     first = op.Transpose(first, perm=[0, 3, 1, 2]) if channels_last else first
@@ -59,9 +57,7 @@ group_norm.flops(each_input(8))
 
 
 @group_norm.decomposition
-def group_norm_body(
-    op: Op, x: V, gamma: V, beta: V, activation: int, channels_last: int, epsilon: float, groups: int
-) -> V:
+def group_norm_body(op: Op, x: V, gamma: V, beta: V, activation: int, channels_last: int, epsilon: float, groups: int) -> V:
     return _normalized_in(op, x, gamma, beta, activation, channels_last, epsilon, groups)
 
 

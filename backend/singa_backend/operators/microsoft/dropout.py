@@ -48,9 +48,7 @@ def _packed_in(op: Op, mask: V) -> V:
     return op.ReduceSum(op.Mul(rows, powers), [1], keepdims=0)
 
 
-def _dropped_in(
-    op: Op, x: V, residual: V | None, ratio: V, training_mode: V, seed: int | None, wanted: Wanted
-) -> tuple[V, ...]:
+def _dropped_in(op: Op, x: V, residual: V | None, ratio: V, training_mode: V, seed: int | None, wanted: Wanted) -> tuple[V, ...]:
     """Return Dropout(x) + residual, and its mask if it is wanted."""
     how = {} if seed is None else {"seed": seed}
     ratio = op.constant(ratio, np.float32) if isinstance(ratio, float) else ratio

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass
 
@@ -51,7 +52,8 @@ def _tokens(query: Array, key: Array | None, value: Array | None, state: Array |
     if key is not None and value is not None:
         if key.shape != query.shape or value.shape[:-2] != lead or value.ndim != query.ndim:
             raise OperatorError(
-                f"key must have the shape of query, and value its tokens, got {query.shape}, {key.shape}, {value.shape}", code="SX404"
+                f"key must have the shape of query, and value its tokens, got {query.shape}, {key.shape}, {value.shape}",
+                code="SX404",
             )
         q, k, v = (x.reshape(total, *x.shape[-2:]) for x in (query, key, value))
     else:
@@ -73,7 +75,7 @@ def _ends(tokens: _Tokens, cu: Ints | None, state: Array | None) -> Ints:
     """Return where the sequences start, and the number of tokens."""
     total = tokens.q.shape[0]
     if cu is not None:
-        if tokens.batch is not None or len(cu) < 2 or cu[0] or cu[-1] != total or any(a > b for a, b in zip(cu, cu[1:], strict=False)):
+        if tokens.batch is not None or len(cu) < 2 or cu[0] or cu[-1] != total or any(a > b for a, b in itertools.pairwise(cu)):
             raise OperatorError(f"cu_seqlens must rise from 0 to the {total} tokens of one axis, got {cu}", code="SX404")
         return cu
     batch = tokens.batch if state is None else state.shape[0]
@@ -94,9 +96,7 @@ def _per_head(x: Array, tokens: _Tokens, name: str, keys: bool) -> Array:
     raise OperatorError(f"{name} must have a value for each head of {(*tokens.lead, heads)}, got shape {x.shape}", code="SX404")
 
 
-def _log_decay(
-    xp: Xp, g: Array, a_log: Array | None, dt_bias: Array | None, activation: str, lower: float
-) -> Array:
+def _log_decay(xp: Xp, g: Array, a_log: Array | None, dt_bias: Array | None, activation: str, lower: float) -> Array:
     """Return the logarithm of the decay of each token."""
     if activation not in _GATES:
         raise OperatorError(f"gate_activation must be one of {', '.join(_GATES)}, got {activation!r}", code="SX404")
@@ -141,8 +141,8 @@ def gated_delta_net(
     """Compute the recurrence token by token; returns also the last states, and the first steps of each sequence."""
     if RULES.get(update_rule) != (decay is not None, beta is not None) or beta_activation not in ("none", "sigmoid"):
         raise OperatorError(
-            f"update_rule must be one of {', '.join(RULES)} and have the decay and beta that it reads, and beta_activation be none "
-            f"or sigmoid, got {update_rule!r} and {beta_activation!r}",
+            f"update_rule must be one of {', '.join(RULES)} and have the decay and beta that it reads, and beta_activation be "
+            f"none or sigmoid, got {update_rule!r} and {beta_activation!r}",
             code="SX404",
         )
     tokens = _tokens(query, key, value, initial_state)
@@ -157,7 +157,9 @@ def gated_delta_net(
     read, written = xp.repeat(q, group, axis=1), xp.repeat(k, group, axis=1)
     shrink = xp.ones((*v.shape[:2], 1), dtype=np.float32)
     if decay is not None:
-        shrink = xp.exp(_log_decay(xp, _per_head(decay, tokens, "decay", True), a_log, dt_bias, gate_activation, gate_lower_bound))
+        shrink = xp.exp(
+            _log_decay(xp, _per_head(decay, tokens, "decay", True), a_log, dt_bias, gate_activation, gate_lower_bound)
+        )
     rate = None if beta is None else _per_head(beta, tokens, "beta", False)
     rate = sigmoid(xp, rate) if rate is not None and beta_activation == "sigmoid" else rate
     final = xp.zeros(shape, dtype=np.float32) if initial_state is None else initial_state.copy()
@@ -181,7 +183,9 @@ def _captured(
 ) -> Array | None:
     """Return decays, keys and deltas of the first tokens of each sequence, one part behind the other, 0 where there are none."""
     if (count is None) != (capacity == 0) or not 0 <= capacity <= 8:
-        raise OperatorError(f"capture_count must be present exactly for a state_update_capacity in [1, 8], got {capacity}", code="SX407")
+        raise OperatorError(
+            f"capture_count must be present exactly for a state_update_capacity in [1, 8], got {capacity}", code="SX407"
+        )
     if count is None:
         return None
     batch = len(ends) - 1
@@ -201,9 +205,7 @@ def _tokens_in(op: Op, query: V, key: V | None, value: V | None, state: V | None
     if key is not None and value is not None:
         if op.rank(query) == 3:
             return single(op, query), single(op, key), single(op, value)
-        q, k, v = (
-            op.Reshape(single(op, x), op.Concat([-1], op.Shape(x, start=2), axis=0)) for x in (query, key, value)
-        )
+        q, k, v = (op.Reshape(single(op, x), op.Concat([-1], op.Shape(x, start=2), axis=0)) for x in (query, key, value))
         return q, k, v
     flat = op.Reshape(single(op, query), op.Concat([-1], op.Shape(query, start=-1), axis=0))
     heads, wide, size = (op.Shape(state, start=i, end=i + 1) for i in (1, 2, 3))
@@ -215,9 +217,7 @@ def _tokens_in(op: Op, query: V, key: V | None, value: V | None, state: V | None
     return q, k, op.Reshape(op.Slice(flat, both, [2**62], [1]), op.Concat([-1], heads, wide, axis=0))
 
 
-def _decay_in(
-    op: Op, g: V, heads: V, a_log: V | None, dt_bias: V | None, activation: str, lower: float
-) -> V:
+def _decay_in(op: Op, g: V, heads: V, a_log: V | None, dt_bias: V | None, activation: str, lower: float) -> V:
     """Return the decay of each token, tokens x heads x (1 or the size of a key), from its raw value of that form."""
     if _GATES[activation] != "none":
         rate = op.Unsqueeze(op.Exp(a_log), [1])
@@ -295,9 +295,7 @@ def gated_delta_net_body(
     shrink = rate = None
     if decay is not None:
         each = op.Concat(total, heads, [-1], axis=0)
-        shrink = _decay_in(
-            op, op.Reshape(single(op, decay), each), heads, a_log, dt_bias, gate_activation, gate_lower_bound
-        )
+        shrink = _decay_in(op, op.Reshape(single(op, decay), each), heads, a_log, dt_bias, gate_activation, gate_lower_bound)
     if beta is not None:
         rate = op.Reshape(single(op, beta), op.Concat(total, heads, [1], axis=0))
         rate = op.Sigmoid(rate) if beta_activation == "sigmoid" else rate
@@ -310,14 +308,14 @@ def gated_delta_net_body(
     if len(wanted) < 3 or capture_count is None:
         return y, final
     shrink = op.Expand(op.constant(1, np.float32), op.Concat(total, heads, [1], axis=0)) if shrink is None else shrink
-    return y, final, _captured_in(
-        op, (shrink, k, delta), starts, finals, capture_count, state_update_active, state_update_capacity
+    return (
+        y,
+        final,
+        _captured_in(op, (shrink, k, delta), starts, finals, capture_count, state_update_active, state_update_capacity),
     )
 
 
-def _captured_in(
-    op: Op, parts: tuple[V, ...], starts: V, finals: V, count: V, active: V | None, capacity: int
-) -> V:
+def _captured_in(op: Op, parts: tuple[V, ...], starts: V, finals: V, count: V, active: V | None, capacity: int) -> V:
     """`_captured` in ONNX operators."""
     steps = op.Range(0, capacity, 1)
     limit = op.Min(op.Cast(count, to=7), op.Sub(finals, starts))

@@ -114,9 +114,7 @@ def normalized_in(op: Op, x: V, epsilon: float) -> V:
 
 
 @microsoft("GatedRMSNorm", 1, traits=("shape_of_first", "norm"), weights={1: "the scale"})
-def gated_rms_norm(
-    xp: Xp, x: Array, scale: Array, gate: Array, *, activation: str = "silu", epsilon: float = 1e-5
-) -> Array:
+def gated_rms_norm(xp: Xp, x: Array, scale: Array, gate: Array, *, activation: str = "silu", epsilon: float = 1e-5) -> Array:
     """Normalize groups of the last axis, each as large as the scale, and multiply them by silu(gate) or sigmoid(gate)."""
     if activation not in ("silu", "swish", "sigmoid"):
         raise OperatorError(f"activation must be silu, swish or sigmoid, got {activation!r}", code="SX404")

@@ -46,9 +46,7 @@ def _gates_in(op: Op, gate: V, streams: V) -> V:
 
 
 @microsoft("BranchwiseRMSNorm", 1, traits=("shape_of_first", "norm"), weights={1: "the scale"})
-def branchwise_rms_norm(
-    xp: Xp, x: Array, scale: Array | None = None, *, epsilon: float = 1e-5, num_branches: int = 0
-) -> Array:
+def branchwise_rms_norm(xp: Xp, x: Array, scale: Array | None = None, *, epsilon: float = 1e-5, num_branches: int = 0) -> Array:
     """Divide each branch by its root mean square; the scale has shape (C H), C x H or H."""
     streams = _grouped(x, num_branches)
     c, h = streams.shape[-2:]
@@ -142,7 +140,9 @@ def hyper_connection_low_rank_mix(
         raise OperatorError(f"num_branches must be at least 1, got {num_branches}", code="SX404")
     round_, flat = rounding(streams), wide(streams)
     if prev_block_output is not None and prev_post_gate is not None:
-        flat = round_(hyper_connection_post_mix(xp, flat, wide(prev_block_output), wide(prev_post_gate), num_branches=num_branches))
+        flat = round_(
+            hyper_connection_post_mix(xp, flat, wide(prev_block_output), wide(prev_post_gate), num_branches=num_branches)
+        )
     scale = wide(norm_scale)
     hn = round_(branchwise_rms_norm(xp, flat, scale, epsilon=epsilon, num_branches=num_branches))
     down = round_(hn @ wide(down_weight)).astype(streams.dtype)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
 
 from ...errors import OperatorError
 from ..linear_attention import linear_attention
@@ -49,7 +52,9 @@ def ms_linear_attention(
     """
     decay, beta = needed(update_rule, decay, beta)
     if not 0 <= state_window <= 8 or query.ndim != 3:
-        raise OperatorError(f"query must have 3 axes and state_window be in [0, 8], got {query.shape}, {state_window}", code="SX404")
+        raise OperatorError(
+            f"query must have 3 axes and state_window be in [0, 8], got {query.shape}, {state_window}", code="SX404"
+        )
     if kv_num_heads > q_num_heads > 0:
         query = _repeated(xp, query, q_num_heads, kv_num_heads)
         q_num_heads = kv_num_heads
@@ -61,7 +66,8 @@ def ms_linear_attention(
     how = {"kv_num_heads": kv_num_heads, "q_num_heads": q_num_heads, "scale": scale, "update_rule": update_rule}
     tokens = (query, key, value, decay, beta)
     time = query.shape[1]
-    outputs, states = [], []
+    outputs: list[Array] = []
+    states: list[Array] = []
     for end in range(max(time - state_window + 1, 0), time + 1) if state_window else [time]:
         q, k, v, g, b = (None if x is None else x[:, sum(o.shape[1] for o in outputs) : end] for x in tokens)
         y, state = linear_attention(xp, q, k, v, state, g, b, **how)
@@ -107,7 +113,7 @@ def ms_linear_attention_body(
         wide = op.Concat(op.Shape(query, end=2), op.Mul(size, kv_num_heads), axis=0)
         query = op.Reshape(op.Gather(each, places, axis=2), wide, allowzero=1)
         q_num_heads = kv_num_heads
-    how = {"kv_num_heads": kv_num_heads, "q_num_heads": q_num_heads, "scale": scale, "update_rule": update_rule}
+    how: dict[str, Any] = {"kv_num_heads": kv_num_heads, "q_num_heads": q_num_heads, "scale": scale, "update_rule": update_rule}
     state = past_state
 
     def call(tokens: Sequence[V | None], state: V | None) -> tuple[V, V]:
@@ -120,7 +126,7 @@ def ms_linear_attention_body(
         return call(tokens, state)
     state = None if state is None else op.Gather(state, state_window - 1, axis=0)
     time = op.Shape(query, start=1, end=2)
-    outputs, slots, start = [], [], op.constant([0], "int64")
+    outputs, slots, start = [], [], op.constant([0], np.int64)
     for j in range(state_window + 1):
         end = op.Max(op.Sub(time, state_window - j), 0)
         y, state = call([None if x is None else op.Slice(x, start, end, [1]) for x in tokens], state)

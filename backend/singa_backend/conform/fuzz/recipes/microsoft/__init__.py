@@ -2,4 +2,14 @@
 
 from . import activation, convolution_state, diffusion, experts, gates, hyper_connections, lax, normalization, recurrent
 
-__all__ = ["activation", "convolution_state", "diffusion", "experts", "gates", "hyper_connections", "lax", "normalization", "recurrent"]
+__all__ = [
+    "activation",
+    "convolution_state",
+    "diffusion",
+    "experts",
+    "gates",
+    "hyper_connections",
+    "lax",
+    "normalization",
+    "recurrent",
+]

@@ -50,7 +50,9 @@ def gated_delta_net(d: Draw) -> None:
     d.put(d.ints(np.cumsum([0, *lengths]), np.int32) if ragged else None)
     rule = d.attr("update_rule", ["linear", "gated", "delta", "gated_delta"], "gated_delta")
     keys = d.chance(0.3)
-    gate = d.attr("gate_activation", ["none", "none", "softplus", "qwen", "sigmoid", "kda"], "none") if "gated" in rule else "none"
+    gate = (
+        d.attr("gate_activation", ["none", "none", "softplus", "qwen", "sigmoid", "kda"], "none") if "gated" in rule else "none"
+    )
     raw = d.array(4, (*lead, heads, *[size] * keys), "unit")
     d.put(negative(raw) if "gated" in rule else None, d.array(5, (*lead, heads), "unit") if "delta" in rule else None)
     started = packed or not (ragged or four) or d.chance()
