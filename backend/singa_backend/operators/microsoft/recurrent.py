@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from onnx import helper
 
+from ... import dtypes
 from ...errors import OperatorError
 from ..linear_attention import linear_attention
 from ._api import Array, Op, V, Xp, microsoft, not_declared
@@ -116,10 +118,14 @@ def ms_linear_attention_body(
     how: dict[str, Any] = {"kv_num_heads": kv_num_heads, "q_num_heads": q_num_heads, "scale": scale, "update_rule": update_rule}
     state = past_state
 
+    def ranked(x: V, rank: int) -> V:
+        """Return x with a rank, which inference may not know."""
+        return op.with_type(x, helper.make_tensor_type_proto(dtypes.onnx_code(op.dtype(x)), [None] * rank))
+
     def call(tokens: Sequence[V | None], state: V | None) -> tuple[V, V]:
         q, k, v, g, b = tokens
         y, new = op.LinearAttention(q, k, v, state, g, b, outputs=2, **how)
-        return y, new
+        return ranked(y, 3), ranked(new, 4)
 
     tokens = (query, key, value, decay, beta)
     if not state_window:
