@@ -265,7 +265,7 @@ def moe_group_router_body(
     def marked(like: V, k: int) -> V:
         """Return 1 at the k largest of each row."""
         _, places = op.TopK(like, [k], axis=1, outputs=2)
-        return op.ScatterElements(op.zeros_like(like), places, op.full_like(op.Cast(places, to=1), 1), axis=1)
+        return op.ScatterElements(op.zeros_like(like), places, op.full_like(op.cast(places, like), 1), axis=1)
 
     of_groups = op.Unsqueeze(marked(op.ReduceSum(best, [2], keepdims=0), topk_group), [2])
     allowed = op.Greater(op.Reshape(op.Mul(op.full_like(groups, 1), of_groups), op.Shape(s)), 0)

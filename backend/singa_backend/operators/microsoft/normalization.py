@@ -13,7 +13,8 @@ from ._api import Array, Op, V, Wanted, Xp, microsoft
 
 def _residual(x: Array, skip: Array, bias: Array | None) -> Array:
     """Return x + skip + bias; raise OperatorError unless skip has the last axes of x."""
-    if x.ndim not in (2, 3) or skip.shape not in (x.shape, x.shape[1:], (1, *x.shape[1:])) or (x.ndim == 2 and skip.ndim < 2):
+    samples = (x.shape[1:], (1, *x.shape[1:])) if x.ndim == 3 else ()
+    if x.ndim not in (2, 3) or skip.shape not in (x.shape, *samples):
         raise OperatorError(
             f"input must have 2 or 3 axes and skip its shape, or that of one sample, got {x.shape} and {skip.shape}", code="SX404"
         )
