@@ -45,7 +45,9 @@ def _plain(xp: Xp, x: Array, name: str) -> Array:
     return positive if name == "relu" else positive * positive
 
 
-@microsoft("MoE", 1, weights={2: "the first weight", 4: "the second weight", 6: "the third weight"})
+@microsoft(
+    "MoE", 1, traits=("shape_of_first", "product"), weights={2: "the first weight", 4: "the second weight", 6: "the third weight"}
+)
 def moe(
     xp: Xp,
     x: Array,

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from ... import dtypes
 from ...errors import OperatorError
+from ...ir.shapes import KnownShapes, Shape
 from .._flops import each_input
 from ..normalization import layer_normalization
 from ._api import Array, Op, V, Wanted, Xp, microsoft
@@ -146,6 +149,15 @@ def embed_layer_normalization(
         return y, xp.zeros(batch, dtype=input_ids.dtype), total
     _same_ids(mask, input_ids, "mask")
     return y, mask.sum(axis=1).astype(mask.dtype), total
+
+
+@embed_layer_normalization.shapes
+def embed_layer_normalization_shapes(known: KnownShapes[Any], call: Any) -> list[Shape | None] | None:
+    ids, table = known.shape(call.inputs[0]), known.shape(call.inputs[2])
+    if ids is None or table is None or len(ids) != 2 or len(table) != 2:
+        return None
+    whole = (*ids, table[1])
+    return [whole, ids[:1], whole][: len(call.outputs)]
 
 
 def _same_ids(ids: Array, words: Array, name: str, rows: bool = False) -> None:
