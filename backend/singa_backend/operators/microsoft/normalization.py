@@ -156,8 +156,8 @@ def embed_layer_normalization_shapes(known: KnownShapes[Any], call: Any) -> list
     ids, table = known.shape(call.inputs[0]), known.shape(call.inputs[2])
     if ids is None or table is None or len(ids) != 2 or len(table) != 2:
         return None
-    whole = (*ids, table[1])
-    return [whole, ids[:1], whole][: len(call.outputs)]
+    made: list[Shape | None] = [(*ids, table[1]), ids[:1], (*ids, table[1])]
+    return made[: len(call.outputs)]
 
 
 def _same_ids(ids: Array, words: Array, name: str, rows: bool = False) -> None:
