@@ -34,9 +34,9 @@ def _gated(xp: Xp, g: Array, u: Array, name: str, alpha: float, beta: float, lim
 
 
 def _plain(xp: Xp, x: Array, name: str) -> Array:
-    """Return an activation without gate."""
+    """Return an activation without gate; Gelu is the approximation with tanh, as in onnxruntime's kernel."""
     if name == "gelu":
-        return gelu(xp, x)
+        return gelu(xp, x, approximate="tanh")
     if name == "silu":
         return x * sigmoid(xp, x)
     if name == "identity":
@@ -145,7 +145,7 @@ def _gated_in(op: Op, g: V, u: V, name: str, alpha: float, beta: float, limit: f
 def _plain_in(op: Op, x: V, name: str) -> V:
     """`_plain` in ONNX operators."""
     if name == "gelu":
-        return op.Gelu(x)
+        return op.Gelu(x, approximate="tanh")
     if name == "silu":
         return swish_in(op, x)
     if name == "identity":
