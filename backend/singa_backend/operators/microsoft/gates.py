@@ -165,7 +165,7 @@ def gated_add_body(op: Op, x: V, y: V, gate: V, gate_weight: V | None) -> V:
     return op.Add(x, op.Mul(y, factor))
 
 
-@microsoft("EngramGate", 1)
+@microsoft("EngramGate", 1, traits=("shape_of_first",))
 def engram_gate(
     xp: Xp,
     key: Array,
@@ -215,13 +215,15 @@ def engram_gate_body(
     score = op.Div(op.ReduceSum(op.Mul(k, q), [3], keepdims=1), op.Sqrt(size))
     root = op.Mul(op.Sign(score), op.Sqrt(op.Max(op.Abs(score), 1e-6)))
     y = op.Mul(op.Sigmoid(root), op.Unsqueeze(v, [2]))
-    if len(wanted) < 2 or conv_norm_scale is None:
+    if len(wanted) < 2:
         return (op.cast(y, target),)
+    if conv_norm_scale is None:
+        raise OperatorError("gated_value_normed needs conv_norm_scale", code="SX407")
     normal = op.Mul(normalized_in(op, y, epsilon), single(op, conv_norm_scale))
     return op.cast(y, target), op.cast(normal, target)
 
 
-@microsoft("LinearAttentionGate", 1)
+@microsoft("LinearAttentionGate", 1, traits=("shape_of_first",))
 def linear_attention_gate(
     xp: Xp, a: Array, dt_bias: Array, decay_scale: Array, b: Array | None = None, *, wanted: Wanted
 ) -> tuple[Array, Array | None]:
