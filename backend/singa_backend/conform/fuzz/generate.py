@@ -105,7 +105,7 @@ def _cells(select: str, names: tuple[tuple[str, str], ...]) -> tuple[tuple[Cell,
     versions: list[tuple[str, str, int]] = []
     for domain, name in names:
         for version, schema in sorted(schemas[domain, name].items()):
-            if not re.search(select, f"{_shown(domain)}:{name}-{version}" if domain else f"{name}-{version}"):
+            if not re.search(select, label(domain, name, version)):
                 continue
             versions.append((domain, name, version))
             for parameter, allowed in allowed_types(schema).items():
@@ -115,9 +115,10 @@ def _cells(select: str, names: tuple[tuple[str, str], ...]) -> tuple[tuple[Cell,
     return tuple(found), tuple(versions)
 
 
-def _shown(domain: str) -> str:
-    """A domain in selections: operators that onnxruntime reads in ONNX's domain are those of "com.microsoft.lax"."""
-    return f"{MICROSOFT}.lax" if domain == LAX else domain
+def label(domain: str, name: str, version: int) -> str:
+    """An operator version in selections; operators that onnxruntime reads in ONNX's domain are those of "com.microsoft.lax"."""
+    shown = f"{MICROSOFT}.lax" if domain == LAX else domain
+    return f"{shown}:{name}-{version}" if domain else f"{name}-{version}"
 
 
 def allowed_types(schema: defs.OpSchema) -> dict[str, list[np.dtype[Any]]]:
