@@ -135,6 +135,7 @@ def qmoe(
     fc3_zero: Array | None = None,
     router_weights: Array | None = None,
     *further: Array | None,
+    accuracy_level: int = 0,
     activation_alpha: float = 1.0,
     activation_beta: float = 0.0,
     activation_type: str = "relu",
@@ -149,12 +150,14 @@ def qmoe(
     swiglu_fusion: int = 0,
     swiglu_limit: float | None = None,
     swiglu_limit_after_activation: int = 0,
+    use_sparse_mixer: int = 0,
     weights_prepacked: int = -1,
 ) -> Array:
     """Sum the results of the k experts with the largest router values, each times its share.
 
     The shares are the softmax over these k values, whatever normalize_routing_weights; or, with router_weights, those of the
-    chosen experts, divided by their sum if normalize_routing_weights is set.
+    chosen experts, divided by their sum if normalize_routing_weights is set.  accuracy_level does not change the definition, and
+    onnxruntime's CPU kernel ignores use_sparse_mixer.
     """
     _check(quant_type, weights_prepacked, further)
 
