@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import operator
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -108,27 +109,15 @@ def _messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 def _compiled(text: str) -> Any:
     """The template in a sandbox: it reads nothing but its arguments, and changes nothing."""
     try:
-        import jinja2.exceptions
+        import jinja2
         from jinja2 import sandbox
     except ImportError:
         hint = "pip install 'sonnx[generate]'"
         raise MissingDependency("chat templates are run by jinja2, which is not installed", hint=hint) from None
-
-    class ChatSandbox(sandbox.ImmutableSandboxedEnvironment):
-        intercepted_binops = frozenset({"*", "**", "%"})
-
-        def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-            """Compute an operator that can make a large value from small ones."""
-            sized = [v for v in (left, right) if isinstance(v, (str, list, tuple))]
-            if operator == "%" and sized:
-                raise jinja2.exceptions.SecurityError("a chat template must not format texts by %")
-            numbers = [v for v in (left, right) if isinstance(v, int)]
-            large = any(len(s) * n > LARGEST_TEXT for s in sized for n in numbers)
-            if large or (operator == "**" and any(abs(n) > 1000 for n in numbers)):
-                raise jinja2.exceptions.SecurityError(f"{operator} makes a value that is too large")
-            return super().call_binop(context, operator, left, right)
-
-    environment = ChatSandbox(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"])
+    options = {"trim_blocks": True, "lstrip_blocks": True, "extensions": ["jinja2.ext.loopcontrols"]}
+    environment: Any = sandbox.ImmutableSandboxedEnvironment(**options)
+    environment.intercepted_binops = frozenset({"+", "*", "**", "%"})
+    environment.call_binop = _computed
     environment.filters["tojson"] = _json
     for unbounded in ("center", "indent"):  # their widths are not bounded
         environment.filters.pop(unbounded, None)
@@ -137,6 +126,23 @@ def _compiled(text: str) -> Any:
         return environment.from_string(text)
     except (jinja2.TemplateError, RecursionError) as error:
         raise _refused(f"the chat template is not a template of jinja2: {error}") from None
+
+
+_BINARY: dict[str, Callable[[Any, Any], Any]] = {
+    "+": operator.add, "*": operator.mul, "**": operator.pow, "%": operator.mod,
+}  # fmt: skip
+
+
+def _computed(context: Any, symbol: str, left: Any, right: Any) -> Any:
+    """The result of an operator that can make a large value from small ones."""
+    sized = [len(v) for v in (left, right) if isinstance(v, (str, list, tuple))]
+    numbers = [abs(v) for v in (left, right) if isinstance(v, int)]
+    if symbol == "%" and sized:
+        raise _refused("the chat template must not format texts by %")
+    large = sum(sized) * max(numbers if symbol == "*" else (), default=1) > LARGEST_TEXT
+    if large or (symbol == "**" and max(numbers, default=0) > 1000):
+        raise _refused(f"the chat template makes a value that is too large, by {symbol}")
+    return _BINARY[symbol](left, right)
 
 
 def _json(value: Any, ensure_ascii: bool = False, indent: int | None = None, **_: Any) -> str:

@@ -7,7 +7,7 @@ import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -410,11 +410,11 @@ def _listed(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     if not isinstance(prompts, (Sequence, np.ndarray)) or isinstance(prompts, bytes):
         raise refused(f"a prompt must be a text or a list of tokens, got a {type(prompts).__name__}")
     if len(prompts) and all(isinstance(p, (int, np.integer)) for p in prompts):
-        return [list(prompts)]  # type: ignore[arg-type]
+        return [cast(list[int], list(prompts))]
     for p in prompts:
         if not isinstance(p, (str, Sequence, np.ndarray)) or isinstance(p, bytes):
             raise refused(f"a prompt must be a text or a list of tokens, got a {type(p).__name__}")
-    return list(prompts)  # type: ignore[arg-type]
+    return cast(list[Prompt], list(prompts))
 
 
 def _gathered(call: _Call) -> GeneratedTexts:
