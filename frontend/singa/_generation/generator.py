@@ -20,7 +20,7 @@ from .chat import ChatTemplate
 from .config import read_folder
 from .decoders import DecoderFile, Decoding, unsupported
 from .documents import unfit
-from .search import SEQUENCES, Sampler, SearchOptions, refused
+from .search import SEQUENCES, Sampler, SearchOptions, beams, refused
 from .tokens import TOKENIZER, Characters, TextTokenizer, TextWriter
 
 Prompt = str | Sequence[int]
@@ -185,9 +185,8 @@ class Generator:
             self._encoder = SingaBackend.prepare(found.encoder, device, **options)
             self._check_encoder(self._encoder, found.encoder.name)
         elif self._first.hidden:
-            raise unfit(
-                f"{found.path} must contain encoder_model.onnx, and config.json is_encoder_decoder: {found.decoder.name} needs it"
-            )
+            what = f"{found.decoder.name} needs the output of encoder_model.onnx"
+            raise unfit(f"{found.path}/config.json: is_encoder_decoder must be true: {what}")
         self._chat: ChatTemplate | None = None
         self.load_seconds = time.perf_counter() - started
 
@@ -294,9 +293,8 @@ class Generator:
         """Check the arguments of a call; nothing has run yet."""
         folder = self._folder
         options = SearchOptions.of(search, name).completed(folder)
-        beams = folder.search.integer("num_beams", 1) or 1
-        if beams > 1:
-            what = f"{folder.search.file} requests a search with {beams} beams; the search here has one"
+        if beams(folder) > 1:
+            what = f"{folder.search.file} requests a search with {beams(folder)} beams; the search here has one"
             warnings.warn(what, UserWarning, stacklevel=3)
         count = options.num_return_sequences or 1
         if not prompts or len(prompts) * count > SEQUENCES:

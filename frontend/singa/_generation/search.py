@@ -173,7 +173,13 @@ def _defaults(folder: ModelFolder) -> dict[str, Any]:
     if found["top_p"] is not None and found["top_p"] > 1:
         raise section.wrong("top_p", "at most 1", found["top_p"])
     found["end_tokens"] = folder.end
+    beams(folder)
     return {k: v for k, v in found.items() if v is not None}
+
+
+def beams(folder: ModelFolder) -> int:
+    """The number of beams that the folder requests; the search here has one."""
+    return folder.search.integer("num_beams", 1) or 1
 
 
 class Sampler:
