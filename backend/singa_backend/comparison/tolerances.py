@@ -177,7 +177,18 @@ _MICROSOFT_FLOAT = (
               "chains of elementary functions, which onnxruntime approximates in float32", 16, 64),
 )  # fmt: skip
 
-_MICROSOFT_ATTENTION: tuple[Allowance, ...] = ()
+_MICROSOFT_ATTENTION = (
+    Allowance(("RotaryEmbedding", "MRotaryEmbedding", "GemmaRotaryEmbedding"),
+              "a sum of two products, which may be fused; halves are rounded after each step or once", 4, 4),
+    Allowance(("GatedRelativePositionBias",), "sums of products in any order, and a sigmoid", 32, 64),
+    Allowance(("RelativePositionBias", "RemovePadding", "RestorePadding"), "these operators move values"),
+    Allowance(("GroupQueryAttention",),
+              "two products and a softmax, summed in any order; a real in a quantized cache is rounded to an integer",
+              16, 32, steps=1, single=True),
+    Allowance(("MultiHeadAttention", "DecoderMaskedMultiHeadAttention", "Attention", "QAttention",
+               "SparseAttention", "PackedAttention", "PackedMultiHeadAttention"),
+              "two products and a softmax, summed in any order", 16, 32, single=True),
+)  # fmt: skip
 
 _MICROSOFT_FEW_BITS: tuple[Allowance, ...] = ()
 
