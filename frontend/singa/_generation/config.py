@@ -47,7 +47,7 @@ class ModelFolder:
         continued: the file of later runs; None if it is the same.
         encoder: the file of an encoder; None without one.
         names: the names of the decoder's inputs and outputs.
-        shared: whether past and present are buffers of the maximum length.
+        shared: whether past and present may be buffers of the maximum length.
         heads: the number of heads in a cache, for files that do not declare it.
         size: the size of a head, for files that do not declare it.
         end: the tokens that end a sequence.

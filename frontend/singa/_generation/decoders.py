@@ -26,7 +26,9 @@ HIDDEN = ("encoder_hidden_states", "encoder_outputs")
 HIDDEN_MASK = "encoder_attention_mask"
 
 _PACKING = frozenset({"GroupQueryAttention"})
-"""Operators that read the mask as the number of tokens of each sequence: its padding must not be in front of them."""
+"""Operators for which the mask is the number of tokens of each sequence, so that padding must not be in front of them.
+
+They take buffers of the maximum length, or a past that grows: plans let it grow in place, and copy buffers."""
 
 
 def unsupported(text: str, hint: str = "") -> UnsupportedModel:
@@ -85,7 +87,7 @@ class DecoderFile:
         logits: the output.
         caches: the caches.
         batch: the number of sequences that the file declares; 0 for any.
-        pads: whether prompts of unequal lengths may be padded on the left.
+        packs: whether its attention reads the mask as the number of tokens of each sequence, and takes a past of any length.
     """
 
     rep: SingaRep
@@ -99,7 +101,7 @@ class DecoderFile:
     logits: str
     caches: tuple[Cache, ...]
     batch: int
-    pads: bool
+    packs: bool
     dtypes: dict[str, np.dtype[Any]] = field(default_factory=dict)
 
     @classmethod
@@ -135,8 +137,13 @@ class DecoderFile:
         packing = any(n.op_type in _PACKING for n in rep.graph.all_nodes())
         return cls(
             rep, ids, found[ids], mask, positions, hidden, hidden_mask, branch, logits, caches, batch,
-            bool(mask and positions) and not packing, found,
+            packing, found,
         )  # fmt: skip
+
+    @property
+    def pads(self) -> bool:
+        """Whether prompts of unequal lengths may be padded on the left."""
+        return bool(self.mask and self.positions) and not self.packs
 
     @property
     def grows(self) -> bool:

@@ -386,7 +386,8 @@ class Generator:
         for i, r in enumerate(rows):
             tokens[i, longest - r.start :], mask[i, longest - r.start :] = r.tokens, 1
         most = longest + max(r.most for r in rows)
-        return Decoding(self._first, self._later, mask, most, self._folder.shared, hidden), tokens
+        shared = self._folder.shared and not self._later.packs
+        return Decoding(self._first, self._later, mask, most, shared, hidden), tokens
 
     def _encoded(self, encoder: SingaRep, sources: Sequence[Sequence[int]]) -> tuple[Any, np.ndarray]:
         """The output of the encoder and the mask of its tokens, which are padded on the right."""
