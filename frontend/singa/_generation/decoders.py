@@ -37,7 +37,7 @@ def unsupported(text: str, hint: str = "") -> UnsupportedModel:
 
 
 @dataclass(frozen=True)
-class Cache:
+class PastCache:
     """A cache: an input of past keys or values, and the output that the next run takes.
 
     Attributes:
@@ -99,7 +99,7 @@ class DecoderFile:
     hidden_mask: str
     branch: str
     logits: str
-    caches: tuple[Cache, ...]
+    caches: tuple[PastCache, ...]
     batch: int
     packs: bool
     dtypes: dict[str, np.dtype[Any]] = field(default_factory=dict)
@@ -159,7 +159,7 @@ def _list(found: dict[str, Value]) -> str:
     return ", ".join(found) or "none"
 
 
-def _caches(inputs: dict[str, Value], outputs: dict[str, Value], folder: ModelFolder, file: str) -> list[Cache]:
+def _caches(inputs: dict[str, Value], outputs: dict[str, Value], folder: ModelFolder, file: str) -> list[PastCache]:
     """The caches of a decoder."""
     pairs = {n: p for n in inputs if (p := _present(n, folder.names))}
     lacking = [p for p in pairs.values() if p not in outputs and "encoder" not in p and "cross" not in p]
@@ -179,7 +179,7 @@ def _present(past: str, names: InputNames) -> str:
     return re.sub("^past_key_values|^past", "present", past)
 
 
-def _cache(value: Value, present: str, folder: ModelFolder, file: str) -> Cache:
+def _cache(value: Value, present: str, folder: ModelFolder, file: str) -> PastCache:
     """The cache of an input, whose sizes are those of the file or of the configuration."""
     shape = value.shape
     if value.dtype is None or shape is None or len(shape) not in (4, 5):
@@ -193,7 +193,7 @@ def _cache(value: Value, present: str, folder: ModelFolder, file: str) -> Cache:
     if heads is None or size is None:
         raise unsupported(f"{file}: a cache must declare its heads and their size, or the configuration must: {value}")
     name = value.name
-    return Cache(name, present, value.dtype, (*(2,) * lead, 0, heads, 0, size), "encoder" in name or "cross" in name)
+    return PastCache(name, present, value.dtype, (*(2,) * lead, 0, heads, 0, size), "encoder" in name or "cross" in name)
 
 
 class Decoding:
