@@ -73,6 +73,21 @@ def test_values_of_genai_config(place: tuple[str, ...], key: str, value: Any, me
     assert error.code == "SX374" and message in error.message and "genai_config.json" in error.message
 
 
+def test_a_folder_that_is_a_link(tmp_path: Path) -> None:
+    """A path through it leaves the folder; the folder itself, and a file in it, may be links."""
+    folder = write(tmp_path / "folder", {"model": Decoder().model()}, genai_config=genai())
+    (folder / "model.onnx").rename(tmp_path / "model.onnx")
+    (folder / "out").symlink_to(tmp_path)
+    config = genai()
+    config["model"]["decoder"]["filename"] = "out/model.onnx"
+    (folder / "genai_config.json").write_text(json.dumps(config))
+    assert "must be a path within the folder, got 'out/model.onnx'" in refusal(folder).message
+    (folder / "genai_config.json").write_text(json.dumps(genai()))
+    (folder / "model.onnx").symlink_to(tmp_path / "model.onnx")
+    (tmp_path / "link").symlink_to(folder)
+    assert sonnx.Generator(tmp_path / "link").load_seconds > 0
+
+
 def test_unknown_keys_and_nulls_are_ignored_when_it_runs(tmp_path: Path) -> None:
     config = genai(unknown=[1, 2], top_p=None, max_length=20.0)
     config["model"] |= {"new": {"deep": 1}, "bos_token_id": None}

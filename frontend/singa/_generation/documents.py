@@ -124,7 +124,10 @@ class Section:
         parts = PurePosixPath(value).parts
         if not parts or value.startswith("/") or ".." in parts or {"\\", ":", "\0"} & set(value):
             raise self.wrong(key, "a path within the folder", value)
-        return folder.joinpath(*parts)
+        found = folder.joinpath(*parts)
+        if not found.parent.resolve().is_relative_to(folder.resolve()):  # a folder in it may be a link
+            raise self.wrong(key, "a path within the folder", value)
+        return found
 
 
 def _kind(value: Any) -> str:
