@@ -186,6 +186,7 @@ def changed(*, remove: str = "", add: str = "", output: bool = False, **shapes: 
         ({"remove": "logits", "output": True}, "must have the output logits"),
         ({"remove": "present.1.value", "output": True}, "must return present.1.value, which is the next past"),
         ({"past_key_values.0.key": ["n", HEADS, SIZE]}, "a cache must be of shape"),
+        ({"logits": ["batch"], "output": True}, "the output must be of shape [batch, length, words]"),
         ({"input_ids": ["batch", 4]}, "must be of shape [batch, any length]"),
     ],
 )

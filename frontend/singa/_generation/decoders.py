@@ -116,6 +116,9 @@ class DecoderFile:
         logits = names.logits if names.logits in outputs else ""
         if not logits:
             raise unsupported(f"{file} must have the output {names.logits}, and has {_list(outputs)}")
+        rank = outputs[logits].shape
+        if rank is not None and len(rank) not in (2, 3):
+            raise unsupported(f"{file}: the output must be of shape [batch, length, words]: {outputs[logits]}")
         caches = tuple(_caches(inputs, outputs, folder, file))
         hidden = _among(HIDDEN, inputs)
         hidden_mask, branch = _among((HIDDEN_MASK,), inputs), _among((BRANCH,), inputs)
@@ -222,8 +225,7 @@ class Decoding:
     ) -> None:
         self._first, self._later, self._hidden = first, later, hidden
         self._batch = len(mask)
-        self._mask = np.ones((self._batch, most), np.int64)
-        self._mask[:, : mask.shape[1]] = mask
+        self._prompt = mask.astype(np.int64)
         self._past: dict[str, Any] = {}
         self._tokens = np.zeros((self._batch, 0), np.int64)
         self._length = 0
@@ -246,9 +248,10 @@ class Decoding:
     def step(self, tokens: np.ndarray) -> np.ndarray:
         """Run on the next tokens, of shape (sequences, number), and return the logits after them, as float32."""
         file = self._first if not self.count else self._later
-        self._tokens = np.concatenate([self._tokens, tokens], axis=1)
         self._length += tokens.shape[1]
-        outputs = self._run(file, tokens if self._later.grows else self._tokens)
+        if not self._later.grows:  # each run reads all tokens
+            tokens = self._tokens = np.concatenate([self._tokens, tokens], axis=1)
+        outputs = self._run(file, tokens)
         self.count += 1
         found = outputs[file.logits]
         device = file.rep.device
@@ -259,7 +262,8 @@ class Decoding:
 
     def _run(self, file: DecoderFile, tokens: np.ndarray) -> Outputs:
         """One run; it replaces the caches by those that it returns."""
-        mask = self._mask[:, : self._length]
+        new = np.ones((self._batch, self._length - self._prompt.shape[1]), np.int64)
+        mask = np.concatenate([self._prompt, new], axis=1)
         feeds: dict[str, Any] = {file.ids: tokens.astype(file.ids_dtype)}
         if file.mask:
             feeds[file.mask] = mask.astype(file.dtypes[file.mask])

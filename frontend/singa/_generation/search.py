@@ -224,9 +224,10 @@ class Sampler:
         penalty = chosen.repetition_penalty
         if penalty is not None and penalty != 1:
             seen = np.unique(np.asarray(tokens, np.int64))
+            seen = seen[seen < len(scores)]
             scores[seen] = np.where(scores[seen] < 0, scores[seen] * penalty, scores[seen] / penalty)
         if chosen.no_repeat_ngram_size:
-            scores[repeated(tokens, chosen.no_repeat_ngram_size)] = -np.inf
+            scores[[t for t in repeated(tokens, chosen.no_repeat_ngram_size) if t < len(scores)]] = -np.inf
         if new < self._least:
             scores[[t for t in self._end if t < len(scores)]] = -np.inf
         return scores
@@ -256,8 +257,10 @@ def most_likely(scores: np.ndarray, temperature: float, top_k: int, top_p: float
         top_p: the fewest tokens are kept whose probabilities reach this sum.
     """
     scaled = scores.astype(np.float64) / temperature
-    ids = np.argsort(-scaled, kind="stable")
-    ids = ids[: top_k or None]
+    ids = np.arange(len(scaled))
+    if 0 < top_k < len(scaled):  # to sort the others takes longer than the rest
+        ids = np.flatnonzero(scaled >= np.partition(scaled, -top_k)[-top_k])
+    ids = ids[np.argsort(-scaled[ids], kind="stable")][: top_k or None]
     chances = np.exp(scaled[ids] - scaled[ids[0]])
     chances /= chances.sum()
     if top_p < 1:
