@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import onnx
 import pytest
@@ -129,6 +129,8 @@ def test_files_of_optimum(file: str, data: bytes, message: str, tmp_path: Path) 
 
 def test_what_a_folder_lacks(tmp_path: Path) -> None:
     assert "which does not exist" in refusal(tmp_path / "nothing").message
+    assert "got a int" in refusal(cast(Path, 7)).message
+    assert "which does not exist" in refusal(Path("a\0b")).message
     (tmp_path / "file").write_text("")
     assert "which is a file" in refusal(tmp_path / "file").message
     assert "has neither" in refusal(tmp_path).message

@@ -260,6 +260,10 @@ def test_the_defaults_of_a_folder(tmp_path: Path) -> None:
     drawn = generator.generate("a", seed=1)
     assert drawn.seed == 1 and drawn.new_tokens <= 6
     assert drawn.texts == generator.generate("a", seed=1, sample=True, top_k=4, temperature=0.5, max_new_tokens=6).texts
+    write(generator.folder, {}, generation_config=chosen | {"num_return_sequences": 3})
+    several = sonnx.Generator(generator.folder)
+    assert len(several.generate("a", seed=1).texts) == 3
+    assert "".join(several.stream("a", seed=1)) == drawn.texts[0].text  # a stream is one of them
     greedy_texts = generator.generate("a", sample=False).texts
     assert greedy_texts == generator.generate("a", temperature=0).texts == generator.generate("a", top_k=1, seed=9).texts
 

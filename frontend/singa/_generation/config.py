@@ -85,6 +85,8 @@ def read_folder(path: str | os.PathLike[str]) -> ModelFolder:
         InvalidInput: it is not a folder, a file is missing, or a value is not what its key needs (SX374).
         UnsupportedModel: the model takes more than text (SX210).
     """
+    if not isinstance(path, (str, os.PathLike)):
+        raise unfit(f"a folder of a model must be passed, got a {type(path).__name__}")
     folder = Path(path)
     if not folder.is_dir():
         raise unfit(f"a folder of a model must be passed, got {str(folder)!r}, which {_what(folder)}")

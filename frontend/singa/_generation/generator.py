@@ -262,7 +262,7 @@ class Generator:
             OperatorError: as for `generate`.
             ResourceExhausted: as for `generate`.
         """
-        call = self._call([prompt], special_tokens, cancel, search, "stream")
+        call = self._call([prompt], special_tokens, cancel, {"num_return_sequences": 1, **search}, "stream")
         if len(call.rows) > 1:
             raise refused(f"num_return_sequences must be 1 for a stream, got {len(call.rows)}")
         return (piece for _, piece in self._pieces(call) if piece)
