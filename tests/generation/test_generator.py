@@ -137,6 +137,27 @@ def test_a_folder_of_onnxruntime_genai(oracle: Oracle, tmp_path: Path) -> None:
     assert list(found.texts[0].tokens) == expected  # max_length counts the prompt
 
 
+def test_files_with_group_query_attention(oracle: Oracle, tmp_path: Path) -> None:
+    """As onnxruntime-genai's builder writes them: prompts of one length run together, and caches grow by one plan."""
+    config = genai(past_present_share_buffer=True)
+    config["model"]["decoder"] |= {"num_key_value_heads": 1, "head_size": models.WIDE}
+    model = models.grouped()
+    generator = sonnx.Generator(write(tmp_path / "folder", {"model": model}, genai_config=config))
+    fixed = {
+        f"past_key_values.{n}.{k}": np.zeros((1, 1, 0, models.WIDE), np.float32) for n in range(LAYERS) for k in ("key", "value")
+    }
+    found = generator.generate([*PROMPTS, PROMPTS[0]], max_new_tokens=NEW, end_tokens=[])
+    for prompt, text in zip(PROMPTS, found.texts, strict=False):
+        expected = list(encoded(prompt))
+        for _ in range(NEW):
+            feeds = {"input_ids": np.array([expected]), "attention_mask": np.ones((1, len(expected)), np.int64), **fixed}
+            expected.append(int(oracle.run(model.SerializeToString(), feeds)["logits"][0, -1].argmax()))
+        assert list(text.tokens) == expected[len(encoded(prompt)) :]
+    assert found.texts[-1].tokens == found.texts[0].tokens and len({t.tokens for t in found.texts}) == len(PROMPTS)
+    planner = generator._first.rep._session._planner
+    assert planner is not None and planner.open is not None and generator._first.rep._session.reason is None
+
+
 def buffered() -> onnx.ModelProto:
     """A decoder whose caches are buffers of a maximum length: the mask says which row is the next."""
     model = Decoder("", positions=False).model()

@@ -15,6 +15,8 @@ HEADS, SIZE, LAYERS, WORDS, PLACES = 2, 8, 2, 260, 512
 WIDTH = HEADS * SIZE
 BEGIN, END, PAD = 256, 257, 258
 NEGATIVE = -1e9
+WIDE = 16
+"""The size of a head of GroupQueryAttention: onnxruntime accepts multiples of 16."""
 
 Nodes = list[onnx.NodeProto]
 
@@ -221,6 +223,44 @@ class Decoder:
                 nodes += heads_of(f"{w}{n}_all", "encoder_hidden_states", f"{w}{n}")
                 nodes += [node("Identity", f"{w}{n}_all", after)] if self.cache else []
         return nodes
+
+
+def grouped() -> onnx.ModelProto:
+    """A decoder as onnxruntime-genai's builder writes them: GroupQueryAttention with rotary embeddings, two heads of one key."""
+    width = HEADS * WIDE
+    draw = np.random.default_rng(3)
+    shapes = {"wte": (WORDS, width), "head": (width, WORDS)}
+    for n in range(LAYERS):
+        shapes |= {f"q{n}": (width, width), f"k{n}": (width, WIDE), f"v{n}": (width, WIDE), f"o{n}": (width, width)}
+    angles = np.arange(PLACES)[:, None] / 10.0 ** np.arange(WIDE // 2)
+    values = {n: draw.standard_normal(s) * (1 if n == "wte" else 3 / np.sqrt(s[0])) for n, s in shapes.items()}
+    values |= {"cos": np.cos(angles), "sin": np.sin(angles)}
+    held = [numpy_helper.from_array(v.astype(np.float32), n) for n, v in values.items()]
+    held += [numpy_helper.from_array(np.array(v, np.int64), n) for n, v in {"one": 1, "at1": [1]}.items()]
+    nodes = [
+        node("ReduceSum", "attention_mask at1", "used", keepdims=1),
+        node("Sub", "used one", "last"),
+        node("Cast", "last", "seqlens", to=TensorProto.INT32), node("Shape", "attention_mask", "sizes"),
+        node("Gather", "sizes one", "wide"), node("Cast", "wide", "total", to=TensorProto.INT32),
+        node("Gather", "wte input_ids", "x0"),
+    ]  # fmt: skip
+    inputs = [helper.make_tensor_value_info("input_ids", TensorProto.INT64, ["batch", "now"]),
+              helper.make_tensor_value_info("attention_mask", TensorProto.INT64, ["batch", "all"])]  # fmt: skip
+    outputs = [helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["batch", "now", WORDS])]
+    for n in range(LAYERS):
+        past, present = ([f"{w}.{n}.{k}" for k in ("key", "value")] for w in ("past_key_values", "present"))
+        inputs += [helper.make_tensor_value_info(p, TensorProto.FLOAT, ["batch", 1, "past", WIDE]) for p in past]
+        outputs += [helper.make_tensor_value_info(p, TensorProto.FLOAT, ["batch", 1, "all", WIDE]) for p in present]
+        nodes += [node("MatMul", f"x{n} {w}{n}", f"{w}h{n}") for w in "qkv"]
+        nodes += [
+            node("GroupQueryAttention", f"qh{n} kh{n} vh{n} {' '.join(past)} seqlens total cos sin", f"a{n} {' '.join(present)}",
+                 domain="com.microsoft", num_heads=HEADS, kv_num_heads=1, do_rotary=1),
+            node("MatMul", f"a{n} o{n}", f"p{n}"), node("Add", f"p{n} x{n}", f"x{n + 1}"),
+        ]  # fmt: skip
+    nodes.append(node("MatMul", f"x{LAYERS} head", "logits"))
+    graph = helper.make_graph(nodes, "grouped", inputs, outputs, held)
+    imports = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
+    return helper.make_model(graph, opset_imports=imports, ir_version=8)
 
 
 def encoder(seed: int = 5) -> onnx.ModelProto:
