@@ -179,7 +179,17 @@ _MICROSOFT_FLOAT = (
 
 _MICROSOFT_ATTENTION: tuple[Allowance, ...] = ()
 
-_MICROSOFT_FEW_BITS: tuple[Allowance, ...] = ()
+_MICROSOFT_FEW_BITS = (
+    Allowance(("MatMulBnb4", "MatMulNBits"),
+              "sums of products in any order; weights are rounded to the dtype, or not", 16, 64, single=True),
+    Allowance(("DequantizeLinear", "GatherBlockQuantized"), "one product", 1),
+    Allowance(("QGemm", "QLinearAdd", "QLinearAveragePool", "QLinearConcat", "QLinearConv", "QLinearGlobalAveragePool",
+               "QLinearLeakyRelu", "QLinearMul", "QLinearReduceMean", "QLinearSigmoid", "QLinearSoftmax", "QLinearWhere",
+               "QuantizeLinear"),
+              "a real is rounded to an integer: at a half, the last bit of the real decides", 4, 4, 1, 1),
+    Allowance(("DynamicQuantizeMatMul", "MatMulIntegerToFloat"), "exact sums, two products and a sum", 4, 16, 2),
+    Allowance(("MatMulInteger16", "MulInteger", "NhwcMaxPool", "ReduceSumInteger"), "integers, without rounding"),
+)  # fmt: skip
 
 _MICROSOFT_OTHER: tuple[Allowance, ...] = ()
 

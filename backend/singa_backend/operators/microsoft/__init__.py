@@ -3,6 +3,6 @@
 One family per file, written as those of ONNX.  `_schemas` declares their schemas first.
 """
 
-from . import _schemas, activation, lax
+from . import _schemas, activation, few_bits, lax, quantized, quantized_products
 
-__all__ = ["_schemas", "activation", "lax"]
+__all__ = ["_schemas", "activation", "few_bits", "lax", "quantized", "quantized_products"]
