@@ -1,13 +1,14 @@
 """Products with weights of few bits in blocks (MatMulNBits), on integers of 8 bits.
 
-The weights of a file are packed once, into the differences of their values and zero points as int8, in tiles of 64 rows of W
-(K x N), with a float32 scale for each block.
+The weights of a file are packed once: the differences of their values and zero points as int8, in tiles of as many rows of W
+(K x N) as a block has, at least 64; with a float32 scale for each block.
 
-**Few rows of A.**  Each group of 64 elements of a row, or of a block if that is larger, is rounded to a multiple of its maximum:
-an integer of one, two or three digits of 8 bits.  A product of a digit and a tile is exact.  A tile of several blocks gets a left
-factor with as many rows, each of which has the elements of one block and zeros: so the sum of each block stays apart until it is
-multiplied by its scale.  Digits d are given as d + 128, because oneDNN multiplies bytes without sign by bytes with sign; the sums
-of the weights of each group correct that.  Three digits have the 24 bits of a float32; `accuracy_level` 4 permits one digit.
+**Few rows of A.**  Each group of elements that meets a tile is rounded to a multiple of its maximum: an integer of one, two or
+three digits of 8 bits.  A product of digits and a tile is exact.  If a tile has several blocks, a left factor has the elements of
+one block, and zeros: so the sum of each block stays apart until it is multiplied by its scale.  One product of two batches
+computes all tiles of some columns, and one more adds their results, times the values of the digits.  Digits d are given as
+d + 128, because oneDNN multiplies bytes without sign by bytes with sign; the sums of the weights of each group correct that.
+Three digits have the 24 bits of a float32; `accuracy_level` 4 permits one.
 
 **Many rows.**  Products of the identity and a tile, times the scales, are the weights as floats: for a piece that fits into the
 cache, which is then a factor of an ordinary product.
@@ -24,22 +25,15 @@ import numpy as np
 
 from ..proto.tensor_data import release
 from . import onednn as dnn
-from .lowering import F32, aligned_array, dense_desc, emit, laid_out, ordered, require_plain, strided_desc, threads_for, unset
+from .few_bits_packing import BATCH, INT8, TILE, UINT8, Blocks, floats, pack
+from .lowering import F32, dense_desc, emit, laid_out, ordered, require_plain, strided_desc, threads_for, unset
 from .onednn import Attributes, Memory, MemoryDesc, Primitive
 from .quantized import exact_int8
 from .rounding import BF16, NONE, rounded, rounding
 from .table import Site, kernel
-from .values import FINITE, Bound, Value, strides_of
+from .values import FINITE, Bound, Value
 
 DOMAIN = "com.microsoft"
-
-INT8, UINT8 = np.dtype(np.int8), np.dtype(np.uint8)
-
-SIDE = 64
-"""The rows of a tile, and the columns that are neighbours in memory: what oneDNN's products of bytes read."""
-
-LAYOUT = "BA16a64b4a"
-"""The layout of a tile: for each 64 columns, 16 times 4 rows of them."""
 
 DIGITS = 16
 """The number of digits of all rows up to which products of digits are faster than products of floats."""
@@ -47,151 +41,11 @@ DIGITS = 16
 PIECE = 1 << 19
 """The weights that are floats at a time."""
 
-WIDEST = 1 << 12
-"""The columns that are floats at a time, at most."""
-
-PART = 1 << 21
-"""The weights that are packed at a time."""
-
 LEAST = np.float32(1e-30)
 """A smaller maximum counts as this one: its inverse is finite."""
 
-
-# --- the packed form
-
-
-@dataclass(frozen=True, eq=False)
-class Blocks:
-    """Weights in tiles of int8.
-
-    Attributes:
-        k: the rows of W.
-        n: its columns.
-        block: the size of a block.
-        tiles: int8, (tiles, columns / 64, 16, 64, 4).
-        scales: float32, (blocks, columns); the columns are padded to a multiple of 64, and small blocks to whole tiles.
-        sums: float32, (groups, columns): the sum of the weights of each group.
-        offsets: float32, (blocks, columns): what to subtract from the weights of a block, if int8 does not hold it; or None.
-    """
-
-    k: int
-    n: int
-    block: int
-    tiles: Value
-    scales: Value
-    sums: Value
-    offsets: Value | None
-
-    @property
-    def nbytes(self) -> int:
-        """The bytes of all parts."""
-        return sum(v.nbytes for v in (self.tiles, self.scales, self.sums, self.offsets) if v is not None)
-
-    @property
-    def count(self) -> int:
-        """The number of tiles."""
-        return self.tiles.shape[0]
-
-    @property
-    def columns(self) -> int:
-        """The columns, padded."""
-        return self.scales.shape[1]
-
-    @property
-    def joined(self) -> int:
-        """The blocks of a tile; 1 for those that are larger."""
-        return max(1, SIDE // self.block)
-
-    @property
-    def group(self) -> int:
-        """The elements of a group: a tile or a block, the larger."""
-        return max(SIDE, self.block)
-
-    def row(self, tile: int) -> int:
-        """The first row of scales of a tile."""
-        return tile * SIDE // self.block
-
-
-def pack(b: np.ndarray, scales: np.ndarray, zeros: np.ndarray | None, bits: int, block: int, n: int, k: int) -> Blocks:
-    """Weights in the form of a node, as `Blocks`.
-
-    Args:
-        b: bytes, (n, blocks, bytes of a block).
-        scales: float32, (n, blocks).
-        zeros: the zero points: bytes, packed for each row, or floats, (n, blocks); None for the middle of the range.
-        bits: of a weight.
-        block: the size of a block.
-        n: the columns of W, rows of b.
-        k: the rows of W.
-    """
-    blocks, columns = -(-k // block), -(-n // SIDE) * SIDE
-    group = max(SIDE, block)
-    groups = -(-k // group)
-    tiles = aligned_array((groups * group // SIDE, columns // SIDE, 16, SIDE, 4), INT8)
-    made = Blocks(
-        k, n, block, tiles, aligned_array((groups * group // block, columns), F32), aligned_array((groups, columns), F32),
-        aligned_array((blocks, columns), F32) if zeros is not None and (bits == 8 or zeros.dtype != UINT8) else None,
-    )  # fmt: skip
-    words = tiles.array.view(np.int32)[..., 0]
-    step = max(SIDE, PART // max(k, 1) // SIDE * SIDE)
-    for first in range(0, n, step):
-        rows = slice(first, min(first + step, n))
-        count, padded = rows.stop - first, -(-(rows.stop - first) // SIDE) * SIDE
-        at = slice(first, first + padded)
-        values = np.zeros((padded, groups * group), np.int8)
-        centred, rest = _centred(b[rows], None if zeros is None else zeros[rows], bits, blocks)
-        values[:count, :k] = centred.reshape(count, -1)[:, :k]
-        scale = np.zeros((padded, made.scales.shape[0]), np.float32)
-        scale[:count, :blocks] = scales[rows]
-        made.scales.array[:, at] = scale.T
-        totals = np.add.reduce(values.reshape(padded, -1, block), 2, np.int32) * scale.astype(np.float64)
-        made.sums.array[:, at] = totals.reshape(padded, groups, -1).sum(2).T
-        if made.offsets is not None:
-            assert rest is not None
-            made.offsets.array[:, at] = 0
-            made.offsets.array[:, rows] = (rest * scales[rows]).T
-        shape = (padded // SIDE, SIDE, made.count, 16)
-        words[:, first // SIDE : (first + padded) // SIDE] = values.view(np.int32).reshape(shape).transpose(2, 0, 3, 1)
-    return made
-
-
-def unpacked(b: np.ndarray, bits: int) -> np.ndarray:
-    """The values of bytes along the last axis, those of lower bits first."""
-    count = 8 // bits
-    made = np.empty((*b.shape, count), np.uint8)
-    for i in range(count):
-        np.right_shift(b, np.uint8(i * bits), made[..., i])
-    if count > 1:
-        np.bitwise_and(made, np.uint8(2**bits - 1), made)
-    return made.reshape(*b.shape[:-1], b.shape[-1] * count)
-
-
-def _centred(b: np.ndarray, zeros: np.ndarray | None, bits: int, blocks: int) -> tuple[np.ndarray, np.ndarray | None]:
-    """Values minus zero points as int8; and what of the zero points is not subtracted, if anything."""
-    q, middle = unpacked(b, bits), np.uint8(2 ** (bits - 1))
-    if zeros is None:
-        return (q - middle).view(np.int8), None
-    if zeros.dtype != UINT8:
-        return (q - middle).view(np.int8), zeros.astype(np.float32) - middle
-    points = unpacked(zeros, bits)[:, :blocks]
-    if bits == 8:
-        return (q - middle).view(np.int8), points.astype(np.float32) - middle
-    return (q - points[..., None]).view(np.int8), None
-
-
-def floats(b: np.ndarray, scales: np.ndarray, zeros: np.ndarray | None, bits: int, k: int) -> np.ndarray:
-    """The weights in bfloat16, (n, k); the arguments are those of `pack`."""
-    made = np.empty((b.shape[0], k), BF16)
-    step = max(1, PART // max(k, 1))
-    for first in range(0, b.shape[0], step):
-        rows = slice(first, first + step)
-        q, rest = _centred(b[rows], None if zeros is None else zeros[rows], bits, scales.shape[1])
-        w = q.astype(np.float32)
-        if rest is not None:
-            w -= rest[..., None]
-        w *= scales[rows][..., None]
-        made[rows] = w.reshape(w.shape[0], -1)[:, :k]
-    return made
+CORRECTION = np.float32(-128 / 127)
+"""What corrects digits plus 128, in multiples of the maximum, which is 127 in all digits."""
 
 
 # --- steps
@@ -302,26 +156,30 @@ class Product:
 
 
 def digits_of(site: Site, x: Value, matrix: Value, form: Blocks, count: int) -> tuple[Value, Value, Value]:
-    """The rows of A as integers: digits plus 128, the value of a digit, and the correction for each group.
+    """The rows of A as integers: digits plus 128, the values of digits, and the correction for each tile.
 
-    The steps are made once for all products of a value with the same blocks.
+    The steps are made once for all products of a value with the same blocks.  The left factor that adds the products has the
+    values of digits; if the rows are computed together, those of one row are zeros for the other rows.
 
     Returns:
-        uint8, (rows, tiles, digits, blocks of a tile, 64); float32, (rows, groups, digits); float32, (rows, groups).
+        * uint8: (rows, tiles, blocks of a tile, depth) for one digit, else (blocks of a tile, tiles, rows, digits, depth).
+        * float32: (rows, tiles, blocks of a tile), else (rows, blocks of a tile, tiles, rows, digits).
+        * float32: (rows, tiles).
     """
-    rows, groups, joined = matrix.shape[0], form.sums.shape[0], form.joined
-    what = ("digits", form.block, count)
+    rows, tiles, joined, depth = matrix.shape[0], form.count, form.joined, form.depth
 
     def make() -> tuple[Value, Value, Value]:
-        digits = site.new((rows, form.count, count, joined, SIDE), UINT8, finiteness=FINITE)
-        scales = site.new((rows, groups, count), F32, finiteness=FINITE)
-        shifts = site.new((rows, groups), F32, finiteness=FINITE)
-        scratch = site.scratch(8 * rows * groups * form.group + 4 * rows * groups)
+        single = form.is_single
+        shape = (rows, tiles, joined, depth) if single else (joined, tiles, rows, count, depth)
+        digits = site.new(shape, UINT8, finiteness=FINITE)
+        units = site.new((rows, *((tiles, joined) if single else (joined, tiles, rows, count))), F32, finiteness=FINITE)
+        shifts = site.new((rows, tiles), F32, finiteness=FINITE)
+        scratch = site.scratch(4 * rows * tiles * (2 * depth + 1))
         site.emit(
-            lambda: [(_Rounding(matrix, digits, scales, shifts, scratch.memory, form, count), ())],
-            reads=(matrix,), writes=(digits, scales, shifts), kernel="numpy digits", scratch=scratch,
+            lambda: [(_Rounding(matrix, digits, units, shifts, scratch.memory, form, count), ())],
+            reads=(matrix,), writes=(digits, units, shifts), kernel="numpy digits", scratch=scratch,
         )  # fmt: skip
-        return digits, scales, shifts
+        return digits, units, shifts
 
     made: list[tuple[Value, Value, Value]] = []
 
@@ -333,39 +191,48 @@ def digits_of(site: Site, x: Value, matrix: Value, form: Blocks, count: int) -> 
 
         return of
 
-    a, b, c = (site.kept(x, (*what, i), part(i)) for i in range(3))
+    a, b, c = (site.kept(x, ("digits", form.block, count, i), part(i)) for i in range(3))
     return a, b, c
 
 
 class _Rounding:
     """Rounds the rows of A: a function of no arguments on the present memory of the values."""
 
-    def __init__(self, x: Value, digits: Value, scales: Value, shifts: Value, scratch: Any, form: Blocks, count: int) -> None:
-        rows, groups = shifts.shape
-        size, k = groups * form.group, form.k
-        both = scratch[: 8 * rows * size].view(np.float32).reshape(2, rows, size)
+    def __init__(
+        self, x: Value, digits: Value, units: Value, shifts: Value, scratch: Any, form: Blocks, count: int
+    ) -> None:
+        (rows, tiles), joined, depth, k = shifts.shape, form.joined, form.depth, form.k
+        size = tiles * depth
+        numbers = scratch.view(np.float32)
+        both, rest = numbers[: 2 * rows * size].reshape(2, rows, size), numbers[2 * rows * size :]
         self.x, self.padding, self.copy = x.array, both[0, :, k:], both[0, :, :k] if k < size else None
-        self.source = (both[0] if k < size else self.x).reshape(rows, groups, form.group)
+        self.source = (both[0] if k < size else self.x).reshape(rows, tiles, depth)
         self.values = both[1].reshape(self.source.shape)
-        self.inverse = scratch[8 * rows * size : 8 * rows * size + 4 * rows * groups].view(np.float32).reshape(rows, groups, 1)
-        self.most = shifts.array.reshape(rows, groups, 1)
-        self.shifts, self.scales = shifts.array, scales.array
+        self.inverse = rest[: rows * tiles].reshape(rows, tiles, 1)
+        self.shifts = shifts.array
+        self.most = self.shifts.reshape(rows, tiles, 1)
         powers = 256.0 ** np.arange(count)
         self.limit, self.offset = np.float32(127 * powers.sum()), np.float32(128 * powers.sum())
-        self.units = (powers / (127 * powers.sum())).astype(np.float32)
-        self.correction = np.float32(-powers.sum() * 128 / (127 * powers.sum()))
-        self.digits = digits.array
-        width = min(form.block, SIDE)
-        a, b, c, d, e = self.digits.strides  # block j of a tile: row j, from column j * width on
-        shape = (*self.digits.shape[:4], width)
-        self.targets = [
-            np.lib.stride_tricks.as_strided(self.digits, shape, (a, b, c, d + width, e))[:, :, i] for i in range(count)
-        ]
-        blocks = (rows, form.count, form.joined, width)
-        self.floats = self.values.reshape(blocks)
-        self.integers = self.values.view(np.int32)
-        self.bytes = [self.values.view(np.uint8).reshape(*blocks, 4)[..., i] for i in range(count)]
-        self.joined = form.joined
+        self.unit = (powers / (127 * powers.sum())).astype(np.float32)
+        self.units, self.digits = units.array, digits.array
+        pieces = self.values.reshape(rows, tiles, joined, depth // joined)
+        octets = pieces.view(np.uint8).reshape(*pieces.shape, 4)
+        self.integers = None if count == 1 else self.values.view(np.int32)
+        self.clears_units, self.clears_digits = not form.is_single and rows > 1, joined > 1
+        self.targets: list[tuple[np.ndarray, np.ndarray]] = []
+        if form.is_single:
+            self.own = [(self.most, self.units)]
+        else:
+            self.own = [(self.most[m], self.units[m, :, :, m]) for m in range(rows)]
+        width = depth // joined
+        for j in range(joined):
+            columns = slice(j * width, (j + 1) * width)
+            if form.is_single:
+                self.targets.append((self.digits[:, :, j, columns], pieces[:, :, j]))
+                continue
+            for i in range(count):
+                given = pieces[:, :, j] if count == 1 else octets[:, :, j, :, i]
+                self.targets.append((self.digits[j, :, :, i, columns].transpose(1, 0, 2), given))
 
     def __call__(self) -> None:
         if self.copy is not None:
@@ -379,82 +246,100 @@ class _Rounding:
         np.multiply(source, self.inverse, values)
         np.rint(values, values)
         np.add(values, self.offset, values)
-        np.multiply(most, self.units, self.scales)
-        np.multiply(self.shifts, self.correction, self.shifts)
-        if self.joined > 1:
+        if self.clears_units:
+            self.units[...] = 0
+        for largest, units in self.own:
+            np.multiply(largest, self.unit, units)
+        np.multiply(self.shifts, CORRECTION, self.shifts)
+        if self.clears_digits:
             self.digits[...] = 0
-        if len(self.targets) == 1:
-            np.copyto(self.targets[0], self.floats, "unsafe")
-            return
-        np.copyto(self.integers, values, "unsafe")
-        for target, given in zip(self.targets, self.bytes, strict=True):
-            np.copyto(target, given)
+        if self.integers is not None:
+            np.copyto(self.integers, values, "unsafe")
+        for target, given in self.targets:
+            np.copyto(target, given, "unsafe")
+
+
+@dataclass(frozen=True, eq=False)
+class _Lanes:
+    """Products of a stripe of some width with rows of digits.
+
+    Attributes:
+        primitive: the product of all tiles.
+        left, right, into, scale: the descriptions of its arguments.
+    """
+
+    primitive: Primitive
+    left: MemoryDesc
+    right: MemoryDesc
+    into: MemoryDesc
+    scale: MemoryDesc
+
+    @classmethod
+    def of(cls, form: Blocks, lines: int, wide: int) -> _Lanes:
+        """The products; `lines` is the number of rows of the left factor of a tile."""
+        tiles, depth = form.count, form.depth
+        left, into = dense_desc(UINT8, (tiles, lines, depth)), dense_desc(F32, (tiles, lines, wide))
+        right = MemoryDesc.tagged(INT8, (tiles, depth, wide), BATCH)
+        scale = into if form.is_single else dense_desc(F32, (tiles, 1, wide))
+        with threads_for(2 * tiles * lines * depth * wide):
+            made = dnn.matmul(left, right, None, into, Attributes().append_binary("mul", scale))
+        return cls(made, left, right, into, scale)
 
 
 def few_rows(product: Product, x: Value, count: int, y: Value) -> None:
     """Add the steps for few rows of A; `count` is the number of digits."""
-    site, form = product.site, product.form
-    digits, scales, shifts = digits_of(site, x, product.x, form, count)
-    joined, columns = form.joined, form.columns
-    sums = site.new((product.rows, joined, columns), F32, finiteness=FINITE)
-    calls = Calls(site)
-    into, left = dense_desc(F32, (joined, columns)), dense_desc(UINT8, (joined, SIDE))
-    tile, one = MemoryDesc.tagged(INT8, (SIDE, columns), LAYOUT), dense_desc(F32, (1,))
-
-    def primitive(adds: bool) -> Primitive:
-        attributes = Attributes().set_scales(dnn.args.SRC, 0).append_binary("mul", into)
-        if adds:
-            attributes.append_sum()
-        return dnn.matmul(left, tile, None, into, attributes)
-
-    with threads_for(2 * joined * SIDE * columns):
-        first, further = primitive(False), primitive(True)
-    row = columns * F32.itemsize
-    for t in range(form.count):
-        group = t * SIDE // form.group
-        for m in range(product.rows):
-            for i in range(count):
-                place = ((m * form.count + t) * count + i) * joined * SIDE
-                unit = ((m * scales.shape[1] + group) * count + i) * F32.itemsize
+    site, form, rows = product.site, product.form, product.rows
+    digits, units, shifts = digits_of(site, x, product.x, form, count)
+    joined, tiles, depth = form.joined, form.count, form.depth
+    if form.is_single:  # one row of A after another; the blocks of a tile together
+        lines, passes, together, repeats = joined, 1, 1, rows
+    else:
+        lines, passes, together, repeats = rows * count, joined, rows, 1
+    height = tiles * passes * lines
+    sums = site.new((height, max(w for _, w in form.stripes)), F32, finiteness=FINITE)
+    calls, lanes, totals = Calls(site), dict[int, _Lanes](), dict[int, Primitive]()
+    _correct(product, calls, shifts, y)
+    coefficients = dense_desc(F32, (together, height))
+    for c, wide in form.stripes:
+        cut = min(wide, form.n - c)
+        if wide not in lanes:
+            lanes[wide] = _Lanes.of(form, lines, wide)
+        b, to = strided_desc(F32, (height, cut), (4 * wide, 4)), strided_desc(F32, (together, cut), (4 * form.n, 4))
+        if cut not in totals:
+            with threads_for(2 * together * height * cut):
+                totals[cut] = dnn.matmul(coefficients, b, None, to, Attributes().append_sum())
+        one = lanes[wide]
+        for m in range(repeats):
+            for j in range(passes):
                 arguments = {
-                    dnn.args.SRC: (left, digits, place),
-                    dnn.args.WEIGHTS: (tile, form.tiles, t * SIDE * columns),
-                    dnn.args.DST: (into, sums, m * joined * row),
-                    dnn.args.scales(dnn.args.SRC): (one, scales, unit),
-                    dnn.args.post_op(0): (into, form.scales, form.row(t) * row),
+                    dnn.args.SRC: (one.left, digits, (m + j) * tiles * lines * depth),
+                    dnn.args.WEIGHTS: (one.right, form.tiles, tiles * depth * c),
+                    dnn.args.DST: (one.into, sums, 4 * j * tiles * lines * wide),
+                    dnn.args.post_op(0): (one.scale, form.scales, form.scale_at(c, wide, 0, j)),
                 }
-                calls.add(further if t or i else first, arguments)
-    calls.emit((sums,), "product of digits")
-    _corrected(product, shifts, sums, y)
+                calls.add(one.primitive, arguments)
+            arguments = {
+                dnn.args.SRC: (coefficients, units, 4 * m * height),
+                dnn.args.WEIGHTS: (b, sums, 0),
+                dnn.args.DST: (to, y, 4 * (m * form.n + c)),
+            }
+            calls.add(totals[cut], arguments)
+    calls.emit((sums, y), "product of digits")
 
 
-def _corrected(product: Product, shifts: Value, sums: Value, y: Value) -> None:
-    """Add the step that adds the sums of blocks, the correction and the bias of each row."""
-    form, joined = product.form, product.form.joined
-    calls = Calls(product.site)
+def _correct(product: Product, calls: Calls, shifts: Value, y: Value) -> None:
+    """Add to a step the product that begins the result: the correction of the digits, and the bias."""
+    form = product.form
     adds = product.start(calls, y)
-    line, left = dense_desc(F32, (1, form.n)), dense_desc(F32, (1, shifts.shape[1]))
-    right = strided_desc(F32, (shifts.shape[1], form.n), form.sums.strides)
-    attributes = Attributes()
-    for _ in range(joined):
-        attributes.append_binary("add", line)
-    if adds:
-        attributes.append_sum()
-    with threads_for(2 * math.prod(right.shape)):
-        made = dnn.matmul(left, right, None if product.bias is None else line, line, attributes)
-    size = F32.itemsize
-    for m in range(product.rows):
-        arguments = {
-            dnn.args.SRC: (left, shifts, m * shifts.shape[1] * size),
-            dnn.args.WEIGHTS: (right, form.sums, 0),
-            dnn.args.DST: (line, y, m * form.n * size),
-        }
-        for j in range(joined):
-            arguments[dnn.args.post_op(j)] = (line, sums, (m * joined + j) * form.columns * size)
-        if product.bias is not None:
-            arguments[dnn.args.BIAS] = (line, product.bias, 0)
-        calls.add(made, arguments)
-    calls.emit((y,), "sums of blocks")
+    left, into = dense_desc(F32, shifts.shape), dense_desc(F32, y.shape)
+    right = strided_desc(F32, (form.count, form.n), form.sums.strides)
+    line = None if product.bias is None else dense_desc(F32, (1, form.n))
+    with threads_for(2 * product.rows * math.prod(right.shape)):
+        made = dnn.matmul(left, right, line, into, Attributes().append_sum() if adds else Attributes())
+    arguments = {dnn.args.SRC: (left, shifts, 0), dnn.args.WEIGHTS: (right, form.sums, 0), dnn.args.DST: (into, y, 0)}
+    if line is not None and product.bias is not None:
+        arguments[dnn.args.BIAS] = (line, product.bias, 0)
+    calls.add(made, arguments)
 
 
 # --- many rows
@@ -467,10 +352,10 @@ def many_rows(product: Product, dtype: np.dtype[Any], y: Value) -> None:
         x = rounded(x).emit(site, dense_desc(F32, x.shape))
     calls = Calls(site)
     started = product.start(calls, y)
-    wide = min(form.columns, WIDEST)
-    deep = min(form.count, max(1, PIECE // (SIDE * wide))) * SIDE
+    wide = max(w for _, w in form.stripes)
+    deep = min(form.count, max(1, PIECE // (form.depth * wide))) * form.depth
     piece = site.new((deep, wide), dtype, finiteness=FINITE)
-    size, eye = dtype.itemsize, site.shared_constant(("identity", SIDE), lambda: np.eye(SIDE, dtype=np.uint8))
+    size, eye = dtype.itemsize, site.shared_constant(("identity", form.depth), lambda: np.eye(form.depth, dtype=np.uint8))
     primitives: dict[Any, Primitive] = {}
 
     def once(key: Any, make: Callable[[], Primitive]) -> Primitive:
@@ -478,9 +363,9 @@ def many_rows(product: Product, dtype: np.dtype[Any], y: Value) -> None:
             primitives[key] = make()
         return primitives[key]
 
-    for c, columns, k, depth in _pieces(form, wide, deep):
+    for c, columns, k, depth in _pieces(form, deep):
         cut = min(columns, form.n - c)
-        _expand(calls, once, form, piece, eye, c, columns, range(k // SIDE, -(-(k + depth) // SIDE)))
+        _expand(calls, once, form, piece, eye, c, columns, range(k // form.depth, -(-(k + depth) // form.depth)))
         left = strided_desc(dtype, (product.rows, depth), (form.k * size, size))
         right = strided_desc(dtype, (depth, cut), (columns * size, size))
         into = strided_desc(F32, (product.rows, cut), (form.n * 4, 4))
@@ -504,34 +389,33 @@ def many_rows(product: Product, dtype: np.dtype[Any], y: Value) -> None:
     calls.emit((piece, y), "product of unpacked weights")
 
 
-def _pieces(form: Blocks, wide: int, deep: int) -> Iterator[tuple[int, int, int, int]]:
+def _pieces(form: Blocks, deep: int) -> Iterator[tuple[int, int, int, int]]:
     """The pieces: the first column, the columns with padding, the first row, the rows without padding."""
-    for c in range(0, form.columns, wide):
+    for c, wide in form.stripes:
         for k in range(0, form.k, deep):
-            yield c, min(wide, form.columns - c), k, min(deep, form.k - k)
+            yield c, wide, k, min(deep, form.k - k)
 
 
 def _expand(
-    calls: Calls, once: Callable[..., Primitive], form: Blocks, piece: Value, eye: Value, c: int, columns: int, tiles: range
+    calls: Calls, once: Callable[..., Primitive], form: Blocks, piece: Value, eye: Value, c: int, wide: int, tiles: range
 ) -> None:
-    """Add the products that write some columns of some tiles as floats."""
-    rows = min(form.block, SIDE)
-    left = dense_desc(UINT8, (rows, SIDE))
-    tile = MemoryDesc.tagged(INT8, (SIDE, columns), LAYOUT)
-    into, scale = dense_desc(piece.dtype, (rows, columns)), dense_desc(F32, (columns,))
+    """Add the products that write some tiles of a stripe as floats."""
+    rows, depth = form.block, form.depth
+    left, tile = dense_desc(UINT8, (rows, depth)), MemoryDesc.tagged(INT8, (depth, wide), TILE)
+    into, scale = dense_desc(piece.dtype, (rows, wide)), dense_desc(F32, (wide,))
 
     def make() -> Primitive:
-        with threads_for(2 * rows * SIDE * columns):
+        with threads_for(2 * rows * depth * wide):
             return dnn.matmul(left, tile, None, into, Attributes().set_scales(dnn.args.WEIGHTS, 2))
 
-    made = once(("expand", columns), make)
+    made = once(("expand", wide), make)
     for n, t in enumerate(tiles):
         for j in range(form.joined):
             arguments = {
-                dnn.args.SRC: (left, eye, j * rows * SIDE),
-                dnn.args.WEIGHTS: (tile, form.tiles, (t * form.columns + c) * SIDE),
-                dnn.args.DST: (into, piece, (n * SIDE + j * rows) * columns * piece.dtype.itemsize),
-                dnn.args.scales(dnn.args.WEIGHTS): (scale, form.scales, ((form.row(t) + j) * form.columns + c) * 4),
+                dnn.args.SRC: (left, eye, j * rows * depth),
+                dnn.args.WEIGHTS: (tile, form.tiles, (form.count * c + t * wide) * depth),
+                dnn.args.DST: (into, piece, (n * depth + j * rows) * wide * piece.dtype.itemsize),
+                dnn.args.scales(dnn.args.WEIGHTS): (scale, form.scales, form.scale_at(c, wide, t, j)),
             }
             calls.add(made, arguments)
 
@@ -590,10 +474,13 @@ def matmul_nbits(
     site.require(g_idx is None or not g_idx.size, "g_idx gives the groups")
     site.require_finite(x)
     given = _arrays(b, scales, zeros, n, k, bits, block)
-    what = ("few bits", "blocks", scales.key, None if zeros is None else zeros.key, bits, block, n, k)
+    level = site.attributes["accuracy_level"]
+    count = min(LEVELS.get(level, 3), 2 if site.options.precision == "bf16" else 3)
+    what = ("few bits", "blocks", scales.key, None if zeros is None else zeros.key, bits, block, n, k, count == 1)
+    rows = x.size // k
 
     def make() -> Blocks:
-        made = pack(*given, bits, block, n, k)
+        made = pack(*given, bits, block, n, k, count == 1)
         for array in given:
             if array is not None:
                 release(array)
@@ -601,13 +488,10 @@ def matmul_nbits(
 
     form = site.derived(b, what, make)
     matrix = ordered(site, x, range(x.ndim))
-    rows = x.size // k
     product = Product(site, matrix.view((rows, k), (k * F32.itemsize, F32.itemsize)), form, bias)
     y = site.new((*x.shape[:-1], n), F32)
     flat = y.view((rows, n), (n * F32.itemsize, F32.itemsize))
-    level = site.attributes["accuracy_level"]
     may_round = (level in (3, 4) or site.options.precision == "bf16") and rounding() != NONE
-    count = min(LEVELS.get(level, 3), 2 if site.options.precision == "bf16" else 3)
     keeps = site.options.memory == "speed" and may_round
     if rows * count <= (1 if keeps else DIGITS) or rows == 1:
         few_rows(product, x, count, flat)
