@@ -44,9 +44,6 @@ PIECE = 1 << 19
 LEAST = np.float32(1e-30)
 """A smaller maximum counts as this one: its inverse is finite."""
 
-CORRECTION = np.float32(-128 / 127)
-"""What corrects digits plus 128, in multiples of the maximum, which is 127 in all digits."""
-
 
 # --- steps
 
@@ -198,9 +195,7 @@ def digits_of(site: Site, x: Value, matrix: Value, form: Blocks, count: int) -> 
 class _Rounding:
     """Rounds the rows of A: a function of no arguments on the present memory of the values."""
 
-    def __init__(
-        self, x: Value, digits: Value, units: Value, shifts: Value, scratch: Any, form: Blocks, count: int
-    ) -> None:
+    def __init__(self, x: Value, digits: Value, units: Value, shifts: Value, scratch: Any, form: Blocks, count: int) -> None:
         (rows, tiles), joined, depth, k = shifts.shape, form.joined, form.depth, form.k
         size = tiles * depth
         numbers = scratch.view(np.float32)
@@ -212,8 +207,9 @@ class _Rounding:
         self.shifts = shifts.array
         self.most = self.shifts.reshape(rows, tiles, 1)
         powers = 256.0 ** np.arange(count)
-        self.limit, self.offset = np.float32(127 * powers.sum()), np.float32(128 * powers.sum())
-        self.unit = (powers / (127 * powers.sum())).astype(np.float32)
+        limit = 127 * powers.sum() - (4 if count == 3 else 0)  # less than 127 in all digits by the error of a product
+        self.limit, self.offset = np.float32(limit), np.float32(128 * powers.sum())
+        self.unit, self.correction = (powers / limit).astype(np.float32), np.float32(-128 * powers.sum() / limit)
         self.units, self.digits = units.array, digits.array
         pieces = self.values.reshape(rows, tiles, joined, depth // joined)
         octets = pieces.view(np.uint8).reshape(*pieces.shape, 4)
@@ -240,8 +236,8 @@ class _Rounding:
             self.padding[...] = 0
         source, values, most = self.source, self.values, self.most
         np.abs(source, values)
-        np.maximum.reduce(values, 2, None, most, True)
-        np.maximum(most, LEAST, most)
+        np.maximum.reduce(values, 2, out=most, keepdims=True)
+        np.maximum(most, LEAST, out=most)
         np.divide(self.limit, most, self.inverse)
         np.multiply(source, self.inverse, values)
         np.rint(values, values)
@@ -250,7 +246,7 @@ class _Rounding:
             self.units[...] = 0
         for largest, units in self.own:
             np.multiply(largest, self.unit, units)
-        np.multiply(self.shifts, CORRECTION, self.shifts)
+        np.multiply(self.shifts, self.correction, self.shifts)
         if self.clears_digits:
             self.digits[...] = 0
         if self.integers is not None:
@@ -420,13 +416,14 @@ def _expand(
             calls.add(made, arguments)
 
 
-def rounded_product(product: Product, weights: Callable[[], np.ndarray], key: Value, y: Value) -> None:
+def rounded_product(product: Product, weights: Callable[[], np.ndarray], source: Value, key: Any, y: Value) -> None:
     """Add the steps of a product in bfloat16 with weights that are kept so.
 
     Args:
         product: the call.
         weights: computes them, (n, k).
-        key: the constant that they are derived from.
+        source: the constant that they are derived from.
+        key: what else they depend on.
         y: the result.
     """
     site, form = product.site, product.form
@@ -443,7 +440,7 @@ def rounded_product(product: Product, weights: Callable[[], np.ndarray], key: Va
 
     arguments = {
         dnn.args.SRC: (left.desc, left.emit(site, dense_desc(F32, product.x.shape))),
-        dnn.args.WEIGHTS: (layout, site.derived(key, ("few bits", "bfloat16", layout), make)),
+        dnn.args.WEIGHTS: (layout, site.derived(source, ("bfloat16", key, layout), make)),
         dnn.args.DST: (into, y),
     }
     if line is not None and product.bias is not None:
@@ -480,11 +477,16 @@ def matmul_nbits(
     rows = x.size // k
 
     def make() -> Blocks:
-        made = pack(*given, bits, block, n, k, count == 1)
-        for array in given:
-            if array is not None:
-                release(array)
-        return made
+        try:
+            return pack(*given, bits, block, n, k, count == 1)
+        finally:
+            _release(given)
+
+    def kept() -> np.ndarray:
+        try:
+            return floats(*given, bits, k)
+        finally:
+            _release(given)
 
     form = site.derived(b, what, make)
     matrix = ordered(site, x, range(x.ndim))
@@ -496,7 +498,7 @@ def matmul_nbits(
     if rows * count <= (1 if keeps else DIGITS) or rows == 1:
         few_rows(product, x, count, flat)
     elif keeps:
-        rounded_product(product, lambda: floats(*given, bits, k), b, flat)
+        rounded_product(product, kept, b, what, flat)
     else:
         many_rows(product, BF16 if may_round else F32, flat)
     return y
@@ -519,6 +521,13 @@ def _require(site: Site, x: Value, b: Value, scales: Value, zeros: Value | None,
     points = blocks if zeros is not None and zeros.dtype != UINT8 else -(-blocks * bits // 8)
     site.require(zeros is None or zeros.size == n * points, "the shapes do not match")
     site.require(bias is None or (bias.size == n and bias.contiguous), "the shapes do not match")
+
+
+def _release(arrays: tuple[np.ndarray | None, ...]) -> None:
+    """Let the system reuse the memory of a mapped file."""
+    for array in arrays:
+        if array is not None:
+            release(array)
 
 
 def _arrays(

@@ -122,7 +122,7 @@ def pack(
         grid = made.scales.array[of].reshape((count, joined, wide) if single else (joined, count, wide))
         step = max(SIDE, PART // max(k, 1) // SIDE * SIDE)
         for first in range(c, c + wide, step):
-            rows = slice(first, min(first + step, n))
+            rows = slice(first, min(first + step, c + wide, n))
             width, cut = min(step, c + wide - first), rows.stop - first
             at, here = slice(first, first + width), slice(first - c, first - c + width)
             values = np.zeros((width, count * depth), np.int8)
