@@ -15,6 +15,7 @@ import platform
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -91,7 +92,8 @@ def serve(connection: Any) -> None:
             content = model(*form).SerializeToString()
             held = (form, onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"]))
         session, x = held[1], inputs(rows, form[1])
-        connection.send(session.run(None, {"x": x})[0] if result else seconds(lambda s=session, x=x: s.run(None, {"x": x})))
+        run = partial(session.run, None, {"x": x})
+        connection.send(run()[0] if result else seconds(run))
 
 
 def error(y: np.ndarray, exact: np.ndarray) -> float:
