@@ -13,8 +13,10 @@ from typing import Any
 import numpy as np
 
 from ..proto.schemas import MICROSOFT
+from .attention import attended, heads_of
+from .onednn import library
 from .table import Invalid, Site, kernel
-from .values import NAN, Bound, Value
+from .values import FINITE, NAN, Bound, Value
 
 PARTS = (
     "query", "key", "value", "past_key", "past_value", "seqlens_k", "total_sequence_length", "cos_cache", "sin_cache"
@@ -105,6 +107,14 @@ class GroupQuery:
         if self.rotary and (cos is None or length > cos.shape[0]):
             raise Invalid("a position is out of range")
 
+    def hidden(self, rows: int, past: int) -> np.ndarray:
+        """Negative infinity for the keys that a query does not see, 0 for others; of shape (rows, past + rows)."""
+        key, row = np.arange(past + rows), np.arange(past, past + rows)[:, None]
+        unseen = key > row
+        if self.window > 0:
+            unseen |= key <= row - self.window
+        return np.where(unseen, np.float32(-np.inf), np.float32(0))
+
     def attend(self, q: np.ndarray, keys: np.ndarray, values: np.ndarray, past: int, out: np.ndarray) -> None:
         """Write the result of attention, of shape (batch, rows, heads * size), for the rows after those of the past."""
         batch, heads, rows, size = q.shape
@@ -113,11 +123,7 @@ class GroupQuery:
         wide = (q * np.float32(factor)).reshape(batch, self.groups, share * rows, size)
         scores = np.matmul(wide, keys.swapaxes(-1, -2)).reshape(batch, heads, rows, total)
         if rows > 1 or self.window > 0:
-            key, row = np.arange(total), np.arange(past, past + rows)[:, None]
-            hidden = key > row
-            if self.window > 0:
-                hidden |= key <= row - self.window
-            scores[:, :, hidden] = -np.inf
+            scores += self.hidden(rows, past)
         scores -= scores.max(axis=-1, keepdims=True)
         np.exp(scores, out=scores)
         scores /= scores.sum(axis=-1, keepdims=True)
@@ -184,7 +190,7 @@ def group_query_attention(site: Site, query: Value, *more: Value | None) -> tupl
     key, value, past_key, past_value, seqlens, total, cos, sin = (*more, *[None] * len(PARTS))[: len(PARTS) - 1]
     made = GroupQuery.of(site.attributes)
     floats = [v for v in (query, key, value, past_key, past_value, cos, sin) if v is not None]
-    site.require(all(v.dtype == np.float32 and v.contiguous for v in floats), "not float32, or not in C order")
+    site.require(all(v.dtype == np.float32 and (v.contiguous or not v.size) for v in floats), "not float32, or not in C order")
     site.require(seqlens is not None and total is not None, "no lengths")
     site.require((key is None) == (value is None) and (past_key is None) == (past_value is None), "a part is absent")
     site.require(made.fits(query, key, past_key, past_value, cos), "the shapes do not match")
@@ -199,22 +205,28 @@ def group_query_attention(site: Site, query: Value, *more: Value | None) -> tupl
     size = query.shape[2] // (made.heads + (2 * made.groups if key is None else 0))
     y = site.new((batch, rows, made.heads * size), np.float32, finiteness=NAN)
     presents = [site.new((batch, made.groups, past + rows, size), np.float32, finiteness=NAN) for _ in range(2)]
-    turned = site.scratch(batch * made.heads * rows * size * 4)
+    inputs = [v for v in (query, key, value, past_key, past_value, seqlens, total, cos, sin) if v is not None]
+    finite = max(v.finiteness for v in floats) == FINITE and rows > 1 and library() is not None
+    turned = site.new((batch, made.heads, rows, size), np.float32, finiteness=FINITE if finite else NAN)
 
     def bind() -> Bound:
         arrays = [None if v is None else v.array for v in (query, key, value, past_key, past_value, cos, sin)]
-        lengths, count, out, targets = seqlens.array, total.array, y.array, [p.array for p in presents]
-        q_turned = np.ndarray((batch, made.heads, rows, size), np.float32, turned.memory)
-        return [(_run, (made, past, arrays, lengths, count, q_turned, targets, out))]
+        out = None if finite else y.array
+        return [(_run, (made, past, arrays, seqlens.array, total.array, turned.array, [p.array for p in presents], out))]
 
-    inputs = [v for v in (query, key, value, past_key, past_value, seqlens, total, cos, sin) if v is not None]
-    site.emit(bind, reads=inputs, writes=(y, *presents), kernel="numpy.group_query", scratch=turned)
+    site.emit(bind, reads=inputs, writes=(turned, *presents, *(() if finite else (y,))), kernel="numpy.group_query")
+    if finite:  # BLAS would use several threads
+        site.needs_finite()
+        presents[0].finiteness = presents[1].finiteness = y.finiteness = FINITE
+        hidden = site.shared_constant(("group query", rows, past, made.window), lambda: made.hidden(rows, past))
+        scale = made.scale or 1 / math.sqrt(size)
+        attended(site, turned, presents[0], presents[1], heads_of(site, y, made.heads), [("linear", scale, 0.0)], [hidden])
     return (y, *presents)[: len(site.outputs)]
 
 
 def _run(
     made: GroupQuery, past: int, arrays: list[Any], lengths: np.ndarray, count: np.ndarray, turned: np.ndarray,
-    targets: list[np.ndarray], out: np.ndarray,
+    targets: list[np.ndarray], out: np.ndarray | None,
 ) -> None:  # fmt: skip
     query, key, value, past_key, past_value, cos, sin = arrays
     made.check(query, past, lengths, count, cos)
@@ -227,5 +239,6 @@ def _run(
         made.turn(q, cos, sin, past, turned)
         made.turn(k, cos, sin, past, keys[:, :, past:])
     else:
-        keys[:, :, past:] = k
-    made.attend(turned if made.rotary else q, keys, values, past, out)
+        turned[...], keys[:, :, past:] = q, k
+    if out is not None:
+        made.attend(turned, keys, values, past, out)
