@@ -172,10 +172,81 @@ RULES: tuple[Allowance, ...] = (
 )  # fmt: skip
 """The rules of ONNX's operators; each operator is in one of them."""
 
+_MICROSOFT_FLOAT = (
+    Allowance(("FastGelu",), "onnxruntime's constants are of float32 for doubles too", 16, 64, single=True),
+    Allowance(("Gelu", "BiasGelu", "QuickGelu", "ParametricSoftplus", "ScaledTanh"),
+              "chains of elementary functions, which onnxruntime approximates in float32", 16, 64),
+    Allowance(("Affine", "ImageScaler", "Scale"), "a product and a sum, which onnxruntime may fuse", 2, 2),
+    Allowance(("GroupNorm", "SkipGroupNorm", "BiasSplitGelu", "BiasAdd", "GemmFastGelu", "BiasSoftmax", "BiasDropout",
+               "BitmaskDropout", "BitmaskBiasDropout"),
+              "no kernel of onnxruntime for the CPU: the body, which rounds at other places", 16, 16),
+    Allowance(("CausalConvWithState", "VarlenCausalConvWithState"), "a sum of products in any order, and an exponential", 16, 16),
+    Allowance(("AttnLSTM", "GatedDeltaNet", "LinearAttention"),
+              "each token adds the error of its products, summed in any order", 64, 64),
+    Allowance(("MoE", "MoEGroupRouter"), "sums of products in any order, and approximations of exponentials", 16, 64),
+    Allowance(("QOrderedGelu", "QOrderedLayerNormalization"), "a value between two steps may be rounded to either", steps=1),
+    Allowance(("LayerNormalization", "SimplifiedLayerNormalization", "SkipLayerNormalization",
+               "SkipSimplifiedLayerNormalization", "EmbedLayerNormalization", "QEmbedLayerNormalization"),
+              "a mean and a mean square of float32, summed in any order; halves may be rounded after each stage", 16, 16,
+              single=True),
+    Allowance(("SwiGLU", "ScaledSiLU", "GatedRMSNorm", "GatedAdd", "EngramGate", "LinearAttentionGate", "RouterGateUpProj",
+               "BranchwiseRMSNorm", "HyperConnectionPreMix", "HyperConnectionPostMix", "HyperConnectionLowRankMix"),
+              "chains of elementary functions and sums in any order; halves may be rounded after each stage", 16, 16),
+)  # fmt: skip
+
+_MICROSOFT_ATTENTION = (
+    Allowance(("RotaryEmbedding", "MRotaryEmbedding", "GemmaRotaryEmbedding"),
+              "a sum of two products, which may be fused; halves are rounded after each step or once", 4, 4),
+    Allowance(("GatedRelativePositionBias",), "sums of products in any order, and a sigmoid", 32, 64),
+    Allowance(("RelativePositionBias", "RemovePadding", "RestorePadding"), "these operators move values"),
+    Allowance(("GroupQueryAttention",),
+              "two products and a softmax, summed in any order; a real in a quantized cache is rounded to an integer",
+              16, 32, steps=1, single=True),
+    Allowance(("MultiHeadAttention", "DecoderMaskedMultiHeadAttention", "Attention", "QAttention",
+               "SparseAttention", "PackedAttention", "PackedMultiHeadAttention"),
+              "two products and a softmax, summed in any order", 16, 32, single=True),
+)  # fmt: skip
+
+_MICROSOFT_FEW_BITS = (
+    Allowance(("MatMulBlockQuantizedFp4Weight", "MatMulBlockQuantizedFp8Weight", "MatMulBnb4", "MatMulFpQ4", "MatMulNBits",
+               "MatMulNBitsMlp", "MatMulNBitsQLoRA", "MatMulNBitsQkv"),
+              "sums of products in any order; weights are rounded to the dtype, or not", 16, 64, single=True),
+    Allowance(("DequantizeLinear", "GatherBlockQuantized"), "one product", 1),
+    Allowance(("QGemm", "QLinearAdd", "QLinearAveragePool", "QLinearConcat", "QLinearConv", "QLinearGlobalAveragePool",
+               "QLinearLeakyRelu", "QLinearMul", "QLinearReduceMean", "QLinearSigmoid", "QLinearSoftmax", "QLinearWhere",
+               "QuantizeLinear"),
+              "a real is rounded to an integer: at a half, the last bit of the real decides", 4, 4, 1, 1),
+    Allowance(("DynamicQuantizeMatMul", "MatMulIntegerToFloat"), "exact sums, two products and a sum", 4, 16, 2),
+    Allowance(("QMoE",), "a softmax, and two products with an activation between, which onnxruntime approximates", 64, 256,
+              single=True),
+    Allowance(("DynamicQuantizeLSTM",), "each time step adds the error of its activations", 64, 512),
+    Allowance(("MatMulInteger16", "MulInteger", "NhwcMaxPool", "ReduceSumInteger"), "integers, without rounding"),
+)  # fmt: skip
+
+_MICROSOFT_OTHER: tuple[Allowance, ...] = (
+    Allowance(("ComplexMul", "ComplexMulConj", "ConvTransposeWithDynamicPads", "FusedConv", "FusedGemm", "FusedMatMul",
+               "FusedMatMulActivation", "NhwcConv", "NhwcFusedConv", "SparseToDenseMatMul", "TransposeMatMul"),
+              "sums of products in any order, and an activation that onnxruntime approximates in float32", 16, 64),
+    Allowance(("CDist",), "onnxruntime computes |a|^2 - 2ab + |b|^2, which cancels for close points, and a root", 16, 64, 2),
+    Allowance(("CropAndResize", "GridSample"), "coordinates, computed in any order, are the weights of the interpolation",
+              64, 512, single=True),
+    Allowance(("WordConvEmbedding",), "sums of products in any order, and a tanh that is approximated in float32", 16, 64),
+    Allowance(("Rfft", "Irfft"), "transforms by different algorithms", 16, 64),
+    Allowance(("BifurcationDetector", "DynamicTimeWarping", "ExpandDims", "GatherND", "GatherPacked", "IsAllFinite",
+               "MaxpoolWithMask", "MurmurHash3", "NGramHashMapping", "NGramRepeatBlock", "Pad", "Range", "SampleOp", "Tokenizer",
+               "TorchEmbedding", "Trilu", "UnfoldTensor", "Unique", "VarlenNGramHashMapping"),
+              "these operators move, select, number or compare values, or compute on integers, without rounding"),
+    Allowance(("Inverse",), "elimination with or without pivots; onnxruntime has it in float16 too", 64, 64),
+)  # fmt: skip
+
+MICROSOFT_RULES = (*_MICROSOFT_FLOAT, *_MICROSOFT_ATTENTION, *_MICROSOFT_FEW_BITS, *_MICROSOFT_OTHER)
+"""The rules of onnxruntime's own operators, those of com.microsoft by their names without the domain."""
+
 UNLISTED = Allowance((), "an operator of another domain: its definition decides, to the bit")
 """The rule of operators that no rule names."""
 
 _BY_NAME = {name: one for one in RULES for name in one.operators}
+_BY_NAME |= {f"com.microsoft.{name}": one for one in MICROSOFT_RULES for name in one.operators}
 
 
 def qualified(domain: str, operator: str) -> str:
@@ -186,9 +257,9 @@ def qualified(domain: str, operator: str) -> str:
         operator: its type.
 
     Returns:
-        "Softmax", or "ai.onnx.ml.Scaler".
+        "Softmax", or "ai.onnx.ml.Scaler"; what onnxruntime reads in ONNX's domain is listed with com.microsoft.
     """
-    return operator if domain in ("", "ai.onnx") else f"{domain}.{operator}"
+    return operator if domain in ("", "ai.onnx") else f"{domain.replace(' of onnxruntime', 'com.microsoft')}.{operator}"
 
 
 def rule(domain: str, operator: str) -> Allowance:

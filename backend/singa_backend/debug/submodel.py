@@ -22,7 +22,7 @@ from ..proto import tensor_data
 from ..proto.checker import infer_shapes
 from ..proto.load import ModelSource, open_light
 from ..proto.messages import graphs
-from ..proto.schemas import plain_domain, schema_version, schemas
+from ..proto.schemas import opset_of, plain_domain, schema_version, schemas
 from ..proto.values import Value
 
 
@@ -208,7 +208,7 @@ class Source:
         if function is not None:
             return list(function.attribute_proto)
         domain = plain_domain(node.domain)
-        version = schema_version(domain, node.op_type, opsets.get(domain, 0))
+        version = schema_version(domain, node.op_type, opset_of(opsets, domain))
         if version is None:
             return []
         made = []

@@ -25,7 +25,7 @@ from ..proto import tensor_data
 from ..proto.checker import CheckerResult, check_and_infer, value_of
 from ..proto.load import ModelSource, load_model
 from ..proto.messages import imported, texts
-from ..proto.schemas import DOMAINS, plain_domain, schema_version, schemas
+from ..proto.schemas import DOMAINS, opset_of, plain_domain, schema_version, schemas
 from ..proto.values import Value
 from .picture import page
 from .table import Call, State, Table, of_value
@@ -234,7 +234,7 @@ class _TableReader:
 
     def _call(self, index: int, proto: NodeProto, opsets: Mapping[str, int]) -> Call:
         domain = plain_domain(proto.domain)
-        version = schema_version(domain, proto.op_type, opsets.get(domain, 0))
+        version = schema_version(domain, proto.op_type, opset_of(opsets, domain))
         name = self.functions.get((domain, proto.op_type, proto.overload))
         if name is not None:
             status, version = "function", None

@@ -25,7 +25,7 @@ from onnx import AttributeProto, NodeProto, defs, helper
 
 from .. import dtypes
 from ..errors import InvalidInput, UnsupportedModel
-from ..proto.schemas import DOMAINS, declare_schema, is_custom, is_private, private_domain
+from ..proto.schemas import DOMAINS, declare_schema, is_custom, is_private, load_domain, private_domain
 from .declaration import TRAITS, Declaration, declarations, operator
 from .versioned import check_findable, import_declarations
 
@@ -152,7 +152,8 @@ def define_operator(
         domain: its domain, which is not one of ONNX's.
         version: its schema version.
         inputs: "x: T" for each input, "x?: T" for an optional one; None for the annotations of the function.
-        outputs: "y: T" for each output; None for the annotation of the result.
+        outputs: "y: T" for each output, "y?: T" for an optional one, which files may leave out and for which the function
+            may return None; None for the annotation of the result.
         types: the element types that each type parameter allows; T allows the floats.
         gradient: the gradient, as for the method `gradient` of an operator.
         function: the function body, as for the method `function` of an operator.
@@ -196,7 +197,8 @@ def register_operator(
         domain: its domain, which is not one of ONNX's.
         version: its schema version.
         inputs: "x: T" for each input, "x?: T" for an optional one; None for the annotations of the function.
-        outputs: "y: T" for each output; None for the annotation of the result.
+        outputs: "y: T" for each output, "y?: T" for an optional one, which files may leave out and for which the function
+            may return None; None for the annotation of the result.
         types: the element types that each type parameter allows; T allows the floats.
         gradient: the gradient, as for the method `gradient` of an operator.
         function: the function body, as for the method `function` of an operator.
@@ -236,6 +238,7 @@ def _definition(
         raise _wrong("the decorator needs a domain: write @register_operator(domain=...)")
     if not isinstance(domain, str) or not re.fullmatch(_DOMAIN, domain):
         raise _wrong(f"a domain must be letters, digits, '_', '-' and '.', such as 'com.example', got {domain!r}")
+    load_domain(domain)
     if not is_custom(domain) or domain in DOMAINS.values():
         raise _wrong(f"the domain of an operator must not be one of ONNX's, got {domain!r}")
     if isinstance(version, bool) or not isinstance(version, int) or not 0 < version < 1 << 31:
@@ -328,8 +331,10 @@ class _Form:
     def outputs(self, given: Sequence[str] | None) -> list[str]:
         if given is not None:
             made = [self._text(t, "output") for t in given]
-            if not made or any("?" in t or "*" in t for t in made):
-                raise _wrong(f"{self.name} must have one output or more, none of them optional, got {list(given)}")
+            optional = [t.split(": ")[0].endswith("?") for t in made]
+            if not made or optional[0] or any("*" in t for t in made) or optional != sorted(optional):
+                what = "must have one output or more, the optional ones last and none of them variadic"
+                raise _wrong(f"{self.name} {what}, got {list(given)}")
             return made
         value = self._value(self.signature.return_annotation)
         several = typing.get_args(value) if typing.get_origin(value) is tuple else value

@@ -369,6 +369,9 @@ def _on_host(xp: Xp, value: Any, declared: Input) -> Any:
 declarations: dict[tuple[str, str], dict[int, Declaration]] = {}
 """(domain, name) -> schema version -> its declaration."""
 
+undeclared: dict[tuple[str, str], str] = {}
+"""(domain, name) -> why an operator that has a schema is not declared, and what can be done."""
+
 
 def newest_declaration(domain: str, name: str) -> Declaration | None:
     """The declaration of an operator's newest version; None if the operator is not declared."""

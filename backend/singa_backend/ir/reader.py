@@ -21,11 +21,25 @@ from ..errors import InvalidModel, Problem, ResourceExhausted, UnsupportedModel,
 from ..limits import check_nesting, current, ensured
 from ..proto import tensor_data
 from ..proto.messages import TRAINING_GRADIENT, reads
-from ..proto.schemas import DOMAINS, is_custom, is_private, newest, plain_domain, public_domain, schema_version, schemas
+from ..proto.schemas import (
+    ASSUMED,
+    DOMAINS,
+    LAX,
+    MICROSOFT,
+    is_custom,
+    is_private,
+    lax,
+    load_domain,
+    newest,
+    plain_domain,
+    public_domain,
+    schema_version,
+    schemas,
+)
 from ..proto.values import Value
-from . import gradient_calls
+from . import gradient_calls, other_domains
 from .custom import CustomOperator, by_public_name, definition_lines
-from .declaration import REQUIRED, Declaration, declarations
+from .declaration import REQUIRED, Declaration, declarations, undeclared
 from .graph import ABSENT, DEFERRED, PARAMETERS, GradientCall, Graph, Node, runnable_order
 from .versioned import VersionedOperator
 from .wellformed import attribute_problem, check_messages, kind_of, subgraph_problems, value_of
@@ -218,6 +232,15 @@ class _Reader:
             if what != "output" and len(set(names)) < len(names):
                 twice = next(n for n, k in Counter(names).items() if k > 1)
                 self.wrong("SX102", f"{what} {twice!r} of function {proto.name!r} is declared more than once")
+
+    def assumed(self, domain: str) -> int:
+        """The opset of a domain that the model calls without an import, with a warning; 0 if there must be an import."""
+        opset = ASSUMED.get(domain, 0)
+        if opset:
+            load_domain(domain)
+            self.opsets[domain] = opset
+            self.warnings.append(f"the model does not import {domain}, which its nodes call: version {opset} is assumed")
+        return opset
 
     def wrong(self, code: str, message: str, **where: Any) -> None:
         self.invalid.append(Problem(message, code, **where))
@@ -413,9 +436,14 @@ class _Scope:
     def _node(self, proto: NodeProto, name: str) -> Node:
         reader = self.reader
         domain = plain_domain(proto.domain)
-        opset = self.opsets.get(domain, 0)
+        opset = self.opsets.get(domain, 0) or reader.assumed(domain)
         if own := reader.own.get((domain, proto.op_type)):
             domain = own[max((v for v in own if v <= opset), default=min(own))]
+        elif (
+            not domain and opset <= lax.get(proto.op_type, 0) and (domain, proto.op_type, proto.overload) not in reader.functions
+        ):
+            load_domain(MICROSOFT)
+            domain = LAX
         where = {"node": name, "operator": proto.op_type, "opset": opset or None}
         inputs = []
         for n in proto.input:
@@ -489,9 +517,9 @@ class _Scope:
         if known is None:
             close = reader.did_you_mean(proto.op_type, (n for d, n in schemas if d == domain)).replace("'", "")
             text = f"{shown} has no operator {proto.op_type}, and the model does not define it{close}"
-            hint = ""
-            if is_custom(domain) and domain not in reader.explained:
-                hint = _of_other_domain(domain, "" if reader.explained else definition_lines(proto))
+            hint = "" if domain else other_domains.without_domain(proto.op_type)
+            if is_custom(domain) and (domain == MICROSOFT or domain not in reader.explained):
+                hint = other_domains.of_domain(domain, proto.op_type, "" if reader.explained else definition_lines(proto))
                 reader.explained.add(domain)
             reader.lacks("SX202", text, **where, hint=hint)
             self._attributes(proto, None, where)
@@ -511,6 +539,7 @@ class _Scope:
                 f"{proto.op_type}-{version}, which opset {node.opset} selects, is not declared (declared: {there})",
                 **where,
                 version=version,
+                hint=undeclared.get((domain, proto.op_type), ""),
             )
             self._attributes(proto, None, where)
             return
@@ -680,22 +709,6 @@ class _Scope:
                 scope.define(name)
         inputs, outputs = (tuple(Value(n) for n in names) for names in (proto.input, proto.output))
         return scope._graph(proto.name, inputs, outputs, nodes, {})
-
-
-_OTHER_DOMAINS = {
-    "com.microsoft": "com.microsoft is the domain of onnxruntime's own operators, which its optimizer and its quantization tools "
-    "write: use the file before these steps, or repeat them so that they write ONNX's operators (QDQ format)",
-    "ai.onnx.contrib": "ai.onnx.contrib is the domain of onnxruntime-extensions (tokenizers, decoders of images and audio): run "
-    "them outside the model, and export the rest",
-    "org.pytorch.aten": "PyTorch's exporter wrote operators that ONNX cannot express: export without its ATen fallback",
-}
-"""What the operators of a domain are that ONNX does not define, and what can be done; by the beginning of the domain."""
-
-
-def _of_other_domain(domain: str, lines: str) -> str:
-    known = next((text for name, text in _OTHER_DOMAINS.items() if domain == name or domain.startswith(f"{name}.")), "")
-    own = f"add its operators to the model as functions, or define them{lines and f':{lines}'}"
-    return f"{known}; or {own}" if known else f"the domain {domain!r} is not one of ONNX's: {own}"
 
 
 def _without_omitted(names: tuple[str, ...], schema: defs.OpSchema) -> tuple[str, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -188,36 +188,57 @@ def attention(
     site.require(math.isfinite(scale) and math.isfinite(softcap), "a factor is not finite")
     site.needs_finite()
 
-    shared = heads // kv_heads
-    terms, visible = bias.terms, bias.visible
-
-    def grouped(x: Value) -> Value:
-        return x if shared == 1 else split(x, kv_heads, queries == 1)
-
-    right, values = k, v
-    if shared > 1 and queries > 1:
-        right, values = (x.view((*x.shape[:2], 1, *x.shape[2:]), (*x.strides[:2], 0, *x.strides[2:])) for x in (k, v))
     before = [("linear", scale, 0.0)] if scale != 1 else []
     if softcap:
         before += [("linear", 1 / softcap, 0.0), ("tanh", 0.0, 0.0), ("linear", softcap, 0.0)]
-    scores = MatrixProduct(site, grouped(q), turned(right, -1, -2)).emit(before=before, added=[grouped(t) for t in terms])
-    softmax_in_place(site, scores)
-    scores.finiteness, scores.low = FINITE, ANY
     shape = (batch, heads, queries, v.shape[-1])
     if flat:
         y = site.new((batch, queries, heads * v.shape[-1]), F32, finiteness=FINITE)
         out = heads_of(site, y, heads)
     else:
         y = out = site.new(shape, F32, (0, 2, 1, 3), finiteness=FINITE)
-    target = grouped(out)
-    MatrixProduct(site, scores, values).emit(target=target)
-    if visible is not None:
-        factor = grouped(visible)
+    target = attended(site, q, k, v, out, before, bias.terms)
+    if bias.visible is not None:
+        factor = in_groups(bias.visible, q, k)
         site.emit(
             lambda: [(np.multiply, (target.array, factor.array, target.array))],
             reads=(target, factor), writes=(target,), kernel="numpy.multiply",
         )  # fmt: skip
     return y, k.view(k.shape, k.strides), v.view(v.shape, v.strides), None
+
+
+def in_groups(x: Value, q: Value, k: Value) -> Value:
+    """Values of the heads of the queries as (kv_heads, heads / kv_heads), if heads share keys."""
+    return x if q.shape[1] == k.shape[1] else split(x, k.shape[1], q.shape[2] == 1)
+
+
+def attended(
+    site: Site, q: Value, k: Value, v: Value, out: Value, before: Sequence[tuple[str, float, float]], terms: Sequence[Value]
+) -> Value:
+    """Emit the products and the softmax of attention.
+
+    Args:
+        site: the place.
+        q: the queries, of shape (batch, heads, queries, size).
+        k: the keys, of fewer heads if these are shared.
+        v: the values.
+        out: receives the result; its heads may lie by strides.
+        before: what is applied to the scores: the scale, a cap.
+        terms: what is added to them then.
+
+    Returns:
+        The result, with its heads in groups.
+    """
+    right, values = k, v
+    if q.shape[1] > k.shape[1] and q.shape[2] > 1:
+        right, values = (x.view((*x.shape[:2], 1, *x.shape[2:]), (*x.strides[:2], 0, *x.strides[2:])) for x in (k, v))
+    product = MatrixProduct(site, in_groups(q, q, k), turned(right, -1, -2))
+    scores = product.emit(before=before, added=[in_groups(t, q, k) for t in terms])
+    softmax_in_place(site, scores)
+    scores.finiteness, scores.low = FINITE, ANY
+    target = in_groups(out, q, k)
+    MatrixProduct(site, scores, values).emit(target=target)
+    return target
 
 
 def _checked(site: Site, mask: Value | None, shape: tuple[int, ...]) -> Value | None:

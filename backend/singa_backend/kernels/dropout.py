@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from .. import dtypes
-from ..operators.random import random_stream
+from ..devices.random_streams import random_stream
 from ..proto.schemas import SINGA_DOMAIN
 from .table import Follower, Site, gradient, kernel, training
 from .values import ANY, FINITE, NAN, Bound, Buffer, Value, last_order

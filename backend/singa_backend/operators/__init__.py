@@ -1,4 +1,7 @@
-"""ONNX operators, one family per file; each operator is declared once (see `singa_backend.ir.declaration`)."""
+"""ONNX operators, one family per file; each operator is declared once (see `singa_backend.ir.declaration`).
+
+The operators of onnxruntime, in `microsoft`, are declared when the first file names them (`onnxruntime`).
+"""
 
 from . import (
     activation,
@@ -25,6 +28,7 @@ from . import (
     ml_svm,
     ml_tree,
     normalization,
+    onnxruntime,
     order,
     pad_slice,
     philox,
@@ -71,6 +75,7 @@ __all__ = [
     "ml_svm",
     "ml_tree",
     "normalization",
+    "onnxruntime",
     "order",
     "pad_slice",
     "philox",

@@ -16,21 +16,13 @@ from onnx import TensorProto
 
 from .. import dtypes, limits
 from ..devices.namespaces import Xp
+from ..devices.random_streams import random_stream
 from ..errors import OperatorError
 from ..interpreters.base import Op, V
 from ..ir.declaration import Host, Ints, Wanted, operator
 from ._api import Array
 
 Draw = Callable[[Any, Ints], np.ndarray]  # (stream, shape) -> float64 values
-
-
-def random_stream(seed: float | None) -> Any:
-    """Return a source of random numbers with the methods that RandomState and Generator share."""
-    if seed is None:
-        return np.random.Generator(np.random.Philox())
-    if isinstance(seed, float) and not (seed.is_integer() and 0 <= seed < 2**32):
-        seed = int(np.array(seed, np.float32).view(np.uint32))
-    return np.random.RandomState(int(seed) % 2**32)
 
 
 def _uniform(low: float, high: float) -> Draw:

@@ -87,7 +87,7 @@ def _with_parameters(names: Sequence[str], alphas: Floats | None, betas: Floats 
 # --- steps ----------------------------------------------------------------------------------------------------------
 
 
-class _Layer:
+class RecurrentBase:
     """Base of RNN, GRU and LSTM: directions, layout and sequence lengths."""
 
     def __init__(
@@ -225,7 +225,7 @@ def rnn(
     output_sequence: int = 0,
 ) -> tuple[Array, ...]:
     """Before opset 7, `output_sequence` specifies whether Y may be omitted; it is always computed."""
-    layer = _Layer(xp, x, w, r, b, sequence_lens, 1, direction=direction, hidden_size=hidden_size, layout=layout)
+    layer = RecurrentBase(xp, x, w, r, b, sequence_lens, 1, direction=direction, hidden_size=hidden_size, layout=layout)
     functions = layer.per_direction(activations, ("Tanh",), activation_alpha, activation_beta, clip)
 
     def cell(d: int) -> tuple[Array, Step]:
@@ -256,7 +256,7 @@ def rnn_decomposition(
     direction: str,
     layout: int,
 ) -> tuple[V, ...]:
-    functions = _composed(activations, ("Tanh",), direction, activation_alpha, activation_beta, clip)
+    functions = composed_activations(activations, ("Tanh",), direction, activation_alpha, activation_beta, clip)
 
     def cell(d: int) -> tuple[V, Any]:
         (f,), recur = functions[d], op.swap(op.Gather(r, d, axis=0), 0, 1)
@@ -266,7 +266,7 @@ def rnn_decomposition(
     return recurrence(op, x, w, r, sequence_lens, [initial_h], direction, layout, cell)
 
 
-def _composed(
+def composed_activations(
     names: Strings | None, defaults: Strings, direction: str, alphas: Floats | None, betas: Floats | None, clip: float | None
 ) -> list[list[Activation]]:
     """Return the activations of each direction, in ONNX operators."""
@@ -302,7 +302,7 @@ def gru(
     output_sequence: int = 0,
 ) -> tuple[Array, ...]:
     """The gates are update, reset, hidden; the reset gate scales the state before its projection, or the projection."""
-    layer = _Layer(xp, x, w, r, b, sequence_lens, 3, direction=direction, hidden_size=hidden_size, layout=layout)
+    layer = RecurrentBase(xp, x, w, r, b, sequence_lens, 3, direction=direction, hidden_size=hidden_size, layout=layout)
     functions = layer.per_direction(activations, ("Sigmoid", "Tanh"), activation_alpha, activation_beta, clip)
     n = layer.size
 
@@ -347,7 +347,7 @@ def gru_decomposition(
     layout: int,
     linear_before_reset: int,
 ) -> tuple[V, ...]:
-    functions = _composed(activations, ("Sigmoid", "Tanh"), direction, activation_alpha, activation_beta, clip)
+    functions = composed_activations(activations, ("Sigmoid", "Tanh"), direction, activation_alpha, activation_beta, clip)
 
     def cell(d: int) -> tuple[V, Any]:
         f, g = functions[d]
@@ -437,6 +437,50 @@ def gru_1_decomposition(
 # --- LSTM -----------------------------------------------------------------------------------------------------------
 
 
+def lstm_layers(
+    xp: Xp,
+    operands: tuple[Array, Array, Array, Array | None],
+    sequence_lens: np.ndarray | None,
+    initial_h: Array | None,
+    initial_c: Array | None,
+    p: Array | None,
+    given: dict[str, Any],
+    seen: Function = lambda h: h,
+) -> tuple[Array, ...]:
+    """Compute an LSTM; `operands` are x, w, r and b, and `seen` is what its steps multiply instead of the state h."""
+    layer = RecurrentBase(
+        xp, *operands, sequence_lens, 4,
+        direction=given["direction"], hidden_size=given["hidden_size"], layout=given["layout"],
+    )  # fmt: skip
+    parameters = given["activation_alpha"], given["activation_beta"], given["clip"]
+    functions = layer.per_direction(given["activations"], ("Sigmoid", "Tanh", "Tanh"), *parameters)
+    n = layer.size
+    if p is not None:
+        layer.expect("P", p, (layer.directions, 3 * n))
+
+    def cell(d: int) -> tuple[Array, Step]:
+        f, g, h = functions[d]
+        recur = layer.r[d].T
+        wb, rb = layer.bias(d)
+        pi, po, pf = (p[d, k * n : k * n + n] for k in range(3)) if p is not None else (None, None, None)
+
+        def see(gate: Array, peephole: Array | None, c: Array) -> Array:
+            return gate if peephole is None else gate + peephole * c
+
+        def step(xt: Array, state: tuple[Array, ...]) -> tuple[Array, ...]:
+            before, c = state
+            gates = xt + seen(before) @ recur
+            i, o, forget, new = (gates[:, k * n : k * n + n] for k in range(4))
+            i = f(see(i, pi, c))
+            forget = 1 - i if given["input_forget"] else f(see(forget, pf, c))
+            c = forget * c + i * g(new)
+            return f(see(o, po, c)) * h(c), c
+
+        return wb + rb, step
+
+    return layer.run([layer.initial("initial_h", initial_h), layer.initial("initial_c", initial_c)], cell)
+
+
 @operator("LSTM", 1, 7, 14, 22, absent=NO_CLIP,
           traits=("product", "finite", "reads_quantized"),
           weights={1: "the weight", 2: "the recurrent weight", 3: "the bias", 7: "the peephole weight"})  # fmt: skip
@@ -462,37 +506,58 @@ def lstm(
     output_sequence: int = 0,
 ) -> tuple[Array, ...]:
     """The gates are input, output, forget, cell; with peepholes, the first three depend on the cell state."""
-    layer = _Layer(xp, x, w, r, b, sequence_lens, 4, direction=direction, hidden_size=hidden_size, layout=layout)
-    functions = layer.per_direction(activations, ("Sigmoid", "Tanh", "Tanh"), activation_alpha, activation_beta, clip)
-    n = layer.size
-    if p is not None:
-        layer.expect("P", p, (layer.directions, 3 * n))
-
-    def cell(d: int) -> tuple[Array, Step]:
-        f, g, h = functions[d]
-        recur = layer.r[d].T
-        wb, rb = layer.bias(d)
-        pi, po, pf = (p[d, k * n : k * n + n] for k in range(3)) if p is not None else (None, None, None)
-
-        def see(gate: Array, peephole: Array | None, c: Array) -> Array:
-            return gate if peephole is None else gate + peephole * c
-
-        def step(xt: Array, state: tuple[Array, ...]) -> tuple[Array, ...]:
-            before, c = state
-            gates = xt + before @ recur
-            i, o, forget, new = (gates[:, k * n : k * n + n] for k in range(4))
-            i = f(see(i, pi, c))
-            forget = 1 - i if input_forget else f(see(forget, pf, c))
-            c = forget * c + i * g(new)
-            return f(see(o, po, c)) * h(c), c
-
-        return wb + rb, step
-
-    return layer.run([layer.initial("initial_h", initial_h), layer.initial("initial_c", initial_c)], cell)
+    given = {
+        "activations": activations,
+        "activation_alpha": activation_alpha,
+        "activation_beta": activation_beta,
+        "clip": clip,
+        "direction": direction,
+        "hidden_size": hidden_size,
+        "input_forget": input_forget,
+        "layout": layout,
+    }
+    return lstm_layers(xp, (x, w, r, b), sequence_lens, initial_h, initial_c, p, given)
 
 
 lstm.flops(recurrent)
 lstm.shapes(recurrent_shapes)
+
+
+def lstm_layers_body(
+    op: Op,
+    operands: tuple[V, V, V, V],
+    sequence_lens: V,
+    initial_h: V,
+    initial_c: V,
+    p: V,
+    given: dict[str, Any],
+    seen: Activation = lambda op, h: h,
+) -> tuple[V, ...]:
+    """Write `lstm_layers`."""
+    x, w, r, b = operands
+    parameters = given["activation_alpha"], given["activation_beta"], given["clip"]
+    functions = composed_activations(given["activations"], ("Sigmoid", "Tanh", "Tanh"), given["direction"], *parameters)
+
+    def cell(d: int) -> tuple[V, Any]:
+        f, g, h = functions[d]
+        recur = op.swap(op.Gather(r, d, axis=0), 0, 1)
+        wb, rb = biases(op, b, d)
+        pi, po, pf = (None, None, None) if p is None else parts(op, op.Gather(p, d, axis=0), 3, 0)
+
+        def see(inner: Op, gate: V, peephole: V, c: V) -> V:
+            return gate if peephole is None else inner.Add(gate, inner.Mul(peephole, c))
+
+        def step(inner: Op, xt: V, state: list[V]) -> list[V]:
+            before, c = state
+            i, o, forget, new = parts(inner, inner.Add(xt, inner.MatMul(seen(inner, before), recur)), 4, 1)
+            i = f(inner, see(inner, i, pi, c))
+            forget = inner.Sub(1, i) if given["input_forget"] else f(inner, see(inner, forget, pf, c))
+            c = inner.Add(inner.Mul(forget, c), inner.Mul(i, g(inner, new)))
+            return [inner.Mul(f(inner, see(inner, o, po, c)), h(inner, c)), c]
+
+        return op.add(wb, rb), step
+
+    return recurrence(op, x, w, r, sequence_lens, [initial_h, initial_c], given["direction"], given["layout"], cell)
 
 
 @lstm.decomposition
@@ -514,25 +579,13 @@ def lstm_decomposition(
     input_forget: int,
     layout: int,
 ) -> tuple[V, ...]:
-    functions = _composed(activations, ("Sigmoid", "Tanh", "Tanh"), direction, activation_alpha, activation_beta, clip)
-
-    def cell(d: int) -> tuple[V, Any]:
-        f, g, h = functions[d]
-        recur = op.swap(op.Gather(r, d, axis=0), 0, 1)
-        wb, rb = biases(op, b, d)
-        pi, po, pf = (None, None, None) if p is None else parts(op, op.Gather(p, d, axis=0), 3, 0)
-
-        def see(inner: Op, gate: V, peephole: V, c: V) -> V:
-            return gate if peephole is None else inner.Add(gate, inner.Mul(peephole, c))
-
-        def step(inner: Op, xt: V, state: list[V]) -> list[V]:
-            before, c = state
-            i, o, forget, new = parts(inner, inner.Add(xt, inner.MatMul(before, recur)), 4, 1)
-            i = f(inner, see(inner, i, pi, c))
-            forget = inner.Sub(1, i) if input_forget else f(inner, see(inner, forget, pf, c))
-            c = inner.Add(inner.Mul(forget, c), inner.Mul(i, g(inner, new)))
-            return [inner.Mul(f(inner, see(inner, o, po, c)), h(inner, c)), c]
-
-        return op.add(wb, rb), step
-
-    return recurrence(op, x, w, r, sequence_lens, [initial_h, initial_c], direction, layout, cell)
+    given = {
+        "activations": activations,
+        "activation_alpha": activation_alpha,
+        "activation_beta": activation_beta,
+        "clip": clip,
+        "direction": direction,
+        "input_forget": input_forget,
+        "layout": layout,
+    }
+    return lstm_layers_body(op, (x, w, r, b), sequence_lens, initial_h, initial_c, p, given)

@@ -36,12 +36,14 @@ def to_model(
         deferred: leave the data of large initializers in the builder's `arrays`, for `save.save` or `save.attach_data`.
         lists_gradients: whether the metadata list the calls of gradient rules.
     """
+    forms: list[FunctionProto] = []
     if isinstance(graph, OpsetWriter):
         builder, outputs = graph.builder, graph.own(outputs, names)
+        forms = list(graph.functions.forms.values()) if graph.functions is not None else []
     else:
         builder = graph
     proto = builder.proto(name, builder.finish(outputs, names), deferred=True)
-    bodies = functions(proto, builder.opset, builder.imported)
+    bodies = [*functions(proto, builder.opset, builder.imported), *forms]
     used: dict[str, set[str]] = {o.domain: set() for f in bodies for o in f.opset_import}
     for node in _nodes(proto):
         used.setdefault(node.domain, set()).add(node.op_type)

@@ -12,8 +12,8 @@ from onnx import TypeProto, helper
 from .. import dtypes
 from ..errors import UnsupportedModel
 from ..interpreters.base import Subgraph
-from ..ir.declaration import REQUIRED, declarations
-from ..proto.schemas import schemas, type_strings
+from ..ir.declaration import REQUIRED, Declaration, declarations
+from ..proto.schemas import LAX, MICROSOFT, is_custom, lax, schemas, type_strings
 
 
 class Unwritable(UnsupportedModel):
@@ -194,3 +194,37 @@ def same_value(a: Any, b: Any) -> bool:
         return a is b
     a, b = (list(v) if isinstance(v, (tuple, list, np.ndarray)) else v for v in (a, b))
     return bool(a == b) or (isinstance(a, float) and isinstance(b, float) and np.float32(a) == np.float32(b))
+
+
+def written_as_function(declaration: Declaration, version: int) -> bool:
+    """Whether a custom operator is written as a node with a function body: one decomposition serves all calls."""
+    schema = schemas[declaration.domain, declaration.name][version]
+    allowed = type_strings(schema)
+    return (
+        is_custom(declaration.domain)
+        and declaration.decomposition_rule is not None
+        and not schema.attributes
+        and all(len(allowed[p.type_str]) == 1 and p.option == p.option.Single for p in schema.inputs)
+    )
+
+
+def result_types(name: str, version: int) -> list[str]:
+    """The type strings of the outputs of an operator of ONNX's domain."""
+    return [parameter.type_str for parameter in schemas["", name][version].outputs]
+
+
+def by_name(declaration: Declaration, values: Sequence[Any], given: dict[str, Any], outputs: int) -> dict[str, Any]:
+    """The values of a call by the names that an adapter may have."""
+    return {**declaration.bind(values, given), "outputs": outputs, "wanted": (True,) * outputs}
+
+
+def in_place(declaration: Declaration, version: int, target: int, lowers: bool) -> bool:
+    """Whether a custom operator is written as its decomposition: in place, for the attributes and types of the call.
+
+    onnxruntime's own operators are kept, unless all are lowered or onnxruntime does not read them at the target opset.
+    """
+    if not is_custom(declaration.domain):
+        return False
+    if declaration.domain in (MICROSOFT, LAX):
+        return lowers or (declaration.domain == LAX and target > lax[declaration.name])
+    return declaration.decomposition_rule is not None and (lowers or not written_as_function(declaration, version))

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from onnx import TensorProto, TypeProto
@@ -31,18 +31,37 @@ from ..interpreters.builder import GraphBuilder, Symbol, has_rank, repeated
 from ..interpreters.eager import Eager
 from ..ir.declaration import REQUIRED, Declaration, OperatorRule, declarations
 from ..ir.versioned import VersionedOperator
-from ..proto.schemas import is_custom, newest, schema_version, schemas, type_strings, version_at
+from ..proto.schemas import (
+    LAX,
+    MICROSOFT,
+    newest,
+    public_domain,
+    schema_version,
+    schemas,
+    version_at,
+)
 from ..runtime.failures import typed_error
+from .call_functions import CallFunctions
 from .function_bodies import function_of
-from .target_schema import Unwritable, check_call, check_results, is_deprecated, other_defaults, parts_of, same_value, type_string
+from .target_schema import (
+    Unwritable,
+    by_name,
+    check_call,
+    check_results,
+    in_place,
+    is_deprecated,
+    other_defaults,
+    parts_of,
+    result_types,
+    same_value,
+    type_string,
+)
 
 LEAST = 7
 """The minimum opset that can be written: before it, broadcasting was different."""
 
-
 UNWRITTEN = "ai.singa.unwritten"
 """The domain of placeholders for operators that could not be written."""
-
 
 ADAPTERS: dict[tuple[str, int], OperatorRule] = {}
 """(operator, schema version to write) -> rule."""
@@ -71,6 +90,8 @@ class OpsetWriter(Interpreter[Symbol]):
         problems: if a list, errors are appended to it and a placeholder of the domain UNWRITTEN is written; if None, they raise.
         deferrable: the forms of calls whose gradients are deferred.
         finds_minimum_opset: whether an error names the minimum opset, which is found by trying the opsets in turn.
+        lowers: whether operators of other domains than ONNX's are written as their decompositions.
+        functions: the function bodies of onnxruntime's operators; None to write none.
     """
 
     target: int
@@ -86,6 +107,8 @@ class OpsetWriter(Interpreter[Symbol]):
         self.attributes: Counter[str] = Counter()
         self.problems: list[Unwritable] | None = None
         self.finds_minimum_opset = True
+        self.lowers = False
+        self.functions: CallFunctions | None = None
         self.deferrable: Forms = {}
 
     # --- values of the builder
@@ -188,6 +211,7 @@ class OpsetWriter(Interpreter[Symbol]):
         def written(builder: Any, *xs: Any) -> Sequence[Any]:
             writer = OpsetWriter(self.target, builder)
             writer.warnings, writer.problems, writer.finds_minimum_opset = self.warnings, self.problems, self.finds_minimum_opset
+            writer.lowers, writer.functions = self.lowers, self.functions
             writer._depth = self._depth  # within a decomposition only the decomposed call is counted and reported
             writer.calls, writer.attributes = self.calls, self.attributes
             return writer.own(make(writer, *xs))
@@ -230,17 +254,17 @@ class OpsetWriter(Interpreter[Symbol]):
                     operator=name,
                     version=operator.version,
                 )
-        if domain and _written_in_place(declaration, operator.version):
-            return declaration.decompose(self, operator.version, inputs, given, len(wanted))
+        if domain and in_place(declaration, operator.version, self.target, self.lowers):
+            return self._decomposed(declaration, operator.version, inputs, given, len(wanted))
         if domain:
-            return self.builder.call(name, inputs, given, len(wanted), domain)
+            return self._called(declaration, operator.version, inputs, given, len(wanted))
         if there == operator.version and (there != current or (name, there) not in ADAPTERS):
             return self.at_target(name, inputs, given, outputs=len(wanted))
         versioned = "version" in declaration.services.values()
         renumbered = there is not None and operator.version < there and there != current and not versioned
         if (
             renumbered
-            and _result_types(name, operator.version) == _result_types(name, there or 0)
+            and result_types(name, operator.version) == result_types(name, there or 0)
             and declarations["", name].get(there or 0) is declaration
         ):
             return self.at_target(name, inputs, given, outputs=len(wanted))
@@ -254,6 +278,30 @@ class OpsetWriter(Interpreter[Symbol]):
                 operator.schema, inputs, lambda xs: declaration.decompose(self, operator.version, xs, given, len(wanted))
             )
         return declaration.decompose(self, operator.version, inputs, given, len(wanted))
+
+    def _called(
+        self, declaration: Declaration, version: int, inputs: Sequence[Any], given: dict[str, Any], outputs: int
+    ) -> list[Symbol]:
+        """The outputs of a call that is kept as it is, with its function body if the file has those."""
+        made = self.builder.call(declaration.name, inputs, given, outputs, declaration.domain)
+        if self.functions is not None and declaration.domain in (MICROSOFT, LAX):
+            self.functions.add(self.builder, declaration, version, inputs, given, made[0].name)
+        return made
+
+    def _decomposed(
+        self, declaration: Declaration, version: int, inputs: Sequence[Any], given: dict[str, Any], outputs: int
+    ) -> list[Symbol]:
+        """The outputs of a call of a custom operator, written with the operators of its decomposition."""
+        if declaration.decomposition_rule is None:
+            what = f"{public_domain(declaration.domain) or 'ai.onnx'}.{declaration.name} has no body in ONNX's operators"
+            raise Unwritable(what, operator=declaration.name, version=version)
+
+        def write(values: Sequence[Any]) -> Sequence[Symbol]:
+            return declaration.decompose(self, version, values, given, outputs)
+
+        if self._widens(declaration, inputs, given):
+            return self._rounded_once(schemas[declaration.domain, declaration.name][version], inputs, write)
+        return list(write(inputs))
 
     def _widens(self, declaration: Declaration, values: Sequence[Any], given: dict[str, Any]) -> bool:
         """Whether the body of a declaration computes a call in float32, because its inputs are narrow floats."""
@@ -291,12 +339,14 @@ class OpsetWriter(Interpreter[Symbol]):
         self._count(op_type, given)
         version = schema_version(domain, op_type, self.builder.imported(domain)) if domain else None
         custom = declarations.get((domain, op_type), {}).get(version or 0)
-        if domain and not (custom and version and _written_in_place(custom, version)):
+        if domain and not (custom and version):
             return self.builder.call(op_type, values, given, outputs, domain)
+        if custom and version and domain and not in_place(custom, version, self.target, self.lowers):
+            return self._called(custom, version, values, given, outputs)
 
         def write(writer: OpsetWriter, values: Sequence[Any]) -> list[Symbol]:
             if custom and version:
-                return custom.decompose(writer, version, values, given, outputs)
+                return writer._decomposed(custom, version, values, given, outputs)
             return writer._written(op_type, list(values), given, outputs)
 
         return self._attempt(op_type, write, values, given, outputs, self.opset)
@@ -304,7 +354,7 @@ class OpsetWriter(Interpreter[Symbol]):
     def _attempt(
         self,
         name: str,
-        write: Callable[[OpsetWriter, Sequence[Any]], list[Symbol]],
+        write: Write,
         values: list[Any],
         given: dict[str, Any],
         outputs: int,
@@ -327,7 +377,7 @@ class OpsetWriter(Interpreter[Symbol]):
                 raise typed_error(found, name).locate(operator=name) from reason
             error = reason if isinstance(reason, Unwritable) else Unwritable(f"{name} in opset {self.target}: {reason}")
             error.operator = error.operator or name
-            refusal = self._refusal(name, write, values, given, error) if self.finds_minimum_opset else error
+            refusal = self._refusal(name, write, values, error) if self.finds_minimum_opset else error
             if self.problems is None:
                 raise refusal from None
             self.problems.append(refusal)
@@ -363,7 +413,7 @@ class OpsetWriter(Interpreter[Symbol]):
             try:
                 rule = ADAPTERS.get((name, version))
                 if rule is not None:
-                    made = rule(self, _by_name(declaration, values, given, outputs))
+                    made = rule(self, by_name(declaration, values, given, outputs))
                     made = list(made) if isinstance(made, (tuple, list)) else [made]
                     if len(made) >= outputs:
                         return made[:outputs]
@@ -383,9 +433,7 @@ class OpsetWriter(Interpreter[Symbol]):
                 return self._typed(name, values, given, declaration.decompose(self, current, values, given, outputs))
             except Unwritable as error:
                 reasons.append(error)
-        body = function_of(
-            name, current, given, tuple(_bytes(self.type_of(v)) if v is not None else b"" for v in values), outputs
-        )
+        body = function_of(name, current, given, tuple(map(self._type_bytes, values)), outputs)
         if body is not None:
             padded = [*values, *[None] * (len(body.inputs) - len(values))]
             return self._typed(name, values, given, list(replay(self, body, padded))[:outputs])
@@ -510,20 +558,27 @@ class OpsetWriter(Interpreter[Symbol]):
         version = version_at(domain, name, self.target)
         return None if version is None or (domain == "" and is_deprecated(name, version)) else version
 
-    def _refusal(
-        self,
-        name: str,
-        write: Callable[[OpsetWriter, Sequence[Any]], list[Symbol]],
-        values: list[Any],
-        given: dict[str, Any],
-        error: Unwritable,
-    ) -> Unwritable:
+    def _refusal(self, name: str, write: Write, values: list[Any], error: Unwritable) -> Unwritable:
         """The error that names the operator and the minimum opset in which this call can be written."""
-        minimum = next((o for o in range(self.target + 1, self.opset + 1) if _fits(o, self, name, write, values, given)), None)
+        minimum = next((o for o in range(self.target + 1, self.opset + 1) if self._fits(o, write, values)), None)
         hint = f"the minimum opset is {minimum}" if minimum else "no opset can express it"
         found = Unwritable(f"{name} cannot be written in opset {self.target}: {error.message}; {hint}", operator=name)
         found.least = minimum
         return found
+
+    def _fits(self, opset: int, write: Write, values: Sequence[Any]) -> bool:
+        """Whether a call can be written in another opset."""
+        scratch = OpsetWriter(opset)
+        scratch._depth, scratch.lowers = 1, self.lowers  # no search for the minimum opset within the search
+        scratch.builder.domains.update(self.builder.domains)
+        try:  # subgraphs are unchanged: their nodes raise their own errors
+            write(scratch, [None if v is None else self._copied(v, scratch) for v in values])
+        except (Unwritable, ValueError):
+            return False
+        return True
+
+    def _type_bytes(self, v: Any) -> bytes:
+        return b"" if v is None or (type := self.type_of(v)) is None else type.SerializeToString()
 
     def _copied(self, v: Any, scratch: OpsetWriter) -> Symbol:
         """A value with its known type and value as a symbol of another writer."""
@@ -536,56 +591,9 @@ class OpsetWriter(Interpreter[Symbol]):
         return scratch.builder.initializer("x", known) if frozen else scratch.constant(known)
 
 
+Write: TypeAlias = Callable[[OpsetWriter, Sequence[Any]], list[Symbol]]
+
+
 def _copy(writer: OpsetWriter, values: Sequence[Any]) -> list[Symbol]:
     """A node that copies a value, even a known one."""
     return writer.at_target("Identity", values, {}, fold=False)
-
-
-def _fits(
-    opset: int,
-    writer: OpsetWriter,
-    name: str,
-    write: Callable[[OpsetWriter, Sequence[Any]], list[Symbol]],
-    values: list[Any],
-    given: dict[str, Any],
-) -> bool:
-    """Whether a call can be written in another opset."""
-    scratch = OpsetWriter(opset)
-    scratch._depth = 1  # no search for the minimum opset within the search
-    scratch.builder.domains.update(writer.builder.domains)
-    try:
-        inputs = [None if v is None else writer._copied(v, scratch) for v in values]
-        write(scratch, inputs)  # subgraphs are unchanged: their nodes raise their own errors
-    except (Unwritable, ValueError):
-        return False
-    return True
-
-
-def written_as_function(declaration: Declaration, version: int) -> bool:
-    """Whether a custom operator is written as a node with a function body: one decomposition serves all calls."""
-    schema = schemas[declaration.domain, declaration.name][version]
-    allowed = type_strings(schema)
-    return (
-        is_custom(declaration.domain)
-        and declaration.decomposition_rule is not None
-        and not schema.attributes
-        and all(len(allowed[p.type_str]) == 1 and p.option == p.option.Single for p in schema.inputs)
-    )
-
-
-def _written_in_place(declaration: Declaration, version: int) -> bool:
-    """Whether a custom operator is written as its decomposition, which depends on the attributes and types of the call."""
-    custom = is_custom(declaration.domain) and declaration.decomposition_rule is not None
-    return custom and not written_as_function(declaration, version)
-
-
-def _by_name(declaration: Declaration, values: Sequence[Any], given: dict[str, Any], outputs: int) -> dict[str, Any]:
-    return {**declaration.bind(values, given), "outputs": outputs, "wanted": (True,) * outputs}
-
-
-def _result_types(name: str, version: int) -> list[str]:
-    return [parameter.type_str for parameter in schemas["", name][version].outputs]
-
-
-def _bytes(type: TypeProto | None) -> bytes:
-    return b"" if type is None else type.SerializeToString()

@@ -14,7 +14,7 @@ from onnx import AttributeProto, ModelProto, TensorProto, TypeProto, numpy_helpe
 
 from .. import dtypes
 from ..errors import InvalidInput
-from ..proto.schemas import schema_version, schemas, type_strings
+from ..proto.schemas import opset_of, schema_version, schemas, type_strings
 from . import GraphEditor, ModelEditor, NodeEditor
 
 WIDE = frozenset(TensorProto.DataType.Value(n) for n in ("FLOAT", "DOUBLE", "FLOAT16", "BFLOAT16"))
@@ -113,7 +113,7 @@ class _Change:
             if key in node.graphs:
                 inner = node.graphs[key]
                 return self._any(inner, inner.outputs[i + skipped])
-        version = schema_version(node.domain, node.op_type, graph.opsets.get(node.domain, 1))
+        version = schema_version(node.domain, node.op_type, opset_of(graph.opsets, node.domain))
         if version is None or not node.plain:
             return 0
         schema = schemas[node.domain, node.op_type][version]
@@ -133,7 +133,7 @@ class _Change:
 
     def _allowed(self, graph: GraphEditor, node: NodeEditor, i: int, output: bool = False) -> list[str] | None:
         """The type strings of an input or output; None if the operator has no schema."""
-        version = schema_version(node.domain, node.op_type, graph.opsets.get(node.domain, 1))
+        version = schema_version(node.domain, node.op_type, opset_of(graph.opsets, node.domain))
         if version is None or not node.plain:
             return None
         schema = schemas[node.domain, node.op_type][version]
@@ -188,7 +188,7 @@ class _Change:
 
     def _attributes(self, graph: GraphEditor, node: NodeEditor, casts: bool) -> None:
         """Change the attributes that determine the dtype of an output; `casts`: an input has its old dtype."""
-        version = schema_version(node.domain, node.op_type, graph.opsets.get(node.domain, 1))
+        version = schema_version(node.domain, node.op_type, opset_of(graph.opsets, node.domain))
         schema = schemas.get((node.domain, node.op_type), {}).get(version or 0)
         if schema is None or not node.plain:
             return

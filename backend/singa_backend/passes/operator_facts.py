@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from ..proto.schemas import schema_version
+from ..proto.schemas import opset_of, schema_version
 from ..rewriting import constants, transposes
 from .graph import GraphEditor
 from .index import NodeEditor
@@ -17,7 +17,7 @@ def version(graph: GraphEditor, node: NodeEditor) -> int | None:
     """The schema version that a node of this graph calls; None if it is not an operator of ONNX."""
     if not node.plain:
         return None
-    return schema_version(node.domain, node.op_type, graph.opsets.get(node.domain, 0))
+    return schema_version(node.domain, node.op_type, opset_of(graph.opsets, node.domain))
 
 
 def deterministic(graph: GraphEditor, node: NodeEditor) -> bool:

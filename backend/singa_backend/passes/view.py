@@ -15,7 +15,7 @@ from ..ir.declaration import newest_declaration
 from ..ir.reader import read_call
 from ..ir.shapes import MOST as SIZES
 from ..ir.shapes import Dim, Known, Shape, is_known
-from ..proto.schemas import schema_version, schemas
+from ..proto.schemas import opset_of, schema_version, schemas
 from ..rewriting.types import Types
 from ..rewriting.view import MOST
 from .graph import GraphEditor
@@ -144,7 +144,7 @@ class ModelView:
         """The schema version that a node calls; 0 if it is not an operator."""
         if not call.domain:
             return _meaning(call.op_type, self._opset)[1] if call.plain else 0
-        return (schema_version(call.domain, call.op_type, self.graph.opsets.get(call.domain, 0)) or 0) if call.plain else 0
+        return (schema_version(call.domain, call.op_type, opset_of(self.graph.opsets, call.domain)) or 0) if call.plain else 0
 
     def name(self, call: NodeEditor) -> tuple[str, str]:
         """The domain and the name of an operator or a function."""

@@ -19,6 +19,8 @@ from ..ir.graph import ABSENT, DEFERRED, Graph, Node
 from ..ir.versioned import VersionedOperator
 from ..kernels.table import GRADIENT, TRAINING
 from ..kernels.values import LazyConstant
+from ..proto.schemas import LAX, MICROSOFT
+from .bodies import Bodies
 
 MOST = 200_000
 """The maximum number of calls of a region: a model whose functions call functions may have more, and runs node by node."""
@@ -210,7 +212,11 @@ def region_of(graph: Graph, states: dict[str, Any] | None = None, captured: dict
         else:
             ids[slot] = region.new()
             region.inputs += (ids[slot],)
-    _inline(region, graph, ids, states or {})
+    bodies = None
+    if MICROSOFT in graph.opsets or any(n.domain in (MICROSOFT, LAX) for n in graph.nodes):
+        known = {i: v.dtype for i, v in zip(region.inputs, graph.inputs, strict=False) if v.dtype is not None}
+        bodies = Bodies(known, region.constants)
+    _inline(region, graph, ids, states or {}, bodies)
     region.outputs = tuple(ids[s] for s in graph.output_slots)
     if graph.gradient_calls:
         region.ids = {name: ids[slot] for name, slot in graph.slots.items()}
@@ -232,8 +238,19 @@ def branch_of(region: Region, graph: Graph, scope: Sequence[int]) -> tuple[int, 
     return tuple(ids[s] for s in graph.output_slots)
 
 
-def _inline(region: Region, graph: Graph, ids: list[int], states: dict[str, Any]) -> None:
-    """Append the calls of a graph, and of its functions, to a region; `ids` has the id of each slot, and is completed."""
+def _inline(
+    region: Region,
+    graph: Graph,
+    ids: list[int],
+    states: dict[str, Any],
+    bodies: Bodies | None = None,
+    origins: tuple[Node, ...] = (),
+) -> None:
+    """Append the calls of a graph, and of its functions, to a region; `ids` has the id of each slot, and is completed.
+
+    bodies: the bodies of onnxruntime's own operators, which are inlined too; None if the model has none of them.
+    origins: the call whose body the graph is, for reports; none for a graph or a function of the model.
+    """
     region.inlined += 1 + len(graph.nodes)
     if region.inlined > MOST:
         raise TooManyCalls
@@ -241,12 +258,14 @@ def _inline(region: Region, graph: Graph, ids: list[int], states: dict[str, Any]
         ids[slot] = region.constant(states.get(name, graph.states[name]), name)
     for node in graph.nodes:
         inputs = tuple(ABSENT if s < 0 else ids[s] for s in node.inputs)
-        if node.function is not None:
-            inner = [ABSENT] * node.function.size
-            for slot, i in zip(node.function.input_slots, inputs, strict=False):
+        function = node.function or (bodies and bodies.of(node, inputs))
+        if function:
+            inner = [ABSENT] * function.size
+            given = inputs if node.function is not None else [i for i in inputs if i != ABSENT]
+            for slot, i in zip(function.input_slots, given, strict=False):
                 inner[slot] = i
-            _inline(region, node.function, inner, {})
-            for slot, made in zip(node.outputs, node.function.output_slots, strict=False):
+            _inline(region, function, inner, {}, bodies, origins if node.function is not None else origins or (node,))
+            for slot, made in zip(node.outputs, function.output_slots, strict=False):
                 if slot >= 0:
                     ids[slot] = inner[made]
             continue
@@ -258,4 +277,6 @@ def _inline(region: Region, graph: Graph, ids: list[int], states: dict[str, Any]
         if isinstance(value, np.ndarray):
             region.constants[outputs[0]] = value
             continue
-        region.calls.append(RegionCall(node, inputs, outputs, ids))
+        if bodies is not None:
+            bodies.note(node, inputs, outputs)
+        region.calls.append(RegionCall(node, inputs, outputs, ids, origins))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache, lru_cache
 from typing import Any
 
@@ -55,8 +55,50 @@ def public_domain(domain: str) -> str:
     return domain.partition(_PRIVATE)[0]
 
 
+_later: dict[str, Callable[[], object]] = {}
+
+
+def declare_later(domain: str, load: Callable[[], object]) -> None:
+    """Declare the operators of a domain when the first file names it, because that takes time.
+
+    Args:
+        domain: the domain.
+        load: imports the modules that declare its schemas and operators; it may be called more than once.
+    """
+    _later[domain] = load
+
+
+def load_domain(domain: str) -> None:
+    """Declare the operators of a domain, if that was put off."""
+    load = _later.get(domain)
+    if load is not None:
+        load()
+        _later.pop(domain, None)
+
+
+MICROSOFT = "com.microsoft"
+"""The domain of onnxruntime's own operators."""
+
+ASSUMED = {MICROSOFT: 1}
+"""The domains whose operators files may call without an import, as in onnxruntime, and the opset that is then assumed."""
+
+
+def opset_of(opsets: Mapping[str, int], domain: str) -> int:
+    """The opset of a domain: the imported one, otherwise the assumed one; 0 if there is none."""
+    return opsets.get(domain) or ASSUMED.get(domain, 0)
+
+
+LAX = " of onnxruntime"
+"""The private domain of the operators that onnxruntime reads in ONNX's main domain although ONNX does not define them."""
+
+lax: dict[str, int] = {}
+"""The names of these operators, and the newest opset at which onnxruntime reads each."""
+
+
 def schema_version(domain: str, name: str, opset: int) -> int | None:
     """The schema version that an opset selects: the newest at or below it; None if there is none."""
+    if domain in _later:
+        load_domain(domain)
     return _fixed_version(domain, name, opset) if domain in _ONNX_DOMAINS else _version(domain, name, opset)
 
 
@@ -79,6 +121,8 @@ def version_at(domain: str, name: str, opset: int) -> int | None:
 
 def newest(domain: str) -> int:
     """The newest opset of a domain, ONNX's or a custom one; 0 for an unknown domain."""
+    if domain in _later:
+        load_domain(domain)
     return _NEWEST if domain == "" else _newest.get(domain, 0)
 
 
@@ -120,10 +164,11 @@ def declare_schema(
 
     Args:
         name: the operator type.
-        inputs: "name: type" for each input, with "?" after the name of an optional one and "*" before that of a variadic one.
-        outputs: "name: type" for each output.
+        inputs: "name: type" for each input, with "?" after the name of an optional one, "*" before that of a variadic one, and
+            "**" if its values may have several types.
+        outputs: "name: type" for each output, with the same marks.
         attributes: defaults by name, or schemas; a type in place of a default makes the attribute required.
-        types: the element types that each type parameter allows.
+        types: the element types, or the types such as "seq(tensor(float))", that each type parameter allows.
         doc: the documentation of the operator.
         domain: `ai.singa` or another custom domain.
         version: the schema version.
@@ -143,7 +188,7 @@ def declare_schema(
         doc,
         inputs=[_parameter(p) for p in inputs],
         outputs=[_parameter(p) for p in outputs],
-        type_constraints=[(n, [f"tensor({t})" for t in ts], "") for n, ts in types.items()],
+        type_constraints=[(n, [t if "(" in t else f"tensor({t})" for t in ts], "") for n, ts in types.items()],
         attributes=[_attribute(n, v) for n, v in (attributes or {}).items()],
     )
     schemas.setdefault((domain, name), {})[version] = made
@@ -157,7 +202,8 @@ def _parameter(text: str) -> defs.OpSchema.FormalParameter:
         raise ValueError(f"an input or output of a schema must be 'name: type', got {text!r}")
     options = defs.OpSchema.FormalParameterOption
     option = options.Optional if name.endswith("?") else options.Variadic if name.startswith("*") else options.Single
-    return defs.OpSchema.FormalParameter(name.strip("?*"), type_str, param_option=option)
+    alike = not name.startswith("**")
+    return defs.OpSchema.FormalParameter(name.strip("?*"), type_str, param_option=option, is_homogeneous=alike)
 
 
 def _attribute(name: str, default: Any) -> defs.OpSchema.Attribute:

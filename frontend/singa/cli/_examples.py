@@ -26,6 +26,10 @@ EXAMPLES = {
     ),
     "foreign": ("sonnx foreign models --no-light", "sonnx foreign models -k relu --no-light --to reports"),
     "fuzz": ("sonnx fuzz --count 100 -k '^Softmax'", "sonnx fuzz --graphs 1 --only 7 --write repro"),
+    "generate": (
+        "sonnx generate gpt2 --prompt 'The sea is' --max-new-tokens 20",
+        "sonnx generate gpt2 --prompt 'The sea is' --temperature 0.8 --seed 1",
+    ),
     "gradients": ("sonnx gradients '^Softmax-13$'", "sonnx gradients '^Relu' --points 5"),
     "inspect": ("sonnx inspect model.onnx --stats", "sonnx inspect model.onnx --html - > graph.html"),
     "layout": (
@@ -48,6 +52,7 @@ EXAMPLES = {
     ),
     "report": ("sonnx report cpu.json --to reports", "sonnx report cpu.json --to reports --check"),
     "run": ("sonnx run model.onnx --random 0 --size batch=2", "sonnx run model.onnx -i x=x.npy -o y.npz"),
+    "lower": ("sonnx lower model.onnx -o standard.onnx", "sonnx lower model.onnx -o standard.onnx --opset 23"),
     "sanitize": ("sonnx sanitize model.onnx -o clean.onnx", "sonnx sanitize model.onnx -o clean.onnx --json"),
     "tolerances": ("sonnx tolerances", "sonnx tolerances LayerNormalization"),
     "train": (

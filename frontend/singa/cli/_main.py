@@ -31,9 +31,11 @@ COMMANDS = {
     "extract": ("singa.cli.extract", "Write a part of MODEL as a model."),
     "foreign": ("singa.cli.foreign", "Compare every value of models with onnxruntime."),
     "fuzz": ("singa.cli.fuzz", "Draw valid models and judge their results."),
+    "generate": ("singa.cli.generate", "Continue a text by the model of FOLDER."),
     "gradients": ("singa.cli.gradients", "Check the gradients of operator versions."),
     "inspect": ("singa.cli.inspect", "Show the inputs, outputs and operators of MODEL."),
     "layout": ("singa.cli.layout", "Write MODEL with channels first or last."),
+    "lower": ("singa.cli.lower", "Write MODEL in ONNX's operators only."),
     "opsets": ("singa.cli.opsets", "Write operators at every opset, run them and compare."),
     "optimize": ("singa.cli.optimize", "Rewrite MODEL by graph passes."),
     "profile": ("singa.cli.profile", "Show where the time of a run of MODEL goes."),
@@ -53,6 +55,7 @@ SECTIONS = {
         "inspect",
         "check",
         "profile",
+        "generate",
     ),
     "Debug": (
         "compare",
@@ -65,6 +68,7 @@ SECTIONS = {
     "Write": (
         "export",
         "convert",
+        "lower",
         "optimize",
         "layout",
         "extract",

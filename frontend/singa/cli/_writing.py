@@ -72,6 +72,10 @@ _VALUES = (
 )  # fmt: skip
 
 
+FUNCTIONS = click.option("--functions", is_flag=True, help="Add function bodies of com.microsoft's operators.")
+LOWER = click.option("--lower", is_flag=True, help="Write operators of other domains (com.microsoft) in ONNX's operators.")
+
+
 def write_options(*, values: bool) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Return a decorator that adds the options; the command receives `path` and the fields of `Options` as keywords.
 

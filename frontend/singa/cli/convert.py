@@ -16,7 +16,7 @@ from singa_backend.proto.messages import graphs
 
 from ._common import echo, exit_codes, json_option, show, write_json
 from ._tables import NAME, NUMBER, Columns
-from ._writing import given, write_options
+from ._writing import FUNCTIONS, LOWER, given, write_options
 
 FEW = 6
 """The operators, and the warnings, that are shown without -v."""
@@ -27,6 +27,8 @@ _CHANGES = Columns({"operator": NAME, "nodes before": NUMBER, "after": NUMBER})
 @click.command("convert")
 @click.argument("model", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @write_options(values=False)
+@LOWER
+@FUNCTIONS
 @click.option("--verbose", "-v", is_flag=True, help="Show every operator, attribute and warning.")
 @json_option
 @exit_codes
@@ -36,6 +38,11 @@ def command(model: Path, path: Path, verbose: bool, as_json: bool, **options: An
     Operators are written in the opset's version, or composed of others if it has none. If an operator has no form in this opset,
     nothing is written and the exit code is 3; the message names each such operator and its minimum opset.
     """
+    convert(model, path, verbose, as_json, options)
+
+
+def convert(model: Path, path: Path, verbose: bool, as_json: bool, options: dict[str, Any]) -> None:
+    """Write the model and show what changed; `options` are the fields of `singa.exporting.Options`."""
     source, _ = load_model(model)
     before = _operators(source)
     made, report = export.convert(model, path=path, with_report=True, **given(options))

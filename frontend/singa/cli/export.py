@@ -23,7 +23,7 @@ from .._onnx import export, verify
 from ..model import Model
 from . import _feeds
 from ._common import echo, exit_codes, json_option, write_json
-from ._writing import given, write_options
+from ._writing import FUNCTIONS, LOWER, given, write_options
 
 
 @click.command("export")
@@ -49,6 +49,8 @@ from ._writing import given, write_options
     help="Compare the model with the file in onnxruntime and in sonnx: all outputs, two seeds, two batch sizes.",
 )
 @write_options(values=True)
+@LOWER
+@FUNCTIONS
 @json_option
 @exit_codes
 def command(

@@ -15,7 +15,7 @@ from onnx import ModelProto, NodeProto, TypeProto, defs, helper, numpy_helper, s
 
 from ... import dtypes
 from ...proto import test_data
-from ...proto.schemas import schemas
+from ...proto.schemas import LAX, MICROSOFT, lax, public_domain, schemas
 from ..cases import ConformanceError
 from . import recipes
 from .strategies import CONSTANT, Draw, Skip, bounds, float_info
@@ -96,7 +96,7 @@ def cells(select: str = "") -> tuple[tuple[Cell, ...], tuple[tuple[str, str, int
     Raises:
         ConformanceError: None matches.
     """
-    return _cells(select, tuple(sorted(recipes.load())))
+    return _cells(select, tuple(sorted(recipes.load(select))))
 
 
 @lru_cache(maxsize=8)
@@ -105,7 +105,7 @@ def _cells(select: str, names: tuple[tuple[str, str], ...]) -> tuple[tuple[Cell,
     versions: list[tuple[str, str, int]] = []
     for domain, name in names:
         for version, schema in sorted(schemas[domain, name].items()):
-            if not re.search(select, f"{domain}:{name}-{version}" if domain else f"{name}-{version}"):
+            if not re.search(select, label(domain, name, version)):
                 continue
             versions.append((domain, name, version))
             for parameter, allowed in allowed_types(schema).items():
@@ -113,6 +113,12 @@ def _cells(select: str, names: tuple[tuple[str, str], ...]) -> tuple[tuple[Cell,
     if not versions:
         raise ConformanceError(f"no operator version with a recipe matches {select!r}", code="SX820")
     return tuple(found), tuple(versions)
+
+
+def label(domain: str, name: str, version: int) -> str:
+    """An operator version in selections; operators that onnxruntime reads in ONNX's domain are those of "com.microsoft.lax"."""
+    shown = f"{MICROSOFT}.lax" if domain == LAX else domain
+    return f"{shown}:{name}-{version}" if domain else f"{name}-{version}"
 
 
 def allowed_types(schema: defs.OpSchema) -> dict[str, list[np.dtype[Any]]]:
@@ -141,7 +147,7 @@ def draw(seed: int, index: int, select: str = "") -> NodeCase | None:
         domain, name, version = versions[_order(seed, len(versions))[index // 2 % len(versions)]]
     schema = schemas[domain, name][version]
     allowed = allowed_types(schema)
-    recipe = recipes.load()[domain, name]
+    recipe = recipes.load(select)[domain, name]
     for _ in range(TRIES):
         types = {p: found[int(rng.integers(len(found)))] for p, found in allowed.items()}
         if fixed:
@@ -171,7 +177,7 @@ def _order(seed: int, n: int) -> tuple[int, ...]:
 def draw_opset(rng: np.random.Generator, domain: str, name: str, version: int) -> int:
     """Draw one of the opsets that have this version."""
     known = schemas[domain, name]
-    newest = defs.onnx_opset_version() if domain == "" else max(known)
+    newest = defs.onnx_opset_version() if domain == "" else min(lax[name], ORT_OPSET) if domain == LAX else max(known)
     last = min((v for v in known if v > version), default=newest + 1) - 1
     if version <= ORT_OPSET < last and rng.random() < 0.9:
         last = ORT_OPSET
@@ -191,7 +197,7 @@ def as_case(seed: int, index: int, domain: str, name: str, d: Draw, select: str)
         n for i, n in enumerate(names)
         if n and not isinstance(inputs[n], list) and (i in d.fixed or (i and d.chance(CONSTANT)))
     )  # fmt: skip
-    node = helper.make_node(name, names, d.outputs, name="node", domain=domain)
+    node = helper.make_node(name, names, d.outputs, name="node", domain=public_domain(domain))
     for key, value in d.attributes.items():
         if value is not None:
             kind = attribute_type(d.schema.attributes[key])
@@ -208,8 +214,8 @@ def attribute_type(attribute: Any) -> int:
 
 
 def imports(case: NodeCase) -> list[Any]:
-    out = [helper.make_opsetid(case.domain, case.opset)]
-    if case.domain:
+    out = [helper.make_opsetid(public_domain(case.domain), case.opset)]
+    if public_domain(case.domain):
         out.append(helper.make_opsetid("", 21))
     return out
 
@@ -260,7 +266,7 @@ def _declare(case: NodeCase, info: Any) -> None:
 
 
 def ir_version(case: NodeCase) -> int:
-    newest = case.opset if not case.domain else 21
+    newest = case.opset if not public_domain(case.domain) else 21
     return 13 if newest >= 25 else 11 if newest >= 23 else 10 if newest >= 21 else 9 if newest >= 19 else 8
 
 

@@ -10,7 +10,7 @@ from onnx import NodeProto, helper
 
 from ...proto.schemas import schemas
 from .generate import NodeCase, as_case, draw_opset, tie
-from .recipes import load
+from .recipes import recipe_of
 from .strategies import Draw, Skip
 
 OUTER = "outer"
@@ -32,7 +32,7 @@ def _make(op_type: str, inputs: str, output: str) -> NodeProto:
 
 
 def _if(d: Smooth) -> None:
-    load()["", "If"](d)
+    recipe_of("", "If")(d)
     dtype, shape = d.dtype("V"), d.shape(0, 3)
     info = helper.make_tensor_value_info
     code = helper.np_dtype_to_tensor_dtype(dtype)
@@ -44,7 +44,7 @@ def _if(d: Smooth) -> None:
 
 def _with_body(name: str, nodes: Callable[[], list[NodeProto]], kept: int = 0) -> Callable[[Smooth], None]:
     def recipe(d: Smooth) -> None:
-        load()["", name](d)
+        recipe_of("", name)(d)
         body = d.attributes["body"]
         given = list(body.node)[:kept]
         del body.node[:]
@@ -75,7 +75,7 @@ def drawn(
     tie(types)
     d = Smooth(rng, schemas[domain, name][version], draw_opset(rng, domain, name, version), types)
     try:
-        (SMOOTH.get((domain, name)) or load()[domain, name])(d)
+        (SMOOTH.get((domain, name)) or recipe_of(domain, name))(d)
     except Skip:
         return None
     case = as_case(seed, index, domain, name, d, "")

@@ -337,6 +337,7 @@ def one(
     index: int, seed: int, entries: Sequence[ledger.KnownDifference], select: str = ""
 ) -> tuple[JudgedCase, CaseAnswer | None, dict[str, list[Any]]]:
     """Judge one case: returns its verdict, our answer (None if our child died or hung), and each witness's outputs."""
+    generate.cells(select)  # declares operators that are declared later
     with _pair(seed, select, entries, {}) as (ours, judge):
         found = _ask(ours, index)
         judged = judge.judge(index, found)

@@ -1,6 +1,6 @@
 """The tracer: runs the calls of a region once, chooses a kernel for each, and records the steps as a plan."""
 
-from .open import NotOpen
+from .open import NotOpen, attends
 from .segment import Cache, Continuation, Mismatch, OpaqueValue, PlanFacts, PlanTrace, RunState, Segment, SharedValues
 from .walk import Tracer
 
@@ -16,4 +16,5 @@ __all__ = [
     "Segment",
     "SharedValues",
     "Tracer",
+    "attends",
 ]

@@ -9,7 +9,9 @@ import numpy as np
 
 from ...ir.graph import ABSENT
 from ...kernels import onednn
+from ...kernels.group_query import GroupQuery, grow, reason_against
 from ...kernels.values import Bound, PlanStep, Value
+from ...proto.schemas import MICROSOFT
 from ..open.caches import append
 from ..open.products import OpenProduct
 from ..region import RegionCall
@@ -93,6 +95,8 @@ class Opener(Chooser):
         for call in item:
             if call.is_("Concat") and isinstance(self.env.get(call.inputs[0]), Cache):
                 self._grow(call)
+            elif attends(call) and all(isinstance(self.env.get(i), Cache) for i in call.inputs[3:5]):
+                self._attend(call)
             else:
                 self._open_call(call)
         written = {v.buffer for s in record.steps for v in s.writes}
@@ -160,6 +164,41 @@ class Opener(Chooser):
         for function, arguments in bind():
             function(*arguments)
         self._set_cells(call, [target])
+
+    def _attend(self, call: RegionCall) -> None:
+        """Compute attention with caches of keys and values, which grow in their memory if there is room."""
+        entries, state, facts = self._values(call), self.state, self.facts
+        targets = [Cell(), Appended(), Appended()][: len(call.outputs)]
+        made = GroupQuery.of(call.attributes)
+
+        def bind() -> Bound:
+            sources = [e.array if isinstance(e, Value) else e for e in entries]
+
+            def extend(cache: np.ndarray, rows: np.ndarray) -> np.ndarray:
+                return append(cache, [rows], 2, facts.finite, state.visitor.budget)
+
+            def run() -> None:
+                values = [s.value if isinstance(s, OpaqueValue) else s for s in sources]
+                state.visitor.budget.step()
+                for target, result in zip(targets, grow(made, values, extend), strict=False):
+                    target.value = result
+
+            return [(run, ())]
+
+        origins = call.origins or (call.node,)
+        self._record(PlanStep(bind, (), (), "numpy.group_query", origins, ("the caches grow in place",)))
+        for function, arguments in bind():
+            function(*arguments)
+        self._set_cells(call, targets)
+        self.budget.left += 1  # the visitor has counted it
+
+
+def attends(call: RegionCall) -> bool:
+    """Whether a call is attention with caches that can grow in place."""
+    if (call.node.domain, call.name) != (MICROSOFT, "GroupQueryAttention") or len(call.inputs) < 5:
+        return False
+    present = 1 + max(i for i, v in enumerate(call.inputs) if v != ABSENT)
+    return not reason_against(call.attributes, present, len(call.outputs))
 
 
 def _same(array: np.ndarray, held: Value) -> bool:

@@ -8,11 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ....ir.declaration import declarations
-from ....proto.schemas import is_private
+from ....proto.schemas import LAX, MICROSOFT, is_private, load_domain
 from ..strategies import Draw
 from .defaults import default, drawable
 
 Recipe = Callable[[Draw], None]
+
+_ONNXRUNTIME = (MICROSOFT, LAX)
 
 RECIPES: dict[tuple[str, str], Recipe] = {}
 
@@ -30,7 +32,21 @@ def recipe(names: str, domain: str = "") -> Callable[[Recipe], Recipe]:
     return register
 
 
-def load() -> dict[tuple[str, str], Recipe]:
-    """Return all recipes: those of the families, and the default one for custom operators of every model that it can draw."""
-    known = (key for key in declarations if key not in RECIPES and not is_private(key[0]))
-    return {key: default for key in known if drawable(*key)} | RECIPES
+def load(select: str = "") -> dict[tuple[str, str], Recipe]:
+    """Return the recipes of the families, and the default one for custom operators of every model that it can draw.
+
+    Args:
+        select: An expression that selects operators; one that names com.microsoft has the recipes of onnxruntime's operators,
+            which other selections leave out.
+    """
+    if MICROSOFT in select:
+        load_domain(MICROSOFT)
+        return {key: recipe for key, recipe in RECIPES.items() if key[0] in _ONNXRUNTIME}
+    known = (key for key in declarations if key not in RECIPES and not is_private(key[0]) and key[0] != MICROSOFT)
+    own = {key: recipe for key, recipe in RECIPES.items() if key[0] not in _ONNXRUNTIME}
+    return {key: default for key in known if drawable(*key)} | own
+
+
+def recipe_of(domain: str, name: str) -> Recipe:
+    """Return the recipe of an operator; the default one if it has none."""
+    return RECIPES.get((domain, name), default)
