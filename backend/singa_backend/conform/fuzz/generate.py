@@ -105,7 +105,7 @@ def _cells(select: str, names: tuple[tuple[str, str], ...]) -> tuple[tuple[Cell,
     versions: list[tuple[str, str, int]] = []
     for domain, name in names:
         for version, schema in sorted(schemas[domain, name].items()):
-            if not re.search(select, f"{_shown(domain)}:{name}-{version}" if domain else f"{name}-{version}"):
+            if not re.search(select, f"{shown_domain(domain)}:{name}-{version}" if domain else f"{name}-{version}"):
                 continue
             versions.append((domain, name, version))
             for parameter, allowed in allowed_types(schema).items():
@@ -115,7 +115,7 @@ def _cells(select: str, names: tuple[tuple[str, str], ...]) -> tuple[tuple[Cell,
     return tuple(found), tuple(versions)
 
 
-def _shown(domain: str) -> str:
+def shown_domain(domain: str) -> str:
     """A domain in selections: operators that onnxruntime reads in ONNX's domain are those of "com.microsoft.lax"."""
     return f"{MICROSOFT}.lax" if domain == LAX else domain
 

@@ -17,7 +17,7 @@ from ...devices.device import resolve
 from ...engines.oracle import EngineFailure, Oracle
 from ...ir.reader import read
 from ...proto.schemas import DOMAINS as NAMES
-from ...proto.schemas import schemas
+from ...proto.schemas import LAX, MICROSOFT, load_domain, schemas
 from ...runtime.executor import Executor
 from .. import gradients
 from ..fuzz import generate, recipes
@@ -75,7 +75,8 @@ class MatrixRow:
 
     @property
     def name(self) -> str:
-        return ("" if self.domain in ("", "ai.onnx") else f"{self.domain}:") + f"{self.operator}-{self.version}"
+        domain = generate.shown_domain(self.domain)
+        return ("" if domain in ("", "ai.onnx") else f"{domain}:") + f"{self.operator}-{self.version}"
 
     @property
     def second(self) -> str:
@@ -98,11 +99,14 @@ class MatrixRow:
 def listed(select: str = "") -> list[MatrixRow]:
     """Return a row for each schema version whose name matches ("Softmax-13", "ai.onnx.ml:Scaler-1"), as it is declared.
 
-    Operators of other domains than ONNX's are among them if `select` names the domain ("ai.singa:Philox").
+    Operators of other domains than ONNX's are among them if `select` names the domain ("ai.singa:Philox"); with
+    com.microsoft, also those that onnxruntime reads in ONNX's domain ("com.microsoft.lax:Affine").
     """
+    if MICROSOFT in select:
+        load_domain(MICROSOFT)
     rows = []
     for (domain, name), versions in sorted(schemas.items()):
-        if domain not in DOMAINS and domain not in select:
+        if domain not in DOMAINS and (MICROSOFT if domain == LAX else domain) not in select:
             continue
         for version, schema in sorted(versions.items()):
             found = gradient_support(domain, name, version)
@@ -117,7 +121,8 @@ def listed(select: str = "") -> list[MatrixRow]:
 
 def needs_judging(row: MatrixRow) -> bool:
     """Whether there is something to judge: a gradient, or a declaration that it is zero."""
-    return row.kind in (DIFFERENTIABLE, "zero", "constant") and (row.domain, row.operator) in recipes.load()
+    known = recipes.load(MICROSOFT if row.domain in (MICROSOFT, LAX) else "")
+    return row.kind in (DIFFERENTIABLE, "zero", "constant") and (row.domain, row.operator) in known
 
 
 def judged(
