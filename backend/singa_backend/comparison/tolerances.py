@@ -197,7 +197,10 @@ _MICROSOFT_ATTENTION = (
               "a sum of two products, which may be fused; halves are rounded after each step or once", 4, 4),
     Allowance(("GatedRelativePositionBias",), "sums of products in any order, and a sigmoid", 32, 64),
     Allowance(("RelativePositionBias", "RemovePadding", "RestorePadding"), "these operators move values"),
-    Allowance(("GroupQueryAttention", "MultiHeadAttention", "DecoderMaskedMultiHeadAttention", "Attention", "QAttention",
+    Allowance(("GroupQueryAttention",),
+              "two products and a softmax, summed in any order; a real in a quantized cache is rounded to an integer",
+              64, 128, steps=1, single=True),
+    Allowance(("MultiHeadAttention", "DecoderMaskedMultiHeadAttention", "Attention", "QAttention",
                "SparseAttention", "PackedAttention", "PackedMultiHeadAttention"),
               "two products and a softmax, summed in any order", 64, 128, single=True),
 )  # fmt: skip

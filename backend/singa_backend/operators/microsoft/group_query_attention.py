@@ -6,7 +6,6 @@ caller can pass a cache of the greatest length, and pass what it gets back.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -29,6 +28,7 @@ from ._attention import (
     wides,
     wrong,
 )
+from ._cache import CacheRows
 from .rotary import op_rotate
 
 
@@ -52,65 +52,21 @@ def op_parts(op: Op, query: V, key: V, value: V, heads: int, kv_heads: int) -> t
     return op_split_heads(op, query, heads), op_split_heads(op, key, kv_heads), op_split_heads(op, value, kv_heads)
 
 
-@dataclass
-class CacheRows:
-    """Where each sequence of a batch is in the cache; arrays of shape (batch, 1), or values of an interpreter.
-
-    Attributes:
-        past: the rows before the new ones.
-        new: the number of new rows.
-        length: the number of rows afterwards, without padding.
-        rows: the number of rows of the result.
-    """
-
-    past: Any
-    new: Any
-    length: Any
-    rows: Any
-
-    def written(self, xp: Xp, past: Array | None, new: Array) -> Array:
-        """Return the cache with the new rows; those after them are zero."""
-        batch, heads, length, size = new.shape
-        out = xp.zeros((batch, heads, self.rows, size), new.dtype)
-        row = xp.arange(self.rows)
-        if past is not None:
-            kept = xp.where((xp.arange(past.shape[2]) < self.past)[:, None, :, None], past, 0)
-            out[:, :, : past.shape[2]] = kept
-        index = row - self.past
-        inside = (index >= 0) & (index < self.new)
-        taken = xp.take_along_axis(new, xp.clip(index, 0, max(length - 1, 0))[:, None, :, None], axis=2) if length else out
-        return xp.where(inside[:, None, :, None], taken, out)
-
-    def op_written(self, op: Op, past: V, new: V) -> V:
-        """As `written`, in ONNX's operators."""
-        index = op.Sub(op_range(op, self.rows), self.past)
-        last = op.Sub(op_size(op, new, 2), 1)
-        safe = op.Unsqueeze(op.Max(op.Min(index, last), 0), [2])
-        taken = op.Transpose(op.GatherND(op.Transpose(new, perm=[0, 2, 1, 3]), safe, batch_dims=1), perm=[0, 2, 1, 3])
-        zero = op.constant(0, op.dtype(new))
-        old = zero
-        if past is not None:
-            missing = op.Sub(self.rows, op_size(op, past, 2))
-            padded = op.Pad(past, op.Concat([0] * 6, missing, [0], axis=0))
-            old = op.Where(op.Unsqueeze(op.Less(index, 0), [1, 3]), padded, zero)
-        inside = op.And(op.GreaterOrEqual(index, 0), op.Less(index, self.new))
-        return op.Where(op.Unsqueeze(inside, [1, 3]), taken, old)
-
-
 def _rms(xp: Xp, x: Array, weight: Array, epsilon: float) -> Array:
     return x / xp.sqrt((x * x).mean(axis=-1, keepdims=True) + np.float32(epsilon)) * weight
 
 
-def _refuse(past_key: Any, past_value: Any, quantized: bool, sliding: int, causal: int, window: int, query_seqlens: Any) -> None:
+def _scale(kind: str, scale: Array | None) -> Array | None:
+    """Return the scale of a quantized cache; None for a cache of floats."""
+    if kind != "NONE" and scale is None:
+        raise OperatorError("a quantized cache needs k_scale and v_scale", code="SX407")
+    return None if kind == "NONE" else scale
+
+
+def _refuse(past_key: Any, past_value: Any, sliding: int, causal: int, window: int, query_seqlens: Any) -> None:
     """Raise an error for what has no definition here, or for attributes that exclude each other."""
     if (past_key is None) != (past_value is None):
         raise OperatorError("past_key and past_value must be present together", code="SX407")
-    if quantized:
-        raise UnsupportedModel(
-            "GroupQueryAttention with a cache of 8 or 4 bits is not supported",
-            code="SX202",
-            hint="export the model with a cache of float or float16",
-        )
     if sliding:
         raise UnsupportedModel(
             "GroupQueryAttention with sliding_window_cache is not supported",
@@ -166,8 +122,7 @@ def group_query_attention(
 
     Results of padded queries, beyond the length of their sequence, are not specified.
     """
-    quantized = k_scale is not None or v_scale is not None or (k_quant_type, v_quant_type) != ("NONE", "NONE")
-    _refuse(past_key, past_value, quantized, sliding_window_cache, causal, local_window_size, query_seqlens)
+    _refuse(past_key, past_value, sliding_window_cache, causal, local_window_size, query_seqlens)
     dtype = query.dtype
     query, key, value, past_key, past_value = wides(query, key, value, past_key, past_value)
     cos_cache, sin_cache, attention_bias, head_sink = wides(cos_cache, sin_cache, attention_bias, head_sink)
@@ -182,15 +137,17 @@ def group_query_attention(
         if position_ids is not None:
             ids = position_ids.reshape(-1)[:1] + position if first else position_ids
         q, k = turned(xp, (q, k), cos_cache, sin_cache, ids, rotary_interleaved)
-    present_key, present_value = cache.written(xp, past_key, k), cache.written(xp, past_value, v)
+    present_key, keys = cache.kept(xp, past_key, k, _scale(k_quant_type, k_scale), kv_cache_bit_width)
+    present_value, values = cache.kept(xp, past_value, v, _scale(v_quant_type, v_scale), kv_cache_bit_width)
     bias = _visible(xp, cache, position, total_sequence_length, causal, local_window_size, q.dtype)
     check_bias(attention_bias, (*q.shape[:3], total_sequence_length))
     bias = bias if attention_bias is None else bias + attention_bias
     sink = xp.zeros(num_heads, q.dtype) if smooth_softmax == 1 and head_sink is None else head_sink
-    keys, values = (x[:, :, :total_sequence_length] for x in (present_key, present_value))
+    keys, values = (x[:, :, :total_sequence_length] for x in (keys, values))
     y, scores, weights = attend(xp, q, keys, values, bias, scale, softcap, sink)
     shown = (None, xp.where(bias == -xp.inf, 0, scores + bias), weights)[qk_output]
-    return tuple(x if x is None else x.astype(dtype) for x in (join_heads(y), present_key, present_value, shown))
+    found = (join_heads(y), present_key, present_value, shown)
+    return tuple(x if x is None or x.dtype.kind != "f" else x.astype(dtype) for x in found)
 
 
 @group_query_attention.decomposition
@@ -216,6 +173,8 @@ def group_query_attention_body(
     causal: int,
     do_rotary: int,
     k_norm_epsilon: float | None,
+    k_quant_type: str,
+    kv_cache_bit_width: int,
     kv_num_heads: int,
     local_window_size: int,
     num_heads: int,
@@ -227,9 +186,11 @@ def group_query_attention_body(
     sliding_window_cache: int,
     smooth_softmax: int,
     softcap: float,
+    v_quant_type: str,
 ) -> list[V]:
-    quantized = k_scale is not None or v_scale is not None
-    _refuse(past_key, past_value, quantized, sliding_window_cache, causal, local_window_size, query_seqlens)
+    k_scale = None if k_quant_type == "NONE" else k_scale
+    v_scale = None if v_quant_type == "NONE" else v_scale
+    _refuse(past_key, past_value, sliding_window_cache, causal, local_window_size, query_seqlens)
     q, k, v = op_parts(op, query, key, value, num_heads, kv_num_heads)
     if q_norm_weight is not None:
         q = op_newer(op, rms_normalization, 23, [q, q_norm_weight], {"epsilon": q_norm_epsilon or qk_norm_epsilon})[0]
@@ -240,11 +201,12 @@ def group_query_attention_body(
     if do_rotary:
         ids = _op_positions(op, cache, position, position_ids, first)
         q, k = (op_rotate(op, x, cos_cache, sin_cache, ids, rotary_interleaved) for x in (q, k))
-    present_key, present_value = cache.op_written(op, past_key, k), cache.op_written(op, past_value, v)
+    present_key, keys = cache.op_kept(op, past_key, k, k_scale, kv_cache_bit_width)
+    present_value, values = cache.op_kept(op, past_value, v, v_scale, kv_cache_bit_width)
     seen = _op_visible(op, cache, position, total, causal, local_window_size)
     never, zero = op.constant(-np.inf, op.dtype(q)), op.constant(0, op.dtype(q))
     bias = op.Where(seen, zero if attention_bias is None else attention_bias, never)
-    keys, values = (op.Slice(x, [0], total, [2]) for x in (present_key, present_value))
+    keys, values = (op.Slice(x, [0], total, [2]) for x in (keys, values))
     if head_sink is not None or smooth_softmax == 1:
         keys, values, bias = _op_with_sink(op, q, keys, values, bias, head_sink)
     y, shown = op_attend(op, q, keys, values, bias, scale, softcap, mode=qk_output + 1)

@@ -7,7 +7,8 @@ import numpy as np
 from ...errors import OperatorError
 from ._api import Array, Host, Op, V, Xp, microsoft, not_declared
 from ._attention import attend, join_heads, op_attend, op_join_heads, op_range, op_size, wides, wrong
-from .group_query_attention import CacheRows, op_parts, parts_of, turned
+from ._cache import CacheRows
+from .group_query_attention import op_parts, parts_of, turned
 from .rotary import op_rotate
 
 

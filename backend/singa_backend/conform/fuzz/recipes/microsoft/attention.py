@@ -70,8 +70,9 @@ def _lengths(d: Draw, b: int, s: int, most: int) -> np.ndarray:
 @recipe("GroupQueryAttention", MICROSOFT)
 def group_query_attention(d: Draw) -> None:
     prefer(d, T=d.pick([np.float32, np.float16]))
-    d.types["T_CACHE"] = d.dtype("T")
     g, size, past = d.whole(1, 2), d.pick([8, 16, 32]), d.whole(0, 6)
+    bits = d.pick([0, 0, 0, 0, 8, 4]) if past else 0
+    d.types["T_CACHE"] = {0: d.dtype("T"), 8: np.dtype(np.int8), 4: np.dtype(np.uint8)}[bits]
     n = g * d.whole(1, 3)
     first = past == 0 or d.chance(0.3)
     b = d.whole(1, 3) if first or d.chance(0.7) else 1
@@ -79,11 +80,12 @@ def group_query_attention(d: Draw) -> None:
     s = d.whole(1, 5) if first or chunk or b == 1 else 1
     total = s if first else d.whole(s, past + s)
     lengths = np.full(b, total) if first else _lengths(d, b, s, total)
-    cache = total - s if d.chance() and not first else total + d.whole(0, 2)
+    cache = total - s if d.chance() and s < total else total + d.whole(0, 2)
     packed = d.chance(0.3)
     d.put(d.array(0, (b, s, (n + 2 * g * packed) * size), "tame"))
     d.put(*(None if packed else d.array(i, (b, s, g * size), "tame") for i in (1, 2)))
-    d.put(*(d.array(0, (b, g, cache, size), "tame") if past and cache else None for _ in range(2)))
+    held = size // 2 if bits == 4 else size
+    d.put(*(d.array(3, (b, g, cache, held), "tame" if bits == 0 else "any") if past and cache else None for _ in range(2)))
     d.put(whole(lengths - 1), whole(total))
     rotary = d.attr("do_rotary", [0, 1], 0) and size % 16 == 0
     d.attributes["do_rotary"] = int(rotary)
@@ -95,6 +97,11 @@ def group_query_attention(d: Draw) -> None:
     bias = (d.pick([1, b]), d.pick([1, n]), s, total)
     d.put(d.array(0, bias, "tame") if d.chance(0.3) else None, d.array(0, (n,), "tame") if d.chance(0.2) else None)
     sink = d.inputs[11] is not None
+    if bits:
+        kind = d.pick(["PER_TENSOR", "PER_CHANNEL"])
+        d.attributes |= {"kv_cache_bit_width": bits, "k_quant_type": kind, "v_quant_type": kind}
+        shape = (1,) if kind == "PER_TENSOR" else (1, g, 1, size)
+        d.put(*(np.asarray(d.array(12, shape, "positive") / (16 if bits == 8 else 2), np.float32) for _ in range(2)))
     d.put(*[None] * (16 - len(d.inputs)), np.full(b, s, np.int32) if chunk and cache else None)
     trim(d)
     d.attributes |= {"num_heads": n, "kv_num_heads": g}
