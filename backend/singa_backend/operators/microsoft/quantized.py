@@ -257,7 +257,9 @@ def reduce_sum_integer(xp: Xp, data: Array, *, axes: Ints, keepdims: int) -> Arr
 
 @reduce_sum_integer.decomposition
 def reduce_sum_integer_body(op: Op, data: V, axes: Ints, keepdims: int) -> V:
-    return op.ReduceSum(op.Cast(data, to=12 if op.dtype(data) == np.uint8 else 6), list(axes), keepdims=keepdims)
+    """The sums are modulo 2^32 in int32, which engines add; uint32 has the same bits."""
+    y = op.ReduceSum(op.Cast(data, to=6), list(axes), keepdims=keepdims)
+    return op.Cast(y, to=12) if op.dtype(data) == np.uint8 else y
 
 
 # --- windows
