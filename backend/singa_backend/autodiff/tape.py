@@ -226,8 +226,8 @@ class Tape(Interpreter[Var]):
         self.entries: list[_Entry] = []
 
     def variable(self, raw: Any, active: bool = True) -> Var:
-        """A value of the underlying interpreter as a variable of this tape."""
-        return Var(raw, active and self.differentiable(raw), self)
+        """A value of the underlying interpreter as a variable of this tape; None is an output that was not computed."""
+        return Var(raw, active and raw is not None and self.differentiable(raw), self)
 
     def differentiable(self, raw: Any) -> bool:
         """Whether a value has a float dtype."""

@@ -156,10 +156,16 @@ def _of_custom(scope: TypeScope, node: NodeProto, symbols: Sequence[Typed | None
     inputs = [
         None if s is None else scratch.constant(s.value) if s.value is not None else scratch.input("x", s.type) for s in symbols
     ]
-    given = {a.name: helper.get_attribute_value(a) for a in node.attribute}
-    attributes = {n: v.decode() if isinstance(v, bytes) else v for n, v in given.items()}
+    attributes = {a.name: _decoded(helper.get_attribute_value(a)) for a in node.attribute}
     made = declaration.decompose(scratch, version, inputs, attributes, len(node.output))
-    return {n: y.type for n, y in zip(node.output, made, strict=True) if y.type is not None}
+    return {n: y.type for n, y in zip(node.output, made, strict=True) if y is not None and y.type is not None}
+
+
+def _decoded(value: Any) -> Any:
+    """An attribute with strings in place of bytes."""
+    if isinstance(value, list):
+        return [_decoded(v) for v in value]
+    return value.decode() if isinstance(value, bytes) else value
 
 
 def _complete_states(scope: TypeScope, node: NodeProto, symbols: Sequence[Typed | None], types: dict[str, TypeProto]) -> None:

@@ -87,7 +87,7 @@ def _with_parameters(names: Sequence[str], alphas: Floats | None, betas: Floats 
 # --- steps ----------------------------------------------------------------------------------------------------------
 
 
-class _Layer:
+class RecurrentBase:
     """Base of RNN, GRU and LSTM: directions, layout and sequence lengths."""
 
     def __init__(
@@ -225,7 +225,7 @@ def rnn(
     output_sequence: int = 0,
 ) -> tuple[Array, ...]:
     """Before opset 7, `output_sequence` specifies whether Y may be omitted; it is always computed."""
-    layer = _Layer(xp, x, w, r, b, sequence_lens, 1, direction=direction, hidden_size=hidden_size, layout=layout)
+    layer = RecurrentBase(xp, x, w, r, b, sequence_lens, 1, direction=direction, hidden_size=hidden_size, layout=layout)
     functions = layer.per_direction(activations, ("Tanh",), activation_alpha, activation_beta, clip)
 
     def cell(d: int) -> tuple[Array, Step]:
@@ -256,7 +256,7 @@ def rnn_decomposition(
     direction: str,
     layout: int,
 ) -> tuple[V, ...]:
-    functions = _composed(activations, ("Tanh",), direction, activation_alpha, activation_beta, clip)
+    functions = composed_activations(activations, ("Tanh",), direction, activation_alpha, activation_beta, clip)
 
     def cell(d: int) -> tuple[V, Any]:
         (f,), recur = functions[d], op.swap(op.Gather(r, d, axis=0), 0, 1)
@@ -266,7 +266,7 @@ def rnn_decomposition(
     return recurrence(op, x, w, r, sequence_lens, [initial_h], direction, layout, cell)
 
 
-def _composed(
+def composed_activations(
     names: Strings | None, defaults: Strings, direction: str, alphas: Floats | None, betas: Floats | None, clip: float | None
 ) -> list[list[Activation]]:
     """Return the activations of each direction, in ONNX operators."""
@@ -302,7 +302,7 @@ def gru(
     output_sequence: int = 0,
 ) -> tuple[Array, ...]:
     """The gates are update, reset, hidden; the reset gate scales the state before its projection, or the projection."""
-    layer = _Layer(xp, x, w, r, b, sequence_lens, 3, direction=direction, hidden_size=hidden_size, layout=layout)
+    layer = RecurrentBase(xp, x, w, r, b, sequence_lens, 3, direction=direction, hidden_size=hidden_size, layout=layout)
     functions = layer.per_direction(activations, ("Sigmoid", "Tanh"), activation_alpha, activation_beta, clip)
     n = layer.size
 
@@ -347,7 +347,7 @@ def gru_decomposition(
     layout: int,
     linear_before_reset: int,
 ) -> tuple[V, ...]:
-    functions = _composed(activations, ("Sigmoid", "Tanh"), direction, activation_alpha, activation_beta, clip)
+    functions = composed_activations(activations, ("Sigmoid", "Tanh"), direction, activation_alpha, activation_beta, clip)
 
     def cell(d: int) -> tuple[V, Any]:
         f, g = functions[d]
@@ -448,7 +448,7 @@ def lstm_layers(
     seen: Function = lambda h: h,
 ) -> tuple[Array, ...]:
     """Compute an LSTM; `operands` are x, w, r and b, and `seen` is what its steps multiply instead of the state h."""
-    layer = _Layer(
+    layer = RecurrentBase(
         xp, *operands, sequence_lens, 4,
         direction=given["direction"], hidden_size=given["hidden_size"], layout=given["layout"],
     )  # fmt: skip
@@ -536,7 +536,7 @@ def lstm_layers_body(
     """Write `lstm_layers`."""
     x, w, r, b = operands
     parameters = given["activation_alpha"], given["activation_beta"], given["clip"]
-    functions = _composed(given["activations"], ("Sigmoid", "Tanh", "Tanh"), given["direction"], *parameters)
+    functions = composed_activations(given["activations"], ("Sigmoid", "Tanh", "Tanh"), given["direction"], *parameters)
 
     def cell(d: int) -> tuple[V, Any]:
         f, g, h = functions[d]

@@ -379,10 +379,17 @@ def decomposition(case: NodeCase) -> Outputs:
     asked = with_dtypes(case, dict.fromkeys(dtypes.NARROW_FLOATS, _F32)) or case
     inputs = [asked.inputs[n] if n else None for n in asked.node.input]
     attributes = {a.name: helper.get_attribute_value(a) for a in asked.node.attribute}
-    attributes = {n: v.decode() if isinstance(v, bytes) else v for n, v in attributes.items()}
+    attributes = {n: _decoded(v) for n, v in attributes.items()}
     made = declaration.decompose(Eager(opset=newest("")), case.version, inputs, attributes, len(asked.node.output))
     made = [v for v, name in zip(made, asked.node.output, strict=True) if name]
     return [cast(v, t) for v, t in zip(made, output_dtypes(case), strict=True)]
+
+
+def _decoded(value: Any) -> Any:
+    """Return an attribute with strings in place of bytes."""
+    if isinstance(value, list):
+        return [_decoded(v) for v in value]
+    return value.decode() if isinstance(value, bytes) else value
 
 
 def _function(case: NodeCase) -> FunctionProto:

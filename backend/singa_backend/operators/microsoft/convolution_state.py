@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 from ...errors import OperatorError
 from ..conv import conv
 from ._api import Array, Host, Ints, Op, V, Wanted, Xp, microsoft, not_declared
@@ -21,7 +23,7 @@ def _history(w: Array, channels: int, dilation: int) -> int:
         raise OperatorError(
             f"weight must have shape {channels} x 1 x k and dilation be at least 1, got {w.shape} and {dilation}", code="SX404"
         )
-    return (w.shape[2] - 1) * dilation
+    return (int(w.shape[2]) - 1) * dilation
 
 
 def _filtered_in(op: Op, seen: V, length: V, w: V, b: V | None, dilation: int, activation: str) -> V:
@@ -162,7 +164,7 @@ def varlen_causal_conv_with_state(
     if kernel_delta is not None or previous_mask is not None:
         raise OperatorError("kernel_delta and previous_mask are read by onnxruntime's CUDA kernel only", code="SX404")
     ends, batch = cumulative_sequence_length, len(cumulative_sequence_length) - 1
-    if x.ndim != 2 or batch < 1 or ends[0] or ends[-1] != x.shape[0] or any(a >= e for a, e in zip(ends, ends[1:], strict=False)):
+    if x.ndim != 2 or batch < 1 or ends[0] or ends[-1] != x.shape[0] or any(a >= e for a, e in itertools.pairwise(ends)):
         raise OperatorError(
             f"the cumulative lengths must rise from 0 to the {x.shape[0]} rows of input, got {ends}", code="SX404"
         )
@@ -178,7 +180,7 @@ def varlen_causal_conv_with_state(
         )
     y, final = xp.empty_like(x), xp.empty_like(initial_state)
     update = xp.zeros((batch, state_update_capacity, x.shape[1]), dtype=x.dtype) if state_update_capacity else None
-    for i, (start, end) in enumerate(zip(ends, ends[1:], strict=False)):
+    for i, (start, end) in enumerate(itertools.pairwise(ends)):
         rows = x[start:end]
         how = {"activation": activation, "dilation": dilation}
         part, final[i : i + 1] = causal_conv_with_state(xp, rows.T[None], w, b, initial_state[i : i + 1], **how)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass
 
-import numpy as np
 
 from ... import limits
 from ...errors import OperatorError
@@ -74,13 +74,7 @@ def _ends(tokens: _Tokens, cu: Ints | None, state: Array | None) -> Ints:
     """Return where the sequences start, and the number of tokens."""
     total = tokens.q.shape[0]
     if cu is not None:
-        if (
-            tokens.batch is not None
-            or len(cu) < 2
-            or cu[0]
-            or cu[-1] != total
-            or any(a > b for a, b in zip(cu, cu[1:], strict=False))
-        ):
+        if tokens.batch is not None or len(cu) < 2 or cu[0] or cu[-1] != total or any(a > b for a, b in itertools.pairwise(cu)):
             raise OperatorError(f"cu_seqlens must rise from 0 to the {total} tokens of one axis, got {cu}", code="SX404")
         return cu
     batch = tokens.batch if state is None else state.shape[0]
@@ -146,8 +140,8 @@ def gated_delta_net(
     """Compute the recurrence token by token; returns also the last states, and the first steps of each sequence."""
     if RULES.get(update_rule) != (decay is not None, beta is not None) or beta_activation not in ("none", "sigmoid"):
         raise OperatorError(
-            f"update_rule must be one of {', '.join(RULES)} and have the decay and beta that it reads, and beta_activation be none "
-            f"or sigmoid, got {update_rule!r} and {beta_activation!r}",
+            f"update_rule must be one of {', '.join(RULES)} and have the decay and beta that it reads, and beta_activation be "
+            f"none or sigmoid, got {update_rule!r} and {beta_activation!r}",
             code="SX404",
         )
     tokens = _tokens(query, key, value, initial_state)
@@ -160,14 +154,14 @@ def gated_delta_net(
         q, k = (x / xp.sqrt((x * x).sum(axis=-1, keepdims=True) + _TINY) for x in (q, k))
     group = v.shape[1] // q.shape[1]
     read, written = xp.repeat(q, group, axis=1), xp.repeat(k, group, axis=1)
-    shrink = xp.ones((*v.shape[:2], 1), dtype=np.float32)
+    shrink = xp.ones((*v.shape[:2], 1), dtype=v.dtype)
     if decay is not None:
         shrink = xp.exp(
             _log_decay(xp, _per_head(decay, tokens, "decay", True), a_log, dt_bias, gate_activation, gate_lower_bound)
         )
     rate = None if beta is None else _per_head(beta, tokens, "beta", False)
     rate = sigmoid(xp, rate) if rate is not None and beta_activation == "sigmoid" else rate
-    final = xp.zeros(shape, dtype=np.float32) if initial_state is None else initial_state.copy()
+    final = xp.zeros(shape, dtype=v.dtype) if initial_state is None else initial_state.copy()
     y, deltas = xp.empty_like(v), xp.empty_like(v)
     for b in range(shape[0]):
         state = final[b]
@@ -194,7 +188,7 @@ def _captured(
     if count is None:
         return None
     batch = len(ends) - 1
-    made = [xp.zeros((batch, capacity, math.prod(p.shape[1:])), dtype=np.float32) for p in parts]
+    made = [xp.zeros((batch, capacity, math.prod(p.shape[1:])), dtype=p.dtype) for p in parts]
     for b in range(batch if active is None or active else 0):
         kept = max(0, min(count[b], capacity, ends[b + 1] - ends[b]))
         for whole, part in zip(made, parts, strict=True):
@@ -306,13 +300,13 @@ def gated_delta_net_body(
         rate = op.Sigmoid(rate) if beta_activation == "sigmoid" else rate
     state = initial_state
     if state is None:
-        state = op.Expand(op.constant(0, np.float32), op.Concat(op.Shape(starts), op.Shape(v, start=1), size, axis=0))
+        state = op.Expand(op.constant(0, op.dtype(v)), op.Concat(op.Shape(starts), op.Shape(v, start=1), size, axis=0))
     final, y, delta = _scanned_in(op, state, owner, _repeated_in(op, q, heads), _repeated_in(op, k, heads), v, shrink, rate)
-    factor = op.constant(scale, np.float32) if scale else op.Reciprocal(op.Sqrt(op.Cast(op.Squeeze(size, [0]), to=1)))
+    factor = op.constant(scale, op.dtype(v)) if scale else op.Reciprocal(op.Sqrt(op.cast(op.Squeeze(size, [0]), v)))
     y = op.cast(op.Reshape(op.Mul(y, factor), op.Concat(lead, op.Shape(v, start=1), axis=0), allowzero=1), query)
     if len(wanted) < 3 or capture_count is None:
         return y, final
-    shrink = op.Expand(op.constant(1, np.float32), op.Concat(total, heads, [1], axis=0)) if shrink is None else shrink
+    shrink = op.Expand(op.constant(1, op.dtype(v)), op.Concat(total, heads, [1], axis=0)) if shrink is None else shrink
     return (
         y,
         final,

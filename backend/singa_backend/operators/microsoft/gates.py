@@ -215,8 +215,10 @@ def engram_gate_body(
     score = op.Div(op.ReduceSum(op.Mul(k, q), [3], keepdims=1), op.Sqrt(size))
     root = op.Mul(op.Sign(score), op.Sqrt(op.Max(op.Abs(score), 1e-6)))
     y = op.Mul(op.Sigmoid(root), op.Unsqueeze(v, [2]))
-    if len(wanted) < 2 or conv_norm_scale is None:
+    if len(wanted) < 2:
         return (op.cast(y, target),)
+    if conv_norm_scale is None:
+        raise OperatorError("gated_value_normed needs conv_norm_scale", code="SX407")
     normal = op.Mul(normalized_in(op, y, epsilon), single(op, conv_norm_scale))
     return op.cast(y, target), op.cast(normal, target)
 

@@ -5,6 +5,8 @@ Most are experiments of the first releases, which onnxruntime drops at opset 10.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from ... import dtypes
@@ -146,7 +148,7 @@ early_layer_normalization.flops(each_input(8))
 def early_layer_normalization_body(
     op: Op, x: V, scale: V, b: V | None, axis: int, epsilon: float, stash_type: int, wanted: Wanted
 ) -> tuple[V, ...]:
-    how = {"axis": axis, "epsilon": epsilon, "stash_type": stash_type}
+    how: dict[str, Any] = {"axis": axis, "epsilon": epsilon, "stash_type": stash_type}
     first, second = scale, b
     if mixed := op.dtype(x) != op.dtype(scale):  # ONNX's operator has one dtype
         x = op.Cast(x, to=dtypes.onnx_code(np.float32)) if op.dtype(x) in dtypes.NARROW_FLOATS else x

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
+import numpy as np
+from onnx import helper
+
+from ... import dtypes
 from ...errors import OperatorError
 from ..linear_attention import linear_attention
 from ._api import Array, Op, V, Xp, microsoft, not_declared
@@ -63,7 +68,8 @@ def ms_linear_attention(
     how = {"kv_num_heads": kv_num_heads, "q_num_heads": q_num_heads, "scale": scale, "update_rule": update_rule}
     tokens = (query, key, value, decay, beta)
     time = query.shape[1]
-    outputs, states = [], []
+    outputs: list[Array] = []
+    states: list[Array] = []
     for end in range(max(time - state_window + 1, 0), time + 1) if state_window else [time]:
         q, k, v, g, b = (None if x is None else x[:, sum(o.shape[1] for o in outputs) : end] for x in tokens)
         y, state = linear_attention(xp, q, k, v, state, g, b, **how)
@@ -109,20 +115,24 @@ def ms_linear_attention_body(
         wide = op.Concat(op.Shape(query, end=2), op.Mul(size, kv_num_heads), axis=0)
         query = op.Reshape(op.Gather(each, places, axis=2), wide, allowzero=1)
         q_num_heads = kv_num_heads
-    how = {"kv_num_heads": kv_num_heads, "q_num_heads": q_num_heads, "scale": scale, "update_rule": update_rule}
+    how: dict[str, Any] = {"kv_num_heads": kv_num_heads, "q_num_heads": q_num_heads, "scale": scale, "update_rule": update_rule}
     state = past_state
+
+    def ranked(x: V, rank: int) -> V:
+        """Return x with a rank, which inference may not know."""
+        return op.with_type(x, helper.make_tensor_type_proto(dtypes.onnx_code(op.dtype(x)), [None] * rank))
 
     def call(tokens: Sequence[V | None], state: V | None) -> tuple[V, V]:
         q, k, v, g, b = tokens
         y, new = op.LinearAttention(q, k, v, state, g, b, outputs=2, **how)
-        return y, new
+        return ranked(y, 3), ranked(new, 4)
 
     tokens = (query, key, value, decay, beta)
     if not state_window:
         return call(tokens, state)
     state = None if state is None else op.Gather(state, state_window - 1, axis=0)
     time = op.Shape(query, start=1, end=2)
-    outputs, slots, start = [], [], op.constant([0], "int64")
+    outputs, slots, start = [], [], op.constant([0], np.int64)
     for j in range(state_window + 1):
         end = op.Max(op.Sub(time, state_window - j), 0)
         y, state = call([None if x is None else op.Slice(x, start, end, [1]) for x in tokens], state)

@@ -70,3 +70,28 @@ def gated_delta_net(d: Draw) -> None:
     d.attr("scale", lambda: d.real(0.1, 1), 0.0)
     d.attr("gate_lower_bound", lambda: d.real(-4, -1), -5.0)
     d.outputs = ["y", "final", *["update"] * (capacity > 0)]
+
+
+@recipe("AttnLSTM", MICROSOFT)
+def attention_lstm(d: Draw) -> None:
+    t, b, n, h = d.whole(1, 4), d.whole(1, 3), d.whole(1, 3), d.whole(1, 3)
+    steps, depth, size = d.whole(1, 4), d.whole(1, 3), d.whole(1, 3)
+    layer = d.whole(1, 3) if d.chance() else 0
+    direction = d.attr("direction", ["forward", "reverse", "bidirectional"], "forward")
+    dirs = 2 if direction == "bidirectional" else 1
+    d.attributes["hidden_size"] = h
+    d.put(d.array(0, (t, b, n), "around"))
+    d.put(d.array(1, (dirs, 4 * h, n + (layer or depth)), "around"), d.array(2, (dirs, 4 * h, h), "around"))
+    d.put(d.array(3, (dirs, 8 * h), "around") if d.chance() else None)
+    d.put(d.ints(d.wholes(1, t, b), np.int32) if d.chance(0.4) else None)
+    d.put(*(d.array(i, (dirs, b, h), "around") if d.chance() else None for i in (5, 6)))
+    d.put(d.array(7, (dirs, 3 * h), "around") if d.chance(0.3) else None)
+    d.put(d.array(8, (dirs, h, size), "around"), d.array(9, (dirs, depth, size), "around"), d.array(10, (dirs, size), "around"))
+    d.put(d.array(11, (b, steps, depth), "around"), d.ints(d.wholes(1, steps, b), np.int32) if d.chance() else None)
+    d.put(d.array(13, (dirs, depth + h, layer), "around") if layer else None)
+    drop_absent(d)
+    d.attr("input_forget", [0, 1], 0)
+    d.attr("clip", lambda: d.real(0.5, 2), None)
+    if d.chance(0.3):
+        d.attributes["activations"] = [d.pick(["Sigmoid", "Tanh", "Relu"]) for _ in range(3 * dirs)]
+    d.outputs = ["y", "y_h", "y_c"]
