@@ -22,7 +22,7 @@ from ...runtime.executor import Executor
 from .. import gradients
 from ..fuzz import generate, recipes
 from ..fuzz.generate import ORT_OPSET
-from ..gradients import Point, PointResult
+from ..gradients import Point, PointResult, narrowed
 
 DOMAINS = ("", "ai.onnx.ml", "ai.onnx.preview.training")
 _DRAWN = 3
@@ -187,7 +187,7 @@ def _say(row: MatrixRow, text: str) -> None:
 
 def _witness(row: MatrixRow, point: Point, oracle: Oracle) -> None:
     """Run the gradient's graph in float32 by onnxruntime; compare with the rule in float64, then with the graph in float32."""
-    single = in_single(point)
+    single = innarrowed(point)
     model = single.model(min(point.opset, ORT_OPSET))
     if not model.graph.output:
         return
@@ -226,7 +226,7 @@ def _brief(reason: str) -> str:
     return f"no kernel for {found[1]}" if found else " ".join(reason.split())[:200]
 
 
-def in_single(point: Point) -> Point:
+def innarrowed(point: Point) -> Point:
     """Return the point in float32, including its graphs."""
     graph = point.graph
     if any(a.HasField("g") for a in point.case.node.attribute):
@@ -236,15 +236,9 @@ def in_single(point: Point) -> Point:
             for value in (*attribute.g.input, *attribute.g.output):
                 if value.type.tensor_type.elem_type == TensorProto.DOUBLE:
                     value.type.tensor_type.elem_type = TensorProto.FLOAT
-        inputs = {n: _single(x) for n, x in point.case.inputs.items()}
+        inputs = {n: narrowed(x) for n, x in point.case.inputs.items()}
         graph = read(generate.model(replace(point.case, node=node, inputs=inputs), constants=frozenset()))
-    return replace(point, graph=graph, feeds=_single(point.feeds), dys=_single(point.dys))
-
-
-def _single(x: Any) -> Any:
-    if isinstance(x, list):
-        return [_single(v) for v in x]
-    return x.astype(np.float32) if isinstance(x, np.ndarray) and x.dtype == np.float64 else x
+    return replace(point, graph=graph, feeds=narrowed(point.feeds), dys=narrowed(point.dys))
 
 
 def _close(ours: Any, theirs: Any) -> bool:
