@@ -6,7 +6,6 @@ import itertools
 import math
 from dataclasses import dataclass
 
-
 from ... import limits
 from ...errors import OperatorError
 from ..activation import sigmoid, softplus
