@@ -6,6 +6,7 @@ import numpy as np
 
 from ...errors import OperatorError
 from .._common import axis_of
+from .._shapes import multiplied
 from ..activation import gelu, sigmoid, softmax
 from ..normalization import layer_normalization
 from ._api import Array, Op, V, Xp, microsoft
@@ -55,10 +56,13 @@ def quick_gelu_body(op: Op, x: V, alpha: float) -> V:
     return op.Mul(x, op.Sigmoid(op.Mul(x, alpha)))
 
 
-@microsoft("GemmFastGelu", 1)
+@microsoft("GemmFastGelu", 1, traits=("product",), weights={1: "the weight"})
 def gemm_fast_gelu(xp: Xp, x: Array, w: Array, bias: Array | None = None) -> Array:
     """Compute FastGelu(X @ W + bias)."""
     return gelu(xp, x @ w if bias is None else x @ w + bias, approximate="tanh")
+
+
+gemm_fast_gelu.shapes(multiplied())
 
 
 @gemm_fast_gelu.decomposition

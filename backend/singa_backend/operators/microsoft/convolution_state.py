@@ -35,7 +35,7 @@ def _filtered_in(op: Op, seen: V, length: V, w: V, b: V | None, dilation: int, a
     return y if activation == "none" else swish_in(op, y)
 
 
-@microsoft("CausalConvWithState", 1, weights={1: "the weight", 2: "the bias"})
+@microsoft("CausalConvWithState", 1, traits=("shape_of_first",), weights={1: "the weight", 2: "the bias"})
 def causal_conv_with_state(
     xp: Xp,
     x: Array,
@@ -142,7 +142,7 @@ def causal_conv_with_state_body(
     return result, op.Concat(*slots, axis=0)
 
 
-@microsoft("VarlenCausalConvWithState", 1, weights={1: "the weight", 3: "the bias"})
+@microsoft("VarlenCausalConvWithState", 1, traits=("shape_of_first",), weights={1: "the weight", 3: "the bias"})
 def varlen_causal_conv_with_state(
     xp: Xp,
     x: Array,

@@ -34,9 +34,9 @@ def _gated(xp: Xp, g: Array, u: Array, name: str, alpha: float, beta: float, lim
 
 
 def _plain(xp: Xp, x: Array, name: str) -> Array:
-    """Return an activation without gate."""
+    """Return an activation without gate; Gelu is the approximation with tanh, as in onnxruntime's kernel."""
     if name == "gelu":
-        return gelu(xp, x)
+        return gelu(xp, x, approximate="tanh")
     if name == "silu":
         return x * sigmoid(xp, x)
     if name == "identity":
@@ -45,7 +45,9 @@ def _plain(xp: Xp, x: Array, name: str) -> Array:
     return positive if name == "relu" else positive * positive
 
 
-@microsoft("MoE", 1, weights={2: "the first weight", 4: "the second weight", 6: "the third weight"})
+@microsoft(
+    "MoE", 1, traits=("shape_of_first", "product"), weights={2: "the first weight", 4: "the second weight", 6: "the third weight"}
+)
 def moe(
     xp: Xp,
     x: Array,
@@ -143,7 +145,7 @@ def _gated_in(op: Op, g: V, u: V, name: str, alpha: float, beta: float, limit: f
 def _plain_in(op: Op, x: V, name: str) -> V:
     """`_plain` in ONNX operators."""
     if name == "gelu":
-        return op.Gelu(x)
+        return op.Gelu(x, approximate="tanh")
     if name == "silu":
         return swish_in(op, x)
     if name == "identity":
@@ -265,7 +267,7 @@ def moe_group_router_body(
     def marked(like: V, k: int) -> V:
         """Return 1 at the k largest of each row."""
         _, places = op.TopK(like, [k], axis=1, outputs=2)
-        return op.ScatterElements(op.zeros_like(like), places, op.full_like(op.Cast(places, to=1), 1), axis=1)
+        return op.ScatterElements(op.zeros_like(like), places, op.full_like(op.cast(places, like), 1), axis=1)
 
     of_groups = op.Unsqueeze(marked(op.ReduceSum(best, [2], keepdims=0), topk_group), [2])
     allowed = op.Greater(op.Reshape(op.Mul(op.full_like(groups, 1), of_groups), op.Shape(s)), 0)

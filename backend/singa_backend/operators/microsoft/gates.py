@@ -165,7 +165,7 @@ def gated_add_body(op: Op, x: V, y: V, gate: V, gate_weight: V | None) -> V:
     return op.Add(x, op.Mul(y, factor))
 
 
-@microsoft("EngramGate", 1)
+@microsoft("EngramGate", 1, traits=("shape_of_first",))
 def engram_gate(
     xp: Xp,
     key: Array,
@@ -223,7 +223,7 @@ def engram_gate_body(
     return op.cast(y, target), op.cast(normal, target)
 
 
-@microsoft("LinearAttentionGate", 1)
+@microsoft("LinearAttentionGate", 1, traits=("shape_of_first",))
 def linear_attention_gate(
     xp: Xp, a: Array, dt_bias: Array, decay_scale: Array, b: Array | None = None, *, wanted: Wanted
 ) -> tuple[Array, Array | None]:

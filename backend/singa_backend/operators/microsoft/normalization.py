@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from ... import dtypes
 from ...errors import OperatorError
+from ...ir.shapes import KnownShapes, Shape
 from .._flops import each_input
 from ..normalization import layer_normalization
 from ._api import Array, Op, V, Wanted, Xp, microsoft
@@ -13,7 +16,8 @@ from ._api import Array, Op, V, Wanted, Xp, microsoft
 
 def _residual(x: Array, skip: Array, bias: Array | None) -> Array:
     """Return x + skip + bias; raise OperatorError unless skip has the last axes of x."""
-    if x.ndim not in (2, 3) or skip.shape not in (x.shape, x.shape[1:], (1, *x.shape[1:])) or (x.ndim == 2 and skip.ndim < 2):
+    samples = (x.shape[1:], (1, *x.shape[1:])) if x.ndim == 3 else ()
+    if x.ndim not in (2, 3) or skip.shape not in (x.shape, *samples):
         raise OperatorError(
             f"input must have 2 or 3 axes and skip its shape, or that of one sample, got {x.shape} and {skip.shape}", code="SX404"
         )
@@ -145,6 +149,15 @@ def embed_layer_normalization(
         return y, xp.zeros(batch, dtype=input_ids.dtype), total
     _same_ids(mask, input_ids, "mask")
     return y, mask.sum(axis=1).astype(mask.dtype), total
+
+
+@embed_layer_normalization.shapes
+def embed_layer_normalization_shapes(known: KnownShapes[Any], call: Any) -> list[Shape | None] | None:
+    ids, table = known.shape(call.inputs[0]), known.shape(call.inputs[2])
+    if ids is None or table is None or len(ids) != 2 or len(table) != 2:
+        return None
+    made: list[Shape | None] = [(*ids, table[1]), ids[:1], (*ids, table[1])]
+    return made[: len(call.outputs)]
 
 
 def _same_ids(ids: Array, words: Array, name: str, rows: bool = False) -> None:
