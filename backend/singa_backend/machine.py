@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
@@ -78,6 +80,22 @@ def _quota(*files: Path) -> float | None:
 def cores() -> int:
     """The number of cores of the machine."""
     return os.cpu_count() or 1
+
+
+@contextmanager
+def without_collections() -> Iterator[None]:
+    """The context in which Python does not look for cycles of unused objects.
+
+    What makes many objects that are kept, such as a recorded step with its plan, would start collections of all objects of the
+    program, one after the other, each for nothing.
+    """
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def release_freed_memory() -> None:

@@ -8,7 +8,6 @@ import math
 import os
 import signal
 import warnings
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -18,6 +17,7 @@ from singa_backend import dtypes
 from singa_backend.errors import InvalidInput, UnsupportedModel
 from singa_backend.kernels.options import options as plan_options
 from singa_backend.kernels.table import Options
+from singa_backend.machine import without_collections
 from singa_backend.passes.change_dtype import WIDE
 from singa_backend.plans.profile import Profile
 from singa_backend.rendering import printable
@@ -47,7 +47,7 @@ from ._training.fit import (
 from ._training.loader import positive, seeded
 from ._training.profiling import profiled_step
 from ._training.state_files import read_states, write_states
-from ._training.step import Step, step_form
+from ._training.step import Step, Steps, step_form
 from .device import DeviceLike, default_device, resolve
 
 __all__ = ["Model", "Step"]
@@ -55,7 +55,7 @@ __all__ = ["Model", "Step"]
 _STEPS = 64
 """The number of graphs that a model keeps, one for each set of shapes and settings."""
 
-_PLANS = 4
+_PLANS = 10
 """The number of shapes whose recorded steps keep the memory of their plans: those that were used last."""
 
 
@@ -108,18 +108,18 @@ class Model(Layer):
         self.graph_mode = False
         self.sequential = False
         self.deterministic = False
-        self._steps: OrderedDict[Any, list[Step]] = OrderedDict()
+        self._steps = Steps()
         self._checked = False
         self.not_traceable = ""
         """Why the steps of this model cannot become a graph; "" if they can."""
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         """An independent model in the same mode; if it holds its optimizer, also at the same point of its training."""
-        memo[id(self._steps)] = OrderedDict()  # a recorded step is bound to this model's tensors: the copy records its own
+        memo[id(self._steps)] = Steps()  # a recorded step is bound to this model's tensors: the copy records its own
         return super().__deepcopy__(memo)
 
     def _copied_fields(self) -> dict[str, Any]:
-        return {**self.__dict__, "_steps": OrderedDict()}
+        return {**self.__dict__, "_steps": Steps()}
 
     if not TYPE_CHECKING:  # it would allow every attribute
 
@@ -394,7 +394,10 @@ class Model(Layer):
         step = next((step for step in recorded if step.holds()), None)
         if step is None:
             try:
-                step = Step(self.train_one_batch, input, kwargs, self._plan_options())
+                with without_collections():
+                    step = Step(
+                        self.train_one_batch, input, kwargs, self._plan_options(), deferrable=self._steps.deferrable.forms
+                    )
             except (NotTraceable, UnsupportedModel) as error:  # the tape has computed this step
                 where = f"node {error.node!r}, operator {error.operator}: " if error.node else ""
                 self.not_traceable = where + error.message
@@ -402,6 +405,9 @@ class Model(Layer):
                 return self.train_one_batch(*input, **kwargs)
             recorded.append(step)
             self._forget_steps()
+            made = step.run(input, kwargs)
+            step.teach(self._steps.deferrable)
+            return made
         return step.run(input, kwargs)
 
     def profile_step(self, *input: Any, runs: int = 10, **kwargs: Any) -> Profile:

@@ -385,5 +385,5 @@ def test_a_wrong_least_opset_is_caught(monkeypatch: pytest.MonkeyPatch, least: i
     feeds = [X, np.array([1]), np.array([3])]
     first = judged(proto, feeds).outcomes[7]
     assert first.status == "refused" and first.refusals[0].least == 10
-    monkeypatch.setattr(writing, "_fits", lambda opset, *_: opset == least)
+    monkeypatch.setattr(writing.OpsetWriter, "_fits", lambda _, opset, *__: opset == least)
     assert judged(proto, feeds).outcomes[7].status == "wrong"

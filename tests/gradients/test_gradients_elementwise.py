@@ -47,6 +47,12 @@ def test_dequantize_linear_by_its_scale(scale: tuple[int, ...], zero: bool, attr
     np.testing.assert_allclose(found, want, rtol=1e-4, atol=1e-3)
 
 
+def test_dequantize_linear_of_a_vector_by_its_scales() -> None:
+    dy = np.array([1, -2, 0.5], F)
+    found = gradient("DequantizeLinear", [np.int8([3, -4, 7]), np.ones(3, F), None], 1, dy, axis=0)
+    np.testing.assert_array_equal(found, F([3, 8, 3.5]))
+
+
 @pytest.mark.parametrize("values", [[2.0, 3.0, 4.0], [2.0, 0.0, 4.0], [0.0, 0.0, 4.0], [2.0, 0.0, 0.0]])
 @pytest.mark.parametrize("exclusive", [0, 1])
 @pytest.mark.parametrize("reverse", [0, 1])

@@ -15,6 +15,7 @@ from tests.helpers.plan_checks import drawn, model_of
 from singa import autograd, device, layer, model, opt, sonnx, tensor
 from singa_backend import Limits, SingaBackend, session
 from singa_backend.plans import planner as plans
+from singa_backend.plans.planner import Plan
 from singa_backend.session import Session
 
 F = np.float32
@@ -183,14 +184,24 @@ def test_whatever_writes_to_a_parameter_is_in_the_next_evaluation(view: Any) -> 
         np.testing.assert_allclose(tensor.to_numpy(imported.forward(tx)[0]), X @ (now * now), rtol=1e-5)
 
 
-def test_recorded_steps_of_few_shapes_keep_plans() -> None:
+@pytest.mark.parametrize(("shapes", "makes"), [(10, 10), (12, 36)])
+def test_recorded_steps_of_ten_shapes_in_turn_keep_plans(shapes: int, makes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    traced: list[Any] = []
+    trace = Plan.trace
+    monkeypatch.setattr(Plan, "trace", lambda self, *a: traced.append(self) or trace(self, *a))
     made, _ = net()
     rng = np.random.default_rng(5)
-    for n in range(2, 9):
-        for _ in range(3):
-            made(tensor.from_numpy(rng.standard_normal((n, 2, 6, 6)).astype(F)), tensor.from_numpy(np.zeros(n, np.int32)))
+    batches = [
+        (tensor.from_numpy(rng.standard_normal((n, 2, 6, 6)).astype(F)), tensor.from_numpy(np.zeros(n, np.int32)))
+        for n in range(2, 2 + shapes)
+    ]
+    made(*batches[0])  # on the tape
+    for _ in range(3):
+        for x, t in batches:
+            made(x, t)
     recorded = [step for steps in made._steps.values() for step in steps]
-    assert sum(step._session._planner is not None for step in recorded) <= 4 < len(recorded)
+    assert len(recorded) == shapes and len(set(traced)) == len(traced) == makes
+    assert sum(step._session._planner is not None for step in recorded) == 10
 
 
 def test_a_recorded_step_follows_its_optimizer() -> None:

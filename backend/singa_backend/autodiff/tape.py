@@ -16,7 +16,7 @@ A declaration without a rule is differentiated through its decomposition.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -71,9 +71,15 @@ def gradients(
         hint = gradient_hint(declaration)
         raise UnsupportedModel(f"{declaration.name} has no gradient: {text}", code="SX205", operator=declaration.name, hint=hint)
     operator = VersionedOperator(declaration, version or declaration.versions[-1])
+    before = op.differentiated_count
     if op.is_symbolic:
         for dy, y in zip(dys, outputs, strict=False):
             _like(op, dy, y)
+        call = DifferentiatedCall(operator, attributes, inputs, outputs, dys, (), needs)
+        deferred = op.deferred_gradients(call)
+        if deferred is not None:
+            op.differentiated(replace(call, gradients=deferred))
+            return deferred
     else:
         by_kernel = op.gradients_by_kernel(DifferentiatedCall(operator, attributes, inputs, outputs, dys, ()), needs, hidden)
         if by_kernel is not None:
@@ -96,7 +102,8 @@ def gradients(
     if op.is_symbolic:
         for g, x in zip(found, inputs, strict=True):
             _like(op, g, x)
-        op.differentiated(DifferentiatedCall(operator, attributes, inputs, outputs, dys, found))
+        inner = op.differentiated_count - before
+        op.differentiated(DifferentiatedCall(operator, attributes, inputs, outputs, dys, found, needs, inner))
     return found
 
 

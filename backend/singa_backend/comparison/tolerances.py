@@ -173,7 +173,8 @@ RULES: tuple[Allowance, ...] = (
 """The rules of ONNX's operators; each operator is in one of them."""
 
 _MICROSOFT_FLOAT = (
-    Allowance(("Gelu", "BiasGelu", "FastGelu", "QuickGelu", "ParametricSoftplus", "ScaledTanh"),
+    Allowance(("FastGelu",), "onnxruntime's constants are of float32 for doubles too", 16, 64, single=True),
+    Allowance(("Gelu", "BiasGelu", "QuickGelu", "ParametricSoftplus", "ScaledTanh"),
               "chains of elementary functions, which onnxruntime approximates in float32", 16, 64),
     Allowance(("Affine", "ImageScaler", "Scale"), "a product and a sum, which onnxruntime may fuse", 2, 2),
     Allowance(("GroupNorm", "SkipGroupNorm", "BiasSplitGelu", "BiasAdd", "GemmFastGelu", "BiasSoftmax", "BiasDropout",
@@ -200,10 +201,10 @@ _MICROSOFT_ATTENTION = (
     Allowance(("RelativePositionBias", "RemovePadding", "RestorePadding"), "these operators move values"),
     Allowance(("GroupQueryAttention",),
               "two products and a softmax, summed in any order; a real in a quantized cache is rounded to an integer",
-              64, 128, steps=1, single=True),
+              16, 32, steps=1, single=True),
     Allowance(("MultiHeadAttention", "DecoderMaskedMultiHeadAttention", "Attention", "QAttention",
                "SparseAttention", "PackedAttention", "PackedMultiHeadAttention"),
-              "two products and a softmax, summed in any order", 64, 128, single=True),
+              "two products and a softmax, summed in any order", 16, 32, single=True),
 )  # fmt: skip
 
 _MICROSOFT_FEW_BITS = (

@@ -45,6 +45,8 @@ class DifferentiatedCall:
         outputs: its outputs.
         dys: the gradient of each output.
         gradients: the gradient of each input.
+        needs: for each input, whether its gradient is needed.
+        inner: the number of calls before it whose rules its own rule has called.
     """
 
     operator: VersionedOperator
@@ -53,6 +55,8 @@ class DifferentiatedCall:
     outputs: Sequence[Any]
     dys: Sequence[Any]
     gradients: Sequence[Any]
+    needs: Sequence[bool] = ()
+    inner: int = 0
 
 
 @dataclass(eq=False)
@@ -245,6 +249,19 @@ class Interpreter(ABC, Generic[T]):
 
     def differentiated(self, call: DifferentiatedCall) -> None:
         """Note that a rule has computed the gradients of a call; an interpreter that writes a graph keeps it for plans."""
+
+    @property
+    def differentiated_count(self) -> int:
+        """The number of calls that `differentiated` has noted."""
+        return 0
+
+    def deferred_gradients(self, call: DifferentiatedCall) -> list[T | None] | None:
+        """The gradients of a call whose rule writes its nodes later, if a plan needs them; None if the rule must run now.
+
+        Args:
+            call: the call, without gradients.
+        """
+        return None
 
     def gradients_by_kernel(self, call: DifferentiatedCall, needs: Sequence[bool], hidden: Sequence[T]) -> list[T | None] | None:
         """The gradients of a call by one kernel; None if the rule must compute them.

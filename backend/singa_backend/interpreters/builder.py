@@ -16,9 +16,9 @@ from onnx import AttributeProto, GraphProto, NodeProto, TensorProto, TypeProto, 
 
 from .. import dtypes, limits
 from ..errors import InvalidInput, SonnxError, UnknownType, UnsupportedModel
-from ..ir.declaration import has_trait, single
-from ..ir.graph import GradientCall
-from ..ir.reader import read
+from ..ir.declaration import newest_declaration, single
+from ..ir.graph import DEFERRED, GradientCall
+from ..ir.reader import attribute_types, read
 from ..limits import content_bytes
 from ..proto import save
 from ..proto.checker import Patience
@@ -53,6 +53,7 @@ class Symbol:
         value: its value, if it is known and may be folded.
         frozen_value: the value of a weight, which is known but not folded.
         name_hint: for a constant without a name, the names to use for the value and for its node.
+        sizes: a type that it had, with the sizes in it.
     """
 
     name: str
@@ -61,6 +62,7 @@ class Symbol:
     value: np.ndarray | None = None
     frozen_value: np.ndarray | None = None
     name_hint: tuple[str, str] | None = None
+    sizes: tuple[TypeProto, tuple[int | str | None, ...]] | None = None
 
 
 class GraphBuilder(Interpreter[Symbol]):
@@ -106,6 +108,7 @@ class GraphBuilder(Interpreter[Symbol]):
         self._budget = limits.Budget(limits.current().limits)  # of the constants that calls make
         self.contradictions: list[str] = []
         self._differentiated: list[DifferentiatedCall] = []
+        self._deferred: dict[int, tuple[DifferentiatedCall, list[Symbol]]] = {}
         self.examples: dict[str, Example] = {}
         """For some inputs, a function that returns a value that the input has in some run."""
         self._values: dict[str, Any] = {}
@@ -249,10 +252,13 @@ class GraphBuilder(Interpreter[Symbol]):
         return type is not None and type.WhichOneof("value") == "sequence_type"
 
     def shape(self, x: Symbol) -> tuple[int | str | None, ...] | None:
-        type = self.type_of(x)
+        symbol = self._symbol(x)
+        type = symbol.type
         if type is None or type.WhichOneof("value") != "tensor_type" or not type.tensor_type.HasField("shape"):
             return None
-        return sizes(type.tensor_type)
+        if symbol.sizes is None or symbol.sizes[0] is not type:
+            symbol.sizes = type, sizes(type.tensor_type)
+        return symbol.sizes[1]
 
     def constant_value(self, x: Symbol) -> np.ndarray | None:
         symbol = self._symbol(x)
@@ -362,9 +368,8 @@ class GraphBuilder(Interpreter[Symbol]):
     def call(
         self, op_type: str, inputs: Sequence[Any], attributes: dict[str, Any], outputs: int, domain: str = ""
     ) -> list[Symbol]:
-        values: list[Any] = [
-            v if v is None or isinstance(v, Symbol) else self.imported_value(v) for v in arguments(self, domain, op_type, inputs)
-        ]
+        given = inputs if all(type(v) is Symbol for v in inputs) else arguments(self, domain, op_type, inputs)
+        values: list[Any] = [v if v is None or isinstance(v, Symbol) else self.imported_value(v) for v in given]
         while values and values[-1] is None:
             values.pop()
         attributes = {n: v for n, v in attributes.items() if v is not None}
@@ -384,6 +389,70 @@ class GraphBuilder(Interpreter[Symbol]):
     def differentiated(self, call: DifferentiatedCall) -> None:
         if self.outer is None:  # plans do not join the nodes of subgraphs
             self._differentiated.append(call)
+
+    def defer(self, call: DifferentiatedCall, present: Sequence[bool]) -> list[Symbol | None]:
+        """The gradients of a call as results of one node, in whose place `write_deferred` writes those of the rule.
+
+        Args:
+            call: the call, without gradients.
+            present: for each input, whether the rule returns a gradient, which has the type of the input.
+        """
+        given = [self.imported_value(v) for v in (*call.inputs, *call.outputs, *call.dys) if self.is_value(v)]
+        op_type = call.operator.declaration.name
+        gradients = [
+            Symbol(self.name(f"{op_type.lower()}_gradient"), self, self.type_of(x)) if p else None
+            for x, p in zip(call.inputs, present, strict=True)
+        ]
+        made = [g for g in gradients if g is not None]
+        reads = dict.fromkeys(s.name for s in given if s is not None)
+        node = helper.make_node(op_type, list(reads), [g.name for g in made], name=made[0].name, domain=DEFERRED)
+        self._append(node)
+        self._deferred[id(node)] = (call, made)
+        return list(gradients)
+
+    def forget_differentiated(self) -> None:
+        """Forget the last call of a rule, which was noted before."""
+        self._differentiated.pop()
+
+    @property
+    def differentiated_count(self) -> int:
+        return len(self._differentiated)
+
+    @property
+    def differentiated_calls(self) -> Sequence[DifferentiatedCall]:
+        """The calls of gradient rules so far."""
+        return self._differentiated
+
+    @property
+    def has_deferred(self) -> bool:
+        """Whether there are nodes of `defer`."""
+        return bool(self._deferred)
+
+    def write_deferred(self, write: Callable[[DifferentiatedCall], Sequence[Any]]) -> None:
+        """Replace the nodes of `defer` by those of the rules.
+
+        Args:
+            write: calls the rule of a call; returns the gradients.
+        """
+        before, self.nodes, self._made, self._readers = self.nodes, [], {}, {}
+        self.forget_calls()
+        renamed: dict[str, str] = {}
+        for node in before:
+            _rename(node, renamed)
+            if id(node) not in self._deferred:
+                self._append(node)
+                continue
+            call, made = self._deferred.pop(id(node))
+            count = len(self._differentiated)
+            found = [self.imported_value(g) for g in write(call) if g is not None]
+            inner = self._differentiated[count:]
+            del self._differentiated[count:]
+            at = next(i for i, c in enumerate(self._differentiated) if any(g is made[0] for g in c.gradients))
+            self._differentiated[at:at] = inner  # a rule that calls another one ends after it
+            for old, new in zip(made, found, strict=True):
+                assert new is not None
+                renamed[old.name] = new.name
+                old.name = new.name
 
     def gradient_calls(self) -> tuple[GradientCall, ...]:
         """The calls of gradient rules so far, with the present names of their values."""
@@ -435,6 +504,7 @@ class GraphBuilder(Interpreter[Symbol]):
         if (
             outputs != 1
             or (not values and op_type != "Constant")
+            or (op_type not in ("Shape", "Size") and any(v is not None and v.value is None for v in values))
             or _draws("", op_type)
             or op_type == "Optional"  # its value is a tensor here, but its type is another
             or any(isinstance(v, Subgraph) for v in attributes.values())
@@ -622,7 +692,8 @@ def _number(place: int, v: Any) -> tuple[int, str, tuple[int, ...], float] | Non
 
 def _draws(domain: str, op_type: str) -> bool:
     """Whether an operator may draw random numbers: equal calls are separate nodes, and are not folded."""
-    return has_trait(domain, op_type, "random") or has_trait(domain, op_type, "random_in_training")
+    declaration = newest_declaration(domain, op_type)
+    return declaration is not None and not declaration.traits.isdisjoint(("random", "random_in_training"))
 
 
 def _tensor_type(dtype: dtypes.DTypeLike, shape: Sequence[Any] | None) -> TypeProto:
@@ -658,8 +729,7 @@ def attribute_proto(domain: str, op_type: str, opset: int, name: str, value: Any
     if isinstance(value, Subgraph):
         return helper.make_attribute(name, value.proto)
     version = schema_version(domain, op_type, opset)
-    kind = schemas[domain, op_type][version].attributes[name].type if version else None
-    code = int(getattr(kind, "value", 0))
+    code = attribute_types(schemas[domain, op_type][version])[name] if version else 0
     if code in (AttributeProto.FLOAT, AttributeProto.FLOATS):
         value = single(value, name, op_type, code == AttributeProto.FLOATS)
     if isinstance(value, np.ndarray):

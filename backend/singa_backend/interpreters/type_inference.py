@@ -54,7 +54,9 @@ class TypeScope(Protocol):
 
 def output_types(scope: TypeScope, node: NodeProto, symbols: Sequence[Typed | None]) -> dict[str, TypeProto]:
     """The known types of a node's outputs by name; symbols: its inputs."""
-    types = _bound(scope, node, symbols) | _of_states(scope, node, symbols) | _inferred(scope, node, symbols)
+    types = _inferred(scope, node, symbols)
+    if any(n and n not in types for n in node.output):
+        types = _bound(scope, node, symbols) | _of_states(scope, node, symbols) | types
     declaration = newest_declaration(node.domain, node.op_type)
     if declaration is not None:
         types |= _shape_of_first(scope, node, symbols, declaration)

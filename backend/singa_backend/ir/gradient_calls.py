@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from onnx import ModelProto, StringStringEntryProto
@@ -34,10 +35,21 @@ def store(model: ModelProto, calls: Sequence[GradientCall]) -> None:
     rows = [[c.domain, c.op_type, c.version, dict(c.attributes), *(getattr(c, f) for f in _FIELDS)] for c in calls]
     for row, c in zip(rows, calls, strict=True):
         row += [c.numbers] * bool(c.numbers)
-    plain = [row for row in rows if _is_plain(row[3])]
+    plain = [row for row in rows if is_plain(row[3])]
     if plain:
         text = json.dumps({"digest": _digest(model), "calls": plain}, separators=(",", ":"))
         model.metadata_props.append(StringStringEntryProto(key=KEY, value=text))
+
+
+def listed(calls: Sequence[GradientCall]) -> tuple[GradientCall, ...]:
+    """The calls that `load` would return for a model in which `store` has listed these."""
+    return tuple(replace(c, attributes=_as_lists(dict(c.attributes))) for c in calls if is_plain(dict(c.attributes)))
+
+
+def _as_lists(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {k: _as_lists(v) for k, v in value.items()}
+    return [_as_lists(v) for v in value] if isinstance(value, (list, tuple)) else value
 
 
 def load(model: ModelProto) -> tuple[GradientCall, ...]:
@@ -73,12 +85,12 @@ def _number(row: Any) -> tuple[int, str, tuple[int, ...], float]:
     return place, dtype, tuple(shape), number
 
 
-def _is_plain(value: Any) -> bool:
+def is_plain(value: Any) -> bool:
     """Whether JSON returns a value as it was, tuples as lists."""
     if isinstance(value, dict):
-        return all(type(k) is str and _is_plain(v) for k, v in value.items())
+        return all(type(k) is str and is_plain(v) for k, v in value.items())
     if isinstance(value, (list, tuple)):
-        return all(map(_is_plain, value))
+        return all(map(is_plain, value))
     return value is None or type(value) in (bool, int, float, str)
 
 

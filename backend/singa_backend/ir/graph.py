@@ -28,6 +28,10 @@ ABSENT = -1
 """The slot of an input or output that a node omits."""
 
 
+DEFERRED = "ai.singa.deferred"
+"""The domain of a node of a recorded step in place of the nodes that a gradient rule would write: only a plan can compute it."""
+
+
 @dataclass(frozen=True)
 class GradientCall:
     """A call of an operator's gradient rule, which has written some of a graph's nodes.

@@ -40,7 +40,7 @@ from ..proto.values import Value
 from . import gradient_calls, other_domains
 from .custom import CustomOperator, by_public_name, definition_lines
 from .declaration import REQUIRED, Declaration, declarations, undeclared
-from .graph import ABSENT, PARAMETERS, Graph, Node, runnable_order
+from .graph import ABSENT, DEFERRED, PARAMETERS, GradientCall, Graph, Node, runnable_order
 from .versioned import VersionedOperator
 from .wellformed import attribute_problem, check_messages, kind_of, subgraph_problems, value_of
 
@@ -92,12 +92,18 @@ def _signature(schema: defs.OpSchema) -> _Signature:
     )
 
 
+def attribute_types(schema: defs.OpSchema) -> Mapping[str, int]:
+    """The type of each attribute of a schema, a number of AttributeProto."""
+    return _signature(schema).types
+
+
 def read(
     model: ModelProto,
     folder: Path | None = None,
     within: tensor_data.ModelFile | None = None,
     maps: tensor_data.Maps | None = None,
     operators: Sequence[CustomOperator] = (),
+    calls: tuple[GradientCall, ...] | None = None,
 ) -> Graph:
     """Read a model and check it against ONNX's rules.
 
@@ -107,6 +113,8 @@ def read(
         within: the model's file, if data were left in it.
         maps: receives the files of external data; None if the caller does not need them.
         operators: operators that only this model has; they precede registered ones.
+        calls: the calls of gradient rules, of a step that this process has recorded, which may have deferred nodes; None for
+            those that the model lists.
 
     Returns:
         The graph, whose operators are resolved to their schema versions.
@@ -118,7 +126,7 @@ def read(
     """
     own = by_public_name(operators)
     with ensured():
-        return _read(model, folder, within, maps or tensor_data.Maps(), own)
+        return _read(model, folder, within, maps or tensor_data.Maps(), own, calls)
 
 
 def read_call(proto: NodeProto, opsets: Mapping[str, int]) -> Node:
@@ -141,16 +149,23 @@ def read_call(proto: NodeProto, opsets: Mapping[str, int]) -> Node:
 
 
 def _read(
-    model: ModelProto, folder: Path | None, within: tensor_data.ModelFile | None, maps: tensor_data.Maps, own: _Operators
+    model: ModelProto,
+    folder: Path | None,
+    within: tensor_data.ModelFile | None,
+    maps: tensor_data.Maps,
+    own: _Operators,
+    calls: tuple[GradientCall, ...] | None,
 ) -> Graph:
-    check_messages(model)
+    if calls is None:
+        check_messages(model)
     try:
         reader = _Reader(model, folder, within, maps, own)
+        reader.is_recorded = calls is not None
         graph = _Scope(reader, reader.opsets, None, None).read(model.graph)
         reader.finish()
         check_nesting(_height(graph, {}))
         graph.warnings, graph.marked = tuple(reader.warnings), _marked(model)
-        graph.gradient_calls = gradient_calls.load(model)
+        graph.gradient_calls = gradient_calls.load(model) if calls is None else calls
         return graph
     except RecursionError as error:
         raise ResourceExhausted("the model nests too deeply for Python's stack", code="SX602") from error
@@ -185,6 +200,7 @@ class _Reader:
         own: _Operators,
     ) -> None:
         self.own = own
+        self.is_recorded = False
         self.versions: dict[tuple[str, str, int], int | None] = {}
         self.explained: set[str] = set()  # domains that the hint of a problem explains
         self.tensor = partial(tensor_data.tensor, folder=folder, maps=maps, within=within)
@@ -440,7 +456,7 @@ class _Scope:
         key = (domain, proto.op_type, proto.overload)
         if key in self.reader.functions and not (is_custom(domain) and (domain, proto.op_type) in declarations):
             node.function = self._function(self.reader.functions[key], key, proto, where)
-        else:
+        elif not (reader.is_recorded and domain == DEFERRED):
             self._operator(node, proto, where)
         if (domain, proto.op_type) == TRAINING_GRADIENT and node.operator is not None:
             self._forward_graph(node, where)

@@ -60,11 +60,14 @@ class GroupQuery:
     @classmethod
     def of(cls, attributes: Mapping[str, Any]) -> GroupQuery:
         """The computation of a call."""
-        given = attributes
         return cls(
-            given["num_heads"], given["kv_num_heads"], given["scale"] or 0.0, given["local_window_size"], bool(given["do_rotary"]),
-            bool(given["rotary_interleaved"]),
-        )  # fmt: skip
+            attributes["num_heads"],
+            attributes["kv_num_heads"],
+            attributes["scale"] or 0.0,
+            attributes["local_window_size"],
+            bool(attributes["do_rotary"]),
+            bool(attributes["rotary_interleaved"]),
+        )
 
     def split(self, query: np.ndarray, key: np.ndarray | None, value: np.ndarray | None) -> list[np.ndarray]:
         """Queries, keys and values as (batch, heads, rows, size), views of the inputs."""

@@ -1,4 +1,4 @@
-"""Normalizations over the last axes, LayerNormalization and RMSNormalization, and the gradient of the first."""
+"""Normalizations over the last axes, LayerNormalization and RMSNormalization, and their gradients."""
 
 from __future__ import annotations
 
@@ -14,10 +14,13 @@ from .onednn import MemoryDesc, backward
 from .products import described
 from .softmaxes import rows_of
 from .table import Site, gradient, kernel, training, worst
-from .values import ANY, FINITE, NAN, Value
+from .values import ANY, FINITE, NAN, Bound, Value
 
 COST = 10
 """FLOPs that take the time of one element."""
+
+PART = 1 << 14
+"""Elements that NumPy computes at once, so that they stay in the cache."""
 
 LONGEST = 8192
 """Elements of a dot product that OpenBLAS computes in one thread."""
@@ -154,21 +157,90 @@ def rms_normalization(site: Site, x: Value, scale: Value) -> Value:
     """A normalization by a mean of 0 and, as variance, the sum of squares; the count is part of the scale and of epsilon."""
     site.require(scale.constant, "the scale depends on the data")
     rows = Rows(site, x, scale)
-    count, features = rows.rows.shape
-    site.require(features <= LONGEST, "a row is so long that NumPy would use its own threads")
+    features = rows.rows.shape[1]
     factor = np.float32(math.sqrt(features))
     rows.scale = derived(site, scale, ("times", float(factor)), lambda: scale.array.reshape(-1) * factor)
-    sums = site.new((count,), F32, finiteness=FINITE)
-    site.emit(
-        lambda: [(np.vecdot, (rows.rows.array, rows.rows.array, sums.array))],
-        reads=(rows.rows,),
-        writes=(sums,),
-        kernel="numpy.vecdot",
-    )
-    zeros = site.shared_constant(("zeros", count), lambda: np.zeros(count, np.float32))
-    statistics = MemoryDesc.of(F32, (count,))
-    return rows.emit(
-        rows.epsilon * features,
-        dnn.USE_SCALE | dnn.USE_GLOBAL_STATS,
-        {dnn.args.MEAN: (statistics, zeros), dnn.args.VARIANCE: (statistics, sums)},
-    )
+    return rows.emit(rows.epsilon * features, _ROOTS, _about_zero(site, _squares(site, rows, 1)))
+
+
+_ROOTS = dnn.USE_SCALE | dnn.USE_GLOBAL_STATS
+
+
+def _squares(site: Site, rows: Rows, count: int) -> Value:
+    """The sum of the squares of each row, over a count."""
+    source = rows.rows
+    site.require(source.shape[1] <= LONGEST, "a row is so long that NumPy would use its own threads")
+    sums = site.new(source.shape[:1], F32, finiteness=FINITE)
+
+    def bind() -> Bound:
+        x, out = source.array, sums.array
+        return [(np.vecdot, (x, x, out)), *([(np.divide, (out, np.float32(count), out))] if count > 1 else [])]
+
+    site.emit(bind, reads=(source,), writes=(sums,), kernel="numpy.vecdot")
+    return sums
+
+
+def _about_zero(site: Site, variance: Value) -> dict[int, tuple[MemoryDesc, Value]]:
+    """The statistics of rows whose mean counts as 0."""
+    zeros = site.shared_constant(("zeros", variance.size), lambda: np.zeros(variance.size, np.float32))
+    md = MemoryDesc.of(F32, variance.shape)
+    return {dnn.args.MEAN: (md, zeros), dnn.args.VARIANCE: (md, variance)}
+
+
+@training("RMSNormalization", 23)
+def rms_normalization_training(site: Site, x: Value, scale: Value) -> tuple[Value, ...]:
+    """An RMS normalization, which also returns the mean of the squares of each row."""
+    site.require(worst(x, scale) == FINITE, "a value may be infinite")
+    site.needs_finite()
+    rows = Rows(site, x, scale)
+    squares = _squares(site, rows, rows.rows.shape[1])
+    return rows.emit(rows.epsilon, _ROOTS, _about_zero(site, squares)), squares
+
+
+@gradient("RMSNormalization", 23, reads=("dy0", "x0", "x1", "h0"), hidden=1)
+def rms_normalization_gradient(site: Site, dy: Value, x: Value, scale: Value, squares: Value) -> tuple[Value, Value]:
+    """The gradients for given squares, then the part of the first that passes the squares."""
+    require_gradient(site, dy, x.shape)
+    site.require(worst(dy, x, scale) == FINITE, "a value may be infinite")
+    site.needs_finite()
+    held = Rows(site, x, scale)
+    given = rows_of(site, dy, site.attributes["axis"] % x.ndim)
+    source, md, target = described(held.rows), described(given), MemoryDesc.of(F32, given.shape)
+    with threads_for(COST * x.size):
+        hint = dnn.layer_normalization(source, target, epsilon=held.epsilon, flags=_ROOTS, prop="training")
+        made = backward.layer_normalization_backward(target, md, source, hint=hint, epsilon=held.epsilon, flags=_ROOTS)
+    dx, dscale = site.new(x.shape, F32, None, FINITE), site.new(scale.shape, F32, None, FINITE)
+    rows = dx.view(given.shape, (given.shape[1] * F32.itemsize, F32.itemsize))
+    features = MemoryDesc.of(F32, given.shape[1:])
+    arguments: dict[int, tuple[MemoryDesc, Value]] = {
+        dnn.args.SRC: (source, held.rows), dnn.args.DIFF_DST: (md, given), dnn.args.DIFF_SRC: (target, rows),
+        dnn.args.SCALE: (features, held.scale), dnn.args.DIFF_SCALE: (features, dscale), **_about_zero(site, squares),
+    }  # fmt: skip
+    emit(site, made, arguments, (rows, dscale), "layer_normalization gradient")
+    _subtract_squares(site, rows, held.rows, squares, held.epsilon)
+    return dx, dscale
+
+
+def _subtract_squares(site: Site, dx: Value, x: Value, squares: Value, epsilon: float) -> None:
+    """Subtract from each row its x times sum(dx x) / (count (squares + epsilon)), the gradient that passes the squares."""
+    count, features = x.shape
+    part = min(count, max(1, PART // features))
+    factor = site.new((count,), F32, None, FINITE)
+    scratch = site.scratch(part * features * F32.itemsize)
+
+    def bind() -> Bound:
+        to, rows, c, root = dx.array, x.array, factor.array, squares.array
+        t = np.ndarray((part, features), np.float32, scratch.memory)
+
+        def run() -> None:
+            np.add(root, np.float32(epsilon), c)
+            np.multiply(c, np.float32(features), c)
+            np.divide(np.vecdot(to, rows), c, c)
+            for start in range(0, count, part):
+                end = min(start + part, count)
+                np.multiply(rows[start:end], c[start:end, None], t[: end - start])
+                np.subtract(to[start:end], t[: end - start], to[start:end])
+
+        return [(run, ())]
+
+    site.emit(bind, reads=(dx, x, squares), writes=(dx, factor), kernel="numpy.rms gradient", scratch=scratch)

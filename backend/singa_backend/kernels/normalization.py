@@ -68,7 +68,7 @@ def lrn(site: Site, x: Value) -> Value:
 @kernel("InstanceNormalization", 1, 6, 22, on="onednn")
 def instance_normalization(site: Site, x: Value, scale: Value, b: Value) -> Value:
     """A normalization of each channel of each sample: a batch normalization of batches of one, with a Relu that follows."""
-    _require_channels(site, x, scale, b)
+    require_channels(site, x, scale, b)
     epsilon, finiteness = site.attributes["epsilon"], _moments_of(site, x, scale, b)
     relu = _takes_relu(site, finiteness)
     md = dense_desc(x.dtype, (1, *x.shape[1:]), last_order(x.ndim))
@@ -81,8 +81,8 @@ def instance_normalization(site: Site, x: Value, scale: Value, b: Value) -> Valu
     y = site.new(x.shape, x.dtype, last_order(x.ndim), finiteness)
     for n in range(x.shape[0]):
         arguments = {
-            dnn.args.SRC: (md, _sample(x, n)),
-            dnn.args.DST: (md, _sample(y, n)),
+            dnn.args.SRC: (md, sample_of(x, n)),
+            dnn.args.DST: (md, sample_of(y, n)),
             dnn.args.SCALE: (desc(scale), scale),
             dnn.args.SHIFT: (desc(b), b),
         }
@@ -104,7 +104,7 @@ def group_normalization(site: Site, x: Value, scale: Value, b: Value) -> Value:
     if site.version == 18 and each > 1:  # one scale and one bias for each group
         site.require(scale.constant and b.constant and scale.shape == b.shape == (groups,), "not one constant for each group")
         scale, b = (derived(site, v, ("repeated", each), partial(np.repeat, v.array, each)) for v in (scale, b))
-    _require_channels(site, x, scale, b)
+    require_channels(site, x, scale, b)
     epsilon, finiteness = site.attributes["epsilon"], _moments_of(site, x, scale, b)
     relu = _takes_relu(site, finiteness)
     md = dense_desc(x.dtype, (1, *x.shape[1:]), last_order(x.ndim))
@@ -119,8 +119,33 @@ def group_normalization(site: Site, x: Value, scale: Value, b: Value) -> Value:
     work = site.new((channels + 2 * groups,), x.dtype, finiteness=finiteness)
     vector = desc(mean)
 
-    def combine() -> Bound:
-        by_group = (groups, each)
+    for n in range(x.shape[0]):
+        one, to = sample_of(x, n), sample_of(y, n)
+        emit(
+            site,
+            first,
+            {dnn.args.SRC: (md, one), dnn.args.DST: (md, to), dnn.args.MEAN: (vector, mean), dnn.args.VARIANCE: (vector, var)},
+            (to, mean, var),
+            "moments",
+        )
+        combine_moments(site, groups, mean, var, work)
+        arguments = {
+            dnn.args.SRC: (md, one),
+            dnn.args.DST: (md, to),
+            dnn.args.MEAN: (vector, mean),
+            dnn.args.VARIANCE: (vector, var),
+        }
+        arguments |= {dnn.args.SCALE: (desc(scale), scale), dnn.args.SHIFT: (desc(b), b)}
+        emit(site, second, arguments, (to,), "group_normalization")
+    return y
+
+
+def combine_moments(site: Site, groups: int, mean: Value, var: Value, work: Value) -> None:
+    """Add the step that replaces the moments of channels by those of their groups; `work` has channels + 2 groups elements."""
+    channels = mean.size
+    by_group = (groups, channels // groups)
+
+    def bind() -> Bound:
         m, v = mean.array.reshape(by_group), var.array.reshape(by_group)
         apart, centre, spread = np.split(work.array, (channels, channels + groups))
         apart, centre, spread = apart.reshape(by_group), centre.reshape(groups, 1), spread.reshape(groups, 1)
@@ -134,28 +159,11 @@ def group_normalization(site: Site, x: Value, scale: Value, b: Value) -> Value:
             (np.copyto, (v, spread)),
         ]
 
-    for n in range(x.shape[0]):
-        one, to = _sample(x, n), _sample(y, n)
-        emit(
-            site,
-            first,
-            {dnn.args.SRC: (md, one), dnn.args.DST: (md, to), dnn.args.MEAN: (vector, mean), dnn.args.VARIANCE: (vector, var)},
-            (to, mean, var),
-            "moments",
-        )
-        site.emit(combine, reads=(mean, var), writes=(mean, var, work), kernel="numpy.moments")
-        arguments = {
-            dnn.args.SRC: (md, one),
-            dnn.args.DST: (md, to),
-            dnn.args.MEAN: (vector, mean),
-            dnn.args.VARIANCE: (vector, var),
-        }
-        arguments |= {dnn.args.SCALE: (desc(scale), scale), dnn.args.SHIFT: (desc(b), b)}
-        emit(site, second, arguments, (to,), "group_normalization")
-    return y
+    site.emit(bind, reads=(mean, var), writes=(mean, var, work), kernel="numpy.moments")
 
 
-def _require_channels(site: Site, x: Value, *given: Value) -> None:
+def require_channels(site: Site, x: Value, *given: Value) -> None:
+    """Decline unless x has channels and other axes, and the others one value for each channel."""
     require_plain(site, x, *given)
     site.require(3 <= x.ndim <= 5, "the rank is not 3, 4 or 5")
     site.require(all(v.shape == x.shape[1:2] and v.contiguous for v in given), "not one value for each channel")
@@ -174,7 +182,7 @@ def _takes_relu(site: Site, finiteness: int) -> bool:
     return taken
 
 
-def _sample(x: Value, n: int) -> Value:
+def sample_of(x: Value, n: int) -> Value:
     """One sample of a batch."""
     return x.view((1, *x.shape[1:]), x.strides, n * x.strides[0])
 

@@ -8,10 +8,10 @@ import numpy as np
 
 from . import onednn as dnn
 from .elementwise import FLOATS
-from .lowering import F32, emit, require_gradient, threads_for
+from .lowering import F32, copy, emit, ordered, require_gradient, threads_for
 from .onednn import MemoryDesc, backward
 from .products import contiguous, described, merged
-from .table import Site, gradient, kernel, worst
+from .table import GRADIENT, Site, gradient, kernel, worst
 from .values import ANY, FINITE, INFINITE, NAN, REACHED, Bound, Value, strides_of
 
 COST = 12
@@ -123,9 +123,25 @@ def _gradient(site: Site, dy: Value, y: Value, log: bool) -> Value:
     site.require(worst(dy, y) == FINITE, "a value may be infinite")
     site.needs_finite()
     axis = _axis(site, y)
-    site.require(math.prod(y.shape[axis + 1 :]) == 1, "NumPy is faster for an axis that is not the last")
+    if math.prod(y.shape[axis + 1 :]) != 1:
+        site.require(
+            y.strides[axis] == y.dtype.itemsize, "NumPy is faster for an axis that is not the last, nor innermost in memory"
+        )
+        perm = [*(i for i in range(y.ndim) if i != axis), axis]
+        made = _rows_gradient(site, _permuted(dy, perm), _permuted(y, perm), y.ndim - 1, log)
+        dx = _permuted(made, np.argsort(perm).tolist())
+        if dy.strides[axis] == y.dtype.itemsize:
+            return dx
+        back = site.new(dy.shape, F32, sorted(range(dy.ndim), key=lambda i: (-dy.strides[i], i)))
+        copy(site, dx, back)  # what reads it is laid out as what wrote dy
+        return back
+    return _rows_gradient(site, dy, y, axis, log)
+
+
+def _rows_gradient(site: Site, dy: Value, y: Value, axis: int, log: bool) -> Value:
+    """The gradient over the axes from one on."""
     results, rows = rows_of(site, y, axis), rows_of(site, dy, axis)
-    inside = rows.buffer is dy.buffer and site.reusable(0) and dy is not y
+    inside = rows.buffer is dy.buffer and site.reusable(0) and rows.buffer is not results.buffer
     source, md = described(results), described(rows)
     target = md if inside else MemoryDesc.of(F32, rows.shape)
     with threads_for(COST * y.size):
@@ -145,3 +161,38 @@ def softmax_gradient(site: Site, dy: Value, y: Value) -> Value:
 @gradient("LogSoftmax", 13, reads=("dy0", "y0"))
 def log_softmax_gradient(site: Site, dy: Value, y: Value) -> Value:
     return _gradient(site, dy, y, log=True)
+
+
+def _by_axis(site: Site, dy: Value, y: Value, log: bool) -> Value:
+    """The gradient over any axis, by the functions of the rule."""
+    site.require(y.dtype in FLOATS and dy.dtype == y.dtype and y.size and dy.shape == y.shape, "elements of other types, or none")
+    axis = _axis(site, y)
+    order = sorted(range(y.ndim), key=lambda i: (-y.strides[i], i))
+    dy = ordered(site, dy, order)
+    dx = site.new(y.shape, y.dtype, order)
+    sums = site.new([1 if i == axis else d for i, d in enumerate(y.shape)], y.dtype)
+
+    def bind() -> Bound:
+        given, result, t, s = dy.array, y.array, dx.array, sums.array
+        if log:
+            return [
+                (np.add.reduce, (given, axis, None, s, True)), (np.exp, (result, t)), (np.multiply, (t, s, t)),
+                (np.subtract, (given, t, t)),
+            ]  # fmt: skip
+        return [
+            (np.multiply, (given, result, t)), (np.add.reduce, (t, axis, None, s, True)), (np.subtract, (given, s, t)),
+            (np.multiply, (result, t, t)),
+        ]  # fmt: skip
+
+    site.emit(bind, reads=(dy, y), writes=(dx, sums), kernel="numpy.softmax gradient")
+    return dx
+
+
+@kernel("Softmax", 13, on="numpy", domain=GRADIENT)
+def softmax_gradient_by_axis(site: Site, dy: Value, y: Value) -> Value:
+    return _by_axis(site, dy, y, log=False)
+
+
+@kernel("LogSoftmax", 13, on="numpy", domain=GRADIENT)
+def log_softmax_gradient_by_axis(site: Site, dy: Value, y: Value) -> Value:
+    return _by_axis(site, dy, y, log=True)

@@ -166,7 +166,8 @@ def dequantize_linear_gradient(op: Op, dy: V, x: V, x_scale: V, x_zero_point: V,
         return None, op.cast(op.ReduceSum(d, keepdims=0), x_scale)
     axis %= op.rank(x)
     if not block_size:
-        return None, op.cast(op.Reshape(op.ReduceSum(d, op.axes_but(x, axis), keepdims=0), op.Shape(x_scale)), x_scale)
+        others = op.axes_but(x, axis)  # none for a vector: a ReduceSum without axes would sum them all
+        return None, op.cast(op.Reshape(op.ReduceSum(d, others, keepdims=0) if others else d, op.Shape(x_scale)), x_scale)
     # The last block may be smaller: pad it with zeros, then reshape blocks to a new axis.
     size, blocks = op.Shape(x, start=axis, end=axis + 1), op.Shape(x_scale, start=axis, end=axis + 1)
     more = op.Sub(op.Mul(blocks, block_size), size)

@@ -16,21 +16,13 @@ from onnx import TensorProto
 
 from .. import dtypes, limits
 from ..devices.namespaces import Xp
+from ..devices.random_streams import random_stream
 from ..errors import OperatorError
 from ..interpreters.base import Op, V
 from ..ir.declaration import Host, Ints, Wanted, operator
 from ._api import Array
 
 Draw = Callable[[Any, Ints], np.ndarray]  # (stream, shape) -> float64 values
-
-
-def _stream(seed: float | None) -> Any:
-    """Return a source of random numbers with the methods that RandomState and Generator share."""
-    if seed is None:
-        return np.random.Generator(np.random.Philox())
-    if isinstance(seed, float) and not (seed.is_integer() and 0 <= seed < 2**32):
-        seed = int(np.array(seed, np.float32).view(np.uint32))
-    return np.random.RandomState(int(seed) % 2**32)
 
 
 def _uniform(low: float, high: float) -> Draw:
@@ -51,7 +43,7 @@ def _drawn(xp: Xp, draw: Draw, shape: Ints, dtype: np.dtype[Any], seed: float | 
     if any(n < 0 for n in shape):
         raise OperatorError(f"the shape must not have negative sizes, got {tuple(shape)}", code="SX404")
     limits.admit(shape, np.float64)
-    return xp.from_host(draw(_stream(seed), tuple(shape)).astype(dtype))
+    return xp.from_host(draw(random_stream(seed), tuple(shape)).astype(dtype))
 
 
 @operator("RandomUniform", 1, 22, traits=("random",))
@@ -99,7 +91,7 @@ random_normal_like.no_gradient("random")
 @operator("Bernoulli", 15, 22, widen=False, traits=("random",))
 def bernoulli(xp: Xp, x: Array, *, dtype: int | None = None, seed: float | None = None) -> Array:
     """Return 1 with probability x, otherwise 0: whether a uniform number in [0, 1) is below x."""
-    draws = xp.from_host(_uniform(0.0, 1.0)(_stream(seed), x.shape))
+    draws = xp.from_host(_uniform(0.0, 1.0)(random_stream(seed), x.shape))
     return (draws < x.astype(np.float64)).astype(dtypes.numpy_dtype(dtype) if dtype else x.dtype)
 
 
@@ -119,7 +111,7 @@ def multinomial(
     if dtype not in (TensorProto.INT32, TensorProto.INT64):
         raise OperatorError(f"dtype must be int32 or int64, got {dtypes.onnx_name(dtypes.numpy_dtype(dtype))}", code="SX404")
     limits.admit((x.shape[0], sample_size), np.float64)
-    draws = _uniform(0.0, 1.0)(_stream(seed), (x.shape[0], sample_size))
+    draws = _uniform(0.0, 1.0)(random_stream(seed), (x.shape[0], sample_size))
     out = np.zeros(draws.shape, dtypes.numpy_dtype(dtype))
     for i, row in enumerate(x.astype(np.float64) if draws.size else ()):
         if not np.isfinite(row.max(initial=-np.inf)):
@@ -158,7 +150,7 @@ def _dropped(xp: Xp, x: Array, ratio: float, seed: int | None) -> tuple[Array, A
     """Set a fraction `ratio` of x to zero and scale the rest to preserve the mean."""
     if not 0 <= ratio < 1:
         raise OperatorError(f"ratio must be in [0, 1), got {ratio}", code="SX404")
-    mask = xp.from_host(_uniform(0.0, 1.0)(_stream(seed), x.shape) >= ratio)
+    mask = xp.from_host(_uniform(0.0, 1.0)(random_stream(seed), x.shape) >= ratio)
     return x * mask * (1 / (1 - ratio)), mask
 
 

@@ -15,7 +15,8 @@ from .. import dtypes
 from ..ir.declaration import declarations
 from ..proto.messages import graphs
 from ..proto.schemas import is_custom, schema_version, schemas, type_strings
-from .writer import OpsetWriter, written_as_function
+from .target_schema import written_as_function
+from .writer import OpsetWriter
 
 
 def functions(graph: GraphProto, opset: int, imported: Callable[[str], int]) -> list[FunctionProto]:

@@ -24,6 +24,7 @@ def to_model(
     names: Sequence[str] | None = None,
     *,
     deferred: bool = False,
+    lists_gradients: bool = True,
 ) -> ModelProto:
     """The model of a graph, with the opsets that its nodes require and the function bodies of custom operators.
 
@@ -33,13 +34,16 @@ def to_model(
         outputs: the values of its outputs.
         names: the names of the outputs; None for those of the values.
         deferred: leave the data of large initializers in the builder's `arrays`, for `save.save` or `save.attach_data`.
+        lists_gradients: whether the metadata list the calls of gradient rules.
     """
+    forms: list[FunctionProto] = []
     if isinstance(graph, OpsetWriter):
         builder, outputs = graph.builder, graph.own(outputs, names)
+        forms = list(graph.functions.forms.values()) if graph.functions is not None else []
     else:
         builder = graph
     proto = builder.proto(name, builder.finish(outputs, names), deferred=True)
-    bodies = functions(proto, builder.opset, builder.imported)
+    bodies = [*functions(proto, builder.opset, builder.imported), *forms]
     used: dict[str, set[str]] = {o.domain: set() for f in bodies for o in f.opset_import}
     for node in _nodes(proto):
         used.setdefault(node.domain, set()).add(node.op_type)
@@ -50,7 +54,8 @@ def to_model(
     if any(is_private(d) for d in used):
         _publish(model)
     finish(model)
-    gradient_calls.store(model, builder.gradient_calls())
+    if lists_gradients:
+        gradient_calls.store(model, builder.gradient_calls())
     if not deferred:
         save.attach_data(model.graph, builder.arrays)
     return model

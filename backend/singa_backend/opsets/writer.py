@@ -16,13 +16,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
-from onnx import TensorProto, TypeProto, helper
+from onnx import TensorProto, TypeProto
 
 from .. import dtypes
+from ..autodiff.deferred import Forms, form_of
 from ..autodiff.replay import replay
+from ..autodiff.tape import gradients
 from ..errors import OperatorError, SonnxError
 from ..interpreters.base import DifferentiatedCall, Example, Interpreter, Subgraph, arguments, same_attributes
 from ..interpreters.builder import GraphBuilder, Symbol, has_rank, repeated
@@ -32,26 +34,34 @@ from ..ir.versioned import VersionedOperator
 from ..proto.schemas import (
     LAX,
     MICROSOFT,
-    is_custom,
-    lax,
     newest,
     public_domain,
     schema_version,
     schemas,
-    type_strings,
     version_at,
 )
 from ..runtime.failures import typed_error
+from .call_functions import CallFunctions
 from .function_bodies import function_of
-from .target_schema import Unwritable, check_call, check_results, is_variadic, type_string
+from .target_schema import (
+    Unwritable,
+    by_name,
+    check_call,
+    check_results,
+    in_place,
+    is_deprecated,
+    other_defaults,
+    parts_of,
+    result_types,
+    same_value,
+    type_string,
+)
 
 LEAST = 7
 """The minimum opset that can be written: before it, broadcasting was different."""
 
-
 UNWRITTEN = "ai.singa.unwritten"
 """The domain of placeholders for operators that could not be written."""
-
 
 ADAPTERS: dict[tuple[str, int], OperatorRule] = {}
 """(operator, schema version to write) -> rule."""
@@ -78,8 +88,10 @@ class OpsetWriter(Interpreter[Symbol]):
         attributes: the number of calls with each attribute.
         warnings: calls that the file expresses only with restrictions.
         problems: if a list, errors are appended to it and a placeholder of the domain UNWRITTEN is written; if None, they raise.
+        deferrable: the forms of calls whose gradients are deferred.
         finds_minimum_opset: whether an error names the minimum opset, which is found by trying the opsets in turn.
         lowers: whether operators of other domains than ONNX's are written as their decompositions.
+        functions: the function bodies of onnxruntime's operators; None to write none.
     """
 
     target: int
@@ -96,6 +108,8 @@ class OpsetWriter(Interpreter[Symbol]):
         self.problems: list[Unwritable] | None = None
         self.finds_minimum_opset = True
         self.lowers = False
+        self.functions: CallFunctions | None = None
+        self.deferrable: Forms = {}
 
     # --- values of the builder
 
@@ -133,11 +147,34 @@ class OpsetWriter(Interpreter[Symbol]):
     def differentiated(self, call: DifferentiatedCall) -> None:
         self.builder.differentiated(call)
 
+    @property
+    def differentiated_count(self) -> int:
+        return self.builder.differentiated_count
+
+    def deferred_gradients(self, call: DifferentiatedCall) -> list[Symbol | None] | None:
+        form = form_of(self, call) if self.deferrable and self.builder.outer is None else None
+        present = self.deferrable.get(form) if form is not None else None
+        return None if present is None else self.builder.defer(call, present)
+
+    def write_deferred(self) -> None:
+        """Write the nodes of the gradients that were deferred."""
+        self.deferrable = {}
+        self.builder.write_deferred(self._gradients)
+
+    def _gradients(self, call: DifferentiatedCall) -> list[Symbol | None]:
+        """The gradients by the rule, which is not noted again."""
+        operator, needs = call.operator, call.needs
+        made = gradients(
+            self, operator.declaration, call.inputs, call.outputs, dict(call.attributes), call.dys, needs, operator.version
+        )
+        self.builder.forget_differentiated()
+        return made
+
     def constant(self, value: Any, dtype: dtypes.DTypeLike | None = None) -> Symbol:
         return self.builder.constant(value, dtype)
 
     def is_value(self, x: Any) -> bool:
-        return self.builder.is_value(x)
+        return isinstance(x, Symbol) or self.builder.is_value(x)
 
     def dtype(self, x: Symbol) -> np.dtype[Any]:
         return self.builder.dtype(x)
@@ -174,7 +211,7 @@ class OpsetWriter(Interpreter[Symbol]):
         def written(builder: Any, *xs: Any) -> Sequence[Any]:
             writer = OpsetWriter(self.target, builder)
             writer.warnings, writer.problems, writer.finds_minimum_opset = self.warnings, self.problems, self.finds_minimum_opset
-            writer.lowers = self.lowers
+            writer.lowers, writer.functions = self.lowers, self.functions
             writer._depth = self._depth  # within a decomposition only the decomposed call is counted and reported
             writer.calls, writer.attributes = self.calls, self.attributes
             return writer.own(make(writer, *xs))
@@ -217,21 +254,21 @@ class OpsetWriter(Interpreter[Symbol]):
                     operator=name,
                     version=operator.version,
                 )
-        if domain and self._in_place(declaration, operator.version):
+        if domain and in_place(declaration, operator.version, self.target, self.lowers):
             return self._decomposed(declaration, operator.version, inputs, given, len(wanted))
         if domain:
-            return self.builder.call(name, inputs, given, len(wanted), domain)
+            return self._called(declaration, operator.version, inputs, given, len(wanted))
         if there == operator.version and (there != current or (name, there) not in ADAPTERS):
             return self.at_target(name, inputs, given, outputs=len(wanted))
         versioned = "version" in declaration.services.values()
         renumbered = there is not None and operator.version < there and there != current and not versioned
         if (
             renumbered
-            and _result_types(name, operator.version) == _result_types(name, there or 0)
+            and result_types(name, operator.version) == result_types(name, there or 0)
             and declarations["", name].get(there or 0) is declaration
         ):
             return self.at_target(name, inputs, given, outputs=len(wanted))
-        same = current is not None and declarations[domain, name].get(current) is declaration and not _deprecated(name, current)
+        same = current is not None and declarations[domain, name].get(current) is declaration and not is_deprecated(name, current)
         if same and not (versioned and declaration.decomposition_rule is not None):
             return self.call(name, inputs, same_attributes(domain, name, self.opset, given), len(wanted), domain)
         if declaration.decomposition_rule is None:
@@ -242,16 +279,14 @@ class OpsetWriter(Interpreter[Symbol]):
             )
         return declaration.decompose(self, operator.version, inputs, given, len(wanted))
 
-    def _in_place(self, declaration: Declaration, version: int) -> bool:
-        """Whether a custom operator is written as its decomposition: in place, for the attributes and types of the call.
-
-        onnxruntime's own operators are kept, unless `lowers` is set or onnxruntime does not read them at this opset.
-        """
-        if not is_custom(declaration.domain):
-            return False
-        if declaration.domain in (MICROSOFT, LAX):
-            return self.lowers or (declaration.domain == LAX and self.target > lax[declaration.name])
-        return declaration.decomposition_rule is not None and (self.lowers or not written_as_function(declaration, version))
+    def _called(
+        self, declaration: Declaration, version: int, inputs: Sequence[Any], given: dict[str, Any], outputs: int
+    ) -> list[Symbol]:
+        """The outputs of a call that is kept as it is, with its function body if the file has those."""
+        made = self.builder.call(declaration.name, inputs, given, outputs, declaration.domain)
+        if self.functions is not None and declaration.domain in (MICROSOFT, LAX):
+            self.functions.add(self.builder, declaration, version, inputs, given, made[0].name)
+        return made
 
     def _decomposed(
         self, declaration: Declaration, version: int, inputs: Sequence[Any], given: dict[str, Any], outputs: int
@@ -304,8 +339,10 @@ class OpsetWriter(Interpreter[Symbol]):
         self._count(op_type, given)
         version = schema_version(domain, op_type, self.builder.imported(domain)) if domain else None
         custom = declarations.get((domain, op_type), {}).get(version or 0)
-        if domain and not (custom and version and self._in_place(custom, version)):
+        if domain and not (custom and version):
             return self.builder.call(op_type, values, given, outputs, domain)
+        if custom and version and domain and not in_place(custom, version, self.target, self.lowers):
+            return self._called(custom, version, values, given, outputs)
 
         def write(writer: OpsetWriter, values: Sequence[Any]) -> list[Symbol]:
             if custom and version:
@@ -317,7 +354,7 @@ class OpsetWriter(Interpreter[Symbol]):
     def _attempt(
         self,
         name: str,
-        write: Callable[[OpsetWriter, Sequence[Any]], list[Symbol]],
+        write: Write,
         values: list[Any],
         given: dict[str, Any],
         outputs: int,
@@ -340,7 +377,7 @@ class OpsetWriter(Interpreter[Symbol]):
                 raise typed_error(found, name).locate(operator=name) from reason
             error = reason if isinstance(reason, Unwritable) else Unwritable(f"{name} in opset {self.target}: {reason}")
             error.operator = error.operator or name
-            refusal = self._refusal(name, write, values, given, error) if self.finds_minimum_opset else error
+            refusal = self._refusal(name, write, values, error) if self.finds_minimum_opset else error
             if self.problems is None:
                 raise refusal from None
             self.problems.append(refusal)
@@ -376,7 +413,7 @@ class OpsetWriter(Interpreter[Symbol]):
             try:
                 rule = ADAPTERS.get((name, version))
                 if rule is not None:
-                    made = rule(self, _by_name(declaration, values, given, outputs))
+                    made = rule(self, by_name(declaration, values, given, outputs))
                     made = list(made) if isinstance(made, (tuple, list)) else [made]
                     if len(made) >= outputs:
                         return made[:outputs]
@@ -396,9 +433,7 @@ class OpsetWriter(Interpreter[Symbol]):
                 return self._typed(name, values, given, declaration.decompose(self, current, values, given, outputs))
             except Unwritable as error:
                 reasons.append(error)
-        body = function_of(
-            name, current, given, tuple(_bytes(self.type_of(v)) if v is not None else b"" for v in values), outputs
-        )
+        body = function_of(name, current, given, tuple(map(self._type_bytes, values)), outputs)
         if body is not None:
             padded = [*values, *[None] * (len(body.inputs) - len(values))]
             return self._typed(name, values, given, list(replay(self, body, padded))[:outputs])
@@ -434,26 +469,24 @@ class OpsetWriter(Interpreter[Symbol]):
         if version is None:
             raise Unwritable(f"opset {self.target} has no {name}", operator=name)
         schema = schemas["", name][version]
-        allowed = type_strings(schema)
         types = [v if v is None else type_string(self.type_of(v)) for v in values]
-        check_call(schema, allowed, types, attributes, outputs)
+        check_call(schema, types, attributes, outputs)
         made = (
             self.builder.call(name, values, attributes, outputs) if fold else self.builder.node(name, values, attributes, outputs)
         )
-        check_results(schema, allowed, [type_string(self.type_of(y)) for y in made])
+        check_results(schema, [type_string(self.type_of(y)) for y in made])
         return made
 
     def _form(
         self, declaration: Declaration, version: int, values: list[Any], given: dict[str, Any]
     ) -> tuple[list[Any], dict[str, Any]]:
         """Inputs and attributes as an older version takes them: a later input may be an attribute there."""
-        name = declaration.name
-        old, new = schemas["", name][version], schemas["", name][declaration.versions[-1]]
-        places = [p.name for p in old.inputs]
+        name, newest_version = declaration.name, declaration.versions[-1]
+        old, new = parts_of(schemas["", name][version]), parts_of(schemas["", name][newest_version])
         attributes = dict(given)
         inputs = list(values)
-        if len(new.inputs) > len(old.inputs) and not is_variadic(new):
-            for i, parameter in list(enumerate(new.inputs))[len(places) :]:
+        if len(new.inputs) > len(old.inputs) and not new.variadic:
+            for i, parameter in list(enumerate(new.inputs))[len(old.inputs) :]:
                 value = values[i] if i < len(values) else None
                 if value is None:
                     default = declaration.inputs[i].default
@@ -466,22 +499,18 @@ class OpsetWriter(Interpreter[Symbol]):
                     continue
                 array = self.value(value, f"{parameter.name} of {name}")
                 attributes[parameter.name] = array.tolist()
-            inputs = inputs[: len(places)]
+            inputs = inputs[: len(old.inputs)]
         for key, value in list(attributes.items()):
             if key not in old.attributes:
                 if key == "dilations" and all(d == 1 for d in value):
                     del attributes[key]
                     continue
                 default = declaration.attributes.get(key, REQUIRED)
-                if isinstance(value, Subgraph) or default is REQUIRED or not _same(value, default):
+                if isinstance(value, Subgraph) or default is REQUIRED or not same_value(value, default):
                     raise Unwritable(f"{name}-{version} has no attribute {key}", operator=name)
                 del attributes[key]
-        for key, default in declaration.attributes.items():  # defaults may have changed
-            theirs = old.attributes.get(key)
-            if key not in attributes and theirs is not None and default is not REQUIRED and default is not None:
-                value = helper.get_attribute_value(theirs.default_value) if theirs.default_value.name else None
-                if value is None or not _same(value.decode() if isinstance(value, bytes) else value, default):
-                    attributes[key] = default
+        for key, default in other_defaults(name, version, newest_version):
+            attributes.setdefault(key, default)
         return inputs, attributes
 
     def _is_default(self, declaration: Declaration, name: str, value: Symbol) -> bool:
@@ -527,22 +556,29 @@ class OpsetWriter(Interpreter[Symbol]):
     def _version(self, domain: str, name: str) -> int | None:
         """The version that the target opset selects; None if it has none or only a deprecated one."""
         version = version_at(domain, name, self.target)
-        return None if version is None or (domain == "" and _deprecated(name, version)) else version
+        return None if version is None or (domain == "" and is_deprecated(name, version)) else version
 
-    def _refusal(
-        self,
-        name: str,
-        write: Callable[[OpsetWriter, Sequence[Any]], list[Symbol]],
-        values: list[Any],
-        given: dict[str, Any],
-        error: Unwritable,
-    ) -> Unwritable:
+    def _refusal(self, name: str, write: Write, values: list[Any], error: Unwritable) -> Unwritable:
         """The error that names the operator and the minimum opset in which this call can be written."""
-        minimum = next((o for o in range(self.target + 1, self.opset + 1) if _fits(o, self, name, write, values, given)), None)
+        minimum = next((o for o in range(self.target + 1, self.opset + 1) if self._fits(o, write, values)), None)
         hint = f"the minimum opset is {minimum}" if minimum else "no opset can express it"
         found = Unwritable(f"{name} cannot be written in opset {self.target}: {error.message}; {hint}", operator=name)
         found.least = minimum
         return found
+
+    def _fits(self, opset: int, write: Write, values: Sequence[Any]) -> bool:
+        """Whether a call can be written in another opset."""
+        scratch = OpsetWriter(opset)
+        scratch._depth, scratch.lowers = 1, self.lowers  # no search for the minimum opset within the search
+        scratch.builder.domains.update(self.builder.domains)
+        try:  # subgraphs are unchanged: their nodes raise their own errors
+            write(scratch, [None if v is None else self._copied(v, scratch) for v in values])
+        except (Unwritable, ValueError):
+            return False
+        return True
+
+    def _type_bytes(self, v: Any) -> bytes:
+        return b"" if v is None or (type := self.type_of(v)) is None else type.SerializeToString()
 
     def _copied(self, v: Any, scratch: OpsetWriter) -> Symbol:
         """A value with its known type and value as a symbol of another writer."""
@@ -555,62 +591,9 @@ class OpsetWriter(Interpreter[Symbol]):
         return scratch.builder.initializer("x", known) if frozen else scratch.constant(known)
 
 
+Write: TypeAlias = Callable[[OpsetWriter, Sequence[Any]], list[Symbol]]
+
+
 def _copy(writer: OpsetWriter, values: Sequence[Any]) -> list[Symbol]:
     """A node that copies a value, even a known one."""
     return writer.at_target("Identity", values, {}, fold=False)
-
-
-def _fits(
-    opset: int,
-    writer: OpsetWriter,
-    name: str,
-    write: Callable[[OpsetWriter, Sequence[Any]], list[Symbol]],
-    values: list[Any],
-    given: dict[str, Any],
-) -> bool:
-    """Whether a call can be written in another opset."""
-    scratch = OpsetWriter(opset)
-    scratch._depth = 1  # no search for the minimum opset within the search
-    scratch.builder.domains.update(writer.builder.domains)
-    scratch.lowers = writer.lowers
-    try:
-        inputs = [None if v is None else writer._copied(v, scratch) for v in values]
-        write(scratch, inputs)  # subgraphs are unchanged: their nodes raise their own errors
-    except (Unwritable, ValueError):
-        return False
-    return True
-
-
-def written_as_function(declaration: Declaration, version: int) -> bool:
-    """Whether a custom operator is written as a node with a function body: one decomposition serves all calls."""
-    schema = schemas[declaration.domain, declaration.name][version]
-    allowed = type_strings(schema)
-    return (
-        is_custom(declaration.domain)
-        and declaration.decomposition_rule is not None
-        and not schema.attributes
-        and all(len(allowed[p.type_str]) == 1 and p.option == p.option.Single for p in schema.inputs)
-    )
-
-
-def _by_name(declaration: Declaration, values: Sequence[Any], given: dict[str, Any], outputs: int) -> dict[str, Any]:
-    return {**declaration.bind(values, given), "outputs": outputs, "wanted": (True,) * outputs}
-
-
-def _deprecated(name: str, version: int) -> bool:
-    return bool(schemas["", name][version].deprecated)
-
-
-def _result_types(name: str, version: int) -> list[str]:
-    return [parameter.type_str for parameter in schemas["", name][version].outputs]
-
-
-def _same(a: Any, b: Any) -> bool:
-    if a is None or b is None:
-        return a is b
-    a, b = (list(v) if isinstance(v, (tuple, list, np.ndarray)) else v for v in (a, b))
-    return bool(a == b) or (isinstance(a, float) and isinstance(b, float) and np.float32(a) == np.float32(b))
-
-
-def _bytes(type: TypeProto | None) -> bytes:
-    return b"" if type is None else type.SerializeToString()

@@ -7,12 +7,15 @@ from collections.abc import Iterable, Sequence
 from ..ir.declaration import has_trait
 from ..ir.graph import ABSENT
 from ..kernels.table import table
+from ..proto.schemas import SINGA_DOMAIN
 from .region import RegionCall
 
 INTEGER = ("QLinearConv", "QLinearMatMul", "ConvInteger", "MatMulInteger")
 """Operators whose kernels add a quantized value: a DequantizeLinear of the other operand joins their chain."""
 LOOKUP = frozenset(["Gather"])
 """Operators whose second input may be the preceding result."""
+DRAWN = frozenset(["Less", "Not", "CastLike"])
+"""Operators that join the chain of random bits besides those with the trait `epilogue`: they make a mask of them."""
 LONGEST = 12
 """The maximum number of calls of a chain."""
 
@@ -33,8 +36,9 @@ def chains(calls: Sequence[RegionCall], outputs: Iterable[int]) -> list[tuple[Re
     for index, call in enumerate(calls):
         chain_of[index] = [index]
         name = call.name
-        lookup = call.is_(*LOOKUP)
-        if call.node.domain or not (lookup or has_trait("", name, "epilogue")) or sum(o != ABSENT for o in call.outputs) != 1:
+        lookup, drawn = call.is_(*LOOKUP), call.is_(*DRAWN)
+        joins = lookup or drawn or has_trait("", name, "epilogue")
+        if call.node.domain or not joins or sum(o != ABSENT for o in call.outputs) != 1:
             continue
         # a Gather reads the preceding result by its second input, any other call that is not binary by its first
         places = list(call.inputs) if is_binary(call) else list(call.inputs[lookup:][:1])
@@ -42,7 +46,7 @@ def chains(calls: Sequence[RegionCall], outputs: Iterable[int]) -> list[tuple[Re
         places.sort(key=lambda i: (calls[chain_of.get(maker[i], [maker[i]])[0]].is_(*INTEGER), maker[i]), reverse=True)
         for i in places:
             chain = chain_of.get(maker[i])
-            if chain is not None and len(chain) < LONGEST and _begins(calls[chain[0]]):
+            if chain is not None and len(chain) < LONGEST and _begins(calls[chain[0]], drawn):
                 # the DequantizeLinear of the other operand joins a chain of INTEGER
                 side = [maker[j] for j in places if j != i and _reads_result(calls[maker[j]], maker) and maker[j] in chain_of]
                 if side and calls[chain[0]].is_(*INTEGER):
@@ -64,9 +68,13 @@ def is_binary(call: RegionCall) -> bool:
     return epilogue and broadcasting and call.name != "PRelu"  # whose slope is broadcast to the first input
 
 
-def _begins(call: RegionCall) -> bool:
-    """Whether a chain may begin with a call: there is a kernel, and not one of a gradient, which computes nothing else."""
-    return (call.node.domain, call.name) in table and call.gradient < 0
+def _begins(call: RegionCall, drawn: bool) -> bool:
+    """Whether a chain may begin with a call: there is a kernel, and not one of a gradient, which computes nothing else.
+
+    drawn: whether only a chain of random bits is meant.
+    """
+    key = (call.node.domain, call.name)
+    return key in table and call.gradient < 0 and (not drawn or key == (SINGA_DOMAIN, "Philox"))
 
 
 def _reads_result(call: RegionCall, maker: dict[int, int]) -> bool:

@@ -48,14 +48,16 @@ class Gradients:
         known: the calls of gradient rules, and after `join` those that are composed of several.
         joined: the number of those that became one call.
         reasons: for each refused one, by its place in `known`, why.
+        taken: the places of those whose nodes are all replaced by one call.
     """
 
     known: Sequence[GradientCall]
     joined: int
     reasons: dict[int, str]
+    taken: frozenset[int]
 
     def __init__(self, known: Sequence[GradientCall]) -> None:
-        self.known, self.joined, self.reasons = known, 0, {}
+        self.known, self.joined, self.reasons, self.taken = known, 0, {}, frozenset()
         self._is_composed = not known
 
     @property
@@ -93,6 +95,7 @@ class Gradients:
         self.joined = joining.joined
         if self.joined:
             joining.finish()
+        self.taken = joining.taken()
 
 
 Place = tuple[int, int]
@@ -113,6 +116,7 @@ class _Joining:
 
     def __init__(self, region: Region, ids: dict[str, int]) -> None:
         self.region, self.ids, self.joined = region, ids, 0
+        self._parts: dict[int, set[int]] = {}
         self.calls: list[RegionCall] = []
         self.places: list[Place] = []
         self.makers: dict[int, int] = {}
@@ -179,6 +183,13 @@ class _Joining:
         self.dead |= unread
         self._add(made, place)
         self.joined += 1
+        if gradients == values["g"]:
+            self._parts[at] = parts
+
+    def taken(self) -> frozenset[int]:
+        """The places of gradients of which no call is left."""
+        left = set(map(id, self.region.calls))
+        return frozenset(at for at, parts in self._parts.items() if not left & {id(self.calls[p]) for p in parts})
 
     def _forward(self, known: GradientCall, values: dict[str, tuple[int, ...]]) -> int:
         """The index of the call that was differentiated, which is not yet in training form; ABSENT if there is none.
@@ -277,12 +288,12 @@ def _given(inputs: Sequence[int]) -> tuple[int, ...]:
 
 
 def _has_attributes(node: Node, known: GradientCall) -> bool:
-    """Whether a node has the attributes of a call; absent ones have their default."""
+    """Whether a node has the attributes of a call; absent ones have their default, and numbers are those that a file has."""
     assert node.operator is not None
     defaults = node.operator.declaration.attributes
 
     def stored(value: Any, name: str) -> Any:
-        value = tuple(value) if isinstance(value, list) else value
+        value = tuple(value) if isinstance(value, list) else float(np.float32(value)) if isinstance(value, float) else value
         return defaults[name] if value is None and defaults[name] is not REQUIRED else value
 
     return set(known.attributes) <= set(defaults) and all(

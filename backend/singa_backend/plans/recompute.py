@@ -248,8 +248,9 @@ def _needed(ids: Iterable[int], kept: Collection[int], makers: dict[int, RegionC
 
 def _repeatable(call: RegionCall) -> bool:
     node = call.node
+    domain = "" if node.domain == TRAINING else node.domain
     traits = ("random", "random_in_training", "exchanges")
-    return not node.graphs and node.domain != GRADIENT and not any(has_trait(node.domain, node.op_type, t) for t in traits)
+    return not node.graphs and node.domain != GRADIENT and not any(has_trait(domain, node.op_type, t) for t in traits)
 
 
 def _cloned(

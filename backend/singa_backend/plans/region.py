@@ -15,7 +15,7 @@ import numpy as np
 
 from ..devices.namespaces import numpy
 from ..ir.declaration import REQUIRED, declarations
-from ..ir.graph import ABSENT, Graph, Node
+from ..ir.graph import ABSENT, DEFERRED, Graph, Node
 from ..ir.versioned import VersionedOperator
 from ..kernels.table import GRADIENT, TRAINING
 from ..kernels.values import LazyConstant
@@ -57,7 +57,7 @@ class RegionCall:
     def __post_init__(self) -> None:
         known = self.node.operator
         self.operator = self.node.op_type if not self.node.domain and (known is None or known.is_modern) else ""
-        self.has_kernel_only = self.node.domain in (GRADIENT, TRAINING)
+        self.has_kernel_only = self.node.domain in (GRADIENT, TRAINING, DEFERRED)
 
     def is_(self, *names: str) -> bool:
         """Whether it calls one of these operators of ONNX's domain."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 from onnx import defs, helper
@@ -99,7 +99,15 @@ def schema_version(domain: str, name: str, opset: int) -> int | None:
     """The schema version that an opset selects: the newest at or below it; None if there is none."""
     if domain in _later:
         load_domain(domain)
+    return _fixed_version(domain, name, opset) if domain in _ONNX_DOMAINS else _version(domain, name, opset)
+
+
+def _version(domain: str, name: str, opset: int) -> int | None:
     return max((v for v in schemas.get((domain, name), {}) if v <= opset), default=None)
+
+
+_fixed_version = lru_cache(1 << 13)(_version)
+"""Versions in ONNX's own domains, whose schemas do not change."""
 
 
 ANY_OPSET = 1 << 30

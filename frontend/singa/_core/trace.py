@@ -14,6 +14,7 @@ from typing import Any
 from onnx import TypeProto, helper
 
 from singa_backend import dtypes
+from singa_backend.autodiff.deferred import Forms
 from singa_backend.errors import SonnxError
 from singa_backend.interpreters.base import Example
 from singa_backend.interpreters.builder import Symbol
@@ -38,6 +39,7 @@ class Trace:
     Args:
         opset: The opset of the graph.
         holds: Whether small tensors that are read keep their values: older opsets need some of them as attributes.
+        deferrable: The forms of calls whose gradient rules need not write their nodes.
 
     Attributes:
         writer: Writes the nodes.
@@ -50,8 +52,9 @@ class Trace:
         gradients: The gradients that backward passes have returned.
     """
 
-    def __init__(self, opset: int, holds: bool = False) -> None:
+    def __init__(self, opset: int, holds: bool = False, deferrable: Forms | None = None) -> None:
         self.writer = OpsetWriter(opset)
+        self.writer.deferrable = deferrable or {}
         self._holds = holds
         self.inputs: list[tuple[Variable, Symbol]] = []
         self.assigned: dict[int, Variable] = {}

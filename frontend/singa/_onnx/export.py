@@ -13,6 +13,7 @@ import contextlib
 import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from singa_backend.errors import InvalidInput, Problem, UnsupportedModel
 from singa_backend.ir.graph import Graph
 from singa_backend.ir.reader import read
 from singa_backend.limits import reports_shortage
+from singa_backend.opsets.call_functions import CallFunctions
 from singa_backend.opsets.convert import convert as write_again
 from singa_backend.opsets.model import finish, to_model
 from singa_backend.opsets.target_schema import Unwritable
@@ -203,6 +205,8 @@ class _Replay:
         self.record = record = Trace(opset, holds=True)
         self.writer = record.writer
         self.writer.builder.marks_constants, self.writer.lowers = True, options.lower
+        if options.functions:
+            self.writer.functions = CallFunctions(opset, partial(OpsetWriter, opset))
         self.writer.builder.domains.update(domains)
         self.problems: list[UnsupportedModel] = []
         self.writer.problems = []
@@ -407,6 +411,8 @@ def convert(
     target = opset or max(LEAST, graph.opsets.get("", LEAST))
     writer = OpsetWriter(target)
     writer.problems, writer.builder.marks_constants, writer.lowers = [], True, chosen.lower
+    if chosen.functions:
+        writer.functions = CallFunctions(target, partial(OpsetWriter, target))
     proto = write_again(graph, target, model.graph.name, writer, deferred=True)
     report = ExportReport(opset=target)
     _fill_report(report, writer, writer.problems, chosen)

@@ -91,6 +91,7 @@ class Options:
         external_data: whether to write weights to a separate file; None to do so only above 2 GB.
         lower: whether to write operators of other domains than ONNX's, such as com.microsoft, in ONNX's operators; by default
             those of com.microsoft are kept, and those without attributes become functions.
+        functions: whether operators of com.microsoft have function bodies in ONNX's operators, one for each form of a call.
         metadata: entries of the model's metadata_props.
         doc: the doc_string of the model.
 
@@ -112,6 +113,7 @@ class Options:
     run: bool = True
     external_data: bool | None = None
     lower: bool = False
+    functions: bool = False
     metadata: Mapping[str, str] | None = None
     doc: str = ""
 

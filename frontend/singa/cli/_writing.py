@@ -72,6 +72,7 @@ _VALUES = (
 )  # fmt: skip
 
 
+FUNCTIONS = click.option("--functions", is_flag=True, help="Add function bodies of com.microsoft's operators.")
 LOWER = click.option("--lower", is_flag=True, help="Write operators of other domains (com.microsoft) in ONNX's operators.")
 
 

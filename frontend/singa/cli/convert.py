@@ -16,7 +16,7 @@ from singa_backend.proto.messages import graphs
 
 from ._common import echo, exit_codes, json_option, show, write_json
 from ._tables import NAME, NUMBER, Columns
-from ._writing import LOWER, given, write_options
+from ._writing import FUNCTIONS, LOWER, given, write_options
 
 FEW = 6
 """The operators, and the warnings, that are shown without -v."""
@@ -28,6 +28,7 @@ _CHANGES = Columns({"operator": NAME, "nodes before": NUMBER, "after": NUMBER})
 @click.argument("model", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @write_options(values=False)
 @LOWER
+@FUNCTIONS
 @click.option("--verbose", "-v", is_flag=True, help="Show every operator, attribute and warning.")
 @json_option
 @exit_codes

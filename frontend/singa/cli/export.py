@@ -23,7 +23,7 @@ from .._onnx import export, verify
 from ..model import Model
 from . import _feeds
 from ._common import echo, exit_codes, json_option, write_json
-from ._writing import LOWER, given, write_options
+from ._writing import FUNCTIONS, LOWER, given, write_options
 
 
 @click.command("export")
@@ -50,6 +50,7 @@ from ._writing import LOWER, given, write_options
 )
 @write_options(values=True)
 @LOWER
+@FUNCTIONS
 @json_option
 @exit_codes
 def command(

@@ -13,9 +13,12 @@ from onnx import helper
 import singa_backend
 from singa_backend import OperatorError, UnsupportedModel
 from singa_backend.conform import gradients
+from singa_backend.conform.fuzz import generate
 from singa_backend.engines.oracle import Oracle
 from singa_backend.io.processes import Child
 from singa_backend.ir.declaration import declarations
+from singa_backend.passes.model import ModelEditor
+from singa_backend.passes.view import ModelView
 from singa_backend.proto.schemas import MICROSOFT, load_domain
 
 load_domain(MICROSOFT)
@@ -149,6 +152,22 @@ def test_a_window_counts_the_own_key() -> None:
     args = [x, x, v, None, None, whole(3), whole(4).reshape(())]
     y = ours("GroupQueryAttention", args, CACHES, num_heads=1, kv_num_heads=1, local_window_size=2)[0]
     np.testing.assert_allclose(y[0, :, 0], [0, 0.5, 1.5, 2.5], **NEAR)
+
+
+def test_a_cache_of_the_window_has_the_result_of_a_full_one() -> None:
+    """It keeps the last rows from row 0 on; when it is full, as many leave at once as it has more than the window."""
+    tokens, attributes = [drawn(1, 1, 48, seed=i) for i in range(9)], {"num_heads": 1, "kv_num_heads": 1, "local_window_size": 3}
+    full, held, rows = [np.zeros((1, 1, 9, 16), F)] * 2, [np.zeros((1, 1, 4, 16), F)] * 2, []
+    for i, token in enumerate(tokens):
+        sizes = [whole(i), whole(i + 1).reshape(())]
+        y, *full = ours("GroupQueryAttention", [token, None, None, *full, *sizes], CACHES, **attributes)
+        args = [token, None, None, *held, *sizes]
+        other, *held = ours("GroupQueryAttention", args, CACHES, sliding_window_cache=1, **attributes)
+        np.testing.assert_allclose(other, y, **NEAR)
+        kept = int(held[0].any(axis=-1).sum())
+        np.testing.assert_array_equal(held[0][:, :, :kept], full[0][:, :, i + 1 - kept : i + 1])
+        rows.append(kept)
+    assert rows == [1, 2, 3, 4, 3, 4, 3, 4, 3]
 
 
 @pytest.mark.parametrize(("sink", "attributes"), [(None, {"smooth_softmax": 1}), (np.log(F([3, 1])), {})])
@@ -391,6 +410,7 @@ LENGTH, TOTAL = whole(1), whole(2).reshape(())
         ("GroupQueryAttention", [X, X, None, None, None, LENGTH, TOTAL], GQA, "key and value must be present together"),
         ("GroupQueryAttention", [X, X, X, *[drawn(1, 1, 3, 8)] * 2, whole(0), whole(3).reshape(())], GQA, "seqlens_k"),
         ("GroupQueryAttention", [X, X, X, None, None, LENGTH, TOTAL], {**GQA, "do_rotary": 1}, "cos_cache"),
+        ("GroupQueryAttention", [X, X, X, None, None, LENGTH, TOTAL], {**GQA, "sliding_window_cache": 1}, "needs past_key"),
         ("GroupQueryAttention", [X, X, X, None, None, LENGTH, TOTAL], {**GQA, "causal": 0, "local_window_size": 1}, "must be -1"),
         ("GroupQueryAttention", [X, X, X, None, None, LENGTH, TOTAL], {"num_heads": 2, "kv_num_heads": 3}, "multiple"),
         ("RotaryEmbedding", [X, np.array([[0, 5]]), drawn(3, 4), drawn(3, 4)], {}, "5"),
@@ -406,8 +426,6 @@ def test_errors(operator: str, inputs: list[Any], attributes: dict[str, Any], wo
     ("operator", "inputs", "attributes", "hint"),
     [
         ("Attention", [X, W], {"num_heads": 2, "do_rotary": 1}, "RotaryEmbedding"),
-        ("GroupQueryAttention", [X, X, X, None, None, LENGTH, TOTAL], {**GQA, "sliding_window_cache": 1, "local_window_size": 1},
-         "local_window_size"),
         ("PagedAttention", [X.astype(np.float16)] * 4, GQA, "GroupQueryAttention"),
         ("DecoderMaskedSelfAttention", [X, W], {"num_heads": 2}, "MultiHeadAttention"),
     ],
@@ -416,6 +434,38 @@ def test_what_is_not_supported(operator: str, inputs: list[Any], attributes: dic
     with pytest.raises(UnsupportedModel) as caught:
         ours(operator, inputs, ["y"], **attributes)
     assert hint in caught.value.hint
+
+
+@pytest.mark.parametrize("known", [True, False], ids=["sizes", "names"])
+def test_rules_of_shapes(known: bool) -> None:
+    """The shapes that are known before a run are those of the run, also if the sizes of the inputs have names only."""
+    ruled, count = "|".join(n for n in FAMILY if declarations[MICROSOFT, n][1].shapes_rule), 0
+    for index in range(120):
+        case = generate.draw(3, index, f"com.microsoft:({ruled})-")
+        assert case is not None
+        proto, sizes = onnx.ModelProto.FromString(case.model.SerializeToString()), {}
+        for info in [] if known else proto.graph.input:
+            for axis, (d, n) in enumerate(zip(info.type.tensor_type.shape.dim, case.inputs[info.name].shape, strict=True)):
+                d.dim_param = f"{info.name}.{axis}"
+                sizes[d.dim_param] = n
+        for info in proto.graph.output:
+            info.type.tensor_type.ClearField("shape")
+        view = ModelView(ModelEditor(proto).main)
+        for info, y in zip(proto.graph.output, singa_backend.prepare(case.model).run(case.feeds), strict=True):
+            shape = view.shape(info.name)
+            if shape is not None:
+                assert len(shape) == y.ndim, case.describe()
+                wrong = [(a, n) for a, n in zip(shape, y.shape, strict=True) if sizes.get(a, a if isinstance(a, int) else n) != n]
+                assert not wrong, (case.describe(), info.name, shape, y.shape)
+                count += 1
+    assert count > 120
+
+
+def test_work_of_attention() -> None:
+    """Two products: of queries and keys, and of weights and values."""
+    rule = declarations[MICROSOFT, "GroupQueryAttention"][1].flops_rule
+    assert rule is not None
+    assert rule({}, [(1, 2, 8), (1, 2, 4), (1, 2, 4), (1, 1, 5, 4), (1, 1, 5, 4)], (1, 2, 8)) == 2 * 2 * 2 * 7 * 8
 
 
 FAMILY = [

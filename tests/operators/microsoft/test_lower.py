@@ -14,6 +14,7 @@ from onnx import parser
 from singa import sonnx
 from singa.cli import main
 from singa_backend import SingaBackend, UnsupportedModel
+from singa_backend.engines.oracle import Oracle
 
 X = np.linspace(-2, 2, 16, dtype=np.float32).reshape(2, 8)
 B = np.linspace(0, 1, 8, dtype=np.float32)
@@ -76,3 +77,28 @@ def test_sanitize_adds_domains(tmp_path: Path) -> None:
     found = onnx.load(tmp_path / "b.onnx")
     assert calls(found) == [("com.microsoft", "BiasGelu"), ("com.microsoft", "QuickGelu")]
     assert np.array_equal(run(found), run(parser.parse_model(NET)))
+
+
+@pytest.mark.parametrize("opset", [17, 21])
+def test_functions_are_bodies_by_form(opset: int) -> None:
+    text = NET.replace("QuickGelu<alpha = 2.0>(h)", "QuickGelu<alpha = 2.0>(g)").replace(
+        "y = ", "g = com.microsoft.QuickGelu<alpha = 1.5>(h) y = "
+    )
+    source = parser.parse_model(text)
+    made = sonnx.convert(source, opset, functions=True)
+    quick = [(f.name, f.overload) for f in made.functions if f.name.startswith("QuickGelu")]
+    assert len(set(quick)) == 2 and len(made.functions) == 3
+    assert all(bool(overload) == (made.ir_version >= 10) for _, overload in quick)
+    onnx.checker.check_model(made, full_check=True)
+    assert np.allclose(run(made), run(source), rtol=1e-6, atol=1e-7)
+    for node in made.graph.node:  # a runtime without onnxruntime's operators runs the functions
+        node.domain = "com.example"
+    for function in made.functions:
+        function.domain = "com.example"
+    made.opset_import[1].domain = "com.example"
+    assert np.allclose(run(made), run(source), rtol=1e-6, atol=1e-7)
+    runtime = pytest.importorskip("onnxruntime", reason="the witness is an extra: pip install 'sonnx[oracle]'")
+    assert runtime
+    with Oracle("onnxruntime", optimise=False) as oracle:
+        found = oracle.run(made.SerializeToString(), {"x": X, "b": B}, timeout=60)
+    assert np.allclose(found["y"], run(source), rtol=1e-5, atol=1e-6)

@@ -202,6 +202,28 @@ def test_channels_last() -> None:
     assert most.shape == (1, 2, 3, 2) and most[0, 0, 0, 1] == x[0, 1, :2, :3].max()
 
 
+def test_padding_is_not_negative(oracle: Oracle) -> None:
+    """If the kernel is smaller than the stride, SAME_UPPER pads nothing; onnxruntime skips a cell, in MaxPool too."""
+    x = np.uint8([10, 20, 30]).reshape(1, 3, 1)
+    form = {"kernel_shape": [1], "strides": [3], "auto_pad": "SAME_UPPER"}
+    assert run("NhwcMaxPool", [x], form)[0].item() == 10
+    assert theirs(oracle, "NhwcMaxPool", [x], form).item() == 20
+
+
+def test_cells_beyond_the_padding_count(oracle: Oracle) -> None:
+    """AveragePool since opset 19 averages the one cell of the last window, 90; this operator divides by the kernel's size."""
+    x = np.uint8([10, 20, 30, 90]).reshape(1, 1, 4)
+    inputs = [x, F(1), np.uint8(0), F(1), np.uint8(0)]
+    form = {"kernel_shape": [3], "strides": [3], "ceil_mode": 1}
+    for count, want in ((0, [20, 90]), (1, [20, 30])):
+        (y,) = run("QLinearAveragePool", inputs, form | {"count_include_pad": count})
+        assert y.reshape(-1).tolist() == want
+        assert theirs(oracle, "QLinearAveragePool", inputs, form | {"count_include_pad": count}).reshape(-1).tolist() == want
+        (z,) = oracle.run(lowered("QLinearAveragePool", inputs, form | {"count_include_pad": count}).SerializeToString(),
+                          feeds(inputs)).values()  # fmt: skip
+        assert z.reshape(-1).tolist() == want
+
+
 @pytest.mark.parametrize(
     ("name", "inputs", "attributes", "what"),
     [

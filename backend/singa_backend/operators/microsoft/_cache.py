@@ -55,6 +55,28 @@ class CacheRows:
         inside = op.And(op.GreaterOrEqual(index, 0), op.Less(index, self.new))
         return op.Where(op.Unsqueeze(inside, [1, 3]), taken, old)
 
+    def unrolled(self, xp: Xp, past: Array, window: int) -> Array:
+        """Return the cache of full length of one that keeps the last rows only; rows that it does not have are zero."""
+        resident = _resident(self.past, past.shape[2], window)
+        index = xp.arange(self.rows) - (self.past - resident)
+        return _taken(xp, past, index, (index >= 0) & (index < resident))
+
+    def rolled(self, xp: Xp, present: Array, capacity: int, window: int) -> Array:
+        """Return the last rows of a cache of full length, from row 0 on."""
+        resident, row = _resident(self.length, capacity, window), xp.arange(capacity)
+        return _taken(xp, present, row + (self.length - resident), row < resident)
+
+    def op_unrolled(self, op: Op, past: V, window: int) -> V:
+        """As `unrolled`, in ONNX's operators."""
+        resident = _op_resident(op, self.past, op_size(op, past, 2), window)
+        index = op.Sub(op_range(op, self.rows), op.Sub(self.past, resident))
+        return _op_taken(op, past, index, op.And(op.GreaterOrEqual(index, 0), op.Less(index, resident)))
+
+    def op_rolled(self, op: Op, present: V, capacity: V, window: int) -> V:
+        """As `rolled`, in ONNX's operators."""
+        resident, row = _op_resident(op, self.length, capacity, window), op_range(op, capacity)
+        return _op_taken(op, present, op.Add(row, op.Sub(self.length, resident)), op.Less(row, resident))
+
     def kept(self, xp: Xp, past: Array | None, new: Array, scale: Array | None, bits: int) -> tuple[Array, Array]:
         """Return the cache with the new rows, which is quantized if there is a scale, and its values."""
         if scale is None:
@@ -70,6 +92,32 @@ class CacheRows:
             return written, written
         written = self.op_written(op, past, op_quantized(op, new, scale, bits))
         return written, op_restored(op, written, scale, bits, new)
+
+
+def _resident(length: Any, capacity: int, window: int) -> Any:
+    """Return how many of the last rows a cache has after `length` rows: when it is full, several leave it at once."""
+    group = capacity - window + 1
+    return length - group * (((length - capacity).clip(0) + group - 1) // group)
+
+
+def _taken(xp: Xp, x: Array, index: Array, inside: Array) -> Array:
+    """Return rows of a cache for each sequence, and zeros."""
+    if not x.shape[2]:
+        return xp.zeros((*x.shape[:2], index.shape[1], x.shape[3]), x.dtype)
+    rows = xp.take_along_axis(x, xp.clip(index, 0, x.shape[2] - 1)[:, None, :, None], axis=2)
+    return xp.where(inside[:, None, :, None], rows, xp.zeros((), x.dtype))
+
+
+def _op_resident(op: Op, length: V, capacity: V, window: int) -> V:
+    group = op.Sub(capacity, window - 1)
+    over = op.Max(op.Sub(length, capacity), 0)
+    return op.Sub(length, op.Mul(group, op.Div(op.Sub(op.Add(over, group), 1), group)))
+
+
+def _op_taken(op: Op, x: V, index: V, inside: V) -> V:
+    safe = op.Max(op.Min(index, op.Sub(op_size(op, x, 2), 1)), 0)
+    rows = op.GatherND(op.Transpose(x, perm=[0, 2, 1, 3]), op.Unsqueeze(safe, [2]), batch_dims=1)
+    return op.Where(op.Unsqueeze(inside, [1, 3]), op.Transpose(rows, perm=[0, 2, 1, 3]), op.constant(0, op.dtype(x)))
 
 
 def quantized(xp: Xp, x: Array, scale: Array, bits: int) -> Array:

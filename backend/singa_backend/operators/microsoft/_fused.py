@@ -26,6 +26,9 @@ BODIES: dict[str, tuple[Fused, tuple[str, ...]]] = {
 }
 """The activations of products: the body, and the names of the parameters, which have no defaults."""
 
+ALONG_AN_AXIS: dict[str, tuple[Fused, tuple[str, ...]]] = {**BODIES, "Softmax": (activation.softmax, ("axis",))}
+"""The activations of FusedMatMulActivation."""
+
 AFTER_CONV: dict[str, tuple[Fused, tuple[str, ...]]] = {
     **{name: BODIES[name] for name in ("HardSigmoid", "LeakyRelu", "Relu", "Sigmoid", "Tanh")},
     "Clip": (lambda xp, x, low, high: xp.minimum(xp.maximum(x, low), high), ("low", "high")),
@@ -41,10 +44,12 @@ def needed(kinds: Mapping[str, tuple[Fused, tuple[str, ...]]], name: str) -> tup
     return kinds[name][1]
 
 
-def named(name: str, given: Mapping[str, float | None]) -> dict[str, float]:
+def named(
+    name: str, given: Mapping[str, float | None], kinds: Mapping[str, tuple[Fused, tuple[str, ...]]] = BODIES
+) -> dict[str, float]:
     """The parameters of the activation of a product; raise OperatorError if one is absent."""
     found: dict[str, float] = {}
-    for key in needed(BODIES, name):
+    for key in needed(kinds, name):
         value = given.get(key)
         if value is None:
             raise OperatorError(f"{name} needs the attribute activation_{key}, which is absent", code="SX404")
@@ -66,7 +71,7 @@ def activated(xp: Xp, y: Array, name: str | None, parameters: Callable[[str], di
     if not name:
         return y
     found = parameters(name)
-    return {**BODIES, **AFTER_CONV}[name][0](xp, y, **found)
+    return {**ALONG_AN_AXIS, **AFTER_CONV}[name][0](xp, y, **found)
 
 
 def activated_nodes(op: Op, y: V, name: str | None, parameters: Callable[[str], dict[str, float]]) -> V:

@@ -24,6 +24,7 @@ from ._attention import (
     wides,
     wrong,
 )
+from ._attention_facts import of_projection, projected
 
 
 def _refuse_rotary(do_rotary: int) -> None:
@@ -158,6 +159,10 @@ def _used(share: int, length: int | None) -> int | None:
     return length if share else None
 
 
+ms_attention.shapes(of_projection)
+ms_attention.flops(projected(4))
+
+
 @ms_attention.decomposition
 def ms_attention_body(
     op: Op,
@@ -228,6 +233,10 @@ def q_attention(
         len(wanted) > 1 and wanted[1],
     )  # fmt: skip
     return tuple(v if v is None else v.astype(dtype) for v in found)
+
+
+q_attention.shapes(of_projection)
+q_attention.flops(projected(8))
 
 
 @q_attention.decomposition

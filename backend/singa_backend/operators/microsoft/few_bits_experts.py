@@ -169,14 +169,7 @@ def qmoe(
     three = None
     if fc3 is not None:
         three = _PackedLayer("fc3", xp, fc3, fc3_scales, fc3_zero, fc3_bias, rows.shape[1], form(fc3_expert_weight_bits))
-    if router.shape != (rows.shape[0], experts) or not 0 < k <= experts:
-        what = f"{rows.shape[0]} x {experts} router values and 0 < k <= {experts}"
-        raise OperatorError(f"expected {what}, got shape {tuple(router.shape)} and k = {k}", code="SX404")
-    chosen = xp.argsort(-router, axis=1, kind="stable")[:, :k]
-    taken = xp.take_along_axis(router if router_weights is None else router_weights, chosen, axis=1)
-    if router_weights is None:
-        taken = xp.exp(taken - taken.max(axis=1, keepdims=True))
-    share = taken / taken.sum(axis=1, keepdims=True) if router_weights is None or normalize_routing_weights else taken
+    chosen, share = _routed(xp, router, router_weights, (rows.shape[0], experts), k, normalize_routing_weights)
     y = xp.zeros(rows.shape, dtype=np.float32)
     for e in range(experts):
         token, place = xp.nonzero(chosen == e)
@@ -192,6 +185,18 @@ def qmoe(
             gate, linear = h, None if three is None else three(seen, e)
         y[token] += share[token, place][:, None] * two(first.gated(xp, gate, linear), e)
     return y.reshape(x.shape)
+
+
+def _routed(xp: Xp, router: Array, weights: Array | None, shape: tuple[int, int], k: int, normalize: int) -> tuple[Array, Array]:
+    """Return the k experts of each row and their shares."""
+    if router.shape != shape or not 0 < k <= shape[1]:
+        what = f"{shape[0]} x {shape[1]} router values and 0 < k <= {shape[1]}"
+        raise OperatorError(f"expected {what}, got shape {tuple(router.shape)} and k = {k}", code="SX404")
+    chosen = xp.argsort(-router, axis=1, kind="stable")[:, :k]
+    taken = xp.take_along_axis(router if weights is None else weights, chosen, axis=1)
+    if weights is None:
+        taken = xp.exp(taken - taken.max(axis=1, keepdims=True))
+    return chosen, taken / taken.sum(axis=1, keepdims=True) if weights is None or normalize else taken
 
 
 def _check(quant_type: str, weights_prepacked: int) -> None:

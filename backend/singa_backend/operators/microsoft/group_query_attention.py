@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ...errors import OperatorError, UnsupportedModel
+from ...errors import OperatorError
 from ..normalization import rms_normalization
 from ..rotary import rotary_embedding as rotate
 from ._api import Array, Host, Op, V, Xp, microsoft
@@ -28,6 +28,7 @@ from ._attention import (
     wides,
     wrong,
 )
+from ._attention_facts import attended, of_groups
 from ._cache import CacheRows
 from .rotary import op_rotate
 
@@ -67,12 +68,8 @@ def _refuse(past_key: Any, past_value: Any, sliding: int, causal: int, window: i
     """Raise an error for what has no definition here, or for attributes that exclude each other."""
     if (past_key is None) != (past_value is None):
         raise OperatorError("past_key and past_value must be present together", code="SX407")
-    if sliding:
-        raise UnsupportedModel(
-            "GroupQueryAttention with sliding_window_cache is not supported",
-            code="SX202",
-            hint="local_window_size with a cache of full length has the same result",
-        )
+    if sliding and (past_key is None or window < 1):
+        raise OperatorError("sliding_window_cache needs past_key, past_value and local_window_size", code="SX407")
     if not causal and window != -1:
         raise wrong(f"local_window_size must be -1 if causal is 0, got {window}")
     if query_seqlens is not None and (past_key is None or not causal):
@@ -127,7 +124,11 @@ def group_query_attention(
     query, key, value, past_key, past_value = wides(query, key, value, past_key, past_value)
     cos_cache, sin_cache, attention_bias, head_sink = wides(cos_cache, sin_cache, attention_bias, head_sink)
     q, k, v = parts_of(query, key, value, num_heads, kv_num_heads)
-    cache, first = _rows(xp, past_key, seqlens_k, query_seqlens, total_sequence_length, (q.shape[0], q.shape[2], k.shape[2]))
+    capacity = 0 if past_key is None else past_key.shape[2]
+    most = total_sequence_length if sliding_window_cache else capacity
+    cache, first = _rows(xp, most, seqlens_k, query_seqlens, total_sequence_length, (q.shape[0], q.shape[2], k.shape[2]))
+    if sliding_window_cache:
+        past_key, past_value = (cache.unrolled(xp, x, local_window_size) for x in (past_key, past_value))
     if q_norm_weight is not None and k_norm_weight is not None:
         q = _rms(xp, q, q_norm_weight, q_norm_epsilon or qk_norm_epsilon)
         k = _rms(xp, k, k_norm_weight, k_norm_epsilon or qk_norm_epsilon)
@@ -146,8 +147,14 @@ def group_query_attention(
     keys, values = (x[:, :, :total_sequence_length] for x in (keys, values))
     y, scores, weights = attend(xp, q, keys, values, bias, scale, softcap, sink)
     shown = (None, xp.where(bias == -xp.inf, 0, scores + bias), weights)[qk_output]
+    if sliding_window_cache:
+        present_key, present_value = (cache.rolled(xp, x, capacity, local_window_size) for x in (present_key, present_value))
     found = (join_heads(y), present_key, present_value, shown)
     return tuple(x if x is None or x.dtype.kind != "f" else x.astype(dtype) for x in found)
+
+
+group_query_attention.shapes(of_groups)
+group_query_attention.flops(attended(1, 3))
 
 
 @group_query_attention.decomposition
@@ -196,7 +203,11 @@ def group_query_attention_body(
         q = op_newer(op, rms_normalization, 23, [q, q_norm_weight], {"epsilon": q_norm_epsilon or qk_norm_epsilon})[0]
         k = op_newer(op, rms_normalization, 23, [k, k_norm_weight], {"epsilon": k_norm_epsilon or qk_norm_epsilon})[0]
     total = op.Cast(op.Reshape(total_sequence_length, [1]), to=7)
-    cache, first = _op_rows(op, past_key, seqlens_k, query_seqlens, total, op_size(op, q, 2))
+    capacity = None if past_key is None else op_size(op, past_key, 2)
+    rows = total if capacity is None or sliding_window_cache else op.Max(total, capacity)
+    cache, first = _op_rows(op, rows, seqlens_k, query_seqlens, total, op_size(op, q, 2))
+    if sliding_window_cache:
+        past_key, past_value = (cache.op_unrolled(op, x, local_window_size) for x in (past_key, past_value))
     position = op.Add(cache.past, op_range(op, op_size(op, q, 2)))
     if do_rotary:
         ids = _op_positions(op, cache, position, position_ids, first)
@@ -211,6 +222,8 @@ def group_query_attention_body(
         keys, values, bias = _op_with_sink(op, q, keys, values, bias, head_sink)
     y, shown = op_attend(op, q, keys, values, bias, scale, softcap, mode=qk_output + 1)
     shown = op.Where(seen, op.Slice(shown, [0], total, [3]), zero) if qk_output else None
+    if sliding_window_cache:
+        present_key, present_value = (cache.op_rolled(op, x, capacity, local_window_size) for x in (present_key, present_value))
     return [op_join_heads(op, y), present_key, present_value, shown]
 
 
@@ -236,7 +249,7 @@ def _op_with_sink(op: Op, q: V, keys: V, values: V, bias: V, sink: V) -> tuple[V
 
 
 def _rows(
-    xp: Xp, past: Array | None, seqlens_k: Array | None, query_seqlens: Array | None, total: int, sizes: tuple[int, int, int]
+    xp: Xp, most: int, seqlens_k: Array | None, query_seqlens: Array | None, total: int, sizes: tuple[int, int, int]
 ) -> tuple[CacheRows, bool]:
     """Return where each sequence is in the cache, and whether this is the first prompt, which ignores the past."""
     batch, length, new_length = sizes
@@ -251,9 +264,9 @@ def _rows(
     after = seqlens_k.reshape(batch, 1).astype(np.int64) + 1
     new = xp.full((batch, 1), length) if query_seqlens is None else query_seqlens.reshape(batch, 1).astype(np.int64)
     before = xp.zeros_like(after) if first else after - new
-    rows = max(total, 0 if past is None else past.shape[2])
+    rows = max(total, most)
     known = xp.to_host(xp.concatenate([before, after], axis=1))
-    if known.size and (known.min() < 0 or known.max() > rows or known[:, 0].max() > (0 if past is None else past.shape[2])):
+    if known.size and (known.min() < 0 or known.max() > rows or known[:, 0].max() > most):
         raise wrong(
             f"seqlens_k must name lengths (less 1) from the {length} new rows to {rows}, and the rows before in the past, got "
             f"{(known[:, 1] - 1).tolist()}"
@@ -261,9 +274,8 @@ def _rows(
     return CacheRows(before, new, after, rows), first
 
 
-def _op_rows(op: Op, past: V, seqlens_k: V, query_seqlens: V, total: V, length: V) -> tuple[CacheRows, V]:
+def _op_rows(op: Op, rows: V, seqlens_k: V, query_seqlens: V, total: V, length: V) -> tuple[CacheRows, V]:
     after = op.Add(op.Cast(op.Reshape(seqlens_k, [-1, 1]), to=7), 1)
-    rows = total if past is None else op.Max(total, op_size(op, past, 2))
     if query_seqlens is not None:
         new = op.Cast(op.Reshape(query_seqlens, [-1, 1]), to=7)
         return CacheRows(op.Sub(after, new), new, after, rows), None

@@ -23,6 +23,7 @@ from ._attention import (
     wides,
     wrong,
 )
+from ._attention_facts import attended, of_heads
 
 
 def _heads(
@@ -165,6 +166,10 @@ def multi_head_attention(
     return tuple(x.astype(dtype) for x in found)
 
 
+multi_head_attention.shapes(of_heads)
+multi_head_attention.flops(attended(1, 6))
+
+
 @multi_head_attention.decomposition
 def multi_head_attention_body(
     op: Op,
@@ -246,6 +251,10 @@ def _of_beams(xp: Xp, past: Array, indirection: Array) -> Array:
     first = xp.arange(groups).reshape(groups, 1, 1) * beams
     source = (indirection[:, :, :length] + first).reshape(groups * beams, -1)
     return past.transpose(0, 2, 1, 3)[source, xp.arange(source.shape[1])].transpose(0, 2, 1, 3)
+
+
+decoder_masked_multi_head_attention.shapes(of_heads)
+decoder_masked_multi_head_attention.flops(attended(1, 5))
 
 
 @decoder_masked_multi_head_attention.decomposition

@@ -20,6 +20,7 @@ from ._attention import (
     wides,
     wrong,
 )
+from ._attention_facts import of_projection
 
 
 @microsoft("RemovePadding", 1, widen=False)
@@ -132,6 +133,9 @@ def packed_attention(
     ends = np.cumsum((0, *sizes)).tolist()
     parts = [projected[:, a:b] for a, b in pairwise(ends)]
     return _packed(xp, parts, num_heads, token_offset, cumulative_sequence_length, attention_bias, scale).astype(dtype)
+
+
+packed_attention.shapes(of_projection)
 
 
 @packed_attention.decomposition

@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 
-from ... import limits
+from ... import dtypes, limits
 from ...errors import OperatorError
 from ...ir.shapes import KnownShapes, Shape, broadcast_shapes
 from ..linalg import gemm, gemm_flops, gemm_shapes, matmul
-from ._api import Array, Op, V, Xp, microsoft
-from ._fused import activated, activated_nodes, named
+from ._api import BOOL, INT, Array, Op, V, Xp, microsoft
+from ._fused import ALONG_AN_AXIS, activated, activated_nodes, named
 
 
 def order(rank: int, transposed: int, batch: int) -> list[int]:
@@ -105,6 +105,7 @@ def fused_matmul_activation(
     *,
     activation: str,
     activation_alpha: float | None = None,
+    activation_axis: int | None = None,
     activation_beta: float | None = None,
     activation_gamma: float | None = None,
     alpha: float = 1.0,
@@ -115,8 +116,8 @@ def fused_matmul_activation(
 ) -> Array:
     """Compute the activation of FusedMatMul's result."""
     y = fused_matmul(xp, a, b, alpha=alpha, transA=transA, transB=transB, transBatchA=transBatchA, transBatchB=transBatchB)
-    given = {"alpha": activation_alpha, "beta": activation_beta, "gamma": activation_gamma}
-    return activated(xp, y, activation, lambda name: named(name, given))
+    given = {"alpha": activation_alpha, "beta": activation_beta, "gamma": activation_gamma, "axis": activation_axis}
+    return activated(xp, y, activation, lambda name: named(name, given, ALONG_AN_AXIS))
 
 
 fused_matmul_activation.shapes(fused_shapes)
@@ -129,6 +130,7 @@ def fused_matmul_activation_body(
     b: V,
     activation: str,
     activation_alpha: float | None,
+    activation_axis: int | None,
     activation_beta: float | None,
     activation_gamma: float | None,
     alpha: float,
@@ -138,8 +140,8 @@ def fused_matmul_activation_body(
     transBatchB: int,
 ) -> V:
     y = fused_matmul_body(op, a, b, alpha, transA, transB, transBatchA, transBatchB)
-    given = {"alpha": activation_alpha, "beta": activation_beta, "gamma": activation_gamma}
-    return activated_nodes(op, y, activation, lambda name: named(name, given))
+    given = {"alpha": activation_alpha, "beta": activation_beta, "gamma": activation_gamma, "axis": activation_axis}
+    return activated_nodes(op, y, activation, lambda name: named(name, given, ALONG_AN_AXIS))
 
 
 @microsoft("FusedGemm", 1, traits=("product",), weights={0: "a factor", 1: "the weight", 2: "the bias"})
@@ -245,6 +247,39 @@ def inverse(xp: Xp, x: Array) -> Array:
     return xp.linalg.inv(x)
 
 
+@inverse.decomposition
+def inverse_body(op: Op, x: V) -> V:
+    """Eliminate one column after the other of the matrix and the unit matrix beside it, with the largest pivot of each column."""
+    rows = op.Shape(x, start=-1)
+    narrow = op.dtype(x) in dtypes.NARROW_FLOATS
+    wide = op.Cast(x, to=dtypes.onnx_code(np.float32)) if narrow else x
+    numbers = op.Range(0, op.Squeeze(rows, [0]), 1)
+    unit = op.cast(op.Equal(op.Unsqueeze(numbers, [1]), numbers), wide)
+    batch = op.ReduceProd(op.Shape(x, end=-2), keepdims=1)
+    flat = op.Reshape(wide, op.Concat(batch, rows, rows, axis=0), allowzero=1)
+    both = op.Concat(flat, op.Expand(op.Unsqueeze(unit, [0]), op.Shape(flat)), axis=2)
+
+    def step(inner: Op, k: V, go: V, m: V) -> list[V]:
+        column = inner.Gather(m, k, axis=2)
+        count = inner.Range(0, inner.Squeeze(inner.Shape(m, start=1, end=2), [0]), 1)
+        below = inner.GreaterOrEqual(count, k)
+        sizes = inner.Where(below, inner.Abs(column), inner.cast(inner.constant(-1.0, np.float32), column))
+        pivot = inner.Equal(count, inner.ArgMax(sizes, axis=1, keepdims=1))
+        zero = inner.cast(inner.constant(0.0, np.float32), m)
+        chosen = inner.ReduceSum(inner.Where(inner.Unsqueeze(pivot, [2]), m, zero), [1], keepdims=1)
+        own = inner.Unsqueeze(inner.Gather(m, k, axis=1), [1])
+        m = inner.Where(inner.Unsqueeze(pivot, [2]), own, m)  # exchange the rows; that of k follows
+        scaled = inner.Div(chosen, inner.Unsqueeze(inner.Gather(chosen, k, axis=2), [2]))
+        rest = inner.Sub(m, inner.Mul(inner.Unsqueeze(inner.Gather(m, k, axis=2), [2]), scaled))
+        here = inner.Unsqueeze(inner.Equal(count, k), [1])
+        return [go, inner.Where(here, scaled, rest)]
+
+    graph = op.graph(step, [INT, BOOL, op.type(both)])
+    (made,) = op.call("Loop", [op.Squeeze(rows, [0]), op.constant(True), both], {"body": graph}, 1)
+    y = op.Reshape(op.Slice(made, rows, op.Add(rows, rows), [2]), op.Shape(x), allowzero=1)
+    return op.cast(y, x)
+
+
 @inverse.gradient
 def inverse_gradient(op: Op, dy: V, y: V) -> V:
     """For Y = X^-1: dX = -Y^T dY Y^T."""
@@ -270,7 +305,7 @@ def _complex_nodes(op: Op, a: V, b: V, sign: int) -> V:
     return op.Add(op.Mul(a, real), second) if sign > 0 else op.Sub(op.Mul(a, real), second)
 
 
-@microsoft("ComplexMul", 1, traits=("broadcasting",))
+@microsoft("ComplexMul", 1)
 def complex_mul(xp: Xp, a: Array, b: Array) -> Array:
     """Multiply complex numbers."""
     (x, y), (u, v) = _parts(a), _parts(b)
@@ -282,7 +317,7 @@ def complex_mul_body(op: Op, a: V, b: V) -> V:
     return _complex_nodes(op, a, b, 1)
 
 
-@microsoft("ComplexMulConj", 1, traits=("broadcasting",))
+@microsoft("ComplexMulConj", 1)
 def complex_mul_conj(xp: Xp, a: Array, b: Array) -> Array:
     """Multiply complex numbers A by the conjugates of B."""
     (x, y), (u, v) = _parts(a), _parts(b)

@@ -5,6 +5,7 @@ A definition computes f in float64, and onnxruntime in float32, in integers or b
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -308,12 +309,16 @@ def qlinear_average_pool(
     pads: Ints | None = None,
     strides: Ints | None = None,
 ) -> Array:
-    """Compute the mean of reals in each window, as AveragePool does."""
+    """Compute the mean of reals in each window, as AveragePool does; with count_include_pad, of all cells of the kernel.
+
+    AveragePool does not count cells beyond the padding, which ceil_mode reaches.
+    """
     rank = checked_rank(x.ndim)
     v = real(x, x_scale, x_zero)
     v = v.transpose(spatial_first(rank)) if channels_last else v
     at = windows(spatial(v), kernel_shape, strides, pads, None, auto_pad, ceil_mode, partial=True)
-    y = pools.pool(xp, v, at, xp.add, 0) / xp.asarray(pools.divisors(at, count_include_pad))
+    cells = math.prod(at.kernel) if count_include_pad else xp.asarray(pools.divisors(at, 0))
+    y = pools.pool(xp, v, at, xp.add, 0) / cells
     return rounded(xp, y.transpose(spatial_last(rank)) if channels_last else y, y_scale, y_zero, x.dtype)
 
 
@@ -336,15 +341,12 @@ def qlinear_average_pool_body(
     rank = op.rank(x)
     v = real_body(op, x, x_scale, x_zero)
     v = op.Transpose(v, perm=spatial_first(rank)) if channels_last else v
-    y = op.AveragePool(
-        v,
-        kernel_shape=kernel_shape,
-        auto_pad=auto_pad,
-        ceil_mode=ceil_mode,
-        count_include_pad=count_include_pad,
-        pads=pads,
-        strides=strides,
-    )
+    window = {"kernel_shape": kernel_shape, "auto_pad": auto_pad, "ceil_mode": ceil_mode, "pads": pads, "strides": strides}
+    beyond = bool(count_include_pad and ceil_mode)
+    y = op.call("AveragePool", [v], {**window, "count_include_pad": count_include_pad and not beyond}, 1)[0]
+    if beyond:
+        ones = op.Expand(op.constant(1, np.float32), op.Shape(v))
+        y = op.Div(op.Mul(y, op.call("LpPool", [ones], {**window, "p": 1}, 1)[0]), float(math.prod(kernel_shape)))
     y = op.Transpose(y, perm=spatial_last(rank)) if channels_last else y
     return rounded_body(op, y, y_scale, y_zero, op.dtype(x))
 

@@ -7,6 +7,7 @@ import numpy as np
 from ...errors import OperatorError
 from ._api import Array, Host, Op, V, Xp, microsoft, not_declared
 from ._attention import attend, join_heads, op_attend, op_join_heads, op_range, op_size, wides, wrong
+from ._attention_facts import of_groups
 from ._cache import CacheRows
 from .group_query_attention import op_parts, parts_of, turned
 from .rotary import op_rotate
@@ -81,6 +82,9 @@ def sparse_attention(
     keys, values = (x[:, :, :total_sequence_length] for x in (present_key, present_value))
     y, _, _ = attend(xp, q, keys, values, xp.where(seen, 0, -xp.inf).astype(q.dtype), scale)
     return tuple(x.astype(dtype) for x in (join_heads(y), present_key, present_value))
+
+
+sparse_attention.shapes(of_groups)
 
 
 @sparse_attention.decomposition

@@ -67,6 +67,12 @@ def _lengths(d: Draw, b: int, s: int, most: int) -> np.ndarray:
     return lengths
 
 
+def _full(lengths: np.ndarray, window: int) -> list[int]:
+    """Return the sizes of caches of a window that are full after these lengths: other rows are not specified."""
+    sizes = range(window, window + 4)
+    return [c for c in sizes if all(n >= c and (n - c) % (c - window + 1) == 0 for n in lengths.tolist())]
+
+
 @recipe("GroupQueryAttention", MICROSOFT)
 def group_query_attention(d: Draw) -> None:
     prefer(d, T=d.pick([np.float32, np.float16]))
@@ -81,6 +87,11 @@ def group_query_attention(d: Draw) -> None:
     total = s if first else d.whole(s, past + s)
     lengths = np.full(b, total) if first else _lengths(d, b, s, total)
     cache = total - s if d.chance() and s < total else total + d.whole(0, 2)
+    window = d.pick([-1, 1, 2, 3])
+    full = _full(lengths, window) if window > 0 and past > 0 and not bits and d.chance(0.4) else []
+    if slides := bool(full):
+        cache = d.pick(full)
+        d.attributes["sliding_window_cache"] = 1
     packed = d.chance(0.3)
     d.put(d.array(0, (b, s, (n + 2 * g * packed) * size), "tame"))
     d.put(*(None if packed else d.array(i, (b, s, g * size), "tame") for i in (1, 2)))
@@ -107,15 +118,15 @@ def group_query_attention(d: Draw) -> None:
     d.attributes |= {"num_heads": n, "kv_num_heads": g}
     if rotary:
         d.attr("rotary_interleaved", [0, 1], 0)
-    if not chunk and d.chance(0.1):
+    if not chunk and not slides and d.chance(0.1):
         d.attributes["causal"] = 0
-    else:
-        d.attr("local_window_size", [-1, 1, 2, 3], -1)
+    elif slides or d.chance(0.7):
+        d.attributes["local_window_size"] = window
     d.attr("softcap", [0.0, 2.0], 0.0)
     d.attr("smooth_softmax", [0, 1], -1) if not sink else None
     d.attr("scale", lambda: d.real(0.1, 1), None)
     d.outputs = ["y", "present_key", "present_value"]
-    if d.chance(0.2):
+    if d.chance(0.2) and not slides:
         d.attributes["qk_output"] = d.whole(1, 2)
         d.outputs.append("scores")
 

@@ -14,10 +14,12 @@ PARAMETERS = {
 }  # fmt: skip
 
 
-def drawn_activation(d: Draw) -> None:
-    name = d.pick(sorted(PARAMETERS))
+def drawn_activation(d: Draw, along: bool = False) -> None:
+    name = d.pick(sorted(PARAMETERS) + ["Softmax"] * along)
     d.attributes["activation"] = name
-    for key in PARAMETERS[name]:
+    if name == "Softmax":
+        d.attributes["activation_axis"] = -1
+    for key in PARAMETERS.get(name, ()):
         d.attributes[f"activation_{key}"] = d.real(0.1, 1.5)
 
 
@@ -50,7 +52,7 @@ def fused_matmul(d: Draw) -> None:
         d.put(d.array(i, shape, "tame"))
     d.attr("alpha", d.real, 1.0)
     if d.has("activation"):
-        drawn_activation(d)
+        drawn_activation(d, along=not all(vectors))
 
 
 @recipe("FusedGemm", MICROSOFT)

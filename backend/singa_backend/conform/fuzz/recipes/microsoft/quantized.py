@@ -26,7 +26,7 @@ def scale(d: Draw, *shape: int) -> np.ndarray:
 
 def zero(d: Draw, dtype: np.dtype, *shape: int, optional: bool = False) -> np.ndarray | None:
     """Draw a zero point; None if it is optional and drawn to be absent."""
-    if optional and d.chance(0.15):
+    if optional and d.chance(0.06):
         return None
     low, high = bounds(dtype)
     return np.asarray(d.rng.integers(low, high, shape, endpoint=True)).astype(dtype)
@@ -138,6 +138,8 @@ def pool(d: Draw) -> None:
     last = name == "NhwcMaxPool" or d.attr("channels_last", [0, 1], 0)
     batch, channels = d.whole(1, 2), d.whole(1, 4)
     shape = (batch, *w.image, channels) if last else (batch, channels, *w.image)
+    if w.auto.startswith("SAME"):  # onnxruntime skips cells if a kernel is smaller than its stride
+        d.attributes["strides"] = [min(s, k) for s, k in zip(w.strides, w.kernel, strict=True)]
     if name == "NhwcMaxPool":
         d.put(values(d, dtype, shape))
     else:
