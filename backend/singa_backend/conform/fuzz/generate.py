@@ -105,7 +105,7 @@ def _cells(select: str, names: tuple[tuple[str, str], ...]) -> tuple[tuple[Cell,
     versions: list[tuple[str, str, int]] = []
     for domain, name in names:
         for version, schema in sorted(schemas[domain, name].items()):
-            if not re.search(select, f"{shown_domain(domain)}:{name}-{version}" if domain else f"{name}-{version}"):
+            if not re.search(select, label(domain, name, version)):
                 continue
             versions.append((domain, name, version))
             for parameter, allowed in allowed_types(schema).items():
@@ -118,6 +118,11 @@ def _cells(select: str, names: tuple[tuple[str, str], ...]) -> tuple[tuple[Cell,
 def shown_domain(domain: str) -> str:
     """A domain in selections: operators that onnxruntime reads in ONNX's domain are those of "com.microsoft.lax"."""
     return f"{MICROSOFT}.lax" if domain == LAX else domain
+
+
+def label(domain: str, name: str, version: int) -> str:
+    """An operator version in selections."""
+    return f"{shown_domain(domain)}:{name}-{version}" if domain else f"{name}-{version}"
 
 
 def allowed_types(schema: defs.OpSchema) -> dict[str, list[np.dtype[Any]]]:

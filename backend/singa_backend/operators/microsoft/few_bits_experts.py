@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -133,7 +134,8 @@ def qmoe(
     fc2_zero: Array | None = None,
     fc3_zero: Array | None = None,
     router_weights: Array | None = None,
-    *,
+    *further: Array | None,
+    accuracy_level: int = 0,
     activation_alpha: float = 1.0,
     activation_beta: float = 0.0,
     activation_type: str = "relu",
@@ -148,14 +150,16 @@ def qmoe(
     swiglu_fusion: int = 0,
     swiglu_limit: float | None = None,
     swiglu_limit_after_activation: int = 0,
+    use_sparse_mixer: int = 0,
     weights_prepacked: int = -1,
 ) -> Array:
     """Sum the results of the k experts with the largest router values, each times its share.
 
     The shares are the softmax over these k values, whatever normalize_routing_weights; or, with router_weights, those of the
-    chosen experts, divided by their sum if normalize_routing_weights is set.
+    chosen experts, divided by their sum if normalize_routing_weights is set.  accuracy_level does not change the definition, and
+    onnxruntime's CPU kernel ignores use_sparse_mixer.
     """
-    _check(quant_type, weights_prepacked)
+    _check(quant_type, weights_prepacked, further)
 
     def form(bits: int | None) -> _ExpertsForm:
         last = swiglu_limit, swiglu_limit_after_activation, block_size, bits or expert_weight_bits
@@ -173,18 +177,21 @@ def qmoe(
     y = xp.zeros(rows.shape, dtype=np.float32)
     for e in range(experts):
         token, place = xp.nonzero(chosen == e)
-        if not token.size:
-            continue
-        seen = rows[token]
-        h = one(seen, e)
-        if swiglu_fusion == 1:
-            gate, linear = h[:, 0::2], h[:, 1::2]
-        elif swiglu_fusion == 2:
-            gate, linear = h[:, :inner], h[:, inner:]
-        else:
-            gate, linear = h, None if three is None else three(seen, e)
-        y[token] += share[token, place][:, None] * two(first.gated(xp, gate, linear), e)
+        if token.size:
+            gate, linear = _halves(one, three, rows[token], e, swiglu_fusion)
+            y[token] += share[token, place][:, None] * two(first.gated(xp, gate, linear), e)
     return y.reshape(x.shape)
+
+
+def _halves(one: _PackedLayer, three: _PackedLayer | None, seen: Array, e: int, fusion: int) -> tuple[Array, Array | None]:
+    """Return the gate and the linear part of an expert's first layer."""
+    h = one(seen, e)
+    if fusion == 1:
+        return h[:, 0::2], h[:, 1::2]
+    if fusion == 2:
+        inner = h.shape[1] // 2
+        return h[:, :inner], h[:, inner:]
+    return h, None if three is None else three(seen, e)
 
 
 def _routed(xp: Xp, router: Array, weights: Array | None, shape: tuple[int, int], k: int, normalize: int) -> tuple[Array, Array]:
@@ -199,7 +206,13 @@ def _routed(xp: Xp, router: Array, weights: Array | None, shape: tuple[int, int]
     return chosen, taken / taken.sum(axis=1, keepdims=True) if weights is None or normalize else taken
 
 
-def _check(quant_type: str, weights_prepacked: int) -> None:
+def _check(quant_type: str, weights_prepacked: int, further: Sequence[Any]) -> None:
+    if any(v is not None for v in further):
+        raise OperatorError(
+            "global scales, and scales of activations, belong to weights of float8 and float4, which are not supported",
+            code="SX404",
+            hint="quantize the model to integers of 2, 4 or 8 bits",
+        )
     if quant_type != "int" or weights_prepacked == 1:
         what = f"quant_type {quant_type!r}" if quant_type != "int" else "weights_prepacked = 1"
         raise OperatorError(
@@ -240,6 +253,7 @@ def qmoe_body(
     fc2_zero: V,
     fc3_zero: V,
     router_weights: V,
+    further: Sequence[V],
     activation_alpha: float,
     activation_beta: float,
     activation_type: str,
@@ -257,7 +271,7 @@ def qmoe_body(
     weights_prepacked: int,
 ) -> V:
     """All experts compute all rows; the sizes of the weights must be known."""
-    _check(quant_type, weights_prepacked)
+    _check(quant_type, weights_prepacked, further)
     bits = [b or expert_weight_bits for b in (fc1_expert_weight_bits, fc2_expert_weight_bits, fc3_expert_weight_bits)]
     limits = swiglu_limit, swiglu_limit_after_activation
     form = _ExpertsForm(activation_type, activation_alpha, activation_beta, swiglu_fusion, *limits, block_size, bits[0])
