@@ -42,7 +42,7 @@ LAYERS = {
         "_layers _training",
         "data image_tool initializer layer model opt quantization singa_wrap snapshot tape tensor utils",
         "_onnx autograd",
-        "_codegen _importers exporting",
+        "_codegen _generation _importers exporting",
         "codegen sonnx",
         "_lazy cli",
     ],

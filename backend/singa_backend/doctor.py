@@ -33,6 +33,7 @@ EXTRAS = {
     "mpi": (("mpi4py",), "training in several processes"),
     "nccl": (("nvidia-nccl-cu13", "nvidia-nccl-cu12"), "training on several GPUs"),
     "nccl12": (("nvidia-nccl-cu12", "nvidia-nccl-cu13"), "in place of nccl, for drivers of CUDA 12"),
+    "generate": (("tokenizers",), "sonnx generate"),
     "zoo": (("tokenizers",), "examples/zoo"),
     "oracle": (("onnxruntime", "onnxruntime-gpu"), "comparisons"),
     "gpu": (("cupy-cuda13x", "cupy-cuda12x", "cupy"), "device='CUDA'"),

@@ -73,6 +73,7 @@ if TYPE_CHECKING:
     from singa_backend.passes.change_layout import change_layout, transpose_layout
     from singa_backend.quantization import quantization_errors, quantize
 
+    from ._generation.generator import GeneratedText, GeneratedTexts, Generator
     from ._importers import ExporterFailure, from_onnx, from_paddle, from_pytorch, from_sklearn, from_tensorflow
 
 __all__ = [
@@ -94,6 +95,9 @@ __all__ = [
     "Float8E5M2FNUZ",
     "Float8E8M0",
     "Float16",
+    "GeneratedText",
+    "GeneratedTexts",
+    "Generator",
     "GraphFunction",
     "Int2",
     "Int4",
@@ -164,6 +168,7 @@ __all__ = [
 _LAZY = {
     **dict.fromkeys(("bisect", "compare", "reduce"), "singa_backend.debug"),
     **dict.fromkeys(("check", "inspect", "trainable_report"), "singa_backend.inspection"),
+    **dict.fromkeys(("GeneratedText", "GeneratedTexts", "Generator"), "singa._generation.generator"),
     "optimize": "singa_backend.passes",
     **dict.fromkeys(("change_layout", "transpose_layout"), "singa_backend.passes.change_layout"),
     **dict.fromkeys(("quantization_errors", "quantize"), "singa_backend.quantization"),

@@ -17,6 +17,7 @@ import onnx
 import pytest
 from click.testing import CliRunner
 from onnx import numpy_helper, parser
+from tests.helpers.language_models import Decoder, write
 
 from singa.cli._examples import EXAMPLES
 from singa.cli._main import COMMANDS, SECTIONS, main
@@ -86,6 +87,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for kind, value in (("input", x[:2]), ("output", run_model.run([x[:2]])[0])):
         (data / f"{kind}_0.pb").write_bytes(numpy_helper.from_array(value).SerializeToString())
     (folder / "net.py").write_text(PROGRAM)
+    write(folder / "gpt2", {"model": Decoder().model()})
     one = worker.run(cases.load(["node"], "^test_relu$"), processes=1)
     results.save(results.to_json(one, gaps.judge(one, {}), worker.OURS, "CPU", "0" * 16), folder / "cpu.json")
     return folder

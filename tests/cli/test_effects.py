@@ -17,6 +17,7 @@ import onnx
 import pytest
 from click.testing import CliRunner
 from onnx import numpy_helper, parser
+from tests.helpers.language_models import Decoder, write
 
 from singa.cli import main
 from singa.cli._common import CROWD
@@ -38,6 +39,7 @@ BASES = {
     "extract": "m.onnx --outputs y -o o.onnx",
     "foreign": "-k ^nothing$",
     "fuzz": "--count 3",
+    "generate": "gpt2 --prompt a --max-new-tokens 2",
     "gradients": "^Neg-13$ --points 1 --oracle none",
     "inspect": "m.onnx",
     "lower": "m.onnx -o o.onnx",
@@ -62,6 +64,7 @@ WRONG = {
 """Values that options of text refuse."""
 
 FREE = {
+    "--prompt": "any text", "--system": "any text", "--stop": "any text",
     "--target": "a name in a file", "--freeze": "a pattern", "--aux": "a name in the model", "--inputs": "names in the model",
     "--outputs": "names in the model", "--raises": "any code", "--command": "any program", "--against-command": "any program",
     "--operator": "a name in the model", "--name": "a name in the model", "--extra-opset": "a domain and a version",
@@ -116,6 +119,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
                               "        return self.a(x)\ndef build():\n    return Net()\n")  # fmt: skip
     Path("run.json").write_text("{}")
     Path("folder").mkdir()
+    write(Path("gpt2"), {"model": Decoder().model()})
     return tmp_path
 
 

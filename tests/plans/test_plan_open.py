@@ -19,6 +19,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
+from tests.helpers import language_models
 
 from singa_backend import SingaBackend
 from singa_backend.backend import SingaRep
@@ -142,6 +143,30 @@ def test_one_plan_computes_all_lengths_and_caches_grow_in_place(model: onnx.Mode
     kernels = [s.kernel for s in planner.open.plan.first.steps]
     assert sum(k.startswith("definition") for k in kernels) < len(kernels) * 0.7
     assert all(v is None for v in planner.open.plan.first.cells)  # nothing of the caller is kept
+
+
+def grown(batch: int, tokens: int, pasts: dict[str, np.ndarray], past: int) -> dict[str, np.ndarray]:
+    """The inputs of a decoder of tests/helpers/language_models.py."""
+    made = {"input_ids": np.full((batch, tokens), 7), "attention_mask": np.ones((batch, past + tokens), np.int64)}
+    return made | {"position_ids": np.broadcast_to(np.arange(past, past + tokens), (batch, tokens)).copy(), **pasts}
+
+
+def test_each_batch_has_an_open_plan_after_prompts_of_any_length() -> None:
+    """Prompts whose lengths differ are not a text that grows; texts that grow are found after them."""
+    file = language_models.Decoder().model()
+    rep, definition = SingaBackend.prepare(file), SingaBackend.prepare(file, optimize=0)
+    names = [v.name for v in rep.inputs[3:]]
+    texts = [(1, n, 1) for n in (3, 4, 6, 5, 9, 7)] + [(1, 8, 12), (2, 5, 12), (1, 10, 12), (3, 4, 12), (2, 9, 12)]
+    for batch, length, runs in texts:
+        empty = np.zeros((batch, language_models.HEADS, 0, language_models.SIZE), np.float32)
+        feeds = grown(batch, length, dict.fromkeys(names, empty), 0)
+        for n in range(runs):
+            outputs = rep.run(feeds)
+            assert n < 4 or rep._session.reason is None
+            close(outputs, definition.run(feeds))
+            feeds = grown(batch, 1, {k: outputs[k.replace("past_key_values", "present")] for k in names}, length + n)
+    planner = rep._session._planner
+    assert planner is not None and len(planner.opened) == 3 and len(planner.closed) == 1
 
 
 def test_a_cache_that_shares_memory_is_read_only(model: onnx.ModelProto) -> None:

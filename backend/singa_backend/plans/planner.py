@@ -53,6 +53,9 @@ _SMALL = 1 << 12
 NOVEL = 4
 """After this number of plans in a row that no second run has used, new shapes are computed by the definitions at first."""
 
+OPENED = 4
+"""The number of open plans that are kept: each takes inputs of one batch."""
+
 LARGE = 1 << 23
 """The bytes of an arena after whose trace freed memory is returned to the system."""
 
@@ -401,7 +404,8 @@ class Planner:
         recomputing: chooses the calls that run twice, so that their results need not be kept; None if all are kept.
         warned: whether a warning has reported that memory exceeds its bound.
         is_open: whether sizes may differ between runs, and an open plan may be made.
-        open: the open plan, if there is one.
+        opened: the open plans, one for each batch; the last was made last.
+        closed: the axes in which no open plan can be made, as in `Opened.axes`: those of prompts, for example.
         exchanges: the number of calls that exchange values with other processes.
     """
 
@@ -458,7 +462,8 @@ class Planner:
             numbers = [i for i, (_, s) in types.items() if s is not None and all(d == 1 for d in s)]
             place_last(self.region, self.replaced, numbers)
         self.recomputing: Recomputing | None = None
-        self.open: Opened | None = None
+        self.opened: list[Opened] = []
+        self.closed: set[tuple[tuple[int, int], ...]] = set()
         self.shared = SharedValues()
         self.plans: OrderedDict[Any, Plan] = OrderedDict()
 
@@ -479,15 +484,15 @@ class Planner:
 
     def find(self, key: list[Any]) -> Plan | None:
         """The plan for inputs of these types, shapes and dtypes that no check refuses; None if they must be checked."""
-        plan, opened = self.latest, self.open
+        plan = self.latest
         if plan is None or key != plan.signature:
             plan = self.plans.get(tuple(key))
             if plan is not None:
                 self._used(tuple(key), plan)
-            elif opened is not None and opened.takes(key):
-                plan = opened.plan
             else:
-                return None
+                plan = self._open_plan(key)
+                if plan is None:
+                    return None
         return plan if plan.admitted is self.limits else None
 
     def run_again(self, inputs: Sequence[Any], budget: limits.Budget) -> list[Any] | None:
@@ -535,12 +540,13 @@ class Planner:
             plan = self.plans.get(key)
             try:
                 if plan is None:
+                    continues = self._continues(key)
                     novel = execute is None and self._is_novel(key)
                     if novel and self.is_open:
                         opened, outputs = self._run_open(key, inputs, budget)
                         if opened:
                             return NOT_FINITE if outputs is None else outputs
-                    if self.unused >= NOVEL and novel:
+                    if self.unused >= NOVEL and novel and not continues:
                         return NEW_SHAPES
                     if self.exchanges and not all(is_finite(x) for x in inputs if _is_plain(x)):
                         return NOT_FINITE  # a trace finds it at its end, and other processes would have its results
@@ -621,23 +627,39 @@ class Planner:
                 onednn.set_threads(before)
 
     def _run_open(self, key: Any, inputs: Sequence[Any], budget: limits.Budget) -> tuple[bool, list[Any] | None]:
-        """Run with the open plan, which is made if there is none; return whether that was possible, and the outputs."""
-        held, latest = self.open, self.latest
+        """Run with an open plan, which is made if none takes the inputs; return whether that was possible, and the outputs."""
+        held, latest = self._open_plan(key), self.latest
+        axes = () if latest is None else _grown(key, latest.signature)
         try:
-            if held is not None and held.takes(key) and self._fits(held.plan, budget):
-                held.plan.admitted = budget.limits
-                return True, held.plan.run(inputs, budget)
-            if held is None and latest is not None and latest.history is not None:
-                axes = _grown(key, latest.signature)
-                if axes and self._fits(latest, budget):
-                    plan = Plan(self, latest)
-                    outputs = self._trace(plan, inputs, budget, latest)
-                    self.open = Opened(plan, latest.signature, axes)
-                    return True, outputs
+            if held is not None and self._fits(held, budget):
+                axes = next((o.axes for o in self.opened if o.plan is held), ())
+                held.admitted = budget.limits
+                return True, held.run(inputs, budget)
+            makes = held is None and axes and axes not in self.closed
+            if makes and latest is not None and latest.history is not None and self._fits(latest, budget):
+                plan = Plan(self, latest)
+                outputs = self._trace(plan, inputs, budget, latest)
+                self.opened = [*self.opened[1 - OPENED :], Opened(plan, latest.signature, axes)]
+                return True, outputs
         except (Mismatch, NotOpen):
-            self.is_open, self.open = False, None
+            self.closed.add(axes)
+            self.opened = [o for o in self.opened if o.axes != axes]
             budget.restart()
         return False, None
+
+    def _continues(self, key: Any) -> bool:
+        """Whether the shapes are those of the run before, longer: those of the next run may be longer again."""
+        axes = _grown(key, next(reversed(self.seen), None)) if self.is_open else ()
+        return bool(axes) and axes not in self.closed
+
+    @property
+    def open(self) -> Opened | None:
+        """The open plan that was made last, if there is one."""
+        return self.opened[-1] if self.opened else None
+
+    def _open_plan(self, key: Any) -> Plan | None:
+        """The open plan for inputs of these types, shapes and dtypes, if there is one."""
+        return next((o.plan for o in reversed(self.opened) if o.takes(key)), None)
 
     def _is_novel(self, key: Any) -> bool:
         """Whether no run has had these shapes; they are noted.  A plan takes longer to make than the definitions to run."""

@@ -26,6 +26,10 @@ EXAMPLES = {
     ),
     "foreign": ("sonnx foreign models --no-light", "sonnx foreign models -k relu --no-light --to reports"),
     "fuzz": ("sonnx fuzz --count 100 -k '^Softmax'", "sonnx fuzz --graphs 1 --only 7 --write repro"),
+    "generate": (
+        "sonnx generate gpt2 --prompt 'The sea is' --max-new-tokens 20",
+        "sonnx generate gpt2 --prompt 'The sea is' --temperature 0.8 --seed 1",
+    ),
     "gradients": ("sonnx gradients '^Softmax-13$'", "sonnx gradients '^Relu' --points 5"),
     "inspect": ("sonnx inspect model.onnx --stats", "sonnx inspect model.onnx --html - > graph.html"),
     "layout": (

@@ -31,6 +31,7 @@ COMMANDS = {
     "extract": ("singa.cli.extract", "Write a part of MODEL as a model."),
     "foreign": ("singa.cli.foreign", "Compare every value of models with onnxruntime."),
     "fuzz": ("singa.cli.fuzz", "Draw valid models and judge their results."),
+    "generate": ("singa.cli.generate", "Continue a text by the model of FOLDER."),
     "gradients": ("singa.cli.gradients", "Check the gradients of operator versions."),
     "inspect": ("singa.cli.inspect", "Show the inputs, outputs and operators of MODEL."),
     "layout": ("singa.cli.layout", "Write MODEL with channels first or last."),
@@ -54,6 +55,7 @@ SECTIONS = {
         "inspect",
         "check",
         "profile",
+        "generate",
     ),
     "Debug": (
         "compare",

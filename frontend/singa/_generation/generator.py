@@ -1,0 +1,430 @@
+"""`Generator`: text from a folder with a model, its configuration and its tokenizer."""
+
+from __future__ import annotations
+
+import os
+import time
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import numpy as np
+
+from singa_backend.backend import SingaBackend, SingaRep
+from singa_backend.devices.device import DeviceLike
+from singa_backend.errors import InvalidInput, ResourceExhausted
+from singa_backend.limits import Budget, Flag, Limits, exhausted, spend
+
+from .chat import ChatTemplate
+from .config import read_folder
+from .decoders import DecoderFile, Decoding, unsupported
+from .documents import unfit
+from .search import SEQUENCES, Sampler, SearchOptions, beams, refused
+from .tokens import TOKENIZER, Characters, TextTokenizer, TextWriter
+
+Prompt = str | Sequence[int]
+"""A prompt: a text, or its tokens."""
+
+
+@dataclass(frozen=True)
+class GeneratedText:
+    """A sequence that continues a prompt.
+
+    Attributes:
+        prompt: the index of the prompt.
+        text: the new text, without the text or the token that ended it; an incomplete character at the end is left out.
+        tokens: the new tokens, without the one that ended the sequence.
+        end: why it ended: "end" (a token that ends a sequence), "stop" (a text of `stop`) or "length".
+    """
+
+    prompt: int
+    text: str
+    tokens: tuple[int, ...]
+    end: str
+
+
+@dataclass(frozen=True)
+class GeneratedTexts:
+    """The sequences of a call of `Generator.generate`, and its times.
+
+    Attributes:
+        texts: the sequences; those of one prompt follow each other.
+        prompt_tokens: the number of tokens of all prompts.
+        new_tokens: the number of new tokens, with those that ended a sequence.
+        prompt_seconds: the time of the runs of the prompts, each with the choice of its first token.
+        decode_seconds: the time of all later runs, and of the search.
+        tokens_per_second: the number of tokens that later runs made, divided by their time; None without one.
+        seed: the seed of the draws; None if the search is greedy.
+    """
+
+    texts: tuple[GeneratedText, ...]
+    prompt_tokens: int
+    new_tokens: int
+    prompt_seconds: float
+    decode_seconds: float
+    tokens_per_second: float | None
+    seed: int | None
+
+
+@dataclass(eq=False)
+class _Row:
+    """A sequence while it grows.
+
+    Attributes:
+        index: of the sequence.
+        prompt: the index of its prompt.
+        tokens: those that the decoder has read or will read: the prompt, and the new ones.
+        start: the number of tokens before the new ones.
+        sampler: chooses the next token.
+        writer: its text.
+        most: the maximum number of new tokens.
+        end: why it ended; "" before.
+        ended: whether the last token is one that ends a sequence.
+    """
+
+    index: int
+    prompt: int
+    tokens: list[int]
+    start: int
+    sampler: Sampler
+    writer: TextWriter
+    most: int
+    end: str = ""
+    ended: bool = False
+
+    @property
+    def new(self) -> int:
+        return len(self.tokens) - self.start
+
+    def add(self, token: int, end: Sequence[int]) -> str:
+        """Append a token; returns the text that is ready."""
+        self.tokens.append(token)
+        if token in end:
+            self.end, self.ended = "end", True
+            return self.writer.finish()
+        piece = self.writer.add(token)
+        if self.writer.stopped:
+            self.end = "stop"
+        elif self.new >= self.most:
+            self.end = "length"
+            piece += self.writer.finish()
+        return piece
+
+    def result(self) -> GeneratedText:
+        new = self.tokens[self.start : len(self.tokens) - self.ended]
+        return GeneratedText(self.prompt, self.writer.text, tuple(new), self.end)
+
+
+@dataclass(eq=False)
+class _Clock:
+    """The times of a call: `prompt` and `decode` in seconds, and the tokens that later runs made."""
+
+    prompt: float = 0.0
+    decode: float = 0.0
+    tokens: int = 0
+
+
+@dataclass(eq=False)
+class _Call:
+    """A call of `generate` or `stream`, after its arguments were checked."""
+
+    options: SearchOptions
+    rows: list[_Row]
+    sources: list[list[int]]
+    cancel: Flag | None
+    clock: _Clock = field(default_factory=_Clock)
+
+
+class Generator:
+    """Generates text by a folder with a model, its configuration and its tokenizer.
+
+    The folder is one of onnxruntime-genai (genai_config.json) or of Optimum (config.json, and the files model.onnx,
+    decoder_model_merged.onnx, or decoder_model.onnx and decoder_with_past_model.onnx; encoder_model.onnx for T5), with
+    tokenizer.json.  Nothing is downloaded, and the paths in a configuration must be within the folder.
+
+    Args:
+        folder: the path of the folder.
+        device: the device, as for `prepare`.
+        **options: other options of `prepare`, such as `threads`, `precision` and `limits`.
+
+    Attributes:
+        folder: the path of the folder.
+        load_seconds: the time that it took to read the folder and to prepare the model.
+
+    Raises:
+        InvalidInput: the folder or its configuration is not usable (SX374), or its tokenizer (SX375).
+        UnsupportedModel: the model is not a decoder of text (SX210), or has an operator that is not supported.
+        InvalidModel: a model of the folder violates ONNX's rules.
+        MissingDependency: the library tokenizers is not installed (SX700).
+        UnknownKeyword: a keyword is not one of `prepare`.
+
+    Example:
+        generator = sonnx.Generator("llama-int4")
+        print(generator.generate("The sea is", max_new_tokens=20).texts[0].text)
+        for piece in generator.stream("The sea is", temperature=0.8, seed=1):
+            print(piece, end="", flush=True)
+    """
+
+    def __init__(self, folder: str | os.PathLike[str], device: DeviceLike = "CPU", **options: Any) -> None:
+        started = time.perf_counter()
+        limits = options.get("limits") or Limits()
+        with spend(Budget(limits, options.get("cancel"))):
+            self._folder = read_folder(folder)
+            SearchOptions().completed(self._folder)  # the defaults are read before the model
+            self._tokenizer = TextTokenizer(self._folder.path)
+        self.folder = self._folder.path
+        self._limits = limits
+        found = self._folder
+        self._first = self._decoder(SingaBackend.prepare(found.decoder, device, **options), found.decoder.name)
+        self._later = self._first
+        if found.continued is not None:
+            self._later = self._decoder(SingaBackend.prepare(found.continued, device, **options), found.continued.name)
+        self._encoder: SingaRep | None = None
+        if found.encoder is not None:
+            self._encoder = SingaBackend.prepare(found.encoder, device, **options)
+            self._check_encoder(self._encoder, found.encoder.name)
+        elif self._first.hidden:
+            what = f"{found.decoder.name} needs the output of encoder_model.onnx"
+            raise unfit(f"{found.path}/config.json: is_encoder_decoder must be true: {what}")
+        self._chat: ChatTemplate | None = None
+        self.load_seconds = time.perf_counter() - started
+
+    def _decoder(self, rep: SingaRep, name: str) -> DecoderFile:
+        return DecoderFile.of(rep, self._folder, name)
+
+    def _check_encoder(self, rep: SingaRep, file: str) -> None:
+        """Refuse an encoder whose inputs are not tokens and a mask."""
+        others = [str(v) for v in rep.inputs if v.name not in ("input_ids", "attention_mask")]
+        if others or not any(v.name == "input_ids" for v in rep.inputs):
+            raise unsupported(
+                f"{file} must have the inputs input_ids and attention_mask, and has {', '.join(map(str, rep.inputs))}"
+            )
+        if self._folder.start is None:
+            raise unfit(f"{self._folder.path}/config.json: decoder_start_token_id must be a token, and is missing")
+
+    # --- public
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        *,
+        special_tokens: bool = True,
+        cancel: Flag | None = None,
+        **search: Any,
+    ) -> GeneratedTexts:
+        """Continue one prompt or several.
+
+        Args:
+            prompts: a text, a list of tokens, or a list of texts and lists of tokens.
+            special_tokens: whether the tokenizer adds its special tokens to a text, such as one that begins it.
+            cancel: a flag, such as a `threading.Event`; if it is set, the call ends before the next run.
+            **search: the search.  Options that are absent or None have the values of the folder's configuration.
+                `max_new_tokens` and `max_length` (with the prompt) bound the length, by default to 256 new tokens;
+                `min_new_tokens` and `min_length` exclude the tokens that end a sequence before.  `sample=True` draws tokens,
+                as do `temperature` above 0, `top_k` and `top_p`; `sample=False` and `temperature=0` take the most likely one.
+                `seed` makes draws reproducible.  `repetition_penalty`, `no_repeat_ngram_size`: as in transformers.
+                `num_return_sequences`: the number of sequences for each prompt.  `end_tokens`: the tokens that end a sequence.
+                `stop`: a text or a list of texts that end it.
+
+        Returns:
+            The sequences and their times.
+
+        Raises:
+            InvalidInput: a prompt is empty or has unknown tokens (SX375), or an option is out of its bounds (SX390).
+            UnknownKeyword: a keyword is not one of these.
+            OperatorError: the model cannot compute with these tokens, or returns NaN (SX410).
+            ResourceExhausted: a limit was reached, or the flag was set.
+        """
+        call = self._call(_listed(prompts), special_tokens, cancel, search, "generate")
+        for _ in self._pieces(call):
+            pass
+        return _gathered(call)
+
+    def stream(self, prompt: Prompt, *, special_tokens: bool = True, cancel: Flag | None = None, **search: Any) -> Iterator[str]:
+        """Continue a prompt, and return the text in parts as it is made.
+
+        A character that several tokens make up is returned whole, and a text that `stop` may begin with is held back until it
+        is known not to be one.
+
+        Args:
+            prompt: a text, or a list of tokens.
+            special_tokens: as for `generate`.
+            cancel: as for `generate`.
+            **search: as for `generate`, with one sequence.
+
+        Returns:
+            An iterator of texts that are not empty; together they are the text of `generate`.
+
+        Raises:
+            InvalidInput: as for `generate`; also if several sequences are requested (SX390).
+            UnknownKeyword: as for `generate`.
+            OperatorError: as for `generate`.
+            ResourceExhausted: as for `generate`.
+        """
+        call = self._call([prompt], special_tokens, cancel, {"num_return_sequences": 1, **search}, "stream")
+        if len(call.rows) > 1:
+            raise refused(f"num_return_sequences must be 1 for a stream, got {len(call.rows)}")
+        return (piece for _, piece in self._pieces(call) if piece)
+
+    def chat_prompt(self, messages: Sequence[Mapping[str, Any]]) -> str:
+        """Return the prompt of a conversation, by the chat template of the folder.
+
+        The template runs in a sandbox of jinja2.  The prompt contains the special tokens: pass it with `special_tokens=False`.
+
+        Args:
+            messages: dicts with the texts `role`, such as "user", and `content`.
+
+        Returns:
+            The text, up to where the answer begins.
+
+        Raises:
+            InvalidInput: the folder has no template, or it refuses the messages (SX391).
+            MissingDependency: jinja2 is not installed (SX700).
+        """
+        if self._chat is None:
+            with spend(Budget(self._limits)):
+                self._chat = ChatTemplate(self.folder)
+        return self._chat.text(messages)
+
+    # --- a call
+
+    def _call(self, prompts: Sequence[Prompt], special: bool, cancel: Flag | None, search: Mapping[str, Any], name: str) -> _Call:
+        """Check the arguments of a call; nothing has run yet."""
+        folder = self._folder
+        options = SearchOptions.of(search, name).completed(folder)
+        if beams(folder) > 1:
+            what = f"{folder.search.file} requests a search with {beams(folder)} beams; the search here has one"
+            warnings.warn(what, UserWarning, stacklevel=3)
+        count = options.num_return_sequences or 1
+        if not prompts or len(prompts) * count > SEQUENCES:
+            raise refused(f"there must be 1 to {SEQUENCES} sequences, got {len(prompts) * count}")
+        Budget(self._limits, cancel)  # checks the flag
+        sources = [self._tokens(p, special) for p in prompts]
+        end = tuple(map(int, options.end_tokens or ()))
+        rows: list[_Row] = []
+        for i, source in enumerate(sources):
+            tokens = source if self._encoder is None else [folder.start or 0]
+            low, most = options.lengths(len(tokens), folder)
+            if most > self._limits.iterations:
+                what = f"{most} new tokens are requested; the limit is {self._limits.iterations} iterations"
+                raise exhausted("iterations", "SX606", what)
+            before = source if self._encoder is None else []
+            for _ in range(count):
+                sampler = Sampler(options, end, low, len(rows), folder.forced)
+                writer = TextWriter(Characters(self._tokenizer.decode, before), options.stop)
+                rows.append(_Row(len(rows), i, list(tokens), len(tokens), sampler, writer, most))
+        return _Call(options, rows, sources, cancel)
+
+    def _tokens(self, prompt: Prompt, special: bool) -> list[int]:
+        """The tokens of a prompt."""
+        if isinstance(prompt, str):
+            tokens = self._tokenizer.encode(prompt, special)
+        else:
+            tokens = [int(t) if isinstance(t, (int, np.integer)) and not isinstance(t, bool) else -1 for t in prompt]
+        if not tokens and self._folder.begin is not None:
+            tokens = [self._folder.begin]
+        if not tokens:
+            raise InvalidInput("a prompt must have at least one token, got none", code=TOKENIZER)
+        size = self._folder.vocabulary
+        wrong = next((t for t in tokens if t < 0 or (size is not None and t >= size)), None)
+        if wrong is not None:
+            rule = "an integer of at least 0" if size is None else f"an integer from 0 to {size - 1}"
+            shown = wrong if wrong >= 0 else next(t for t, n in zip(prompt, tokens, strict=False) if n < 0)
+            raise InvalidInput(f"a token of a prompt must be {rule}, got {shown!r}", code=TOKENIZER)
+        return tokens
+
+    def _pieces(self, call: _Call) -> Iterator[tuple[int, str]]:
+        """Run a call; yields the text that becomes ready, with the number of its sequence."""
+        for rows in self._groups(call.rows):
+            yield from self._grown(call, rows)
+
+    def _groups(self, rows: Sequence[_Row]) -> Iterator[list[_Row]]:
+        """The sequences that run together: of any length if they may be padded on the left, otherwise of one."""
+        if self._first.batch > 1 or self._later.batch > 1:
+            raise unsupported(f"the batch of a decoder must be 1 or any, got {max(self._first.batch, self._later.batch)}")
+        if self._first.batch == 1 or self._later.batch == 1:
+            yield from ([r] for r in rows)
+        elif self._first.pads and self._later.pads:
+            yield list(rows)
+        else:
+            for size in dict.fromkeys(len(r.tokens) for r in rows):
+                yield [r for r in rows if len(r.tokens) == size]
+
+    def _grown(self, call: _Call, rows: Sequence[_Row]) -> Iterator[tuple[int, str]]:
+        """Run some sequences together until each has ended."""
+        clock, started = call.clock, time.perf_counter()
+        decoding, tokens = self._begun(call, rows)
+        while True:
+            if call.cancel is not None and call.cancel.is_set():
+                raise ResourceExhausted("the flag passed as cancel is set", code="SX609")
+            logits = decoding.step(tokens)
+            pieces = self._chosen(call, rows, logits)
+            passed = time.perf_counter() - started
+            if decoding.count == 1:
+                clock.prompt += passed
+            else:
+                clock.decode += passed
+                clock.tokens += len(pieces)
+            yield from pieces
+            if all(r.end for r in rows):
+                return
+            started = time.perf_counter()
+            tokens = np.array([[self._folder.pad if r.end else r.tokens[-1]] for r in rows], np.int64)
+
+    def _chosen(self, call: _Call, rows: Sequence[_Row], logits: np.ndarray) -> list[tuple[int, str]]:
+        """Append a token to each sequence that has not ended."""
+        end = tuple(map(int, call.options.end_tokens or ()))
+        return [(r.index, r.add(r.sampler.choose(logits[i], r.tokens, r.new), end)) for i, r in enumerate(rows) if not r.end]
+
+    def _begun(self, call: _Call, rows: Sequence[_Row]) -> tuple[Decoding, np.ndarray]:
+        """The decoder before its first run, and the tokens of that run, padded on the left."""
+        hidden = None if self._encoder is None else self._encoded(self._encoder, [call.sources[r.prompt] for r in rows])
+        longest = max(r.start for r in rows)
+        tokens = np.full((len(rows), longest), self._folder.pad, np.int64)
+        mask = np.zeros((len(rows), longest), np.int64)
+        for i, r in enumerate(rows):
+            tokens[i, longest - r.start :], mask[i, longest - r.start :] = r.tokens, 1
+        most = longest + max(r.most for r in rows)
+        shared = self._folder.shared and not self._later.packs
+        return Decoding(self._first, self._later, mask, most, shared, hidden), tokens
+
+    def _encoded(self, encoder: SingaRep, sources: Sequence[Sequence[int]]) -> tuple[Any, np.ndarray]:
+        """The output of the encoder and the mask of its tokens, which are padded on the right."""
+        longest = max(map(len, sources))
+        tokens = np.full((len(sources), longest), self._folder.pad, np.int64)
+        mask = np.zeros((len(sources), longest), np.int64)
+        for i, source in enumerate(sources):
+            tokens[i, : len(source)], mask[i, : len(source)] = source, 1
+        given = {"input_ids": tokens, "attention_mask": mask}
+        feeds = {v.name: given[v.name].astype(v.dtype or np.int64) for v in encoder.inputs}
+        outputs = encoder.run(feeds) if encoder.device.is_host else encoder.run(feeds, to_host=False)
+        return outputs[0], mask
+
+
+def _listed(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    """The prompts: a text, or a list of integers, is one."""
+    if isinstance(prompts, str):
+        return [prompts]
+    if not isinstance(prompts, (Sequence, np.ndarray)) or isinstance(prompts, bytes):
+        raise refused(f"a prompt must be a text or a list of tokens, got a {type(prompts).__name__}")
+    if len(prompts) and all(isinstance(p, (int, np.integer)) for p in prompts):
+        return [cast(list[int], list(prompts))]
+    for p in prompts:
+        if not isinstance(p, (str, Sequence, np.ndarray)) or isinstance(p, bytes):
+            raise refused(f"a prompt must be a text or a list of tokens, got a {type(p).__name__}")
+    return cast(list[Prompt], list(prompts))
+
+
+def _gathered(call: _Call) -> GeneratedTexts:
+    """The results of a call that has ended."""
+    clock = call.clock
+    return GeneratedTexts(
+        tuple(r.result() for r in call.rows),
+        sum(map(len, call.sources)),
+        sum(r.new for r in call.rows),
+        clock.prompt,
+        clock.decode,
+        clock.tokens / clock.decode if clock.tokens else None,
+        call.options.seed if call.options.sample else None,
+    )
