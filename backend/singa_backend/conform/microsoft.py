@@ -216,8 +216,8 @@ def _drawn_lines(part: dict[str, Any] | None) -> list[str]:
     asked = sum(r["onnxruntime"] for r in part["operators"])
     lines = [
         f"* **{t['cases']:,} drawn nodes** of seed {part['seed']}: {t['agree']:,} agree with every witness that answered,"
-        f" {t['explained']:,} differ as the ledger explains, {t['unjudged']:,} have no witness, {t['undrawn']:,} could not be drawn;"
-        f" unexplained **{t['unexplained']}**, deaths **{t['died']}**, hangs **{t['hang']}**, foreign exceptions"
+        f" {t['explained']:,} differ as the ledger explains, {t['unjudged']:,} have no witness, {t['undrawn']:,} could not be"
+        f" drawn; unexplained **{t['unexplained']}**, deaths **{t['died']}**, hangs **{t['hang']}**, foreign exceptions"
         f" **{t['foreign']}**.",
         f"* onnxruntime answered {asked:,} of them, the bodies {sum(r['body'] for r in part['operators']):,}.",
     ]
