@@ -43,6 +43,9 @@ UNTIMED = 1
 ZERO = 1e-8
 """A gradient whose largest value is a smaller part of the largest one of the net is zero but for rounding, and has no error."""
 
+NORM, TWICE, STEP = 1e-6, 2.0, 1e-7
+"""Of `against_theirs`; a gradient of PyTorch has at least the error of a rounding, STEP."""
+
 CLOSE, TIMES = 1e-4, 10.0
 """Our error on a net without kinks may be CLOSE, or TIMES the largest of PyTorch; the first losses may differ by CLOSE."""
 
@@ -62,6 +65,23 @@ def errors(found: Ends, exact: Ends) -> dict[str, float]:
         there = [n for n, size in sizes.items() if size > least and n in found[kind]]
         made[kind] = max(float(np.abs(found[kind][n] - arrays[n]).max()) / sizes[n] for n in there)
     return made
+
+
+def against_theirs(ours: Ends, theirs: Sequence[Ends], exact: Ends) -> Json:
+    """Compare the error of each gradient with the larger one of PyTorch's layouts, both relative in the Euclidean norm.
+
+    Returns:
+        `count`: the gradients whose norm is above NORM times the largest; `within`: those whose error is at most TWICE theirs;
+        `largest`: the largest quotient of the errors, and `name`: that of its gradient.
+    """
+    norms = {n: float(np.linalg.norm(a)) for n, a in exact["gradients"].items() if n in ours["gradients"]}
+    quotients = {}
+    for n in (n for n, norm in norms.items() if norm > NORM * max(norms.values())):
+        mine, *others = (float(np.linalg.norm(e["gradients"][n] - exact["gradients"][n])) for e in (ours, *theirs))
+        quotients[n] = mine / max(*others, STEP * norms[n])
+    name = max(quotients, key=lambda n: quotients[n])
+    within = sum(q <= TWICE for q in quotients.values())
+    return {"count": len(quotients), "within": within, "largest": quotients[name], "name": name}
 
 
 class Comparison:
@@ -150,14 +170,17 @@ class Comparison:
             for form in (ITSELF, SMOOTH) if NETS[name].kinks else (ITSELF,):
                 at = EAGER
                 what = (name, optimizer, self._file(name, form == SMOOTH), form == SMOOTH)
-                exact, found = running[EAGER].ask("ends", *what, True), {}
+                exact, found, all_ends = running[EAGER].ask("ends", *what, True), {}, {}
                 for at, child in running.items():
                     if at != COMPILE:
                         ends = child.ask("ends", *what)
-                        found[at] = errors(ends, exact)
+                        found[at], all_ends[at] = errors(ends, exact), ends
                         if at == OURS:
                             row["untrained"] = sorted(set(exact["gradients"]) - set(ends["gradients"]))
                 row["errors"][form] = found
+                theirs = [ends for lane, ends in all_ends.items() if lane not in SONNX]
+                if OURS in all_ends and theirs:
+                    row.setdefault("against", {})[form] = against_theirs(all_ends[OURS], theirs, exact)
         except Failure as error:
             row["failed"][at] = str(error)
 
@@ -276,6 +299,22 @@ def _errors(rows: Sequence[Json]) -> list[str]:
             cells = [f"{found[lane][kind]:.1e}" if lane in found else ""
                      for kind in ("gradients", "parameters") for lane in lanes]  # fmt: skip
             lines.append(f"| {row['net']}{', smooth' * (form == SMOOTH)} | {row['optimizer']} | {' | '.join(cells)} |")
+    return [*lines, "", *_each_gradient(rows)]
+
+
+def _each_gradient(rows: Sequence[Json]) -> list[str]:
+    """Return the table of the errors of each gradient; none if the rows are of an earlier version."""
+    if not any(row.get("against") for row in rows):
+        return []
+    lines = [
+        f"The error of each gradient whose norm is above {NORM:g} of the largest, over the larger error of PyTorch's layouts,",
+        "both relative to the float64 gradient in the Euclidean norm:", "",
+        f"| net | optimizer | gradients | at most {TWICE:g} | largest | of |", "|---|---|---:|---:|---:|---|",
+    ]  # fmt: skip
+    for row in rows:
+        for form, found in row.get("against", {}).items():
+            named = f"{row['net']}{', smooth' * (form == SMOOTH)} | {row['optimizer']}"
+            lines.append(f"| {named} | {found['count']} | {found['within']} | {found['largest']:.2g} | `{found['name']}` |")
     return [*lines, ""]
 
 

@@ -636,7 +636,7 @@ def _names(values: Sequence[Value]) -> str:
     return ", ".join(map(str, values)) or "nothing"
 
 
-_PREPARE = ("limits", "cancel", "threads", "precision", "optimize", "deterministic", "operators", *_QUIET)
+_PREPARE = ("limits", "cancel", "threads", "precision", "optimize", "deterministic", "memory", "operators", *_QUIET)
 """The keywords of `prepare`."""
 
 
@@ -677,6 +677,7 @@ class SingaBackend(Backend):
         precision: str = "float32",
         optimize: int = 2,
         deterministic: bool = False,
+        memory: str = "compact",
         operators: Sequence[CustomOperator] = (),
         **kwargs: Any,
     ) -> SingaRep:
@@ -692,6 +693,8 @@ class SingaBackend(Backend):
                 the largest value.
             optimize: 0 computes every node by its definition, 1 by the fastest kernel, 2 fuses nodes too; on the CPU.
             deterministic: whether equal inputs return equal bits at any number of threads.
+            memory: "speed" to keep weights of few bits in bfloat16 too, if products may be rounded, for runs with many rows; on
+                the CPU.
             operators: operators of `define_operator` that only this model has.
             **kwargs: options of ONNX's test runner and of SINGA that have no effect here.
 
@@ -703,8 +706,8 @@ class SingaBackend(Backend):
             UnsupportedModel: the model is valid; `problems` lists everything in it that is not implemented.
             DeviceUnavailable: this machine does not have the device.
             ResourceExhausted: a limit was reached, or the flag was set.
-            InvalidInput: `threads`, `precision`, `optimize`, `deterministic` or SONNX_NUM_THREADS has another value (SX384), or
-                `operators` does not hold operators (SX389).
+            InvalidInput: `threads`, `precision`, `optimize`, `deterministic`, `memory` or SONNX_NUM_THREADS has another value
+                (SX384), or `operators` does not hold operators (SX389).
             UnknownKeyword: a keyword is not one of these.
 
         Example:
@@ -712,7 +715,7 @@ class SingaBackend(Backend):
             outputs = rep.run({"x": x})
         """
         check_keywords("prepare", kwargs, ("device", *_PREPARE))
-        chosen = plan_options(threads, precision, optimize, deterministic)
+        chosen = plan_options(threads, precision, optimize, deterministic, memory=memory)
         place = devices.resolve(device)
         allowed = limits or Limits()
         made = _prepared(model, place, allowed, cancel, chosen, operators)

@@ -51,7 +51,7 @@ WRONG: list[tuple[str, Any]] = [
     ("threads", 0), ("threads", -1), ("threads", 1.5), ("threads", "2"), ("threads", True), ("threads", 10**6), ("threads", [2]),
     ("precision", "bfloat16"), ("precision", 16), ("precision", None), ("precision", np.float32), ("optimize", 3),
     ("optimize", -1), ("optimize", True), ("optimize", "2"), ("optimize", np.ones(2)), ("deterministic", 1),
-    ("deterministic", "no"),
+    ("deterministic", "no"), ("memory", "fast"), ("memory", None), ("memory", 1),
 ]  # fmt: skip
 
 

@@ -172,3 +172,12 @@ def test_data_fit_the_table(bench: Any) -> None:
 def test_held_out_nets_are_fixed(bench: Any) -> None:
     held_out = {name for name, net in bench.compare_training_lanes.NETS.items() if net.held_out}
     assert held_out == {"resnext", "mobilenetv3", "gru", "vit", "convnext"}
+
+
+def test_each_gradient_is_compared_with_the_larger_error_of_pytorch(bench: Any) -> None:
+    exact = {"gradients": {"a": np.ones(4), "b": np.full(4, 2.0), "tiny": np.full(4, 1e-9)}}
+    ours = {"gradients": {"a": np.ones(4) + 3e-6, "b": np.full(4, 2.0) + 1e-6, "tiny": np.ones(4)}}
+    eager = {"gradients": {"a": np.ones(4) + 1e-6, "b": np.full(4, 2.0) + 1e-6, "tiny": np.zeros(4)}}
+    last = {"gradients": {"a": np.ones(4), "b": np.full(4, 2.0) + 2e-6, "tiny": np.zeros(4)}}
+    found = bench.compare_training.against_theirs(ours, [eager, last], exact)
+    assert (found["count"], found["within"], found["name"]) == (2, 1, "a") and abs(found["largest"] - 3) < 1e-3

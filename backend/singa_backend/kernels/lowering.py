@@ -168,21 +168,27 @@ def packed(site: Site, w: Value, given: MemoryDesc, wanted: MemoryDesc) -> Value
         return y
 
     def make() -> Value:
-        memory, source = aligned(wanted.nbytes), w.buffer.read()
+        source = w.buffer.read()
         assert source is not None
-        place = int(source.ctypes.data) + w.offset
-        arguments = {dnn.args.FROM: (given, place), dnn.args.TO: (wanted, int(memory.ctypes.data))}
-        with dnn.using_threads(1):  # pages that are touched first take most of the time; threads would wait for each other
-            reorder = dnn.reorder(given, wanted)
-            need = aligned(max(reorder.scratchpad_nbytes, ALIGNMENT))
-            if reorder.scratchpad_nbytes:
-                arguments[dnn.args.SCRATCHPAD] = (reorder.query("scratchpad"), int(need.ctypes.data))
-            dnn.bind(reorder, arguments).run()
+        made = laid_out(source[w.offset :], given, wanted)
         release(source)
-        return pinned(memory)
+        return made
 
     found: Value = site.derived(w, ("packed", given, wanted), make)
     return found
+
+
+def laid_out(source: np.ndarray, given: MemoryDesc, wanted: MemoryDesc) -> Value:
+    """The contents of an array, which `given` describes, in another layout."""
+    memory = aligned(wanted.nbytes)
+    arguments = {dnn.args.FROM: (given, int(source.ctypes.data)), dnn.args.TO: (wanted, int(memory.ctypes.data))}
+    with dnn.using_threads(1):  # pages that are touched first take most of the time; threads would wait for each other
+        reorder = dnn.reorder(given, wanted)
+        need = aligned(max(reorder.scratchpad_nbytes, ALIGNMENT))
+        if reorder.scratchpad_nbytes:
+            arguments[dnn.args.SCRATCHPAD] = (reorder.query("scratchpad"), int(need.ctypes.data))
+        dnn.bind(reorder, arguments).run()
+    return pinned(memory)
 
 
 def pinned(memory: np.ndarray) -> Value:

@@ -19,6 +19,8 @@ MOST_THREADS = 1024
 
 PRECISIONS = ("float32", "bf16")
 
+MEMORIES = ("compact", "speed")
+
 LEVELS = (0, 1, 2)
 
 
@@ -30,6 +32,7 @@ def options(
     *,
     ordered: bool = False,
     activation_memory: int | None = None,
+    memory: str = "compact",
 ) -> Options:
     """Check options of `prepare`.
 
@@ -40,6 +43,7 @@ def options(
         deterministic: whether equal inputs must return equal bits at any number of cores: one thread is used.
         ordered: whether inputs and outputs keep their order of axes in memory.
         activation_memory: the bytes that the values between the inputs and the outputs may take; None for as many as they need.
+        memory: "compact" or "speed": whether weights may be kept in a second form.
 
     Returns:
         The options.
@@ -59,11 +63,13 @@ def options(
         raise _invalid("threads", "1 or None with deterministic=True", threads)
     if activation_memory is not None and not (_is_integer(activation_memory) and activation_memory > 0):
         raise _invalid("activation_memory", "a positive number of bytes or None", activation_memory)
+    if not isinstance(memory, str) or memory not in MEMORIES:
+        raise _invalid("memory", "'compact' or 'speed'", memory)
     adaptive = threads is None and not deterministic and not os.environ.get(VARIABLE)
     if threads is None:
         threads = 1 if deterministic else default_threads()
     adaptive = adaptive and threads > 1
-    return Options(int(threads), precision, int(optimize), deterministic, adaptive, ordered, activation_memory)
+    return Options(int(threads), precision, int(optimize), deterministic, adaptive, ordered, activation_memory, memory)
 
 
 def default_threads() -> int:

@@ -17,6 +17,9 @@ from .views import axes_in, ints
 Before = Callable[[Any, Any], tuple[Callable[..., Any], tuple[Any, ...]]]
 """Called with the input and a temporary array; returns the call that writes the elements to reduce."""
 
+BLOCKED, LEAST_BLOCK = 128, 8
+"""The number of rows from which a sum of float32 over rows is computed in blocks, and the minimum rows of a block."""
+
 ATTRIBUTE = (1, 11, 13)
 INPUT = (18,)
 
@@ -60,6 +63,9 @@ def reduced(
     count = math.prod(x.shape[a] for a in axes)
     axis = axes[0] if len(axes) == 1 else axes
     scratch = site.scratch(x.nbytes) if before is not None else None
+    rows = _blocks(x, axes, count) if function is np.add and before is None else 0
+    if rows:
+        scratch = site.scratch(count // rows * bare.nbytes)
 
     def bind() -> Bound:
         source, calls = x.array, []
@@ -68,11 +74,29 @@ def reduced(
             temporary = np.ndarray(x.shape, x.dtype, scratch.memory)
             calls.append(before(source, temporary))
             source = temporary
-        calls.append((function.reduce, (source, axis, x.dtype, bare.array)))
+        if rows:
+            assert scratch is not None
+            blocks = np.ndarray((count // rows, bare.size), x.dtype, scratch.memory)
+            calls.append((np.add.reduce, (source.reshape(count // rows, rows, bare.size), 1, x.dtype, blocks)))
+            calls.append((np.add.reduce, (blocks, 0, x.dtype, bare.array.reshape(bare.size))))
+        else:
+            calls.append((function.reduce, (source, axis, x.dtype, bare.array)))
         return [*calls, *(after(bare.array, count) if after is not None else ())]
 
     site.emit(bind, reads=(x,), writes=(y,), kernel=f"numpy.{function.__name__}", scratch=scratch)
     return y
+
+
+def _blocks(x: Value, axes: tuple[int, ...], count: int) -> int:
+    """The rows of a block, if a sum over rows is computed in blocks: NumPy adds rows in turn, so that rounding errors add up.
+
+    The error of two levels of sums grows with the square root of the number of rows (Higham, The accuracy of floating point
+    summation, 1993).
+    """
+    leading = axes == tuple(range(len(axes))) and len(axes) < x.ndim
+    if x.dtype != np.float32 or not leading or not x.contiguous or count < BLOCKED:
+        return 0
+    return next((r for r in range(math.isqrt(count), LEAST_BLOCK - 1, -1) if count % r == 0), 0)
 
 
 def _absolute(x: Any, t: Any) -> Any:

@@ -45,6 +45,7 @@ class Options:
         adaptive: whether a run may use one thread instead, while other programs use the cores.
         activation_memory: the bytes of an arena beyond which values are computed again instead of kept; None for no bound.
         ordered: whether inputs and outputs keep their order of axes in memory; otherwise they are in C order.
+        memory: "compact", or "speed" if weights may be kept in a second form that some products need.
     """
 
     threads: int = 1
@@ -54,6 +55,7 @@ class Options:
     adaptive: bool = False
     ordered: bool = False
     activation_memory: int | None = None
+    memory: str = "compact"
 
 
 @dataclass(eq=False)
