@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from onnx import parser
+from onnx import numpy_helper, parser
 
 from singa import sonnx
 from singa_backend import SingaBackend
@@ -109,3 +109,22 @@ def test_qlinear_softmax_multiplies_by_an_integer(scale: float, oracle: Oracle) 
     assert np.array_equal(SingaBackend.run_model(model, feeds)[0], expected)
     assert np.array_equal(SingaBackend.run_model(model, feeds, optimize=0)[0], expected)
     assert np.array_equal(SingaBackend.run_model(sonnx.convert(model, 21, lower=True), feeds)[0], expected)
+
+
+def test_what_trains_in_a_file_of_few_bits() -> None:
+    """The bias of a product of few bits and the weights of norms train; scales of the bits and rotations of positions do not."""
+    text = (
+        '<ir_version: 8, opset_import: ["": 17, "com.microsoft": 1]> g (float[2,4,32] x, int64[2,4] p) => (float[2,4,32] y) '
+        "{ h = com.microsoft.MatMulNBits<K = 32, N = 32, bits = 4, block_size = 32>(x, w, s, , , b) "
+        "r = com.microsoft.RotaryEmbedding<num_heads = 2>(h, p, c, d) "
+        "y = com.microsoft.SkipSimplifiedLayerNormalization(r, x, gain) }"
+    )
+    model = parser.parse_model(text)
+    rng = np.random.default_rng(0)
+    weights = {n: rng.standard_normal(d) for n, d in (("s", (32, 1)), ("b", 32), ("c", (8, 8)), ("d", (8, 8)), ("gain", 32))}
+    packed = rng.integers(0, 256, (32, 1, 16)).astype(np.uint8)
+    model.graph.initializer.append(numpy_helper.from_array(packed, "w"))
+    model.graph.initializer.extend(numpy_helper.from_array(v.astype(np.float32), n) for n, v in weights.items())
+    report = sonnx.trainable_report(model)
+    assert set(report.trainable) == {"b", "gain"} and set(report.constants) == {"s", "c", "d"}
+    assert report.constants["s"] == "it is the input scales of com.microsoft.MatMulNBits"
