@@ -1,0 +1,196 @@
+"""Searches for tokens: they run a decoder, which is a subgraph, for one token after another.
+
+The subgraphs have inputs and outputs of fixed names (see _search.Network); the scores are read on the host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from ...devices.namespaces import numpy
+from ...errors import OperatorError
+from ...ir.graph import Graph
+from .._api import Run
+from .._flops import unknown
+from ..activation import softmax
+from ._api import Array, Host, Xp, microsoft
+from ._search import Gpt2, Network, Rules, checked_lengths, lengths
+
+Choice = Callable[[np.ndarray], np.ndarray]
+"""Scores of the next tokens -> the token of each sequence."""
+
+
+def _continued(
+    xp: Xp, run: Run, prompt: np.ndarray, mask: np.ndarray | None, most: int, rules: Rules, graphs: tuple[Graph | None, Graph],
+    size: int, pad: int, choose: Choice,
+) -> Array:  # fmt: skip
+    """Append one token after another; one after the end token of a sequence is padding, as that token itself."""
+    if prompt.ndim != 2:
+        raise OperatorError(f"input_ids must be a matrix, got shape {prompt.shape}", code="SX404")
+    checked_lengths(prompt.shape[1], most)
+    decoder = Gpt2(Network(xp, run, {}, 1), graphs[0] or graphs[1], graphs[1], size)
+    sequences = np.full((len(prompt), most), pad, np.int32)
+    sequences[:, : prompt.shape[1]] = prompt
+    ended = np.zeros(len(prompt), bool)
+    tokens = ended.astype(np.int32)
+    for length in lengths(prompt.shape[1], most):
+        first = length == prompt.shape[1]
+        scores = decoder.start(prompt, mask, pad) if first else decoder.step(tokens)
+        tokens = choose(rules.apply(scores, sequences[:, :length], first))
+        ended |= tokens == rules.eos
+        tokens = np.where(ended, pad, tokens).astype(np.int32)
+        sequences[:, length] = tokens
+        if ended.all():
+            break
+    return xp.from_host(sequences)
+
+
+def _only_gpt2(name: str, model_type: int) -> None:
+    if model_type != 0:
+        raise OperatorError(f"{name} runs decoders of model_type 0 (as GPT-2) only, got {model_type}", code="SX404")
+
+
+@microsoft("GreedySearch", 1, widen=False)
+def greedy_search(
+    xp: Xp,
+    input_ids: Host[np.ndarray],
+    max_length: Host[int],
+    min_length: Host[int] = 0,
+    repetition_penalty: Host[float] = 1.0,
+    vocab_mask: Host[np.ndarray] | None = None,
+    prefix_vocab_mask: Host[np.ndarray] | None = None,
+    attention_mask: Host[np.ndarray] | None = None,
+    *,
+    decoder: Graph,
+    decoder_start_token_id: int = -1,
+    encoder: Graph | None = None,
+    eos_token_id: int,
+    init_decoder: Graph | None = None,
+    model_type: int = 0,
+    no_repeat_ngram_size: int = 0,
+    pad_token_id: int,
+    vocab_size: int = -1,
+    run: Run,
+) -> Array:
+    """Append the token of the largest score, until each sequence has ended or `max_length` is reached.
+
+    The places after the end of all sequences, which onnxruntime leaves uninitialized, are padding.
+    """
+    _only_gpt2("GreedySearch", model_type)
+    rules = Rules(len(input_ids), eos_token_id, repetition_penalty, no_repeat_ngram_size, vocab_mask, prefix_vocab_mask,
+                  min_length)  # fmt: skip
+    return _continued(xp, run, input_ids, attention_mask, max_length, rules, (init_decoder, decoder), vocab_size, pad_token_id,
+                      lambda scores: scores.argmax(axis=1))  # fmt: skip
+
+
+def uniform_numbers(seed: int) -> Callable[[], float]:
+    """A source of numbers in [0, 1): two states of a multiplicative generator (16807, modulus 2^31 - 1) for each.
+
+    It is what the C++ library of GCC does for its default engine, so the draws are those of onnxruntime's packages for Linux.
+    """
+    modulus, state = 2**31 - 1, seed % (2**31 - 1) or 1
+
+    def state_after() -> int:
+        nonlocal state
+        state = state * 16807 % modulus
+        return state - 1
+
+    def number() -> float:
+        low = state_after()
+        return (low + state_after() * float(modulus - 1)) / float(modulus - 1) ** 2
+
+    return number
+
+
+def nucleus(scores: np.ndarray, top_p: float, filtered: float, keep: int, custom: bool) -> np.ndarray:
+    """Set to `filtered` the scores of the tokens that are not among the most probable ones with the sum `top_p`.
+
+    Args:
+        scores: of the next tokens, float32.
+        top_p: the sum of probabilities; the token that reaches it is kept.
+        filtered: the score of a token that is not drawn.
+        keep: how many tokens are kept at least; the custom form does not read it, and keeps one.
+        custom: add from the most probable token on, not from the least one.
+    """
+    size, y = scores.shape[1], scores.copy()
+    order = np.argsort(-scores if custom else scores, axis=1, kind="stable")
+    sums = softmax(numpy, np.take_along_axis(scores, order, axis=1)).cumsum(axis=1, dtype=np.float32)
+    if custom:
+        row, place = np.nonzero(sums[:, : size - 1] > np.float32(top_p))
+        place = place + 1
+    else:
+        row, place = np.nonzero(sums[:, : max(size - keep, 1)] <= np.float32(1) - np.float32(top_p))
+    y[row, order[row, place]] = filtered
+    return y
+
+
+def drawn(scores: np.ndarray, number: Callable[[], float]) -> np.ndarray:
+    """Draw a token of each row: the place of a number among the running sums of the probabilities."""
+    tokens = []
+    for row in scores:
+        weights = np.where(np.isfinite(row), np.exp(row.astype(np.float64) - float(row.max())), 0)
+        sums = weights.cumsum()
+        tokens.append(min(int(np.searchsorted(sums, number() * sums[-1], side="right")), len(row) - 1))
+    return np.array(tokens)
+
+
+@microsoft("Sampling", 1, widen=False)
+def sampling(
+    xp: Xp,
+    input_ids: Host[np.ndarray],
+    max_length: Host[int],
+    min_length: Host[int] = 0,
+    repetition_penalty: Host[float] = 1.0,
+    vocab_mask: Host[np.ndarray] | None = None,
+    prefix_vocab_mask: Host[np.ndarray] | None = None,
+    attention_mask: Host[np.ndarray] | None = None,
+    presence_mask: Host[np.ndarray] | None = None,
+    seed: Host[int] = 0,
+    *,
+    custom: int = 0,
+    decoder: Graph,
+    decoder_start_token_id: int = -1,
+    encoder: Graph | None = None,
+    eos_token_id: int,
+    filter_value: float = -1e20,
+    init_decoder: Graph | None = None,
+    min_tokens_to_keep: int = 0,
+    model_type: int = 0,
+    no_repeat_ngram_size: int = 0,
+    pad_token_id: int,
+    presence_penalty: float = 0.0,
+    temperature: float = 1.0,
+    top_p: float = 0.0,
+    vocab_size: int = -1,
+    run: Run,
+) -> tuple[Array, Array]:
+    """Draw tokens of the smallest set whose probabilities have the sum `top_p`; `seed` and the scores decide the draws.
+
+    The second result, which onnxruntime's CPU kernel does not compute, are the filtered scores before the last draw.
+    """
+    _only_gpt2("Sampling", model_type)
+    rules = Rules(len(input_ids), eos_token_id, repetition_penalty, no_repeat_ngram_size, vocab_mask, prefix_vocab_mask,
+                  min_length, temperature, presence_mask, presence_penalty)  # fmt: skip
+    number, last = uniform_numbers(seed), np.zeros((0, 0), np.float32)
+
+    def choose(scores: np.ndarray) -> np.ndarray:
+        nonlocal last
+        if not 0 <= min_tokens_to_keep < scores.shape[1]:
+            raise OperatorError(
+                f"min_tokens_to_keep must be in [0, {scores.shape[1]}), got {min_tokens_to_keep}", code="SX404"
+            )
+        last = nucleus(scores, top_p, filter_value, min_tokens_to_keep, bool(custom))
+        return drawn(last, number)
+
+    tokens = _continued(xp, run, input_ids, attention_mask, max_length, rules, (init_decoder, decoder), vocab_size, pad_token_id,
+                        choose)  # fmt: skip
+    return tokens, xp.from_host(last)
+
+
+greedy_search.no_gradient("integer")
+sampling.no_gradient("zero")
+
+for _search in (greedy_search, sampling):
+    _search.flops(unknown)
