@@ -79,6 +79,8 @@ class Network:
             return
         chosen = self.xp.from_host(rows)
         for name in self.grown:
+            if "cross" in name:  # the beams of a batch entry have the same
+                continue
             self.state[name] = self.xp.take(self.state[name], chosen, axis=self.rows)
 
 
@@ -100,10 +102,11 @@ def empty_cache(xp: Xp, value: Value, rows: int, axis: int, length: int) -> Any:
     return xp.zeros(tuple(shape), value.dtype)
 
 
-def attended(ids: np.ndarray, mask: np.ndarray | None, pad: int) -> np.ndarray:
-    """The attention mask: 1 for each token that is not padding, unless a mask is given."""
+def attended(ids: np.ndarray, mask: np.ndarray | None, pad: int, leading: bool = False) -> np.ndarray:
+    """The attention mask: 1 for each token that is not padding, or not `leading` padding, unless a mask is given."""
     if mask is None:
-        return (ids != pad).astype(np.int32)
+        tokens = ids != pad
+        return (np.logical_or.accumulate(tokens, axis=1) if leading else tokens).astype(np.int32)
     if mask.shape != ids.shape:
         raise OperatorError(f"attention_mask must have the shape of input_ids {ids.shape}, got {mask.shape}", code="SX404")
     return mask.astype(np.int32)
@@ -112,12 +115,12 @@ def attended(ids: np.ndarray, mask: np.ndarray | None, pad: int) -> np.ndarray:
 class Gpt2:
     """The runs of a decoder that takes input_ids, position_ids, attention_mask and past_0, past_1, ..."""
 
-    def __init__(self, network: Network, first: Graph, decoder: Graph, size: int) -> None:
-        self.network, self.first, self.decoder, self.size = network, first, decoder, size
+    def __init__(self, network: Network, first: Graph, decoder: Graph, size: int, prompt: np.ndarray) -> None:
+        self.network, self.first, self.decoder, self.size, self.prompt = network, first, decoder, size, prompt
 
-    def start(self, ids: np.ndarray, mask: np.ndarray | None, pad: int, beams: int = 1) -> np.ndarray:
+    def start(self, mask: np.ndarray | None, pad: int, beams: int) -> np.ndarray:
         """Run the prompt for each beam: the scores of the tokens behind it."""
-        net = self.network
+        net, ids = self.network, self.prompt
         tokens = ids != pad
         self.mask = attended(ids, mask, pad).repeat(beams, axis=0)
         places = np.where(tokens, tokens.cumsum(axis=1) - 1, 0).astype(np.int32)
@@ -130,7 +133,7 @@ class Gpt2:
                 net.state[value.name] = empty_cache(net.xp, value, len(self.mask), 1, 3)
         return net.scores(self.first, self.size)
 
-    def step(self, tokens: np.ndarray, rows: np.ndarray | None = None) -> np.ndarray:
+    def step(self, tokens: np.ndarray, rows: np.ndarray | None) -> np.ndarray:
         """Run one token of each sequence, with the caches of `rows`: the scores of the tokens behind it."""
         net = self.network
         if rows is not None:
@@ -141,6 +144,41 @@ class Gpt2:
         net.put("attention_mask", self.mask)
         self.count = self.count + 1
         return net.scores(self.decoder, self.size)
+
+
+class EncoderDecoder:
+    """The runs of an encoder, and of a decoder that takes input_ids and the caches of its own and of the encoder's tokens."""
+
+    def __init__(
+        self, network: Network, encoder: Graph, decoder: Graph, size: int, source: np.ndarray, prompt: np.ndarray
+    ) -> None:
+        self.network, self.encoder, self.decoder, self.size = network, encoder, decoder, size
+        self.source, self.prompt = source, prompt
+
+    def start(self, mask: np.ndarray | None, pad: int, beams: int) -> np.ndarray:
+        """Run the encoder, which may run the decoder's first tokens too: the scores of the tokens behind them."""
+        net = self.network
+        net.put("encoder_input_ids", self.source)
+        net.put("decoder_input_ids", self.prompt)
+        if self.source.ndim == 2:
+            net.put("encoder_attention_mask", attended(self.source, mask, pad, leading=True))
+        found = net.outputs(self.encoder)
+        net.state |= {name: found[name] for name in ("encoder_hidden_states",) if name in found}
+        net.state = {name: net.xp.repeat(value, beams, axis=0) for name, value in net.state.items()}
+        if "logits" in found:
+            return net.last(self.encoder, found, self.size).repeat(beams, axis=0)
+        net.put("input_ids", self.prompt.repeat(beams, axis=0))
+        for value in self.decoder.inputs:
+            if value.name.startswith("past_") and "cross" not in value.name:
+                net.state[value.name] = empty_cache(net.xp, value, len(self.prompt) * beams, 0, 2)
+        return net.scores(self.decoder, self.size)
+
+    def step(self, tokens: np.ndarray, rows: np.ndarray | None) -> np.ndarray:
+        """Run one token of each sequence, with the caches of `rows`: the scores of the tokens behind it."""
+        if rows is not None:
+            self.network.select(rows)
+        self.network.put("input_ids", tokens[:, None].astype(np.int32))
+        return self.network.scores(self.decoder, self.size)
 
 
 @dataclass
@@ -208,3 +246,81 @@ def checked_lengths(length: int, most: int) -> None:
 def lengths(start: int, most: int) -> Iterator[int]:
     """The lengths before each token that a search appends."""
     return (start + i for i in limits.rounds(most - start))
+
+
+class Beams:
+    """The best sequences of a search, and those that it goes on with.
+
+    Attributes:
+        sequences: the tokens of each beam, those of one batch entry in a row.
+        sums: the sum of the log-probabilities of each beam.
+        steps: the scores before each token, if they are kept.
+    """
+
+    def __init__(self, prompt: np.ndarray, beams: int, penalty: float, early: bool, eos: int, pad: int) -> None:
+        self.batch, self.beams, self.penalty, self.early, self.eos, self.pad = len(prompt), beams, penalty, early, eos, pad
+        self.sequences = prompt.repeat(beams, axis=0)
+        self.sums = np.full((self.batch, beams), -1e9, np.float32)
+        self.sums[:, 0] = 0
+        self.best: list[list[tuple[np.float32, np.ndarray]]] = [[] for _ in prompt]
+        self.done = np.zeros(self.batch, bool)
+
+    def _keep(self, batch: int, total: np.float32, tokens: np.ndarray) -> None:
+        """Take an ended sequence among the best ones of its batch entry, behind those of an equal score."""
+        score = total / np.float32(np.float32(len(tokens)) ** np.float32(self.penalty))
+        best = self.best[batch]
+        if len(best) == self.beams:
+            if score <= best[-1][0]:
+                return
+            best.pop()
+        place = sum(kept >= score for kept, _ in best)
+        best.insert(place, (score, tokens))
+
+    def advance(self, scores: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Choose the next token of each beam, and the beam that it continues, by the sums of log-probabilities."""
+        length = self.sequences.shape[1]
+        tokens, rows = (np.zeros((self.batch, self.beams), np.int32) for _ in range(2))
+        sums = np.zeros_like(self.sums)
+        size = scores.shape[1]
+        for b, flat in enumerate(scores.reshape(self.batch, -1)):
+            if self.done[b]:  # it goes on with padding, from the first beam of all
+                tokens[b] = self.pad
+                continue
+            top = np.argsort(-flat, kind="stable")[: 2 * self.beams]
+            used = 0
+            for place, k in enumerate(top):
+                beam, token = divmod(int(k), size)
+                if token == self.eos and self.eos >= 0:
+                    if place < self.beams:
+                        self._keep(b, flat[k], self.sequences[b * self.beams + beam])
+                    continue
+                tokens[b, used], rows[b, used], sums[b, used] = token, b * self.beams + beam, flat[k]
+                used += 1
+                if used == self.beams:
+                    break
+            if used < self.beams:
+                raise OperatorError(f"{self.beams} beams need as many tokens besides the end token", code="SX404")
+            self.done[b] = self._finished(b, flat[top[0]], length)
+        self.sums = sums
+        self.sequences = np.concatenate([self.sequences[rows.ravel()], tokens.reshape(-1, 1)], axis=1)
+        return tokens.ravel(), rows.ravel()
+
+    def _finished(self, batch: int, largest: np.float32, length: int) -> bool:
+        """Whether no sequence of a batch entry can be better than those that have ended."""
+        if len(self.best[batch]) < self.beams:
+            return False
+        possible = largest / np.float32(np.float32(length) ** np.float32(self.penalty))
+        return self.early or not self.best[batch][-1][0] < possible
+
+    def finish(self, count: int, most: int) -> tuple[np.ndarray, np.ndarray]:
+        """The best `count` sequences of each batch entry, with padding up to `most` tokens, and their scores."""
+        sequences = np.full((self.batch, count, most), self.pad, np.int32)
+        scores = np.zeros((self.batch, count), np.float32)
+        for b in range(self.batch):
+            if not self.done[b]:
+                for k in range(self.beams):
+                    self._keep(b, self.sums[b, k], self.sequences[b * self.beams + k])
+            for k, (score, tokens) in enumerate(self.best[b][:count]):
+                sequences[b, k, : len(tokens)] = tokens
+                scores[b, k] = score
+        return sequences, scores

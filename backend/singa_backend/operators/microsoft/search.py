@@ -15,8 +15,8 @@ from ...ir.graph import Graph
 from .._api import Run
 from .._flops import unknown
 from ..activation import softmax
-from ._api import Array, Host, Xp, microsoft
-from ._search import Gpt2, Network, Rules, checked_lengths, lengths
+from ._api import Array, Host, Wanted, Xp, microsoft
+from ._search import Beams, EncoderDecoder, Gpt2, Network, Rules, checked_lengths, lengths
 
 Choice = Callable[[np.ndarray], np.ndarray]
 """Scores of the next tokens -> the token of each sequence."""
@@ -30,14 +30,14 @@ def _continued(
     if prompt.ndim != 2:
         raise OperatorError(f"input_ids must be a matrix, got shape {prompt.shape}", code="SX404")
     checked_lengths(prompt.shape[1], most)
-    decoder = Gpt2(Network(xp, run, {}, 1), graphs[0] or graphs[1], graphs[1], size)
+    decoder = Gpt2(Network(xp, run, {}, 1), graphs[0] or graphs[1], graphs[1], size, prompt)
     sequences = np.full((len(prompt), most), pad, np.int32)
     sequences[:, : prompt.shape[1]] = prompt
     ended = np.zeros(len(prompt), bool)
     tokens = ended.astype(np.int32)
     for length in lengths(prompt.shape[1], most):
         first = length == prompt.shape[1]
-        scores = decoder.start(prompt, mask, pad) if first else decoder.step(tokens)
+        scores = decoder.start(mask, pad, 1) if first else decoder.step(tokens, None)
         tokens = choose(rules.apply(scores, sequences[:, :length], first))
         ended |= tokens == rules.eos
         tokens = np.where(ended, pad, tokens).astype(np.int32)
@@ -189,8 +189,120 @@ def sampling(
     return tokens, xp.from_host(last)
 
 
-greedy_search.no_gradient("integer")
-sampling.no_gradient("zero")
+def log_softmax(scores: np.ndarray) -> np.ndarray:
+    """The logarithms of the probabilities of each row."""
+    moved = scores - scores.max(axis=1, keepdims=True)
+    return np.asarray(moved - np.log(np.exp(moved).sum(axis=1, keepdims=True)))
 
-for _search in (greedy_search, sampling):
+
+def _network(
+    xp: Xp, run: Run, model_type: int, graphs: tuple[Graph | None, Graph | None, Graph], ids: np.ndarray,
+    begin: np.ndarray | None, start: int, size: int,
+) -> Gpt2 | EncoderDecoder:  # fmt: skip
+    """The runs of a decoder of this type; the prompt of one with an encoder is its start token, or `begin`."""
+    encoder, first, decoder = graphs
+    axes = 3 if model_type == 2 else 2
+    if ids.ndim != axes:
+        raise OperatorError(f"input_ids must have {axes} axes, got shape {ids.shape}", code="SX404")
+    if model_type == 0:
+        return Gpt2(Network(xp, run, {}, 1), first or decoder, decoder, size, ids)
+    if model_type not in (1, 2) or encoder is None:
+        raise OperatorError(
+            f"model_type must be 0 (as GPT-2), or 1 (as T5) or 2 (as Whisper) with an encoder, got {model_type}", code="SX404"
+        )
+    if start < 0 and (begin is None or model_type == 1):
+        raise OperatorError("decoder_start_token_id must be at least 0 for a decoder with an encoder", code="SX404")
+    prompt = np.full((len(ids), 1), start, np.int32)
+    if begin is not None and model_type == 2:
+        prompt = begin
+        if prompt.ndim != 2 or len(prompt) != len(ids):
+            raise OperatorError(f"decoder_input_ids must have {len(ids)} rows, got shape {prompt.shape}", code="SX404")
+    return EncoderDecoder(Network(xp, run, {}, 0), encoder, decoder, size, ids, prompt)
+
+
+@microsoft("BeamSearch", 1, widen=False)
+def beam_search(
+    xp: Xp,
+    input_ids: Host[np.ndarray],
+    max_length: Host[int],
+    min_length: Host[int] = 0,
+    num_beams: Host[int] = 1,
+    num_return_sequences: Host[int] = 1,
+    length_penalty: Host[float] = 1.0,
+    repetition_penalty: Host[float] = 1.0,
+    vocab_mask: Host[np.ndarray] | None = None,
+    prefix_vocab_mask: Host[np.ndarray] | None = None,
+    attention_mask: Host[np.ndarray] | None = None,
+    decoder_input_ids: Host[np.ndarray] | None = None,
+    logits_processor: Host[int] = 0,
+    *,
+    decoder: Graph,
+    decoder_start_token_id: int = -1,
+    early_stopping: int = 0,
+    encoder: Graph | None = None,
+    eos_token_id: int,
+    init_decoder: Graph | None = None,
+    model_type: int = 0,
+    no_repeat_ngram_size: int = 0,
+    pad_token_id: int,
+    vocab_size: int = -1,
+    run: Run,
+    wanted: Wanted,
+) -> tuple[Array | None, ...]:
+    """Go on with the `num_beams` sequences of the largest sums of log-probabilities, and return the best that have ended.
+
+    The score of a sequence is the sum over the power `length_penalty` of its length, the prompt included.
+    """
+    model = _network(xp, run, model_type, (encoder, init_decoder, decoder), input_ids, decoder_input_ids,
+                     decoder_start_token_id, vocab_size)  # fmt: skip
+    if model_type == 2 and logits_processor:
+        raise OperatorError(TIMES, code="SX404")
+    rules = Rules(len(model.prompt), eos_token_id, repetition_penalty, no_repeat_ngram_size, vocab_mask,
+                  prefix_vocab_mask if model_type == 0 else None, min_length)  # fmt: skip
+    beams = Beams(model.prompt, num_beams, length_penalty, bool(early_stopping), eos_token_id, pad_token_id)
+    return _beams_searched(xp, model, attention_mask, rules, beams, num_return_sequences, max_length, any(wanted[2:3]))
+
+
+TIMES = "the rules of logits_processor for the time stamps of Whisper are not defined: set it to 0"
+
+
+def _beams_searched(
+    xp: Xp, model: Gpt2 | EncoderDecoder, mask: np.ndarray | None, rules: Rules, beams: Beams, count: int, most: int, kept: bool
+) -> tuple[Array | None, ...]:
+    """Search; the best sequences, their scores, and the scores before each token if they are kept."""
+    if not 1 <= count <= beams.beams <= 128:
+        raise OperatorError(
+            f"num_beams must be in [1, 128] and num_return_sequences in [1, num_beams], got {beams.beams} and {count}",
+            code="SX404",
+        )
+    start = model.prompt.shape[1]
+    checked_lengths(start, most)
+    steps: list[np.ndarray] = []
+    tokens = rows = np.zeros(0, np.int32)
+    for length in lengths(start, most):
+        logits = model.start(mask, beams.pad, beams.beams) if length == start else model.step(tokens, rows)
+        scores = rules.apply(log_softmax(logits), beams.sequences, length == start) + beams.sums.reshape(-1, 1)
+        steps += [scores] if kept else []
+        tokens, rows = beams.advance(scores)
+        if beams.done.all():
+            break
+    sequences, final = beams.finish(count, most)
+    shape = (most - start, beams.batch, beams.beams, logits.shape[1])
+    return xp.from_host(sequences), xp.from_host(final), _stacked(xp, steps, shape)
+
+
+def _stacked(xp: Xp, steps: list[np.ndarray], shape: tuple[int, ...]) -> Array | None:
+    """The scores before each token, zeros after the end of all sequences; None if they were not kept."""
+    if not steps:
+        return None
+    kept = np.zeros(shape, np.float32)
+    kept[: len(steps)] = np.stack(steps).reshape(len(steps), *shape[1:])
+    return xp.from_host(kept)
+
+
+greedy_search.no_gradient("integer")
+sampling.no_gradient("undefined")
+beam_search.no_gradient("undefined")
+
+for _search in (greedy_search, sampling, beam_search):
     _search.flops(unknown)
