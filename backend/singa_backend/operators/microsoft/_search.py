@@ -67,7 +67,7 @@ class Network:
             raise OperatorError(
                 f"logits must have 3 axes, the last of at least vocab_size {size}, got shape {logits.shape}", code="SX404"
             )
-        return logits[:, -1, : size if size > 0 else None].astype(np.float32)
+        return np.asarray(logits[:, -1, : size if size > 0 else None], np.float32)
 
     def put(self, name: str, value: np.ndarray) -> None:
         """Set an input from an array of the host."""
@@ -273,7 +273,7 @@ class Beams:
             if score <= best[-1][0]:
                 return
             best.pop()
-        place = sum(kept >= score for kept, _ in best)
+        place = sum(bool(kept >= score) for kept, _ in best)
         best.insert(place, (score, tokens))
 
     def advance(self, scores: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

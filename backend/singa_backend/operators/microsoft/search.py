@@ -255,15 +255,19 @@ def beam_search(
     """
     model = _network(xp, run, model_type, (encoder, init_decoder, decoder), input_ids, decoder_input_ids,
                      decoder_start_token_id, vocab_size)  # fmt: skip
-    if model_type == 2 and logits_processor:
-        raise OperatorError(TIMES, code="SX404")
+    _without_times(model_type, logits_processor)
     rules = Rules(len(model.prompt), eos_token_id, repetition_penalty, no_repeat_ngram_size, vocab_mask,
-                  prefix_vocab_mask if model_type == 0 else None, min_length)  # fmt: skip
+                  prefix_vocab_mask, min_length)  # fmt: skip
     beams = Beams(model.prompt, num_beams, length_penalty, bool(early_stopping), eos_token_id, pad_token_id)
     return _beams_searched(xp, model, attention_mask, rules, beams, num_return_sequences, max_length, any(wanted[2:3]))
 
 
-TIMES = "the rules of logits_processor for the time stamps of Whisper are not defined: set it to 0"
+def _without_times(model_type: int, logits_processor: int) -> None:
+    if model_type == 2 and logits_processor:
+        raise OperatorError(
+            f"the rules for the time stamps of Whisper are not defined: logits_processor must be 0, got {logits_processor}",
+            code="SX404",
+        )
 
 
 def _beams_searched(
@@ -291,6 +295,65 @@ def _beams_searched(
     return xp.from_host(sequences), xp.from_host(final), _stacked(xp, steps, shape)
 
 
+@microsoft("WhisperBeamSearch", 1, widen=False)
+def whisper_beam_search(
+    xp: Xp,
+    input_ids: Host[np.ndarray],
+    max_length: Host[int],
+    min_length: Host[int] = 0,
+    num_beams: Host[int] = 1,
+    num_return_sequences: Host[int] = 1,
+    length_penalty: Host[float] = 1.0,
+    repetition_penalty: Host[float] = 1.0,
+    vocab_mask: Host[np.ndarray] | None = None,
+    prefix_vocab_mask: Host[np.ndarray] | None = None,
+    attention_mask: Host[np.ndarray] | None = None,
+    decoder_input_ids: Host[np.ndarray] | None = None,
+    logits_processor: Host[int] = 0,
+    cross_qk_layer_head: Host[np.ndarray] | None = None,
+    extra_decoding_ids: Host[np.ndarray] | None = None,
+    temperature: Host[float] = 1.0,
+    *,
+    beginning_timestamp_token_id: int | None = None,
+    decoder: Graph,
+    decoder_output_cross_qk: int | None = None,
+    decoder_start_token_id: int = -1,
+    early_stopping: int = 0,
+    encoder: Graph | None = None,
+    eos_token_id: int,
+    init_decoder: Graph | None = None,
+    model_type: int = 2,
+    no_repeat_ngram_size: int = 0,
+    no_speech_token_id: int | None = None,
+    no_timestamps_token_id: int | None = None,
+    pad_token_id: int,
+    start_of_lm_token_id: int | None = None,
+    transcribe_token_id: int | None = None,
+    translate_token_id: int | None = None,
+    vocab_size: int = -1,
+    run: Run,
+    wanted: Wanted,
+) -> tuple[Array | None, ...]:
+    """As BeamSearch, for a decoder of Whisper: the log-probabilities are divided by `temperature`.
+
+    The products of the cross attention and the probability of no speech are not defined, nor are the rules for time stamps.
+    """
+    if any(wanted[3:]) or decoder_output_cross_qk:
+        raise OperatorError(
+            "the outputs cross_qk and non_speech_probs, which onnxruntime computes on CUDA only, are not defined", code="SX404"
+        )
+    if model_type != 2:
+        raise OperatorError(f"model_type must be 2, got {model_type}", code="SX404")
+    _without_times(model_type, logits_processor)
+    model = _network(xp, run, model_type, (encoder, None, decoder), input_ids, decoder_input_ids, decoder_start_token_id,
+                     vocab_size)  # fmt: skip
+    rules = Rules(len(model.prompt), eos_token_id, repetition_penalty, no_repeat_ngram_size, vocab_mask, prefix_vocab_mask,
+                  min_length, temperature)  # fmt: skip
+    beams = Beams(model.prompt, num_beams, length_penalty, bool(early_stopping), eos_token_id, pad_token_id)
+    found = _beams_searched(xp, model, attention_mask, rules, beams, num_return_sequences, max_length, any(wanted[2:3]))
+    return (*found, None, None)
+
+
 def _stacked(xp: Xp, steps: list[np.ndarray], shape: tuple[int, ...]) -> Array | None:
     """The scores before each token, zeros after the end of all sequences; None if they were not kept."""
     if not steps:
@@ -303,6 +366,7 @@ def _stacked(xp: Xp, steps: list[np.ndarray], shape: tuple[int, ...]) -> Array |
 greedy_search.no_gradient("integer")
 sampling.no_gradient("undefined")
 beam_search.no_gradient("undefined")
+whisper_beam_search.no_gradient("undefined")
 
-for _search in (greedy_search, sampling, beam_search):
+for _search in (greedy_search, sampling, beam_search, whisper_beam_search):
     _search.flops(unknown)

@@ -226,6 +226,8 @@ def beam_search(d: Draw) -> None:
     _rules(d, known, ids, kind)
     if kind == 2:
         d.put(begin, d.ints([0], np.int32))
+        if whisper:
+            d.put(None, None, np.array([d.pick([0.5, 1.0, 2.0])], np.float32) if d.chance() else None)
     if eos < 0 and d.chance():
         d.outputs.append("steps")  # onnxruntime does not write those after the end of all sequences
 
@@ -247,7 +249,7 @@ def _rules(d: Draw, known: int, ids: np.ndarray, kind: int) -> None:
     d.put(np.array([d.pick([0.0, 0.5, 1.0, 1.0, 2.0, -1.0])], np.float32))
     d.put(np.array([d.pick([0.5, 1.0, 1.3, 2.0])], np.float32) if d.chance() else None)
     d.put(_allowed(d, known) if d.chance(0.3) else None)
-    d.put(_allowed(d, len(ids), known) if d.chance(0.3) and kind == 0 else None)
+    d.put(_allowed(d, len(ids), known) if d.chance(0.3) else None)
     d.put(_mask(d, ids.shape) if d.chance(0.4) and kind < 2 else None)
     d.attr("no_repeat_ngram_size", [2, 3], 0)
     d.attr("early_stopping", [0, 1], 0)
