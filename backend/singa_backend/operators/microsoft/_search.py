@@ -282,13 +282,15 @@ class Beams:
         tokens, rows = (np.zeros((self.batch, self.beams), np.int32) for _ in range(2))
         sums = np.zeros_like(self.sums)
         size = scores.shape[1]
-        for b, flat in enumerate(scores.reshape(self.batch, -1)):
+        every = scores.reshape(self.batch, -1)
+        order = np.argsort(-every, axis=1, kind="stable")[:, : 2 * self.beams]
+        largest = np.take_along_axis(every, order, axis=1).ravel()
+        for b, flat in enumerate(every):
             if self.done[b]:  # it goes on with padding, from the first beam of all
                 tokens[b] = self.pad
                 continue
-            top = np.argsort(-flat, kind="stable")[: 2 * self.beams]
             used = 0
-            for place, k in enumerate(top):
+            for place, k in enumerate(order[b]):
                 beam, token = divmod(int(k), size)
                 if token == self.eos and self.eos >= 0:
                     if place < self.beams:
@@ -300,7 +302,8 @@ class Beams:
                     break
             if used < self.beams:
                 raise OperatorError(f"{self.beams} beams need as many tokens besides the end token", code="SX404")
-            self.done[b] = self._finished(b, flat[top[0]], length)
+            # As in onnxruntime, the largest of as many sums as are candidates, but from another place for b > 0.
+            self.done[b] = self._finished(b, largest[b * self.beams :][: 2 * self.beams].max(), length)
         self.sums = sums
         self.sequences = np.concatenate([self.sequences[rows.ravel()], tokens.reshape(-1, 1)], axis=1)
         return tokens.ravel(), rows.ravel()

@@ -178,9 +178,7 @@ def sampling(
     def choose(scores: np.ndarray) -> np.ndarray:
         nonlocal last
         if not 0 <= min_tokens_to_keep < scores.shape[1]:
-            raise OperatorError(
-                f"min_tokens_to_keep must be in [0, {scores.shape[1]}), got {min_tokens_to_keep}", code="SX404"
-            )
+            raise OperatorError(f"min_tokens_to_keep must be in [0, {scores.shape[1]}), got {min_tokens_to_keep}", code="SX404")
         last = nucleus(scores, top_p, filter_value, min_tokens_to_keep, bool(custom))
         return drawn(last, number)
 
