@@ -182,7 +182,7 @@ class EncoderDecoder:
 
 
 @dataclass
-class Rules:
+class TokenRules:
     """What changes the scores of the next tokens; `min_length` counts the tokens of the prompt."""
 
     batch: int

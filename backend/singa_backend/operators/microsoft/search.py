@@ -16,14 +16,14 @@ from .._api import Run
 from .._flops import unknown
 from ..activation import softmax
 from ._api import Array, Host, Wanted, Xp, microsoft
-from ._search import Beams, EncoderDecoder, Gpt2, Network, Rules, checked_lengths, lengths
+from ._search import Beams, EncoderDecoder, Gpt2, Network, TokenRules, checked_lengths, lengths
 
 Choice = Callable[[np.ndarray], np.ndarray]
 """Scores of the next tokens -> the token of each sequence."""
 
 
 def _continued(
-    xp: Xp, run: Run, prompt: np.ndarray, mask: np.ndarray | None, most: int, rules: Rules, graphs: tuple[Graph | None, Graph],
+    xp: Xp, run: Run, prompt: np.ndarray, mask: np.ndarray | None, most: int, rules: TokenRules, graphs: tuple[Graph | None, Graph],
     size: int, pad: int, choose: Choice,
 ) -> Array:  # fmt: skip
     """Append one token after another; one after the end token of a sequence is padding, as that token itself."""
@@ -79,7 +79,7 @@ def greedy_search(
     The places after the end of all sequences, which onnxruntime leaves uninitialized, are padding.
     """
     _only_gpt2("GreedySearch", model_type)
-    rules = Rules(len(input_ids), eos_token_id, repetition_penalty, no_repeat_ngram_size, vocab_mask, prefix_vocab_mask,
+    rules = TokenRules(len(input_ids), eos_token_id, repetition_penalty, no_repeat_ngram_size, vocab_mask, prefix_vocab_mask,
                   min_length)  # fmt: skip
     return _continued(xp, run, input_ids, attention_mask, max_length, rules, (init_decoder, decoder), vocab_size, pad_token_id,
                       lambda scores: scores.argmax(axis=1))  # fmt: skip
@@ -171,7 +171,7 @@ def sampling(
     The second result, which onnxruntime's CPU kernel does not compute, are the filtered scores before the last draw.
     """
     _only_gpt2("Sampling", model_type)
-    rules = Rules(len(input_ids), eos_token_id, repetition_penalty, no_repeat_ngram_size, vocab_mask, prefix_vocab_mask,
+    rules = TokenRules(len(input_ids), eos_token_id, repetition_penalty, no_repeat_ngram_size, vocab_mask, prefix_vocab_mask,
                   min_length, temperature, presence_mask, presence_penalty)  # fmt: skip
     number, last = uniform_numbers(seed), np.zeros((0, 0), np.float32)
 
@@ -254,7 +254,7 @@ def beam_search(
     model = _network(xp, run, model_type, (encoder, init_decoder, decoder), input_ids, decoder_input_ids,
                      decoder_start_token_id, vocab_size)  # fmt: skip
     _without_times(model_type, logits_processor)
-    rules = Rules(len(model.prompt), eos_token_id, repetition_penalty, no_repeat_ngram_size, vocab_mask,
+    rules = TokenRules(len(model.prompt), eos_token_id, repetition_penalty, no_repeat_ngram_size, vocab_mask,
                   prefix_vocab_mask, min_length)  # fmt: skip
     beams = Beams(model.prompt, num_beams, length_penalty, bool(early_stopping), eos_token_id, pad_token_id)
     return _beams_searched(xp, model, attention_mask, rules, beams, num_return_sequences, max_length, any(wanted[2:3]))
@@ -269,7 +269,14 @@ def _without_times(model_type: int, logits_processor: int) -> None:
 
 
 def _beams_searched(
-    xp: Xp, model: Gpt2 | EncoderDecoder, mask: np.ndarray | None, rules: Rules, beams: Beams, count: int, most: int, kept: bool
+    xp: Xp,
+    model: Gpt2 | EncoderDecoder,
+    mask: np.ndarray | None,
+    rules: TokenRules,
+    beams: Beams,
+    count: int,
+    most: int,
+    kept: bool,
 ) -> tuple[Array | None, ...]:
     """Search; the best sequences, their scores, and the scores before each token if they are kept."""
     if not 1 <= count <= beams.beams <= 128:
@@ -345,7 +352,7 @@ def whisper_beam_search(
     _without_times(model_type, logits_processor)
     model = _network(xp, run, model_type, (encoder, None, decoder), input_ids, decoder_input_ids, decoder_start_token_id,
                      vocab_size)  # fmt: skip
-    rules = Rules(len(model.prompt), eos_token_id, repetition_penalty, no_repeat_ngram_size, vocab_mask, prefix_vocab_mask,
+    rules = TokenRules(len(model.prompt), eos_token_id, repetition_penalty, no_repeat_ngram_size, vocab_mask, prefix_vocab_mask,
                   min_length, temperature)  # fmt: skip
     beams = Beams(model.prompt, num_beams, length_penalty, bool(early_stopping), eos_token_id, pad_token_id)
     found = _beams_searched(xp, model, attention_mask, rules, beams, num_return_sequences, max_length, any(wanted[2:3]))
