@@ -23,8 +23,8 @@ Choice = Callable[[np.ndarray], np.ndarray]
 
 
 def _continued(
-    xp: Xp, run: Run, prompt: np.ndarray, mask: np.ndarray | None, most: int, rules: TokenRules, graphs: tuple[Graph | None, Graph],
-    size: int, pad: int, choose: Choice,
+    xp: Xp, run: Run, prompt: np.ndarray, mask: np.ndarray | None, most: int, rules: TokenRules,
+    graphs: tuple[Graph | None, Graph], size: int, pad: int, choose: Choice,
 ) -> Array:  # fmt: skip
     """Append one token after another; one after the end token of a sequence is padding, as that token itself."""
     if prompt.ndim != 2:
