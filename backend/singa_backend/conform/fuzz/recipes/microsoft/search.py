@@ -217,7 +217,7 @@ def beam_search(d: Draw) -> None:
     ids = _prompt(d, known, pad)
     begin = d.rng.integers(0, known, (len(ids), d.whole(1, 3))).astype(np.int32)
     start = {0: ids.shape[1], 1: 1, 2: begin.shape[1]}[kind]
-    most = start + d.whole(1, 8)
+    most = start + d.whole(2 if kind == 1 else 1, 8)  # onnxruntime's results of one step vary between runs
     d.put(d.array(np.float32, (len(ids), _features(graphs[0]), d.whole(1, 4)), "tame") if kind == 2 else ids)
     d.put(d.ints([most], np.int32), d.ints([d.whole(0, most)], np.int32), d.ints([beams], np.int32))
     d.put(d.ints([d.whole(1, beams)], np.int32))
