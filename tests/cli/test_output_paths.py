@@ -97,6 +97,7 @@ RUNS: dict[tuple[str, str], tuple[str, Callable[[bytes], None]]] = {
     ("conform", "--results"): ("-k ^test_relu$ -n 1 --results -", is_json),
     ("conform", "--junit"): ("-k ^test_relu$ -n 1 --junit -", is_xml),
     ("convert", "--output"): ("m.onnx --opset 13 -o -", is_model),
+    ("lower", "--output"): ("m.onnx -o -", is_model),
     ("diff", "--html"): ("m.onnx m.onnx --html -", is_page),
     ("export", "--output"): ("net.py:build --no-run -o -", is_model),
     ("extract", "--output"): ("m.onnx --outputs h -o -", is_model),

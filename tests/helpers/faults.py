@@ -331,6 +331,11 @@ def convert_to_a_new_file(new: int) -> None:
     sonnx_command("convert", f"in{new}/m.onnx", "--opset", "17", "-o", "c.onnx", "--external-data")
 
 
+@case(models("w.onnx"), covers="lower --output")
+def lower(new: int) -> None:
+    sonnx_command("lower", f"in{new}/m.onnx", "-o", "w.onnx", "--external-data")
+
+
 @case(models("e.onnx"), covers="export --output")
 def export(new: int) -> None:
     sonnx_command("export", f"net.py:{'new' if new else 'old'}", "-i", "x=float32[2,4]", "-o", "e.onnx")

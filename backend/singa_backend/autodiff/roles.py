@@ -21,6 +21,7 @@ import numpy as np
 from .. import dtypes
 from ..ir.declaration import has_trait, newest_declaration
 from ..ir.graph import Graph, Node
+from ..proto.schemas import MICROSOFT
 from . import tables
 
 PARAMETER, CONSTANT, STATISTIC, SETTING = "parameter", "constant", "statistic", "setting"
@@ -119,6 +120,12 @@ _GENERATED = re.compile(
     r"^val_\d+$|^onnx::|[Cc]onst|^helper\.|^auto\.|^p2o\.|cst\d*$|/[xy]:0$|lifted|^_?tensor_|^scalar|_cast(_\d+)?$|^\d+$|^_val|^%"
 )
 """Names that exporters give to values that have none in the program."""
+
+_FIXED = re.compile(
+    r"scales|(?!decay|.*norm)\w+_(scales?|scale_2|zero|zero_point)|scale_[xy]|absmax|zero_point"
+    r"|(cos|sin)_cache|past\w*"
+)
+"""Inputs of onnxruntime's operators that do not train: how weights of few bits are read, rotations of positions, caches."""
 
 
 class Place(NamedTuple):
@@ -290,7 +297,7 @@ class _Initializer:
         """The use by one input of a node; None if it is moved, or computed with constants alone, and its readers decide."""
         op = node.op_type
         if node.domain:
-            return self._foreign(node)
+            return self._foreign(node, i)
         if op in _IGNORES_VALUES:
             return _NO_USE
         if i in _weights(node) or op == "Einsum":
@@ -326,10 +333,13 @@ class _Initializer:
         what = declared[min(i, len(declared) - 1)].name if declared else f"input {i}"
         return Use(CONSTANT, f"it is the input {what} of {op}", open=self.array.size > 1 and i == 0)
 
-    def _foreign(self, node: Node) -> Use:
+    def _foreign(self, node: Node, i: int) -> Use:
         if node.domain == "ai.onnx.ml" or self.array.size <= 1:
             text = f"it is an input of {node.domain}.{node.op_type}" + f", {self.values}" * bool(self.values)
             return Use(CONSTANT, text, open=node.domain != "ai.onnx.ml")
+        declared = node.operator.declaration.inputs if node.operator and node.domain == MICROSOFT else ()
+        if i < len(declared) and _FIXED.fullmatch(declared[i].name):
+            return Use(CONSTANT, f"it is the input {declared[i].name} of {node.domain}.{node.op_type}", open=True)
         return Use(PARAMETER, f"it is a weight of {node.domain}.{node.op_type}")
 
     def _with_constants(self, node: Node) -> Use | None:

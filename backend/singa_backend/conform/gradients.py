@@ -3,16 +3,20 @@
 A point is a generated node (see fuzz/) without special values.  At each point the gradients of all float inputs are computed
 in three ways: by the rule, eagerly; by the rule written as a graph with unknown sizes, run by our executor; and by differences
 of the forward computation.
+
+An operator of onnxruntime that has no float64 is judged in float64 if its body computes with it; otherwise its rule computes in
+float32, and only the differences are taken in float64.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 from unittest.mock import patch
 
+import ml_dtypes
 import numpy as np
 from onnx import ModelProto, NodeProto, TypeProto, defs, helper
 
@@ -32,7 +36,7 @@ from ..ir.declaration import declarations, has_trait
 from ..ir.graph import Graph
 from ..ir.reader import read
 from ..opsets.model import to_model
-from ..proto.schemas import newest, schemas, type_strings
+from ..proto.schemas import LAX, MICROSOFT, newest, schemas, type_strings
 from ..runtime.executor import Executor
 from .fuzz import generate, regular_cases
 
@@ -41,6 +45,9 @@ DRAWS = 600
 _STEPS = (1e-3, 1e-4)
 _NEAR = tolerances.GRADIENTS.bounds["float64"].rtol
 _SAME = tolerances.GRADIENTS_GRAPH.bounds["float64"]
+_SINGLE = tolerances.GRADIENTS.bounds["float32"].rtol
+_LOST = 1e9
+"""Next to larger results of an operator without float64, the differences of others are lost."""
 _MAPS: tuple[Callable[[Any], Any], ...] = (
     lambda x: x, lambda x: x, lambda x: 0.3 + np.abs(x), lambda x: 0.9 * np.tanh(x), lambda x: 1.2 + np.abs(x),
 )  # fmt: skip
@@ -60,6 +67,7 @@ class Point:
         dys: The gradients of the outputs; None for outputs that are not floats.
         free: Those of `asked` that ONNX declares not differentiable: a rule may return a gradient, which is then judged.
         device: The device that computes; all values of a point are on the host.
+        single: Whether the operator has no float64: `feeds` and `dys` are float32, and differences are taken in float64.
     """
 
     case: generate.NodeCase
@@ -70,6 +78,7 @@ class Point:
     dys: list[Any]
     free: frozenset[int] = frozenset()
     device: Device = field(default_factory=lambda: resolve("CPU"))
+    single: bool = False
 
     def forward(self, feeds: Sequence[Any]) -> list[Any]:
         return self._run(self.graph, feeds)
@@ -95,7 +104,8 @@ class Point:
     def model(self, opset: int | None = None) -> ModelProto:
         """Return the gradients as a model of unknown sizes: inputs, then the outputs' gradients; None gradients are left out."""
         builder = GraphBuilder(opset or self.opset)
-        xs = [builder.input(v.name, _type(x)) for v, x in zip(self.graph.inputs, self.feeds, strict=True)]
+        sized = self.case.constants if _onnxruntimes(self.case.domain) else ()  # bodies may read the sizes of weights
+        xs = [builder.input(v.name, _type(x, v.name in sized)) for v, x in zip(self.graph.inputs, self.feeds, strict=True)]
         dys = [
             None if dy is None else builder.input(f"d{v.name}", _type(dy))
             for v, dy in zip(self.graph.outputs, self.dys, strict=True)
@@ -181,10 +191,10 @@ def _single_only(schema: Any) -> bool:
     return any(type_strings(schema)[o.type_str] == ["tensor(float)"] for o in schema.outputs)
 
 
-def _type(x: Any) -> Any:
+def _type(x: Any, sized: bool = False) -> Any:
     if isinstance(x, list):
         return helper.make_sequence_type_proto(helper.make_tensor_type_proto(dtypes.onnx_code(x[0].dtype), None))
-    return helper.make_tensor_type_proto(dtypes.onnx_code(x.dtype), [None] * x.ndim)
+    return helper.make_tensor_type_proto(dtypes.onnx_code(x.dtype), x.shape if sized else [None] * x.ndim)
 
 
 def _dot(y: Any, dy: Any) -> float:
@@ -235,7 +245,8 @@ def _point(case: generate.NodeCase, rng: np.random.Generator, every: bool = Fals
     with in_double(case.domain, case.operator):
         graph = read(model)
     change = _MAPS[int(rng.integers(len(_MAPS)))]
-    feeds = [_changed(case.inputs[v.name], change) for v in graph.inputs]
+    halves = _onnxruntimes(case.domain)
+    feeds = [_changed(case.inputs[v.name], change, halves) for v in graph.inputs]
     formal = case.schema.inputs
     no = defs.OpSchema.DifferentiationCategory.NonDifferentiable
     settings = declarations[case.domain, case.operator][case.version].settings
@@ -253,18 +264,52 @@ def _point(case: generate.NodeCase, rng: np.random.Generator, every: bool = Fals
                 free.append(i)
     if not asked:
         return None
-    opset = int(rng.integers(max(LEAST_OPSET, case.opset if not case.domain else 0), newest("") + 1))
-    point = Point(case, graph, opset, feeds, tuple(asked), [], frozenset(free))
+    opset = newest("")
+    if not _onnxruntimes(case.domain):  # their bodies are written at the newest opset, as training does
+        opset = int(rng.integers(max(LEAST_OPSET, case.opset if not case.domain else 0), newest("") + 1))
+    single = _onnxruntimes(case.domain) and not any(_doubles(formal[i].type_str, case.schema) for i in _positions(case, formal))
+    if single:
+        feeds = narrowed(feeds)
+    point = Point(case, graph, opset, feeds, tuple(asked), [], frozenset(free), single=single)
     try:
-        outputs, again = point.forward(feeds), point.forward(feeds)
+        outputs, again = point.forward(_widened(feeds)), point.forward(_widened(feeds))
     except SonnxError:
         return None
     if _draws(case) or not same_bits(outputs, again):  # drawn at random; two draws of few elements may be equal
         return None
-    point.dys = [_cotangent(y, rng) for y in outputs]
+    point.dys = [narrowed(dy) if single else dy for dy in (_cotangent(y, rng) for y in outputs)]
+    if single and any(_size(y) > _LOST for y in outputs if isinstance(y, np.ndarray) and y.dtype.kind == "f"):
+        return None
     if not any(dy is not None for dy in point.dys) or not all(_finite(y) for y in outputs):
         return None
     return point
+
+
+def _onnxruntimes(domain: str) -> bool:
+    return domain in (MICROSOFT, LAX)
+
+
+def _positions(case: generate.NodeCase, formal: Sequence[Any]) -> list[int]:
+    """The parameters of the float inputs of a node."""
+    floats = [i for i, n in enumerate(case.node.input) if n and case.inputs[n].dtype.kind == "f"]
+    return [min(i, len(formal) - 1) for i in floats]
+
+
+def _doubles(type_str: str, schema: defs.OpSchema) -> bool:
+    return "tensor(double)" in type_strings(schema)[type_str]
+
+
+def narrowed(x: Any) -> Any:
+    """Return a value, or values, with float32 in place of float64."""
+    if isinstance(x, list):
+        return [narrowed(v) for v in x]
+    return x.astype(np.float32) if isinstance(x, np.ndarray) and x.dtype == np.float64 else x
+
+
+def _widened(x: Any) -> Any:
+    if isinstance(x, list):
+        return [_widened(v) for v in x]
+    return x.astype(np.float64) if isinstance(x, np.ndarray) and x.dtype == np.float32 else x
 
 
 def _draws(case: generate.NodeCase) -> bool:
@@ -273,10 +318,12 @@ def _draws(case: generate.NodeCase) -> bool:
     return random and "seed" in case.schema.attributes and all(a.name != "seed" for a in case.node.attribute)
 
 
-def _changed(x: Any, change: Callable[[Any], Any]) -> Any:
+def _changed(x: Any, change: Callable[[Any], Any], halves: bool = False) -> Any:
+    """Return a float value in float64, mapped by `change`; halves: also one of 16 bits."""
     if isinstance(x, list):
-        return [_changed(v, change) for v in x]
-    return np.asarray(change(x.astype(np.float64))) if x.dtype in (np.float32, np.float64) else x
+        return [_changed(v, change, halves) for v in x]
+    floats = (np.float32, np.float64, *((np.float16, ml_dtypes.bfloat16) if halves else ()))
+    return np.asarray(change(x.astype(np.float64))) if x.dtype in floats else x
 
 
 def _cotangent(y: Any, rng: np.random.Generator) -> Any:
@@ -310,6 +357,12 @@ class PointResult:
 def judge(point: Point, rng: np.random.Generator | None = None) -> list[PointResult]:
     """Compare the rule with differences at a point; each input along a random direction.  Raises what the rule raises."""
     rng = rng or np.random.default_rng(0)
+    if point.single:  # most bodies compute in float64 too
+        wide = replace(point, feeds=_widened(point.feeds), dys=_widened(point.dys), single=False)
+        with suppress(SonnxError):
+            found = judge(wide, np.random.default_rng(rng.integers(1 << 30)))
+            if all(f.verdict in ("agree", "kink") for f in found):
+                return found
     eager = point.eager()
     try:
         graph = point.through_graph()
@@ -320,7 +373,7 @@ def judge(point: Point, rng: np.random.Generator | None = None) -> list[PointRes
         if i in point.free and eager[k] is None and graph[k] is None:
             continue
         name = point.graph.inputs[i].name
-        if not _same(eager[k], graph[k]):
+        if not _same(eager[k], graph[k], point.single):
             found.append(
                 PointResult(name, "the graph differs from the rule", detail=_difference(eager[k], graph[k]), graph=False)
             )
@@ -343,15 +396,16 @@ def _judged(point: Point, i: int, name: str, grad: Any, rng: np.random.Generator
     direction = _random_like(x, rng)
     slope = 0.0 if grad is None else _dot(grad, direction)
     slopes = [_slope(point, i, direction, h) for h in _STEPS]
-    size = max(1e-3, abs(slope), _norm(grad) if grad is not None else 0.0)
+    size = max(1e-2 if point.single else 1e-3, abs(slope), _norm(grad) if grad is not None else 0.0)
     # Differences that disagree with each other show that the forward bends here, not that the rule is wrong.
     spread = abs(slopes[0][0] - slopes[1][0])
     far, near = (abs(left - right) for _, left, right in slopes)  # if the forward is smooth, this shrinks with the step
     bends = near > 0.05 * size or (near > 1e-7 * size and near > 0.3 * far)
     error = min(abs(s - slope) for s, _, _ in slopes) / size
-    if error <= _NEAR:
+    allowed = _SINGLE if point.single else _NEAR
+    if error <= allowed:
         return PointResult(name, "agree", error)
-    if not all(map(np.isfinite, (slopes[0][0], slopes[1][0]))) or spread > _NEAR * size or bends:
+    if not all(map(np.isfinite, (slopes[0][0], slopes[1][0]))) or spread > allowed * size or bends:
         return PointResult(name, "kink", error)
     missing = "no gradient was returned" if grad is None else f"the rule returns {slope:.9g}"
     return PointResult(name, "wrong", error, f"{missing}, differences return {slopes[1][0]:.9g}")
@@ -361,7 +415,7 @@ def _slope(point: Point, i: int, direction: Any, h: float) -> tuple[float, float
     """Return the slope along a direction by fourth-order differences, and the one-sided slopes."""
 
     def at(t: float) -> float:
-        feeds = list(point.feeds)
+        feeds = _widened(list(point.feeds)) if point.single else list(point.feeds)
         feeds[i] = _moved(feeds[i], direction, t * h)
         return point.loss(feeds)
 
@@ -394,12 +448,19 @@ def _shape_wrong(grad: Any, x: Any) -> str:
     )
 
 
-def _same(a: Any, b: Any) -> bool:
+def _same(a: Any, b: Any, single: bool = False) -> bool:
     if a is None or b is None:
         return (a is None) == (b is None)
     if isinstance(a, list):
-        return len(a) == len(b) and all(map(_same, a, b))
+        return len(a) == len(b) and all(_same(x, y, single) for x, y in zip(a, b, strict=True))
+    if single:
+        return bool(a.shape == b.shape and np.allclose(a, b, rtol=_SINGLE, atol=_SINGLE * _size(a), equal_nan=True))
     return bool(a.shape == b.shape and np.allclose(a, b, rtol=_SAME.rtol, atol=_SAME.atol or 0, equal_nan=True))
+
+
+def _size(x: Any) -> float:
+    """The largest finite magnitude in an array."""
+    return float(np.abs(np.where(np.isfinite(x), x, 0)).max(initial=0))
 
 
 def _difference(a: Any, b: Any) -> str:

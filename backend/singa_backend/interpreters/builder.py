@@ -578,8 +578,8 @@ class GraphBuilder(Interpreter[Symbol]):
         return GraphBuilder(self.opset, outer=self).body(make, types, examples)
 
     def scratch(self) -> GraphBuilder:
-        """An empty graph of the same opset."""
-        return GraphBuilder(self.opset)
+        """An empty graph of the newest opset, for which decompositions are written."""
+        return GraphBuilder(newest(""))
 
     def body(
         self, make: Callable[..., Sequence[Any]], types: Sequence[TypeProto | None], examples: Sequence[Example] = ()

@@ -8,10 +8,11 @@ from typing import Any
 
 import click
 
-from singa_backend.conform import results
+from singa_backend.conform import microsoft, results
 from singa_backend.conform.cases import data_file
 from singa_backend.conform.fuzz import generate, ledger, run, summary
 from singa_backend.errors import first_line
+from singa_backend.proto.schemas import MICROSOFT
 
 from ._common import (
     NO,
@@ -63,7 +64,8 @@ _VERDICTS = Columns({"verdict": WHOLE, "cases": NUMBER})
     "--report",
     "reports",
     type=OUTPUT_FOLDER,
-    help="Write fuzz.json and fuzz.md into this folder; with --graphs, graphs.json and graphs.md.",
+    help="Write fuzz.json and fuzz.md into this folder; with --graphs, graphs.json and graphs.md; with --select com.microsoft,"
+    " microsoft.json and microsoft.md.",
 )
 @json_option
 @exit_codes
@@ -93,6 +95,9 @@ def command(
         raise click.UsageError("--write needs --only")
     if graphs and select:
         raise click.UsageError("use only one of --graphs and --select")
+    whole = select == MICROSOFT
+    if reports and MICROSOFT in select and not whole:
+        raise click.UsageError(f"the report of onnxruntime's operators has all of them: use --select {MICROSOFT}")
     check_places(target, folders=(folder, reports))
     if graphs:
         from ._graphs import detail, many
@@ -114,7 +119,11 @@ def command(
     document = summary.to_json(found, seed, select)
     if target:
         results.save(document, target)
-    pages = summary.write(document, reports) if reports else []
+    pages: list[Path] = []
+    if reports:
+        pages = (
+            microsoft.write(reports, drawn=microsoft.drawn(found, seed, select)) if whole else summary.write(document, reports)
+        )
     if as_json:
         write_json({k: document[k] for k in ("count", "seed", "select", "totals", "ledger", "bad", "environment")})
     else:

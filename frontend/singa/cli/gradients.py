@@ -8,8 +8,9 @@ from typing import Any
 
 import click
 
-from singa_backend.conform import gradient_matrix
+from singa_backend.conform import gradient_matrix, microsoft
 from singa_backend.conform.gradient_matrix import page
+from singa_backend.proto.schemas import MICROSOFT
 
 from ._common import (
     NO,
@@ -52,7 +53,8 @@ _VERDICTS = Columns({"verdict": WHOLE, "operator versions": NUMBER})
     "--to",
     "folder",
     type=OUTPUT_FOLDER,
-    help="Write gradients.json and gradients.md into this folder; rows that are not selected are kept.",
+    help="Write gradients.json and gradients.md into this folder (of com.microsoft, microsoft.json and microsoft.md); rows that"
+    " are not selected are kept.",
 )
 @click.option("--second", is_flag=True, help="Judge the gradients of the gradients; onnxruntime does not run.")
 @click.option("--check", is_flag=True, help="Judge nothing; exit with 1 if the matrix in --to (default: reports) is stale.")
@@ -73,11 +75,17 @@ def command(
     """Compare the gradients of operator versions that match SELECT ('Softmax-13', '^Reduce') with differences in float64.
 
     The exit code is 1 if one is wrong, or if one is missing, drawn too rarely or contradicted by onnxruntime without a reason
-    in gradients.toml.  SELECT names the domain of an operator that ONNX lacks ('ai.singa:Philox').
+    in gradients.toml.  SELECT names the domain of an operator that ONNX lacks ('ai.singa:Philox', 'com.microsoft:Gelu').
     """
+    onnxruntimes = MICROSOFT in select
     if check:
         folder = folder or Path("reports")
-        check_matrix("the gradient matrix", "gradients", folder, gradient_matrix.stale(folder), as_json)
+        what, name = (
+            ("the report of onnxruntime's operators", f"gradients {MICROSOFT}")
+            if onnxruntimes
+            else ("the gradient matrix", "gradients")
+        )
+        check_matrix(what, name, folder, microsoft.stale(folder) if onnxruntimes else gradient_matrix.stale(folder), as_json)
         return
     if second and folder:
         raise click.UsageError("--second writes no matrix: leave out --to")
@@ -86,8 +94,8 @@ def command(
     rows = gradient_matrix.listed(select)
     if not rows:
         raise click.UsageError(f"no operator version matches {select!r}")
-    if folder and any(r.domain not in gradient_matrix.DOMAINS for r in rows):
-        raise click.UsageError("--to keeps rows of ONNX's operators only: leave it out for those of other domains")
+    if folder and not onnxruntimes and any(r.domain not in gradient_matrix.DOMAINS for r in rows):
+        raise click.UsageError("--to keeps rows of ONNX's operators and com.microsoft only: leave it out for other domains")
     engine = None if second else witness(oracle, as_json)
     found: list[gradient_matrix.MatrixRow] = []
     with progress(len(rows), "gradients", unit="versions", quiet=as_json) as step:
@@ -98,7 +106,10 @@ def command(
             step(note=f"{bad} wrong")
     document = page.to_json(found, points, seed, entries)
     pages: list[Path] = []
-    if folder:
+    if folder and onnxruntimes:
+        whole = {r.key: r for r in (*microsoft.kept_rows(folder), *found)}
+        pages = microsoft.write(folder, gradients=microsoft.differentiated(whole.values(), points, seed))
+    elif folder:
         kept = {r.key: r for r in map(gradient_matrix.MatrixRow.from_dict, page.read(folder).get("rows", ()))} if select else {}
         whole = {**kept, **{r.key: r for r in found}}
         pages = page.write(page.to_json(whole.values(), points, seed, entries), folder)

@@ -115,10 +115,14 @@ def _cells(select: str, names: tuple[tuple[str, str], ...]) -> tuple[tuple[Cell,
     return tuple(found), tuple(versions)
 
 
+def shown_domain(domain: str) -> str:
+    """A domain in selections: operators that onnxruntime reads in ONNX's domain are those of "com.microsoft.lax"."""
+    return f"{MICROSOFT}.lax" if domain == LAX else domain
+
+
 def label(domain: str, name: str, version: int) -> str:
-    """An operator version in selections; operators that onnxruntime reads in ONNX's domain are those of "com.microsoft.lax"."""
-    shown = f"{MICROSOFT}.lax" if domain == LAX else domain
-    return f"{shown}:{name}-{version}" if domain else f"{name}-{version}"
+    """An operator version in selections."""
+    return f"{shown_domain(domain)}:{name}-{version}" if domain else f"{name}-{version}"
 
 
 def allowed_types(schema: defs.OpSchema) -> dict[str, list[np.dtype[Any]]]:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from onnx import NodeProto, helper
 
-from ...proto.schemas import schemas
+from ...proto.schemas import MICROSOFT, schemas
 from .generate import NodeCase, as_case, draw_opset, tie
 from .recipes import recipe_of
 from .strategies import Draw, Skip
@@ -58,12 +58,27 @@ def _with_body(name: str, nodes: Callable[[], list[NodeProto]], kept: int = 0) -
     return recipe
 
 
+def _torch_embedding(d: Smooth) -> None:
+    """Without the inputs that change the gradient only."""
+    recipe_of(MICROSOFT, "TorchEmbedding")(d)
+    del d.inputs[2:]
+
+
+def _fp8_weight(d: Smooth) -> None:
+    """Without the scale of the activations: they would be rounded to 8 bits, which gradients pass."""
+    recipe_of(MICROSOFT, "MatMulBlockQuantizedFp8Weight")(d)
+    if len(d.inputs) > 3:
+        d.inputs[3] = None
+
+
 SMOOTH: dict[tuple[str, str], Callable[[Smooth], None]] = {
     ("", "If"): _if,
     ("", "Loop"): _with_body("Loop", lambda: [_make("Mul", f"a {OUTER}", "t"), _make("Tanh", "t", "a_out"),
                                               _make("Mul", "a a", "s_out")], kept=1),
     ("", "Scan"): _with_body("Scan", lambda: [_make("Mul", "a x", "t"), _make("Tanh", "t", "a_out"),
                                               _make("Mul", f"x {OUTER}", "x_out")]),
+    (MICROSOFT, "MatMulBlockQuantizedFp8Weight"): _fp8_weight,
+    (MICROSOFT, "TorchEmbedding"): _torch_embedding,
     ("", "SequenceMap"): _with_body("SequenceMap", lambda: [_make("Mul", f"x {OUTER}", "t"), _make("Tanh", "t", "y_in")]),
 }  # fmt: skip
 

@@ -21,13 +21,14 @@ def to_json(rows: Iterable[MatrixRow], count: int, seed: int, entries: Sequence[
     ordered = sorted(rows, key=lambda r: r.key)
     unexplained = [r.name for r in ordered if not ledger.explain(r, entries)]
     used = {e for e in entries for r in ordered if e.what in ledger.states(r) and e.covers(r, e.what)}
+    domains = {"", *(r.domain for r in ordered)}
     return {
         "points": count,
         "seed": seed,
         "environment": environment("CPU", "onnxruntime"),
         "totals": totals(ordered),
         "unexplained": unexplained,
-        "unused": [f"{e.what} {e.operator}" for e in entries if e not in used and not e.sometimes],
+        "unused": [f"{e.what} {e.operator}" for e in entries if e not in used and not e.sometimes and e.domain in domains],
         "rows": [r.to_dict() for r in ordered],
     }
 

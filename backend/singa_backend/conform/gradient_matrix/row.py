@@ -15,14 +15,16 @@ from ...autodiff.support import DIFFERENTIABLE, gradient_support
 from ...comparison import tolerances
 from ...devices.device import resolve
 from ...engines.oracle import EngineFailure, Oracle
+from ...errors import SonnxError
+from ...ir.declaration import undeclared
 from ...ir.reader import read
 from ...proto.schemas import DOMAINS as NAMES
-from ...proto.schemas import schemas
+from ...proto.schemas import LAX, MICROSOFT, is_custom, load_domain, schemas
 from ...runtime.executor import Executor
 from .. import gradients
 from ..fuzz import generate, recipes
 from ..fuzz.generate import ORT_OPSET
-from ..gradients import Point, PointResult
+from ..gradients import Point, PointResult, narrowed
 
 DOMAINS = ("", "ai.onnx.ml", "ai.onnx.preview.training")
 _DRAWN = 3
@@ -75,7 +77,8 @@ class MatrixRow:
 
     @property
     def name(self) -> str:
-        return ("" if self.domain in ("", "ai.onnx") else f"{self.domain}:") + f"{self.operator}-{self.version}"
+        domain = generate.shown_domain(self.domain)
+        return ("" if domain in ("", "ai.onnx") else f"{domain}:") + f"{self.operator}-{self.version}"
 
     @property
     def second(self) -> str:
@@ -98,11 +101,16 @@ class MatrixRow:
 def listed(select: str = "") -> list[MatrixRow]:
     """Return a row for each schema version whose name matches ("Softmax-13", "ai.onnx.ml:Scaler-1"), as it is declared.
 
-    Operators of other domains than ONNX's are among them if `select` names the domain ("ai.singa:Philox").
+    Operators of other domains than ONNX's are among them if `select` names the domain ("ai.singa:Philox"); with
+    com.microsoft, also those that onnxruntime reads in ONNX's domain ("com.microsoft.lax:Affine"), and none that it only lists.
     """
+    if MICROSOFT in select:
+        load_domain(MICROSOFT)
     rows = []
     for (domain, name), versions in sorted(schemas.items()):
-        if domain not in DOMAINS and domain not in select:
+        if domain not in DOMAINS and (MICROSOFT if domain == LAX else domain) not in select:
+            continue
+        if domain == MICROSOFT and (domain, name) in undeclared:
             continue
         for version, schema in sorted(versions.items()):
             found = gradient_support(domain, name, version)
@@ -117,7 +125,8 @@ def listed(select: str = "") -> list[MatrixRow]:
 
 def needs_judging(row: MatrixRow) -> bool:
     """Whether there is something to judge: a gradient, or a declaration that it is zero."""
-    return row.kind in (DIFFERENTIABLE, "zero", "constant") and (row.domain, row.operator) in recipes.load()
+    known = recipes.load(MICROSOFT if row.domain in (MICROSOFT, LAX) else "")
+    return row.kind in (DIFFERENTIABLE, "zero", "constant") and (row.domain, row.operator) in known
 
 
 def judged(
@@ -183,7 +192,13 @@ def _say(row: MatrixRow, text: str) -> None:
 def _witness(row: MatrixRow, point: Point, oracle: Oracle) -> None:
     """Run the gradient's graph in float32 by onnxruntime; compare with the rule in float64, then with the graph in float32."""
     single = in_single(point)
-    model = single.model(min(point.opset, ORT_OPSET))
+    try:
+        model = single.model(min(point.opset, ORT_OPSET))
+    except SonnxError as error:  # a body of onnxruntime's operators may have newer operators
+        if not is_custom(point.case.domain):
+            raise
+        _refuse(row, "refused", f"the gradient cannot be written at opset {ORT_OPSET}: {gradients.message_of(error)}")
+        return
     if not model.graph.output:
         return
     values = [*single.feeds, *(dy for dy in single.dys if dy is not None)]
@@ -191,10 +206,7 @@ def _witness(row: MatrixRow, point: Point, oracle: Oracle) -> None:
     try:
         theirs = oracle.run(model.SerializeToString(), feeds, timeout=20)
     except EngineFailure as error:
-        _count(row, error.how)
-        reason = _brief(error.reason)
-        if reason not in row.refusals and len(row.refusals) < _SAYS:
-            row.refusals.append(reason)
+        _refuse(row, error.how, _brief(error.reason))
         return
     grads = [g for g in point.eager() if g is not None]
     arrays = [a for g in grads for a in (g if isinstance(g, list) else [g])]
@@ -209,6 +221,12 @@ def _witness(row: MatrixRow, point: Point, oracle: Oracle) -> None:
             _say(row, f"{point.case.describe()} at opset {min(point.opset, ORT_OPSET)}: onnxruntime differs")
             return
     _count(row, "agree")
+
+
+def _refuse(row: MatrixRow, how: str, reason: str) -> None:
+    _count(row, how)
+    if reason not in row.refusals and len(row.refusals) < _SAYS:
+        row.refusals.append(reason)
 
 
 def _count(row: MatrixRow, what: str) -> None:
@@ -231,15 +249,9 @@ def in_single(point: Point) -> Point:
             for value in (*attribute.g.input, *attribute.g.output):
                 if value.type.tensor_type.elem_type == TensorProto.DOUBLE:
                     value.type.tensor_type.elem_type = TensorProto.FLOAT
-        inputs = {n: _single(x) for n, x in point.case.inputs.items()}
+        inputs = {n: narrowed(x) for n, x in point.case.inputs.items()}
         graph = read(generate.model(replace(point.case, node=node, inputs=inputs), constants=frozenset()))
-    return replace(point, graph=graph, feeds=_single(point.feeds), dys=_single(point.dys))
-
-
-def _single(x: Any) -> Any:
-    if isinstance(x, list):
-        return [_single(v) for v in x]
-    return x.astype(np.float32) if isinstance(x, np.ndarray) and x.dtype == np.float64 else x
+    return replace(point, graph=graph, feeds=narrowed(point.feeds), dys=narrowed(point.dys))
 
 
 def _close(ours: Any, theirs: Any) -> bool:

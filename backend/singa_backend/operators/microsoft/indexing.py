@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from onnx import helper
 
 from ... import dtypes, limits
 from ...errors import OperatorError
@@ -78,7 +79,11 @@ def expand_dims(xp: Xp, x: Array, axis: Host[int]) -> Array:
 
 @expand_dims.decomposition
 def expand_dims_body(op: Op, x: V, axis: V) -> V:
-    return op.Unsqueeze(x, op.Reshape(op.Cast(axis, to=dtypes.onnx_code(np.int64)), [1]))
+    y = op.Unsqueeze(x, op.Reshape(op.Cast(axis, to=dtypes.onnx_code(np.int64)), [1]))
+    shape = op.shape(x)
+    if shape is None:
+        return y
+    return op.with_type(y, helper.make_tensor_type_proto(dtypes.onnx_code(op.dtype(x)), [None] * (len(shape) + 1)))
 
 
 @microsoft("UnfoldTensor", 1, widen=False, traits=("keeps_finite", "moves"))

@@ -181,7 +181,9 @@ simplified_layer_normalization.flops(each_input(8))
 def simplified_layer_normalization_body(
     op: Op, x: V, scale: V, axis: int, epsilon: float, stash_type: int, wanted: Wanted
 ) -> tuple[V, ...]:
-    y = op.RMSNormalization(x, scale, axis=axis, epsilon=epsilon, stash_type=stash_type)
+    wide = x if op.dtype(x).itemsize >= op.dtype(scale).itemsize else scale  # onnx infers one type of both inputs
+    y = op.RMSNormalization(op.cast(x, wide), op.cast(scale, wide), axis=axis, epsilon=epsilon, stash_type=stash_type)
+    y = op.cast(y, scale)
     if len(wanted) < 2:
         return (y,)
     z = op.Cast(x, to=stash_type) if op.dtype(x) in dtypes.NARROW_FLOATS else x

@@ -19,7 +19,7 @@ from .._shapes import windowed
 from .._windows import spatial
 from ..quantize import dequantize_linear, quantize_linear
 from ._api import Array, Ints, Op, V, Xp, microsoft
-from ._eight_bits import checked_rank, count, real, real_body, rounded, rounded_body, spatial_first, spatial_last
+from ._eight_bits import checked_rank, count, one, real, real_body, rounded, rounded_body, spatial_first, spatial_last
 
 # --- QuantizeLinear, DequantizeLinear
 
@@ -202,7 +202,10 @@ def qlinear_concat_shapes(known: KnownShapes[Any], call: Any) -> Shape | None:
 def qlinear_softmax(
     xp: Xp, x: Array, x_scale: Array, x_zero: Array | None, y_scale: Array, y_zero: Array, *, opset: int, axis: int = -1
 ) -> Array:
-    """Compute the softmax of reals along an axis; if `opset` is below 13, over `axis` and all later ones."""
+    """Compute the softmax of reals along an axis; if `opset` is below 13, over `axis` and all later ones.
+
+    onnxruntime multiplies by the integer part of 1 / y_scale: by 254 for the usual scale, which is 1/255 in float32.
+    """
     along = axis_of(axis, x.ndim)
     v = real(x, x_scale, x_zero)
     if x.size:
@@ -210,7 +213,8 @@ def qlinear_softmax(
         along = 1 if opset < 13 else along
         e = xp.exp(v - v.max(axis=along, keepdims=True))
         v = (e / e.sum(axis=along, keepdims=True)).reshape(x.shape)
-    return rounded(xp, v, y_scale, y_zero, x.dtype)
+    steps = xp.floor(1 / one("the scale", y_scale))
+    return rounded(xp, v * steps.astype(np.float64), xp.ones((), np.float32), y_zero, x.dtype)
 
 
 @qlinear_softmax.decomposition
@@ -220,7 +224,8 @@ def qlinear_softmax_body(op: Op, x: V, x_scale: V, x_zero: V, y_scale: V, y_zero
         y = op.Reshape(op.Softmax(op.Flatten(v, axis=axis_of(axis, op.rank(x))), axis=-1), op.Shape(x), allowzero=1)
     else:
         y = op.Softmax(v, axis=axis)
-    return rounded_body(op, y, y_scale, y_zero, op.dtype(x))
+    steps = op.Floor(op.Reciprocal(y_scale))
+    return rounded_body(op, op.Mul(y, steps), op.constant(1, np.float32), y_zero, op.dtype(x))
 
 
 @microsoft("QLinearReduceMean", 1)

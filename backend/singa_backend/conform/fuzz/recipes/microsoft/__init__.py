@@ -17,6 +17,7 @@ from . import (
     products,
     quantized,
     recurrent,
+    search,
     signals,
     tokens,
 )
@@ -38,6 +39,7 @@ __all__ = [
     "products",
     "quantized",
     "recurrent",
+    "search",
     "signals",
     "tokens",
 ]

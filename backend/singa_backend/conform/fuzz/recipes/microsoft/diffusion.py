@@ -50,4 +50,5 @@ def dropout(d: Draw) -> None:
         d.put(np.array(0 if training else d.real(0, 0.9)).astype(d.dtype("T1")))
         d.put(np.array(training))
     drop_absent(d)
+    d.attr("seed", [3], 0)
     d.outputs = ["y", "mask"] if d.chance() else ["y"]

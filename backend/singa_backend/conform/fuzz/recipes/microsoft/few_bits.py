@@ -144,6 +144,7 @@ def qlora(d: Draw) -> None:
     d.put(rows_of(d, k, dtype), *weight(d, dtype, n, k, bits, block))
     down, up = weight(d, dtype, rank, k, few, small), weight(d, dtype, n, rank, few, small)
     d.put(down[0][:0] if d.chance(0.1) else down[0], down[1], up[0][:, :0] if d.chance(0.1) else up[0], up[1])
+    d.fixed |= {3, 4, 5, 6}  # the body reads the rank of the adapter
 
 
 @recipe("MatMulFpQ4", MICROSOFT)
@@ -209,8 +210,7 @@ def qmoe(d: Draw) -> None:
         d.put(None, None, None)
     if len(d.inputs) == 14 and d.chance(0.4):
         d.put(d.array(dtype, (tokens, experts), "unit"))
-    if gated:
-        d.fixed |= set(range(2, 11))
+    d.fixed |= set(range(2, 11)) if gated else {2, 5, 8}  # bodies read the sizes of weights
 
 
 @recipe("DynamicQuantizeLSTM", MICROSOFT)

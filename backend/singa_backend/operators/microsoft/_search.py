@@ -1,0 +1,329 @@
+"""Parts of the searches for tokens: the runs of a decoder with its caches, and what changes the scores of the next tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from ... import limits
+from ...devices import namespaces
+from ...devices.namespaces import Xp
+from ...errors import OperatorError
+from ...ir.graph import Graph
+from ...proto.values import Value
+from .tokens import ngram_repeat_block
+
+LOWEST = np.finfo(np.float32).min
+"""The score of a token that is not allowed."""
+
+LONGEST = 4096
+"""The largest length that onnxruntime allows."""
+
+
+@dataclass
+class Network:
+    """The subgraphs of a search, which take and return values by their names.
+
+    An output present_X is the input past_X of the next run.
+
+    Attributes:
+        state: the values of the inputs by their names.
+        rows: the axis of the sequences in the caches that a run extends.
+    """
+
+    xp: Xp
+    run: Callable[..., list[Any]]
+    state: dict[str, Any]
+    rows: int
+    grown: set[str] = field(default_factory=set)
+
+    def outputs(self, graph: Graph) -> dict[str, Any]:
+        """Run a subgraph, and keep its caches."""
+        missing = [v.name for v in graph.inputs if v.name not in self.state]
+        if missing:
+            known = ", ".join(self.state)
+            raise OperatorError(f"the graph {graph.name!r} takes {missing[0]!r}, but the search has only {known}", code="SX407")
+        made = self.run(graph, *(self.state[v.name] for v in graph.inputs))
+        found = dict(zip((v.name for v in graph.outputs), made, strict=True))
+        for name, value in found.items():
+            if name.startswith("present_"):
+                self.state[f"past_{name.removeprefix('present_')}"] = value
+                self.grown.add(f"past_{name.removeprefix('present_')}")
+        return found
+
+    def scores(self, graph: Graph, size: int) -> np.ndarray:
+        """Run a subgraph; the logits behind the last token of each sequence, of the first `size` tokens (all for -1)."""
+        return self.last(graph, self.outputs(graph), size)
+
+    def last(self, graph: Graph, found: Mapping[str, Any], size: int) -> np.ndarray:
+        """The logits among these outputs, behind the last token of each sequence."""
+        if "logits" not in found:
+            raise OperatorError(f"the graph {graph.name!r} must have the output 'logits', got {', '.join(found)}", code="SX407")
+        logits = self.xp.to_host(found["logits"])
+        if logits.ndim != 3 or size > logits.shape[2]:
+            raise OperatorError(
+                f"logits must have 3 axes, the last of at least vocab_size {size}, got shape {logits.shape}", code="SX404"
+            )
+        return np.asarray(logits[:, -1, : size if size > 0 else None], np.float32)
+
+    def put(self, name: str, value: np.ndarray) -> None:
+        """Set an input from an array of the host."""
+        self.state[name] = self.xp.from_host(np.ascontiguousarray(value))
+
+    def select(self, rows: np.ndarray) -> None:
+        """Let each sequence go on with the caches of another one."""
+        if (rows == np.arange(len(rows))).all():
+            return
+        chosen = self.xp.from_host(rows)
+        for name in self.grown:
+            if "cross" in name:  # the beams of a batch entry have the same
+                continue
+            self.state[name] = self.xp.take(self.state[name], chosen, axis=self.rows)
+
+
+def empty_cache(xp: Xp, value: Value, rows: int, axis: int, length: int) -> Any:
+    """A cache without tokens, of the declared heads and sizes.
+
+    Args:
+        xp: the namespace of the caches.
+        value: the input of the subgraph.
+        rows: the number of sequences.
+        axis: the axis of the sequences.
+        length: the axis of the tokens.
+    """
+    shape = [None if d is None or not isinstance(d, int) else d for d in value.shape or ()]
+    if len(shape) > max(axis, length):
+        shape[axis], shape[length] = rows, 0
+    if not shape or None in shape or value.dtype is None:
+        raise OperatorError(f"the input {value.name!r} must declare its number of heads and their size", code="SX404")
+    return xp.zeros(tuple(shape), value.dtype)
+
+
+def attended(ids: np.ndarray, mask: np.ndarray | None, pad: int, leading: bool = False) -> np.ndarray:
+    """The attention mask: 1 for each token that is not padding, or not `leading` padding, unless a mask is given."""
+    if mask is None:
+        tokens = ids != pad
+        return (np.logical_or.accumulate(tokens, axis=1) if leading else tokens).astype(np.int32)
+    if mask.shape != ids.shape:
+        raise OperatorError(f"attention_mask must have the shape of input_ids {ids.shape}, got {mask.shape}", code="SX404")
+    return mask.astype(np.int32)
+
+
+class Gpt2:
+    """The runs of a decoder that takes input_ids, position_ids, attention_mask and past_0, past_1, ..."""
+
+    def __init__(self, network: Network, first: Graph, decoder: Graph, size: int, prompt: np.ndarray) -> None:
+        self.network, self.first, self.decoder, self.size, self.prompt = network, first, decoder, size, prompt
+
+    def start(self, mask: np.ndarray | None, pad: int, beams: int) -> np.ndarray:
+        """Run the prompt for each beam: the scores of the tokens behind it."""
+        net, ids = self.network, self.prompt
+        tokens = ids != pad
+        self.mask = attended(ids, mask, pad).repeat(beams, axis=0)
+        places = np.where(tokens, tokens.cumsum(axis=1) - 1, 0).astype(np.int32)
+        self.count = tokens.sum(axis=1, dtype=np.int32).repeat(beams)
+        net.put("input_ids", ids.repeat(beams, axis=0))
+        net.put("position_ids", places.repeat(beams, axis=0))
+        net.put("attention_mask", self.mask)
+        for value in self.first.inputs:
+            if value.name.startswith("past_"):
+                net.state[value.name] = empty_cache(net.xp, value, len(self.mask), 1, 3)
+        return net.scores(self.first, self.size)
+
+    def step(self, tokens: np.ndarray, rows: np.ndarray | None) -> np.ndarray:
+        """Run one token of each sequence, with the caches of `rows`: the scores of the tokens behind it."""
+        net = self.network
+        if rows is not None:
+            net.select(rows)
+        self.mask = np.concatenate([self.mask, np.ones((len(self.mask), 1), np.int32)], axis=1)
+        net.put("input_ids", tokens[:, None].astype(np.int32))
+        net.put("position_ids", self.count[:, None])
+        net.put("attention_mask", self.mask)
+        self.count = self.count + 1
+        return net.scores(self.decoder, self.size)
+
+
+class EncoderDecoder:
+    """The runs of an encoder, and of a decoder that takes input_ids and the caches of its own and of the encoder's tokens."""
+
+    def __init__(
+        self, network: Network, encoder: Graph, decoder: Graph, size: int, source: np.ndarray, prompt: np.ndarray
+    ) -> None:
+        self.network, self.encoder, self.decoder, self.size = network, encoder, decoder, size
+        self.source, self.prompt = source, prompt
+
+    def start(self, mask: np.ndarray | None, pad: int, beams: int) -> np.ndarray:
+        """Run the encoder, which may run the decoder's first tokens too: the scores of the tokens behind them."""
+        net = self.network
+        net.put("encoder_input_ids", self.source)
+        net.put("decoder_input_ids", self.prompt)
+        if self.source.ndim == 2:
+            net.put("encoder_attention_mask", attended(self.source, mask, pad, leading=True))
+        found = net.outputs(self.encoder)
+        net.state |= {name: found[name] for name in ("encoder_hidden_states",) if name in found}
+        net.state = {name: net.xp.repeat(value, beams, axis=0) for name, value in net.state.items()}
+        if "logits" in found:
+            return net.last(self.encoder, found, self.size).repeat(beams, axis=0)
+        net.put("input_ids", self.prompt.repeat(beams, axis=0))
+        for value in self.decoder.inputs:
+            if value.name.startswith("past_") and "cross" not in value.name:
+                net.state[value.name] = empty_cache(net.xp, value, len(self.prompt) * beams, 0, 2)
+        return net.scores(self.decoder, self.size)
+
+    def step(self, tokens: np.ndarray, rows: np.ndarray | None) -> np.ndarray:
+        """Run one token of each sequence, with the caches of `rows`: the scores of the tokens behind it."""
+        if rows is not None:
+            self.network.select(rows)
+        self.network.put("input_ids", tokens[:, None].astype(np.int32))
+        return self.network.scores(self.decoder, self.size)
+
+
+@dataclass
+class TokenRules:
+    """What changes the scores of the next tokens; `min_length` counts the tokens of the prompt."""
+
+    batch: int
+    eos: int
+    repetition: float = 1.0
+    ngram: int = 0
+    vocab: np.ndarray | None = None
+    prefix: np.ndarray | None = None
+    min_length: int = 0
+    temperature: float = 1.0
+    presence: np.ndarray | None = None
+    penalty: float = 0.0
+
+    def check(self, size: int) -> None:
+        """Raise if the masks do not fit the number of tokens."""
+        if not self.repetition > 0:
+            raise OperatorError(f"repetition_penalty must be above 0, got {self.repetition}", code="SX404")
+        forms = {"vocab_mask": (self.vocab, (size,)), "prefix_vocab_mask": (self.prefix, (self.batch, size)),
+                 "presence_mask": (self.presence, (self.batch, size))}  # fmt: skip
+        for name, (mask, shape) in forms.items():
+            if mask is not None and mask.shape != shape:
+                raise OperatorError(f"{name} must have the shape {shape}, got {mask.shape}", code="SX404")
+
+    def apply(self, scores: np.ndarray, sequences: np.ndarray, first: bool) -> np.ndarray:
+        """Change the scores of the tokens that may follow these sequences."""
+        if first:
+            self.check(scores.shape[1])
+        if self.repetition != 1:
+            seen = np.zeros(scores.shape, bool)
+            row, place = np.nonzero((sequences >= 0) & (sequences < scores.shape[1]))
+            seen[row, sequences[row, place]] = True
+            factor = np.float32(self.repetition)
+            scores = np.where(seen, np.where(scores < 0, scores * factor, scores / factor), scores)
+        scores = scores.copy()
+        if self.ngram > 0:
+            blocked = ngram_repeat_block(namespaces.numpy, sequences, np.zeros_like(scores), ngram_size=self.ngram) < 0
+            scores[blocked] = LOWEST
+        if self.vocab is not None:
+            scores[:, self.vocab == 0] = LOWEST
+        if self.prefix is not None and first:
+            scores[np.repeat(self.prefix == 0, len(scores) // self.batch, axis=0)] = LOWEST
+        if sequences.shape[1] < self.min_length and 0 <= self.eos < scores.shape[1]:
+            scores[:, self.eos] = LOWEST
+        if self.temperature > 0 and self.temperature != 1:
+            scores = scores / np.float32(self.temperature)
+        if self.presence is not None:
+            scores = scores - np.float32(self.penalty) * self.presence.astype(np.float32)
+        return scores
+
+
+def checked_lengths(length: int, most: int) -> None:
+    """Raise if a search from a prompt of `length` tokens to `most` is not possible."""
+    if length < 1 or not length < most <= LONGEST:
+        raise OperatorError(
+            f"max_length must be above the length of the prompt, which must be at least 1, and at most {LONGEST}, "
+            f"got {most} for {length} tokens",
+            code="SX404",
+        )
+
+
+def lengths(start: int, most: int) -> Iterator[int]:
+    """The lengths before each token that a search appends."""
+    return (start + i for i in limits.rounds(most - start))
+
+
+class Beams:
+    """The best sequences of a search, and those that it goes on with.
+
+    Attributes:
+        sequences: the tokens of each beam, those of one batch entry in a row.
+        sums: the sum of the log-probabilities of each beam.
+        steps: the scores before each token, if they are kept.
+    """
+
+    def __init__(self, prompt: np.ndarray, beams: int, penalty: float, early: bool, eos: int, pad: int) -> None:
+        self.batch, self.beams, self.penalty, self.early, self.eos, self.pad = len(prompt), beams, penalty, early, eos, pad
+        self.sequences = prompt.repeat(beams, axis=0)
+        self.sums = np.full((self.batch, beams), -1e9, np.float32)
+        self.sums[:, 0] = 0
+        self.best: list[list[tuple[np.float32, np.ndarray]]] = [[] for _ in prompt]
+        self.done = np.zeros(self.batch, bool)
+
+    def _keep(self, batch: int, total: np.float32, tokens: np.ndarray) -> None:
+        """Take an ended sequence among the best ones of its batch entry, behind those of an equal score."""
+        score = total / np.float32(np.float32(len(tokens)) ** np.float32(self.penalty))
+        best = self.best[batch]
+        if len(best) == self.beams:
+            if score <= best[-1][0]:
+                return
+            best.pop()
+        place = sum(bool(kept >= score) for kept, _ in best)
+        best.insert(place, (score, tokens))
+
+    def advance(self, scores: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Choose the next token of each beam, and the beam that it continues, by the sums of log-probabilities."""
+        length = self.sequences.shape[1]
+        tokens, rows = (np.zeros((self.batch, self.beams), np.int32) for _ in range(2))
+        sums = np.zeros_like(self.sums)
+        size = scores.shape[1]
+        every = scores.reshape(self.batch, -1)
+        order = np.argsort(-every, axis=1, kind="stable")[:, : 2 * self.beams]
+        largest = np.take_along_axis(every, order, axis=1).ravel()
+        for b, flat in enumerate(every):
+            if self.done[b]:  # it goes on with padding, from the first beam of all
+                tokens[b] = self.pad
+                continue
+            used = 0
+            for place, k in enumerate(order[b]):
+                beam, token = divmod(int(k), size)
+                if token == self.eos and self.eos >= 0:
+                    if place < self.beams:
+                        self._keep(b, flat[k], self.sequences[b * self.beams + beam])
+                    continue
+                tokens[b, used], rows[b, used], sums[b, used] = token, b * self.beams + beam, flat[k]
+                used += 1
+                if used == self.beams:
+                    break
+            if used < self.beams:
+                raise OperatorError(f"{self.beams} beams need as many tokens besides the end token", code="SX404")
+            # As in onnxruntime, the largest of as many sums as are candidates, but from another place for b > 0.
+            self.done[b] = self._finished(b, largest[b * self.beams :][: 2 * self.beams].max(), length)
+        self.sums = sums
+        self.sequences = np.concatenate([self.sequences[rows.ravel()], tokens.reshape(-1, 1)], axis=1)
+        return tokens.ravel(), rows.ravel()
+
+    def _finished(self, batch: int, largest: np.float32, length: int) -> bool:
+        """Whether no sequence of a batch entry can be better than those that have ended."""
+        if len(self.best[batch]) < self.beams:
+            return False
+        possible = largest / np.float32(np.float32(length) ** np.float32(self.penalty))
+        return self.early or not self.best[batch][-1][0] < possible
+
+    def finish(self, count: int, most: int) -> tuple[np.ndarray, np.ndarray]:
+        """The best `count` sequences of each batch entry, with padding up to `most` tokens, and their scores."""
+        sequences = np.full((self.batch, count, most), self.pad, np.int32)
+        scores = np.zeros((self.batch, count), np.float32)
+        for b in range(self.batch):
+            if not self.done[b]:
+                for k in range(self.beams):
+                    self._keep(b, self.sums[b, k], self.sequences[b * self.beams + k])
+            for k, (score, tokens) in enumerate(self.best[b][:count]):
+                sequences[b, k, : len(tokens)] = tokens
+                scores[b, k] = score
+        return sequences, scores
