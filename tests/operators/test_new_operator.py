@@ -199,7 +199,7 @@ def test_the_command_lists_it_by_its_domain() -> None:
     assert listed == [f"{DOMAIN}:Squareplus-1"]
     assert DOMAIN not in {r.domain for r in (*gradient_matrix.listed(), *gradient_matrix.listed("Squareplus"))}
     done = CliRunner().invoke(main, ["gradients", "ai.singa:Philox", "--to", "reports"])
-    assert done.exit_code == 2 and "--to keeps rows of ONNX's operators only" in done.output
+    assert done.exit_code == 2 and "--to keeps rows of ONNX's operators and com.microsoft only" in done.output
 
 
 # --- it is planned ----------------------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from ..dtypes import from_type_string
 from ..io.archives import read_json
 from ..io.files import write_text
 from ..ir.declaration import declarations
-from ..proto.schemas import DOMAINS, newest, schemas
+from ..proto.schemas import DOMAINS, LAX, MICROSOFT, newest, schemas
 from ..rendering import json_text
 from . import gaps, html, lookup, releases
 from .cases import ConformanceError, data_file
@@ -93,7 +93,8 @@ def build(runs: Sequence[dict[str, Any]], folder: Path | None = None) -> dict[st
     generated = _generated(folder)
     judged, verdicts = _judged(generated), _verdicts(folder)
     rows = []
-    for (domain, name), versions in sorted(schemas.items()):
+    known = {key: versions for key, versions in schemas.items() if key[0] not in (MICROSOFT, LAX)}  # reports/microsoft.md
+    for (domain, name), versions in sorted(known.items()):
         for version, schema in sorted(versions.items()):
             shown = DOMAINS.get(domain, domain)
             declared = version in declarations.get((domain, name), {})
@@ -125,7 +126,7 @@ def build(runs: Sequence[dict[str, Any]], folder: Path | None = None) -> dict[st
         "gaps": {n: run["gaps"] for n, run in shown_devices.items()},
         "unexpected": {n: run.get("unexpected", []) for n, run in shown_devices.items()},
         "versions": {"known": len(rows), "declared": sum(r["declared"] for r in rows)},
-        "opsets": {DOMAINS.get(d, d): newest(d) for d in dict.fromkeys(domain for domain, _ in sorted(schemas))},
+        "opsets": {DOMAINS.get(d, d): newest(d) for d in dict.fromkeys(domain for domain, _ in sorted(known))},
         "releases": {n: found for label, run in old.items() for n, found in _releases(label, run)},
         "fuzz": {k: generated[k] for k in ("count", "seed", "totals") if k in generated} or None,
         "rows": rows,

@@ -1,7 +1,7 @@
 """The bodies of onnxruntime's own operators as graphs, which a region inlines as functions.
 
 A body is the decomposition of the operator's declaration for the types and attributes of a call.  The fusions and kernels of
-ONNX's operators then apply; an operator that has a kernel keeps its call.
+ONNX's operators then apply; an operator that has a kernel keeps its call, and so does one that may refuse its inputs.
 """
 
 from __future__ import annotations
@@ -51,6 +51,8 @@ class Bodies:
         operator = node.operator
         if node.domain not in (MICROSOFT, LAX) or operator is None or operator.declaration.decomposition_rule is None:
             return None
+        if "cannot_fail" not in operator.declaration.traits:
+            return None  # the body may compute where the definition refuses the inputs
         if kernels_of(node.domain, node.op_type, operator.version):
             return None
         types = [None if i == ABSENT else self._dtype(i) for i in inputs]
