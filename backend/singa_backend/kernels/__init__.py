@@ -30,6 +30,7 @@ from . import (
     reductions,
     resampling,
     rotary,
+    skip_norms,
     softmaxes,
     views,
 )
@@ -64,6 +65,7 @@ __all__ = [
     "reductions",
     "resampling",
     "rotary",
+    "skip_norms",
     "softmaxes",
     "views",
 ]

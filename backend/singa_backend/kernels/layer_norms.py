@@ -46,11 +46,12 @@ class Rows:
         x: the input.
         scale: the factors.
         b: the terms.
+        kept: whether the input is read later; None to ask the place about its first input.
     """
 
-    def __init__(self, site: Site, x: Value, scale: Value, b: Value | None = None) -> None:
-        site.require(x.dtype == F32 and site.attributes["stash_type"] == 1, "not float32")
-        axis, self.epsilon = site.attributes["axis"], site.attributes["epsilon"]
+    def __init__(self, site: Site, x: Value, scale: Value, b: Value | None = None, kept: bool | None = None) -> None:
+        site.require(x.dtype == F32 and site.attributes.get("stash_type", 1) == 1, "not float32")
+        axis, self.epsilon = site.attributes.get("axis", -1), site.attributes["epsilon"]
         site.require(x.size and -x.ndim <= axis < x.ndim, "the axis is out of range, or the input is empty")
         site.require(self.epsilon > 0 and math.isfinite(self.epsilon), "without a positive epsilon")
         axis %= x.ndim
@@ -58,7 +59,8 @@ class Rows:
         self.scale = _features(site, scale, x, axis)
         self.shift = None if b is None else _features(site, b, x, axis)
         self.rows = rows_of(site, x, axis)
-        self.inside = self.rows.buffer is x.buffer and site.reusable(0) and scale is not x and b is not x
+        free = site.reusable(0) if kept is None else not kept
+        self.inside = self.rows.buffer is x.buffer and free and scale is not x and b is not x
         self.finiteness = FINITE if worst(x, scale, b) == FINITE else NAN
 
     def emit(
@@ -96,7 +98,8 @@ def layer_normalization(site: Site, x: Value, scale: Value, b: Value | None = No
     return (rows.emit(rows.epsilon, dnn.USE_SCALE | (dnn.USE_SHIFT if b is not None else 0), {}),)
 
 
-def _flags(b: Value | None) -> int:
+def layer_normalization_flags(b: Value | None) -> int:
+    """The flags of oneDNN for a scale, and a shift if there is one."""
     return dnn.USE_SCALE | (dnn.USE_SHIFT if b is not None else 0)
 
 
@@ -111,7 +114,7 @@ def layer_normalization_training(site: Site, x: Value, scale: Value, b: Value | 
     moments = tuple(site.new((count,), F32, None, FINITE) for _ in range(2))
     md = MemoryDesc.of(F32, (count,))
     further = {a: (md, v) for a, v in zip((dnn.args.MEAN, dnn.args.VARIANCE), moments, strict=True)}
-    y = rows.emit(rows.epsilon, _flags(b), further, "training", moments)
+    y = rows.emit(rows.epsilon, layer_normalization_flags(b), further, "training", moments)
     return (y, None, None, *moments)
 
 
@@ -134,8 +137,10 @@ def layer_normalization_gradient(
     target = md if inside else MemoryDesc.of(F32, given.shape)
     with threads_for(COST * x.size):
         plain = MemoryDesc.of(F32, given.shape)
-        hint = dnn.layer_normalization(source, plain, epsilon=held.epsilon, flags=_flags(b), prop="training")
-        made = backward.layer_normalization_backward(target, md, source, hint=hint, epsilon=held.epsilon, flags=_flags(b))
+        hint = dnn.layer_normalization(source, plain, epsilon=held.epsilon, flags=layer_normalization_flags(b), prop="training")
+        made = backward.layer_normalization_backward(
+            target, md, source, hint=hint, epsilon=held.epsilon, flags=layer_normalization_flags(b)
+        )
     dx = dy.view(dy.shape, dy.strides) if inside else site.new(x.shape, F32, None, FINITE)
     dscale, dshift = (None if v is None else site.new(v.shape, F32, None, FINITE) for v in (scale, b))
     row, features = MemoryDesc.of(F32, mean.shape), MemoryDesc.of(F32, given.shape[1:])
@@ -153,10 +158,10 @@ def layer_normalization_gradient(
 
 
 @kernel("RMSNormalization", 23, on="onednn")
-def rms_normalization(site: Site, x: Value, scale: Value) -> Value:
+def rms_normalization(site: Site, x: Value, scale: Value, kept: bool | None = None) -> Value:
     """A normalization by a mean of 0 and, as variance, the sum of squares; the count is part of the scale and of epsilon."""
     site.require(scale.constant, "the scale depends on the data")
-    rows = Rows(site, x, scale)
+    rows = Rows(site, x, scale, kept=kept)
     features = rows.rows.shape[1]
     factor = np.float32(math.sqrt(features))
     rows.scale = derived(site, scale, ("times", float(factor)), lambda: scale.array.reshape(-1) * factor)
