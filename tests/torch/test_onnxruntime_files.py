@@ -101,13 +101,15 @@ def test_files_of_the_builder(job: tuple[str, ...], checkpoints: Path, oracle: O
 
 
 def test_activations_in_eight_bits(tmp_path: Path, oracle: Oracle) -> None:
-    """At accuracy_level 4 onnxruntime rounds activations; its result is as far from exact arithmetic as 8 bits are."""
+    """At accuracy_level 4 onnxruntime and plans round activations; the error of a plan is at most 1.5 times onnxruntime's."""
     source = files.nets.export(files.nets.make("llama"), tmp_path / "llama.onnx")
     files.few_bits(source, tmp_path / "level4.onnx", 4, 4)
     model, feeds = onnx.load(tmp_path / "level4.onnx"), files.nets.make("llama").inputs
     there, exact = (files.reference(m, feeds, oracle) for m in (model, files.exact(model)))
-    here = list(files.SingaBackend.run_model(model, feeds))
-    assert files.relative(here, exact) < files.TOLERANCE < files.relative(there, exact) < 5e-2
+    defined = list(files.SingaBackend.run_model(model, feeds, optimize=0))
+    assert files.relative(defined, exact) < files.TOLERANCE < files.relative(there, exact) < 5e-2
+    planned = list(files.SingaBackend.run_model(model, feeds))
+    assert files.relative(planned, exact) <= 1.5 * files.relative(there, exact)
 
 
 # --- fine-tuning ----------------------------------------------------------------------------------------------------------
