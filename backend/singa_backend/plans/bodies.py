@@ -21,9 +21,6 @@ from ..kernels.table import kernels_of
 from ..kernels.values import LazyConstant
 from ..proto.schemas import LAX, MICROSOFT, newest
 
-_SETTING = 16
-"""The number of elements of a constant up to which it is part of the body: a shape, an axis, a length."""
-
 
 class Bodies:
     """The bodies of the calls of one region; equal calls share one."""
@@ -60,21 +57,13 @@ class Bodies:
             return None
         if operator.declaration.widen and any(t in dtypes.NARROW_FLOATS for t in types if t is not None):
             return None  # the definition rounds once, the body at each operator
-        settings = [self._setting(i) for i in inputs]
-        wanted = tuple(slot >= 0 for slot in node.outputs)
         key = (
-            (node.domain, node.op_type, operator.version, wanted, tuple(None if t is None else t.name for t in types)),
+            (node.domain, node.op_type, operator.version, len(node.outputs), tuple(None if t is None else t.name for t in types)),
             tuple(sorted((n, repr(v)) for n, v in node.attributes.items())),
-            tuple(None if s is None else (s.shape, s.tobytes()) for s in settings),
         )
         if key not in self._known:
-            self._known[key] = _body(node, types, settings, wanted)
+            self._known[key] = _body(node, types)
         return self._known[key]
-
-    def _setting(self, i: int) -> np.ndarray | None:
-        value = None if i == ABSENT else self._constants.get(i)
-        known = isinstance(value, np.ndarray) and value.dtype.kind in "iub" and value.size <= _SETTING
-        return value if known else None
 
     def _dtype(self, i: int) -> np.dtype[Any] | None:
         """The dtype of a value; None if it is not known."""
@@ -124,26 +113,21 @@ def _fixed(node: Node, index: int) -> np.dtype[Any] | tuple[int, ...] | None:
     return node.operator.result_source(index)
 
 
-def _body(
-    node: Node, types: Sequence[np.dtype[Any] | None], settings: Sequence[np.ndarray | None], wanted: tuple[bool, ...]
-) -> Graph | None:
+def _body(node: Node, types: Sequence[np.dtype[Any] | None]) -> Graph | None:
     """The decomposition of a call as a graph with its inputs and outputs; None if it does not apply."""
     operator = node.operator
     assert operator is not None
     builder = GraphBuilder(newest(""))
-    inputs: list[Any] = []
-    for i, (dtype, setting) in enumerate(zip(types, settings, strict=True)):
-        given = None if dtype is None else builder.input(f"x{i}", helper.make_tensor_type_proto(dtypes.onnx_code(dtype), None))
-        inputs.append(given if setting is None else builder.constant(setting))
-    names = [f"y{i}" for i in range(len(wanted))]
+    inputs = [
+        None if dtype is None else builder.input(f"x{i}", helper.make_tensor_type_proto(dtypes.onnx_code(dtype), None))
+        for i, dtype in enumerate(types)
+    ]
+    names = [f"y{i}" for i in range(len(node.outputs))]
     try:
         attributes = {n: v for n, v in node.attributes.items() if v is not None}
-        made = operator.declaration.decompose(builder, operator.version, inputs, attributes, len(wanted))
+        made = operator.declaration.decompose(builder, operator.version, inputs, attributes, len(names))
         proto = builder.proto(node.op_type, builder.finish(made, names))
-        model = helper.make_model(proto, opset_imports=[helper.make_opsetid("", builder.opset)])
-        model.ir_version = 10
-        found = read(model)
+        model = helper.make_model(proto, opset_imports=[helper.make_opsetid("", builder.opset)], ir_version=10)
+        return read(model)
     except (SonnxError, ValueError, AttributeError, TypeError):
         return None
-    # The executor has prepared the subgraphs of the model only: a call whose body has a loop is computed by its definition.
-    return None if any(isinstance(v, Graph) for n in found.nodes for v in n.attributes.values()) else found
