@@ -73,7 +73,7 @@ def _checkpoint(name: str, folder: Path) -> Path:
 
 
 def write(job: tuple[str, ...], folder: Path) -> Path:
-    """Run the builder and return the path of its model, with external data beside it."""
+    """Run the builder and return the path of its model, with external data next to it."""
     name, precision, *options = job
     with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         warnings.simplefilter("ignore")

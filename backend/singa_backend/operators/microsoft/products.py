@@ -249,7 +249,7 @@ def inverse(xp: Xp, x: Array) -> Array:
 
 @inverse.decomposition
 def inverse_body(op: Op, x: V) -> V:
-    """Eliminate one column after the other of the matrix and the unit matrix beside it, with the largest pivot of each column."""
+    """Eliminate one column after the other of the matrix and the unit matrix next to it, with the largest pivot of each."""
     rows = op.Shape(x, start=-1)
     narrow = op.dtype(x) in dtypes.NARROW_FLOATS
     wide = op.Cast(x, to=dtypes.onnx_code(np.float32)) if narrow else x

@@ -152,7 +152,7 @@ def _hashes(
 
 
 def _starts(xp: Xp, history: Array, segments: Array | None, eos: Array | None) -> Array:
-    """Where a sequence starts anew: behind an end token, and where the segment changes."""
+    """Where a sequence starts again: after an end token, and where the segment changes."""
     new = xp.zeros(history.shape, bool)
     if eos is not None:
         new[:, 1:] |= history[:, :-1] == eos
@@ -209,7 +209,7 @@ def ngram_hash_mapping_body(
     pad_id: int,
     reset_on_eos: int,
 ) -> tuple[V, V]:
-    """One slice of the tokens for each distance, and of the places that start anew."""
+    """One slice of the tokens for each distance, and of the places that start again."""
     before = max_ngram_size - 1
     fill = op.constant(pad_id, op.dtype(input_ids)) if eos_token_id is None else eos_token_id
     if past_ids is None:
