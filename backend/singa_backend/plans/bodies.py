@@ -27,6 +27,10 @@ SETTING = 16
 """The number of elements of a constant up to which it is part of the body: a shape, an axis, a length."""
 
 
+KEEPING = frozenset({"random", "random_in_training", "packed_weights"})
+"""The traits of operators whose bodies plans do not compute."""
+
+
 @dataclass(frozen=True)
 class Given:
     """What a body is made for: an input of a call.
@@ -55,11 +59,14 @@ class Given:
 
 
 def has_body(call: RegionCall) -> bool:
-    """Whether plans may compute a call by its body: onnxruntime's operators without a kernel, unless they draw numbers."""
+    """Whether plans may compute a call by its body: onnxruntime's operators without a kernel, with some exceptions.
+
+    Random numbers are drawn once, and weights of few bits stay packed: a plan would keep what a body unpacks.
+    """
     node = call.node
     if node.domain not in (MICROSOFT, LAX) or node.operator is None or node.operator.declaration.decomposition_rule is None:
         return False
-    if node.operator.declaration.host or any(has_trait(node.domain, node.op_type, t) for t in ("random", "random_in_training")):
+    if node.operator.declaration.host or node.operator.declaration.traits & KEEPING:
         return False
     return not kernels_of(node.domain, node.op_type, node.operator.version)
 

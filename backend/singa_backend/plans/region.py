@@ -232,9 +232,7 @@ def branch_of(region: Region, graph: Graph, scope: Sequence[int]) -> tuple[int, 
     return tuple(ids[s] for s in graph.output_slots)
 
 
-def inline(
-    region: Region, graph: Graph, ids: list[int], states: Mapping[str, Any], origins: tuple[Node, ...] = ()
-) -> None:
+def inline(region: Region, graph: Graph, ids: list[int], states: Mapping[str, Any], origins: tuple[Node, ...] = ()) -> None:
     """Append the calls of a graph, and of its functions, to a region.
 
     Args:

@@ -66,6 +66,10 @@ class ValueChecks(NumpyNamespace):
         self.reads = True
         numpy.refuse(bad, error)
 
+    def largest(self, x: np.ndarray) -> int:
+        """As `Namespace.largest`; what is returned does not depend on it."""
+        return numpy.largest(x)
+
     def to_host(self, x: np.ndarray) -> np.ndarray:
         """As `Namespace.to_host`."""
         self.reads = True
@@ -97,6 +101,8 @@ class BodyTraces(Definitions):
             self.shared.kept.add(call)
             self._reasons = [ON_VALUES if ranges is None else UNLIKE]
             self._by_definition(call, results)
+        elif any(isinstance(v, Value) and not v.constant and v.dtype.kind not in "biu" for v in values):
+            self.facts.finite = True  # of infinities and NaN a body may make others than the definition
         return True
 
     def _body_of(self, call: RegionCall) -> Region | None:
