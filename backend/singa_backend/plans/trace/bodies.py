@@ -32,6 +32,8 @@ ON_VALUES = "its definition refuses some values, which its body need not"
 """The reason against a body whose definition may refuse another run."""
 
 
+NO_BODY = "there is no body for these inputs, or its shapes depend on values"
+"""The reason against a call whose decomposition does not apply."""
 UNLIKE = "its body fails, or returns other shapes or types"
 """The reason against a body that does not compute what the definition has computed."""
 
@@ -88,38 +90,46 @@ class BodyTraces(Definitions):
         """Compute a chain of calls, with as few kernels as possible."""
 
     def _by_body(self, call: RegionCall) -> bool:
-        """Compute a call by its body, now and in every run; False if there is none that returns what the definition does."""
-        if not self.options.level or self.updates is not None or id(call.node) in self.dynamic or not has_body(call):
-            return False
-        inner = self._body_of(call)
-        if inner is None or any(id(c.node) in self.dynamic for c in inner.calls):
-            return False
+        """Compute a call by its body, now and in every run; False if a body cannot compute it.
+
+        The definition runs first: only if it accepts the inputs is a body written for them.
+        """
         values = self._values(call)
-        checks, results = self._checked(call, values)
-        ranges = _ranges(checks, values)
-        if ranges is None or not self._computed(call, inner, ranges, results):
+        if not self._may_have_body(call, values):
+            return False
+        ranges, results = self._checked(call, values)
+        inner = None if ranges is None else self._body_of(call, values)
+        if inner is None or ranges is None:
+            self._reasons = [NO_BODY if ranges is not None else ON_VALUES]
             self.shared.kept.add(call)
-            self._reasons = [ON_VALUES if ranges is None else UNLIKE]
+            self._by_definition(call, results)
+        elif not self._computed(call, inner, ranges, results):
+            self._reasons = [UNLIKE]
             self._by_definition(call, results)
         elif any(isinstance(v, Value) and not v.constant and v.dtype.kind not in "biu" for v in values):
             self.facts.finite = True  # of infinities and NaN a body may make others than the definition
         return True
 
-    def _body_of(self, call: RegionCall) -> Region | None:
-        """The fused calls of a body; None if there is none for these inputs."""
-        operator, values = call.node.operator, self._values(call)
-        assert operator is not None
+    def _may_have_body(self, call: RegionCall, values: Sequence[Entry | None]) -> bool:
+        """Whether a body may compute a call with these inputs, if the definition accepts them; the reason against it is noted."""
+        if not self.options.level or self.updates is not None or id(call.node) in self.dynamic or not has_body(call):
+            return False
         if call in self.shared.kept or not all(v is None or isinstance(v, Value) for v in values):
-            return None
-        declared = operator.declaration.inputs
-        for n, v in enumerate(values):
-            if v is not None and declared[min(n, len(declared) - 1)].host and not (isinstance(v, Value) and v.constant):
-                self._reasons.append(ON_VALUES)
-                return None
-        given = [_given(v) for v in values]
-        if rounds_once(call, given):
+            return False
+        assert call.node.operator is not None
+        declared = call.node.operator.declaration.inputs
+        on_host = [v for n, v in enumerate(values) if declared[min(n, len(declared) - 1)].host]
+        if any(isinstance(v, Value) and not v.constant for v in on_host):
+            self._reasons.append(ON_VALUES)
+            return False
+        if rounds_once(call, [_given(v) for v in values]):
             self._reasons.append(ROUNDS)
-            return None
+            return False
+        return True
+
+    def _body_of(self, call: RegionCall, values: Sequence[Entry | None]) -> Region | None:
+        """The fused calls of a body; None if there is none for these inputs."""
+        given = [_given(v) for v in values]
         key = (call, *given)
         if key not in self.shared.bodies:
             region = self.region
@@ -133,15 +143,17 @@ class BodyTraces(Definitions):
                 region.size = inner.size
                 _forget_unread(inner)
             self.shared.bodies[key] = None if outputs is None else inner
-        return self.shared.bodies[key]
+        found = self.shared.bodies[key]
+        return None if found is None or any(id(c.node) in self.dynamic for c in found.calls) else found
 
-    def _checked(self, call: RegionCall, values: Sequence[Entry | None]) -> tuple[ValueChecks, list[Any]]:
-        """Run the definition; return the values on which it has decided, and its results."""
+    def _checked(self, call: RegionCall, values: Sequence[Entry | None]) -> tuple[list[Range] | None, list[Any]]:
+        """Run the definition; return the indices that each run must check, None if it reads other values, and the results."""
         checks, visitor = ValueChecks(), copy.copy(self.state.visitor)
         visitor.xp = checks
-        results = visitor.visit(call.node, [v.array if isinstance(v, Value) else None for v in values], [])
+        arrays = [v.read() if isinstance(v, Value) else None for v in values]
+        results = visitor.visit(call.node, arrays, [])
         self.budget.left += 1  # counted with the call
-        return checks, results
+        return None if checks.reads else _ranges(checks.ranges, values, arrays), results
 
     def _computed(self, call: RegionCall, inner: Region, ranges: Sequence[Range], results: Sequence[Any]) -> bool:
         """Compute a call by its body; False, with the trace as it was, if the results are not those of the definition."""
@@ -211,20 +223,20 @@ def _alike(made: Entry, result: Any) -> bool:
     return isinstance(made, Value) and isinstance(result, np.ndarray) and (made.shape, made.dtype) == (result.shape, result.dtype)
 
 
-def _ranges(checks: ValueChecks, values: Sequence[Entry | None]) -> list[Range] | None:
-    """The indices that each run must check; None if a definition may refuse other values too."""
-    if checks.reads:
-        return None
+def _ranges(
+    checked: Sequence[tuple[np.ndarray, int, int]], values: Sequence[Entry | None], arrays: Sequence[np.ndarray | None]
+) -> list[Range] | None:
+    """The inputs that are indices, with the lowest one and the size; None if other values were checked."""
     found: dict[tuple[int, int, int], Range] = {}
-    given = [(n, v, v.array) for n, v in enumerate(values) if isinstance(v, Value)]
-    for i, low, size in checks.ranges:
+    for i, low, size in checked:
         if not i.size:
             continue
-        whole = next(((n, v) for n, v, a in given if a.size == i.size and np.may_share_memory(a, i)), None)
-        if whole is None:
+        whole = [n for n, a in enumerate(arrays) if a is not None and a.size == i.size and np.may_share_memory(a, i)]
+        value = values[whole[0]] if whole else None
+        if not isinstance(value, Value):
             return None
-        if not whole[1].constant:
-            found[whole[0], low, size] = (whole[1], low, size)
+        if not value.constant:
+            found[whole[0], low, size] = (value, low, size)
     return [*found.values()]
 
 
