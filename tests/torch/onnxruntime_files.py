@@ -125,6 +125,14 @@ class File(NamedTuple):
     rounds: bool = False
 
 
+def by_definition(file: File) -> set[str]:
+    """Return onnxruntime's operators in a file that a plan computes by their definitions, not by a kernel or their body."""
+    own = {n.op_type for n in onnx.load(file.path, load_external_data=False).graph.node if n.domain == MICROSOFT}
+    steps = SingaBackend.prepare(str(file.path)).profile(file.feeds).steps
+    whole = [s for s in steps if s.kernel == "definition" and not any("of the body" in n for n in s.notes)]
+    return {name for s in whole for name in s.operators} & own
+
+
 def _forms(net: Any, source: Path) -> dict[str, Callable[[Path], None]]:
     """What the tools make of an exported net: functions that write to a path, by name."""
     fused = source.with_name(f"{source.stem}-fused.onnx")

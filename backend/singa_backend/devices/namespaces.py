@@ -87,6 +87,10 @@ class Namespace(ABC):
         if self.to_host(bad.any()):
             raise error()
 
+    def largest(self, x: Array) -> int:
+        """The largest absolute value of integers, by which a definition chooses between ways that return the same."""
+        return max(int(self.to_host(x.max())), -int(self.to_host(x.min())))
+
     def may_hold_nan(self, x: Array) -> bool:
         """Whether floats hold a NaN; always True on a device, which would have to synchronize."""
         return bool(x.dtype.kind == "f")

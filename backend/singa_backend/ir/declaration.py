@@ -105,6 +105,7 @@ TRAITS = {
     "keeps_finite": "no NaN is made of infinities",
     "epilogue": "kernels of ONNX's operators may compute it with the call before it, of whose result it is a function",
     "reads_quantized": "kernels read its quantized constants as they are",
+    "packed_weights": "several weights are in a byte, and only its definition and its kernels unpack them, in each run",
     "arithmetic": "adds, subtracts, multiplies or divides",
     "elements_of_first": "each element of the results is one of the first input, as its dtype",
     "view": "the results may be views of the first input, which need no memory",

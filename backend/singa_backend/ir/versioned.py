@@ -145,11 +145,6 @@ class VersionedOperator:
             grows=known.elementwise and len(given) > 1,
         )
 
-    def result_source(self, index: int) -> np.dtype[Any] | tuple[int, ...] | None:
-        """The dtype of an output, or the inputs whose dtype it has; None if the schema does not bind it."""
-        bound = self._types.bound
-        return bound[min(index, len(bound) - 1)] if bound else None
-
     def _check_kinds(self, inputs: Sequence[Any]) -> None:
         """Raise OperatorError for an input of the wrong kind: NumPy would convert sequences to arrays and concatenate strings."""
         read = self.declaration.inputs

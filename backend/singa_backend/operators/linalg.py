@@ -84,9 +84,7 @@ def integer_product(xp: Xp, a: Array, b: Array) -> Array:
 
 def _largest(xp: Xp, x: Array) -> int:
     """Return a bound of |x|: that of an 8-bit dtype, otherwise the maximum."""
-    if x.dtype.itemsize == 1:
-        return 2**8
-    return max(int(xp.to_host(x.max())), -int(xp.to_host(x.min())))
+    return 2**8 if x.dtype.itemsize == 1 else int(xp.largest(x))
 
 
 def _limb(x: Array, i: int, parts: int) -> Array:

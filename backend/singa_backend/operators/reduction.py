@@ -75,7 +75,7 @@ def _mean(xp: Xp, x: Array, axes: Ints, keepdims: bool) -> Array:
         )
     # Exact if the sum would overflow: sum(x) = n * sum(x // n) + sum(x % n).  Rounds towards zero, as Div does.
     z = x.astype(np.int64 if x.dtype.kind == "i" else np.uint64)
-    if z.size and max(-int(xp.to_host(x.min())), int(xp.to_host(x.max()))) < (1 << 63) // n:  # the sum fits
+    if z.size and xp.largest(x) < (1 << 63) // n:  # the sum fits
         total = _sum(xp, z, axes, keepdims)
         quotient = xp.abs(total) // n
         return xp.where(total < 0, -quotient, quotient).astype(x.dtype)

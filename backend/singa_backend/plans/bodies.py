@@ -1,12 +1,13 @@
-"""The bodies of onnxruntime's own operators as graphs, which a region inlines as functions.
+"""The bodies of onnxruntime's own operators as graphs, which plans compute in place of the calls.
 
 A body is the decomposition of the operator's declaration for the types and attributes of a call.  The fusions and kernels of
-ONNX's operators then apply; an operator that has a kernel keeps its call, and so does one that may refuse its inputs.
+ONNX's operators then apply; an operator that has a kernel keeps its call.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,119 +16,121 @@ from onnx import helper
 from .. import dtypes
 from ..errors import SonnxError
 from ..interpreters.builder import GraphBuilder
+from ..ir.declaration import has_trait
 from ..ir.graph import ABSENT, Graph, Node
 from ..ir.reader import read
 from ..kernels.table import kernels_of
-from ..kernels.values import LazyConstant
 from ..proto.schemas import LAX, MICROSOFT, newest
+from .region import Region, RegionCall, inline
+
+SETTING = 16
+"""The number of elements of a constant up to which it is part of the body: a shape, an axis, a length."""
+
+
+KEEPING = frozenset({"random", "random_in_training", "packed_weights"})
+"""The traits of operators whose bodies plans do not compute."""
+
+
+@dataclass(frozen=True)
+class Given:
+    """What a body is made for: an input of a call.
+
+    Attributes:
+        dtype: its dtype.
+        shape: its sizes, None for one that is not fixed; None if the rank is not known.
+        setting: its contents, if they are part of the body.
+    """
+
+    dtype: np.dtype[Any]
+    shape: tuple[int | None, ...] | None = None
+    setting: bytes | None = None
+
+    @classmethod
+    def of(cls, dtype: np.dtype[Any], shape: tuple[int | None, ...] | None, constant: np.ndarray | None) -> Given:
+        """An input of this dtype and shape, which may be constant."""
+        part = constant is not None and constant.dtype.kind in "iub" and constant.size <= SETTING
+        return cls(dtype, shape, constant.tobytes() if part and constant is not None else None)
+
+    @property
+    def array(self) -> np.ndarray:
+        """The contents."""
+        assert self.setting is not None and self.shape is not None
+        return np.frombuffer(self.setting, self.dtype).reshape([d or 0 for d in self.shape])
+
+
+def has_body(call: RegionCall) -> bool:
+    """Whether plans may compute a call by its body: onnxruntime's operators without a kernel, with some exceptions.
+
+    Random numbers are drawn once, and weights of few bits stay packed: a plan would keep what a body unpacks.
+    """
+    node = call.node
+    if node.domain not in (MICROSOFT, LAX) or node.operator is None or node.operator.declaration.decomposition_rule is None:
+        return False
+    if node.operator.declaration.host or node.operator.declaration.traits & KEEPING:
+        return False
+    return not kernels_of(node.domain, node.op_type, node.operator.version)
+
+
+def rounds_once(call: RegionCall, given: Sequence[Given | None]) -> bool:
+    """Whether the definition rounds narrow floats once, and the body would at each operator."""
+    moves = has_trait(call.node.domain, call.name, "moves")
+    return not moves and any(g.dtype in dtypes.NARROW_FLOATS for g in given if g is not None)
 
 
 class Bodies:
-    """The bodies of the calls of one region; equal calls share one."""
+    """The bodies of calls as graphs; equal calls share one."""
 
-    def __init__(self, types: Mapping[int, np.dtype[Any]], constants: Mapping[int, Any]) -> None:
-        """Begin with what is known of the values.
+    def __init__(self) -> None:
+        self._known: dict[Any, Graph | None] = {}
+
+    def append(self, region: Region, call: RegionCall, given: Sequence[Given | None]) -> tuple[int, ...] | None:
+        """Append the calls of a body to a region.
 
         Args:
-            types: the dtype of inputs, by id; those of later values are added.
-            constants: the constants of the region.
+            region: the region.
+            call: the call.
+            given: its inputs; None for an absent one.
+
+        Returns:
+            The ids of the outputs; None if there is no body for these inputs, or one with subgraphs, for which nothing is
+            prepared.
         """
-        self._dtypes = dict(types)
-        self._constants = constants
-        self._known: dict[Any, Graph | None] = {}
-        self._makers: dict[int, tuple[Node, tuple[int, ...], int]] = {}
-
-    def note(self, node: Node, inputs: tuple[int, ...], outputs: Sequence[int]) -> None:
-        """Note the call that computes these values; its dtypes are inferred when they are needed."""
-        for i, output in enumerate(outputs):
-            if output != ABSENT:
-                self._makers[output] = node, inputs, i
-
-    def of(self, node: Node, inputs: tuple[int, ...]) -> Graph | None:
-        """The body of a call; None for an operator that is computed as it is."""
-        operator = node.operator
-        if node.domain not in (MICROSOFT, LAX) or operator is None or operator.declaration.decomposition_rule is None:
-            return None
-        if "cannot_fail" not in operator.declaration.traits:
-            return None  # the body may compute where the definition refuses the inputs
-        if kernels_of(node.domain, node.op_type, operator.version):
-            return None
-        types = [None if i == ABSENT else self._dtype(i) for i in inputs]
-        if any(t is None and i != ABSENT for t, i in zip(types, inputs, strict=True)):
-            return None
-        if operator.declaration.widen and any(t in dtypes.NARROW_FLOATS for t in types if t is not None):
-            return None  # the definition rounds once, the body at each operator
-        key = (
-            (node.domain, node.op_type, operator.version, len(node.outputs), tuple(None if t is None else t.name for t in types)),
-            tuple(sorted((n, repr(v)) for n, v in node.attributes.items())),
-        )
+        node = call.node
+        assert node.operator is not None
+        attributes = tuple(sorted((n, repr(v)) for n, v in node.attributes.items()))
+        key = (node.domain, node.op_type, node.operator.version, len(node.outputs), attributes, tuple(given))
         if key not in self._known:
-            self._known[key] = _body(node, types)
-        return self._known[key]
-
-    def _dtype(self, i: int) -> np.dtype[Any] | None:
-        """The dtype of a value; None if it is not known."""
-        if i in self._dtypes:
-            return self._dtypes[i]
-        pending = [i]
-        while pending:
-            at = pending[-1]
-            if at in self._dtypes:
-                pending.pop()
-                continue
-            value = self._constants.get(at)
-            if isinstance(value, (np.ndarray, LazyConstant)):
-                self._dtypes[at] = value.dtype
-                continue
-            node, inputs, index = self._makers.pop(at, (None, (), 0))
-            if node is None:
-                return None
-            found = _fixed(node, index)
-            if isinstance(found, tuple):
-                sources = [inputs[k] for k in found if k < len(inputs) and inputs[k] != ABSENT]
-                self._makers[at] = node, inputs, index
-                if not sources:
-                    return None
-                known = next((self._dtypes[s] for s in sources if s in self._dtypes), None)
-                if known is None:
-                    if sources[0] in pending:
-                        return None
-                    pending.append(sources[0])
-                    continue
-                found = known
-            if found is None:
-                return None
-            self._dtypes[at] = found
-        return self._dtypes[i]
+            self._known[key] = _body(node, given)
+        graph = self._known[key]
+        if graph is None:
+            return None
+        ids = [ABSENT] * graph.size
+        sources = [i for i, g in zip(call.inputs, given, strict=True) if g is not None and g.setting is None]
+        for slot, i in zip(graph.input_slots, sources, strict=True):
+            ids[slot] = i
+        inline(region, graph, ids, {}, call.origins or (node,))
+        return tuple(ids[s] for s in graph.output_slots)
 
 
-def _fixed(node: Node, index: int) -> np.dtype[Any] | tuple[int, ...] | None:
-    """The dtype of an output, or the inputs that it is equal to."""
-    if node.operator is None:
-        return None
-    for name in ("to", "dtype", "output_dtype"):
-        code = node.attributes.get(name)
-        if isinstance(code, int) and code:
-            found: np.dtype[Any] = dtypes.numpy_dtype(code)
-            return found
-    return node.operator.result_source(index)
-
-
-def _body(node: Node, types: Sequence[np.dtype[Any] | None]) -> Graph | None:
+def _body(node: Node, given: Sequence[Given | None]) -> Graph | None:
     """The decomposition of a call as a graph with its inputs and outputs; None if it does not apply."""
     operator = node.operator
     assert operator is not None
     builder = GraphBuilder(newest(""))
-    inputs = [
-        None if dtype is None else builder.input(f"x{i}", helper.make_tensor_type_proto(dtypes.onnx_code(dtype), None))
-        for i, dtype in enumerate(types)
-    ]
+    inputs: list[Any] = []
+    for i, g in enumerate(given):
+        if g is None:
+            inputs.append(None)
+        elif g.setting is not None:
+            inputs.append(builder.constant(g.array))
+        else:
+            inputs.append(builder.input(f"x{i}", helper.make_tensor_type_proto(dtypes.onnx_code(g.dtype), g.shape)))
     names = [f"y{i}" for i in range(len(node.outputs))]
     try:
         attributes = {n: v for n, v in node.attributes.items() if v is not None}
         made = operator.declaration.decompose(builder, operator.version, inputs, attributes, len(names))
         proto = builder.proto(node.op_type, builder.finish(made, names))
-        model = helper.make_model(proto, opset_imports=[helper.make_opsetid("", builder.opset)], ir_version=10)
-        return read(model)
+        found = read(helper.make_model(proto, opset_imports=[helper.make_opsetid("", builder.opset)], ir_version=10))
     except (SonnxError, ValueError, AttributeError, TypeError):
         return None
+    return None if any(n.graphs or n.function for n in found.nodes) else found

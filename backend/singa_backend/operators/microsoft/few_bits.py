@@ -52,7 +52,9 @@ def columns_of(known: KnownShapes[Any], call: Any) -> Shape | None:
 # --- MatMulNBits
 
 
-@microsoft("MatMulNBits", 1, traits=("product", "finite"), weights={0: "the input", 2: "the scale", 5: "the bias"})
+@microsoft(
+    "MatMulNBits", 1, traits=("product", "finite", "packed_weights"), weights={0: "the input", 2: "the scale", 5: "the bias"}
+)
 def matmul_nbits(
     xp: Xp,
     a: Array,
@@ -150,7 +152,7 @@ TABLES = (_FP4, _NF4)
 """The values of the 16 codes by `quant_type`: floats of 4 bits, and quantiles of the normal distribution (QLoRA)."""
 
 
-@microsoft("MatMulBnb4", 1, traits=("product", "finite"), weights={0: "the input", 2: "the scale"})
+@microsoft("MatMulBnb4", 1, traits=("product", "finite", "packed_weights"), weights={0: "the input", 2: "the scale"})
 def matmul_bnb4(
     xp: Xp,
     a: Array,

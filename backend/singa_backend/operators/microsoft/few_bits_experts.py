@@ -116,7 +116,9 @@ class _PackedLayer:
         return y if self.bias is None else y + self.bias[e]
 
 
-@microsoft("QMoE", 1, traits=("product", "shape_of_first"), weights={0: "the input", 3: "the scale", 6: "the scale"})
+@microsoft(
+    "QMoE", 1, traits=("product", "shape_of_first", "packed_weights"), weights={0: "the input", 3: "the scale", 6: "the scale"}
+)
 def qmoe(
     xp: Xp,
     x: Array,

@@ -41,7 +41,7 @@ def _no_sum(total: Array | None, wanted: bool) -> None:
         raise OperatorError("the output input_skip_bias_sum needs the input skip", code="SX404")
 
 
-@microsoft("MatMulNBitsMlp", 1, traits=("product",), weights={0: "the input", 2: "the scale"})
+@microsoft("MatMulNBitsMlp", 1, traits=("product", "packed_weights"), weights={0: "the input", 2: "the scale"})
 def matmul_nbits_mlp(
     xp: Xp,
     a: Array,
@@ -103,7 +103,7 @@ def matmul_nbits_mlp_body(
     return op.cast(op.Mul(op.Mul(gate, op.Sigmoid(gate)), up), a), total
 
 
-@microsoft("MatMulNBitsQkv", 1, traits=("product",), weights={0: "the input", 2: "the scale"})
+@microsoft("MatMulNBitsQkv", 1, traits=("product", "packed_weights"), weights={0: "the input", 2: "the scale"})
 def matmul_nbits_qkv(
     xp: Xp,
     a: Array,
@@ -165,7 +165,12 @@ def matmul_nbits_qkv_body(
     return (*(op.cast(y, a) for y in made), total)
 
 
-@microsoft("MatMulNBitsQLoRA", 1, traits=("product",), weights={0: "the input", 2: "the scale", 4: "the scale", 6: "the scale"})
+@microsoft(
+    "MatMulNBitsQLoRA",
+    1,
+    traits=("product", "packed_weights"),
+    weights={0: "the input", 2: "the scale", 4: "the scale", 6: "the scale"},
+)
 def matmul_nbits_qlora(
     xp: Xp,
     x: Array,
@@ -246,7 +251,7 @@ def projections_shapes(known: KnownShapes[Any], call: Any) -> list[Shape | None]
 _SPAN = 32
 
 
-@microsoft("MatMulFpQ4", 1, traits=("product", "finite"), weights={0: "the input"})
+@microsoft("MatMulFpQ4", 1, traits=("product", "finite", "packed_weights"), weights={0: "the input"})
 def matmul_fpq4(xp: Xp, a: Array, b: Array, b_shape: Host[Ints], *, blk_quant_type: int = 1) -> Array:
     """Compute A * W; each column of W is in blocks of 32 values: a float32, with an offset a byte, and 16 bytes.
 
@@ -325,7 +330,9 @@ def _by_rows(xp: Xp, a: Array, n: int, k: int, weights: Any, bias: Array | None,
     return y.reshape(*a.shape[:-1], n).astype(dtype)
 
 
-@microsoft("MatMulBlockQuantizedFp4Weight", 1, widen=False, traits=("product",), weights={0: "the input", 5: "the bias"})
+@microsoft(
+    "MatMulBlockQuantizedFp4Weight", 1, widen=False, traits=("product", "packed_weights"), weights={0: "the input", 5: "the bias"}
+)
 def matmul_fp4(
     xp: Xp,
     a: Array,
@@ -359,7 +366,9 @@ def matmul_fp4_body(op: Op, a: V, b: V, weight_scale: V, weight_scale_2: V, bias
     return op.cast(y if bias is None else op.Add(y, wide(op, bias)), a)
 
 
-@microsoft("MatMulBlockQuantizedFp8Weight", 1, widen=False, traits=("product",), weights={0: "the input", 4: "the bias"})
+@microsoft(
+    "MatMulBlockQuantizedFp8Weight", 1, widen=False, traits=("product", "packed_weights"), weights={0: "the input", 4: "the bias"}
+)
 def matmul_fp8(
     xp: Xp, a: Array, b: Array, b_scale: Array, a_scale: Array | None = None, bias: Array | None = None, *, block_size: int = 128
 ) -> Array:

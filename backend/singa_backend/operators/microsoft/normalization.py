@@ -138,9 +138,14 @@ def embed_layer_normalization(
         raise OperatorError("segment_ids and segment_embedding must be present together", code="SX407")
     batch, sequence = input_ids.shape
     if position_ids is None:
-        position_ids = xp.arange(sequence, dtype=input_ids.dtype)[None]
-    _same_ids(position_ids, input_ids, "position_ids", rows=True)
-    total = _rows(xp, word_embedding, input_ids) + _rows(xp, position_embedding, position_ids)
+        if sequence > len(position_embedding):
+            what = f"a sequence must have at most {len(position_embedding)} positions, the rows of position_embedding"
+            raise OperatorError(f"{what}, got {sequence}", code="SX401")
+        positions = position_embedding[:sequence]
+    else:
+        _same_ids(position_ids, input_ids, "position_ids", rows=True)
+        positions = _rows(xp, position_embedding, position_ids)
+    total = _rows(xp, word_embedding, input_ids) + positions
     if segment_ids is not None and segment_embedding is not None:
         _same_ids(segment_ids, input_ids, "segment_ids")
         total = total + _rows(xp, segment_embedding, segment_ids)

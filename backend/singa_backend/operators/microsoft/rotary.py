@@ -78,9 +78,13 @@ def ms_rotary_embedding(
     """
     x = by_heads(input, cos_cache, num_heads, rotary_embedding_dim)
     batch, length = x.shape[0], x.shape[2]
+    ids: Array | None = position_ids
     if position_ids.size == 1 and position_ids.ndim < 2:
-        position_ids = xp.broadcast_to(position_ids.reshape(1, 1) + xp.arange(length), (batch, length))
-    y = rotate(xp, x, cos_cache, sin_cache, position_ids, interleaved=interleaved, rotary_embedding_dim=rotary_embedding_dim)
+        ids = xp.broadcast_to(position_ids.reshape(1, 1) + xp.arange(length), (batch, length))
+        if length and cos_cache.ndim == sin_cache.ndim == 2 and cos_cache.shape[0] == sin_cache.shape[0]:
+            xp.indices(position_ids, max(cos_cache.shape[0] - length + 1, 0), negative=False)
+            cos_cache, sin_cache, ids = cos_cache[ids], sin_cache[ids], None
+    y = rotate(xp, x, cos_cache, sin_cache, ids, interleaved=interleaved, rotary_embedding_dim=rotary_embedding_dim)
     return as_given(y, input)
 
 

@@ -17,6 +17,7 @@ from ...rewriting.sizes import sizes
 from ...rewriting.transposes import transposes
 from ..region import Region
 from .additions import additions, windows
+from .bodies import bodies
 from .constants import branches, constants
 from .facts import Type
 from .products import products
@@ -34,6 +35,7 @@ ROUNDS = 16
 LEVEL_1: tuple[Pass, ...] = (sizes, constants, branches, identity, sums, padding, channels)
 """Passes that only remove calls."""
 LEVEL_2: tuple[Pass, ...] = (
+    bodies,
     quantized_signs,
     quantized_moves,
     quantized_pairs,

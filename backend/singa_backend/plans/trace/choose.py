@@ -19,14 +19,15 @@ from ...kernels.values import FINITE, Buffer, Value
 from ..contention import single_step
 from ..gradients import RefusedGradient
 from ..region import RegionCall
-from .definitions import Definitions, flops_of
+from .bodies import BodyTraces
+from .definitions import flops_of
 from .segment import OpaqueValue
 
 FAILED = "failed with"
 """Begins the reason of a kernel that raised an unexpected error; such a call must be invalid."""
 
 
-class Chooser(Definitions):
+class Chooser(BodyTraces):
     """Chooses what computes each call of a trace."""
 
     def _group(self, group: tuple[RegionCall, ...]) -> None:
@@ -36,7 +37,7 @@ class Chooser(Definitions):
             if not taken:
                 if group[0].has_kernel_only:
                     raise RefusedGradient(group[0], self._reasons)
-                taken = self._by_definition(group[0])
+                taken = 1 if self._by_body(group[0]) else self._by_definition(group[0])
             group = group[taken:]
 
     def _with_kernel(self, group: tuple[RegionCall, ...]) -> int:

@@ -100,15 +100,15 @@ class DefinitionStep:
 class Definitions(TraceValues):
     """Computes calls by their definitions, now and in every run."""
 
-    def _by_definition(self, call: RegionCall) -> int:
-        """Compute a call with its definition, now and in every run."""
+    def _by_definition(self, call: RegionCall, results: Sequence[Any] | None = None) -> int:
+        """Compute a call with its definition, now and in every run; `results` are the present ones, if they are known."""
         if self.updates is not None:
             raise NotInPlace("the definition of an operator, which may fail, makes a result that replaces an input")
         constants = {i: e.array for i, e in self._captured(call) if isinstance(e, Value) and e.constant}
         bodies = self.state.bodies(call.node, constants) if self.options.level and call.node.graphs else None
         made = DefinitionStep(self.state, call, self._values(call), self._captured(call), bodies)
         dynamic = id(call.node) in self.dynamic or self._is_sent(call, made.inputs)
-        for i, o in zip(call.outputs, made.compute(), strict=False):
+        for i, o in zip(call.outputs, made.compute() if results is None else results, strict=False):
             if i == ABSENT:
                 made.outputs.append(None)
             elif not dynamic and isinstance(o, np.ndarray) and o.dtype != dtypes.STRING:
@@ -123,14 +123,16 @@ class Definitions(TraceValues):
         reads = tuple(e for e in made.entries() if isinstance(e, Value))
         writes = tuple(m for m in made.outputs if isinstance(m, Value))
         self.facts.definitions += 1
-        step = PlanStep(made.bind, reads, writes, "definition", call.origins or (call.node,), tuple(self._reasons))
+        notes = self._reasons if self.counts else [f"{call.name} of the body", *self._reasons]
+        step = PlanStep(made.bind, reads, writes, "definition", call.origins or (call.node,), tuple(notes))
         step.flops = flops_of((call,), made.inputs, writes[0]) if writes else None
         self._record(step)
         for i, m in zip(call.outputs, made.outputs, strict=False):
             if m is not None:
                 self._set(i, m)
         self._used(call.reads)
-        self.budget.left += 1  # the visitor has counted it
+        if results is None:
+            self.budget.left += 1  # the visitor has counted it
         self._count(call)
         return 1
 
@@ -159,7 +161,9 @@ class Definitions(TraceValues):
         self.segment.steps.append(step)
 
     def _count(self, call: RegionCall) -> None:
-        """Count the nodes of a call as executed, as the definitions would."""
+        """Count the nodes of a call as executed, as the definitions would; the calls of a body count as one."""
+        if not self.counts:
+            return
         count = max(len(call.origins), 1)
         self.facts.executions += count
         self.budget.steps(count)

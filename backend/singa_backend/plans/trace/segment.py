@@ -16,6 +16,7 @@ from ...kernels import onednn
 from ...kernels.table import KernelCache
 from ...kernels.values import Bound, Buffer, PlanStep, Value
 from ...runtime.executor import Visitor
+from ..bodies import Bodies
 from ..contention import Pace, contention, single_step
 from ..open.caches import Replaced, ZeroCopy, unbound
 from ..region import Region, RegionCall
@@ -215,6 +216,9 @@ class SharedValues:
         mapped: the first value of each tensor of a mapped file, by address and size.
         folded: the results of calls whose inputs are all constants.
         branches: the calls of the branches of If, by the If and the condition.
+        bodies: the calls of the bodies of onnxruntime's operators, by the call and its inputs; None for one without a body.
+        graphs: makes these bodies.
+        kept: the calls whose definitions compute them though there is a body.
     """
 
     kernels: KernelCache = field(default_factory=KernelCache)
@@ -222,10 +226,13 @@ class SharedValues:
     mapped: dict[tuple[int, int], Value] = field(default_factory=dict)
     folded: dict[RegionCall, list[Any]] = field(default_factory=dict)
     branches: dict[tuple[RegionCall, bool], Region] = field(default_factory=dict)
+    bodies: dict[tuple[Any, ...], Region | None] = field(default_factory=dict)
+    graphs: Bodies = field(default_factory=Bodies)
+    kept: set[RegionCall] = field(default_factory=set)
 
     def containers(self) -> tuple[dict[Any, Any], ...]:
         """All containers, whose values count as live."""
-        return self.kernels.derived, self.kernels.constants, self.constants, self.mapped, self.folded, self.branches
+        return self.kernels.derived, self.kernels.constants, self.constants, self.mapped, self.folded, self.branches, self.bodies
 
     def clear(self) -> None:
         """Forget everything."""

@@ -54,6 +54,7 @@ class TraceValues:
         preferred: the values whose memory a result of the present calls should use.
         needs_finite: whether a step that replaces inputs needs finite ones.
         homes: where the values of calls are, by id, if memory is bounded.
+        counts: whether calls are counted as executed: not those of a body.
     """
 
     def __init__(
@@ -95,6 +96,7 @@ class TraceValues:
         self.preferred: set[int] = set()
         self.needs_finite = False
         self.homes: dict[int, Home] = {}
+        self.counts = True
         self._reasons: list[str] = []
 
     def _get(self, i: int) -> Entry:

@@ -1,0 +1,252 @@
+"""Calls of onnxruntime's operators that the kernels of their bodies compute.
+
+A body may compute with inputs that the definition refuses: it broadcasts them, for example.  A trace has the inputs, so it runs
+the definition once.  If that accepts them and its decisions depend on shapes, dtypes and constants only, it accepts every run of
+the plan, and the body computes the call from then on.  `ValueChecks` finds what else a definition reads.
+"""
+
+from __future__ import annotations
+
+import copy
+from abc import abstractmethod
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ...devices.namespaces import NumpyNamespace, numpy
+from ...errors import OperatorError, ResourceExhausted, SonnxError
+from ...ir.graph import ABSENT
+from ...kernels.table import Invalid
+from ...kernels.values import PlanStep, Value
+from ..bodies import SETTING, Given, has_body, rounds_once
+from ..fusion import fuse
+from ..region import Region, RegionCall
+from ..updates import NotInPlace
+from .definitions import Definitions
+from .items import items_of
+from .segment import Entry
+
+ON_VALUES = "its definition refuses some values, which its body need not"
+"""The reason against a body whose definition may refuse another run."""
+
+
+NO_BODY = "there is no body for these inputs, or its shapes depend on values"
+"""The reason against a call whose decomposition does not apply."""
+UNLIKE = "its body fails, or returns other shapes or types"
+"""The reason against a body that does not compute what the definition has computed."""
+
+
+ROUNDS = "its definition rounds narrow floats once, its body at each operator"
+"""The reason against a body of narrow floats."""
+
+
+class ValueChecks(NumpyNamespace):
+    """NumPy that notes the values on which a definition decides.
+
+    Definitions run on devices whose arrays have no implicit copy on the host, so they read values in no other way.
+
+    Attributes:
+        reads: whether the definition has read values, or refused some.
+        ranges: the indices that it has checked, each with the lowest one and the size.
+    """
+
+    def __init__(self) -> None:
+        self.__dict__.update(numpy.__dict__)
+        self.reads = False
+        self.ranges: list[tuple[np.ndarray, int, int]] = []
+
+    def indices(self, i: np.ndarray, size: int, *, negative: bool = True) -> np.ndarray:
+        """As `Namespace.indices`."""
+        self.ranges.append((i, -size if negative else 0, size))
+        made: np.ndarray = numpy.indices(i, size, negative=negative)
+        return made
+
+    def refuse(self, bad: np.ndarray, error: Callable[[], OperatorError]) -> None:
+        """As `Namespace.refuse`."""
+        self.reads = True
+        numpy.refuse(bad, error)
+
+    def largest(self, x: np.ndarray) -> int:
+        """As `Namespace.largest`; what is returned does not depend on it."""
+        return numpy.largest(x)
+
+    def to_host(self, x: np.ndarray) -> np.ndarray:
+        """As `Namespace.to_host`."""
+        self.reads = True
+        return numpy.to_host(x)
+
+
+Range = tuple[Value, int, int]
+"""Indices that a run must check: the value, the lowest one and the size."""
+
+
+class BodyTraces(Definitions):
+    """Computes calls by their bodies."""
+
+    @abstractmethod
+    def _group(self, group: tuple[RegionCall, ...]) -> None:
+        """Compute a chain of calls, with as few kernels as possible."""
+
+    def _by_body(self, call: RegionCall) -> bool:
+        """Compute a call by its body, now and in every run; False if a body cannot compute it.
+
+        The definition runs first: only if it accepts the inputs is a body written for them.
+        """
+        values = self._values(call)
+        if not self._may_have_body(call, values):
+            return False
+        ranges, results = self._checked(call, values)
+        inner = None if ranges is None else self._body_of(call, values)
+        if inner is None or ranges is None:
+            self._reasons = [NO_BODY if ranges is not None else ON_VALUES]
+            self.shared.kept.add(call)
+            self._by_definition(call, results)
+        elif not self._computed(call, inner, ranges, results):
+            self._reasons = [UNLIKE]
+            self._by_definition(call, results)
+        elif any(isinstance(v, Value) and not v.constant and v.dtype.kind not in "biu" for v in values):
+            self.facts.finite = True  # of infinities and NaN a body may make others than the definition
+        return True
+
+    def _may_have_body(self, call: RegionCall, values: Sequence[Entry | None]) -> bool:
+        """Whether a body may compute a call with these inputs, if the definition accepts them; the reason against it is noted."""
+        if not self.options.level or self.updates is not None or id(call.node) in self.dynamic or not has_body(call):
+            return False
+        if call in self.shared.kept or not all(v is None or isinstance(v, Value) for v in values):
+            return False
+        assert call.node.operator is not None
+        declared = call.node.operator.declaration.inputs
+        on_host = [v for n, v in enumerate(values) if declared[min(n, len(declared) - 1)].host]
+        if any(isinstance(v, Value) and not v.constant for v in on_host):
+            self._reasons.append(ON_VALUES)
+            return False
+        if rounds_once(call, [_given(v) for v in values]):
+            self._reasons.append(ROUNDS)
+            return False
+        return True
+
+    def _body_of(self, call: RegionCall, values: Sequence[Entry | None]) -> Region | None:
+        """The fused calls of a body; None if there is none for these inputs."""
+        given = [_given(v) for v in values]
+        key = (call, *given)
+        if key not in self.shared.bodies:
+            region = self.region
+            inner = Region(constants=region.constants, names=region.names, size=region.size)
+            outputs = self.shared.graphs.append(inner, call, given)
+            region.size = inner.size
+            if outputs is not None:
+                inner.outputs = tuple(o for o, y in zip(outputs, call.outputs, strict=True) if y != ABSENT)
+                types = {i: (g.dtype, g.shape) for i, g in zip(call.inputs, given, strict=True) if g is not None}
+                fuse(inner, self.options.level, types)
+                region.size = inner.size
+                _forget_unread(inner)
+            self.shared.bodies[key] = None if outputs is None else inner
+        found = self.shared.bodies[key]
+        return None if found is None or any(id(c.node) in self.dynamic for c in found.calls) else found
+
+    def _checked(self, call: RegionCall, values: Sequence[Entry | None]) -> tuple[list[Range] | None, list[Any]]:
+        """Run the definition; return the indices that each run must check, None if it reads other values, and the results."""
+        checks, visitor = ValueChecks(), copy.copy(self.state.visitor)
+        visitor.xp = checks
+        arrays = [v.read() if isinstance(v, Value) else None for v in values]
+        results = visitor.visit(call.node, arrays, [])
+        self.budget.left += 1  # counted with the call
+        return None if checks.reads else _ranges(checks.ranges, values, arrays), results
+
+    def _computed(self, call: RegionCall, inner: Region, ranges: Sequence[Range], results: Sequence[Any]) -> bool:
+        """Compute a call by its body; False, with the trace as it was, if the results are not those of the definition."""
+        more = Counter(i for c in inner.calls for i in c.reads)
+        more.update(inner.outputs)
+        uses = {i: self.uses[i] for i in more}
+        self.uses.update(more)
+        step, buffer = len(self.segment.steps), len(self.buffers)
+        self.counts = False
+        if ranges:
+            self._record(_range_step(ranges, call))
+        try:
+            for item in items_of(inner):
+                assert isinstance(item, tuple)
+                self._group(item)
+            made = [self._get(o) for o in inner.outputs]
+        except (SonnxError, Invalid, NotInPlace) as error:
+            if isinstance(error, ResourceExhausted):
+                raise
+            made = []
+        finally:
+            self.counts = True
+        wanted = [r for r, o in zip(results, call.outputs, strict=False) if o != ABSENT]
+        if not made or not all(map(_alike, made, wanted)):
+            self._undo({o for c in inner.calls for o in c.outputs}, uses, buffer, step)
+            return False
+        for o, entry in zip([o for o in call.outputs if o != ABSENT], made, strict=True):
+            self._set(o, entry)
+        self._used(inner.outputs)
+        self._used(call.reads)
+        self._count(call)
+        return True
+
+    def _undo(self, ids: Iterable[int], uses: Mapping[int, int], first_buffer: int, first_step: int) -> None:
+        """Forget the values with these ids, and the buffers, copies and steps since these; restore the counts of uses."""
+        for i in ids:
+            self.env.pop(i, None)
+        for i, count in uses.items():
+            self.uses[i] = count
+        gone = set(self.buffers[first_buffer:])
+        for _, copies in self.copies.values():
+            for what in [w for w, c in copies.items() if c.buffer in gone]:
+                del copies[what]
+        self.copied = [c for c in self.copied if c[2].buffer not in gone]
+        self._forget(first_buffer, first_step)
+
+    @abstractmethod
+    def _forget(self, first_buffer: int, first_step: int) -> None:
+        """Release the buffers and the steps since these."""
+
+
+def _forget_unread(region: Region) -> None:
+    """Make the results absent that nothing reads: a kernel need not compute them."""
+    read = {i for c in region.calls for i in c.reads}.union(region.outputs)
+    for c in region.calls:
+        c.outputs = tuple(o if o in read else ABSENT for o in c.outputs)
+
+
+def _given(v: Entry | None) -> Given | None:
+    if not isinstance(v, Value):
+        return None
+    fixed = v.shape if v.constant else (None,) * v.ndim
+    return Given.of(v.dtype, fixed, v.array if v.constant and v.size <= SETTING else None)
+
+
+def _alike(made: Entry, result: Any) -> bool:
+    return isinstance(made, Value) and isinstance(result, np.ndarray) and (made.shape, made.dtype) == (result.shape, result.dtype)
+
+
+def _ranges(
+    checked: Sequence[tuple[np.ndarray, int, int]], values: Sequence[Entry | None], arrays: Sequence[np.ndarray | None]
+) -> list[Range] | None:
+    """The inputs that are indices, with the lowest one and the size; None if other values were checked."""
+    found: dict[tuple[int, int, int], Range] = {}
+    for i, low, size in checked:
+        if not i.size:
+            continue
+        whole = [n for n, a in enumerate(arrays) if a is not None and a.size == i.size and np.may_share_memory(a, i)]
+        value = values[whole[0]] if whole else None
+        if not isinstance(value, Value):
+            return None
+        if not value.constant:
+            found[whole[0], low, size] = (value, low, size)
+    return [*found.values()]
+
+
+def _range_step(ranges: Sequence[Range], call: RegionCall) -> PlanStep:
+    def bind() -> Any:
+        return [(_require_range, (v.array, low, size)) for v, low, size in ranges]
+
+    return PlanStep(bind, tuple(v for v, _, _ in ranges), (), "numpy.range", call.origins or (call.node,))
+
+
+def _require_range(indices: np.ndarray, low: int, size: int) -> None:
+    if indices.min() < low or indices.max() >= size:
+        raise Invalid("an index is out of range")
