@@ -399,3 +399,66 @@ def _votes(trees: ReadTrees, places: np.ndarray, count: int, how: str) -> tuple[
     there = np.zeros((nodes + 1, count), bool)
     there[trees.at, target] = True
     return table[places], None if there[:-1][trees.mode == _LEAF].all() else there[places]
+
+
+@dataclass(eq=False)
+class Stages:
+    """The nodes of a forest in complete trees of three levels, which a row passes in one stage.
+
+    Such a tree has seven tests in the order of a heap, and eight exits.  Row k of the tables has tree k; the last row has tests
+    that no number passes, for paths that are at a leaf already.
+
+    Attributes:
+        count: the number of stages.
+        feature: int64 [trees + 1, 8].
+        threshold: [trees + 1, 8].
+        exits: int64: at 8 k + e what follows exit e of tree k, which is 8 times the number of a tree, or the place of a leaf plus 8
+            times the number of trees; then the latter for each place.
+    """
+
+    count: int
+    feature: np.ndarray
+    threshold: np.ndarray
+    exits: np.ndarray
+
+
+EXITS = np.zeros(256, np.int64)
+"""The exit for the results of the seven tests, one bit each."""
+
+for _bits in range(256):
+    _node = 0
+    for _ in range(3):
+        _node = 2 * _node + 1 + (_bits >> _node & 1)
+    EXITS[_bits] = _node - 7
+
+PACK = np.uint64(0x0102040810204080)
+"""Its product with eight truth values, one a byte, has them as bits 56 to 63."""
+
+
+def stages(held: Forest) -> Stages:
+    """Arrange the nodes of a forest for one row."""
+    places = len(held.threshold)
+    inner = ~np.isnan(held.threshold)
+    both = held.child.reshape(-1, 2) if held.pairs else held.child[:, None] + np.array([0, 1])
+    both = np.where(inner[:, None], both, np.arange(places)[:, None])
+    front = np.arange(held.trees)
+    heaps, ends, count, total = [], [], 0, 0
+    number = np.full(places, -1)  # of the tree that begins at a place
+    while len(front) and (count == 0 or inner[front].any()):
+        number[front] = total + np.arange(len(front))
+        level = front[:, None]
+        levels = []
+        for _ in range(3):
+            levels.append(level)
+            level = both[level].reshape(len(front), -1)
+        heaps.append(np.concatenate(levels, axis=1))
+        ends.append(level)
+        total, count = total + len(front), count + 1
+        front = np.unique(level[inner[level]])
+        front = front[number[front] < 0]
+    heap, end = np.concatenate(heaps), np.concatenate(ends)
+    shape = (total + 1, 8)
+    feature, threshold = np.zeros(shape, np.int64), np.full(shape, np.nan, held.threshold.dtype)
+    feature[:-1, :7], threshold[:-1, :7] = np.where(inner[heap], held.feature[heap], 0), held.threshold[heap]
+    exits = np.where(inner[end], 8 * number[end], 8 * total + end).reshape(-1)
+    return Stages(count, feature, threshold, np.concatenate([exits, 8 * total + np.arange(places)]))

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from .table import Site
-from .values import Bound, OpaqueValue, Value
+from .values import FINITE, NAN, Bound, OpaqueValue, Value
 
 ML = "ai.onnx.ml"
 
@@ -37,6 +37,32 @@ def transform(z: np.ndarray, name: str) -> np.ndarray:
     total = e.sum(axis=1, keepdims=True)
     softmax: np.ndarray = np.where(total == 0, z.dtype.type(0.5), e / total)
     return softmax
+
+
+def transformed(site: Site, z: Value, name: str, y: Value) -> Value:
+    """Emit the step that sets `y` to the transform of scores of a wider or equal float type; return `y`."""
+    if name == "NONE":
+        site.emit(lambda: [(np.copyto, (y.array, z.array, "same_kind"))], reads=(z,), writes=(y,), kernel="numpy.scores")
+        return y
+    if name != "LOGISTIC":
+        site.emit(lambda: [(_transform, (z.array, name, y.array))], reads=(z,), writes=(y,), kernel="numpy.scores")
+        return y
+    e, below = site.new(z.shape, z.dtype, finiteness=NAN), site.new(z.shape, bool, finiteness=FINITE)
+    zero, one = np.zeros(1, z.dtype), np.ones(1, z.dtype)
+
+    def bind() -> Bound:
+        s, t, m, out = z.array, e.array, below.array, y.array
+        return [
+            (np.abs, (s, t)), (np.negative, (t, t)), (np.exp, (t, t)), (np.less, (s, zero, m)),
+            (np.copyto, (s, one)), (np.copyto, (s, t, "same_kind", m)), (np.add, (t, one, t)), (np.divide, (s, t, out)),
+        ]  # fmt: skip
+
+    site.emit(bind, reads=(z,), writes=(z, e, below, y), kernel="numpy.scores")
+    return y
+
+
+def _transform(z: np.ndarray, name: str, y: np.ndarray) -> None:
+    y[...] = transform(z, name)
 
 
 def transform_of(site: Site) -> str:
@@ -78,6 +104,12 @@ class Labels:
             return [(z.array.argmax, (1, self.result.array))]
         numbers = chosen.array
         return [(z.array.argmax, (1, numbers)), *self.calls(numbers)]
+
+    def above(self, s: np.ndarray, limit: np.ndarray, chosen: Value) -> Bound:
+        """The calls that set the labels to the second one where `s` is above the limit, and to the first one elsewhere."""
+        if isinstance(self.result, Value) and self._plain:
+            return [(np.greater, (s, limit, self.result.array))]
+        return [(np.greater, (s, limit, chosen.array)), *self.calls(chosen.array)]
 
     def calls(self, numbers: np.ndarray) -> Bound:
         """The calls that set the labels to those of these numbers."""

@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from .forests import Forest, ReadTrees, forest, named_trees, numbered_trees, numbers
-from .scores import ML, TRANSFORMS, Labels, labels_of, transform, transform_of
+from .forests import EXITS, PACK, Forest, ReadTrees, Stages, forest, named_trees, numbered_trees, numbers, stages
+from .scores import ML, TRANSFORMS, Labels, labels_of, transform_of, transformed
 from .table import Site, kernel
-from .values import ALIGNMENT, FINITE, NAN, Bound, Value
+from .values import ALIGNMENT, FINITE, NAN, Bound, Buffer, Value
 
 _BLOCK = 1 << 15
 """The number of paths, one for each tree and row, that are followed together: their memory fits a cache."""
 
 _SMALL = 1 << 12
 """The number of votes up to which BLAS adds them: it uses one thread."""
+
+_TOP = np.array([56], np.uint64)
+_PACK = np.array([PACK], np.uint64)
+_THREE = np.array([3])
+_ONE = np.array([1.0])
 
 _REDUCE = {"SUM": np.add, "MIN": np.minimum, "MAX": np.maximum}
 
@@ -53,46 +60,82 @@ def _walk(site: Site, x: Value, rows: int, features: int, held: Forest, how: str
     """Emit the step that follows the paths of all rows, and aggregates the votes of their leaves."""
     trees, targets = held.trees, z.shape[1]
     block = min(rows, max(1, _BLOCK // trees))
-    dtype, columns = held.threshold.dtype, features * (1 + held.copies)
-    single = held.weights.ndim == 1
-    parts: list[tuple[tuple[int, ...], Any]] = [
-        ((trees, block), np.int64), ((trees, block), np.int64), ((trees, block), dtype), ((trees, block), dtype),
-        ((trees, block), np.bool_), ((trees, block), np.int32), ((block, columns), dtype),
-        ((trees, block) if single else (trees, block, targets), np.float64),
-        ((block, targets), np.float64), ((block, features), np.bool_), ((trees, block, targets), np.bool_),
-    ]  # fmt: skip
-    if held.voted is None:
-        parts.pop()
-    sizes = [-(-int(np.prod(shape)) * np.dtype(t).itemsize // ALIGNMENT) * ALIGNMENT for shape, t in parts]
-    scratch = site.scratch(sum(sizes))
-    steps = np.arange(block) * columns
+    staged = site.once(("stages", held.threshold.dtype, features, targets), lambda: stages(held)) if rows == 1 else None
+    room = _room(held, block, features, targets, 1 if staged is None else 8)
+    scratch = site.scratch(room.nbytes)
+    steps = np.arange(block) * features * (1 + held.copies)
 
     def bind() -> Bound:
-        starts = np.cumsum([0, *sizes])
-        memory = [np.ndarray(shape, t, scratch.memory, int(at)) for (shape, t), at in zip(parts, starts, strict=False)]
+        m = room.arrays(scratch)
         source = x.array.reshape(rows, features)
-        target = z.array if block == rows else memory[8]
-        calls = [*_begin(held, memory, steps), *_descend(held, memory, steps), *_collect(held, how, memory, target)]
+        target = z.array if block == rows else m["target"]
+        if staged is not None:
+            calls = _through(held, staged, m)
+        else:
+            calls = [*_begin(held, m, steps), *_descend(held, m, steps)]
+        calls += _collect(held, how, m, target)
         if block == rows:
-            return [*_load(held, source, memory[6], memory[9]), *calls]
-        return [(_blocks, (held, source, z.array, block, memory, calls))]
+            return [*_load(held, source, m), *calls]
+        return [(_blocks, (held, source, z.array, block, m, calls))]
 
-    site.emit(bind, reads=(x,), writes=(z,), kernel="numpy.trees", scratch=scratch, keeps=(held, steps))
+    site.emit(bind, reads=(x,), writes=(z,), kernel="numpy.trees", scratch=scratch, keeps=(held, staged, steps))
 
 
-def _blocks(held: Forest, source: np.ndarray, z: np.ndarray, block: int, memory: Sequence[np.ndarray], calls: Bound) -> None:
+@dataclass(frozen=True)
+class _Room:
+    """Arrays that lie one after the other in memory: their shapes and dtypes by name."""
+
+    parts: dict[str, tuple[tuple[int, ...], np.dtype[Any]]]
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of all arrays."""
+        return sum(self._size(n) for n in self.parts)
+
+    def _size(self, name: str) -> int:
+        shape, dtype = self.parts[name]
+        return -(-math.prod(shape) * dtype.itemsize // ALIGNMENT) * ALIGNMENT
+
+    def arrays(self, memory: Buffer) -> dict[str, np.ndarray]:
+        """The arrays in a buffer."""
+        made, at = {}, 0
+        for name, (shape, dtype) in self.parts.items():
+            made[name] = np.ndarray(shape, dtype, memory.memory, at)
+            at += self._size(name)
+        return made
+
+
+def _room(held: Forest, block: int, features: int, targets: int, tests: int) -> _Room:
+    """What the paths of a block need; `tests` is the number of tests that a path makes at once."""
+    each = (held.trees, block)
+    wide = each if tests == 1 else (*each, tests)
+    dtype, whole = held.threshold.dtype, np.dtype(np.int64)
+    parts: dict[str, tuple[tuple[int, ...], np.dtype[Any]]] = {
+        "place": (each, whole), "feature": (wide, whole), "value": (wide, dtype), "threshold": (wide, dtype),
+        "passed": (wide, np.dtype(bool)), "child": (each, np.dtype(np.int32) if tests == 1 else whole),
+        "x": ((block, features * (1 + held.copies)), dtype), "nan": ((block, features), np.dtype(bool)),
+        "votes": (each if held.weights.ndim == 1 else (*each, targets), np.dtype(np.float64)),
+        "target": ((block, targets), np.dtype(np.float64)),
+    }  # fmt: skip
+    if held.voted is not None:
+        parts["voted"] = ((*each, targets), np.dtype(bool))
+    return _Room(parts)
+
+
+def _blocks(held: Forest, source: np.ndarray, z: np.ndarray, block: int, m: dict[str, np.ndarray], calls: Bound) -> None:
     """Run the calls for each block of rows; the last one overlaps the block before it."""
     rows = len(source)
     for start in [*range(0, rows - block, block), rows - block]:
-        for function, arguments in _load(held, source[start : start + block], memory[6], memory[9]):
+        for function, arguments in _load(held, source[start : start + block], m):
             function(*arguments)
         for function, arguments in calls:
             function(*arguments)
-        z[start : start + block] = memory[8]
+        z[start : start + block] = m["target"]
 
 
-def _load(held: Forest, source: np.ndarray, x: np.ndarray, nan: np.ndarray) -> Bound:
+def _load(held: Forest, source: np.ndarray, m: dict[str, np.ndarray]) -> list[Any]:
     """Copy the features of a block; in the second copy, negative infinities replace NaNs."""
+    x, nan = m["x"], m["nan"]
     if not held.copies:
         return [(np.copyto, (x, source))]
     first, second = x[:, : source.shape[1]], x[:, source.shape[1] :]
@@ -104,33 +147,31 @@ def _load(held: Forest, source: np.ndarray, x: np.ndarray, nan: np.ndarray) -> B
     ]
 
 
-def _begin(held: Forest, memory: Sequence[np.ndarray], steps: np.ndarray) -> Bound:
+def _begin(held: Forest, m: dict[str, np.ndarray], steps: np.ndarray) -> list[Any]:
     """The step from the roots, which are at the first places."""
-    place, at, value, _, passed, _, x = memory[:7]
     roots = np.arange(held.trees)[:, None]
     if not held.active:
-        return [(np.copyto, (place, roots))]
+        return [(np.copyto, (m["place"], roots))]
     n = held.active[0]
-    feature, threshold = held.feature[:n, None], held.threshold[:n, None]
+    place, at, value, passed = (m[name][:n] for name in ("place", "feature", "value", "passed"))
     calls: list[Any] = [
-        (np.add, (feature, steps, at[:n])),
-        (x.reshape(-1).take, (at[:n], None, value[:n], "wrap")),
-        (np.less_equal, (value[:n], threshold, passed[:n])),
+        (np.add, (held.feature[:n, None], steps, at)),
+        (m["x"].reshape(-1).take, (at, None, value, "wrap")),
+        (np.less_equal, (value, held.threshold[:n, None], passed)),
     ]
     if n < held.trees:
-        calls.append((np.copyto, (place[n:], roots[n:])))
+        calls.append((np.copyto, (m["place"][n:], roots[n:])))
     if held.pairs:
-        return [*calls, (np.add, (2 * roots[:n], passed[:n], at[:n])), (held.child.take, (at[:n], None, place[:n], "wrap"))]
-    return [*calls, (np.add, (held.child[:n, None], passed[:n], place[:n]))]
+        return [*calls, (np.add, (2 * roots[:n], passed, at)), (held.child.take, (at, None, place, "wrap"))]
+    return [*calls, (np.add, (held.child[:n, None], passed, place))]
 
 
-def _descend(held: Forest, memory: Sequence[np.ndarray], steps: np.ndarray) -> Bound:
+def _descend(held: Forest, m: dict[str, np.ndarray], steps: np.ndarray) -> list[Any]:
     """The steps after the first one."""
-    place, at, value, threshold, passed, child, x = memory[:7]
-    flat = x.reshape(-1)
+    flat = m["x"].reshape(-1)
     calls: list[Any] = []
     for n in held.active[1:]:
-        i, f, v, t, p, c = place[:n], at[:n], value[:n], threshold[:n], passed[:n], child[:n]
+        i, f, v, t, p, c = (m[name][:n] for name in ("place", "feature", "value", "threshold", "passed", "child"))
         calls.append((held.feature.take, (i, None, f, "wrap")))
         if len(steps) > 1:
             calls.append((np.add, (f, steps, f)))
@@ -142,23 +183,50 @@ def _descend(held: Forest, memory: Sequence[np.ndarray], steps: np.ndarray) -> B
     return calls
 
 
-def _collect(held: Forest, how: str, memory: Sequence[np.ndarray], target: np.ndarray) -> Bound:
+def _through(held: Forest, staged: Stages, m: dict[str, np.ndarray]) -> list[Any]:
+    """The stages of one row."""
+    n = held.trees
+    place, at = m["place"].reshape(-1), m["child"].reshape(-1)
+    f, v, t, p = (m[name].reshape(n, 8) for name in ("feature", "value", "threshold", "passed"))
+    packed = p.view(np.uint64).reshape(-1)
+    bits = m["feature"].reshape(-1)[:n].view(np.uint64)
+    x = m["x"].reshape(-1)
+    roots = 8 * np.arange(n)
+    calls: list[Any] = []
+    for stage in range(staged.count):
+        features, thresholds = (f, t) if stage else (staged.feature[:n], staged.threshold[:n])
+        if stage:
+            calls += [
+                (np.right_shift, (place, _THREE, at)),
+                (staged.feature.take, (at, 0, f, "clip")),
+                (staged.threshold.take, (at, 0, t, "clip")),
+            ]
+        calls += [
+            (x.take, (features, None, v, "wrap")),
+            (np.less_equal, (v, thresholds, p)),
+            (np.multiply, (packed, _PACK, bits)),
+            (np.right_shift, (bits, _TOP, bits)),
+            (EXITS.take, (bits.view(np.int64), None, at, "wrap")),
+            (np.add, (place if stage else roots, at, at)),
+            (staged.exits.take, (at, None, place, "wrap")),
+        ]
+    return [*calls, (np.subtract, (place, np.array([8 * (len(staged.feature) - 1)]), place))]
+
+
+def _collect(held: Forest, how: str, m: dict[str, np.ndarray], target: np.ndarray) -> list[Any]:
     """Aggregate the votes at the present places into `target`, [rows, targets]."""
-    place, votes = memory[0], memory[7]
+    place, votes = m["place"], m["votes"]
     trees, block = place.shape
     if held.groups is not None:
         first, targets = held.groups
         return [(held.weights.take, (place, None, votes, "wrap")), (_grouped, (votes, first, targets, target))]
-    if votes.ndim == 2:
-        take: Any = (held.weights.take, (place, None, votes, "wrap"))
-    else:
-        take = (held.weights.take, (place, 0, votes, "clip"))
+    take: Any = (held.weights.take, (place, None, votes, "wrap") if votes.ndim == 2 else (place, 0, votes, "clip"))
     flat = votes.reshape(trees, -1)
     if how == "SUM" and flat.size <= _SMALL and target.flags.c_contiguous:
         return [take, (np.dot, (np.ones(trees), flat, target.reshape(-1)))]
     calls = [take, (_REDUCE[how].reduce, (votes.reshape(trees, block, -1), 0, None, target))]
     if held.voted is not None:
-        calls.append((_without_votes, (held.voted, place, memory[10], target)))
+        calls.append((_without_votes, (held.voted, place, m["voted"], target)))
     return calls
 
 
@@ -206,20 +274,9 @@ def tree_ensemble(site: Site, x: Value) -> Value:
 
 def _regression(site: Site, z: Value, base: np.ndarray | None, name: str, dtype: np.dtype[Any], finite: bool) -> Value:
     finite = finite and name != "PROBIT" and (base is None or bool(np.isfinite(base).all()))
-    y = site.new(z.shape, dtype, finiteness=FINITE if finite else NAN)
-
-    def bind() -> Bound:
-        calls: list[Any] = [] if base is None else [(np.add, (z.array, base, z.array))]
-        if name == "NONE":
-            return [*calls, (np.copyto, (y.array, z.array, "same_kind"))]
-        return [*calls, (_transform, (z.array, name, y.array))]
-
-    site.emit(bind, reads=(z,), writes=(z, y), kernel="numpy.trees scores")
-    return y
-
-
-def _transform(z: np.ndarray, name: str, y: np.ndarray) -> None:
-    y[...] = transform(z, name)
+    if base is not None:
+        site.emit(lambda: [(np.add, (z.array, base, z.array))], reads=(z,), writes=(z,), kernel="numpy.trees base")
+    return transformed(site, z, name, site.new(z.shape, dtype, finiteness=FINITE if finite else NAN))
 
 
 @kernel("TreeEnsembleClassifier", 1, 3, 5, on="numpy", domain=ML)
@@ -235,47 +292,41 @@ def tree_ensemble_classifier(site: Site, x: Value) -> tuple[Any, Value]:
     binary = len(labels) <= 2 and len(voted) == 1
     site.require(binary or base is None or len(base) == len(labels), "base_values has another length")
     site.require(not binary or len(labels) == 2 or not given.get("classlabels_strings"), "one string label")
-    z, finite = _aggregated(site, x, lambda: named_trees(given, "class"), len(labels), "SUM")
+
+    def read() -> ReadTrees:
+        trees = named_trees(given, "class")
+        return replace(trees, target=np.zeros_like(trees.target)) if binary else trees
+
+    z, finite = _aggregated(site, x, read, 1 if binary else len(labels), "SUM")
+    rows, count = z.shape[0], 1 if len(labels) == 1 and binary else len(labels)
     finite = finite and name != "PROBIT" and (base is None or bool(np.isfinite(base).all()))
-    finiteness = FINITE if finite else NAN
-    scores = site.new((len(z.array), 1 if len(labels) == 1 and binary else len(labels)), np.float32, finiteness=finiteness)
-    names = labels if not binary or len(labels) == 2 else np.array([0, labels[0]])
-    made = Labels(site, names, z.shape[0])
-    if binary:
-        weights = numbers(given, "class_weights")
-        chances = weights is None or bool((weights >= 0).all())
-        arguments = (voted[0], None if base is None else base[-1], name, chances)
-        chosen = site.new((z.shape[0],), np.int64, finiteness=FINITE)
-        site.emit(
-            lambda: [(_binary, (z.array, *arguments, scores.array, chosen.array)), *made.calls(chosen.array)],
-            reads=(z,),
-            writes=(scores, chosen, *made.writes()),
-            kernel="numpy.trees labels",
-        )
-        return made.result, scores
-    chosen = site.new((z.shape[0],), np.int64, finiteness=FINITE)
+    scores = site.new((rows, count), np.float32, finiteness=FINITE if finite else NAN)
+    chosen = site.new((rows,), np.int64, finiteness=FINITE)
+    made = Labels(site, labels if not binary or len(labels) == 2 else np.array([0, labels[0]]), rows)
+    if base is not None:
+        base = base[-1:] if binary else base
+        site.emit(lambda: [(np.add, (z.array, base, z.array))], reads=(z,), writes=(z,), kernel="numpy.trees base")
+    if not binary:
+        site.emit(lambda: made.largest(z, chosen), reads=(z,), writes=(chosen, *made.writes()), kernel="numpy.trees labels")
+        return made.result, transformed(site, z, name, scores)
+    weights = numbers(given, "class_weights")
+    chances = weights is None or bool((weights >= 0).all())
+    margins = not (count == 1 or voted == [1] or name == "PROBIT" or (name == "NONE" and chances))
+    both = z if count == 1 else site.new((rows, 2), np.float64, finiteness=NAN)
+    limit = np.array([0.5 if chances and not margins else 0.0])
 
     def bind() -> Bound:
-        calls: list[Any] = [] if base is None else [(np.add, (z.array, base, z.array))]
-        calls += made.largest(z, chosen)
-        if name == "NONE":
-            return [*calls, (np.copyto, (scores.array, z.array, "same_kind"))]
-        return [*calls, (_transform, (z.array, name, scores.array))]
+        s = z.array[:, 0]
+        calls: list[Any] = []
+        if count == 2:
+            other, one = both.array.T
+            if voted == [1]:
+                calls.append((other.fill, (0,)))
+            else:
+                calls.append((np.negative, (s, other)) if margins else (np.subtract, (_ONE, s, other)))
+            calls.append((np.copyto, (one, s)))
+        return [*calls, *made.above(s, limit, chosen)]
 
-    site.emit(bind, reads=(z,), writes=(z, scores, chosen, *made.writes()), kernel="numpy.trees labels")
-    return made.result, scores
-
-
-def _binary(z: np.ndarray, voted: int, base: Any, name: str, chances: bool, scores: np.ndarray, chosen: np.ndarray) -> None:
-    """Two classes of which one has votes: they decide above 1/2 as probabilities, above 0 as margins, which have both signs."""
-    s = z[:, voted : voted + 1] if base is None else z[:, voted : voted + 1] + base
-    if scores.shape[1] == 1:
-        both = s
-    elif voted == 1:
-        both = np.concatenate([np.zeros_like(s), s], axis=1)
-    elif name == "PROBIT" or (name == "NONE" and chances):
-        both = np.concatenate([1 - s, s], axis=1)
-    else:
-        both, chances = np.concatenate([-s, s], axis=1), False
-    chosen[...] = s[:, 0] > (0.5 if chances else 0)
-    scores[...] = transform(both, name)
+    writes = (chosen, *made.writes(), *([both] if count == 2 else []))
+    site.emit(bind, reads=(z,), writes=writes, kernel="numpy.trees labels")
+    return made.result, transformed(site, both, name, scores)
