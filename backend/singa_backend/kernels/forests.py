@@ -412,7 +412,7 @@ class Stages:
         count: the number of stages.
         feature: int64 [trees + 1, 8].
         threshold: [trees + 1, 8].
-        exits: int64: at 8 k + e what follows exit e of tree k, which is 8 times the number of a tree, or the place of a leaf plus 8
+        exits: int64: at 8 k + e what follows exit e of tree k: 8 times the number of the next tree, or the place of a leaf plus 8
             times the number of trees; then the latter for each place.
     """
 
