@@ -32,6 +32,7 @@ from . import (
     rotary,
     skip_norms,
     softmaxes,
+    trees,
     views,
 )
 
@@ -67,5 +68,6 @@ __all__ = [
     "rotary",
     "skip_norms",
     "softmaxes",
+    "trees",
     "views",
 ]

@@ -18,11 +18,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 import numpy as np
 
 from .values import FINITE, Bound, Buffer, PlanStep, Value
+
+Made = TypeVar("Made")
 
 
 class Refused(Exception):
@@ -182,6 +184,10 @@ class Site(ABC):
     def constant(self, array: np.ndarray, key: Any = None) -> Value:
         """A value that is the same in every run."""
 
+    @abstractmethod
+    def once(self, what: Hashable, make: Callable[[], Made]) -> Made:
+        """What `make` returns for the attributes of this call, made once for all plans of the graph."""
+
     def emit(
         self,
         bind: Callable[[], Bound],
@@ -225,12 +231,14 @@ class Kernel:
         on: the library that computes: "view", "onednn", "numpy".
         rank: kernels of lower rank are tried first.
         versions: the schema versions.
+        takes_opaque: whether inputs may be strings, sequences or maps: an OpaqueValue each, whose kind and shape the body checks.
     """
 
     body: Body
     on: str
     rank: int
     versions: frozenset[int]
+    takes_opaque: bool = False
 
     @property
     def name(self) -> str:
@@ -244,7 +252,9 @@ table: dict[tuple[str, str], list[Kernel]] = {}
 _RANKS = {"view": 0, "onednn": 2, "numpy": 4}
 
 
-def kernel(name: str, *versions: int, on: str, domain: str = "", rank: int | None = None) -> Callable[[Body], Body]:
+def kernel(
+    name: str, *versions: int, on: str, domain: str = "", rank: int | None = None, takes_opaque: bool = False
+) -> Callable[[Body], Body]:
     """Add a function to the table.
 
     Args:
@@ -253,13 +263,14 @@ def kernel(name: str, *versions: int, on: str, domain: str = "", rank: int | Non
         on: "view", "onednn" or "numpy"; in this order they are tried.
         domain: of the operator.
         rank: the place in the order, if it differs from that of `on`.
+        takes_opaque: see `Kernel`.
     """
     if on not in _RANKS:
         raise ValueError(f"the library of a kernel must be one of {', '.join(_RANKS)}, got {on!r}")
 
     def add(body: Body) -> Body:
         found = table.setdefault((domain, name), [])
-        found.append(Kernel(body, on, _RANKS[on] if rank is None else rank, frozenset(versions)))
+        found.append(Kernel(body, on, _RANKS[on] if rank is None else rank, frozenset(versions), takes_opaque))
         found.sort(key=lambda k: k.rank)
         return body
 

@@ -341,6 +341,13 @@ def last_order(ndim: int) -> list[int]:
     return [0, *range(2, ndim), 1]
 
 
+@dataclass(eq=False)
+class OpaqueValue:
+    """A value that is not an array of numbers: strings, a sequence, a map, an empty optional.  It is kept as it is."""
+
+    value: Any = None
+
+
 Bound = Sequence[tuple[Callable[..., Any], tuple[Any, ...]]]
 """Functions and arguments that a run calls in order."""
 

@@ -1,7 +1,8 @@
 """The tracer: runs the calls of a region once, chooses a kernel for each, and records the steps as a plan."""
 
+from ...kernels.values import OpaqueValue
 from .open import NotOpen, attends
-from .segment import Cache, Continuation, Mismatch, OpaqueValue, PlanFacts, PlanTrace, RunState, Segment, SharedValues
+from .segment import Cache, Continuation, Mismatch, PlanFacts, PlanTrace, RunState, Segment, SharedValues
 from .walk import Tracer
 
 __all__ = [

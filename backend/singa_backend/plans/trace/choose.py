@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
 
+from ... import limits
 from ...errors import SonnxError
 from ...ir.declaration import has_trait
 from ...ir.graph import ABSENT, Node
 from ...kernels import onednn
 from ...kernels.onednn import OneDnnError
-from ...kernels.table import Follower, Kernel, Refused, Site, kernels_of, worst
-from ...kernels.values import FINITE, Buffer, Value
+from ...kernels.table import Follower, Kernel, Made, Refused, Site, kernels_of, worst
+from ...kernels.values import FINITE, NAN, Buffer, OpaqueValue, Value
 from ..contention import single_step
 from ..gradients import RefusedGradient
 from ..region import RegionCall
 from .bodies import BodyTraces
 from .definitions import flops_of
-from .segment import OpaqueValue
+from .segment import Entry
 
 FAILED = "failed with"
 """Begins the reason of a kernel that raised an unexpected error; such a call must be invalid."""
@@ -45,15 +46,18 @@ class Chooser(BodyTraces):
         call = group[0]
         found = self._values(call)
         self._reasons = []
-        if self.options.level == 0 or call.node.operator is None or any(isinstance(v, OpaqueValue) for v in found):
+        if self.options.level == 0 or call.node.operator is None:
             return 0
-        inputs: list[Value | None] = [v if isinstance(v, Value) else None for v in found]
-        folded = self._is_folded(call, inputs)
+        opaque = any(isinstance(v, OpaqueValue) for v in found)
+        inputs: list[Any] = found
+        folded = not opaque and self._is_folded(call, inputs)
         self.preferred = self._replaced_by(group) if self.updates is not None else set()
         followers = self._followers(group)
         for one in kernels_of(call.node.domain, call.name, call.node.operator.version):
             if folded and one.on != "view":
                 break
+            if opaque and not one.takes_opaque:
+                continue
             site = TraceSite(self, call, inputs, followers)
             first_buffer, first_step = len(self.buffers), len(self.segment.steps)
             try:
@@ -122,10 +126,13 @@ class Chooser(BodyTraces):
             self.facts.finite = True
             self.needs_finite |= self.updates is not None
 
-    def _accept(self, calls: Sequence[RegionCall], made: Sequence[Value | None]) -> None:
+    def _accept(self, calls: Sequence[RegionCall], made: Sequence[Entry | None]) -> None:
         """Set the outputs of the last call, and count the uses of all."""
         for v in made:
-            if v is not None:
+            if isinstance(v, OpaqueValue):
+                self.live[id(v)] = v.value
+                self.budget.count_tensor(limits.size_of(v.value))
+            elif v is not None:
                 v.buffer.touch(max(len(self.segment.steps) - 1, 0))
                 self._admit(v.shape, v.dtype)
         for i, v in zip(calls[-1].outputs, made, strict=False):
@@ -206,10 +213,12 @@ class Chooser(BodyTraces):
 class TraceSite(Site):
     """The place of a call in a trace."""
 
-    def __init__(self, tracer: Chooser, call: RegionCall, inputs: Sequence[Value | None], followers: Sequence[Follower]) -> None:
+    def __init__(self, tracer: Chooser, call: RegionCall, inputs: Sequence[Entry | None], followers: Sequence[Follower]) -> None:
         super().__init__()
         assert call.node.operator is not None
-        self.tracer, self.call, self.inputs = tracer, call, inputs
+        self.tracer, self.call = tracer, call
+        self.inputs = [v if isinstance(v, Value) else None for v in inputs]
+        self.opaque = any(isinstance(v, OpaqueValue) for v in inputs)
         self.name, self.version = call.name, call.node.operator.version
         self.attributes = call.attributes
         self.outputs = tuple(o != ABSENT for o in call.outputs)
@@ -231,7 +240,7 @@ class TraceSite(Site):
         self.finite = True
 
     def new(self, shape: Sequence[int], dtype: Any, order: Sequence[int] | None = None, finiteness: int | None = None) -> Value:
-        known = worst(*self.inputs, *(v for f in self.followers[: self.absorbed] for v in f.inputs))
+        known = NAN if self.opaque else worst(*self.inputs, *(v for f in self.followers[: self.absorbed] for v in f.inputs))
         return self.tracer.allocate(shape, np.dtype(dtype), order, known if finiteness is None else finiteness)
 
     def scratch(self, nbytes: int) -> Buffer:
@@ -243,6 +252,13 @@ class TraceSite(Site):
 
     def constant(self, array: np.ndarray, key: Any = None) -> Value:
         return Value.of(array, key)
+
+    def once(self, what: Hashable, make: Callable[[], Made]) -> Made:
+        key, held = (self.call, what), self.shared.derived
+        if key not in held:
+            held[key] = make()
+        found: Made = held[key]
+        return found
 
 
 def _draws(node: Node) -> bool:

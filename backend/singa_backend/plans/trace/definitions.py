@@ -12,12 +12,12 @@ from ... import dtypes, limits
 from ...ir.declaration import has_trait
 from ...ir.graph import ABSENT
 from ...kernels.table import worst
-from ...kernels.values import FINITE, NAN, Bound, PlanStep, Value
+from ...kernels.values import FINITE, NAN, Bound, OpaqueValue, PlanStep, Value
 from ...kernels.work import flops
 from ..open.products import OpenProduct
 from ..region import RegionCall
 from ..updates import NotInPlace
-from .segment import Entry, Mismatch, OpaqueValue, RunState
+from .segment import Entry, Mismatch, RunState
 from .values import TraceValues
 
 

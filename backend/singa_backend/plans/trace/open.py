@@ -10,14 +10,14 @@ import numpy as np
 from ...ir.graph import ABSENT
 from ...kernels import onednn
 from ...kernels.group_query import GroupQuery, grow, reason_against
-from ...kernels.values import Bound, PlanStep, Value
+from ...kernels.values import Bound, OpaqueValue, PlanStep, Value
 from ...proto.schemas import MICROSOFT
 from ..open.caches import append
 from ..open.products import OpenProduct
 from ..region import RegionCall
 from .choose import Chooser
 from .definitions import DefinitionStep
-from .segment import Appended, Cache, Cell, Cells, Entry, Mismatch, OpaqueValue, Record
+from .segment import Appended, Cache, Cell, Cells, Entry, Mismatch, Record
 
 
 class NotOpen(Exception):

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 
 from ...kernels.onednn import thread_switch, threads_of
-from ...kernels.values import Bound, PlanStep, Value, aligned
+from ...kernels.values import Bound, OpaqueValue, PlanStep, Value, aligned
 from .. import arena as arenas
 from ..contention import Pace
 from ..open.caches import PASSED, PASSED_STEPS, Replaced, ZeroCopy
 from .open import Opener
-from .segment import Appended, OpaqueValue
+from .segment import Appended
 
 
 class Placer(Opener):

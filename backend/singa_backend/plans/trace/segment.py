@@ -14,7 +14,7 @@ from ... import limits
 from ...ir.graph import Node
 from ...kernels import onednn
 from ...kernels.table import KernelCache
-from ...kernels.values import Bound, Buffer, PlanStep, Value
+from ...kernels.values import Bound, Buffer, OpaqueValue, PlanStep, Value
 from ...runtime.executor import Visitor
 from ..bodies import Bodies
 from ..contention import Pace, contention, single_step
@@ -30,13 +30,6 @@ class Mismatch(Exception):
     def __init__(self, call: RegionCall) -> None:
         super().__init__(call.name)
         self.call = call
-
-
-@dataclass(eq=False)
-class OpaqueValue:
-    """A value that is not an array of numbers: strings, a sequence, a map, an empty optional.  It is kept as it is."""
-
-    value: Any = None
 
 
 Entry = Value | OpaqueValue

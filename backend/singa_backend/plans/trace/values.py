@@ -13,12 +13,12 @@ import numpy as np
 from ... import dtypes, limits
 from ...ir.graph import ABSENT
 from ...kernels.table import Options
-from ...kernels.values import FINITE, Buffer, LazyBuffer, LazyConstant, Value, aligned, order_of, strides_of
+from ...kernels.values import FINITE, Buffer, LazyBuffer, LazyConstant, OpaqueValue, Value, aligned, order_of, strides_of
 from ...proto.tensor_data import release
 from ..contention import contention
 from ..recompute import Home
 from ..region import Region, RegionCall
-from .segment import Cell, Cells, Entry, OpaqueValue, PlanFacts, PlanTrace, RunState, Segment, SharedValues
+from .segment import Cell, Cells, Entry, PlanFacts, PlanTrace, RunState, Segment, SharedValues
 
 
 class TraceValues:

@@ -17,13 +17,13 @@ import numpy as np
 
 from ... import dtypes
 from ...ir.graph import Graph
-from ...kernels.values import NAN, PlanStep, Value
+from ...kernels.values import NAN, OpaqueValue, PlanStep, Value
 from ..fusion import fuse
 from ..region import Region, RegionCall, TooManyCalls, branch_of, branches_fit
 from ..updates import NotInPlace
 from .items import Branch, CopyIn, Item, Rename, Update, UpdateBegin, items_of
 from .open import NotOpen
-from .segment import Continuation, Entry, OpaqueValue, PlanTrace, Segment
+from .segment import Continuation, Entry, PlanTrace, Segment
 from .updates import Updater
 
 
