@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import onnx
 import pytest
-from onnx import helper
+from tests.helpers.microsoft_nodes import feeds, model, ours, theirs
 
 import singa_backend
 from singa_backend import OperatorError, UnsupportedModel
@@ -32,43 +31,6 @@ def drawn(*shape: int, seed: int = 0) -> np.ndarray:
 
 def whole(*values: Any) -> np.ndarray:
     return np.array(values, np.int32)
-
-
-def model(operator: str, inputs: list[np.ndarray | None], outputs: list[str], **attributes: Any) -> onnx.ModelProto:
-    names = ["" if x is None else f"x{i}" for i, x in enumerate(inputs)]
-    node = helper.make_node(operator, names, outputs, domain=MICROSOFT, **attributes)
-    given = [
-        helper.make_tensor_value_info(n, helper.np_dtype_to_tensor_dtype(x.dtype), x.shape)
-        for n, x in zip(names, inputs, strict=True)
-        if x is not None
-    ]
-    made = [helper.make_empty_tensor_value_info(o) for o in outputs if o]
-    imports = [helper.make_opsetid("", 21), helper.make_opsetid(MICROSOFT, 1)]
-    return helper.make_model(helper.make_graph([node], "g", given, made), opset_imports=imports, ir_version=10)
-
-
-def feeds(inputs: list[np.ndarray | None]) -> dict[str, np.ndarray]:
-    return {f"x{i}": x for i, x in enumerate(inputs) if x is not None}
-
-
-def ours(operator: str, inputs: list[np.ndarray | None], outputs: list[str], **attributes: Any) -> list[np.ndarray]:
-    made = model(operator, inputs, outputs, **attributes)
-    return list(singa_backend.prepare(made).run(list(feeds(inputs).values())))
-
-
-@pytest.fixture(scope="module")
-def oracle() -> Iterator[Oracle]:
-    pytest.importorskip("onnxruntime", reason="the witness is an extra: pip install 'sonnx[oracle]'")
-    with Oracle("onnxruntime", optimise=False) as found:
-        yield found
-
-
-def theirs(
-    oracle: Oracle, operator: str, inputs: list[np.ndarray | None], outputs: list[str], **attributes: Any
-) -> list[np.ndarray]:
-    made = model(operator, inputs, outputs, **attributes)
-    found = oracle.run(made.SerializeToString(), feeds(inputs))
-    return [found[o] for o in outputs if o]
 
 
 def softmax(x: np.ndarray) -> np.ndarray:
