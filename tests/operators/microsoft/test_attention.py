@@ -373,6 +373,8 @@ LENGTH, TOTAL = whole(1), whole(2).reshape(())
         ("GroupQueryAttention", [X, X, X, *[drawn(1, 1, 3, 8)] * 2, whole(0), whole(3).reshape(())], GQA, "seqlens_k"),
         ("GroupQueryAttention", [X, X, X, None, None, LENGTH, TOTAL], {**GQA, "do_rotary": 1}, "cos_cache"),
         ("GroupQueryAttention", [X, X, X, None, None, LENGTH, TOTAL], {**GQA, "sliding_window_cache": 1}, "needs past_key"),
+        ("GroupQueryAttention", [X, X, X, *[drawn(1, 1, 2, 8)] * 2, LENGTH, TOTAL],
+         {**GQA, "sliding_window_cache": 1, "local_window_size": 3}, "3 tokens of its window, got 2 rows"),
         ("GroupQueryAttention", [X, X, X, None, None, LENGTH, TOTAL], {**GQA, "causal": 0, "local_window_size": 1}, "must be -1"),
         ("GroupQueryAttention", [X, X, X, None, None, LENGTH, TOTAL], {"num_heads": 2, "kv_num_heads": 3}, "multiple"),
         ("RotaryEmbedding", [X, np.array([[0, 5]]), drawn(3, 4), drawn(3, 4)], {}, "5"),
