@@ -182,6 +182,7 @@ class Visitor:
     def __init__(self, executor: Executor, budget: limits.Budget) -> None:
         self.states = executor._states
         self.device = executor.device
+        self.xp = executor.device.xp
         self.placed = None if executor.placement is None else Placed(executor.placement)
         self.checks = executor.device.checks()
         self.budget = budget
@@ -218,7 +219,7 @@ class Visitor:
                 forward_graph=node.forward_graph,
             )
         if self.placed is None:
-            return operator.compute(self.device.xp, inputs, attributes, len(node.outputs))
+            return operator.compute(self.xp, inputs, attributes, len(node.outputs))
         return self.placed.compute(node, operator, inputs, attributes)
 
     def finish(self, outputs: list[Any], to_host: bool) -> list[Any]:

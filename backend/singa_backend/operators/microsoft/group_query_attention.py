@@ -76,7 +76,14 @@ def _refuse(past_key: Any, past_value: Any, sliding: int, causal: int, window: i
         raise OperatorError("query_seqlens needs past_key, past_value and causal = 1", code="SX407")
 
 
-@microsoft("GroupQueryAttention", 1, widen=False, traits=("product",), weights={0: "the query", 1: "the key", 2: "the value"})
+@microsoft(
+    "GroupQueryAttention",
+    1,
+    widen=False,
+    traits=("product",),
+    weights={0: "the query", 1: "the key", 2: "the value"},
+    caches={3: 1, 4: 2},
+)
 def group_query_attention(
     xp: Xp,
     query: Array,
@@ -125,8 +132,6 @@ def group_query_attention(
     cos_cache, sin_cache, attention_bias, head_sink = wides(cos_cache, sin_cache, attention_bias, head_sink)
     q, k, v = parts_of(query, key, value, num_heads, kv_num_heads)
     capacity = 0 if past_key is None else past_key.shape[2]
-    if sliding_window_cache and capacity < local_window_size:
-        raise wrong(f"a sliding cache must have room for the {local_window_size} tokens of its window, got {capacity} rows")
     most = total_sequence_length if sliding_window_cache else capacity
     cache, first = _rows(xp, most, seqlens_k, query_seqlens, total_sequence_length, (q.shape[0], q.shape[2], k.shape[2]))
     if sliding_window_cache:
