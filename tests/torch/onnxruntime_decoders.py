@@ -97,6 +97,19 @@ def continued(name: str, folder: Path, tokens: list[int], count: int) -> list[in
     return ids[0, len(tokens) :].tolist()  # type: ignore[no-any-return]
 
 
+def searched(name: str, folder: Path, tokens: list[int], ends: list[int], **options: Any) -> list[list[int]]:
+    """Return the new tokens of the sequences that transformers finds, without those that end them."""
+    model = transformers.AutoModelForCausalLM.from_pretrained(_checkpoint(name, folder), dtype=torch.float32).eval()
+    model.generation_config.eos_token_id, model.generation_config.pad_token_id = ends or None, ends[0] if ends else 0
+    with torch.no_grad():
+        found = model.generate(torch.tensor([tokens]), attention_mask=torch.ones(1, len(tokens)), do_sample=False, **options)
+    made = []
+    for row in found[:, len(tokens) :].tolist():
+        end = next((i for i, t in enumerate(row) if t in ends), len(row))
+        made.append(row[:end])
+    return made
+
+
 def inputs(model: onnx.ModelProto, *, new: int, past: int, head: int = 16) -> dict[str, np.ndarray]:
     """Draw `new` tokens (or rows of embeddings) after `past` rows of a cache with drawn values.
 

@@ -105,6 +105,32 @@ def test_generated_tokens(name: str, checkpoints: Path) -> None:
         assert list(text.tokens) == decoders.continued(name, checkpoints, tokens, 20)
 
 
+@pytest.mark.parametrize("name", ["Llama", "Gemma2"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"num_beams": 3},
+        {"num_beams": 4, "length_penalty": 2.0, "early_stopping": True},
+        {"num_beams": 3, "length_penalty": -1.0, "repetition_penalty": 1.3, "no_repeat_ngram_size": 2},
+        {"num_beams": 2, "min_new_tokens": 6},
+    ],
+    ids=["plain", "early", "penalties", "minimum"],
+)
+def test_a_beam_search(name: str, options: dict[str, Any], checkpoints: Path) -> None:
+    """The sequences are those of transformers, the best first, whether they end by one of many tokens or by their length."""
+    generator = sonnx.Generator(decoders.write((name, "fp32"), checkpoints).parent)
+    ended = Counter[str]()
+    for many in (0, 60):
+        ends = list(range(255, 255 - many, -1))
+        given = {"early_stopping": False, **options, "num_return_sequences": options["num_beams"], "max_new_tokens": 9}
+        for prompt in ([5, 9, 77, 123, 200, 14, 33], [8, 90]):
+            found = generator.generate([prompt], **given, end_tokens=ends, sample=False).texts
+            ended.update(t.end for t in found)
+            expected = decoders.searched(name, checkpoints, prompt, ends, **given)
+            assert [list(t.tokens) for t in found] == expected
+    assert ended["end"] and ended["length"]
+
+
 def test_activations_in_eight_bits(tmp_path: Path, oracle: Oracle) -> None:
     """At accuracy_level 4 onnxruntime and plans round activations; the error of a plan is at most 1.5 times onnxruntime's."""
     source = files.nets.export(files.nets.make("llama"), tmp_path / "llama.onnx")

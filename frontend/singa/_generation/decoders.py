@@ -277,6 +277,18 @@ class Decoding:
             last = device.get(last)
         return np.asarray(last).astype(np.float32)
 
+    def reorder(self, rows: np.ndarray) -> None:
+        """Let each sequence continue another one: `rows` has the number of the latter."""
+        if np.array_equal(rows, np.arange(self._batch)):
+            return
+        self._tokens = self._tokens[rows]
+        device = self._later.rep.device
+        with device.active():
+            for c in self._later.caches:
+                if c.past in self._past and not c.encoder:
+                    at = rows if device.is_host else device.put(rows)
+                    self._past[c.past] = self._past[c.past].take(at, axis=c.batch)
+
     def _run(self, file: DecoderFile, tokens: np.ndarray) -> Outputs:
         """One run; it replaces the caches by those that it returns."""
         new = np.ones((self._batch, self._length - self._prompt.shape[1]), np.int64)

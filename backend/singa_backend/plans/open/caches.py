@@ -222,7 +222,7 @@ def append(x: np.ndarray, parts: Sequence[np.ndarray], axis: int, checked: bool,
 class GrowingSpace:
     """The namespace of a definition that appends to caches: a concatenation that begins with one extends it in its memory."""
 
-    def __init__(self, xp: Any, caches: Sequence[np.ndarray], checked: bool) -> None:
+    def __init__(self, xp: Any, caches: Sequence[Any], checked: bool) -> None:
         """Begin with the caches; `checked`: their elements must be finite."""
         self._xp, self._caches, self._checked = xp, list(caches), checked
         self.error: Invalid | None = None
