@@ -15,6 +15,7 @@ from tests.helpers import language_models as models
 from tests.helpers.language_models import BEGIN, HEADS, LAYERS, PAD, SIZE, WORDS, Decoder, encoder, genai, script, write
 
 from singa import sonnx
+from singa_backend import InvalidInput
 from singa_backend.engines.oracle import Oracle
 
 PROMPTS = ["The sea is", "a", "h\u00e9llo, \u4f60\u597d", "once more, and longer than the others"]
@@ -338,10 +339,48 @@ def test_logits_that_are_nan(tmp_path: Path) -> None:
         sonnx.Generator(write(tmp_path / "folder", {"model": model})).generate("a")
 
 
-def test_beams_are_announced(tmp_path: Path) -> None:
+def test_a_beam_search_finds_what_a_greedy_one_misses(tmp_path: Path) -> None:
+    """With as many beams as sequences of two tokens continue, it returns the most likely sequence of all."""
+    rng = np.random.default_rng(3)
+    folder = write(tmp_path / "folder", {"model": Decoder().model()}, generation_config={"num_beams": 100})
+    generator = sonnx.Generator(folder)
+    given: dict[str, Any] = {"max_new_tokens": 2, "end_tokens": []}
+    differ = 0
+    for _ in range(8):
+        prompt = rng.integers(3, 60, 4).tolist()
+        best = generator.generate([prompt], **given).texts[0].tokens
+        more = generator.generate([prompt], **given, num_return_sequences=3)
+        assert [t.end for t in more.texts] == ["length"] * 3 and more.texts[0].tokens == best
+        assert len({t.tokens for t in more.texts}) == 3 and more.new_tokens == 6
+        one = generator.generate([prompt], **given, num_beams=1).texts[0].tokens
+        assert "".join(generator.stream(prompt, **given)) == generator.generate([prompt], **given).texts[0].text
+        differ += one != best
+    assert differ
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"num_beams": 3, "temperature": 0.5}, "num_beams must be 1 for a search that samples"),
+        ({"num_beams": 3, "num_return_sequences": 4}, "at most num_beams 3"),
+        ({"num_beams": 3, "stop": "x"}, "stop must be empty"),
+        ({"num_beams": 129}, "num_beams must be an integer from 1 to 128"),
+        ({"num_beams": 2, "length_penalty": float("nan")}, "length_penalty must be a number"),
+        ({"num_beams": 2, "early_stopping": "never"}, "early_stopping must be True, False or None"),
+    ],
+)
+def test_beams_that_are_refused(tmp_path: Path, given: dict[str, Any], words: str) -> None:
+    generator = sonnx.Generator(write(tmp_path / "folder", {"model": Decoder().model()}))
+    with pytest.raises(InvalidInput, match=words) as caught:
+        generator.generate([5], **given)
+    assert caught.value.code == "SX390"
+
+
+def test_a_model_for_one_sequence_has_no_beams(tmp_path: Path) -> None:
     folder = write(tmp_path / "folder", {"model": script([65])}, generation_config={"num_beams": 4})
-    with pytest.warns(UserWarning, match="4 beams"):
-        assert sonnx.Generator(folder).generate([1]).texts[0].text == "A"
+    with pytest.raises(InvalidInput, match="whose batch is 1"):
+        sonnx.Generator(folder).generate([1])
+    assert sonnx.Generator(folder).generate([1], num_beams=1).texts[0].text == "A"
 
 
 def test_a_call_uses_no_network(tmp_path: Path) -> None:

@@ -21,6 +21,9 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 builder = importlib.import_module("onnxruntime_genai.models.builder")  # reads the variable when it is imported
 
 VOCABULARY = 256
+WINDOW = 8
+"""The window of the architectures that have one."""
+
 _SIZES: dict[str, Any] = {
     "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
     "vocab_size": VOCABULARY, "max_position_embeddings": 128, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
@@ -28,10 +31,10 @@ _SIZES: dict[str, Any] = {
 _OWN: dict[str, dict[str, Any]] = {
     "Llama": {}, "Qwen2": {}, "Qwen3": {"head_dim": 16},
     "Phi": {"hidden_size": 128, "num_key_value_heads": 4, "partial_rotary_factor": 0.5},
-    "Gemma": {"head_dim": 16}, "Gemma2": {"head_dim": 16, "sliding_window": 8, "query_pre_attn_scalar": 16},
-    "Mistral": {"head_dim": 16, "sliding_window": 8}, "Olmo": {}, "Granite": {}, "Nemotron": {"head_dim": 32}, "SmolLM3": {},
+    "Gemma": {"head_dim": 16}, "Gemma2": {"head_dim": 16, "sliding_window": WINDOW, "query_pre_attn_scalar": 16},
+    "Mistral": {"head_dim": 16, "sliding_window": WINDOW}, "Olmo": {}, "Granite": {}, "Nemotron": {"head_dim": 32}, "SmolLM3": {},
     "Lfm2": {}, "Ernie4_5": {"head_dim": 16},
-    "GptOss": {"head_dim": 16, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 8},
+    "GptOss": {"head_dim": 16, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": WINDOW},
 }  # fmt: skip
 """The configurations: what each architecture has besides `_SIZES`."""
 
@@ -83,10 +86,43 @@ def write(job: tuple[str, ...], folder: Path) -> Path:
     return to / "model.onnx"
 
 
+def continued(name: str, folder: Path, tokens: list[int], count: int) -> list[int]:
+    """Return the most likely tokens after a prompt, by PyTorch without a cache."""
+    model = transformers.AutoModelForCausalLM.from_pretrained(_checkpoint(name, folder), dtype=torch.float32).eval()
+    ids = torch.tensor([tokens])
+    with torch.no_grad():
+        for _ in range(count):
+            last = model(ids, use_cache=False).logits[:, -1]
+            ids = torch.cat([ids, last.argmax(-1, keepdim=True)], 1)
+    return ids[0, len(tokens) :].tolist()  # type: ignore[no-any-return]
+
+
+def searched(name: str, folder: Path, tokens: list[int], ends: list[int], **options: Any) -> list[list[int]]:
+    """Return the new tokens of the sequences that transformers finds, without those that end them."""
+    model = transformers.AutoModelForCausalLM.from_pretrained(_checkpoint(name, folder), dtype=torch.float32).eval()
+    model.generation_config.eos_token_id, model.generation_config.pad_token_id = ends or None, ends[0] if ends else 0
+    with torch.no_grad():
+        found = model.generate(torch.tensor([tokens]), attention_mask=torch.ones(1, len(tokens)), do_sample=False, **options)
+    made = []
+    for row in found[:, len(tokens) :].tolist():
+        end = next((i for i, t in enumerate(row) if t in ends), len(row))
+        made.append(row[:end])
+    return made
+
+
 def inputs(model: onnx.ModelProto, *, new: int, past: int, head: int = 16) -> dict[str, np.ndarray]:
-    """Draw `new` tokens (or rows of embeddings) after `past` rows of a cache with drawn values."""
+    """Draw `new` tokens (or rows of embeddings) after `past` rows of a cache with drawn values.
+
+    A sliding cache has the rows of its window.
+    """
     rng = np.random.default_rng(new + past)
-    sizes = {"batch_size": 1, "sequence_length": new, "past_sequence_length": past, "kv_cache_dim": head}
+    sizes = {
+        "batch_size": 1,
+        "sequence_length": new,
+        "past_sequence_length": past,
+        "past_sliding_length": WINDOW,
+        "kv_cache_dim": head,
+    }
     feeds = {}
     for x in model.graph.input:
         kind = x.type.tensor_type

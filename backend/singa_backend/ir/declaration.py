@@ -42,8 +42,9 @@ Facts of the operator that other modules use are `traits` (see TRAITS) and `sett
     @operator("Relu", 1, 6, 13, 14, traits=("unary", "cannot_fail", "idempotent"))
     @operator("Dropout", 12, 13, 22, traits=("random_in_training",), settings=("ratio",))
 
-`weights` names the inputs that may be trained, `meaning_since` is the first version that means what the newest does, `symbol` is
-the sign between two inputs.  All of these are declared with the newest version.
+`weights` names the inputs that may be trained, `caches` those that hold a past to which the call appends, `meaning_since` is the
+first version that means what the newest does, `symbol` is the sign between two inputs.  All of these are declared with the newest
+version.
 `has_trait` reads the traits of the newest declaration; tests/operators/test_declarations.py checks them against the schema.
 """
 
@@ -156,6 +157,7 @@ class Declaration:
     traits: frozenset[str] = frozenset()
     settings: frozenset[str] = frozenset()
     weights: Mapping[int, str] = field(default_factory=dict)
+    caches: Mapping[int, int] = field(default_factory=dict)
     meaning_since: int = 1
     symbol: str = ""
     absent: dict[str, Any] = field(default_factory=dict)
@@ -386,6 +388,12 @@ def has_trait(domain: str, name: str, trait: str) -> bool:
     return declaration is not None and trait in declaration.traits
 
 
+def caches_of(domain: str, name: str) -> Mapping[int, int]:
+    """The inputs of an operator that hold a past, each with the output that is the present."""
+    declaration = newest_declaration(domain, name)
+    return {} if declaration is None else declaration.caches
+
+
 def operator(
     name: str,
     *versions: int,
@@ -395,6 +403,7 @@ def operator(
     traits: Sequence[str] = (),
     settings: Sequence[str] = (),
     weights: Mapping[int, str] | None = None,
+    caches: Mapping[int, int] | None = None,
     meaning_since: int = 1,
     symbol: str = "",
     absent: dict[str, Any] | None = None,
@@ -411,6 +420,8 @@ def operator(
         traits: names in TRAITS; declared with the newest version.
         settings: float inputs that configure the operator as an attribute does (a ratio, scales): they have no gradient.
         weights: the inputs that may be trained, by index, each with its name in a sentence; declared with the newest version.
+        caches: the inputs that hold keys or values of a past, by index, each with the output that is the present: past and new
+            rows, concatenated along the second to last axis; declared with the newest version.
         meaning_since: the first version with the present meaning, if older ones have another; declared with the newest version.
         symbol: the sign between two inputs in messages; declared with the newest version.
         absent: attribute -> the value that exporters write if they mean that it is absent; the reader drops it and warns.
@@ -425,7 +436,7 @@ def operator(
         attributes = [item for version in versions if version in known for item in known[version].attributes.items()]
         one, several = defs.OpSchema.AttrType.FLOAT, defs.OpSchema.AttrType.FLOATS
         floats = {n: a.type == several for n, a in attributes if a.type in (one, several)}
-        marks = frozenset(traits), frozenset(settings), weights or {}, meaning_since, symbol, absent or {}
+        marks = frozenset(traits), frozenset(settings), weights or {}, caches or {}, meaning_since, symbol, absent or {}
         declaration = Declaration(name, domain, versions, plain, widen, host, *marks, floats=floats)
         taken = declarations.get((domain, name), {})
         for version in versions:

@@ -203,7 +203,15 @@ def _hidden(
     return forbidden
 
 
-@operator("Attention", 24, 25, widen=False, traits=("product", "masks"), weights={0: "the query", 1: "the key", 2: "the value"})
+@operator(
+    "Attention",
+    24,
+    25,
+    widen=False,
+    traits=("product", "masks"),
+    weights={0: "the query", 1: "the key", 2: "the value"},
+    caches={4: 1, 5: 2},
+)
 def attention(
     xp: Xp,
     q: Array,

@@ -19,6 +19,7 @@ import numpy as np
 
 from .. import dtypes, limits
 from ..errors import ResourceExhausted
+from ..ir.declaration import caches_of
 from ..ir.graph import Graph, Node
 from ..kernels import onednn
 from ..kernels.table import Invalid, Options, is_finite
@@ -41,7 +42,6 @@ from .trace import (
     Segment,
     SharedValues,
     Tracer,
-    attends,
 )
 from .updates import NotInPlace, place_last
 
@@ -693,14 +693,16 @@ class Planner:
 def _caches(region: Region) -> dict[int, int]:
     """The inputs of a region whose elements one call reads, to append others; its result is an output.  With the axis.
 
-    The call is a Concat, or attention that returns its caches of keys and values.
+    The call is a Concat, or of an operator that declares its caches.
     """
     uses = Counter(i for c in region.calls if not c.is_("Shape") for i in c.reads)
     uses.update(region.outputs)
     outputs, given = Counter(region.outputs), Counter(region.inputs)
     grown = [(c.inputs[0], c.outputs[0], c.attributes["axis"]) for c in region.calls if c.is_("Concat") and len(c.inputs) > 1]
-    for call in filter(attends, region.calls):
-        grown += [(i, o, 2) for i, o in zip(call.inputs[3:5], call.outputs[1:3], strict=False)]
+    for call in region.calls:
+        for i, o in caches_of(call.node.domain, call.name).items():
+            if i < len(call.inputs) and o < len(call.outputs):
+                grown.append((call.inputs[i], call.outputs[o], -2))
     return {i: axis for i, o, axis in grown if given[i] == uses[i] == 1 == outputs[o]}
 
 

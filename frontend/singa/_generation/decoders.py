@@ -11,6 +11,7 @@ import numpy as np
 
 from singa_backend.backend import Outputs, SingaRep
 from singa_backend.errors import UnsupportedModel
+from singa_backend.ir.graph import Node
 from singa_backend.limits import Budget
 from singa_backend.proto.values import Value
 
@@ -28,7 +29,8 @@ HIDDEN_MASK = "encoder_attention_mask"
 _PACKING = frozenset({"GroupQueryAttention"})
 """Operators for which the mask is the number of tokens of each sequence, so that padding must not be in front of them.
 
-They take buffers of the maximum length, or a past that grows: plans let it grow in place, and copy buffers."""
+They take buffers of the maximum length, or a past that grows: plans let it grow in place, and copy buffers.  A sliding cache is
+a buffer of the tokens of its window."""
 
 
 def unsupported(text: str, hint: str = "") -> UnsupportedModel:
@@ -46,6 +48,7 @@ class PastCache:
         dtype: of both.
         shape: of the input; 0 for the batch and the length.
         encoder: whether it holds keys or values of the encoder, which do not grow.
+        window: the number of its rows if it is a sliding cache, which keeps the last tokens only; 0 otherwise.
     """
 
     past: str
@@ -53,6 +56,7 @@ class PastCache:
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
     encoder: bool
+    window: int = 0
 
     @property
     def batch(self) -> int:
@@ -66,9 +70,12 @@ class PastCache:
 
     def empty(self, batch: int, rows: int) -> np.ndarray:
         """The cache before the first token, with rows of zeros."""
-        sizes = list(self.shape)
-        sizes[self.batch], sizes[self.length] = batch, rows
-        return np.zeros(sizes, self.dtype)
+        return np.zeros(self.sizes(batch, rows), self.dtype)
+
+    def sizes(self, batch: int, rows: int) -> tuple[int, ...]:
+        """The shape of the cache; a sliding one always has the rows of its window."""
+        rows = self.window or rows
+        return tuple(batch if i == self.batch else (rows if i == self.length else d) for i, d in enumerate(self.shape))
 
 
 @dataclass(frozen=True)
@@ -119,7 +126,8 @@ class DecoderFile:
         rank = outputs[logits].shape
         if rank is not None and len(rank) not in (2, 3):
             raise unsupported(f"{file}: the output must be of shape [batch, length, words]: {outputs[logits]}")
-        caches = tuple(_caches(inputs, outputs, folder, file))
+        nodes = list(rep.graph.all_nodes())
+        caches = tuple(_caches(inputs, outputs, folder, file, _windows(nodes)))
         hidden = _among(HIDDEN, inputs)
         hidden_mask, branch = _among((HIDDEN_MASK,), inputs), _among((BRANCH,), inputs)
         known = {ids, mask, positions, hidden, hidden_mask, branch, *(c.past for c in caches)}
@@ -137,7 +145,7 @@ class DecoderFile:
         if shape is not None and (len(shape) != 2 or isinstance(shape[1], int)):
             raise unsupported(f"{file}: the input must be of shape [batch, any length]: {inputs[ids]}")
         batch = shape[0] if shape is not None and isinstance(shape[0], int) else 0
-        packing = any(n.op_type in _PACKING for n in rep.graph.all_nodes())
+        packing = any(n.op_type in _PACKING for n in nodes)
         return cls(
             rep, ids, found[ids], mask, positions, hidden, hidden_mask, branch, logits, caches, batch,
             packing, found,
@@ -162,13 +170,21 @@ def _list(found: dict[str, Value]) -> str:
     return ", ".join(found) or "none"
 
 
-def _caches(inputs: dict[str, Value], outputs: dict[str, Value], folder: ModelFolder, file: str) -> list[PastCache]:
+def _windows(nodes: Sequence[Node]) -> dict[str, int]:
+    """The windows of the inputs that are sliding caches."""
+    sliding = [n for n in nodes if n.op_type in _PACKING and n.attributes.get("sliding_window_cache")]
+    return {name: int(n.attributes["local_window_size"]) for n in sliding for name in n.input_names[3:5]}
+
+
+def _caches(
+    inputs: dict[str, Value], outputs: dict[str, Value], folder: ModelFolder, file: str, windows: dict[str, int]
+) -> list[PastCache]:
     """The caches of a decoder."""
     pairs = {n: p for n in inputs if (p := _present(n, folder.names))}
     lacking = [p for p in pairs.values() if p not in outputs and "encoder" not in p and "cross" not in p]
     if lacking:
         raise unsupported(f"{file} must return {lacking[0]}, which is the next past, and returns {_list(outputs)}")
-    return [_cache(inputs[n], p if p in outputs else "", folder, file) for n, p in pairs.items()]
+    return [_cache(inputs[n], p if p in outputs else "", folder, file, windows.get(n, 0)) for n, p in pairs.items()]
 
 
 def _present(past: str, names: InputNames) -> str:
@@ -182,7 +198,7 @@ def _present(past: str, names: InputNames) -> str:
     return re.sub("^past_key_values|^past", "present", past)
 
 
-def _cache(value: Value, present: str, folder: ModelFolder, file: str) -> PastCache:
+def _cache(value: Value, present: str, folder: ModelFolder, file: str, window: int) -> PastCache:
     """The cache of an input, whose sizes are those of the file or of the configuration."""
     shape = value.shape
     if value.dtype is None or shape is None or len(shape) not in (4, 5):
@@ -196,7 +212,8 @@ def _cache(value: Value, present: str, folder: ModelFolder, file: str) -> PastCa
     if heads is None or size is None:
         raise unsupported(f"{file}: a cache must declare its heads and their size, or the configuration must: {value}")
     name = value.name
-    return PastCache(name, present, value.dtype, (*(2,) * lead, 0, heads, 0, size), "encoder" in name or "cross" in name)
+    encodes = "encoder" in name or "cross" in name
+    return PastCache(name, present, value.dtype, (*(2,) * lead, 0, heads, 0, size), encodes, window)
 
 
 class Decoding:
@@ -237,7 +254,7 @@ class Decoding:
         """Allocate the caches before the first run."""
         budget = Budget(file.rep.limits, memory=file.rep.device.memory)
         for c in file.caches:
-            shape = tuple(self._batch if i == c.batch else (rows if i == c.length else d) for i, d in enumerate(c.shape))
+            shape = c.sizes(self._batch, rows)
             budget.admit(shape, c.dtype.itemsize)
             budget.count_tensor(int(np.prod(shape)) * c.dtype.itemsize)
         with file.rep.device.active():
@@ -259,6 +276,18 @@ class Decoding:
         if not device.is_host:
             last = device.get(last)
         return np.asarray(last).astype(np.float32)
+
+    def reorder(self, rows: np.ndarray) -> None:
+        """Let each sequence continue another one: `rows` has the number of the latter."""
+        if np.array_equal(rows, np.arange(self._batch)):
+            return
+        self._tokens = self._tokens[rows]
+        device = self._later.rep.device
+        with device.active():
+            for c in self._later.caches:
+                if c.past in self._past and not c.encoder:
+                    at = rows if device.is_host else device.put(rows)
+                    self._past[c.past] = self._past[c.past].take(at, axis=c.batch)
 
     def _run(self, file: DecoderFile, tokens: np.ndarray) -> Outputs:
         """One run; it replaces the caches by those that it returns."""

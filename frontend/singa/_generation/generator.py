@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import time
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -20,7 +19,7 @@ from .chat import ChatTemplate
 from .config import read_folder
 from .decoders import DecoderFile, Decoding, unsupported
 from .documents import unfit
-from .search import SEQUENCES, Sampler, SearchOptions, beams, refused
+from .search import SEQUENCES, Sampler, SearchOptions, refused
 from .tokens import TOKENIZER, Characters, TextTokenizer, TextWriter
 
 Prompt = str | Sequence[int]
@@ -224,7 +223,9 @@ class Generator:
                 `min_new_tokens` and `min_length` exclude the tokens that end a sequence before.  `sample=True` draws tokens,
                 as do `temperature` above 0, `top_k` and `top_p`; `sample=False` and `temperature=0` take the most likely one.
                 `seed` makes draws reproducible.  `repetition_penalty`, `no_repeat_ngram_size`: as in transformers.
-                `num_return_sequences`: the number of sequences for each prompt.  `end_tokens`: the tokens that end a sequence.
+                `num_return_sequences`: the number of sequences for each prompt.  `num_beams`: the number of sequences that a beam
+                search follows, with `length_penalty` and `early_stopping` as in transformers.  `end_tokens`: the tokens that end
+                a sequence.
                 `stop`: a text or a list of texts that end it.
 
         Returns:
@@ -293,12 +294,12 @@ class Generator:
         """Check the arguments of a call; nothing has run yet."""
         folder = self._folder
         options = SearchOptions.of(search, name).completed(folder)
-        if beams(folder) > 1:
-            what = f"{folder.search.file} requests a search with {beams(folder)} beams; the search here has one"
-            warnings.warn(what, UserWarning, stacklevel=3)
         count = options.num_return_sequences or 1
-        if not prompts or len(prompts) * count > SEQUENCES:
-            raise refused(f"there must be 1 to {SEQUENCES} sequences, got {len(prompts) * count}")
+        wide = max(count, options.beams)
+        if not prompts or len(prompts) * wide > SEQUENCES:
+            raise refused(f"there must be 1 to {SEQUENCES} sequences, got {len(prompts) * wide}")
+        if options.beams > 1 and 1 in (self._first.batch, self._later.batch):
+            raise refused(f"num_beams must be 1 for a model whose batch is 1, got {options.beams}")
         Budget(self._limits, cancel)  # checks the flag
         sources = [self._tokens(p, special) for p in prompts]
         end = tuple(map(int, options.end_tokens or ()))
@@ -336,6 +337,10 @@ class Generator:
 
     def _pieces(self, call: _Call) -> Iterator[tuple[int, str]]:
         """Run a call; yields the text that becomes ready, with the number of its sequence."""
+        if call.options.beams > 1:
+            for prompt in range(len(call.sources)):
+                yield from self._beamed(call, [r for r in call.rows if r.prompt == prompt])
+            return
         for rows in self._groups(call.rows):
             yield from self._grown(call, rows)
 
@@ -371,6 +376,35 @@ class Generator:
                 return
             started = time.perf_counter()
             tokens = np.array([[self._folder.pad if r.end else r.tokens[-1]] for r in rows], np.int64)
+
+    def _beamed(self, call: _Call, rows: Sequence[_Row]) -> Iterator[tuple[int, str]]:
+        """Run the beam search of one prompt; `rows` receive its best sequences."""
+        from singa_backend.operators.microsoft.beams import Beams
+
+        clock, started, options, first = call.clock, time.perf_counter(), call.options, rows[0]
+        end = tuple(map(int, options.end_tokens or ()))
+        decoding, tokens = self._begun(call, [first] * options.beams)
+        penalty = 1.0 if options.length_penalty is None else options.length_penalty
+        prompt = np.array([first.tokens], np.int32)
+        search = Beams(prompt, options.beams, penalty, options.early_stopping or False, end, self._folder.pad, new_only=True)
+        while not search.done.all():
+            if call.cancel is not None and call.cancel.is_set():
+                raise ResourceExhausted("the flag passed as cancel is set", code="SX609")
+            sums = first.sampler.sums(decoding.step(tokens), search.sums, search.sequences, decoding.count - 1)
+            chosen, sources = search.advance(sums, last=decoding.count == first.most)
+            decoding.reorder(sources)
+            tokens = chosen.reshape(-1, 1).astype(np.int64)
+            if decoding.count == 1:
+                clock.prompt += time.perf_counter() - started
+                started = time.perf_counter()
+            else:
+                clock.tokens += 1
+        for row, (_, found) in zip(rows, search.best[0], strict=False):
+            text = "".join(row.add(int(t), ()) for t in found[row.start :])
+            if not row.end:
+                row.end, text = "end", text + row.writer.finish()
+            yield row.index, text
+        clock.decode += time.perf_counter() - started
 
     def _chosen(self, call: _Call, rows: Sequence[_Row], logits: np.ndarray) -> list[tuple[int, str]]:
         """Append a token to each sequence that has not ended."""

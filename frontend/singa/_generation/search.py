@@ -20,6 +20,9 @@ OPTION = "SX390"
 SEQUENCES = 4096
 """The maximum number of sequences of one call."""
 
+BEAMS = 128
+"""The maximum number of beams."""
+
 NEW_TOKENS = 256
 """The maximum number of new tokens if neither the caller nor the folder sets a length."""
 
@@ -47,6 +50,9 @@ class SearchOptions:
     repetition_penalty: float | None = None
     no_repeat_ngram_size: int | None = None
     num_return_sequences: int | None = None
+    num_beams: int | None = None
+    length_penalty: float | None = None
+    early_stopping: bool | None = None
     end_tokens: tuple[int, ...] | None = None
     stop: tuple[str, ...] = ()
     seed: int | None = None
@@ -62,12 +68,15 @@ class SearchOptions:
             value = getattr(self, name)
             if value is None:
                 continue
-            number = isinstance(value, (int, float, np.number)) and not isinstance(value, (bool, np.bool_, np.complexfloating))
-            if not number or not (value >= 0 and value <= most) or (open_low and value == 0):
+            if not _is_number(value) or not (value >= 0 and value <= most) or (open_low and value == 0):
                 rule = f"a number {'above 0' if open_low else 'of at least 0'} and at most {most:g}"
                 raise refused(f"{name} must be {rule}, got {value!r}")
-        if self.sample is not None and not isinstance(self.sample, bool):
-            raise refused(f"sample must be True, False or None, got {self.sample!r}")
+        for name in ("sample", "early_stopping"):
+            if (value := getattr(self, name)) is not None and not isinstance(value, bool):
+                raise refused(f"{name} must be True, False or None, got {value!r}")
+        penalty = self.length_penalty
+        if penalty is not None and not (_is_number(penalty) and abs(penalty) <= 100):
+            raise refused(f"length_penalty must be a number from -100 to 100, got {penalty!r}")
         if not all(isinstance(s, str) and s for s in self.stop):
             raise refused(f"stop must hold texts that are not empty, got {list(self.stop)!r}")
         tokens = self.end_tokens or ()
@@ -113,12 +122,31 @@ class SearchOptions:
             found.pop("max_new_tokens", None)
             found.pop("max_length", None)
         made = replace(self, **{**found, **given}, sample=sample)
-        if (made.num_return_sequences or 1) > 1 and not sample:
-            hint = "pass sample=True, a temperature, top_k or top_p"
+        made._check_beams()
+        if (made.num_return_sequences or 1) > 1 and not sample and made.beams == 1:
+            hint = "pass num_beams, sample=True, a temperature, top_k or top_p"
             raise refused(f"num_return_sequences must be 1 for a greedy search, got {made.num_return_sequences}", hint)
         if sample and made.seed is None:
             made = replace(made, seed=secrets.randbits(32))
         return made
+
+    @property
+    def beams(self) -> int:
+        """The number of sequences that the search follows for each prompt; 1 without a beam search."""
+        return self.num_beams or 1
+
+    def _check_beams(self) -> None:
+        """Raise InvalidInput for options that a beam search does not have."""
+        if self.beams == 1:
+            return
+        if self.sample:
+            what = f"num_beams must be 1 for a search that samples, got {self.num_beams}"
+            raise refused(what, "pass num_beams=1 or sample=False")
+        if (self.num_return_sequences or 1) > self.beams:
+            raise refused(f"num_return_sequences must be at most num_beams {self.beams}, got {self.num_return_sequences}")
+        if self.stop:
+            what = f"stop must be empty for a search with {self.beams} beams, got {list(self.stop)}"
+            raise refused(what, "end_tokens end a sequence of a beam search; num_beams=1 searches with one")
 
     def lengths(self, prompt: int, folder: ModelFolder) -> tuple[int, int]:
         """The minimum and the maximum number of new tokens after a prompt of so many tokens."""
@@ -144,12 +172,16 @@ class SearchOptions:
 _INTEGERS = (
     ("max_new_tokens", 1, LARGEST), ("max_length", 1, LARGEST), ("min_new_tokens", 0, LARGEST), ("min_length", 0, LARGEST),
     ("top_k", 0, LARGEST), ("no_repeat_ngram_size", 0, LARGEST), ("num_return_sequences", 1, SEQUENCES),
-    ("seed", 0, (1 << 63) - 1),
+    ("num_beams", 1, BEAMS), ("seed", 0, (1 << 63) - 1),
 )  # fmt: skip
 """Options that are integers, with their bounds."""
 
 _NUMBERS = (("temperature", False, 1e6), ("top_p", True, 1.0), ("repetition_penalty", True, 1e6))
 """Options that are numbers, whether 0 is excluded, and their maximum."""
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float, np.number)) and not isinstance(value, (bool, np.bool_, np.complexfloating))
 
 
 def _defaults(folder: ModelFolder) -> dict[str, Any]:
@@ -166,20 +198,22 @@ def _defaults(folder: ModelFolder) -> dict[str, Any]:
         "repetition_penalty": section.number("repetition_penalty"),
         "no_repeat_ngram_size": section.integer("no_repeat_ngram_size"),
         "num_return_sequences": section.integer("num_return_sequences", 1, SEQUENCES),
+        "num_beams": section.integer("num_beams", 1, BEAMS),
+        "length_penalty": section.number("length_penalty", -100.0),
     }
+    several = (found["num_beams"] or 1) > 1
+    if several or section.values.get("early_stopping") != "never":
+        found["early_stopping"] = section.flag("early_stopping")
+    groups = section.integer("num_beam_groups", 1) or 1
+    if several and (groups > 1 or section.number("diversity_penalty")):
+        raise section.wrong("num_beam_groups", "1, without a diversity_penalty", groups)
     for name in ("temperature", "top_p", "repetition_penalty"):
         if found[name] == 0:
             raise section.wrong(name, "above 0", found[name])
     if found["top_p"] is not None and found["top_p"] > 1:
         raise section.wrong("top_p", "at most 1", found["top_p"])
     found["end_tokens"] = folder.end
-    beams(folder)
     return {k: v for k, v in found.items() if v is not None}
-
-
-def beams(folder: ModelFolder) -> int:
-    """The number of beams that the folder requests; the search here has one."""
-    return folder.search.integer("num_beams", 1) or 1
 
 
 class Sampler:
@@ -196,6 +230,27 @@ class Sampler:
     def __init__(self, options: SearchOptions, end: Sequence[int], least: int, row: int, forced: int | None = None) -> None:
         self._options, self._end, self._least, self._forced = options, list(end), least, forced
         self._draw = np.random.default_rng([row, options.seed]) if options.sample and options.seed is not None else None
+
+    def sums(self, logits: np.ndarray, sums: np.ndarray, sequences: np.ndarray, new: int) -> np.ndarray:
+        """The sums of log-probabilities of beams with each next token, of shape (beams, tokens).
+
+        Raises:
+            OperatorError: a logit is NaN (SX410).
+        """
+        largest = logits.max(axis=1, keepdims=True)
+        if not np.isfinite(largest).all():
+            what = "the logit of the most likely token must be finite, got one that is not"
+            raise OperatorError(what, code="SX410", hint="sonnx run --validate names the node")
+        logs = logits - largest
+        logs -= np.log(np.exp(logs).sum(axis=1, keepdims=True))
+        if self._forced is not None and new == 0:
+            forced = np.full_like(logs, -np.inf)
+            forced[:, self._forced] = 0
+            logs = forced
+        else:
+            logs = np.stack([self._allowed(row, tokens, new) for row, tokens in zip(logs, sequences.tolist(), strict=True)])
+        found: np.ndarray = logs + sums.reshape(-1, 1)
+        return found
 
     def choose(self, logits: np.ndarray, tokens: Sequence[int], new: int) -> int:
         """The next token.

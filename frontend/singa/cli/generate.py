@@ -43,6 +43,8 @@ class SearchArguments:
     repetition_penalty: float | None
     no_repeat_ngram_size: int | None
     num_return_sequences: int | None
+    num_beams: int | None
+    length_penalty: float | None
     stop: tuple[str, ...]
     seed: int | None
 
@@ -64,6 +66,8 @@ _SEARCH = (
     ),
     click.option("--no-repeat-ngram", "no_repeat_ngram_size", type=_COUNT0, help="Never repeat so many tokens in a row."),
     click.option("--sequences", "num_return_sequences", type=click.IntRange(1, 4096), help="Texts for each prompt."),
+    click.option("--beams", "num_beams", type=click.IntRange(1, 128), help="Follow so many sequences for each prompt."),
+    click.option("--length-penalty", type=FiniteNumber(0, 100), help="The larger, the longer the texts of a beam search."),
     click.option("--stop", multiple=True, metavar="TEXT", help="End the text before this one (repeatable)."),
     click.option("--seed", type=SEED, help="The seed of the draws."),
 )

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import onnx
 import pytest
-from onnx import helper
+from tests.helpers.microsoft_nodes import feeds, model, ours, theirs
 
 import singa_backend
 from singa_backend import OperatorError, UnsupportedModel
@@ -32,43 +31,6 @@ def drawn(*shape: int, seed: int = 0) -> np.ndarray:
 
 def whole(*values: Any) -> np.ndarray:
     return np.array(values, np.int32)
-
-
-def model(operator: str, inputs: list[np.ndarray | None], outputs: list[str], **attributes: Any) -> onnx.ModelProto:
-    names = ["" if x is None else f"x{i}" for i, x in enumerate(inputs)]
-    node = helper.make_node(operator, names, outputs, domain=MICROSOFT, **attributes)
-    given = [
-        helper.make_tensor_value_info(n, helper.np_dtype_to_tensor_dtype(x.dtype), x.shape)
-        for n, x in zip(names, inputs, strict=True)
-        if x is not None
-    ]
-    made = [helper.make_empty_tensor_value_info(o) for o in outputs if o]
-    imports = [helper.make_opsetid("", 21), helper.make_opsetid(MICROSOFT, 1)]
-    return helper.make_model(helper.make_graph([node], "g", given, made), opset_imports=imports, ir_version=10)
-
-
-def feeds(inputs: list[np.ndarray | None]) -> dict[str, np.ndarray]:
-    return {f"x{i}": x for i, x in enumerate(inputs) if x is not None}
-
-
-def ours(operator: str, inputs: list[np.ndarray | None], outputs: list[str], **attributes: Any) -> list[np.ndarray]:
-    made = model(operator, inputs, outputs, **attributes)
-    return list(singa_backend.prepare(made).run(list(feeds(inputs).values())))
-
-
-@pytest.fixture(scope="module")
-def oracle() -> Iterator[Oracle]:
-    pytest.importorskip("onnxruntime", reason="the witness is an extra: pip install 'sonnx[oracle]'")
-    with Oracle("onnxruntime", optimise=False) as found:
-        yield found
-
-
-def theirs(
-    oracle: Oracle, operator: str, inputs: list[np.ndarray | None], outputs: list[str], **attributes: Any
-) -> list[np.ndarray]:
-    made = model(operator, inputs, outputs, **attributes)
-    found = oracle.run(made.SerializeToString(), feeds(inputs))
-    return [found[o] for o in outputs if o]
 
 
 def softmax(x: np.ndarray) -> np.ndarray:
@@ -411,6 +373,8 @@ LENGTH, TOTAL = whole(1), whole(2).reshape(())
         ("GroupQueryAttention", [X, X, X, *[drawn(1, 1, 3, 8)] * 2, whole(0), whole(3).reshape(())], GQA, "seqlens_k"),
         ("GroupQueryAttention", [X, X, X, None, None, LENGTH, TOTAL], {**GQA, "do_rotary": 1}, "cos_cache"),
         ("GroupQueryAttention", [X, X, X, None, None, LENGTH, TOTAL], {**GQA, "sliding_window_cache": 1}, "needs past_key"),
+        ("GroupQueryAttention", [X, X, X, *[drawn(1, 1, 2, 8)] * 2, LENGTH, TOTAL],
+         {**GQA, "sliding_window_cache": 1, "local_window_size": 3}, "3 tokens of its window, got 2 rows"),
         ("GroupQueryAttention", [X, X, X, None, None, LENGTH, TOTAL], {**GQA, "causal": 0, "local_window_size": 1}, "must be -1"),
         ("GroupQueryAttention", [X, X, X, None, None, LENGTH, TOTAL], {"num_heads": 2, "kv_num_heads": 3}, "multiple"),
         ("RotaryEmbedding", [X, np.array([[0, 5]]), drawn(3, 4), drawn(3, 4)], {}, "5"),

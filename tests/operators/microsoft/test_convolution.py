@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
-from tests.helpers.onnxruntime_nodes import check_gradients, ours, theirs
+from tests.helpers.microsoft_nodes import check_gradients, ours, theirs
 
 from singa_backend import OperatorError
 from singa_backend.engines.oracle import Oracle
@@ -15,13 +14,6 @@ from singa_backend.engines.oracle import Oracle
 RNG = np.random.default_rng(4)
 X, W, B = (RNG.standard_normal(s) for s in ((1, 2, 5, 5), (3, 2, 3, 3), (3,)))
 F = np.float32
-
-
-@pytest.fixture(scope="module")
-def oracle() -> Iterator[Oracle]:
-    pytest.importorskip("onnxruntime", reason="numbers of onnxruntime: pip install 'sonnx[oracle]'")
-    with Oracle("onnxruntime", optimise=False) as engine:
-        yield engine
 
 
 def test_the_summand_comes_before_the_activation(oracle: Oracle) -> None:

@@ -9,7 +9,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from onnx import TensorProto
-from tests.helpers.microsoft_nodes import check_gradients, feeds, gradients, lowered, model, run
+from tests.helpers.microsoft_nodes import check_gradients, feeds, gradients, lowered, model, ours, theirs, there
 
 import singa_backend
 from singa_backend import OperatorError
@@ -17,17 +17,6 @@ from singa_backend.engines.oracle import Oracle
 
 RNG = np.random.default_rng(0)
 F = np.float32
-
-
-@pytest.fixture(scope="module")
-def oracle() -> Any:
-    pytest.importorskip("onnxruntime", reason="the witness is an extra: pip install 'sonnx[oracle]'")
-    with Oracle("onnxruntime", optimise=False) as made:
-        yield made
-
-
-def theirs(oracle: Oracle, made: Any, fed: dict[str, np.ndarray]) -> list[np.ndarray]:
-    return list(oracle.run(made.SerializeToString(), fed).values())
 
 
 def nbits(
@@ -69,7 +58,7 @@ def packed(codes: np.ndarray, bits: int) -> np.ndarray:
 @pytest.mark.parametrize("zero", ["none", "packed", "floats"])
 def test_matmul_nbits_is_the_product_with_its_weights(bits: int, zero: str) -> None:
     inputs, attributes, w = nbits(bits=bits, zero=zero)
-    (y,) = run("MatMulNBits", inputs, attributes)
+    (y,) = ours("MatMulNBits", inputs, **attributes)
     want = inputs[0].astype(np.float64) @ w.T + inputs[5]
     assert np.abs(y - want).max() <= 1e-5 * np.abs(want).max()
 
@@ -82,9 +71,9 @@ def test_level_4_errs_by_the_rounding_of_the_input(oracle: Oracle) -> None:
     errors = []
     for level in (0, 4):
         attributes["accuracy_level"] = level
-        (y,) = run("MatMulNBits", inputs, attributes)
+        (y,) = ours("MatMulNBits", inputs, **attributes)
         assert np.abs(y - exact).max() < 1e-5 * size
-        (other,) = theirs(oracle, model("MatMulNBits", inputs, attributes, (1, 2, 3)), feeds(inputs, (1, 2, 3)))
+        (other,) = theirs(oracle, "MatMulNBits", inputs, constants=(1, 2, 3), **attributes)
         errors.append(np.sqrt(((other - exact) ** 2).mean()) / size)
     assert errors[0] < 1e-5 and 1e-3 < errors[1] < 2e-2, errors
 
@@ -93,7 +82,7 @@ def test_groups_choose_the_scale_and_the_zero_point_of_a_column() -> None:
     inputs, attributes, _ = nbits(k=64, bias=False)
     group = RNG.permutation(np.arange(64) // 32).astype(np.int32)
     inputs[4] = group
-    (y,) = run("MatMulNBits", inputs, attributes)
+    (y,) = ours("MatMulNBits", inputs, **attributes)
     codes = np.stack([inputs[1] & 15, inputs[1] >> 4], -1).reshape(5, 64).astype(int)
     points = np.stack([inputs[3] & 15, inputs[3] >> 4], -1).reshape(5, 2).astype(int)
     w = (codes - points[:, group]) * inputs[2][:, group]
@@ -105,18 +94,20 @@ def test_with_groups_onnxruntime_does_not_read_packed_zero_points(oracle: Oracle
     inputs, attributes, _ = nbits(k=64, bias=False)
     inputs[4] = (np.arange(64) // 32).astype(np.int32)
     without = [*inputs[:3], None, *inputs[4:]]
-    (other,) = theirs(oracle, model("MatMulNBits", inputs, attributes), feeds(inputs))
-    np.testing.assert_allclose(other, run("MatMulNBits", without, attributes)[0], rtol=1e-4, atol=1e-4)
-    assert np.abs(other - run("MatMulNBits", inputs, attributes)[0]).max() > 0.1
+    (other,) = theirs(oracle, "MatMulNBits", inputs, **attributes)
+    np.testing.assert_allclose(other, ours("MatMulNBits", without, **attributes)[0], rtol=1e-4, atol=1e-4)
+    assert np.abs(other - ours("MatMulNBits", inputs, **attributes)[0]).max() > 0.1
 
 
 def test_weights_without_elements_are_zeros(oracle: Oracle) -> None:
     inputs, attributes, _ = nbits()
     inputs[1:4] = [np.zeros((5, 0, 16), np.uint8), np.zeros((5, 0), F), None]
-    (y,) = run("MatMulNBits", inputs, attributes)
+    (y,) = ours("MatMulNBits", inputs, **attributes)
     assert np.array_equal(y, np.broadcast_to(inputs[5], y.shape))
-    assert np.array_equal(y, singa_backend.prepare(lowered("MatMulNBits", inputs, attributes, (1,))).run(feeds(inputs, (1,)))[0])
-    assert np.array_equal(y, theirs(oracle, model("MatMulNBits", inputs, attributes), feeds(inputs))[0])
+    assert np.array_equal(
+        y, singa_backend.prepare(lowered("MatMulNBits", inputs, constants=(1,), **attributes)).run(feeds(inputs, (1,)))[0]
+    )
+    assert np.array_equal(y, theirs(oracle, "MatMulNBits", inputs, **attributes)[0])
 
 
 @pytest.mark.parametrize("bits", [2, 4, 8])
@@ -124,18 +115,18 @@ def test_weights_without_elements_are_zeros(oracle: Oracle) -> None:
 @pytest.mark.parametrize("constants", [(), (1, 3)])
 def test_the_lowered_product(oracle: Oracle, bits: int, zero: str, constants: tuple[int, ...]) -> None:
     inputs, attributes, _ = nbits(bits=bits, zero=zero)
-    made = lowered("MatMulNBits", inputs, attributes, constants)
+    made = lowered("MatMulNBits", inputs, constants=constants, **attributes)
     kinds = {n.op_type for n in made.graph.node}
     assert ("DequantizeLinear" in kinds) == (bool(constants) and zero != "floats"), kinds
-    (want,) = run("MatMulNBits", inputs, attributes)
-    for found in (singa_backend.prepare(made).run(feeds(inputs, constants)), theirs(oracle, made, feeds(inputs, constants))):
+    (want,) = ours("MatMulNBits", inputs, **attributes)
+    for found in (singa_backend.prepare(made).run(feeds(inputs, constants)), there(oracle, made, feeds(inputs, constants))):
         np.testing.assert_allclose(found[0], want, rtol=1e-4, atol=1e-4)
 
 
 def test_constants_keep_their_bytes_in_the_lowered_file() -> None:
     """The low bits of a byte are the first value, as ONNX packs int4: only the type changes."""
     inputs, attributes, _ = nbits(k=64, zero="none", bias=False)
-    made = lowered("MatMulNBits", inputs, attributes, (1, 3))
+    made = lowered("MatMulNBits", inputs, constants=(1, 3), **attributes)
     (q,) = (t for t in made.graph.initializer if t.data_type == TensorProto.UINT4 and list(t.dims) == [5, 64])
     assert q.raw_data == inputs[1].tobytes()
 
@@ -143,7 +134,7 @@ def test_constants_keep_their_bytes_in_the_lowered_file() -> None:
 @pytest.mark.parametrize("zero", ["none", "packed", "floats"])
 def test_the_gradient_goes_to_the_input_the_scales_and_the_bias(zero: str) -> None:
     inputs, attributes, _ = nbits(zero=zero)
-    check_gradients("MatMulNBits", inputs, attributes, [0, 2, 5])
+    check_gradients("MatMulNBits", inputs, [0, 2, 5], **attributes)
 
 
 @pytest.mark.parametrize(
@@ -160,7 +151,7 @@ def test_the_gradient_goes_to_the_input_the_scales_and_the_bias(zero: str) -> No
 def test_what_is_refused(change: dict[str, int], what: str) -> None:
     inputs, attributes, _ = nbits(bias=False)
     with pytest.raises(OperatorError, match=what):
-        run("MatMulNBits", inputs, attributes | change)
+        ours("MatMulNBits", inputs, **attributes | change)
 
 
 def test_the_definition_unpacks_a_part_of_the_weights_and_keeps_none() -> None:
@@ -168,7 +159,7 @@ def test_the_definition_unpacks_a_part_of_the_weights_and_keeps_none() -> None:
     b = RNG.integers(0, 256, (n, k // 32, 16)).astype(np.uint8)
     scales = RNG.uniform(0.1, 0.5, (n, k // 32)).astype(F)
     inputs = [np.ones((1, k), F), b, scales]
-    rep = singa_backend.prepare(model("MatMulNBits", inputs, {"K": k, "N": n, "block_size": 32}, (1, 2)))
+    rep = singa_backend.prepare(model("MatMulNBits", inputs, constants=(1, 2), K=k, N=n, block_size=32))
     rep.run({"x0": inputs[0]})
     tracemalloc.start()
     try:
@@ -185,24 +176,24 @@ def test_the_definition_unpacks_a_part_of_the_weights_and_keeps_none() -> None:
 def test_the_first_value_of_bnb4_is_in_the_high_bits() -> None:
     attributes = {"K": 2, "N": 1, "block_size": 16, "quant_type": 0}
     inputs = [np.eye(2, dtype=F), np.array([0x3C], np.uint8), np.array([6], F)]
-    assert run("MatMulBnb4", inputs, attributes)[0].reshape(-1).tolist() == [6.0, -2.0]  # codes 3 (1.0) and 12 (-1/3)
+    assert ours("MatMulBnb4", inputs, **attributes)[0].reshape(-1).tolist() == [6.0, -2.0]  # codes 3 (1.0) and 12 (-1/3)
 
 
 def test_bnb4_without_trans_b() -> None:
     """W itself; onnxruntime's kernel multiplies by its transpose all the same (conformance/ledger.toml)."""
     b, absmax = RNG.integers(0, 256, 90).astype(np.uint8), RNG.uniform(1, 2, 12).astype(F)
     attributes = {"K": 36, "N": 5, "block_size": 16, "quant_type": 1}
-    (turned,) = run("MatMulBnb4", [np.eye(36, dtype=F), b, absmax], attributes)
+    (turned,) = ours("MatMulBnb4", [np.eye(36, dtype=F), b, absmax], **attributes)
     a = RNG.standard_normal((3, 5)).astype(F)
-    (y,) = run("MatMulBnb4", [a, b, absmax], attributes | {"transB": 0})
+    (y,) = ours("MatMulBnb4", [a, b, absmax], **attributes | {"transB": 0})
     np.testing.assert_allclose(y, a @ turned.T, rtol=1e-5, atol=1e-5)
-    check_gradients("MatMulBnb4", [a, b, absmax], attributes | {"transB": 0}, [0, 2])
+    check_gradients("MatMulBnb4", [a, b, absmax], [0, 2], **attributes | {"transB": 0})
 
 
 def test_bnb4_refuses_other_types() -> None:
     inputs = [np.ones((1, 2), F), np.zeros(1, np.uint8), np.ones(1, F)]
     with pytest.raises(OperatorError, match="quant_type must be 0"):
-        run("MatMulBnb4", inputs, {"K": 2, "N": 1, "block_size": 16, "quant_type": 2})
+        ours("MatMulBnb4", inputs, K=2, N=1, block_size=16, quant_type=2)
 
 
 @pytest.mark.parametrize("kind", [0, 1, 2])
@@ -213,12 +204,10 @@ def test_the_blob_of_fpq4(oracle: Oracle, kind: int) -> None:
     data = (codes[:16] | codes[16:] << 4).astype(np.uint8)
     blob = np.concatenate([head, np.array([zero] if kind else [], np.uint8), data])
     inputs = [np.eye(32, dtype=F), blob, np.array([32, 1])]
-    (y,) = run("MatMulFpQ4", inputs, {"blk_quant_type": kind})
+    (y,) = ours("MatMulFpQ4", inputs, blk_quant_type=kind)
     assert np.array_equal(y[:, 0], (codes - (zero if kind else 8)) * scale)
     constants = (1, 2)
-    assert np.array_equal(
-        y, theirs(oracle, model("MatMulFpQ4", inputs, {"blk_quant_type": kind}, constants), {"x0": inputs[0]})[0]
-    )
+    assert np.array_equal(y, theirs(oracle, "MatMulFpQ4", inputs, constants=constants, blk_quant_type=kind)[0])
 
 
 @pytest.mark.parametrize(("dtype", "default"), [(np.uint8, 8), (ml_dtypes.int4, 0), (ml_dtypes.uint4, 0)])
@@ -227,10 +216,10 @@ def test_default_zero_points_of_a_table(dtype: Any, default: int) -> None:
     data = packed(codes, 4) if dtype == np.uint8 else codes.astype(dtype)
     index, scales = np.array([[2, -1, 0]]), RNG.uniform(1, 2, (3, 2)).astype(F)
     inputs, attributes = [data, index, scales], {"block_size": 16}
-    (y,) = run("GatherBlockQuantized", inputs, attributes)
+    (y,) = ours("GatherBlockQuantized", inputs, **attributes)
     np.testing.assert_array_equal(y, ((codes - default) * np.repeat(scales, 16, 1))[index].astype(F))
     if dtype == np.uint8:
-        check_gradients("GatherBlockQuantized", inputs, attributes, [2])
+        check_gradients("GatherBlockQuantized", inputs, [2], **attributes)
 
 
 @pytest.mark.parametrize(
@@ -245,7 +234,7 @@ def test_default_zero_points_of_a_table(dtype: Any, default: int) -> None:
 def test_tables_that_are_refused(change: dict[str, int], what: str) -> None:
     inputs = [np.zeros((3, 16), np.uint8), np.array([0]), np.ones((3, 2), F)]
     with pytest.raises(OperatorError, match=what):
-        run("GatherBlockQuantized", inputs, {"block_size": 16} | change)
+        ours("GatherBlockQuantized", inputs, **{"block_size": 16} | change)
 
 
 # --- projections, adapters, small floats
@@ -258,25 +247,25 @@ def test_the_joined_projections_are_their_parts() -> None:
     a, skip, scale = (RNG.standard_normal(s).astype(F) for s in ((2, 32), (2, 32), (32,)))
     total = a + skip
     normed = (total / np.sqrt((total**2).mean(-1, keepdims=True) + 1e-5) * scale).astype(F)
-    gate, up = (run("MatMulNBits", [normed, *v[1:]], attributes)[0] for v in (one, two))
+    gate, up = (ours("MatMulNBits", [normed, *v[1:]], **attributes)[0] for v in (one, two))
     parts = [one[1], one[2], one[5], two[1], two[2], two[5]]
-    y, kept = run("MatMulNBitsMlp", [a, skip, scale, *parts], attributes | {"activation": "silu"}, outputs=2)
+    y, kept = ours("MatMulNBitsMlp", [a, skip, scale, *parts], 2, **attributes | {"activation": "silu"})
     np.testing.assert_allclose(y, gate / (1 + np.exp(-gate)) * up, rtol=1e-4, atol=1e-4)
     np.testing.assert_array_equal(kept, total)
     form = {"K": 32, "Nq": 5, "Nkv": 5, "bits": 4, "block_size": 32, "epsilon": 1e-5}
-    q, k, v, kept = run("MatMulNBitsQkv", [a, skip, scale, *parts, *parts[:3]], form, outputs=4)
+    q, k, v, kept = ours("MatMulNBitsQkv", [a, skip, scale, *parts, *parts[:3]], 4, **form)
     for found, want in ((q, gate), (k, up), (v, gate), (kept, total)):
         np.testing.assert_allclose(found, want, rtol=1e-4, atol=1e-4)
-    check_gradients("MatMulNBitsMlp", [a, None, scale, *parts], attributes | {"activation": "silu"}, [0, 2, 4, 5])
+    check_gradients("MatMulNBitsMlp", [a, None, scale, *parts], [0, 2, 4, 5], **attributes | {"activation": "silu"})
 
 
 def test_the_sum_of_a_skip_needs_the_skip() -> None:
     one, attributes, _ = nbits(k=32, zero="none")
     parts = [one[1], one[2], None, one[1], one[2], None]
     with pytest.raises(OperatorError, match="needs the input skip"):
-        run("MatMulNBitsMlp", [one[0], None, None, *parts], attributes | {"activation": "silu"}, outputs=2)
+        ours("MatMulNBitsMlp", [one[0], None, None, *parts], 2, **attributes | {"activation": "silu"})
     with pytest.raises(OperatorError, match="activation must be silu"):
-        run("MatMulNBitsMlp", [one[0], None, None, *parts], attributes | {"activation": "relu"})
+        ours("MatMulNBitsMlp", [one[0], None, None, *parts], **attributes | {"activation": "relu"})
 
 
 def test_adapters_without_elements_add_nothing() -> None:
@@ -285,13 +274,13 @@ def test_adapters_without_elements_add_nothing() -> None:
     up, _, _ = nbits(n=5, k=3, bits=8, zero="none", bias=False)
     form = {n: attributes[n] for n in ("K", "N")}
     inputs = [base[0], base[1], base[2], down[1], down[2], up[1], up[2]]
-    (whole,) = run("MatMulNBitsQLoRA", inputs, form)
-    (plain,) = run("MatMulNBits", base[:3], attributes)
-    (first,) = run("MatMulNBits", [base[0], down[1], down[2]], {"K": 32, "N": 3, "bits": 8, "block_size": 32})
-    (second,) = run("MatMulNBits", [first, up[1], up[2]], {"K": 3, "N": 5, "bits": 8, "block_size": 32})
+    (whole,) = ours("MatMulNBitsQLoRA", inputs, **form)
+    (plain,) = ours("MatMulNBits", base[:3], **attributes)
+    (first,) = ours("MatMulNBits", [base[0], down[1], down[2]], K=32, N=3, bits=8, block_size=32)
+    (second,) = ours("MatMulNBits", [first, up[1], up[2]], K=3, N=5, bits=8, block_size=32)
     np.testing.assert_allclose(whole, plain + second, rtol=1e-4, atol=1e-3)
     for i, empty in ((5, up[1][:0]), (3, down[1][:0])):
-        (y,) = run("MatMulNBitsQLoRA", [*inputs[:i], empty, *inputs[i + 1 :]], form)
+        (y,) = ours("MatMulNBitsQLoRA", [*inputs[:i], empty, *inputs[i + 1 :]], **form)
         np.testing.assert_array_equal(y, plain)
 
 
@@ -312,7 +301,7 @@ def moe(bits: int = 4, kind: str = "swiglu", fusion: int = 1, **attributes: Any)
 def test_shares_of_experts_add_up_to_1_whatever_the_attribute_says(oracle: Oracle, normalize: int) -> None:
     """The CPU kernel of QMoE divides by the sum over the chosen experts, also where MoE does not."""
     inputs, attributes = moe(8, "identity", 0, normalize_routing_weights=normalize)
-    (y,) = run("QMoE", inputs, attributes)
+    (y,) = ours("QMoE", inputs, **attributes)
     w1, w2 = (((inputs[i].astype(float) - 128) * inputs[i + 1][..., None]) for i in (2, 5))
     want = np.zeros(y.shape)
     for t, (x, r) in enumerate(zip(inputs[0], inputs[1], strict=True)):
@@ -320,21 +309,21 @@ def test_shares_of_experts_add_up_to_1_whatever_the_attribute_says(oracle: Oracl
         share = np.exp(r[top]) / np.exp(r[top]).sum()
         want[t] = sum(s * (w2[e] @ (w1[e] @ x)) for s, e in zip(share, top, strict=True))
     np.testing.assert_allclose(y, want, rtol=1e-4, atol=1e-3)
-    np.testing.assert_allclose(theirs(oracle, model("QMoE", inputs, attributes), feeds(inputs))[0], want, rtol=1e-4, atol=1e-3)
+    np.testing.assert_allclose(theirs(oracle, "QMoE", inputs, **attributes)[0], want, rtol=1e-4, atol=1e-3)
 
 
 @pytest.mark.parametrize(("kind", "fusion"), [("swiglu", 1), ("swiglu", 2), ("silu", 0), ("gelu", 0), ("relu", 0)])
 def test_gradients_of_experts_with_few_bits(kind: str, fusion: int) -> None:
     inputs, attributes = moe(kind=kind, fusion=fusion)
-    check_gradients("QMoE", inputs, attributes, [0, 1, 3, 6], step=2e-3, rtol=2e-2)
+    check_gradients("QMoE", inputs, [0, 1, 3, 6], step=2e-3, rtol=2e-2, **attributes)
 
 
 def test_the_lowered_experts(oracle: Oracle) -> None:
     inputs, attributes = moe(activation_alpha=1.702, activation_beta=1.0, swiglu_limit=1.5)
-    made = lowered("QMoE", inputs, attributes, (2, 5))
+    made = lowered("QMoE", inputs, constants=(2, 5), **attributes)
     assert "DequantizeLinear" in {n.op_type for n in made.graph.node}
-    (want,) = run("QMoE", inputs, attributes)
-    for found in (singa_backend.prepare(made).run(feeds(inputs, (2, 5))), theirs(oracle, made, feeds(inputs, (2, 5)))):
+    (want,) = ours("QMoE", inputs, **attributes)
+    for found in (singa_backend.prepare(made).run(feeds(inputs, (2, 5))), there(oracle, made, feeds(inputs, (2, 5)))):
         np.testing.assert_allclose(found[0], want, rtol=1e-4, atol=1e-4)
 
 
@@ -355,11 +344,11 @@ def test_experts_that_are_refused(change: dict[str, Any], what: str) -> None:
     if change == {"swiglu_fusion": 0}:
         inputs[5] = np.zeros((3, 16, 8), np.uint8)
     with pytest.raises(OperatorError, match=what):
-        run("QMoE", inputs, attributes | change)
+        ours("QMoE", inputs, **attributes | change)
 
 
 def test_weights_of_few_bits_have_no_gradient() -> None:
     inputs, attributes, _ = nbits(bias=False)
-    y = run("MatMulNBits", inputs, attributes)[0]
-    found = gradients("MatMulNBits", inputs, attributes, [0, 3], [np.ones_like(y)])
+    y = ours("MatMulNBits", inputs, **attributes)[0]
+    found = gradients("MatMulNBits", inputs, [np.ones_like(y)], [0, 3], **attributes)
     assert found[0] is not None and found[1] is None

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import warnings
 from pathlib import Path
-from typing import Any
 
 import ml_dtypes
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from tests.helpers.microsoft_nodes import gradients
 
 from singa.cli import main
 from singa_backend.autodiff.support import DIFFERENTIABLE
-from singa_backend.autodiff.tape import Tape
 from singa_backend.conform import gradient_matrix, microsoft
 from singa_backend.conform.gradient_matrix import MatrixRow, ledger
 from singa_backend.conform.gradient_matrix.row import needs_judging
 from singa_backend.conform.results import load, publish, save
-from singa_backend.interpreters.eager import Eager
 from singa_backend.ir.declaration import declarations
 from singa_backend.proto.schemas import MICROSOFT, load_domain
 
@@ -48,14 +46,6 @@ def test_each_operator_with_a_body_has_a_verdict() -> None:
 
 
 # --- what differences cannot judge
-
-
-def gradients(name: str, inputs: list[Any], dys: list[Any], asked: list[int], **attributes: Any) -> list[Any]:
-    """The gradients of an operator's inputs, computed eagerly."""
-    tape = Tape(Eager())
-    values = [None if x is None else tape.variable(x, i in asked) for i, x in enumerate(inputs)]
-    made = tape.call(name, values, attributes, len(dys), MICROSOFT)
-    return [np.asarray(getattr(g, "raw", g)) for g in tape.gradients(made, dys, [values[i] for i in asked])]
 
 
 def test_scales_of_dequantize_linear() -> None:

@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
-from tests.helpers.microsoft_calls import Theirs, close, onnxruntime, ours
+from tests.helpers.microsoft_nodes import close, ours, theirs
 
 from singa_backend import OperatorError, UnsupportedModel
-from singa_backend.engines.oracle import EngineFailure
+from singa_backend.engines.oracle import EngineFailure, Oracle
 
 RNG = np.random.default_rng(0)
 IMAGES = RNG.standard_normal((2, 3, 5, 6)).astype(np.float32)
-
-
-@pytest.fixture(scope="module")
-def theirs() -> Iterator[Theirs]:
-    pytest.importorskip("onnxruntime", reason="the other engine is an extra: pip install 'sonnx[oracle]'")
-    with onnxruntime() as run:
-        yield run
 
 
 @pytest.mark.parametrize(
@@ -33,9 +25,9 @@ def theirs() -> Iterator[Theirs]:
         ("ParametricSoftplus", {"alpha": 2.0, "beta": 0.5}),
     ],
 )
-def test_values(theirs: Theirs, name: str, attributes: dict[str, Any]) -> None:
-    how = {"domain": "", "opset": 9, **attributes}
-    close(ours(name, [IMAGES], **how), theirs(name, [IMAGES], **how))
+def test_values(oracle: Oracle, name: str, attributes: dict[str, Any]) -> None:
+    how = {"domain": "", "onnx_opset": 9, **attributes}
+    close(ours(name, [IMAGES], **how), theirs(oracle, name, [IMAGES], **how))
 
 
 @pytest.mark.parametrize(
@@ -48,39 +40,44 @@ def test_values(theirs: Theirs, name: str, attributes: dict[str, Any]) -> None:
         ("Crop", {"border": [0, 0, 0, 0], "scale": [2, 9]}),
     ],
 )
-def test_what_is_refused(theirs: Theirs, name: str, attributes: dict[str, Any]) -> None:
+def test_what_is_refused(oracle: Oracle, name: str, attributes: dict[str, Any]) -> None:
     """onnxruntime has no defaults for these attributes although its schemas do not require them."""
-    how = {"domain": "", "opset": 9, **attributes}
+    how = {"domain": "", "onnx_opset": 9, **attributes}
     with pytest.raises(OperatorError, match=r"must|larger"):
         ours(name, [IMAGES], **how)
     with pytest.raises(EngineFailure):
-        theirs(name, [IMAGES], **how)
+        theirs(oracle, name, [IMAGES], **how)
 
 
 @pytest.mark.parametrize("indices", [np.int32, np.int64])
-def test_a_slice_by_inputs(theirs: Theirs, indices: Any) -> None:
+def test_a_slice_by_inputs(oracle: Oracle, indices: Any) -> None:
     inputs = [IMAGES, np.array([1, -9], indices), np.array([-1, 99], indices), np.array([-1, 2], indices)]
-    close(ours("DynamicSlice", inputs, domain="", opset=9), theirs("DynamicSlice", inputs, domain="", opset=9), 0, 0)
+    close(
+        ours("DynamicSlice", inputs, domain="", onnx_opset=9),
+        theirs(oracle, "DynamicSlice", inputs, domain="", onnx_opset=9),
+        0,
+        0,
+    )
 
 
 @pytest.mark.parametrize("axis", [-1, 1])
 @pytest.mark.parametrize("v", [np.float32, np.float64])
-def test_a_layer_norm_of_opset_16_has_the_dtype_of_its_scale(theirs: Theirs, v: Any, axis: int) -> None:
+def test_a_layer_norm_of_opset_16_has_the_dtype_of_its_scale(oracle: Oracle, v: Any, axis: int) -> None:
     inputs = [IMAGES, RNG.standard_normal(IMAGES.shape[axis:]).astype(v)]
-    how = {"domain": "", "opset": 16, "axis": axis}
+    how = {"domain": "", "onnx_opset": 16, "axis": axis}
     found = ours("LayerNormalization", inputs, 3, **how)
     assert [y.dtype for y in found] == [v, np.float32, np.float32]
-    close(found, theirs("LayerNormalization", inputs, 3, **how))
+    close(found, theirs(oracle, "LayerNormalization", inputs, 3, **how))
 
 
-def test_a_simplified_norm_returns_the_inverse_root(theirs: Theirs) -> None:
+def test_a_simplified_norm_returns_the_inverse_root(oracle: Oracle) -> None:
     inputs = [IMAGES, RNG.standard_normal((5, 6)).astype(np.float32)]
-    how = {"domain": "", "opset": 17, "axis": 2, "epsilon": 0.01}
+    how = {"domain": "", "onnx_opset": 17, "axis": 2, "epsilon": 0.01}
     found = ours("SimplifiedLayerNormalization", inputs, 2, **how)
-    close(found, theirs("SimplifiedLayerNormalization", inputs, 2, **how))
+    close(found, theirs(oracle, "SimplifiedLayerNormalization", inputs, 2, **how))
     close(found[1:], [1 / np.sqrt((IMAGES**2).mean((2, 3), keepdims=True) + np.float32(0.01))])
 
 
 def test_operators_of_the_first_releases_end_at_opset_9() -> None:
     with pytest.raises(UnsupportedModel, match="no operator ScaledTanh"):
-        ours("ScaledTanh", [IMAGES], domain="", opset=10, alpha=1.0, beta=1.0)
+        ours("ScaledTanh", [IMAGES], domain="", onnx_opset=10, alpha=1.0, beta=1.0)

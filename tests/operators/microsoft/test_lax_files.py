@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -40,12 +39,6 @@ FILES: dict[str, tuple[str, dict[str, np.ndarray]]] = {
     "early": (EARLY, {"x": IMAGES, "starts": np.array([1]), "ends": np.array([5]), "axes": np.array([2])}),
     "norms": (NORMS, {"x": ROWS, "gain": GAIN, "shift": SHIFT}),
 }
-
-
-@pytest.fixture(scope="module")
-def oracle() -> Iterator[Oracle]:
-    with Oracle("onnxruntime", optimise=False) as engine:
-        yield engine
 
 
 def near(found: Any, expected: Any) -> bool:

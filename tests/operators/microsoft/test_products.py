@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 from onnx import helper
-from tests.helpers.onnxruntime_nodes import check_gradients, ours, theirs
+from tests.helpers.microsoft_nodes import check_gradients, ours, theirs
 
 import singa_backend
 from singa_backend import OperatorError
@@ -23,13 +22,6 @@ def drawn(*shape: int) -> np.ndarray:
 
 def single(*shape: int) -> np.ndarray:
     return RNG.standard_normal(shape).astype(np.float32)
-
-
-@pytest.fixture(scope="module")
-def oracle() -> Iterator[Oracle]:
-    pytest.importorskip("onnxruntime", reason="numbers of onnxruntime: pip install 'sonnx[oracle]'")
-    with Oracle("onnxruntime", optimise=False) as engine:
-        yield engine
 
 
 def test_the_rows_stand_before_the_batch(oracle: Oracle) -> None:

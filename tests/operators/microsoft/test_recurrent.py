@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
-from tests.helpers.microsoft_calls import Theirs, body, close, onnxruntime, ours
+from tests.helpers.microsoft_nodes import body, close, ours, theirs
 
 from singa_backend import OperatorError
+from singa_backend.engines.oracle import Oracle
 
 RNG = np.random.default_rng(0)
 
 
 def draw(*shape: int) -> Any:
     return RNG.standard_normal(shape).astype(np.float32)
-
-
-@pytest.fixture(scope="module")
-def theirs() -> Iterator[Theirs]:
-    pytest.importorskip("onnxruntime", reason="the other engine is an extra: pip install 'sonnx[oracle]'")
-    with onnxruntime() as run:
-        yield run
 
 
 # --- LinearAttention --------------------------------------------------------------------------------------------------
@@ -49,21 +42,21 @@ def test_the_window_holds_the_state_after_each_of_the_last_tokens(window: int, p
     close(body("LinearAttention", inputs, 2, state_window=window, **heads), [y, slots])
 
 
-def test_more_key_heads_than_query_heads(theirs: Theirs) -> None:
+def test_more_key_heads_than_query_heads(oracle: Oracle) -> None:
     """Each query head is read by the key heads that follow each other."""
     q, k, v = draw(2, 3, 4), draw(2, 3, 8), draw(2, 3, 12)
     found = ours("LinearAttention", [q, k, v], 2, update_rule="linear", q_num_heads=2, kv_num_heads=4)
     assert found[0].shape == (2, 3, 12)
-    close(found, theirs("LinearAttention", [q, k, v], 2, update_rule="linear", q_num_heads=2, kv_num_heads=4))
+    close(found, theirs(oracle, "LinearAttention", [q, k, v], 2, update_rule="linear", q_num_heads=2, kv_num_heads=4))
     repeated = np.repeat(q.reshape(2, 3, 2, 2), 2, axis=2).reshape(2, 3, 8)
     close(found, ours("LinearAttention", [repeated, k, v], 2, update_rule="linear", q_num_heads=4, kv_num_heads=4))
 
 
-def test_what_a_rule_does_not_read_is_ignored(theirs: Theirs) -> None:
+def test_what_a_rule_does_not_read_is_ignored(oracle: Oracle) -> None:
     """ai.onnx's operator refuses them; onnxruntime's takes them."""
     inputs = [draw(1, 3, 4), draw(1, 3, 4), draw(1, 3, 4), None, draw(1, 3, 2), draw(1, 3, 2)]
     how: dict[str, Any] = {"update_rule": "linear", "q_num_heads": 2, "kv_num_heads": 2}
-    close(ours("LinearAttention", inputs, 2, **how), theirs("LinearAttention", inputs, 2, **how))
+    close(ours("LinearAttention", inputs, 2, **how), theirs(oracle, "LinearAttention", inputs, 2, **how))
     close(ours("LinearAttention", inputs, 2, **how), ours("LinearAttention", inputs[:3], 2, **how))
     with pytest.raises(OperatorError, match="requires decay") as caught:
         ours("LinearAttention", inputs[:3], 2, **how | {"update_rule": "gated"})
@@ -86,23 +79,23 @@ def test_sequences_behind_each_other_are_those_alone() -> None:
 
 
 @pytest.mark.parametrize("scale", [1.0, 1e-6])
-def test_what_is_added_to_the_norm_of_a_key(theirs: Theirs, scale: float) -> None:
+def test_what_is_added_to_the_norm_of_a_key(oracle: Oracle, scale: float) -> None:
     """The schema does not say it: onnxruntime adds 1e-12 to the sum of squares, which matters for keys of that size."""
     q, k, v, *rest = net()
     inputs = [q * np.float32(scale), k * np.float32(scale), v, *rest]
     found = ours("GatedDeltaNet", inputs, 2, qk_l2_norm=1)
-    close(found, theirs("GatedDeltaNet", inputs, 2, qk_l2_norm=1))
+    close(found, theirs(oracle, "GatedDeltaNet", inputs, 2, qk_l2_norm=1))
     unit = [x / np.linalg.norm(x, axis=-1, keepdims=True) for x in (q, k)]
     apart = np.abs(found[0] - ours("GatedDeltaNet", [*unit, v, *rest], 2)[0]).max()
     assert (apart > 1e-2) == (scale < 1)
 
 
-def test_captured_steps_replay_to_the_last_state(theirs: Theirs) -> None:
+def test_captured_steps_replay_to_the_last_state(oracle: Oracle) -> None:
     """The decays, keys and deltas of all tokens make the final state of the first one."""
     q, k, v, _, g, b, state = net()
     inputs = [q[:4], k[:4], v[:4], None, g[:4], b[:4], state, None, None, np.array([2, 1], np.int32)]
     found = ours("GatedDeltaNet", inputs, 3, state_update_capacity=3)
-    close(found, theirs("GatedDeltaNet", inputs, 3, state_update_capacity=3))
+    close(found, theirs(oracle, "GatedDeltaNet", inputs, 3, state_update_capacity=3))
     decay, keys, deltas = np.split(found[2], np.cumsum([3 * 4, 3 * 2 * 3]), axis=1)
     one = state[0].copy()
     for t in range(2):
@@ -137,11 +130,11 @@ def test_inputs_that_do_not_fit_each_other(change: dict[int, Any], how: dict[str
 
 
 @pytest.mark.parametrize("last", [0, 1])
-def test_a_convolution_in_two_calls_is_one(theirs: Theirs, last: int) -> None:
+def test_a_convolution_in_two_calls_is_one(oracle: Oracle, last: int) -> None:
     x, w = draw(2, 6, 3) if last else draw(2, 3, 6), draw(3, 1, 3)
     how = {"channels_last": last, "dilation": 2, "activation": "silu"}
     whole = ours("CausalConvWithState", [x, w], 2, **how)
-    close(whole, theirs("CausalConvWithState", [x, w], 2, **how))
+    close(whole, theirs(oracle, "CausalConvWithState", [x, w], 2, **how))
     first, second = np.split(x, [1], axis=1 if last else 2)
     a, state = ours("CausalConvWithState", [np.ascontiguousarray(first), w], 2, **how)
     b, state = ours("CausalConvWithState", [np.ascontiguousarray(second), w, None, state], 2, **how)
@@ -168,13 +161,13 @@ def test_attributes_of_the_cuda_kernel_are_refused() -> None:
 # --- AttnLSTM ---------------------------------------------------------------------------------------------------------
 
 
-def test_clip_does_not_bound_the_cell_state(theirs: Theirs) -> None:
+def test_clip_does_not_bound_the_cell_state(oracle: Oracle) -> None:
     """As in onnxruntime's LSTM; ONNX's text says that clip bounds the input of every activation."""
     one, zero = np.ones((1, 1, 1), np.float32), np.zeros((1, 1, 1), np.float32)
     w = np.array([[[5, 0]] * 4], np.float32)
     inputs = [one, w, np.zeros((1, 4, 1), np.float32), None, None, None, one, None, zero, zero, zero[0], zero]
     found = ours("AttnLSTM", inputs, 3, hidden_size=1, clip=0.5)
-    close(found, theirs("AttnLSTM", inputs, 3, hidden_size=1, clip=0.5))
+    close(found, theirs(oracle, "AttnLSTM", inputs, 3, hidden_size=1, clip=0.5))
     gate = 1 / (1 + np.exp(-0.5))
     cell = gate + gate * np.tanh(0.5)
     assert found[2].item() == pytest.approx(cell) and found[1].item() == pytest.approx(gate * np.tanh(cell))
@@ -194,38 +187,38 @@ def experts() -> list[Any]:
     return [draw(5, 4), draw(5, 3), draw(3, 6, 4), None, draw(3, 4, 6)]
 
 
-def test_the_weights_of_experts_sum_to_one_only_if_asked(theirs: Theirs) -> None:
+def test_the_weights_of_experts_sum_to_one_only_if_asked(oracle: Oracle) -> None:
     inputs = experts()
-    close(ours("MoE", inputs, k=2), theirs("MoE", inputs, k=2))
+    close(ours("MoE", inputs, k=2), theirs(oracle, "MoE", inputs, k=2))
     how = {"k": 3, "normalize_routing_weights": 1}
     close(ours("MoE", inputs, **how), ours("MoE", inputs, k=3))
     p = np.exp(inputs[1]) / np.exp(inputs[1]).sum(1, keepdims=True)
     close(ours("MoE", inputs, k=1), ours("MoE", inputs, k=1, normalize_routing_weights=1)[0][None] * p.max(1)[:, None])
 
 
-def test_the_sparse_mixer_changes_nothing(theirs: Theirs) -> None:
+def test_the_sparse_mixer_changes_nothing(oracle: Oracle) -> None:
     """onnxruntime's CPU kernel does not read it."""
     inputs = experts()
-    close(theirs("MoE", inputs, k=2, use_sparse_mixer=1), theirs("MoE", inputs, k=2), 0, 0)
+    close(theirs(oracle, "MoE", inputs, k=2, use_sparse_mixer=1), theirs(oracle, "MoE", inputs, k=2), 0, 0)
     close(ours("MoE", inputs, k=2, use_sparse_mixer=1), ours("MoE", inputs, k=2), 0, 0)
 
 
-def test_the_layouts_of_a_gate_agree(theirs: Theirs) -> None:
+def test_the_layouts_of_a_gate_agree(oracle: Oracle) -> None:
     x, router, g, _, second = experts()
     u, how = draw(3, 6, 4), {"activation_type": "swiglu", "k": 2, "swiglu_limit": 0.5, "activation_beta": 1.0}
     turns = np.stack([g, u], axis=2).reshape(3, 12, 4)
     found = ours("MoE", [x, router, turns, None, second], swiglu_fusion=1, **how)
-    close(found, theirs("MoE", [x, router, turns, None, second], swiglu_fusion=1, **how))
+    close(found, theirs(oracle, "MoE", [x, router, turns, None, second], swiglu_fusion=1, **how))
     close(found, ours("MoE", [x, router, np.concatenate([g, u], 1), None, second], swiglu_fusion=2, **how))
     close(found, ours("MoE", [x, router, g, None, second, None, u], **how))
     with pytest.raises(OperatorError, match="needs fc3"):
         ours("MoE", [x, router, g, None, second], **how)
 
 
-def test_a_router_selects_within_its_groups_only(theirs: Theirs) -> None:
+def test_a_router_selects_within_its_groups_only(oracle: Oracle) -> None:
     """Of the two experts of one group three are asked: the third place stays empty."""
     inputs = [draw(4, 4), draw(4)]
     how = {"top_k": 3, "n_group": 2, "topk_group": 1, "group_topk": 1}
     found = ours("MoEGroupRouter", inputs, **how)
-    close(found, theirs("MoEGroupRouter", inputs, **how))
+    close(found, theirs(oracle, "MoEGroupRouter", inputs, **how))
     assert ((found[0] > -10000).sum(1) == 2).all()

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
-from tests.helpers.onnxruntime_nodes import ours, theirs
+from tests.helpers.microsoft_nodes import ours, theirs
 
 from singa_backend import OperatorError
 from singa_backend.conform.fuzz.recipes.microsoft.search import gpt2, with_encoder
@@ -30,13 +29,6 @@ def decoder(size: int = 9, seed: int = 0) -> Any:
 def beams(count: int, most: int = 7) -> list[Any]:
     """The inputs of a beam search that returns as many sequences as it has beams."""
     return [IDS, one(most), one(0), one(count), one(count), one(1, F)]
-
-
-@pytest.fixture(scope="module")
-def oracle() -> Iterator[Oracle]:
-    pytest.importorskip("onnxruntime", reason="numbers of onnxruntime: pip install 'sonnx[oracle]'")
-    with Oracle("onnxruntime", optimise=False) as engine:
-        yield engine
 
 
 def test_the_end_token_and_all_after_it_are_padding(oracle: Oracle) -> None:

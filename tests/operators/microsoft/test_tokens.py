@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
-from tests.helpers.onnxruntime_nodes import check_gradients, model, ours, theirs
+from tests.helpers.microsoft_nodes import check_gradients, model, ours, theirs
 
 import singa_backend
 from singa_backend import OperatorError, UnsupportedModel
@@ -16,13 +15,6 @@ from singa_backend.interpreters.eager import Eager
 
 RNG = np.random.default_rng(8)
 F, I32 = np.float32, np.int32
-
-
-@pytest.fixture(scope="module")
-def oracle() -> Iterator[Oracle]:
-    pytest.importorskip("onnxruntime", reason="numbers of onnxruntime: pip install 'sonnx[oracle]'")
-    with Oracle("onnxruntime", optimise=False) as engine:
-        yield engine
 
 
 def test_tokens_that_would_repeat_an_ngram() -> None:

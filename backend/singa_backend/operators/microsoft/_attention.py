@@ -28,6 +28,11 @@ def wides(*values: Array | None) -> list[Any]:
     return [x if x is None else wide(x) for x in values]
 
 
+def narrowed(dtype: Any, *values: Array | None) -> tuple[Any, ...]:
+    """Return results in a dtype; those that have it are not copied, which lets a cache grow in its memory."""
+    return tuple(x if x is None or x.dtype == dtype else x.astype(dtype) for x in values)
+
+
 def split_heads(x: Array, heads: int, name: str) -> Array:
     """Convert (batch, length, heads * size) to (batch, heads, length, size)."""
     if x.ndim != 3 or heads < 1 or x.shape[2] % heads:
@@ -130,22 +135,25 @@ def _seen(xp: Xp, mask: Array, batch: int, rows: int, keys: int) -> Array:
 
 
 def appended(xp: Xp, past: Array | None, new: Array, used: int | None) -> tuple[Array, Array]:
-    """Return the keys or values with those of the past, and the cache to return.
+    """Return the keys or values with those of the past, and the cache to return; the rows are on the second to last axis.
 
     used: the rows of the past that are in use, if it has more: the new rows follow those, and the cache keeps its size.
     """
     if past is None:
         return new, new
-    if past.ndim != 4 or past.shape[:2] != new.shape[:2] or past.shape[3] != new.shape[3]:
-        raise wrong(f"the past must have shape (batch, heads, length, size) as {tuple(new.shape)}, got {tuple(past.shape)}")
+    if past.ndim != new.ndim or past.shape[:-2] != new.shape[:-2] or past.shape[-1] != new.shape[-1]:
+        lead = "2, " * (new.ndim - 4)
+        shape = f"({lead}batch, heads, length, size) as {tuple(new.shape)}"
+        raise wrong(f"the past must have shape {shape}, got {tuple(past.shape)}")
     if used is None:
-        every = xp.concatenate([past, new], axis=2)
+        every = xp.concatenate([past, new], axis=-2)
         return every, every
-    after = used + new.shape[2]
-    if used < 0 or after > past.shape[2]:
-        raise wrong(f"past_sequence_length and the new rows must fit a cache of {past.shape[2]}, got {used} and {new.shape[2]}")
-    every = xp.concatenate([past[:, :, :used], new], axis=2)
-    return every, xp.concatenate([every, past[:, :, after:]], axis=2)
+    after = used + new.shape[-2]
+    if used < 0 or after > past.shape[-2]:
+        rows = past.shape[-2]
+        raise wrong(f"past_sequence_length and the new rows must fit a cache of {rows}, got {used} and {new.shape[-2]}")
+    every = xp.concatenate([past[..., :used, :], new], axis=-2)
+    return every, xp.concatenate([every, past[..., after:, :]], axis=-2)
 
 
 # --- as ONNX's operators ----------------------------------------------------------------------------------------------

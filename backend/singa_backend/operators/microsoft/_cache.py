@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ._api import Array, Op, V, Xp
-from ._attention import op_range, op_size
+from ._attention import op_range, op_size, wrong
 
 
 @dataclass
@@ -57,6 +57,8 @@ class CacheRows:
 
     def unrolled(self, xp: Xp, past: Array, window: int) -> Array:
         """Return the cache of full length of one that keeps the last rows only; rows that it does not have are zero."""
+        if past.shape[2] < window:
+            raise wrong(f"a sliding cache must have room for the {window} tokens of its window, got {past.shape[2]} rows")
         resident = _resident(self.past, past.shape[2], window)
         index = xp.arange(self.rows) - (self.past - resident)
         return _taken(xp, past, index, (index >= 0) & (index < resident))

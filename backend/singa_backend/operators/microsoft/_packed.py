@@ -7,10 +7,10 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from ... import dtypes
 from ...devices.namespaces import host
 from ...errors import OperatorError
 from ._api import Array, Op, V, Xp
+from .gates import single
 
 WIDTHS = (2, 4, 8)
 FLOAT, UINT8 = 1, 2
@@ -73,11 +73,6 @@ def dequantized(xp: Xp, packed: Array, scales: Array, zero: Array, bits: int, bl
 # --- in ONNX's operators ----------------------------------------------------------------------------------------------
 
 
-def wide(op: Op, x: V) -> V:
-    """Return halves as float32; other values as they are."""
-    return op.Cast(x, to=FLOAT) if op.dtype(x) in dtypes.HALVES else x
-
-
 def known_bytes(op: Op, x: V) -> np.ndarray | None:
     """Return the bytes of a constant; None if they are not known while a graph is built."""
     return None if x is None else op.constant_value(x)
@@ -104,7 +99,7 @@ def zero_points_body(op: Op, zero: V, bits: int, shape: list[int]) -> V:
     if zero is None:
         return op.constant(np.full((1,) * len(shape), 2 ** (bits - 1)), np.float32)
     if op.dtype(zero) != np.uint8:
-        return op.Reshape(wide(op, zero), shape)
+        return op.Reshape(single(op, zero), shape)
     values = unpacked_body(op, op.Reshape(zero, [*shape[:-1], bytes_of(shape[-1], bits)]), bits)
     return op.Cast(op.Slice(values, [0], [shape[-1]], [-1]), to=FLOAT)
 

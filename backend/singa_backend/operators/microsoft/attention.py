@@ -14,6 +14,7 @@ from ._attention import (
     check_bias,
     join_heads,
     mask_bias,
+    narrowed,
     op_appended,
     op_attend,
     op_join_heads,
@@ -66,19 +67,19 @@ def _attended(
     q = split_heads(projected[..., :hq], heads, "queries")
     k = split_heads(projected[..., hq : hq + hk], heads, "keys")
     v = split_heads(projected[..., hq + hk :], heads, "values")
-    if past is not None and (past.ndim != 5 or past.shape[0] != 2):
-        raise wrong(f"past must have shape (2, batch, heads, length, size), got {tuple(past.shape)}")
-    pasts = (None, None) if past is None else (past[0], past[1])
-    (k, present_k), (v, present_v) = (appended(xp, p, x, used) for p, x in zip(pasts, (k, v), strict=True))
+    both = None
+    if past is not None or present:
+        if k.shape != v.shape:
+            raise wrong(f"keys and values in one cache must have equal sizes, got {k.shape[3]} and {v.shape[3]}")
+        every, both = appended(xp, past, xp.stack([k, v]), used)
+        k, v = every[0], every[1]
     rows, keys = q.shape[2], k.shape[2]
     bias = mask_bias(xp, mask, q.shape[0], rows, keys - rows, keys, bool(causal), filter_value, q.dtype)
     check_bias(attention_bias, (*q.shape[:3], keys))
     if attention_bias is not None:
         bias = attention_bias if bias is None else bias + attention_bias
     y, _, _ = attend(xp, q, k, v, bias, scale)
-    if present and present_k.shape != present_v.shape:
-        raise wrong(f"keys and values in one cache must have equal sizes, got {present_k.shape[3]} and {present_v.shape[3]}")
-    return join_heads(y), xp.stack([present_k, present_v]) if present else None
+    return join_heads(y), both if present else None
 
 
 def _op_attended(
@@ -112,7 +113,14 @@ def _op_attended(
     return [op_join_heads(op, y), both]
 
 
-@microsoft("Attention", 1, widen=False, traits=("product", "linear"), weights={1: "the weights", 2: "the bias"})
+@microsoft(
+    "Attention",
+    1,
+    widen=False,
+    traits=("product", "linear"),
+    weights={1: "the weights", 2: "the bias"},
+    caches={4: 1},
+)
 def ms_attention(
     xp: Xp,
     input: Array,
@@ -149,7 +157,7 @@ def ms_attention(
         xp, projected, qkv_hidden_sizes, num_heads, mask_index, past, attention_bias, used, unidirectional,
         mask_filter_value, scale, len(wanted) > 1 and wanted[1],
     )  # fmt: skip
-    return tuple(x if x is None else x.astype(dtype) for x in found)
+    return narrowed(dtype, *found)
 
 
 def _used(share: int, length: int | None) -> int | None:
@@ -192,7 +200,7 @@ def ms_attention_body(
     )  # fmt: skip
 
 
-@microsoft("QAttention", 1, widen=False, traits=("product",))
+@microsoft("QAttention", 1, widen=False, traits=("product",), caches={8: 1})
 def q_attention(
     xp: Xp,
     input: Array,
@@ -232,7 +240,7 @@ def q_attention(
         xp, projected, None, num_heads, mask_index, past, None, None, unidirectional, mask_filter_value, scale,
         len(wanted) > 1 and wanted[1],
     )  # fmt: skip
-    return tuple(v if v is None else v.astype(dtype) for v in found)
+    return narrowed(dtype, *found)
 
 
 q_attention.shapes(of_projection)

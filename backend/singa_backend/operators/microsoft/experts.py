@@ -5,44 +5,12 @@ from __future__ import annotations
 import numpy as np
 
 from ...errors import OperatorError
-from ..activation import gelu, sigmoid
+from ..activation import sigmoid
 from ._api import Array, Op, V, Wanted, Xp, microsoft, not_declared
-from .gates import single, swish_in
+from ._experts import ExpertActivation, combined, combined_in, halves, halves_in, routed, routed_in, top
+from .gates import single
 
-_GATED = ("swiglu", "geglu")
-_ACTIVATIONS = ("relu", "gelu", "silu", "identity", "relu2", *_GATED)
-
-
-def _top(xp: Xp, x: Array, k: int) -> Array:
-    """Return the indices of the k largest values of each row, the first of equal ones first."""
-    order: Array = xp.argsort(-x, axis=-1, kind="stable")[..., :k]
-    return order
-
-
-# --- the experts ------------------------------------------------------------------------------------------------------
-
-
-def _gated(xp: Xp, g: Array, u: Array, name: str, alpha: float, beta: float, limit: float | None, after: int) -> Array:
-    """Return the gated activation of g, times u."""
-    if name == "geglu":
-        return gelu(xp, g, approximate="tanh") * u
-    if limit is not None:
-        g, u = g if after else xp.minimum(g, limit), xp.clip(u, -limit, limit)
-    active = g * sigmoid(xp, alpha * g)
-    active = xp.minimum(active, limit) if after and limit is not None else active
-    return active * (u + beta)
-
-
-def _plain(xp: Xp, x: Array, name: str) -> Array:
-    """Return an activation without gate; Gelu is the approximation with tanh, as in onnxruntime's kernel."""
-    if name == "gelu":
-        return gelu(xp, x, approximate="tanh")
-    if name == "silu":
-        return x * sigmoid(xp, x)
-    if name == "identity":
-        return x
-    positive = xp.maximum(x, 0)
-    return positive if name == "relu" else positive * positive
+_ACTIVATIONS = ("relu", "gelu", "silu", "identity", "relu2", "swiglu", "geglu")
 
 
 @microsoft(
@@ -74,42 +42,25 @@ def moe(
     With swiglu and geglu, fc1 holds gate and linear part, in turns (swiglu_fusion 1) or behind each other (2), or fc3 the latter.
     As in onnxruntime's CPU kernel, `use_sparse_mixer` changes nothing.
     """
-    experts, hidden, inner = fc2.shape if fc2.ndim == 3 else (0, 0, 0)
-    fused = activation_type in _GATED and swiglu_fusion > 0
-    _check_experts(x, router_probs, fc1, fc2, fc3, activation_type, k, fused)
-    tokens = x.reshape(-1, hidden)
-    p = xp.exp(router_probs - router_probs.max(axis=1, keepdims=True))
-    p = p / p.sum(axis=1, keepdims=True)
-    chosen = _top(xp, router_probs, k)
-    weights = xp.take_along_axis(p, chosen, axis=1)
-    if normalize_routing_weights:
-        weights = weights / weights.sum(axis=1, keepdims=True)
-    total = xp.zeros(tokens.shape, dtype=tokens.dtype)
-    for e in range(experts):
-        rows, place = xp.nonzero(chosen == e)
-        if not rows.size:
-            continue
-        first = tokens[rows] @ fc1[e].T + (0 if fc1_bias is None else fc1_bias[e])
-        linear = None if fc3 is None else tokens[rows] @ fc3[e].T + (0 if fc3_bias is None else fc3_bias[e])
-        if fused:
-            first, linear = (first[:, ::2], first[:, 1::2]) if swiglu_fusion == 1 else (first[:, :inner], first[:, inner:])
-        if activation_type in _GATED:
-            how = (activation_type, activation_alpha, activation_beta, swiglu_limit, swiglu_limit_after_activation)
-            active = _gated(xp, first, linear, *how)
-        else:
-            active = _plain(xp, first, activation_type)
-            active = active if linear is None else active * linear
-        second = active @ fc2[e].T + (0 if fc2_bias is None else fc2_bias[e])
-        total[rows] += weights[rows, place][:, None] * second
-    return total.reshape(x.shape)
+    active = ExpertActivation(activation_type, activation_alpha, activation_beta, swiglu_limit, swiglu_limit_after_activation)
+    fusion = swiglu_fusion if active.gated else 0
+    _check_experts(x, router_probs, fc1, fc2, fc3, active, k, fusion > 0)
+
+    def expert(rows: Array, e: int) -> Array:
+        first = rows @ fc1[e].T + (0 if fc1_bias is None else fc1_bias[e])
+        linear = None if fc3 is None else rows @ fc3[e].T + (0 if fc3_bias is None else fc3_bias[e])
+        first, linear = halves(first, fusion) if fusion else (first, linear)
+        return active(xp, first, linear) @ fc2[e].T + (0 if fc2_bias is None else fc2_bias[e])
+
+    routing = routed(xp, router_probs, None, k, bool(normalize_routing_weights))
+    return combined(xp, x.reshape(-1, fc2.shape[1]), fc2.shape[0], routing, expert).reshape(x.shape)
 
 
 def _check_experts(
-    x: Array, router: Array, fc1: Array, fc2: Array, fc3: Array | None, activation: str, k: int, fused: bool
+    x: Array, router: Array, fc1: Array, fc2: Array, fc3: Array | None, active: ExpertActivation, k: int, fused: bool
 ) -> None:
     """Raise OperatorError for shapes and attributes that do not fit each other."""
-    if activation not in _ACTIVATIONS:
-        raise OperatorError(f"activation_type must be one of {', '.join(_ACTIVATIONS)}, got {activation!r}", code="SX404")
+    active.check(active.name, _ACTIVATIONS)
     experts, hidden, inner = fc2.shape if fc2.ndim == 3 else (0, 0, 0)
     first = (experts, (1 + fused) * inner, hidden)
     if x.ndim not in (2, 3) or x.shape[-1] != hidden or fc1.shape != first or router.shape != (x.size // max(hidden, 1), experts):
@@ -121,36 +72,14 @@ def _check_experts(
         )
     if not 1 <= k <= experts or (fc3 is not None and (fused or fc3.shape != first)):
         raise OperatorError(f"k must be in [1, {experts}], and fc3 be absent or of shape {first}, got {k}", code="SX404")
-    if activation in _GATED and not fused and fc3 is None:
-        raise OperatorError(f"{activation} needs fc3, or swiglu_fusion 1 or 2", code="SX407")
+    if active.gated and not fused and fc3 is None:
+        raise OperatorError(f"{active.name} needs fc3, or swiglu_fusion 1 or 2", code="SX407")
 
 
 def _projected_in(op: Op, x: V, w: V, b: V | None) -> V:
     """Return x @ w[e]' + b[e] for every expert e."""
     y = op.MatMul(x, op.swap(w))
     return y if b is None else op.Add(y, op.Unsqueeze(b, [1]))
-
-
-def _gated_in(op: Op, g: V, u: V, name: str, alpha: float, beta: float, limit: float | None, after: int) -> V:
-    """`_gated` in ONNX operators."""
-    if name == "geglu":
-        return op.Mul(op.Gelu(g, approximate="tanh"), u)
-    if limit is not None:
-        g, u = g if after else op.Min(g, limit), op.Clip(u, -limit, limit)
-    active = op.Mul(g, op.Sigmoid(op.Mul(g, alpha)))
-    active = op.Min(active, limit) if after and limit is not None else active
-    return op.Mul(active, op.Add(u, beta))
-
-
-def _plain_in(op: Op, x: V, name: str) -> V:
-    """`_plain` in ONNX operators."""
-    if name == "gelu":
-        return op.Gelu(x, approximate="tanh")
-    if name == "silu":
-        return swish_in(op, x)
-    if name == "identity":
-        return x
-    return op.Relu(x) if name == "relu" else op.Mul(op.Relu(x), op.Relu(x))
 
 
 @moe.decomposition
@@ -175,26 +104,14 @@ def moe_body(
 ) -> V:
     """Every expert computes every token; the weights of those that are not selected are 0."""
     tokens = op.Reshape(x, op.Concat([-1], op.Shape(x, start=-1), axis=0)) if op.rank(x) > 2 else x
-    p = op.Softmax(router_probs, axis=1)
-    _, chosen = op.TopK(router_probs, [k], axis=1, outputs=2)
-    weights = op.GatherElements(p, chosen, axis=1)
-    if normalize_routing_weights:
-        weights = op.Div(weights, op.ReduceSum(weights, [1], keepdims=1))
-    dense = op.ScatterElements(op.zeros_like(p), chosen, weights, axis=1)
     first = _projected_in(op, tokens, fc1, fc1_bias)
     linear = None if fc3 is None else _projected_in(op, tokens, fc3, fc3_bias)
-    if activation_type in _GATED and swiglu_fusion == 1:
-        first, linear = (op.Slice(first, [i], [2**62], [2], [2]) for i in (0, 1))
-    elif activation_type in _GATED and swiglu_fusion:
-        first, linear = op.Split(first, axis=2, num_outputs=2, outputs=2)
-    if activation_type in _GATED:
-        how = (activation_type, activation_alpha, activation_beta, swiglu_limit, swiglu_limit_after_activation)
-        active = _gated_in(op, first, linear, *how)
-    else:
-        active = _plain_in(op, first, activation_type)
-        active = active if linear is None else op.Mul(active, linear)
-    second = op.Mul(_projected_in(op, active, fc2, fc2_bias), op.Unsqueeze(op.Transpose(dense, perm=[1, 0]), [2]))
-    return op.Reshape(op.ReduceSum(second, [0], keepdims=0), op.Shape(x), allowzero=1)
+    active = ExpertActivation(activation_type, activation_alpha, activation_beta, swiglu_limit, swiglu_limit_after_activation)
+    if active.gated and swiglu_fusion:
+        first, linear = halves_in(op, first, swiglu_fusion)
+    second = _projected_in(op, active.body(op, first, linear), fc2, fc2_bias)
+    shares = routed_in(op, router_probs, None, k, bool(normalize_routing_weights))
+    return op.Reshape(combined_in(op, second, shares), op.Shape(x), allowzero=1)
 
 
 # --- the router -------------------------------------------------------------------------------------------------------
@@ -233,10 +150,10 @@ def moe_group_router(
     groups = biased.reshape(-1, n_group, experts // n_group)
     best = -xp.sort(-groups, axis=2)[:, :, :group_topk].sum(axis=2)
     allowed = xp.zeros(best.shape, dtype=bool)
-    xp.put_along_axis(allowed, _top(xp, best, topk_group), True, axis=1)
+    xp.put_along_axis(allowed, top(xp, best, topk_group), True, axis=1)
     allowed = xp.repeat(allowed, experts // n_group, axis=1)
     chosen = xp.zeros(s.shape, dtype=bool)
-    xp.put_along_axis(chosen, _top(xp, xp.where(allowed, biased, -np.inf), top_k), True, axis=1)
+    xp.put_along_axis(chosen, top(xp, xp.where(allowed, biased, -np.inf), top_k), True, axis=1)
     return xp.where(chosen & allowed, xp.log(xp.maximum(s, 1e-20)), router_sentinel), None, None
 
 

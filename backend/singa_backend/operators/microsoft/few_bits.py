@@ -22,10 +22,10 @@ from ._packed import (
     sized,
     unpacked,
     unpacked_body,
-    wide,
     zero_points,
     zero_points_body,
 )
+from .gates import single
 
 PART = 1 << 20
 """Approximate number of weights that are unpacked at a time."""
@@ -117,14 +117,14 @@ def matmul_nbits_body(
         y = op.Expand(op.constant(0, np.float32), op.Concat(op.Shape(a, end=-1), [N], axis=0))
     else:
         w = _weights_body(op, b, scales, zero_point, g_idx, K, N, block_size, bits)
-        y = op.MatMul(wide(op, a), op.Transpose(w, perm=[1, 0]))
-    return op.cast(y if bias is None else op.Add(y, wide(op, bias)), a)
+        y = op.MatMul(single(op, a), op.Transpose(w, perm=[1, 0]))
+    return op.cast(y if bias is None else op.Add(y, single(op, bias)), a)
 
 
 def _weights_body(op: Op, b: V, scales: V, zero: V, g_idx: V, k: int, n: int, block: int, bits: int) -> V:
     """Write the weights as n x k in float32."""
     blocks = -(-k // block)
-    scales = op.Reshape(wide(op, scales), [n, blocks])
+    scales = op.Reshape(single(op, scales), [n, blocks])
     if g_idx is None:
         return dequantized_body(op, b, scales, zero, bits, block, k, [n])
     group = op.Slice(op.Reshape(g_idx, [-1]), [0], [k])
@@ -204,9 +204,9 @@ def matmul_bnb4_body(op: Op, a: V, b: V, absmax: V, K: int, N: int, block_size: 
     missing = blocks * block_size - -(-N * K // 2) * 2
     codes = op.Pad(codes, [0, missing]) if missing else codes
     values = op.Gather(op.constant(TABLES[quant_type], np.float32), op.Reshape(codes, [blocks, block_size]))
-    w = op.Reshape(op.Mul(values, op.Reshape(wide(op, absmax), [blocks, 1])), [-1])
+    w = op.Reshape(op.Mul(values, op.Reshape(single(op, absmax), [blocks, 1])), [-1])
     w = op.Reshape(op.Slice(w, [0], [N * K]), [N, K])
-    return op.cast(op.MatMul(wide(op, a), op.Transpose(w, perm=[1, 0]) if transB else w), a)
+    return op.cast(op.MatMul(single(op, a), op.Transpose(w, perm=[1, 0]) if transB else w), a)
 
 
 @matmul_bnb4.shapes
@@ -298,7 +298,7 @@ def gather_block_quantized_body(
     after = along + (op.rank(index) - 1 if along > axis else 0)
     if dtypes.is_float(dtype):
         values = op.Gather(op.Cast(data, to=FLOAT), index, axis=axis)
-        return op.cast(op.Mul(values, _spread_body(op, wide(op, scales), data, index, axis, along, after, block_size)), scales)
+        return op.cast(op.Mul(values, _spread_body(op, single(op, scales), data, index, axis, along, after, block_size)), scales)
     packed = dtype == np.uint8
     byte = UINT8_OF[dtype]
     q = op.Gather(data if packed else op.Cast(data, to=byte), index, axis=axis)

@@ -13,8 +13,9 @@ from ..activation import sigmoid
 from ..cast import to_float8
 from ..normalization import rms_normalization
 from ._api import Array, Host, Ints, Op, V, Wanted, Xp, microsoft, not_declared
-from ._packed import sized, unpacked, unpacked_body, wide
+from ._packed import sized, unpacked, unpacked_body
 from .few_bits import check_columns, matmul_nbits, matmul_nbits_body, parts
+from .gates import single
 
 # --- projections of one normalized input
 
@@ -30,9 +31,9 @@ def _normalized(xp: Xp, a: Array, skip: Array | None, scale: Array | None, epsil
 
 def _normalized_body(op: Op, a: V, skip: V, scale: V, epsilon: float) -> tuple[V, V]:
     """Write `_normalized` in float32."""
-    total = None if skip is None else op.Add(wide(op, a), wide(op, skip))
-    seen = wide(op, a) if total is None else total
-    normed = seen if scale is None else op.RMSNormalization(seen, wide(op, scale), axis=-1, epsilon=epsilon)
+    total = None if skip is None else op.Add(single(op, a), single(op, skip))
+    seen = single(op, a) if total is None else total
+    normed = seen if scale is None else op.RMSNormalization(seen, single(op, scale), axis=-1, epsilon=epsilon)
     return normed, None if total is None else op.cast(total, a)
 
 
@@ -217,7 +218,7 @@ def matmul_nbits_qlora_body(
     lora_block_size: int,
 ) -> V:
     """The rank of the adapter must be known."""
-    left = wide(op, x)
+    left = single(op, x)
     y = matmul_nbits_body(op, left, w, scales, None, None, None, K, N, block_size, bits)
     if 0 in (op.shape(lora_b) or ()):
         return op.cast(y, x)
@@ -361,9 +362,9 @@ def matmul_fp4_body(op: Op, a: V, b: V, weight_scale: V, weight_scale_2: V, bias
     values = op.Gather(op.constant(_E2M1, np.float32), op.Cast(unpacked_body(op, b, 4), to=7))
     places = op.Div(op.Range(0, op.Squeeze(op.Mul(op.Shape(b, start=1), 2), [0]), 1), block_size)
     each = op.Gather(op.constant(_E4M3, np.float32), op.Cast(op.Gather(weight_scale, places, axis=1), to=7))
-    w = wide(op, op.cast(op.Mul(op.Mul(values, op.Reshape(weight_scale_2, [1])), each), a))
-    y = op.MatMul(wide(op, a), op.Transpose(w, perm=[1, 0]))
-    return op.cast(y if bias is None else op.Add(y, wide(op, bias)), a)
+    w = single(op, op.cast(op.Mul(op.Mul(values, op.Reshape(weight_scale_2, [1])), each), a))
+    y = op.MatMul(single(op, a), op.Transpose(w, perm=[1, 0]))
+    return op.cast(y if bias is None else op.Add(y, single(op, bias)), a)
 
 
 @microsoft(
@@ -390,12 +391,12 @@ def matmul_fp8(
 def matmul_fp8_body(op: Op, a: V, b: V, b_scale: V, a_scale: V, bias: V, block_size: int) -> V:
     places = op.Div(op.Range(0, op.Squeeze(op.Shape(b, start=1), [0]), 1), block_size)
     w = op.Mul(op.Cast(b, to=1), op.Gather(b_scale, places, axis=1))
-    left = wide(op, a)
+    left = single(op, a)
     if a_scale is not None:
         unit = op.Reshape(a_scale, [1])
         left = op.Mul(op.Cast(op.Cast(op.Div(left, unit), to=17), to=1), unit)
     y = op.MatMul(left, op.Transpose(w, perm=[1, 0]))
-    return op.cast(y if bias is None else op.Add(y, wide(op, bias)), a)
+    return op.cast(y if bias is None else op.Add(y, single(op, bias)), a)
 
 
 @matmul_fp4.shapes

@@ -38,6 +38,44 @@ def swish_in(op: Op, x: V) -> V:
     return op.Mul(x, op.Sigmoid(x))
 
 
+def swiglu(
+    xp: Xp,
+    g: Array,
+    u: Array,
+    alpha: float,
+    beta: float,
+    limit: float | None,
+    late: bool = False,
+    rounded: Callable[[Array], Array] | None = None,
+) -> Array:
+    """Compute g sigmoid(alpha g) (u + beta); the limit bounds u, and g or, if `late`, its activation from above."""
+    if limit is not None:
+        g, u = g if late else xp.minimum(g, limit), xp.clip(u, -limit, limit)
+    active = g * sigmoid(xp, alpha * g)
+    active = xp.minimum(active, limit) if late and limit is not None else active
+    active = active if rounded is None else rounded(active)
+    return active * (u + beta if beta else u)
+
+
+def swiglu_in(
+    op: Op,
+    g: V,
+    u: V,
+    alpha: float,
+    beta: float,
+    limit: float | None,
+    late: bool = False,
+    rounded: Callable[[V], V] | None = None,
+) -> V:
+    """`swiglu` in ONNX operators."""
+    if limit is not None:
+        g, u = g if late else op.Min(g, limit), op.Clip(u, -limit, limit)
+    active = op.Mul(g, op.Sigmoid(op.Mul(g, alpha)))
+    active = op.Min(active, limit) if late and limit is not None else active
+    active = active if rounded is None else rounded(active)
+    return op.Mul(active, op.Add(u, beta) if beta else u)
+
+
 # --- activations ------------------------------------------------------------------------------------------------------
 
 
@@ -60,12 +98,10 @@ def ms_swiglu(
         gate, up = gate[..., :half], gate[..., half:]
     if gate.shape != up.shape:
         raise OperatorError(f"gate and up must have one shape, got {gate.shape} and {up.shape}", code="SX404")
-    g, u = wide(gate), wide(up)
-    if limit > 0:
-        g, u = xp.minimum(g, limit), xp.clip(u, -limit, limit)
-    active = g * sigmoid(xp, activation_alpha * g)
-    active = rounding(gate)(active) if round_activation else active
-    return (active * (u + activation_beta if activation_beta else u)).astype(gate.dtype)
+    rounded = rounding(gate) if round_activation else None
+    bound = limit if limit > 0 else None
+    y = swiglu(xp, wide(gate), wide(up), activation_alpha, activation_beta, bound, rounded=rounded)
+    return y.astype(gate.dtype)
 
 
 @ms_swiglu.decomposition
@@ -76,12 +112,9 @@ def ms_swiglu_body(
     if up is None:
         gate, up = op.Split(gate, axis=-1, num_outputs=2, outputs=2)
     g, u = single(op, gate), single(op, up)
-    if limit > 0:
-        g, u = op.Min(g, limit), op.Clip(u, -limit, limit)
-    active = op.Mul(g, op.Sigmoid(op.Mul(g, activation_alpha)))
-    if round_activation:
-        active = op.cast(op.cast(active, target), g)
-    return op.cast(op.Mul(active, op.Add(u, activation_beta) if activation_beta else u), target)
+    rounded = (lambda v: op.cast(op.cast(v, target), g)) if round_activation else None
+    bound = limit if limit > 0 else None
+    return op.cast(swiglu_in(op, g, u, activation_alpha, activation_beta, bound, rounded=rounded), target)
 
 
 @microsoft("ScaledSiLU", 1, widen=False, traits=("shape_of_first",))

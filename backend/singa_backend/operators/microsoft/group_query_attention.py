@@ -76,7 +76,14 @@ def _refuse(past_key: Any, past_value: Any, sliding: int, causal: int, window: i
         raise OperatorError("query_seqlens needs past_key, past_value and causal = 1", code="SX407")
 
 
-@microsoft("GroupQueryAttention", 1, widen=False, traits=("product",), weights={0: "the query", 1: "the key", 2: "the value"})
+@microsoft(
+    "GroupQueryAttention",
+    1,
+    widen=False,
+    traits=("product",),
+    weights={0: "the query", 1: "the key", 2: "the value"},
+    caches={3: 1, 4: 2},
+)
 def group_query_attention(
     xp: Xp,
     query: Array,

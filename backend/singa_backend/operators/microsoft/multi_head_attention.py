@@ -12,6 +12,7 @@ from ._attention import (
     check_bias,
     join_heads,
     mask_bias,
+    narrowed,
     op_appended,
     op_attend,
     op_join_heads,
@@ -131,7 +132,14 @@ def _op_attended(
     return [op_join_heads(op, y), present_k, present_v, scores]
 
 
-@microsoft("MultiHeadAttention", 1, widen=False, traits=("product",), weights={0: "the query", 1: "the key", 2: "the value"})
+@microsoft(
+    "MultiHeadAttention",
+    1,
+    widen=False,
+    traits=("product",),
+    weights={0: "the query", 1: "the key", 2: "the value"},
+    caches={6: 1, 7: 2},
+)
 def multi_head_attention(
     xp: Xp,
     query: Array,
@@ -163,7 +171,7 @@ def multi_head_attention(
     parts = _heads(xp, query, key, value, bias, num_heads)
     pasts, causal = (past_key, past_value), bool(unidirectional)
     found = _attended(xp, parts, key_padding_mask, attention_bias, pasts, past_sequence_length, causal, mask_filter_value, scale)
-    return tuple(x.astype(dtype) for x in found)
+    return narrowed(dtype, *found)
 
 
 multi_head_attention.shapes(of_heads)
@@ -200,6 +208,7 @@ def multi_head_attention_body(
     widen=False,
     traits=("product",),
     weights={0: "the query", 1: "the key", 2: "the value"},
+    caches={5: 1, 6: 2},
 )
 def decoder_masked_multi_head_attention(
     xp: Xp,
@@ -241,7 +250,7 @@ def decoder_masked_multi_head_attention(
     if cache_indirection is not None and (beam_width or 1) > 1 and past_key is not None and past_value is not None:
         chosen = tuple(_of_beams(xp, x, cache_indirection) for x in (past_key, past_value))
         y, _, _, scores = _attended(xp, parts, mask_index, attention_bias, chosen, used, False, mask_filter_value, scale)
-    return tuple(x.astype(dtype) for x in (y, present_k, present_v, scores))
+    return narrowed(dtype, y, present_k, present_v, scores)
 
 
 def _of_beams(xp: Xp, past: Array, indirection: Array) -> Array:

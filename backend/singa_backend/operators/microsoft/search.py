@@ -16,7 +16,8 @@ from .._api import Run
 from .._flops import unknown
 from ..activation import softmax
 from ._api import Array, Host, Wanted, Xp, microsoft
-from ._search import Beams, EncoderDecoder, Gpt2, Network, TokenRules, checked_lengths, lengths
+from ._search import EncoderDecoder, Gpt2, Network, TokenRules, checked_lengths, lengths
+from .beams import Beams
 
 Choice = Callable[[np.ndarray], np.ndarray]
 """Scores of the next tokens -> the token of each sequence."""
@@ -256,7 +257,7 @@ def beam_search(
     _without_times(model_type, logits_processor)
     rules = TokenRules(len(model.prompt), eos_token_id, repetition_penalty, no_repeat_ngram_size, vocab_mask,
                   prefix_vocab_mask, min_length)  # fmt: skip
-    beams = Beams(model.prompt, num_beams, length_penalty, bool(early_stopping), eos_token_id, pad_token_id)
+    beams = Beams(model.prompt, num_beams, length_penalty, bool(early_stopping), [eos_token_id], pad_token_id)
     return _beams_searched(xp, model, attention_mask, rules, beams, num_return_sequences, max_length, any(wanted[2:3]))
 
 
@@ -354,7 +355,7 @@ def whisper_beam_search(
                      vocab_size)  # fmt: skip
     rules = TokenRules(len(model.prompt), eos_token_id, repetition_penalty, no_repeat_ngram_size, vocab_mask, prefix_vocab_mask,
                   min_length, temperature)  # fmt: skip
-    beams = Beams(model.prompt, num_beams, length_penalty, bool(early_stopping), eos_token_id, pad_token_id)
+    beams = Beams(model.prompt, num_beams, length_penalty, bool(early_stopping), [eos_token_id], pad_token_id)
     found = _beams_searched(xp, model, attention_mask, rules, beams, num_return_sequences, max_length, any(wanted[2:3]))
     return (*found, None, None)
 

@@ -175,7 +175,13 @@ def extend(x: np.ndarray, shape: tuple[int, ...], axis: int) -> tuple[np.ndarray
     return y, made
 
 
-def append(x: np.ndarray, parts: Sequence[np.ndarray], axis: int, checked: bool, budget: limits.Budget) -> np.ndarray:
+def matches(x: np.ndarray, parts: Sequence[np.ndarray], axis: int) -> bool:
+    """Whether arrays differ in the length of one axis only."""
+    rest = (*x.shape[:axis], *x.shape[axis + 1 :])
+    return all((*p.shape[:axis], *p.shape[axis + 1 :]) == rest and p.ndim == x.ndim and p.dtype == x.dtype for p in parts)
+
+
+def append(x: np.ndarray, parts: Sequence[np.ndarray], axis: int, checked: bool, budget: limits.Budget | None) -> np.ndarray:
     """The concatenation of arrays: in the memory of the first if there is room after it.
 
     The result is read-only: a longer array may show the same memory.
@@ -185,21 +191,23 @@ def append(x: np.ndarray, parts: Sequence[np.ndarray], axis: int, checked: bool,
         parts: the others.
         axis: of the concatenation.
         checked: whether the elements of x must be finite; those that were checked before are not checked again.
-        budget: of the run.
+        budget: of the run; None for a result that the caller counts.
 
     Raises:
         ResourceExhausted: if the result exceeds a limit.
         Invalid: if the shapes or types do not match, or elements are not finite.
     """
     axis %= max(x.ndim, 1)
-    rest = (*x.shape[:axis], *x.shape[axis + 1 :])
-    if any((*p.shape[:axis], *p.shape[axis + 1 :]) != rest or p.ndim != x.ndim or p.dtype != x.dtype for p in parts):
+    if not matches(x, parts, axis):
         raise Invalid("the shapes or types do not match")
     length = x.shape[axis]
     lead = (slice(None),) * axis
     shape = (*x.shape[:axis], length + sum(p.shape[axis] for p in parts), *x.shape[axis + 1 :])
-    budget.admit(shape, x.itemsize)
-    budget.count_tensor(math.prod(shape) * x.itemsize)
+    if budget is None:
+        limits.admit(shape, x.dtype)
+    else:
+        budget.admit(shape, x.itemsize)
+        budget.count_tensor(math.prod(shape) * x.itemsize)
     y, memory = extend(x, shape, axis)
     if checked and memory.finite < length:
         require_finite(y[(*lead, slice(memory.finite, length))])
@@ -211,4 +219,34 @@ def append(x: np.ndarray, parts: Sequence[np.ndarray], axis: int, checked: bool,
     return y
 
 
-__all__ = ["PASSED", "PASSED_STEPS", "CacheMemory", "Replaced", "ZeroCopy", "append", "shows_cache", "unbound"]
+class GrowingSpace:
+    """The namespace of a definition that appends to caches: a concatenation that begins with one extends it in its memory."""
+
+    def __init__(self, xp: Any, caches: Sequence[Any], checked: bool) -> None:
+        """Begin with the caches; `checked`: their elements must be finite."""
+        self._xp, self._caches, self._checked = xp, list(caches), checked
+        self.error: Invalid | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._xp, name)
+
+    def concatenate(self, parts: Sequence[np.ndarray], axis: int = 0) -> Any:
+        """As NumPy's."""
+        x, *rest = parts
+        place = next((n for n, c in enumerate(self._caches) if x is c), None)
+        if place is None or not matches(x, rest, axis % x.ndim):
+            return self._xp.concatenate(parts, axis=axis)
+        del self._caches[place]
+        try:
+            return append(x, rest, axis, self._checked, None)
+        except Invalid as error:  # the plan is left: it is not an error of the node
+            self.error = error
+            raise
+
+    def check_others(self) -> None:
+        """Raise Invalid if a cache to which nothing was appended is not finite."""
+        for c in self._caches if self._checked else ():
+            require_finite(c)
+
+
+__all__ = ["PASSED", "PASSED_STEPS", "CacheMemory", "GrowingSpace", "Replaced", "ZeroCopy", "append", "shows_cache", "unbound"]

@@ -86,7 +86,7 @@ class DefinitionStep:
                 if target is None:
                     continue
                 if isinstance(target, OpaqueValue):
-                    target.value = _unshared(result, placed)
+                    target.value = unshared(result, placed)
                 elif not isinstance(result, np.ndarray) or result.shape != target.shape or result.dtype != target.dtype:
                     raise Mismatch(call)
                 else:
@@ -116,7 +116,7 @@ class Definitions(TraceValues):
                 np.copyto(value.array, o)
                 made.outputs.append(value)
             else:
-                cell = OpaqueValue(_unshared(o, made.placed()))
+                cell = OpaqueValue(unshared(o, made.placed()))
                 self.live[id(cell)] = cell.value
                 self.budget.count_tensor(limits.size_of(cell.value))
                 made.outputs.append(cell)
@@ -181,10 +181,10 @@ def _content(entry: Entry) -> Any:
     return entry.value if isinstance(entry, OpaqueValue) else entry.array
 
 
-def _unshared(result: Any, placed: Sequence[np.ndarray]) -> Any:
+def unshared(result: Any, placed: Sequence[np.ndarray]) -> Any:
     """A result that has no memory of the arena, whose contents change during a run."""
     if isinstance(result, list):
-        return [_unshared(v, placed) for v in result]
+        return [unshared(v, placed) for v in result]
     if isinstance(result, np.ndarray) and any(np.may_share_memory(result, p) for p in placed):
         return result.copy()
     return result

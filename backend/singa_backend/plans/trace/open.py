@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from typing import Any
 
 import numpy as np
 
+from ...errors import SonnxError
+from ...ir.declaration import caches_of
 from ...ir.graph import ABSENT
 from ...kernels import onednn
 from ...kernels.group_query import GroupQuery, grow, reason_against
 from ...kernels.values import Bound, OpaqueValue, PlanStep, Value
 from ...proto.schemas import MICROSOFT
-from ..open.caches import append
+from ..open.caches import GrowingSpace, append
 from ..open.products import OpenProduct
 from ..region import RegionCall
 from .choose import Chooser
-from .definitions import DefinitionStep
+from .definitions import DefinitionStep, unshared
 from .segment import Appended, Cache, Cell, Cells, Entry, Mismatch, Record
 
 
@@ -95,8 +98,11 @@ class Opener(Chooser):
         for call in item:
             if call.is_("Concat") and isinstance(self.env.get(call.inputs[0]), Cache):
                 self._grow(call)
-            elif attends(call) and all(isinstance(self.env.get(i), Cache) for i in call.inputs[3:5]):
-                self._attend(call)
+            elif pasts := [i for i in caches_of(call.node.domain, call.name) if isinstance(self._input(call, i), Cache)]:
+                if attends(call) and len(pasts) == 2:
+                    self._attend(call)
+                else:
+                    self._extend(call, pasts)
             else:
                 self._open_call(call)
         written = {v.buffer for s in record.steps for v in s.writes}
@@ -142,6 +148,43 @@ class Opener(Chooser):
                 self._set(o, cell)
         self.facts.definitions += 1
         self._count(call)
+
+    def _input(self, call: RegionCall, index: int) -> Entry | None:
+        return self.env.get(call.inputs[index]) if index < len(call.inputs) else None
+
+    def _extend(self, call: RegionCall, pasts: Sequence[int]) -> None:
+        """Compute a call by its definition, whose concatenations to the past grow in its memory if there is room."""
+        entries, state, facts, presents = self._values(call), self.state, self.facts, caches_of(call.node.domain, call.name)
+        grown = {presents[i] for i in pasts}
+        targets = [None if o == ABSENT else Appended() if n in grown else Cell() for n, o in enumerate(call.outputs)]
+        placed = [e.array for e in entries if isinstance(e, Value)]
+
+        def bind() -> Bound:
+            sources = [e.array if isinstance(e, Value) else e for e in entries]
+
+            def run() -> None:
+                values = [s.value if isinstance(s, OpaqueValue) else s for s in sources]
+                visitor = copy(state.visitor)
+                visitor.xp = space = GrowingSpace(visitor.xp, [values[i] for i in pasts], facts.finite)
+                try:
+                    results = visitor.visit(call.node, values, [])
+                except SonnxError:
+                    if space.error is not None:
+                        raise space.error from None
+                    raise
+                space.check_others()
+                for target, result in zip(targets, results, strict=False):
+                    if target is not None:
+                        target.value = unshared(result, placed)
+
+            return [(run, ())]
+
+        origins = call.origins or (call.node,)
+        self._record(PlanStep(bind, (), (), "definition", origins, ("the caches grow in place",)))
+        for function, arguments in bind():
+            function(*arguments)
+        self._set_cells(call, targets)
+        self.budget.left += 1  # the visitor has counted it
 
     def _grow(self, call: RegionCall) -> None:
         """Append to a cache, in its memory if there is room."""
