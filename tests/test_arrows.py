@@ -28,7 +28,7 @@ LAYERS = {
         "ir collectives",
         "rewriting runtime kernels",
         "interpreters passes",
-        "autodiff plans",
+        "adapters autodiff plans",
         "session",
         "operators opsets backend doctor inspection nodes",
         "engines quantization",
