@@ -5,15 +5,16 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Self
 
 import numpy as np
-from onnx import GraphProto, ModelProto, TensorProto
+from onnx import GraphProto, ModelProto, SparseTensorProto, TensorProto
 
+from .. import dtypes
 from ..errors import InvalidInput, MissingDependency
 from ..io.files import StrPath, staged
 from ..proto import tensor_data
@@ -137,9 +138,10 @@ def _safetensors() -> ModuleType:
 
 
 def base_digest(model: ModelProto, folder: Path | None = None) -> str:
-    """Return the identity of a model's tensors: their names, types, shapes and values, in the main graph.
+    """Return the identity of a model's weights: names, types, shapes and values of the initializers of the main graph.
 
-    It is the same for a file with and without external data, and for a file with other names of nodes, documentation or metadata.
+    If no initializer is of floats, the Constant nodes of the main graph count too.  The digest is the same for a file with and
+    without external data, and for a file with other names of nodes, documentation or metadata.
 
     Args:
         model: the model.
@@ -151,10 +153,15 @@ def base_digest(model: ModelProto, folder: Path | None = None) -> str:
     Raises:
         InvalidModel: a tensor cannot be read.
     """
+    return digest({name: _array(tensor, folder) for name, tensor in _tensors(model.graph)})
+
+
+def digest(tensors: Mapping[str, Callable[[], np.ndarray]]) -> str:
+    """The identity of tensors, each read when its turn comes; that of `base_digest`."""
     found = hashlib.sha256()
-    for name, tensor in sorted(_tensors(model.graph), key=lambda pair: pair[0]):
-        array = tensor_data.tensor(tensor, folder)
-        found.update(f"{name!r} {tensor.data_type} {list(array.shape)} ".encode())
+    for name, read in sorted(tensors.items()):
+        array = read()
+        found.update(f"{name!r} {dtypes.onnx_name(array.dtype)} {list(array.shape)} ".encode())
         if array.dtype == object:
             found.update(repr(array.tolist()).encode())
         else:
@@ -162,12 +169,19 @@ def base_digest(model: ModelProto, folder: Path | None = None) -> str:
     return f"sha256:{found.hexdigest()}"
 
 
-def _tensors(graph: GraphProto) -> Iterator[tuple[str, TensorProto]]:
-    """The initializers and the Constant nodes of a graph, by name."""
-    for tensor in graph.initializer:
-        yield tensor.name, tensor
-    for sparse in graph.sparse_initializer:
-        yield sparse.values.name, sparse.values
+def _array(tensor: TensorProto | SparseTensorProto, folder: Path | None) -> Callable[[], np.ndarray]:
+    if isinstance(tensor, SparseTensorProto):
+        return lambda: tensor_data.sparse(tensor, folder)
+    return lambda: tensor_data.tensor(tensor, folder)
+
+
+def _tensors(graph: GraphProto) -> Iterator[tuple[str, TensorProto | SparseTensorProto]]:
+    """The initializers of a graph by name; if none is of floats, its Constants too."""
+    yield from ((t.name, t) for t in graph.initializer)
+    yield from ((t.values.name, t) for t in graph.sparse_initializer)
+    codes = [*(t.data_type for t in graph.initializer), *(t.values.data_type for t in graph.sparse_initializer)]
+    if any(dtypes.is_code(c) and dtypes.is_float(dtypes.numpy_dtype(c)) for c in codes):
+        return
     for node in graph.node:
         if node.op_type == "Constant" and node.domain in ("", "ai.onnx"):
             yield from ((node.output[0], a.t) for a in node.attribute if a.name == "value")
