@@ -5,10 +5,11 @@ from __future__ import annotations
 import copy
 import warnings
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -554,15 +555,38 @@ def _prepared(
     cancel: Flag | None,
     options: Options,
     operators: Sequence[CustomOperator],
+    rewrite: Callable[[ModelProto, Path | None], ModelProto] | None = None,
 ) -> SingaRep:
-    """Read a model and place it on a device."""
+    """Read a model, rewrite it if requested, and place it on a device."""
     source, maps = ModelFiles.before(model), Maps()
     with spend(Budget(limits, cancel, device.memory)):
         planned = device.type == "CPU" and options.level  # definitions read weights where they are: they must be aligned
         proto, folder, file = map_model(model) if planned else (*load_model(model), None)
+        if rewrite is not None:
+            proto, source = rewrite(proto, folder), None
         graph = read(proto, folder, file, maps, operators)
     made = SingaRep(graph, device, limits, options, file=file)
     made._source = None if source is None else source.after(maps.read)
+    return made
+
+
+def prepare_rewritten(
+    model: ModelSource,
+    device: devices.Device,
+    rewrite: Callable[[ModelProto, Path | None], ModelProto],
+    operators: Sequence[CustomOperator] = (),
+) -> SingaRep:
+    """A model as `prepare` reads it, after a rewriting of its ModelProto, whose large tensors may have remained in the file.
+
+    Args:
+        model: the model.
+        device: its device.
+        rewrite: returns the new model for a ModelProto and the folder of its external data.
+        operators: operators that only this model has.
+    """
+    chosen = plan_options()
+    made = _prepared(model, device, Limits(), None, chosen, operators, rewrite)
+    made._default_threads = chosen.threads
     return made
 
 

@@ -26,6 +26,7 @@ from ._onnx.frontend import SingaFrontend
 from ._onnx.graph_function import GraphFunction, graph
 from ._onnx.graph_operators import Operators, op
 from ._onnx.graph_values import Value
+from ._onnx.lora import lora
 from ._onnx.model import SONNXModel
 from ._onnx.operators import Operator, define_operator, register_operator
 from ._onnx.rep import OnnxAttributes, OnnxNode, SingaBackend, SingaRep, get_op
@@ -145,6 +146,7 @@ __all__ = [
     "inspect",
     "is_compatible",
     "load",
+    "lora",
     "onnx_type_to_singa_type",
     "op",
     "optimize",
