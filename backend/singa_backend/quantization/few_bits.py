@@ -192,6 +192,8 @@ class _FewBits:
 
     def drop_unused(self) -> None:
         """Remove the matrices, and their Transposes, that nothing reads any more."""
+        for graph in self.editor.all_graphs():  # an outer graph does not see what changed within it
+            graph.reindex()
         for graph, name in self.replaced:
             owner = graph.owner(name)
             while owner is not None and not owner.used(name):
