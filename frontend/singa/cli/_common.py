@@ -74,7 +74,7 @@ adapter_option = click.option(
     "--adapter",
     "adapters",
     multiple=True,
-    type=click.Path(path_type=Path),
+    type=click.Path(exists=True, path_type=Path),
     metavar="PATH",
     help="Add an adapter: a file .safetensors or .onnx_adapter, or a folder of PEFT (repeatable).",
 )

@@ -15,7 +15,7 @@ from singa_backend.adapters.files import SONNX, form_of, form_to_write, load_ada
 from singa_backend.io.files import check, check_folder
 from singa_backend.proto.load import open_light
 
-from ._common import echo, exit_codes, json_option, show, write_json
+from ._common import OutputPath, echo, exit_codes, json_option, show, write_json
 from ._tables import NAME, NUMBER, WORDS, Columns
 
 _CHANGES = Columns({"tensor": NAME, "kind": WORDS, "rank": NUMBER, "scale": NUMBER, "A": WORDS, "B": WORDS, "norm": NUMBER})
@@ -27,13 +27,13 @@ _CHANGES = Columns({"tensor": NAME, "kind": WORDS, "rank": NUMBER, "scale": NUMB
     "--output",
     "-o",
     "target",
-    type=click.Path(path_type=Path),
+    type=OutputPath(alone="its name selects the form"),
     metavar="OUT",
     help="Write it: to a file .safetensors or .onnx_adapter, or as a new folder of PEFT.",
 )
 @click.option(
     "--model",
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
     metavar="MODEL",
     help="The model of the adapter; forms of PEFT and onnxruntime need it.",
 )
