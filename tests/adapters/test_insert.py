@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from onnx import GraphProto, ModelProto, NodeProto, TensorProto, checker, helper, numpy_helper, parser
+from onnx import ModelProto, checker, numpy_helper, parser
 
 from singa_backend import run_model
-from singa_backend.adapters import Adapter, LowRank, base_digest, create, factor_inputs, insert, merge
-from singa_backend.adapters.uses import weights
-from singa_backend.errors import InvalidInput
-from singa_backend.passes import ModelEditor
+from singa_backend.adapters import Adapter, LowRank, create, factor_inputs, insert, merge
 
 MS = "com.microsoft"
 

@@ -68,7 +68,7 @@ WRONG = {
 
 FREE = {
     "--prompt": "any text", "--system": "any text", "--stop": "any text",
-    "--target": "a name in a file", "--freeze": "a pattern", "--aux": "a name in the model", "--inputs": "names in the model",
+    "--target": "a name in a file", "--freeze": "a pattern", "--lora-target": "a pattern", "--aux": "a name in the model", "--inputs": "names in the model",
     "--outputs": "names in the model", "--raises": "any code", "--command": "any program", "--against-command": "any program",
     "--operator": "a name in the model", "--name": "a name in the model", "--extra-opset": "a domain and a version",
     "--release": "a version in the manifest", "--exclude": "a pattern",
@@ -84,6 +84,7 @@ WRITTEN = {"--output", "--results", "--junit", "--report", "--to", "--write", "-
 NEEDS = {
     ("quantize", "--block-size"): "--weight-only int4",
     ("fuzz", "--write"): "--only 1", ("train", "--sparsity"): "--dist-option sparseTopK --workers 2",
+    **{("train", name): "--lora 2" for name in ("--lora-alpha", "--lora-dropout", "--lora-bias", "--rslora")},
     ("conform", "--cache"): "--release 1.2.1", ("conform", "--report"): "",
 }  # fmt: skip
 """Further arguments that an option needs."""

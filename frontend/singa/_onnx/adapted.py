@@ -200,12 +200,10 @@ def read(adapter: Adapter | StrPath) -> Adapter:
     return adapter if isinstance(adapter, Adapter) else Adapter.load(adapter)
 
 
-def merged(adapted: Adapted, adapter: Adapter) -> ModelProto:
-    """The base model with the values of an adapter in its weights."""
+def merged(adapted: Adapted, adapter: Adapter) -> tuple[ModelProto, Path | None]:
+    """The base model with the values of an adapter in its weights, and the folder of its external data."""
     proto, folder = adapted.base.whole()
-    made = merge(proto, adapter, folder=folder, any_base=True)
-    embed(made, folder)
-    return made
+    return merge(proto, adapter, folder=folder, any_base=True), folder
 
 
 def unmerged(adapted: Adapted, adapter: Adapter, inputs: bool) -> ModelProto:

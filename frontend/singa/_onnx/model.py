@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from singa_backend.adapters import Adapter
 from singa_backend.errors import InvalidInput, check_keywords
 from singa_backend.io.files import StrPath
 from singa_backend.ir.custom import CustomOperator
-from singa_backend.proto.load import ModelSource, load_model
+from singa_backend.proto.load import ModelSource, embed, load_model
 
 from .._core import trace
 from .._core.tensor import Tensor
@@ -153,7 +154,17 @@ class SONNXModel(Model):
             InvalidInput: the model has no adapter (SX975), or it changes a quantized weight (SX974).
             InvalidModel: the file of the model was changed since it was read (SX110).
         """
+        proto, folder = self._merged()
+        embed(proto, folder)
+        return proto
+
+    def _merged(self) -> tuple[ModelProto, Path | None]:
+        """The merged model, and the folder of the external data that it shares with its file."""
         return adapted.merged(self._require_adapted(), self.adapter())
+
+    def _share(self) -> tuple[int, int]:
+        """The number of values that train, and of all values of initializers."""
+        return adapted.share(self.imported)
 
     def unmerged(self, *, inputs: bool = False) -> ModelProto:
         """Return the model of the file with the adapter next to its weights.

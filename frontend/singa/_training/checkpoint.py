@@ -33,6 +33,7 @@ from .._core.tensor import Tensor
 from ..device import Device
 from .distributed import PARTIAL, RESIDUAL
 from .fit import History, Position
+from .state_files import read_states, write_states
 
 OPTIMIZER, LOOP, MEASURED, STATES = "optimizer.", "fit.", "fit.validation.", "model."
 RANDOM = f"{LOOP}random_state"
@@ -44,6 +45,12 @@ DEFAULTS = {
     "--clip-norm": "none",
     "--precision": "float32",
     "--train-constants": "yes",
+    "--lora": "none",
+    "--lora-target": "none",
+    "--lora-alpha": "the rank",
+    "--lora-dropout": "0.0",
+    "--lora-bias": "none",
+    "--rslora": "False",
 }
 """The settings that a checkpoint has only if they have other values than these.  Versions without --train-constants trained the
 constants of a model; a model without constants has no such setting."""
@@ -271,6 +278,38 @@ class Checkpoint:
             if not fits or (name == RANDOM and (a < 0).any()):
                 text = f"{self.path} must be a checkpoint of sonnx train, got one with another state {name} of a worker"
                 raise InvalidInput(text, code="SX380", hint="resume another checkpoint, or start again")
+
+
+class TrainedStates:
+    """The states of a model without its frozen parameters, for a checkpoint: those stay in the file of the model."""
+
+    def __init__(self, model: Kept) -> None:
+        self.model = model
+        fixed = {n for n, p in model.get_params().items() if not p.requires_grad}
+        self.names = [n for n in model.get_states() if n not in fixed]
+
+    def get_params(self) -> dict[str, Tensor]:
+        """The parameters by name."""
+        return self.model.get_params()
+
+    def get_states(self) -> dict[str, Tensor]:
+        """The states by name."""
+        every = self.model.get_states()
+        return {n: every[n] for n in self.names}
+
+    def set_states(self, states: Mapping[str, Any]) -> None:
+        """Write values into the states."""
+        self.model.set_states(states)
+
+    def save_states(self, fpath: Any, aux_states: dict[str, Tensor] | None = None) -> None:
+        """Write the states and further tensors to a new file."""
+        write_states(Path(fpath), self.get_states(), aux_states or {})
+
+    def load_states(self, fpath: Any) -> dict[str, Tensor]:
+        """Read the states from a file, and return its further tensors."""
+        mine, others = read_states(fpath, {n: tuple(t.shape) for n, t in self.get_states().items()})
+        self.set_states({n: Tensor(data=a) for n, a in mine.items()})
+        return {n: Tensor(data=a, name=n) for n, a in others.items()}
 
 
 def _run(arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -13,12 +13,14 @@ import click
 import numpy as np
 from onnx import GraphProto, ModelProto, TensorProto, numpy_helper
 
+from singa_backend.adapters.create import BIASES
 from singa_backend.collectives import Communicator
 from singa_backend.errors import DeviceUnavailable, InvalidInput, UnsupportedModel
 from singa_backend.io.archives import open_arrays
-from singa_backend.proto.load import load_model
+from singa_backend.proto.load import load_model, open_light
+from singa_backend.proto.save import save
 
-from ._common import err
+from ._common import FiniteNumber, err
 
 if TYPE_CHECKING:
     from .._core.tensor import Tensor
@@ -37,6 +39,34 @@ OPTIMIZERS = ("sgd", "adam", "adamw", "rmsprop", "adagrad")
 target_option = click.option("--target", default="y", show_default=True, help="The name of the targets in the .npz.")
 loss_option = click.option("--loss", default=LOSSES[0], show_default=True, type=click.Choice(LOSSES))
 optimizer_option = click.option("--optimizer", default="sgd", show_default=True, type=click.Choice(OPTIMIZERS))
+LORA = ("lora_target", "lora_alpha", "lora_dropout", "lora_bias", "rslora")
+"""The options that need --lora."""
+
+_POSITIVE = FiniteNumber(min=0, min_open=True)
+_SHARE = FiniteNumber(min=0, max=1, max_open=True)
+_LORA_OPTIONS = (
+    click.option("--lora", type=click.IntRange(1), metavar="RANK", help="Train low-rank adapters; the model stays as it is."),
+    click.option(
+        "--lora-target",
+        multiple=True,
+        metavar="PATTERN",
+        show_default="all products but the last layer's",
+        help="Adapt the weights whose names match, or the names of nodes that use them.",
+    ),
+    click.option("--lora-alpha", type=_POSITIVE, show_default="RANK", help="The adapters are scaled by ALPHA / RANK."),
+    click.option("--lora-dropout", default=0.0, show_default=True, type=_SHARE, help="Dropout before the adapters."),
+    click.option("--lora-bias", default=BIASES[0], show_default=True, type=click.Choice(BIASES), help="Biases that train too."),
+    click.option("--rslora", is_flag=True, help="Scale the adapters by ALPHA / sqrt(RANK)."),
+)
+
+
+def lora_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options of adapters to a command."""
+    for option in reversed(_LORA_OPTIONS):
+        command = option(command)
+    return command
+
+
 freeze_option = click.option("--freeze", multiple=True, metavar="PATTERN", help="Do not train parameters whose names match.")
 
 DISTRIBUTED = ("plain", "half", "partialUpdate", "sparseTopK", "sparseThreshold")
@@ -62,6 +92,12 @@ class TrainOptions:
     batch_size: int
     freeze: tuple[str, ...]
     train_constants: bool
+    lora: int | None
+    lora_target: tuple[str, ...]
+    lora_alpha: float | None
+    lora_dropout: float
+    lora_bias: str
+    rslora: bool
     seed: int
     target_file: Path | None
     checkpoint: Path | None
@@ -159,10 +195,13 @@ def prepared(chosen: TrainOptions, group: Communicator | None, starts: bool = Fa
         rule = opt.DistOpt(rule, communicator=group)
     update = exchange(rule, chosen.dist_option, chosen.sparsity) if group else rule
     check_shares(chosen.batch_size, group.size if group else 1)
-    place.SetRandSeed(chosen.seed + (group.rank if group else 0))
-    tuned, compute = tuned_model(chosen.model, place, chosen.loss, update, chosen.freeze, chosen.train_constants)
+    place.SetRandSeed(chosen.seed)
+    tuned, compute = tuned_model(chosen.model, place, chosen.loss, update, chosen.freeze, chosen.train_constants, lora_of(chosen))
+    place.SetRandSeed(chosen.seed + (group.rank if group else 0))  # after the adapters, which all ranks begin with
     tuned.set_optimizer(rule)  # from whose counter the model knows that a training is resumed, and records the first step too
-    empty, folder = _without_weights(chosen.model, tuned)
+    empty, folder = _without_weights(chosen.model, tuned) if chosen.lora is None else open_light(chosen.model)
+    if chosen.lora is not None:
+        _check_output(chosen, tuned)
     xs, y = _arrays(chosen.data, tuned, chosen.target)
     held_out = _arrays(chosen.validation, tuned, chosen.target) if chosen.validation else None
     for arrays in ((xs, y), held_out) if held_out else ((xs, y),):
@@ -185,7 +224,13 @@ def prepared(chosen: TrainOptions, group: Communicator | None, starts: bool = Fa
 
 
 def tuned_model(
-    path: Path, place: Device, loss: str, update: Any, freeze: Sequence[str], train_constants: bool = False
+    path: Path,
+    place: Device,
+    loss: str,
+    update: Any,
+    freeze: Sequence[str],
+    train_constants: bool = False,
+    lora: Mapping[str, Any] | None = None,
 ) -> tuple[SONNXModel, Callable[..., Any]]:
     """The model of a file with a training step, and its loss.
 
@@ -196,8 +241,10 @@ def tuned_model(
         update: What the step calls with the loss: an optimizer.
         freeze: Patterns of the names of parameters that do not train.
         train_constants: Whether constants train.
+        lora: The arguments of `sonnx.lora`; None to train the parameters themselves.
     """
     from .. import autograd
+    from .._onnx.lora import lora as with_adapter
     from .._onnx.model import SONNXModel
 
     compute: Callable[..., Any] = getattr(autograd, loss)
@@ -210,9 +257,56 @@ def tuned_model(
             return y, value
 
     made = Tuned(str(path), place, train_constants=train_constants)
+    if lora is not None:
+        with_adapter(made, **lora)
     for pattern in freeze:
         made.freeze(pattern)
     return made, compute
+
+
+def lora_of(chosen: TrainOptions) -> dict[str, Any] | None:
+    """The arguments of `sonnx.lora`; None without --lora."""
+    if chosen.lora is None:
+        return None
+    return {
+        "rank": chosen.lora, "target": chosen.lora_target, "alpha": chosen.lora_alpha, "dropout": chosen.lora_dropout,
+        "bias": chosen.lora_bias, "rslora": chosen.rslora,
+    }  # fmt: skip
+
+
+def _lora_settings(chosen: TrainOptions) -> dict[str, str]:
+    """The options of adapters that differ from their defaults."""
+    found = {name: getattr(chosen, name) for name in ("lora", *LORA)}
+    return {
+        f"--{name.replace('_', '-')}": ", ".join(value) if isinstance(value, tuple) else str(value)
+        for name, value in found.items()
+        if value and value != BIASES[0]
+    }
+
+
+def writes_adapter(chosen: TrainOptions) -> bool:
+    """Whether -o is the file of an adapter."""
+    return chosen.target_file is not None and chosen.target_file.suffix == ".safetensors"
+
+
+def _check_output(chosen: TrainOptions, tuned: SONNXModel) -> None:
+    """Raise before the training what writing its result would raise."""
+    if writes_adapter(chosen):
+        tuned.adapter().to_bytes()
+    elif chosen.target_file is not None:
+        tuned._merged()
+
+
+def write_trained(chosen: TrainOptions, made: TrainSetup) -> None:
+    """Write the trained model, or its adapter."""
+    assert chosen.target_file is not None
+    if chosen.lora is None:
+        save(updated(made.empty, made.model), chosen.target_file, folder=made.folder, check=False)
+    elif writes_adapter(chosen):
+        made.model.adapter().save(chosen.target_file)
+    else:
+        proto, folder = made.model._merged()
+        save(proto, chosen.target_file, folder=folder, check=False)
 
 
 def rule_of(optimizer: str, *, lr: float = 0.01, momentum: float = 0.9, weight_decay: float | None = None) -> Any:
@@ -248,13 +342,13 @@ def decay(chosen: TrainOptions) -> float:
 
 def _checkpoint(chosen: TrainOptions, made: TrainSetup, rule: Any, place: Device) -> Checkpoint:
     """The checkpoint, with the options that a later command must or may have."""
-    from .._training.checkpoint import Checkpoint
+    from .._training.checkpoint import Checkpoint, TrainedStates
 
     assert chosen.checkpoint is not None
     optimizer, group = chosen.optimizer, made.group
     constants = [place.backend.get(t.data) for t in made.model.imported._constants.values()]
     settings = {
-        "MODEL": digest([_structure(made.empty), *constants]),
+        "MODEL": digest([_structure(made.empty), *constants]) + ("" if chosen.lora is None else f" {made.model.adapter().base}"),
         "--data": digest([*made.data[0], made.data[1]]),
         "--validation": digest([*made.held_out[0], made.held_out[1]]) if made.held_out else "none",
         "--loss": chosen.loss,
@@ -262,6 +356,7 @@ def _checkpoint(chosen: TrainOptions, made: TrainSetup, rule: Any, place: Device
         "--batch-size": str(chosen.batch_size),
         "--freeze": ", ".join(sorted(chosen.freeze)) or "none",
         "--seed": str(chosen.seed),
+        **_lora_settings(chosen),
         **({"--train-constants": "yes" if chosen.train_constants else "no"} if made.model.imported.constants() else {}),
         **({"--schedule": chosen.schedule} if chosen.schedule != SCHEDULES[0] else {}),
         **({"--warmup": str(chosen.warmup)} if chosen.warmup else {}),
@@ -272,7 +367,8 @@ def _checkpoint(chosen: TrainOptions, made: TrainSetup, rule: Any, place: Device
     rates = {"--lr": repr(chosen.lr), "--momentum": repr(chosen.momentum), "--weight-decay": repr(decay(chosen))}
     if chosen.schedule != SCHEDULES[0]:
         rates["--epochs"] = str(chosen.epochs)
-    return Checkpoint(chosen.checkpoint, made.model, rule, place, settings, rates, group)
+    states = made.model if chosen.lora is None else TrainedStates(made.model)
+    return Checkpoint(chosen.checkpoint, states, rule, place, settings, rates, group)
 
 
 def _resume(chosen: TrainOptions, made: TrainSetup, kept: Checkpoint, quiet: bool) -> None:

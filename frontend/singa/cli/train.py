@@ -17,7 +17,6 @@ from singa_backend.collectives import LocalGroup, communicator, launched_size
 from singa_backend.collectives.communicator import total
 from singa_backend.errors import InvalidInput
 from singa_backend.io.files import STANDARD_OUTPUT, check, is_regular
-from singa_backend.proto.save import save
 
 from ._common import (
     OUTPUT,
@@ -43,16 +42,19 @@ from ._progress import progress
 from ._tables import NUMBER, WHOLE, Columns
 from ._train_setup import (
     DISTRIBUTED,
+    LORA,
     LOSSES,
     SCHEDULES,
     TrainOptions,
     TrainSetup,
     freeze_option,
+    lora_options,
     loss_option,
     optimizer_option,
     prepared,
     target_option,
-    updated,
+    write_trained,
+    writes_adapter,
 )
 from ._workers import check_launcher, end_with_parent, run_workers
 
@@ -108,6 +110,7 @@ class _Train(click.Command):
 @click.option("--epochs", default=1, show_default=True, type=click.IntRange(1))
 @click.option("--batch-size", default=32, show_default=True, type=click.IntRange(1))
 @freeze_option
+@lora_options
 @click.option(
     "--train-constants", is_flag=True, help="Also train the constants of the model: factors, masks, tables (sonnx check --train)."
 )
@@ -158,6 +161,8 @@ def command(**given: Any) -> None:
 
     The names, structure and opset of the model stay unchanged; only the values of its parameters and running statistics change.
     Constants of the model stay as they are: sonnx check --train lists them.
+
+    With --lora, only low-rank changes of weights train.  -o OUT.safetensors writes them alone, another OUT the model with them.
 
     One of -o and --checkpoint is required.  A training that was stopped continues with the same command and --resume; --epochs,
     --lr, --momentum and --weight-decay may then differ.
@@ -222,7 +227,7 @@ class _Loop:
         """Write the model and the plot."""
         chosen, made = self.chosen, self.made
         if chosen.target_file and made.first:
-            save(updated(made.empty, made.model), chosen.target_file, folder=made.folder, check=False)
+            write_trained(chosen, made)
         self._draw()
 
     def _measured(self, scores: np.ndarray, targets: np.ndarray) -> dict[str, float]:
@@ -284,8 +289,11 @@ def _curves(chosen: TrainOptions, made: TrainSetup) -> dict[str, Curve]:
 
 def _tell(chosen: TrainOptions, made: TrainSetup) -> None:
     """Print the losses and the measurements."""
+    found: dict[str, Any] = {"losses": made.at.history.losses, "validation": made.at.history.validation}
+    if chosen.lora is not None:
+        found["trained"], found["parameters"] = made.model._share()
     if chosen.as_json:
-        write_json({"losses": made.at.history.losses, "validation": made.at.history.validation})
+        write_json(found)
         return
     table = _CURVES.table()
     for name, curve in _curves(chosen, made).items():
@@ -294,6 +302,8 @@ def _tell(chosen: TrainOptions, made: TrainSetup) -> None:
     show(table)
     for i, seen in enumerate(made.at.history.validation):
         echo(f"epoch {i + 1}: " + ", ".join(f"validation {n} {v:.4g}" for n, v in seen.items()))
+    if chosen.lora is not None:
+        echo(f"trained {found['trained']:,} of {found['parameters']:,} parameters ({found['trained'] / found['parameters']:.2%})")
 
 
 def _check_usage(chosen: TrainOptions, context: click.Context) -> None:
@@ -309,12 +319,15 @@ def _check_usage(chosen: TrainOptions, context: click.Context) -> None:
         "momentum": (chosen.optimizer == "sgd", "--optimizer sgd"),
         "precision": (not chosen.no_graph, "steps that run as a graph: it has no effect with --no-graph"),
         "sparsity": (chosen.dist_option.startswith("sparse"), "--dist-option sparseTopK or sparseThreshold"),
+        **dict.fromkeys(LORA, (chosen.lora, "--lora RANK")),
         "dist_option": (chosen.workers > 1 or launched > 1 or chosen.dist_option == DISTRIBUTED[0], "--workers of at least 2"),
     }
     for name, (there, what) in needs.items():
         passed = context.get_parameter_source(name) not in (ParameterSource.DEFAULT, None)
         if passed and getattr(chosen, name) and not there:
             raise click.UsageError(f"--{name.replace('_', '-')} needs {what}")
+    if writes_adapter(chosen) and chosen.lora is None:
+        raise click.UsageError("-o FILE.safetensors is the file of an adapter: it needs --lora RANK")
     if launched not in (1, chosen.workers) and chosen.workers > 1:
         raise click.UsageError(f"--workers {chosen.workers} must be the number of processes that mpiexec has started, {launched}")
 
