@@ -18,10 +18,7 @@ from ..proto import tensor_data
 from ..proto.load import ModelSource, embed, load_model
 from ..proto.messages import imported
 from ..proto.schemas import MICROSOFT
-from .options import checked_choice, select
-
-FORMS = {"int2": 2, "int4": 4, "int8": 8, "fp4": 4, "nf4": 4}
-"""The forms of weights, and the bits of each: integers with a scale and a zero point for each block, or codes of floats."""
+from .options import FORMS, checked_choice, select
 
 PRODUCTS = ("Gemm", "MatMul")
 """The operators whose weights are quantized."""

@@ -19,6 +19,9 @@ METHODS = ("minmax", "entropy", "percentile")
 INTEGERS = {"int8": np.dtype(np.int8), "uint8": np.dtype(np.uint8)}
 """The dtypes of quantized values."""
 
+FORMS = {"int2": 2, "int4": 4, "int8": 8, "fp4": 4, "nf4": 4}
+"""The forms of weights, and the bits of each: integers with a scale and a zero point for each block, or codes of floats."""
+
 WEIGHTED, MOVED, OTHER = "weighted", "moved", ""
 """How an operator is quantized: a weight is the second input and a bias the third; the result has the scale of the first input,
 and stays float if that is not quantized; or by a separate rule, or each input and output by its range."""

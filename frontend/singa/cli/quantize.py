@@ -15,8 +15,7 @@ from singa_backend.proto.save import save
 from singa_backend.quantization import ErrorRow, quantization_errors, quantize_weights
 from singa_backend.quantization import quantize as rewrite
 from singa_backend.quantization.accuracy import worst
-from singa_backend.quantization.few_bits import FORMS
-from singa_backend.quantization.options import INTEGERS, METHODS
+from singa_backend.quantization.options import FORMS, INTEGERS, METHODS
 
 from ._common import OUTPUT, FiniteNumber, echo, exit_codes, json_option, model_argument, show, write_json
 from ._tables import NAME, NUMBER, WORDS, Columns
