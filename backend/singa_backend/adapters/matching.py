@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from ..errors import InvalidInput, Problem
-from .modules import Modules, Parameter
+from .modules import ModuleParameter, Modules
 
 MATCHING = "SX981"
 """The code of an error in the names or shapes of an adapter."""
@@ -41,7 +41,7 @@ class _Renaming(NamedTuple):
         return self.new + path.removeprefix(self.old) if path.startswith(self.old) else path
 
 
-def match(modules: Modules, wanted: Sequence[Wanted], source: str) -> dict[Wanted, Parameter]:
+def match(modules: Modules, wanted: Sequence[Wanted], source: str) -> dict[Wanted, ModuleParameter]:
     """Find the parameter of the model for each that an adapter changes.
 
     The paths of the model may have a part in front that those of the adapter lack, or lack one that they have, as a wrapper of
@@ -69,11 +69,11 @@ def match(modules: Modules, wanted: Sequence[Wanted], source: str) -> dict[Wante
     return {w: found[0] for w, found in best.items()}
 
 
-def _count(found: dict[Wanted, list[Parameter]]) -> int:
+def _count(found: dict[Wanted, list[ModuleParameter]]) -> int:
     return sum(map(bool, found.values()))
 
 
-def _found(modules: Modules, wanted: Sequence[Wanted], renaming: _Renaming) -> dict[Wanted, list[Parameter]]:
+def _found(modules: Modules, wanted: Sequence[Wanted], renaming: _Renaming) -> dict[Wanted, list[ModuleParameter]]:
     """The parameters under the renamed paths; of a kind, if one is wanted."""
     return {w: [p for p in modules.parameters.get((renaming.of(w.path), w.name), ()) if w.kind in ("", p.kind)] for w in wanted}
 
@@ -97,7 +97,7 @@ def _renamings(modules: Modules, wanted: Sequence[Wanted]) -> Iterator[_Renaming
                     yield made
 
 
-def _check(modules: Modules, found: dict[Wanted, list[Parameter]], source: str) -> None:
+def _check(modules: Modules, found: dict[Wanted, list[ModuleParameter]], source: str) -> None:
     """Raise InvalidInput unless each has one parameter, and each parameter is that of one."""
     problems = []
     for w, parameters in found.items():

@@ -32,7 +32,7 @@ _SCOPES = "pkg.torch.onnx.name_scopes"
 
 
 @dataclass(frozen=True)
-class Parameter:
+class ModuleParameter:
     """A tensor of a file as a parameter of a module.
 
     Attributes:
@@ -65,7 +65,7 @@ class Modules:
         folder: the folder of external data.
     """
 
-    parameters: dict[tuple[str, str], list[Parameter]] = field(default_factory=dict)
+    parameters: dict[tuple[str, str], list[ModuleParameter]] = field(default_factory=dict)
     owners: dict[str, set[str]] = field(default_factory=dict)
     tensors: dict[str, TensorProto] = field(default_factory=dict)
     folder: Path | None = None
@@ -85,24 +85,24 @@ class Modules:
         for name in editor.main.initializers:
             path, _, last = name.rpartition(".")
             if path and last:
-                found._add(path, last, Parameter(name))
+                found._add(path, last, ModuleParameter(name))
         return found
 
     def _use(self, name: str, use: Use) -> None:
         """Note a weight, and its bias, under the paths of a node that uses it."""
         flipped = use.kind in (uses.RIGHT, uses.LEFT) and use.by_outputs is False
-        weight = Parameter(
+        weight = ModuleParameter(
             name, _KINDS[use.kind], use.inputs * use.group, use.outputs, use.group, flipped, not use.origin.quantized
         )
         paths = list(dict.fromkeys(_paths(use.node)))
         self.owners.setdefault(name, set()).update(paths)
-        entries = [(WEIGHT, weight), *([(BIAS, Parameter(use.bias))] if use.bias else [])]
+        entries = [(WEIGHT, weight), *([(BIAS, ModuleParameter(use.bias))] if use.bias else [])]
         for last, parameter in entries:
             path = parameter.tensor.removesuffix(f".{last}")
             for p in dict.fromkeys([*paths, *([path] if path != parameter.tensor else [])]):
                 self._add(p, last, parameter)
 
-    def _add(self, path: str, name: str, parameter: Parameter) -> None:
+    def _add(self, path: str, name: str, parameter: ModuleParameter) -> None:
         """Note a parameter, unless its tensor is known there with a kind."""
         known = self.parameters.setdefault((path, name), [])
         if all(p.tensor != parameter.tensor or (p.kind and parameter.kind and p.kind != parameter.kind) for p in known):
@@ -120,7 +120,7 @@ class Modules:
         """The paths of modules that have this parameter."""
         return [path for path, of in self.parameters if of == name]
 
-    def path_of(self, tensor: str) -> tuple[str, str, Parameter] | None:
+    def path_of(self, tensor: str) -> tuple[str, str, ModuleParameter] | None:
         """The module, the name and the entry of a tensor, the entry of its own name first; None if it has none."""
         found = [(path, name, p) for (path, name), entries in self.parameters.items() for p in entries if p.tensor == tensor]
         return min(found, key=lambda f: (f"{f[0]}.{f[1]}" != tensor, not f[2].kind), default=None)

@@ -20,7 +20,7 @@ from .adapter import Adapter, LowRank
 from .flat_file import FILE, read_parameters, write_parameters
 from .insert import factor_inputs, factor_names, insert
 from .matching import Wanted, match
-from .modules import WEIGHT, Modules, Parameter
+from .modules import WEIGHT, ModuleParameter, Modules
 
 _FACTOR = re.compile(r"(?:base_model\.model\.)?(?P<path>.+)[./]lora_(?P<part>[AB])(?:\.default)?(?:[./](?:weight|MatMul))?")
 """The name of a factor, as this package, PEFT and exporters of onnxruntime's tools write it."""
@@ -165,7 +165,7 @@ def read_onnx_adapter(path: StrPath, model: ModelProto, *, folder: Path | None =
     return Adapter(changes, values, "", {})
 
 
-def _turned(pair: dict[str, np.ndarray], p: Parameter, name: str, path: StrPath) -> LowRank:
+def _turned(pair: dict[str, np.ndarray], p: ModuleParameter, name: str, path: StrPath) -> LowRank:
     """The factors of onnxruntime's tools, (in, rank) and (rank, out), in PEFT's layout."""
     a, b = pair["A"], pair["B"]
     for x, y in ((a.T, b.T), (a, b)):

@@ -21,7 +21,7 @@ from ..io.archives import read_bytes, read_json
 from ..io.files import StrPath, staged, staged_folder
 from .adapter import Adapter, LowRank
 from .matching import Wanted, match
-from .modules import BIAS, CONVOLUTION, LINEAR, TABLE, WEIGHT, Modules, Parameter
+from .modules import BIAS, CONVOLUTION, LINEAR, TABLE, WEIGHT, ModuleParameter, Modules
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 """The files of the folder."""
@@ -259,7 +259,7 @@ def _kind(a: np.ndarray) -> str:
     return LINEAR if a.ndim == 2 else CONVOLUTION
 
 
-def _check_shapes(path: str, pair: Mapping[str, np.ndarray], p: Parameter) -> None:
+def _check_shapes(path: str, pair: Mapping[str, np.ndarray], p: ModuleParameter) -> None:
     """Check A and B against the weight; raises InvalidInput (SX981)."""
     a, b = pair["A"], pair["B"]
     fits = a.ndim >= 2 and b.ndim == a.ndim and a.shape[0] > 0 and a.shape[0] == b.shape[1] * p.group
@@ -268,7 +268,7 @@ def _check_shapes(path: str, pair: Mapping[str, np.ndarray], p: Parameter) -> No
         raise InvalidInput(f"{what} and {p.outputs} outputs", code="SX981", hint="pass the model that the adapter was trained on")
 
 
-def _check_owners(w: Wanted, p: Parameter, modules: Modules) -> None:
+def _check_owners(w: Wanted, p: ModuleParameter, modules: Modules) -> None:
     """Raise InvalidInput (SX981) if other modules use the same tensor: PEFT changes one of them."""
     owners = modules.owners.get(p.tensor, set())
     if len(owners) > 1:
@@ -277,7 +277,7 @@ def _check_owners(w: Wanted, p: Parameter, modules: Modules) -> None:
         raise InvalidInput(what, code="SX981", hint="export the network without tied weights")
 
 
-def _value(modules: Modules, w: Wanted, p: Parameter, array: np.ndarray) -> np.ndarray:
+def _value(modules: Modules, w: Wanted, p: ModuleParameter, array: np.ndarray) -> np.ndarray:
     """A value in the layout of the file; raises InvalidInput (SX981) if it is not one for this tensor."""
     array = np.ascontiguousarray(array.T) if _turned(p, w.path, w.name) else array
     known = modules.shape(p.tensor)
@@ -290,7 +290,7 @@ def _value(modules: Modules, w: Wanted, p: Parameter, array: np.ndarray) -> np.n
     return array
 
 
-def _turned(p: Parameter | None, path: str, name: str) -> bool:
+def _turned(p: ModuleParameter | None, path: str, name: str) -> bool:
     """Whether the file holds the transpose: a tensor with the name of the parameter is as it is in the framework."""
     return p is not None and p.flipped and p.tensor.split(".")[-2:] != [path.rpartition(".")[2], name]
 
@@ -367,7 +367,7 @@ def _peft_form(adapter: Adapter, modules: Modules) -> tuple[dict[str, Any], dict
     return _settings(settings, scales, saved, bias, modules.paths()), made
 
 
-def _whole(change: LowRank, p: Parameter | None) -> np.ndarray:
+def _whole(change: LowRank, p: ModuleParameter | None) -> np.ndarray:
     """A as PEFT has it: of all inputs; of a convolution with groups it has zeros between the groups."""
     a = change.a
     if p is None or p.group == 1 or a.shape[1] == p.inputs:
@@ -379,14 +379,14 @@ def _whole(change: LowRank, p: Parameter | None) -> np.ndarray:
     return made
 
 
-def _place(modules: Modules, known: Mapping[str, Any], tensor: str) -> tuple[str, Parameter | None]:
+def _place(modules: Modules, known: Mapping[str, Any], tensor: str) -> tuple[str, ModuleParameter | None]:
     path, name, p = _named(modules, known, tensor)
     if name != WEIGHT or (p is not None and p.kind not in (LINEAR, CONVOLUTION, TABLE)):
         raise InvalidInput(f"tensor {tensor!r} is not the weight of a module that PEFT adapts: {path}.{name}", code="SX981")
     return path, p
 
 
-def _named(modules: Modules, known: Mapping[str, Any], tensor: str) -> tuple[str, str, Parameter | None]:
+def _named(modules: Modules, known: Mapping[str, Any], tensor: str) -> tuple[str, str, ModuleParameter | None]:
     """The module and the parameter that a tensor is."""
     found = modules.path_of(tensor)
     if tensor in known:

@@ -242,7 +242,7 @@ def block_integers(w: np.ndarray, bits: int, block: int, symmetric: bool) -> tup
 
 def _rounded(x: np.ndarray) -> np.ndarray:
     """Round half away from zero, as C's roundf."""
-    return np.copysign(np.floor(np.abs(x) + np.float32(0.5)), x)
+    return np.asarray(np.copysign(np.floor(np.abs(x) + np.float32(0.5)), x))
 
 
 def _packed(q: np.ndarray, bits: int, fill: int = 0) -> np.ndarray:
