@@ -14,7 +14,7 @@ from onnx import ModelProto, helper, numpy_helper, parser
 
 from singa import sonnx
 from singa_backend import run_model
-from singa_backend.adapters import Adapter, LowRank, insert
+from singa_backend.adapters import Adapter, LowRank, insert, merge
 from singa_backend.adapters.modules import Modules
 from singa_backend.adapters.peft import CONFIG, WEIGHTS, read_peft, write_peft
 from singa_backend.errors import InvalidInput
@@ -337,3 +337,25 @@ def test_a_loop_and_its_body(tmp_path: Path) -> None:
     w = normal(4, 4) + 2 * (tensors["cell.fc.lora_B.weight"] @ tensors["cell.fc.lora_A.weight"]).T
     x = normal(3, 4)
     np.testing.assert_allclose(run_model(insert(model, adapter), [x])[0], x @ w @ w, rtol=1e-4, atol=1e-4)
+
+
+def test_a_packed_product_of_genai(tmp_path: Path) -> None:
+    """The rows of q, k and v: two heads and one group of size 16."""
+    text = """g (float[n,s,32] x, float[n,1,0,16] past, int32[n] seqlens, int32 total) => (float[n,s,32] y) {
+        qkv = MatMul(x, w)
+        y, a, b = com.microsoft.GroupQueryAttention<num_heads=2, kv_num_heads=1>(qkv, , , past, past, seqlens, total) }"""
+    model = model_of(text, {"qkv": "/model/layers.0/attn/qkv_proj/MatMul"}, w=normal(32, 64))
+    front = "model.layers.0.self_attn"
+    q, v = pair(f"{front}.q_proj", 32, 32), pair(f"{front}.v_proj", 32, 16, rank=4, seed=5)
+    made = folder(tmp_path / "p", q | v, alpha_pattern={"v_proj": 2})
+    adapter = read_peft(made, model)
+    assert list(adapter.changes) == ["w"] and adapter.changes["w"].a.shape == (6, 32)
+    delta = np.zeros((64, 32), np.float32)
+    delta[:32] = 2.0 * q[f"{front}.q_proj.lora_B.weight"] @ q[f"{front}.q_proj.lora_A.weight"]
+    delta[48:] = 0.5 * v[f"{front}.v_proj.lora_B.weight"] @ v[f"{front}.v_proj.lora_A.weight"]
+    found = numpy_helper.to_array(merge(model, adapter).graph.initializer[0])
+    np.testing.assert_allclose(found, normal(32, 64) + delta.T, rtol=1e-4, atol=1e-4)
+    with pytest.raises(InvalidInput, match="packs several modules"):
+        write_peft(adapter, tmp_path / "q", model)
+    with pytest.raises(InvalidInput, match="32 inputs and 16 outputs"):
+        read_peft(folder(tmp_path / "r", pair(f"{front}.k_proj", 32, 32)), model)

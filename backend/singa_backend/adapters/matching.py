@@ -105,10 +105,10 @@ def _check(modules: Modules, found: dict[Wanted, list[ModuleParameter]], source:
             problems.append(f"{w.path}.{w.name} is not in the model{_candidates(modules, w)}")
         elif len(parameters) > 1:
             problems.append(f"{w.path}.{w.name} may be {' or '.join(repr(p.tensor) for p in parameters[:4])}")
-    owners: dict[str, str] = {}
+    owners: dict[tuple[str, object], str] = {}
     for w, parameters in found.items():
         if len(parameters) == 1:
-            other = owners.setdefault(parameters[0].tensor, w.path)
+            other = owners.setdefault((parameters[0].tensor, parameters[0].rows), w.path)
             if other != w.path:
                 problems.append(f"{other} and {w.path} are one tensor of the model, {parameters[0].tensor!r}")
     if problems:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -43,6 +43,7 @@ class ModuleParameter:
         group: the number of groups of a convolution.
         flipped: whether the file holds the transpose of what a linear module of PyTorch holds.
         dense: whether the tensor holds the values themselves, not integers or codes.
+        rows: the first and the end of the outputs that the module computes, if it is packed with others into one product.
     """
 
     tensor: str
@@ -52,6 +53,7 @@ class ModuleParameter:
     group: int = 1
     flipped: bool = False
     dense: bool = True
+    rows: tuple[int, int] | None = None
 
 
 @dataclass
@@ -96,6 +98,9 @@ class Modules:
         )
         paths = list(dict.fromkeys(_paths(use.node)))
         self.owners.setdefault(name, set()).update(paths)
+        for path in paths:
+            for part, rows in _packed(use, path).items():
+                self._add(part, WEIGHT, replace(weight, outputs=rows[1] - rows[0], rows=rows))
         entries = [(WEIGHT, weight), *([(BIAS, ModuleParameter(use.bias))] if use.bias else [])]
         for last, parameter in entries:
             path = parameter.tensor.removesuffix(f".{last}")
@@ -105,7 +110,10 @@ class Modules:
     def _add(self, path: str, name: str, parameter: ModuleParameter) -> None:
         """Note a parameter, unless its tensor is known there with a kind."""
         known = self.parameters.setdefault((path, name), [])
-        if all(p.tensor != parameter.tensor or (p.kind and parameter.kind and p.kind != parameter.kind) for p in known):
+        if all(
+            p.tensor != parameter.tensor or p.rows != parameter.rows or (p.kind and parameter.kind and p.kind != parameter.kind)
+            for p in known
+        ):
             known.append(parameter)
 
     def shape(self, tensor: str) -> tuple[int, ...] | None:
@@ -122,8 +130,28 @@ class Modules:
 
     def path_of(self, tensor: str) -> tuple[str, str, ModuleParameter] | None:
         """The module, the name and the entry of a tensor, the entry of its own name first; None if it has none."""
-        found = [(path, name, p) for (path, name), entries in self.parameters.items() for p in entries if p.tensor == tensor]
+        every = [(path, name, p) for (path, name), entries in self.parameters.items() for p in entries]
+        found = [f for f in every if f[2].tensor == tensor and f[2].rows is None]
         return min(found, key=lambda f: (f"{f[0]}.{f[1]}" != tensor, not f[2].kind), default=None)
+
+
+def _packed(use: Use, path: str) -> dict[str, tuple[int, int]]:
+    """The modules q_proj, k_proj and v_proj of a packed product qkv_proj of onnxruntime-genai, and the rows of each."""
+    front, _, last = path.rpartition(".")
+    result, readers = use.node.outputs[0], use.graph.users(use.node.outputs[0])
+    if last != "qkv_proj" or not readers:
+        return {}
+    if len(readers) == 1 and readers[0].is_("Add"):
+        result, readers = readers[0].outputs[0], use.graph.users(readers[0].outputs[0])
+    reader = next((n for n in readers if n.op_type == "GroupQueryAttention" and n.input(0) == result and not n.input(1)), None)
+    if reader is None:
+        return {}
+    heads, groups = int(reader.get("num_heads", 0)), int(reader.get("kv_num_heads", 0))
+    size = use.outputs // (heads + 2 * groups) if heads + groups > 0 else 0
+    ends = (0, heads * size, (heads + groups) * size, (heads + 2 * groups) * size)
+    if not size or ends[-1] != use.outputs:
+        return {}
+    return {f"{front}.{n}" if front else n: (ends[i], ends[i + 1]) for i, n in enumerate(("q_proj", "k_proj", "v_proj"))}
 
 
 def _paths(node: NodeEditor) -> Iterator[str]:

@@ -85,12 +85,13 @@ def read_peft(path: StrPath, model: ModelProto, *, folder: Path | None = None) -
     wanted = [Wanted(path, WEIGHT, TABLE if path in content.tables else _kind(pair["A"])) for path, pair in content.pairs.items()]
     wanted += [Wanted(path, name, "") for path, name in content.values]
     found = match(modules, wanted, str(home))
-    changes = {}
+    changes: dict[str, LowRank] = {}
     for w in wanted[: len(content.pairs)]:
-        pair = content.pairs[w.path]
-        _check_shapes(w.path, pair, found[w])
-        _check_owners(w, found[w], modules)
-        changes[found[w].tensor] = LowRank(pair["A"], pair["B"], _scale(config, w.path, len(pair["A"])))
+        pair, p = content.pairs[w.path], found[w]
+        _check_shapes(w.path, pair, p)
+        _check_owners(w, p, modules)
+        change = LowRank(pair["A"], pair["B"], _scale(config, w.path, len(pair["A"])))
+        changes[p.tensor] = change if p.rows is None else _in_rows(change, p, modules, changes.get(p.tensor))
     values = {}
     for w in wanted[len(content.pairs) :]:
         values[found[w].tensor] = _value(modules, w, found[w], content.values[w.path, w.name])
@@ -107,7 +108,7 @@ def read_peft(path: StrPath, model: ModelProto, *, folder: Path | None = None) -
         "bias": config["bias"],
         "rslora": config["use_rslora"],
         "fan_in_fan_out": config["fan_in_fan_out"],
-        "modules": {found[w].tensor: [w.path, w.name] for w in wanted},
+        "modules": {found[w].tensor: [w.path, w.name] for w in wanted if found[w].rows is None},
     }
     return Adapter(changes, values, "", settings)
 
@@ -268,6 +269,17 @@ def _check_shapes(path: str, pair: Mapping[str, np.ndarray], p: ModuleParameter)
         raise InvalidInput(f"{what} and {p.outputs} outputs", code="SX981", hint="pass the model that the adapter was trained on")
 
 
+def _in_rows(change: LowRank, p: ModuleParameter, modules: Modules, others: LowRank | None) -> LowRank:
+    """The change of a packed product by that of one of its modules, and of those that were read before."""
+    whole = next(q for entries in modules.parameters.values() for q in entries if q.tensor == p.tensor and q.rows is None)
+    assert p.rows is not None
+    b = np.zeros((whole.outputs, change.b.shape[1]), change.b.dtype)
+    b[slice(*p.rows)] = change.b if others is None else change.b * np.float32(change.scale / others.scale)
+    if others is None:
+        return LowRank(change.a, b, change.scale)
+    return LowRank(np.concatenate([others.a, change.a]), np.concatenate([others.b, b], axis=1), others.scale)
+
+
 def _check_owners(w: Wanted, p: ModuleParameter, modules: Modules) -> None:
     """Raise InvalidInput (SX981) if other modules use the same tensor: PEFT changes one of them."""
     owners = modules.owners.get(p.tensor, set())
@@ -381,6 +393,9 @@ def _whole(change: LowRank, p: ModuleParameter | None) -> np.ndarray:
 
 def _place(modules: Modules, known: Mapping[str, Any], tensor: str) -> tuple[str, ModuleParameter | None]:
     path, name, p = _named(modules, known, tensor)
+    if any(q.rows is not None and q.tensor == tensor for entries in modules.parameters.values() for q in entries):
+        what = f"tensor {tensor!r} packs several modules of the network into one product, which PEFT's form does not have"
+        raise InvalidInput(what, code="SX981", hint="write .safetensors or .onnx_adapter")
     if name != WEIGHT or (p is not None and p.kind not in (LINEAR, CONVOLUTION, TABLE)):
         raise InvalidInput(f"tensor {tensor!r} is not the weight of a module that PEFT adapts: {path}.{name}", code="SX981")
     return path, p
