@@ -203,3 +203,43 @@ def test_initializations_that_change_the_base_are_refused(tmp_path: Path) -> Non
     dora.save_pretrained(tmp_path / "dora")
     with pytest.raises(InvalidInput, match="use_dora=True"):
         read_peft(tmp_path / "dora", exported("small", True))
+
+
+@pytest.mark.parametrize(
+    "job", [("Llama", "fp32"), ("Qwen2", "fp32"), ("Llama", "fp32", "disable_qkv_fusion=true"), ("Llama", "int4")]
+)
+def test_decoders_of_onnxruntime_genai(job: tuple[str, ...], tmp_path: Path) -> None:
+    """The adapter of the network in PyTorch changes the file of the builder as it changes the network."""
+    pytest.importorskip("onnxruntime_genai")
+    import transformers
+
+    decoders = load_decoders()
+    place = decoders.write(job, tmp_path)
+    net = transformers.AutoModelForCausalLM.from_pretrained(decoders._checkpoint(job[0], tmp_path), dtype=torch.float32).eval()
+    torch.manual_seed(0)
+    names = ["q_proj", "k_proj", "v_proj", "o_proj", "down_proj"]
+    tuned_net: Any = get_peft_model(copy.deepcopy(net), LoraConfig(r=4, lora_alpha=8, target_modules=names)).eval()
+    for p in tuned_net.parameters():
+        if p.requires_grad:
+            p.data += 0.1 * torch.randn_like(p)
+    tuned_net.save_pretrained(tmp_path / "peft")
+    tokens = [5, 7, 11, 13]
+    prompt = torch.tensor([tokens])
+    rep = sonnx.prepare(place, adapter=tmp_path / "peft")
+    feeds = decoders.inputs(onnx.load(place, load_external_data=False), new=4, past=0)
+    feeds["input_ids"] = prompt.numpy()
+    with torch.no_grad():
+        want, base = tuned_net(prompt).logits.numpy(), net(prompt).logits.numpy()
+    found = rep.run({n: x for n, x in feeds.items() if n in {v.name for v in rep.inputs}})["logits"]
+    error, moved = np.abs(found - want).max(), np.abs(want - base).max()
+    assert moved > 0.05 and error < (1e-4 if "fp32" in job else 0.5 * moved), (error, moved)
+
+
+def load_decoders() -> Any:
+    from importlib.util import module_from_spec, spec_from_file_location
+
+    spec = spec_from_file_location("onnxruntime_decoders", Path(__file__).parent / "onnxruntime_decoders.py")
+    assert spec is not None and spec.loader is not None
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

@@ -36,6 +36,11 @@ class _Renaming(NamedTuple):
     new: str = ""
     short: bool = False
 
+    @property
+    def cost(self) -> int:
+        """How much it changes: nothing, one side, or both."""
+        return bool(self.old) + bool(self.new)
+
     def of(self, path: str) -> str:
         path = path.replace(".self_attn.", ".attn.") if self.short else path
         return self.new + path.removeprefix(self.old) if path.startswith(self.old) else path
@@ -60,10 +65,11 @@ def match(modules: Modules, wanted: Sequence[Wanted], source: str) -> dict[Wante
     """
     best = _found(modules, wanted, _Renaming())
     if not all(best.values()):
-        tried = [_found(modules, wanted, r) for r in _renamings(modules, wanted)]
-        most = max((_count(f) for f in tried), default=0)
-        if most > _count(best):
-            rivals = [f for f in tried if _count(f) == most]
+        tried = [(r.cost, _found(modules, wanted, r)) for r in _renamings(modules, wanted)]
+        ranks = [(-_count(f), _shared(f), cost) for cost, f in tried]
+        least = min(ranks, default=(0, 0, 0))
+        if -least[0] > _count(best):  # of those that match most, and join least, those that change least
+            rivals = [f for rank, (_, f) in zip(ranks, tried, strict=True) if rank == least]
             best = {w: list(dict.fromkeys(p for f in rivals for p in f[w])) for w in wanted}
     _check(modules, best, source)
     return {w: found[0] for w, found in best.items()}
@@ -71,6 +77,12 @@ def match(modules: Modules, wanted: Sequence[Wanted], source: str) -> dict[Wante
 
 def _count(found: dict[Wanted, list[ModuleParameter]]) -> int:
     return sum(map(bool, found.values()))
+
+
+def _shared(found: dict[Wanted, list[ModuleParameter]]) -> int:
+    """The number of parameters that have the tensor of another one."""
+    first = [(f[0].tensor, f[0].rows, w.name) for w, f in found.items() if f]
+    return len(first) - len(set(first))
 
 
 def _found(modules: Modules, wanted: Sequence[Wanted], renaming: _Renaming) -> dict[Wanted, list[ModuleParameter]]:
