@@ -72,7 +72,7 @@ if TYPE_CHECKING:
     from singa_backend.inspection import check, inspect, trainable_report
     from singa_backend.passes import optimize
     from singa_backend.passes.change_layout import change_layout, transpose_layout
-    from singa_backend.quantization import quantization_errors, quantize
+    from singa_backend.quantization import quantization_errors, quantize, quantize_weights
 
     from ._generation.generator import GeneratedText, GeneratedTexts, Generator
     from ._importers import ExporterFailure, from_onnx, from_paddle, from_pytorch, from_sklearn, from_tensorflow
@@ -153,6 +153,7 @@ __all__ = [
     "prepare",
     "quantization_errors",
     "quantize",
+    "quantize_weights",
     "reduce",
     "register_operator",
     "run_model",
@@ -173,7 +174,7 @@ _LAZY = {
     **dict.fromkeys(("GeneratedText", "GeneratedTexts", "Generator"), "singa._generation.generator"),
     "optimize": "singa_backend.passes",
     **dict.fromkeys(("change_layout", "transpose_layout"), "singa_backend.passes.change_layout"),
-    **dict.fromkeys(("quantization_errors", "quantize"), "singa_backend.quantization"),
+    **dict.fromkeys(("quantization_errors", "quantize", "quantize_weights"), "singa_backend.quantization"),
     **dict.fromkeys(
         ("ExporterFailure", "from_onnx", "from_paddle", "from_pytorch", "from_sklearn", "from_tensorflow"), "singa._importers"
     ),

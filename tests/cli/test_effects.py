@@ -22,9 +22,11 @@ from tests.helpers.language_models import Decoder, write
 from singa.cli import main
 from singa.cli._common import CROWD
 from singa.cli._main import COMMANDS
+from singa_backend.adapters import Adapter, LowRank
 from singa_backend.machine import usable_cores
 
 BASES = {
+    "adapter": "task.safetensors",
     "bisect": "m.onnx --against reference --random 0",
     "check": "m.onnx",
     "codegen": "m.onnx -o m.py",
@@ -43,6 +45,7 @@ BASES = {
     "gradients": "^Neg-13$ --points 1 --oracle none",
     "inspect": "m.onnx",
     "lower": "m.onnx -o o.onnx",
+    "merge": "m.onnx task.safetensors -o o.onnx",
     "layout": "m.onnx --to channels_last -o o.onnx",
     "opsets": "^Neg$ --oracle none",
     "optimize": "m.onnx -o o.onnx",
@@ -79,8 +82,9 @@ WRITTEN = {"--output", "--results", "--junit", "--report", "--to", "--write", "-
 """Options with a path that is written."""
 
 NEEDS = {
+    ("quantize", "--block-size"): "--weight-only int4",
     ("fuzz", "--write"): "--only 1", ("train", "--sparsity"): "--dist-option sparseTopK --workers 2",
-    **{("train", name): "--lora 2" for name in ("--lora-alpha", "--lora-dropout", "--lora-bias", "--rslora")},
+    **{("train", name): "--lora 2" for name in ("--lora-alpha", "--lora-dropout", "--lora-bias", "--rslora", "--qlora")},
     ("conform", "--cache"): "--release 1.2.1", ("conform", "--report"): "",
 }  # fmt: skip
 """Further arguments that an option needs."""
@@ -115,6 +119,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     model.graph.initializer.append(numpy_helper.from_array(np.ones((3, 4), np.float32), "w"))
     onnx.save(model, "m.onnx")
     np.savez("data.npz", x=np.ones((64, 3), np.float32), y=np.zeros(64, np.int32))
+    Adapter({"w": LowRank(np.ones((1, 3), np.float32), np.ones((4, 1), np.float32), 1.0)}, {}, "", {}).save("task.safetensors")
     Path("net.py").write_text("from singa import layer, model\nclass Net(model.Model):\n    def __init__(self):\n"
                               "        super().__init__()\n        self.a = layer.Linear(2)\n    def forward(self, x):\n"
                               "        return self.a(x)\ndef build():\n    return Net()\n")  # fmt: skip

@@ -23,8 +23,12 @@ from onnx import parser
 from singa.cli import main
 from singa.cli._common import OutputPath
 from singa.cli._main import COMMANDS
+from singa_backend.adapters import Adapter, LowRank
 
-READ = {"model", "first", "second", "runs", "folder", "files", "archive", "data", "inputs", "validation", "times", "errors"}
+READ = {
+    "model", "adapter", "adapters", "first", "second", "runs", "folder", "files", "archive", "data", "inputs", "validation",
+    "times", "errors",
+}  # fmt: skip
 """The parameters that name what a command reads."""
 
 
@@ -104,6 +108,7 @@ RUNS: dict[tuple[str, str], tuple[str, Callable[[bytes], None]]] = {
     ("fuzz", "--results"): ("--count 2 -k ^Relu -n 1 --results -", is_json),
     ("inspect", "--html"): ("m.onnx --nodes --html -", is_page),
     ("layout", "--output"): ("images.onnx --to channels_last -o -", is_model),
+    ("merge", "--output"): ("m.onnx a.safetensors -o -", is_model),
     ("optimize", "--output"): ("m.onnx -o -", is_model),
     ("profile", "--trace"): ("m.onnx --runs 1 --trace -", is_json),
     ("profile", "--html"): ("m.onnx --runs 1 --html -", is_page),
@@ -142,6 +147,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     onnx.save(parser.parse_model(f"{head} {image}"), tmp_path / "images.onnx")
     np.savez(tmp_path / "d.npz", x=np.ones((4, 2), np.float32), y=np.zeros(4, np.int64))
     (tmp_path / "net.py").write_text(PROGRAM)
+    change = LowRank(np.ones((1, 2), np.float32), np.ones((3, 1), np.float32), 1.0)
+    Adapter({"w": change}, {}, "", {}).save(tmp_path / "a.safetensors")
     monkeypatch.chdir(tmp_path)
     return tmp_path
 

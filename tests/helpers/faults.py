@@ -45,6 +45,7 @@ from singa.cli import main
 from singa.cli import optimize as optimize_command
 from singa.cli import profile as profile_command
 from singa_backend import SonnxError, debug
+from singa_backend.adapters import Adapter, LowRank
 from singa_backend.conform import foreign, gaps, releases, results, worker
 from singa_backend.conform.device_check import StageResult
 from singa_backend.io import files, temporary
@@ -273,6 +274,7 @@ def sources() -> None:
         image.graph.initializer.append(numpy_helper.from_array(rng.normal(size=(1, 2, 3, 3)).astype(F), "w"))
         onnx.save(image, f"in{new}/image.onnx")
         onnx.save(onnx_model(new), f"in{new}/m.onnx", save_as_external_data=True, location="m.bin", size_threshold=0)
+        adapter_of(new, f"in{new}/a.safetensors")
         np.savez(f"in{new}/data.npz", x=rng.normal(size=(4, 4)).astype(F), y=rng.normal(size=(4, 300)).astype(F))
     Path("net.py").write_text(PROGRAM)
 
@@ -354,6 +356,39 @@ def extract(new: int) -> None:
 @case(models("q.onnx"), covers="quantize --output")
 def quantize(new: int) -> None:
     sonnx_command("quantize", f"in{new}/m.onnx", "--dynamic", "-o", "q.onnx")
+
+
+def adapter_of(new: int, path: str) -> None:
+    """An adapter of the model in a folder of `sources`."""
+    rng = np.random.default_rng(new)
+    change = LowRank(rng.normal(size=(2, 4)).astype(F), rng.normal(size=(300, 2)).astype(F), 0.5)
+    Adapter({"w": change}, {}, "", {"modules": {"w": ["fc", "weight"]}}).save(path)
+
+
+@case(models("g.onnx"), covers="merge --output")
+def merge(new: int) -> None:
+    sonnx_command("merge", f"in{new}/m.onnx", f"in{new}/a.safetensors", "-o", "g.onnx")
+
+
+@case(texts("a.safetensors"))
+def adapter_file(new: int) -> None:
+    adapter_of(new, "a.safetensors")
+
+
+@case(texts("a.onnx_adapter"), covers="adapter --output")
+def adapter(new: int) -> None:
+    sonnx_command("adapter", f"in{new}/a.safetensors", "-o", "a.onnx_adapter")
+
+
+def peft_folder() -> dict[str, str]:
+    """The folder is whole or absent."""
+    names = ("adapter_config.json", "adapter_model.safetensors")
+    return {"peft": digest("".join(digest(Path("peft", n).read_bytes()) for n in names))} if os.path.exists("peft") else {}
+
+
+@case(peft_folder, old=False)
+def adapter_folder(new: int) -> None:
+    sonnx_command("adapter", f"in{new}/a.safetensors", "--model", f"in{new}/m.onnx", "-o", "peft")
 
 
 @case(models("s.onnx"), covers="sanitize --output")

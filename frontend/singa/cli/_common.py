@@ -70,6 +70,14 @@ def exit_codes(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 model_argument = click.argument("model", type=click.Path(dir_okay=False, path_type=Path))
+adapter_option = click.option(
+    "--adapter",
+    "adapters",
+    multiple=True,
+    type=click.Path(exists=True, path_type=Path),
+    metavar="PATH",
+    help="Add an adapter: a file .safetensors or .onnx_adapter, or a folder of PEFT (repeatable).",
+)
 json_option = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 device_option = click.option("--device", default="CPU", show_default=True, help="CPU, CUDA, CUDA:1, or STRICT (for tests).")
 

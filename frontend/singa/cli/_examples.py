@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 EXAMPLES = {
+    "adapter": ("sonnx adapter task.safetensors", "sonnx adapter task.safetensors -o task.onnx_adapter"),
     "bisect": ("sonnx bisect model.onnx --to repro", "sonnx bisect model.onnx --data test_data_set_0 --against reference"),
     "check": ("sonnx check model.onnx", "sonnx check model.onnx --train"),
     "codegen": ("sonnx codegen model.onnx -o model.py", "sonnx codegen model.onnx -o model.py --force"),
@@ -36,6 +37,10 @@ EXAMPLES = {
         "sonnx layout model.onnx --to channels_last -o last.onnx",
         "sonnx layout model.onnx --to channels_first -o o.onnx",
     ),
+    "merge": (
+        "sonnx merge model.onnx task.safetensors -o merged.onnx",
+        "sonnx merge model.onnx task.safetensors -o two.onnx --form inputs",
+    ),
     "opsets": ("sonnx opsets '^Softmax$'", "sonnx opsets '^Celu$' --oracle none"),
     "optimize": ("sonnx optimize model.onnx -o small.onnx", "sonnx optimize --list"),
     "profile": (
@@ -44,7 +49,7 @@ EXAMPLES = {
     ),
     "quantize": (
         "sonnx quantize model.onnx --data samples.npz -o int8.onnx",
-        "sonnx quantize model.onnx --dynamic -o int8.onnx",
+        "sonnx quantize model.onnx --weight-only int4 -o int4.onnx",
     ),
     "reduce": (
         "sonnx reduce broken.onnx --raises SX404",

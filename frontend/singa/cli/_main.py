@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
 COMMANDS = {
+    "adapter": ("singa.cli.adapter", "Show an adapter, or write it in another form."),
     "bisect": ("singa.cli.bisect", "Write the first wrong node of MODEL as a model."),
     "check": ("singa.cli.check", "Check whether MODEL is valid, supported, trainable."),
     "codegen": ("singa.cli.codegen", "Write MODEL as a Python program, with its weights."),
@@ -36,10 +37,11 @@ COMMANDS = {
     "inspect": ("singa.cli.inspect", "Show the inputs, outputs and operators of MODEL."),
     "layout": ("singa.cli.layout", "Write MODEL with channels first or last."),
     "lower": ("singa.cli.lower", "Write MODEL in ONNX's operators only."),
+    "merge": ("singa.cli.merge", "Write MODEL with adapters in its weights."),
     "opsets": ("singa.cli.opsets", "Write operators at every opset, run them and compare."),
     "optimize": ("singa.cli.optimize", "Rewrite MODEL by graph passes."),
     "profile": ("singa.cli.profile", "Show where the time of a run of MODEL goes."),
-    "quantize": ("singa.cli.quantize", "Write float MODEL with 8-bit weights and activations."),
+    "quantize": ("singa.cli.quantize", "Write float MODEL with weights of 8 bits or fewer."),
     "reduce": ("singa.cli.reduce", "Shrink MODEL to the smallest part that still fails."),
     "report": ("singa.cli.report", "Render the support report from the results of runs."),
     "run": ("singa.cli.run", "Run MODEL once and show or save its outputs."),
@@ -64,7 +66,11 @@ SECTIONS = {
         "diff",
         "tolerances",
     ),
-    "Train": ("train",),
+    "Train": (
+        "train",
+        "adapter",
+        "merge",
+    ),
     "Write": (
         "export",
         "convert",

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import tempfile
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +21,7 @@ from singa_backend.errors import DeviceUnavailable, InvalidInput, UnsupportedMod
 from singa_backend.io.archives import open_arrays
 from singa_backend.proto.load import load_model, open_light
 from singa_backend.proto.save import save
+from singa_backend.quantization.options import FORMS
 
 from ._common import FiniteNumber, err
 
@@ -39,7 +42,7 @@ OPTIMIZERS = ("sgd", "adam", "adamw", "rmsprop", "adagrad")
 target_option = click.option("--target", default="y", show_default=True, help="The name of the targets in the .npz.")
 loss_option = click.option("--loss", default=LOSSES[0], show_default=True, type=click.Choice(LOSSES))
 optimizer_option = click.option("--optimizer", default="sgd", show_default=True, type=click.Choice(OPTIMIZERS))
-LORA = ("lora_target", "lora_alpha", "lora_dropout", "lora_bias", "rslora")
+LORA = ("lora_target", "lora_alpha", "lora_dropout", "lora_bias", "rslora", "qlora")
 """The options that need --lora."""
 
 _POSITIVE = FiniteNumber(min=0, min_open=True)
@@ -57,6 +60,13 @@ _LORA_OPTIONS = (
     click.option("--lora-dropout", default=0.0, show_default=True, type=_SHARE, help="Dropout before the adapters."),
     click.option("--lora-bias", default=BIASES[0], show_default=True, type=click.Choice(BIASES), help="Biases that train too."),
     click.option("--rslora", is_flag=True, help="Scale the adapters by ALPHA / sqrt(RANK)."),
+    click.option(
+        "--qlora",
+        is_flag=False,
+        flag_value="int4",
+        type=click.Choice(list(FORMS)),
+        help="Quantize the weights of MODEL first, as sonnx quantize --weight-only does (without a value: int4).",
+    ),
 )
 
 
@@ -98,6 +108,7 @@ class TrainOptions:
     lora_dropout: float
     lora_bias: str
     rslora: bool
+    qlora: str | None
     seed: int
     target_file: Path | None
     checkpoint: Path | None
@@ -294,7 +305,33 @@ def _check_output(chosen: TrainOptions, tuned: SONNXModel) -> None:
     if writes_adapter(chosen):
         tuned.adapter().to_bytes()
     elif chosen.target_file is not None:
-        tuned._merged()
+        _with_adapter(tuned)
+
+
+def _with_adapter(tuned: SONNXModel) -> tuple[ModelProto, Path | None]:
+    """The model with the adapter in its weights, or next to them if they are quantized; and the folder of external data."""
+    try:
+        return tuned._merged()
+    except InvalidInput as error:
+        if error.code != "SX974":
+            raise
+    return tuned.unmerged(), None
+
+
+@contextmanager
+def with_base(chosen: TrainOptions) -> Iterator[TrainOptions]:
+    """The options with the model that is trained: with --qlora, MODEL with quantized weights in a temporary file."""
+    if chosen.qlora is None:
+        yield chosen
+        return
+    from singa_backend.quantization import quantize_weights
+
+    made = quantize_weights(chosen.model, chosen.qlora)
+    with tempfile.TemporaryDirectory(prefix="sonnx-") as folder:
+        path = Path(folder, chosen.model.name)
+        save(made, path, check=False)
+        del made
+        yield replace(chosen, model=path)
 
 
 def write_trained(chosen: TrainOptions, made: TrainSetup) -> None:
@@ -305,7 +342,7 @@ def write_trained(chosen: TrainOptions, made: TrainSetup) -> None:
     elif writes_adapter(chosen):
         made.model.adapter().save(chosen.target_file)
     else:
-        proto, folder = made.model._merged()
+        proto, folder = _with_adapter(made.model)
         save(proto, chosen.target_file, folder=folder, check=False)
 
 
@@ -357,6 +394,7 @@ def _checkpoint(chosen: TrainOptions, made: TrainSetup, rule: Any, place: Device
         "--freeze": ", ".join(sorted(chosen.freeze)) or "none",
         "--seed": str(chosen.seed),
         **_lora_settings(chosen),
+        **({"--qlora": chosen.qlora} if chosen.qlora else {}),
         **({"--train-constants": "yes" if chosen.train_constants else "no"} if made.model.imported.constants() else {}),
         **({"--schedule": chosen.schedule} if chosen.schedule != SCHEDULES[0] else {}),
         **({"--warmup": str(chosen.warmup)} if chosen.warmup else {}),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -53,6 +54,7 @@ from ._train_setup import (
     optimizer_option,
     prepared,
     target_option,
+    with_base,
     write_trained,
     writes_adapter,
 )
@@ -162,7 +164,8 @@ def command(**given: Any) -> None:
     The names, structure and opset of the model stay unchanged; only the values of its parameters and running statistics change.
     Constants of the model stay as they are: sonnx check --train lists them.
 
-    With --lora, only low-rank changes of weights train.  -o OUT.safetensors writes them alone, another OUT the model with them.
+    With --lora, only low-rank changes of weights train.  -o OUT.safetensors writes them alone, another OUT the model with them;
+    next to its weights if these are quantized, as with --qlora.
 
     One of -o and --checkpoint is required.  A training that was stopped continues with the same command and --resume; --epochs,
     --lr, --momentum and --weight-decay may then differ.
@@ -177,10 +180,16 @@ def command(**given: Any) -> None:
     named = (chosen.checkpoint, chosen.target_file)
     chosen = replace(chosen, checkpoint=_target(chosen.checkpoint), target_file=_target(chosen.target_file))
     _check_files(chosen)
+    with with_base(chosen) as chosen:
+        _run(chosen, context.meta["arguments"], named)
+
+
+def _run(chosen: TrainOptions, arguments: Sequence[str], named: Sequence[Path | None]) -> None:
+    """Train, and write and print the results; or start the workers."""
     if chosen.workers > 1 and launched_size() == 1:
         check_launcher()
         prepared(chosen, LocalGroup(chosen.workers).ranks[0], starts=True)  # what a worker would refuse is refused here, once
-        sys.exit(run_workers(chosen.workers, context.meta["arguments"], chosen.checkpoint))
+        sys.exit(run_workers(chosen.workers, arguments, chosen.checkpoint))
     group = communicator(timeout=chosen.timeout) if launched_size() > 1 else None
     made = prepared(chosen, group)
     loop = _Loop(chosen, made)
@@ -192,6 +201,8 @@ def command(**given: Any) -> None:
         _tell(chosen, made)
         if not chosen.as_json:
             wrote(*named)
+            if chosen.qlora and writes_adapter(chosen):
+                echo(f"the model of this adapter: sonnx quantize MODEL --weight-only {chosen.qlora} -o QUANTIZED")
 
 
 class _Loop:
