@@ -101,9 +101,9 @@ class SONNXModel(Model):
         trace.depends(self, lambda: self.training)
         return self.imported.forward(input, aux_output, last_layers, training=self.training)
 
-    def _input_count(self) -> int | None:
-        count = super()._input_count()
-        return len(self.imported.graph.inputs) if count is None else count
+    def _input_names(self) -> list[str] | None:
+        names = super()._input_names()
+        return [v.name for v in self.imported.graph.inputs] if names is None else names
 
     def _moved(self, dtype: np.dtype[Any] | None, device: Device | None, seen: set[int]) -> list[Callable[[], None]]:
         made = self.imported.moved(dtype, device)

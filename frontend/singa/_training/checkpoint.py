@@ -42,6 +42,7 @@ DEFAULTS = {
     "--schedule": "constant",
     "--warmup": "0",
     "--clip-norm": "none",
+    "--accumulate": "1",
     "--precision": "float32",
     "--train-constants": "yes",
 }
@@ -162,7 +163,7 @@ class Checkpoint:
 
         Args:
             count: The number of samples.
-            batch_size: The number of samples in a batch.
+            batch_size: The number of samples of a step.
 
         Returns:
             The point at which to continue.

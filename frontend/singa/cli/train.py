@@ -107,6 +107,14 @@ class _Train(click.Command):
 @click.option("--clip-norm", type=FiniteNumber(min=0, min_open=True), help="The bound of the norm of all gradients together.")
 @click.option("--epochs", default=1, show_default=True, type=click.IntRange(1))
 @click.option("--batch-size", default=32, show_default=True, type=click.IntRange(1))
+@click.option(
+    "--accumulate",
+    default=1,
+    show_default=True,
+    metavar="N",
+    type=click.IntRange(1),
+    help="Batches of an update: their gradients are averaged. A step is N batches.",
+)
 @freeze_option
 @click.option(
     "--train-constants", is_flag=True, help="Also train the constants of the model: factors, masks, tables (sonnx check --train)."
