@@ -22,7 +22,7 @@ from singa_backend.passes.change_dtype import WIDE
 from singa_backend.plans.profile import Profile
 from singa_backend.rendering import printable
 
-from ._core import provenance, tape, trace
+from ._core import provenance, sync_norm, tape, trace
 from ._core.conversions import DTypeLike, dtype_of
 from ._core.coverage import watch_gradients
 from ._core.tensor import Tensor
@@ -372,6 +372,11 @@ class Model(Layer):
         for optimizer in self._optimizers():
             if isinstance(optimizer, Accumulates):
                 optimizer._begin(rows_of(input))
+        groups = [o.sync_group() for o in self._optimizers() if hasattr(o, "sync_group")]
+        with sync_norm.together(groups[0]) if groups else contextlib.nullcontext():
+            return self._recorded_step(input, kwargs)
+
+    def _recorded_step(self, input: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if not self.graph_mode or self.not_traceable:
             return self.train_one_batch(*input, **kwargs)
         return self._graph_step(input, kwargs)
@@ -405,7 +410,7 @@ class Model(Layer):
             except (NotTraceable, UnsupportedModel) as error:  # the tape has computed this step
                 where = f"node {error.node!r}, operator {error.operator}: " if error.node else ""
                 self.not_traceable = where + error.message
-                warnings.warn(f"this model's steps stay on the tape: {self.not_traceable}", UserWarning, stacklevel=6)
+                warnings.warn(f"this model's steps stay on the tape: {self.not_traceable}", UserWarning, stacklevel=7)
                 return self.train_one_batch(*input, **kwargs)
             recorded.append(step)
             self._forget_steps()
@@ -569,11 +574,11 @@ class Model(Layer):
             raise InvalidInput("patience must be used with validation, whose loss it compares", code="SX342")
         measure = None if held is None else lambda: self.evaluate(held, metrics=metrics, target=target)
         stop = None if patience is None else EarlyStop(self, patience)
-        self.history = place.history
         each = length_of(source)
         micro = max([o._sums.steps for o in accumulating(self)], default=1)
         progress = FitProgress(self, place.history, epochs, steps_in_epoch=None if each is None else -(-each // micro))
         told = Callbacks([*callbacks, *([stop] if stop else [])] if isinstance(callbacks, Sequence) else callbacks, progress)
+        self.history = place.history
         self._fitted(place, lambda: one_epoch(source, device_of(self), names), measure, told, epochs if verbose else None, stop)
         return place.history
 

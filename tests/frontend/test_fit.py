@@ -401,7 +401,7 @@ CASES: dict[str, tuple[Any, str, str]] = {
     "several numbers": (lambda: made().evaluate(X, Y, metrics={"e": lambda y, t: y == t}), "SX342", "an array of shape (10, 2)"),
     "epochs": (lambda: made().fit(X, Y, epochs=0), "SX342", "epochs"),
     "patience": (lambda: made().fit(X, Y, patience=2), "SX342", "validation"),
-    "generator": (lambda: made().fit(((x, y) for x, y in [(X, Y)]), epochs=2), "SX342", "epoch 2"),
+    "generator": (lambda: made().fit(((x, y) for x, y in [(X, Y)]), epochs=2), "SX342", "data must be iterable 2 times"),
     "not data": (lambda: made().fit(3), "SX342", "a int"),
     "not a batch": (lambda: made().fit([X, Y]), "SX342", "a ndarray"),
     "batch_size": (lambda: made().fit(data.ArrayLoader(X, Y), batch_size=2), "SX342", "batch_size"),

@@ -43,6 +43,7 @@ DEFAULTS = {
     "--warmup": "0",
     "--clip-norm": "none",
     "--accumulate": "1",
+    "--sync-batch-norm": "no",
     "--precision": "float32",
     "--train-constants": "yes",
 }

@@ -24,6 +24,7 @@ from singa_backend.proto.schemas import SINGA_DOMAIN
 
 from .._core import tape, trace
 from .._core.backward import backward
+from .._core.sync_norm import SyncGroup
 from .._core.tensor import Tensor, op
 from .._core.variable import required
 from .accumulation import Accumulates, GradientSums
@@ -40,10 +41,12 @@ class DataParallel(Accumulates):
     Args:
         opt: The optimizer.
         communicator: The communicator.
+        sync_batch_norm: Whether steps of a Model normalize with the statistics of all ranks.
     """
 
-    def __init__(self, opt: Any, communicator: Communicator) -> None:
+    def __init__(self, opt: Any, communicator: Communicator, sync_batch_norm: bool = False) -> None:
         self.opt = opt
+        self.sync_batch_norm = sync_batch_norm
         self.communicator = communicator
         self.world_size = communicator.size
         self.global_rank = communicator.rank
@@ -55,6 +58,7 @@ class DataParallel(Accumulates):
         self._fused: list[Tensor] = []
         self._fused_half: list[Tensor] = []
         self._rows: tuple[int, int] | None = None  # of this rank, and of all, in the next step
+        self._has_rows = True
         self._agreed: dict[Any, list[list[str]]] = {}  # the gradients of each kind of step, which all ranks had
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
@@ -87,12 +91,23 @@ class DataParallel(Accumulates):
         """
         if not 0 <= rows <= total or total < 1:
             raise InvalidInput(f"rows must be in [0, total], with a total of at least 1, got {rows} of {total}", code="SX386")
-        self._rows = (int(rows), int(total))
+        self._rows, self._has_rows = (int(rows), int(total)), rows > 0
         self._sums.begin(total, rows * self.world_size / total)
+
+    def sync_group(self) -> SyncGroup | None:
+        """The ranks whose samples BatchNormalization uses in the next step.
+
+        Returns:
+            None without `sync_batch_norm`, and for one rank.
+        """
+        if not self.sync_batch_norm or self.world_size == 1:
+            return None
+        return SyncGroup(self._number, self.world_size, self.global_rank, self._has_rows)
 
     def _begin(self, rows: int) -> None:
         if self._rows is None:
             self._sums.begin(rows)
+            self._has_rows = True
         self._rows = None  # a step without a call of `set_share` has equal parts
 
     def __call__(self, loss: Tensor) -> None:
@@ -313,7 +328,7 @@ class DataParallel(Accumulates):
 
     def _settings(self) -> tuple[Any, ...]:
         """What a recorded step contains as constants."""
-        return (self._number, self.world_size)
+        return (self._number, self.world_size, self.sync_batch_norm, self._has_rows)
 
     def _turn(self) -> int:
         """The partition that the next partial update averages; a graph is recorded for each."""

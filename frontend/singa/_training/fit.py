@@ -168,7 +168,7 @@ class Shares:
         """The mean of the losses of a step over the samples of all ranks."""
         if self.group is None:
             return losses[0] if len(losses) == 1 else float(np.average(losses, weights=[n for n, _ in counts]))
-        summed = sum(value * own for value, (own, _) in zip(losses, counts, strict=True) if own)
+        summed = sum((value * own for value, (own, _) in zip(losses, counts, strict=True) if own), 0.0)
         return float(total(self.group, np.array([summed]))[0]) / sum(n for _, n in counts)
 
 

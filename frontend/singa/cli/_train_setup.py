@@ -72,6 +72,7 @@ class TrainOptions:
     workers: int
     dist_option: str
     sparsity: float
+    sync_batch_norm: bool
     timeout: float
     no_graph: bool
     precision: str
@@ -158,7 +159,7 @@ def prepared(chosen: TrainOptions, group: Communicator | None, starts: bool = Fa
     rule.clip_gradients(norm=chosen.clip_norm)
     rule.accumulate_gradients(chosen.accumulate)
     if group:
-        rule = opt.DistOpt(rule, communicator=group)
+        rule = opt.DistOpt(rule, communicator=group, sync_batch_norm=chosen.sync_batch_norm)
     update = exchange(rule, chosen.dist_option, chosen.sparsity) if group else rule
     place.SetRandSeed(chosen.seed + (group.rank if group else 0))
     tuned, compute = tuned_model(chosen.model, place, chosen.loss, update, chosen.freeze, chosen.train_constants)
@@ -268,6 +269,7 @@ def _checkpoint(chosen: TrainOptions, made: TrainSetup, rule: Any, place: Device
         **({"--warmup": str(chosen.warmup)} if chosen.warmup else {}),
         **({"--clip-norm": repr(chosen.clip_norm)} if chosen.clip_norm is not None else {}),
         **({"--accumulate": str(chosen.accumulate)} if chosen.accumulate > 1 else {}),
+        **({"--sync-batch-norm": "yes"} if chosen.sync_batch_norm and group else {}),
         **({"--precision": chosen.precision} if chosen.precision != "float32" else {}),
         **({"--workers": str(group.size), "--dist-option": _exchanged(chosen.dist_option, chosen.sparsity)} if group else {}),
     }

@@ -154,6 +154,9 @@ class _Train(click.Command):
     help="The share (sparseTopK) or the magnitude (sparseThreshold) of the gradients that are exchanged.",
 )
 @click.option(
+    "--sync-batch-norm", is_flag=True, help="Let BatchNormalization use the samples of all workers, not those of each worker."
+)
+@click.option(
     "--timeout", default=300.0, show_default=True, type=SECONDS, help="Seconds to wait for a worker before the training ends."
 )
 @click.option("--no-graph", is_flag=True, help="Run the steps on the tape instead of as one graph.")
