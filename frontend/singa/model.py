@@ -457,8 +457,9 @@ class Model(Layer):
         return not self._tape_first and any(int(t.device.backend.get(t._data)[0]) > 0 for t in counters)
 
     def _optimizers(self) -> list[Any]:
-        """The optimizers that are attributes of this model."""
-        return [v for v in self.__dict__.values() if isinstance(getattr(v, "step_counter", None), Tensor)]
+        """The optimizers that are attributes of this model, each once."""
+        found = [v for v in self.__dict__.values() if isinstance(getattr(v, "step_counter", None), Tensor)]
+        return list({id(v): v for v in found}.values())
 
     def _forget_steps(self) -> None:
         """Discard the oldest graphs: first those of the shapes that were used the longest time ago."""
