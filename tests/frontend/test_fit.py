@@ -393,7 +393,7 @@ CASES: dict[str, tuple[Any, str, str]] = {
     ),
     "seed of a loader": (lambda: data.ArrayLoader(X, seed=-1), "SX342", "seed must be an integer of at least 0, got -1"),
     "seed": (lambda: made().fit(X, Y, seed=1.5), "SX342", "got 1.5"),
-    "no callback": (lambda: made().fit(X, Y, callbacks=[3]), "SX342", "callbacks must be a list of functions, or objects with on_step or on_epoch, got [3]"),
+    "no callback": (lambda: made().fit(X, Y, callbacks=[3]), "SX342", "or objects with on_step or on_epoch, got [3]"),
     "a callback": (lambda: made().fit(X, Y, callbacks=print), "SX342", "callbacks must be a list of functions"),
     "metrics": (lambda: made().fit(X, Y, metrics=[len]), "SX342", "metrics must be a dict of functions by name"),
     "a metric": (lambda: made().evaluate(X, Y, metrics={"n": 3}), "SX342", "metrics must be a dict of functions by name"),

@@ -378,7 +378,7 @@ class Imported:
         if group is None:
             y, mean, variance = op.BatchNormalization(*inputs, epsilon=epsilon, momentum=momentum, training_mode=1, outputs=3)
         else:
-            y, *batch, _ = sync_norm.batch_normalization(group, *inputs[:3], epsilon)
+            y, *batch, _ = sync_norm.batch_normalization(group, inputs[0], inputs[1], inputs[2], epsilon)
             mean, variance = (
                 op.Add(op.Mul(old, momentum), op.Mul(op.cast(new, old), 1 - momentum))
                 for old, new in zip(inputs[3:5], batch, strict=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -94,7 +95,7 @@ class Callbacks:
         self.progress = progress
         self._on_step = [c.on_step for c in callbacks if hasattr(c, "on_step")]
         self._on_epoch: list[Callable[[], Any]] = [
-            (lambda c=c: c.on_epoch(progress)) if hasattr(c, "on_epoch") else (lambda c=c: c(progress.history))
+            partial(c.on_epoch, progress) if hasattr(c, "on_epoch") else partial(c, progress.history)
             for c in callbacks
             if hasattr(c, "on_epoch") or not _is_object(c)
         ]

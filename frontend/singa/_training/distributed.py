@@ -71,7 +71,8 @@ class DataParallel(Accumulates):
 
     @property
     def _sums(self) -> GradientSums:  # type: ignore[override]
-        return self.opt._sums
+        sums: GradientSums = self.opt._sums
+        return sums
 
     # --- training
 
