@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from singa_backend.errors import InvalidInput
 
-if TYPE_CHECKING:
-    from .fit import History, Position
+from .history import History, Position
 
 
 @dataclass

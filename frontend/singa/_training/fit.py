@@ -7,7 +7,6 @@ import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
@@ -21,7 +20,9 @@ from .._core.tensor import Tensor
 from ..device import Device
 from .accumulation import Accumulates, rows_of
 from .callbacks import Callbacks
-from .loader import ArrayLoader, Order, positive
+from .history import History as History
+from .history import Position as Position
+from .loader import ArrayLoader, positive
 from .sources import ArgumentNames, in_order
 
 
@@ -39,37 +40,6 @@ class Trainable(Protocol):
     def eval(self) -> None: ...
 
     def get_states(self) -> dict[str, Tensor]: ...
-
-
-@dataclass
-class History:
-    """The measurements of a training.
-
-    Attributes:
-        losses: The loss of each step.
-        validation: The measurements after each epoch: the loss, and the accuracy if the targets are class numbers.
-        epochs: The mean of the losses of each epoch.
-    """
-
-    losses: list[float] = field(default_factory=list)
-    validation: list[dict[str, float]] = field(default_factory=list)
-    epochs: list[float] = field(default_factory=list)
-
-
-@dataclass
-class Position(Order):
-    """The point that a run of `fit` has reached.
-
-    Attributes:
-        rng: The generator of the orders.
-        batch: The number of finished steps of the current epoch.
-        order: The order of the samples in the current epoch; None before its first step.
-        epoch: The number of finished epochs, those with their validation.
-        history: The measurements so far.
-    """
-
-    epoch: int = 0
-    history: History = field(default_factory=History)
 
 
 def fit(
