@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .._core import tape, trace
+from .._core import sync_norm, tape, trace
 from .._core.tensor import Tensor
 from .._core.tensor import op as recorder
 from .formula import TensorOp, formula
@@ -165,6 +165,18 @@ def batchnorm_2d(
     means = (running_mean, running_var) if isinstance(x, Tensor) else (running_mean.data, running_var.data)
     if not tape.training:
         return op.BatchNormalization(x, scale, bias, *means, epsilon=handle.epsilon)
+    group = sync_norm.current()
+    if group is not None and isinstance(x, Tensor):
+        y, mean, variance, count = sync_norm.batch_normalization(group, x, scale, bias, handle.epsilon)
+        with tape.no_tape():
+            _update(
+                handle,
+                recorder.Mul(count, recorder.cast(recorder.Size(mean), count)),
+                running_mean,
+                running_var,
+                (mean, variance),
+            )
+        return y
     y, *batch = op.BatchNormalization(x, scale, bias, *means, epsilon=handle.epsilon, momentum=0.0, training_mode=1, outputs=3)
     with tape.no_tape():
         _update(handle, op.Size(x), running_mean, running_var, batch)
@@ -178,7 +190,7 @@ def _update(handle: BatchNormHandle, size: Any, running_mean: Tensor, running_va
         v if isinstance(v, Tensor) else Tensor._of(v.raw, running_mean.device, False) for v in (size, *batch)
     )
     if handle.unbiased:
-        n = op.cast(op.Div(count, op.Size(mean)), mean)
+        n = op.cast(op.Div(count, op.cast(op.Size(mean), count)), mean)
         variance = op.Mul(variance, op.Div(n, op.Max(op.Sub(n, 1), 1)))
     for running, found in ((running_mean, mean), (running_var, variance)):
         new = op.Add(op.Mul(running, 1 - handle.factor), op.Mul(found, handle.factor))

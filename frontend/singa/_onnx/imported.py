@@ -28,7 +28,7 @@ from singa_backend.proto.tensor_data import owned
 from singa_backend.proto.values import Value, declared_type
 from singa_backend.runtime.failures import rule_errors
 
-from .._core import provenance, random, tape, trace
+from .._core import provenance, random, sync_norm, tape, trace
 from .._core.node import Node as TapeNode
 from .._core.tensor import Tensor, op
 from .._core.variable import Member
@@ -393,7 +393,15 @@ class Imported:
         if not training:
             y = op.BatchNormalization(*inputs, epsilon=epsilon, momentum=momentum)
             return [y, inputs[3], inputs[4]][: len(node.outputs)]
-        y, mean, variance = op.BatchNormalization(*inputs, epsilon=epsilon, momentum=momentum, training_mode=1, outputs=3)
+        group = sync_norm.current()
+        if group is None:
+            y, mean, variance = op.BatchNormalization(*inputs, epsilon=epsilon, momentum=momentum, training_mode=1, outputs=3)
+        else:
+            y, *batch, _ = sync_norm.batch_normalization(group, inputs[0], inputs[1], inputs[2], epsilon)
+            mean, variance = (
+                op.Add(op.Mul(old, momentum), op.Mul(op.cast(new, old), 1 - momentum))
+                for old, new in zip(inputs[3:5], batch, strict=True)
+            )
         with tape.no_tape():
             for old, new in zip(inputs[3:], (mean, variance), strict=True):
                 if any(old is t for t in self.statistics.values()):

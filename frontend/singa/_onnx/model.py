@@ -196,9 +196,9 @@ class SONNXModel(Model):
         self._steps = Steps()
         self._checked = False
 
-    def _input_count(self) -> int | None:
-        count = super()._input_count()
-        return len(self.imported.graph.inputs) if count is None else count
+    def _input_names(self) -> list[str] | None:
+        names = super()._input_names()
+        return [v.name for v in self.imported.graph.inputs] if names is None else names
 
     def _moved(self, dtype: np.dtype[Any] | None, device: Device | None, seen: set[int]) -> list[Callable[[], None]]:
         made = self.imported.moved(dtype, device)

@@ -43,6 +43,8 @@ DEFAULTS = {
     "--schedule": "constant",
     "--warmup": "0",
     "--clip-norm": "none",
+    "--accumulate": "1",
+    "--sync-batch-norm": "no",
     "--precision": "float32",
     "--train-constants": "yes",
     "--lora": "none",
@@ -169,7 +171,7 @@ class Checkpoint:
 
         Args:
             count: The number of samples.
-            batch_size: The number of samples in a batch.
+            batch_size: The number of samples of a step.
 
         Returns:
             The point at which to continue.

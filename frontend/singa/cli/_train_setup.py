@@ -100,6 +100,7 @@ class TrainOptions:
     clip_norm: float | None
     epochs: int
     batch_size: int
+    accumulate: int
     freeze: tuple[str, ...]
     train_constants: bool
     lora: int | None
@@ -118,6 +119,7 @@ class TrainOptions:
     workers: int
     dist_option: str
     sparsity: float
+    sync_batch_norm: bool
     timeout: float
     no_graph: bool
     precision: str
@@ -196,16 +198,16 @@ def prepared(chosen: TrainOptions, group: Communicator | None, starts: bool = Fa
         click.UsageError: An option does not fit the data or the checkpoint.
     """
     from .. import opt
-    from .._training.fit import Position, batches, check_shares
+    from .._training.fit import Position, batches
     from .._training.loader import ArrayLoader
 
     place = place_of(chosen, group, starts)
     rule = rule_of(chosen.optimizer, lr=chosen.lr, momentum=chosen.momentum, weight_decay=decay(chosen))
     rule.clip_gradients(norm=chosen.clip_norm)
+    rule.accumulate_gradients(chosen.accumulate)
     if group:
-        rule = opt.DistOpt(rule, communicator=group)
+        rule = opt.DistOpt(rule, communicator=group, sync_batch_norm=chosen.sync_batch_norm)
     update = exchange(rule, chosen.dist_option, chosen.sparsity) if group else rule
-    check_shares(chosen.batch_size, group.size if group else 1)
     place.SetRandSeed(chosen.seed)
     tuned, compute = tuned_model(chosen.model, place, chosen.loss, update, chosen.freeze, chosen.train_constants, lora_of(chosen))
     place.SetRandSeed(chosen.seed + (group.rank if group else 0))  # after the adapters, which all ranks begin with
@@ -217,7 +219,7 @@ def prepared(chosen: TrainOptions, group: Communicator | None, starts: bool = Fa
     held_out = _arrays(chosen.validation, tuned, chosen.target) if chosen.validation else None
     for arrays in ((xs, y), held_out) if held_out else ((xs, y),):
         ArrayLoader(*arrays[0], arrays[1], batch_size=chosen.batch_size)  # as many samples in all
-    steps = batches(len(y), chosen.batch_size, chosen.epochs)
+    steps = batches(len(y), chosen.batch_size * chosen.accumulate, chosen.epochs)
     if chosen.warmup >= steps:
         raise click.UsageError(f"--warmup must be below the number of steps, {steps}, got {chosen.warmup}")
     falling = opt.CosineDecay(chosen.lr, steps - chosen.warmup) if chosen.schedule == "cosine" else chosen.lr
@@ -399,6 +401,8 @@ def _checkpoint(chosen: TrainOptions, made: TrainSetup, rule: Any, place: Device
         **({"--schedule": chosen.schedule} if chosen.schedule != SCHEDULES[0] else {}),
         **({"--warmup": str(chosen.warmup)} if chosen.warmup else {}),
         **({"--clip-norm": repr(chosen.clip_norm)} if chosen.clip_norm is not None else {}),
+        **({"--accumulate": str(chosen.accumulate)} if chosen.accumulate > 1 else {}),
+        **({"--sync-batch-norm": "yes"} if chosen.sync_batch_norm and group else {}),
         **({"--precision": chosen.precision} if chosen.precision != "float32" else {}),
         **({"--workers": str(group.size), "--dist-option": _exchanged(chosen.dist_option, chosen.sparsity)} if group else {}),
     }
@@ -411,7 +415,7 @@ def _checkpoint(chosen: TrainOptions, made: TrainSetup, rule: Any, place: Device
 
 def _resume(chosen: TrainOptions, made: TrainSetup, kept: Checkpoint, quiet: bool) -> None:
     """Set the states to those of the checkpoint."""
-    at = made.at = kept.read(len(made.data[1]), chosen.batch_size)
+    at = made.at = kept.read(len(made.data[1]), chosen.batch_size * chosen.accumulate)
     reached = f"epoch {at.epoch + 1}, step {len(at.history.losses)}" if at.batch else f"the end of epoch {at.epoch}"
     if (at.epoch, at.batch) > (chosen.epochs, 0):
         raise click.UsageError(f"--epochs {chosen.epochs} is before the point of the checkpoint: {reached}")

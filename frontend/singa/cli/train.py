@@ -111,6 +111,14 @@ class _Train(click.Command):
 @click.option("--clip-norm", type=FiniteNumber(min=0, min_open=True), help="The bound of the norm of all gradients together.")
 @click.option("--epochs", default=1, show_default=True, type=click.IntRange(1))
 @click.option("--batch-size", default=32, show_default=True, type=click.IntRange(1))
+@click.option(
+    "--accumulate",
+    default=1,
+    show_default=True,
+    metavar="N",
+    type=click.IntRange(1),
+    help="Batches of an update: their gradients are averaged. A step is N batches.",
+)
 @freeze_option
 @lora_options
 @click.option(
@@ -149,6 +157,9 @@ class _Train(click.Command):
     show_default=True,
     type=FiniteNumber(min=0),
     help="The share (sparseTopK) or the magnitude (sparseThreshold) of the gradients that are exchanged.",
+)
+@click.option(
+    "--sync-batch-norm", is_flag=True, help="Let BatchNormalization use the samples of all workers, not those of each worker."
 )
 @click.option(
     "--timeout", default=300.0, show_default=True, type=SECONDS, help="Seconds to wait for a worker before the training ends."
