@@ -71,6 +71,7 @@ if TYPE_CHECKING:
     from singa_backend.inspection import check, inspect, trainable_report
     from singa_backend.passes import optimize
     from singa_backend.passes.change_layout import change_layout, transpose_layout
+    from singa_backend.passes.head import ReplacedHead, replace_head
     from singa_backend.quantization import quantization_errors, quantize
 
     from ._generation.generator import GeneratedText, GeneratedTexts, Generator
@@ -110,6 +111,7 @@ __all__ = [
     "Operator",
     "Operators",
     "OptionalType",
+    "ReplacedHead",
     "SONNXModel",
     "SequenceType",
     "SingaBackend",
@@ -153,6 +155,7 @@ __all__ = [
     "quantize",
     "reduce",
     "register_operator",
+    "replace_head",
     "run_model",
     "run_node",
     "save",
@@ -171,6 +174,7 @@ _LAZY = {
     **dict.fromkeys(("GeneratedText", "GeneratedTexts", "Generator"), "singa._generation.generator"),
     "optimize": "singa_backend.passes",
     **dict.fromkeys(("change_layout", "transpose_layout"), "singa_backend.passes.change_layout"),
+    **dict.fromkeys(("ReplacedHead", "replace_head"), "singa_backend.passes.head"),
     **dict.fromkeys(("quantization_errors", "quantize"), "singa_backend.quantization"),
     **dict.fromkeys(
         ("ExporterFailure", "from_onnx", "from_paddle", "from_pytorch", "from_sklearn", "from_tensorflow"), "singa._importers"
