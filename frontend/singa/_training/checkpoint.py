@@ -13,7 +13,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
+import shutil
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
@@ -24,7 +26,7 @@ from singa_backend import dtypes
 from singa_backend.collectives import Communicator
 from singa_backend.collectives.communicator import copied, total
 from singa_backend.errors import InvalidInput
-from singa_backend.io.files import staged
+from singa_backend.io.files import refused, staged
 from singa_backend.kernels.options import MOST_THREADS
 from singa_backend.kernels.options import options as plan_options
 
@@ -34,7 +36,7 @@ from ..device import Device
 from .distributed import PARTIAL, RESIDUAL
 from .fit import History, Position
 
-OPTIMIZER, LOOP, MEASURED, STATES = "optimizer.", "fit.", "fit.validation.", "model."
+OPTIMIZER, LOOP, MEASURED, STATES, PART = "optimizer.", "fit.", "fit.validation.", "model.", "part."
 RANDOM = f"{LOOP}random_state"
 DEFAULTS = {
     "--workers": "1",
@@ -44,6 +46,8 @@ DEFAULTS = {
     "--clip-norm": "none",
     "--precision": "float32",
     "--train-constants": "yes",
+    "--head": "none",
+    "--keep-best": "none",
 }
 """The settings that a checkpoint has only if they have other values than these.  Versions without --train-constants trained the
 constants of a model; a model without constants has no such setting."""
@@ -79,6 +83,14 @@ class Updates(Protocol):
     def set_states(self, states: Mapping[str, Any]) -> None: ...
 
 
+class Part(Protocol):
+    """What a checkpoint keeps besides the states and the point: the best epoch, files that grow."""
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
+
+
 class Checkpoint:
     """The file of a training.
 
@@ -90,8 +102,11 @@ class Checkpoint:
         settings: The arguments that must not change, by name: the identity of the model and the data, the loss, ...
         rates: The arguments that may change, by name.
         group: The ranks that train together; None for one process. All ranks must call `write` and `read`.
+        keep: The number of checkpoints that are kept: the file, and those before it, whose names have their steps.
 
     Attributes:
+        parts: What else is kept, by name; a part that the file does not have is not loaded.
+        step: The step that the file holds; 0 before it is written or read.
         changed: After `read`, the values of `rates` in the file, of those that differ.
         threads: The number of threads of plans in this process, which the file has.
         other_threads: After `read`, the number in the file if it differs: sums are then added in another order.
@@ -106,7 +121,9 @@ class Checkpoint:
         settings: Mapping[str, str],
         rates: Mapping[str, str],
         group: Communicator | None = None,
+        keep: int = 1,
     ) -> None:
+        self.keep, self.step, self.parts = keep, 0, dict[str, Part]()
         self.path, self.model, self.optimizer, self.device = path, model, optimizer, device
         self.settings, self.rates = dict(settings), dict(rates)
         self.group = group if group and group.size > 1 else None
@@ -135,7 +152,9 @@ class Checkpoint:
             return
         rng: Any = place.rng.bit_generator.state
         updated = self.optimizer.get_states()
+        parts = {name: part.state_dict() for name, part in self.parts.items()}  # their files reach the disk first
         run = {
+            "parts": {name: {n: v for n, v in s.items() if not isinstance(v, np.ndarray)} for name, s in parts.items()},
             "settings": self.settings, "rates": self.rates, "states": len(updated),
             "epoch": place.epoch, "batch": place.batch, "rng": rng, "threads": self.threads,
         }  # fmt: skip
@@ -151,11 +170,43 @@ class Checkpoint:
             RANDOM: random.get_state(self.device),
             **others,
             **{MEASURED + name: np.array(values, np.float64) for name, values in measured.items()},
+            **{f"{PART}{name}.{n}": v for name, s in parts.items() for n, v in s.items() if isinstance(v, np.ndarray)},
         }
         extra = {OPTIMIZER + n: t for n, t in updated.items()}
         extra |= {n: Tensor(data=a, requires_grad=False) for n, a in arrays.items()}
+        step = len(place.history.losses)
+        if self.keep > 1 and 0 < self.step < step:
+            self._set_aside()
         with staged(self.path) as stage:
             self.model.save_states(stage / stage.target.name, extra)
+        self.step = step
+        if self.keep > 1:
+            self._clean()
+
+    def earlier(self) -> dict[int, Path]:
+        """The files of earlier checkpoints of this path, by step, the oldest first."""
+        form = re.compile(re.escape(self.path.stem) + r"\.step-(\d{6,18})" + re.escape(self.path.suffix))
+        found = [(form.fullmatch(p.name), p) for p in self.path.parent.iterdir()]
+        return dict(sorted((int(m[1]), p) for m, p in found if m))
+
+    def _set_aside(self) -> None:
+        """Give the present file its second name, under which it stays."""
+        with staged(self.path.with_name(f"{self.path.stem}.step-{self.step:06}{self.path.suffix}")) as stage:
+            copy = stage / stage.target.name
+            try:
+                os.link(self.path, copy)
+            except OSError:  # a file system without links
+                shutil.copyfile(self.path, copy)
+
+    def _clean(self) -> None:
+        """Remove the oldest files, and those of later steps, which a training left that was resumed at an earlier point."""
+        there = self.earlier()
+        kept = [n for n in there if n < self.step][1 - self.keep :]
+        try:
+            for step in there.keys() - set(kept):
+                there[step].unlink()
+        except OSError as error:
+            raise refused(self.path, error) from None
 
     def read(self, count: int, batch_size: int) -> Position:
         """Set the states of the model, the optimizer and the random stream to those in the file.
@@ -196,8 +247,22 @@ class Checkpoint:
         self.model.set_states({n.removeprefix(STATES): a for n, a in own.items() if n.startswith(STATES)})
         self.optimizer.set_states(states)
         random.set_state(self.device, own.get(RANDOM, arrays[RANDOM]))
+        self._read_parts(run, arrays)
+        self.step = len(place.history.losses)
         self._finite = set(_finite(self.model.get_states()))
         return place
+
+    def _read_parts(self, run: dict[str, Any], arrays: Mapping[str, np.ndarray]) -> None:
+        """Load the parts that the file has."""
+        for name, part in self.parts.items():
+            mark = f"{PART}{name}."
+            try:
+                state = run.get("parts", {}).get(name)
+                if state is not None:
+                    part.load_state_dict({**state, **{n.removeprefix(mark): a for n, a in arrays.items() if n.startswith(mark)}})
+            except (AttributeError, KeyError, TypeError, ValueError) as error:
+                text = f"{self.path} must be a checkpoint of sonnx train, got one with another {name}: {str(error)[:200]}"
+                raise InvalidInput(text, code="SX380", hint="resume another checkpoint, or start again") from None
 
     def _others(self) -> dict[str, np.ndarray]:
         """On rank 0, the states of the other ranks that differ from its own, by name."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
+from typing_extensions import override
 
 from singa_backend.collectives import Communicator
 from singa_backend.collectives.communicator import total
@@ -19,6 +20,7 @@ from singa_backend.errors import InvalidInput
 from .._core import tape
 from .._core.tensor import Tensor
 from ..device import Device
+from .best import KeepBest
 from .loader import ArrayLoader, Order, positive
 
 
@@ -417,7 +419,7 @@ def arrayed(t: Any, rule: str) -> np.ndarray:
     return np.asarray(t.device.backend.get(t.data))
 
 
-class EarlyStop:
+class EarlyStop(KeepBest):
     """Stops a training whose validation loss falls no more, and restores the parameters and statistics of its best epoch.
 
     Args:
@@ -426,23 +428,14 @@ class EarlyStop:
     """
 
     def __init__(self, model: Any, patience: int) -> None:
-        self.model, self.patience = model, positive("patience", patience)
-        self.best, self.waited = np.inf, 0
-        self.states: dict[str, np.ndarray] = {}
+        super().__init__(model)
+        self.patience, self.waited = positive("patience", patience), 0
 
+    @override
     def __call__(self, history: History) -> bool:
         """Note an epoch; return whether the training ends."""
-        loss = history.validation[-1]["loss"]
-        if loss < self.best:
-            self.best, self.waited = loss, 0
-            self.states = {n: np.array(t.device.backend.get(t.data)) for n, t in self.model.get_states().items()}
-        else:
-            self.waited += 1
+        self.waited = 0 if self.better(history) else self.waited + 1
         return self.waited >= self.patience
-
-    def restore(self) -> None:
-        """Set the states to those of the best epoch."""
-        self.model.set_states(self.states)
 
 
 @contextmanager
