@@ -21,10 +21,12 @@ NETS = {
         {"w0": (6, 8), "fc": (10, 8), "b": (10,)}, ("fc", "b"),
     ),
     "gemm with factors, transposed": (
-        "(float[n, 6] x) => (float[n, 10] y) { y = Gemm<alpha = 0.5, beta = 2.0>(x, fc, b) }", {"fc": (6, 10), "b": (1, 10)}, ("fc", "b"),
+        "(float[n, 6] x) => (float[n, 10] y) { y = Gemm<alpha = 0.5, beta = 2.0>(x, fc, b) }",
+        {"fc": (6, 10), "b": (1, 10)}, ("fc", "b"),
     ),
     "matmul and add": (
-        "(float[n, 5, 6] x) => (float[n, 5, 10] y) { p = MatMul(x, fc) \n y = Add(b, p) }", {"fc": (6, 10), "b": (10,)}, ("fc", "b"),
+        "(float[n, 5, 6] x) => (float[n, 5, 10] y) { p = MatMul(x, fc) \n y = Add(b, p) }",
+        {"fc": (6, 10), "b": (10,)}, ("fc", "b"),
     ),
     "matmul without bias, softmax": (
         "(float[n, 6] x) => (float[n, 10] y) { p = MatMul(x, fc) \n y = Softmax<axis = -1>(p) }", {"fc": (6, 10)}, ("fc",),
@@ -128,7 +130,9 @@ def test_the_weight_of_a_file_of_constants_stays_a_constant() -> None:
     del model.graph.initializer[:]
     assert sonnx.replace_head(model, 3).weight == "fc" and not model.graph.initializer
     params = sonnx.SONNXModel(model).get_params()
-    assert {n: p.shape for n, p in params.items()} == {"w0": (6, 8), "fc": (8, 3)} and all(p.requires_grad for p in params.values())
+    assert {n: p.shape for n, p in params.items()} == {"w0": (6, 8), "fc": (8, 3)} and all(
+        p.requires_grad for p in params.values()
+    )
 
 
 @pytest.mark.parametrize(("text", "shapes", "told"), [

@@ -14,7 +14,6 @@ from onnx import ModelProto, TensorProto, ValueInfoProto, numpy_helper
 
 from .. import dtypes
 from ..errors import InvalidInput, UnsupportedModel
-from .graph import GraphEditor
 from .index import NodeEditor
 from .model import ModelEditor
 
@@ -22,8 +21,8 @@ SOFTMAXES = ("Softmax", "LogSoftmax")
 SIGMOIDS = ("Sigmoid", "HardSigmoid")
 _PRODUCTS = ("Gemm", "MatMul", "Conv")
 _PASSED = (
-    *SOFTMAXES, *SIGMOIDS, "Identity", "Flatten", "Squeeze", "Reshape", "Cast", "Dropout", "Relu", "LeakyRelu", "Tanh", "Softplus",
-    "GlobalAveragePool", "GlobalMaxPool", "AveragePool", "MaxPool", "ReduceMean",
+    *SOFTMAXES, *SIGMOIDS, "Identity", "Flatten", "Squeeze", "Reshape", "Cast", "Dropout", "Relu", "LeakyRelu", "Tanh",
+    "Softplus", "GlobalAveragePool", "GlobalMaxPool", "AveragePool", "MaxPool", "ReduceMean",
 )  # fmt: skip
 """Operators without parameters that may follow the last layer."""
 
@@ -62,8 +61,8 @@ def replace_head(model: ModelProto, outputs: int, *, seed: int = 0, folder: str 
     The last layer is the Gemm, the MatMul and the Add of its bias, or the Conv, from which the only output of the model is
     computed, at most through operators without parameters: softmax, sigmoid, pooling, Flatten, Reshape. Its weight and bias get
     new values; it has a bias if the old layer has one. They are drawn as `torch.nn.Linear` and `Conv2d` draw them, uniformly in
-    +-1/sqrt(features), in the dtype of the old ones, and keep their names unless another node reads them. A Gemm loses its factors
-    `alpha` and `beta`. Of the declarations, only the sizes of the output change.
+    +-1/sqrt(features), in the dtype of the old ones, and keep their names unless another node reads them. A Gemm loses its
+    factors `alpha` and `beta`. Of the declarations, only the sizes of the output change.
 
     Args:
         model: the model to change.
@@ -174,12 +173,12 @@ class _Head:
             elif node.is_(*_PASSED) and not self._constant(node.input(0)) and self.adds is None:
                 name = node.input(0)
             else:
-                hint = "replace_head knows Gemm, MatMul and Conv; for a model that ends otherwise, write a program with SONNXModel"
+                hint = "Gemm, MatMul and Conv are known; for a model that ends otherwise, write a program with SONNXModel"
                 raise _none(f"{node.title}{f' ({node.domain})' if node.domain else ''} is at the end", hint)
             self.after.append(node)
 
     def _constant(self, name: str) -> bool:
-        """Whether a value does not depend on the inputs: an initializer, also one that may be overridden, or computed from some."""
+        """Whether a value is an initializer, also one that may be overridden, or is computed from some."""
         open_, seen = [name], set()
         while open_:
             name = open_.pop()
@@ -241,7 +240,7 @@ class _Head:
         if alone and name in graph.initializers:
             graph.initializers[name] = numpy_helper.from_array(array, name)
             for listed in graph.proto.input:
-                if listed.name == name:
+                if isinstance(listed, ValueInfoProto) and listed.name == name:
                     _declare(listed, array.shape)
             return name
         maker = graph.producer(name)
@@ -297,7 +296,9 @@ class _Head:
         )
 
 
-def _new_sizes(declared: ValueInfoProto, shape: tuple[int | str | None, ...] | None, classes: int, outputs: int) -> dict[int, int]:
+def _new_sizes(
+    declared: ValueInfoProto, shape: tuple[int | str | None, ...] | None, classes: int, outputs: int
+) -> dict[int, int]:
     """The sizes of the output that change, by axis; the inferred shape decides where it is known."""
     if not declared.type.tensor_type.HasField("shape"):
         return {}

@@ -183,12 +183,6 @@ class Checkpoint:
         if self.keep > 1:
             self._clean()
 
-    def earlier(self) -> dict[int, Path]:
-        """The files of earlier checkpoints of this path, by step, the oldest first."""
-        form = re.compile(re.escape(self.path.stem) + r"\.step-(\d{6,18})" + re.escape(self.path.suffix))
-        found = [(form.fullmatch(p.name), p) for p in self.path.parent.iterdir()]
-        return dict(sorted((int(m[1]), p) for m, p in found if m))
-
     def _set_aside(self) -> None:
         """Give the present file its second name, under which it stays."""
         with staged(self.path.with_name(f"{self.path.stem}.step-{self.step:06}{self.path.suffix}")) as stage:
@@ -200,7 +194,7 @@ class Checkpoint:
 
     def _clean(self) -> None:
         """Remove the oldest files, and those of later steps, which a training left that was resumed at an earlier point."""
-        there = self.earlier()
+        there = earlier(self.path)
         kept = [n for n in there if n < self.step][1 - self.keep :]
         try:
             for step in there.keys() - set(kept):
@@ -208,11 +202,11 @@ class Checkpoint:
         except OSError as error:
             raise refused(self.path, error) from None
 
-    def read(self, count: int, batch_size: int) -> Position:
+    def read(self, count: int | None, batch_size: int) -> Position:
         """Set the states of the model, the optimizer and the random stream to those in the file.
 
         Args:
-            count: The number of samples.
+            count: The number of samples; None for batches of another source, a part named "data" that knows their numbers.
             batch_size: The number of samples in a batch.
 
         Returns:
@@ -338,6 +332,13 @@ class Checkpoint:
                 raise InvalidInput(text, code="SX380", hint="resume another checkpoint, or start again")
 
 
+def earlier(path: Path) -> dict[int, Path]:
+    """The files of the earlier checkpoints of a path, by step, the oldest first."""
+    form = re.compile(re.escape(path.stem) + r"\.step-(\d{6,18})" + re.escape(path.suffix))
+    found = [(form.fullmatch(p.name), p) for p in path.parent.iterdir()]
+    return dict(sorted((int(m[1]), p) for m, p in found if m))
+
+
 def _run(arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
     """The settings in a file, as `write` stores them."""
     stored = arrays[f"{LOOP}run"]
@@ -355,16 +356,23 @@ def _run(arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
     return run
 
 
-def _place(run: dict[str, Any], arrays: Mapping[str, np.ndarray], count: int, batch_size: int) -> Position:
+def _place(run: dict[str, Any], arrays: Mapping[str, np.ndarray], count: int | None, batch_size: int) -> Position:
     """The point in a file; raises ValueError, TypeError or KeyError if its parts contradict each other."""
-    epoch, batch, steps = run["epoch"], run["batch"], -(-count // batch_size)
-    losses, order, state = (arrays[LOOP + n] for n in ("losses", "order", "random_state"))
-    if type(epoch) is not int or type(batch) is not int or epoch < 0 or not 0 <= batch <= steps:
+    epoch, batch = run["epoch"], run["batch"]
+    if type(epoch) is not int or type(batch) is not int or epoch < 0 or batch < 0:
         raise ValueError(f"epoch {epoch}, batch {batch}")
-    if losses.dtype != np.float64 or losses.shape != (epoch * steps + batch,):
-        raise ValueError(f"{losses.size} losses after {epoch * steps + batch} steps")
-    whole = order.ndim == 1 and order.dtype.kind == "i" and np.array_equal(np.sort(order), np.arange(count))
-    if not (whole if batch else order.size == 0):
+    most = None if count is None else -(-count // batch_size)
+    steps = run["parts"]["data"]["counts"] if most is None else (most,)
+    if most is None and (len(steps) != epoch or any(type(n) is not int or n < 1 for n in steps)):
+        raise ValueError(f"{len(steps)} epochs of batches, got {epoch}")
+    losses, order, state = (arrays[LOOP + n] for n in ("losses", "order", "random_state"))
+    if most is not None and batch > most:
+        raise ValueError(f"epoch {epoch}, batch {batch}")
+    finished = sum(steps) if most is None else epoch * most
+    if losses.dtype != np.float64 or losses.shape != (finished + batch,):
+        raise ValueError(f"{losses.size} losses after {finished + batch} steps")
+    whole = count is not None and order.ndim == 1 and order.dtype.kind == "i" and np.array_equal(np.sort(order), np.arange(count))
+    if not (whole if batch and count is not None else order.size == 0):
         raise ValueError("an order of other samples")
     if state.dtype != np.int64 or state.shape != (2,) or (state < 0).any():
         raise ValueError("another random state")
@@ -374,8 +382,9 @@ def _place(run: dict[str, Any], arrays: Mapping[str, np.ndarray], count: int, ba
     rng = np.random.default_rng(0)
     rng.bit_generator.state = run["rng"]
     validation = [{n: float(a[i]) for n, a in measured.items()} for i in range(epoch)] if measured else []
-    means = [float(np.mean(losses[i * steps : (i + 1) * steps])) for i in range(epoch)]
-    rows = order.astype(np.int64) if batch else None
+    ends = np.cumsum(steps) if most is None else most * np.arange(1, epoch + 1)
+    means = [float(np.mean(part)) for part in np.split(losses, ends)[:epoch]]
+    rows = order.astype(np.int64) if batch and count is not None else None
     return Position(rng, batch, rows, epoch, History(losses.tolist(), validation, means))
 
 

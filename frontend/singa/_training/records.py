@@ -4,8 +4,8 @@
     table.write(Row(step=1, epoch=1, values={"loss": 0.7, "rate": 0.01}))
     point = table.state_dict()                  # with the checkpoint: what was written later is cut off when it is loaded
 
-A row is written to its file at once.  A training that continues compares the beginning of each file with what the checkpoint knows of
-it, by length and digest, cuts off the rest, and goes on.
+A row is written to its file at once.  A training that continues compares the beginning of each file with what the checkpoint
+knows of it, by length and digest, cuts off the rest, and goes on.
 """
 
 from __future__ import annotations
@@ -46,6 +46,8 @@ class Row:
 
 class Sink(Protocol):
     """What takes the rows of a training."""
+
+    def check(self) -> None: ...
 
     def begin(self, step: int) -> None: ...
 
@@ -129,8 +131,8 @@ def _continued(path: Path, state: Any) -> _Grown | None:
 class MetricsFile:
     """Writes the measurements of a training to a .csv file; a callback of `Model.fit`.
 
-    There is a row for each step, and one for each epoch: the column `row` is "step" or "epoch". An epoch has the mean of its losses, and
-    what was measured on the validation. What is not known is empty. As a callback of `fit`, it writes the rows of an epoch after it.
+    There is a row for each step, and one for each epoch: the column `row` is "step" or "epoch". An epoch has the mean of its
+    losses, and what was measured on the validation. What is not known is empty.
 
     Args:
         path: The file, which must not exist, or be empty.
@@ -162,7 +164,9 @@ class MetricsFile:
         """
         check(self.path)
         if not self._loaded and self.path.is_file() and self.path.stat().st_size:
-            what = f"{self.path} must be a new file of metrics, or that of the training that continues, got one with other content"
+            what = (
+                f"{self.path} must be a new file of metrics, or that of the training that continues, got one with other content"
+            )
             raise InvalidInput(what, code="SX395", hint="pass another path, or the file that this training has written")
 
     def begin(self, step: int) -> None:
@@ -243,7 +247,8 @@ class MetricsFile:
 class TensorBoardEvents:
     """Writes the measurements of a training as events for TensorBoard, by tensorboardX; a callback of `Model.fit`.
 
-    The names are those of `MetricsFile`: train/loss, train/rate, ... of steps, epoch/loss, epoch/accuracy, and validation/loss, ...
+    The names are train/loss, train/rate, train/accuracy and train/samples_per_second of steps, epoch/loss and epoch/accuracy, and
+    validation/loss, validation/accuracy and those of other metrics.
 
     Args:
         folder: The folder, which is created; it must not have events.
@@ -281,7 +286,7 @@ class TensorBoardEvents:
         check_folder(self.folder)
         there = [] if self._continues or not self.folder.is_dir() else [p for p in self.folder.iterdir() if "tfevents" in p.name]
         if there:
-            what = f"{self.folder} must be a folder without events, or that of the training that continues, got one with {there[0].name}"
+            what = f"{self.folder} must have no events, or those of the training that continues, got {there[0].name}"
             raise InvalidInput(what, code="SX395", hint="pass another folder: TensorBoard shows those below one folder together")
 
     def begin(self, step: int) -> None:
