@@ -1,7 +1,7 @@
 """The measurements of a training as files that grow: a table as .csv, and events of TensorBoard.
 
     table = MetricsFile("run.csv")
-    table.write(Row(step=1, epoch=1, values={"loss": 0.7, "rate": 0.01}))
+    table.write(MetricsRow(step=1, epoch=1, values={"loss": 0.7, "rate": 0.01}))
     point = table.state_dict()                  # with the checkpoint: what was written later is cut off when it is loaded
 
 A row is written to its file at once.  A training that continues compares the beginning of each file with what the checkpoint
@@ -28,7 +28,7 @@ _EVENTS = re.compile(r"events\.out\.tfevents\.(\d{6})\.([0-9a-f]{8})\.sonnx")
 
 
 @dataclass(frozen=True)
-class Row:
+class MetricsRow:
     """The measurements of a step, or of an epoch.
 
     Attributes:
@@ -51,7 +51,7 @@ class Sink(Protocol):
 
     def begin(self, step: int) -> None: ...
 
-    def write(self, row: Row) -> None: ...
+    def write(self, row: MetricsRow) -> None: ...
 
     def close(self) -> None: ...
 
@@ -184,7 +184,7 @@ class MetricsFile:
         if not self._file.size:
             self._file.append((",".join(self.columns) + "\n").encode())
 
-    def write(self, row: Row) -> None:
+    def write(self, row: MetricsRow) -> None:
         """Append a row.
 
         Args:
@@ -215,6 +215,28 @@ class MetricsFile:
             self.write(row)
         self._steps = len(history.losses)
         return False
+
+    def on_step(self, progress: Any) -> None:
+        """Write a step.
+
+        Args:
+            progress: The point of a training: `steps`, `epoch`, `rate` and `history`.
+
+        Raises:
+            InvalidInput: The file cannot be written (SX351, SX395).
+        """
+        _told(self, self._begun, progress)
+
+    def on_epoch(self, progress: Any) -> None:
+        """Write an epoch, and the steps that `on_step` has not seen.
+
+        Args:
+            progress: The point of a training.
+
+        Raises:
+            InvalidInput: The file cannot be written (SX351, SX395).
+        """
+        self(progress.history)
 
     def state_dict(self) -> dict[str, Any]:
         """Flush the file to the disk, and return what `load_state_dict` reads.
@@ -317,7 +339,7 @@ class TensorBoardEvents:
         if self._past:  # a viewer that has read later events drops them
             self._add(step=step + 1, session_log=self._event.SessionLog(status=self._event.SessionLog.START))
 
-    def write(self, row: Row) -> None:
+    def write(self, row: MetricsRow) -> None:
         """Append the events of a row.
 
         Args:
@@ -360,6 +382,28 @@ class TensorBoardEvents:
         self._steps = len(history.losses)
         return False
 
+    def on_step(self, progress: Any) -> None:
+        """Write a step.
+
+        Args:
+            progress: The point of a training: `steps`, `epoch`, `rate` and `history`.
+
+        Raises:
+            InvalidInput: The file cannot be written (SX351, SX395).
+        """
+        _told(self, self._file is not None, progress)
+
+    def on_epoch(self, progress: Any) -> None:
+        """Write an epoch, and the steps that `on_step` has not seen.
+
+        Args:
+            progress: The point of a training.
+
+        Raises:
+            InvalidInput: The file cannot be written (SX351, SX395).
+        """
+        self(progress.history)
+
     def state_dict(self) -> dict[str, Any]:
         """Flush the file to the disk, and return what `load_state_dict` reads.
 
@@ -393,7 +437,18 @@ class TensorBoardEvents:
             self._file.close()
 
 
-def rows_of(history: Any, after: int) -> list[Row]:
+def _told(sink: MetricsFile | TensorBoardEvents, begun: bool, progress: Any) -> None:
+    """Write the step of the progress of `fit`."""
+    if not begun:
+        sink.begin(progress.steps - 1)
+    values = {"loss": progress.history.losses[-1]}
+    if progress.rate is not None:
+        values["rate"] = progress.rate
+    sink.write(MetricsRow(progress.steps, progress.epoch, False, values))
+    sink._steps = progress.steps
+
+
+def rows_of(history: Any, after: int) -> list[MetricsRow]:
     """The rows of an epoch that has just ended: those of its steps, and its own.
 
     Args:
@@ -401,11 +456,11 @@ def rows_of(history: Any, after: int) -> list[Row]:
         after: The number of steps before it.
     """
     epoch = len(history.epochs)
-    rows = [Row(i + 1, epoch, False, {"loss": history.losses[i]}) for i in range(after, len(history.losses))]
+    rows = [MetricsRow(i + 1, epoch, False, {"loss": history.losses[i]}) for i in range(after, len(history.losses))]
     return [*rows, epoch_row(history)]
 
 
-def epoch_row(history: Any, **more: float) -> Row:
+def epoch_row(history: Any, **more: float) -> MetricsRow:
     """The row of the last epoch.
 
     Args:
@@ -414,4 +469,4 @@ def epoch_row(history: Any, **more: float) -> Row:
     """
     held = history.validation[-1] if history.validation else {}
     values = {"loss": history.epochs[-1], **more, **{f"validation_{n}": v for n, v in held.items()}}
-    return Row(len(history.losses), len(history.epochs), True, values)
+    return MetricsRow(len(history.losses), len(history.epochs), True, values)

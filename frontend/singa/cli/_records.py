@@ -159,7 +159,7 @@ class Recorder:
         """Write the row of a step that has just ended."""
         if not self._sinks:
             return
-        from .._training.records import Row
+        from .._training.records import MetricsRow
 
         elapsed, at = time.monotonic() - self._clock, len(history.losses)
         values = {"loss": history.losses[-1], "rate": self._rate}
@@ -168,7 +168,7 @@ class Recorder:
         if elapsed > 0:
             values["samples_per_second"] = self.tally.seen[-1] / elapsed
         for sink in self._sinks.values():
-            sink.write(Row(at, epoch, False, values))
+            sink.write(MetricsRow(at, epoch, False, values))
 
     def epoch(self, history: History, first: int) -> None:
         """Write the row of an epoch that has just ended, whose first step has this index, and note whether it is the best."""

@@ -60,7 +60,7 @@ class DataPath(click.Path):
 
 
 @dataclass(frozen=True)
-class Columns:
+class DataColumns:
     """What data must have.
 
     Attributes:
@@ -98,17 +98,17 @@ class Columns:
         return [a if k is None or a.dtype == k else a.astype(k) for a, k in zip(arrays, kinds, strict=True)]
 
 
-def columns_of(option: str, model: SONNXModel, target: str) -> Columns:
+def columns_of(option: str, model: SONNXModel, target: str) -> DataColumns:
     """What the data of a model must have."""
     inputs = model.imported.graph.inputs
-    return Columns(option, tuple(v.name for v in inputs), tuple(v.dtype for v in inputs), target)
+    return DataColumns(option, tuple(v.name for v in inputs), tuple(v.dtype for v in inputs), target)
 
 
 Arrays = tuple[list[np.ndarray], np.ndarray]
 """The inputs and the targets of all samples."""
 
 
-def read_data(source: Path | FunctionName, columns: Columns) -> Arrays | Batches:
+def read_data(source: Path | FunctionName, columns: DataColumns) -> Arrays | BatchFunction:
     """Read the inputs, in the model's order, and the targets.
 
     Args:
@@ -125,12 +125,12 @@ def read_data(source: Path | FunctionName, columns: Columns) -> Arrays | Batches
     made = _of_user(source, lambda: call(epoch=0) if _takes_epoch(call) else call())
     whole = isinstance(made, Mapping) or (isinstance(made, tuple) and bool(made) and all(hasattr(a, "__array__") for a in made))
     if not whole or _takes_epoch(call):
-        return Batches(source, call, made, columns)
+        return BatchFunction(source, call, made, columns)
     arrays = _batch(made, columns, str(source))
     return arrays[:-1], arrays[-1]
 
 
-def _stored(path: Path, columns: Columns) -> Arrays:
+def _stored(path: Path, columns: DataColumns) -> Arrays:
     with open_arrays(path, "SX307") as stored:
         names = columns.found(stored.names, str(path))
         headers = {n: stored.header(n) for n in names}
@@ -193,7 +193,7 @@ def _told(named: FunctionName, error: Exception) -> NoReturn:
     raise InvalidInput(f"{named} raised {type(error).__name__}: {str(error)[:500]}", code="SX331") from error
 
 
-def _batch(made: Any, columns: Columns, where: str) -> list[np.ndarray]:
+def _batch(made: Any, columns: DataColumns, where: str) -> list[np.ndarray]:
     """The arrays of a batch, or of all samples, in the order of the model."""
     if isinstance(made, Mapping):
         values = [made[n] for n in columns.found(map(str, made), where)]
@@ -215,7 +215,7 @@ def _batch(made: Any, columns: Columns, where: str) -> list[np.ndarray]:
     return columns.cast(arrays)
 
 
-class Batches:
+class BatchFunction:
     """The batches of a function, and the digests by which a training that continues knows them again.
 
     A function with a parameter `epoch` is called for each epoch, with its number from 0. Otherwise the result of one call is
@@ -229,7 +229,7 @@ class Batches:
         columns: What a batch must have.
     """
 
-    def __init__(self, named: FunctionName, call: Callable[..., Any], made: Any, columns: Columns) -> None:
+    def __init__(self, named: FunctionName, call: Callable[..., Any], made: Any, columns: DataColumns) -> None:
         if not isinstance(made, Iterable) or isinstance(made, (str, bytes)):
             what = f"{named} must return arrays, or an iterable of batches, got a {type(made).__name__}"
             raise InvalidInput(what, code="SX331")

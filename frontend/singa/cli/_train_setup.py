@@ -20,7 +20,7 @@ from singa_backend.proto.load import ModelSource, embed, load_model
 
 from ._common import err
 from ._records import Recorder, RecordOptions, Tally
-from ._train_data import Arrays, Batches, FunctionName, check_targets, columns_of, digest, read_data
+from ._train_data import Arrays, BatchFunction, FunctionName, check_targets, columns_of, digest, read_data
 
 if TYPE_CHECKING:
     from .._core.tensor import Tensor
@@ -105,7 +105,7 @@ class TrainSetup:
     compute: Callable[..., Any]
     empty: ModelProto
     folder: Path | None
-    data: Arrays | Batches
+    data: Arrays | BatchFunction
     held_out: Arrays | None
     steps: int | None
     at: Position
@@ -210,12 +210,12 @@ def _source(chosen: TrainOptions) -> tuple[ModelSource, ReplacedHead | None]:
 
 def _data(
     chosen: TrainOptions, model: SONNXModel, group: Communicator | None
-) -> tuple[Arrays | Batches, Arrays | None, int | None]:
+) -> tuple[Arrays | BatchFunction, Arrays | None, int | None]:
     """The data, those of the validation, and the number of steps, if it is known; all of them fit the model."""
     from .._training.fit import batches, check_shares
     from .._training.loader import ArrayLoader
 
-    def read(option: str, source: Path | FunctionName) -> Arrays | Batches:
+    def read(option: str, source: Path | FunctionName) -> Arrays | BatchFunction:
         found = read_data(source, columns_of(option, model, chosen.target))
         if isinstance(found, tuple):
             ArrayLoader(*found[0], found[1], batch_size=chosen.batch_size)  # as many samples in all
@@ -225,7 +225,7 @@ def _data(
 
     data = read("--data", chosen.data)
     held = read("--validation", chosen.validation) if chosen.validation else None
-    held_out = held.joined() if isinstance(held, Batches) else held
+    held_out = held.joined() if isinstance(held, BatchFunction) else held
     if isinstance(data, tuple):
         check_shares(chosen.batch_size, group.size if group else 1)
         return data, held_out, batches(len(data[1]), chosen.batch_size, chosen.epochs)
@@ -234,7 +234,7 @@ def _data(
     return data, held_out, None if data.per_epoch is None else data.per_epoch * chosen.epochs
 
 
-def _targets(data: Arrays | Batches) -> np.ndarray:
+def _targets(data: Arrays | BatchFunction) -> np.ndarray:
     """The targets, or those of the first batch."""
     return data[1] if isinstance(data, tuple) else data.first[-1]
 
@@ -352,11 +352,11 @@ def _checkpoint(chosen: TrainOptions, made: TrainSetup, rule: Any, place: Device
     if chosen.schedule != SCHEDULES[0]:
         rates["--epochs"] = str(chosen.epochs)
     kept = Checkpoint(chosen.checkpoint, made.model, rule, place, settings, rates, group, chosen.records.keep)
-    kept.parts = made.records.parts() | ({"data": made.data} if isinstance(made.data, Batches) else {})
+    kept.parts = made.records.parts() | ({"data": made.data} if isinstance(made.data, BatchFunction) else {})
     return kept
 
 
-def _identity(data: Arrays | Batches) -> str:
+def _identity(data: Arrays | BatchFunction) -> str:
     """The digest of arrays; the name of the function of batches, whose digests are compared while they are read."""
     return digest([*data[0], data[1]]) if isinstance(data, tuple) else f"batches of {data.named}"
 

@@ -46,7 +46,7 @@ from ._curves import Curve, check_plot, line, write_plot
 from ._progress import Step, progress
 from ._records import RecordOptions, record_options
 from ._tables import NUMBER, WHOLE, Columns
-from ._train_data import Batches, DataPath
+from ._train_data import BatchFunction, DataPath
 from ._train_setup import (
     DISTRIBUTED,
     LOSSES,
@@ -216,7 +216,7 @@ class _Loop:
         with stop_signals(*(signal.SIGINT, signal.SIGTERM) if made.kept else ()) as self.received:
             try:
                 left, quiet = made.steps and made.steps - len(self.losses), chosen.as_json or not made.first
-                if isinstance(made.data, Batches):
+                if isinstance(made.data, BatchFunction):
                     made.data.resume(made.at)
                 made.records.begin(len(self.losses))
                 with progress(left, "training", unit="steps", quiet=quiet) as step:
@@ -338,7 +338,7 @@ def _curves(chosen: TrainOptions, made: TrainSetup) -> dict[str, Curve]:
 
 def _ends(chosen: TrainOptions, made: TrainSetup) -> list[int]:
     """The last step of each epoch."""
-    if isinstance(made.data, Batches):
+    if isinstance(made.data, BatchFunction):
         return [int(n) for n in np.cumsum(made.data.counts)]
     each = (made.steps or 0) // chosen.epochs
     return [each * (i + 1) for i in range(made.at.epoch)]
