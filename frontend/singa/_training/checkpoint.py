@@ -13,9 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
-import shutil
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
@@ -26,7 +24,7 @@ from singa_backend import dtypes
 from singa_backend.collectives import Communicator
 from singa_backend.collectives.communicator import copied, total
 from singa_backend.errors import InvalidInput
-from singa_backend.io.files import refused, staged
+from singa_backend.io.files import refused, staged, write_copy
 from singa_backend.kernels.options import MOST_THREADS
 from singa_backend.kernels.options import options as plan_options
 
@@ -185,12 +183,7 @@ class Checkpoint:
 
     def _set_aside(self) -> None:
         """Give the present file its second name, under which it stays."""
-        with staged(self.path.with_name(f"{self.path.stem}.step-{self.step:06}{self.path.suffix}")) as stage:
-            copy = stage / stage.target.name
-            try:
-                os.link(self.path, copy)
-            except OSError:  # a file system without links
-                shutil.copyfile(self.path, copy)
+        write_copy(self.path.with_name(f"{self.path.stem}.step-{self.step:06}{self.path.suffix}"), self.path)
 
     def _clean(self) -> None:
         """Remove the oldest files, and those of later steps, which a training left that was resumed at an earlier point."""
