@@ -40,7 +40,7 @@ LAYERS = {
         "_core",
         "_autograd",
         "_layers _training",
-        "data image_tool initializer layer model opt quantization singa_wrap snapshot tape tensor utils",
+        "callbacks data image_tool initializer layer model opt quantization singa_wrap snapshot tape tensor utils",
         "_onnx autograd",
         "_codegen _generation _importers exporting",
         "codegen sonnx",

@@ -72,6 +72,7 @@ if TYPE_CHECKING:
     from singa_backend.inspection import check, inspect, trainable_report
     from singa_backend.passes import optimize
     from singa_backend.passes.change_layout import change_layout, transpose_layout
+    from singa_backend.passes.head import ReplacedHead, replace_head
     from singa_backend.quantization import quantization_errors, quantize, quantize_weights
 
     from ._generation.generator import GeneratedText, GeneratedTexts, Generator
@@ -111,6 +112,7 @@ __all__ = [
     "Operator",
     "Operators",
     "OptionalType",
+    "ReplacedHead",
     "SONNXModel",
     "SequenceType",
     "SingaBackend",
@@ -156,6 +158,7 @@ __all__ = [
     "quantize_weights",
     "reduce",
     "register_operator",
+    "replace_head",
     "run_model",
     "run_node",
     "save",
@@ -174,6 +177,7 @@ _LAZY = {
     **dict.fromkeys(("GeneratedText", "GeneratedTexts", "Generator"), "singa._generation.generator"),
     "optimize": "singa_backend.passes",
     **dict.fromkeys(("change_layout", "transpose_layout"), "singa_backend.passes.change_layout"),
+    **dict.fromkeys(("ReplacedHead", "replace_head"), "singa_backend.passes.head"),
     **dict.fromkeys(("quantization_errors", "quantize", "quantize_weights"), "singa_backend.quantization"),
     **dict.fromkeys(
         ("ExporterFailure", "from_onnx", "from_paddle", "from_pytorch", "from_sklearn", "from_tensorflow"), "singa._importers"

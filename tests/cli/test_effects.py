@@ -68,7 +68,8 @@ WRONG = {
 
 FREE = {
     "--prompt": "any text", "--system": "any text", "--stop": "any text",
-    "--target": "a name in a file", "--freeze": "a pattern", "--lora-target": "a pattern", "--aux": "a name in the model", "--inputs": "names in the model",
+    "--target": "a name in a file", "--freeze": "a pattern", "--lora-target": "a pattern",
+    "--aux": "a name in the model", "--inputs": "names in the model",
     "--outputs": "names in the model", "--raises": "any code", "--command": "any program", "--against-command": "any program",
     "--operator": "a name in the model", "--name": "a name in the model", "--extra-opset": "a domain and a version",
     "--release": "a version in the manifest", "--exclude": "a pattern",
@@ -78,7 +79,7 @@ FREE = {
 """Options of text of which every value is taken, or whose names are only known from the model."""
 
 WRITTEN = {"--output", "--results", "--junit", "--report", "--to", "--write", "--html", "--plot", "--checkpoint", "--trace",
-           "--save-inputs", "--save-outputs", "--cache"}  # fmt: skip
+           "--save-inputs", "--save-outputs", "--cache", "--metrics", "--tensorboard"}  # fmt: skip
 """Options with a path that is written."""
 
 NEEDS = {
@@ -244,6 +245,11 @@ def test_the_list_of_processes_is_complete() -> None:
     ("--target z --workers 2", "must contain 'z'"), ("--freeze nothing --workers 2", "nothing"),
     ("--data other.npz --workers 2", "one number of samples"), ("--device CUDA --workers 2", "CUDA"),
     ("--validation other.npz --workers 2", "one number of samples"),
+    ("--head 3 --target z --workers 2", "must contain 'z'"), ("--keep-best loss --workers 2", "--keep-best needs --validation"),
+    ("--keep 2", "--keep needs --checkpoint"), ("--metrics m.onnx", "--metrics must differ from MODEL"),
+    ("--metrics folder/old.csv --workers 2", "SX395"), ("--tensorboard folder/old --workers 2", "SX395"),
+    ("--data nowhere:nothing --workers 2", "no module nowhere"),
+    ("--loss mse_loss --validation data.npz --keep-best accuracy --workers 2", "--keep-best accuracy needs class numbers"),
     ("--checkpoint old.ckpt --resume --workers 2", "old.ckpt"), ("--every 2 --workers 2", "--every needs --checkpoint"),
 ])  # fmt: skip
 def test_a_training_is_refused_before_its_workers_start(
@@ -251,6 +257,9 @@ def test_a_training_is_refused_before_its_workers_start(
 ) -> None:
     np.savez("other.npz", x=np.ones((64, 3), np.float32), y=np.zeros(63, np.int32))
     Path("old.ckpt").write_text("no checkpoint")
+    Path("folder/old.csv").write_text("a,b\n")
+    Path("folder/old").mkdir()
+    Path("folder/old/events.out.tfevents.1").write_text("")
     monkeypatch.setattr("singa.cli._workers._mpiexec", lambda: "mpiexec")
     code, found = run(["train", *BASES["train"].split(), *more.split()])
     assert code in (2, 3) and told in found.replace("\n", " "), found

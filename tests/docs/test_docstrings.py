@@ -16,7 +16,7 @@ import pytest
 PACKAGES = ("singa", "singa_backend")
 
 MODULES = [
-    "singa.autograd", "singa.codegen", "singa.data", "singa.device", "singa.exporting", "singa.image_tool",
+    "singa.autograd", "singa.callbacks", "singa.codegen", "singa.data", "singa.device", "singa.exporting", "singa.image_tool",
     "singa.initializer", "singa.layer", "singa.model", "singa.opt", "singa.quantization", "singa.singa_wrap",
     "singa.snapshot", "singa.sonnx", "singa.tape", "singa.tensor", "singa.utils", "singa_backend",
     "singa_backend.collectives", "singa_backend.debug", "singa_backend.devices.device", "singa_backend.doctor",

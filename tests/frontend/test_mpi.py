@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -194,6 +195,48 @@ def test_a_rank_that_is_killed_between_updates_leaves_the_last_one(folder: Path,
     done = job(2, "sonnx", "wait", "60", *arguments(folder, checkpoint, "--dist-option", *more))
     assert done.returncode == 9 and checkpoint.exists()
     resumes(folder, checkpoint, *more)
+
+
+BATCHES = """
+import numpy as np
+stored = np.load(PATH)
+def epochs(epoch):
+    order = np.random.default_rng(epoch).permutation(22)
+    return [{"x": stored["x"][order[i:i + 4]], "y": stored["y"][order[i:i + 4]]} for i in range(0, 22, 4)]
+"""
+
+
+@pytest.mark.parametrize("batches", [False, True])
+def test_all_options_continue_with_workers(batches: bool, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank is killed while it writes a checkpoint."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "rows_in_order.py").write_text(BATCHES.replace("PATH", repr(str(folder / "data.npz"))))
+
+    def given(name: str, *more: str) -> list[str]:
+        line = arguments(folder, tmp_path / f"{name}.ckpt")
+        if batches:
+            at = line.index("--data")
+            line[at : at + 4] = ["--data", "rows_in_order:epochs"]
+        options = ["--head", "4", "--validation", str(folder / "data.npz"), "--keep-best", "loss", "--keep", "2", "--lr", "0.3"]
+        files = ["--metrics", f"{name}.csv", *(["--tensorboard", f"{name}-events"] if find_spec("tensorboardX") else [])]
+        return [*line, *options, *files, "-o", f"{name}.onnx", *more]
+
+    def trained(name: str, *more: str) -> None:
+        command = [sys.executable, "-m", "singa.cli", *given(name, "--workers", "2", *more)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=LONGEST, env=ENVIRONMENT, check=False)
+        assert done.returncode == 0, done.stderr
+
+    def table(name: str) -> list[str]:
+        return [line.rpartition(",")[0] for line in Path(f"{name}.csv").read_text().splitlines()]  # without the speed
+
+    trained("whole")
+    assert job(2, "sonnx", "save", "9", *given("run")).returncode == 9 and Path("run.ckpt").exists()
+    trained("run", "--resume")
+    assert Path("run.onnx").read_bytes() == Path("whole.onnx").read_bytes()
+    assert table("run") == table("whole") and len(table("run")) == 1 + 6 * 7
+    assert sorted(p.name for p in tmp_path.glob("*.ckpt")) == [
+        "run.ckpt", "run.step-000035.ckpt", "whole.ckpt", "whole.step-000035.ckpt",
+    ]  # fmt: skip
 
 
 def test_a_worker_that_is_stuck_at_the_end_ends_the_job(folder: Path, tmp_path: Path) -> None:

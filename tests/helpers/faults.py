@@ -317,6 +317,72 @@ def checkpoint(new: int) -> None:
     sonnx_command("train", "in0/m.onnx", *options.split(), *(["--resume", "--epochs", "2"] if new else ["--epochs", "1"]))
 
 
+def parts(name: str) -> Any:
+    """What the checkpoint knows of a part: a training that continues begins with it."""
+    if not os.path.exists("c.zip"):
+        return None
+    with zipfile.ZipFile("c.zip") as pack, np.load(io.BytesIO(pack.read("tensor_dict.npz"))) as stored:
+        return json.loads(stored["fit.run"].tobytes())["parts"][name]
+
+
+def beginning(path: str, known: dict[str, Any]) -> bytes:
+    data = Path(path).read_bytes()[: known["bytes"]]
+    assert sha256(data).hexdigest() == known["sha256"], f"{path} does not begin with what the checkpoint knows"
+    return data
+
+
+def tables() -> dict[str, str]:
+    known = parts("metrics")
+    if known is None:
+        return {}
+    lines = beginning("m.csv", known).decode().splitlines()
+    return {"m.csv": digest("\n".join(line.rpartition(",")[0] for line in lines))}  # without the speed
+
+
+def event_files() -> dict[str, str]:
+    from tensorboardX.proto.event_pb2 import Event
+
+    known, found = parts("tensorboard"), []
+    for file in known["files"] if known else ():
+        data, at = beginning(f"tb/{file['name']}", file), 0
+        while at < len(data):
+            size = int.from_bytes(data[at : at + 8], "little")
+            event = Event.FromString(data[at + 12 : at + 12 + size])
+            found += [(event.step, v.tag, v.simple_value) for v in event.summary.value if not v.tag.endswith("per_second")]
+            at += size + 16
+    return {"tb": digest(str(found))} if known else {}
+
+
+def recorded(new: int, *more: str) -> None:
+    options = "--data in0/data.npz --loss mse_loss --batch-size 4 --no-graph --checkpoint c.zip"
+    sonnx_command("train", "in0/m.onnx", *options.split(), *more, *(["--resume", "--epochs", "2"] if new else ["--epochs", "1"]))
+
+
+@case(tables, covers="train --metrics")
+def metrics(new: int) -> None:
+    recorded(new, "--metrics", "m.csv")
+
+
+@case(event_files, covers="train --tensorboard")
+def tensorboard(new: int) -> None:
+    recorded(new, "--tensorboard", "tb")
+
+
+def kept() -> dict[str, str]:
+    """The steps of the checkpoints; the older ones stay until the newest is complete."""
+    found = {}
+    for path in ("c.step-000001.zip", "c.zip"):
+        if os.path.exists(path):
+            with zipfile.ZipFile(path) as pack, np.load(io.BytesIO(pack.read("tensor_dict.npz"))) as stored:
+                found[path] = str(len(stored["fit.losses"]))
+    return found
+
+
+@case(kept)
+def keep(new: int) -> None:
+    recorded(new, "--keep", "2")
+
+
 @case(texts("p.html"), covers="train --plot")
 def plot(new: int) -> None:
     options = f"--data in{new}/data.npz --loss mse_loss --batch-size 4 --no-graph --plot p.html"

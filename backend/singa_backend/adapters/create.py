@@ -16,6 +16,7 @@ from .. import dtypes
 from ..errors import InvalidInput
 from ..ir.declaration import newest_declaration
 from ..passes import ModelEditor, NodeEditor
+from ..passes.head import replace_head
 from ..proto import tensor_data
 from .adapter import Adapter, LowRank, base_digest
 from .uses import CONVOLUTION, LOOKUP, Weight, by_default, weights
@@ -39,6 +40,8 @@ def create(
     dropout: float = 0.0,
     bias: str = "none",
     rslora: bool = False,
+    head: int | None = None,
+    seed: int = 0,
 ) -> Adapter:
     """Create an adapter that does not change a model yet: A is random and B is 0, as in PEFT; of a table, A is 0.
 
@@ -54,16 +57,25 @@ def create(
         dropout: the probability of dropout before A, for the settings.
         bias: the biases that train too, one of `BIASES`.
         rslora: whether the scale is alpha / sqrt(rank).
+        head: the number of outputs of a new last layer, whose values the adapter has; None to keep the layer.
+        seed: the seed of these values.
 
     Returns:
         The adapter.
 
     Raises:
+        UnsupportedModel: `head` is passed, and there is no last layer that can be replaced (SX369).
         InvalidInput: an argument is out of range (SX973), or a pattern selects no weight, or one that cannot be changed (SX972).
         InvalidModel: the model cannot be read.
     """
     check_settings(rank, alpha, dropout, bias)
     patterns = [target] if isinstance(target, str) else list(target)
+    base = base_digest(model, folder)
+    replaced = None
+    if head is not None:
+        copied = ModelProto()
+        copied.CopyFrom(model)
+        replaced, model = replace_head(copied, head, seed=seed, folder=folder), copied
     editor = ModelEditor(model, folder)
     chosen = select(weights(editor), patterns, rank)
     scaled = float(rank if alpha is None else alpha)
@@ -80,10 +92,10 @@ def create(
             changes[weight.name] = LowRank(drawn, np.zeros(b, dtype), scale)
     settings: dict[str, Any] = {
         "rank": rank, "alpha": scaled, "dropout": float(dropout), "target": patterns,
-        "bias": bias, "rslora": bool(rslora), "head": None,
+        "bias": bias, "rslora": bool(rslora), "head": head,
     }  # fmt: skip
-    values = {n: _value(editor, n) for n in _biases(editor, chosen, bias)}
-    return Adapter(changes, values, base_digest(model, folder), settings)
+    trained = dict.fromkeys([*_biases(editor, chosen, bias), *(replaced.parameters if replaced else ())])
+    return Adapter(changes, {n: _value(editor, n) for n in trained}, base, settings)
 
 
 def check_settings(rank: Any, alpha: Any, dropout: Any, bias: Any) -> None:

@@ -13,6 +13,7 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper
 from .. import dtypes
 from ..errors import InvalidInput
 from ..passes import GraphEditor, ModelEditor, NodeEditor
+from ..passes.head import replace_head
 from ..passes.typed_graph import constant_node
 from ..proto import tensor_data
 from ..proto.schemas import MICROSOFT
@@ -60,8 +61,7 @@ def insert(
         InvalidInput: the adapter does not fit the model (SX971).
         InvalidModel: the model cannot be edited.
     """
-    made = ModelProto()
-    made.CopyFrom(model)
+    made = with_head(model, adapter.settings.get("head"), folder)
     editor = ModelEditor(made, folder)
     found = weights(editor)
     check_fit(editor, found, adapter, None if any_base or not adapter.base else base_digest(model, folder))
@@ -107,8 +107,7 @@ def merge(model: ModelProto, adapter: Adapter, *, folder: Path | None = None, an
         InvalidInput: the adapter does not fit the model (SX971), or changes a quantized weight (SX974).
         InvalidModel: the model cannot be edited.
     """
-    made = ModelProto()
-    made.CopyFrom(model)
+    made = with_head(model, adapter.settings.get("head"), folder)
     editor = ModelEditor(made, folder)
     found = weights(editor)
     check_fit(editor, found, adapter, None if any_base or not adapter.base else base_digest(model, folder))
@@ -134,6 +133,15 @@ def merge(model: ModelProto, adapter: Adapter, *, folder: Path | None = None, an
         now = tensor_data.tensor(origin.tensor, folder)
         new = (now.astype(np.float64) + origin_change(found[name], change)).astype(now.dtype)
         origin.tensor.CopyFrom(numpy_helper.from_array(new, origin.tensor.name))
+    return made
+
+
+def with_head(model: ModelProto, head: Any, folder: Path | None) -> ModelProto:
+    """A copy of a model, with a new last layer of `head` outputs if that is a number; an adapter has the values of the layer."""
+    made = ModelProto()
+    made.CopyFrom(model)
+    if type(head) is int:
+        replace_head(made, head, folder=folder)
     return made
 
 

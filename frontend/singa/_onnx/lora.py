@@ -28,6 +28,8 @@ def lora(
     dropout: float = ...,
     bias: str = ...,
     rslora: bool = ...,
+    head: int | None = ...,
+    seed: int = ...,
     device: DeviceLike | None = ...,
 ) -> AnyModel: ...
 @overload
@@ -40,6 +42,8 @@ def lora(
     dropout: float = ...,
     bias: str = ...,
     rslora: bool = ...,
+    head: int | None = ...,
+    seed: int = ...,
     device: DeviceLike | None = ...,
 ) -> SONNXModel: ...
 def lora(
@@ -51,6 +55,8 @@ def lora(
     dropout: float = 0.0,
     bias: str = "none",
     rslora: bool = False,
+    head: int | None = None,
+    seed: int = 0,
     device: DeviceLike | None = None,
 ) -> SONNXModel:
     """Add a low-rank adapter to a model; it alone trains: y = x W becomes y = x W + scale (x A^T) B^T.
@@ -69,6 +75,8 @@ def lora(
         dropout: the probability of dropout before A in training; products within Attention have none.
         bias: "none"; "all" to train all biases; "lora_only" for those of the products that are adapted.
         rslora: whether the scale is alpha / sqrt(rank).
+        head: the number of outputs of a new last layer, which trains too; see `replace_head`. None to keep the layer.
+        seed: the seed of its values.
         device: the device of a model that is not a `SONNXModel`; None for the CPU.
 
     Returns:
@@ -78,7 +86,7 @@ def lora(
         InvalidInput: an argument is out of range (SX973), a pattern selects no weight that can be changed (SX972), or the model
             has an adapter (SX975).
         InvalidModel: the model violates ONNX's rules.
-        UnsupportedModel: something in the model is not implemented.
+        UnsupportedModel: something in the model is not implemented, or there is no last layer that can be replaced (SX369).
 
     Example:
         >>> model = sonnx.lora(Classifier("net.onnx"), rank=8)
@@ -89,6 +97,6 @@ def lora(
     if tuned._adapted is not None:
         raise InvalidInput("the model has an adapter", code="SX975", hint="merge it first: sonnx.lora(model.merged())")
     base = Base(model) if isinstance(model, ModelProto) else Base.of(tuned.imported)
-    options = {"target": target, "alpha": alpha, "dropout": dropout, "bias": bias, "rslora": rslora}
+    options = {"target": target, "alpha": alpha, "dropout": dropout, "bias": bias, "rslora": rslora, "head": head, "seed": seed}
     tuned._adapt(base, new_adapter(base, rank, tuned.imported.device, **options))
     return tuned

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import Any, Protocol
 
 import numpy as np
+from typing_extensions import override
 
 from singa_backend.collectives import Communicator
 from singa_backend.collectives.communicator import total
@@ -19,6 +20,7 @@ from .._core import tape
 from .._core.tensor import Tensor
 from ..device import Device
 from .accumulation import Accumulates, rows_of
+from .best import KeepBest
 from .callbacks import Callbacks
 from .history import History as History
 from .history import Position as Position
@@ -379,7 +381,7 @@ def arrayed(t: Any, rule: str) -> np.ndarray:
     return np.asarray(t.device.backend.get(t.data))
 
 
-class EarlyStop:
+class EarlyStop(KeepBest):
     """Stops a training whose validation loss falls no more, and restores the parameters and statistics of its best epoch.
 
     Args:
@@ -388,23 +390,14 @@ class EarlyStop:
     """
 
     def __init__(self, model: Any, patience: int) -> None:
-        self.model, self.patience = model, positive("patience", patience)
-        self.best, self.waited = np.inf, 0
-        self.states: dict[str, np.ndarray] = {}
+        super().__init__(model)
+        self.patience, self.waited = positive("patience", patience), 0
 
+    @override
     def __call__(self, history: History) -> bool:
         """Note an epoch; return whether the training ends."""
-        loss = history.validation[-1]["loss"]
-        if loss < self.best:
-            self.best, self.waited = loss, 0
-            self.states = {n: np.array(t.device.backend.get(t.data)) for n, t in self.model.get_states().items()}
-        else:
-            self.waited += 1
+        self.waited = 0 if self.better(history) else self.waited + 1
         return self.waited >= self.patience
-
-    def restore(self) -> None:
-        """Set the states to those of the best epoch."""
-        self.model.set_states(self.states)
 
 
 @contextmanager
