@@ -19,7 +19,7 @@ from onnx import ModelProto, NodeProto, TensorProto
 from ..passes import ModelEditor, NodeEditor
 from ..proto import tensor_data
 from . import uses
-from .uses import Use
+from .uses import WeightUse
 
 WEIGHT, BIAS = "weight", "bias"
 
@@ -90,7 +90,7 @@ class Modules:
                 found._add(path, last, ModuleParameter(name))
         return found
 
-    def _use(self, name: str, use: Use) -> None:
+    def _use(self, name: str, use: WeightUse) -> None:
         """Note a weight, and its bias, under the paths of a node that uses it."""
         flipped = use.kind in (uses.RIGHT, uses.LEFT) and use.by_outputs is False
         weight = ModuleParameter(
@@ -135,7 +135,7 @@ class Modules:
         return min(found, key=lambda f: (f"{f[0]}.{f[1]}" != tensor, not f[2].kind), default=None)
 
 
-def _packed(use: Use, path: str) -> dict[str, tuple[int, int]]:
+def _packed(use: WeightUse, path: str) -> dict[str, tuple[int, int]]:
     """The modules q_proj, k_proj and v_proj of a packed product qkv_proj of onnxruntime-genai, and the rows of each."""
     front, _, last = path.rpartition(".")
     result, readers = use.node.outputs[0], use.graph.users(use.node.outputs[0])

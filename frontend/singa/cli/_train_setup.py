@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import re
-import tempfile
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,16 +13,15 @@ import numpy as np
 from click.core import ParameterSource
 from onnx import GraphProto, ModelProto, TensorProto, numpy_helper
 
-from singa_backend.adapters.create import BIASES
 from singa_backend.collectives import Communicator
-from singa_backend.errors import DeviceUnavailable, InvalidInput, UnsupportedModel
+from singa_backend.errors import DeviceUnavailable, UnsupportedModel
 from singa_backend.passes.head import SIGMOIDS, ReplacedHead, last_activation, replace_head
 from singa_backend.proto.load import ModelSource, embed, load_model, open_light
 from singa_backend.proto.save import save
-from singa_backend.quantization.options import FORMS
 
-from ._common import FiniteNumber, err
+from ._common import err
 from ._records import Recorder, RecordOptions, Tally
+from ._train_adapters import check_adapter_output, lora_of, lora_settings, model_with_adapter, new_head, writes_adapter
 from ._train_data import Arrays, BatchFunction, FunctionName, check_targets, columns_of, digest, read_data
 
 if TYPE_CHECKING:
@@ -45,41 +41,6 @@ OPTIMIZERS = ("sgd", "adam", "adamw", "rmsprop", "adagrad")
 target_option = click.option("--target", default="y", show_default=True, help="The name of the targets in the .npz.")
 loss_option = click.option("--loss", default=LOSSES[0], show_default=True, type=click.Choice(LOSSES))
 optimizer_option = click.option("--optimizer", default="sgd", show_default=True, type=click.Choice(OPTIMIZERS))
-LORA = ("lora_target", "lora_alpha", "lora_dropout", "lora_bias", "rslora", "qlora")
-"""The options that need --lora."""
-
-_POSITIVE = FiniteNumber(min=0, min_open=True)
-_SHARE = FiniteNumber(min=0, max=1, max_open=True)
-_LORA_OPTIONS = (
-    click.option("--lora", type=click.IntRange(1), metavar="RANK", help="Train low-rank adapters; the model stays as it is."),
-    click.option(
-        "--lora-target",
-        multiple=True,
-        metavar="PATTERN",
-        show_default="all products but the last layer's",
-        help="Adapt the weights whose names match, or the names of nodes that use them.",
-    ),
-    click.option("--lora-alpha", type=_POSITIVE, show_default="RANK", help="The adapters are scaled by ALPHA / RANK."),
-    click.option("--lora-dropout", default=0.0, show_default=True, type=_SHARE, help="Dropout before the adapters."),
-    click.option("--lora-bias", default=BIASES[0], show_default=True, type=click.Choice(BIASES), help="Biases that train too."),
-    click.option("--rslora", is_flag=True, help="Scale the adapters by ALPHA / sqrt(RANK)."),
-    click.option(
-        "--qlora",
-        is_flag=False,
-        flag_value="int4",
-        type=click.Choice(list(FORMS)),
-        help="Quantize the weights of MODEL first, as sonnx quantize --weight-only does (without a value: int4).",
-    ),
-)
-
-
-def lora_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options of adapters to a command."""
-    for option in reversed(_LORA_OPTIONS):
-        command = option(command)
-    return command
-
-
 freeze_option = click.option("--freeze", multiple=True, metavar="PATTERN", help="Do not train parameters whose names match.")
 
 DISTRIBUTED = ("plain", "half", "partialUpdate", "sparseTopK", "sparseThreshold")
@@ -231,7 +192,7 @@ def prepared(chosen: TrainOptions, group: Communicator | None, starts: bool = Fa
     tuned.set_optimizer(rule)  # from whose counter the model knows that a training is resumed, and records the first step too
     empty, folder = _without_weights(source, tuned) if lora is None else open_light(chosen.model)
     if lora is not None:
-        _check_output(chosen, tuned)
+        check_adapter_output(chosen, tuned)
     data, held_out, steps = _data(chosen, tuned)
     if steps is not None and chosen.warmup >= steps:
         raise click.UsageError(f"--warmup must be below the number of steps, {steps}, got {chosen.warmup}")
@@ -263,17 +224,10 @@ def _source(chosen: TrainOptions) -> tuple[ModelSource, ReplacedHead | None]:
     if chosen.head is None:
         return str(chosen.model), None
     if chosen.lora is not None:
-        return str(chosen.model), _new_head(chosen)
+        return str(chosen.model), new_head(chosen)
     proto, folder = load_model(chosen.model)
     embed(proto, folder)
     return proto, replace_head(proto, chosen.head, seed=chosen.seed)
-
-
-def _new_head(chosen: TrainOptions) -> ReplacedHead:
-    """The last layer that --head replaces."""
-    assert chosen.head is not None
-    proto, folder = open_light(chosen.model)
-    return replace_head(proto, chosen.head, seed=chosen.seed, folder=folder)
 
 
 def _data(chosen: TrainOptions, model: SONNXModel) -> tuple[Arrays | BatchFunction, Arrays | None, int | None]:
@@ -368,70 +322,6 @@ def tuned_model(
     return made, compute
 
 
-def lora_of(chosen: TrainOptions) -> dict[str, Any] | None:
-    """The arguments of `sonnx.lora`; None without --lora."""
-    if chosen.lora is None:
-        return None
-    return {
-        "rank": chosen.lora, "target": chosen.lora_target, "alpha": chosen.lora_alpha, "dropout": chosen.lora_dropout,
-        "bias": chosen.lora_bias, "rslora": chosen.rslora, "head": chosen.head, "seed": chosen.seed,
-    }  # fmt: skip
-
-
-def _lora_settings(chosen: TrainOptions) -> dict[str, str]:
-    """The options of adapters that differ from their defaults."""
-    found = {name: getattr(chosen, name) for name in ("lora", *LORA)}
-    return {
-        f"--{name.replace('_', '-')}": ", ".join(value) if isinstance(value, tuple) else str(value)
-        for name, value in found.items()
-        if value and value != BIASES[0]
-    }
-
-
-def writes_adapter(chosen: TrainOptions) -> bool:
-    """Whether -o is the file of an adapter."""
-    return chosen.target_file is not None and chosen.target_file.suffix == ".safetensors"
-
-
-def _check_output(chosen: TrainOptions, tuned: SONNXModel) -> None:
-    """Raise before the training what writing its result would raise."""
-    if writes_adapter(chosen):
-        tuned.adapter().to_bytes()
-    elif chosen.target_file is not None:
-        _with_adapter(tuned)
-
-
-def _with_adapter(tuned: SONNXModel) -> tuple[ModelProto, Path | None]:
-    """The model with the adapter in its weights, or next to them if they are quantized; and the folder of external data."""
-    try:
-        return tuned._merged()
-    except InvalidInput as error:
-        if error.code != "SX974":
-            raise
-    return tuned.unmerged(), None
-
-
-@contextmanager
-def with_base(chosen: TrainOptions) -> Iterator[TrainOptions]:
-    """The options with the model that is trained: with --qlora, MODEL with quantized weights in a temporary file."""
-    if chosen.qlora is None:
-        yield chosen
-        return
-    from singa_backend.quantization import quantize_weights
-
-    made = quantize_weights(chosen.model, chosen.qlora, exclude=kept_float(chosen))
-    with tempfile.TemporaryDirectory(prefix="sonnx-") as folder:
-        path = Path(folder, chosen.model.name)
-        save(made, path, check=False)
-        del made
-        yield replace(chosen, model=path)
-
-
-def kept_float(chosen: TrainOptions) -> list[str]:
-    """The pattern of the node that --qlora does not quantize: the last layer, which --head replaces."""
-    return [] if chosen.head is None else [re.escape(_new_head(chosen).node)]
-
-
 def write_trained(chosen: TrainOptions, made: TrainSetup) -> None:
     """Write the trained model, or its adapter."""
     assert chosen.target_file is not None
@@ -440,7 +330,7 @@ def write_trained(chosen: TrainOptions, made: TrainSetup) -> None:
     elif writes_adapter(chosen):
         made.model.adapter().save(chosen.target_file)
     else:
-        proto, folder = _with_adapter(made.model)
+        proto, folder = model_with_adapter(made.model)
         save(proto, chosen.target_file, folder=folder, check=False)
 
 
@@ -491,7 +381,7 @@ def _checkpoint(chosen: TrainOptions, made: TrainSetup, rule: Any, place: Device
         "--batch-size": str(chosen.batch_size) if isinstance(made.data, tuple) else "that of --data",
         "--freeze": ", ".join(sorted(chosen.freeze)) or "none",
         "--seed": str(chosen.seed),
-        **_lora_settings(chosen),
+        **lora_settings(chosen),
         **({"--qlora": chosen.qlora} if chosen.qlora else {}),
         **({"--train-constants": "yes" if chosen.train_constants else "no"} if made.model.imported.constants() else {}),
         **({"--schedule": chosen.schedule} if chosen.schedule != SCHEDULES[0] else {}),

@@ -45,24 +45,20 @@ from ._curves import Curve, check_plot, line, write_plot
 from ._progress import Step, progress
 from ._records import RecordOptions, record_options
 from ._tables import NUMBER, WHOLE, Columns
+from ._train_adapters import LORA, kept_float, lora_options, with_base, writes_adapter
 from ._train_data import BatchFunction, DataPath
 from ._train_setup import (
     DISTRIBUTED,
-    LORA,
     LOSSES,
     SCHEDULES,
     TrainOptions,
     TrainSetup,
     freeze_option,
-    kept_float,
-    lora_options,
     loss_option,
     optimizer_option,
     prepared,
     target_option,
-    with_base,
     write_trained,
-    writes_adapter,
 )
 from ._workers import check_launcher, end_with_parent, run_workers
 
