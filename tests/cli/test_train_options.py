@@ -528,9 +528,28 @@ def equal(folder: Path, first: str, second: str) -> None:
     assert found == wanted
 
 
+def test_a_new_head_is_a_part_of_the_adapter(folder: Path) -> None:
+    """The adapter alone, merged into the file, is the model that the same training writes."""
+    given = ("--lora", "2", "--head", "5", "--lr", "0.1")
+    adapter = fine(train(folder, *given, "-o", "@task.safetensors"))
+    whole = fine(train(folder, *given, "-o", "@whole.onnx", "--json"))
+    assert "new last layer" in adapter.stderr and "5 outputs in place of 3" in adapter.stderr
+    fine(CliRunner().invoke(main, ["merge", *(str(folder / n) for n in ("m.onnx", "task.safetensors")), "-o",
+                                   str(folder / "merged.onnx")]))  # fmt: skip
+    assert bits(folder / "merged.onnx") == bits(folder / "whole.onnx")
+    x = np.random.default_rng(1).normal(size=(7, 6)).astype(F)
+    found, base = (sonnx.run_model(onnx.load(folder / n), {"x": x})[0] for n in ("whole.onnx", "m.onnx"))
+    assert found.shape == (7, 5) and base.shape == (7, 3)
+    trained = states(folder / "whole.onnx")
+    assert trained["w2"].shape == (8, 5) and (states(folder / "m.onnx")["w1"] != trained["w1"]).any()
+    document = json.loads(whole.stdout)
+    assert document["trained"] == 2 * (6 + 8) + 8 * 5 + 5 and document["head"]["outputs"] == 5
+
+
 KILLS = [
     ((), None, 2, True), (("--precision", "bf16"), 1, 5, True), (("--no-graph",), 1, 9, False), ((), 3, 2, False),
-    (("--precision", "bf16"), 4, 2, True), (("--no-graph",), None, 1, False),
+    (("--precision", "bf16"), 4, 2, True), (("--no-graph",), None, 1, False), (("--accumulate", "2"), None, 2, True),
+    (("--accumulate", "3"), 1, 3, False), (("--lora", "2", "--accumulate", "2", "--lora-dropout", "0.2"), 1, 4, True),
 ]  # fmt: skip
 
 

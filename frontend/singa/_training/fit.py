@@ -93,9 +93,12 @@ def fit(
     shares = Shares(group, optimizers)
 
     def batches() -> Iterator[tuple[Tensor, ...]]:
+        order = place.order
         for step in loader._rows():
+            order = place.order
             for first in range(0, len(step), batch_size):
                 yield loader._batch(shares.own(step[first : first + batch_size]), loader.device)
+        place.order = order  # until the update of the last batches, after which the epoch ends
 
     def measure() -> dict[str, float]:
         assert validation is not None and evaluate is not None
