@@ -126,7 +126,7 @@ class Search:
         changed = {n.name: notes for n in origin.nodes if (notes := self.changes(n))}
         if changed:
             names = self.causes(changed)
-            made.notes = [f"{n}: {note}" if len(changed) > 1 else note for n in names for note in changed[n]][:8]
+            made.notes = [f"{n}: {note}" if len(names) > 1 else note for n in names for note in changed[n]][:8]
             if len(names) == 1:
                 self._named(made, next(n for n in origin.nodes if n.name == names[0]), "hashes" if made.among > 1 else "values")
             if made.among == 1:
