@@ -26,7 +26,7 @@ from ..compare import AGAINST, BUDGET, is_engine, is_saved, trusted
 from ..lockstep import Values, attempt
 from ..submodel import NodeCall, Source
 from .document import CODE, Guard, GuardCase, GuardedValue, read_guard
-from .locate import Culprit, Search, origin_of
+from .locate import Culprit, GuardSearch, origin_of
 from .summary import judge, parts
 from .write import inputs_of
 
@@ -62,7 +62,13 @@ class GuardRow:
 
 @dataclass(frozen=True)
 class NotChecked:
-    """A stored value that was not compared in a case, and why."""
+    """A stored value that was not compared in a case.
+
+    Attributes:
+        value: its name.
+        case: the name of the case.
+        why: the reason: the model or the file has no such value, or the runtime returned none.
+    """
 
     value: str
     case: str
@@ -226,7 +232,7 @@ def check_guard(
         assert isinstance(against, (str, EngineCommand))
         engine = against
         checker.engine(_engine(engine, timeout))
-    search = Search(known, source, engine, timeout, Path(to) if to is not None else None)
+    search = GuardSearch(known, source, engine, timeout, Path(to) if to is not None else None)
     checker.locate(search)
     return made
 
@@ -288,24 +294,29 @@ class _Checker:
         self.side, self.made.against = engine, engine.name
         source = self.source
         assert source is not None
-        for case in self.cases:
+        done: list[tuple[GuardCase, dict[str, np.ndarray], Values]] = []
+        for case in self.cases:  # first all runs of the whole model: an engine in a child process loads it once
             feeds = self._accepted(source, inputs_of(case))
             try:
-                whole = engine.run(source.proto, source.folder, feeds)
+                if isinstance(engine, Foreign) and source.path is not None:
+                    whole = engine.run_file(source.path, feeds)
+                else:
+                    whole = engine.run(source.proto, source.folder, feeds)
+                done.append((case, feeds, whole))
             except SonnxError as error:
                 self.failed = self.failed or FailedRun.of(engine, error)
                 self.made.failures[case.name] = str(FailedRun.of(engine, error))
-                continue
-            self._judge(case, whole, {})
+        for case, feeds, whole in done:
             stored = [v for v in self.guard.values if case.name in v.cases]
             inner = [v for v in stored if v.name not in whole and v.name in source.makers]
-            found: Values = {}
-            refused: dict[str, str] = {}
+            found: Values = {n: v for n, v in whole.items() if n in {v.name for v in stored}}
+            refused = {
+                v.name: "the model has no value of this name"
+                for v in stored
+                if v.name not in whole and v.name not in source.makers
+            }
             for chunk in _chunks(inner, case.name):
                 self._inner(engine, case.name, chunk, feeds, found, refused)
-            for value in stored:
-                if value.name not in whole and value.name not in source.makers:
-                    refused[value.name] = "the model has no value of this name"
             self._judge(case, found, refused)
             self.step(note=case.name)
 
@@ -384,7 +395,7 @@ class _Checker:
         found: np.ndarray = arrays.array(key, dtype if dtype in dtypes.NARROW_FLOATS else None)
         return found.astype(object) if found.dtype.kind in "US" else found
 
-    def locate(self, search: Search) -> None:
+    def locate(self, search: GuardSearch) -> None:
         """Name the first wrong node."""
         made = self.made
         try:

@@ -140,7 +140,14 @@ class Guard:
     notes: list[str]
 
     def text(self, budget: int) -> str:
-        """Return the text of the file; nodes and weights are packed if they need more than a third of `budget` bytes."""
+        """Return the text of the file.
+
+        Args:
+            budget: bytes; nodes and weights are compressed if they need more than a third of them.
+
+        Returns:
+            JSON with a line for each input, value and case, and, if they are not compressed, node and weight.
+        """
         nodes = [[n.name, n.operator, list(n.reads), list(n.makes), n.attributes] for n in self.nodes]
         lines: dict[str, Any] = {"nodes": nodes, "weights": sorted(map(list, self.weights.items()))}
         packed = len(json_text(lines).encode()) > budget // 3

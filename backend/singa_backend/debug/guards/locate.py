@@ -68,7 +68,7 @@ class Culprit:
 
 
 @dataclass(frozen=True)
-class Origin:
+class GuardOrigin:
     """A value that differs although those that it is computed from agree.
 
     Attributes:
@@ -86,7 +86,7 @@ States = Mapping[str, Mapping[str, Difference]]
 """The differences of the compared values, by case."""
 
 
-def origin_of(guard: Guard, states: States) -> Origin | None:
+def origin_of(guard: Guard, states: States) -> GuardOrigin | None:
     """The first origin in the order of the values, over all cases; of one value, that with the fewest nodes."""
     by_value = makers(guard.nodes)
     for value in guard.values:
@@ -95,13 +95,13 @@ def origin_of(guard: Guard, states: States) -> Origin | None:
             if value.name in known and not known[value.name].agrees:
                 nodes = between(by_value, value.name, known.keys() - {value.name})
                 if not any(n in known and not known[n].agrees for node in nodes for n in node.reads if n != value.name):
-                    found.append(Origin(case, value.name, nodes))
+                    found.append(GuardOrigin(case, value.name, nodes))
         if found:
             return min(found, key=lambda o: len(o.nodes))
     return None
 
 
-class Search:
+class GuardSearch:
     """Finds the node of an origin.
 
     Args:
@@ -117,7 +117,7 @@ class Search:
     ) -> None:
         self.guard, self.source, self.against, self.timeout, self.to = guard, source, against, timeout, to
 
-    def culprit(self, origin: Origin, apart: Difference) -> Culprit:
+    def culprit(self, origin: GuardOrigin, apart: Difference) -> Culprit:
         """The node of an origin, by the values, by the hashes, or by running the model node by node."""
         node = origin.nodes[0]
         made = Culprit(node.name, node.operator, origin.case, origin.value, str(apart), len(origin.nodes), "values")
@@ -178,7 +178,7 @@ class Search:
             return gone
         return list(changed)
 
-    def _earlier(self, origin: Origin) -> list[tuple[GuardNode, list[str]]]:
+    def _earlier(self, origin: GuardOrigin) -> list[tuple[GuardNode, list[str]]]:
         """The changed nodes among all that the value depends on."""
         nodes = between(makers(self.guard.nodes), origin.value, ())
         found = [(n, notes) for n in nodes if (notes := self.changes(n))]
@@ -190,7 +190,7 @@ class Search:
     def _feeds(self, case: str) -> dict[str, np.ndarray]:
         return inputs_of(next(c for c in self.guard.cases if c.name == case))
 
-    def _bisected(self, origin: Origin) -> tuple[str, str, Path, list[str]] | None:
+    def _bisected(self, origin: GuardOrigin) -> tuple[str, str, Path, list[str]] | None:
         """The node that differs from the definitions when it runs alone, its operator, files and differences; or None."""
         if self.against is None or self.against == DEFINITION or self.source is None:
             return None

@@ -110,7 +110,7 @@ def write_guard(
     step = progress or (lambda **_: None)
     side: Engine = Ours() if engine == "sonnx" else trusted(engine)
     try:
-        return _Writer(source, side, size, step).guard(Path(path), inputs, dict(sizes or {}), seed)
+        return _GuardWriter(source, side, size, step).guard(Path(path), inputs, dict(sizes or {}), seed)
     finally:
         side.close()
 
@@ -130,7 +130,7 @@ def inputs_of(case: GuardCase) -> dict[str, np.ndarray]:
     return {name: given.array() for name, given in case.inputs.items()}
 
 
-class _Writer:
+class _GuardWriter:
     """The steps of `write_guard`."""
 
     def __init__(self, source: Source, engine: Engine, size: int, step: Callable[..., None]) -> None:
