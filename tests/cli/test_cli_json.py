@@ -40,6 +40,7 @@ DOCUMENTS = {
     "compare m.onnx --against reference": "compare",
     "bisect m.onnx --against reference": "bisect",
     "profile m.onnx --runs 1": "profile",
+    "guard write m.onnx -o m.guard": "guard.write",
     "optimize m.onnx -o o.onnx": "optimize",
     "optimize --list": "optimize.passes",
     "convert m.onnx -o o.onnx --opset 13": "convert",

@@ -43,6 +43,7 @@ BASES = {
     "fuzz": "--count 3",
     "generate": "gpt2 --prompt a --max-new-tokens 2",
     "gradients": "^Neg-13$ --points 1 --oracle none",
+    "guard": "write m.onnx -o m.guard",
     "inspect": "m.onnx",
     "lower": "m.onnx -o o.onnx",
     "merge": "m.onnx task.safetensors -o o.onnx",
@@ -63,6 +64,7 @@ BASES = {
 WRONG = {
     "--device": ["GPU9"], "--backend": ["nowhere:Nothing"], "--limit": ["bits=3"], "--size": ["x"], "--map": ["x"],
     "--input": ["x"], "--against": ["nowhere.onnx"], "--random": ["-1"], "--exclude": [], "--select": ["("],
+    "--by": ["nowhere.onnx"],
 }  # fmt: skip
 """Values that options of text refuse."""
 
@@ -74,7 +76,8 @@ FREE = {
     "--operator": "a name in the model", "--name": "a name in the model", "--extra-opset": "a domain and a version",
     "--release": "a version in the manifest", "--exclude": "a pattern",
     "--exclude-operator": "any name", "--metadata": "any text", "--doc": "any text",
-    "--input-name": "any name", "--output-name": "any name", "--pass": "checked by tests of the passes",
+    "--case": "a name in a file", "--input-name": "any name", "--output-name": "any name",
+    "--pass": "checked by tests of the passes",
 }  # fmt: skip
 """Options of text of which every value is taken, or whose names are only known from the model."""
 

@@ -24,9 +24,10 @@ from singa.cli import main
 from singa.cli._common import OutputPath
 from singa.cli._main import COMMANDS
 from singa_backend.adapters import Adapter, LowRank
+from singa_backend.debug import guards
 
 READ = {
-    "model", "adapter", "adapters", "first", "second", "runs", "folder", "files", "archive", "data", "inputs", "validation",
+    "model", "adapter", "adapters", "first", "second", "runs", "folder", "file", "files", "archive", "data", "inputs", "validation",
     "times", "errors",
 }  # fmt: skip
 """The parameters that name what a command reads."""
@@ -62,7 +63,7 @@ def test_a_dash_is_refused_if_it_is_a_folder_or_has_other_files(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("m.onnx").touch()
-    words = [command, "m.onnx", option.opts[0], "-"]
+    words = [command, *(["check"] if command == "guard" else []), "m.onnx", option.opts[0], "-"]
     if command in ("conform", "foreign", "fuzz", "gradients", "opsets", "device-check"):
         words.remove("m.onnx")
     found = CliRunner().invoke(main, words)
@@ -106,6 +107,8 @@ RUNS: dict[tuple[str, str], tuple[str, Callable[[bytes], None]]] = {
     ("export", "--output"): ("net.py:build --no-run -o -", is_model),
     ("extract", "--output"): ("m.onnx --outputs h -o -", is_model),
     ("fuzz", "--results"): ("--count 2 -k ^Relu -n 1 --results -", is_json),
+    ("guard", "--output"): ("write m.onnx -o -", is_json),
+    ("guard", "--junit"): ("check m.guard --against sonnx --junit -", is_xml),
     ("inspect", "--html"): ("m.onnx --nodes --html -", is_page),
     ("layout", "--output"): ("images.onnx --to channels_last -o -", is_model),
     ("merge", "--output"): ("m.onnx a.safetensors -o -", is_model),
@@ -149,6 +152,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "net.py").write_text(PROGRAM)
     change = LowRank(np.ones((1, 2), np.float32), np.ones((3, 1), np.float32), 1.0)
     Adapter({"w": change}, {}, "", {}).save(tmp_path / "a.safetensors")
+    guards.write_guard(tmp_path / "m.onnx", tmp_path / "m.guard")
     monkeypatch.chdir(tmp_path)
     return tmp_path
 

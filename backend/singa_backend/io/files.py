@@ -456,7 +456,7 @@ def _check_home(home: Path) -> None:
 def _status(path: Path) -> os.stat_result | None:
     try:
         return os.fstat(1) if path == STANDARD_OUTPUT else os.stat(path)
-    except (FileNotFoundError, NotADirectoryError):
+    except FileNotFoundError:
         return None
     except ValueError as error:  # a NUL, or what the file system cannot encode
         raise OSError(errno.EINVAL, str(error)) from None

@@ -32,6 +32,10 @@ EXAMPLES = {
         "sonnx generate gpt2 --prompt 'The sea is' --temperature 0.8 --seed 1",
     ),
     "gradients": ("sonnx gradients '^Softmax-13$'", "sonnx gradients '^Relu' --points 5"),
+    "guard": (
+        "sonnx guard write model.onnx -o model.guard",
+        "sonnx guard check model.guard --against onnxruntime --junit guard.xml",
+    ),
     "inspect": ("sonnx inspect model.onnx --stats", "sonnx inspect model.onnx --html - > graph.html"),
     "layout": (
         "sonnx layout model.onnx --to channels_last -o last.onnx",

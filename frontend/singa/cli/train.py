@@ -431,6 +431,9 @@ def _check_files(chosen: TrainOptions) -> None:
     sources = {"--data": chosen.data, "--validation": chosen.validation}
     read = {name: path for name, path in sources.items() if isinstance(path, Path)}
     written = {"-o": chosen.target_file, "--plot": chosen.plot, "--metrics": chosen.records.metrics}
+    for path in written.values():
+        if path is not None:
+            check(path)
     _check_distinct(read, written)
     _check_distinct({"MODEL": chosen.model, **read, "-o": chosen.target_file}, {"--metrics": chosen.records.metrics})
     _check_distinct({"MODEL": chosen.model, **read, **written}, {"--checkpoint": chosen.checkpoint})
