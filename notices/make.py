@@ -35,6 +35,7 @@ LICENSES = {
     "matplotlib": "PSF-2.0",
     "tokenizers": "Apache-2.0",
     "jinja2": "BSD-3-Clause",
+    "tensorboardX": "MIT",
     "onnxruntime": "MIT",
     "cupy-cuda13x": "MIT",
     "cupy-cuda12x": "MIT",

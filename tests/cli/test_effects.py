@@ -247,7 +247,7 @@ def test_the_list_of_processes_is_complete() -> None:
     ("--target z --workers 2", "must contain 'z'"), ("--freeze nothing --workers 2", "nothing"),
     ("--data other.npz --workers 2", "one number of samples"), ("--device CUDA --workers 2", "CUDA"),
     ("--validation other.npz --workers 2", "one number of samples"),
-    ("--head 3 --target z --workers 2", "must contain 'z'"), ("--keep-best loss --workers 2", "--keep-best needs --validation"),
+    ("--head 0 --workers 2", "--head"), ("--keep-best loss --workers 2", "--keep-best needs --validation"),
     ("--keep 2", "--keep needs --checkpoint"), ("--metrics m.onnx", "--metrics must differ from MODEL"),
     ("--metrics folder/old.csv --workers 2", "SX395"), ("--tensorboard folder/old --workers 2", "SX395"),
     ("--data nowhere:nothing --workers 2", "no module nowhere"),

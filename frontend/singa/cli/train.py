@@ -27,6 +27,7 @@ from ._common import (
     SEED,
     FiniteNumber,
     OutputPath,
+    check_places,
     collected,
     device_option,
     echo,
@@ -428,6 +429,9 @@ def _check_usage(chosen: TrainOptions, context: click.Context) -> None:
 
 def _check_files(chosen: TrainOptions) -> None:
     """Raise unless every file can be written, and none replaces another one of the command."""
+    check_places(folders=[chosen.records.tensorboard])
+    if chosen.records.metrics:
+        check(chosen.records.metrics)
     sources = {"--data": chosen.data, "--validation": chosen.validation}
     read = {name: path for name, path in sources.items() if isinstance(path, Path)}
     written = {"-o": chosen.target_file, "--plot": chosen.plot, "--metrics": chosen.records.metrics}
