@@ -27,8 +27,8 @@ from singa_backend.adapters import Adapter, LowRank
 from singa_backend.debug import guards
 
 READ = {
-    "model", "adapter", "adapters", "first", "second", "runs", "folder", "file", "files", "archive", "data", "inputs", "validation",
-    "times", "errors",
+    "model", "adapter", "adapters", "first", "second", "runs", "folder", "file", "files", "archive", "data", "inputs",
+    "validation", "times", "errors",
 }  # fmt: skip
 """The parameters that name what a command reads."""
 

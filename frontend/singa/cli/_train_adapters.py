@@ -24,7 +24,7 @@ from ._common import FiniteNumber
 
 if TYPE_CHECKING:
     from .._onnx.model import SONNXModel
-    from ._train_setup import TrainOptions
+    from ._train_options import TrainOptions
 
 LORA = ("lora_target", "lora_alpha", "lora_dropout", "lora_bias", "rslora", "qlora")
 """The options that need --lora."""

@@ -20,9 +20,10 @@ from singa_backend.proto.load import ModelSource, embed, load_model, open_light
 from singa_backend.proto.save import save
 
 from ._common import err
-from ._records import Recorder, RecordOptions, Tally
+from ._records import Recorder, Tally
 from ._train_adapters import check_adapter_output, lora_of, lora_settings, model_with_adapter, new_head, writes_adapter
 from ._train_data import Arrays, BatchFunction, FunctionName, check_targets, columns_of, digest, read_data
+from ._train_options import TrainOptions
 
 if TYPE_CHECKING:
     from .._core.tensor import Tensor
@@ -44,53 +45,6 @@ optimizer_option = click.option("--optimizer", default="sgd", show_default=True,
 freeze_option = click.option("--freeze", multiple=True, metavar="PATTERN", help="Do not train parameters whose names match.")
 
 DISTRIBUTED = ("plain", "half", "partialUpdate", "sparseTopK", "sparseThreshold")
-
-
-@dataclass(frozen=True)
-class TrainOptions:
-    """The arguments of the command, by the names of its options."""
-
-    model: Path
-    data: Path | FunctionName
-    validation: Path | FunctionName | None
-    head: int | None
-    target: str
-    loss: str
-    optimizer: str
-    lr: float
-    momentum: float
-    weight_decay: float | None
-    schedule: str
-    warmup: int
-    clip_norm: float | None
-    epochs: int
-    batch_size: int
-    accumulate: int
-    freeze: tuple[str, ...]
-    train_constants: bool
-    lora: int | None
-    lora_target: tuple[str, ...]
-    lora_alpha: float | None
-    lora_dropout: float
-    lora_bias: str
-    rslora: bool
-    qlora: str | None
-    seed: int
-    target_file: Path | None
-    checkpoint: Path | None
-    every: int | None
-    resume: bool
-    plot: Path | None
-    records: RecordOptions
-    workers: int
-    dist_option: str
-    sparsity: float
-    sync_batch_norm: bool
-    timeout: float
-    no_graph: bool
-    precision: str
-    device: str
-    as_json: bool
 
 
 @dataclass

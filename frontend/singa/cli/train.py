@@ -48,11 +48,11 @@ from ._records import RecordOptions, record_options
 from ._tables import NUMBER, WHOLE, Columns
 from ._train_adapters import LORA, kept_float, lora_options, with_base, writes_adapter
 from ._train_data import BatchFunction, DataPath
+from ._train_options import TrainOptions
 from ._train_setup import (
     DISTRIBUTED,
     LOSSES,
     SCHEDULES,
-    TrainOptions,
     TrainSetup,
     freeze_option,
     loss_option,
