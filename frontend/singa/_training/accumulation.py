@@ -10,7 +10,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -294,7 +294,10 @@ def _are_counts(counts: np.ndarray) -> bool:
 class Accumulates:
     """The part of an optimizer that accumulates gradients."""
 
-    _sums: GradientSums
+    if TYPE_CHECKING:  # an attribute, or a property
+
+        @property
+        def _sums(self) -> GradientSums: ...
 
     def accumulate_gradients(self, steps: int) -> None:
         """Update the parameters once for several micro-batches, by the mean of their gradients.

@@ -70,7 +70,7 @@ class DataParallel(Accumulates):
         return made
 
     @property
-    def _sums(self) -> GradientSums:  # type: ignore[override]
+    def _sums(self) -> GradientSums:
         sums: GradientSums = self.opt._sums
         return sums
 

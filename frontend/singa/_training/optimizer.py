@@ -51,6 +51,7 @@ class Optimizer(Accumulates):
     """
 
     kinds: tuple[str, ...] = ()
+    _sums: GradientSums
     _decoupled = False
     """Whether the rule applies the weight decay itself, not as a part of the gradient."""
 
