@@ -65,10 +65,10 @@ WRONG = {
 
 FREE = {
     "--prompt": "any text", "--system": "any text", "--stop": "any text",
-    "--target": "a name in a file", "--freeze": "a pattern", "--lora-target": "a pattern", "--aux": "a name in the model", "--inputs": "names in the model",
+    "--target": "a name in a file", "--freeze": "a pattern", "--aux": "a name in the model", "--inputs": "names in the model",
     "--outputs": "names in the model", "--raises": "any code", "--command": "any program", "--against-command": "any program",
     "--operator": "a name in the model", "--name": "a name in the model", "--extra-opset": "a domain and a version",
-    "--release": "a version in the manifest", "--exclude": "a pattern",
+    "--lora-target": "a pattern", "--release": "a version in the manifest", "--exclude": "a pattern",
     "--exclude-operator": "any name", "--metadata": "any text", "--doc": "any text",
     "--input-name": "any name", "--output-name": "any name", "--pass": "checked by tests of the passes",
 }  # fmt: skip
