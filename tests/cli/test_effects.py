@@ -230,7 +230,6 @@ def test_the_list_of_processes_is_complete() -> None:
 
 
 @pytest.mark.parametrize(("more", "told"), [
-    ("--batch-size 61 --workers 2", "batch_size must be a multiple of the number of workers, got 61 for 2"),
     ("--sparsity 2 --dist-option sparseTopK --workers 2", "spars must be in (0, 1] for topK, got 2.0"),
     ("--sparsity 0.1 --workers 2", "--sparsity needs --dist-option"), ("--dist-option half", "--dist-option needs --workers"),
     ("--optimizer adam --momentum 0.5", "--momentum needs --optimizer sgd"),
