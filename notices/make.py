@@ -36,6 +36,7 @@ LICENSES = {
     "tokenizers": "Apache-2.0",
     "jinja2": "BSD-3-Clause",
     "tensorboardX": "MIT",
+    "safetensors": "Apache-2.0",
     "onnxruntime": "MIT",
     "cupy-cuda13x": "MIT",
     "cupy-cuda12x": "MIT",
