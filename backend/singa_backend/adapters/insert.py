@@ -17,7 +17,7 @@ from ..passes.typed_graph import constant_node
 from ..proto import tensor_data
 from ..proto.schemas import MICROSOFT
 from .adapter import Adapter, LowRank, base_digest
-from .uses import CONVOLUTION, INSIDE, LEFT, LOOKUP, Use, Weight, weights
+from .uses import CONVOLUTION, INSIDE, LEFT, LOOKUP, Weight, WeightUse, weights
 
 RANK = "lora_rank"
 """The symbolic size of the rank of factors that are inputs of a model."""
@@ -237,7 +237,7 @@ class _Inserted:
             else:
                 self._product(use, use is main or use.by_outputs == main.by_outputs)
 
-    def _dropped(self, use: Use, x: str) -> str:
+    def _dropped(self, use: WeightUse, x: str) -> str:
         """The input of the products: cast to the type of the factors, and with dropout."""
         graph, node = use.graph, use.node
         if self.dtype != use.origin.dtype:
@@ -251,12 +251,12 @@ class _Inserted:
                 x = graph.add("Dropout", [x], before=node, ratio=float(self.dropout), **still).outputs[0]
         return x
 
-    def _constant(self, use: Use, value: np.ndarray, wish: str) -> str:
+    def _constant(self, use: WeightUse, value: np.ndarray, wish: str) -> str:
         name = self.editor.fresh(f"{self.weight.name}.lora_{wish}")
         use.graph.insert(constant_node(name, value), before=use.node)
         return name
 
-    def _scaled(self, use: Use, value: str, factor: float = 1.0) -> str:
+    def _scaled(self, use: WeightUse, value: str, factor: float = 1.0) -> str:
         if self.scale * factor == 1.0:
             return value
         number = self._constant(use, np.array(self.scale * factor, dtypes.numpy_dtype(self.dtype)), "scale")
@@ -273,7 +273,7 @@ class _Inserted:
             self.shared[name, 0] = node.outputs[0]
         return self.shared[name, 0]
 
-    def _product(self, use: Use, same: bool) -> None:
+    def _product(self, use: WeightUse, same: bool) -> None:
         """Add x Aᵀ Bᵀ to x W, B A x to W x, or rows of Aᵀ Bᵀ to those of W."""
         graph, node = use.graph, use.node
         first, second = (self.a, self.b) if same else (self.b, self.a)
@@ -296,12 +296,12 @@ class _Inserted:
         self._sum(use, self._pair(use, self._scaled(use, h, use.factor), second))
 
     @staticmethod
-    def _pair(use: Use, value: str, factor: str) -> str:
+    def _pair(use: WeightUse, value: str, factor: str) -> str:
         """A product with a factor, on the side of the weight."""
         order = [factor, value] if use.kind == LEFT else [value, factor]
         return use.graph.add("MatMul", order, before=use.node).outputs[0]
 
-    def _fused_transpose(self, use: Use, x: str) -> str:
+    def _fused_transpose(self, use: WeightUse, x: str) -> str:
         """The last two axes of x exchanged, at any rank: a product of FusedMatMul with the unit matrix would be large."""
         graph, node = use.graph, use.node
         rank = graph.type(x).shape
@@ -312,7 +312,7 @@ class _Inserted:
         order = [*range(len(rank) - 2), len(rank) - 1, len(rank) - 2]
         return graph.add("Transpose", [x], before=node, perm=order).outputs[0] if len(rank) > 1 else x
 
-    def _convolution(self, use: Use) -> None:
+    def _convolution(self, use: WeightUse) -> None:
         graph, node = use.graph, use.node
         kept = {n: node.get(n) for n in ("auto_pad", "dilations", "kernel_shape", "pads", "strides") if n in node.attributes}
         kept = {n: list(v) if isinstance(v, tuple) else v for n, v in kept.items()}
@@ -321,7 +321,7 @@ class _Inserted:
         h = graph.add("Conv", [x, self.a], before=node, **kept, group=1 if whole else use.group).outputs[0]
         self._sum(use, graph.add("Conv", [self._scaled(use, h), self.b], before=node, group=use.group).outputs[0])
 
-    def _inside(self, use: Use) -> None:
+    def _inside(self, use: WeightUse) -> None:
         """Compute the changed weight, which the node reads."""
         graph, node, main = use.graph, use.node, self.weight.main
         first = use is main
@@ -339,7 +339,7 @@ class _Inserted:
             total = again.outputs[0]
         graph.rewire(node, [total if i == use.index else n for i, n in enumerate(node.inputs)])
 
-    def _sum(self, use: Use, change: str) -> None:
+    def _sum(self, use: WeightUse, change: str) -> None:
         """Add a change to the result of the node, or to its sum with a bias; the result keeps its name."""
         graph, node = use.graph, use.node
         if self.dtype != use.origin.dtype:

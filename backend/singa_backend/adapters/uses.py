@@ -25,7 +25,7 @@ _BIAS = {"Gemm": 2, "Conv": 2, "FusedConv": 2, "FusedGemm": 2, "MatMulNBits": 5,
 
 
 @dataclass(frozen=True, eq=False)
-class Origin:
+class WeightOrigin:
     """An initializer or Constant, and what it passes through on the way to a node.
 
     Attributes:
@@ -68,7 +68,7 @@ class Origin:
 
 
 @dataclass(frozen=True, eq=False)
-class Use:
+class WeightUse:
     """One node that uses a weight.
 
     Attributes:
@@ -91,7 +91,7 @@ class Use:
     graph: GraphEditor
     node: NodeEditor
     index: int
-    origin: Origin
+    origin: WeightOrigin
     inputs: int
     outputs: int
     transposed: bool = False
@@ -126,11 +126,11 @@ class Weight:
     """
 
     name: str
-    uses: list[Use] = field(default_factory=list)
+    uses: list[WeightUse] = field(default_factory=list)
     last: bool = False
 
     @property
-    def main(self) -> Use:
+    def main(self) -> WeightUse:
         """The use that decides the layout of a change."""
         return self.uses[0]
 
@@ -181,7 +181,7 @@ def _last(graph: GraphEditor, names: dict[int, str]) -> set[str]:
     return found
 
 
-def _uses(graph: GraphEditor, node: NodeEditor) -> Iterator[Use]:
+def _uses(graph: GraphEditor, node: NodeEditor) -> Iterator[WeightUse]:
     """How a node uses weights."""
     maker = _MAKERS.get((node.domain, node.op_type)) if node.plain else None
     if maker is not None:
@@ -194,7 +194,7 @@ def _uses(graph: GraphEditor, node: NodeEditor) -> Iterator[Use]:
         origin = trace(graph, name)
         if origin is not None and not origin.quantized and len(origin.shape) == 2 and min(origin.shape) > 1:
             rows, columns = origin.shape
-            yield Use(INSIDE, graph, node, i, origin, rows, columns, multiplies=_is_factor(graph, node, i))
+            yield WeightUse(INSIDE, graph, node, i, origin, rows, columns, multiplies=_is_factor(graph, node, i))
 
 
 def _is_factor(graph: GraphEditor, node: NodeEditor, index: int) -> bool:
@@ -222,7 +222,7 @@ def _title(function: GraphEditor) -> tuple[str, str]:
     return (plain_domain(proto.domain), proto.name) if isinstance(proto, FunctionProto) else ("", "")
 
 
-def trace(graph: GraphEditor, name: str) -> Origin | None:
+def trace(graph: GraphEditor, name: str) -> WeightOrigin | None:
     """The float weight that a value is a form of; None if it is another value."""
     moves: list[NodeEditor] = []
     while name:
@@ -245,7 +245,7 @@ def trace(graph: GraphEditor, name: str) -> Origin | None:
     return None
 
 
-def _origin(name: str, graph: GraphEditor, tensor: TensorProto, moves: Sequence[NodeEditor]) -> Origin | None:
+def _origin(name: str, graph: GraphEditor, tensor: TensorProto, moves: Sequence[NodeEditor]) -> WeightOrigin | None:
     shapes, dtype, quantized = [tuple(tensor.dims)], tensor.data_type, False
     for node in moves:
         shape = _moved(graph, node, shapes[-1])
@@ -259,7 +259,7 @@ def _origin(name: str, graph: GraphEditor, tensor: TensorProto, moves: Sequence[
     if not dtypes.is_code(dtype) or not dtypes.is_float(dtypes.numpy_dtype(dtype)):
         return None
     quantized = quantized or not dtypes.is_float(dtypes.numpy_dtype(tensor.data_type))
-    return Origin(name, graph, tensor, tuple(moves), tuple(shapes), dtype, quantized)
+    return WeightOrigin(name, graph, tensor, tuple(moves), tuple(shapes), dtype, quantized)
 
 
 def _dtype(graph: GraphEditor, name: str) -> int:
@@ -319,7 +319,7 @@ def _bias(graph: GraphEditor, node: NodeEditor) -> dict[str, Any]:
     return {"bias": name, "bias_node": adds} if fits else {}
 
 
-def _product(graph: GraphEditor, node: NodeEditor) -> Iterator[Use]:
+def _product(graph: GraphEditor, node: NodeEditor) -> Iterator[WeightUse]:
     """MatMul, Gemm and FusedMatMul: a matrix on either side of another value."""
     if node.get("transBatchA", 0) or node.get("transBatchB", 0):
         return
@@ -334,45 +334,45 @@ def _product(graph: GraphEditor, node: NodeEditor) -> Iterator[Use]:
         rows, columns = origin.shape[::-1] if node.get(flag, 0) else origin.shape
         turned = bool(node.get(flag, 0)) != (kind == LEFT)
         inputs, outputs = (columns, rows) if kind == LEFT else (rows, columns)
-        yield Use(kind, graph, node, i, origin, inputs, outputs, turned, **bias, factor=factor)
+        yield WeightUse(kind, graph, node, i, origin, inputs, outputs, turned, **bias, factor=factor)
 
 
-def _convolution(graph: GraphEditor, node: NodeEditor) -> Iterator[Use]:
+def _convolution(graph: GraphEditor, node: NodeEditor) -> Iterator[WeightUse]:
     origin = trace(graph, node.input(1))
     if origin is None or len(origin.shape) < 3 or trace(graph, node.input(0)) is not None:
         return
     group = int(node.get("group", 1))
-    yield Use(CONVOLUTION, graph, node, 1, origin, origin.shape[1], origin.shape[0], True, group, **_bias(graph, node))
+    yield WeightUse(CONVOLUTION, graph, node, 1, origin, origin.shape[1], origin.shape[0], True, group, **_bias(graph, node))
 
 
-def _few_bits(graph: GraphEditor, node: NodeEditor) -> Iterator[Use]:
+def _few_bits(graph: GraphEditor, node: NodeEditor) -> Iterator[WeightUse]:
     """MatMulNBits and MatMulBnb4: the packed weight of K inputs and N outputs."""
     found, dtype = graph.tensor(node.input(1)), _dtype(graph, node.input(2))
     owner = graph.owner(node.input(1))
     if isinstance(found, TensorProto) and owner is not None and node.get("transB", 1):
-        origin = Origin(node.input(1), owner, found, (), (tuple(found.dims),), dtype, True)
+        origin = WeightOrigin(node.input(1), owner, found, (), (tuple(found.dims),), dtype, True)
         k, n = int(node.get("K", 0)), int(node.get("N", 0))
-        yield Use(RIGHT, graph, node, 1, origin, k, n, True, **_bias(graph, node))
+        yield WeightUse(RIGHT, graph, node, 1, origin, k, n, True, **_bias(graph, node))
 
 
-def _dynamic(graph: GraphEditor, node: NodeEditor) -> Iterator[Use]:
+def _dynamic(graph: GraphEditor, node: NodeEditor) -> Iterator[WeightUse]:
     """DynamicQuantizeMatMul: an 8-bit matrix and its scale."""
     found, owner = graph.tensor(node.input(1)), graph.owner(node.input(1))
     if isinstance(found, TensorProto) and owner is not None and len(found.dims) == 2:
         inputs, outputs = found.dims
-        origin = Origin(node.input(1), owner, found, (), ((inputs, outputs),), _dtype(graph, node.input(2)), True)
-        yield Use(RIGHT, graph, node, 1, origin, inputs, outputs, **_bias(graph, node))
+        origin = WeightOrigin(node.input(1), owner, found, (), ((inputs, outputs),), _dtype(graph, node.input(2)), True)
+        yield WeightUse(RIGHT, graph, node, 1, origin, inputs, outputs, **_bias(graph, node))
 
 
-def _attention(graph: GraphEditor, node: NodeEditor) -> Iterator[Use]:
+def _attention(graph: GraphEditor, node: NodeEditor) -> Iterator[WeightUse]:
     """The projections of onnxruntime's Attention, whose product is within the operator."""
     origin = trace(graph, node.input(1))
     if origin is not None and not origin.quantized and len(origin.shape) == 2:
         inputs, outputs = origin.shape
-        yield Use(INSIDE, graph, node, 1, origin, inputs, outputs, **_bias(graph, node))
+        yield WeightUse(INSIDE, graph, node, 1, origin, inputs, outputs, **_bias(graph, node))
 
 
-def _lookup(graph: GraphEditor, node: NodeEditor) -> Iterator[Use]:
+def _lookup(graph: GraphEditor, node: NodeEditor) -> Iterator[WeightUse]:
     origin = trace(graph, node.input(0))
     if (
         origin is not None
@@ -381,10 +381,10 @@ def _lookup(graph: GraphEditor, node: NodeEditor) -> Iterator[Use]:
         and trace(graph, node.input(1)) is None
     ):
         rows, columns = origin.shape
-        yield Use(LOOKUP, graph, node, 0, origin, rows, columns)
+        yield WeightUse(LOOKUP, graph, node, 0, origin, rows, columns)
 
 
-_MAKERS: dict[tuple[str, str], Callable[[GraphEditor, NodeEditor], Iterator[Use]]] = {
+_MAKERS: dict[tuple[str, str], Callable[[GraphEditor, NodeEditor], Iterator[WeightUse]]] = {
     ("", "MatMul"): _product,
     ("", "Gemm"): _product,
     (MICROSOFT, "FusedMatMul"): _product,
