@@ -34,6 +34,7 @@ LICENSES = {
     "google-re2": "BSD-3-Clause",
     "matplotlib": "PSF-2.0",
     "tokenizers": "Apache-2.0",
+    "safetensors": "Apache-2.0",
     "jinja2": "BSD-3-Clause",
     "tensorboardX": "MIT",
     "safetensors": "Apache-2.0",

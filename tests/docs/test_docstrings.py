@@ -18,7 +18,7 @@ PACKAGES = ("singa", "singa_backend")
 MODULES = [
     "singa.autograd", "singa.callbacks", "singa.codegen", "singa.data", "singa.device", "singa.exporting", "singa.image_tool",
     "singa.initializer", "singa.layer", "singa.model", "singa.opt", "singa.quantization", "singa.singa_wrap",
-    "singa.snapshot", "singa.sonnx", "singa.tape", "singa.tensor", "singa.utils", "singa_backend",
+    "singa.snapshot", "singa.sonnx", "singa.tape", "singa.tensor", "singa.utils", "singa_backend", "singa_backend.adapters",
     "singa_backend.collectives", "singa_backend.debug", "singa_backend.debug.guards", "singa_backend.devices.device",
     "singa_backend.doctor",
     "singa_backend.engines.oracle", "singa_backend.errors", "singa_backend.inspection", "singa_backend.limits",
