@@ -25,6 +25,7 @@ from ..errors import InvalidInput
 from ..limits import SHORTEST, check_number
 from ..proto.load import ModelSource
 from ..runtime.origins import Origin
+from .align import scope_of
 from .alignment import Alignment, ValuePair
 from .comparison import Comparison, Divergence, NotCompared, Row
 from .diff import attribute_changes
@@ -174,6 +175,7 @@ class Setting(AbstractContextManager["Setting"]):
         self._of_module: Alignment | None = None
         self.described: dict[str, str] = {}
         self.owners: dict[str, str] = {}
+        self.before: dict[str, list[str]] = {}
         if (is_engine(against) or is_saved(against) or is_torch(against)) and self.names:
             raise InvalidInput("names map values between two models, but against is not a model", code="SX320")
         if is_saved(against):
@@ -205,8 +207,19 @@ class Setting(AbstractContextManager["Setting"]):
                     self.saved[name] = value if pair.layout is None else pair.layout.apply(value)
                     self.described[name] = side.described(pair.other)
                     self.owners[name] = side.made[pair.other].scope
+            self._before(side)
             for other in self._of_module.inserted.values():
                 self.described[other], self.owners[other] = side.described(other), side.made[other].scope
+
+    def _before(self, side: TorchSide) -> None:
+        """For each value that is paired with one of a module, the submodules just before it whose values the file lacks."""
+        assert self._of_module is not None
+        names, order = {p.other for p in self._of_module.pairs.values()}, list(side.made)
+        for name, pair in self._of_module.pairs.items():
+            i = order.index(pair.other) - 1 if pair.other in side.made else -1
+            while i >= 0 and order[i] not in names:
+                self.before.setdefault(name, []).append(side.made[order[i]].scope)
+                i -= 1
 
     @cached_property
     def alignment(self) -> Alignment | None:
@@ -396,6 +409,11 @@ class Judge:
         if value is not None:
             found.notes.append(f"its value is {setting.described[value]}")
             found.submodule = setting.owners[value]
+            scopes = {scope_of(c) for c in calls}
+            joined = [s for s in setting.before.get(value, ()) if s in scopes]  # as an exporter joins Conv and BatchNorm
+            if joined and found.submodule not in scopes:
+                found.submodule = joined[-1]
+                found.notes.append(f"its node was exported from {joined[-1]!r}, whose value the file does not have")
         for name, other in dict.fromkeys(missing):
             if setting.other is not None:
                 found.notes.append(f"the other model has {setting.other.makers[other]} after {name!r}")

@@ -113,7 +113,10 @@ class Repair:
                 self._ours[draw].put(name, value)
             for name, value in self.aligner.theirs.stream(draw):
                 self._theirs[draw].put(name, value)
-        while self.wrong and self._trials < _TRIALS and (self._replaced() or self._inserted()):
+        steps = [self._replaced, self._inserted]
+        if not any(made.uses for made in self.aligner.theirs.made.values()):
+            steps.reverse()  # without its nodes a missing value looks like a fault in the next one
+        while self.wrong and self._trials < _TRIALS and any(step() for step in steps):
             pass
 
     # --- which values ---------------------------------------------------------------------------------------------------
