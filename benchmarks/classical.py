@@ -118,7 +118,7 @@ def _boosting() -> tuple[bytes, Callable[[int], Feeds]]:
 def _isolation() -> tuple[bytes, Callable[[int], Feeds]]:
     from sklearn.ensemble import IsolationForest
 
-    return _skl(IsolationForest(100, random_state=0), None)
+    return _skl(IsolationForest(n_estimators=20, random_state=0), None)
 
 
 def _extra() -> tuple[bytes, Callable[[int], Feeds]]:
@@ -287,7 +287,7 @@ CASES = {
     "random-forest": Case("random forest, 100 trees of depth 10", _forest, True),
     "gradient-boosting": Case("gradient boosting, 100 trees of depth 4", _boosting, True),
     "extra-trees": Case("extra trees, regression, 100 of depth 8", _extra, True),
-    "isolation-forest": Case("isolation forest, 100 trees", _isolation, True),
+    "isolation-forest": Case("isolation forest, 20 trees: 500 nodes", _isolation),
     "decision-tree": Case("one decision tree of depth 6", _tree),
     "svc": Case("SVC, RBF, 4 classes, with probabilities", _svc),
     "linear-svc": Case("SVC, linear kernel, 2 classes", _linear_svc),
@@ -365,7 +365,7 @@ def measure(data: bytes, feeds: Feeds, turns: int) -> dict[str, float]:
 def definitions(data: bytes, feeds: Feeds) -> list[str]:
     """The operators that a definition computes."""
     rep = SingaBackend.prepare(data, threads=1)
-    return sorted({s.op_type for s in rep.profile(feeds, runs=1).steps if s.kernel.startswith("definition")})
+    return sorted({o for s in rep.profile(feeds, runs=1).steps if s.kernel.startswith("definition") for o in s.operators})
 
 
 # --- the report

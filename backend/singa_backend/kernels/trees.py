@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from .forests import EXITS, PACK, Forest, ReadTrees, Stages, forest, named_trees, numbered_trees, numbers, stages
-from .scores import ML, TRANSFORMS, Labels, labels_of, transform_of, transformed
+from .scores import ML, TRANSFORMS, Labels, labels_of, matrix_of, transform_of, transformed
 from .table import Site, kernel
 from .values import ALIGNMENT, FINITE, NAN, Bound, Buffer, Value
 
@@ -31,16 +31,9 @@ AGGREGATES = ("AVERAGE", "SUM", "MIN", "MAX")
 """The aggregates by their numbers in TreeEnsemble."""
 
 
-def _matrix(site: Site, x: Value) -> tuple[int, int]:
-    """The numbers of rows and features."""
-    site.require(isinstance(x, Value) and x.ndim in (1, 2) and x.size, "x is not a matrix, or empty")
-    site.require(x.dtype.kind in "iu" or x.dtype in (np.float32, np.float64), "elements of other types")
-    return (1, x.shape[0]) if x.ndim == 1 else (x.shape[0], x.shape[1])
-
-
 def _aggregated(site: Site, x: Value, read: Callable[[], ReadTrees], targets: int, how: str) -> tuple[Value, bool]:
     """The aggregates of the votes for each target, float64 [rows, targets], and whether all weights are finite."""
-    rows, features = _matrix(site, x)
+    rows, features = matrix_of(site, x)
     site.require(targets > 0, "there are no targets")
     trees = site.once("trees", read)
     wide = x.dtype if x.dtype.kind == "f" else np.dtype(np.float64)
