@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from onnx import ModelProto, TensorProto, helper
+from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from singa_backend import SingaBackend
 
@@ -170,3 +170,111 @@ def test_feature_vectorizer() -> None:
     agree(model_of("FeatureVectorizer", xs, [np.float32], inputdimensions=[2, 4, 4]), xs)
     whole = [rng.integers(0, 5, (5, 2))]
     agree(model_of("FeatureVectorizer", whole, [np.float32]), whole)
+
+
+# --- categories
+
+
+def texts(rng: np.random.Generator, *shape: int, words: tuple[str, ...] = ("red", "green", "", "blue", "x")) -> np.ndarray:
+    return np.array(rng.choice(words, shape), object).reshape(shape)
+
+
+def tensor(values: Any, dtype: Any, name: str = "t") -> Any:
+    return numpy_helper.from_array(np.array(values, dtype), name)
+
+
+def test_label_encoder() -> None:
+    rng = np.random.default_rng(9)
+    s, n = texts(rng, 9, 2), rng.integers(-3, 8, (9, 2))
+    f = np.where(rng.random((9, 2)) < 0.2, np.nan, rng.integers(-2, 3, (9, 2)) / 2).astype(np.float32)
+    words, whole, real = ["red", "blue", "green", "red"], [5, -1, 3, 5], [0.5, float("nan"), -1.0, 0.5]
+    for keys, name, x in ((words, "strings", s), (whole, "int64s", n), (real, "floats", f)):
+        for values, other, dtype in ((["a", "b", "c", "d"], "strings", object), ([9, 8, 7, 6], "int64s", np.int64),
+                                     ([0.1, 0.2, 0.3, 0.4], "floats", np.float32)):  # fmt: skip
+            attributes = {f"keys_{name}": keys, f"values_{other}": values}
+            agree(model_of("LabelEncoder", [x], [dtype], version=2, **attributes), [x])
+    sparse = [10**9, -(10**9), 7, 8]
+    agree(model_of("LabelEncoder", [n], [object], version=2, keys_int64s=sparse, values_strings=["a", "b", "c", "d"]), [n], kernel=False)
+    double = f.astype(np.float64)
+    attributes = {"keys_tensor": tensor(real, np.float64), "values_tensor": tensor([1, 2, 3, 4], np.int64),
+                  "default_tensor": tensor([77], np.int64)}  # fmt: skip
+    agree(model_of("LabelEncoder", [double], [np.int64], version=4, **attributes), [double])
+    agree(model_of("LabelEncoder", [s], [np.int64], classes_strings=["red", "x", "red"], default_int64=-5), [s])
+    agree(model_of("LabelEncoder", [n], [object], classes_strings=["red", "x", "red"]), [n])
+    agree(model_of("CategoryMapper", [s], [np.int64], cats_strings=words, cats_int64s=whole), [s])
+    agree(model_of("CategoryMapper", [n], [object], cats_strings=words, cats_int64s=whole), [n])
+
+
+@pytest.mark.parametrize("count", [3, 700])
+def test_one_hot_encoder(count: int) -> None:
+    rng = np.random.default_rng(10)
+    s, n = texts(rng, 9, 2), rng.integers(-3, 8, (9, 2))
+    f = floats(rng, 9, 2, special=True) * 3
+    names = ["red", "blue", "green", *map(str, range(count - 3))]
+    agree(model_of("OneHotEncoder", [s], [np.float32], cats_strings=names), [s])
+    numbers = [4, -1, 0, *range(10, 7 + count)]
+    for x in (n, f, n.astype(np.int32), f.astype(np.float64)):
+        agree(model_of("OneHotEncoder", [x], [np.float32], cats_int64s=numbers), [x])
+    known = np.array([[4], [0]])
+    proto = model_of("OneHotEncoder", [known], [np.float32], cats_int64s=numbers, zeros=0)
+    agree(proto, [known])
+    rep = SingaBackend.prepare(proto)
+    rep.run([known])
+    with pytest.raises(Exception, match="must be a category"):
+        rep.run([known + 1])
+
+
+def test_zip_map() -> None:
+    rng = np.random.default_rng(11)
+    x = floats(rng, 6, 3)
+    node = [helper.make_node("ZipMap", ["x"], ["y"], domain=ML, classlabels_strings=["a", "b", "c"])]
+    entry = helper.make_map_type_proto(TensorProto.STRING, helper.make_tensor_type_proto(TensorProto.FLOAT, []))
+    out = helper.make_value_info("y", helper.make_sequence_type_proto(entry))
+    graph = helper.make_graph(node, "g", [helper.make_tensor_value_info("x", 1, [None, 3])], [out])
+    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18), helper.make_opsetid(ML, 1)], ir_version=10)
+    agree(proto, [x])
+
+
+# --- neighbours
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("metric", ["euclidean", "sqeuclidean"])
+def test_cdist(dtype: Any, metric: str) -> None:
+    rng = np.random.default_rng(12)
+    points = (floats(rng, 500, 7, dtype=dtype) + 1000).astype(dtype)
+    x = np.concatenate([points[:5], (floats(rng, 200, 7) + 1000).astype(dtype)])
+    proto = model_of("CDist", [x, points], [dtype], domain="com.microsoft", metric=metric)
+    proto.graph.initializer.append(tensor(points, dtype, "x1"))
+    del proto.graph.input[1]
+    agree(proto, [x])
+    assert not SingaBackend.prepare(proto).run([x])[0][np.arange(5), np.arange(5)].any()
+    bad = x.copy()
+    bad[1, 1] = np.nan
+    agree(proto, [bad], kernel=False)
+
+
+@pytest.mark.parametrize("largest", [0, 1])
+@pytest.mark.parametrize("shape, k", [((1, 2000), 5), ((40, 300), 7), ((3, 5, 64), 8), ((2, 9), 1), ((500, 131), 16)])
+def test_top_k(largest: int, shape: tuple[int, ...], k: int) -> None:
+    rng = np.random.default_rng(k)
+    many = rng.integers(0, 50, shape).astype(np.float32)
+    for x in (many, floats(rng, *shape), floats(rng, *shape, special=True), np.zeros(shape, np.float32), -many.astype(np.float64)):
+        proto = model_of("TopK", [x, np.array([k])], [x.dtype, np.int64], domain="", version=11, largest=largest)
+        proto.graph.initializer.append(tensor([k], np.int64, "x1"))
+        del proto.graph.input[1]
+        agree(proto, [x])
+
+
+def test_array_feature_extractor() -> None:
+    rng = np.random.default_rng(13)
+    x, y, s = floats(rng, 4, 5), np.array([[3, 0, 4]]), texts(rng, 4, 5)
+    proto = model_of("ArrayFeatureExtractor", [x, y], [np.float32])
+    agree(proto, [x, y])
+    agree(model_of("ArrayFeatureExtractor", [x[0], y], [np.float32]), [x[0], y])
+    agree(model_of("ArrayFeatureExtractor", [s, y], [object]), [s, y])
+    agree(model_of("ArrayFeatureExtractor", [s[0], y], [object]), [s[0], y])
+    rep = SingaBackend.prepare(proto)
+    rep.run([x, y])
+    with pytest.raises(Exception, match="SX401"):
+        rep.run([x, y - 1])
