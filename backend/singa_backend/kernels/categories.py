@@ -128,7 +128,7 @@ def _named(site: Site, x: Any, keys: Sequence[Any], values: Sequence[Any], defau
 
     names = site.once("names", table)
     places = site.new(shape, np.int64, finiteness=FINITE)
-    y: Value | OpaqueValue = OpaqueValue() if names.dtype == object else site.new(shape, names.dtype, finiteness=NAN)
+    y: Value | OpaqueValue = OpaqueValue(fresh=True) if names.dtype == object else site.new(shape, names.dtype, finiteness=NAN)
 
     def bind() -> Bound:
         calls = found.calls(site, x, shape, places)
@@ -232,10 +232,18 @@ def _scatter(places: np.ndarray, y: np.ndarray) -> None:
 def zip_map(site: Site, x: Value) -> OpaqueValue:
     keys = site.attributes.get("classlabels_int64s") or site.attributes.get("classlabels_strings") or ()
     site.require(keys and x.ndim in (1, 2) and x.size and x.shape[-1] == len(keys), "the number of columns is another")
-    y = OpaqueValue()
+    y = OpaqueValue(fresh=True)
     site.emit(lambda: [(_maps, (y, keys, x.array.reshape(-1, len(keys))))], reads=(x,), writes=(), kernel="numpy.maps", keeps=(y,))
     return y
 
 
 def _maps(y: OpaqueValue, keys: tuple[Any, ...], x: np.ndarray) -> None:
-    y.value = list(map(dict, map(zip, repeat(keys), x.tolist())))
+    columns = x.T.tolist()
+    if len(keys) == 2:
+        first, second = keys
+        y.value = [{first: a, second: b} for a, b in zip(*columns, strict=True)]
+    elif len(keys) == 3:
+        first, second, third = keys
+        y.value = [{first: a, second: b, third: c} for a, b, c in zip(*columns, strict=True)]
+    else:
+        y.value = list(map(dict, map(zip, repeat(keys), zip(*columns, strict=True))))

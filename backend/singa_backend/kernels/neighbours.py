@@ -110,25 +110,31 @@ def _chosen(x: np.ndarray, k: int, largest: bool) -> np.ndarray:
     The k-th best of the best of parts of a row is a bound: at least k elements are as good.  Only these are sorted.
     """
     rows, n = x.shape
-    parts = max(k, min(n, 8 * k, 128))
+    parts = max(k, min(n, 8 * k if rows == 1 else 128))
     size = n // parts
-    reduce = np.maximum.reduce if largest else np.minimum.reduce
-    # part j has the elements j, j + parts, ...: whole rows of the reduction are next to each other
-    best = reduce(x[:, : size * parts].reshape(rows, size, parts), 1)
+    better = np.maximum if largest else np.minimum
+    # part j has the elements j, j + parts, ...: the elements of all parts that are compared are next to each other
+    if rows == 1:
+        best = better.reduce(x[:, : size * parts].reshape(rows, size, parts), 1)
+    else:
+        best = x[:, :parts].copy()
+        for start in range(parts, size * parts, parts):
+            better(best, x[:, start : start + parts], out=best)
     if largest:
         bound = np.partition(best, parts - k, 1)[:, parts - k, None]
         good = x >= bound
     else:
         bound = np.partition(best, k - 1, 1)[:, k - 1, None]
         good = x <= bound
-    if np.isnan(np.add.reduce(x, None)) and np.isnan(x).any():
+    if np.isnan(best).any() or np.isnan(x[:, size * parts :]).any():
         return _sorted(x, largest)[:, :k]
     if rows == 1:
         places = np.flatnonzero(good)
         values = x[0].take(places)
         return places.take((np.negative(values) if largest else values).argsort(kind="stable")[:k])[None]
-    row, place = np.nonzero(good)
-    values = x[row, place]
+    flat = np.flatnonzero(good)
+    values = x.reshape(-1).take(flat)
+    row, place = np.divmod(flat, n)
     order = np.lexsort((np.negative(values) if largest else values, row))
     starts = np.searchsorted(row, np.arange(rows))
     return place[order[starts[:, None] + np.arange(k)]]

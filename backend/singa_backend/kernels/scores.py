@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -63,16 +64,32 @@ def transformed(site: Site, z: Value, name: str, y: Value) -> Value:
 def _softmax(site: Site, z: Value, y: Value) -> Value:
     """Emit the softmax of rows; the exponential of the largest score is 1, so that no sum is 0."""
     e, top = site.new(z.shape, z.dtype, finiteness=NAN), site.new((z.shape[0], 1), z.dtype, finiteness=NAN)
+    narrow = 2 <= z.shape[1] <= _NARROW and z.shape[0] >= _ROWS
 
     def bind() -> Bound:
         s, t, m = z.array, e.array, top.array
+        reduce = across if narrow else _along
         return [
-            (np.maximum.reduce, (s, 1, None, m, True)), (np.subtract, (s, m, t)), (np.exp, (t, t)),
-            (np.add.reduce, (t, 1, None, m, True)), (np.divide, (t, m, y.array)),
+            *reduce(np.maximum, s, m), (np.subtract, (s, m, t)), (np.exp, (t, t)), *reduce(np.add, t, m), (np.divide, (t, m, y.array)),
         ]  # fmt: skip
 
     site.emit(bind, reads=(z,), writes=(e, top, y), kernel="numpy.scores")
     return y
+
+
+_NARROW, _ROWS = 12, 48
+"""A matrix of at most this many columns and at least this many rows is reduced column by column."""
+
+
+def _along(function: np.ufunc, x: np.ndarray, y: np.ndarray) -> Bound:
+    """The call that reduces rows to a column."""
+    return [(function.reduce, (x, 1, None, y, True))]
+
+
+def across(function: np.ufunc, x: np.ndarray, y: np.ndarray) -> Bound:
+    """The calls that reduce rows to a column, a column at a time: a reduction of a few numbers costs more than their sum."""
+    now = y[:, 0]
+    return [(partial(function, x[:, i] if i > 1 else x[:, 0], x[:, 1] if i == 1 else now, out=now), ()) for i in range(1, x.shape[1])]
 
 
 def two_scores(site: Site, z: Value, chances: bool) -> Value:
@@ -126,7 +143,7 @@ class Labels:
             rows: the number of rows.
         """
         self._names = names
-        self.result: Value | OpaqueValue = OpaqueValue() if names.dtype == object else site.new((rows,), np.int64)
+        self.result: Value | OpaqueValue = OpaqueValue(fresh=True) if names.dtype == object else site.new((rows,), np.int64)
         self._plain = names.dtype != object and np.array_equal(names, np.arange(len(names)))
 
     def writes(self) -> tuple[Value, ...]:

@@ -9,10 +9,10 @@ from .values import Bound
 ALONE = 1 << 18
 """The multiplications of a product up to which BLAS uses one thread."""
 
-CACHE = 1 << 16
+CACHE = 1 << 18
 """The elements of a block of results that are computed while they are in the cache."""
 
-_COLUMNS = 256
+_ROWS = 256
 
 
 def product(a: np.ndarray, b: np.ndarray, z: np.ndarray) -> Bound:
@@ -31,10 +31,8 @@ def product(a: np.ndarray, b: np.ndarray, z: np.ndarray) -> Bound:
 
 def _product(a: np.ndarray, b: np.ndarray, z: np.ndarray) -> None:
     (m, k), n = a.shape, b.shape[1]
-    columns = min(n, max(_COLUMNS, 1))
-    rows = max(1, ALONE // (k * columns))
-    if rows == 1:
-        columns = max(1, ALONE // k)
+    rows = max(1, min(m, max(_ROWS, ALONE // (k * n)), ALONE // k))
+    columns = max(1, ALONE // (k * rows))
     for i in range(0, m, rows):
         for j in range(0, n, columns):
             np.matmul(a[i : i + rows], b[:, j : j + columns], z[i : i + rows, j : j + columns])
