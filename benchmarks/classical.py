@@ -402,7 +402,12 @@ def page(rows: dict[str, dict[int, dict[str, float]]], slow: dict[str, list[str]
         lines += [*_line("all batches", [r["ratio"] for n in names for r in rows[n].values()]), ""]
     held = {n: found for n, found in slow.items() if found}
     if held:
-        lines += ["## Operators that a definition computes", "", *(f"* {CASES[n].title}: {', '.join(f)}" for n, f in held.items()), ""]
+        lines += [
+            "## Operators that a definition computes",
+            "",
+            *(f"* {CASES[n].title}: {', '.join(f)}" for n, f in held.items()),
+            "",
+        ]
     return "\n".join(lines)
 
 

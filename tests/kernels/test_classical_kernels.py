@@ -13,12 +13,16 @@ from singa_backend import SingaBackend
 ML = "ai.onnx.ml"
 
 
-def model_of(name: str, xs: list[np.ndarray], outputs: list[Any], domain: str = ML, version: int = 1, **attributes: Any) -> ModelProto:
+def model_of(
+    name: str, xs: list[np.ndarray], outputs: list[Any], domain: str = ML, version: int = 1, **attributes: Any
+) -> ModelProto:
     """A model of one operator; the dtypes of its outputs; shapes are open."""
     given = [value(f"x{i}", x.dtype) for i, x in enumerate(xs)]
     made = [value(f"y{i}", d) for i, d in enumerate(outputs)]
     node = helper.make_node(name, [v.name for v in given], [v.name for v in made], domain=domain, **attributes)
-    imports = [helper.make_opsetid("", 18), helper.make_opsetid(domain, version)] if domain else [helper.make_opsetid("", version)]
+    imports = (
+        [helper.make_opsetid("", 18), helper.make_opsetid(domain, version)] if domain else [helper.make_opsetid("", version)]
+    )
     return helper.make_model(helper.make_graph([node], "g", given, made), opset_imports=imports, ir_version=10)
 
 
@@ -64,7 +68,9 @@ POST = ("NONE", "SOFTMAX", "LOGISTIC", "SOFTMAX_ZERO", "PROBIT")
 
 
 @pytest.mark.parametrize("kind", ["LINEAR", "POLY", "RBF", "SIGMOID"])
-@pytest.mark.parametrize("classes, chances, rows", [(2, False, 5), (2, True, 5), (4, True, 3), (4, True, 40), (3, False, 300), (9, True, 2)])
+@pytest.mark.parametrize(
+    "classes, chances, rows", [(2, False, 5), (2, True, 5), (4, True, 3), (4, True, 40), (3, False, 300), (9, True, 2)]
+)
 def test_svm_classifier(kind: str, classes: int, chances: bool, rows: int) -> None:
     rng = np.random.default_rng(classes * rows)
     sizes = rng.integers(1, 6, classes)
@@ -122,7 +128,11 @@ def test_svm_of_values_that_are_not_finite() -> None:
 def test_linear_models(post: str, classes: int, dtype: Any) -> None:
     rng = np.random.default_rng(classes)
     x = np.abs(floats(rng, 9, 4, dtype=dtype)) if post == "PROBIT" else floats(rng, 9, 4, dtype=dtype)
-    both = {"coefficients": (floats(rng, 4 * classes) / 4).tolist(), "intercepts": floats(rng, classes).tolist(), "post_transform": post}
+    both = {
+        "coefficients": (floats(rng, 4 * classes) / 4).tolist(),
+        "intercepts": floats(rng, classes).tolist(),
+        "post_transform": post,
+    }
     agree(model_of("LinearRegressor", [x], [np.float32], targets=classes, **both), [x])
     labels = [5, 3, -1, 8, 9, 10, 11][: max(classes, 2)]
     agree(model_of("LinearClassifier", [x], [np.int64, np.float32], classlabels_ints=labels, **both), [x])
@@ -133,7 +143,11 @@ def test_linear_models(post: str, classes: int, dtype: Any) -> None:
 def test_linear_models_of_special_values_and_many_rows() -> None:
     rng = np.random.default_rng(5)
     x = floats(rng, 3000, 40, special=True)
-    both = {"coefficients": (floats(rng, 40 * 3) / 4).tolist(), "intercepts": floats(rng, 3).tolist(), "post_transform": "SOFTMAX"}
+    both = {
+        "coefficients": (floats(rng, 40 * 3) / 4).tolist(),
+        "intercepts": floats(rng, 3).tolist(),
+        "post_transform": "SOFTMAX",
+    }
     agree(model_of("LinearClassifier", [x], [np.int64, np.float32], classlabels_ints=[4, 5, 6], **both), [x], tolerance=2e-5)
 
 
@@ -194,7 +208,11 @@ def test_label_encoder() -> None:
             attributes = {f"keys_{name}": keys, f"values_{other}": values}
             agree(model_of("LabelEncoder", [x], [dtype], version=2, **attributes), [x])
     sparse = [10**9, -(10**9), 7, 8]
-    agree(model_of("LabelEncoder", [n], [object], version=2, keys_int64s=sparse, values_strings=["a", "b", "c", "d"]), [n], kernel=False)
+    agree(
+        model_of("LabelEncoder", [n], [object], version=2, keys_int64s=sparse, values_strings=["a", "b", "c", "d"]),
+        [n],
+        kernel=False,
+    )
     double = f.astype(np.float64)
     attributes = {"keys_tensor": tensor(real, np.float64), "values_tensor": tensor([1, 2, 3, 4], np.int64),
                   "default_tensor": tensor([77], np.int64)}  # fmt: skip
@@ -259,7 +277,13 @@ def test_cdist(dtype: Any, metric: str) -> None:
 def test_top_k(largest: int, shape: tuple[int, ...], k: int) -> None:
     rng = np.random.default_rng(k)
     many = rng.integers(0, 50, shape).astype(np.float32)
-    for x in (many, floats(rng, *shape), floats(rng, *shape, special=True), np.zeros(shape, np.float32), -many.astype(np.float64)):
+    for x in (
+        many,
+        floats(rng, *shape),
+        floats(rng, *shape, special=True),
+        np.zeros(shape, np.float32),
+        -many.astype(np.float64),
+    ):
         proto = model_of("TopK", [x, np.array([k])], [x.dtype, np.int64], domain="", version=11, largest=largest)
         proto.graph.initializer.append(tensor([k], np.int64, "x1"))
         del proto.graph.input[1]
@@ -278,3 +302,81 @@ def test_array_feature_extractor() -> None:
     rep.run([x, y])
     with pytest.raises(Exception, match="SX401"):
         rep.run([x, y - 1])
+
+
+# --- texts
+
+
+@pytest.mark.parametrize("mode", ["TF", "IDF", "TFIDF"])
+@pytest.mark.parametrize("text", [False, True])
+@pytest.mark.parametrize("skips", [0, 2])
+@pytest.mark.parametrize("lengths", [(1, 1), (1, 3), (2, 2), (3, 3)])
+def test_tf_idf(mode: str, text: bool, skips: int, lengths: tuple[int, int]) -> None:
+    rng = np.random.default_rng(14)
+    words = ["a", "b", "c", "d"] if text else [3, -1, 10**12, 0]
+    pool = [words[i] for i in (0, 1, 2, *(0, 1, 1, 0, 2, 2), *(0, 1, 2, 2, 1, 0))]
+    attributes: dict[str, Any] = {
+        "mode": mode, "ngram_counts": [0, 3, 9], "ngram_indexes": [3, 0, 1, 2, 6, 5, 4, 8], "max_skip_count": skips,
+        "min_gram_length": lengths[0], "max_gram_length": lengths[1], "weights": [0.5, 1.0, 2.0, 0.25, 3.0, 1.5, 0.1, 1.0],
+        "pool_strings" if text else "pool_int64s": pool,
+    }  # fmt: skip
+    for shape in ((6, 9), (5,), (3, 1)):
+        x = np.array([words[i] for i in rng.integers(0, 4, shape).reshape(-1)], object if text else np.int64).reshape(shape)
+        agree(model_of("TfIdfVectorizer", [x], [np.float32], domain="", version=9, **attributes), [x])
+
+
+def test_tf_idf_of_many_words() -> None:
+    """Pairs of so many words are searched; texts of other lengths need no other plan."""
+    rng = np.random.default_rng(15)
+    words = [f"w{i}" for i in range(1500)]
+    pairs = sorted({(int(a), int(b)) for a, b in rng.integers(0, 1500, (900, 2))})
+    pool = [*words, *(words[i] for p in pairs for i in p)]
+    attributes = {"mode": "TF", "ngram_counts": [0, 1500], "ngram_indexes": list(range(1500 + len(pairs))), "max_skip_count": 0,
+                  "min_gram_length": 1, "max_gram_length": 2, "pool_strings": pool}  # fmt: skip
+    x = np.array([[words[i] for p in pairs[k : k + 40] for i in p] for k in range(0, 200, 20)], object)
+    agree(model_of("TfIdfVectorizer", [x], [np.float32], domain="", version=9, **attributes), [x])
+
+
+@pytest.mark.parametrize("expression, kernel", [("[a-zA-Z0-9_]+", True), (".", True), (r"[\w ]+", True), ("a|ab", False)])
+@pytest.mark.parametrize("least", [1, 2])
+def test_tokenizer(expression: str, kernel: bool, least: int) -> None:
+    pytest.importorskip("re2")
+    if expression == "." and least > 1:
+        pytest.skip("characters")
+    x = np.array(["a bc, déf", "", "x_1 9-8 \u0661 ab", "ß ab"], object)
+    proto = model_of(
+        "Tokenizer", [x], [object], domain="com.microsoft", tokenexp=expression, mincharnum=least, mark=0, pad_value="#"
+    )
+    agree(proto, [x], kernel)
+    agree(proto, [x.reshape(2, 2)], kernel)
+
+
+def test_string_normalizer() -> None:
+    x = np.array(["Ab", "the", "THE", "Straße", ""], object)
+    for case in ("NONE", "LOWER", "UPPER"):
+        for stops in ({}, {"stopwords": ["the"]}, {"stopwords": ["the"], "is_case_sensitive": 1}):
+            proto = model_of("StringNormalizer", [x], [object], domain="", version=10, case_change_action=case, **stops)
+            agree(proto, [x])
+            agree(proto, [x.reshape(1, 5)])
+
+
+def test_texts_of_other_lengths() -> None:
+    """A plan counts words of texts of any length."""
+    nodes = [
+        helper.make_node("Reshape", ["x", "flat"], ["a"]),
+        helper.make_node("StringNormalizer", ["a"], ["b"], case_change_action="LOWER"),
+        helper.make_node("Tokenizer", ["b"], ["c"], domain="com.microsoft", tokenexp="[a-z]+", mincharnum=1, mark=0, pad_value="#"),
+        helper.make_node("Flatten", ["c"], ["d"]),
+        helper.make_node("TfIdfVectorizer", ["d"], ["y"], mode="TF", ngram_counts=[0, 3], ngram_indexes=[0, 1, 2, 3],
+                         max_skip_count=0, min_gram_length=1, max_gram_length=2, pool_strings=["a", "b", "c", "a", "b"]),
+    ]  # fmt: skip
+    pytest.importorskip("re2")
+    graph = helper.make_graph(nodes, "g", [value("x", object)], [value("y", np.float32)], [tensor([-1], np.int64, "flat")])
+    imports = [helper.make_opsetid("", 18), helper.make_opsetid("com.microsoft", 1)]
+    proto = helper.make_model(graph, opset_imports=imports, ir_version=10)
+    rep = SingaBackend.prepare(proto)
+    for x in (["A b", "c"], ["c c c c a b", "B"], ["", "a"], ["", ""], ["a b a b", "b a"]):
+        given = np.array(x, object).reshape(2, 1)
+        for a, b in zip(rep.run([given]), SingaBackend.run_model(proto, [given], optimize=0), strict=True):
+            same(a, b, 0)
+    assert not any("definition" in s.kernel for s in rep.profile([given]).steps)

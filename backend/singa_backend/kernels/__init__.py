@@ -37,6 +37,7 @@ from . import (
     skip_norms,
     softmaxes,
     svms,
+    texts,
     trees,
     views,
 )
@@ -78,6 +79,7 @@ __all__ = [
     "skip_norms",
     "softmaxes",
     "svms",
+    "texts",
     "trees",
     "views",
 ]

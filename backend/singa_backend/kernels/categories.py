@@ -233,7 +233,9 @@ def zip_map(site: Site, x: Value) -> OpaqueValue:
     keys = site.attributes.get("classlabels_int64s") or site.attributes.get("classlabels_strings") or ()
     site.require(keys and x.ndim in (1, 2) and x.size and x.shape[-1] == len(keys), "the number of columns is another")
     y = OpaqueValue(fresh=True)
-    site.emit(lambda: [(_maps, (y, keys, x.array.reshape(-1, len(keys))))], reads=(x,), writes=(), kernel="numpy.maps", keeps=(y,))
+    site.emit(
+        lambda: [(_maps, (y, keys, x.array.reshape(-1, len(keys))))], reads=(x,), writes=(), kernel="numpy.maps", keeps=(y,)
+    )
     return y
 
 

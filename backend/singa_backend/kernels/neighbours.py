@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from ..ir.graph import Graph
 from ..proto.schemas import MICROSOFT
 from .scores import ML
 from .table import Invalid, Site, kernel
@@ -21,6 +22,10 @@ _NEAR = 1e-12
 def cdist(site: Site, a: Value, b: Value) -> Value:
     metric = site.attributes["metric"]
     site.require(metric in ("euclidean", "sqeuclidean"), "the metric is unknown")
+    return _distances(site, a, b, metric == "euclidean")
+
+
+def _distances(site: Site, a: Value, b: Value, root: bool) -> Value:
     site.require(a.ndim == b.ndim == 2 and a.shape[1] == b.shape[1] and a.size and b.size, "not matrices with equal rows")
     site.require(a.dtype in (np.float32, np.float64) and a.dtype == b.dtype and b.constant, "the points are not constant")
     site.require_finite(a, b)
@@ -31,10 +36,45 @@ def cdist(site: Site, a: Value, b: Value) -> Value:
     room, d = site.new((block, features + 2), np.float64), site.new((block, count), np.float64)
 
     def bind() -> Bound:
-        return [(points.distances, (a.array, room.array, d.array, metric == "euclidean", z.array))]
+        return [(points.distances, (a.array, room.array, d.array, root, z.array))]
 
     site.emit(bind, reads=(a,), writes=(z, room, d), kernel="numpy.distances", keeps=(points,))
     return z
+
+
+@kernel("Scan", 9, 11, 16, 19, 21, 23, 24, 25, on="numpy")
+def scan(site: Site, x: Value, *points: Value) -> tuple[Value, Value]:
+    """The loop over points whose body computes the squared distances of all rows of x from one of them."""
+    given = site.attributes
+    site.require(len(points) == 1 and given["num_scan_inputs"] == 1 and _is_distance(given["body"]), "the body is not a distance")
+    site.require(not any(v and any(v) for n, v in given.items() if n.startswith("scan_")), "other axes or directions")
+    z = _distances(site, x, points[0], False)
+    return x, z.view(z.shape[::-1], z.strides[::-1])
+
+
+def _is_distance(body: Graph) -> bool:
+    """Whether a body of inputs x and p returns x, and the sums of squares of the rows of x - p."""
+    made = {node.outputs[0]: node for node in body.nodes if len(node.outputs) == 1 and not node.domain}
+
+    def origin(slot: int) -> int:
+        while slot in made and made[slot].op_type == "Identity":
+            slot = made[slot].inputs[0]
+        return slot
+
+    if len(body.input_slots) != 2 or len(body.output_slots) != 2 or body.captured:
+        return False
+    x, p = body.input_slots
+    total = made.get(origin(body.output_slots[1]))
+    if origin(body.output_slots[0]) != x or total is None or total.op_type != "ReduceSumSquare" or total.attributes["keepdims"]:
+        return False
+    apart = made.get(origin(total.inputs[0]))
+    if apart is None or apart.op_type != "Sub" or {origin(i) for i in apart.inputs} != {x, p}:
+        return False
+    axes = total.attributes.get("axes")
+    if len(total.inputs) > 1:
+        known = {slot: body.states[name] for slot, name in body.state_slots}
+        axes = known[total.inputs[1]].tolist() if total.inputs[1] in known else None
+    return axes is not None and list(axes) in ([1], [-1])
 
 
 class Points:
@@ -58,10 +98,9 @@ class Points:
                 i, j = np.nonzero(square < near)
                 apart = part[i].astype(np.float64) - self.points[j]
                 square[i, j] = np.vecdot(apart, apart)
+            z[start : start + block] = square
             if root:
-                np.sqrt(square, out=z[start : start + block], casting="same_kind")
-            else:
-                z[start : start + block] = square
+                np.sqrt(z[start : start + block], z[start : start + block])
 
 
 # --- the first few of many
@@ -162,7 +201,9 @@ def array_feature_extractor(site: Site, x: Any, y: Any) -> Any:
     places = y.size
     if isinstance(x, OpaqueValue):
         z = OpaqueValue()
-        site.emit(lambda: [(_texts, (x, shape, y.array.reshape(-1), z))], reads=(y,), writes=(), kernel="numpy.take", keeps=(x, z))
+        site.emit(
+            lambda: [(_texts, (x, shape, y.array.reshape(-1), z))], reads=(y,), writes=(), kernel="numpy.take", keeps=(x, z)
+        )
         return z
     made = site.new((1, places) if x.ndim == 1 else (*shape[:-1], places), x.dtype, finiteness=x.finiteness)
 

@@ -89,7 +89,9 @@ def _along(function: np.ufunc, x: np.ndarray, y: np.ndarray) -> Bound:
 def across(function: np.ufunc, x: np.ndarray, y: np.ndarray) -> Bound:
     """The calls that reduce rows to a column, a column at a time: a reduction of a few numbers costs more than their sum."""
     now = y[:, 0]
-    return [(partial(function, x[:, i] if i > 1 else x[:, 0], x[:, 1] if i == 1 else now, out=now), ()) for i in range(1, x.shape[1])]
+    return [
+        (partial(function, x[:, i] if i > 1 else x[:, 0], x[:, 1] if i == 1 else now, out=now), ()) for i in range(1, x.shape[1])
+    ]
 
 
 def two_scores(site: Site, z: Value, chances: bool) -> Value:
