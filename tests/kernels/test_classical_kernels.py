@@ -365,7 +365,8 @@ def test_texts_of_other_lengths() -> None:
     nodes = [
         helper.make_node("Reshape", ["x", "flat"], ["a"]),
         helper.make_node("StringNormalizer", ["a"], ["b"], case_change_action="LOWER"),
-        helper.make_node("Tokenizer", ["b"], ["c"], domain="com.microsoft", tokenexp="[a-z]+", mincharnum=1, mark=0, pad_value="#"),
+        helper.make_node("Tokenizer", ["b"], ["c"], "t", None, "com.microsoft", tokenexp="[a-z]+", mincharnum=1, mark=0,
+                         pad_value="#"),
         helper.make_node("Flatten", ["c"], ["d"]),
         helper.make_node("TfIdfVectorizer", ["d"], ["y"], mode="TF", ngram_counts=[0, 3], ngram_indexes=[0, 1, 2, 3],
                          max_skip_count=0, min_gram_length=1, max_gram_length=2, pool_strings=["a", "b", "c", "a", "b"]),

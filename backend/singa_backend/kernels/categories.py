@@ -174,7 +174,8 @@ def label_encoder(site: Site, x: Any) -> Any:
         keys = () if tensors[0] is None else tensors[0].reshape(-1).tolist()
     text, number, whole = given["default_string"], given["default_float"], given["default_int64"]
     kinds: list[tuple[Sequence[Any], Any, Any]] = [
-        (given.get("values_floats") or (), number, np.dtype(np.float32)), (given.get("values_int64s") or (), whole, np.dtype(np.int64)),
+        (given.get("values_floats") or (), number, np.dtype(np.float32)),
+        (given.get("values_int64s") or (), whole, np.dtype(np.int64)),
         (given.get("values_strings") or (), text, np.dtype(object)),
     ]  # fmt: skip
     if tensors[1] is not None:

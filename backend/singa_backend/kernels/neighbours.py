@@ -10,7 +10,7 @@ from ..ir.graph import Graph
 from ..proto.schemas import MICROSOFT
 from .scores import ML
 from .table import Invalid, Site, kernel
-from .values import FINITE, NAN, Bound, OpaqueValue, Value
+from .values import FINITE, Bound, OpaqueValue, Value
 from .vectors import Distances, block_of
 from .views import axes_in, ints
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from .table import Site
-from .values import FINITE, NAN, Bound, OpaqueValue, Value
+from .values import NAN, Bound, OpaqueValue, Value
 
 ML = "ai.onnx.ml"
 
@@ -70,7 +70,8 @@ def _softmax(site: Site, z: Value, y: Value) -> Value:
         s, t, m = z.array, e.array, top.array
         reduce = across if narrow else _along
         return [
-            *reduce(np.maximum, s, m), (np.subtract, (s, m, t)), (np.exp, (t, t)), *reduce(np.add, t, m), (np.divide, (t, m, y.array)),
+            *reduce(np.maximum, s, m), (np.subtract, (s, m, t)), (np.exp, (t, t)),
+            *reduce(np.add, t, m), (np.divide, (t, m, y.array)),
         ]  # fmt: skip
 
     site.emit(bind, reads=(z,), writes=(e, top, y), kernel="numpy.scores")

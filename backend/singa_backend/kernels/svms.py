@@ -14,7 +14,7 @@ from .values import NAN, Bound, Value
 from .vectors import Distances, block_of, product
 
 _FEW = 12
-"""The number of rows up to which probabilities are computed row by row: a call of NumPy costs more than ten operations of Python."""
+"""The number of rows up to which probabilities are computed row by row, by numbers of Python."""
 
 _ZERO = np.zeros(1)
 

@@ -137,8 +137,8 @@ class Grams:
     Attributes:
         words: the number of each word; `size` of others.
         size: the number of different words.
-        levels: for each length above 1 the n-grams and their beginnings: the number of the shorter beginning times (size + 1) plus
-            the last word is found in `keys`, sorted; its number is the place there, and `count` of others.
+        levels: for each length above 1 the n-grams and their beginnings, whose key is the number of the beginning that is one word
+            shorter, times (size + 1), plus the last word.
         columns: by length, the column of each number; -1 if it is not counted.
         weights: the weight of each number, by length.
         width: the number of columns.

@@ -41,8 +41,7 @@ def _product(a: np.ndarray, b: np.ndarray, z: np.ndarray) -> None:
 class Distances:
     """Squared distances from fixed points, times a factor: one product, with two more columns on both sides.
 
-    |x|² - 2 x s + |s|² = [x, 1, |x|²] [-2 s, |s|², 1], of points moved so that their mean is 0: the terms are small, so that little
-    cancels.
+    |x|² - 2 x s + |s|² = [x, 1, |x|²] [-2 s, |s|², 1], of points moved so that their mean is 0: little cancels then.
     """
 
     def __init__(self, points: np.ndarray, factor: float = 1.0) -> None:
