@@ -320,7 +320,7 @@ def test_tf_idf(mode: str, text: bool, skips: int, lengths: tuple[int, int]) -> 
         "min_gram_length": lengths[0], "max_gram_length": lengths[1], "weights": [0.5, 1.0, 2.0, 0.25, 3.0, 1.5, 0.1, 1.0],
         "pool_strings" if text else "pool_int64s": pool,
     }  # fmt: skip
-    for shape in ((6, 9), (5,), (3, 1)):
+    for shape in ((20, 9), (6, 9), (5,), (3, 1)):
         x = np.array([words[i] for i in rng.integers(0, 4, shape).reshape(-1)], object if text else np.int64).reshape(shape)
         agree(model_of("TfIdfVectorizer", [x], [np.float32], domain="", version=9, **attributes), [x])
 

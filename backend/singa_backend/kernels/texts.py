@@ -18,6 +18,9 @@ from .table import Invalid, Site, kernel
 from .values import NAN, Bound, OpaqueValue, Value
 from .views import ints
 
+_FEW = 64
+"""The number of words up to which n-grams are counted in Python: a call of NumPy costs as much as ten words."""
+
 _DENSE = 1 << 20
 """The largest table with a place for each pair of words, or of an n-gram and a word; larger ones are searched."""
 
@@ -137,11 +140,12 @@ class Grams:
     Attributes:
         words: the number of each word; `size` of others.
         size: the number of different words.
-        levels: for each length above 1 the n-grams and their beginnings, whose key is the number of the beginning that is one word
+        levels: for each length above 1 the n-grams and their beginnings; a key is the number of the beginning that is one word
             shorter, times (size + 1), plus the last word.
         columns: by length, the column of each number; -1 if it is not counted.
         weights: the weight of each number, by length.
         width: the number of columns.
+        few: by length, the column and the weight of each n-gram, a word or a tuple of words.
     """
 
     words: Places
@@ -150,6 +154,7 @@ class Grams:
     columns: list[np.ndarray | None]
     weights: list[np.ndarray | None]
     width: int
+    few: list[dict[Any, tuple[int, float]]]
 
 
 @dataclass(eq=False)
@@ -198,10 +203,12 @@ def _grams(site: Site) -> Grams:
             table = np.full(span, len(flat), np.int32)
             table[flat] = np.arange(len(flat))
         levels.append(Level(flat, table))
+    few: list[dict[Any, tuple[int, float]]] = []
     columns: list[np.ndarray | None] = []
     factors: list[np.ndarray | None] = []
     seen: list[int] = []
     for length in range(1, longest + 1):
+        few.append({})
         if length not in used:
             columns.append(None)
             factors.append(None)
@@ -214,11 +221,12 @@ def _grams(site: Site) -> Grams:
             at[number] = indexes[i]
             if weights is not None and given["mode"] != "TF":
                 factor[number] = weights[i]
+            few[-1][names[g[0]] if length == 1 else tuple(names[w] for w in g)] = indexes[i], float(factor[number])
         seen += at[at >= 0].tolist()
         columns.append(at)
         factors.append(None if (factor == 1).all() else factor)
     site.require(given["mode"] != "IDF" or len(set(seen)) == len(seen), "n-grams share a column")
-    return Grams(Places(names, size), size, levels, columns, factors, max(indexes, default=-1) + 1)
+    return Grams(Places(names, size), size, levels, columns, factors, max(indexes, default=-1) + 1, few)
 
 
 @kernel("TfIdfVectorizer", 9, on="numpy", takes_opaque=True)
@@ -255,18 +263,31 @@ def _of_texts(x: OpaqueValue, rank: int, grams: Grams, once: bool, skips: int, y
     given: np.ndarray = x.value
     if given.ndim != rank or given.size % rows or (rank == 2 and len(given) != rows):
         raise Invalid("an array of strings has another shape")
-    _count(
-        np.array(list(map(grams.words.__getitem__, given.reshape(-1).tolist())), np.int64).reshape(rows, -1),
-        grams,
-        once,
-        skips,
-        y,
-    )
+    _of_numbers(given.reshape(rows, -1), grams, once, skips, y)
 
 
 def _of_numbers(x: np.ndarray, grams: Grams, once: bool, skips: int, y: np.ndarray) -> None:
+    if x.size <= _FEW:
+        _count_few(x.tolist(), grams, once, skips, y)
+        return
     codes = np.array(list(map(grams.words.__getitem__, x.reshape(-1).tolist())), np.int64)
     _count(codes.reshape(x.shape), grams, once, skips, y)
+
+
+def _count_few(rows: list[list[Any]], grams: Grams, once: bool, skips: int, y: np.ndarray) -> None:
+    """`_count` for few words, in numbers of Python."""
+    y.fill(0)
+    for words, out in zip(rows, y, strict=True):
+        sums: dict[int, float] = {}
+        for length, known in enumerate(grams.few, 1):
+            for distance in range(1, min(skips + 1, len(words)) + 1 if length > 1 else 2):
+                found = map(
+                    known.get, words if length == 1 else zip(*[words[i * distance :] for i in range(length)], strict=False)
+                )
+                for column, weight in filter(None, found):
+                    sums[column] = weight if once else sums.get(column, 0.0) + weight
+        if sums:
+            out[list(sums)] = list(sums.values())
 
 
 def _count(codes: np.ndarray, grams: Grams, once: bool, skips: int, y: np.ndarray) -> None:
