@@ -71,6 +71,12 @@ def numbers(attributes: Mapping[str, Any], name: str) -> np.ndarray | None:
     return np.array(attributes[name], np.float32) if attributes.get(name) else None
 
 
+def values_of(attributes: Mapping[str, Any]) -> np.dtype[Any]:
+    """The dtype of the thresholds of an ensemble."""
+    tensor = attributes.get("nodes_values_as_tensor", attributes.get("nodes_splits"))
+    return np.dtype(np.float32) if tensor is None or tensor.dtype.itemsize < 4 else tensor.dtype
+
+
 def named_trees(attributes: Mapping[str, Any], kind: str) -> ReadTrees:
     """Read a TreeEnsembleClassifier ("class") or TreeEnsembleRegressor ("target"): ids of tree and node name a node."""
     modes = attributes.get("nodes_modes") or ()
@@ -254,6 +260,7 @@ class Forest:
         weights: of the votes: float64 [places] if each tree votes for one target, or [places, targets].
         voted: whether a leaf has a vote for a target, if the aggregate is a minimum or maximum and some have none.
         groups: the first tree of each target, and the targets, if each tree votes for one of several.
+        finite: whether the weights of all votes are finite.
     """
 
     trees: int
@@ -266,6 +273,7 @@ class Forest:
     weights: np.ndarray
     voted: np.ndarray | None
     groups: tuple[np.ndarray, np.ndarray] | None
+    finite: bool
 
 
 def forest(trees: ReadTrees, dtype: np.dtype[Any], count: int, targets: int, how: str) -> Forest:
@@ -302,8 +310,9 @@ def forest(trees: ReadTrees, dtype: np.dtype[Any], count: int, targets: int, how
         groups = first, target[order][first]
     elif targets == 1:
         weights = weights[:, 0]
+    finite = bool(np.isfinite(trees.weight).all())
     feature, threshold, copies = made.feature[place], made.threshold[place], bool(made.low.any())
-    return Forest(len(order), feature, threshold, child, shared, active, copies, weights, voted, groups)
+    return Forest(len(order), feature, threshold, child, shared, active, copies, weights, voted, groups, finite)
 
 
 def _targets(trees: ReadTrees, made: _Writer) -> np.ndarray | None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from .forests import EXITS, PACK, Forest, ReadTrees, Stages, forest, named_trees, numbered_trees, numbers, stages
+from .forests import EXITS, PACK, Forest, ReadTrees, Stages, forest, named_trees, numbered_trees, numbers, stages, values_of
 from .scores import ML, TRANSFORMS, Labels, labels_of, matrix_of, transform_of, transformed
 from .table import Site, kernel
 from .values import ALIGNMENT, FINITE, NAN, Bound, Buffer, Value
@@ -31,22 +31,24 @@ AGGREGATES = ("AVERAGE", "SUM", "MIN", "MAX")
 """The aggregates by their numbers in TreeEnsemble."""
 
 
-def _aggregated(site: Site, x: Value, read: Callable[[], ReadTrees], targets: int, how: str) -> tuple[Value, bool]:
-    """The aggregates of the votes for each target, float64 [rows, targets], and whether all weights are finite."""
+def _aggregated(
+    site: Site, x: Value, read: Callable[[], ReadTrees], values: np.dtype[Any], targets: int, how: str
+) -> tuple[Value, bool]:
+    """The aggregates of the votes for each target, float64 [rows, targets], and whether all weights are finite.
+
+    What `read` returns is not kept: the tables of a forest have all of it; `values` is the dtype of the thresholds.
+    """
     rows, features = matrix_of(site, x)
     site.require(targets > 0, "there are no targets")
-    trees = site.once("trees", read)
     wide = x.dtype if x.dtype.kind == "f" else np.dtype(np.float64)
-    dtype = np.result_type(wide, trees.value)
+    dtype = np.result_type(wide, values)
     reduced = "SUM" if how == "AVERAGE" else how
-    held = site.once(("forest", dtype, features, targets), lambda: forest(trees, dtype, features, targets, reduced))
+    held = site.once(("forest", dtype, features, targets), lambda: forest(read(), dtype, features, targets, reduced))
     z = site.new((rows, targets), np.float64, finiteness=NAN)
     _walk(site, x, rows, features, held, reduced, z)
     if how == "AVERAGE":
-        site.emit(
-            lambda: [(np.divide, (z.array, len(trees.roots), z.array))], reads=(z,), writes=(z,), kernel="numpy.trees average"
-        )
-    return z, bool(np.isfinite(trees.weight).all())
+        site.emit(lambda: [(np.divide, (z.array, held.trees, z.array))], reads=(z,), writes=(z,), kernel="numpy.trees average")
+    return z, held.finite
 
 
 def _walk(site: Site, x: Value, rows: int, features: int, held: Forest, how: str, z: Value) -> None:
@@ -249,7 +251,7 @@ def tree_ensemble_regressor(site: Site, x: Value) -> Value:
     site.require(how in AGGREGATES, "the aggregate is unknown")
     count = given.get("n_targets")
     count = max(given.get("target_ids") or (0,)) + 1 if count is None else count
-    z, finite = _aggregated(site, x, lambda: named_trees(given, "target"), count, how)
+    z, finite = _aggregated(site, x, lambda: named_trees(given, "target"), values_of(given), count, how)
     return _regression(site, z, _base(site, count), transform_of(site), np.dtype(np.float32), finite)
 
 
@@ -261,7 +263,7 @@ def tree_ensemble(site: Site, x: Value) -> Value:
     site.require(x.dtype.kind == "f", "elements of other types")
     count = given.get("n_targets")
     count = max(given["leaf_targetids"], default=0) + 1 if count is None else count
-    z, finite = _aggregated(site, x, lambda: numbered_trees(given), count, AGGREGATES[how])
+    z, finite = _aggregated(site, x, lambda: numbered_trees(given), values_of(given), count, AGGREGATES[how])
     return _regression(site, z, None, TRANSFORMS[name], x.dtype, finite)
 
 
@@ -290,7 +292,7 @@ def tree_ensemble_classifier(site: Site, x: Value) -> tuple[Any, Value]:
         trees = named_trees(given, "class")
         return replace(trees, target=np.zeros_like(trees.target)) if binary else trees
 
-    z, finite = _aggregated(site, x, read, 1 if binary else len(labels), "SUM")
+    z, finite = _aggregated(site, x, read, values_of(given), 1 if binary else len(labels), "SUM")
     rows, count = z.shape[0], 1 if len(labels) == 1 and binary else len(labels)
     finite = finite and name != "PROBIT" and (base is None or bool(np.isfinite(base).all()))
     scores = site.new((rows, count), np.float32, finiteness=FINITE if finite else NAN)
