@@ -374,7 +374,7 @@ def _mean(values: Sequence[float]) -> float:
     return math.exp(statistics.fmean(map(math.log, values)))
 
 
-def page(rows: dict[str, dict[int, dict[str, float]]], slow: dict[str, list[str]]) -> str:
+def page(rows: dict[str, dict[int, dict[str, float]]], slow: dict[str, list[str]], absent: dict[str, str]) -> str:
     """The report in Markdown."""
     versions = ", ".join(f"{n} {metadata.version(n)}" for n in _PACKAGES)
     lines = [
@@ -408,6 +408,8 @@ def page(rows: dict[str, dict[int, dict[str, float]]], slow: dict[str, list[str]
             *(f"* {CASES[n].title}: {', '.join(f)}" for n, f in held.items()),
             "",
         ]
+    if absent:
+        lines += ["## No result", "", *(f"* {CASES[n].title}: {why}" for n, why in absent.items()), ""]
     return "\n".join(lines)
 
 
@@ -436,12 +438,16 @@ def main() -> int:
     given = parser.parse_args()
     names = given.models or [n for n in CASES if given.held_out or n not in HELD_OUT]
     rows: dict[str, dict[int, dict[str, float]]] = {}
-    slow = {}
+    slow: dict[str, list[str]] = {}
+    absent: dict[str, str] = {}
     for name in names:
         try:
             data, draw = CASES[name].build()
         except (ImportError, ValueError) as error:  # such as a converter that does not know this version of scikit-learn
-            print(f"{name}: left out: {str(error).splitlines()[0]:.120}", file=sys.stderr)
+            absent[name] = (
+                f"the file was not written: {type(error).__name__}: {str(error).splitlines()[0].split(' and attributes=')[0]}"
+            )
+            print(f"{name}: {absent[name]}", file=sys.stderr)
             continue
         rows[name] = {}
         for batch in given.batch:
@@ -453,7 +459,7 @@ def main() -> int:
             print(f"{name:24} by a definition: {', '.join(slow[name])}", file=sys.stderr)
     if not rows:
         return 1
-    text = page(rows, slow)
+    text = page(rows, slow, absent)
     if given.report is not None:
         write_text(given.report / "benchmark-classical.md", text)
     print(text)

@@ -15,7 +15,7 @@ from singa_backend import SingaBackend
 def agree(proto: ModelProto, x: np.ndarray, kernel: bool = True) -> None:
     """The plans of several batches return what the definition returns; `kernel`: whether no definition may compute."""
     rep = SingaBackend.prepare(proto)
-    for batch in (x, x[:1], x[: len(x) // 2 + 1], x):
+    for batch in (x, x[:1], x[-1:], x[len(x) // 2 :][:1], x[: len(x) // 2 + 1], x[:2], x):
         expected = SingaBackend.run_model(proto, {"x": batch}, optimize=0)
         for _ in range(2):
             found = rep.run({"x": batch})

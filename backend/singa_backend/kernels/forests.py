@@ -412,7 +412,7 @@ def _votes(trees: ReadTrees, places: np.ndarray, count: int, how: str) -> tuple[
 
 @dataclass(eq=False)
 class Stages:
-    """The nodes of a forest in complete trees of three levels, which a row passes in one stage.
+    """The nodes of a forest in complete trees of three levels, which a path passes in one stage.
 
     Such a tree has seven tests in the order of a heap, and eight exits.  Row k of the tables has tree k; the last row has tests
     that no number passes, for paths that are at a leaf already.
@@ -445,15 +445,18 @@ PACK = np.uint64(0x0102040810204080)
 
 
 def stages(held: Forest) -> Stages:
-    """Arrange the nodes of a forest for one row."""
+    """Arrange the nodes of a forest for few paths."""
     places = len(held.threshold)
-    inner = ~np.isnan(held.threshold)
+    own = np.arange(places)[:, None]
     both = held.child.reshape(-1, 2) if held.pairs else held.child[:, None] + np.array([0, 1])
-    both = np.where(inner[:, None], both, np.arange(places)[:, None])
+    inner = both[:, 0] != own[:, 0]  # a leaf is its own child; an inner node may have a threshold that no number passes
+    if held.pairs:
+        inner |= both[:, 1] != own[:, 0]
+    both = np.where(inner[:, None], both, own)
     front = np.arange(held.trees)
-    heaps, ends, count, total = [], [], 0, 0
+    heaps, ends, total = [], [], 0
     number = np.full(places, -1)  # of the tree that begins at a place
-    while len(front) and (count == 0 or inner[front].any()):
+    while not total or len(front):
         number[front] = total + np.arange(len(front))
         level = front[:, None]
         levels = []
@@ -462,7 +465,7 @@ def stages(held: Forest) -> Stages:
             level = both[level].reshape(len(front), -1)
         heaps.append(np.concatenate(levels, axis=1))
         ends.append(level)
-        total, count = total + len(front), count + 1
+        total += len(front)
         front = np.unique(level[inner[level]])
         front = front[number[front] < 0]
     heap, end = np.concatenate(heaps), np.concatenate(ends)
@@ -470,4 +473,5 @@ def stages(held: Forest) -> Stages:
     feature, threshold = np.zeros(shape, np.int64), np.full(shape, np.nan, held.threshold.dtype)
     feature[:-1, :7], threshold[:-1, :7] = np.where(inner[heap], held.feature[heap], 0), held.threshold[heap]
     exits = np.where(inner[end], 8 * number[end], 8 * total + end).reshape(-1)
+    count = max(1, -(-len(held.active) // 3))  # a node with two parents begins one tree, in which paths may be later
     return Stages(count, feature, threshold, np.concatenate([exits, 8 * total + np.arange(places)]))

@@ -17,6 +17,9 @@ from .values import ALIGNMENT, FINITE, NAN, Bound, Buffer, Value
 _BLOCK = 1 << 15
 """The number of paths, one for each tree and row, that are followed together: their memory fits a cache."""
 
+_PATHS = 256
+"""The number of paths up to which they take three levels at once: fewer calls, and more tests."""
+
 _SMALL = 1 << 12
 """The number of votes up to which BLAS adds them: it uses one thread."""
 
@@ -55,7 +58,8 @@ def _walk(site: Site, x: Value, rows: int, features: int, held: Forest, how: str
     """Emit the step that follows the paths of all rows, and aggregates the votes of their leaves."""
     trees, targets = held.trees, z.shape[1]
     block = min(rows, max(1, _BLOCK // trees))
-    staged = site.once(("stages", held.threshold.dtype, features, targets), lambda: stages(held)) if rows == 1 else None
+    few = rows == 1 or trees * rows <= _PATHS
+    staged = site.once(("stages", held.threshold.dtype, features, targets), lambda: stages(held)) if few else None
     room = _room(held, block, features, targets, 1 if staged is None else 8)
     scratch = site.scratch(room.nbytes)
     steps = np.arange(block) * features * (1 + held.copies)
@@ -65,7 +69,7 @@ def _walk(site: Site, x: Value, rows: int, features: int, held: Forest, how: str
         source = x.array.reshape(rows, features)
         target = z.array if block == rows else m["target"]
         if staged is not None:
-            calls = _through(held, staged, m)
+            calls = _through(held, staged, m, steps)
         else:
             calls = [*_begin(held, m, steps), *_descend(held, m, steps)]
         calls += _collect(held, how, m, target)
@@ -178,27 +182,32 @@ def _descend(held: Forest, m: dict[str, np.ndarray], steps: np.ndarray) -> list[
     return calls
 
 
-def _through(held: Forest, staged: Stages, m: dict[str, np.ndarray]) -> list[Any]:
-    """The stages of one row."""
-    n = held.trees
+def _through(held: Forest, staged: Stages, m: dict[str, np.ndarray], steps: np.ndarray) -> list[Any]:
+    """The stages of few paths."""
+    n, rows = held.trees, len(steps)
     place, at = m["place"].reshape(-1), m["child"].reshape(-1)
-    f, v, t, p = (m[name].reshape(n, 8) for name in ("feature", "value", "threshold", "passed"))
+    f, v, t, p = (m[name].reshape(n * rows, 8) for name in ("feature", "value", "threshold", "passed"))
     packed = p.view(np.uint64).reshape(-1)
-    bits = m["feature"].reshape(-1)[:n].view(np.uint64)
-    x = m["x"].reshape(-1)
-    roots = 8 * np.arange(n)
+    bits = m["feature"].reshape(-1)[: n * rows].view(np.uint64)
+    x, each, step = m["x"].reshape(-1), f.reshape(n, rows, 8), steps[:, None]
+    roots = np.repeat(8 * np.arange(n), rows)
     calls: list[Any] = []
     for stage in range(staged.count):
-        features, thresholds = (f, t) if stage else (staged.feature[:n], staged.threshold[:n])
         if stage:
             calls += [
                 (np.right_shift, (place, _THREE, at)),
                 (staged.feature.take, (at, 0, f, "clip")),
                 (staged.threshold.take, (at, 0, t, "clip")),
             ]
+        first = staged.feature[:n]
+        if rows > 1:
+            calls.append((np.add, (each if stage else first[:, None], step, each)))
+        calls.append((x.take, (f if stage or rows > 1 else first, None, v, "wrap")))
+        if stage:
+            calls.append((np.less_equal, (v, t, p)))
+        else:
+            calls.append((np.less_equal, (v.reshape(n, rows, 8), staged.threshold[:n, None], p.reshape(n, rows, 8))))
         calls += [
-            (x.take, (features, None, v, "wrap")),
-            (np.less_equal, (v, thresholds, p)),
             (np.multiply, (packed, _PACK, bits)),
             (np.right_shift, (bits, _TOP, bits)),
             (EXITS.take, (bits.view(np.int64), None, at, "wrap")),

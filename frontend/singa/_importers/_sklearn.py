@@ -49,8 +49,8 @@ def from_sklearn(
         input_names: names of the model's inputs; by default "X", or those of the columns.
         output_names: names of the model's outputs; by default those of skl2onnx.
         options: of skl2onnx; without them a classifier returns labels and a matrix of probabilities, not a list of maps.
-        check: compare predictions, probabilities or transformed samples with those of scikit-learn, and warn of operators that run
-            by their definitions.
+        check: compare predictions, probabilities or transformed samples with those of scikit-learn, and warn of operators
+            that run by their definitions.
         tolerance: the maximum error in relation to the largest value of an output.
         device: the device of the model; by default the CPU.
         model_class: the subclass of `SONNXModel` to create.
