@@ -6,8 +6,7 @@
 
 The models are trained here on drawn data, and written by skl2onnx and onnxmltools.  Every model is checked first: labels must be
 those of onnxruntime, scores within 1e-5.  Each turn has untimed runs, then timed ones; a figure is the CPU time of the process
-per run, the median over the turns, and a ratio is the median of the ratios of neighbouring turns.  Elapsed times would be no
-different on an idle machine; CPU times are less disturbed by other programs.
+per run, the median over the turns, and a ratio is the median of the ratios of neighbouring turns.
 """
 
 from __future__ import annotations

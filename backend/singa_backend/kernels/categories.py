@@ -109,7 +109,7 @@ def _shape(site: Site, x: Any) -> tuple[int, ...]:
         site.require(is_texts(x), "the input is not an array of strings")
         return tuple(x.value.shape)
     site.require(x.dtype.kind in "iu" or x.dtype in (np.float32, np.float64), "elements of other types")
-    return x.shape
+    return tuple(x.shape)
 
 
 def _named(site: Site, x: Any, keys: Sequence[Any], values: Sequence[Any], default: Any, dtype: Any) -> Value | OpaqueValue:

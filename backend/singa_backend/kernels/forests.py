@@ -171,7 +171,7 @@ def _members(nodes: np.ndarray, values: Any) -> dict[int, np.ndarray]:
     return {int(n): np.unique(p[:-1]) for n, p in zip(nodes, parts, strict=True)}
 
 
-class _Writer:
+class _NodeWriter:
     """Writes the tests of nodes with `x <= threshold` only; node n + i is the i-th that was added to n nodes."""
 
     def __init__(self, trees: ReadTrees, dtype: np.dtype[Any]) -> None:
@@ -289,7 +289,7 @@ def forest(trees: ReadTrees, dtype: np.dtype[Any], count: int, targets: int, how
     Raises:
         Refused: the ensemble is not valid, or it has a form that these tables cannot have.
     """
-    made = _Writer(trees, dtype)
+    made = _NodeWriter(trees, dtype)
     inner = made.inner
     used = made.feature[inner]
     _require(used.min(initial=0) >= 0 and used.max(initial=-1) < count, "a feature does not exist")
@@ -315,7 +315,7 @@ def forest(trees: ReadTrees, dtype: np.dtype[Any], count: int, targets: int, how
     return Forest(len(order), feature, threshold, child, shared, active, copies, weights, voted, groups, finite)
 
 
-def _targets(trees: ReadTrees, made: _Writer) -> np.ndarray | None:
+def _targets(trees: ReadTrees, made: _NodeWriter) -> np.ndarray | None:
     """The target of each tree; None if a tree has votes for several, or a leaf more than one."""
     tree = np.full(len(made.inner), -1)
     number, front = np.arange(len(trees.roots)), trees.roots
@@ -333,7 +333,7 @@ def _targets(trees: ReadTrees, made: _Writer) -> np.ndarray | None:
     return high if ((low == high) & (high >= 0)).all() else None
 
 
-def _depths(roots: np.ndarray, made: _Writer) -> tuple[np.ndarray, bool]:
+def _depths(roots: np.ndarray, made: _NodeWriter) -> tuple[np.ndarray, bool]:
     """The depth of each tree, and whether a node has two parents, or is in two trees; raises Refused for a cycle."""
     inner = np.flatnonzero(made.inner)
     parents = np.bincount(np.concatenate([made.passed[inner], made.failed[inner], roots]), minlength=len(made.inner))
@@ -352,7 +352,7 @@ def _depths(roots: np.ndarray, made: _Writer) -> tuple[np.ndarray, bool]:
     raise Refused("a tree is too deep, or its nodes form a cycle")
 
 
-def _adjacent(roots: np.ndarray, made: _Writer) -> tuple[np.ndarray, np.ndarray]:
+def _adjacent(roots: np.ndarray, made: _NodeWriter) -> tuple[np.ndarray, np.ndarray]:
     """The node at each place, with the children of a node next to each other; the place of the first child."""
     levels, children = [], []
     front, start = roots, 0
@@ -368,7 +368,7 @@ def _adjacent(roots: np.ndarray, made: _Writer) -> tuple[np.ndarray, np.ndarray]
     return np.concatenate(levels), np.concatenate(children).astype(np.int32)
 
 
-def _paired(roots: np.ndarray, made: _Writer) -> tuple[np.ndarray, np.ndarray]:
+def _paired(roots: np.ndarray, made: _NodeWriter) -> tuple[np.ndarray, np.ndarray]:
     """The node at each place, those that roots reach and the roots first, and the places of both children."""
     seen = np.zeros(len(made.inner), bool)
     front = np.unique(roots)

@@ -149,6 +149,7 @@ def _chosen(x: np.ndarray, k: int, largest: bool) -> np.ndarray:
     The k-th best of the best of parts of a row is a bound: at least k elements are as good.  Only these are sorted.
     """
     rows, n = x.shape
+    chosen: np.ndarray
     parts = max(k, min(n, 8 * k if rows == 1 else 128))
     size = n // parts
     better = np.maximum if largest else np.minimum
@@ -170,19 +171,22 @@ def _chosen(x: np.ndarray, k: int, largest: bool) -> np.ndarray:
     if rows == 1:
         places = np.flatnonzero(good)
         values = x[0].take(places)
-        return places.take((np.negative(values) if largest else values).argsort(kind="stable")[:k])[None]
+        chosen = places.take((np.negative(values) if largest else values).argsort(kind="stable")[:k])[None]
+        return chosen
     flat = np.flatnonzero(good)
     values = x.reshape(-1).take(flat)
     row, place = np.divmod(flat, n)
     order = np.lexsort((np.negative(values) if largest else values, row))
     starts = np.searchsorted(row, np.arange(rows))
-    return place[order[starts[:, None] + np.arange(k)]]
+    chosen = place[order[starts[:, None] + np.arange(k)]]
+    return chosen
 
 
 def _sorted(x: np.ndarray, largest: bool) -> np.ndarray:
     if not largest:
         return np.argsort(x, axis=1, kind="stable")
-    return x.shape[1] - 1 - np.argsort(x[:, ::-1], axis=1, kind="stable")[:, ::-1]
+    backward: np.ndarray = np.argsort(x[:, ::-1], axis=1, kind="stable")[:, ::-1]
+    return x.shape[1] - 1 - backward
 
 
 # --- columns

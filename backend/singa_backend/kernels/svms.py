@@ -96,6 +96,7 @@ def _blocks(held: Machines, x: np.ndarray, room: np.ndarray, k: np.ndarray, z: n
 
 def _decide(held: Machines, x: np.ndarray, room: np.ndarray, k: np.ndarray, z: np.ndarray) -> Bound:
     gamma, coef0, degree = held.gamma
+    calls: list[Any]
     if held.distances is not None:
         calls = [*held.distances.calls(x, room, k), (partial(np.minimum, k, _ZERO, out=k), ()), (np.exp, (k, k))]
     else:
