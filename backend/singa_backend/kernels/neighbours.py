@@ -186,7 +186,9 @@ def _sorted(x: np.ndarray, largest: bool) -> np.ndarray:
     if not largest:
         return np.argsort(x, axis=1, kind="stable")
     backward: np.ndarray = np.argsort(x[:, ::-1], axis=1, kind="stable")[:, ::-1]
-    return x.shape[1] - 1 - backward
+    backward *= -1
+    backward += x.shape[1] - 1
+    return backward
 
 
 # --- columns
