@@ -37,7 +37,6 @@ LICENSES = {
     "safetensors": "Apache-2.0",
     "jinja2": "BSD-3-Clause",
     "tensorboardX": "MIT",
-    "safetensors": "Apache-2.0",
     "onnxruntime": "MIT",
     "cupy-cuda13x": "MIT",
     "cupy-cuda12x": "MIT",

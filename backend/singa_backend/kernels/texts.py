@@ -150,7 +150,7 @@ class Grams:
 
     words: Places
     size: int
-    levels: list[Level]
+    levels: list[NGramLevel]
     columns: list[np.ndarray | None]
     weights: list[np.ndarray | None]
     width: int
@@ -158,7 +158,7 @@ class Grams:
 
 
 @dataclass(eq=False)
-class Level:
+class NGramLevel:
     """The beginnings of a length: their keys, and a table of the number of each key if it is small."""
 
     keys: np.ndarray
@@ -190,7 +190,7 @@ def _grams(site: Site) -> Grams:
                  "a number of indexes is another")  # fmt: skip
     used = [n for n, g in lengths.items() if given["min_gram_length"] <= n <= given["max_gram_length"] and len(g)]
     longest = max(used, default=0)
-    levels: list[Level] = []
+    levels: list[NGramLevel] = []
     known: list[dict[tuple[int, ...], int]] = [{}, {(i,): i for i in range(size)}]
     for length in range(2, longest + 1):
         before = known[-1]
@@ -202,7 +202,7 @@ def _grams(site: Site) -> Grams:
         if span <= _DENSE:
             table = np.full(span, len(flat), np.int32)
             table[flat] = np.arange(len(flat))
-        levels.append(Level(flat, table))
+        levels.append(NGramLevel(flat, table))
     few: list[dict[Any, tuple[int, float]]] = []
     columns: list[np.ndarray | None] = []
     factors: list[np.ndarray | None] = []
