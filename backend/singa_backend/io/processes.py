@@ -291,6 +291,7 @@ def ask_all(
     *arguments: Any,
     jobs: int | None = None,
     timeout: float | None = None,
+    memory: int | None = None,
 ) -> Iterator[tuple[int, Any]]:
     """Yield the position and the answer of each request, in the order of arrival, from `jobs` children.
 
@@ -304,9 +305,10 @@ def ask_all(
         *arguments: the arguments of `make`.
         jobs: the number of children; None for one per core.
         timeout: seconds that a child may take for a request; None for no limit.
+        memory: the maximum size of a child's address space in bytes; None for no maximum.
     """
     todo = iter(enumerate(requests))
-    children = [Child(make, *arguments) for _ in range(share_cores(jobs, len(requests)))]
+    children = [Child(make, *arguments, memory=memory) for _ in range(share_cores(jobs, len(requests)))]
     busy: dict[Child, int] = {}
     try:
         for child, (position, request) in zip(children, todo, strict=False):

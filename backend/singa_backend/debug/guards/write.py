@@ -130,6 +130,23 @@ def inputs_of(case: GuardCase) -> dict[str, np.ndarray]:
     return {name: given.array() for name, given in case.inputs.items()}
 
 
+def drawn_inputs(source: Source, seed: int = 0) -> dict[str, np.ndarray]:
+    """Draw one set of inputs that the definitions of this package accept, values near a normal distribution.
+
+    Args:
+        source: the model.
+        seed: of the inputs.
+
+    Returns:
+        Arrays by name.
+
+    Raises:
+        InvalidInput: an input is not a tensor of a declared dtype and shape (SX308), or the model accepts none (SX991).
+    """
+    writer = _GuardWriter(source, Ours(), SIZE, lambda **_: None)
+    return inputs_of(writer.normal({}, seed)[0])
+
+
 class _GuardWriter:
     """The steps of `write_guard`."""
 
@@ -210,23 +227,8 @@ class _GuardWriter:
     def drawn(self, sizes: dict[str, int], seed: int) -> list[GuardCase]:
         """Sets of inputs that the model accepts."""
         symbols = self.symbols()
-        check_sizes(sizes, symbols)
-        inner = [s for s in symbols if s not in sizes and not self.leads(s)]
-        cases, reason, base = list[GuardCase](), "", 2
-        for base in _LADDER if inner else (2,):
-            for even in (False, True) if len(inner) > 1 else (True,):
-                chosen = self.sized(symbols, sizes, 2, base, even)
-                case, reason = self.attempt("normal", NORMAL, chosen, seed)
-                if case:
-                    break
-            if case:
-                break
-        if case is None:
-            raise InvalidInput(
-                f"no inputs could be drawn that the model accepts: {reason}", code="SX991",
-                hint="pass inputs, by --inputs FILE.npz or --data FOLDER, or sizes, by --size NAME=SIZE",
-            )  # fmt: skip
-        cases.append(case)
+        case, chosen, base = self.normal(sizes, seed)
+        cases = [case]
         plans = [("edges", EDGES, chosen)]
         if len(sizes) < len(symbols):
             plans.append(("one", NORMAL, self.sized(symbols, sizes, 1, 1, True)))
@@ -238,6 +240,23 @@ class _GuardWriter:
             else:
                 self.notes.append(f"the case {name!r} is left out, because the model refuses its inputs: {reason}"[:400])
         return cases
+
+    def normal(self, sizes: dict[str, int], seed: int) -> tuple[GuardCase, dict[str, int], int]:
+        """The first set of inputs that the model accepts, its open sizes, and the size from which those of inner axes start."""
+        symbols = self.symbols()
+        check_sizes(sizes, symbols)
+        inner = [s for s in symbols if s not in sizes and not self.leads(s)]
+        reason = ""
+        for base in _LADDER if inner else (2,):
+            for even in (False, True) if len(inner) > 1 else (True,):
+                chosen = self.sized(symbols, sizes, 2, base, even)
+                case, reason = self.attempt("normal", NORMAL, chosen, seed)
+                if case:
+                    return case, chosen, base
+        raise InvalidInput(
+            f"no inputs could be drawn that the model accepts: {reason}", code="SX991",
+            hint="pass inputs, by --inputs FILE.npz or --data FOLDER, or sizes, by --size NAME=SIZE",
+        )  # fmt: skip
 
     def symbols(self) -> list[str]:
         """The open sizes of the inputs; one without a name has that of its input and axis."""
