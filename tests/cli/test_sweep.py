@@ -250,9 +250,19 @@ def test_deaths_are_counted_by_who_caused_them(monkeypatch: pytest.MonkeyPatch) 
         run._Deaths().count(ChildFailure("died", "exit code 1", 1, started=False))
 
 
-def test_too_little_memory_to_start_is_an_error(tmp_path: Path) -> None:
+def test_a_limit_of_memory(tmp_path: Path) -> None:
     save(tmp_path / "a.onnx")
-    found = cli(tmp_path, "--task", "check", "--memory", 64, "-n", 1)
+    body = "g (float[1] x) => (float[n] y) <int64[1] s = {800000000}> { c = ConstantOfShape(s) y = Add(c, x) }"
+    text(tmp_path / "large.onnx", body)  # 3.2 GB
+    found = cli(tmp_path, "--task", "run", "--memory", 2048, "-n", 1, "--json")
+    assert statuses(found) == {"a.onnx": "passed", "large.onnx": "memory"}
+
+
+def test_a_child_that_cannot_start_is_an_error(tmp_path: Path, home: Path) -> None:
+    save(tmp_path / "m" / "a.onnx")
+    with (home / "sitecustomize.py").open("a") as hook:
+        hook.write("sys.modules['singa_backend.sweep.tasks'] = None\n")
+    found = cli(tmp_path / "m", "--task", "check", "-n", 1)
     assert found.exit_code == 3 and "must be able to start" in found.stderr
 
 

@@ -35,8 +35,9 @@ def write_suite(path: StrPath, name: str, cases: Iterable[JUnitCase]) -> None:
     """Write the cases of a suite and their counts; raises InvalidInput (SX351)."""
     suite = ElementTree.Element("testsuite", name=xml(name))
     for case in cases:
-        time = {} if case.seconds is None else {"time": f"{case.seconds:.4f}"}
-        made = ElementTree.SubElement(suite, "testcase", classname=xml(case.group), name=xml(case.name), **time)
+        made = ElementTree.SubElement(suite, "testcase", classname=xml(case.group), name=xml(case.name))
+        if case.seconds is not None:
+            made.set("time", f"{case.seconds:.4f}")
         if case.failure:
             ElementTree.SubElement(made, "failure", message=xml(case.failure)).text = xml(case.text) or None
         elif case.skipped:

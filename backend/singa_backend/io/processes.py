@@ -28,7 +28,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager
 from multiprocessing.connection import Connection, Pipe, wait
 from typing import Any, TypeVar
@@ -292,7 +292,7 @@ def ask_all(
     jobs: int | None = None,
     timeout: float | None = None,
     memory: int | None = None,
-) -> Iterator[tuple[int, Any]]:
+) -> Generator[tuple[int, Any]]:
     """Yield the position and the answer of each request, in the order of arrival, from `jobs` children.
 
     If a child dies or hangs, its ChildFailure is the answer to its request, and another child replaces it.  A child that

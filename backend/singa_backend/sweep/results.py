@@ -147,7 +147,7 @@ class SweepStore:
         except InvalidInput:  # not written by this class, which writes files whole
             return None
         answer = found.get("answer") if isinstance(found, dict) else None
-        if not _is_answer(answer):
+        if not isinstance(answer, dict) or not _is_answer(answer):
             return None
         limited = answer["status"] in _LIMITED and found.get("limits") != _limits(settings)
         return None if limited else dict(answer)
@@ -163,9 +163,9 @@ def _limits(settings: SweepSettings) -> dict[str, Any]:
     return {"timeout": settings.timeout, "memory": settings.memory}
 
 
-def _is_answer(answer: Any) -> bool:
-    kinds = {"status": str, "reason": str, "code": str, "facts": dict, "seconds": (int, float)}
-    return isinstance(answer, dict) and answer.keys() == kinds.keys() and all(isinstance(answer[k], v) for k, v in kinds.items())
+def _is_answer(answer: dict[str, Any]) -> bool:
+    kinds: dict[str, Any] = {"status": str, "reason": str, "code": str, "facts": dict, "seconds": (int, float)}
+    return answer.keys() == kinds.keys() and all(isinstance(answer[k], v) for k, v in kinds.items())
 
 
 def sorted_rows(rows: Iterable[SweepRow]) -> list[SweepRow]:

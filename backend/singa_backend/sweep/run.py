@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -102,7 +102,7 @@ def settle_all(
     processes: int | None = None,
     timeout: float | None = None,
     memory: int | None = None,
-) -> Iterator[tuple[int, Answer]]:
+) -> Generator[tuple[int, Answer]]:
     """Yield the position and the answer of each request as it arrives, from child processes.
 
     A request whose child dies, or is out of memory, runs again after all others, alone in a new child.
@@ -125,7 +125,7 @@ def settle_all(
         chosen = [requests[i] for i in waiting]
         answers = ask_all(chosen, serve, task, settings, jobs=processes, timeout=timeout, memory=memory)
         try:
-            with closing(answers):  # type: ignore[type-var]  # a generator
+            with closing(answers):
                 for i, answer in answers:
                     at = waiting[i]
                     del left[at]
@@ -224,7 +224,7 @@ class Sweep:
         keys = list(groups)
         s = self.settings
         answers = settle_all(requests, s.task, s, processes=processes, timeout=s.timeout, memory=s.memory)
-        with closing(answers):  # type: ignore[type-var]  # a generator
+        with closing(answers):
             for at, answer in answers:
                 names = groups[keys[at]]
                 key, answer = _stored(self._store, keys[at], answer, self.files[names[0]], s)
@@ -317,7 +317,7 @@ def sweep_one(
     """
     settings = SweepSettings(task, against, seed, timeout, memory)
     store, place = SweepStore(Path(results)) if results is not None else None, Path(path)
-    shown, key = os.fspath(path) if name is None else name, _key(place, settings)
+    shown, key = str(place) if name is None else name, _key(place, settings)
     found = store.find(key, settings) if store and key and not again else None
     if found is None:
         key, found = _stored(store, key, _in_idle_child(str(place), settings), place, settings)

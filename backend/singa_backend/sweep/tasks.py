@@ -108,8 +108,8 @@ def _check(path: Path, settings: SweepSettings, engines: _Engines) -> Answer:
 
 def _run(path: Path, settings: SweepSettings, engines: _Engines) -> Answer:
     rep = SingaBackend.prepare(path, limits=Limits(live_bytes=settings.memory))
-    outputs = rep.run(drawn_inputs(Source.of(path), settings.seed))
-    return {"facts": {"nodes": len(rep.nodes), "outputs": len(list(outputs))}}
+    drawn_inputs(Source.of(path), settings.seed, rep.run)
+    return {"facts": {"nodes": len(rep.nodes), "outputs": len(rep.outputs)}}
 
 
 def _compare(path: Path, settings: SweepSettings, engines: _Engines) -> Answer:
