@@ -33,6 +33,7 @@ LAYERS = {
         "operators opsets backend doctor inspection nodes",
         "engines quantization",
         "conform debug",
+        "sweep",
         "files oracle",
     ],
     "singa": [

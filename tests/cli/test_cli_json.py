@@ -49,6 +49,7 @@ DOCUMENTS = {
     "gradients --check --to nowhere": "gradients.check",
     "opsets --check --to nowhere": "opsets.check",
     "fuzz --only 3": "fuzz.case",
+    "sweep . --task check -n 1": "sweep",
     "tolerances": "tolerances",
     "tolerances Gelu": "tolerances",
     "--version": "version",

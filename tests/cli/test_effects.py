@@ -56,6 +56,7 @@ BASES = {
     "report": "run.json --to out",
     "run": "m.onnx --random 0",
     "sanitize": "m.onnx -o o.onnx",
+    "sweep": "folder --task check",
     "tolerances": "Gelu",
     "train": "m.onnx --data data.npz -o o.onnx",
 }
@@ -89,6 +90,7 @@ NEEDS = {
     ("quantize", "--block-size"): "--weight-only int4",
     ("fuzz", "--write"): "--only 1", ("train", "--sparsity"): "--dist-option sparseTopK --workers 2",
     **{("train", name): "--lora 2" for name in ("--lora-alpha", "--lora-dropout", "--lora-bias", "--rslora", "--qlora")},
+    ("sweep", "--random"): "--task run", ("sweep", "--against"): "--task compare",
     ("conform", "--cache"): "--release 1.2.1", ("conform", "--report"): "",
 }  # fmt: skip
 """Further arguments that an option needs."""
@@ -129,6 +131,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
                               "        return self.a(x)\ndef build():\n    return Net()\n")  # fmt: skip
     Path("run.json").write_text("{}")
     Path("folder").mkdir()
+    onnx.save(model, "folder/m.onnx")
     write(Path("gpt2"), {"model": Decoder().model()})
     return tmp_path
 
@@ -232,11 +235,11 @@ def test_too_many_processes_are_refused(name: str, option: str, place: Path) -> 
             code, told = run([*base, "--batch-size", "7", *more] if name == "train" else [*base, *more])
         except Effect:
             continue
-        assert name in ("train", "device-check") and "must be at most" not in told, told
+        assert name in ("train", "device-check", "sweep") and "must be at most" not in told, told
 
 
 def test_the_list_of_processes_is_complete() -> None:
-    assert {name for name, _ in PROCESSES} == {"train", "conform", "fuzz", "gradients", "opsets", "device-check"}
+    assert {name for name, _ in PROCESSES} == {"train", "conform", "fuzz", "gradients", "opsets", "device-check", "sweep"}
 
 
 @pytest.mark.parametrize(("more", "told"), [

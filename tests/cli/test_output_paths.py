@@ -64,7 +64,7 @@ def test_a_dash_is_refused_if_it_is_a_folder_or_has_other_files(
     monkeypatch.chdir(tmp_path)
     Path("m.onnx").touch()
     words = [command, *(["check"] if command == "guard" else []), "m.onnx", option.opts[0], "-"]
-    if command in ("conform", "foreign", "fuzz", "gradients", "opsets", "device-check"):
+    if command in ("conform", "foreign", "fuzz", "gradients", "opsets", "device-check", "sweep"):
         words.remove("m.onnx")
     found = CliRunner().invoke(main, words)
     assert found.exit_code == 2 and not found.stdout, found.output
@@ -119,6 +119,7 @@ RUNS: dict[tuple[str, str], tuple[str, Callable[[bytes], None]]] = {
     ("run", "--output"): ("m.onnx --random 0 -o -", is_archive),
     ("run", "--save-inputs"): ("m.onnx --random 0 --save-inputs -", is_archive),
     ("sanitize", "--output"): ("m.onnx -o -", is_model),
+    ("sweep", "--junit"): (". -k ^m.onnx$ --task check -n 1 --junit -", is_xml),
     ("train", "--output"): ("m.onnx --data d.npz -o -", is_model),
     ("train", "--plot"): ("m.onnx --data d.npz -o o.onnx --plot -", is_page),
 }

@@ -198,6 +198,8 @@ COMMANDS = {
     "merge": "merge {model} {adapter} -o {out}.onnx",
     "weight-only quantization": "quantize {model} --weight-only int4 -o {out}.onnx",
     "codegen": "codegen {model} -o {out}.py",
+    "sweep": "sweep {folder} --task check -k ^(m|wrong).onnx$ --results {out} --junit {out}.xml",
+    "sweep of runs": "sweep {folder} --task run -k ^(m|wrong).onnx$ -n 1 --junit {out}.xml",
     "run of a model that fails": "run {wrong} --random 0",
     "check of a model that fails": "check {wrong}",
     "run with a wrong name": "run {model} --random 0 --aux no{aux}",

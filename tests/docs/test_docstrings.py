@@ -22,7 +22,7 @@ MODULES = [
     "singa_backend.collectives", "singa_backend.debug", "singa_backend.debug.guards", "singa_backend.devices.device",
     "singa_backend.doctor",
     "singa_backend.engines.oracle", "singa_backend.errors", "singa_backend.inspection", "singa_backend.limits",
-    "singa_backend.passes", "singa_backend.passes.change_layout", "singa_backend.proto.load",
+    "singa_backend.passes", "singa_backend.passes.change_layout", "singa_backend.proto.load", "singa_backend.sweep",
 ]  # fmt: skip
 
 SECTION = re.compile(r"(Args|Attributes|Returns|Yields|Raises|Examples?|Notes?):")

@@ -50,6 +50,8 @@ from singa_backend.conform import foreign, gaps, releases, results, worker
 from singa_backend.conform.device_check import StageResult
 from singa_backend.io import files, temporary
 from singa_backend.proto import checker, save, test_data
+from singa_backend.sweep import SweepReport, SweepRow, SweepSettings
+from singa_backend.sweep.results import SweepStore
 
 F = np.float32
 
@@ -555,6 +557,18 @@ def document(new: int) -> None:
 @case(texts("r.xml"), covers="conform --junit")
 def junit(new: int) -> None:
     results.write_junit([worker.Result(f"case{new}", "node", "passed", "passed")], gaps.Judgement([], [], {}), Path("r.xml"))
+
+
+@case(texts("s.xml"), covers="sweep --junit")
+def sweep_junit(new: int) -> None:
+    SweepReport(SweepSettings("check"), [SweepRow(f"m{new}.onnx", "passed")], []).write_junit(Path("s.xml"))
+
+
+@case(texts("swept/0.json"), covers="sweep --results")
+def sweep_result(new: int) -> None:
+    settings = SweepSettings("check", seed=new)
+    answer = {"status": "passed", "reason": "", "code": "", "facts": {}, "seconds": 0.0}
+    SweepStore(Path("swept")).keep("0", answer, settings)
 
 
 @case(texts("r/foreign.json", "r/foreign.md"), covers="foreign --to")

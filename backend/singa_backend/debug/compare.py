@@ -135,6 +135,7 @@ class Setting(AbstractContextManager["Setting"]):
         mine: the side that is judged, this package on `device`; its plans if `against` is "definition".
         theirs: the trusted side: an engine, or, if `against` is another model, this package on the CPU; not used with `saved`.
         saved: the values of a file, if `against` is one; otherwise None.
+        borrowed: whether `against` is an open engine, which stays open.
         plans: whether plans are compared with definitions.
     """
 
@@ -143,7 +144,7 @@ class Setting(AbstractContextManager["Setting"]):
         model: ModelSource | Source,
         inputs: Any,
         *,
-        against: ModelSource | Source | EngineCommand = "onnxruntime",
+        against: ModelSource | Source | EngineCommand | Foreign = "onnxruntime",
         device: DeviceLike = "CPU",
         names: Mapping[str, str] | None = None,
         rtol: float | None = None,
@@ -166,6 +167,7 @@ class Setting(AbstractContextManager["Setting"]):
         self.mine = Planned() if self.plans else Ours(device, validate=True)
         self.alone = Planned() if self.plans else Ours(device)
         self.theirs: Engine
+        self.borrowed = False
         if self.plans and str(resolve(device)) != "CPU":
             raise InvalidInput(
                 f"the device must be CPU with against='definition': only it has plans, got {device!r}", code="SX320"
@@ -189,6 +191,8 @@ class Setting(AbstractContextManager["Setting"]):
             if optimised and against != "onnxruntime":
                 raise InvalidInput(f"against must be 'onnxruntime' if optimised, got {against!r}", code="SX320")
             self.theirs = trusted(against, optimise=optimised, timeout=timeout)
+        elif isinstance(against, Foreign):
+            self.theirs, self.borrowed = against, True
         else:
             self.other = Source.of(against)
             self.theirs = Ours()
@@ -258,7 +262,8 @@ class Setting(AbstractContextManager["Setting"]):
     def __exit__(self, *_: object) -> None:
         self.mine.close()
         self.alone.close()
-        self.theirs.close()
+        if not self.borrowed:
+            self.theirs.close()
 
     def nonfinite(self, rows: Sequence[Row]) -> Origin | None:
         """Where the first NaN or infinity of this side comes from."""
@@ -477,7 +482,7 @@ def compare(
     model: ModelSource | Source,
     inputs: Any,
     *,
-    against: ModelSource | Source | EngineCommand = "onnxruntime",
+    against: ModelSource | Source | EngineCommand | Foreign = "onnxruntime",
     device: DeviceLike = "CPU",
     names: Mapping[str, str] | None = None,
     rtol: float | None = None,
@@ -500,8 +505,8 @@ def compare(
             another `device`), "definition" (for the plans of the CPU: each node by its kernel, the outputs by one plan of the
             whole model), MODULE:CLASS (a class or module with the functions of onnx.backend.base.Backend, whose code runs in a
             child process), torch:MODULE:FUNCTION (a function that returns a torch.nn.Module; its submodules' outputs are aligned
-            with the values), an EngineCommand, the path of an .npz file of values by name (only those are compared), or another
-            model, whose values are paired by name.
+            with the values), an EngineCommand, a `Foreign` (an engine of those names that stays open for further comparisons), the
+            path of an .npz file of values by name (only those are compared), or another model, whose values are paired by name.
         device: the device of this side.
         names: names of values in `model` and their names in the other model; they take precedence over equal names.
         rtol: the relative tolerance; by default by dtype and operator, see `Tolerance`.

@@ -63,6 +63,10 @@ EXAMPLES = {
     "run": ("sonnx run model.onnx --random 0 --size batch=2", "sonnx run model.onnx -i x=x.npy -o y.npz"),
     "lower": ("sonnx lower model.onnx -o standard.onnx", "sonnx lower model.onnx -o standard.onnx --opset 23"),
     "sanitize": ("sonnx sanitize model.onnx -o clean.onnx", "sonnx sanitize model.onnx -o clean.onnx --json"),
+    "sweep": (
+        "sonnx sweep models --task compare --results swept",
+        "sonnx sweep models --task check --junit sweep.xml",
+    ),
     "tolerances": ("sonnx tolerances", "sonnx tolerances LayerNormalization"),
     "train": (
         "sonnx train model.onnx --data digits.npz -o tuned.onnx --checkpoint run.ckpt",

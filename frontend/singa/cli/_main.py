@@ -47,6 +47,7 @@ COMMANDS = {
     "report": ("singa.cli.report", "Render the support report from the results of runs."),
     "run": ("singa.cli.run", "Run MODEL once and show or save its outputs."),
     "sanitize": ("singa.cli.sanitize", "Fold constants of MODEL; add names and types."),
+    "sweep": ("singa.cli.sweep", "Check, run or compare all models of FOLDER."),
     "tolerances": ("singa.cli.tolerances", "Show the tolerances of operators and dtypes, and why."),
     "train": ("singa.cli.train", "Fine-tune MODEL on the arrays of an .npz file."),
 }
@@ -65,6 +66,7 @@ SECTIONS = {
         "bisect",
         "reduce",
         "guard",
+        "sweep",
         "diff",
         "tolerances",
     ),
@@ -189,7 +191,7 @@ _EPILOG = (
 @click.option("--json", "as_json", is_flag=True, hidden=True, help="With --version: print them as JSON.")
 @click.pass_context
 def main(context: click.Context, show_version: bool, as_json: bool) -> None:
-    """Run, debug, train and write ONNX models; test backends with ONNX's suite. sonnx COMMAND --help has examples."""
+    """Run, debug, train and write ONNX models. sonnx COMMAND --help has examples."""
     if show_version:
         from ._versions import versions
 

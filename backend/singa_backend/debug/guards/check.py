@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
 
 import numpy as np
 
@@ -17,11 +16,10 @@ from ...engines.command import EngineCommand
 from ...engines.local import Engine, FailedRun, Foreign, Planned
 from ...errors import InvalidInput, SonnxError, did_you_mean
 from ...io.archives import open_arrays
-from ...io.files import writing
+from ...io.junit import JUnitCase, write_suite
 from ...limits import SHORTEST, check_number
 from ...proto.load import ModelSource
 from ...proto.source import file_digest
-from ...rendering import xml
 from ..compare import AGAINST, BUDGET, is_engine, is_saved, trusted
 from ..lockstep import Values, attempt
 from ..submodel import NodeCall, Source
@@ -148,26 +146,17 @@ class GuardCheck:
         Raises:
             InvalidInput: it cannot be written (SX351).
         """
-        suite = ElementTree.Element("testsuite", name=f"sonnx guard {self.model}")
-        for row in self.rows:
-            case = ElementTree.SubElement(suite, "testcase", classname=xml(f"guard.{row.case}"), name=xml(row.value))
-            if not row.difference.agrees:
-                ElementTree.SubElement(case, "failure", message=xml(f"{row.operator} {row.node}: {row.difference}"))
-        for one in self.not_compared:
-            case = ElementTree.SubElement(suite, "testcase", classname=xml(f"guard.{one.case}"), name=xml(one.value))
-            ElementTree.SubElement(case, "skipped", message=xml(one.why))
-        for name, why in self.failures.items():
-            case = ElementTree.SubElement(suite, "testcase", classname=xml(f"guard.{name}"), name="the run")
-            ElementTree.SubElement(case, "failure", message=xml(why))
-        case = ElementTree.SubElement(suite, "testcase", classname="guard", name="verdict")
-        if self.verdict != PASS:
-            why = str(self.culprit) if self.culprit else f"{self.compared} of {self.stored} values were compared"
-            ElementTree.SubElement(case, "failure" if self.verdict == FAIL else "skipped", message=xml(f"{self.verdict}: {why}"))
-        suite.set("tests", str(len(suite)))
-        for what in ("failure", "skipped"):
-            suite.set("failures" if what == "failure" else what, str(len(suite.findall(f"./testcase/{what}"))))
-        with writing(path, parents=True) as out:
-            ElementTree.ElementTree(suite).write(out, encoding="utf-8", xml_declaration=True)
+        found = [
+            JUnitCase(f"guard.{r.case}", r.value, "" if r.difference.agrees else f"{r.operator} {r.node}: {r.difference}")
+            for r in self.rows
+        ]
+        found += [JUnitCase(f"guard.{n.case}", n.value, skipped=n.why) for n in self.not_compared]
+        found += [JUnitCase(f"guard.{name}", "the run", why) for name, why in self.failures.items()]
+        why = str(self.culprit) if self.culprit else f"{self.compared} of {self.stored} values were compared"
+        text = "" if self.verdict == PASS else f"{self.verdict}: {why}"
+        failed = self.verdict == FAIL
+        found.append(JUnitCase("guard", "verdict", failure=text if failed else "", skipped="" if failed else text))
+        write_suite(path, f"sonnx guard {self.model}", found)
 
 
 def check_guard(

@@ -17,7 +17,7 @@ from ... import dtypes
 from ...comparison.difference import Tolerance
 from ...comparison.tolerances import rule
 from ...engines.local import Engine, FailedRun, Ours
-from ...errors import InvalidInput, SonnxError
+from ...errors import InvalidInput, ResourceExhausted, SonnxError
 from ...io.installation import version
 from ...limits import check_number
 from ...proto.load import ModelSource
@@ -130,11 +130,37 @@ def inputs_of(case: GuardCase) -> dict[str, np.ndarray]:
     return {name: given.array() for name, given in case.inputs.items()}
 
 
+def drawn_inputs(source: Source, seed: int = 0, run: Callable[[Values], object] | None = None) -> dict[str, np.ndarray]:
+    """Draw one set of inputs that a model accepts, values near a normal distribution.
+
+    Args:
+        source: the model.
+        seed: of the inputs.
+        run: runs the model; None for the definitions of this package, whose outputs must not all be empty or NaN.
+
+    Returns:
+        Arrays by name.
+
+    Raises:
+        InvalidInput: an input is not a tensor of a declared dtype and shape (SX308), or the model accepts none (SX991).
+        ResourceExhausted: a run exceeds a limit.
+    """
+    writer = _GuardWriter(source, Ours(), SIZE, lambda **_: None, run)
+    return inputs_of(writer.normal({}, seed)[0])
+
+
 class _GuardWriter:
     """The steps of `write_guard`."""
 
-    def __init__(self, source: Source, engine: Engine, size: int, step: Callable[..., None]) -> None:
-        self.source, self.engine, self.size, self.step = source, engine, size, step
+    def __init__(
+        self,
+        source: Source,
+        engine: Engine,
+        size: int,
+        step: Callable[..., None],
+        run: Callable[[Values], object] | None = None,
+    ) -> None:
+        self.source, self.engine, self.size, self.step, self.run = source, engine, size, step, run
         self.notes: list[str] = []
         self.types: list[Types] = []
         self.values, self.left_out = stable_values(source)
@@ -184,6 +210,9 @@ class _GuardWriter:
     def trial(self, feeds: Values) -> Types | str:
         """The types of all arrays of a run; or the reason why the model cannot run, or has nothing to compare."""
         found: dict[str, Any] = {}
+        if self.run:
+            self.run(feeds)
+            return found
         ends = [n for n in self.source.outputs if n in self.source.makers]
         useful = not ends
         for visit in walk(self.source, self.engine, None, feeds, BUDGET):
@@ -210,23 +239,8 @@ class _GuardWriter:
     def drawn(self, sizes: dict[str, int], seed: int) -> list[GuardCase]:
         """Sets of inputs that the model accepts."""
         symbols = self.symbols()
-        check_sizes(sizes, symbols)
-        inner = [s for s in symbols if s not in sizes and not self.leads(s)]
-        cases, reason, base = list[GuardCase](), "", 2
-        for base in _LADDER if inner else (2,):
-            for even in (False, True) if len(inner) > 1 else (True,):
-                chosen = self.sized(symbols, sizes, 2, base, even)
-                case, reason = self.attempt("normal", NORMAL, chosen, seed)
-                if case:
-                    break
-            if case:
-                break
-        if case is None:
-            raise InvalidInput(
-                f"no inputs could be drawn that the model accepts: {reason}", code="SX991",
-                hint="pass inputs, by --inputs FILE.npz or --data FOLDER, or sizes, by --size NAME=SIZE",
-            )  # fmt: skip
-        cases.append(case)
+        first, chosen, base = self.normal(sizes, seed)
+        cases = [first]
         plans = [("edges", EDGES, chosen)]
         if len(sizes) < len(symbols):
             plans.append(("one", NORMAL, self.sized(symbols, sizes, 1, 1, True)))
@@ -238,6 +252,23 @@ class _GuardWriter:
             else:
                 self.notes.append(f"the case {name!r} is left out, because the model refuses its inputs: {reason}"[:400])
         return cases
+
+    def normal(self, sizes: dict[str, int], seed: int) -> tuple[GuardCase, dict[str, int], int]:
+        """The first set of inputs that the model accepts, its open sizes, and the size from which those of inner axes start."""
+        symbols = self.symbols()
+        check_sizes(sizes, symbols)
+        inner = [s for s in symbols if s not in sizes and not self.leads(s)]
+        reason = ""
+        for base in _LADDER if inner else (2,):
+            for even in (False, True) if len(inner) > 1 else (True,):
+                chosen = self.sized(symbols, sizes, 2, base, even)
+                case, reason = self.attempt("normal", NORMAL, chosen, seed)
+                if case:
+                    return case, chosen, base
+        raise InvalidInput(
+            f"no inputs could be drawn that the model accepts: {reason}", code="SX991",
+            hint="pass inputs, by --inputs FILE.npz or --data FOLDER, or sizes, by --size NAME=SIZE",
+        )  # fmt: skip
 
     def symbols(self) -> list[str]:
         """The open sizes of the inputs; one without a name has that of its input and axis."""
@@ -274,6 +305,8 @@ class _GuardWriter:
         case = GuardCase(name, inputs)
         try:
             types = self.trial(inputs_of(case))
+        except ResourceExhausted:  # larger sizes need more
+            raise
         except SonnxError as error:
             types = error.message
         if isinstance(types, str):
