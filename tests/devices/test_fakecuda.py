@@ -141,6 +141,81 @@ def test_the_source_of_a_kernel_that_is_wrong_is_reported(cupy: Any) -> None:
         kernel(cupy, "(int* x) { nonsense; }")((1,), (1,), (cupy.zeros(1, np.int32),))
 
 
+# ---- Subnormal numbers, which CuPy's option -ftz=true flushes to zeros of their signs in float32
+
+SMALL = np.array([1e-40, -1e-40, 0.5, -0.0, 2e-38, np.nan, 1.0, -np.inf], np.float32)
+
+
+def flushed(x: np.ndarray) -> np.ndarray:
+    """Float32 or complex64 numbers as the device's kernels read and write them."""
+    parts = x.view(np.float32)
+    return np.where(np.abs(parts) < np.finfo(np.float32).tiny, np.copysign(np.float32(0), parts), parts).view(x.dtype)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["negative", "absolute", "sqrt", "exp", "log", "expm1", "log1p", "tanh", "floor", "ceil", "trunc", "rint", "square", "sign"],
+)
+def test_functions_of_one_subnormal_number(cupy: Any, name: str) -> None:
+    with np.errstate(all="ignore"):
+        want = flushed(getattr(np, name)(flushed(SMALL)))
+    found = getattr(cupy, name)(cupy.asarray(SMALL)).get()
+    np.testing.assert_allclose(found, want, rtol=1e-6)
+    np.testing.assert_array_equal(np.signbit(found[:5]), np.signbit(want[:5]))
+    assert not ((found != 0) & (np.abs(found) < np.finfo(np.float32).tiny)).any()
+
+
+@pytest.mark.parametrize(
+    "name", ["add", "subtract", "multiply", "divide", "maximum", "minimum", "greater", "equal", "fmod", "hypot"]
+)
+def test_functions_of_two_subnormal_numbers(cupy: Any, name: str) -> None:
+    a, b = (v.ravel() for v in np.meshgrid(SMALL[:5], np.float32([3e-40, -1e-39, 0.25, 2e-38, 1.0])))
+    with np.errstate(all="ignore"):
+        want = getattr(np, name)(flushed(a), flushed(b))
+    want = flushed(want) if want.dtype == np.float32 else want
+    found = getattr(cupy, name)(cupy.asarray(a), cupy.asarray(b)).get()
+    if name in ("maximum", "minimum"):  # of zeros of both signs either may be the result
+        found, want = found + np.float32(0), want + np.float32(0)
+    np.testing.assert_array_equal(found, want)
+    assert name == "hypot" or found.tobytes() == want.tobytes() or np.isnan(want).any()
+
+
+def test_subnormal_numbers_in_sums_casts_and_copies(cupy: Any) -> None:
+    x = cupy.asarray(SMALL[:2])
+    assert x.copy().get().tobytes() == x[::-1][::-1].get().tobytes() == SMALL[:2].tobytes()  # bits are moved
+    assert cupy.asarray(np.full(1000, 1e-40, np.float32)).sum().get() == 0
+    assert x.astype(np.float64).get().tolist() == [0, 0]
+    small = np.array([1e-40, 1e-310, 1e-30])
+    assert cupy.asarray(small).astype(np.float32).get().tolist() == [0, 0, np.float32(1e-30)]
+    z = cupy.asarray(np.complex64([1e-40 + 1j]))
+    assert (z + z).get().tolist() == [2j]
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float64"])
+def test_other_dtypes_keep_their_subnormal_numbers(cupy: Any, dtype: str) -> None:
+    x = np.array([1, -3, 5], dtype) * np.finfo(dtype).smallest_subnormal
+    y = cupy.asarray(x)
+    for found, want in ((y + y, x + x), (-y, -x), (y.sum(), x.sum()), (cupy.maximum(y, -y), np.abs(x)), (y * 1, x)):
+        assert found.get().tobytes() == want.tobytes()
+    if dtype == "float64":  # in a kernel that computes with float32 numbers too
+        assert (y + cupy.asarray(np.float32(1e-40))).get().tobytes() == x.tobytes()
+
+
+def test_a_kernel_without_the_option_keeps_them(cupy: Any) -> None:
+    from fakecuda import compiler
+
+    source = 'extern "C" __global__ void f(float* x) { x[0] = x[0] + x[1]; }'
+    images = [compiler.compile_kernels(source, options)[0] for options in ((), ("-ftz=true",), ("-ftz=true", "--ftz=false"))]
+    assert images[0] == images[2] != images[1]
+    results = []
+    for image in images[:2]:
+        module, x = cupy.cuda.function.Module(), cupy.asarray(np.float32([1e-40, 2e-40]))
+        module.load(image)
+        module.get_function("f")((1,), (1,), (x,))
+        results.append(float(x.get()[0]))
+    assert results == [float(np.float32(1e-40) + np.float32(2e-40)), 0]
+
+
 # ---- What is counted
 
 

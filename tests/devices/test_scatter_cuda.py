@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import fakecuda
+import ml_dtypes
 import numpy as np
 import pytest
 from onnx import helper
@@ -39,7 +40,7 @@ def both_orders() -> Iterator[None]:
 
 
 def draw(dtype: np.dtype[Any], *shape: int) -> np.ndarray:
-    """Numbers near and far, with both zeros, both infinities and NaN where there are any."""
+    """Numbers near and far, with both zeros, both infinities, subnormals and NaN where there are any."""
     if dtype.kind in "iub":
         info = np.iinfo(dtype) if dtype.kind != "b" else None
         low, high = (info.min, info.max) if info else (0, 1)
@@ -50,8 +51,9 @@ def draw(dtype: np.dtype[Any], *shape: int) -> np.ndarray:
         x.real, x.imag = draw(real, *shape), draw(real, *shape)
         return x
     x = RNG.standard_normal(shape) * 2.0 ** RNG.integers(-8, 8, shape)
-    special = np.array([0.0, -0.0, np.inf, -np.inf, np.nan])
-    return np.where(RNG.random(shape) < 0.15, RNG.choice(special, shape), x).astype(dtype)
+    subnormal = {"float16": 6e-8, "float64": 1e-310}.get(dtype.name, 1e-40)
+    special = np.array([0.0, -0.0, np.inf, -np.inf, np.nan, subnormal, -3 * subnormal])
+    return np.where(RNG.random(shape) < 0.2, RNG.choice(special, shape), x).astype(dtype)
 
 
 def assert_same_bits(got: np.ndarray, want: np.ndarray) -> None:
@@ -106,6 +108,20 @@ def test_shapes_and_layouts(xp: Any, mode: str) -> None:
     want = np.zeros(8, float32)
     numpy.scatter(want[::2], (places,), values, mode)
     assert_same_bits(xp.to_host(every_second), want)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "complex64", ml_dtypes.bfloat16, "float16", "float64"], ids=str)
+@pytest.mark.parametrize("mode", MODES)
+def test_subnormal_numbers_are_kept(xp: Any, dtype: Any, mode: str) -> None:
+    """CuPy's own kernels flush those of float32; every sum, product and comparison here has a subnormal operand or result."""
+    dtype = np.dtype(dtype)
+    scale = {"float16": 2.0**-20, "float64": 2.0**-1040}.get(dtype.name, 2.0**-133)
+    small = (RNG.integers(-9, 9, (4, 30)) * scale).astype(dtype)
+    if dtype.kind == "c":
+        small = small + (1j * small[::-1]).astype(dtype)
+    factors = RNG.uniform(0.3, 3, 30).astype(dtype) if mode == "mul" else small[1]
+    compare(xp, small[0], (RNG.integers(0, 30, 30),), factors, mode)
+    assert np.count_nonzero(small[0] + small[1])
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -248,7 +264,7 @@ def test_a_missing_barrier_is_found(barriers: bool) -> None:
 
 
 def nvrtc(output: str, options: list[str]) -> bytes:
-    """What NVRTC makes of the kernels: "CUBIN", or "PTX"."""
+    """What NVRTC compiles of the kernels: "CUBIN", or "PTX"."""
     toolkit = Path(importlib.util.find_spec("nvidia").submodule_search_locations[0]) / "cu13"  # type: ignore[union-attr, index]
     library = ctypes.CDLL(str(toolkit / "lib" / "libnvrtc.so.13"))
     options = [*options, f"-I{toolkit / 'include'}"]
@@ -276,5 +292,34 @@ def test_nvrtc_compiles_the_kernels(architecture: str) -> None:
 def test_no_product_is_fused_with_a_sum() -> None:
     """A product of complex numbers would have other bits than NumPy's; g++ fuses nothing, so the device's code is read."""
     architecture = "--gpu-architecture=compute_80"
-    assert b"fma.rn.f32" in nvrtc("PTX", [architecture])
+    assert b"fma.rn.f64" in nvrtc("PTX", [architecture])
     assert b"fma.rn" not in nvrtc("PTX", [*namespaces.COMPILED_WITH, architecture])
+
+
+ADDED = "-ftz=true"  # by CuPy, after our options
+
+
+def test_no_instruction_flushes_subnormal_numbers() -> None:
+    """CuPy's option would; the kernels are written in instructions that it does not change."""
+    ptx = nvrtc("PTX", [*namespaces.COMPILED_WITH, ADDED, "--gpu-architecture=compute_80"])
+    assert b".ftz" not in ptx
+    assert all(name in ptx for name in (b"add.rn.f32", b"sub.rn.f32", b"mul.rn.f32", b"setp.ge.f32"))
+
+
+def test_the_options_are_those_that_cupy_compiles_with(xp: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from cupy.cuda import compiler
+
+    seen: list[tuple[str, ...]] = []
+    compile = compiler._compile_using_nvrtc_no_warning
+
+    def watching(source: str, options: tuple[str, ...] = (), *arguments: Any) -> Any:
+        seen.append(tuple(options))
+        return compile(source, options, *arguments)
+
+    monkeypatch.setattr(compiler, "_compile_using_nvrtc_no_warning", watching)
+    monkeypatch.setenv("CUPY_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(namespaces, "_TYPES", {np.dtype(np.float32): "float"})
+    code = namespaces.scatter_source() + f"// {tmp_path}\n"
+    xp.module.RawModule(code=code, options=namespaces.COMPILED_WITH).get_function("scatter_float32_add")
+    own = [o for o in seen if set(namespaces.COMPILED_WITH) <= set(o)]
+    assert own and all(o[-1] == ADDED or ADDED in o for o in own)

@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from importlib import import_module, metadata
-from itertools import product
+from itertools import chain, product
 from pathlib import Path
 from typing import Any
 
@@ -269,11 +269,82 @@ def _traps() -> Iterator[tuple[str, str, list[Any], dict[str, Any]]]:
     yield "ReduceSum of no elements", "ReduceSum", [np.zeros((2, 0), np.float32), np.array([1])], {}
 
 
+_TINY = np.array([1e-40, -1e-40, 3e-45, 0.5, -0.0, 2e-38], np.float32)
+"""Numbers of which the first three are subnormal, and the products of the last one with numbers below 0.5."""
+_DOUBLE, _SINGLE = (helper.np_dtype_to_tensor_dtype(np.dtype(t)) for t in ("float64", "float32"))
+
+
+def _kept() -> Iterator[tuple[str, str, list[Any], dict[str, Any]]]:
+    """Calls whose results have subnormal numbers on every device: they move bits, scatter, or compute in another dtype."""
+    places, one = np.array([0, 2, 0, 1, 2, 5]), np.zeros(6, np.float32)
+    yield "Gather of subnormal numbers", "Gather", [_TINY, np.array([2, 0])], {}
+    yield "Concat of subnormal numbers", "Concat", [_TINY, _TINY], {"axis": 0}
+    yield "Transpose of subnormal numbers", "Transpose", [_TINY.reshape(2, 3)], {}
+    yield "Where of subnormal numbers", "Where", [_TINY > 0, _TINY, one], {}
+    for reduction in ("none", "add", "mul", "max", "min"):
+        data = [_TINY if reduction == "mul" else one, places, np.full(6, 0.3, np.float32) if reduction == "mul" else _TINY]
+        yield f"ScatterElements {reduction} of subnormal numbers", "ScatterElements", data, {"reduction": reduction}
+    for dtype in (np.float16, np.float64):
+        x = np.array([1, -3, 5], dtype) * np.finfo(dtype).smallest_subnormal
+        for op in ("Add", "Sub", "Max"):
+            yield f"{op} of subnormal {np.dtype(dtype)}", op, [x, x[::-1].copy()], {}
+        yield f"Neg of subnormal {np.dtype(dtype)}", "Neg", [x], {}
+    yield "Cast of subnormal float16 to float32", "Cast", [np.float16([6e-8, -6e-8])], {"to": _SINGLE}
+
+
+def _flushing() -> Iterator[tuple[str, str, list[Any], dict[str, Any]]]:
+    """Calls of float32 operators whose subnormal inputs and outputs CuPy's kernels flush to zeros of their signs."""
+    for op in ("Add", "Sub", "Mul", "Div", "Greater", "Equal"):
+        yield f"{op} of subnormal numbers", op, [_TINY, np.array([0.25, 3e-40, 0.5, 1e-39, 4.0, 0.25], np.float32)], {}
+    for op in ("Neg", "Abs", "Ceil", "Floor", "Sqrt", "Log", "Relu"):
+        yield f"{op} of subnormal numbers", op, [_TINY], {}
+    yield "Exp with a subnormal result", "Exp", [np.array([-100.0, -90.0], np.float32)], {}
+    yield "Cast of subnormal float32 to float64", "Cast", [_TINY], {"to": _DOUBLE}
+    yield "Cast of float64 to subnormal float32", "Cast", [_TINY.astype(np.float64)], {"to": _SINGLE}
+    yield "ReduceSum of subnormal numbers", "ReduceSum", [np.full((2, 100), 1e-41, np.float32), np.array([1])], {}
+
+
+def _flushed(x: np.ndarray) -> np.ndarray:
+    """Float32 numbers, subnormal ones replaced by zeros of their signs."""
+    if x.dtype != np.float32:
+        return x
+    return np.where(np.abs(x) < np.finfo(np.float32).tiny, np.copysign(np.float32(0), x), x)
+
+
+def _subnormal(device: str) -> tuple[list[str], int, int, int]:
+    """Compare results that may be flushed.
+
+    Returns:
+        What is wrong, and the numbers of calls, of those that returned the flushed result, and of those that kept it.
+    """
+    wrong, count, flushes, keeps = [], 0, 0, 0
+    for name, op, inputs, attributes in _flushing():
+        count += 1
+        there, kept = (_result(op, inputs, attributes, d) for d in (device, "CPU"))
+        replaced = [_flushed(x) for x in inputs]
+        lost = _result(op, replaced, attributes, "CPU")
+        if isinstance(kept, SonnxError) or isinstance(lost, SonnxError) or isinstance(there, SonnxError):
+            wrong.append(f"{name}: {there}")
+            continue
+        is_lost, is_kept = (
+            not verdict.strict(there, want, tolerances.DEVICE.bound(want[0].dtype).rtol, 0)
+            for want in ([_flushed(x) for x in lost], kept)
+        )
+        flushes, keeps = flushes + (is_lost and not is_kept), keeps + (is_kept and not is_lost)
+        if not is_lost and not is_kept:
+            wrong.append(f"{name}: {there[0].tolist()}, on the CPU {kept[0].tolist()}, flushed {lost[0].tolist()}")
+    return wrong, count, flushes, keeps
+
+
 def traps(setup: CheckSetup, details: dict[str, Any]) -> None:
-    """Compare with the CPU what CUDA defines otherwise: indices that wrap, NaN as an integer, division by 0, NaN in maxima."""
+    """Compare with the CPU what CUDA defines otherwise: indices that wrap, NaN as an integer, division by 0, NaN in maxima.
+
+    Subnormal float32 numbers may be flushed by arithmetic (docs/gpu.md), and must be kept by all else.
+    """
     resolve(setup.device)
-    wrong, count = [], 0
-    for name, op, inputs, attributes in _traps():
+    wrong, count, flushes, keeps = _subnormal(setup.device)
+    details["subnormal float32"] = f"flushed in {flushes} calls, kept in {keeps}"
+    for name, op, inputs, attributes in chain(_traps(), _kept()):
         count += 1
         there, here = (_result(op, inputs, attributes, device) for device in (setup.device, "CPU"))
         if why := _unlike(there, here):

@@ -23,25 +23,42 @@ __device__ bool reaches(T a, T b) { return a >= b; }
 template <class T>
 __device__ bool undefined(T) { return false; }
 
-#define FLOAT(T, WIDEN, NARROW) \
-    __device__ T sum(T a, T b) { return NARROW(WIDEN(a) + WIDEN(b)); } \
-    __device__ T product(T a, T b) { return NARROW(WIDEN(a) * WIDEN(b)); } \
-    __device__ bool reaches(T a, T b) { return WIDEN(a) >= WIDEN(b); } \
-    __device__ bool undefined(T a) { return WIDEN(a) != WIDEN(a); }
-FLOAT(float, , )
-FLOAT(double, , )
-FLOAT(__half, __half2float, __float2half_rn)
-FLOAT(__nv_bfloat16, __bfloat162float, __float2bfloat16_rn)
+// CuPy compiles with -ftz=true, which flushes subnormal float32 numbers in C++; these instructions keep them, as NumPy does.
+__device__ float sum(float a, float b) { float c; asm("add.rn.f32 %0, %1, %2;" : "=f"(c) : "f"(a), "f"(b)); return c; }
+__device__ float difference(float a, float b) { float c; asm("sub.rn.f32 %0, %1, %2;" : "=f"(c) : "f"(a), "f"(b)); return c; }
+__device__ float product(float a, float b) { float c; asm("mul.rn.f32 %0, %1, %2;" : "=f"(c) : "f"(a), "f"(b)); return c; }
+__device__ bool reaches(float a, float b) {
+    int c;
+    asm("{ .reg .pred p; setp.ge.f32 p, %1, %2; selp.s32 %0, 1, 0, p; }" : "=r"(c) : "f"(a), "f"(b));
+    return c;
+}
+__device__ bool undefined(float a) { return !reaches(a, a); }
+
+__device__ double sum(double a, double b) { return a + b; }
+__device__ double difference(double a, double b) { return a - b; }
+__device__ double product(double a, double b) { return a * b; }
+__device__ bool undefined(double a) { return a != a; }
+
+#define SHORT(T, WIDEN, NARROW) \
+    __device__ T sum(T a, T b) { return NARROW(sum(WIDEN(a), WIDEN(b))); } \
+    __device__ T product(T a, T b) { return NARROW(product(WIDEN(a), WIDEN(b))); } \
+    __device__ bool reaches(T a, T b) { return reaches(WIDEN(a), WIDEN(b)); } \
+    __device__ bool undefined(T a) { return undefined(WIDEN(a)); }
+SHORT(__half, __half2float, __float2half_rn)
+SHORT(__nv_bfloat16, __bfloat162float, __float2bfloat16_rn)
 
 template <class R>
-__device__ Complex<R> sum(Complex<R> a, Complex<R> b) { return {a.re + b.re, a.im + b.im}; }
+__device__ Complex<R> sum(Complex<R> a, Complex<R> b) { return {sum(a.re, b.re), sum(a.im, b.im)}; }
 template <class R>
-__device__ Complex<R> product(Complex<R> a, Complex<R> b) { return {a.re * b.re - a.im * b.im, a.re * b.im + a.im * b.re}; }
+__device__ Complex<R> product(Complex<R> a, Complex<R> b) {
+    return {difference(product(a.re, b.re), product(a.im, b.im)), sum(product(a.re, b.im), product(a.im, b.re))};
+}
 template <class R>
-__device__ bool undefined(Complex<R> a) { return a.re != a.re || a.im != a.im; }
+__device__ bool undefined(Complex<R> a) { return undefined(a.re) || undefined(a.im); }
 template <class R>
 __device__ bool reaches(Complex<R> a, Complex<R> b) {  // by the real part, then by the imaginary part
-    return (a.re > b.re && a.im == a.im && b.im == b.im) || (a.re == b.re && a.im >= b.im);
+    if (!reaches(a.re, b.re)) return false;
+    return reaches(b.re, a.re) ? reaches(a.im, b.im) : !undefined(a.im) && !undefined(b.im);
 }
 
 template <class T, int mode>

@@ -10,6 +10,7 @@ import importlib.util
 import json
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -34,6 +35,9 @@ LIBRARIES = {
     "cusolver": ("libcusolver.so.12", "cupy_backends.cuda.libs.cusolver", "cusolver", 9),
     "cufft": ("libcufft.so.12", "cupy.cuda.cufft", "cufft", 16),
 }
+_FUNCTIONS = (*re.findall(r"NARY\((\w+)\)", (HERE / "functions.h").read_text()), "fmaf", "ldexpf", "scalbnf", "frexpf", "modff")
+FLUSHES = ("-Wa,--defsym,FAKE_FLUSHES=1", *(f"-Wl,--wrap={name}" for name in _FUNCTIONS))
+"""Options of g++ for a kernel that NVRTC would compile with -ftz=true; see device.h."""
 _NOT_SUPPORTED = 801  # the status of the runtime
 
 

@@ -10,11 +10,25 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
-from .build import libraries
+from .build import FLUSHES, libraries
 
 _KERNEL = re.compile(r"__global__\s+(?:void\s+)?(?:__launch_bounds__\s*\([^)]*\)\s*)?(?:void\s+)?(\w+)\s*\(")
 _WAITS = re.compile(r"__sync|__shfl|__ballot|__any_sync|__all_sync|#include\s*<cub")
 _DYNAMIC = re.compile(r"extern\s+__shared__\s+(?:__align__\s*\(\s*\d+\s*\)\s*)?([\w:<>, ]+?)\s+(\w+)\s*\[\s*\]\s*;")
+
+_PTX = re.compile(r'asm\("([^"]*)"\s*:\s*"=[fr]"\((\w+)\)\s*:\s*"f"\((\w+)\),\s*"f"\((\w+)\)\)')
+_INSTRUCTIONS = {
+    "add.rn.f32 %0, %1, %2;": "add",
+    "sub.rn.f32 %0, %1, %2;": "sub",
+    "mul.rn.f32 %0, %1, %2;": "mul",
+    "{ .reg .pred p; setp.ge.f32 p, %1, %2; selp.s32 %0, 1, 0, p; }": "ge",
+}
+"""The PTX that kernels may contain, and the functions of device.h that have its results."""
+
+
+def _without_ptx(found: re.Match[str]) -> str:
+    text, result, a, b = found.groups()
+    return f"{result} = fake_ptx_{_INSTRUCTIONS[text]}({a}, {b})" if text in _INSTRUCTIONS else found[0]
 
 
 def compile_kernels(
@@ -32,7 +46,7 @@ def compile_kernels(
 
     Args:
         source: the text.
-        options: options of NVRTC; those that define names are kept.
+        options: options of NVRTC: those that define names, and -ftz, which flushes subnormal float32 numbers.
         arch: ignored.
         filename: named in messages.
         name_expressions: kernels that are instances of templates.
@@ -50,16 +64,17 @@ def compile_kernels(
     """
     built = libraries()
     defines = [o for o in options if o.startswith("-D")]
+    flushes = [o for o in options if o.lstrip("-").startswith("ftz=")][-1:] in (["-ftz=true"], ["--ftz=true"])
     names = {expression: f"template_{i}" for i, expression in enumerate(name_expressions or ())}
-    key = hashlib.sha256("\0".join([source, *defines, *names]).encode()).hexdigest()[:32]
+    key = hashlib.sha256("\0".join([source, *defines, *names, *(["flushes"] if flushes else [])]).encode()).hexdigest()[:32]
     library = built.folder / "kernels" / f"{key}.so"
     if not library.exists():
         kernels = names or {name: name for name in dict.fromkeys(_KERNEL.findall(source))}
         waits = "true" if _WAITS.search(source) else "false"
-        text = _DYNAMIC.sub(r"\1* \2 = (\1*)fake::shared_memory;", source)
+        text = _PTX.sub(_without_ptx, _DYNAMIC.sub(r"\1* \2 = (\1*)fake::shared_memory;", source))
         ends = "".join(f"FAKE_KERNEL({symbol}, ({expression}), {waits})\n" for expression, symbol in kernels.items())
         own = library.with_suffix(f".{os.getpid()}.{threading.get_ident()}")
-        command = [*built.compiler, *defines, "-x", "c++", "-", "-o", str(own)]
+        command = [*built.compiler, *(FLUSHES if flushes else ()), *defines, "-x", "c++", "-", "-o", str(own)]
         done = subprocess.run(command, input=f'#line 1 "{filename}"\n{text}\n{ends}', capture_output=True, text=True, check=False)
         if done.returncode:
             from cupy.cuda.compiler import CompileException

@@ -60,6 +60,39 @@ static const int warpSize = 32;
 // The shared memory of fixed size of all kernels of this library; absent without any.
 extern "C" __attribute__((weak, visibility("hidden"))) char __start_fake_shared[], __stop_fake_shared[];
 
+// ---- Subnormal numbers
+// With -ftz=true, NVRTC's option that CuPy always passes, float32 instructions read subnormal numbers as zeros of their signs, and
+// write such zeros in their places; float64 instructions keep them.  The processor's mode flushes both, so that it is on for the
+// time of one float32 instruction: these macros of the assembler replace the instructions that g++ writes for float32.  Functions
+// of the mathematical library are replaced by the linker (build.py); those that only move bits (copysign, nextafter) flush nothing.
+asm(R"(
+.ifdef FAKE_FLUSHES
+.pushsection .rodata
+.balign 4
+.local fake_flush, fake_keep, fake_one
+fake_flush: .long 0x9fc0
+fake_keep: .long 0x1f80
+fake_one: .long 0x3f800000
+.popsection
+.irp name, addss, subss, mulss, divss, sqrtss, minss, maxss, comiss, ucomiss, cmpss, cmpeqss, cmpneqss, cmpltss, cmpnltss, cmpless, cmpnless, cmpordss, cmpunordss, cvtss2sd, cvtsd2ss
+.macro \name operands:vararg
+    ldmxcsr fake_flush(%rip)
+    {load} \name \operands
+    ldmxcsr fake_keep(%rip)
+.endm
+.endr
+.irp name, andps, xorps
+.macro \name source, target
+    {load} \name \source, \target
+    mulss fake_one(%rip), \target
+.endm
+.endr
+.endif
+)");
+// What compiler.py writes in the place of PTX, whose instructions without .ftz keep subnormal numbers.
+extern "C" float fake_ptx_add(float, float), fake_ptx_sub(float, float), fake_ptx_mul(float, float);
+extern "C" int fake_ptx_ge(float, float);
+
 // ---- Threads
 namespace fake {
 

@@ -7,6 +7,7 @@
 // faults.  A write before an allocation is found when it is freed.  New memory contains 0xCD.  The fault of a kernel becomes error 700, which stays until `fake_reset`, as on a device.
 #include <algorithm>
 #include <atomic>
+#include <cmath>
 #include <csetjmp>
 #include <csignal>
 #include <cstdio>
@@ -250,6 +251,21 @@ EXPORT void fake_trap(const char* name) {
     std::lock_guard<std::recursive_mutex> hold(lock);
     note(std::string(name) + ": has no stand-in");
 }
+
+// ---- Arithmetic of kernels (device.h): instructions that keep subnormal float32 numbers, and functions that flush them
+EXPORT float fake_ptx_add(float a, float b) { return a + b; }
+EXPORT float fake_ptx_sub(float a, float b) { return a - b; }
+EXPORT float fake_ptx_mul(float a, float b) { return a * b; }
+EXPORT int fake_ptx_ge(float a, float b) { return a >= b; }
+static float flushed(float x) { return std::fpclassify(x) == FP_SUBNORMAL ? std::copysign(0.0f, x) : x; }
+#define UNARY(name) EXPORT float __wrap_##name(float x) { return flushed(name(flushed(x))); }
+#define BINARY(name) EXPORT float __wrap_##name(float x, float y) { return flushed(name(flushed(x), flushed(y))); }
+#include "functions.h"
+EXPORT float __wrap_fmaf(float x, float y, float z) { return flushed(fmaf(flushed(x), flushed(y), flushed(z))); }
+EXPORT float __wrap_ldexpf(float x, int n) { return flushed(ldexpf(flushed(x), n)); }
+EXPORT float __wrap_scalbnf(float x, int n) { return flushed(scalbnf(flushed(x), n)); }
+EXPORT float __wrap_frexpf(float x, int* n) { return frexpf(flushed(x), n); }
+EXPORT float __wrap_modff(float x, float* whole) { return flushed(modff(flushed(x), whole)); }
 
 // ---- The runtime
 #define RUNTIME(name) EXPORT int fake_##name
