@@ -40,6 +40,17 @@ def standardized(xp: Any, x: Array, middle: Array, var: Array, epsilon: float, s
     return (x - middle) * (scale / xp.sqrt(var + epsilon)) + b
 
 
+def batch_normalized(xp: Any, x: Array, axes: Axes, epsilon: float, scale: Array, b: Array) -> tuple[Array, Array, Array]:
+    """Return x with mean 0 and variance 1 over `axes`, scaled and shifted, the mean and the variance."""
+    d, middle, var = moments(x, axes)
+    return d * (scale / xp.sqrt(var + epsilon)) + b, middle, var
+
+
+def blended(old: Array, new: Array, momentum: float) -> Array:
+    """A running statistic after a batch."""
+    return old * momentum + new * (1 - momentum)
+
+
 def layer_normalized(
     xp: Any, x: Array, axes: Axes, epsilon: float, scale: Array, b: Array | None, dtype: Any
 ) -> tuple[Array, Array, Array]:

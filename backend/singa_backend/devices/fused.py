@@ -40,6 +40,19 @@ def standardized(cp: Any, x: Array, middle: Array, var: Array, epsilon: float, s
     return _standardized(cp)(x, middle, var, epsilon, scale, b)
 
 
+def batch_normalized(cp: Any, x: Array, axes: Axes, epsilon: float, scale: Array, b: Array) -> tuple[Array, Array, Array]:
+    """As `composed.batch_normalized`, in three passes."""
+    middle = x.mean(axis=axes, keepdims=True)
+    var = _squares(cp)(x, middle, axis=axes, keepdims=True)
+    var /= math.prod(x.shape[a] for a in axes)
+    return standardized(cp, x, middle, var, epsilon, scale, b), middle, var
+
+
+def blended(cp: Any, old: Array, new: Array, momentum: float) -> Array:
+    """As `composed.blended`, in one kernel."""
+    return _blended(cp)(old, new, momentum, 1 - momentum)
+
+
 def layer_normalized(cp: Any, x: Array, axes: Axes, epsilon: float, scale: Array, b: Array | None) -> tuple[Array, Array, Array]:
     """As `composed.layer_normalized` for the dtype of x, in three passes and a kernel of the inverse."""
     middle = x.mean(axis=axes, keepdims=True)
@@ -88,6 +101,11 @@ def _log_softmax(cp: Any) -> Any:
 def _standardized(cp: Any) -> Any:
     takes = "T x, T middle, T var, T epsilon, T scale, T b"
     return cp.ElementwiseKernel(takes, "T y", "y = (x - middle) * (scale / sqrt(var + epsilon)) + b", "sonnx_standardized")
+
+
+@cache
+def _blended(cp: Any) -> Any:
+    return cp.ElementwiseKernel("T old, T now, T kept, T taken", "T y", "y = old * kept + now * taken", "sonnx_blended")
 
 
 @cache

@@ -118,6 +118,16 @@ class Namespace(ABC):
         """As `composed.standardized`."""
         return composed.standardized(self, x, mean, var, epsilon, scale, b)
 
+    def batch_normalized(
+        self, x: Array, axes: tuple[int, ...], epsilon: float, scale: Array, b: Array
+    ) -> tuple[Array, Array, Array]:
+        """As `composed.batch_normalized`."""
+        return composed.batch_normalized(self, x, axes, epsilon, scale, b)
+
+    def blended(self, old: Array, new: Array, momentum: float) -> Array:
+        """As `composed.blended`."""
+        return composed.blended(old, new, momentum)
+
     def layer_normalized(
         self, x: Array, axes: tuple[int, ...], epsilon: float, scale: Array, b: Array | None, dtype: DTypeLike
     ) -> tuple[Array, Array, Array]:
@@ -313,6 +323,16 @@ class CupyNamespace(Namespace):
         if fused.fits(x, mean, var, scale, b):
             return fused.standardized(self.module, x, mean, var, epsilon, scale, b)
         return super().standardized(x, mean, var, epsilon, scale, b)
+
+    def batch_normalized(
+        self, x: Array, axes: tuple[int, ...], epsilon: float, scale: Array, b: Array
+    ) -> tuple[Array, Array, Array]:
+        if x.size and fused.fits(x, scale, b):
+            return fused.batch_normalized(self.module, x, axes, epsilon, scale, b)
+        return super().batch_normalized(x, axes, epsilon, scale, b)
+
+    def blended(self, old: Array, new: Array, momentum: float) -> Array:
+        return fused.blended(self.module, old, new, momentum) if fused.fits(old, new) else super().blended(old, new, momentum)
 
     def layer_normalized(
         self, x: Array, axes: tuple[int, ...], epsilon: float, scale: Array, b: Array | None, dtype: DTypeLike

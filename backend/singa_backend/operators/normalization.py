@@ -71,11 +71,9 @@ def _batch_norm(
         scale, b, m, v = (_per_feature(p, x, n) for p, n in ((scale, "scale"), (b, "B"), (mean, "mean"), (var, "var")))
     if not training:
         return (xp.standardized(x, m, v, epsilon, scale, b),)
-    d, now_mean, now_var = moments(x, axes)
-    y = d * (scale / xp.sqrt(now_var + epsilon)) + b
+    y, now_mean, now_var = xp.batch_normalized(x, axes, epsilon, scale, b)
     now_mean, now_var = now_mean[0], now_var[0]
-    new_mean = m * momentum + now_mean * (1 - momentum)
-    new_var = v * momentum + now_var * (1 - momentum)
+    new_mean, new_var = (xp.blended(old, now, momentum) for old, now in ((m, now_mean), (v, now_var)))
     shape = mean.shape if spatial else x.shape[1:]
     return y, *(s.reshape(shape) for s in (new_mean, new_var, now_mean, now_var))
 
