@@ -505,7 +505,7 @@ def compare(
             another `device`), "definition" (for the plans of the CPU: each node by its kernel, the outputs by one plan of the
             whole model), MODULE:CLASS (a class or module with the functions of onnx.backend.base.Backend, whose code runs in a
             child process), torch:MODULE:FUNCTION (a function that returns a torch.nn.Module; its submodules' outputs are aligned
-            with the values), an EngineCommand, a `Foreign` (an engine of those names that stays open for further comparisons), the
+            with the values), an EngineCommand, a `Foreign` (an engine of those names that stays open for other comparisons), the
             path of an .npz file of values by name (only those are compared), or another model, whose values are paired by name.
         device: the device of this side.
         names: names of values in `model` and their names in the other model; they take precedence over equal names.

@@ -14,8 +14,8 @@ import numpy as np
 
 Array = Any  # of CuPy
 
-_BATCHED = {np.dtype(np.float32): "sgemmStridedBatched", np.dtype(np.float64): "dgemmStridedBatched"}
-_SCALARS = {d: (np.array(1, d), np.array(0, d)) for d in _BATCHED}
+_BATCHED: dict[Any, str] = {np.dtype(np.float32): "sgemmStridedBatched", np.dtype(np.float64): "dgemmStridedBatched"}
+_SCALARS: dict[Any, tuple[Any, Any]] = {d: (np.array(1, d), np.array(0, d)) for d in _BATCHED}
 _INT = 2**31
 
 
@@ -31,7 +31,7 @@ def matmul(cp: Any, a: Array, b: Array, out: Array | None = None) -> Array:
     if dtype not in _BATCHED or b.dtype != dtype:
         return _plain(cp, a, b, out)
     lead = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
-    m, k, n = *a.shape[-2:], b.shape[-1]
+    m, k, n = int(a.shape[-2]), int(a.shape[-1]), int(b.shape[-1])
     shape = (*lead, m, n)
     if not (math.prod(shape) and k) or (out is not None and (out.shape != shape or out.dtype != dtype)):
         return _plain(cp, a, b, out)
@@ -56,14 +56,14 @@ class _Stack(NamedTuple):
         transposed: whether the columns are contiguous, not the rows.
         leading: the elements between rows, or between columns.
         stride: the elements between matrices; 0 if all are the same.
-        count: the number of matrices.
+        matrices: the number of matrices.
     """
 
     array: Array
     transposed: bool
     leading: int
     stride: int
-    count: int
+    matrices: int
 
 
 def _operand(cp: Any, x: Array, lead: tuple[int, ...]) -> _Stack:
@@ -104,7 +104,7 @@ def _stack(x: Array, lead: tuple[int, ...]) -> _Stack | None:
 
 def _multiply(cp: Any, a: _Stack, b: _Stack, y: _Stack, m: int, n: int, k: int, dtype: np.dtype[Any]) -> bool:
     """Compute the products; False if a size is too large for cuBLAS."""
-    if max(m, n, k, y.count, a.leading, b.leading, y.leading) >= _INT:
+    if max(m, n, k, y.matrices, a.leading, b.leading, y.leading) >= _INT:
         return False
     from cupy_backends.cuda.libs import cublas
 
@@ -113,6 +113,6 @@ def _multiply(cp: Any, a: _Stack, b: _Stack, y: _Stack, m: int, n: int, k: int, 
     getattr(cublas, _BATCHED[dtype])(
         cp.cuda.device.get_cublas_handle(), int(b.transposed), int(a.transposed), n, m, k,
         one.ctypes.data, b.array.data.ptr, b.leading, b.stride, a.array.data.ptr, a.leading, a.stride,
-        zero.ctypes.data, y.array.data.ptr, y.leading, y.stride, y.count,
+        zero.ctypes.data, y.array.data.ptr, y.leading, y.stride, y.matrices,
     )  # fmt: skip
     return True

@@ -3,7 +3,7 @@
 CuPy calls CUDA's driver, its runtime, its compiler and its libraries.  `install()` puts stand-ins in their places:
 
     driver and runtime   runtime.cpp    memory of two devices, copies, streams and events that do nothing, launches
-    compiler             compiler.py    g++ compiles the kernels; device.h defines what CUDA C++ adds, and flushes subnormal numbers
+    compiler             compiler.py    g++ compiles the kernels; device.h defines what CUDA C++ adds, and flushes subnormals
     cuBLAS, cuSOLVER, cuFFT             cublas.cpp, cusolver.cpp, cufft.cpp
     thrust's sorts       host.py        NumPy
 
