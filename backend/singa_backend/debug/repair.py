@@ -8,9 +8,10 @@ of the fault; its node is the cause if its inputs are equal.  Nodes that only on
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,9 @@ _TRIALS = 400
 
 _FOR_ONE = 10
 """The most values of the other side by which one value is replaced."""
+
+_OTHER_SIZES = 3
+"""The most values of another size, of the same operator, by which one value is replaced."""
 
 _ENOUGH = 3
 """Equal values after a replacement that show its effect, if no output is equal."""
@@ -89,7 +93,7 @@ class Repair:
         self.neutral: dict[str, str] = {}
         self.copies = {
             a for a in mine.made if a in self.equal and any(first.setdefault(b, a) != a for b in aligner.verified.get(a, ()))
-        }
+        } | {a for a in self.equal if aligner.pairs[a].layout is not None}
         self._readers = defaultdict[str, list[NodeCall]](list)
         for call in self.source.calls:
             for name in call.uses:
@@ -113,9 +117,9 @@ class Repair:
                 self._ours[draw].put(name, value)
             for name, value in self.aligner.theirs.stream(draw):
                 self._theirs[draw].put(name, value)
-        steps = [self._replaced, self._inserted]
+        steps: list[Callable[[], bool]] = [partial(self._replaced, True), self._inserted, partial(self._replaced, False)]
         if not any(made.uses for made in self.aligner.theirs.made.values()):
-            steps.reverse()  # without its nodes a missing value looks like a fault in the next one
+            steps = [steps[1], steps[0], steps[2]]  # without its nodes a missing value looks like a fault in the next one
         while self.wrong and self._trials < _TRIALS and any(step() for step in steps):
             pass
 
@@ -135,26 +139,46 @@ class Repair:
     def _known(self, name: str) -> bool:
         return name in self.equal or name not in self.source.makers or name in self.aligner.left.still
 
-    def _replaced(self) -> bool:
-        """Try the values of the region: first copies of other values before it, then those of nodes whose inputs are equal."""
+    def _replaced(self, sure: bool) -> bool:
+        """Try to replace values of the region.
+
+        sure: those of nodes whose inputs are equal, and copies of other values before them; otherwise those of the other nodes.
+        """
         calls = self.region()
         heads = [c for c in calls if all(map(self._known, c.uses))]
-        names = self._copied(heads)
-        names += [n for c in (*heads, *(c for c in calls if c not in heads)) for n in c.outputs if n not in self.equal]
+        names = self._copied(heads) if sure else []
+        names += [n for c in calls if (c in heads) == sure for n in c.outputs if n not in self.equal]
         for name in names:
             if name in self.culprits or (name in self.aligner.left.still and not self._compared(self.source.makers[name])):
                 continue
-            for other in self._partners(name, self.source.makers[name]):
+            for other, layout in self._choices(name):
                 if self._trials >= _TRIALS:
                     return False
-                layout = self._fitting(name, other)
-                if layout and self._tried(name, (other, layout[0]), self._after([name])):
-                    self.aligner.pairs[name] = ValuePair(other, layout[0], "repair")
+                if self._tried(name, (other, layout), self._after([name])):
+                    self.aligner.pairs[name] = ValuePair(other, layout, "repair")
                     self.culprits[name] = other
                     self.equal.discard(name)
                     self._set_aside(name, other)
                     return True
         return False
+
+    def _choices(self, name: str) -> Iterator[tuple[str, ValueLayout | None]]:
+        """The values that may replace a value, and their layouts: as they are, or in its shape."""
+        call, made = self.source.makers[name], self.aligner.theirs.made
+        choices = self._partners(name, call)
+        for other in choices:
+            layout = self._fitting(name, other)
+            if layout and layout[0] is not None and made[other].operator == call.operator:
+                yield other, None
+            if layout:
+                yield other, layout[0]
+        mine = self._value(name, 0)
+        base = max((made[n].at for n in self._ancestors(call) if n in made), default=0)
+        same = [b for b, m in made.items() if m.operator == call.operator and b not in self.covered and b not in choices]
+        for other in sorted(same, key=lambda b: abs(made[b].at - base))[:_OTHER_SIZES]:
+            theirs = self._theirs[0].get(other) if other in self._theirs[0] else None
+            if isinstance(mine, np.ndarray) and isinstance(theirs, np.ndarray) and mine.size != theirs.size:
+                yield other, None
 
     def _set_aside(self, name: str, other: str) -> None:
         """Note the constants that a culprit reads and that may be replaced by those of its partner without an effect."""
@@ -193,22 +217,25 @@ class Repair:
         pairs, call = self.aligner.pairs, self.source.makers[name]
         other = self.aligner.theirs.made.get(pairs[name].other)
         read = {pairs[n].other for n in call.uses if n in pairs and n in self.source.makers}
-        first = self._first.setdefault(pairs[name].other, name) == name
+        first = self._first.setdefault(pairs[name].other, name) == name and pairs[name].layout is None
         return first and other is not None and other.operator == call.operator and bool(read) and read <= set(other.uses)
 
     def _inserted(self) -> bool:
         """Try the values that the nodes of the region read: the other side may have a node more before some of these nodes."""
-        heads = [c for c in self.region() if all(map(self._known, c.uses))]
+        region = self.region()
+        heads = [c for c in region if all(map(self._known, c.uses))]
         for name in dict.fromkeys(n for c in heads for n in c.uses if n in self.equal and n in self.source.makers):
-            readers = [c for c in heads if name in c.uses]
-            names = [n for c in readers for n in c.outputs]
+            groups = [[c for c in part if name in c.uses] for part in (region, heads)]
             for other in self._between(name):
-                if self._trials >= _TRIALS:
-                    return False
                 layout = self._fitting(name, other)
-                if layout and self._tried(name, (other, layout[0]), [*readers, *self._after(names, readers)], stays=True):
-                    self.inserted[name] = other
-                    return True
+                for readers in groups[: 1 + (groups[0] != groups[1])] if layout else ():
+                    if self._trials >= _TRIALS:
+                        return False
+                    after = {c.index for c in (*readers, *self._after([n for c in readers for n in c.outputs]))}
+                    calls = [c for c in self.source.calls if c.index in after]
+                    if layout and self._tried(name, (other, layout[0]), calls, stays=True):
+                        self.inserted[name] = other
+                        return True
         return False
 
     def _between(self, name: str) -> list[str]:
@@ -267,16 +294,15 @@ class Repair:
     def _value(self, name: str, draw: int) -> Any:
         return self._ours[draw].get(name) if name in self._ours[draw] else self.mine.draws[draw].get(name)
 
-    def _after(self, names: Sequence[str], without: Sequence[NodeCall] = ()) -> list[NodeCall]:
+    def _after(self, names: Sequence[str]) -> list[NodeCall]:
         """The nodes that are computed from these values, in order."""
-        found, waiting = {c.index for c in without}, list(names)
-        start = set(found)
+        found, waiting = set[int](), list(names)
         while waiting:
             for call in self._readers[waiting.pop()]:
                 if call.index not in found:
                     found.add(call.index)
                     waiting += call.outputs
-        return [c for c in self.source.calls if c.index in found - start]
+        return [c for c in self.source.calls if c.index in found]
 
     def _tried(
         self, name: str, other: tuple[str, ValueLayout | None], calls: Sequence[NodeCall], *, stays: bool = False
