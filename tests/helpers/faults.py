@@ -534,7 +534,7 @@ def generate_new(new: int) -> None:
 REPRO = ("repro/model.onnx", "repro/test_data_set_0/input_0.pb", "repro/test_data_set_0/output_0.pb")
 
 
-@case(texts(*REPRO), covers="bisect --to,reduce --to,fuzz --write")
+@case(texts(*REPRO), covers="bisect --to,reduce --to,fuzz --write,guard --to")
 def reproduction(new: int) -> None:
     test_data.write(Path("repro"), onnx_model(new), {"input_0.pb": b"x" * (new + 1), "output_0.pb": b"y" * (new + 1)})
 
@@ -559,7 +559,7 @@ def junit(new: int) -> None:
     results.write_junit([worker.Result(f"case{new}", "node", "passed", "passed")], gaps.Judgement([], [], {}), Path("r.xml"))
 
 
-@case(texts("s.xml"), covers="sweep --junit")
+@case(texts("s.xml"), covers="sweep --junit,guard --junit")
 def sweep_junit(new: int) -> None:
     SweepReport(SweepSettings("check"), [SweepRow(f"m{new}.onnx", "passed")], []).write_junit(Path("s.xml"))
 
