@@ -48,6 +48,9 @@ from singa_backend import SonnxError, debug
 from singa_backend.adapters import Adapter, LowRank
 from singa_backend.conform import foreign, gaps, releases, results, worker
 from singa_backend.conform.device_check import StageResult
+from singa_backend.debug.guards import document as guard_document
+from singa_backend.debug.guards.document import Guard
+from singa_backend.debug.guards.summary import Level
 from singa_backend.io import files, temporary
 from singa_backend.proto import checker, save, test_data
 from singa_backend.sweep import SweepReport, SweepRow, SweepSettings
@@ -534,7 +537,7 @@ def generate_new(new: int) -> None:
 REPRO = ("repro/model.onnx", "repro/test_data_set_0/input_0.pb", "repro/test_data_set_0/output_0.pb")
 
 
-@case(texts(*REPRO), covers="bisect --to,reduce --to,fuzz --write")
+@case(texts(*REPRO), covers="bisect --to,reduce --to,fuzz --write,guard --to")
 def reproduction(new: int) -> None:
     test_data.write(Path("repro"), onnx_model(new), {"input_0.pb": b"x" * (new + 1), "output_0.pb": b"y" * (new + 1)})
 
@@ -559,7 +562,13 @@ def junit(new: int) -> None:
     results.write_junit([worker.Result(f"case{new}", "node", "passed", "passed")], gaps.Judgement([], [], {}), Path("r.xml"))
 
 
-@case(texts("s.xml"), covers="sweep --junit")
+@case(texts("m.guard"), covers="guard --output")
+def guard_file(new: int) -> None:
+    found = Guard({"file": f"m{new}.onnx"}, {}, Level(1, 1), [], [], [], {}, [])
+    guard_document.write(found, Path("m.guard"), 1 << 16)
+
+
+@case(texts("s.xml"), covers="sweep --junit,guard --junit")
 def sweep_junit(new: int) -> None:
     SweepReport(SweepSettings("check"), [SweepRow(f"m{new}.onnx", "passed")], []).write_junit(Path("s.xml"))
 

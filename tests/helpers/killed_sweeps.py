@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -139,6 +140,13 @@ def children(pid: int) -> list[int]:
     return found
 
 
+def _begun(made: subprocess.Popen[bytes], home: Path) -> None:
+    """Wait until a child of this sweep has opened a model."""
+    before, limit = len(opened(home)), time.monotonic() + 60
+    while len(opened(home)) == before and made.poll() is None and time.monotonic() < limit:
+        time.sleep(0.02)
+
+
 def killed(
     folder: Path, results: Path, home: Path, task: str, *, kills: int, pause: float, longest: float, seed: int
 ) -> dict[str, Any]:
@@ -146,34 +154,36 @@ def killed(
 
     Returns:
         The "report" of the last run, how often the sweep ("parents") and a child ("children") were killed, "early" if a run ended
-        before all kills, and "repeated", the names of files that a child opened after their result was stored.
+        before all kills, "amid" the number of kills when some results were stored, and "repeated", the names of files that a
+        child opened after their result was stored.
     """
     drawn, hit = random.Random(seed), {"parents": 0, "children": 0}
-    early = False
+    early, amid = False, 0
     made = command(folder, results, home, task, pause)
-    while sum(hit.values()) < kills and not early:
+    _begun(made, home)
+    while sum(hit.values()) < kills:
         time.sleep(drawn.uniform(0, longest))
         if made.poll() is not None:
             early = True
             break
+        amid += len(list(results.glob("*.json"))) > 0
         inner = children(made.pid)
         if drawn.random() < 0.5 and inner:
-            try:
+            with suppress(ProcessLookupError):
                 os.kill(drawn.choice(inner), signal.SIGKILL)
-            except ProcessLookupError:
-                continue
-            hit["children"] += 1
+                hit["children"] += 1
             continue
         made.kill()
         made.communicate()
         hit["parents"] += 1
         made = command(folder, results, home, task, pause)
+        _begun(made, home)
     found = report(made, 900)
     stored = {}
     for row in found["rows"]:
         stored[row["file"]] = (results / f"{row['key']}.json").stat().st_mtime_ns
     repeated = [name for when, name in opened(home) if when > stored[name]]
-    return {"report": found, **hit, "early": early, "repeated": repeated}
+    return {"report": found, **hit, "early": early, "amid": amid, "repeated": repeated}
 
 
 def main() -> None:
@@ -188,13 +198,15 @@ def main() -> None:
         whole = report(command(folder, top / "whole", hook(top / "plain"), "run", 0.1), 900)
         unbroken = time.monotonic() - start
         start = time.monotonic()
-        found = killed(folder, top / "killed", hook(top / "hooked"), "run", kills=kills, pause=0.1, longest=3.0, seed=seed)
-        print(json.dumps({
-            "files": files, "counts": whole["counts"], "parents": found["parents"], "children": found["children"],
-            "early": found["early"], "same_report": found["report"] == whole, "repeated": len(found["repeated"]),
-            "opened_unbroken": len(opened(top / "plain")), "opened_killed": len(opened(top / "hooked")),
+        home, longest = hook(top / "hooked"), files * 0.15 / kills
+        found = killed(folder, top / "killed", home, "run", kills=kills, pause=0.1, longest=longest, seed=seed)
+        facts = {
+            "files": files, "counts": whole["counts"], **{k: found[k] for k in ("parents", "children", "early", "amid")},
+            "same_report": found["report"] == whole, "repeated": len(found["repeated"]),
+            "opened_unbroken": len(opened(top / "plain")), "opened_killed": len(opened(home)),
             "seconds_unbroken": round(unbroken), "seconds_killed": round(time.monotonic() - start),
-        }))  # fmt: skip
+        }  # fmt: skip
+        print(json.dumps(facts))
 
 
 if __name__ == "__main__":
