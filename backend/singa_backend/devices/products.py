@@ -8,14 +8,15 @@ an operand that broadcasts has the stride 0, and a transposed one is read as it 
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 Array = Any  # of CuPy
 
-_BATCHED = {np.dtype(np.float32): "sgemmStridedBatched", np.dtype(np.float64): "dgemmStridedBatched"}
-_SCALARS = {d: (np.array(1, d), np.array(0, d)) for d in _BATCHED}
+_BATCHED: dict[np.dtype[Any], str] = {np.dtype(np.float32): "sgemmStridedBatched", np.dtype(np.float64): "dgemmStridedBatched"}
+_SCALARS: dict[np.dtype[Any], tuple[Any, Any]] = {d: (np.array(1, d), np.array(0, d)) for d in _BATCHED}
 _INT = 2**31
 
 
@@ -31,7 +32,7 @@ def matmul(cp: Any, a: Array, b: Array, out: Array | None = None) -> Array:
     if dtype not in _BATCHED or b.dtype != dtype:
         return _plain(cp, a, b, out)
     lead = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
-    m, k, n = *a.shape[-2:], b.shape[-1]
+    (m, k), n = a.shape[-2:], b.shape[-1]
     shape = (*lead, m, n)
     if not (math.prod(shape) and k) or (out is not None and (out.shape != shape or out.dtype != dtype)):
         return _plain(cp, a, b, out)
@@ -48,7 +49,8 @@ def _plain(cp: Any, a: Array, b: Array, out: Array | None) -> Array:
     return cp.matmul(a, b) if out is None else cp.matmul(a, b, out=out)
 
 
-class _Stack(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class _Stack:
     """Matrices at equal distances.
 
     Attributes:

@@ -190,14 +190,13 @@ def batchnorm_2d(
 def _update(handle: BatchNormHandle, size: Any, running_mean: Tensor, running_var: Tensor, batch: Sequence[Any]) -> None:
     """Move the running statistics, in place, towards those of a batch with this number of elements, an int or a Tensor."""
     op = recorder
-    count, mean, variance = (
-        v if isinstance(v, (Tensor, int)) else Tensor._of(v.raw, running_mean.device, False) for v in (size, *batch)
-    )
-    if handle.unbiased and isinstance(count, int):  # nothing is recorded: no operator needs to compute with sizes
+    mean, variance = (v if isinstance(v, Tensor) else Tensor._of(v.raw, running_mean.device, False) for v in batch)
+    if handle.unbiased and isinstance(size, int):  # nothing is recorded: no operator needs to compute with sizes
         dtype = mean.data.dtype
-        n, one = np.array(count // max(1, math.prod(mean.shape)), dtype), np.array(1, dtype)
-        variance = op.Mul(variance, float(n / np.maximum(n - one, one)))
+        each, one = np.array(size // max(1, math.prod(mean.shape)), dtype), np.array(1, dtype)
+        variance = op.Mul(variance, float(each / np.maximum(each - one, one)))
     elif handle.unbiased:
+        count = size if isinstance(size, Tensor) else Tensor._of(size.raw, running_mean.device, False)
         n = op.cast(op.Div(count, op.cast(op.Size(mean), count)), mean)
         variance = op.Mul(variance, op.Div(n, op.Max(op.Sub(n, 1), 1)))
     for running, found in ((running_mean, mean), (running_var, variance)):
