@@ -8,14 +8,15 @@ an operand that broadcasts has the stride 0, and a transposed one is read as it 
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 Array = Any  # of CuPy
 
-_BATCHED: dict[Any, str] = {np.dtype(np.float32): "sgemmStridedBatched", np.dtype(np.float64): "dgemmStridedBatched"}
-_SCALARS: dict[Any, tuple[Any, Any]] = {d: (np.array(1, d), np.array(0, d)) for d in _BATCHED}
+_BATCHED: dict[np.dtype[Any], str] = {np.dtype(np.float32): "sgemmStridedBatched", np.dtype(np.float64): "dgemmStridedBatched"}
+_SCALARS: dict[np.dtype[Any], tuple[Any, Any]] = {d: (np.array(1, d), np.array(0, d)) for d in _BATCHED}
 _INT = 2**31
 
 
@@ -31,7 +32,7 @@ def matmul(cp: Any, a: Array, b: Array, out: Array | None = None) -> Array:
     if dtype not in _BATCHED or b.dtype != dtype:
         return _plain(cp, a, b, out)
     lead = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
-    m, k, n = int(a.shape[-2]), int(a.shape[-1]), int(b.shape[-1])
+    (m, k), n = a.shape[-2:], b.shape[-1]
     shape = (*lead, m, n)
     if not (math.prod(shape) and k) or (out is not None and (out.shape != shape or out.dtype != dtype)):
         return _plain(cp, a, b, out)
@@ -48,7 +49,8 @@ def _plain(cp: Any, a: Array, b: Array, out: Array | None) -> Array:
     return cp.matmul(a, b) if out is None else cp.matmul(a, b, out=out)
 
 
-class _Stack(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class _Stack:
     """Matrices at equal distances.
 
     Attributes:
@@ -56,14 +58,14 @@ class _Stack(NamedTuple):
         transposed: whether the columns are contiguous, not the rows.
         leading: the elements between rows, or between columns.
         stride: the elements between matrices; 0 if all are the same.
-        matrices: the number of matrices.
+        count: the number of matrices.
     """
 
     array: Array
     transposed: bool
     leading: int
     stride: int
-    matrices: int
+    count: int
 
 
 def _operand(cp: Any, x: Array, lead: tuple[int, ...]) -> _Stack:
@@ -104,7 +106,7 @@ def _stack(x: Array, lead: tuple[int, ...]) -> _Stack | None:
 
 def _multiply(cp: Any, a: _Stack, b: _Stack, y: _Stack, m: int, n: int, k: int, dtype: np.dtype[Any]) -> bool:
     """Compute the products; False if a size is too large for cuBLAS."""
-    if max(m, n, k, y.matrices, a.leading, b.leading, y.leading) >= _INT:
+    if max(m, n, k, y.count, a.leading, b.leading, y.leading) >= _INT:
         return False
     from cupy_backends.cuda.libs import cublas
 
@@ -113,6 +115,6 @@ def _multiply(cp: Any, a: _Stack, b: _Stack, y: _Stack, m: int, n: int, k: int, 
     getattr(cublas, _BATCHED[dtype])(
         cp.cuda.device.get_cublas_handle(), int(b.transposed), int(a.transposed), n, m, k,
         one.ctypes.data, b.array.data.ptr, b.leading, b.stride, a.array.data.ptr, a.leading, a.stride,
-        zero.ctypes.data, y.array.data.ptr, y.leading, y.stride, y.matrices,
+        zero.ctypes.data, y.array.data.ptr, y.leading, y.stride, y.count,
     )  # fmt: skip
     return True

@@ -258,8 +258,7 @@ def attention(
     limits.admit((batch, heads, queries, v.shape[3]), np.float32)
 
     root_q, root_k = root_of_scale(scale, size, q.dtype)
-    rows, columns = by_kv_head(half(wide(q) * root_q), kv_heads), half(wide(k) * root_k).swapaxes(-1, -2)
-    scores = half(xp.matmul(rows, columns)).reshape(shape)
+    scores = half(xp.matmul(by_kv_head(half(wide(q) * root_q), kv_heads), half(wide(k) * root_k).swapaxes(-1, -2))).reshape(shape)
     shown = scores
     if softcap:
         cap = float(np.asarray(softcap).astype(q.dtype))

@@ -193,12 +193,12 @@ def _update(handle: BatchNormHandle, size: Any, running_mean: Tensor, running_va
     mean, variance = (v if isinstance(v, Tensor) else Tensor._of(v.raw, running_mean.device, False) for v in batch)
     if handle.unbiased and isinstance(size, int):  # nothing is recorded: no operator needs to compute with sizes
         dtype = mean.data.dtype
-        n, one = np.array(size // max(1, math.prod(mean.shape)), dtype), np.array(1, dtype)
-        variance = op.Mul(variance, float(n / np.maximum(n - one, one)))
+        each, one = np.array(size // max(1, math.prod(mean.shape)), dtype), np.array(1, dtype)
+        variance = op.Mul(variance, float(each / np.maximum(each - one, one)))
     elif handle.unbiased:
         count = size if isinstance(size, Tensor) else Tensor._of(size.raw, running_mean.device, False)
-        ratio = op.cast(op.Div(count, op.cast(op.Size(mean), count)), mean)
-        variance = op.Mul(variance, op.Div(ratio, op.Max(op.Sub(ratio, 1), 1)))
+        n = op.cast(op.Div(count, op.cast(op.Size(mean), count)), mean)
+        variance = op.Mul(variance, op.Div(n, op.Max(op.Sub(n, 1), 1)))
     for running, found in ((running_mean, mean), (running_var, variance)):
         new = op.Add(op.Mul(running, 1 - handle.factor), op.Mul(found, handle.factor))
         same = trace.current() is None and new.dtype == running.dtype
