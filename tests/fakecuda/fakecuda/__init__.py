@@ -7,13 +7,13 @@ CuPy calls CUDA's driver, its runtime, its compiler and its libraries.  `install
     cuBLAS, cuSOLVER, cuFFT             cublas.cpp, cusolver.cpp, cufft.cpp
     thrust's sorts       host.py        NumPy
 
-It finds: names and types that CuPy lacks, work on the wrong device, reads of memory that nothing has written, accesses outside an
-array, host pointers in launches, work of two streams that no event orders, copies from and to pinned memory for which the host does
-not wait, results that depend on the order of threads and numbers that two threads read and write without an atomic (both with
-`order("both")`), copies and synchronizations that nobody wanted (it counts all of them).
+It finds: names and types that CuPy lacks, work on the wrong device, reads of memory that nothing has written, accesses outside
+an array, host pointers in launches, work of two streams that no event orders, copies from and to pinned memory for which the host
+does not wait, results that depend on the order of threads and numbers that two threads read and write without an atomic (both
+with `order("both")`), copies and synchronizations that nobody wanted (it counts all of them).
 It cannot find: reads before an array, faults of CUDA's own libraries, differences of the processors' arithmetic (fused
-multiplication and addition, fast intrinsics, casts out of range), faults of captured graphs, speed.  Streams of two devices are not
-compared, and two parts of one allocation are one array for streams.
+multiplication and addition, fast intrinsics, casts out of range), faults of captured graphs, speed.  Streams of two devices are
+not compared, and two parts of one allocation are one array for streams.
 
 With tests/fakecuda in PYTHONPATH, `python -m fakecuda COMMAND ...` runs a command, and all processes that it starts, on the
 emulated devices; `pytest -m fakecuda` runs the tests that need them.  Linux on x86-64 only.
@@ -41,7 +41,8 @@ ENVIRONMENT = "SONNX_FAKECUDA"
 
 NAMES = (
     "launches", "products", "to_host", "to_device", "on_device", "between_devices", "memsets", "synchronizations", "events",
-    "allocations", "to_host_bytes", "to_device_bytes", "between_devices_bytes", "foreign", "races", "unordered", "host_pointers", "memory_queries",
+    "allocations", "to_host_bytes", "to_device_bytes", "between_devices_bytes", "foreign", "races",
+    "unordered", "host_pointers", "memory_queries",
 )  # fmt: skip
 """The names of the counts, in the order of runtime.cpp."""
 
