@@ -2,17 +2,18 @@
 
 CuPy calls CUDA's driver, its runtime, its compiler and its libraries.  `install()` puts stand-ins in their places:
 
-    driver and runtime   runtime.cpp    memory of two devices, copies, streams and events that do nothing, launches
-    compiler             compiler.py    g++ compiles the kernels; device.h defines what CUDA C++ adds, and flushes subnormals
+    driver and runtime   runtime.cpp    memory of two devices, copies, launches; streams.h: what is ordered, by which events
+    compiler             compiler.py    g++ compiles the kernels; device.h: what CUDA C++ adds, and flushed subnormal numbers
     cuBLAS, cuSOLVER, cuFFT             cublas.cpp, cusolver.cpp, cufft.cpp
     thrust's sorts       host.py        NumPy
 
-It finds: names and types that CuPy lacks, work on the wrong device, reads of memory that nothing has written, accesses outside an
-array, results that depend on the order of threads (with `order("both")`), copies and synchronizations that nobody wanted (it
-counts all of them).
-It cannot find: reads before an array, races between warps that run at once, faults of CUDA's own libraries, differences of the
-processors' arithmetic (fused multiplication and addition, fast intrinsics, casts out of range), faults of streams and of captured
-graphs, speed.
+It finds: names and types that CuPy lacks, work on the wrong device, reads of memory that nothing has written, accesses outside
+an array, host pointers in launches, work of two streams that no event orders, copies from and to pinned memory for which the host
+does not wait, results that depend on the order of threads and numbers that two threads read and write without an atomic (both
+with `order("both")`), copies and synchronizations that nobody wanted (it counts all of them).
+It cannot find: reads before an array, faults of CUDA's own libraries, differences of the processors' arithmetic (fused
+multiplication and addition, fast intrinsics, casts out of range), faults of captured graphs, speed.  Streams of two devices are
+not compared, and two parts of one allocation are one array for streams.
 
 With tests/fakecuda in PYTHONPATH, `python -m fakecuda COMMAND ...` runs a command, and all processes that it starts, on the
 emulated devices; `pytest -m fakecuda` runs the tests that need them.  Linux on x86-64 only.
@@ -41,6 +42,7 @@ ENVIRONMENT = "SONNX_FAKECUDA"
 NAMES = (
     "launches", "products", "to_host", "to_device", "on_device", "between_devices", "memsets", "synchronizations", "events",
     "allocations", "to_host_bytes", "to_device_bytes", "between_devices_bytes", "foreign", "races",
+    "unordered", "host_pointers", "memory_queries",
 )  # fmt: skip
 """The names of the counts, in the order of runtime.cpp."""
 
@@ -97,7 +99,7 @@ def report() -> list[str]:
     """Return what the driver found wrong since the last call.
 
     Returns:
-        One line for each use of an array of another device, result that depends on the order of threads, and fault.
+        One line for each use of an array of another device or of an unfinished one, host pointer, race, and fault.
     """
     from . import installation
 
@@ -130,6 +132,24 @@ def order(which: str) -> Iterator[None]:
     now = installation.order()
     before = now.value
     now.value = ("ascending", "descending", "both").index(which)
+    try:
+        yield
+    finally:
+        now.value = before
+
+
+@contextlib.contextmanager
+def copies(when: str) -> Iterator[None]:
+    """Choose when asynchronous copies from pinned memory read it.
+
+    Args:
+        when: "late", the default: when the next work of their stream begins; or "early", when they are requested.
+    """
+    from . import installation
+
+    now = installation.copies()
+    before = now.value
+    now.value = ("early", "late").index(when)
     try:
         yield
     finally:

@@ -38,6 +38,7 @@ LIBRARIES = {
 _FUNCTIONS = (*re.findall(r"NARY\((\w+)\)", (HERE / "functions.h").read_text()), "fmaf", "ldexpf", "scalbnf", "frexpf", "modff")
 FLUSHES = ("-Wa,--defsym,FAKE_FLUSHES=1", *(f"-Wl,--wrap={name}" for name in _FUNCTIONS))
 """Options of g++ for a kernel that NVRTC would compile with -ftz=true; see device.h."""
+_WITHOUT_SANITIZER = ("-nodefaultlibs", "-lstdc++", "-lm", "-lgcc_s", "-lc")  # whose calls the driver answers
 _NOT_SUPPORTED = 801  # the status of the runtime
 
 
@@ -141,6 +142,11 @@ def libraries() -> Libraries:
         raise Unavailable(f"the cache {folder} cannot be written ({error.strerror}); set SONNX_FAKECUDA_CACHE") from None
     includes = [f"-I{include}" for include in _include_folders()]
     compiler = f"{gxx} -std=c++17 -shared -fPIC -pipe -O0 -w -fpermissive -ffp-contract=off -fno-strict-aliasing -fwrapv".split()
+    compiler += [
+        "-fsanitize=thread",
+        "--param=tsan-instrument-func-entry-exit=0",
+        "-fno-threadsafe-statics",
+    ]  # calls at each access to memory: watch.h
     compiler += [f"-I{folder}", *includes]
     runtime = module_file("cupy_backends.cuda.api.runtime")
     done = folder / "done.json"
@@ -158,7 +164,7 @@ def libraries() -> Libraries:
                 shutil.copy(HERE / name, folder)
             _run([*compiler, "-x", "c++-header", str(header), "-o", f"{header}.gch"])
             done.write_text(json.dumps(functions))
-    return Libraries(folder, runtime, json.loads(done.read_text()), (*compiler, "-include", "device.h"))
+    return Libraries(folder, runtime, json.loads(done.read_text()), (*compiler, *_WITHOUT_SANITIZER, "-include", "device.h"))
 
 
 def _functions(runtime: Path) -> dict[str, int]:

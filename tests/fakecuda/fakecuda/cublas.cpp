@@ -88,7 +88,7 @@ int any(int compute, int at, int bt, int ct, int ta, int tb, int m, int n, int k
 EXPORT int cublasCreate_v2(void** handle) { *handle = malloc(8); return SUCCESS; }
 EXPORT int cublasDestroy_v2(void* handle) { free(handle); return SUCCESS; }
 EXPORT int cublasGetVersion_v2(void*, int* version) { *version = 130000; return SUCCESS; }
-EXPORT int cublasSetStream_v2(void*, void*) { return SUCCESS; }
+EXPORT int cublasSetStream_v2(void*, void* stream) { fake_library_stream(stream); return SUCCESS; }
 EXPORT int cublasGetStream_v2(void*, void** stream) { *stream = nullptr; return SUCCESS; }
 EXPORT int cublasSetMathMode(void*, int) { return SUCCESS; }
 EXPORT int cublasGetMathMode(void*, int* mode) { *mode = 0; return SUCCESS; }

@@ -89,7 +89,7 @@ EXPORT int cufftDestroy(int handle) { plans.erase(handle); return SUCCESS; }
 EXPORT int cufftGetVersion(int* version) { *version = 12000; return SUCCESS; }
 EXPORT int cufftSetAutoAllocation(int, int) { return SUCCESS; }
 EXPORT int cufftSetWorkArea(int, void*) { return SUCCESS; }
-EXPORT int cufftSetStream(int, void*) { return SUCCESS; }
+EXPORT int cufftSetStream(int, void* stream) { fake_library_stream(stream); return SUCCESS; }
 EXPORT int cufftMakePlanMany(int handle, int rank, int* n, int* in_embed, int in_stride, int in_distance, int* out_embed, int out_stride,
                              int out_distance, int type, int batch, size_t* work) {
     Plan plan;

@@ -6,7 +6,7 @@
 
 EXPORT int cusolverDnCreate(void** handle) { *handle = malloc(8); return 0; }
 EXPORT int cusolverDnDestroy(void* handle) { free(handle); return 0; }
-EXPORT int cusolverDnSetStream(void*, void*) { return 0; }
+EXPORT int cusolverDnSetStream(void*, void* stream) { fake_library_stream(stream); return 0; }
 EXPORT int cusolverDnGetStream(void*, void** stream) { *stream = nullptr; return 0; }
 EXPORT int cusolverGetProperty(int, int* value) { *value = 12; return 0; }
 

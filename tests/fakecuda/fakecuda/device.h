@@ -53,6 +53,9 @@ using std::isnan;
 using std::pow;
 using std::signbit;
 
+// What the driver knows of the thread that runs (watch.h).
+extern "C" unsigned fake_thread, fake_threads, fake_epoch;
+
 static uint3 threadIdx, blockIdx;
 static dim3 blockDim, gridDim;
 static const int warpSize = 32;
@@ -93,6 +96,8 @@ fake_one: .long 0x3f800000
 extern "C" float fake_ptx_add(float, float), fake_ptx_sub(float, float), fake_ptx_mul(float, float);
 extern "C" int fake_ptx_ge(float, float);
 
+template <typename T, int n, bool c, bool i> class CArray;  // of CuPy
+
 // ---- Threads
 namespace fake {
 
@@ -114,6 +119,7 @@ static void (*body)(void*);
 static void* argument;
 static char* shared_memory;  // dynamic; the page after its end cannot be accessed
 static unsigned long long slots[MOST_THREADS][2];
+static unsigned first_thread;  // of the block, counted through all blocks
 
 // Saves the registers that a function must keep on this stack, and continues on the other.
 extern "C" void fake_switch(void** from, void* to);
@@ -224,12 +230,13 @@ static const char* run_block(bool descending) {
             running = descending ? count - 1 - k : k;
             Thread& thread = threads[running];
             if (thread.state == READY) {
-                threadIdx = thread.index;
+                threadIdx = thread.index, fake_thread = first_thread + running;
                 fake_switch(&scheduler, thread.stack_pointer);
             }
             all_done &= thread.state == DONE;
         }
         if (all_done) break;
+        fake_epoch++;
         if (!release_warps() && !release_block()) return "threads wait for each other at different barriers";
     }
     has_stacks = false;
@@ -265,6 +272,7 @@ static const char* launch(void (*kernel)(P...), const FakeLaunch& how, void** ar
     for (size_t k = 0; k < blocks; k++) {
         const size_t b = how.descending ? blocks - 1 - k : k;
         blockIdx.x = b % how.grid[0], blockIdx.y = b / how.grid[0] % how.grid[1], blockIdx.z = b / ((size_t)how.grid[0] * how.grid[1]);
+        first_thread = b * count, fake_threads = count;
         if (shared_memory) memset(shared_memory, 0xCD, how.shared);
         if (__start_fake_shared) memset(__start_fake_shared, 0xCD, __stop_fake_shared - __start_fake_shared);
         if (waits) {
@@ -272,12 +280,25 @@ static const char* launch(void (*kernel)(P...), const FakeLaunch& how, void** ar
             continue;
         }
         for (int i = 0; i < count; i++) {
-            threadIdx = index_of(how.descending ? count - 1 - i : i);
+            const int k = how.descending ? count - 1 - i : i;
+            threadIdx = index_of(k), fake_thread = first_thread + k;
             body(argument);
         }
     }
     return nullptr;
 }
+
+template <class T> struct Points : std::is_pointer<T> {};
+template <class T, int n, bool c, bool i> struct Points<CArray<T, n, c, i>> : std::true_type {};
+template <class... P>
+struct Pointers {
+    static const bool* of(void (*)(P...)) {
+        static const bool pointers[] = {Points<P>::value..., false};
+        return pointers;
+    }
+};
+template <class... P>
+static const bool* pointers_of(void (*kernel)(P...)) { return Pointers<P...>::of(kernel); }
 
 template <class... P>
 struct Sizes {
@@ -367,24 +388,25 @@ static inline int __syncthreads_or(int value) {
 }
 
 // ---- Atomics: one processor thread runs all threads of the device
+#define FAKE_UNWATCHED static inline __attribute__((no_sanitize("thread")))
 #define FAKE_ATOMIC(T) \
-    static inline T atomicAdd(T* p, T v) { T old = *p; *p = old + v; return old; } \
-    static inline T atomicSub(T* p, T v) { T old = *p; *p = old - v; return old; } \
-    static inline T atomicExch(T* p, T v) { T old = *p; *p = v; return old; }
+    FAKE_UNWATCHED T atomicAdd(T* p, T v) { T old = *p; *p = old + v; return old; } \
+    FAKE_UNWATCHED T atomicSub(T* p, T v) { T old = *p; *p = old - v; return old; } \
+    FAKE_UNWATCHED T atomicExch(T* p, T v) { T old = *p; *p = v; return old; }
 #define FAKE_INTEGER_ATOMIC(T) \
     FAKE_ATOMIC(T) \
-    static inline T atomicMax(T* p, T v) { T old = *p; if (v > old) *p = v; return old; } \
-    static inline T atomicMin(T* p, T v) { T old = *p; if (v < old) *p = v; return old; } \
-    static inline T atomicAnd(T* p, T v) { T old = *p; *p = old & v; return old; } \
-    static inline T atomicOr(T* p, T v) { T old = *p; *p = old | v; return old; } \
-    static inline T atomicXor(T* p, T v) { T old = *p; *p = old ^ v; return old; } \
-    static inline T atomicCAS(T* p, T expected, T v) { T old = *p; if (old == expected) *p = v; return old; }
+    FAKE_UNWATCHED T atomicMax(T* p, T v) { T old = *p; if (v > old) *p = v; return old; } \
+    FAKE_UNWATCHED T atomicMin(T* p, T v) { T old = *p; if (v < old) *p = v; return old; } \
+    FAKE_UNWATCHED T atomicAnd(T* p, T v) { T old = *p; *p = old & v; return old; } \
+    FAKE_UNWATCHED T atomicOr(T* p, T v) { T old = *p; *p = old | v; return old; } \
+    FAKE_UNWATCHED T atomicXor(T* p, T v) { T old = *p; *p = old ^ v; return old; } \
+    FAKE_UNWATCHED T atomicCAS(T* p, T expected, T v) { T old = *p; if (old == expected) *p = v; return old; }
 FAKE_INTEGER_ATOMIC(int)
 FAKE_INTEGER_ATOMIC(unsigned)
 FAKE_INTEGER_ATOMIC(unsigned long long)
 FAKE_ATOMIC(float)
 FAKE_ATOMIC(double)
-static inline unsigned short atomicCAS(unsigned short* p, unsigned short expected, unsigned short v) {
+FAKE_UNWATCHED unsigned short atomicCAS(unsigned short* p, unsigned short expected, unsigned short v) {
     unsigned short old = *p;
     if (old == expected) *p = v;
     return old;
@@ -442,7 +464,7 @@ static inline FakePromoted<A, B> max(A a, B b) { return max((FakePromoted<A, B>)
 #define FAKE_KERNEL(symbol, expression, waits) \
     static const char* fake_run_##symbol(const FakeLaunch& how, void** arguments) { return fake::launch(expression, how, arguments, waits); } \
     extern "C" __attribute__((visibility("default"))) const FakeKernel fake_kernel_##symbol = { \
-        #expression, fake::parameters_of(expression), fake::sizes_of(expression), fake_run_##symbol};
+        #expression, fake::parameters_of(expression), fake::sizes_of(expression), fake::pointers_of(expression), fake_run_##symbol};
 
 #include <cupy/atomics.cuh>
 #include <cupy/bfloat16.cuh>

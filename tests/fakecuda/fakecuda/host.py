@@ -18,8 +18,11 @@ def _array(address: int, dtype: Any, shape: Sequence[int]) -> np.ndarray:
 
 def _called(name: str, *addresses: int) -> None:
     """Report a call to the driver, with the arrays that it was passed."""
+    import cupy
+
     from .installation import driver
 
+    driver().fake_library_stream(ctypes.c_void_p(cupy.cuda.get_current_stream().ptr))
     driver().fake_library_call(name.encode(), (ctypes.c_void_p * len(addresses))(*addresses), len(addresses))
 
 

@@ -33,6 +33,11 @@ def order() -> ctypes.c_int:
     return ctypes.c_int.in_dll(driver(), "fake_order")
 
 
+def copies() -> ctypes.c_int:
+    """Return the variable of the driver that chooses when copies from pinned memory are made."""
+    return ctypes.c_int.in_dll(driver(), "fake_late")
+
+
 class _Loaded:
     """What `cuda.pathfinder` returns for a library."""
 

@@ -11,5 +11,6 @@ struct FakeKernel {
     const char* name;
     int parameters;
     const size_t* sizes;                                         // of the parameters, in bytes
+    const bool* pointers;                                        // whether each parameter begins with the address of an array
     const char* (*run)(const FakeLaunch&, void** arguments);     // returns what failed, or null
 };

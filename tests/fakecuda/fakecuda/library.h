@@ -6,6 +6,7 @@
 
 extern "C" void fake_library_call(const char* name, const void* const* addresses, int count);
 extern "C" void fake_count_product();
+extern "C" void fake_library_stream(void* stream);
 
 static inline void called(const char* name, std::initializer_list<const void*> addresses) {
     fake_library_call(name, addresses.begin(), (int)addresses.size());

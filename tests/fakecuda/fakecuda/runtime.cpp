@@ -22,13 +22,14 @@
 #include <vector>
 
 #include "kernel.h"
+#include "streams.h"
 
 #define EXPORT extern "C" __attribute__((visibility("default")))
 
 namespace {
 
 enum Count { LAUNCHES, PRODUCTS, TO_HOST, TO_DEVICE, ON_DEVICE, BETWEEN_DEVICES, MEMSETS, SYNCHRONIZATIONS, EVENTS, ALLOCATIONS,
-             TO_HOST_BYTES, TO_DEVICE_BYTES, BETWEEN_DEVICES_BYTES, FOREIGN, RACES, COUNTS };
+             TO_HOST_BYTES, TO_DEVICE_BYTES, BETWEEN_DEVICES_BYTES, FOREIGN, RACES, UNORDERED, HOST_POINTERS, MEMORY_QUERIES, COUNTS };
 
 struct Block {  // an allocation
     char* start;
@@ -44,6 +45,7 @@ std::map<char*, Block> blocks;  // by start
 const int MOST_DEVICES = 16;
 size_t used[MOST_DEVICES];
 thread_local int current = 0;
+thread_local void* library_stream = nullptr;  // of cuBLAS, cuSOLVER, cuFFT and thrust
 int fault = 0;
 std::string report;  // what was wrong, one line each
 
@@ -56,6 +58,12 @@ size_t capacity() { return size_t(number("FAKECUDA_MEMORY_MIB", 8192)) << 20; }
 
 void note(const std::string& line) {
     if (report.size() < 100000) report += line + "\n";
+}
+
+// The work that began on a stream uses an array.
+void note_use(const Block& block, const std::string& what, Stream& stream, bool writes) {
+    const std::string wrong = use(block.start, what, stream, writes);
+    if (!wrong.empty()) counts[UNORDERED]++, note(wrong);
 }
 
 void note_foreign(const std::string& what, int device) {
@@ -101,12 +109,20 @@ int release(void* address) {
             note("the memory before an array of " + std::to_string(block.size) + " bytes was written");
             break;
         }
+    uses.erase(block.start);
+    for (const Stream* stream : streams)
+        for (const Upload& u : stream->uploads)
+            if (u.from >= block.start && u.from < block.start + block.size) note("pinned memory was released before a copy from it was made");
+    for (Stream* stream : streams) stream->uploads.erase(std::remove_if(stream->uploads.begin(), stream->uploads.end(),
+        [&](const Upload& u) { return (u.from >= block.start && u.from < block.start + block.size) || (u.to >= block.start && u.to < block.start + block.size); }), stream->uploads.end());
     munmap(block.mapping, block.mapped);
     blocks.erase(found);
     return 0;
 }
 
-int copy(void* to, const void* from, size_t size, int kind) {
+extern "C" { __attribute__((visibility("default"))) int fake_late = 1; }  // when copies from pinned memory read their source
+
+int copy(void* to, const void* from, size_t size, int kind, void* handle = nullptr, bool waits = true) {
     std::lock_guard<std::recursive_mutex> hold(lock);
     if (fault) return fault;
     const Block *target = block_of(to), *source = block_of(from);
@@ -130,11 +146,30 @@ int copy(void* to, const void* from, size_t size, int kind) {
     // It would be in the order of the current device's work, not of the work on these arrays.
     const int device = there < 0 ? here : there;
     if (device >= 0 && here != current && there != current) note_foreign("a copy", device);
+    if (!size || wanted == cudaMemcpyHostToHost) {
+        memmove(to, from, size);
+        return 0;
+    }
+    Stream& stream = *stream_of(handle, current);
+    begin(stream);
+    if (source && here >= 0) note_use(*source, "a copy", stream, false);
+    if (target && there >= 0) note_use(*target, "a copy", stream, true);
+    const bool pinned = (there < 0 && target) || (here < 0 && source);
+    if (!waits && pinned && there < 0) {
+        stream.deliveries.push_back({(char*)to, std::string((const char*)from, size), stream.time});
+        memset(to, 0xCD, size);
+        return 0;
+    }
+    if (!waits && pinned && here < 0 && fake_late) {
+        stream.uploads.push_back({(char*)to, (char*)from, size});
+        return 0;
+    }
     memmove(to, from, size);
+    if (waits || there < 0) host_waits_for(stream);  // a copy to memory that is not pinned is finished when the call returns
     return 0;
 }
 
-int fill(void* to, int value, size_t size) {
+int fill(void* to, int value, size_t size, void* handle = nullptr) {
     std::lock_guard<std::recursive_mutex> hold(lock);
     if (fault || !size) return fault;
     const Block* block = block_of(to);
@@ -144,23 +179,16 @@ int fill(void* to, int value, size_t size) {
     }
     if (block->device >= 0 && block->device != current) note_foreign("a memset", block->device);
     counts[MEMSETS]++;
+    Stream& stream = *stream_of(handle, current);
+    begin(stream);
+    note_use(*block, "a memset", stream, true);
     memset(to, value, size);
     return 0;
 }
 
-struct Handle {  // a stream or an event
-    int device;
-};
-int create(void** handle) {
-    *handle = new Handle{current};
-    return 0;
-}
-int destroy(void* handle) {
-    delete (Handle*)handle;
-    return 0;
-}
-int synchronize() {
+int synchronize(const Clock& clock) {
     counts[SYNCHRONIZATIONS]++;
+    host_waits(clock);
     return fault;
 }
 
@@ -191,6 +219,12 @@ void watch_faults() {
         sigaction(signal, &mine, nullptr);
     }
 }
+
+std::map<char*, Block>* launched;  // the arrays of the present launch
+
+}  // namespace
+#include "watch.h"
+namespace {
 
 // Runs a kernel once; its threads and blocks in ascending or descending order.  Its failure becomes the fault of the device.
 void run(const FakeKernel& kernel, FakeLaunch launch, void** arguments, bool descending) {
@@ -245,7 +279,12 @@ EXPORT void fake_library_call(const char* name, const void* const* addresses, in
         const Block* block = block_of(addresses[i]);
         if (block && block->device >= 0 && block->device != current) note_foreign(name, block->device);
     }
+    Stream& stream = *stream_of(library_stream, current);
+    begin(stream);
+    for (int i = 0; i < count; i++)  // the result comes last
+        if (const Block* block = block_of(addresses[i])) note_use(*block, name, stream, i == count - 1);
 }
+EXPORT void fake_library_stream(void* handle) { library_stream = handle; }
 EXPORT void fake_trap(const char* name) {
     fprintf(stderr, "fakecuda: %s has no stand-in\n", name);
     std::lock_guard<std::recursive_mutex> hold(lock);
@@ -315,7 +354,14 @@ RUNTIME(cudaGetDeviceProperties)(cudaDeviceProp* properties, int device) {
     properties->sharedMemPerBlock = 48 << 10;
     return 0;
 }
-RUNTIME(cudaDeviceSynchronize)() { return synchronize(); }
+RUNTIME(cudaDeviceSynchronize)() {
+    std::lock_guard<std::recursive_mutex> hold(lock);
+    Clock all = default_stream(current)->clock;
+    upload(*default_stream(current));
+    for (Stream* stream : streams)
+        if (stream->device == current) upload(*stream), merge(all, stream->clock);
+    return synchronize(all);
+}
 RUNTIME(cudaDeviceCanAccessPeer)(int* can, int, int) { *can = 1; return 0; }
 RUNTIME(cudaDeviceEnablePeerAccess)(int, unsigned) { return 0; }
 RUNTIME(cudaMalloc)(void** p, size_t size) { return allocate(p, size, current); }
@@ -325,13 +371,13 @@ RUNTIME(cudaHostAlloc)(void** p, size_t size, unsigned) { return allocate(p, siz
 RUNTIME(cudaFree)(void* p) { return release(p); }
 RUNTIME(cudaFreeAsync)(void* p, void*) { return release(p); }
 RUNTIME(cudaFreeHost)(void* p) { return release(p); }
-RUNTIME(cudaMemGetInfo)(size_t* free, size_t* total) { *total = capacity(); *free = capacity() - used[current]; return fault; }
+RUNTIME(cudaMemGetInfo)(size_t* free, size_t* total) { *total = capacity(); *free = capacity() - used[current]; counts[MEMORY_QUERIES]++; return fault; }
 RUNTIME(cudaMemcpy)(void* to, const void* from, size_t size, int kind) { counts[SYNCHRONIZATIONS]++; return copy(to, from, size, kind); }
-RUNTIME(cudaMemcpyAsync)(void* to, const void* from, size_t size, int kind, void*) { return copy(to, from, size, kind); }
+RUNTIME(cudaMemcpyAsync)(void* to, const void* from, size_t size, int kind, void* stream) { return copy(to, from, size, kind, stream, false); }
 RUNTIME(cudaMemcpyPeer)(void* to, int, const void* from, int, size_t size) { return copy(to, from, size, cudaMemcpyDeviceToDevice); }
-RUNTIME(cudaMemcpyPeerAsync)(void* to, int, const void* from, int, size_t size, void*) { return copy(to, from, size, cudaMemcpyDeviceToDevice); }
+RUNTIME(cudaMemcpyPeerAsync)(void* to, int, const void* from, int, size_t size, void* stream) { return copy(to, from, size, cudaMemcpyDeviceToDevice, stream, false); }
 RUNTIME(cudaMemset)(void* to, int value, size_t size) { return fill(to, value, size); }
-RUNTIME(cudaMemsetAsync)(void* to, int value, size_t size, void*) { return fill(to, value, size); }
+RUNTIME(cudaMemsetAsync)(void* to, int value, size_t size, void* stream) { return fill(to, value, size, stream); }
 RUNTIME(cudaPointerGetAttributes)(cudaPointerAttributes* attributes, const void* p) {
     std::lock_guard<std::recursive_mutex> hold(lock);
     memset(attributes, 0, sizeof *attributes);
@@ -342,20 +388,52 @@ RUNTIME(cudaPointerGetAttributes)(cudaPointerAttributes* attributes, const void*
     attributes->hostPointer = !block || block->device < 0 ? (void*)p : nullptr;
     return 0;
 }
-RUNTIME(cudaStreamCreate)(void** s) { return create(s); }
-RUNTIME(cudaStreamCreateWithFlags)(void** s, unsigned) { return create(s); }
-RUNTIME(cudaStreamCreateWithPriority)(void** s, unsigned, int) { return create(s); }
-RUNTIME(cudaStreamDestroy)(void* s) { return destroy(s); }
-RUNTIME(cudaStreamSynchronize)(void*) { return synchronize(); }
+static int create(void** handle, bool blocking) {
+    std::lock_guard<std::recursive_mutex> hold(lock);
+    *handle = new_stream(current, blocking);
+    return 0;
+}
+RUNTIME(cudaStreamCreate)(void** s) { return create(s, true); }
+RUNTIME(cudaStreamCreateWithFlags)(void** s, unsigned flags) { return create(s, !(flags & cudaStreamNonBlocking)); }
+RUNTIME(cudaStreamCreateWithPriority)(void** s, unsigned flags, int) { return create(s, !(flags & cudaStreamNonBlocking)); }
+RUNTIME(cudaStreamDestroy)(void* s) {
+    std::lock_guard<std::recursive_mutex> hold(lock);
+    forget((Stream*)s);  // its clocks may name it: it is not deleted
+    return 0;
+}
+static int wait_for_stream(void* s) {
+    std::lock_guard<std::recursive_mutex> hold(lock);
+    host_waits_for(*stream_of(s, current));
+    return fault;
+}
+RUNTIME(cudaStreamSynchronize)(void* s) { counts[SYNCHRONIZATIONS]++; return wait_for_stream(s); }
 RUNTIME(cudaStreamIsCapturing)(void*, int* capturing) { *capturing = 0; return 0; }
-RUNTIME(cudaStreamWaitEvent)(void*, void*, unsigned) { return 0; }
-RUNTIME(cudaStreamQuery)(void*) { return fault; }
-RUNTIME(cudaEventCreate)(void** e) { return create(e); }
-RUNTIME(cudaEventCreateWithFlags)(void** e, unsigned) { return create(e); }
-RUNTIME(cudaEventDestroy)(void* e) { return destroy(e); }
-RUNTIME(cudaEventRecord)(void*, void*) { counts[EVENTS]++; return fault; }
-RUNTIME(cudaEventSynchronize)(void*) { return synchronize(); }
-RUNTIME(cudaEventQuery)(void*) { return fault; }
+RUNTIME(cudaStreamWaitEvent)(void* s, void* e, unsigned) {
+    std::lock_guard<std::recursive_mutex> hold(lock);
+    merge(stream_of(s, current)->clock, ((Event*)e)->clock);
+    return 0;
+}
+RUNTIME(cudaStreamQuery)(void* s) { return wait_for_stream(s); }  // it reports that all is done, so that the host knows it
+RUNTIME(cudaEventCreate)(void** e) { *e = new Event; return 0; }
+RUNTIME(cudaEventCreateWithFlags)(void** e, unsigned) { *e = new Event; return 0; }
+RUNTIME(cudaEventDestroy)(void* e) { delete (Event*)e; return 0; }
+RUNTIME(cudaEventRecord)(void* e, void* s) {
+    std::lock_guard<std::recursive_mutex> hold(lock);
+    counts[EVENTS]++;
+    Stream& stream = *stream_of(s, current);
+    begin(stream);
+    ((Event*)e)->clock = stream.clock;
+    return fault;
+}
+RUNTIME(cudaEventSynchronize)(void* e) {
+    std::lock_guard<std::recursive_mutex> hold(lock);
+    return synchronize(((Event*)e)->clock);
+}
+RUNTIME(cudaEventQuery)(void* e) {
+    std::lock_guard<std::recursive_mutex> hold(lock);
+    host_waits(((Event*)e)->clock);
+    return fault;
+}
 RUNTIME(cudaEventElapsedTime)(float* milliseconds, void*, void*) { *milliseconds = 1; return 0; }
 
 // ---- The driver
@@ -416,8 +494,37 @@ DRIVER(cuFuncSetAttribute)(void*, int, int) { return 0; }
 DRIVER(cuOccupancyMaxActiveBlocksPerMultiprocessor)(int* blocks, void*, int, size_t) { *blocks = 2; return 0; }
 DRIVER(cuOccupancyMaxPotentialBlockSize)(int* grid, int* block, void*, void*, size_t, int) { *grid = 8; *block = 256; return 0; }
 
+// As on a device, the launch succeeds; a kernel that fails makes every later call fail.
+static void execute(const FakeKernel& kernel, const FakeLaunch& launch, void** arguments, std::map<char*, Block>& arrays) {
+    if (fake_order < 2) {
+        run(kernel, launch, arguments, fake_order == 1);
+        return;
+    }
+    std::vector<std::pair<Block, std::string>> old, first;
+    for (auto& [start, block] : arrays) old.emplace_back(block, std::string(start, block.size));
+    run(kernel, launch, arguments, true);
+    if (fault) return;
+    for (auto& [start, block] : arrays) first.emplace_back(block, std::string(start, block.size));
+    for (auto& [block, bytes] : old) memcpy(block.start, bytes.data(), block.size);
+    fake_watch.clear();
+    fake_watches = 1;  // one of the two runs is enough
+    run(kernel, launch, arguments, false);
+    fake_watches = 0;
+    if (fault) return;
+    if (!fake_watch.wrong.empty()) {
+        counts[RACES]++;
+        note(std::string(kernel.name) + fake_watch.wrong);
+    }
+    for (auto& [block, bytes] : first)
+        if (memcmp(block.start, bytes.data(), block.size)) {
+            counts[RACES]++;
+            note(std::string(kernel.name) + ": its result depends on the order of its threads");
+            break;
+        }
+}
+
 DRIVER(cuLaunchKernel)(void* function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned shared,
-                       void*, void** arguments, void**) {
+                       void* handle, void** arguments, void**) {
     std::lock_guard<std::recursive_mutex> hold(lock);
     if (fault) return fault;
     const Function& from = *(Function*)function;
@@ -434,34 +541,37 @@ DRIVER(cuLaunchKernel)(void* function, unsigned gx, unsigned gy, unsigned gz, un
     }
     // The arrays among the arguments: every word that is an address of an allocation.
     std::map<char*, Block> arrays;
-    for (int i = 0; i < kernel.parameters; i++)
+    for (int i = 0; i < kernel.parameters; i++) {
+        void* first = nullptr;
+        if (kernel.pointers[i]) memcpy(&first, arguments[i], sizeof first);
+        const Block* near = first ? block_of(first) : nullptr;
+        if (first && !near && !block_of((char*)first - 1)) {
+            counts[HOST_POINTERS]++;
+            note(std::string(kernel.name) + ": parameter " + std::to_string(i + 1) + " is no address of a device's memory");
+        }
         for (size_t at = 0; at + sizeof(void*) <= kernel.sizes[i]; at += sizeof(void*)) {
             void* address;
             memcpy(&address, (char*)arguments[i] + at, sizeof address);
             const Block* block = address ? block_of(address) : nullptr;
             if (block) arrays[block->start] = *block;
         }
-    for (auto& [start, block] : arrays)
-        if (block.device >= 0 && block.device != current) note_foreign(kernel.name, block.device);
-    const FakeLaunch launch = {{gx, gy, gz}, {bx, by, bz}, shared, false};
-    // As on a device, the launch succeeds; a kernel that fails makes every later call fail.
-    if (fake_order < 2) {
-        run(kernel, launch, arguments, fake_order == 1);
-        return 0;
     }
-    std::vector<std::pair<Block, std::string>> old, first;
-    for (auto& [start, block] : arrays) old.emplace_back(block, std::string(start, block.size));
-    run(kernel, launch, arguments, true);
-    if (fault) return 0;
-    for (auto& [start, block] : arrays) first.emplace_back(block, std::string(start, block.size));
-    for (auto& [block, bytes] : old) memcpy(block.start, bytes.data(), block.size);
-    run(kernel, launch, arguments, false);
-    if (fault) return 0;
-    for (auto& [block, bytes] : first)
-        if (memcmp(block.start, bytes.data(), block.size)) {
-            counts[RACES]++;
-            note(std::string(kernel.name) + ": its result depends on the order of its threads");
-            break;
-        }
+    size_t size = 0;
+    for (auto& [start, block] : arrays) {
+        if (block.device >= 0 && block.device != current) note_foreign(kernel.name, block.device);
+        size += block.size;
+    }
+    Stream& stream = *stream_of(handle, current);
+    begin(stream);
+    // Which of them it writes shows afterwards; large ones count as written while there is only the default stream.
+    const bool compares = !streams.empty() || size <= (1 << 20);
+    std::map<char*, std::string> content;
+    if (compares)
+        for (auto& [start, block] : arrays) content[start].assign(start, block.size);
+    launched = &arrays;
+    const FakeLaunch launch = {{gx, gy, gz}, {bx, by, bz}, shared, false};
+    execute(kernel, launch, arguments, arrays);
+    for (auto& [start, block] : arrays)
+        note_use(block, kernel.name, stream, !compares || memcmp(start, content[start].data(), block.size) != 0);
     return 0;
 }
