@@ -23,6 +23,8 @@ from typing import Any
 import numpy as np
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
+from singa_backend.proto.save import save
+
 KINDS = ("full", "adapter")
 WORDS, CLASSES = 30522, 4
 
@@ -135,7 +137,7 @@ def main() -> None:
     os.environ["SONNX_NUM_THREADS"] = "1"
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "encoder.onnx")
-        path.write_bytes(encoder(chosen.layers, chosen.width, chosen.heads, chosen.length).SerializeToString())
+        save(encoder(chosen.layers, chosen.width, chosen.heads, chosen.length), path, check=False)
         print(f"file: {path.stat().st_size / 1e6:.0f} MB")
         memory = {}
         for kind in KINDS:
