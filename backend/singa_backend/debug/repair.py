@@ -314,13 +314,13 @@ class Repair:
         self._trials += 1
         ends = not stays and name in self.wrong and self.aligner.pairs[name].other == other[0]
         itself = [name] if ends else []
-        if not self._effect(0, (name, *other), calls, itself, quick=True).shown:
+        if not self._effect(0, (name, *other), calls, quick=True).shown:
             return False
         effect: Effect | None = None
         kept: list[Values] = []
         for draw in self.draws:
             values: Values = {}
-            effect = self._effect(draw, (name, *other), calls, itself, values=values, known=effect)
+            effect = self._effect(draw, (name, *other), calls, values=values, known=effect)
             if stays:
                 values.pop(name, None)
             kept.append(values)
@@ -335,19 +335,20 @@ class Repair:
             self.aligner.pairs[a] = ValuePair(b, layout, "repair")
         self.equal.update(effect.pairs)
         self.equal.update(effect.outputs)
+        effect.outputs += itself
         self.covered.update(b for b, _ in effect.pairs.values())
         self.wrong = [o for o in self.wrong if o not in effect.outputs]
         return True
 
     def _effect(
-        self, draw: int, replacement: tuple[str, str, ValueLayout | None], calls: Sequence[NodeCall], itself: list[str], *,
+        self, draw: int, replacement: tuple[str, str, ValueLayout | None], calls: Sequence[NodeCall], *,
         quick: bool = False, values: Values | None = None, known: Effect | None = None,
     ) -> Effect:  # fmt: skip
         """Compute the nodes after a replacement, and compare them with the other side.
 
         quick: stop when the effect is known.  values: receives the computed values.  known: the pairs to confirm.
         """
-        effect = Effect(outputs=list(itself))
+        effect = Effect()
         feeds = self._feeds(draw, replacement, calls)
         if values is not None:
             values[replacement[0]] = feeds[replacement[0]]
