@@ -271,7 +271,7 @@ FILES, KILLS, SEED = (int(os.environ.get(f"SONNX_SWEEP_{n}", d)) for n, d in (("
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="the children of a process are read from /proc")
 def test_kills_at_drawn_times_change_nothing(tmp_path: Path) -> None:
-    """SONNX_SWEEP_FILES=500 SONNX_SWEEP_KILLS=50 pytest tests/cli/test_sweep.py -k drawn_times: several minutes."""
+    """`python -m tests.helpers.killed_sweeps 500 50 1` is the same with 500 files and 50 kills."""
     folder = killed_sweeps.models(tmp_path / "m", FILES)
     plain = killed_sweeps.command(folder, tmp_path / "whole", killed_sweeps.hook(tmp_path / "plain"), "run", 0.0)
     whole = killed_sweeps.report(plain, 900)
