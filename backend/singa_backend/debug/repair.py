@@ -250,7 +250,8 @@ class Repair:
     def _partners(self, name: str, call: NodeCall) -> list[str]:
         """The values of the other side that may replace a value, the likeliest first."""
         aligner, made = self.aligner, self.aligner.theirs.made
-        dtype, size = aligner.left.sizes.get(name, (None, 0))
+        key = aligner.left.sizes.get(name)
+        alike = [] if key is None else aligner.right.groups.get(key, [])
         pairs = aligner.pairs
         read = {pairs[n].other for n in call.uses if n in pairs and n in self.equal}
         base = max((made[n].at for n in self._ancestors(call) if n in made), default=0)
@@ -263,7 +264,7 @@ class Repair:
             scoped = bool(mine.scope) and other.scope == mine.scope
             return b != named, not (same and read <= set(other.uses)), not scoped, not same, abs(other.at - base)
 
-        choices = [b for b in aligner.right.groups.get((dtype, size), ()) if b not in self.covered or b in read]  # type: ignore[arg-type]
+        choices = [b for b in alike if b not in self.covered or b in read]
         return sorted((b for b in choices if b not in self.culprits.values()), key=rank)[:_FOR_ONE]
 
     def _ancestors(self, call: NodeCall) -> set[str]:

@@ -164,7 +164,8 @@ def _function(named: FunctionName, option: str) -> Callable[..., Any]:
     if not callable(found):
         known = ", ".join(n for n, v in vars(module).items() if inspect.isfunction(v) and v.__module__ == module.__name__)
         raise click.UsageError(f"{option}: {named.module} has no function {named.name}; it has {known or 'none'}")
-    return found  # type: ignore[no-any-return]
+    call: Callable[..., Any] = found
+    return call
 
 
 def _takes_epoch(call: Callable[..., Any]) -> bool:
