@@ -225,12 +225,24 @@ class Sweep:
         s = self.settings
         answers = settle_all(requests, s.task, s, processes=processes, timeout=s.timeout, memory=s.memory)
         with closing(answers):
-            for at, answer in answers:
-                names = groups[keys[at]]
-                key, answer = _stored(self._store, keys[at], answer, self.files[names[0]], s)
-                for name in names:
-                    self._add(name, key, answer, step)
+            try:
+                for at, answer in answers:
+                    names = groups[keys[at]]
+                    key, answer = _stored(self._store, keys[at], answer, self.files[names[0]], s)
+                    for name in names:
+                        self._add(name, key, answer, step)
+            except KeyboardInterrupt:
+                self._add_stored(groups, step)
+                raise
         return self.report
+
+    def _add_stored(self, groups: Mapping[str, Sequence[str]], step: Callable[..., None]) -> None:
+        """Add the rows of results that were stored when an interrupt arrived."""
+        for key, names in groups.items():
+            found = self._store.find(key, self.settings) if self._store and not self.again else None
+            for name in names if found is not None else ():
+                if found is not None and name not in self._rows:
+                    self._add(name, key, found, step)
 
     def _groups(self, step: Callable[..., None]) -> dict[str, list[str]]:
         """The names of files without a result by their key; a file that cannot be read has its name as its key."""
