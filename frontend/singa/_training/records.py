@@ -15,10 +15,11 @@ import os
 import re
 import secrets
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from singa_backend.errors import InvalidInput, MissingDependency
 from singa_backend.io.files import check, check_folder, refused
@@ -44,20 +45,83 @@ class MetricsRow:
     values: Mapping[str, float] = field(default_factory=dict)
 
 
-class Sink(Protocol):
-    """What takes the rows of a training."""
+class Sink(ABC):
+    """What takes the rows of a training; a callback of `Model.fit`."""
 
-    def check(self) -> None: ...
+    def __init__(self) -> None:
+        self._begun = False
+        self._steps = 0
 
-    def begin(self, step: int) -> None: ...
+    @abstractmethod
+    def check(self) -> None:
+        """Refuse a target that cannot be written, or has measurements of another training; nothing is written."""
 
-    def write(self, row: MetricsRow) -> None: ...
+    @abstractmethod
+    def begin(self, step: int) -> None:
+        """Open the target after `step` finished steps."""
 
-    def close(self) -> None: ...
+    @abstractmethod
+    def write(self, row: MetricsRow) -> None:
+        """Write a row."""
 
-    def state_dict(self) -> dict[str, Any]: ...
+    @abstractmethod
+    def close(self) -> None:
+        """Close the target."""
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
+    @abstractmethod
+    def state_dict(self) -> dict[str, Any]:
+        """Flush to the disk, and return what `load_state_dict` reads."""
+
+    @abstractmethod
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue at a state."""
+
+    def __call__(self, history: Any) -> bool:
+        """Write the steps since the last call, and the epoch.
+
+        Args:
+            history: The history of `fit`.
+
+        Returns:
+            False: the training goes on.
+
+        Raises:
+            InvalidInput: The file cannot be written (SX351, SX395).
+        """
+        if not self._begun:
+            self.begin(0)
+        for row in rows_of(history, self._steps):
+            self.write(row)
+        self._steps = len(history.losses)
+        return False
+
+    def on_step(self, progress: Any) -> None:
+        """Write a step.
+
+        Args:
+            progress: The point of a training: `steps`, `epoch`, `rate` and `history`.
+
+        Raises:
+            InvalidInput: The file cannot be written (SX351, SX395).
+        """
+        if not self._begun:
+            self.begin(progress.steps - 1)
+        values = {"loss": progress.history.losses[-1]}
+        if progress.rate is not None:
+            values["rate"] = progress.rate
+        self.write(MetricsRow(progress.steps, progress.epoch, False, values))
+        self._steps = progress.steps
+
+    def on_epoch(self, progress: Any) -> None:
+        """Write an epoch, and the steps that `on_step` has not seen.
+
+        Args:
+            progress: The point of a training.
+
+        Raises:
+            InvalidInput: The file cannot be written (SX351, SX395).
+        """
+        self(progress.history)
 
 
 class _Grown:
@@ -128,7 +192,7 @@ def _continued(path: Path, state: Any) -> _Grown | None:
     return _Grown(path, size, digest) if not left and digest.hexdigest() == wanted else None
 
 
-class MetricsFile:
+class MetricsFile(Sink):
     """Writes the measurements of a training to a .csv file; a callback of `Model.fit`.
 
     There is a row for each step, and one for each epoch: the column `row` is "step" or "epoch". An epoch has the mean of its
@@ -150,11 +214,11 @@ class MetricsFile:
     """
 
     def __init__(self, path: str | os.PathLike[str], *, metrics: Sequence[str] = ("accuracy",)) -> None:
+        super().__init__()
         self.path = Path(path)
         self.columns = (*COLUMNS[:7], *(f"validation_{n}" for n in metrics), COLUMNS[8])
         self._file = _Grown(self.path)
-        self._begun = self._loaded = False
-        self._steps = 0
+        self._loaded = False
 
     def check(self) -> None:
         """Refuse a file that cannot be written, or has rows; nothing is written.
@@ -197,47 +261,6 @@ class MetricsFile:
         cells = [known[n] if n in known else repr(float(row.values[n])) if n in row.values else "" for n in self.columns]
         self._file.append((",".join(cells) + "\n").encode())
 
-    def __call__(self, history: Any) -> bool:
-        """Write the steps since the last call, and the epoch.
-
-        Args:
-            history: The history of `fit`.
-
-        Returns:
-            False: the training goes on.
-
-        Raises:
-            InvalidInput: The file cannot be written (SX351, SX395).
-        """
-        if not self._begun:
-            self.begin(0)
-        for row in rows_of(history, self._steps):
-            self.write(row)
-        self._steps = len(history.losses)
-        return False
-
-    def on_step(self, progress: Any) -> None:
-        """Write a step.
-
-        Args:
-            progress: The point of a training: `steps`, `epoch`, `rate` and `history`.
-
-        Raises:
-            InvalidInput: The file cannot be written (SX351, SX395).
-        """
-        _told(self, self._begun, progress)
-
-    def on_epoch(self, progress: Any) -> None:
-        """Write an epoch, and the steps that `on_step` has not seen.
-
-        Args:
-            progress: The point of a training.
-
-        Raises:
-            InvalidInput: The file cannot be written (SX351, SX395).
-        """
-        self(progress.history)
-
     def state_dict(self) -> dict[str, Any]:
         """Flush the file to the disk, and return what `load_state_dict` reads.
 
@@ -266,7 +289,7 @@ class MetricsFile:
         self._file.close()
 
 
-class TensorBoardEvents:
+class TensorBoardEvents(Sink):
     """Writes the measurements of a training as events for TensorBoard, by tensorboardX; a callback of `Model.fit`.
 
     The names are train/loss, train/rate, train/accuracy and train/samples_per_second of steps, epoch/loss and epoch/accuracy, and
@@ -292,12 +315,12 @@ class TensorBoardEvents:
         except ImportError:
             hint = "pip install 'sonnx[tensorboard]'"
             raise MissingDependency("events for TensorBoard need tensorboardX, which is not installed", hint=hint) from None
+        super().__init__()
         self.folder = Path(folder)
         self._event, self._summary, self._crc = event_pb2, summary_pb2, masked_crc32c
         self._id, self._past = secrets.token_hex(4), list[_Grown]()
         self._file: _Grown | None = None
         self._continues = False
-        self._steps = 0
 
     def check(self) -> None:
         """Refuse a folder that cannot be written, or has events; nothing is written.
@@ -321,6 +344,7 @@ class TensorBoardEvents:
             InvalidInput: As `check`.
         """
         self.check()
+        self._begun = True
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             for path in self.folder.iterdir():
@@ -363,47 +387,6 @@ class TensorBoardEvents:
         sums = [self._crc(part).to_bytes(4, "little") for part in (length, data)]
         self._file.append(length + sums[0] + data + sums[1])
 
-    def __call__(self, history: Any) -> bool:
-        """Write the steps since the last call, and the epoch.
-
-        Args:
-            history: The history of `fit`.
-
-        Returns:
-            False: the training goes on.
-
-        Raises:
-            InvalidInput: The file cannot be written (SX351, SX395).
-        """
-        if self._file is None:
-            self.begin(0)
-        for row in rows_of(history, self._steps):
-            self.write(row)
-        self._steps = len(history.losses)
-        return False
-
-    def on_step(self, progress: Any) -> None:
-        """Write a step.
-
-        Args:
-            progress: The point of a training: `steps`, `epoch`, `rate` and `history`.
-
-        Raises:
-            InvalidInput: The file cannot be written (SX351, SX395).
-        """
-        _told(self, self._file is not None, progress)
-
-    def on_epoch(self, progress: Any) -> None:
-        """Write an epoch, and the steps that `on_step` has not seen.
-
-        Args:
-            progress: The point of a training.
-
-        Raises:
-            InvalidInput: The file cannot be written (SX351, SX395).
-        """
-        self(progress.history)
-
     def state_dict(self) -> dict[str, Any]:
         """Flush the file to the disk, and return what `load_state_dict` reads.
 
@@ -435,17 +418,6 @@ class TensorBoardEvents:
         """Close the file."""
         if self._file is not None:
             self._file.close()
-
-
-def _told(sink: MetricsFile | TensorBoardEvents, begun: bool, progress: Any) -> None:
-    """Write the step of the progress of `fit`."""
-    if not begun:
-        sink.begin(progress.steps - 1)
-    values = {"loss": progress.history.losses[-1]}
-    if progress.rate is not None:
-        values["rate"] = progress.rate
-    sink.write(MetricsRow(progress.steps, progress.epoch, False, values))
-    sink._steps = progress.steps
 
 
 def rows_of(history: Any, after: int) -> list[MetricsRow]:
