@@ -202,6 +202,20 @@ def _messages_apart(as_json: bool) -> AbstractContextManager[object]:
 OUTPUT = OutputPath(dir_okay=False)
 """The type of options that name a file to write; "-" is the standard output."""
 
+
+def model_output(*, required: bool) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """The option of the model file that a command writes."""
+    return click.option(
+        "--output",
+        "-o",
+        "target",
+        required=required,
+        type=OUTPUT,
+        metavar="OUT",
+        help="The file to write; external data go to OUT.data.",
+    )
+
+
 OUTPUT_PATH = OutputPath()
 """The same; that it is a folder is found when it is written (SX351)."""
 

@@ -14,7 +14,7 @@ from singa_backend.io.files import check
 from singa_backend.proto.load import load_model
 from singa_backend.proto.save import save
 
-from ._common import OUTPUT, FiniteNumber, echo, exit_codes, json_option, model_argument, write_json
+from ._common import FiniteNumber, echo, exit_codes, json_option, model_argument, model_output, write_json
 
 _FORMS = ("merged", "factors", "inputs")
 
@@ -22,15 +22,7 @@ _FORMS = ("merged", "factors", "inputs")
 @click.command("merge")
 @model_argument
 @click.argument("adapters", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="ADAPTER...")
-@click.option(
-    "--output",
-    "-o",
-    "target",
-    required=True,
-    type=OUTPUT,
-    metavar="OUT",
-    help="The file to write; external data go to OUT.data.",
-)
+@model_output(required=True)
 @click.option(
     "--weight",
     "weights",

@@ -17,7 +17,7 @@ from singa_backend.quantization import quantize as rewrite
 from singa_backend.quantization.accuracy import worst
 from singa_backend.quantization.options import FORMS, INTEGERS, METHODS
 
-from ._common import OUTPUT, FiniteNumber, echo, exit_codes, json_option, model_argument, show, write_json
+from ._common import FiniteNumber, echo, exit_codes, json_option, model_argument, model_output, show, write_json
 from ._tables import NAME, NUMBER, WORDS, Columns
 
 _ERRORS = Columns({"node": NAME, "operator": NAME, "value": NAME, "output": WORDS, "SNR (dB)": NUMBER, "own SNR (dB)": NUMBER,
@@ -37,15 +37,7 @@ _INTEGERS = click.Choice(list(INTEGERS))
     metavar="CALIBRATION",
     help="An .npz with an array for each input, by name; the first axis counts samples.",
 )
-@click.option(
-    "--output",
-    "-o",
-    "target",
-    required=True,
-    type=OUTPUT,
-    metavar="OUT",
-    help="The file to write; external data go to OUT.data.",
-)
+@model_output(required=True)
 @click.option("--dynamic", is_flag=True, help="Compute the ranges of activations in each run; needs no data to quantize.")
 @click.option(
     "--weight-only",
