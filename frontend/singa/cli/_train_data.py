@@ -196,6 +196,8 @@ def _told(named: FunctionName, error: Exception) -> NoReturn:
 
 def _batch(made: Any, columns: DataColumns, where: str) -> list[np.ndarray]:
     """The arrays of a batch, or of all samples, in the order of the model."""
+    from .._training.sources import converted
+
     if isinstance(made, Mapping):
         values = [made[n] for n in columns.found(map(str, made), where)]
     elif isinstance(made, (list, tuple)):
@@ -207,7 +209,7 @@ def _batch(made: Any, columns: DataColumns, where: str) -> list[np.ndarray]:
     if len(values) != len(columns.names):
         names = ", ".join(columns.names)
         raise InvalidInput(f"{where} must return {len(columns.names)} arrays, {names}, got {len(values)}", code="SX331")
-    arrays = [np.asarray(v) for v in values]
+    arrays = [np.asarray(converted(v)) for v in values]
     for name, a in zip(columns.names, arrays, strict=True):
         if not a.ndim or not len(a) or not dtypes.known(a.dtype) or a.dtype.kind in "SUO":
             raise _no_samples(f"{where}: {name!r}", a.dtype, a.shape)
@@ -234,13 +236,15 @@ class BatchFunction:
     """The number of batches of a step: more than one if gradients are accumulated."""
 
     def __init__(self, named: FunctionName, call: Callable[..., Any], made: Any, columns: DataColumns) -> None:
+        from .._training.sources import length_of
+
         if not isinstance(made, Iterable) or isinstance(made, (str, bytes)):
             what = f"{named} must return arrays, or an iterable of batches, got a {type(made).__name__}"
             raise InvalidInput(what, code="SX331")
         self.named, self.call, self.columns = named, call, columns
         self._takes_epoch, self._made = _takes_epoch(call), made
         self.first: list[np.ndarray] = []
-        self.per_epoch = _length(made)
+        self.per_epoch = length_of(made)
         self._next: Iterator[Any] | None = None
         self._digests: list[str] = []  # of the batches of each finished epoch
         self._firsts: list[str] = []  # of the first batch of each epoch
@@ -352,14 +356,6 @@ class BatchFunction:
         self._continued = now
 
 
-def _length(made: Any) -> int | None:
-    """The number of batches; None if it is not known, also of a DataLoader of a stream."""
-    try:
-        return len(made)
-    except TypeError:
-        return None
-
-
 def _agree(one: str, group: Communicator | None, name: str) -> None:
     """Raise InvalidInput (SX331) unless all ranks have the same batch."""
     if group is None:
@@ -400,12 +396,12 @@ def check_targets(model_sizes: Sequence[Any] | None, targets: np.ndarray, where:
     if targets.ndim == len(model_sizes) and targets.shape[1] != 1:
         if targets.shape[1] != classes:
             what = f"{where}: the labels must have {classes} classes, as the output of the model, got shape {list(targets.shape)}"
-            raise InvalidInput(what, code="SX334", hint=f"--head {targets.shape[1]} gives the model as many")
+            raise InvalidInput(what, code="SX334", hint=f"--head {targets.shape[1]} writes a last layer of as many")
         return
     if targets.dtype.kind not in "iuf" or classes == 1:
         return
     low, high = targets.min(), targets.max()
     if low < 0 or high >= classes:
         what = f"{where}: class numbers must be in [0, {classes}), as the output of the model, got {low} to {high}"
-        hint = f"--head {int(high) + 1} gives the model as many classes" if low >= 0 else "class numbers start at 0"
+        hint = f"--head {int(high) + 1} writes a last layer of as many classes" if low >= 0 else "class numbers start at 0"
         raise InvalidInput(what, code="SX335", hint=hint)
