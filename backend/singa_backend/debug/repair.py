@@ -213,7 +213,7 @@ class Repair:
         return [n for c in self.source.calls for n in c.outputs if n in found]
 
     def _sure(self, name: str) -> bool:
-        """Whether the partner of a value is computed by the same operator from the partners of its inputs, and is no other's."""
+        """Whether the partner of a value has the same operator and the partners of its inputs, and pairs with this value only."""
         pairs, call = self.aligner.pairs, self.source.makers[name]
         other = self.aligner.theirs.made.get(pairs[name].other)
         read = {pairs[n].other for n in call.uses if n in pairs and n in self.source.makers}

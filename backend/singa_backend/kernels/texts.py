@@ -37,7 +37,7 @@ def _strings(values: list[str], shape: tuple[int, ...]) -> np.ndarray:
 
 
 def _reshaped(site: Site, x: OpaqueValue, shape: tuple[int, ...]) -> OpaqueValue:
-    """Emit the step that gives strings another shape, with one -1 at most."""
+    """Emit the step that reshapes strings, to a shape with at most one -1."""
     site.require(is_texts(x), "the input is not an array of strings")
     y, count = OpaqueValue(fresh=True), x.value.size
     known = math.prod(d for d in shape if d >= 0)

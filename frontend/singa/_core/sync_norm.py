@@ -32,7 +32,7 @@ class SyncGroup:
         number: The number of their communicator in this process.
         size: The number of processes.
         rank: The number of this one.
-        has_samples: Whether the batch of this process counts; otherwise it stands in for no samples.
+        has_samples: Whether the batch of this process counts; otherwise this process has no sample of its own.
     """
 
     number: int
