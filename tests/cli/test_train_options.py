@@ -416,27 +416,29 @@ PROGRAM = """
 def program(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.chdir(folder)
     monkeypatch.setattr(sys, "path", list(sys.path))
-    (folder / "images.py").write_text(textwrap.dedent(PROGRAM))
+    (folder / "drawn_images.py").write_text(textwrap.dedent(PROGRAM))
     yield folder
-    sys.modules.pop("images", None)
+    sys.modules.pop("drawn_images", None)
 
 
 def test_functions_of_arrays_train_as_the_file(program: Path) -> None:
     fine(train(program, "-o", "@file.onnx"))
     for name in ("arrays", "pair"):
-        fine(train(program, "-o", "@function.onnx", data=f"images:{name}"))
+        fine(train(program, "-o", "@function.onnx", data=f"drawn_images:{name}"))
         assert bits(program / "function.onnx") == bits(program / "file.onnx")
     fine(train(program, "--checkpoint", "@run.ckpt", epochs=1))
-    fine(train(program, "--checkpoint", "@run.ckpt", "--resume", "-o", "@again.onnx", data="images:arrays"))  # the same arrays
+    fine(
+        train(program, "--checkpoint", "@run.ckpt", "--resume", "-o", "@again.onnx", data="drawn_images:arrays")
+    )  # the same arrays
     assert bits(program / "again.onnx") == bits(program / "file.onnx")
-    fine(train(program, "--validation", "images:listed", "-o", "@held.onnx", "--json"))
+    fine(train(program, "--validation", "drawn_images:listed", "-o", "@held.onnx", "--json"))
 
 
 @pytest.mark.parametrize("name", ["epochs", "listed", "loader", "generator"])
 def test_batches_train_as_a_loop_over_them(program: Path, name: str) -> None:
     """Written by hand, on the tape."""
-    fine(train(program, "--no-graph", "--momentum", "0", "-o", "@o.onnx", data=f"images:{name}", batch=()))
-    import images  # type: ignore[import-not-found]
+    fine(train(program, "--no-graph", "--momentum", "0", "-o", "@o.onnx", data=f"drawn_images:{name}", batch=()))
+    import drawn_images as images  # type: ignore[import-not-found]
 
     net = sonnx.SONNXModel(str(program / "m.onnx"))
     sgd = opt.SGD(lr=0.01)
@@ -458,13 +460,15 @@ def test_batches_continue_to_the_bit(
     program: Path, name: str, every: int | None, writes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = ("--validation", "@held.npz", "--metrics")
-    whole = fine(train(program, *run, "@whole.csv", "-o", "@whole.onnx", "--json", data=f"images:{name}", batch=()))
+    whole = fine(train(program, *run, "@whole.csv", "-o", "@whole.onnx", "--json", data=f"drawn_images:{name}", batch=()))
     more = ("--checkpoint", "@run.ckpt", *(("--every", str(every)) if every else ()))
     with monkeypatch.context() as patch:
         killed_after(patch, writes)
         with pytest.raises(Killed):
-            train(program, *run, "@run.csv", *more, data=f"images:{name}", batch=())
-    last = fine(train(program, *run, "@run.csv", *more, "--resume", "-o", "@o.onnx", "--json", data=f"images:{name}", batch=()))
+            train(program, *run, "@run.csv", *more, data=f"drawn_images:{name}", batch=())
+    last = fine(
+        train(program, *run, "@run.csv", *more, "--resume", "-o", "@o.onnx", "--json", data=f"drawn_images:{name}", batch=())
+    )
     assert bits(program / "o.onnx") == bits(program / "whole.onnx") and json.loads(last.stdout) == json.loads(whole.stdout)
     assert timeless(program / "run.csv") == timeless(program / "whole.csv")
 
@@ -475,10 +479,10 @@ def test_other_batches_are_refused(program: Path, writes: int, monkeypatch: pyte
     with monkeypatch.context() as patch:
         killed_after(patch, writes)
         with pytest.raises(Killed):
-            train(program, *more, data="images:random", batch=())
-    refused = train(program, *more, "--resume", "--json", data="images:random", batch=())
+            train(program, *more, data="drawn_images:random", batch=())
+    refused = train(program, *more, "--resume", "--json", data="drawn_images:random", batch=())
     assert refused.exit_code == 3 and json.loads(refused.stdout)["code"] == "SX381" and "differ" in refused.stdout
-    refused = train(program, *more, "--resume", data="images:listed", batch=())
+    refused = train(program, *more, "--resume", data="drawn_images:listed", batch=())
     assert refused.exit_code == 3 and "--data" in refused.stderr
 
 
@@ -489,23 +493,23 @@ def test_other_batches_are_refused(program: Path, writes: int, monkeypatch: pyte
     ("generator", "--schedule cosine needs", ("--schedule", "cosine")),
 ])  # fmt: skip
 def test_functions_without_batches_are_refused(program: Path, name: str, told: str, more: tuple[str, ...]) -> None:
-    refused = train(program, *more, "-o", "@o.onnx", data=f"images:{name}", batch=())
+    refused = train(program, *more, "-o", "@o.onnx", data=f"drawn_images:{name}", batch=())
     assert refused.exit_code in (2, 3) and told in refused.stderr.replace("\n", " "), refused.output
 
 
 def test_a_module_that_does_not_exist_is_refused(program: Path) -> None:
     refused = train(program, "-o", "@o.onnx", data="imagse:epochs", batch=())
     assert refused.exit_code == 2 and "no module imagse" in refused.stderr.replace("\n", " ")
-    (program / "images.py").write_text("import nowhere\n")
-    refused = train(program, "-o", "@o.onnx", data="images:epochs", batch=())
+    (program / "drawn_images.py").write_text("import nowhere\n")
+    refused = train(program, "-o", "@o.onnx", data="drawn_images:epochs", batch=())
     assert refused.exit_code == 3 and "import nowhere" in refused.stderr and "ModuleNotFoundError" in refused.stderr
 
 
 @pytest.mark.parametrize(("name", "line"), [("wrong", 'raise KeyError("no such image")'), ("fails", 'return {}["nothing"]')])
 def test_an_error_in_the_function_keeps_its_traceback(program: Path, name: str, line: str) -> None:
-    refused = train(program, "--checkpoint", "@run.ckpt", "--every", "1", data=f"images:{name}", batch=())
-    assert refused.exit_code == 3 and line in refused.stderr and "images.py" in refused.stderr and "SX331" in refused.stderr
-    assert f"images:{name} raised KeyError" in refused.stderr and "_train_data.py" not in refused.stderr
+    refused = train(program, "--checkpoint", "@run.ckpt", "--every", "1", data=f"drawn_images:{name}", batch=())
+    assert refused.exit_code == 3 and line in refused.stderr and "drawn_images.py" in refused.stderr and "SX331" in refused.stderr
+    assert f"drawn_images:{name} raised KeyError" in refused.stderr and "_train_data.py" not in refused.stderr
     assert (program / "run.ckpt").exists() == (name == "wrong")
 
 
