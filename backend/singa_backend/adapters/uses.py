@@ -5,20 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from onnx import FunctionProto, TensorProto
 
 from .. import dtypes
+from ..ir.declaration import has_trait
 from ..passes import GraphEditor, ModelEditor, NodeEditor
 from ..proto.schemas import MICROSOFT, plain_domain
 
 RIGHT, LEFT, CONVOLUTION, LOOKUP, INSIDE = "right", "left", "convolution", "lookup", "inside"
 """How a node uses a weight: x W, W x, a convolution, rows of W by index; or in another way, which reads a changed weight."""
-
-_MOVES = ("Identity", "Cast", "Transpose", "Reshape", "Squeeze", "Unsqueeze", "Flatten")
-"""What may be between an initializer and the node that uses it; DequantizeLinear too."""
 
 _BIAS = {"Gemm": 2, "Conv": 2, "FusedConv": 2, "FusedGemm": 2, "MatMulNBits": 5, "DynamicQuantizeMatMul": 4, "Attention": 2}
 """The input of an operator that is the bias of its weight."""
@@ -187,8 +185,7 @@ def _uses(graph: GraphEditor, node: NodeEditor) -> Iterator[WeightUse]:
     if maker is not None:
         yield from maker(graph, node)
         return
-    moves = node.plain and node.domain == "" and node.op_type in (*_MOVES, "DequantizeLinear", "QuantizeLinear", "Constant")
-    if moves or node.graphs:
+    if _passes(node) or node.is_("DequantizeLinear", "QuantizeLinear", "Constant") or node.graphs:
         return
     for i, name in enumerate(node.inputs):  # any other use of a matrix
         origin = trace(graph, name)
@@ -210,11 +207,16 @@ def _is_factor(graph: GraphEditor, node: NodeEditor, index: int) -> bool:
             i = reader.inputs.index(name) if name in reader.inputs else -1
             if reader.plain and i in factors.get(reader.op_type, ()):
                 return True
-            if reader.is_(*_MOVES) and i == 0:
+            if _passes(reader) and i == 0:
                 pending.append(reader.outputs[0])
             if not reader.plain and i >= 0 and _is_factor(body, reader, i):
                 return True
     return False
+
+
+def _passes(node: NodeEditor) -> bool:
+    """Whether the result of a node is its first input in another shape, order or dtype."""
+    return node.is_(node.op_type) and (node.op_type == "Cast" or has_trait("", node.op_type, "rearranges"))
 
 
 def _title(function: GraphEditor) -> tuple[str, str]:
@@ -238,7 +240,7 @@ def trace(graph: GraphEditor, name: str) -> WeightOrigin | None:
         if node.is_("Constant"):
             tensor = node.get("value")
             return _origin(name, graph, tensor, moves[::-1]) if isinstance(tensor, TensorProto) else None
-        if not node.is_(*_MOVES) and node.op_type != "DequantizeLinear":
+        if not _passes(node) and not node.is_("DequantizeLinear"):
             return None
         moves.append(node)
         name = node.input(0)
@@ -307,6 +309,20 @@ def _moved(graph: GraphEditor, node: NodeEditor, shape: tuple[int, ...]) -> tupl
 
 # --- operators
 
+Maker: TypeAlias = Callable[[GraphEditor, NodeEditor], Iterator[WeightUse]]
+_MAKERS: dict[tuple[str, str], Maker] = {}
+"""The operators whose use of a weight is known."""
+
+
+def _uses_of(domain: str, *operators: str) -> Callable[[Maker], Maker]:
+    """A decorator that registers how operators use a weight."""
+
+    def register(maker: Maker) -> Maker:
+        _MAKERS.update({(domain, operator): maker for operator in operators})
+        return maker
+
+    return register
+
 
 def _bias(graph: GraphEditor, node: NodeEditor) -> dict[str, Any]:
     """The initializer that is the bias of a node: its input, or what an Add of its result adds; and this Add."""
@@ -319,6 +335,8 @@ def _bias(graph: GraphEditor, node: NodeEditor) -> dict[str, Any]:
     return {"bias": name, "bias_node": adds} if fits else {}
 
 
+@_uses_of("", "MatMul", "Gemm")
+@_uses_of(MICROSOFT, "FusedMatMul")
 def _product(graph: GraphEditor, node: NodeEditor) -> Iterator[WeightUse]:
     """MatMul, Gemm and FusedMatMul: a matrix on either side of another value."""
     if node.get("transBatchA", 0) or node.get("transBatchB", 0):
@@ -337,6 +355,7 @@ def _product(graph: GraphEditor, node: NodeEditor) -> Iterator[WeightUse]:
         yield WeightUse(kind, graph, node, i, origin, inputs, outputs, turned, **bias, factor=factor)
 
 
+@_uses_of("", "Conv")
 def _convolution(graph: GraphEditor, node: NodeEditor) -> Iterator[WeightUse]:
     origin = trace(graph, node.input(1))
     if origin is None or len(origin.shape) < 3 or trace(graph, node.input(0)) is not None:
@@ -345,6 +364,7 @@ def _convolution(graph: GraphEditor, node: NodeEditor) -> Iterator[WeightUse]:
     yield WeightUse(CONVOLUTION, graph, node, 1, origin, origin.shape[1], origin.shape[0], True, group, **_bias(graph, node))
 
 
+@_uses_of(MICROSOFT, "MatMulNBits", "MatMulBnb4")
 def _few_bits(graph: GraphEditor, node: NodeEditor) -> Iterator[WeightUse]:
     """MatMulNBits and MatMulBnb4: the packed weight of K inputs and N outputs."""
     found, dtype = graph.tensor(node.input(1)), _dtype(graph, node.input(2))
@@ -355,6 +375,7 @@ def _few_bits(graph: GraphEditor, node: NodeEditor) -> Iterator[WeightUse]:
         yield WeightUse(RIGHT, graph, node, 1, origin, k, n, True, **_bias(graph, node))
 
 
+@_uses_of(MICROSOFT, "DynamicQuantizeMatMul")
 def _dynamic(graph: GraphEditor, node: NodeEditor) -> Iterator[WeightUse]:
     """DynamicQuantizeMatMul: an 8-bit matrix and its scale."""
     found, owner = graph.tensor(node.input(1)), graph.owner(node.input(1))
@@ -364,6 +385,7 @@ def _dynamic(graph: GraphEditor, node: NodeEditor) -> Iterator[WeightUse]:
         yield WeightUse(RIGHT, graph, node, 1, origin, inputs, outputs, **_bias(graph, node))
 
 
+@_uses_of(MICROSOFT, "Attention")
 def _attention(graph: GraphEditor, node: NodeEditor) -> Iterator[WeightUse]:
     """The projections of onnxruntime's Attention, whose product is within the operator."""
     origin = trace(graph, node.input(1))
@@ -372,6 +394,7 @@ def _attention(graph: GraphEditor, node: NodeEditor) -> Iterator[WeightUse]:
         yield WeightUse(INSIDE, graph, node, 1, origin, inputs, outputs, **_bias(graph, node))
 
 
+@_uses_of("", "Gather")
 def _lookup(graph: GraphEditor, node: NodeEditor) -> Iterator[WeightUse]:
     origin = trace(graph, node.input(0))
     if (
@@ -382,20 +405,6 @@ def _lookup(graph: GraphEditor, node: NodeEditor) -> Iterator[WeightUse]:
     ):
         rows, columns = origin.shape
         yield WeightUse(LOOKUP, graph, node, 0, origin, rows, columns)
-
-
-_MAKERS: dict[tuple[str, str], Callable[[GraphEditor, NodeEditor], Iterator[WeightUse]]] = {
-    ("", "MatMul"): _product,
-    ("", "Gemm"): _product,
-    (MICROSOFT, "FusedMatMul"): _product,
-    ("", "Conv"): _convolution,
-    ("", "Gather"): _lookup,
-    (MICROSOFT, "MatMulNBits"): _few_bits,
-    (MICROSOFT, "MatMulBnb4"): _few_bits,
-    (MICROSOFT, "DynamicQuantizeMatMul"): _dynamic,
-    (MICROSOFT, "Attention"): _attention,
-}
-"""The operators whose use of a weight is known."""
 
 
 def by_default(weight: Weight) -> bool:

@@ -14,17 +14,14 @@ from onnx import ModelProto, TensorProto, ValueInfoProto, numpy_helper
 
 from .. import dtypes
 from ..errors import InvalidInput, UnsupportedModel
+from ..ir.declaration import has_trait
+from ..proto.schemas import plain_domain
 from .index import NodeEditor
 from .model import ModelEditor
 
 SOFTMAXES = ("Softmax", "LogSoftmax")
 SIGMOIDS = ("Sigmoid", "HardSigmoid")
 _PRODUCTS = ("Gemm", "MatMul", "Conv")
-_PASSED = (
-    *SOFTMAXES, *SIGMOIDS, "Identity", "Flatten", "Squeeze", "Reshape", "Cast", "Dropout", "Relu", "LeakyRelu", "Tanh",
-    "Softplus", "GlobalAveragePool", "GlobalMaxPool", "AveragePool", "MaxPool", "ReduceMean",
-)  # fmt: skip
-"""Operators without parameters that may follow the last layer."""
 
 
 @dataclass(frozen=True)
@@ -114,14 +111,20 @@ def last_activation(model: ModelProto) -> str:
     """
     makers = {o: n for n in model.graph.node for o in n.output}
     name = model.graph.output[0].name if model.graph.output else ""
-    for _ in range(len(_PASSED)):
+    for _ in range(len(makers)):
         node = makers.get(name)
-        if node is None or node.domain not in ("", "ai.onnx") or node.op_type not in _PASSED:
+        if node is None or plain_domain(node.domain) or not _may_follow(node.op_type):
             return ""
         if node.op_type in SOFTMAXES + SIGMOIDS:
             return node.op_type
         name = node.input[0]
     return ""
+
+
+def _may_follow(operator: str) -> bool:
+    """Whether an operator of ONNX may follow the last layer: it has no parameters, and as many outputs as that layer."""
+    follows = any(has_trait("", operator, t) for t in ("unary", "rearranges", "pools"))
+    return follows or operator in (*SOFTMAXES, "Dropout", "ReduceMean")
 
 
 class _Head:
@@ -170,7 +173,7 @@ class _Head:
                 return node
             if node.is_("Add") and self.adds is None and sum(map(self._constant, node.inputs)) == 1:
                 self.adds, name = node, next(n for n in node.inputs if not self._constant(n))
-            elif node.is_(*_PASSED) and not self._constant(node.input(0)) and self.adds is None:
+            elif node.is_(node.op_type) and _may_follow(node.op_type) and not self._constant(node.input(0)) and self.adds is None:
                 name = node.input(0)
             else:
                 hint = "Gemm, MatMul and Conv are known; for a model that ends otherwise, write a program with SONNXModel"
