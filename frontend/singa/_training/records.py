@@ -24,7 +24,6 @@ from typing import Any
 from singa_backend.errors import InvalidInput, MissingDependency
 from singa_backend.io.files import check, check_folder, refused
 
-COLUMNS = ("row", "step", "epoch", "loss", "rate", "accuracy", "validation_loss", "validation_accuracy", "samples_per_second")
 _EVENTS = re.compile(r"events\.out\.tfevents\.(\d{6})\.([0-9a-f]{8})\.sonnx")
 
 
@@ -58,11 +57,19 @@ class Sink(ABC):
 
     @abstractmethod
     def begin(self, step: int) -> None:
-        """Open the target after `step` finished steps."""
+        """Open the target.
+
+        Args:
+            step: The number of finished steps.
+        """
 
     @abstractmethod
     def write(self, row: MetricsRow) -> None:
-        """Write a row."""
+        """Write a row.
+
+        Args:
+            row: The measurements of a step or an epoch.
+        """
 
     @abstractmethod
     def close(self) -> None:
@@ -70,11 +77,19 @@ class Sink(ABC):
 
     @abstractmethod
     def state_dict(self) -> dict[str, Any]:
-        """Flush to the disk, and return what `load_state_dict` reads."""
+        """Flush to the disk, and describe what is written.
+
+        Returns:
+            What `load_state_dict` reads.
+        """
 
     @abstractmethod
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue at a state."""
+        """Continue at a state.
+
+        Args:
+            state: What `state_dict` returned.
+        """
 
     def __call__(self, history: Any) -> bool:
         """Write the steps since the last call, and the epoch.
@@ -216,7 +231,8 @@ class MetricsFile(Sink):
     def __init__(self, path: str | os.PathLike[str], *, metrics: Sequence[str] = ("accuracy",)) -> None:
         super().__init__()
         self.path = Path(path)
-        self.columns = (*COLUMNS[:7], *(f"validation_{n}" for n in metrics), COLUMNS[8])
+        known = ("row", "step", "epoch", "loss", "rate", "accuracy", "validation_loss")
+        self.columns = (*known, *(f"validation_{n}" for n in metrics), "samples_per_second")
         self._file = _Grown(self.path)
         self._loaded = False
 
