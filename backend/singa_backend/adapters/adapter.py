@@ -16,7 +16,8 @@ from onnx import GraphProto, ModelProto, SparseTensorProto, TensorProto
 
 from .. import dtypes
 from ..errors import InvalidInput, MissingDependency
-from ..io.files import StrPath, staged
+from ..io.archives import read_bytes
+from ..io.files import StrPath, write_bytes
 from ..proto import tensor_data
 
 FORMAT = "sonnx-adapter-1"
@@ -63,11 +64,10 @@ class Adapter:
             path: its path.
 
         Raises:
+            InvalidInput: the file cannot be written (SX351).
             MissingDependency: the package safetensors is not installed (SX700).
-            OSError: the file cannot be written.
         """
-        with staged(path) as stage:
-            stage.write(stage.target.name, self.to_bytes())
+        write_bytes(path, self.to_bytes(), parents=False)
 
     def to_bytes(self) -> bytes:
         """Serialize the adapter as a file of safetensors.
@@ -87,7 +87,7 @@ class Adapter:
             "settings": self.settings,
         }
         data = {n: np.ascontiguousarray(x) for n, x in (tensors | {f"{n}.value": x for n, x in self.values.items()}).items()}
-        made: bytes = _safetensors().save(data, {"sonnx": json.dumps(known, sort_keys=True)})
+        made: bytes = safetensors_numpy().save(data, {"sonnx": json.dumps(known, sort_keys=True)})
         return made
 
     @classmethod
@@ -102,13 +102,11 @@ class Adapter:
 
         Raises:
             InvalidInput: the file cannot be read, is damaged, or is not an adapter (SX970).
+            ResourceExhausted: the file exceeds a limit.
             MissingDependency: the package safetensors is not installed (SX700).
         """
-        library = _safetensors()
-        try:
-            data = Path(path).read_bytes()
-        except OSError as error:
-            raise InvalidInput(f"cannot read the adapter {os.fspath(path)}: {error.strerror}", code="SX970") from None
+        library = safetensors_numpy()
+        data = read_bytes(path, "SX970")
         try:
             tensors: dict[str, np.ndarray] = library.load(data)
             known = json.loads(json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])["__metadata__"]["sonnx"])
@@ -128,13 +126,23 @@ class Adapter:
         return made
 
 
-def _safetensors() -> ModuleType:
+def safetensors_numpy() -> ModuleType:
     """The package that reads and writes files of adapters."""
     try:
         import safetensors.numpy as found
     except ImportError as error:
         raise MissingDependency("files of adapters need safetensors", hint="pip install 'sonnx[lora]'") from error
     return found
+
+
+def check_digest(adapter: Adapter, found: str, hint: str) -> None:
+    """Raise InvalidInput (SX971) if an adapter was trained with other tensors than those of this digest."""
+    if adapter.base and adapter.base != found:
+        raise InvalidInput(
+            f"the adapter was trained with another model: its tensors have the digest {adapter.base}, those of this one {found}",
+            code="SX971",
+            hint=hint,
+        )
 
 
 def base_digest(model: ModelProto, folder: Path | None = None) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
@@ -14,7 +14,7 @@ from ..errors import InvalidInput
 from ..io.archives import open_file
 from ..io.files import StrPath
 from ..proto.load import ModelSource, open_light
-from .adapter import Adapter, LowRank, base_digest
+from .adapter import Adapter, LowRank, base_digest, check_digest
 from .flat_file import MAGIC, read_parameters
 from .insert import insert
 from .modules import Modules
@@ -176,15 +176,12 @@ def _joined(name: str, one: LowRank, two: LowRank) -> LowRank:
     return LowRank(a, b, 1.0)
 
 
-def check_base(adapter: Adapter, model: ModelProto, folder: Path | None) -> None:
+def check_bases(adapters: Iterable[Adapter], model: ModelProto, folder: Path | None) -> None:
     """Raise InvalidInput (SX971) if an adapter was trained with other tensors than those of a model."""
-    if adapter.base and adapter.base != (found := base_digest(model, folder)):
-        what = (
-            f"the adapter was trained with another model: its tensors have the digest {adapter.base}, those of this one {found}"
-        )
-        raise InvalidInput(
-            what, code="SX971", hint="pass the model that was trained; `sonnx merge --any-base` accepts another one"
-        )
+    known = [a for a in adapters if a.base]
+    found = base_digest(model, folder) if known else ""
+    for adapter in known:
+        check_digest(adapter, found, "pass the model that was trained; `sonnx merge --any-base` accepts another one")
 
 
 def with_adapters(model: ModelSource, sources: Sequence[AdapterSource], any_base: bool = False) -> Rewrite:
@@ -209,8 +206,8 @@ def with_adapters(model: ModelSource, sources: Sequence[AdapterSource], any_base
         if set(tensors) <= {v.name for v in proto.graph.input}:
             return lambda m, _: bound(m, tensors)
     adapters = [load_adapter(s, proto, folder=folder) for s in sources]
-    for adapter in () if any_base else adapters:
-        check_base(adapter, proto, folder)
+    if not any_base:
+        check_bases(adapters, proto, folder)
     one = combined(adapters, [1.0] * len(adapters), proto, folder=folder)
     return lambda m, home: insert(m, one, folder=home, any_base=True)
 
@@ -230,8 +227,7 @@ def swappable(model: ModelSource, sources: Mapping[str, AdapterSource]) -> tuple
     """
     proto, folder = open_light(model)
     adapters = {name: load_adapter(s, proto, folder=folder) for name, s in sources.items()}
-    for adapter in adapters.values():
-        check_base(adapter, proto, folder)
+    check_bases(adapters.values(), proto, folder)
     one = adapter_inputs(proto, list(adapters.values()), folder=folder, any_base=True)
     feeds = {name: adapter_feeds(a) for name, a in adapters.items()}
     every = {n: x for f in feeds.values() for n, x in f.items()}

@@ -17,7 +17,7 @@ from ..passes.head import replace_head
 from ..passes.typed_graph import constant_node
 from ..proto import tensor_data
 from ..proto.schemas import MICROSOFT
-from .adapter import Adapter, LowRank, base_digest
+from .adapter import Adapter, LowRank, base_digest, check_digest
 from .uses import CONVOLUTION, INSIDE, LEFT, LOOKUP, Weight, WeightUse, weights
 
 RANK = "lora_rank"
@@ -178,12 +178,8 @@ def check_fit(editor: ModelEditor, found: Mapping[str, Weight], adapter: Adapter
     if wrong:
         more = f", and {len(wrong) - 5} more" if len(wrong) > 5 else ""
         raise InvalidInput(f"the adapter does not fit this model: {'; '.join(wrong[:5])}{more}", code="SX971")
-    if base is not None and base != adapter.base:
-        raise InvalidInput(
-            f"the adapter was trained with another model: its tensors have the digest {adapter.base}, those of this one {base}",
-            code="SX971",
-            hint="pass the model that was trained, or accept another one with any_base=True",
-        )
+    if base is not None:
+        check_digest(adapter, base, "pass the model that was trained, or accept another one with any_base=True")
 
 
 def stored_shape(main: GraphEditor, name: str) -> tuple[int, ...] | None:

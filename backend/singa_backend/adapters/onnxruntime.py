@@ -16,11 +16,13 @@ from onnx import GraphProto, ModelProto, helper, numpy_helper
 
 from ..errors import InvalidInput
 from ..io.files import StrPath
-from .adapter import Adapter, LowRank
+from ..passes import ModelEditor
+from .adapter import Adapter, LowRank, base_digest
 from .flat_file import FILE, read_parameters, write_parameters
-from .insert import factor_inputs, factor_names, insert
+from .insert import check_fit, factor_inputs, factor_names, insert
 from .matching import Wanted, match
 from .modules import WEIGHT, ModuleParameter, Modules
+from .uses import weights
 
 _FACTOR = re.compile(r"(?:base_model\.model\.)?(?P<path>.+)[./]lora_(?P<part>[AB])(?:\.default)?(?:[./](?:weight|MatMul))?")
 """The name of a factor, as this package, PEFT and exporters of onnxruntime's tools write it."""
@@ -49,8 +51,14 @@ def adapter_inputs(
     """
     changes: dict[str, LowRank] = {}
     values: dict[str, np.ndarray] = {}
+    editor = ModelEditor(model, folder)
+    found = weights(editor)
+    base = None if any_base or not any(a.base for a in adapters) else base_digest(model, folder)
     for adapter in adapters:
-        insert(model, adapter, folder=folder, inputs=True, any_base=any_base)  # raises for an adapter that does not fit
+        if type(adapter.settings.get("head")) is int:
+            insert(model, adapter, folder=folder, inputs=True, any_base=any_base)  # raises for an adapter that does not fit
+        else:
+            check_fit(editor, found, adapter, base)
         for name, change in adapter.changes.items():
             known = changes.setdefault(name, change)
             if known.a.shape[1:] != change.a.shape[1:]:

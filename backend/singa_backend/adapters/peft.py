@@ -16,10 +16,10 @@ import numpy as np
 from onnx import ModelProto
 
 from .. import dtypes
-from ..errors import InvalidInput, MissingDependency
+from ..errors import InvalidInput
 from ..io.archives import read_bytes, read_json
 from ..io.files import StrPath, staged, staged_folder
-from .adapter import Adapter, LowRank
+from .adapter import Adapter, LowRank, safetensors_numpy
 from .matching import Wanted, match
 from .modules import BIAS, CONVOLUTION, LINEAR, TABLE, WEIGHT, ModuleParameter, Modules
 
@@ -201,10 +201,9 @@ def read_safetensors(path: Path) -> dict[str, np.ndarray]:
         InvalidInput: the file is damaged, or a tensor is not of floats (SX980).
         MissingDependency: the package safetensors is not installed (SX700).
     """
-    try:
-        import safetensors as library
-    except ImportError:
-        raise MissingDependency("adapters of PEFT need safetensors", hint="pip install 'sonnx[lora]'") from None
+    safetensors_numpy()  # raises without the package
+    import safetensors as library
+
     kinds: dict[str, np.dtype[Any]] = {
         "F64": np.dtype(np.float64),
         "F32": np.dtype(np.float32),
@@ -324,10 +323,7 @@ def write_peft(adapter: Adapter, path: StrPath, model: ModelProto, *, folder: Pa
             adapter, or cannot be written (SX351).
         MissingDependency: the package safetensors is not installed (SX700).
     """
-    try:
-        from safetensors.numpy import save
-    except ImportError:
-        raise MissingDependency("adapters of PEFT need safetensors", hint="pip install 'sonnx[lora]'") from None
+    save = safetensors_numpy().save
     home = Path(path)
     if home.exists() and (not home.is_dir() or any((home / n).exists() for n in (CONFIG, WEIGHTS))):
         what = "holds an adapter" if home.is_dir() else "is a file"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
 
@@ -12,8 +13,9 @@ import numpy as np
 from onnx import ModelProto, numpy_helper
 
 from singa_backend.adapters import Adapter, LowRank, base_digest, create, insert, merge
+from singa_backend.adapters.adapter import check_digest
 from singa_backend.adapters.insert import factor_names, without_arrays
-from singa_backend.errors import InvalidInput, InvalidModel
+from singa_backend.errors import InvalidModel
 from singa_backend.io.files import StrPath
 from singa_backend.proto.load import ModelSource, embed, load_model, open_light
 from singa_backend.proto.source import ModelFiles
@@ -49,6 +51,11 @@ class Base:
             _set(proto, {n: t.device.backend.get(t._data) for n, t in changed.items()})
             return cls(proto)
         return cls(model.written())
+
+    @cached_property
+    def digest(self) -> str:
+        """The identity of its tensors."""
+        return base_digest(*self.light())
 
     def light(self) -> tuple[ModelProto, Path | None]:
         """The model and the folder of its external data; large tensors stay in the file."""
@@ -186,13 +193,8 @@ def check_base(base: Base, adapter: Adapter, any_base: bool) -> None:
     """Raise InvalidInput (SX971) if an adapter was trained with another model."""
     if any_base or not adapter.base:
         return
-    found = base_digest(*base.light())
-    if found != adapter.base:
-        raise InvalidInput(
-            f"the adapter was trained with another model: its tensors have the digest {adapter.base}, those of this one {found}",
-            code="SX971",
-            hint="use the model that was trained, or accept another one with any_base=True",
-        )
+    base.model()  # raises if the files have changed
+    check_digest(adapter, base.digest, "use the model that was trained, or accept another one with any_base=True")
 
 
 def read(adapter: Adapter | StrPath) -> Adapter:

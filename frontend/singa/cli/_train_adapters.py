@@ -119,7 +119,7 @@ def with_base(chosen: TrainOptions) -> Iterator[TrainOptions]:
         return
     from singa_backend.quantization import quantize_weights
 
-    made = quantize_weights(chosen.model, chosen.qlora, exclude=kept_float(chosen))
+    made = quantize_weights(chosen.model, chosen.qlora, exclude=[] if chosen.head is None else [node_pattern(new_head(chosen))])
     with tempfile.TemporaryDirectory(prefix="sonnx-") as folder:
         path = Path(folder, chosen.model.name)
         save(made, path, check=False)
@@ -127,6 +127,6 @@ def with_base(chosen: TrainOptions) -> Iterator[TrainOptions]:
         yield replace(chosen, model=path)
 
 
-def kept_float(chosen: TrainOptions) -> list[str]:
+def node_pattern(head: ReplacedHead) -> str:
     """The pattern of the node that --qlora does not quantize: the last layer, which --head replaces."""
-    return [] if chosen.head is None else [re.escape(new_head(chosen).node)]
+    return re.escape(head.node)

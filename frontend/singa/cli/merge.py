@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from singa_backend.adapters import insert, merge
-from singa_backend.adapters.files import check_base, combined, load_adapter
+from singa_backend.adapters.files import check_bases, combined, load_adapter
 from singa_backend.adapters.onnxruntime import adapter_inputs
 from singa_backend.io.files import check
 from singa_backend.proto.load import load_model
@@ -62,8 +62,8 @@ def command(
     check(target, keeps=(model, *(p for p in adapters if p.is_file())))
     proto, folder = load_model(model)
     found = [load_adapter(p, proto, folder=folder) for p in adapters]
-    for adapter in () if any_base else found:
-        check_base(adapter, proto, folder)
+    if not any_base:
+        check_bases(found, proto, folder)
     if form == "inputs":
         made = adapter_inputs(proto, found, folder=folder, any_base=True)
     else:
