@@ -156,18 +156,15 @@ class SketchTable:
         sizes: the dtype and the size of each value.
         moving: the values that differ between draws and have enough elements to be known by them.
         still: the values that are the same on all draws.
-        stores: draw -> the values themselves, if they are kept.
     """
 
-    def __init__(self, side: Side, draws: Sequence[int], stores: Mapping[int, SpillStore]) -> None:
+    def __init__(self, side: Side, draws: Sequence[int]) -> None:
         found: dict[str, list[np.ndarray]] = {}
         self.sizes: dict[str, tuple[Dtype, int]] = {}
         for draw in draws:
             for name, value in side.stream(draw):
                 if name not in side.made:
                     continue
-                if draw in stores:
-                    stores[draw].put(name, value)
                 figures = sketch(value)
                 if figures is not None:
                     found.setdefault(name, []).append(figures)
@@ -259,7 +256,7 @@ class Aligner:
         self.pairs: dict[str, ValuePair] = {}
         self.verified: Verified = {}
         sketched = range(min(2, draws))
-        self.left, self.right = SketchTable(mine, sketched, {}), SketchTable(theirs, sketched, {})
+        self.left, self.right = SketchTable(mine, sketched), SketchTable(theirs, sketched)
         self.finder = Finder(self.right, theirs.made)
 
     def tolerance(self, a: str, b: str) -> Tolerance:

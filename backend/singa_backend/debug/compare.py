@@ -219,8 +219,9 @@ class Setting(AbstractContextManager["Setting"]):
         """For each value that is paired with one of a module, the submodules just before it whose values the file lacks."""
         assert self._of_module is not None
         names, order = {p.other for p in self._of_module.pairs.values()}, list(side.made)
+        places = {name: i for i, name in enumerate(order)}
         for name, pair in self._of_module.pairs.items():
-            i = order.index(pair.other) - 1 if pair.other in side.made else -1
+            i = places.get(pair.other, 0) - 1
             while i >= 0 and order[i] not in names:
                 self.before.setdefault(name, []).append(side.made[order[i]].scope)
                 i -= 1

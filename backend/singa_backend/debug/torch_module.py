@@ -68,7 +68,6 @@ class TorchSide(AbstractContextManager["TorchSide"]):
         self.name, self.inputs, self.budget, self.timeout = against, inputs, budget, timeout
         self.made: dict[str, Made] = {}
         self.outputs: list[str] = []
-        self.places: dict[str, str] = {}
         self._stack = ExitStack()
         self._stores: list[SpillStore] = []
         self._child = self._stack.enter_context(Child(_serve, against.removeprefix(PREFIX)))

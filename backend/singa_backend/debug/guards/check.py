@@ -293,8 +293,9 @@ class _Checker:
                     whole = engine.run(source.proto, source.folder, feeds)
                 done.append((case, feeds, whole))
             except SonnxError as error:
-                self.failed = self.failed or FailedRun.of(engine, error)
-                self.made.failures[case.name] = str(FailedRun.of(engine, error))
+                failure = FailedRun.of(engine, error)
+                self.failed = self.failed or failure
+                self.made.failures[case.name] = str(failure)
         for case, feeds, whole in done:
             stored = [v for v in self.guard.values if case.name in v.cases]
             inner = [v for v in stored if v.name not in whole and v.name in source.makers]

@@ -173,7 +173,7 @@ def index_bounds(source: Source) -> dict[str, int]:
                 inputs = list(call.proto.input)
                 if call.operator == "Gather" and inputs[1] == name and inputs[0] in source.weights:
                     axis = next((a.i for a in call.proto.attribute if a.name == "axis"), 0)
-                    rows = source.weight(inputs[0]).shape[axis]
+                    rows = source.weights[inputs[0]].dims[axis]
                     found[value.name] = min(rows, found.get(value.name, rows))
                 elif inputs[:1] == [name] and _moved(call) and call.operator != "Shape":
                     more = [n for n in call.outputs if n not in seen]

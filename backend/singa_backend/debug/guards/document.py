@@ -20,7 +20,6 @@ import numpy as np
 from ... import dtypes
 from ...errors import InvalidInput
 from ...io.archives import DOCUMENT, parse_json, read_json, typed
-from ...io.files import write_text
 from ...rendering import json_text
 from .draws import KINDS, digest, draw
 from .summary import Level, Summary, exact
@@ -204,13 +203,6 @@ def _stored(s: Summary) -> dict[str, Any]:
 
 
 # --- reading ----------------------------------------------------------------------------------------------------------
-
-
-def write(guard: Guard, path: str | Path, budget: int) -> int:
-    """Write a guard; returns its bytes."""
-    text = guard.text(budget)
-    write_text(path, text)
-    return len(text.encode())
 
 
 def read_guard(path: str | Path) -> Guard:

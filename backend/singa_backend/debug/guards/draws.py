@@ -94,12 +94,6 @@ def digest(value: np.ndarray) -> str:
     return state.hexdigest()[:16]
 
 
-def sizes_for(symbols: Sequence[str], base: int, given: dict[str, int]) -> dict[str, int]:
-    """A size for each symbolic size: those given, and others that differ from each other, from `base` on."""
-    rest = [s for s in symbols if s not in given]
-    return {s: base + i for i, s in enumerate(rest)} | given
-
-
 def check_sizes(given: dict[str, int], symbols: Sequence[str]) -> None:
     """Raise InvalidInput for a size that no input declares."""
     for name in given:

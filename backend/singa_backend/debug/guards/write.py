@@ -18,6 +18,7 @@ from ...comparison.difference import Tolerance
 from ...comparison.tolerances import rule
 from ...engines.local import Engine, FailedRun, Ours
 from ...errors import InvalidInput, ResourceExhausted, SonnxError
+from ...io.files import write_text
 from ...io.installation import version
 from ...limits import check_number
 from ...proto.load import ModelSource
@@ -25,7 +26,6 @@ from ...proto.source import file_digest
 from ..compare import BUDGET, trusted
 from ..lockstep import Values, walk
 from ..submodel import NodeCall, Source
-from . import document
 from .choose import Types, between, index_bounds, makers, node_of, select, stable_values, weight_hash
 from .document import Guard, GuardCase, GuardedValue, GuardInput
 from .draws import EDGES, NORMAL, check_sizes, digest, draw, key_of, words
@@ -163,6 +163,7 @@ class _GuardWriter:
         self.source, self.engine, self.size, self.step, self.run = source, engine, size, step, run
         self.notes: list[str] = []
         self.types: list[Types] = []
+        self.bounds = index_bounds(source)
         self.values, self.left_out = stable_values(source)
 
     def guard(self, path: Path, inputs: Mapping[str, Any] | None, sizes: dict[str, int], seed: int) -> Guard:
@@ -187,12 +188,11 @@ class _GuardWriter:
             raise InvalidInput(
                 "no value of the model can be stored: " + "; ".join(found.notes or ["it has no nodes"]), code="SX991"
             )
-        if len(found.text(self.size).encode()) > self.size:
-            raise InvalidInput(
-                f"the guard must be at most {self.size} bytes, got {len(found.text(self.size).encode())}", code="SX991",
-                hint="pass a larger size, or smaller inputs",
-            )  # fmt: skip
-        document.write(found, path, self.size)
+        text = found.text(self.size)
+        if (count := len(text.encode())) > self.size:
+            what = f"the guard must be at most {self.size} bytes, got {count}"
+            raise InvalidInput(what, code="SX991", hint="pass a larger size, or smaller inputs")
+        write_text(path, text)
         return found
 
     def facts(self, nodes: Sequence[Any], weights: Mapping[str, str]) -> dict[str, Any]:
@@ -289,8 +289,8 @@ class _GuardWriter:
 
     def attempt(self, name: str, kind: str, sizes: Mapping[str, int], seed: int) -> tuple[GuardCase | None, str]:
         """A case and ""; or None and the reason why the model does not accept it."""
-        bounds = index_bounds(self.source)
         inputs: dict[str, GuardInput] = {}
+        arrays: dict[str, np.ndarray] = {}
         for value in self.source.inputs:
             if value.kind != "tensor" or value.dtype is None or value.shape is None:
                 raise InvalidInput(
@@ -299,12 +299,12 @@ class _GuardWriter:
                 )  # fmt: skip
             symbols = self.open_axes(value)
             shape = tuple(d if isinstance(d, int) else sizes[symbols[i]] for i, d in enumerate(value.shape))
-            high, key = bounds.get(value.name, 2), key_of(seed, name, value.name)
-            array = draw(kind, value.dtype, shape, high, key)
+            high, key = self.bounds.get(value.name, 2), key_of(seed, name, value.name)
+            array = arrays[value.name] = draw(kind, value.dtype, shape, high, key)
             inputs[value.name] = GuardInput(value.dtype, shape, kind, high, key, None, digest(array))
         case = GuardCase(name, inputs)
         try:
-            types = self.trial(inputs_of(case))
+            types = self.trial(arrays)
         except ResourceExhausted:  # larger sizes need more
             raise
         except SonnxError as error:
