@@ -369,10 +369,11 @@ class Model(Layer):
             return self._run_step(input, kwargs)
 
     def _run_step(self, input: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        for optimizer in self._optimizers():
+        optimizers = self._optimizers()
+        for optimizer in optimizers:
             if isinstance(optimizer, Accumulates):
                 optimizer._begin(rows_of(input))
-        groups = [o.sync_group() for o in self._optimizers() if hasattr(o, "sync_group")]
+        groups = [o.sync_group() for o in optimizers if hasattr(o, "sync_group")]
         with sync_norm.together(groups[0]) if groups else contextlib.nullcontext():
             return self._recorded_step(input, kwargs)
 
@@ -457,9 +458,10 @@ class Model(Layer):
         return not self._tape_first and any(int(t.device.backend.get(t._data)[0]) > 0 for t in counters)
 
     def _optimizers(self) -> list[Any]:
-        """The optimizers that are attributes of this model, each once."""
-        found = [v for v in self.__dict__.values() if isinstance(getattr(v, "step_counter", None), Tensor)]
-        return list({id(v): v for v in found}.values())
+        """The optimizers that are attributes of this model, each once; of a DistOpt and the optimizer in it only the former."""
+        found = {id(v): v for v in self.__dict__.values() if isinstance(getattr(v, "step_counter", None), Tensor)}
+        inner = {id(v.opt) for v in found.values() if hasattr(v, "opt")}
+        return [v for i, v in found.items() if i not in inner]
 
     def _forget_steps(self) -> None:
         """Discard the oldest graphs: first those of the shapes that were used the longest time ago."""

@@ -60,7 +60,7 @@ class GradientSums:
         self._inverses: dict[tuple[Any, int], Tensor] = {}
         self._last: tuple[Any, Finish, Options | None] | None = None
         self._updates: dict[Any, list[Step]] = {}
-        self._on_tape = ""
+        self._on_tape = False
 
     @property
     def adds(self) -> bool:
@@ -185,7 +185,7 @@ class GradientSums:
             try:
                 step = Step(update, inverses, {}, options)
             except (NotTraceable, UnsupportedModel) as error:
-                self._on_tape = error.message
+                self._on_tape = True
                 warnings.warn(f"the updates of this optimizer stay on the tape: {error.message}", UserWarning, stacklevel=8)
                 return False
             known.append(step)

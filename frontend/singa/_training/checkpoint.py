@@ -53,6 +53,7 @@ DEFAULTS = {
     "--lora-dropout": "0.0",
     "--lora-bias": "none",
     "--rslora": "False",
+    "--qlora": "none",
     "--head": "none",
     "--keep-best": "none",
 }

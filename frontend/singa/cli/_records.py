@@ -59,15 +59,14 @@ class Tally:
     """How many samples each step had, and of how many the class with the largest score was the target.
 
     Attributes:
-        right: The samples whose class is right, of each step; of all ranks together.
-        seen: The samples of each step; those whose accuracy is not known have no targets that are classes.
+        right: The samples whose class is right, of all ranks, in the first n steps, by n.
+        seen: The samples in the first n steps, by n.
         classes: Whether the targets are class numbers.
     """
 
     def __init__(self) -> None:
         self.classes = False
-        self.right: list[int] = []
-        self.seen: list[int] = []
+        self.right, self.seen = [0], [0]
         self._right = self._seen = 0
 
     def add(self, scores: Any, targets: Any) -> None:
@@ -82,25 +81,25 @@ class Tally:
         found = np.array([self._right, self._seen, signals], np.int64)
         found = total(group, found) if group else found
         self._right = self._seen = 0
-        self.right.append(int(found[0]))
-        self.seen.append(int(found[1]))
+        self.right.append(self.right[-1] + int(found[0]))
+        self.seen.append(self.seen[-1] + int(found[1]))
         return int(found[2])
 
-    def accuracy(self, first: int, last: int | None = None) -> float | None:
-        """The accuracy of the steps from `first` on; None if it is not known."""
-        seen = sum(self.seen[first:last])
-        return sum(self.right[first:last]) / seen if self.classes and seen else None
+    def accuracy(self, first: int, last: int = -1) -> float | None:
+        """The accuracy of the steps from `first` to before `last`, by default of all that follow; None if it is not known."""
+        seen = self.seen[last] - self.seen[first]
+        return (self.right[last] - self.right[first]) / seen if self.classes and seen else None
 
     def state_dict(self) -> dict[str, Any]:
         """The counts, for a checkpoint."""
-        return {"right": np.array(self.right, np.int64), "seen": np.array(self.seen, np.int64)}
+        return {"right": np.diff(self.right), "seen": np.diff(self.seen)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Set the counts to those of a checkpoint; raises ValueError if they are of another form."""
         right, seen = (state[n] for n in ("right", "seen"))
         if any(a.dtype != np.int64 or a.ndim != 1 or a.shape != seen.shape for a in (right, seen)) or (right > seen).any():
             raise ValueError("other counts of samples")
-        self.right, self.seen = right.tolist(), seen.tolist()
+        self.right, self.seen = ([0, *np.cumsum(a).tolist()] for a in (right, seen))
 
 
 class Recorder:
@@ -142,7 +141,7 @@ class Recorder:
 
     def begin(self, step: int) -> None:
         """Open the files, before the first step of this process; `step` are finished."""
-        lacking = step - len(self.tally.seen)  # a checkpoint of a version that did not count
+        lacking = step + 1 - len(self.tally.seen)  # a checkpoint of a version that did not count
         self.tally.right, self.tally.seen = [[0] * lacking + n for n in (self.tally.right, self.tally.seen)]
         for sink in self._sinks.values():
             sink.begin(step)
@@ -150,9 +149,10 @@ class Recorder:
 
     def tick(self) -> None:
         """Begin the time of the next step, and note its rate."""
+        from .._training.fit import number
+
         if self._sinks:
-            value = self._rule.lr_value
-            self._rate = float(np.asarray(value.device.backend.get(value.data)).reshape(-1)[0])
+            self._rate = number(self._rule.lr_value)
         self._clock = time.monotonic()
 
     def step(self, history: History, epoch: int) -> None:
@@ -166,7 +166,7 @@ class Recorder:
         if (accuracy := self.tally.accuracy(at - 1)) is not None:
             values["accuracy"] = accuracy
         if elapsed > 0:
-            values["samples_per_second"] = self.tally.seen[-1] / elapsed
+            values["samples_per_second"] = (self.tally.seen[-1] - self.tally.seen[-2]) / elapsed
         for sink in self._sinks.values():
             sink.write(MetricsRow(at, epoch, False, values))
 

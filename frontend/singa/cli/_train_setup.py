@@ -327,7 +327,8 @@ def _checkpoint(chosen: TrainOptions, made: TrainSetup, rule: Any, place: Device
     optimizer, group = chosen.optimizer, made.group
     constants = [place.backend.get(t.data) for t in made.model.imported._constants.values()]
     settings = {
-        "MODEL": digest([_structure(made.empty), *constants]) + ("" if chosen.lora is None else f" {made.model.adapter().base}"),
+        "MODEL": digest([_structure(made.empty), *constants])
+        + ("" if chosen.lora is None else f" {made.model._require_adapted().known.base}"),
         "--data": _identity(made.data),
         "--validation": _identity(made.held_out) if made.held_out else "none",
         "--loss": chosen.loss,
@@ -336,7 +337,6 @@ def _checkpoint(chosen: TrainOptions, made: TrainSetup, rule: Any, place: Device
         "--freeze": ", ".join(sorted(chosen.freeze)) or "none",
         "--seed": str(chosen.seed),
         **lora_settings(chosen),
-        **({"--qlora": chosen.qlora} if chosen.qlora else {}),
         **({"--train-constants": "yes" if chosen.train_constants else "no"} if made.model.imported.constants() else {}),
         **({"--schedule": chosen.schedule} if chosen.schedule != SCHEDULES[0] else {}),
         **({"--warmup": str(chosen.warmup)} if chosen.warmup else {}),

@@ -46,7 +46,7 @@ from ._curves import Curve, check_plot, line, write_plot
 from ._progress import Step, progress
 from ._records import RecordOptions, record_options
 from ._tables import NUMBER, WHOLE, Columns
-from ._train_adapters import LORA, kept_float, lora_options, with_base, writes_adapter
+from ._train_adapters import LORA, lora_options, node_pattern, with_base, writes_adapter
 from ._train_data import BatchFunction, DataPath
 from ._train_options import TrainOptions
 from ._train_setup import (
@@ -218,7 +218,7 @@ def _run(chosen: TrainOptions, arguments: Sequence[str], named: Sequence[Path | 
         if not chosen.as_json:
             wrote(*named)
             if chosen.qlora and writes_adapter(chosen):
-                kept = "".join(f" --exclude '{pattern}'" for pattern in kept_float(chosen))
+                kept = "" if made.head is None else f" --exclude '{node_pattern(made.head)}'"
                 echo(f"the model of this adapter: sonnx quantize MODEL --weight-only {chosen.qlora}{kept} -o QUANTIZED")
 
 
@@ -435,9 +435,6 @@ def _check_files(chosen: TrainOptions) -> None:
     sources = {"--data": chosen.data, "--validation": chosen.validation}
     read = {name: path for name, path in sources.items() if isinstance(path, Path)}
     written = {"-o": chosen.target_file, "--plot": chosen.plot, "--metrics": chosen.records.metrics}
-    for path in written.values():
-        if path is not None:
-            check(path)
     _check_distinct(read, written)
     _check_distinct({"MODEL": chosen.model, **read, "-o": chosen.target_file}, {"--metrics": chosen.records.metrics})
     _check_distinct({"MODEL": chosen.model, **read, **written}, {"--checkpoint": chosen.checkpoint})
