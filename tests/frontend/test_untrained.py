@@ -282,7 +282,9 @@ def test_the_work_is_proportional_to_the_nodes() -> None:
         profile = cProfile.Profile()
         found = profile.runcall(roles, graph)
         assert found["w"].trains() and not found["low"].trains()
-        calls.append(sum(e.callcount for e in profile.getstats()))
+        ours = (e for e in profile.getstats() if "singa" in getattr(e.code, "co_filename", ""))  # not hooks of collections
+        calls.append(sum(e.callcount for e in ours))
+    print(calls, calls[1] / calls[0])
     assert calls[1] < 11 * calls[0]
 
 

@@ -48,10 +48,10 @@ from singa_backend import SonnxError, debug
 from singa_backend.adapters import Adapter, LowRank
 from singa_backend.conform import foreign, gaps, releases, results, worker
 from singa_backend.conform.device_check import StageResult
-from singa_backend.debug.guards import document as guard_document
 from singa_backend.debug.guards.document import Guard
 from singa_backend.debug.guards.summary import Level
 from singa_backend.io import files, temporary
+from singa_backend.io.files import write_text
 from singa_backend.proto import checker, save, test_data
 from singa_backend.sweep import SweepReport, SweepRow, SweepSettings
 from singa_backend.sweep.results import SweepStore
@@ -565,7 +565,7 @@ def junit(new: int) -> None:
 @case(texts("m.guard"), covers="guard --output")
 def guard_file(new: int) -> None:
     found = Guard({"file": f"m{new}.onnx"}, {}, Level(1, 1), [], [], [], {}, [])
-    guard_document.write(found, Path("m.guard"), 1 << 16)
+    write_text("m.guard", found.text(1 << 16))
 
 
 @case(texts("s.xml"), covers="sweep --junit,guard --junit")
