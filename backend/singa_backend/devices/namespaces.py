@@ -255,7 +255,7 @@ class CupyNamespace(Namespace):
         """`high` if low > high, and NaN if a bound is NaN; CuPy's own clip returns `low` and `x` in these cases."""
         if low is None and high is None:
             return x.copy()
-        if low is not None and high is not None and _are_alike(x, low, high):
+        if low is not None and high is not None and self.isarray(x) and _are_alike(x, low, high):
             return fused.clip(self.module, x, low, high)
         raised = x if low is None else self.module.maximum(x, low)
         return raised if high is None else self.module.minimum(raised, high)
