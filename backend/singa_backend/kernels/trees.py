@@ -46,7 +46,8 @@ def _aggregated(
     z = site.new((rows, targets), np.float64, finiteness=NAN)
     _walk(site, x, rows, features, held, reduced, z)
     if how == "AVERAGE":
-        site.emit(lambda: [(np.divide, (z.array, held.trees, z.array))], reads=(z,), writes=(z,), kernel="numpy.trees average")
+        trees = np.array(float(held.trees))
+        site.emit(lambda: [(np.divide, (z.array, trees, z.array))], reads=(z,), writes=(z,), kernel="numpy.trees average")
     return z, held.finite
 
 
@@ -235,6 +236,12 @@ def _base(site: Site, count: int) -> np.ndarray | None:
     return base
 
 
+def _add_base(site: Site, z: Value, base: np.ndarray) -> None:
+    """Emit the addition of the base values, [targets], to the aggregates."""
+    wide = base.astype(np.float64).reshape(() if len(base) == 1 else (1, -1) if z.shape[0] == 1 else -1)
+    site.emit(lambda: [(np.add, (z.array, wide, z.array))], reads=(z,), writes=(z,), kernel="numpy.trees base")
+
+
 @kernel("TreeEnsembleRegressor", 1, 3, 5, on="numpy", domain=ML)
 def tree_ensemble_regressor(site: Site, x: Value) -> Value:
     given = site.attributes
@@ -261,7 +268,7 @@ def tree_ensemble(site: Site, x: Value) -> Value:
 def _regression(site: Site, z: Value, base: np.ndarray | None, name: str, dtype: np.dtype[Any], finite: bool) -> Value:
     finite = finite and name != "PROBIT" and (base is None or bool(np.isfinite(base).all()))
     if base is not None:
-        site.emit(lambda: [(np.add, (z.array, base, z.array))], reads=(z,), writes=(z,), kernel="numpy.trees base")
+        _add_base(site, z, base)
     return transformed(site, z, name, site.new(z.shape, dtype, finiteness=FINITE if finite else NAN))
 
 
@@ -290,8 +297,7 @@ def tree_ensemble_classifier(site: Site, x: Value) -> tuple[Any, Value]:
     chosen = site.new((rows,), np.int64, finiteness=FINITE)
     made = Labels(site, labels if not binary or len(labels) == 2 else np.array([0, labels[0]]), rows)
     if base is not None:
-        base = base[-1:] if binary else base
-        site.emit(lambda: [(np.add, (z.array, base, z.array))], reads=(z,), writes=(z,), kernel="numpy.trees base")
+        _add_base(site, z, base[-1:] if binary else base)
     if not binary:
         site.emit(lambda: made.largest(z, chosen), reads=(z,), writes=(chosen, *made.writes()), kernel="numpy.trees labels")
         return made.result, transformed(site, z, name, scores)
