@@ -1,15 +1,16 @@
-"""Forests for few rows, where calls cost more than tests.  There are three forms of tables:
+"""Forests for few rows, where calls cost more than tests: three forms of tables, and a choice by their cost.
 
 `Lists`: Python follows each path.
-`Switches`: all nodes of all trees are tested at once, and then each level is one `take`.  For one row.
+`Switches`: all nodes of all trees are tested at once, and then each level is one `take`; for one row.
 `Heaps`: complete trees of three levels, which a path passes in one stage.
 
-A path is a place in flat arrays, tree by tree.  Its state is a number for an inner node, or the place of a leaf minus the number of
-places, which is negative: the `take` that follows wraps it.
+Paths are numbered tree by tree.  The state of a path is the number of a node or of a heap, or for a leaf its place minus the number
+of places: that is negative, and the `take` that follows wraps it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,19 +18,22 @@ import numpy as np
 
 from .forests import Forest
 
-_PATHS = 256
+_PATHS = 1 << 11
 """The number of paths, one for each tree and row, up to which these tables are used for several rows."""
 
 _LISTED = 1 << 12
-"""The number of places up to which they are in lists too, which need more memory than the arrays."""
+"""The number of places up to which they are in lists, which are faster than views of arrays and need more memory."""
+
+_LARGE = 1 << 14
+"""The number of places from which there is one form of tables only."""
 
 _WAITING = 0.7
 """The share of the trees that go on below which those that have ended are left out."""
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Lists:
-    """The nodes of a forest as Python's numbers.
+    """The nodes of a forest as sequences of Python's numbers: lists, or views of arrays if they are many.
 
     Attributes:
         feature: of each place; -1 at a leaf.
@@ -39,11 +43,11 @@ class Lists:
         low: whether a NaN passes the test; None if it passes none.
     """
 
-    feature: list[int]
-    threshold: list[float]
-    failed: list[int]
-    passed: list[int]
-    low: list[bool] | None
+    feature: Sequence[int]
+    threshold: Sequence[float]
+    failed: Sequence[int]
+    passed: Sequence[int]
+    low: Sequence[bool] | None
 
 
 @dataclass(eq=False)
@@ -124,12 +128,13 @@ def form_of(held: Forest, rows: int, features: int) -> type[Form] | None:
     paths, levels, places = held.trees * rows, len(held.active), len(held.threshold)
     if (rows > 1 and paths > _PATHS) or (held.groups is not None and not held.finite):
         return None
+    if rows > 1 and places > _LARGE and form_of(held, 1, features) is not Heaps:
+        return None
     costs: dict[type[Form], float] = {Heaps: 0.4 + max(1, levels / 3) * (1.5 + 0.0065 * paths + (0.3 if rows > 1 else 0))}
     if rows == 1:
         nodes = places if held.pairs else places // 2
         costs[Switches] = 0.8 + 0.00057 * nodes + 0.001 * features + levels * (0.12 + 0.0005 * paths)
-    if places <= _LISTED:
-        costs[Lists] = 0.2 + rows * 0.008 * features + paths * (0.1 + 0.05 * levels)
+    costs[Lists] = 0.2 + rows * 0.008 * features + paths * (0.1 + (0.05 if places <= _LISTED else 0.15) * levels)
     return min(costs, key=lambda form: costs[form])
 
 
@@ -149,9 +154,12 @@ def tables_of(form: type[Form], held: Forest, features: int) -> Form:
 
 
 def _lists(held: Forest, both: np.ndarray, inner: np.ndarray, features: int) -> Lists:
-    low = (held.feature >= features).tolist() if held.copies else None
-    feature = np.where(inner, held.feature % features, -1)
-    return Lists(feature.tolist(), held.threshold.tolist(), both[:, 0].tolist(), both[:, 1].tolist(), low)
+    feature = np.where(inner, held.feature % features, -1).astype(np.int32)
+    failed, passed = both.astype(np.int32).T
+    low = held.feature >= features if held.copies else None
+    sequence: Callable[[np.ndarray], Any] = memoryview if len(inner) > _LISTED else np.ndarray.tolist
+    columns = (sequence(a) for a in (feature, held.threshold, failed.copy(), passed.copy()))
+    return Lists(*columns, None if low is None else sequence(low))
 
 
 def _ordered(held: Forest, both: np.ndarray, inner: np.ndarray) -> tuple[np.ndarray, tuple[int, ...]]:
@@ -220,12 +228,12 @@ def calls_of(tables: Form, held: Forest, x: np.ndarray, place: np.ndarray, m: di
         held: the forest.
         x: the features, [rows, features], with the second copy if the forest has it and the tables are not lists.
         place: receives the states, int64 [trees, rows]; trees in the order of the tables.
-        m: room for Heaps: see `room_of`.
+        m: the arrays of `constants_of` and `room_of` by name.
     """
     if isinstance(tables, Lists):
         return [(_follow if tables.low is None else _follow_low, (tables, x, held.trees, place.reshape(-1)))]
     if isinstance(tables, Switches):
-        return _switch(tables, x, place.reshape(-1))
+        return _switch(tables, x, place.reshape(-1), m)
     return _through(tables, x, place.reshape(-1), m)
 
 
@@ -238,7 +246,7 @@ def _follow(tables: Lists, x: np.ndarray, trees: int, place: np.ndarray) -> None
         for node in range(trees):
             f = feature[node]
             while f >= 0:
-                node = passed[node] if row[f] <= threshold[node] else failed[node]  # noqa: PLW2901
+                node = passed[node] if row[f] <= threshold[node] else failed[node]
                 f = feature[node]
             place[path] = node
             path += rows
@@ -255,24 +263,39 @@ def _follow_low(tables: Lists, x: np.ndarray, trees: int, place: np.ndarray) -> 
             f = feature[node]
             while f >= 0:
                 v = row[f]
-                node = passed[node] if v <= threshold[node] or (v != v and low[node]) else failed[node]  # noqa: PLW2901
+                node = passed[node] if v <= threshold[node] or (v != v and low[node]) else failed[node]
                 f = feature[node]
             place[path] = node
             path += rows
 
 
-def _switch(tables: Switches, x: np.ndarray, place: np.ndarray) -> list[Any]:
+def constants_of(tables: Form, rows: int, width: int) -> dict[str, np.ndarray]:
+    """What the calls need besides the tables, made once for a plan; `width` is the number of features, with the second copy."""
+    if isinstance(tables, Lists):
+        return {}
+    trees = len(tables.order)
+    if isinstance(tables, Switches):
+        state = np.concatenate([tables.failed, np.arange(-tables.places, 0)])
+        return {"state": state, "passes": np.empty(len(tables.failed), bool), "levels": np.empty((2, trees), np.int64)}
+    steps = np.tile(np.arange(rows) * width, trees)
+    made = {"steps": np.repeat(steps[:, None], 8, axis=1)} if rows > 1 else {}
+    if tables.root is not None:
+        feature, threshold = (np.repeat(a, rows) for a in tables.root)
+        child = np.repeat(np.arange(1, 2 * trees, 2), rows)
+        return made | {"first": child, "at": feature + steps, "limit": threshold, "which": np.zeros(trees * rows, np.int64)}
+    feature, threshold = (np.repeat(a[1 : trees + 1], rows, axis=0) for a in (tables.feature, tables.threshold))
+    return made | {"first": np.repeat(np.arange(1, trees + 1), rows), "at": feature + steps[:, None], "limit": threshold}
+
+
+def _switch(tables: Switches, x: np.ndarray, place: np.ndarray, m: dict[str, np.ndarray]) -> list[Any]:
     """The calls of one row."""
-    nodes = len(tables.threshold)
-    state = np.concatenate([tables.failed, np.arange(-tables.places, 0)])
-    now = state[:nodes]
-    trees = len(tables.roots)
-    room = np.empty((2, trees), np.int64)
+    state, room = m["state"], m["levels"]
+    now = state[: len(tables.failed)]
     calls: list[Any] = [
         (np.copyto, (now, tables.failed)),
-        (_test, (x.reshape(-1), tables.counts, tables.threshold, np.empty(nodes, bool), now, tables.passed)),
+        (_test, (x.reshape(-1), tables.counts, tables.threshold, m["passes"], now, tables.passed)),
     ]
-    before, count = tables.roots, trees
+    before, count = tables.roots, len(place)
     for level, active in enumerate(tables.active):
         if active < _WAITING * count:
             calls.append((np.copyto, (place[active:count], before[active:count])))
@@ -304,33 +327,25 @@ def room_of(held: Forest, rows: int) -> dict[str, tuple[tuple[int, ...], np.dtyp
 
 def _through(tables: Heaps, x: np.ndarray, place: np.ndarray, m: dict[str, np.ndarray]) -> list[Any]:
     """The stages."""
-    rows, width = x.shape
-    trees = len(place) // rows
-    flat = x.reshape(-1)
-    steps = np.tile(np.arange(rows) * width, trees)
-    each = np.repeat(steps[:, None], 8, axis=1) if rows > 1 else None
+    rows, flat, steps = len(x), x.reshape(-1), m.get("steps")
     calls: list[Any] = []
     if tables.root is not None:
-        feature, limit = (np.repeat(a, rows) for a in tables.root)
-        passed = np.zeros(trees * rows, np.int64)
+        v, which = m["value"].reshape(-1)[: len(place)], m["which"]
         calls += [
-            (flat.take, (feature + steps, None, m["value"].reshape(-1)[: trees * rows], "wrap")),
-            (np.less_equal, (m["value"].reshape(-1)[: trees * rows], limit, passed.view(bool)[::8])),  # the lowest byte
-            (np.add, (np.repeat(np.arange(1, 2 * trees, 2), rows), passed, place)),
+            (flat.take, (m["at"], None, v, "wrap")),
+            (np.less_equal, (v, m["limit"], which.view(bool)[::8])),  # the lowest byte of each
+            (np.add, (m["first"], which, place)),
         ]
     for stage, active in enumerate(tables.active):
         n = active * rows
         f, v, t, p, bits, top = (m[name][:n] for name in ("feature", "value", "threshold", "passed", "bits", "top"))
         now = place[:n]
         if not stage and tables.root is None:
-            now = np.repeat(np.arange(1, trees + 1), rows)
-            f, t = tables.feature[1 : trees + 1], tables.threshold[1 : trees + 1]
-            if each is not None:
-                f, t = np.repeat(f, rows, axis=0) + each, np.repeat(t, rows, axis=0)
+            now, f, t = m["first"], m["at"], m["limit"]
         else:
             calls += [(tables.feature.take, (now, 0, f, "clip")), (tables.threshold.take, (now, 0, t, "clip"))]
-            if each is not None:
-                calls.append((np.add, (f, each[:n], f)))
+            if steps is not None:
+                calls.append((np.add, (f, steps[:n], f)))
         offset, at = bits.view(np.int64), top.view(np.int64)
         calls += [
             (flat.take, (f, None, v, "wrap")),

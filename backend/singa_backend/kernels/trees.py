@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from .few_paths import Form, Heaps, Lists, calls_of, form_of, room_of, tables_of
+from .few_paths import Form, Heaps, Lists, calls_of, constants_of, form_of, room_of, tables_of
 from .forests import Forest, ReadTrees, forest, named_trees, numbered_trees, numbers, values_of
 from .scores import ML, TRANSFORMS, Labels, labels_of, matrix_of, transform_of, transformed
 from .table import Site, kernel
@@ -61,25 +61,28 @@ def _walk(site: Site, x: Value, rows: int, features: int, held: Forest, how: str
         what = (form, held.threshold.dtype, features, targets)
         tables = site.once(what, lambda: tables_of(form, held, features))
     copies = held.copies and form is not Lists
-    room = _room(held, block, features * (1 + copies), targets, tables)
+    width = features * (1 + copies)
+    direct = block == rows and not copies and x.dtype == held.threshold.dtype and x.contiguous
+    room = _room(held, block, 0 if direct else width, targets, tables)
     scratch = site.scratch(room.nbytes)
-    steps = np.arange(block) * features * (1 + held.copies)
+    steps = np.arange(block) * width
+    constants = {} if tables is None else constants_of(tables, rows, width)
 
     def bind() -> Bound:
-        m = room.arrays(scratch)
+        m = room.arrays(scratch) | constants
         source = x.array.reshape(rows, features)
         target = z.array if block == rows else m["target"]
-        if block == rows and not copies and source.dtype == held.threshold.dtype and source.flags.c_contiguous:
+        if direct:
             m["x"] = source
         if tables is not None:
             calls = [*calls_of(tables, held, m["x"], m["place"], m), *_collect_few(held, tables, how, m, target)]
         else:
             calls = [*_begin(held, m, steps), *_descend(held, m, steps), *_collect(held, how, m, target)]
         if block == rows:
-            return [*(() if m["x"] is source else _load(copies, source, m)), *calls]
+            return [*(() if direct else _load(copies, source, m)), *calls]
         return [(_blocks, (held, source, z.array, block, m, calls))]
 
-    site.emit(bind, reads=(x,), writes=(z,), kernel="numpy.trees", scratch=scratch, keeps=(held, tables, steps))
+    site.emit(bind, reads=(x,), writes=(z,), kernel="numpy.trees", scratch=scratch, keeps=(held, tables, steps, constants))
 
 
 @dataclass(frozen=True)
