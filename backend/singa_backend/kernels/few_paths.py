@@ -4,13 +4,13 @@
 `Switches`: all nodes of all trees are tested at once, and then each level is one `take`; for one row.
 `Heaps`: complete trees of three levels, which a path passes in one stage.
 
-Paths are numbered tree by tree.  The state of a path is the number of a node or of a heap, or for a leaf its place minus the number
-of places: that is negative, and the `take` that follows wraps it.
+Paths are numbered tree by tree.  The state of a path is the number of a node or of a heap.  At a leaf it is the place of the leaf
+minus the number of places, which is negative: the `take` that follows wraps it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -157,9 +157,9 @@ def _lists(held: Forest, both: np.ndarray, inner: np.ndarray, features: int) -> 
     feature = np.where(inner, held.feature % features, -1).astype(np.int32)
     failed, passed = both.astype(np.int32).T
     low = held.feature >= features if held.copies else None
-    sequence: Callable[[np.ndarray], Any] = memoryview if len(inner) > _LISTED else np.ndarray.tolist
-    columns = (sequence(a) for a in (feature, held.threshold, failed.copy(), passed.copy()))
-    return Lists(*columns, None if low is None else sequence(low))
+    columns: list[Any] = [feature, held.threshold, failed.copy(), passed.copy()]
+    f, t, no, yes = (memoryview(a) if len(inner) > _LISTED else a.tolist() for a in columns)
+    return Lists(f, t, no, yes, low if low is None else low.tolist())
 
 
 def _ordered(held: Forest, both: np.ndarray, inner: np.ndarray) -> tuple[np.ndarray, tuple[int, ...]]:
