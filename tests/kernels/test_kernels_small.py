@@ -263,3 +263,37 @@ def test_a_kernel_equals_the_definition(one: Case, strided: bool) -> None:
     if strided and one.op.startswith(("GatherE", "GatherN")):
         one = Case(**{**one.__dict__, "kernel": "definition"})
     check(one, strided)
+
+
+@pytest.mark.parametrize("target", [np.int8, np.uint8, np.int32, np.int64, np.uint64])
+@pytest.mark.parametrize("source", [np.float32, np.float64])
+def test_a_cast_of_one_float(source: type, target: type) -> None:
+    """The range is checked in another way than that of several."""
+    one = np.array([3.7], source)
+    proto = model_of("Cast", 19, [one], to=helper.np_dtype_to_tensor_dtype(np.dtype(target)))
+    rep = SingaBackend.prepare(proto)
+    for value in (
+        3.7,
+        -0.9,
+        -3.5,
+        127.5,
+        128,
+        255,
+        256,
+        2.0**31,
+        2.0**63,
+        2.0**64,
+        -(2.0**63),
+        6e4,
+        1e30,
+        np.nan,
+        np.inf,
+        -np.inf,
+    ):
+        with np.errstate(over="ignore"):
+            x = np.array([value]).astype(source)
+        with np.errstate(all="ignore"):
+            expected = SingaBackend.run_model(proto, [x], optimize=0)[0]
+        found = rep.run([x])[0]
+        assert found.dtype == expected.dtype and np.array_equal(found, expected), (value, found, expected)
+    assert {step.kernel for step in rep.profile([one]).steps} == {"numpy.cast"}

@@ -12,6 +12,8 @@ from onnx import ModelProto, TensorProto, helper
 from tests.helpers import drawn_trees
 
 from singa_backend import SingaBackend
+from singa_backend.kernels import few_paths, trees
+from singa_backend.kernels.forests import Forest
 
 
 def agree(proto: ModelProto, x: np.ndarray, kernel: bool = True) -> None:
@@ -45,13 +47,48 @@ def test_drawn_tree_ensembles(seed: int) -> None:
     agree(*drawn_trees.numbered_case(seed))
 
 
-@pytest.mark.parametrize("trees, depth", [(1000, 3), (3, 20), (60, 12)])
-def test_many_and_deep_trees(trees: int, depth: int) -> None:
-    agree(*drawn_trees.drawn_case(7, trees, depth))
+@pytest.mark.parametrize("listed", [few_paths._LISTED, 0])
+@pytest.mark.parametrize("form", [None, few_paths.Lists, few_paths.Switches, few_paths.Heaps])
+def test_each_form_of_tables(monkeypatch: pytest.MonkeyPatch, form: Any, listed: int) -> None:
+    """What the choice by cost would rarely take for these ensembles returns the same."""
+    chosen = few_paths.form_of
+
+    def fixed(held: Any, rows: int, features: int) -> Any:
+        possible = chosen(held, rows, features) is not None and (form is not few_paths.Switches or rows == 1)
+        used.append(possible)
+        return form if possible else None
+
+    used: list[bool] = []
+    monkeypatch.setattr(trees, "form_of", fixed)
+    monkeypatch.setattr(few_paths, "_LISTED", listed)
+    for seed in range(30):
+        agree(*drawn_trees.drawn_case(seed))
+        agree(*drawn_trees.numbered_case(seed))
+    agree(*drawn_trees.drawn_case(3, 40, 10))
+    assert sum(used) > 50, used
+
+
+@pytest.mark.parametrize(
+    "count, depth, rows, form",
+    [(1, 6, 1, few_paths.Lists), (1, 6, 100, few_paths.Heaps), (1, 6, 5000, None), (100, 4, 1, few_paths.Switches),
+     (100, 10, 1, few_paths.Heaps), (100, 10, 100, None), (20, 6, 3, few_paths.Heaps)],
+)  # fmt: skip
+def test_the_form_depends_on_trees_depth_and_rows(count: int, depth: int, rows: int, form: Any) -> None:
+    """One tree is followed by Python, shallow trees by tests of all nodes, deep ones by stages, and many rows by levels."""
+    places = count * (2 ** (depth + 1) - 1)
+    child, threshold = np.zeros(places, np.int32), np.zeros(places, np.float32)
+    none: Any = None
+    held = Forest(count, child, threshold, child, False, (count,) * depth, False, np.zeros(places), none, none, True)
+    assert few_paths.form_of(held, rows, 30) is form
+
+
+@pytest.mark.parametrize("count, depth", [(1000, 3), (3, 20), (60, 12)])
+def test_many_and_deep_trees(count: int, depth: int) -> None:
+    agree(*drawn_trees.drawn_case(7, count, depth))
 
 
 def test_memory_of_a_forest() -> None:
-    """What plans keep of 1,000 trees, for one row and for many, is at most twice the size of the file."""
+    """What plans keep of 1,000 trees, for one row, for two and for many, is at most twice the size of the file."""
     rng = np.random.default_rng(3)
     size, nodes = 127, []
     for tree in range(1000):
@@ -80,7 +117,7 @@ def test_memory_of_a_forest() -> None:
     gc.collect()
     tracemalloc.start()
     try:
-        for batch in (x, x[:1]):
+        for batch in (x, x[:1], x[:2]):
             assert not any("definition" in s.kernel for s in rep.profile({"x": batch}, runs=1).steps)
         gc.collect()
         kept, _ = tracemalloc.get_traced_memory()

@@ -537,18 +537,22 @@ def _cast(site: Site, x: Value, dtype: np.dtype[Any]) -> Value:
         zero = number(0, x.dtype)
         return compute(site, (x,), BOOL, lambda y, a: [(np.not_equal, (a, zero, y))], name, FINITE)
     if x.dtype in FLOATS and dtype in INTEGERS:
-        return compute(site, (x,), dtype, lambda y, a: [(_truncated, (y, a))], name, FINITE, overwrite=())
+        info = np.iinfo(dtype)
+        low, high = int(info.min), int(info.max)
+        return compute(site, (x,), dtype, lambda y, a: [(_truncated, (y, a, low, high))], name, FINITE, overwrite=())
     widened = x.dtype == half and dtype in FLOATS
     narrowed = x.dtype == np.float32 and dtype == half
     site.require(widened or narrowed or (x.dtype in plain and dtype in plain), f"from {x.dtype} to {dtype}")
     return compute(site, (x,), dtype, lambda y, a: [(np.copyto, (y, a, "unsafe"))], name, x.finiteness, overwrite=())
 
 
-def _truncated(y: np.ndarray, x: np.ndarray) -> None:
-    """Floats as integers; those out of range as Cast defines it."""
-    if x.size:
-        info = np.iinfo(y.dtype)
-        if not (info.min <= float(np.minimum.reduce(x, None)) and float(np.maximum.reduce(x, None)) <= info.max):
-            y[...] = namespaces.numpy.cast(x, y.dtype)
-            return
+def _truncated(y: np.ndarray, x: np.ndarray, low: int, high: int) -> None:
+    """Floats as integers; those out of range, from `low` to `high`, as Cast defines it."""
+    if x.size == 1:
+        within = low <= float(x.item()) <= high
+    else:
+        within = not x.size or (low <= float(np.minimum.reduce(x, None)) and float(np.maximum.reduce(x, None)) <= high)
+    if not within:
+        y[...] = namespaces.numpy.cast(x, y.dtype)
+        return
     np.copyto(y, x, "unsafe")

@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from .forests import EXITS, PACK, Forest, ReadTrees, Stages, forest, named_trees, numbered_trees, numbers, stages, values_of
+from .few_paths import Form, Heaps, Lists, calls_of, constants_of, form_of, room_of, tables_of
+from .forests import Forest, ReadTrees, forest, named_trees, numbered_trees, numbers, values_of
 from .scores import ML, TRANSFORMS, Labels, labels_of, matrix_of, transform_of, transformed
 from .table import Site, kernel
 from .values import ALIGNMENT, FINITE, NAN, Bound, Buffer, Value
@@ -17,16 +18,11 @@ from .values import ALIGNMENT, FINITE, NAN, Bound, Buffer, Value
 _BLOCK = 1 << 15
 """The number of paths, one for each tree and row, that are followed together: their memory fits a cache."""
 
-_PATHS = 256
-"""The number of paths up to which they take three levels at once: fewer calls, and more tests."""
-
 _SMALL = 1 << 12
 """The number of votes up to which BLAS adds them: it uses one thread."""
 
-_TOP = np.array([56], np.uint64)
-_PACK = np.array([PACK], np.uint64)
-_THREE = np.array([3])
-_ONE = np.array([1.0])
+_LOWEST = {np.dtype(t): np.array(-np.inf, t) for t in (np.float32, np.float64)}
+_ONE = np.array(1.0)
 
 _REDUCE = {"SUM": np.add, "MIN": np.minimum, "MAX": np.maximum}
 
@@ -50,34 +46,43 @@ def _aggregated(
     z = site.new((rows, targets), np.float64, finiteness=NAN)
     _walk(site, x, rows, features, held, reduced, z)
     if how == "AVERAGE":
-        site.emit(lambda: [(np.divide, (z.array, held.trees, z.array))], reads=(z,), writes=(z,), kernel="numpy.trees average")
+        trees = np.array(float(held.trees))
+        site.emit(lambda: [(np.divide, (z.array, trees, z.array))], reads=(z,), writes=(z,), kernel="numpy.trees average")
     return z, held.finite
 
 
 def _walk(site: Site, x: Value, rows: int, features: int, held: Forest, how: str, z: Value) -> None:
     """Emit the step that follows the paths of all rows, and aggregates the votes of their leaves."""
     trees, targets = held.trees, z.shape[1]
-    block = min(rows, max(1, _BLOCK // trees))
-    few = rows == 1 or trees * rows <= _PATHS
-    staged = site.once(("stages", held.threshold.dtype, features, targets), lambda: stages(held)) if few else None
-    room = _room(held, block, features, targets, 1 if staged is None else 8)
+    form = form_of(held, rows, features)
+    block = rows if form is not None else min(rows, max(1, _BLOCK // trees))
+    tables = None
+    if form is not None:
+        what = (form, held.threshold.dtype, features, targets)
+        tables = site.once(what, lambda: tables_of(form, held, features))
+    copies = held.copies and form is not Lists
+    width = features * (1 + copies)
+    direct = block == rows and not copies and x.dtype == held.threshold.dtype and x.contiguous
+    room = _room(held, block, 0 if direct else width, targets, tables)
     scratch = site.scratch(room.nbytes)
-    steps = np.arange(block) * features * (1 + held.copies)
+    steps = np.arange(block) * width
+    constants = {} if tables is None else constants_of(tables, rows, width)
 
     def bind() -> Bound:
-        m = room.arrays(scratch)
+        m = room.arrays(scratch) | constants
         source = x.array.reshape(rows, features)
         target = z.array if block == rows else m["target"]
-        if staged is not None:
-            calls = _through(held, staged, m, steps)
+        if direct:
+            m["x"] = source
+        if tables is not None:
+            calls = [*calls_of(tables, held, m["x"], m["place"], m), *_collect_few(held, tables, how, m, target)]
         else:
-            calls = [*_begin(held, m, steps), *_descend(held, m, steps)]
-        calls += _collect(held, how, m, target)
+            calls = [*_begin(held, m, steps), *_descend(held, m, steps), *_collect(held, how, m, target)]
         if block == rows:
-            return [*_load(held, source, m), *calls]
+            return [*(() if direct else _load(copies, source, m)), *calls]
         return [(_blocks, (held, source, z.array, block, m, calls))]
 
-    site.emit(bind, reads=(x,), writes=(z,), kernel="numpy.trees", scratch=scratch, keeps=(held, staged, steps))
+    site.emit(bind, reads=(x,), writes=(z,), kernel="numpy.trees", scratch=scratch, keeps=(held, tables, steps, constants))
 
 
 @dataclass(frozen=True)
@@ -104,18 +109,21 @@ class _Room:
         return made
 
 
-def _room(held: Forest, block: int, features: int, targets: int, tests: int) -> _Room:
-    """What the paths of a block need; `tests` is the number of tests that a path makes at once."""
+def _room(held: Forest, block: int, width: int, targets: int, tables: Form | None) -> _Room:
+    """What the paths of a block need; `width` is the number of features, with the second copy."""
     each = (held.trees, block)
-    wide = each if tests == 1 else (*each, tests)
-    dtype, whole = held.threshold.dtype, np.dtype(np.int64)
+    dtype, whole, votes = held.threshold.dtype, np.dtype(np.int64), np.dtype(np.float64)
     parts: dict[str, tuple[tuple[int, ...], np.dtype[Any]]] = {
-        "place": (each, whole), "feature": (wide, whole), "value": (wide, dtype), "threshold": (wide, dtype),
-        "passed": (wide, np.dtype(bool)), "child": (each, np.dtype(np.int32) if tests == 1 else whole),
-        "x": ((block, features * (1 + held.copies)), dtype), "nan": ((block, features), np.dtype(bool)),
-        "votes": (each if held.weights.ndim == 1 else (*each, targets), np.dtype(np.float64)),
-        "target": ((block, targets), np.dtype(np.float64)),
+        "x": ((block, width), dtype), "place": (each, whole), "target": ((block, targets), votes),
+        "votes": (each if held.weights.ndim == 1 else (*each, targets), votes),
     }  # fmt: skip
+    if tables is None:
+        parts |= {
+            "feature": (each, whole), "value": (each, dtype), "threshold": (each, dtype),
+            "passed": (each, np.dtype(bool)), "child": (each, np.dtype(np.int32)),
+        }  # fmt: skip
+    elif isinstance(tables, Heaps):
+        parts |= room_of(held, block)
     if held.voted is not None:
         parts["voted"] = ((*each, targets), np.dtype(bool))
     return _Room(parts)
@@ -125,25 +133,20 @@ def _blocks(held: Forest, source: np.ndarray, z: np.ndarray, block: int, m: dict
     """Run the calls for each block of rows; the last one overlaps the block before it."""
     rows = len(source)
     for start in [*range(0, rows - block, block), rows - block]:
-        for function, arguments in _load(held, source[start : start + block], m):
+        for function, arguments in _load(held.copies, source[start : start + block], m):
             function(*arguments)
         for function, arguments in calls:
             function(*arguments)
         z[start : start + block] = m["target"]
 
 
-def _load(held: Forest, source: np.ndarray, m: dict[str, np.ndarray]) -> list[Any]:
+def _load(copies: bool, source: np.ndarray, m: dict[str, np.ndarray]) -> list[Any]:
     """Copy the features of a block; in the second copy, negative infinities replace NaNs."""
-    x, nan = m["x"], m["nan"]
-    if not held.copies:
+    x = m["x"]
+    if not copies:
         return [(np.copyto, (x, source))]
     first, second = x[:, : source.shape[1]], x[:, source.shape[1] :]
-    return [
-        (np.copyto, (first, source)),
-        (np.copyto, (second, first)),
-        (np.isnan, (first, nan)),
-        (np.copyto, (second, -np.inf, "same_kind", nan)),
-    ]
+    return [(np.copyto, (first, source)), (np.fmax, (first, _LOWEST[x.dtype], second))]
 
 
 def _begin(held: Forest, m: dict[str, np.ndarray], steps: np.ndarray) -> list[Any]:
@@ -182,39 +185,22 @@ def _descend(held: Forest, m: dict[str, np.ndarray], steps: np.ndarray) -> list[
     return calls
 
 
-def _through(held: Forest, staged: Stages, m: dict[str, np.ndarray], steps: np.ndarray) -> list[Any]:
-    """The stages of few paths."""
-    n, rows = held.trees, len(steps)
-    place, at = m["place"].reshape(-1), m["child"].reshape(-1)
-    f, v, t, p = (m[name].reshape(n * rows, 8) for name in ("feature", "value", "threshold", "passed"))
-    packed = p.view(np.uint64).reshape(-1)
-    bits = m["feature"].reshape(-1)[: n * rows].view(np.uint64)
-    x, each, step = m["x"].reshape(-1), f.reshape(n, rows, 8), steps[:, None]
-    roots = np.repeat(8 * np.arange(n), rows)
-    calls: list[Any] = []
-    for stage in range(staged.count):
-        if stage:
-            calls += [
-                (np.right_shift, (place, _THREE, at)),
-                (staged.feature.take, (at, 0, f, "clip")),
-                (staged.threshold.take, (at, 0, t, "clip")),
-            ]
-        first = staged.feature[:n]
-        if rows > 1:
-            calls.append((np.add, (each if stage else first[:, None], step, each)))
-        calls.append((x.take, (f if stage or rows > 1 else first, None, v, "wrap")))
-        if stage:
-            calls.append((np.less_equal, (v, t, p)))
-        else:
-            calls.append((np.less_equal, (v.reshape(n, rows, 8), staged.threshold[:n, None], p.reshape(n, rows, 8))))
-        calls += [
-            (np.multiply, (packed, _PACK, bits)),
-            (np.right_shift, (bits, _TOP, bits)),
-            (EXITS.take, (bits.view(np.int64), None, at, "wrap")),
-            (np.add, (place if stage else roots, at, at)),
-            (staged.exits.take, (at, None, place, "wrap")),
-        ]
-    return [*calls, (np.subtract, (place, np.array([8 * (len(staged.feature) - 1)]), place))]
+def _collect_few(held: Forest, tables: Form, how: str, m: dict[str, np.ndarray], target: np.ndarray) -> list[Any]:
+    """Aggregate the votes of few paths into `target`, [rows, targets]."""
+    place, votes = m["place"], m["votes"]
+    trees, rows = place.shape
+    if held.groups is not None:
+        first, targets = held.groups
+        chosen = np.repeat(targets, np.diff(first, append=trees))
+        if not isinstance(tables, Lists):
+            chosen = chosen[tables.order]
+        one = (chosen[:, None] == np.arange(target.shape[1])).astype(np.float64)
+        flat = (votes.reshape(-1), one, target.reshape(-1)) if rows == 1 else (votes.T, one, target)
+        return [(held.weights.take, (place, None, votes, "wrap")), (np.dot, flat)]
+    if trees == 1 and held.voted is None:
+        axis = None if held.weights.ndim == 1 else 0
+        return [(held.weights.take, (place.reshape(-1) if axis == 0 else place.T, axis, target, "wrap"))]
+    return _collect(held, how, m, target)
 
 
 def _collect(held: Forest, how: str, m: dict[str, np.ndarray], target: np.ndarray) -> list[Any]:
@@ -224,7 +210,7 @@ def _collect(held: Forest, how: str, m: dict[str, np.ndarray], target: np.ndarra
     if held.groups is not None:
         first, targets = held.groups
         return [(held.weights.take, (place, None, votes, "wrap")), (_grouped, (votes, first, targets, target))]
-    take: Any = (held.weights.take, (place, None, votes, "wrap") if votes.ndim == 2 else (place, 0, votes, "clip"))
+    take: Any = (held.weights.take, (place, None, votes, "wrap") if votes.ndim == 2 else (place, 0, votes, "wrap"))
     flat = votes.reshape(trees, -1)
     if how == "SUM" and flat.size <= _SMALL and target.flags.c_contiguous:
         return [take, (np.dot, (np.ones(trees), flat, target.reshape(-1)))]
@@ -243,7 +229,7 @@ def _grouped(votes: np.ndarray, first: np.ndarray, targets: np.ndarray, target: 
 
 def _without_votes(voted: np.ndarray, place: np.ndarray, there: np.ndarray, target: np.ndarray) -> None:
     """Set to 0 the aggregates of no votes."""
-    voted.take(place, 0, there, "clip")
+    voted.take(place, 0, there, "wrap")
     target[~np.logical_or.reduce(there, 0)] = 0
 
 
@@ -251,6 +237,12 @@ def _base(site: Site, count: int) -> np.ndarray | None:
     base = numbers(site.attributes, "base_values")
     site.require(base is None or len(base) == count, "base_values has another length")
     return base
+
+
+def _add_base(site: Site, z: Value, base: np.ndarray) -> None:
+    """Emit the addition of the base values, [targets], to the aggregates."""
+    wide = base.astype(np.float64).reshape(() if len(base) == 1 else (1, -1) if z.shape[0] == 1 else -1)
+    site.emit(lambda: [(np.add, (z.array, wide, z.array))], reads=(z,), writes=(z,), kernel="numpy.trees base")
 
 
 @kernel("TreeEnsembleRegressor", 1, 3, 5, on="numpy", domain=ML)
@@ -279,7 +271,7 @@ def tree_ensemble(site: Site, x: Value) -> Value:
 def _regression(site: Site, z: Value, base: np.ndarray | None, name: str, dtype: np.dtype[Any], finite: bool) -> Value:
     finite = finite and name != "PROBIT" and (base is None or bool(np.isfinite(base).all()))
     if base is not None:
-        site.emit(lambda: [(np.add, (z.array, base, z.array))], reads=(z,), writes=(z,), kernel="numpy.trees base")
+        _add_base(site, z, base)
     return transformed(site, z, name, site.new(z.shape, dtype, finiteness=FINITE if finite else NAN))
 
 
@@ -308,8 +300,7 @@ def tree_ensemble_classifier(site: Site, x: Value) -> tuple[Any, Value]:
     chosen = site.new((rows,), np.int64, finiteness=FINITE)
     made = Labels(site, labels if not binary or len(labels) == 2 else np.array([0, labels[0]]), rows)
     if base is not None:
-        base = base[-1:] if binary else base
-        site.emit(lambda: [(np.add, (z.array, base, z.array))], reads=(z,), writes=(z,), kernel="numpy.trees base")
+        _add_base(site, z, base[-1:] if binary else base)
     if not binary:
         site.emit(lambda: made.largest(z, chosen), reads=(z,), writes=(chosen, *made.writes()), kernel="numpy.trees labels")
         return made.result, transformed(site, z, name, scores)
