@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 from typing import Any
 
 import numpy as np
 
+from .softmaxes import softmax_of_rows
 from .table import Site
 from .values import NAN, Bound, OpaqueValue, Value
+from .vectors import repeated
 
 ML = "ai.onnx.ml"
 
@@ -46,12 +47,12 @@ def transformed(site: Site, z: Value, name: str, y: Value) -> Value:
         site.emit(lambda: [(np.copyto, (y.array, z.array, "same_kind"))], reads=(z,), writes=(y,), kernel="numpy.scores")
         return y
     if name == "SOFTMAX" and z.size:
-        return _softmax(site, z, y)
+        return softmax_of_rows(site, z, y)
     if name != "LOGISTIC":
         site.emit(lambda: [(_transform, (z.array, name, y.array))], reads=(z,), writes=(y,), kernel="numpy.scores")
         return y
     e = site.new(z.shape, z.dtype, finiteness=NAN)
-    one = np.ones(1, z.dtype)
+    one = repeated(np.ones(z.shape[1], z.dtype), z.shape[0])
 
     def bind() -> Bound:
         t = e.array
@@ -59,40 +60,6 @@ def transformed(site: Site, z: Value, name: str, y: Value) -> Value:
 
     site.emit(bind, reads=(z,), writes=(e, y), kernel="numpy.scores")
     return y
-
-
-def _softmax(site: Site, z: Value, y: Value) -> Value:
-    """Emit the softmax of rows; the exponential of the largest score is 1, so that no sum is 0."""
-    e, top = site.new(z.shape, z.dtype, finiteness=NAN), site.new((z.shape[0], 1), z.dtype, finiteness=NAN)
-    narrow = 2 <= z.shape[1] <= _NARROW and z.shape[0] >= _ROWS
-
-    def bind() -> Bound:
-        s, t, m = z.array, e.array, top.array
-        reduce = across if narrow else _along
-        return [
-            *reduce(np.maximum, s, m), (np.subtract, (s, m, t)), (np.exp, (t, t)),
-            *reduce(np.add, t, m), (np.divide, (t, m, y.array)),
-        ]  # fmt: skip
-
-    site.emit(bind, reads=(z,), writes=(e, top, y), kernel="numpy.scores")
-    return y
-
-
-_NARROW, _ROWS = 12, 48
-"""A matrix of at most this many columns and at least this many rows is reduced column by column."""
-
-
-def _along(function: np.ufunc, x: np.ndarray, y: np.ndarray) -> Bound:
-    """The call that reduces rows to a column."""
-    return [(function.reduce, (x, 1, None, y, True))]
-
-
-def across(function: np.ufunc, x: np.ndarray, y: np.ndarray) -> Bound:
-    """The calls that reduce rows to a column, a column at a time: a reduction of a few numbers costs more than their sum."""
-    now = y[:, 0]
-    return [
-        (partial(function, x[:, i] if i > 1 else x[:, 0], x[:, 1] if i == 1 else now, out=now), ()) for i in range(1, x.shape[1])
-    ]
 
 
 def two_scores(site: Site, z: Value, chances: bool) -> Value:
