@@ -16,6 +16,7 @@ from .._onnx.model import SONNXModel
 from ..device import DeviceLike
 from ._cleaning import rename
 from ._common import TOLERANCE, as_array, check_names, exporting, made, needed, outputs, verify
+from ._sklearn_boosting import converters
 
 _TYPES = {"float32": "FloatTensorType", "float64": "DoubleTensorType", "int64": "Int64TensorType", "int32": "Int32TensorType",
           "bool": "BooleanTensorType"}  # fmt: skip
@@ -67,16 +68,19 @@ def from_sklearn(
     Example:
         >>> model = from_sklearn(pipeline, samples)
     """
-    sklearn, skl2onnx, types = needed(
-        "from_sklearn", "sklearn", "skl2onnx", "skl2onnx.common.data_types", install="scikit-learn skl2onnx"
-    )
+    modules = ("sklearn", "sklearn.ensemble", "skl2onnx", "skl2onnx.common.data_types")
+    sklearn, ensemble, skl2onnx, types = needed("from_sklearn", *modules, install="scikit-learn skl2onnx")
     who = ("scikit-learn", f"{sklearn.__version__} (skl2onnx {skl2onnx.__version__})")
     columns, samples = _columns(inputs)
     check_names("input_names", input_names, len(columns))
     names = list(columns)
     declared = [(n, _type(types, n, a)) for n, a in columns.items()]
-    with exporting(*who):
-        proto = skl2onnx.convert_sklearn(estimator, initial_types=declared, target_opset=opset, options=options)
+    hint = "an estimator without a ColumnTransformer takes one matrix: pass one array" if len(columns) > 1 else ""
+    with exporting(*who, hint):
+        proto = skl2onnx.convert_sklearn(
+            estimator, initial_types=declared, target_opset=opset, options=options,
+            custom_conversion_functions=converters(ensemble),
+        )  # fmt: skip
     if options is None:
         _without_maps(proto)
     given = [v.name for v in proto.graph.output]
