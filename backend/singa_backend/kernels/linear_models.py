@@ -46,7 +46,6 @@ def linear_regressor(site: Site, x: Value) -> Value:
 @kernel("LinearClassifier", 1, on="numpy", domain=ML)
 def linear_classifier(site: Site, x: Value) -> tuple[Any, Value]:
     given, name = site.attributes, transform_of(site)
-    site.require(not (given.get("classlabels_ints") and given.get("classlabels_strings")), "there are labels of both kinds")
     labels = labels_of(given, "classlabels_ints", "classlabels_strings")
     _, features = matrix_of(site, x)
     count = len(given.get("intercepts") or ()) or max(len(given["coefficients"]) // features, 1)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from .softmaxes import softmax_of_rows
-from .table import Site
+from .table import Refused, Site
 from .values import NAN, Bound, OpaqueValue, Value
 from .vectors import repeated
 
@@ -18,38 +18,16 @@ TRANSFORMS = ("NONE", "SOFTMAX", "LOGISTIC", "SOFTMAX_ZERO", "PROBIT")
 """The transforms by their numbers in TreeEnsemble."""
 
 
-def transform(z: np.ndarray, name: str) -> np.ndarray:
-    """The transform of scores, [rows, scores], computed in their dtype."""
-    if name == "NONE" or not z.size:
-        return z
-    if name == "LOGISTIC":
-        e = np.exp(-np.abs(z))
-        logistic: np.ndarray = np.where(z < 0, e, 1) / (1 + e)
-        return logistic
-    if name == "PROBIT":
-        x = 2 * z - 1
-        log = np.log((1 - x) * (1 + x))
-        v = 2 / (np.pi * 0.147) + log / 2
-        found: np.ndarray = np.sign(x) * np.sqrt(2 * (np.sqrt(v * v - log / 0.147) - v))
-        return found
-    top = z.max(axis=1, keepdims=True)
-    e = np.exp(z - top)
-    if name == "SOFTMAX_ZERO":
-        e = np.where(np.abs(z) > 1e-7, e, z * np.exp(-top))
-    total = e.sum(axis=1, keepdims=True)
-    softmax: np.ndarray = np.where(total == 0, z.dtype.type(0.5), e / total)
-    return softmax
-
-
 def transformed(site: Site, z: Value, name: str, y: Value) -> Value:
     """Emit the step that sets `y` to the transform of scores of a wider or equal float type; return `y`."""
-    if name == "NONE":
+    if name == "NONE" or not z.size:
         site.emit(lambda: [(np.copyto, (y.array, z.array, "same_kind"))], reads=(z,), writes=(y,), kernel="numpy.scores")
         return y
-    if name == "SOFTMAX" and z.size:
+    if name == "SOFTMAX":
         return softmax_of_rows(site, z, y)
     if name != "LOGISTIC":
-        site.emit(lambda: [(_transform, (z.array, name, y.array))], reads=(z,), writes=(y,), kernel="numpy.scores")
+        compute = _probit if name == "PROBIT" else _softmax_zero
+        site.emit(lambda: [(compute, (z.array, y.array))], reads=(z,), writes=(y,), kernel="numpy.scores")
         return y
     e = site.new(z.shape, z.dtype, finiteness=NAN)
     one = repeated(np.ones(z.shape[1], z.dtype), z.shape[0])
@@ -76,8 +54,19 @@ def two_scores(site: Site, z: Value, chances: bool) -> Value:
     return both
 
 
-def _transform(z: np.ndarray, name: str, y: np.ndarray) -> None:
-    y[...] = transform(z, name)
+def _probit(z: np.ndarray, y: np.ndarray) -> None:
+    x = 2 * z - 1
+    log = np.log((1 - x) * (1 + x))
+    v = 2 / (np.pi * 0.147) + log / 2
+    y[...] = np.sign(x) * np.sqrt(2 * (np.sqrt(v * v - log / 0.147) - v))
+
+
+def _softmax_zero(z: np.ndarray, y: np.ndarray) -> None:
+    """The softmax of rows in which scores of 0 stay 0."""
+    top = z.max(axis=1, keepdims=True)
+    e = np.where(np.abs(z) > 1e-7, np.exp(z - top), z * np.exp(-top))
+    total = e.sum(axis=1, keepdims=True)
+    y[...] = np.where(total == 0, z.dtype.type(0.5), e / total)
 
 
 def transform_of(site: Site) -> str:
@@ -95,7 +84,9 @@ def matrix_of(site: Site, x: Value) -> tuple[int, int]:
 
 
 def labels_of(attributes: Mapping[str, Any], ints: str, strings: str) -> np.ndarray | None:
-    """The labels of the attributes of these names; None if there are none."""
+    """The labels of the attributes of these names; None if there are none.  Declines labels of both kinds."""
+    if attributes.get(ints) and attributes.get(strings):
+        raise Refused("there are labels of both kinds")
     if attributes.get(strings):
         return np.array(attributes[strings], object)
     return np.array(attributes[ints], np.int64) if attributes.get(ints) else None

@@ -77,9 +77,10 @@ def _decisions(site: Site, x: Value, rows: int, features: int, held: Machines) -
     site.require_finite(x)
     supports, count = held.coefficients.shape
     z = site.new((rows, count), np.float64, finiteness=NAN)
-    block = rows if held.distances is None and held.supports is None else block_of(rows, supports)
-    room = site.new((block, features + 2), np.float64, finiteness=NAN)
+    linear = held.distances is None and held.supports is None  # x is multiplied by the coefficients, as k
+    block = rows if linear else block_of(rows, supports)
     k = site.new((block, supports), np.float64, finiteness=NAN)
+    room = k if linear else site.new((block, features + 2), np.float64, finiteness=NAN)
 
     def bind() -> Bound:
         source = x.array.reshape(rows, features)
@@ -87,7 +88,7 @@ def _decisions(site: Site, x: Value, rows: int, features: int, held: Machines) -
             return _decide(held, source, room.array, k.array, z.array)
         return [(_blocks, (held, source, room.array, k.array, z.array))]
 
-    site.emit(bind, reads=(x,), writes=(room, k, z), kernel="numpy.svm", keeps=(held,))
+    site.emit(bind, reads=(x,), writes=(k, z) if linear else (room, k, z), kernel="numpy.svm", keeps=(held,))
     return z
 
 
@@ -145,7 +146,6 @@ _SIGNS = np.array([-1, 1], np.float32)
 @kernel("SVMClassifier", 1, on="numpy", domain=ML)
 def svm_classifier(site: Site, x: Value) -> tuple[Any, Value]:
     given, name = site.attributes, transform_of(site)
-    site.require(not (given.get("classlabels_ints") and given.get("classlabels_strings")), "there are labels of both kinds")
     labels = labels_of(given, "classlabels_ints", "classlabels_strings")
     rows, features = matrix_of(site, x)
     sizes = np.array(given.get("vectors_per_class") or (), np.int64)
