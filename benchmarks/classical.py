@@ -5,8 +5,8 @@
     tox -e classical -- --held-out --report reports         # the held-out models too, and reports/benchmark-classical.md
 
 The models are trained here on drawn data, and written by skl2onnx and onnxmltools.  Every model is checked first: labels must be
-those of onnxruntime, scores within 2e-5, or it fails.  Each turn has untimed runs, then timed ones; a figure is the CPU time of the process
-per run, the median over the turns, and a ratio is the median of the ratios of neighbouring turns.
+those of onnxruntime, scores within 2e-5, or it fails.  Each turn has untimed runs, then timed ones; a figure is the CPU time of
+the process per run, the median over the turns, and a ratio is the median of the ratios of neighbouring turns.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ def _distances(site: Site, a: Value, b: Value, root: bool) -> Value:
     site.require(a.ndim == b.ndim == 2 and a.shape[1] == b.shape[1] and a.size and b.size, "not matrices with equal rows")
     site.require(a.dtype in (np.float32, np.float64) and a.dtype == b.dtype and b.constant, "the points are not constant")
     site.require_finite(a, b)
-    points = site.derived(b, "points", lambda: Points(b.array))
+    points: Points = site.derived(b, "points", lambda: Points(b.array))
     rows, (count, features) = a.shape[0], b.shape
     z = site.new((rows, count), a.dtype, finiteness=FINITE)
     block = block_of(rows, count)
@@ -97,7 +97,11 @@ class Points:
 
     def calls(self, x: np.ndarray, room: np.ndarray, d: np.ndarray, root: bool, z: np.ndarray) -> Bound:
         """The calls that set z to the distances of the rows of x; `room` and `d` have a row for each."""
-        made = [*self._products.calls(x, room, d), (self._compute_near, (x, room[:, -1], d)), (np.copyto, (z, d, "same_kind"))]
+        made: list[Any] = [
+            *self._products.calls(x, room, d),
+            (self._compute_near, (x, room[:, -1], d)),
+            (np.copyto, (z, d, "same_kind")),
+        ]
         return [*made, (np.sqrt, (z, z))] if root else made
 
     def _compute_near(self, x: np.ndarray, squares: np.ndarray, d: np.ndarray) -> None:
@@ -165,7 +169,9 @@ def _chosen_of_row(x: np.ndarray, k: int, largest: bool) -> np.ndarray:
         return _sorted(x[None], largest)[0, :k]
     places = (x >= best[-k] if largest else x <= best[k - 1]).nonzero()[0]
     values = x.take(places)
-    return places.take((np.negative(values, values) if largest else values).argsort(kind="stable")[:k])
+    order = (np.negative(values, values) if largest else values).argsort(kind="stable")
+    chosen: np.ndarray = places.take(order[:k])
+    return chosen
 
 
 def _chosen(x: np.ndarray, k: int, largest: bool) -> np.ndarray:

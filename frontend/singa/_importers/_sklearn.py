@@ -77,10 +77,8 @@ def from_sklearn(
     declared = [(n, _type(types, n, a)) for n, a in columns.items()]
     hint = "an estimator without a ColumnTransformer takes one matrix: pass one array" if len(columns) > 1 else ""
     with exporting(*who, hint):
-        proto = skl2onnx.convert_sklearn(
-            estimator, initial_types=declared, target_opset=opset, options=options,
-            custom_conversion_functions=converters(ensemble),
-        )  # fmt: skip
+        how = {"target_opset": opset, "options": options, "custom_conversion_functions": converters(ensemble)}
+        proto = skl2onnx.convert_sklearn(estimator, initial_types=declared, **how)
     if options is None:
         _without_maps(proto)
     given = [v.name for v in proto.graph.output]
@@ -93,15 +91,20 @@ def from_sklearn(
         found = found[: len(expected)]  # as many as scikit-learn has a method for
         expected = [e.reshape(y.shape) if e.size == y.size else e for e, y in zip(expected, found, strict=True)]
         verify(model, found, expected, tolerance, who)  # reshaped: a vector of scikit-learn may be a column here
-        slow = _definitions(proto, [a[:_PROFILED] for a in columns.values()])
-        if slow:
-            told = "; ".join(f"{name}: {reason}" for name, reason in slow.items())
-            warnings.warn(f"these operators run by their definitions, which is slow: {told}", UserWarning, stacklevel=2)
+        _warn_of_definitions(proto, [a[:_PROFILED] for a in columns.values()])
     return model
 
 
 _PROFILED = 64
 """The number of samples for which kernels are chosen, to report operators without one."""
+
+
+def _warn_of_definitions(proto: ModelProto, inputs: Sequence[np.ndarray]) -> None:
+    """Warn the caller of `from_sklearn` of operators that definitions compute on the CPU."""
+    slow = _definitions(proto, inputs)
+    if slow:
+        told = "; ".join(f"{name}: {reason}" for name, reason in slow.items())
+        warnings.warn(f"these operators run by their definitions, which is slow: {told}", UserWarning, stacklevel=3)
 
 
 def _definitions(proto: ModelProto, inputs: Sequence[np.ndarray]) -> dict[str, str]:

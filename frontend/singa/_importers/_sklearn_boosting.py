@@ -46,7 +46,7 @@ def _regressor(scope: Any, operator: Any, container: Any) -> None:
     if link not in ("IdentityLink", "LogLink"):
         raise NotImplementedError(f"the link of the loss {model.loss!r} is {link}")
     output = operator.outputs[0]
-    after = [("Exp", {})] if link == "LogLink" else []
+    after: list[tuple[str, dict[str, Any]]] = [("Exp", {})] if link == "LogLink" else []
     if type(output.type).__name__ == "DoubleTensorType":  # the ensemble returns float32
         after.insert(0, ("Cast", {"to": TensorProto.DOUBLE}))
     names = [*(scope.get_unique_variable_name("raw") for _ in after), output.full_name]
