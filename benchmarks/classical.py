@@ -5,8 +5,8 @@
     tox -e classical -- --held-out --report reports         # the held-out models too, and reports/benchmark-classical.md
 
 The models are trained here on drawn data, and written by skl2onnx and onnxmltools.  Every model is checked first: labels must be
-those of onnxruntime, scores within 1e-5.  Each turn has untimed runs, then timed ones; a figure is the CPU time of the process
-per run, the median over the turns, and a ratio is the median of the ratios of neighbouring turns.
+those of onnxruntime, scores within 2e-5, or it fails.  Each turn has untimed runs, then timed ones; a figure is the CPU time of
+the process per run, the median over the turns, and a ratio is the median of the ratios of neighbouring turns.
 """
 
 from __future__ import annotations
@@ -34,6 +34,9 @@ Run = Callable[[], Any]
 Feeds = dict[str, np.ndarray]
 BATCHES = (1, 100, 5000)
 FEATURES, SAMPLES, TURNS, SECONDS = 30, 2000, 9, 0.06
+APART = 2e-5
+"""How far apart scores may be: onnxruntime computes support vectors in float32, which differ by 1e-5."""
+
 MEAN, WORST, FOREST = 1.3, 2.5, 1.3
 """The goals: of the geometric mean, of every ratio, and of forests at batch 100 and more."""
 
@@ -79,12 +82,18 @@ def _skl(model: Any, y: np.ndarray | None, **options: Any) -> tuple[bytes, Calla
     """Fit an estimator on drawn samples, and write it by skl2onnx."""
     from skl2onnx import convert_sklearn
     from skl2onnx.common.data_types import FloatTensorType
+    from sklearn import ensemble
+
+    from singa._importers._sklearn_boosting import converters
 
     x = _samples(1, SAMPLES)
     model.fit(x) if y is None else model.fit(x, y)
     given = {id(model): options} if options else None
     opset = {"": 21, "ai.onnx.ml": 3}
-    proto = convert_sklearn(model, initial_types=[("x", FloatTensorType([None, FEATURES]))], options=given, target_opset=opset)
+    types = [("x", FloatTensorType([None, FEATURES]))]
+    proto = convert_sklearn(
+        model, initial_types=types, options=given, target_opset=opset, custom_conversion_functions=converters(ensemble)
+    )
     return proto.SerializeToString(), _numbers
 
 
@@ -462,7 +471,10 @@ def main() -> int:
     if given.report is not None:
         write_text(given.report / "benchmark-classical.md", text)
     print(text)
-    return 0
+    wrong = [f"{n} at batch {b}" for n, found in rows.items() for b, r in found.items() if not r["apart"] <= APART]
+    if wrong:
+        print(f"results differ from onnxruntime's: {', '.join(wrong)}", file=sys.stderr)
+    return 1 if wrong else 0
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from .plans.region import TooManyCalls
 from .plans.trace import Mismatch
 from .proto.tensor_data import ModelFile
 from .runtime.executor import Executor, Observer
-from .runtime.feeds import ids_of, owned_copy
+from .runtime.feeds import holds_strings, ids_of, owned_copy
 
 REPLACEMENTS = 4
 """The number of sets of replaced initializers that have separate plans at the same time."""
@@ -186,7 +186,10 @@ class Session:
         for x in given:
             if type(x) is not np.ndarray:
                 return None
-            key.append((np.ndarray, x.shape, x.dtype))
+            dtype = x.dtype
+            if dtype.hasobject and not holds_strings(x):
+                return None
+            key.append((np.ndarray, x.shape, dtype))
         plan = planner.latest
         if plan is None or key != plan.signature or plan.admitted is not limits:
             plan = planner.find(key)

@@ -5,6 +5,7 @@ tox -e from-sklearn     # scikit-learn's exporter is needed here and nowhere els
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from sklearn import (
     compose,
     decomposition,
     ensemble,
+    gaussian_process,
     linear_model,
     naive_bayes,
     neighbors,
@@ -30,6 +32,7 @@ from sklearn import (
 from singa import opt, sonnx
 from singa._core import tape
 from singa._core.tensor import Tensor
+from singa_backend import SingaBackend
 from singa_backend.errors import InvalidInput
 
 RNG = np.random.default_rng(3)
@@ -105,6 +108,75 @@ def test_columns_by_name(framed: bool) -> None:
     found = ours(model, *(np.asarray(c, object if c is WORDS else None).reshape(-1, 1) for c in columns.values()))
     np.testing.assert_array_equal(found[0], fitted.predict(frame))
     np.testing.assert_allclose(found[1], fitted.predict_proba(frame), rtol=1e-4, atol=1e-5)
+
+
+GAPS = np.random.default_rng(4).random((600, 5)) < 0.1
+MIXED = np.random.default_rng(5).standard_normal((600, 5)).astype(np.float32)
+MIXED[:, 1], MIXED[:, 3] = (np.random.default_rng(6).choice(v, 600) for v in ([3.0, 7.0, 7.5, -2.0, 11.0], range(40)))
+SUMS = MIXED[:, 0] + 2 * (MIXED[:, 1] == 7) + MIXED[:, 3] % 5 / 2
+MIXED[GAPS] = np.nan
+
+BOOSTED = [
+    (ensemble.HistGradientBoostingClassifier(max_iter=9), SUMS > 1.5),
+    (ensemble.HistGradientBoostingClassifier(max_iter=9, categorical_features=[1, 3]), np.digitize(SUMS, [0.5, 1.5, 2.5])),
+    (ensemble.HistGradientBoostingClassifier(max_iter=9, categorical_features=[3]), np.array(["no", "yes"])[(SUMS > 1) * 1]),
+    (ensemble.HistGradientBoostingClassifier(max_iter=1, max_leaf_nodes=2), SUMS > 1.5),
+    (ensemble.HistGradientBoostingRegressor(max_iter=9), SUMS),
+    (ensemble.HistGradientBoostingRegressor(max_iter=9, categorical_features=[1, 3], loss="quantile", quantile=0.3), SUMS),
+    (ensemble.HistGradientBoostingRegressor(max_iter=9, categorical_features=[3], loss="poisson"), np.abs(SUMS)),
+    (ensemble.HistGradientBoostingRegressor(max_iter=9, loss="gamma"), np.abs(SUMS) + 0.1),
+]
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("case", range(len(BOOSTED)))
+def test_histogram_gradient_boosting(case: int, dtype: Any) -> None:
+    """Categories, missing and unknown values, thresholds that are values of the samples, and links."""
+    estimator, target = BOOSTED[case]
+    x = MIXED.astype(dtype)
+    fitted = base.clone(estimator).fit(x, target)
+    others = x[::-1].copy()
+    others[:20, 1], others[20:30, 3], others[30, 0], others[31, 2] = 99, -7, np.inf, -np.inf
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # kernels compute all of it
+        model = sonnx.from_sklearn(fitted, x[:50], tolerance=1e-5)
+    found = ours(model, others)
+    if hasattr(fitted, "predict_proba"):
+        np.testing.assert_array_equal(found[0], fitted.predict(others))
+        np.testing.assert_allclose(found[1], fitted.predict_proba(others), rtol=0, atol=1e-6)
+    else:
+        np.testing.assert_allclose(found[0].ravel(), fitted.predict(others), rtol=1e-5, atol=1e-6)
+        assert found[0].dtype == dtype
+
+
+def test_histogram_gradient_boosting_of_integers_and_in_a_pipeline() -> None:
+    whole = np.arange(400).reshape(100, 4) * 7 % 31
+    fitted = ensemble.HistGradientBoostingRegressor(max_iter=5).fit(whole, whole[:, 0] + whole[:, 1])
+    np.testing.assert_allclose(ours(sonnx.from_sklearn(fitted, whole), whole)[0].ravel(), fitted.predict(whole), rtol=1e-5)
+    wide = MIXED.astype(np.float64)
+    joined = pipeline.make_pipeline(preprocessing.RobustScaler(), ensemble.HistGradientBoostingClassifier(max_iter=5))
+    joined.fit(wide, SUMS > 1)
+    model = sonnx.from_sklearn(joined, wide, options={id(joined[-1]): {"zipmap": False, "raw_scores": True}}, check=False)
+    np.testing.assert_allclose(ours(model, wide)[1][:, 1], joined.decision_function(wide), rtol=1e-5, atol=1e-6)
+
+
+def test_operators_that_run_by_definitions_are_named() -> None:
+    """The warning has exactly the operators that a profile of the model shows."""
+    cases: list[tuple[Any, set[str]]] = [
+        (linear_model.LogisticRegression(), set()), (svm.SVC(), set()), (gaussian_process.GaussianProcessRegressor(), set()),
+        (neighbors.KNeighborsClassifier(3), set()), (ensemble.HistGradientBoostingClassifier(max_iter=2), set()),
+        (naive_bayes.GaussianNB(), {"ReduceLogSumExp"}),
+    ]  # fmt: skip
+    for estimator, expected in cases:
+        fitted = base.clone(estimator).fit(X, CLASSES)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            model = sonnx.from_sklearn(fitted, X, tolerance=1e-3)
+        told = [str(w.message) for w in caught if "by their definitions" in str(w.message)]
+        named = {part.split(": ")[0] for t in told for part in t.split("is slow: ")[1].split("; ")}
+        profile = SingaBackend.prepare(model.onnx_model).profile([X])
+        slow = {o for s in profile.steps if s.kernel.startswith("definition") for o in s.operators}
+        assert named == slow == expected, (estimator, told)
 
 
 def test_options_and_opset() -> None:

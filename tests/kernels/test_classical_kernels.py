@@ -9,6 +9,7 @@ import pytest
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from singa_backend import SingaBackend
+from singa_backend.errors import InvalidInput
 
 ML = "ai.onnx.ml"
 
@@ -381,3 +382,48 @@ def test_texts_of_other_lengths() -> None:
         for a, b in zip(rep.run([given]), SingaBackend.run_model(proto, [given], optimize=0), strict=True):
             same(a, b, 0)
     assert not any("definition" in s.kernel for s in rep.profile([given]).steps)
+
+
+def test_later_runs_refuse_what_is_not_a_string() -> None:
+    """Plans skip checks that cannot fail for equal shapes and dtypes; elements of an array of objects may be anything."""
+    counts = model_of("TfIdfVectorizer", [np.array(["a"], object)], [np.float32], "", 18, mode="TF", ngram_counts=[0],
+                      ngram_indexes=[0, 1], pool_strings=["a", "b"], max_skip_count=0, min_gram_length=1,
+                      max_gram_length=1)  # fmt: skip
+    encoder = model_of("LabelEncoder", [np.array(["a"], object)], [np.int64], classes_strings=["a", "b"])
+    for proto, expected in ((counts, [1, 1]), (encoder, [0, 1])):
+        rep = SingaBackend.prepare(proto)
+        given = np.array(["a", "b"], object)
+        for _ in range(3):
+            np.testing.assert_array_equal(rep.run([given])[0], expected)
+        for wrong in (3, None, b"a", ["a"], 0.5):
+            other = np.empty(2, object)
+            other[:] = ["a", wrong]
+            with pytest.raises(InvalidInput, match="must hold strings only"):
+                rep.run([other])
+        np.testing.assert_array_equal(rep.run([np.array(["a", np.str_("b")], object)])[0], expected)
+        np.testing.assert_array_equal(rep.run([np.array(["a", "b"])])[0], expected)
+
+
+def test_texts_that_are_outputs_and_read_again() -> None:
+    """Strings between kernels are lists; outputs are arrays of their own."""
+    nodes = [
+        helper.make_node("Reshape", ["x", "flat"], ["a"]),
+        helper.make_node("StringNormalizer", ["a"], ["b"], case_change_action="UPPER"),
+        helper.make_node("StringConcat", ["b", "b"], ["c"]),
+        helper.make_node("Reshape", ["b", "column"], ["d"]),
+    ]
+    outputs = [value(n, object) for n in "abcd"]
+    shapes = [tensor([-1], np.int64, "flat"), tensor([-1, 1], np.int64, "column")]
+    graph = helper.make_graph(nodes, "g", [value("x", object)], outputs, shapes)
+    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+    rep = SingaBackend.prepare(proto)
+    kept = []
+    for words in (["p", "q"], ["r", "s"], ["t", "u"]):
+        given = np.array([words], object)
+        kept.append((rep.run([given]), SingaBackend.run_model(proto, [given], optimize=0)))
+        kept[-1][0][0][0] = "changed"
+        assert given[0, 0] == words[0]
+        kept[-1][1][0][0] = "changed"
+    for found, expected in kept:
+        for a, b in zip(found, expected, strict=True):
+            same(a, b, 0)

@@ -59,6 +59,19 @@ def test_softmax_of_what_is_not_finite(number: float, name: str) -> None:
     check(model_of(nodes, feeds[0], ["y"], {"k": mask}), feeds)
 
 
+@pytest.mark.parametrize("opset", [9, 11, 13])
+@pytest.mark.parametrize("shape", [(1, 3), (4, 3), (60, 5), (3, 40), (2, 3, 7)])
+def test_softmax_of_what_may_not_be_finite(shape: tuple[int, ...], opset: int) -> None:
+    """A logarithm may be infinite or NaN: NumPy computes the softmax, of few numbers without it."""
+    feeds = [drawn(s, x=shape) for s in (1, 2, 3)]
+    feeds[1]["x"].flat[::5] = 0
+    axis = len(shape) - 1
+    used = check(
+        model_of([node("Log", ["x"], ["a"]), node("Softmax", ["a"], ["y"], axis=axis)], feeds[0], ["y"], opset=opset), feeds
+    )
+    assert used[-1] == "numpy.softmax"
+
+
 @pytest.mark.parametrize(
     ("shape", "axis", "scale", "shift"),
     [

@@ -38,6 +38,7 @@ from ..proto.test_data import value
 from ..rendering import json_text
 from . import gaps, results, worker
 from .cases import KINDS, Case, ConformanceError, data_file, light_inputs
+from .fuzz.generate import shown_domain
 
 FOLDER = "onnx/backend/test/data/"
 MAX_BYTES = 1 << 30
@@ -403,7 +404,7 @@ def summary(runs: dict[str, Run], proofs: dict[str, dict[str, str]], seen: Seen,
             for release, run in runs.items()
         },
         "executed": [
-            {"domain": DOMAINS.get(domain, domain), "operator": name, "version": version,
+            {"domain": DOMAINS.get(domain, shown_domain(domain)), "operator": name, "version": version,
              "cases": len(mine), "passed": sum(r.strict == "passed" for r in mine),
              "tested": sum(r.under_test == (domain, name, version) for r in mine),
              "tested_passed": sum(r.under_test == (domain, name, version) and r.strict == "passed" for r in mine),

@@ -11,6 +11,7 @@ import numpy as np
 
 from ..dtypes import STRING
 from .scores import ML
+from .strings import is_texts, shape_of, texts_of
 from .table import Invalid, Site, kernel
 from .values import FINITE, NAN, Bound, OpaqueValue, Value
 
@@ -21,28 +22,16 @@ _EXACT = 1 << 53
 _EYE = 1 << 18
 
 
-def is_texts(x: Any) -> bool:
-    """Whether an input is an array of strings."""
-    return isinstance(x, OpaqueValue) and isinstance(x.value, np.ndarray) and x.value.dtype == STRING
+class Places:
+    """The place of each key, the last one of equal keys; the number of keys for what is not a key."""
 
+    def __init__(self, keys: Sequence[Any]) -> None:
+        self.known = dict(zip(keys, range(len(keys)), strict=True))
+        self._others = repeat(len(keys))
 
-def texts_of(x: OpaqueValue, shape: tuple[int, ...]) -> list[str]:
-    """The strings of a run; raises Invalid if they are not of the shape for which the plan was made."""
-    if not isinstance(x.value, np.ndarray) or x.value.shape != shape:
-        raise Invalid("an array of strings has another shape")
-    found: list[str] = x.value.reshape(-1).tolist()
-    return found
-
-
-class Places(dict[Any, int]):
-    """The place of each key, the last one of equal keys; `others` of what is not a key."""
-
-    def __init__(self, keys: Sequence[Any], others: int) -> None:
-        super().__init__(zip(keys, range(len(keys)), strict=True))
-        self._others = others
-
-    def __missing__(self, key: Any) -> int:
-        return self._others
+    def of(self, values: list[Any]) -> np.ndarray:
+        """The places of values, int64."""
+        return np.fromiter(map(self.known.get, values, self._others), np.int64, len(values))
 
 
 class Lookup:
@@ -56,25 +45,26 @@ class Lookup:
         """Arrange keys: all strings, or all numbers, of which one may be NaN."""
         self.count = len(keys)
         self.texts = bool(keys) and isinstance(keys[0], str)
-        self.get = Places([None if isinstance(k, float) and math.isnan(k) else k for k in keys], self.count)
-        self.nan = self.get[None]
+        self.places = Places([None if isinstance(k, float) and math.isnan(k) else k for k in keys])
+        known = self.places.known
+        self.nan = known.get(None, self.count)
         self._dense: np.ndarray | None = None
         if self.texts:
             return
-        plain = [k for k in self.get if k is not None]
+        plain = [k for k in known if k is not None]
         low, high = min(plain, default=0), max(plain, default=0)
         if all(isinstance(k, int) for k in plain) and high - low < _WIDE:
             self._low = np.array([low])
             self._dense = np.full(high - low + 2, self.count)
             for k in plain:
-                self._dense[k - low] = self.get[k]
+                self._dense[k - low] = known[k]
             self._end = np.array([len(self._dense) - 1], np.uint64)
         ordered = sorted(plain)
         self.exact = all(math.isinf(k) or abs(k) < _EXACT for k in ordered)
         self._sorted = np.array(ordered or [np.inf], np.float64)
-        self._order = np.array([self.get[k] for k in ordered] or [self.count])
+        self._order = np.array([known[k] for k in ordered] or [self.count])
 
-    def calls(self, site: Site, x: Any, shape: tuple[int, ...], places: Value) -> Bound:
+    def calls(self, x: Any, shape: tuple[int, ...], places: Value) -> Bound:
         """The calls that set `places`, int64 of this shape."""
         if isinstance(x, OpaqueValue):
             return [(self._texts, (x, shape, places.array.reshape(-1)))]
@@ -85,7 +75,11 @@ class Lookup:
         return [(self._numbers, (x.array, places.array))]
 
     def _texts(self, x: OpaqueValue, shape: tuple[int, ...], places: np.ndarray) -> None:
-        places[...] = list(map(self.get.__getitem__, texts_of(x, shape)))
+        texts = texts_of(x, shape)
+        if len(texts) == 1:
+            places[0] = self.places.known.get(texts[0], self.count)
+        else:
+            places[...] = self.places.of(texts)
 
     def _numbers(self, x: np.ndarray, places: np.ndarray) -> None:
         wide = x.astype(np.float64)
@@ -107,7 +101,7 @@ def _shape(site: Site, x: Any) -> tuple[int, ...]:
     """The shape of strings or numbers; declines others."""
     if isinstance(x, OpaqueValue):
         site.require(is_texts(x), "the input is not an array of strings")
-        return tuple(x.value.shape)
+        return shape_of(x)
     site.require(x.dtype.kind in "iu" or x.dtype in (np.float32, np.float64), "elements of other types")
     return tuple(x.shape)
 
@@ -131,7 +125,7 @@ def _named(site: Site, x: Any, keys: Sequence[Any], values: Sequence[Any], defau
     y: Value | OpaqueValue = OpaqueValue(fresh=True) if names.dtype == object else site.new(shape, names.dtype, finiteness=NAN)
 
     def bind() -> Bound:
-        calls = found.calls(site, x, shape, places)
+        calls = found.calls(x, shape, places)
         if isinstance(y, OpaqueValue):
             return [*calls, (_set, (y, names, places.array))]
         return [*calls, (names.take, (places.array, None, y.array, "clip"))]
@@ -203,7 +197,7 @@ def one_hot_encoder(site: Site, x: Any) -> Value:
 
     def bind() -> Bound:
         calls: list[Any] = [] if whole is x else [(np.trunc, (x.array, whole.array))]
-        calls += found.calls(site, whole, shape, places)
+        calls += found.calls(whole, shape, places)
         if strict:
             calls.append((_all_known, (places.array, count)))
         flat = y.array.reshape(-1, count)

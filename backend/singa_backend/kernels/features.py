@@ -12,7 +12,10 @@ from .movement import put
 from .scores import ML
 from .table import Site, kernel
 from .values import FINITE, NAN, Bound, Value
-from .vectors import product
+from .vectors import product, repeated
+
+_LONG, _FEW = 1 << 12, 16
+"""The largest numbers of features of one row whose norm is a product, or a sum of numbers of Python."""
 
 
 def _numbers(site: Site, x: Value) -> int:
@@ -36,6 +39,8 @@ def scaler(site: Site, x: Value) -> Value:
     wide = x.dtype if x.dtype.kind == "f" else np.dtype(np.float64)
     offset, scale = (_each(site, name, features, wide) for name in ("offset", "scale"))
     site.require(offset is None or scale is None or len(offset) == len(scale), "offset and scale have different lengths")
+    if x.ndim == 2:
+        offset, scale = (None if v is None else repeated(np.broadcast_to(v, features), x.shape[0]) for v in (offset, scale))
     y = site.new(x.shape, np.float32, finiteness=NAN)
     z = y if wide == np.float32 else site.new(x.shape, wide, finiteness=NAN)
 
@@ -62,10 +67,16 @@ def normalizer(site: Site, x: Value) -> Value:
     d, zero = site.new((rows, 1), wide, finiteness=NAN), site.new((rows, 1), bool, finiteness=FINITE)
     parts = site.new((rows, features), wide, finiteness=NAN) if norm == "L1" else None
     ones, nothing = np.ones((features, 1), wide), np.zeros(1, wide)
+    single = rows == 1 and features <= _LONG and norm != "MAX"
 
     def bind() -> Bound:
         a, n = given.array.reshape(rows, features), d.array
         calls: list[Any] = [] if given is x else [(np.copyto, (given.array, x.array))]
+        if single and norm == "L1" and features <= _FEW:
+            return [*calls, (_normalize_few, (a[0], y.array.reshape(features)))]
+        if single:
+            calls += [(_length, (a[0], n[0]))] if parts is None else [(np.abs, (a, parts.array)), (_sum, (parts.array[0], n[0]))]
+            return [*calls, (np.divide, (a[0], n.reshape(()), y.array.reshape(features)))]
         if norm == "MAX":
             calls.append((np.maximum.reduce, (a, 1, None, n, True)))
         elif parts is not None:
@@ -73,11 +84,29 @@ def normalizer(site: Site, x: Value) -> Value:
         else:
             calls += [(np.vecdot, (a, a, n[:, 0])), (np.sqrt, (n, n))]
         fill = [(np.equal, (n, nothing, zero.array)), (np.add, (n, zero.array, n))]
-        return [*calls, *fill, (partial(np.divide, casting="same_kind"), (a, n, y.array.reshape(rows, features)))]
+        return [*calls, *fill, (np.divide, (a, n, y.array.reshape(rows, features)))]
 
     writes = [v for v in (y, d, zero, parts, None if given is x else given) if v is not None]
     site.emit(bind, reads=(x,), writes=writes, kernel="numpy.normalizer", keeps=(ones, nothing))
     return y
+
+
+def _length(a: np.ndarray, n: np.ndarray) -> None:
+    """Set n to the L2 norm of a row, or to 1 if it is 0."""
+    n[0] = math.sqrt(a.dot(a)) or 1
+
+
+def _sum(a: np.ndarray, n: np.ndarray) -> None:
+    """Set n to the sum of a row, or to 1 if it is 0."""
+    n[0] = a.sum() or 1
+
+
+def _normalize_few(a: np.ndarray, y: np.ndarray) -> None:
+    """Divide a row by its L1 norm, in numbers of Python."""
+    values = a.tolist()
+    total = sum(map(abs, values)) or 1
+    for i, v in enumerate(values):
+        y[i] = v / total
 
 
 @kernel("Imputer", 1, on="numpy", domain=ML)

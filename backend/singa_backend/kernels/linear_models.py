@@ -9,7 +9,7 @@ import numpy as np
 from .scores import ML, Labels, labels_of, matrix_of, transform_of, transformed, two_scores
 from .table import Site, kernel
 from .values import NAN, Bound, Value
-from .vectors import product
+from .vectors import product, repeated
 
 
 def _scores(site: Site, x: Value, count: int) -> Value:
@@ -19,7 +19,7 @@ def _scores(site: Site, x: Value, count: int) -> Value:
     site.require(count > 0 and len(given) == count * features and len(bias) in (0, count), "a number of coefficients is another")
     dtype = x.dtype if x.dtype.kind == "f" else np.dtype(np.float64)
     right = site.once(("right", dtype), lambda: np.array(given, dtype).reshape(count, -1).T.copy())
-    start = np.array(bias, dtype)
+    start = repeated(np.array(bias, dtype), rows)
     z = site.new((rows, count), dtype, finiteness=NAN)
     wide = x if x.dtype == dtype and x.contiguous else site.new((rows, features), dtype, finiteness=NAN)
 
@@ -46,7 +46,6 @@ def linear_regressor(site: Site, x: Value) -> Value:
 @kernel("LinearClassifier", 1, on="numpy", domain=ML)
 def linear_classifier(site: Site, x: Value) -> tuple[Any, Value]:
     given, name = site.attributes, transform_of(site)
-    site.require(not (given.get("classlabels_ints") and given.get("classlabels_strings")), "there are labels of both kinds")
     labels = labels_of(given, "classlabels_ints", "classlabels_strings")
     _, features = matrix_of(site, x)
     count = len(given.get("intercepts") or ()) or max(len(given["coefficients"]) // features, 1)

@@ -29,13 +29,15 @@ def _distances(site: Site, a: Value, b: Value, root: bool) -> Value:
     site.require(a.ndim == b.ndim == 2 and a.shape[1] == b.shape[1] and a.size and b.size, "not matrices with equal rows")
     site.require(a.dtype in (np.float32, np.float64) and a.dtype == b.dtype and b.constant, "the points are not constant")
     site.require_finite(a, b)
-    points = site.derived(b, "points", lambda: Points(b.array))
+    points: Points = site.derived(b, "points", lambda: Points(b.array))
     rows, (count, features) = a.shape[0], b.shape
     z = site.new((rows, count), a.dtype, finiteness=FINITE)
     block = block_of(rows, count)
     room, d = site.new((block, features + 2), np.float64), site.new((block, count), np.float64)
 
     def bind() -> Bound:
+        if block == rows:
+            return points.calls(a.array, room.array, d.array, root, z.array)
         return [(points.distances, (a.array, room.array, d.array, root, z.array))]
 
     site.emit(bind, reads=(a,), writes=(z, room, d), kernel="numpy.distances", keeps=(points,))
@@ -90,17 +92,25 @@ class Points:
         block = len(room)
         for start in range(0, len(x), block):
             part = x[start : start + block]
-            r, square = room[: len(part)], d[: len(part)]
-            for function, arguments in self._products.calls(part, r, square):
+            for function, arguments in self.calls(part, room[: len(part)], d[: len(part)], root, z[start : start + block]):
                 function(*arguments)
-            near = _NEAR * (self._longest + r[:, -1].max())
-            if np.minimum.reduce(square, None) < near:  # equal points have the distance 0
-                i, j = np.nonzero(square < near)
-                apart = part[i].astype(np.float64) - self.points[j]
-                square[i, j] = np.vecdot(apart, apart)
-            z[start : start + block] = square
-            if root:
-                np.sqrt(z[start : start + block], z[start : start + block])
+
+    def calls(self, x: np.ndarray, room: np.ndarray, d: np.ndarray, root: bool, z: np.ndarray) -> Bound:
+        """The calls that set z to the distances of the rows of x; `room` and `d` have a row for each."""
+        made: list[Any] = [
+            *self._products.calls(x, room, d),
+            (self._compute_near, (x, room[:, -1], d)),
+            (np.copyto, (z, d, "same_kind")),
+        ]
+        return [*made, (np.sqrt, (z, z))] if root else made
+
+    def _compute_near(self, x: np.ndarray, squares: np.ndarray, d: np.ndarray) -> None:
+        """Compute squared distances of nearly equal points from differences: equal points have the distance 0."""
+        near = _NEAR * (self._longest + squares.max())
+        if d.min() < near:
+            i, j = np.nonzero(d < near)
+            apart = x[i].astype(np.float64) - self.points[j]
+            d[i, j] = np.vecdot(apart, apart)
 
 
 # --- the first few of many
@@ -136,11 +146,32 @@ def _top(site: Site, x: Value, k: int) -> tuple[Value, Value]:
 
 
 def _first(x: np.ndarray, k: int, largest: bool, block: int, y: np.ndarray, at: np.ndarray) -> None:
+    if len(x) == 1:
+        places = _chosen_of_row(x[0], k, largest)
+        at[0] = places
+        y[0] = x[0].take(places)
+        return
     for start in range(0, len(x), block):
         part = x[start : start + block]
         places = _chosen(part, k, largest)
         at[start : start + block] = places
-        y[start : start + block] = part[0].take(places) if len(part) == 1 else np.take_along_axis(part, places, 1)
+        y[start : start + block] = np.take_along_axis(part, places, 1)
+
+
+def _chosen_of_row(x: np.ndarray, k: int, largest: bool) -> np.ndarray:
+    """`_chosen` for one row."""
+    parts = max(k, min(len(x), 8 * k))
+    size = len(x) // parts
+    best = (np.maximum if largest else np.minimum).reduce(x[: size * parts].reshape(size, parts), 0)
+    best.sort()
+    rest = x[size * parts :]
+    if best[-1] != best[-1] or (len(rest) and np.isnan(rest).any()):  # a NaN is last
+        return _sorted(x[None], largest)[0, :k]
+    places = (x >= best[-k] if largest else x <= best[k - 1]).nonzero()[0]
+    values = x.take(places)
+    order = (np.negative(values, values) if largest else values).argsort(kind="stable")
+    chosen: np.ndarray = places.take(order[:k])
+    return chosen
 
 
 def _chosen(x: np.ndarray, k: int, largest: bool) -> np.ndarray:
@@ -150,16 +181,13 @@ def _chosen(x: np.ndarray, k: int, largest: bool) -> np.ndarray:
     """
     rows, n = x.shape
     chosen: np.ndarray
-    parts = max(k, min(n, 8 * k if rows == 1 else 128))
+    parts = max(k, min(n, 128))
     size = n // parts
     better = np.maximum if largest else np.minimum
     # part j has the elements j, j + parts, ...: the elements of all parts that are compared are next to each other
-    if rows == 1:
-        best = better.reduce(x[:, : size * parts].reshape(rows, size, parts), 1)
-    else:
-        best = x[:, :parts].copy()
-        for start in range(parts, size * parts, parts):
-            better(best, x[:, start : start + parts], out=best)
+    best = x[:, :parts].copy()
+    for start in range(parts, size * parts, parts):
+        better(best, x[:, start : start + parts], out=best)
     if largest:
         bound = np.partition(best, parts - k, 1)[:, parts - k, None]
         good = x >= bound
@@ -168,11 +196,6 @@ def _chosen(x: np.ndarray, k: int, largest: bool) -> np.ndarray:
         good = x <= bound
     if np.isnan(best).any() or np.isnan(x[:, size * parts :]).any():
         return _sorted(x, largest)[:, :k]
-    if rows == 1:
-        places = np.flatnonzero(good)
-        values = x[0].take(places)
-        chosen = places.take((np.negative(values) if largest else values).argsort(kind="stable")[:k])[None]
-        return chosen
     flat = np.flatnonzero(good)
     values = x.reshape(-1).take(flat)
     row, place = np.divmod(flat, n)

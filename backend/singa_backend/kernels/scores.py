@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 from typing import Any
 
 import numpy as np
 
-from .table import Site
+from .softmaxes import softmax_of_rows
+from .table import Refused, Site
 from .values import NAN, Bound, OpaqueValue, Value
+from .vectors import repeated
 
 ML = "ai.onnx.ml"
 
@@ -17,41 +18,19 @@ TRANSFORMS = ("NONE", "SOFTMAX", "LOGISTIC", "SOFTMAX_ZERO", "PROBIT")
 """The transforms by their numbers in TreeEnsemble."""
 
 
-def transform(z: np.ndarray, name: str) -> np.ndarray:
-    """The transform of scores, [rows, scores], computed in their dtype."""
-    if name == "NONE" or not z.size:
-        return z
-    if name == "LOGISTIC":
-        e = np.exp(-np.abs(z))
-        logistic: np.ndarray = np.where(z < 0, e, 1) / (1 + e)
-        return logistic
-    if name == "PROBIT":
-        x = 2 * z - 1
-        log = np.log((1 - x) * (1 + x))
-        v = 2 / (np.pi * 0.147) + log / 2
-        found: np.ndarray = np.sign(x) * np.sqrt(2 * (np.sqrt(v * v - log / 0.147) - v))
-        return found
-    top = z.max(axis=1, keepdims=True)
-    e = np.exp(z - top)
-    if name == "SOFTMAX_ZERO":
-        e = np.where(np.abs(z) > 1e-7, e, z * np.exp(-top))
-    total = e.sum(axis=1, keepdims=True)
-    softmax: np.ndarray = np.where(total == 0, z.dtype.type(0.5), e / total)
-    return softmax
-
-
 def transformed(site: Site, z: Value, name: str, y: Value) -> Value:
     """Emit the step that sets `y` to the transform of scores of a wider or equal float type; return `y`."""
-    if name == "NONE":
+    if name == "NONE" or not z.size:
         site.emit(lambda: [(np.copyto, (y.array, z.array, "same_kind"))], reads=(z,), writes=(y,), kernel="numpy.scores")
         return y
-    if name == "SOFTMAX" and z.size:
-        return _softmax(site, z, y)
+    if name == "SOFTMAX":
+        return softmax_of_rows(site, z, y)
     if name != "LOGISTIC":
-        site.emit(lambda: [(_transform, (z.array, name, y.array))], reads=(z,), writes=(y,), kernel="numpy.scores")
+        compute = _probit if name == "PROBIT" else _softmax_zero
+        site.emit(lambda: [(compute, (z.array, y.array))], reads=(z,), writes=(y,), kernel="numpy.scores")
         return y
     e = site.new(z.shape, z.dtype, finiteness=NAN)
-    one = np.ones(1, z.dtype)
+    one = repeated(np.ones(z.shape[1], z.dtype), z.shape[0])
 
     def bind() -> Bound:
         t = e.array
@@ -59,47 +38,6 @@ def transformed(site: Site, z: Value, name: str, y: Value) -> Value:
 
     site.emit(bind, reads=(z,), writes=(e, y), kernel="numpy.scores")
     return y
-
-
-def _softmax(site: Site, z: Value, y: Value) -> Value:
-    """Emit the softmax of rows; the exponential of the largest score is 1, so that no sum is 0."""
-    e, top = site.new(z.shape, z.dtype, finiteness=NAN), site.new((z.shape[0], 1), z.dtype, finiteness=NAN)
-    narrow = 2 <= z.shape[1] <= _NARROW and z.shape[0] >= _ROWS
-    ones = np.ones(z.shape[1], z.dtype) if z.shape[0] == 1 else None
-
-    def bind() -> Bound:
-        s, t, m = z.array, e.array, top.array
-        if ones is not None:  # calls with a number and a vector are twice as fast as those that broadcast
-            s, t, m = s.reshape(-1), t.reshape(-1), m.reshape(())
-            return [
-                (np.maximum.reduce, (s, 0, None, m)), (np.subtract, (s, m, t)), (np.exp, (t, t)),
-                (t.dot, (ones, m)), (np.divide, (t, m, t)), (np.copyto, (y.array, e.array, "same_kind")),
-            ]  # fmt: skip
-        reduce = across if narrow else _along
-        return [
-            *reduce(np.maximum, s, m), (np.subtract, (s, m, t)), (np.exp, (t, t)),
-            *reduce(np.add, t, m), (np.divide, (t, m, y.array)),
-        ]  # fmt: skip
-
-    site.emit(bind, reads=(z,), writes=(e, top, y), kernel="numpy.scores")
-    return y
-
-
-_NARROW, _ROWS = 12, 48
-"""A matrix of at most this many columns and at least this many rows is reduced column by column."""
-
-
-def _along(function: np.ufunc, x: np.ndarray, y: np.ndarray) -> Bound:
-    """The call that reduces rows to a column."""
-    return [(function.reduce, (x, 1, None, y, True))]
-
-
-def across(function: np.ufunc, x: np.ndarray, y: np.ndarray) -> Bound:
-    """The calls that reduce rows to a column, a column at a time: a reduction of a few numbers costs more than their sum."""
-    now = y[:, 0]
-    return [
-        (partial(function, x[:, i] if i > 1 else x[:, 0], x[:, 1] if i == 1 else now, out=now), ()) for i in range(1, x.shape[1])
-    ]
 
 
 def two_scores(site: Site, z: Value, chances: bool) -> Value:
@@ -116,8 +54,19 @@ def two_scores(site: Site, z: Value, chances: bool) -> Value:
     return both
 
 
-def _transform(z: np.ndarray, name: str, y: np.ndarray) -> None:
-    y[...] = transform(z, name)
+def _probit(z: np.ndarray, y: np.ndarray) -> None:
+    x = 2 * z - 1
+    log = np.log((1 - x) * (1 + x))
+    v = 2 / (np.pi * 0.147) + log / 2
+    y[...] = np.sign(x) * np.sqrt(2 * (np.sqrt(v * v - log / 0.147) - v))
+
+
+def _softmax_zero(z: np.ndarray, y: np.ndarray) -> None:
+    """The softmax of rows in which scores of 0 stay 0."""
+    top = z.max(axis=1, keepdims=True)
+    e = np.where(np.abs(z) > 1e-7, np.exp(z - top), z * np.exp(-top))
+    total = e.sum(axis=1, keepdims=True)
+    y[...] = np.where(total == 0, z.dtype.type(0.5), e / total)
 
 
 def transform_of(site: Site) -> str:
@@ -135,7 +84,9 @@ def matrix_of(site: Site, x: Value) -> tuple[int, int]:
 
 
 def labels_of(attributes: Mapping[str, Any], ints: str, strings: str) -> np.ndarray | None:
-    """The labels of the attributes of these names; None if there are none."""
+    """The labels of the attributes of these names; None if there are none.  Declines labels of both kinds."""
+    if attributes.get(ints) and attributes.get(strings):
+        raise Refused("there are labels of both kinds")
     if attributes.get(strings):
         return np.array(attributes[strings], object)
     return np.array(attributes[ints], np.int64) if attributes.get(ints) else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import numpy as np
 
@@ -57,6 +58,68 @@ def softmax_in_place(site: Site, x: Value) -> None:
     emit(site, primitive, {dnn.args.SRC: (md, rows), dnn.args.DST: (md, rows)}, (rows,))
 
 
+def softmax_of_rows(site: Site, z: Value, y: Value) -> Value:
+    """Emit the step that sets `y` to the softmax of rows, computed in the dtype of `z`; return `y`.
+
+    The exponential of the largest element is 1, so that no sum is 0.
+    """
+    if z.size <= _FEW:
+        site.emit(lambda: [(_softmax_few, (z.array, y.array.reshape(-1)))], reads=(z,), writes=(y,), kernel="numpy.softmax")
+        return y
+    e, top = site.new(z.shape, z.dtype, finiteness=NAN), site.new((z.shape[0], 1), z.dtype, finiteness=NAN)
+    narrow = 2 <= z.shape[1] <= _NARROW and z.shape[0] >= _ROWS
+    ones = np.ones(z.shape[1], z.dtype) if z.shape[0] == 1 else None
+
+    def bind() -> Bound:
+        s, t, m = z.array, e.array, top.array
+        if ones is not None:  # calls with a number and a vector are twice as fast as those that broadcast
+            s, t, m = s.reshape(-1), t.reshape(-1), m.reshape(())
+            return [
+                (np.maximum.reduce, (s, 0, None, m)), (np.subtract, (s, m, t)), (np.exp, (t, t)),
+                (t.dot, (ones, m)), (np.divide, (t, m, t)), (np.copyto, (y.array, e.array, "same_kind")),
+            ]  # fmt: skip
+        reduce = _across if narrow else _along
+        return [
+            *reduce(np.maximum, s, m), (np.subtract, (s, m, t)), (np.exp, (t, t)),
+            *reduce(np.add, t, m), (np.divide, (t, m, y.array)),
+        ]  # fmt: skip
+
+    site.emit(bind, reads=(z,), writes=(e, top, y), kernel="numpy.softmax")
+    return y
+
+
+def _softmax_few(z: np.ndarray, y: np.ndarray) -> None:
+    """The softmax of rows in numbers of Python; one NaN makes a row NaN."""
+    i = 0
+    for row in z.tolist():
+        top = max(row)
+        powers = [math.exp(v - top) for v in row]
+        total = sum(powers)
+        for power in powers:
+            y[i] = power / total
+            i += 1
+
+
+_FEW = 12
+"""The number of scores up to which their softmax is computed in numbers of Python."""
+
+_NARROW, _ROWS = 12, 48
+"""A matrix of at most this many columns and at least this many rows is reduced column by column."""
+
+
+def _along(function: np.ufunc, x: np.ndarray, y: np.ndarray) -> Bound:
+    """The call that reduces rows to a column."""
+    return [(function.reduce, (x, 1, None, y, True))]
+
+
+def _across(function: np.ufunc, x: np.ndarray, y: np.ndarray) -> Bound:
+    """The calls that reduce rows to a column, a column at a time: a reduction of a few numbers costs more than their sum."""
+    now = y[:, 0]
+    return [
+        (partial(function, x[:, i] if i > 1 else x[:, 0], x[:, 1] if i == 1 else now, out=now), ()) for i in range(1, x.shape[1])
+    ]
+
+
 def _permuted(x: Value, perm: list[int]) -> Value:
     return x.view([x.shape[p] for p in perm], [x.strides[p] for p in perm])
 
@@ -85,6 +148,27 @@ def softmax(site: Site, x: Value) -> Value:
 @kernel("Softmax", 1, 11, on="onednn")
 def softmax_rows(site: Site, x: Value) -> Value:
     return _softmax(site, x, _flattened(site, x))
+
+
+def _plain_softmax(site: Site, x: Value, first: int) -> Value:
+    """The definition's functions, which take infinities and NaN."""
+    site.require(x.dtype in FLOATS and x.size and x.ndim, "elements of other types, or none")
+    rows = rows_of(site, x, first)
+    y = site.new(x.shape, x.dtype, finiteness=FINITE if x.finiteness == FINITE else NAN)
+    softmax_of_rows(site, rows, y.view(rows.shape, strides_of(rows.shape, x.dtype.itemsize)))
+    return y
+
+
+@kernel("Softmax", 13, on="numpy")
+def softmax_plain(site: Site, x: Value) -> Value:
+    axis = _axis(site, x)
+    site.require(axis == x.ndim - 1, "not the last axis")
+    return _plain_softmax(site, x, axis)
+
+
+@kernel("Softmax", 1, 11, on="numpy")
+def softmax_plain_rows(site: Site, x: Value) -> Value:
+    return _plain_softmax(site, x, _flattened(site, x))
 
 
 def _log_softmax(site: Site, x: Value, axes: int | tuple[int, ...]) -> Value:

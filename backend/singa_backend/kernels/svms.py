@@ -30,6 +30,7 @@ class Machines:
         gamma: the factor, the summand and the exponent of the kernel.
         coefficients: [supports or features, decisions].
         rho: what is added to the decisions.
+        zeros: [supports], for RBF: a row is compared faster than a number.
     """
 
     kind: str
@@ -38,6 +39,10 @@ class Machines:
     gamma: tuple[float, float, float]
     coefficients: np.ndarray
     rho: np.ndarray
+
+    def __post_init__(self) -> None:
+        self.zeros = np.zeros((1, len(self.coefficients)))
+        self.rho = self.rho[None]
 
 
 def _parameters(site: Site) -> tuple[str, tuple[float, float, float]]:
@@ -72,9 +77,10 @@ def _decisions(site: Site, x: Value, rows: int, features: int, held: Machines) -
     site.require_finite(x)
     supports, count = held.coefficients.shape
     z = site.new((rows, count), np.float64, finiteness=NAN)
-    block = rows if held.distances is None and held.supports is None else block_of(rows, supports)
-    room = site.new((block, features + 2), np.float64, finiteness=NAN)
+    linear = held.distances is None and held.supports is None  # x is multiplied by the coefficients, as k
+    block = rows if linear else block_of(rows, supports)
     k = site.new((block, supports), np.float64, finiteness=NAN)
+    room = k if linear else site.new((block, features + 2), np.float64, finiteness=NAN)
 
     def bind() -> Bound:
         source = x.array.reshape(rows, features)
@@ -82,7 +88,7 @@ def _decisions(site: Site, x: Value, rows: int, features: int, held: Machines) -
             return _decide(held, source, room.array, k.array, z.array)
         return [(_blocks, (held, source, room.array, k.array, z.array))]
 
-    site.emit(bind, reads=(x,), writes=(room, k, z), kernel="numpy.svm", keeps=(held,))
+    site.emit(bind, reads=(x,), writes=(k, z) if linear else (room, k, z), kernel="numpy.svm", keeps=(held,))
     return z
 
 
@@ -98,7 +104,7 @@ def _decide(held: Machines, x: np.ndarray, room: np.ndarray, k: np.ndarray, z: n
     gamma, coef0, degree = held.gamma
     calls: list[Any]
     if held.distances is not None:
-        calls = [*held.distances.calls(x, room, k), (partial(np.minimum, k, _ZERO, out=k), ()), (np.exp, (k, k))]
+        calls = [*held.distances.calls(x, room, k), (partial(np.minimum, k, held.zeros, out=k), ()), (np.exp, (k, k))]
     else:
         wide = room[:, : x.shape[1]] if held.supports is not None else k
         calls = [(np.copyto, (wide, x))]
@@ -140,7 +146,6 @@ _SIGNS = np.array([-1, 1], np.float32)
 @kernel("SVMClassifier", 1, on="numpy", domain=ML)
 def svm_classifier(site: Site, x: Value) -> tuple[Any, Value]:
     given, name = site.attributes, transform_of(site)
-    site.require(not (given.get("classlabels_ints") and given.get("classlabels_strings")), "there are labels of both kinds")
     labels = labels_of(given, "classlabels_ints", "classlabels_strings")
     rows, features = matrix_of(site, x)
     sizes = np.array(given.get("vectors_per_class") or (), np.int64)
@@ -215,7 +220,10 @@ _HALF = np.full(1, 0.5)
 
 
 class Platt:
-    """The probabilities of classes that fit those of the pairs best (Wu, Lin and Weng 2004), of rows that are still moving."""
+    """The probabilities of classes that fit those of the pairs best (Wu, Lin and Weng 2004), of rows that are still moving.
+
+    Products with p are updated with it, not computed again in each round.
+    """
 
     def __init__(self, classes: int, a: np.ndarray, b: np.ndarray) -> None:
         self.classes, self.a, self.b = classes, a, b
@@ -237,28 +245,33 @@ class Platt:
 
     def _row(self, pair: list[float]) -> list[float]:
         """The probabilities of one row, in numbers of Python."""
-        n = range(self.classes)
-        r = [[0.0] * self.classes for _ in n]
+        c = self.classes
+        n = range(c)
+        q = [[0.0] * c for _ in n]
         for (i, j), v in zip(self.pairs, pair, strict=True):
-            r[i][j], r[j][i] = v, 1 - v
-        q = [[-r[j][t] * r[t][j] for j in n] for t in n]
-        for t in n:
-            q[t][t] = sum([r[j][t] * r[j][t] for j in n])
-        p = [1 / self.classes] * self.classes
+            w = 1 - v
+            q[i][j] = q[j][i] = -v * w
+            q[j][j] += v * v
+            q[i][i] += w * w
+        p = [1 / c] * c
+        qp = [sum(row) / c for row in q]
+        pqp = sum(qp) / c
         for _ in range(self.rounds):
-            qp = [sum([a * b for a, b in zip(row, p, strict=True)]) for row in q]
-            pqp = sum([a * b for a, b in zip(p, qp, strict=True)])
             if pqp != pqp or max(max(qp) - pqp, pqp - min(qp)) < self.limit:
                 break
+            scale = 1.0  # p and q p have this factor until the end of the round
             for t in n:
                 row = q[t]
-                d = row[t]
-                step = (pqp - qp[t]) / d
+                d, own = row[t], qp[t] / scale
+                step = (pqp - own) / d
                 whole = 1 + step
-                pqp = (pqp + step * (step * d + 2 * qp[t])) / (whole * whole)
-                qp = [(a + step * b) / whole for a, b in zip(qp, row, strict=True)]
+                pqp = (pqp + step * (step * d + 2 * own)) / (whole * whole)
+                step *= scale
+                qp = [a + step * b for a, b in zip(qp, row, strict=True)]
                 p[t] += step
-                p = [v / whole for v in p]
+                scale *= whole
+            p = [v / scale for v in p]
+            qp = [v / scale for v in qp]
         return p
 
     def _rows(self, pair: np.ndarray, result: np.ndarray) -> None:
@@ -273,10 +286,10 @@ class Platt:
         for t in range(c):
             np.einsum("jn,jn->n", r[:, t], r[:, t], out=q[t, t])
         p = np.full((c, rows), 1 / c)
+        qp = q.sum(1) / c
+        pqp = qp.sum(0) / c
         at = np.arange(rows)
         for _ in range(self.rounds):
-            qp = np.einsum("ijn,jn->in", q, p)
-            pqp = np.einsum("in,in->n", p, qp)
             going = np.maximum(qp.max(0) - pqp, pqp - qp.min(0)) >= self.limit
             if not going.all():
                 result[at[~going]] = p[:, ~going].T

@@ -13,7 +13,8 @@ import numpy as np
 
 from .. import limits
 from ..proto.schemas import MICROSOFT
-from .categories import Places, is_texts
+from .categories import Places
+from .strings import Texts, is_texts, shape_of, texts_of
 from .table import Invalid, Site, kernel
 from .values import NAN, Bound, OpaqueValue, Value
 from .views import ints
@@ -30,28 +31,23 @@ _CLASS = re.compile(r"\[(?:[A-Za-z0-9]-[A-Za-z0-9]|[A-Za-z0-9_ ]|\\w|\\d)+\]\+")
 """An expression of which RE2 and Python find the same matches: characters of a class of ASCII characters, as many as possible."""
 
 
-def _strings(values: list[str], shape: tuple[int, ...]) -> np.ndarray:
-    made = np.empty(len(values), object)
-    made[:] = values
-    return made.reshape(shape)
-
-
 def _reshaped(site: Site, x: OpaqueValue, shape: tuple[int, ...]) -> OpaqueValue:
     """Emit the step that reshapes strings, to a shape with at most one -1."""
     site.require(is_texts(x), "the input is not an array of strings")
-    y, count = OpaqueValue(fresh=True), x.value.size
+    y, count = Texts(), len(texts_of(x))
     known = math.prod(d for d in shape if d >= 0)
     site.require(shape.count(-1) <= 1 and known and not count % known, "the sizes do not fit")
     site.require(-1 in shape or known == count, "the sizes do not fit")
-    site.emit(lambda: [(_reshape, (x, y, shape))], reads=(), writes=(), kernel="numpy.reshape", keeps=(x, y))
+    site.emit(lambda: [(_reshape, (x, y, shape, known))], reads=(), writes=(), kernel="numpy.reshape", keeps=(x, y))
     return y
 
 
-def _reshape(x: OpaqueValue, y: OpaqueValue, shape: tuple[int, ...]) -> None:
-    try:
-        y.value = x.value.copy().reshape(shape)
-    except ValueError:
-        raise Invalid("an array of strings has another size") from None
+def _reshape(x: OpaqueValue, y: Texts, shape: tuple[int, ...], known: int) -> None:
+    texts = texts_of(x)
+    count, left = divmod(len(texts), known)
+    if left or (count != 1 and -1 not in shape):
+        raise Invalid("an array of strings has another size")
+    y.set(texts, tuple([count if d < 0 else d for d in shape]))
 
 
 @kernel("Reshape", 5, 13, 14, 19, 21, 23, 24, 25, on="numpy", takes_opaque=True)
@@ -64,41 +60,41 @@ def reshape(site: Site, x: Any, shape: Any) -> OpaqueValue:
 
 @kernel("Flatten", 9, 11, 13, 21, 23, 24, 25, on="numpy", takes_opaque=True)
 def flatten(site: Site, x: Any) -> OpaqueValue:
-    site.require(is_texts(x) and site.attributes["axis"] == 1 and x.value.ndim > 1, "not strings of several axes")
-    return _reshaped(site, x, (x.value.shape[0], -1))
+    site.require(is_texts(x) and site.attributes["axis"] == 1 and len(shape_of(x)) > 1, "not strings of several axes")
+    return _reshaped(site, x, (shape_of(x)[0], -1))
 
 
 @kernel("StringNormalizer", 10, on="numpy", takes_opaque=True)
 def string_normalizer(site: Site, x: Any) -> OpaqueValue:
     given = site.attributes
     site.require(is_texts(x), "the input is not an array of strings")
-    rank = x.value.ndim
-    site.require(rank == 1 or (rank == 2 and x.value.shape[0] == 1), "x is not a row")
+    rank = len(shape_of(x))
+    site.require(rank == 1 or (rank == 2 and shape_of(x)[0] == 1), "x is not a row")
     case = given.get("case_change_action") or "NONE"
     site.require(case in _CASES, "the case is unknown")
     change, key = _CASES[case], str if given.get("is_case_sensitive") else str.lower
     stops = frozenset(key(s) for s in given.get("stopwords") or ())
-    y = OpaqueValue(fresh=True)
+    y = Texts()
     site.emit(lambda: [(_normalize, (x, y, rank, change, key, stops))], reads=(), writes=(), kernel="numpy.strings", keeps=(x, y))
     return y
 
 
-def _normalize(x: OpaqueValue, y: OpaqueValue, rank: int, change: Any, key: Any, stops: frozenset[str]) -> None:
-    if x.value.ndim != rank or (rank == 2 and x.value.shape[0] != 1):
+def _normalize(x: OpaqueValue, y: Texts, rank: int, change: Any, key: Any, stops: frozenset[str]) -> None:
+    shape, texts = shape_of(x), texts_of(x)
+    if len(shape) != rank or (rank == 2 and shape[0] != 1):
         raise Invalid("an array of strings has another shape")
-    texts = x.value.reshape(-1).tolist()
     limits.count_bytes(sum(map(limits.text_bytes, texts)))
     if stops:
         texts = [s for s in texts if key(s) not in stops]
     kept = list(map(change, texts)) or [""]
-    y.value = _strings(kept, (1, len(kept)) if rank == 2 else (len(kept),))
+    y.set(kept, (1, len(kept)) if rank == 2 else (len(kept),))
 
 
 @kernel("Tokenizer", 1, on="numpy", domain=MICROSOFT, takes_opaque=True)
 def tokenizer(site: Site, x: Any) -> OpaqueValue:
     given = site.attributes
     least, expression, separators = given["mincharnum"], given.get("tokenexp"), given.get("separators")
-    site.require(is_texts(x) and x.value.ndim in (1, 2) and x.value.size, "the input is not an array of strings, or empty")
+    site.require(is_texts(x) and len(shape_of(x)) in (1, 2) and texts_of(x), "the input is not an array of strings, or empty")
     site.require(not given["mark"] and least >= 1, "the tokens are marked, or a number is not valid")
     if separators == ("",) or (separators is None and expression == "."):
         site.require(least == 1, "a character is too short")
@@ -109,25 +105,26 @@ def tokenizer(site: Site, x: Any) -> OpaqueValue:
             split = re.compile(expression or "", re.ASCII).findall
         except re.error:
             site.refuse("the expression is not valid")
-    y = OpaqueValue(fresh=True)
+    y = Texts()
     site.emit(
         lambda: [(_tokens, (x, y, split, least, given["pad_value"]))], reads=(), writes=(), kernel="numpy.tokens", keeps=(x, y)
     )
     return y
 
 
-def _tokens(x: OpaqueValue, y: OpaqueValue, split: Callable[[str], list[str]], least: int, pad: str) -> None:
-    texts: np.ndarray = x.value
-    if texts.ndim not in (1, 2) or not texts.size:
+def _tokens(x: OpaqueValue, y: Texts, split: Callable[[str], list[str]], least: int, pad: str) -> None:
+    shape, texts = shape_of(x), texts_of(x)
+    if len(shape) not in (1, 2) or not texts:
         raise Invalid("an array of strings has another shape")
-    rows = list(map(split, texts.reshape(-1).tolist()))
+    rows = list(map(split, texts))
     if least > 1:
         rows = [[t for t in row if len(t) >= least] for row in rows]
     width = max(map(len, rows))
-    limits.admit((*texts.shape, width), object)
+    limits.admit((*shape, width), object)
     for row in rows:
-        row += [pad] * (width - len(row))
-    y.value = _strings(list(chain.from_iterable(rows)), (*texts.shape, width))
+        if len(row) < width:
+            row += [pad] * (width - len(row))
+    y.set(rows[0] if len(rows) == 1 else list(chain.from_iterable(rows)), (*shape, width))
 
 
 # --- counts of n-grams
@@ -226,7 +223,7 @@ def _grams(site: Site) -> Grams:
         columns.append(at)
         factors.append(None if (factor == 1).all() else factor)
     site.require(given["mode"] != "IDF" or len(set(seen)) == len(seen), "n-grams share a column")
-    return Grams(Places(names, size), size, levels, columns, factors, max(indexes, default=-1) + 1, few)
+    return Grams(Places(names), size, levels, columns, factors, max(indexes, default=-1) + 1, few)
 
 
 @kernel("TfIdfVectorizer", 9, on="numpy", takes_opaque=True)
@@ -235,7 +232,7 @@ def tf_idf_vectorizer(site: Site, x: Any) -> Value:
     text = isinstance(x, OpaqueValue)
     if text:
         site.require(is_texts(x), "the input is not an array of strings")
-    shape = tuple(x.value.shape if text else x.shape)
+    shape = shape_of(x) if text else x.shape
     site.require(text or x.dtype in (np.int32, np.int64), "elements of other types")
     site.require(len(shape) in (1, 2) and math.prod(shape) and given["mode"] in ("TF", "IDF", "TFIDF"), "x is not a matrix")
     site.require(
@@ -252,26 +249,31 @@ def tf_idf_vectorizer(site: Site, x: Any) -> Value:
         out = y.array.reshape(rows, grams.width)
         if text:
             return [(_of_texts, (x, len(shape), grams, given["mode"] == "IDF", given["max_skip_count"], out))]
-        return [(_of_numbers, (x.array.reshape(rows, -1), grams, given["mode"] == "IDF", given["max_skip_count"], out))]
+        return [(_of_numbers, (x.array, grams, given["mode"] == "IDF", given["max_skip_count"], out))]
 
     site.emit(bind, reads=() if text else (x,), writes=(y,), kernel="numpy.n-grams", keeps=(grams, x))
     return y
 
 
 def _of_texts(x: OpaqueValue, rank: int, grams: Grams, once: bool, skips: int, y: np.ndarray) -> None:
-    rows = len(y)
-    given: np.ndarray = x.value
-    if given.ndim != rank or given.size % rows or (rank == 2 and len(given) != rows):
+    shape, texts = shape_of(x), texts_of(x)
+    if len(shape) != rank or (rank == 2 and shape[0] != len(y)):
         raise Invalid("an array of strings has another shape")
-    _of_numbers(given.reshape(rows, -1), grams, once, skips, y)
+    _of_items(texts, grams, once, skips, y)
 
 
 def _of_numbers(x: np.ndarray, grams: Grams, once: bool, skips: int, y: np.ndarray) -> None:
-    if x.size <= _FEW:
-        _count_few(x.tolist(), grams, once, skips, y)
-        return
-    codes = np.array(list(map(grams.words.__getitem__, x.reshape(-1).tolist())), np.int64)
-    _count(codes.reshape(x.shape), grams, once, skips, y)
+    _of_items(x.reshape(-1).tolist(), grams, once, skips, y)
+
+
+def _of_items(items: list[Any], grams: Grams, once: bool, skips: int, y: np.ndarray) -> None:
+    """Count the n-grams of rows, whose words or numbers follow each other."""
+    rows = len(y)
+    width = len(items) // rows
+    if len(items) <= _FEW:
+        _count_few([items[i * width : (i + 1) * width] for i in range(rows)], grams, once, skips, y)
+    else:
+        _count(grams.words.of(items).reshape(rows, width), grams, once, skips, y)
 
 
 def _count_few(rows: list[list[Any]], grams: Grams, once: bool, skips: int, y: np.ndarray) -> None:
@@ -279,15 +281,21 @@ def _count_few(rows: list[list[Any]], grams: Grams, once: bool, skips: int, y: n
     y.fill(0)
     for words, out in zip(rows, y, strict=True):
         sums: dict[int, float] = {}
+        get = sums.get
         for length, known in enumerate(grams.few, 1):
-            for distance in range(1, min(skips + 1, len(words)) + 1 if length > 1 else 2):
-                found = map(
-                    known.get, words if length == 1 else zip(*[words[i * distance :] for i in range(length)], strict=False)
-                )
+            if not known:
+                continue
+            for distance in range(1, 2 if length == 1 else min(skips + 1, len(words)) + 1):
+                if length == 1:
+                    found = map(known.get, words)
+                elif length == 2:
+                    found = map(known.get, zip(words, words[distance:], strict=False))
+                else:
+                    found = map(known.get, zip(*[words[i * distance :] for i in range(length)], strict=False))
                 for column, weight in filter(None, found):
-                    sums[column] = weight if once else sums.get(column, 0.0) + weight
-        if sums:
-            out[list(sums)] = list(sums.values())
+                    sums[column] = weight if once else get(column, 0.0) + weight
+        for column, total in sums.items():
+            out[column] = total
 
 
 def _count(codes: np.ndarray, grams: Grams, once: bool, skips: int, y: np.ndarray) -> None:

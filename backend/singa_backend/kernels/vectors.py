@@ -14,6 +14,14 @@ CACHE = 1 << 18
 
 _ROWS = 256
 
+_REPEATED = 1 << 12
+"""The elements up to which a constant vector is repeated for each row."""
+
+
+def repeated(vector: np.ndarray, rows: int) -> np.ndarray:
+    """A vector as an operand of matrices: once for each row if they are few, [rows, n]; operands of equal shapes cost less."""
+    return np.tile(vector, (rows, 1)) if rows * len(vector) <= _REPEATED else vector
+
 
 def product(a: np.ndarray, b: np.ndarray, z: np.ndarray) -> Bound:
     """The calls that set z to a @ b, [m, k] and [k, n], each by one thread.
@@ -51,7 +59,7 @@ class Distances:
             points: [points, features], finite.
             factor: multiplies all distances.
         """
-        self.mean = points.mean(axis=0, dtype=np.float64)
+        self.mean = points.mean(axis=0, keepdims=True, dtype=np.float64)
         moved = points - self.mean
         squares = (moved * moved).sum(axis=1)
         self.right = factor * np.concatenate([-2 * moved.T, squares[None], np.ones((1, len(points)))])

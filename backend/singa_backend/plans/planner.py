@@ -114,9 +114,10 @@ class Plan:
     Attributes:
         first: the first segment.
         facts: what the trace found.
-        inputs: the arrays that a run copies its inputs into; a OpaqueValue for an input that is not an array of numbers; None for
-            one that is not copied.
-        signature: the type, the shape and the dtype of each input; None if one is not an array of numbers.
+        inputs: the arrays that a run copies its inputs into; an OpaqueValue for an input that is not an array; None for one that
+            is not copied.
+        texts: the place and the value of each input of strings.
+        signature: the type, the shape and the dtype of each input; None if one is not an array.
         admitted: limits which the plan is known not to exceed.
         sums: for each input that may hold a NaN, the function that returns the sum of its squares, and its elements.
         is_plain: whether it is one segment without definitions, on arrays.
@@ -134,6 +135,7 @@ class Plan:
         self.history: PlanTrace | None = None
         self.first = Segment()
         self.inputs: list[Any] = []
+        self.texts: list[tuple[int, OpaqueValue]] = []
         self.signature: list[tuple[type, tuple[int, ...], np.dtype[Any]]] | None = None
         self.admitted: limits.Limits | None = None
         self.sums: list[tuple[Any, np.ndarray]] = []
@@ -177,9 +179,12 @@ class Plan:
             raise NotOpen
         attached = (*self.first.passed, *self.first.replaced)
         passed = {p.index for p in attached}
-        self.inputs = [None if i in passed else e.array if isinstance(e, Value) else e for i, e in enumerate(tracer.entries)]
-        if all(isinstance(e, Value) for e in tracer.entries):
-            self.signature = [(np.ndarray, e.shape, e.dtype) for e in tracer.entries if isinstance(e, Value)]
+        self.texts = [(i, e) for i, e in enumerate(tracer.entries) if type(e) is OpaqueValue and _is_texts(inputs[i])]
+        others = passed | {i for i, _ in self.texts}
+        self.inputs = [None if i in others else e.array if isinstance(e, Value) else e for i, e in enumerate(tracer.entries)]
+        if not any(isinstance(e, OpaqueValue) for e in self.inputs):
+            arrays = [e if isinstance(e, Value) else inputs[i] for i, e in enumerate(tracer.entries)]
+            self.signature = [(np.ndarray, a.shape, a.dtype) for a in arrays]
             held = [a for a in self.inputs if a is not None]
             self.sums = [(_sum_of(a), a.ravel("K")) for a in held if a.dtype.kind not in "biu"]
             self.is_plain = self.first.check is None and not self.facts.definitions
@@ -247,6 +252,10 @@ class Plan:
 
     def _plain(self, inputs: Sequence[Any]) -> list[Any] | None:
         """A run of one segment without definitions.  For few arrays loops that count are faster than `zip` and comprehensions."""
+        if self.texts:
+            limits.enter(self.planner.budget())  # which counts the bytes of strings
+            for i, text in self.texts:
+                text.value = inputs[i]
         i = 0
         for target in self.inputs:
             if target is not None:
@@ -290,6 +299,8 @@ class Plan:
                 target.value = x
             elif target is not None:
                 target[...] = x
+        for i, text in self.texts:
+            text.value = inputs[i]
         if not self._are_fit(inputs):
             return None
         segment = self.first
@@ -506,7 +517,7 @@ class Planner:
             The outputs, which belong to the caller.
         """
         plan = self.latest
-        if plan is None or not plan.is_plain or plan.admitted is not budget.limits or budget.watched:
+        if plan is None or not plan.is_plain or plan.texts or plan.admitted is not budget.limits or budget.watched:
             return None
         key = []
         for x in inputs:
@@ -720,7 +731,7 @@ def _grown(key: Any, other: Any) -> tuple[tuple[int, int], ...]:
     axes: list[tuple[int, int]] = []
     differences: set[int] = set()
     for n, (new, old) in enumerate(zip(key, other, strict=True)):
-        if new is None or new[2] != old[2] or len(new[1]) != len(old[1]):
+        if new is None or new[2] == dtypes.STRING or new[2] != old[2] or len(new[1]) != len(old[1]):
             return ()
         found = [(axis, a - b) for axis, (a, b) in enumerate(zip(new[1], old[1], strict=True)) if a != b]
         if len(found) > 1:
@@ -767,6 +778,10 @@ if hasattr(os, "register_at_fork"):
 
 def _is_plain(x: Any) -> bool:
     return isinstance(x, np.ndarray) and x.dtype != dtypes.STRING
+
+
+def _is_texts(x: Any) -> bool:
+    return isinstance(x, np.ndarray) and x.dtype == dtypes.STRING
 
 
 def _sum_of(x: np.ndarray) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from operator import countOf
 from typing import Any
 
 import numpy as np
@@ -139,7 +140,15 @@ def _is_text(x: Any) -> bool:
     return isinstance(x, str)
 
 
+def holds_strings(array: np.ndarray) -> bool:
+    """Whether all elements are plain strings of Python."""
+    values = array.reshape(-1).tolist()
+    return countOf(map(type, values), str) == len(values)
+
+
 def _check_strings(declared: Value, array: np.ndarray) -> None:
+    if holds_strings(array):
+        return
     for v in array.reshape(-1).tolist():
         if not isinstance(v, str):
             raise InvalidInput(f"input {declared} must hold strings only, got {v!r}", code="SX302")

@@ -16,6 +16,7 @@ from .._onnx.model import SONNXModel
 from ..device import DeviceLike
 from ._cleaning import rename
 from ._common import TOLERANCE, as_array, check_names, exporting, made, needed, outputs, verify
+from ._sklearn_boosting import converters
 
 _TYPES = {"float32": "FloatTensorType", "float64": "DoubleTensorType", "int64": "Int64TensorType", "int32": "Int32TensorType",
           "bool": "BooleanTensorType"}  # fmt: skip
@@ -67,16 +68,17 @@ def from_sklearn(
     Example:
         >>> model = from_sklearn(pipeline, samples)
     """
-    sklearn, skl2onnx, types = needed(
-        "from_sklearn", "sklearn", "skl2onnx", "skl2onnx.common.data_types", install="scikit-learn skl2onnx"
-    )
+    modules = ("sklearn", "sklearn.ensemble", "skl2onnx", "skl2onnx.common.data_types")
+    sklearn, ensemble, skl2onnx, types = needed("from_sklearn", *modules, install="scikit-learn skl2onnx")
     who = ("scikit-learn", f"{sklearn.__version__} (skl2onnx {skl2onnx.__version__})")
     columns, samples = _columns(inputs)
     check_names("input_names", input_names, len(columns))
     names = list(columns)
     declared = [(n, _type(types, n, a)) for n, a in columns.items()]
-    with exporting(*who):
-        proto = skl2onnx.convert_sklearn(estimator, initial_types=declared, target_opset=opset, options=options)
+    hint = "an estimator without a ColumnTransformer takes one matrix: pass one array" if len(columns) > 1 else ""
+    with exporting(*who, hint):
+        how = {"target_opset": opset, "options": options, "custom_conversion_functions": converters(ensemble)}
+        proto = skl2onnx.convert_sklearn(estimator, initial_types=declared, **how)
     if options is None:
         _without_maps(proto)
     given = [v.name for v in proto.graph.output]
@@ -89,15 +91,20 @@ def from_sklearn(
         found = found[: len(expected)]  # as many as scikit-learn has a method for
         expected = [e.reshape(y.shape) if e.size == y.size else e for e, y in zip(expected, found, strict=True)]
         verify(model, found, expected, tolerance, who)  # reshaped: a vector of scikit-learn may be a column here
-        slow = _definitions(proto, [a[:_PROFILED] for a in columns.values()])
-        if slow:
-            told = "; ".join(f"{name}: {reason}" for name, reason in slow.items())
-            warnings.warn(f"these operators run by their definitions, which is slow: {told}", UserWarning, stacklevel=2)
+        _warn_of_definitions(proto, [a[:_PROFILED] for a in columns.values()])
     return model
 
 
 _PROFILED = 64
 """The number of samples for which kernels are chosen, to report operators without one."""
+
+
+def _warn_of_definitions(proto: ModelProto, inputs: Sequence[np.ndarray]) -> None:
+    """Warn the caller of `from_sklearn` of operators that definitions compute on the CPU."""
+    slow = _definitions(proto, inputs)
+    if slow:
+        told = "; ".join(f"{name}: {reason}" for name, reason in slow.items())
+        warnings.warn(f"these operators run by their definitions, which is slow: {told}", UserWarning, stacklevel=3)
 
 
 def _definitions(proto: ModelProto, inputs: Sequence[np.ndarray]) -> dict[str, str]:
