@@ -281,7 +281,6 @@ def tree_ensemble_classifier(site: Site, x: Value) -> tuple[Any, Value]:
     labels = labels_of(given, "classlabels_int64s", "classlabels_strings")
     site.require(labels is not None, "there are no labels")
     assert labels is not None
-    site.require(not (given.get("classlabels_int64s") and given.get("classlabels_strings")), "there are labels of both kinds")
     name = transform_of(site)
     base = numbers(given, "base_values")
     voted = site.once("voted", lambda: sorted(set(given.get("class_ids") or ())))
