@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import shlex
 import signal
 import sys
 from collections.abc import Mapping, Sequence
@@ -218,7 +219,7 @@ def _run(chosen: TrainOptions, arguments: Sequence[str], named: Sequence[Path | 
         if not chosen.as_json:
             wrote(*named)
             if chosen.qlora and writes_adapter(chosen):
-                kept = "" if made.head is None else f" --exclude '{node_pattern(made.head)}'"
+                kept = "" if made.head is None else f" --exclude {shlex.quote(node_pattern(made.head))}"
                 echo(f"the model of this adapter: sonnx quantize MODEL --weight-only {chosen.qlora}{kept} -o QUANTIZED")
 
 
