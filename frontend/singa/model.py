@@ -369,13 +369,17 @@ class Model(Layer):
             return self._run_step(input, kwargs)
 
     def _run_step(self, input: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        with self._begun(input):
+            return self._recorded_step(input, kwargs)
+
+    def _begun(self, input: tuple[Any, ...]) -> contextlib.AbstractContextManager[None]:
+        """Begin a step on a batch; the context in which it computes."""
         optimizers = self._optimizers()
         for optimizer in optimizers:
             if isinstance(optimizer, Accumulates):
                 optimizer._begin(rows_of(input))
         groups = [o.sync_group() for o in optimizers if hasattr(o, "sync_group")]
-        with sync_norm.together(groups[0]) if groups else contextlib.nullcontext():
-            return self._recorded_step(input, kwargs)
+        return sync_norm.together(groups[0]) if groups else contextlib.nullcontext()
 
     def _recorded_step(self, input: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if not self.graph_mode or self.not_traceable:

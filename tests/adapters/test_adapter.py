@@ -95,6 +95,51 @@ def test_refused_settings(options: dict[str, Any], code: str) -> None:
     assert error.value.code == code
 
 
+RECURRENT = """<ir_version: 10, opset_import: ["" : 21]>
+    g (float[T, N, 6] x, float[N, 4, 5] z) => (float[N, 3] y, float[N, 2, k] u) {
+    s, h, c = LSTM <hidden_size = 8> (x, cell, state, offsets)
+    f = Squeeze(h, axes)
+    m = MatMul(f, dense)
+    r = Relu(m)
+    y = MatMul(r, last)
+    t = Identity(up)
+    u = ConvTranspose(z, t) }"""
+SIZES = {"cell": (1, 32, 6), "state": (1, 32, 8), "offsets": (1, 64), "dense": (8, 7), "last": (7, 3), "up": (4, 2, 3)}
+
+
+def recurrent() -> onnx.ModelProto:
+    model = parser.parse_model(RECURRENT)
+    model.graph.initializer.extend(numpy_helper.from_array(np.ones(s, np.float32), n) for n, s in SIZES.items())
+    model.graph.initializer.append(numpy_helper.from_array(np.array([0]), "axes"))
+    model.graph.node[0].name, model.graph.node[3].name = "/rnn/LSTM", "/act/Relu"
+    return model
+
+
+def test_weights_of_recurrent_and_transposed_convolutions_stay() -> None:
+    """PEFT has no adapters for them, either; patterns that also match a matrix select that one."""
+    assert list(sonnx.lora(recurrent()).adapter().changes) == ["dense"]
+    assert list(sonnx.lora(recurrent(), target="*").adapter().changes) == ["dense", "last"]
+    model = recurrent()
+    del model.graph.node[1:5], model.graph.output[0]
+    with pytest.raises(InvalidInput, match="no product with a weight") as error:
+        sonnx.lora(model)
+    assert error.value.code == "SX972" and "MatMul, Gemm and Conv" in error.value.hint
+
+
+@pytest.mark.parametrize(("pattern", "told"), [
+    ("cell", "cannot adapt 'cell': LSTM reads it as float[1, 32, 6]"),
+    ("*LSTM", "cannot adapt 'cell': LSTM reads it as float[1, 32, 6]"),
+    ("up", "cannot adapt 'up': ConvTranspose reads it as float[4, 2, 3]"),
+    ("offsets", "cannot adapt 'offsets': LSTM reads it as float[1, 64]"),
+    ("/act/*", "cannot adapt '/act/Relu': Relu has no weight"),
+])  # fmt: skip
+def test_a_pattern_for_another_weight_is_refused(pattern: str, told: str) -> None:
+    with pytest.raises(InvalidInput) as error:
+        sonnx.lora(recurrent(), target=["dense", pattern])
+    assert error.value.code == "SX972" and told in str(error.value)
+    assert "weights of MatMul, Gemm and Conv" in error.value.hint and "--lora-bias all" in error.value.hint
+
+
 def test_another_base() -> None:
     adapter = trained().adapter()
     other = sonnx.SONNXModel(net(w3=np.zeros((5, 3), np.float32)))

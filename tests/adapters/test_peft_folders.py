@@ -109,9 +109,10 @@ def test_biases_and_saved_modules(tmp_path: Path) -> None:
 def test_a_head_of_another_size(tmp_path: Path) -> None:
     tensors = pair("a.fc", 6, 5) | {"b.0.fc.weight": normal(9, 5), "b.0.fc.bias": normal(9)}
     adapter = read_peft(folder(tmp_path / "p", tensors, modules_to_save=["b.0.fc"]), two())
-    model = two()
-    model.graph.output[0].type.tensor_type.shape.dim[1].dim_value = 9
-    assert run_model(insert(model, adapter), [normal(3, 6)])[0].shape == (3, 9)
+    assert adapter.settings["head"] == 9
+    model = insert(two(), adapter)
+    assert run_model(model, [normal(3, 6)])[0].shape == (3, 9)
+    assert model.graph.output[0].type.tensor_type.shape.dim[1].dim_value == 9
 
 
 def test_paths_from_scopes_in_metadata(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 import numpy as np
@@ -81,6 +82,23 @@ def test_it_resumes_to_the_bit(files: Path) -> None:
     assert (files / "one.safetensors").read_bytes() == (files / "two.safetensors").read_bytes()
     other = [*options[:3], "int4", *options[4:]]
     assert "SX381" in train(files, "m.onnx", *other, "--epochs", 3, "--resume", code=3)
+
+
+@pytest.mark.parametrize("name", ["", "the head's node"])
+def test_a_new_head_is_not_quantized(name: str, files: Path) -> None:
+    """The command that is printed writes the model of the adapter, also if the last layer has no name."""
+    model = onnx.load(files / "m.onnx")
+    model.graph.node[-1].name = name
+    onnx.save(model, files / "m.onnx")
+    told = train(files, "m.onnx", "--lora", 4, "--qlora", "--head", 6, "-o", files / "a.safetensors")
+    line = told.rpartition("the model of this adapter: sonnx ")[2].replace("MODEL", str(files / "m.onnx"))
+    invoke(*shlex.split(line.replace("QUANTIZED", str(files / "q.onnx"))))
+    quantized = onnx.load(files / "q.onnx")
+    assert [n.op_type for n in quantized.graph.node] == ["MatMulNBits", "Relu", "Gemm"]
+    found = Adapter.load(files / "a.safetensors")
+    assert found.base == base_digest(quantized) and found.values["v"].shape == (6, 48)
+    with np.load(files / "d.npz") as data:
+        assert sonnx.prepare(files / "q.onnx", adapter=files / "a.safetensors").run([data["x"]])[0].shape == (48, 6)
 
 
 def test_refusals(files: Path) -> None:

@@ -145,6 +145,24 @@ def test_statistics_are_those_of_each_worker_without_it() -> None:
     assert not np.allclose(first, second)
 
 
+@pytest.mark.parametrize("kind", [Net, Imported])
+def test_the_profile_is_that_of_the_step_with_all_statistics(kind: Any) -> None:
+    """One exchange in each direction for a BatchNormalization, and one of the gradients; all else runs by kernels."""
+
+    def work(comm: Communicator) -> list[tuple[str, bool]]:
+        net = kind(True)
+        net.optimizer = net.update = opt.DistOpt(opt.SGD(0.1), communicator=comm, sync_batch_norm=True)
+        net.compile([Tensor(data=X[:4])], use_graph=True)
+        found = net.profile_step(Tensor(data=X[:4]), Tensor(data=LABELS[:4]), runs=1)
+        assert found.by == "plan", found.reason
+        return [(n.operator, "definition" in n.kernels) for n in found.nodes]
+
+    for nodes in LocalGroup(2).run(work):
+        names = [operator for operator, _ in nodes]
+        assert names.count("AllReduceDone") == names.count("AllReduceStart") == 3
+        assert {operator for operator, defined in nodes if defined} <= {"AllReduceStart", "AllReduceDone"}
+
+
 @graphs
 def test_workers_exchange_nothing_before_the_update(graph: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     sent: list[int] = []

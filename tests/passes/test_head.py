@@ -113,6 +113,18 @@ def test_an_initializer_that_other_nodes_read_stays() -> None:
     assert [n.op_type for n in model.graph.node] == ["Gather", "MatMul"]  # nothing reads the Transpose
 
 
+def test_declarations_of_initializers_have_their_sizes() -> None:
+    """PyTorch's newer exporter declares them as values."""
+    for name in ("sizes of a Reshape", "as SqueezeNet"):
+        model = net(*NETS[name][:2])
+        declared = [onnx.helper.make_tensor_value_info(t.name, t.data_type, list(t.dims)) for t in model.graph.initializer]
+        model.graph.value_info.extend(declared)
+        found = sonnx.replace_head(model, 3)
+        onnx.checker.check_model(model, full_check=True)
+        kept = {v.name for v in declared} - set(found.parameters)
+        assert kept <= {v.name for v in model.graph.value_info}
+
+
 def test_initializers_that_are_inputs_keep_their_declarations() -> None:
     model = net(*NETS["gemm"][:2], ir=3)
     for t in model.graph.initializer:

@@ -9,7 +9,9 @@ import pytest
 from onnx import TensorProto, helper
 
 from singa_backend import SingaBackend
+from singa_backend.kernels.group_query import grow
 from singa_backend.plans.open.caches import shows_cache
+from singa_backend.plans.trace import open as open_plans
 
 HEADS, GROUPS, SIZE, DENSE = 4, 2, 16, 8
 ROWS = np.random.default_rng(0)
@@ -87,6 +89,35 @@ def test_caches_grow_in_place_without_new_plans(packed: bool, attributes: dict[s
     assert "numpy.group_query" in {s.kernel for s in rep.profile(feeds).steps}
 
 
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize(
+    "attributes", [{"rotary": True}, {"rotary": False}, {"rotary": True, "rotary_interleaved": 1, "local_window_size": 3}]
+)
+def test_buffers_of_a_maximum_length_need_no_new_plans(
+    packed: bool, attributes: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The arrays of the caller stay as they are; after the end of the buffer the caches grow, as in the definition."""
+    calls: list[int] = []
+    monkeypatch.setattr(open_plans, "grow", lambda *given: (calls.append(1), grow(*given))[1])
+    proto = model(2, packed, **attributes)
+    plain, rep = SingaBackend.prepare(proto, optimize=0), SingaBackend.prepare(proto)
+    caches = [np.full((2, GROUPS, 20, SIZE), x, np.float32) for x in (np.nan, 3e38)]  # rows without a token have no effect
+    caches = [np.where(np.arange(20)[:, None] < 5, ROWS.standard_normal(c.shape), c).astype(np.float32) for c in caches]
+    total = 5
+    for rows in (2, *[1] * 16):
+        total += rows
+        feeds = fed(2, packed, rows, total, caches)
+        before = [c.copy() for c in caches]
+        expected = plain.run(feeds)
+        found = rep.run(feeds)
+        for a, b in zip(found, expected, strict=True):
+            assert a.shape == b.shape and np.allclose(a, b, rtol=2e-5, atol=2e-6, equal_nan=a.ndim == 4)
+        assert all(np.array_equal(c, b, equal_nan=True) for c, b in zip(caches, before, strict=True))
+        caches = [found[1], found[2]]
+        assert caches[0].shape[2] == max(20, total)
+    assert len(calls) >= 12
+
+
 def test_padded_sequences_are_computed_by_the_definition() -> None:
     proto = model(2, False, True)
     full = fed(2, False, 4, 4, [np.zeros((2, GROUPS, 0, SIZE), np.float32)] * 2)
@@ -102,6 +133,19 @@ def test_padded_sequences_are_computed_by_the_definition() -> None:
                 assert a.ndim == 4 or np.allclose(a[1, rows], b[1, rows], rtol=2e-5, atol=2e-6)
         first = SingaBackend.prepare(proto)
         first.run(full)
+
+
+def test_padded_sequences_in_buffers_are_computed_by_the_definition() -> None:
+    """Before, between and after runs without padding, whose lengths grow."""
+    proto = model(2, False, True)
+    rep, plain = SingaBackend.prepare(proto), SingaBackend.prepare(proto, optimize=0)
+    caches = [ROWS.standard_normal((2, GROUPS, 16, SIZE)).astype(np.float32) for _ in range(2)]
+    for total, short in ((4, 0), (5, 0), (6, 1), (7, 1), (8, 0), (9, 0), (10, 0), (11, 2), (12, 0)):
+        feeds = fed(2, False, 1, total, caches)
+        feeds["mask"][1, total - short :] = 0
+        found, expected = rep.run(feeds), plain.run(feeds)
+        for a, b in zip(found, expected, strict=True):
+            assert np.allclose(a, b, rtol=2e-5, atol=2e-6), (total, short)
 
 
 @pytest.mark.parametrize("attributes", [{"softcap": 2.0}, {"smooth_softmax": 1}, {"causal": 0}])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -19,10 +19,16 @@ from ..passes import ModelEditor, NodeEditor
 from ..passes.head import replace_head
 from ..proto import tensor_data
 from .adapter import Adapter, LowRank, base_digest
-from .uses import CONVOLUTION, LOOKUP, Weight, by_default, weights
+from .uses import CONVOLUTION, LOOKUP, Weight, by_default, passes_on, trace, weights
 
 BIASES = ("none", "all", "lora_only")
 """Which biases train: none, all, or those of the products that an adapter changes."""
+
+_ADAPTED = (
+    "an adapter changes weights of MatMul, Gemm and Conv and of onnxruntime's products, tables of Gather, and other matrices of "
+    "floats; biases train with bias='all' (--lora-bias all)"
+)
+"""What an adapter can change, as a hint."""
 
 Draw = Callable[[Sequence[int], float], np.ndarray]
 """Draws numbers of a shape: uniform between -bound and bound, or normal with a deviation."""
@@ -77,7 +83,7 @@ def create(
         copied.CopyFrom(model)
         replaced, model = replace_head(copied, head, seed=seed, folder=folder), copied
     editor = ModelEditor(model, folder)
-    chosen = select(weights(editor), patterns, rank)
+    chosen = select(editor, patterns, rank)
     scaled = float(rank if alpha is None else alpha)
     scale = scaled / (math.sqrt(rank) if rslora else rank)
     changes: dict[str, LowRank] = {}
@@ -110,25 +116,47 @@ def check_settings(rank: Any, alpha: Any, dropout: Any, bias: Any) -> None:
         raise InvalidInput(f"bias must be one of {', '.join(BIASES)}, got {bias!r}", code="SX973")
 
 
-def select(found: dict[str, Weight], target: Sequence[str], rank: int) -> list[Weight]:
+def select(editor: ModelEditor, target: Sequence[str], rank: int) -> list[Weight]:
     """The weights that patterns select, in the order of the nodes; without patterns, all products but the last layer's."""
+    found = weights(editor)
     if not target:
         products = [w for w in found.values() if w.main.multiplies and w.main.kind != LOOKUP and not _refusal(w, rank)]
         chosen = [w for w in products if by_default(w)] or products
         if not chosen:
-            raise InvalidInput("the model has no product with a weight that an adapter could change", code="SX972",
-                               hint="select a weight by its name: target=[...]")  # fmt: skip
+            hint = "select a matrix by its name: target=[...]" if found else _ADAPTED
+            raise InvalidInput("the model has no product with a weight that an adapter could change", code="SX972", hint=hint)
         return chosen
     names: dict[str, None] = {}
     for pattern in target:
-        matching = [n for n, w in found.items() if any(t == pattern or fnmatchcase(t, pattern) for t in w.titles())]
+        matching = [n for n, w in found.items() if _matches(pattern, w.titles())]
         if not matching:
-            raise InvalidInput(f"no weight or node matches {pattern!r}", code="SX972", hint=_candidates(pattern, found))
+            raise _nothing(editor, pattern, found)
         names |= dict.fromkeys(matching)
     for weight in (found[n] for n in names):
         if why := _refusal(weight, rank):
             raise InvalidInput(f"cannot adapt {weight.name!r}: {why}", code="SX972")
     return [w for n, w in found.items() if n in names]
+
+
+def _matches(pattern: str, titles: Iterable[str]) -> bool:
+    return any(t == pattern or fnmatchcase(t, pattern) for t in titles)
+
+
+def _nothing(editor: ModelEditor, pattern: str, found: dict[str, Weight]) -> InvalidInput:
+    """The error for a pattern that selects no weight: what it matches instead, such as a weight of an LSTM."""
+    others: dict[int, str] = {}  # by the number of axes: the most of them name the weight of a node
+    for graph in editor.main.walk():
+        for node in (n for n in graph.nodes if not (passes_on(n) or n.is_("DequantizeLinear"))):
+            for origin in filter(None, (trace(graph, n) for n in node.inputs)):
+                if _matches(pattern, filter(None, (origin.name, node.name))):
+                    kind = dtypes.onnx_name(dtypes.numpy_dtype(origin.dtype))
+                    what = f"cannot adapt {origin.name!r}: {node.op_type} reads it as {kind}{list(origin.shape)}"
+                    others.setdefault(len(origin.shape), what)
+            if node.name and _matches(pattern, [node.name]):
+                others.setdefault(-1, f"cannot adapt {node.name!r}: {node.op_type} has no weight")
+    if others:
+        return InvalidInput(others[max(others)], code="SX972", hint=_ADAPTED)
+    return InvalidInput(f"no weight or node matches {pattern!r}", code="SX972", hint=_candidates(pattern, found))
 
 
 def _refusal(weight: Weight, rank: int) -> str:

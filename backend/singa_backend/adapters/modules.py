@@ -7,17 +7,16 @@ each node (`pkg.torch.onnx.name_scopes`).
 
 from __future__ import annotations
 
-import ast
-from collections.abc import Iterable, Iterator
-from contextlib import suppress
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
-from onnx import ModelProto, NodeProto, TensorProto
+from onnx import ModelProto, TensorProto
 
 from ..passes import ModelEditor, NodeEditor
 from ..proto import tensor_data
+from ..proto.scopes import named_scope, stored_scopes
 from . import uses
 from .uses import WeightUse
 
@@ -27,8 +26,6 @@ LINEAR, CONVOLUTION, TABLE = "linear", "convolution", "table"
 """How a weight is used: a matrix of a product, the filters of a convolution, rows that are gathered."""
 
 _KINDS = {uses.RIGHT: LINEAR, uses.LEFT: LINEAR, uses.CONVOLUTION: CONVOLUTION, uses.LOOKUP: TABLE, uses.INSIDE: ""}
-
-_SCOPES = "pkg.torch.onnx.name_scopes"
 
 
 @dataclass(frozen=True)
@@ -155,30 +152,6 @@ def _packed(use: WeightUse, path: str) -> dict[str, tuple[int, int]]:
 
 
 def _paths(node: NodeEditor) -> Iterator[str]:
-    """The paths of the module that a node belongs to."""
-    yield from _scopes(node.proto) if node.proto is not None else ()
-    if node.name.startswith("/"):
-        path = _joined(node.name.split("/")[1:-1])
-        if path:
-            yield path
-
-
-def _scopes(node: NodeProto) -> Iterator[str]:
-    """The innermost module among the scopes in the metadata of a node: ['', 'body', 'body.0', 'linear']."""
-    for entry in node.metadata_props:
-        if entry.key == _SCOPES:
-            with suppress(ValueError, SyntaxError, RecursionError, MemoryError):
-                scopes = ast.literal_eval(entry.value[:10_000])
-                if isinstance(scopes, list) and len(scopes) > 1 and isinstance(scopes[-2], str) and scopes[-2]:
-                    yield scopes[-2]
-
-
-def _joined(scopes: Iterable[str]) -> str:
-    """The path of nested scopes; a child of a container repeats the name of the container: /body/body.2/body.2.0."""
-    parts: list[str] = []
-    for part in scopes:
-        if parts and part.startswith(f"{parts[-1]}."):
-            parts[-1] = part
-        else:
-            parts.append(part)
-    return ".".join(parts)
+    """The paths of the module that a node belongs to: that of the innermost scope, and that in its name."""
+    scopes = stored_scopes(node.proto)[-1:] if node.proto is not None else []
+    yield from filter(None, (*scopes, named_scope(node.name)))

@@ -16,9 +16,10 @@ import numpy as np
 from onnx import ModelProto
 
 from .. import dtypes
-from ..errors import InvalidInput
+from ..errors import InvalidInput, UnsupportedModel
 from ..io.archives import read_bytes, read_json
 from ..io.files import StrPath, staged, staged_folder
+from ..passes.head import replace_head
 from .adapter import Adapter, LowRank, safetensors_numpy
 from .matching import Wanted, match
 from .modules import BIAS, CONVOLUTION, LINEAR, TABLE, WEIGHT, ModuleParameter, Modules
@@ -95,13 +96,9 @@ def read_peft(path: StrPath, model: ModelProto, *, folder: Path | None = None) -
     values = {}
     for w in wanted[len(content.pairs) :]:
         values[found[w].tensor] = _value(modules, w, found[w], content.values[w.path, w.name])
-    resized = [
-        found[w].tensor
-        for w in wanted
-        if (v := values.get(found[w].tensor)) is not None and v.shape != modules.shape(found[w].tensor)
-    ]
+    resized = {n: v.shape for n, v in values.items() if v.shape != modules.shape(n)}
     settings = {
-        "head": resized or None,
+        "head": _head(model, folder, resized) or list(resized) or None,
         "rank": config["r"],
         "alpha": config["lora_alpha"],
         "dropout": config["lora_dropout"],
@@ -299,6 +296,21 @@ def _value(modules: Modules, w: Wanted, p: ModuleParameter, array: np.ndarray) -
         what = f"module {w.path!r}: {w.name} of shape {array.shape} cannot replace the tensor {p.tensor!r} of shape {known}"
         raise InvalidInput(what, code="SX981")
     return array
+
+
+def _head(model: ModelProto, folder: Path | None, resized: Mapping[str, tuple[int, ...]]) -> int:
+    """The number of outputs with which these shapes are those of a new last layer; 0 if there is none."""
+    for outputs in sorted({n for shape in resized.values() for n in shape}):
+        copied = ModelProto()
+        copied.CopyFrom(model)
+        try:
+            head = replace_head(copied, outputs, folder=folder)
+        except UnsupportedModel:
+            return 0
+        made = {t.name: tuple(t.dims) for t in copied.graph.initializer if t.name in head.parameters}
+        if made.items() >= resized.items():
+            return outputs
+    return 0
 
 
 def _turned(p: ModuleParameter | None, path: str, name: str) -> bool:

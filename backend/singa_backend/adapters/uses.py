@@ -185,7 +185,7 @@ def _uses(graph: GraphEditor, node: NodeEditor) -> Iterator[WeightUse]:
     if maker is not None:
         yield from maker(graph, node)
         return
-    if _passes(node) or node.is_("DequantizeLinear", "QuantizeLinear", "Constant") or node.graphs:
+    if passes_on(node) or node.is_("DequantizeLinear", "QuantizeLinear", "Constant") or node.graphs:
         return
     for i, name in enumerate(node.inputs):  # any other use of a matrix
         origin = trace(graph, name)
@@ -207,14 +207,14 @@ def _is_factor(graph: GraphEditor, node: NodeEditor, index: int) -> bool:
             i = reader.inputs.index(name) if name in reader.inputs else -1
             if reader.plain and i in factors.get(reader.op_type, ()):
                 return True
-            if _passes(reader) and i == 0:
+            if passes_on(reader) and i == 0:
                 pending.append(reader.outputs[0])
             if not reader.plain and i >= 0 and _is_factor(body, reader, i):
                 return True
     return False
 
 
-def _passes(node: NodeEditor) -> bool:
+def passes_on(node: NodeEditor) -> bool:
     """Whether the result of a node is its first input in another shape, order or dtype."""
     return node.is_(node.op_type) and (node.op_type == "Cast" or has_trait("", node.op_type, "rearranges"))
 
@@ -240,7 +240,7 @@ def trace(graph: GraphEditor, name: str) -> WeightOrigin | None:
         if node.is_("Constant"):
             tensor = node.get("value")
             return _origin(name, graph, tensor, moves[::-1]) if isinstance(tensor, TensorProto) else None
-        if not _passes(node) and not node.is_("DequantizeLinear"):
+        if not passes_on(node) and not node.is_("DequantizeLinear"):
             return None
         moves.append(node)
         name = node.input(0)

@@ -21,6 +21,7 @@ import numpy as np
 from ..comparison.difference import Tolerance
 from ..dtypes import is_float
 from ..engines.local import Engine
+from ..proto.scopes import named_scope, stored_scopes
 from .alignment import ValuePair
 from .lockstep import Values, run_calls
 from .sketch import ValueLayout, agree, arranged, sketch
@@ -133,18 +134,7 @@ class ModelSide:
 
 def scope_of(call: NodeCall) -> str:
     """The path of the PyTorch module that a node was exported from, by its metadata or its name; "" if neither has it."""
-    for entry in call.proto.metadata_props:
-        if entry.key == "pkg.torch.onnx.name_scopes":
-            names = [n.strip("'\" ") for n in entry.value.strip("[]").split(",")]
-            return next((n for n in reversed(names[:-1]) if n), "")
-    if not call.proto.name.startswith("/"):
-        return ""
-    path: list[str] = []
-    for part in call.proto.name.split("/")[1:-1]:
-        if path and part.startswith(f"{path[-1]}."):  # a child of a container has its name in front
-            path.pop()
-        path.append(part)
-    return ".".join(path)
+    return next(filter(None, reversed(stored_scopes(call.proto))), "") or named_scope(call.proto.name)
 
 
 class SketchTable:

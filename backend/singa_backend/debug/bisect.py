@@ -20,7 +20,7 @@ from ..errors import InvalidInput, SonnxError
 from ..proto.load import ModelSource
 from . import repro
 from .compare import BUDGET, Judge, Setting, is_saved
-from .comparison import Divergence
+from .comparison import Comparison, Divergence
 from .lockstep import Values, Visit, attempt
 from .submodel import NodeCall, Source
 from .torch_module import is_torch
@@ -112,7 +112,7 @@ def bisect(
     Raises:
         InvalidModel: a model breaks a rule of ONNX.
         UnsupportedModel: a model has an operator that is not implemented.
-        InvalidInput: the inputs or names do not match the model.
+        InvalidInput: the inputs or names do not match the model, or no value of both sides could be compared (SX320).
         DeviceUnavailable: the device cannot be used.
         MissingDependency: onnxruntime is not installed.
         SonnxError: the engine cannot be imported, or its command cannot be run (SX901).
@@ -172,7 +172,26 @@ def _first(setting: Setting, local: bool, progress: Callable[..., None] | None) 
             refused = visit, Divergence(call.name, call.operator, call.index, list(call.outputs), str(theirs), True), judge
         if progress:
             progress(note=call.name)
+    if refused is None:
+        _check_reached(setting, judge.result)
     return refused
+
+
+def _check_reached(setting: Setting, found: Comparison) -> None:
+    """Raise InvalidInput (SX320) if nothing was compared, or if the other model cannot compute the values up to an output."""
+    refusal = setting.refusal(found)
+    if refusal is None and (found.rows or not found.not_compared):
+        return
+    why, hint = str(found.not_compared[0].failure), ""
+    if refusal is not None:
+        why, hint = next((p.message for p in refusal.problems), refusal.message), refusal.hint
+    count = len(found.rows)
+    what = (
+        f"all {count} values that could be compared agree, but it cannot compute all others"
+        if count
+        else "nothing could be compared"
+    )
+    raise InvalidInput(f"{setting.theirs.name}: {what}: {why}", code="SX320", hint=hint)
 
 
 def _grew_most(setting: Setting, last: int, progress: Callable[..., None] | None) -> tuple[Visit, Divergence] | None:

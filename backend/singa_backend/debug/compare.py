@@ -21,7 +21,7 @@ from ..devices.device import DeviceLike, resolve
 from ..engines.command import CommandEngine, EngineCommand, read_outputs
 from ..engines.local import Engine, FailedRun, Foreign, Ours, Planned
 from ..engines.oracle import ENGINES, is_backend
-from ..errors import InvalidInput
+from ..errors import InvalidInput, SonnxError
 from ..limits import SHORTEST, check_number
 from ..proto.load import ModelSource
 from ..runtime.origins import Origin
@@ -259,6 +259,16 @@ class Setting(AbstractContextManager["Setting"]):
     def tolerance_alone(self, calls: Iterable[NodeCall]) -> Tolerance:
         """The tolerance of values with the errors of these nodes only."""
         return replace(self.tolerance, operators=frozenset[str]().union(*map(self.source.looser, calls)))
+
+    def refusal(self, found: Comparison) -> SonnxError | None:
+        """Why the other model cannot run, if no value was compared, or some could not be reached; otherwise None."""
+        if self.other is None or (found.rows and all(n.failure.how != "not reached" for n in found.not_compared)):
+            return None
+        try:
+            self.theirs.run(self.other.proto, self.other.folder, {self.names.get(n, n): v for n, v in self.inputs.items()})
+        except SonnxError as error:
+            return error
+        return None
 
     def __exit__(self, *_: object) -> None:
         self.mine.close()
@@ -549,4 +559,6 @@ def compare(
             if progress:
                 progress(note=visit.call.name)
         judge.result.nonfinite = setting.nonfinite(judge.result.rows)
+        refusal = setting.refusal(judge.result)
+        judge.result.refusal = "" if refusal is None else str(refusal)
         return judge.result

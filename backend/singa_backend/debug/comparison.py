@@ -143,6 +143,7 @@ class Comparison:
         origins: the nodes that diverge although their inputs do not differ, and are not computed from values that do.
         nonfinite: where the first NaN or infinity of this side comes from; None if no node made one.
         alignment: how the values were paired, if not by name.
+        refusal: why the other model cannot run, if therefore values of it could not be compared; otherwise "".
     """
 
     mine: str
@@ -153,6 +154,7 @@ class Comparison:
     origins: list[Divergence] = field(default_factory=list)
     nonfinite: Origin | None = None
     alignment: Alignment | None = None
+    refusal: str = ""
 
     @property
     def both_nan(self) -> list[Row]:
@@ -191,5 +193,5 @@ class Comparison:
             "first": self.first.to_dict() if self.first else None, "origins": [d.to_dict() for d in self.origins],
             "rows": [r.to_dict() for r in self.rows], "not_compared": [n.to_dict() for n in self.not_compared],
             "nonfinite": self.nonfinite.to_dict() if self.nonfinite else None, "both_nan": [r.value for r in self.both_nan],
-            "alignment": self.alignment.to_dict() if self.alignment else None,
+            "alignment": self.alignment.to_dict() if self.alignment else None, "refusal": self.refusal,
         }  # fmt: skip

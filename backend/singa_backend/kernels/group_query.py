@@ -149,36 +149,53 @@ class GroupQuery:
                                 and past.shape[1] == self.groups)  # fmt: skip
 
 
-def grow(
-    made: GroupQuery, given: Sequence[np.ndarray | None], extend: Callable[[np.ndarray, np.ndarray], np.ndarray]
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The outputs of a call whose caches grow in their memory.
+def checked(made: GroupQuery, given: Sequence[np.ndarray | None]) -> tuple[list[Any], int]:
+    """The parts of a call and the number of rows of its past: those of caches that grow, or a part of those of buffers.
 
     Args:
         made: the computation.
         given: the inputs, in the order of `PARTS`; further ones are absent.
-        extend: returns a cache, extended by new rows.
 
     Raises:
         Invalid: if the sequences have padding, the shapes do not match, or the elements are not float32.
     """
-    query, key, value, past_key, past_value, seqlens, total, cos, sin = (*given, *[None] * len(PARTS))[: len(PARTS)]
+    parts: list[Any] = [*given, *[None] * len(PARTS)][: len(PARTS)]
+    query, key, value, past_key, past_value, seqlens, total, cos, sin = parts
     if query is None or past_key is None or past_value is None or seqlens is None or total is None:
         raise Invalid("a part is absent")
     floats = [x for x in (query, key, value, past_key, past_value, cos, sin) if x is not None]
     if any(x.dtype != np.float32 for x in floats) or not made.fits(query, key, past_key, past_value, cos):
         raise Invalid("not float32, or the shapes do not match")
-    past = past_key.shape[2]
+    past, rows, count = past_key.shape[2], query.shape[1], int(np.asarray(total).reshape(-1)[0])
+    past = count - rows if rows <= count <= past else past
     made.check(query, past, seqlens, total, cos)
+    return parts, past
+
+
+def grow(
+    made: GroupQuery, given: Sequence[np.ndarray | None], extend: Callable[[np.ndarray, np.ndarray, int], np.ndarray]
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The outputs of a call whose caches grow in their memory, or are buffers with room for its rows.
+
+    Args:
+        made: the computation.
+        given: the inputs, in the order of `PARTS`; further ones are absent.
+        extend: returns a cache with new rows after the number of rows that is passed.
+
+    Raises:
+        Invalid: as for `checked`.
+    """
+    (query, key, value, past_key, past_value, _, _, cos, sin), past = checked(made, given)
     q, k, v = made.split(query, key, value)
     if made.rotary and cos is not None and sin is not None:
         parts = q, k
         q, k = (np.empty(x.shape, np.float32) for x in parts)
         for x, y in zip(parts, (q, k), strict=True):
             made.turn(x, cos, sin, past, y)
-    keys, values = extend(past_key, k), extend(past_value, v)
+    keys, values = extend(past_key, k, past), extend(past_value, v, past)
     out = np.empty((query.shape[0], query.shape[1], made.heads * q.shape[3]), np.float32)
-    made.attend(q, keys, values, past, out)
+    length = past + query.shape[1]
+    made.attend(q, keys[:, :, :length], values[:, :, :length], past, out)
     return out, keys, values
 
 

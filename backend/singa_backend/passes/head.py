@@ -86,7 +86,7 @@ def replace_head(model: ModelProto, outputs: int, *, seed: int = 0, folder: str 
     editor = ModelEditor(model, None if folder is None else Path(folder))
     head = _Head(editor)
     head.replace(int(outputs), np.random.default_rng(seed))
-    changed = {o for node in (head.node, *head.after) for o in node.outputs}
+    changed = {o for node in (head.node, *head.after) for o in node.outputs} | {head.weight, head.bias}
     editor.forget()
     shape = editor.main.shape(editor.main.outputs[0])
     declared = next(v for v in model.graph.output if v.name == editor.main.outputs[0])

@@ -123,7 +123,12 @@ class NodeEditor:
     @property
     def title(self) -> str:
         """The node's name, or its operator and outputs."""
-        return self.name or f"{self.op_type} of {', '.join(repr(o) for o in self.outputs if o)}"
+        return node_title(self.name, self.op_type, self.outputs)
+
+
+def node_title(name: str, operator: str, outputs: Iterable[str]) -> str:
+    """The name of a node, or its operator and outputs."""
+    return name or f"{operator} of {', '.join(repr(o) for o in outputs if o)}"
 
 
 @dataclass(eq=False)

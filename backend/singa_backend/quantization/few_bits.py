@@ -53,7 +53,8 @@ def quantize_weights(
         block_size: the number of weights of a block, a power of 2 and at least 16; by default 32 for integers and 64 for floats.
         symmetric: whether the zero points of integers are the middle of their range, and not stored.
         operators: the operators to quantize, of "MatMul" and "Gemm"; by default both.
-        exclude: regular expressions; nodes whose whole names match one are not quantized.
+        exclude: regular expressions; nodes whose whole names match one are not quantized.  A node without a name is named by
+            its operator and position, such as Conv_3, or its operator and outputs, such as "Conv of 'y'".
         exclude_operators: operators that are not quantized.
 
     Returns:

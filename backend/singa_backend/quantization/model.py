@@ -60,7 +60,7 @@ def quantize(
         bins: the number of bins of a histogram, at least 128; by default 128 for entropy and 2048 for percentile.
         operators: the operators to quantize; by default all that are known.
         exclude: regular expressions; nodes whose whole names match one are not quantized.  A node without a name is named by
-            its operator and position, such as Conv_3.
+            its operator and position, such as Conv_3, or its operator and outputs, such as "Conv of 'y'".
         exclude_operators: operators that are not quantized.
         batch_size: the number of samples of a run, by default 8, if the model does not fix it.
 

@@ -12,6 +12,7 @@ from onnx import NodeProto
 
 from ..errors import InvalidInput, did_you_mean
 from ..passes import NodeEditor
+from ..passes.index import node_title
 
 METHODS = ("minmax", "entropy", "percentile")
 """How the range of an activation is chosen."""
@@ -73,16 +74,23 @@ def select(nodes: Sequence[NodeProto | NodeEditor], operators: Collection[str], 
     Raises:
         InvalidInput: a pattern matches no node (SX397).
     """
-    names = [node.name or f"{node.op_type}_{i}" for i, node in enumerate(nodes)]
+    names = [_names(node, i) for i, node in enumerate(nodes)]
+    excluded: set[int] = set()
     for pattern in exclude:
-        if not any(map(pattern.fullmatch, names)):
-            hint = did_you_mean(pattern.pattern, names)
+        matching = {i for i, of in enumerate(names) if any(map(pattern.fullmatch, of))}
+        if not matching:
+            hint = did_you_mean(pattern.pattern, [name for of in names for name in of])
             raise InvalidInput(f"exclude must match names of nodes; {pattern.pattern!r} matches none{hint}", code="SX397")
+        excluded |= matching
     return {
-        i
-        for i, (name, node) in enumerate(zip(names, nodes, strict=True))
-        if node.domain in ("", "ai.onnx") and node.op_type in operators and not any(p.fullmatch(name) for p in exclude)
+        i for i, node in enumerate(nodes) if node.domain in ("", "ai.onnx") and node.op_type in operators and i not in excluded
     }
+
+
+def _names(node: NodeProto | NodeEditor, index: int) -> tuple[str, ...]:
+    """The name of a node; of one without a name, its operator with its position, and the title that messages have."""
+    outputs = node.outputs if isinstance(node, NodeEditor) else node.output
+    return (node.name,) if node.name else (f"{node.op_type}_{index}", node_title("", node.op_type, outputs))
 
 
 def checked(

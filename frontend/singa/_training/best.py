@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from singa_backend.comparison.verdict import same_bits
 from singa_backend.errors import InvalidInput
 
 _STATE = "state."
@@ -91,7 +92,7 @@ class KeepBest:
             The epoch, its measurement, and the arrays ("state.<name>") that differ from the present states of the model.
         """
         now = self.model.get_states()
-        arrays = {_STATE + n: a for n, a in self.states.items() if not _same(a, now[n].device.backend.get(now[n].data))}
+        arrays = {_STATE + n: a for n, a in self.states.items() if not same_bits(a, now[n].device.backend.get(now[n].data))}
         return {"metric": self.metric, "epoch": self.epoch, "value": self.value, **arrays}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -116,8 +117,3 @@ class KeepBest:
         self.states = {}
         if epoch:
             self.states = {n: np.array(arrays[n] if n in arrays else t.device.backend.get(t.data)) for n, t in now.items()}
-
-
-def _same(one: np.ndarray, other: Any) -> bool:
-    """Whether two arrays have the same bits."""
-    return one.tobytes() == np.asarray(other).tobytes()

@@ -7,6 +7,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -100,16 +101,21 @@ def fit(
                 yield loader._batch(shares.own(step[first : first + batch_size]), loader.device)
         place.order = order  # until the update of the last batches, after which the epoch ends
 
-    def measure() -> dict[str, float]:
-        assert validation is not None and evaluate is not None
-        inputs = validation[0] if isinstance(validation[0], (list, tuple)) else [validation[0]]
-        model.eval()
-        source = ArrayLoader(*inputs, batch_size=batch_size, device=loader.device)
-        return evaluate(predict(model, source, len(inputs))[0], validation[1])
-
-    measured = measure if validation is not None and evaluate is not None else None
+    measured = None
+    if validation is not None and evaluate is not None:
+        measured = partial(measure, model, *validation, batch_size=batch_size, evaluate=evaluate)
     return loop(model, batches, place, epochs=epochs, measure=measured, progress=progress, stop_at_nan=stop_at_nan,
                 reached=reached, shares=shares)  # fmt: skip
+
+
+def measure(
+    model: Any, x: Any, y: np.ndarray, *, batch_size: int, evaluate: Callable[[np.ndarray, np.ndarray], dict[str, float]]
+) -> dict[str, float]:
+    """The measurements of a model on a validation: inputs and targets, arrays with the samples along axis 0."""
+    inputs = x if isinstance(x, (list, tuple)) else [x]
+    model.eval()
+    source = ArrayLoader(*inputs, batch_size=batch_size, device=device_of(model))
+    return evaluate(predict(model, source, len(inputs))[0], y)
 
 
 class Shares:

@@ -43,7 +43,7 @@ def profiled_step(
         OperatorError: A node cannot compute with its inputs.
     """
     check_number("runs", runs, 1, whole=True)
-    with model._in_mode(True), restored(model):
+    with model._in_mode(True), restored(model), model._begun(args):
         if not model._has_stepped():
             model.train_one_batch(*args, **kwargs)  # creates the states of the optimizer
         step = Step(model.train_one_batch, args, kwargs, options, limits)

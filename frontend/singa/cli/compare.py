@@ -177,6 +177,8 @@ def _show(found: debug.Comparison, rows: list[debug.Row], source: debug.Source, 
         echo(f"{found.mine} and {found.theirs} agree", style="green")
     elif not found.rows:
         echo("nothing could be compared", style="red")
+    if found.refusal:
+        echo(f"the other model cannot run: {found.refusal}", style="red")
 
 
 def _show_not_compared(found: debug.Comparison) -> None:

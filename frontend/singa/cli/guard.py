@@ -12,7 +12,6 @@ import click
 from singa_backend import debug
 from singa_backend.debug import guards
 from singa_backend.debug.compare import AGAINST, is_engine
-from singa_backend.errors import InvalidInput
 from singa_backend.io.files import check as check_place
 from singa_backend.io.files import write_npz
 from singa_backend.proto.named_arrays import named_arrays
@@ -156,10 +155,7 @@ def _inputs(file: Path, inputs: InputOptions, options: GuardOptions, as_json: bo
     assert options.target is not None
     check_place(options.target, parents=True, keeps=(file,))
     guard = guards.read_guard(file)
-    chosen = [c for c in guard.cases if options.case in (None, c.name)]
-    if not chosen:
-        names = ", ".join(c.name for c in guard.cases)
-        raise InvalidInput(f"the case must be one of {names}, got {options.case!r}", code="SX990")
+    chosen = guard.chosen(options.case)
     plain = options.case is not None or len(guard.cases) == 1
     arrays = {n if plain else f"{c.name}/{n}": a for c in chosen for n, a in guards.inputs_of(c).items()}
     write_npz(options.target, named_arrays(arrays))
@@ -174,10 +170,12 @@ def _check(file: Path, inputs: InputOptions, options: GuardOptions, as_json: boo
     against = debug.EngineCommand(options.program) if options.program else options.against or "onnxruntime"
     if isinstance(against, str) and not is_engine(against) and Path(against).suffix != ".npz":
         names = ", ".join(AGAINST)
-        raise click.BadParameter(f"must be an .npz file, MODULE:CLASS or one of {names}, got {against!r}", param_hint="--against")
+        more = "; --model FILE is the model to run" if Path(against).suffix == ".onnx" else ""
+        what = f"must be an .npz file, MODULE:CLASS or one of {names}, got {against!r}{more}"
+        raise click.BadParameter(what, param_hint="--against")
     guard = guards.read_guard(file)
-    with progress(len(guard.cases), "checking", unit="cases", quiet=as_json) as step:
-        found = guards.check_guard(file, against=against, model=options.model, case=options.case, to=options.to,
+    with progress(len(guard.chosen(options.case)), "checking", unit="cases", quiet=as_json) as step:
+        found = guards.check_guard(guard, against=against, model=options.model, case=options.case, to=options.to,
                                    timeout=options.timeout, progress=step)  # fmt: skip
     if options.junit:
         found.write_junit(options.junit)

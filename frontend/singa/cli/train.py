@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import shlex
 import signal
 import sys
 from collections.abc import Mapping, Sequence
@@ -218,7 +219,7 @@ def _run(chosen: TrainOptions, arguments: Sequence[str], named: Sequence[Path | 
         if not chosen.as_json:
             wrote(*named)
             if chosen.qlora and writes_adapter(chosen):
-                kept = "" if made.head is None else f" --exclude '{node_pattern(made.head)}'"
+                kept = "" if made.head is None else f" --exclude {shlex.quote(node_pattern(made.head))}"
                 echo(f"the model of this adapter: sonnx quantize MODEL --weight-only {chosen.qlora}{kept} -o QUANTIZED")
 
 
@@ -257,7 +258,7 @@ class _Loop:
 
     def _fit(self, step: Step) -> None:
         """Run the steps of all epochs."""
-        from .._training.fit import Shares, accumulating, device_of, fit, loop
+        from .._training.fit import Shares, accumulating, device_of, fit, loop, measure
 
         chosen, made = self.chosen, self.made
         data, tell = made.data, partial(self._counted, step)
@@ -266,21 +267,11 @@ class _Loop:
                 evaluate=self._measured, progress=tell, start=made.at, reached=self._reached, group=made.group)  # fmt: skip
             return
         device, group = device_of(made.model), made.group
-        shares = Shares(group, accumulating(made.model))
+        shares, measured = Shares(group, accumulating(made.model)), None
+        if made.held_out is not None:
+            measured = partial(measure, made.model, *made.held_out, batch_size=chosen.batch_size, evaluate=self._measured)
         loop(made.model, lambda: data.batches(made.at, shares, group, device), made.at, epochs=chosen.epochs,
-             measure=self._validated if made.held_out else None, progress=tell, reached=self._reached, shares=shares)  # fmt: skip
-
-    def _validated(self) -> dict[str, float]:
-        """The measurements of the validation, in a training on batches."""
-        from .._training.fit import device_of, predict
-        from .._training.loader import ArrayLoader
-
-        made = self.made
-        assert made.held_out is not None
-        inputs, targets = made.held_out
-        made.model.eval()
-        source = ArrayLoader(*inputs, batch_size=self.chosen.batch_size, device=device_of(made.model))
-        return self._measured(predict(made.model, source, len(inputs))[0], targets)
+             measure=measured, progress=tell, reached=self._reached, shares=shares)  # fmt: skip
 
     def _counted(self, step: Step, text: str) -> None:
         """After a step: sum its measurements over the workers, and show the progress."""

@@ -197,18 +197,12 @@ def check_guard(
     """
     check_number("timeout", timeout, SHORTEST)
     known = guard if isinstance(guard, Guard) else read_guard(guard)
-    cases = [c for c in known.cases if case in (None, c.name)]
-    if not cases:
-        names = [c.name for c in known.cases]
-        raise InvalidInput(
-            f"the case must be one of {', '.join(names)}, got {case!r}{did_you_mean(case or '', names)}", code=CODE
-        )
-    folder = None if isinstance(guard, Guard) else Path(guard).parent
+    cases = known.chosen(case)
     saved = is_saved(against)
     if not saved and not isinstance(against, EngineCommand) and not (isinstance(against, str) and is_engine(against)):
         engines = ", ".join(AGAINST)
         raise InvalidInput(f"against must be an .npz file, MODULE:CLASS or one of {engines}, got {against!r}", code="SX320")
-    source = _model(known, model, folder, needed=not saved)
+    source = _model(known, model, needed=not saved)
     made = GuardCheck("", source.path.name if source and source.path else "", _same(known, source), len(known.values))
     made.notes = _notes(known, source)
     checker = _Checker(known, cases, source, made, progress or (lambda **_: None))
@@ -236,14 +230,14 @@ def _engine(against: str | EngineCommand, timeout: float) -> Engine:
     return trusted(against, timeout=timeout)
 
 
-def _model(guard: Guard, model: ModelSource | Source | None, folder: Path | None, needed: bool) -> Source | None:
+def _model(guard: Guard, model: ModelSource | Source | None, needed: bool) -> Source | None:
     """The model to run."""
     if model is not None:
         return Source.of(model)
     name = guard.model["file"]
-    plain = name and name == os.path.basename(name) and folder is not None
-    if plain and (folder or Path()).joinpath(name).is_file():
-        return Source((folder or Path()) / name)
+    plain = guard.folder is not None and name and name == os.path.basename(name)
+    if guard.folder is not None and plain and (guard.folder / name).is_file():
+        return Source(guard.folder / name)
     if needed:
         where = f"{name} is not in the folder of the guard" if plain else "the guard was written from a model without a file"
         raise InvalidInput(f"a model to run must be passed: {where}", code=CODE, hint="--model MODEL, or model=")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import numpy as np
@@ -98,10 +97,8 @@ def cost(name: str, types: Sequence[Types], level: Level) -> int:
     """The approximate bytes of a value in a file."""
     total = 120 + 2 * len(name)
     for dtype, shape in (t for case in types for t in _parts(name, case)):
-        size = math.prod(shape)
-        whole = size <= 2 * level.samples
-        sums = 0 if whole or exact(dtype) else 4 * sum(min(d, level.groups) for d in [d for d in shape if d > 1][-4:])
-        total += 190 + ((size if whole else level.samples) * dtype.itemsize + sums) * 4 // 3
+        elements, sums = level.counts(shape)
+        total += 190 + (elements * dtype.itemsize + (0 if exact(dtype) else 4 * sums)) * 4 // 3
     return total
 
 

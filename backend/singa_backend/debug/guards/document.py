@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from ... import dtypes
-from ...errors import InvalidInput
+from ...errors import InvalidInput, did_you_mean
 from ...io.archives import DOCUMENT, parse_json, read_json, typed
 from ...rendering import json_text
 from .draws import KINDS, digest, draw
@@ -127,6 +127,7 @@ class Guard:
         nodes: all nodes of the main graph, in order.
         weights: the type and a hash of each weight, by name.
         notes: what is left out, with the reason.
+        folder: of the file that it was read from; None if it was not read.
     """
 
     model: dict[str, Any]
@@ -137,6 +138,27 @@ class Guard:
     nodes: list[GuardNode]
     weights: dict[str, str]
     notes: list[str]
+    folder: Path | None = field(default=None, compare=False)
+
+    def chosen(self, case: str | None) -> list[GuardCase]:
+        """Return the case of a name.
+
+        Args:
+            case: the name; None for all cases.
+
+        Returns:
+            The cases.
+
+        Raises:
+            InvalidInput: there is no such case (SX990).
+        """
+        found = [c for c in self.cases if case in (None, c.name)]
+        if not found:
+            names = [c.name for c in self.cases]
+            raise InvalidInput(
+                f"the case must be one of {', '.join(names)}, got {case!r}{did_you_mean(case or '', names)}", code=CODE
+            )
+        return found
 
     def text(self, budget: int) -> str:
         """Return the text of the file.
@@ -228,7 +250,9 @@ def read_guard(path: str | Path) -> Guard:
             hint="write it again with this version of sonnx",
         )  # fmt: skip
     with typed(name, CODE):
-        return _guard(document)
+        made = _guard(document)
+    made.folder = Path(path).parent
+    return made
 
 
 def _guard(document: Mapping[str, Any]) -> Guard:
@@ -332,13 +356,11 @@ def _read_input(row: Mapping[str, Any]) -> GuardInput:
 
 def _read_summary(row: Mapping[str, Any], level: Level) -> Summary:
     dtype, shape = _read_type(row["type"])
-    size = math.prod(shape)
-    count = size if size <= 2 * level.samples else level.samples
+    count, groups = level.counts(shape)
     elements = _decoded(row["elements"], dtype, count)
     if exact(dtype):
         none = np.zeros(0, np.float32)
         return Summary(dtype, shape, 0.0, _number(row.get("atol", 0)), elements, none, 0.0, (0, 0), _text(row.get("sha256", "")))
-    groups = 0 if count == size else sum(min(d, level.groups) for d in [d for d in shape if d > 1][-4:])
     signed = _decoded(row.get("sums", ""), np.dtype(np.float32), groups)
     nan, inf = row.get("nan_inf", (0, 0))
     special = _whole(nan, 0, 1 << 62), _whole(inf, 0, 1 << 62)

@@ -26,6 +26,19 @@ class Level:
     samples: int
     groups: int
 
+    def counts(self, shape: tuple[int, ...]) -> tuple[int, int]:
+        """The numbers of elements and of sums that are stored of an array of floats; none of the latter if it is stored whole."""
+        size = math.prod(shape)
+        return (size, 0) if size <= 2 * self.samples else (self.samples, sum(self.sizes(shape)))
+
+    def axes(self, shape: tuple[int, ...]) -> list[int]:
+        """The axes over whose groups sums are stored."""
+        return [a for a in range(len(shape)) if shape[a] > 1][-_AXES:]
+
+    def sizes(self, shape: tuple[int, ...]) -> list[int]:
+        """The number of groups of each of these axes."""
+        return [min(shape[a], self.groups) for a in self.axes(shape)]
+
 
 LEVELS = (Level(64, 32), Level(32, 16), Level(16, 8), Level(8, 4))
 """From the most to the least."""
@@ -71,8 +84,7 @@ def sums(value: np.ndarray, level: Level, key: int) -> np.ndarray:
     """The signed sums of the finite elements over the groups of each of the last axes, divided by the root of their number."""
     shape = value.shape
     flat = value.reshape(-1)
-    axes = [a for a in range(len(shape)) if shape[a] > 1][-_AXES:]
-    totals = [np.zeros(min(shape[a], level.groups)) for a in axes]
+    axes, totals = level.axes(shape), list(map(np.zeros, level.sizes(shape)))
     strides = [math.prod(shape[a + 1 :]) for a in axes]
     for start in range(0, flat.size, _BLOCK):
         at = np.arange(start, min(start + _BLOCK, flat.size), dtype=np.uint64)

@@ -12,7 +12,8 @@ from ...errors import SonnxError
 from ...ir.declaration import caches_of
 from ...ir.graph import ABSENT
 from ...kernels import onednn
-from ...kernels.group_query import GroupQuery, grow, reason_against
+from ...kernels.group_query import GroupQuery, checked, grow, reason_against
+from ...kernels.table import Invalid
 from ...kernels.values import Bound, OpaqueValue, PlanStep, Value
 from ...proto.schemas import MICROSOFT
 from ..open.caches import GrowingSpace, append
@@ -103,6 +104,8 @@ class Opener(Chooser):
                     self._attend(call)
                 else:
                     self._extend(call, pasts)
+            elif attends(call) and self._has_buffers(call):
+                self._attend(call, buffers=True)
             else:
                 self._open_call(call)
         written = {v.buffer for s in record.steps for v in s.writes}
@@ -208,17 +211,31 @@ class Opener(Chooser):
             function(*arguments)
         self._set_cells(call, [target])
 
-    def _attend(self, call: RegionCall) -> None:
-        """Compute attention with caches of keys and values, which grow in their memory if there is room."""
+    def _has_buffers(self, call: RegionCall) -> bool:
+        """Whether the caches of attention are buffers with room for the new rows."""
+        values = [e.array if isinstance(e, Value) else e.value if isinstance(e, OpaqueValue) else e for e in self._values(call)]
+        try:
+            parts, past = checked(GroupQuery.of(call.attributes), values)
+        except Invalid:
+            return False
+        return bool(past < parts[3].shape[2])
+
+    def _attend(self, call: RegionCall, buffers: bool = False) -> None:
+        """Compute attention with caches of keys and values, which grow in their memory if there is room; buffers are copied."""
         entries, state, facts = self._values(call), self.state, self.facts
-        targets = [Cell(), Appended(), Appended()][: len(call.outputs)]
+        targets = [Cell(), *((Cell(), Cell()) if buffers else (Appended(), Appended()))][: len(call.outputs)]
         made = GroupQuery.of(call.attributes)
 
         def bind() -> Bound:
             sources = [e.array if isinstance(e, Value) else e for e in entries]
 
-            def extend(cache: np.ndarray, rows: np.ndarray) -> np.ndarray:
-                return append(cache, [rows], 2, facts.finite, state.visitor.budget)
+            def extend(cache: np.ndarray, rows: np.ndarray, past: int) -> np.ndarray:
+                if past == cache.shape[2]:
+                    return append(cache, [rows], 2, facts.finite, state.visitor.budget)
+                state.visitor.budget.admit(cache.shape, cache.itemsize)
+                end, copied = past + rows.shape[2], np.empty(cache.shape, cache.dtype)
+                copied[:, :, :past], copied[:, :, past:end], copied[:, :, end:] = cache[:, :, :past], rows, 0
+                return copied
 
             def run() -> None:
                 values = [s.value if isinstance(s, OpaqueValue) else s for s in sources]
@@ -229,7 +246,8 @@ class Opener(Chooser):
             return [(run, ())]
 
         origins = call.origins or (call.node,)
-        self._record(PlanStep(bind, (), (), "numpy.group_query", origins, ("the caches grow in place",)))
+        note = "the caches are buffers, which are copied" if buffers else "the caches grow in place"
+        self._record(PlanStep(bind, (), (), "numpy.group_query", origins, (note,)))
         for function, arguments in bind():
             function(*arguments)
         self._set_cells(call, targets)
