@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import cache
 from typing import Any
 
 import fakecuda
 import numpy as np
 import pytest
-from onnx import helper
+from onnx import helper, load_model_from_string
 
 from singa_backend import SingaBackend
+from singa_backend.conform import cases
 from singa_backend.devices import checks, namespaces
 
 pytestmark = pytest.mark.fakecuda
@@ -275,6 +277,51 @@ def read_backs(node: Any, inputs: list[np.ndarray]) -> int:
     with fakecuda.counting() as during:
         rep.run(inputs)
     return during["to_host"] - 1
+
+
+READS = {
+    "Compress": "the size of the result depends on values",
+    "If": "the condition decides what runs",
+    "Loop": "the condition of each round, and the number of rounds",
+    "NonZero": "the size of the result depends on values",
+    "STFT": "the length and the step of a frame are inputs",
+    "SequenceInsert": "each element of a sequence is an output",
+    "SequenceMap": "each element of a sequence is an output",
+    "SplitToSequence": "each element of a sequence is an output, and the sizes are an input",
+    "Unique": "the size of the result depends on values",
+}
+"""The operators that read the device in the two first cases of ONNX's suite, but for the outputs; all others must not."""
+
+
+@cache
+def _models() -> dict[str, list[Any]]:
+    """The two first cases of each operator that have one node."""
+    found: dict[str, list[Any]] = {}
+    for case in cases.load(("node",)):
+        model = load_model_from_string(case.model)
+        if len(model.graph.node) == 1 and len(kept := found.setdefault(model.graph.node[0].op_type, [])) < 2:
+            kept.append((model, case.data[0][0]))
+    return found
+
+
+@pytest.mark.parametrize("part", range(8))
+def test_no_operator_reads_the_device(part: int) -> None:
+    """A run reads the outputs and the flags of its checks, in one copy."""
+    more = {}
+    for name in sorted(_models())[part::8]:
+        for model, inputs in _models()[name]:
+            rep = SingaBackend.prepare(model, "CUDA")
+            with fakecuda.order("ascending"):
+                rep.run(inputs)
+                with fakecuda.counting() as during:
+                    rep.run(inputs)
+            if during["to_host"] > 1:
+                more[name] = during["to_host"] - 1
+    assert set(more) <= set(READS), more
+
+
+def test_the_list_of_operators_that_read_names_operators() -> None:
+    assert set(READS) <= set(_models())
 
 
 @pytest.mark.parametrize("fault", [False, True])

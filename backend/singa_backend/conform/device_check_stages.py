@@ -285,11 +285,11 @@ def _kept() -> Iterator[tuple[str, str, list[Any], dict[str, Any]]]:
         data = [_TINY if reduction == "mul" else one, places, np.full(6, 0.3, np.float32) if reduction == "mul" else _TINY]
         yield f"ScatterElements {reduction} of subnormal numbers", "ScatterElements", data, {"reduction": reduction}
     for dtype in (np.float16, np.float64):
-        x = np.array([1, -3, 5], dtype) * np.finfo(dtype).smallest_subnormal
+        x = np.multiply([1, -3, 5], np.finfo(dtype).smallest_subnormal, dtype=dtype)
         for op in ("Add", "Sub", "Max"):
             yield f"{op} of subnormal {np.dtype(dtype)}", op, [x, x[::-1].copy()], {}
         yield f"Neg of subnormal {np.dtype(dtype)}", "Neg", [x], {}
-    yield "Cast of subnormal float16 to float32", "Cast", [np.float16([6e-8, -6e-8])], {"to": _SINGLE}
+    yield "Cast of subnormal float16 to float32", "Cast", [np.array([6e-8, -6e-8], np.float16)], {"to": _SINGLE}
 
 
 def _flushing() -> Iterator[tuple[str, str, list[Any], dict[str, Any]]]:

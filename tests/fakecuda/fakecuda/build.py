@@ -160,7 +160,7 @@ def libraries() -> Libraries:
                 _build_library(folder, host, name)
             _run([*host, "-x", "c++", os.devnull, "-Wl,-soname,libcublasLt.so.13", "-o", str(folder / "libcublasLt.so.13")])
             header = folder / "device.h"  # which every kernel includes, compiled once
-            for name in ("device.h", "kernel.h"):
+            for name in ("device.h", "kernel.h", "cub.h"):
                 shutil.copy(HERE / name, folder)
             _run([*compiler, "-x", "c++-header", str(header), "-o", f"{header}.gch"])
             done.write_text(json.dumps(functions))
