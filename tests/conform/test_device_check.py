@@ -474,11 +474,17 @@ def test_the_page_of_a_check_names_what_did_not_pass(tmp_path: Path, monkeypatch
     assert "* The stage `traps`: failed. 1 of 65 differs\n" in found and "| calls: 65; wrong: 99 values |" in found
 
 
+NEWER = {"threads", "sizes", "speed"}
+"""The stages that are newer than the reported check."""
+
+
 def test_the_reported_check_is_of_a_device_and_its_page_is_rendered_from_it() -> None:
     path = PROJECT / "reports" / "device-check.jsonl"
     stages = [json.loads(line) for line in path.read_text().splitlines()]
     assert path.with_suffix(".md").read_text() == page(stages) and stages == public(stages)
-    assert [s["stage"] for s in stages] == NAMES and not stages[0]["details"]["emulated"]
+    reported = [s["stage"] for s in stages]
+    assert reported == [n for n in NAMES if n in reported] and {*NAMES} - {*reported} <= NEWER
+    assert not stages[0]["details"]["emulated"]
     assert {s["status"] for s in stages} <= {PASSED, ONE_DEVICE}
 
 

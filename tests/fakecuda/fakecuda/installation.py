@@ -74,7 +74,7 @@ def around_import() -> Iterator[None]:
     for function in (host.sort, host.argsort, host.lexsort):
         _replace(thrust, function.__name__, function)
     cub: Any = importlib.import_module("cupy.cuda.cub")
-    for function in (host.device_reduce, host.device_segmented_reduce, host.device_scan):
+    for function in (host.device_reduce, host.device_segmented_reduce, host.device_scan, host.device_histogram):
         _replace(cub, function.__name__, function)
     memory: Any = importlib.import_module("cupy.cuda.memory")
     if not os.environ.get("FAKECUDA_POOL"):
