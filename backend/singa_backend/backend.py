@@ -5,11 +5,13 @@ from __future__ import annotations
 import copy
 import warnings
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
 from itertools import chain
-from typing import Any
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from onnx import ModelProto, NodeProto, helper
@@ -36,6 +38,9 @@ from .rendering import TEXT, html, printable
 from .runtime.feeds import convert_input, overlaps_itself
 from .runtime.origins import NonFinite, Watch
 from .session import Session
+
+if TYPE_CHECKING:
+    from .adapters.files import AdapterSource
 
 _QUIET = ("rtol", "atol", "init_inputs", "keep_initializers_as_inputs")
 """Keywords that ONNX's test runner and older programs pass to `prepare`, and that have no effect here."""
@@ -101,6 +106,8 @@ class SingaRep(BackendRep):
         limits: the bounds of a run that does not set its own.
         options: how plans compute.
     """
+
+    _adapters: Mapping[str, Mapping[str, np.ndarray]] = MappingProxyType({})
 
     def __init__(
         self,
@@ -197,6 +204,7 @@ class SingaRep(BackendRep):
             return self
         made = SingaRep(graph, self.device, self.limits, self.options, file=self._session.file)
         made._default_threads, made._source = self._default_threads, self._source
+        made.__dict__.update(self._attributes())
         return made
 
     def with_states(self, values: dict[str, Any]) -> SingaRep:
@@ -287,6 +295,7 @@ class SingaRep(BackendRep):
         validate: bool = False,
         out: Any = None,
         to_host: bool = True,
+        adapter: str | None = None,
         **kwargs: Any,
     ) -> Outputs:
         """Run the model.
@@ -308,6 +317,7 @@ class SingaRep(BackendRep):
                 or with the model.  They may be inputs of the run.
             to_host: whether to copy the outputs to the host; otherwise they are arrays of the model's device, except strings and
                 dtypes that CuPy lacks.
+            adapter: the name of an adapter of `prepare(..., adapters=...)`; None runs the model without one.
             **kwargs: options of ONNX's test runner and of SINGA that have no effect here.
 
         Returns:
@@ -326,6 +336,8 @@ class SingaRep(BackendRep):
                 operator passed on a NaN of an input or an initializer.  The error names the first, and has the outputs.
             ResourceExhausted: a limit was reached, or the flag was set.
         """
+        if adapter is not None:
+            inputs = self._with_adapter(inputs, adapter)
         if limits is None and cancel is None and not validate and not kwargs and last_layers is _ALL and aux_output is _NONE:
             receivers = None if out is None else self._receivers(out, self._output_names)
             planned = self._session.steady(inputs, self.limits, self._weights)
@@ -334,6 +346,24 @@ class SingaRep(BackendRep):
                     _receive(receivers, planned, self._output_names)
                 return Outputs(planned, self._output_names)
         return self._run(inputs, last_layers, aux_output, limits, cancel, validate, out, to_host, kwargs)
+
+    @property
+    def adapters(self) -> tuple[str, ...]:
+        """The names of the adapters that `run` may select."""
+        return tuple(self._adapters)
+
+    def _with_adapter(self, inputs: Any, name: str) -> dict[str, Any]:
+        """The inputs of a run with an adapter, by name; raises InvalidInput (SX983) if there is none of this name."""
+        if name not in self._adapters:
+            known = ", ".join(map(repr, self._adapters)) or "none"
+            hint = "" if self._adapters else "prepare(model, adapters={name: path}) reads adapters"
+            raise InvalidInput(f"adapter must be one of those of prepare ({known}), got {name!r}", code="SX983", hint=hint)
+        if not isinstance(inputs, Mapping):
+            values = list(inputs) if isinstance(inputs, (list, tuple)) else [inputs]
+            if len(values) != len(self.graph.inputs):
+                self._feeds(inputs)  # raises
+            inputs = {v.name: x for v, x in zip(self.graph.inputs, values, strict=True)}
+        return {**inputs, **self._adapters[name]}
 
     def _receivers(self, out: Any, names: Sequence[str]) -> list[np.ndarray | None]:
         """The arrays of `out` in the order of the outputs; raises InvalidInput (SX385) if one cannot be written."""
@@ -554,15 +584,52 @@ def _prepared(
     cancel: Flag | None,
     options: Options,
     operators: Sequence[CustomOperator],
+    rewrite: Callable[[ModelProto, Path | None], ModelProto] | None = None,
 ) -> SingaRep:
-    """Read a model and place it on a device."""
+    """Read a model, rewrite it if requested, and place it on a device."""
     source, maps = ModelFiles.before(model), Maps()
     with spend(Budget(limits, cancel, device.memory)):
         planned = device.type == "CPU" and options.level  # definitions read weights where they are: they must be aligned
         proto, folder, file = map_model(model) if planned else (*load_model(model), None)
+        if rewrite is not None:
+            proto, source = rewrite(proto, folder), None
         graph = read(proto, folder, file, maps, operators)
     made = SingaRep(graph, device, limits, options, file=file)
     made._source = None if source is None else source.after(maps.read)
+    return made
+
+
+def _adapted(
+    model: ModelSource, adapter: Any, adapters: Any
+) -> tuple[Callable[[ModelProto, Path | None], ModelProto], Mapping[str, Mapping[str, np.ndarray]] | None]:
+    """The rewriting that adds adapters to a model, and the values of its inputs for each by name."""
+    from .adapters.files import swappable, with_adapters  # not at the import of the package, which most programs use without
+
+    if adapters is None:
+        return with_adapters(model, list(adapter) if isinstance(adapter, (list, tuple)) else [adapter]), None
+    if adapter is not None or not isinstance(adapters, Mapping) or not adapters:
+        got = "both" if adapter is not None else repr(adapters)[:60]
+        raise InvalidInput(f"prepare takes adapter, or adapters by name, got {got}", code="SX983")
+    return swappable(model, adapters)
+
+
+def prepare_rewritten(
+    model: ModelSource,
+    device: devices.Device,
+    rewrite: Callable[[ModelProto, Path | None], ModelProto],
+    operators: Sequence[CustomOperator] = (),
+) -> SingaRep:
+    """A model as `prepare` reads it, after a rewriting of its ModelProto, whose large tensors may have remained in the file.
+
+    Args:
+        model: the model.
+        device: its device.
+        rewrite: returns the new model for a ModelProto and the folder of its external data.
+        operators: operators that only this model has.
+    """
+    chosen = plan_options()
+    made = _prepared(model, device, Limits(), None, chosen, operators, rewrite)
+    made._default_threads = chosen.threads
     return made
 
 
@@ -636,7 +703,10 @@ def _names(values: Sequence[Value]) -> str:
     return ", ".join(map(str, values)) or "nothing"
 
 
-_PREPARE = ("limits", "cancel", "threads", "precision", "optimize", "deterministic", "memory", "operators", *_QUIET)
+_PREPARE = (
+    "limits", "cancel", "threads", "precision", "optimize", "deterministic", "memory", "operators", "adapter", "adapters",
+    *_QUIET,
+)  # fmt: skip
 """The keywords of `prepare`."""
 
 
@@ -679,6 +749,8 @@ class SingaBackend(Backend):
         deterministic: bool = False,
         memory: str = "compact",
         operators: Sequence[CustomOperator] = (),
+        adapter: AdapterSource | Sequence[AdapterSource] | None = None,
+        adapters: Mapping[str, AdapterSource] | None = None,
         **kwargs: Any,
     ) -> SingaRep:
         """Read a model, check it, and place it on a device.
@@ -696,6 +768,9 @@ class SingaBackend(Backend):
             memory: "speed" to keep weights of few bits in bfloat16 too, if products may be rounded, for runs with many rows; on
                 the CPU.
             operators: operators of `define_operator` that only this model has.
+            adapter: an adapter that is added to the model, or several, whose changes add: each an `Adapter`, or the path of its
+                file (.safetensors, .onnx_adapter) or of PEFT's folder.
+            adapters: adapters by name, of which `run(..., adapter=NAME)` selects one; their ranks may differ.
             **kwargs: options of ONNX's test runner and of SINGA that have no effect here.
 
         Returns:
@@ -707,7 +782,9 @@ class SingaBackend(Backend):
             DeviceUnavailable: this machine does not have the device.
             ResourceExhausted: a limit was reached, or the flag was set.
             InvalidInput: `threads`, `precision`, `optimize`, `deterministic`, `memory` or SONNX_NUM_THREADS has another value
-                (SX384), or `operators` does not hold operators (SX389).
+                (SX384), or `operators` does not hold operators (SX389); or an adapter cannot be read, or does not fit the model
+                (SX970 to SX983).
+            MissingDependency: files of adapters need the package safetensors (SX700).
             UnknownKeyword: a keyword is not one of these.
 
         Example:
@@ -718,7 +795,10 @@ class SingaBackend(Backend):
         chosen = plan_options(threads, precision, optimize, deterministic, memory=memory)
         place = devices.resolve(device)
         allowed = limits or Limits()
-        made = _prepared(model, place, allowed, cancel, chosen, operators)
+        rewrite, feeds = (None, None) if adapter is None and adapters is None else _adapted(model, adapter, adapters)
+        made = _prepared(model, place, allowed, cancel, chosen, operators, rewrite)
+        if feeds is not None:
+            made._adapters = feeds
         made._default_threads = chosen.threads if threads is None else None
         for text in made.graph.warnings:
             warnings.warn(printable(text, TEXT), UserWarning, stacklevel=2)

@@ -34,6 +34,8 @@ EXTRAS = {
     "nccl": (("nvidia-nccl-cu13", "nvidia-nccl-cu12"), "training on several GPUs"),
     "nccl12": (("nvidia-nccl-cu12", "nvidia-nccl-cu13"), "in place of nccl, for drivers of CUDA 12"),
     "generate": (("tokenizers",), "sonnx generate"),
+    "lora": (("safetensors",), "files of adapters"),
+    "tensorboard": (("tensorboardX",), "events of sonnx train"),
     "zoo": (("tokenizers",), "examples/zoo"),
     "oracle": (("onnxruntime", "onnxruntime-gpu"), "comparisons"),
     "gpu": (("cupy-cuda13x", "cupy-cuda12x", "cupy"), "device='CUDA'"),

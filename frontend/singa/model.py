@@ -22,35 +22,36 @@ from singa_backend.passes.change_dtype import WIDE
 from singa_backend.plans.profile import Profile
 from singa_backend.rendering import printable
 
-from ._core import provenance, tape, trace
+from ._core import provenance, sync_norm, tape, trace
 from ._core.conversions import DTypeLike, dtype_of
 from ._core.coverage import watch_gradients
 from ._core.tensor import Tensor
 from ._core.trace import NotTraceable
 from ._core.variable import tensor_list
 from ._layers.base import Layer
+from ._training.accumulation import Accumulates, rows_of
+from ._training.callbacks import Callback, Callbacks, Ended, FitProgress
 from ._training.fit import (
     EarlyStop,
-    Ended,
     History,
     Position,
+    accumulating,
     after_step,
     check_metrics,
     device_of,
     evaluate,
     loop,
-    one_epoch,
     predict,
-    source_of,
     stop_signals,
 )
 from ._training.loader import positive, seeded
 from ._training.profiling import profiled_step
+from ._training.sources import ArgumentNames, TableBatches, length_of, one_epoch, source_of
 from ._training.state_files import read_states, write_states
 from ._training.step import Step, Steps, step_form
 from .device import DeviceLike, default_device, resolve
 
-__all__ = ["Model", "Step"]
+__all__ = ["Callback", "FitProgress", "Model", "Step"]
 
 _STEPS = 64
 """The number of graphs that a model keeps, one for each set of shapes and settings."""
@@ -368,6 +369,15 @@ class Model(Layer):
             return self._run_step(input, kwargs)
 
     def _run_step(self, input: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        optimizers = self._optimizers()
+        for optimizer in optimizers:
+            if isinstance(optimizer, Accumulates):
+                optimizer._begin(rows_of(input))
+        groups = [o.sync_group() for o in optimizers if hasattr(o, "sync_group")]
+        with sync_norm.together(groups[0]) if groups else contextlib.nullcontext():
+            return self._recorded_step(input, kwargs)
+
+    def _recorded_step(self, input: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if not self.graph_mode or self.not_traceable:
             return self.train_one_batch(*input, **kwargs)
         return self._graph_step(input, kwargs)
@@ -401,7 +411,7 @@ class Model(Layer):
             except (NotTraceable, UnsupportedModel) as error:  # the tape has computed this step
                 where = f"node {error.node!r}, operator {error.operator}: " if error.node else ""
                 self.not_traceable = where + error.message
-                warnings.warn(f"this model's steps stay on the tape: {self.not_traceable}", UserWarning, stacklevel=6)
+                warnings.warn(f"this model's steps stay on the tape: {self.not_traceable}", UserWarning, stacklevel=7)
                 return self.train_one_batch(*input, **kwargs)
             recorded.append(step)
             self._forget_steps()
@@ -448,8 +458,10 @@ class Model(Layer):
         return not self._tape_first and any(int(t.device.backend.get(t._data)[0]) > 0 for t in counters)
 
     def _optimizers(self) -> list[Any]:
-        """The optimizers that are attributes of this model."""
-        return [v for v in self.__dict__.values() if isinstance(getattr(v, "step_counter", None), Tensor)]
+        """The optimizers that are attributes of this model, each once; of a DistOpt and the optimizer in it only the former."""
+        found = {id(v): v for v in self.__dict__.values() if isinstance(getattr(v, "step_counter", None), Tensor)}
+        inner = {id(v.opt) for v in found.values() if hasattr(v, "opt")}
+        return [v for i, v in found.items() if i not in inner]
 
     def _forget_steps(self) -> None:
         """Discard the oldest graphs: first those of the shapes that were used the longest time ago."""
@@ -516,70 +528,90 @@ class Model(Layer):
         validation: Any = None,
         metrics: Mapping[str, Callable[[Any, Any], float]] | None = None,
         patience: int | None = None,
-        callbacks: Sequence[Callable[[History], Any]] = (),
+        callbacks: Sequence[Callback | Callable[[History], Any]] = (),
         verbose: bool = False,
+        target: str | None = None,
     ) -> History:
         """Train the model: call its `train_one_batch` for the batches of several epochs.
 
         Afterwards the model is in the mode in which it was before. On Ctrl-C, the current step is completed, then
-        KeyboardInterrupt is raised; `history` has the measurements so far.
+        KeyboardInterrupt is raised; `history` has the measurements so far. With `optimizer.accumulate_gradients(n)`, a step is n
+        batches, at the end of an epoch those that remain.
 
         Args:
             *data: The arguments of `train_one_batch` for all samples: arrays with the samples along axis 0, whose order changes
-                in each epoch; or one ArrayLoader, or a list of batches.
-            epochs: The number of passes over the data.
-            batch_size: The number of samples in a batch of arrays; None for 32. The last batch of an epoch may be smaller.
-            seed: The seed of the order of arrays.
-            validation: A tuple of arrays, an ArrayLoader or a list of batches, for `evaluate` after each epoch.
+                in each epoch, also as a dict by name, or a dataset of Hugging Face; or batches: an ArrayLoader, a DataLoader of
+                PyTorch, or another iterable. A batch is a tuple of arrays or tensors, or a dict of them: those that are named
+                as the arguments of `train_one_batch`, or as the inputs of the model, then the targets.
+            epochs: The number of passes over the data; 1 for an iterator.
+            batch_size: The number of samples in a batch of arrays or of a dataset; None for 32. The last batch of an epoch may be
+                smaller.
+            seed: The seed of the order of arrays and datasets.
+            validation: A tuple of arrays, or another source of batches, for `evaluate` after each epoch.
             metrics: The metrics of `evaluate`.
             patience: The number of epochs without a lower validation loss after which the training ends, with the parameters
                 and running statistics of the epoch with the lowest; None to run all epochs.
-            callbacks: Functions that are called with the history after each epoch; the training ends if one returns True.
+            callbacks: Objects whose `on_step` and `on_epoch` are called with a FitProgress, see Callback, or functions that are
+                called with the history after each epoch; the training ends if one returns True.
             verbose: Whether a line is printed after each epoch.
+            target: The name of the targets in dicts; None for the last argument of `train_one_batch`, or "labels", "label",
+                "y", "target" or "targets".
 
         Returns:
             The history: `losses` of the steps, their means in `epochs`, and what `evaluate` returned in `validation`.
 
         Raises:
-            InvalidInput: The data have no batch or differ in length, an argument is out of range, `patience` is used without
-                `validation` (SX342), `train_one_batch` returns no loss (SX387), or the loss is NaN or infinite (SX343): its
-                step has then updated the parameters, except for NaN with `check_nan` of the optimizer (SX328).
+            InvalidInput: The data have no batch, differ in length or lack an argument, an argument is out of range, `patience`
+                is used without `validation` (SX342), `train_one_batch` returns no loss (SX387), or the loss is NaN or infinite
+                (SX343): its step has then updated the parameters, except for NaN with `check_nan` of the optimizer (SX328).
             NotImplementedError: The model does not define `train_one_batch`.
             KeyboardInterrupt: Ctrl-C was pressed.
         """
         positive("epochs", epochs)
         place = Position(seeded(seed))
-        source = source_of(data, batch_size, seed, shuffle=True)
-        held = None if validation is None else source_of((validation,), None)
+        names = self._names(target)
+        source = source_of(data, batch_size, names, seed, shuffle=True, epochs=epochs)
+        held = None if validation is None else source_of((validation,), None, names, epochs=epochs)
         check_metrics(metrics)
-        if not isinstance(callbacks, Sequence) or not all(map(callable, callbacks)):
-            raise InvalidInput(f"callbacks must be a list of functions, got {callbacks!r}", code="SX342")
         if patience is not None and held is None:
             raise InvalidInput("patience must be used with validation, whose loss it compares", code="SX342")
+        measure = None if held is None else lambda: self.evaluate(held, metrics=metrics, target=target)
         stop = None if patience is None else EarlyStop(self, patience)
-        after: list[Callable[[History], Any]] = [*callbacks, *([stop] if stop else [])]
-        history = self.history = place.history
+        each = length_of(source)
+        micro = max([o._sums.steps for o in accumulating(self)], default=1)
+        progress = FitProgress(self, place.history, epochs, steps_in_epoch=None if each is None else -(-each // micro))
+        told = Callbacks([*callbacks, *([stop] if stop else [])] if isinstance(callbacks, Sequence) else callbacks, progress)
+        self.history = place.history
+        self._fitted(place, lambda: one_epoch(source, device_of(self), names), measure, told, epochs if verbose else None, stop)
+        return place.history
 
+    def _fitted(
+        self,
+        place: Position,
+        batches: Callable[[], Any],
+        measure: Callable[[], dict[str, float]] | None,
+        told: Callbacks,
+        printed: int | None,
+        stop: EarlyStop | None,
+    ) -> None:
+        """Run the loop of `fit`."""
         interrupts = signal.getsignal(signal.SIGINT) is signal.default_int_handler
         with self._in_mode(True), stop_signals(*[signal.SIGINT] * interrupts) as received:
             try:
-                loop(
-                    self,
-                    lambda: one_epoch(source, device_of(self)),
-                    place,
-                    epochs=epochs,
-                    measure=None if held is None else lambda: self.evaluate(held, metrics=metrics),
-                    reached=after_step(after, received, epochs if verbose else None),
-                )
+                loop(self, batches, place, epochs=told.progress.epochs, measure=measure,
+                     reached=after_step(told, received, printed))  # fmt: skip
             except Ended:
                 pass
             finally:
                 if stop is not None:
                     stop.restore()
-        return history
 
     def evaluate(
-        self, *data: Any, batch_size: int | None = None, metrics: Mapping[str, Callable[[Any, Any], float]] | None = None
+        self,
+        *data: Any,
+        batch_size: int | None = None,
+        metrics: Mapping[str, Callable[[Any, Any], float]] | None = None,
+        target: str | None = None,
     ) -> dict[str, float]:
         """Compute the loss, and metrics, in inference mode: the loss of `train_one_batch`, which updates nothing here.
 
@@ -590,6 +622,7 @@ class Model(Layer):
             metrics: Functions of the outputs and the targets of all samples, both NumPy arrays, by name. None for "accuracy" if
                 the targets are class numbers, and the outputs scores of shape (N, C). The output is that of
                 `train_one_batch`, or the first one of `forward` if the step returns only the loss.
+            target: As for `fit`.
 
         Returns:
             "loss", the mean over the samples, and the value of each metric.
@@ -600,8 +633,10 @@ class Model(Layer):
             NotImplementedError: The model does not define `train_one_batch`.
         """
         check_metrics(metrics)
+        names = self._names(target)
+        source = data[0] if len(data) == 1 and isinstance(data[0], TableBatches) else source_of(data, batch_size, names)
         with self._in_mode(False):
-            return evaluate(self, source_of(data, batch_size), self._input_count(), metrics)
+            return evaluate(self, source, self._input_count(), metrics, names)
 
     def predict(self, *data: Any, batch_size: int | None = None) -> Any:
         """Compute the outputs for all samples, in inference mode.
@@ -619,18 +654,25 @@ class Model(Layer):
             InvalidInput: The data have no batch or differ in length (SX342), or an output is not a Tensor with the samples along
                 axis 0 (SX387).
         """
-        source = source_of(data, batch_size)
+        names = self._names(only_inputs=True)
+        source = source_of(data, batch_size, names)
         given = len(data) > 1 or source is not data[0]  # arrays, which are all inputs
         with self._in_mode(False):
-            made = predict(self, source, None if given else self._input_count())
+            made = predict(self, source, None if given else self._input_count(), names)
         return made[0] if len(made) == 1 else made
+
+    def _names(self, target: str | None = None, only_inputs: bool = False) -> ArgumentNames:
+        """The names by which batches that are dicts are read."""
+        return ArgumentNames(_required(self.train_one_batch), self._input_names(), target, only_inputs)
+
+    def _input_names(self) -> list[str] | None:
+        """The names of the inputs of `forward`; None if it takes any number."""
+        return _required(self.forward)
 
     def _input_count(self) -> int | None:
         """The number of inputs of `forward`; None if it takes any number."""
-        kinds = inspect.signature(self.forward).parameters.values()
-        if any(p.kind is p.VAR_POSITIONAL for p in kinds):
-            return None
-        return sum(p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) and p.default is p.empty for p in kinds)
+        names = self._input_names()
+        return None if names is None else len(names)
 
     # --- parameters
 
@@ -736,6 +778,14 @@ def _accepts(method: Callable[..., Any], input: tuple[Any, ...], kwargs: dict[st
     except TypeError:
         return False
     return True
+
+
+def _required(method: Callable[..., Any]) -> list[str] | None:
+    """The positional parameters of a method without default values; None if it takes any number."""
+    kinds = inspect.signature(method).parameters.values()
+    if any(p.kind is p.VAR_POSITIONAL for p in kinds):
+        return None
+    return [p.name for p in kinds if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) and p.default is p.empty]
 
 
 def _signature(method: Callable[..., Any]) -> str:

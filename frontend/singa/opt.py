@@ -321,6 +321,9 @@ class DistOpt(DataParallel):
             launcher has started several processes, otherwise "single".
         timeout: Seconds that an exchange waits for the other processes before it raises CommunicationError.
         communicator: A communicator to use in place of these, such as a rank of `singa_backend.collectives.LocalGroup`.
+        sync_batch_norm: Whether BatchNormalization uses the samples of all processes in the steps of a Model that holds this
+            optimizer: its mean and variance, and their gradients, are those of one process with the whole batch. Each of them
+            exchanges a few numbers for each channel, forward and backward.
 
     Attributes:
         opt: The optimizer.
@@ -353,6 +356,7 @@ class DistOpt(DataParallel):
         engine: str | None = None,
         timeout: float = 300.0,
         communicator: Communicator | None = None,
+        sync_batch_norm: bool = False,
     ) -> None:
         opt = SGD() if opt is None else opt
         if not isinstance(opt, Optimizer):
@@ -370,7 +374,7 @@ class DistOpt(DataParallel):
             communicator = make_communicator(engine, timeout, self.buffSize)
         _refuse_other("world_size", world_size, communicator.size)
         _refuse_other("local_rank", local_rank, communicator.local_rank)
-        super().__init__(opt, communicator)
+        super().__init__(opt, communicator, bool(sync_batch_norm))
 
 
 def _refuse_with(name: str, **others: Any) -> None:

@@ -26,6 +26,7 @@ from ._onnx.frontend import SingaFrontend
 from ._onnx.graph_function import GraphFunction, graph
 from ._onnx.graph_operators import Operators, op
 from ._onnx.graph_values import Value
+from ._onnx.lora import lora
 from ._onnx.model import SONNXModel
 from ._onnx.operators import Operator, define_operator, register_operator
 from ._onnx.rep import OnnxAttributes, OnnxNode, SingaBackend, SingaRep, get_op
@@ -71,7 +72,8 @@ if TYPE_CHECKING:
     from singa_backend.inspection import check, inspect, trainable_report
     from singa_backend.passes import optimize
     from singa_backend.passes.change_layout import change_layout, transpose_layout
-    from singa_backend.quantization import quantization_errors, quantize
+    from singa_backend.passes.head import ReplacedHead, replace_head
+    from singa_backend.quantization import quantization_errors, quantize, quantize_weights
 
     from ._generation.generator import GeneratedText, GeneratedTexts, Generator
     from ._importers import ExporterFailure, from_onnx, from_paddle, from_pytorch, from_sklearn, from_tensorflow
@@ -110,6 +112,7 @@ __all__ = [
     "Operator",
     "Operators",
     "OptionalType",
+    "ReplacedHead",
     "SONNXModel",
     "SequenceType",
     "SingaBackend",
@@ -145,14 +148,17 @@ __all__ = [
     "inspect",
     "is_compatible",
     "load",
+    "lora",
     "onnx_type_to_singa_type",
     "op",
     "optimize",
     "prepare",
     "quantization_errors",
     "quantize",
+    "quantize_weights",
     "reduce",
     "register_operator",
+    "replace_head",
     "run_model",
     "run_node",
     "save",
@@ -171,7 +177,8 @@ _LAZY = {
     **dict.fromkeys(("GeneratedText", "GeneratedTexts", "Generator"), "singa._generation.generator"),
     "optimize": "singa_backend.passes",
     **dict.fromkeys(("change_layout", "transpose_layout"), "singa_backend.passes.change_layout"),
-    **dict.fromkeys(("quantization_errors", "quantize"), "singa_backend.quantization"),
+    **dict.fromkeys(("ReplacedHead", "replace_head"), "singa_backend.passes.head"),
+    **dict.fromkeys(("quantization_errors", "quantize", "quantize_weights"), "singa_backend.quantization"),
     **dict.fromkeys(
         ("ExporterFailure", "from_onnx", "from_paddle", "from_pytorch", "from_sklearn", "from_tensorflow"), "singa._importers"
     ),

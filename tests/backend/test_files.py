@@ -91,6 +91,7 @@ def test_old_or_new_whatever_fails(name: str, server: Server) -> None:
 
 READ = {
     "train --data", "train --validation", "train --inputs", "train --resume", "conform --cache", "foreign folder",
+    "guard --model",
 }  # fmt: skip
 """Options that name files to read, although they need not exist when the command line is parsed."""
 

@@ -22,9 +22,11 @@ from tests.helpers.language_models import Decoder, write
 from singa.cli import main
 from singa.cli._common import CROWD
 from singa.cli._main import COMMANDS
+from singa_backend.adapters import Adapter, LowRank
 from singa_backend.machine import usable_cores
 
 BASES = {
+    "adapter": "task.safetensors",
     "bisect": "m.onnx --against reference --random 0",
     "check": "m.onnx",
     "codegen": "m.onnx -o m.py",
@@ -41,8 +43,10 @@ BASES = {
     "fuzz": "--count 3",
     "generate": "gpt2 --prompt a --max-new-tokens 2",
     "gradients": "^Neg-13$ --points 1 --oracle none",
+    "guard": "write m.onnx -o m.guard",
     "inspect": "m.onnx",
     "lower": "m.onnx -o o.onnx",
+    "merge": "m.onnx task.safetensors -o o.onnx",
     "layout": "m.onnx --to channels_last -o o.onnx",
     "opsets": "^Neg$ --oracle none",
     "optimize": "m.onnx -o o.onnx",
@@ -52,6 +56,7 @@ BASES = {
     "report": "run.json --to out",
     "run": "m.onnx --random 0",
     "sanitize": "m.onnx -o o.onnx",
+    "sweep": "folder --task check",
     "tolerances": "Gelu",
     "train": "m.onnx --data data.npz -o o.onnx",
 }
@@ -60,26 +65,32 @@ BASES = {
 WRONG = {
     "--device": ["GPU9"], "--backend": ["nowhere:Nothing"], "--limit": ["bits=3"], "--size": ["x"], "--map": ["x"],
     "--input": ["x"], "--against": ["nowhere.onnx"], "--random": ["-1"], "--exclude": [], "--select": ["("],
+    "--by": ["nowhere.onnx"],
 }  # fmt: skip
 """Values that options of text refuse."""
 
 FREE = {
     "--prompt": "any text", "--system": "any text", "--stop": "any text",
-    "--target": "a name in a file", "--freeze": "a pattern", "--aux": "a name in the model", "--inputs": "names in the model",
+    "--target": "a name in a file", "--freeze": "a pattern", "--lora-target": "a pattern",
+    "--aux": "a name in the model", "--inputs": "names in the model",
     "--outputs": "names in the model", "--raises": "any code", "--command": "any program", "--against-command": "any program",
     "--operator": "a name in the model", "--name": "a name in the model", "--extra-opset": "a domain and a version",
     "--release": "a version in the manifest", "--exclude": "a pattern",
     "--exclude-operator": "any name", "--metadata": "any text", "--doc": "any text",
-    "--input-name": "any name", "--output-name": "any name", "--pass": "checked by tests of the passes",
+    "--case": "a name in a file", "--input-name": "any name", "--output-name": "any name",
+    "--pass": "checked by tests of the passes",
 }  # fmt: skip
 """Options of text of which every value is taken, or whose names are only known from the model."""
 
 WRITTEN = {"--output", "--results", "--junit", "--report", "--to", "--write", "--html", "--plot", "--checkpoint", "--trace",
-           "--save-inputs", "--save-outputs", "--cache"}  # fmt: skip
+           "--save-inputs", "--save-outputs", "--cache", "--metrics", "--tensorboard"}  # fmt: skip
 """Options with a path that is written."""
 
 NEEDS = {
+    ("quantize", "--block-size"): "--weight-only int4",
     ("fuzz", "--write"): "--only 1", ("train", "--sparsity"): "--dist-option sparseTopK --workers 2",
+    **{("train", name): "--lora 2" for name in ("--lora-alpha", "--lora-dropout", "--lora-bias", "--rslora", "--qlora")},
+    ("sweep", "--random"): "--task run", ("sweep", "--against"): "--task compare",
     ("conform", "--cache"): "--release 1.2.1", ("conform", "--report"): "",
 }  # fmt: skip
 """Further arguments that an option needs."""
@@ -114,11 +125,13 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     model.graph.initializer.append(numpy_helper.from_array(np.ones((3, 4), np.float32), "w"))
     onnx.save(model, "m.onnx")
     np.savez("data.npz", x=np.ones((64, 3), np.float32), y=np.zeros(64, np.int32))
+    Adapter({"w": LowRank(np.ones((1, 3), np.float32), np.ones((4, 1), np.float32), 1.0)}, {}, "", {}).save("task.safetensors")
     Path("net.py").write_text("from singa import layer, model\nclass Net(model.Model):\n    def __init__(self):\n"
                               "        super().__init__()\n        self.a = layer.Linear(2)\n    def forward(self, x):\n"
                               "        return self.a(x)\ndef build():\n    return Net()\n")  # fmt: skip
     Path("run.json").write_text("{}")
     Path("folder").mkdir()
+    onnx.save(model, "folder/m.onnx")
     write(Path("gpt2"), {"model": Decoder().model()})
     return tmp_path
 
@@ -222,15 +235,14 @@ def test_too_many_processes_are_refused(name: str, option: str, place: Path) -> 
             code, told = run([*base, "--batch-size", "7", *more] if name == "train" else [*base, *more])
         except Effect:
             continue
-        assert name in ("train", "device-check") and "must be at most" not in told, told
+        assert name in ("train", "device-check", "sweep") and "must be at most" not in told, told
 
 
 def test_the_list_of_processes_is_complete() -> None:
-    assert {name for name, _ in PROCESSES} == {"train", "conform", "fuzz", "gradients", "opsets", "device-check"}
+    assert {name for name, _ in PROCESSES} == {"train", "conform", "fuzz", "gradients", "opsets", "device-check", "sweep"}
 
 
 @pytest.mark.parametrize(("more", "told"), [
-    ("--batch-size 61 --workers 2", "batch_size must be a multiple of the number of workers, got 61 for 2"),
     ("--sparsity 2 --dist-option sparseTopK --workers 2", "spars must be in (0, 1] for topK, got 2.0"),
     ("--sparsity 0.1 --workers 2", "--sparsity needs --dist-option"), ("--dist-option half", "--dist-option needs --workers"),
     ("--optimizer adam --momentum 0.5", "--momentum needs --optimizer sgd"),
@@ -238,6 +250,11 @@ def test_the_list_of_processes_is_complete() -> None:
     ("--target z --workers 2", "must contain 'z'"), ("--freeze nothing --workers 2", "nothing"),
     ("--data other.npz --workers 2", "one number of samples"), ("--device CUDA --workers 2", "CUDA"),
     ("--validation other.npz --workers 2", "one number of samples"),
+    ("--head 0 --workers 2", "--head"), ("--keep-best loss --workers 2", "--keep-best needs --validation"),
+    ("--keep 2", "--keep needs --checkpoint"), ("--metrics m.onnx", "--metrics must differ from MODEL"),
+    ("--metrics folder/old.csv --workers 2", "SX395"), ("--tensorboard folder/old --workers 2", "SX395"),
+    ("--data nowhere:nothing --workers 2", "no module nowhere"),
+    ("--loss mse_loss --validation data.npz --keep-best accuracy --workers 2", "--keep-best accuracy needs class numbers"),
     ("--checkpoint old.ckpt --resume --workers 2", "old.ckpt"), ("--every 2 --workers 2", "--every needs --checkpoint"),
 ])  # fmt: skip
 def test_a_training_is_refused_before_its_workers_start(
@@ -245,6 +262,9 @@ def test_a_training_is_refused_before_its_workers_start(
 ) -> None:
     np.savez("other.npz", x=np.ones((64, 3), np.float32), y=np.zeros(63, np.int32))
     Path("old.ckpt").write_text("no checkpoint")
+    Path("folder/old.csv").write_text("a,b\n")
+    Path("folder/old").mkdir()
+    Path("folder/old/events.out.tfevents.1").write_text("")
     monkeypatch.setattr("singa.cli._workers._mpiexec", lambda: "mpiexec")
     code, found = run(["train", *BASES["train"].split(), *more.split()])
     assert code in (2, 3) and told in found.replace("\n", " "), found

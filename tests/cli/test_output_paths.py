@@ -23,8 +23,13 @@ from onnx import parser
 from singa.cli import main
 from singa.cli._common import OutputPath
 from singa.cli._main import COMMANDS
+from singa_backend.adapters import Adapter, LowRank
+from singa_backend.debug import guards
 
-READ = {"model", "first", "second", "runs", "folder", "files", "archive", "data", "inputs", "validation", "times", "errors"}
+READ = {
+    "model", "adapter", "adapters", "first", "second", "runs", "folder", "file", "files", "archive", "data", "inputs",
+    "validation", "times", "errors",
+}  # fmt: skip
 """The parameters that name what a command reads."""
 
 
@@ -58,8 +63,8 @@ def test_a_dash_is_refused_if_it_is_a_folder_or_has_other_files(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("m.onnx").touch()
-    words = [command, "m.onnx", option.opts[0], "-"]
-    if command in ("conform", "foreign", "fuzz", "gradients", "opsets", "device-check"):
+    words = [command, *(["check"] if command == "guard" else []), "m.onnx", option.opts[0], "-"]
+    if command in ("conform", "foreign", "fuzz", "gradients", "opsets", "device-check", "sweep"):
         words.remove("m.onnx")
     found = CliRunner().invoke(main, words)
     assert found.exit_code == 2 and not found.stdout, found.output
@@ -102,8 +107,11 @@ RUNS: dict[tuple[str, str], tuple[str, Callable[[bytes], None]]] = {
     ("export", "--output"): ("net.py:build --no-run -o -", is_model),
     ("extract", "--output"): ("m.onnx --outputs h -o -", is_model),
     ("fuzz", "--results"): ("--count 2 -k ^Relu -n 1 --results -", is_json),
+    ("guard", "--output"): ("write m.onnx -o -", is_json),
+    ("guard", "--junit"): ("check m.guard --against sonnx --junit -", is_xml),
     ("inspect", "--html"): ("m.onnx --nodes --html -", is_page),
     ("layout", "--output"): ("images.onnx --to channels_last -o -", is_model),
+    ("merge", "--output"): ("m.onnx a.safetensors -o -", is_model),
     ("optimize", "--output"): ("m.onnx -o -", is_model),
     ("profile", "--trace"): ("m.onnx --runs 1 --trace -", is_json),
     ("profile", "--html"): ("m.onnx --runs 1 --html -", is_page),
@@ -111,6 +119,7 @@ RUNS: dict[tuple[str, str], tuple[str, Callable[[bytes], None]]] = {
     ("run", "--output"): ("m.onnx --random 0 -o -", is_archive),
     ("run", "--save-inputs"): ("m.onnx --random 0 --save-inputs -", is_archive),
     ("sanitize", "--output"): ("m.onnx -o -", is_model),
+    ("sweep", "--junit"): (". -k ^m.onnx$ --task check -n 1 --junit -", is_xml),
     ("train", "--output"): ("m.onnx --data d.npz -o -", is_model),
     ("train", "--plot"): ("m.onnx --data d.npz -o o.onnx --plot -", is_page),
 }
@@ -142,6 +151,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     onnx.save(parser.parse_model(f"{head} {image}"), tmp_path / "images.onnx")
     np.savez(tmp_path / "d.npz", x=np.ones((4, 2), np.float32), y=np.zeros(4, np.int64))
     (tmp_path / "net.py").write_text(PROGRAM)
+    change = LowRank(np.ones((1, 2), np.float32), np.ones((3, 1), np.float32), 1.0)
+    Adapter({"w": change}, {}, "", {}).save(tmp_path / "a.safetensors")
+    guards.write_guard(tmp_path / "m.onnx", tmp_path / "m.guard")
     monkeypatch.chdir(tmp_path)
     return tmp_path
 

@@ -18,6 +18,7 @@ from onnx import TensorProto, helper, numpy_helper
 import singa_backend
 from singa.cli import main
 from singa_backend import rendering
+from singa_backend.adapters import Adapter, LowRank
 from singa_backend.conform.foreign import markdown
 from singa_backend.errors import InvalidInput, NoGradientWarning, Problem, SonnxError
 
@@ -193,7 +194,12 @@ COMMANDS = {
     "convert": "convert {model} -o {out}.onnx --opset 20",
     "layout": "layout {model} -o {out}.onnx --to channels_last",
     "quantize": "quantize {model} --dynamic -o {out}.onnx",
+    "adapter": "adapter {adapter} -o {out}.onnx_adapter",
+    "merge": "merge {model} {adapter} -o {out}.onnx",
+    "weight-only quantization": "quantize {model} --weight-only int4 -o {out}.onnx",
     "codegen": "codegen {model} -o {out}.py",
+    "sweep": "sweep {folder} --task check -k ^(m|wrong).onnx$ --results {out} --junit {out}.xml",
+    "sweep of runs": "sweep {folder} --task run -k ^(m|wrong).onnx$ -n 1 --junit {out}.xml",
     "run of a model that fails": "run {wrong} --random 0",
     "check of a model that fails": "check {wrong}",
     "run with a wrong name": "run {model} --random 0 --aux no{aux}",
@@ -209,8 +215,11 @@ def test_commands_print_names_as_text(command, name, tmp_path):
     (tmp_path / "results").mkdir()
     places = {
         "{model}": tmp_path / "m.onnx", "{wrong}": tmp_path / "wrong.onnx", "{out}": tmp_path / "results" / "out",
-        "{aux}": f"h{name}", "{folder}": tmp_path, "{profile}": tmp_path / "p.json", "{comparison}": tmp_path / "c.json",
+        "{adapter}": tmp_path / "a.safetensors", "{aux}": f"h{name}", "{folder}": tmp_path, "{profile}": tmp_path / "p.json",
+        "{comparison}": tmp_path / "c.json",
     }  # fmt: skip
+    change = LowRank(np.ones((1, 3), np.float32), np.ones((5, 1), np.float32), 1.0)
+    Adapter({f"w{name}": change}, {}, "", {}).save(tmp_path / "a.safetensors")
     for kind in ("profile", "compare"):
         if f"--{kind} " in command:
             options = ["--random", "0", *(["--against", "sonnx"] if kind == "compare" else ["--runs", "1"]), "--json"]
@@ -226,7 +235,7 @@ def test_commands_print_names_as_text(command, name, tmp_path):
     assert clean(done.output), sorted({c for c in done.output if not clean(c)})
     assert len(done.output) < LARGEST or "--json" in command
     for path in (tmp_path / "results").rglob("*"):
-        if path.suffix not in (".onnx", ".npz", ".npy", ".pb", ".data") and path.is_file():
+        if path.suffix not in (".onnx", ".onnx_adapter", ".npz", ".npy", ".pb", ".data") and path.is_file():
             text = path.read_text(encoding="utf-8")
             assert clean(text), (path.name, sorted({c for c in text if not clean(c)}))
     if "--html" in command:

@@ -54,7 +54,7 @@ def test_every_value_beside_onnxruntime(name: str, oracle: Oracle) -> None:
 @pytest.mark.parametrize("name", ["shufflenet", "squeezenet", "inception_v1"])
 def test_light_models_with_random_weights(name: str, oracle: Oracle) -> None:
     """The other six take longer: `tox -e foreign` runs all nine and writes reports/foreign.md."""
-    (found,) = foreign.light_comparisons(oracle, f"^{name}$")
+    found = foreign.light_comparison(name, oracle)
     assert found.good and len(found.values) > 60, found.to_dict()
 
 

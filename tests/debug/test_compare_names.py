@@ -36,7 +36,7 @@ def sonnx(*words: object) -> Any:
 
 
 def test_a_node_whose_inputs_were_not_compared_is_not_the_cause() -> None:
-    found = debug.compare(net(), X, against=net(OTHERS, last="<transA=0>", middle="Tanh"))
+    found = debug.compare(net(), X, against=net(OTHERS, last="<transA=0>", middle="Tanh"), align=False)
     assert [r.value for r in found.rows] == ["y"] and found.first is not None
     first = found.first
     assert (first.operator, first.inputs_agreed, first.unknown, first.among, first.notes) == ("Gemm", None, ["k"], 4, [])
@@ -46,9 +46,9 @@ def test_a_node_whose_inputs_were_not_compared_is_not_the_cause() -> None:
 
 def test_pairs_narrow_the_cause_down_to_the_node() -> None:
     other = net(OTHERS, last="<transA=0>", middle="Tanh")
-    near = debug.compare(net(), X, against=other, names={"h": "t0", "k": "t2"}).first
+    near = debug.compare(net(), X, against=other, names={"h": "t0", "k": "t2"}, align=False).first
     assert near is not None and (near.operator, near.unknown, near.among) == ("Neg", ["r"], 2)
-    exact = debug.compare(net(), X, against=other, names={"h": "t0", "r": "t1", "k": "t2"}).first
+    exact = debug.compare(net(), X, against=other, names={"h": "t0", "r": "t1", "k": "t2"}, align=False).first
     assert exact is not None and exact.inputs_agreed and exact.headline.startswith("first diverging node: Relu ")
     assert exact.notes == ["the other model has Tanh 'Tanh_1' here"]
 
@@ -56,7 +56,7 @@ def test_pairs_narrow_the_cause_down_to_the_node() -> None:
 def test_compare_tells_what_was_and_what_was_not_compared(tmp_path: Path) -> None:
     onnx.save(net(), tmp_path / "a.onnx")
     onnx.save(net(OTHERS, middle="Tanh"), tmp_path / "b.onnx")
-    found = sonnx("compare", tmp_path / "a.onnx", "--against", tmp_path / "b.onnx")
+    found = sonnx("compare", tmp_path / "a.onnx", "--against", tmp_path / "b.onnx", "--no-align")
     assert (
         "not compared: 3 nodes make values whose names the other model does not have: Gemm 'Gemm_0', Relu 'Relu_1', Neg"
         in found.stdout
@@ -68,7 +68,7 @@ def test_compare_tells_what_was_and_what_was_not_compared(tmp_path: Path) -> Non
 @pytest.mark.parametrize("local", [False, True])
 def test_bisect_writes_all_nodes_that_may_be_the_cause(local: bool, tmp_path: Path) -> None:
     other = net(OTHERS, middle="Tanh")
-    found = debug.bisect(net(), X, against=other, names={"h": "t0"}, local=local, to=tmp_path / "r")
+    found = debug.bisect(net(), X, against=other, names={"h": "t0"}, local=local, align=False, to=tmp_path / "r")
     assert found is not None and found.alone and found.node.inputs_agreed is None
     model = onnx.load(tmp_path / "r" / "model.onnx")
     assert [n.op_type for n in model.graph.node] == ["Relu", "Neg", "Gemm"] and [i.name for i in model.graph.input] == ["h"]
@@ -77,7 +77,7 @@ def test_bisect_writes_all_nodes_that_may_be_the_cause(local: bool, tmp_path: Pa
     assert "model that is written has these 3 nodes" in found.node.notes[0]
     onnx.save(net(), tmp_path / "a.onnx")
     onnx.save(other, tmp_path / "b.onnx")
-    told = sonnx("bisect", tmp_path / "a.onnx", "--against", tmp_path / "b.onnx", "--to", tmp_path / "s")
+    told = sonnx("bisect", tmp_path / "a.onnx", "--against", tmp_path / "b.onnx", "--no-align", "--to", tmp_path / "s")
     assert told.stdout.startswith("first value that differs, of Gemm ") and "first diverging" not in told.stdout
 
 

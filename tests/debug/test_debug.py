@@ -350,7 +350,7 @@ def test_dtypes_shapes_nan_and_kinds(other: str, verdict: str, index: int, tmp_p
 
 def test_values_are_matched_by_name_by_map_and_by_position() -> None:
     other = build("g (float[n,3] u) => (float[n,3] out) { fused = Relu(u) r = Sqrt(fused) out = Neg(r) }")
-    found = debug.compare(build(PLAIN), X, against=other, names={"b": "r"})
+    found = debug.compare(build(PLAIN), X, against=other, names={"b": "r"}, align=False)
     assert found.agrees and [r.value for r in found.rows] == ["b", "y"] and [n.node for n in found.not_compared] == ["Relu_0"]
     other = build("g (float[n,3] x) => (float[n,3] y) { b = Relu(x) c = Sqrt(b) y = Neg(c) }")
     found = debug.compare(build(PLAIN), X, against=other, names={"a": "b", "b": "c"})  # here, too, there is a value b
@@ -366,7 +366,7 @@ def test_values_are_matched_by_name_by_map_and_by_position() -> None:
 def test_the_repro_gives_what_the_other_model_has(tmp_path: Path) -> None:
     mine = build("g (float[4] x) => (float[2] p, float[2] q) { p, q = Split<num_outputs=2>(x) }")
     other = build("g (float[4] x) => (float[2] q) { one, two = Split<num_outputs=2>(x) q = Neg(two) }")
-    found = debug.bisect(mine, {"x": np.arange(4, dtype=np.float32)}, against=other, to=tmp_path)
+    found = debug.bisect(mine, {"x": np.arange(4, dtype=np.float32)}, against=other, to=tmp_path, align=False)
     assert found is not None and found.alone and list(found.differences) == ["q"]
     assert [o.name for o in onnx.load(tmp_path / "model.onnx").graph.output] == ["q"]
     assert sorted(p.name for p in (tmp_path / "test_data_set_0").iterdir()) == ["input_0.pb", "output_0.pb"]
@@ -404,7 +404,8 @@ def test_a_weight_that_the_other_model_computes_and_a_spilt_value() -> None:
         "g (float[n,3] x) => (float[n,3] y) { z = Neg(x) two = Constant<value = float {2.0}>() k = Mul(two, two)"
         " a = Mul(x, k) y = Add(a, z) }"
     )
-    assert debug.compare(plain, X, against=folded, budget=1).rows[1].difference.verdict == "shape"  # k: [] against [3]
+    named = debug.compare(plain, X, against=folded, budget=1, align=False)
+    assert named.rows[1].difference.verdict == "shape"  # k: [] against [3]
     found = debug.compare(folded, X, against=plain, budget=1)  # z waits on disk
     assert found.agrees and [r.value for r in found.rows] == ["a", "z", "y"]
 

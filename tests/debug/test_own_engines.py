@@ -186,7 +186,7 @@ def _bfloat16(path: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("words", [
-    ["compare", "--against", "out.npz", "--local"], ["bisect", "--against", "out.npz"],
+    ["compare", "--against", "out.npz", "--local"], ["bisect", "--against", "out.npz", "--local"],
     ["compare", "--against", "typo.npz"], ["run", "--random", "0", "--against", "typo.npz"],
 ])  # fmt: skip
 def test_what_saved_values_cannot_do_is_refused(words: list[str]) -> None:

@@ -16,12 +16,13 @@ import pytest
 PACKAGES = ("singa", "singa_backend")
 
 MODULES = [
-    "singa.autograd", "singa.codegen", "singa.data", "singa.device", "singa.exporting", "singa.image_tool",
+    "singa.autograd", "singa.callbacks", "singa.codegen", "singa.data", "singa.device", "singa.exporting", "singa.image_tool",
     "singa.initializer", "singa.layer", "singa.model", "singa.opt", "singa.quantization", "singa.singa_wrap",
-    "singa.snapshot", "singa.sonnx", "singa.tape", "singa.tensor", "singa.utils", "singa_backend",
-    "singa_backend.collectives", "singa_backend.debug", "singa_backend.devices.device", "singa_backend.doctor",
+    "singa.snapshot", "singa.sonnx", "singa.tape", "singa.tensor", "singa.utils", "singa_backend", "singa_backend.adapters",
+    "singa_backend.collectives", "singa_backend.debug", "singa_backend.debug.guards", "singa_backend.devices.device",
+    "singa_backend.doctor",
     "singa_backend.engines.oracle", "singa_backend.errors", "singa_backend.inspection", "singa_backend.limits",
-    "singa_backend.passes", "singa_backend.passes.change_layout", "singa_backend.proto.load",
+    "singa_backend.passes", "singa_backend.passes.change_layout", "singa_backend.proto.load", "singa_backend.sweep",
 ]  # fmt: skip
 
 SECTION = re.compile(r"(Args|Attributes|Returns|Yields|Raises|Examples?|Notes?):")

@@ -12,7 +12,7 @@ import numpy as np
 import onnx
 import pytest
 from tests.helpers import language_models as models
-from tests.helpers.language_models import BEGIN, HEADS, LAYERS, PAD, SIZE, WORDS, Decoder, encoder, genai, script, write
+from tests.helpers.language_models import BEGIN, HEADS, LAYERS, PAD, SIZE, WIDTH, WORDS, Decoder, encoder, genai, script, write
 
 from singa import sonnx
 from singa_backend import InvalidInput
@@ -404,3 +404,27 @@ def test_a_call_uses_no_network(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert len(json.loads(done.stdout)) == 4
+
+
+def test_an_adapter_of_the_decoder(tmp_path: Path, oracle: Oracle) -> None:
+    """As the model in which it is merged, in onnxruntime; of one file, and of two that share weights."""
+    pytest.importorskip("safetensors")
+    from singa_backend.adapters import Adapter, LowRank, merge
+
+    draw = np.random.default_rng(0)
+    names = {"q0": (WIDTH, WIDTH), "up1": (WIDTH, 2 * WIDTH), "head": (WIDTH, WORDS)}
+    changes = {
+        n: LowRank(*(draw.standard_normal(s).astype(np.float32) for s in ((2, k), (m, 2))), 0.3) for n, (k, m) in names.items()
+    }
+    adapter = Adapter(changes, {}, "", {})
+    adapter.save(tmp_path / "a.safetensors")
+    decoder = Decoder()
+    folder = write(tmp_path / "folder", {"model": decoder.model()})
+    two = write(tmp_path / "two", {"decoder_model": decoder.model(False), "decoder_with_past_model": decoder.model()})
+    whole = merge(Decoder("").model(), adapter)
+    expected = greedy(oracle, whole, encoded(PROMPTS[0]), NEW, {})
+    assert expected != greedy(oracle, Decoder("").model(), encoded(PROMPTS[0]), NEW, {})
+    for place in (folder, two):
+        for given in (adapter, tmp_path / "a.safetensors", [tmp_path / "a.safetensors"]):
+            found = sonnx.Generator(place, adapter=given).generate(PROMPTS[0], max_new_tokens=NEW)
+            assert list(found.texts[0].tokens) == expected

@@ -170,3 +170,64 @@ def model_of(node: Any, x: np.ndarray, results: list[Any], version: int) -> tupl
     graph = helper.make_graph([node], "trees", [given], results)
     imports = [helper.make_opsetid("", 18), helper.make_opsetid("ai.onnx.ml", version)]
     return helper.make_model(graph, opset_imports=imports, ir_version=10), x
+
+
+WRITTEN = ("BRANCH_LEQ", "BRANCH_LEQ", "BRANCH_LT", "BRANCH_GTE", "BRANCH_GT", "BRANCH_EQ")
+
+
+def written_case(seed: int, trees: int | None = None, depth: int | None = None) -> tuple[ModelProto, np.ndarray]:
+    """A model in one of the forms that exporters write, for which onnxruntime's result is that of the schema.
+
+    Left out, because onnxruntime differs from the schema there, and from ONNX's reference or the framework:
+    * one label, and votes for both of two labels: it returns the labels 0 and 1, whatever the labels are;
+    * two labels, one of which has votes, all of them positive, with LOGISTIC: it compares the sum with 1/2, and returns the label
+      of the lower score for sums between 0 and 1/2;
+    * a class without votes: it leaves its base value out, and SOFTMAX_ZERO counts it differently;
+    * BRANCH_NEQ with NaN: it compares NaN, instead of taking the branch of nodes_missing_value_tracks_true.
+    """
+    rng = np.random.default_rng(10_000 + seed)
+    features, rows = int(rng.integers(1, 8)), int(rng.choice([1, 2, 7, 40]))
+    kind = str(rng.choice(["forest", "boosting", "binary", "target", "target"]))
+    targets = 2 if kind == "binary" else int(rng.integers(3 if kind != "target" else 1, 6))
+    count = trees or int(rng.choice([1, 2, 3, 5, 12, 40]))
+    if kind == "boosting":
+        count = -(-count // targets) * targets
+    draw = rng.random()
+    modes = (str(rng.choice(WRITTEN)),) if draw < 0.6 else ("BRANCH_LEQ", "BRANCH_EQ") if draw < 0.8 else MODES
+    made = drawn(rng, features, count, depth or int(rng.integers(1, 9)), modes, rng.random() < 0.5)
+    leaves = made.leaves()
+    each = {"forest": lambda t: range(targets), "target": lambda t: range(targets), "boosting": lambda t: [t % targets],
+            "binary": lambda t: [0]}[kind]  # fmt: skip
+    votes = [(t, n, c) for t, n in leaves for c in each(t)]
+    weights = rng.integers(0, 9, len(votes)) / 16 if kind == "forest" else rng.choice([-0.5, -0.25, 0.25, 0.5, 1.0], len(votes))
+    chances = kind == "binary" and rng.random() < 0.5
+    if kind == "binary":
+        weights = np.abs(weights) if chances else np.concatenate([[-0.5], weights[1:]])
+    name = "target" if kind == "target" else "class"
+    attributes = made.attributes() | {
+        f"{name}_treeids": [t for t, _, _ in votes], f"{name}_nodeids": [n for _, n, _ in votes],
+        f"{name}_ids": [c for _, _, c in votes], f"{name}_weights": [float(w) for w in weights],
+    }  # fmt: skip
+    if kind == "target":
+        attributes |= {"n_targets": targets, "aggregate_function": str(rng.choice(["SUM", "SUM", "AVERAGE", "MIN", "MAX"]))}
+        results = [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)]
+    else:
+        transforms = {"forest": ["NONE"], "boosting": ["SOFTMAX", "NONE"]}
+        transforms["binary"] = ["NONE"] if chances else ["LOGISTIC", "NONE"]
+        attributes["post_transform"] = str(rng.choice(transforms[kind]))
+        text = rng.random() < 0.3
+        whole = [[5, 3, -1, 8, 9], [0, 1, 2, 3, 4]][int(rng.integers(2))][:targets]
+        labels = [f"label {i}" for i in range(targets)] if text else whole
+        attributes["classlabels_strings" if text else "classlabels_int64s"] = labels
+        results = [
+            helper.make_tensor_value_info("label", TensorProto.STRING if text else TensorProto.INT64, None),
+            helper.make_tensor_value_info("scores", TensorProto.FLOAT, None),
+        ]
+    if rng.random() < 0.4 and kind != "forest":
+        attributes["base_values"] = [float(v) for v in rng.integers(-8, 9, 1 if kind == "binary" else targets) / 16]
+    operator = "TreeEnsembleRegressor" if kind == "target" else "TreeEnsembleClassifier"
+    node = helper.make_node(operator, ["x"], [r.name for r in results], domain="ai.onnx.ml", **attributes)
+    x = inputs(rng, rows, features, np.float64 if rng.random() < 0.1 else np.float32)
+    if "BRANCH_NEQ" in made.mode:
+        x = np.where(np.isnan(x), 0, x).astype(x.dtype)
+    return model_of(node, x, results, int(rng.choice([1, 3])))

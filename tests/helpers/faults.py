@@ -45,10 +45,16 @@ from singa.cli import main
 from singa.cli import optimize as optimize_command
 from singa.cli import profile as profile_command
 from singa_backend import SonnxError, debug
+from singa_backend.adapters import Adapter, LowRank
 from singa_backend.conform import foreign, gaps, releases, results, worker
 from singa_backend.conform.device_check import StageResult
+from singa_backend.debug.guards import document as guard_document
+from singa_backend.debug.guards.document import Guard
+from singa_backend.debug.guards.summary import Level
 from singa_backend.io import files, temporary
 from singa_backend.proto import checker, save, test_data
+from singa_backend.sweep import SweepReport, SweepRow, SweepSettings
+from singa_backend.sweep.results import SweepStore
 
 F = np.float32
 
@@ -273,6 +279,7 @@ def sources() -> None:
         image.graph.initializer.append(numpy_helper.from_array(rng.normal(size=(1, 2, 3, 3)).astype(F), "w"))
         onnx.save(image, f"in{new}/image.onnx")
         onnx.save(onnx_model(new), f"in{new}/m.onnx", save_as_external_data=True, location="m.bin", size_threshold=0)
+        adapter_of(new, f"in{new}/a.safetensors")
         np.savez(f"in{new}/data.npz", x=rng.normal(size=(4, 4)).astype(F), y=rng.normal(size=(4, 300)).astype(F))
     Path("net.py").write_text(PROGRAM)
 
@@ -315,6 +322,72 @@ def checkpoint(new: int) -> None:
     sonnx_command("train", "in0/m.onnx", *options.split(), *(["--resume", "--epochs", "2"] if new else ["--epochs", "1"]))
 
 
+def parts(name: str) -> Any:
+    """What the checkpoint knows of a part: a training that continues begins with it."""
+    if not os.path.exists("c.zip"):
+        return None
+    with zipfile.ZipFile("c.zip") as pack, np.load(io.BytesIO(pack.read("tensor_dict.npz"))) as stored:
+        return json.loads(stored["fit.run"].tobytes())["parts"][name]
+
+
+def beginning(path: str, known: dict[str, Any]) -> bytes:
+    data = Path(path).read_bytes()[: known["bytes"]]
+    assert sha256(data).hexdigest() == known["sha256"], f"{path} does not begin with what the checkpoint knows"
+    return data
+
+
+def tables() -> dict[str, str]:
+    known = parts("metrics")
+    if known is None:
+        return {}
+    lines = beginning("m.csv", known).decode().splitlines()
+    return {"m.csv": digest("\n".join(line.rpartition(",")[0] for line in lines))}  # without the speed
+
+
+def event_files() -> dict[str, str]:
+    from tensorboardX.proto.event_pb2 import Event
+
+    known, found = parts("tensorboard"), []
+    for file in known["files"] if known else ():
+        data, at = beginning(f"tb/{file['name']}", file), 0
+        while at < len(data):
+            size = int.from_bytes(data[at : at + 8], "little")
+            event = Event.FromString(data[at + 12 : at + 12 + size])
+            found += [(event.step, v.tag, v.simple_value) for v in event.summary.value if not v.tag.endswith("per_second")]
+            at += size + 16
+    return {"tb": digest(str(found))} if known else {}
+
+
+def recorded(new: int, *more: str) -> None:
+    options = "--data in0/data.npz --loss mse_loss --batch-size 4 --no-graph --checkpoint c.zip"
+    sonnx_command("train", "in0/m.onnx", *options.split(), *more, *(["--resume", "--epochs", "2"] if new else ["--epochs", "1"]))
+
+
+@case(tables, covers="train --metrics")
+def metrics(new: int) -> None:
+    recorded(new, "--metrics", "m.csv")
+
+
+@case(event_files, covers="train --tensorboard")
+def tensorboard(new: int) -> None:
+    recorded(new, "--tensorboard", "tb")
+
+
+def kept() -> dict[str, str]:
+    """The steps of the checkpoints; the older ones stay until the newest is complete."""
+    found = {}
+    for path in ("c.step-000001.zip", "c.zip"):
+        if os.path.exists(path):
+            with zipfile.ZipFile(path) as pack, np.load(io.BytesIO(pack.read("tensor_dict.npz"))) as stored:
+                found[path] = str(len(stored["fit.losses"]))
+    return found
+
+
+@case(kept)
+def keep(new: int) -> None:
+    recorded(new, "--keep", "2")
+
+
 @case(texts("p.html"), covers="train --plot")
 def plot(new: int) -> None:
     options = f"--data in{new}/data.npz --loss mse_loss --batch-size 4 --no-graph --plot p.html"
@@ -354,6 +427,39 @@ def extract(new: int) -> None:
 @case(models("q.onnx"), covers="quantize --output")
 def quantize(new: int) -> None:
     sonnx_command("quantize", f"in{new}/m.onnx", "--dynamic", "-o", "q.onnx")
+
+
+def adapter_of(new: int, path: str) -> None:
+    """An adapter of the model in a folder of `sources`."""
+    rng = np.random.default_rng(new)
+    change = LowRank(rng.normal(size=(2, 4)).astype(F), rng.normal(size=(300, 2)).astype(F), 0.5)
+    Adapter({"w": change}, {}, "", {"modules": {"w": ["fc", "weight"]}}).save(path)
+
+
+@case(models("g.onnx"), covers="merge --output")
+def merge(new: int) -> None:
+    sonnx_command("merge", f"in{new}/m.onnx", f"in{new}/a.safetensors", "-o", "g.onnx")
+
+
+@case(texts("a.safetensors"))
+def adapter_file(new: int) -> None:
+    adapter_of(new, "a.safetensors")
+
+
+@case(texts("a.onnx_adapter"), covers="adapter --output")
+def adapter(new: int) -> None:
+    sonnx_command("adapter", f"in{new}/a.safetensors", "-o", "a.onnx_adapter")
+
+
+def peft_folder() -> dict[str, str]:
+    """The folder is whole or absent."""
+    names = ("adapter_config.json", "adapter_model.safetensors")
+    return {"peft": digest("".join(digest(Path("peft", n).read_bytes()) for n in names))} if os.path.exists("peft") else {}
+
+
+@case(peft_folder, old=False)
+def adapter_folder(new: int) -> None:
+    sonnx_command("adapter", f"in{new}/a.safetensors", "--model", f"in{new}/m.onnx", "-o", "peft")
 
 
 @case(models("s.onnx"), covers="sanitize --output")
@@ -431,7 +537,7 @@ def generate_new(new: int) -> None:
 REPRO = ("repro/model.onnx", "repro/test_data_set_0/input_0.pb", "repro/test_data_set_0/output_0.pb")
 
 
-@case(texts(*REPRO), covers="bisect --to,reduce --to,fuzz --write")
+@case(texts(*REPRO), covers="bisect --to,reduce --to,fuzz --write,guard --to")
 def reproduction(new: int) -> None:
     test_data.write(Path("repro"), onnx_model(new), {"input_0.pb": b"x" * (new + 1), "output_0.pb": b"y" * (new + 1)})
 
@@ -454,6 +560,24 @@ def document(new: int) -> None:
 @case(texts("r.xml"), covers="conform --junit")
 def junit(new: int) -> None:
     results.write_junit([worker.Result(f"case{new}", "node", "passed", "passed")], gaps.Judgement([], [], {}), Path("r.xml"))
+
+
+@case(texts("m.guard"), covers="guard --output")
+def guard_file(new: int) -> None:
+    found = Guard({"file": f"m{new}.onnx"}, {}, Level(1, 1), [], [], [], {}, [])
+    guard_document.write(found, Path("m.guard"), 1 << 16)
+
+
+@case(texts("s.xml"), covers="sweep --junit,guard --junit")
+def sweep_junit(new: int) -> None:
+    SweepReport(SweepSettings("check"), [SweepRow(f"m{new}.onnx", "passed")], []).write_junit(Path("s.xml"))
+
+
+@case(texts("swept/0.json"), covers="sweep --results")
+def sweep_result(new: int) -> None:
+    settings = SweepSettings("check", seed=new)
+    answer = {"status": "passed", "reason": "", "code": "", "facts": {}, "seconds": 0.0}
+    SweepStore(Path("swept")).keep("0", answer, settings)
 
 
 @case(texts("r/foreign.json", "r/foreign.md"), covers="foreign --to")

@@ -202,7 +202,8 @@ def sonnx(point: str, number: str, *arguments: str) -> None:
     from singa_backend.io import files
 
     place: Any = {"reduce": (MpiRank, "all_reduce"), "wait": (MpiHandle, "wait"), "update": (opt.Optimizer, "apply"),
-                  "gather": (Checkpoint, "_others"), "save": (files, "_move"), "result": (train, "save")}[point]  # fmt: skip
+                  "gather": (Checkpoint, "_others"), "save": (files, "_move"),
+                  "result": (train, "write_trained")}[point]  # fmt: skip
     victim = 0 if point in ("save", "result") else 1
     left = [int(number)]
     plain = getattr(*place)

@@ -681,7 +681,7 @@ def options(*kinds: str) -> list[tuple[str, str, list[str]]]:
         needed: list[str] = []
         for p in command.params:
             if isinstance(p, click.Argument) and p.required:
-                needed.append("nowhere.onnx")
+                needed.append(p.type.choices[0] if isinstance(p.type, click.Choice) and name == "guard" else "nowhere.onnx")
             elif p.required:
                 needed += [p.opts[-1], "nowhere/out"]
         if name in ("conform", "foreign", "fuzz"):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
+import tracemalloc
 from typing import Any
 
 import numpy as np
 import pytest
-from onnx import ModelProto
+from onnx import ModelProto, TensorProto, helper
 from tests.helpers import drawn_trees
 
 from singa_backend import SingaBackend
@@ -15,7 +17,7 @@ from singa_backend import SingaBackend
 def agree(proto: ModelProto, x: np.ndarray, kernel: bool = True) -> None:
     """The plans of several batches return what the definition returns; `kernel`: whether no definition may compute."""
     rep = SingaBackend.prepare(proto)
-    for batch in (x, x[:1], x[: len(x) // 2 + 1], x):
+    for batch in (x, x[:1], x[-1:], x[len(x) // 2 :][:1], x[: len(x) // 2 + 1], x[:2], x):
         expected = SingaBackend.run_model(proto, {"x": batch}, optimize=0)
         for _ in range(2):
             found = rep.run({"x": batch})
@@ -46,3 +48,42 @@ def test_drawn_tree_ensembles(seed: int) -> None:
 @pytest.mark.parametrize("trees, depth", [(1000, 3), (3, 20), (60, 12)])
 def test_many_and_deep_trees(trees: int, depth: int) -> None:
     agree(*drawn_trees.drawn_case(7, trees, depth))
+
+
+def test_memory_of_a_forest() -> None:
+    """What plans keep of 1,000 trees, for one row and for many, is at most twice the size of the file."""
+    rng = np.random.default_rng(3)
+    size, nodes = 127, []
+    for tree in range(1000):
+        nodes += [(tree, n, n < size // 2) for n in range(size)]
+    tree, node, inner = (np.array(v) for v in zip(*nodes, strict=True))
+    attributes: dict[str, Any] = {
+        "nodes_treeids": tree, "nodes_nodeids": node, "nodes_modes": np.where(inner, "BRANCH_LEQ", "LEAF").tolist(),
+        "nodes_featureids": np.where(inner, rng.integers(0, 30, len(node)), 0),
+        "nodes_values": np.where(inner, rng.normal(size=len(node)), 0).astype(np.float32),
+        "nodes_truenodeids": np.where(inner, 2 * node + 1, 0), "nodes_falsenodeids": np.where(inner, 2 * node + 2, 0),
+        "nodes_missing_value_tracks_true": np.zeros(len(node), np.int64), "nodes_hitrates": np.ones(len(node), np.float32),
+    }  # fmt: skip
+    leaves = np.flatnonzero(~inner)
+    votes = np.repeat(leaves, 3)
+    attributes |= {
+        "class_treeids": tree[votes], "class_nodeids": node[votes], "class_ids": np.tile(np.arange(3), len(leaves)),
+        "class_weights": rng.random(len(votes)).astype(np.float32), "classlabels_int64s": [0, 1, 2],
+    }  # fmt: skip
+    made = helper.make_node(
+        "TreeEnsembleClassifier", ["x"], ["label", "scores"], domain="ai.onnx.ml",
+        **{k: v.tolist() if isinstance(v, np.ndarray) else v for k, v in attributes.items()},
+    )  # fmt: skip
+    results = [helper.make_tensor_value_info("label", TensorProto.INT64, None), helper.make_tensor_value_info("scores", 1, None)]
+    proto, x = drawn_trees.model_of(made, rng.normal(size=(500, 30)).astype(np.float32), results, 3)
+    rep = SingaBackend.prepare(proto)
+    gc.collect()
+    tracemalloc.start()
+    try:
+        for batch in (x, x[:1]):
+            assert not any("definition" in s.kernel for s in rep.profile({"x": batch}, runs=1).steps)
+        gc.collect()
+        kept, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert kept <= 2 * proto.ByteSize(), kept / proto.ByteSize()

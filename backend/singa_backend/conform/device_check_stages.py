@@ -285,7 +285,8 @@ def _kept() -> Iterator[tuple[str, str, list[Any], dict[str, Any]]]:
         data = [_TINY if reduction == "mul" else one, places, np.full(6, 0.3, np.float32) if reduction == "mul" else _TINY]
         yield f"ScatterElements {reduction} of subnormal numbers", "ScatterElements", data, {"reduction": reduction}
     for dtype in (np.float16, np.float64):
-        x = np.multiply([1, -3, 5], np.finfo(dtype).smallest_subnormal, dtype=dtype)
+        x: np.ndarray = np.array([1, -3, 5]) * float(np.finfo(dtype).smallest_subnormal)
+        x = x.astype(dtype)
         for op in ("Add", "Sub", "Max"):
             yield f"{op} of subnormal {np.dtype(dtype)}", op, [x, x[::-1].copy()], {}
         yield f"Neg of subnormal {np.dtype(dtype)}", "Neg", [x], {}

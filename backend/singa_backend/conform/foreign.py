@@ -168,15 +168,13 @@ def compare_with_stored(
     return PeerComparison(name, {n: list(x.shape) for n, x in inputs.items()}, peer, device, len(rep.nodes), errors)
 
 
-def light_comparisons(oracle: Oracle, select: str = "", seed: int = 0) -> Iterator[PeerComparison]:
-    """Compare the light models, with random weights, on normally distributed inputs."""
-    for name in light_models.names():
-        if re.search(select, name):
-            model = light_models.model(name, seed)
-            (declared,) = SingaBackend.prepare(model).inputs
-            shape = [d for d in declared.shape or () if isinstance(d, int)]
-            x = np.random.default_rng(seed + 1).standard_normal(shape).astype(np.float32)
-            yield compare_with_onnxruntime(f"light {name}", model, {declared.name: x}, oracle, timeout=300)
+def light_comparison(name: str, oracle: Oracle, seed: int = 0) -> PeerComparison:
+    """Compare a light model, with random weights, on normally distributed inputs."""
+    model = light_models.model(name, seed)
+    (declared,) = SingaBackend.prepare(model).inputs
+    shape = [d for d in declared.shape or () if isinstance(d, int)]
+    x = np.random.default_rng(seed + 1).standard_normal(shape).astype(np.float32)
+    return compare_with_onnxruntime(f"light {name}", model, {declared.name: x}, oracle, timeout=300)
 
 
 @dataclass
@@ -210,26 +208,43 @@ def stored(folder: Path, select: str = "") -> list[StoredExport]:
     return out
 
 
-def stored_comparisons(folder: Path, oracle: Oracle, select: str = "", device: str = "CPU") -> Iterator[PeerComparison]:
-    """Compare each stored model, at each batch size, with onnxruntime and with what the framework computed."""
-    for found in stored(folder, select):
-        for inputs, expected in found.data:
-            model = onnx.load(found.path)  # external data included
-            yield compare_with_onnxruntime(found.name, model, inputs, oracle, device=device)
-            yield compare_with_stored(found.name, model, inputs, expected, device=device)
+@dataclass(frozen=True)
+class ForeignRequest:
+    """A model to compare: a light model, or, with a folder, an export that `stored` finds there."""
+
+    name: str
+    folder: Path | None = None
+
+
+def requests(folder: Path | None, select: str = "", *, light: bool = True) -> list[ForeignRequest]:
+    """The light models, and the exports of a folder; raises InvalidInput if the arrays of an export have other names."""
+    found = [ForeignRequest(n) for n in light_models.names() if light and re.search(select, n)]
+    return found + [ForeignRequest(s.name, folder) for s in (stored(folder, select) if folder else ())]
+
+
+def compared(request: ForeignRequest, oracle: Oracle, device: str = "CPU") -> Iterator[PeerComparison]:
+    """Compare a light model with onnxruntime, or an export, at each batch size, also with what the framework computed."""
+    if request.folder is None:
+        yield light_comparison(request.name, oracle)
+        return
+    (found,) = stored(request.folder, f"^{re.escape(request.name)}$")
+    for inputs, expected in found.data:
+        model = onnx.load(found.path)  # external data included
+        yield compare_with_onnxruntime(found.name, model, inputs, oracle, device=device)
+        yield compare_with_stored(found.name, model, inputs, expected, device=device)
 
 
 # --- the page ---------------------------------------------------------------------------------------------------------
 
 
-def document(comparisons: Iterable[PeerComparison]) -> dict[str, Any]:
-    """Return all comparisons as data, with the versions of the packages."""
+def document(comparisons: Iterable[dict[str, Any]]) -> dict[str, Any]:
+    """Return all comparisons, as `PeerComparison.to_dict` returns them, with the versions of the packages."""
     return {
         "bound": BOUND,
         "error": "max|ours - theirs| / max|theirs| of a value",
         "environment": {"onnx": onnx.__version__, "onnxruntime": metadata.version("onnxruntime"), "numpy": np.__version__,
                         "machine": platform.machine()},
-        "comparisons": [c.to_dict() for c in comparisons],
+        "comparisons": list(comparisons),
     }  # fmt: skip
 
 

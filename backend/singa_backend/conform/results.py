@@ -7,10 +7,10 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
 
 import ml_dtypes
 import numpy as np
@@ -19,9 +19,10 @@ import onnx
 from ..devices.device import device_count
 from ..errors import first_line
 from ..io.archives import read_json
-from ..io.files import write_text, writing
+from ..io.files import write_text
+from ..io.junit import JUnitCase, write_suite
 from ..proto.schemas import DOMAINS
-from ..rendering import json_text, xml
+from ..rendering import json_text
 from .cases import ConformanceError
 from .gaps import Judgement
 from .worker import Cell, Result
@@ -162,22 +163,20 @@ def _executed(results: Sequence[Result]) -> list[dict[str, Any]]:
 
 def write_junit(results: Sequence[Result], judgement: Judgement, path: Path) -> None:
     """Write JUnit XML: an explained gap is a skip with its reason, an unexpected failure or a closed gap is a failure."""
-    suite = ElementTree.Element("testsuite", name="onnx-conformance", tests=str(len(results)))
     unexpected = {r.name for r in judgement.unexpected}
     closed = {name.removeprefix("official:") for name in judgement.closed}
+    found = []
     for r in results:
-        case = ElementTree.SubElement(suite, "testcase", classname=f"onnx.{r.kind}", name=xml(r.name), time=f"{r.seconds:.4f}")
+        case = JUnitCase(f"onnx.{r.kind}", r.name, seconds=r.seconds)
         reason = judgement.explained.get(r.name) or judgement.explained.get(f"official:{r.name}")
         if r.name in unexpected:
-            ElementTree.SubElement(case, "failure", message=xml(_message(r))).text = xml(r.reason or r.official_reason)
+            case = replace(case, failure=_message(r), text=r.reason or r.official_reason)
         elif r.name in closed:
-            ElementTree.SubElement(case, "failure", message="this case passes now: delete its line from gaps.txt")
+            case = replace(case, failure="this case passes now: delete its line from gaps.txt")
         elif reason:
-            ElementTree.SubElement(case, "skipped", message=xml(reason))
-    suite.set("failures", str(len(suite.findall("./testcase/failure"))))
-    suite.set("skipped", str(len(suite.findall("./testcase/skipped"))))
-    with writing(path, parents=True) as out:
-        ElementTree.ElementTree(suite).write(out, encoding="utf-8", xml_declaration=True)
+            case = replace(case, skipped=reason)
+        found.append(case)
+    write_suite(path, "onnx-conformance", found)
 
 
 def _message(r: Result) -> str:

@@ -9,6 +9,7 @@ import time
 import unittest
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from onnx import load_model_from_string
@@ -53,12 +54,12 @@ class Result:
     under_test: Cell | None = None
 
 
-def run_case(case: Case, backend: Any, device: str) -> Result:
-    """Run one case in this process, under both verdicts."""
+def run_case(case: Case, backend: Any, device: str, path: Path | None = None) -> Result:
+    """Run one case in this process, under both verdicts; with `path`, its model is that of a file, with external data."""
     start = time.perf_counter()
     result = Result(case.name, case.kind, "passed", "passed")
     try:
-        rep = backend.prepare(load_model_from_string(case.model), device)
+        rep = backend.prepare(path if path is not None else load_model_from_string(case.model), device)
         for inputs, expected in case.data:
             before = copy.deepcopy(inputs)
             defined = _observe(rep, inputs, result)

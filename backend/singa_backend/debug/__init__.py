@@ -2,6 +2,7 @@
 
 from ..comparison.difference import Difference, Tolerance, difference
 from ..engines.command import EngineCommand
+from .alignment import Alignment, Gap, ValuePair
 from .bisect import Reproduction, bisect
 from .compare import compare
 from .comparison import Comparison, Divergence, NotCompared, Row
@@ -12,11 +13,13 @@ from .reduce import Predicate, Reduction, command, differs, raises, reduce
 from .submodel import Source
 
 __all__ = [
+    "Alignment",
     "Change",
     "Comparison",
     "Difference",
     "Divergence",
     "EngineCommand",
+    "Gap",
     "GraphDifference",
     "NotCompared",
     "Predicate",
@@ -25,6 +28,7 @@ __all__ = [
     "Row",
     "Source",
     "Tolerance",
+    "ValuePair",
     "bisect",
     "command",
     "compare",

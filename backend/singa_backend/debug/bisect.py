@@ -23,6 +23,7 @@ from .compare import BUDGET, Judge, Setting, is_saved
 from .comparison import Divergence
 from .lockstep import Values, Visit, attempt
 from .submodel import NodeCall, Source
+from .torch_module import is_torch
 
 
 @dataclass
@@ -75,6 +76,7 @@ def bisect(
     rtol: float | None = None,
     atol: float | None = None,
     local: bool = False,
+    align: bool = True,
     to: str | Path | None = None,
     budget: int = BUDGET,
     timeout: float = 60.0,
@@ -91,12 +93,14 @@ def bisect(
     Args:
         model: a path, a ModelProto, bytes, or a Source.
         inputs: as for `SingaRep.run`.
-        against: the trusted side, as for `compare`, but not saved values.
+        against: the trusted side, as for `compare`.  With saved values, and with a PyTorch module, the nodes between the last
+            values that agree and the first that differs are written together.
         device: the device of this side.
         names: names of values in `model` and their names in the other model, as for `compare`.
         rtol: the relative tolerance; by default by dtype and operator.
         atol: the absolute tolerance; by default by dtype and magnitude.
         local: pass the trusted side's inputs to every node.
+        align: pair the values of two models by what they compute where names do not; otherwise only by name.
         to: the folder to write; by default named after the model and the node.
         budget: the maximum bytes of the results of a chunk.
         timeout: the maximum seconds for one chunk on another engine.
@@ -113,14 +117,14 @@ def bisect(
         MissingDependency: onnxruntime is not installed.
         SonnxError: the engine cannot be imported, or its command cannot be run (SX901).
     """
-    if is_saved(against):
+    if local and (is_saved(against) or is_torch(against)):
         raise InvalidInput(
-            "against must be an engine or a model that can run single nodes, got saved values", code="SX320",
-            hint="`compare` finds the first of the saved values that differs",
-        )  # fmt: skip
+            "local passes the trusted side's inputs to every node, but saved values cannot be computed", code="SX320"
+        )
     with Setting(
-        model, inputs, against=against, device=device, names=names, rtol=rtol, atol=atol, budget=budget, timeout=timeout
-    ) as setting:
+        model, inputs, against=against, device=device, names=names, rtol=rtol, atol=atol, budget=budget, timeout=timeout,
+        align=align,
+    ) as setting:  # fmt: skip
         return _reproduction(setting, local, to, progress)
 
 
@@ -132,7 +136,7 @@ def _reproduction(
     if found is None:
         return None
     visit, node, judge = found
-    if node.inputs_agreed is None:
+    if node.inputs_agreed is None or (setting.saved is not None and isinstance(visit.mine, dict)):
         part = _between(setting, visit, node, judge, to)
         if part is not None:
             return part
@@ -224,7 +228,14 @@ def _between(setting: Setting, visit: Visit, node: Divergence, judge: Judge, to:
     values = attempt(setting.alone, source, before, dict(setting.inputs), names) if names else {}
     if not isinstance(values, dict) or not isinstance(visit.theirs, dict):
         return None
-    node.notes.append(f"the model that is written has these {len(calls)} nodes; --map A=B pairs the values between them")
+    if setting.saved is not None:
+        values |= {n: setting.saved[n] for n in names if n in setting.saved}
+    if len(calls) > 1:
+        how = (
+            "more values in the file narrow them down" if setting.saved is not None else "--map A=B pairs the values between them"
+        )
+        how = "the module has no values between them" if setting.owners else how
+        node.notes.append(f"the model that is written has these {len(calls)} nodes; {how}")
     return _again(setting, calls, dict(setting.inputs) | values, node, visit.theirs, to)
 
 

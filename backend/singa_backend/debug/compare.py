@@ -25,10 +25,14 @@ from ..errors import InvalidInput
 from ..limits import SHORTEST, check_number
 from ..proto.load import ModelSource
 from ..runtime.origins import Origin
+from .align import scope_of
+from .alignment import Alignment, ValuePair
 from .comparison import Comparison, Divergence, NotCompared, Row
 from .diff import attribute_changes
 from .lockstep import Values, Visit, attempt, paired, walk, walk_models
+from .pairing import align_models, align_module, named, needed
 from .submodel import NodeCall, Source
+from .torch_module import TorchSide, is_torch
 
 DEFINITION = "definition"
 """The name of the side that computes by definitions, with which the plans of this package are compared."""
@@ -131,6 +135,7 @@ class Setting(AbstractContextManager["Setting"]):
         mine: the side that is judged, this package on `device`; its plans if `against` is "definition".
         theirs: the trusted side: an engine, or, if `against` is another model, this package on the CPU; not used with `saved`.
         saved: the values of a file, if `against` is one; otherwise None.
+        borrowed: whether `against` is an open engine, which stays open.
         plans: whether plans are compared with definitions.
     """
 
@@ -139,7 +144,7 @@ class Setting(AbstractContextManager["Setting"]):
         model: ModelSource | Source,
         inputs: Any,
         *,
-        against: ModelSource | Source | EngineCommand = "onnxruntime",
+        against: ModelSource | Source | EngineCommand | Foreign = "onnxruntime",
         device: DeviceLike = "CPU",
         names: Mapping[str, str] | None = None,
         rtol: float | None = None,
@@ -147,6 +152,7 @@ class Setting(AbstractContextManager["Setting"]):
         budget: int = BUDGET,
         timeout: float = 60.0,
         optimised: bool = False,
+        align: bool = True,
     ) -> None:
         for what, value, low in (("rtol", rtol, 0), ("atol", atol, 0), ("timeout", timeout, SHORTEST)):
             check_number(what, value, low)
@@ -156,40 +162,94 @@ class Setting(AbstractContextManager["Setting"]):
         self.names = dict(names or {})
         self.tolerance = Tolerance(rtol, atol)
         self.budget = budget
-        self.optimised = optimised
+        self.optimised, self.align = optimised, align
         self.plans = isinstance(against, str) and against == DEFINITION
         self.mine = Planned() if self.plans else Ours(device, validate=True)
         self.alone = Planned() if self.plans else Ours(device)
         self.theirs: Engine
+        self.borrowed = False
         if self.plans and str(resolve(device)) != "CPU":
             raise InvalidInput(
                 f"the device must be CPU with against='definition': only it has plans, got {device!r}", code="SX320"
             )
         self.inputs = self.source.feeds(inputs)
         self.saved: Values | None = None
-        if (is_engine(against) or is_saved(against)) and self.names:
+        self._of_module: Alignment | None = None
+        self.described: dict[str, str] = {}
+        self.owners: dict[str, str] = {}
+        self.before: dict[str, list[str]] = {}
+        if (is_engine(against) or is_saved(against) or is_torch(against)) and self.names:
             raise InvalidInput("names map values between two models, but against is not a model", code="SX320")
         if is_saved(against):
             path = Path(against)
             self.saved = _saved(self.source, path, self.inputs)
             self.theirs = Ours()
             self.theirs.name = path.name
+        elif is_torch(against):
+            self._aligned_module(str(against), timeout)
         elif isinstance(against, EngineCommand) or (isinstance(against, str) and is_engine(against)):
             if optimised and against != "onnxruntime":
                 raise InvalidInput(f"against must be 'onnxruntime' if optimised, got {against!r}", code="SX320")
             self.theirs = trusted(against, optimise=optimised, timeout=timeout)
+        elif isinstance(against, Foreign):
+            self.theirs, self.borrowed = against, True
         else:
             self.other = Source.of(against)
             self.theirs = Ours()
             self.theirs.name = f"sonnx on {self.other.path.name}" if self.other.path else "the other model"
 
+    def _aligned_module(self, against: str, timeout: float) -> None:
+        """Take the values of a PyTorch module's submodules, which are aligned with those of the model."""
+        self.theirs = Ours()
+        self.theirs.name = against
+        with TorchSide(against, [v.name for v in self.source.inputs], self.budget, timeout) as side:
+            self._of_module = align_module(self.source, side, self.inputs, self.tolerance, self.budget)
+            self.saved = {}
+            for name, pair in self._of_module.pairs.items():
+                if name in self.source.makers:
+                    value = side.value(pair.other)
+                    self.saved[name] = value if pair.layout is None else pair.layout.apply(value)
+                    self.described[name] = side.described(pair.other)
+                    self.owners[name] = side.made[pair.other].scope
+            self._before(side)
+            for other in self._of_module.inserted.values():
+                self.described[other], self.owners[other] = side.described(other), side.made[other].scope
+
+    def _before(self, side: TorchSide) -> None:
+        """For each value that is paired with one of a module, the submodules just before it whose values the file lacks."""
+        assert self._of_module is not None
+        names, order = {p.other for p in self._of_module.pairs.values()}, list(side.made)
+        places = {name: i for i, name in enumerate(order)}
+        for name, pair in self._of_module.pairs.items():
+            i = places.get(pair.other, 0) - 1
+            while i >= 0 and order[i] not in names:
+                self.before.setdefault(name, []).append(side.made[order[i]].scope)
+                i -= 1
+
+    @cached_property
+    def alignment(self) -> Alignment | None:
+        """The alignment of two models; None if `against` is not a model, or if the names pair all values."""
+        if self.other is None:
+            return self._of_module
+        names = paired(self.source, self.other, self.names)
+        if not self.align or not needed(self.source, self.other, names):
+            return None
+        return align_models(self.source, self.other, names, self.names, self.inputs, self.tolerance, self.budget)
+
+    @cached_property
+    def pairs(self) -> dict[str, ValuePair]:
+        """The values that are paired with one of the other model."""
+        if self.other is None:
+            return {}
+        if self.alignment is not None:
+            return self.alignment.pairs
+        return named(paired(self.source, self.other, self.names))
+
     @cached_property
     def _their_operators(self) -> dict[str, frozenset[str]]:
         """For each value that is paired with one of the other model, the operators of that model that widen its tolerance."""
-        if self.other is None:
-            return {}
-        carried = self.other.carried
-        return {n: carried[m] for n, m in paired(self.source, self.other, self.names).items() if m in carried}
+        carried = self.other.carried if self.other is not None else {}
+        return {n: carried[p.other] for n, p in self.pairs.items() if p.other in carried}
 
     def tolerance_of(self, value: str) -> Tolerance:
         """The tolerance of a value with the errors of all nodes on which it depends."""
@@ -203,7 +263,8 @@ class Setting(AbstractContextManager["Setting"]):
     def __exit__(self, *_: object) -> None:
         self.mine.close()
         self.alone.close()
-        self.theirs.close()
+        if not self.borrowed:
+            self.theirs.close()
 
     def nonfinite(self, rows: Sequence[Row]) -> Origin | None:
         """Where the first NaN or infinity of this side comes from."""
@@ -223,7 +284,7 @@ class Setting(AbstractContextManager["Setting"]):
         if self.plans:
             return self._planned()
         if self.other is not None:
-            return walk_models(self.source, self.other, self.mine, self.theirs, self.inputs, self.names, self.budget)
+            return walk_models(self.source, self.other, self.mine, self.theirs, self.inputs, self.pairs, self.budget)
         return walk(self.source, self.mine, self.theirs, self.inputs, self.budget)
 
     def _whole(self) -> Iterator[Visit]:
@@ -240,7 +301,7 @@ class Setting(AbstractContextManager["Setting"]):
             mine = {n: visit.mine[n] for n in kept} if isinstance(visit.mine, dict) else visit.mine
             other = {n: theirs[n] for n in kept} if isinstance(theirs, dict) else theirs
             if kept or isinstance(mine, FailedRun):
-                yield Visit(visit.call, mine, other, {}, {})
+                yield Visit(visit.call, mine, other, visit.my_inputs, {})
 
     def _kept(self, saved: Values) -> Iterator[Visit]:
         """Visit the nodes that produce the values of a file."""
@@ -275,6 +336,8 @@ class Judge:
         self.setting, self.local = setting, local
         self.result = Comparison(setting.mine.name, setting.theirs.name)
         self._agreed: dict[str, bool] = dict.fromkeys(setting.inputs, True)
+        if setting.alignment is not None:
+            self._agreed |= dict.fromkeys(setting.alignment.neutral, True)
         self._followed = 0  # the number of nodes of the source whose outputs are known to follow a difference
 
     def judge(self, visit: Visit) -> Divergence | None:
@@ -305,7 +368,7 @@ class Judge:
             return self._diverges(visit, [r.value for r in wrong], f"{worst.value!r}: {worst.difference}")
         diverged = None
         if isinstance(mine, FailedRun):
-            diverged = self._fails(visit, "mine", mine, also=isinstance(theirs, FailedRun))
+            diverged = self._fails(visit, "mine", mine, also=isinstance(theirs, FailedRun) and theirs.how != "absent")
         if isinstance(theirs, FailedRun):
             self._fails(visit, "theirs", theirs, also=True)
         return diverged
@@ -334,12 +397,35 @@ class Judge:
         unknown = [n for n, state in states.items() if state is None]
         agreed = False if False in states.values() else None if unknown and not failed else True
         notes = _notes(self.setting, call, values) if self.setting.other and agreed else []
-        among = len(self.between(call)) if agreed is None else 1
+        between = self.between(call)
+        among = len(between) if agreed is None else 1
         found = Divergence(call.name, call.operator, call.index, values, why, agreed, notes, unknown, among)
+        if agreed is not False:
+            self._note_sources(found, values, between if agreed is None else [call])
         self.result.first = self.result.first or found
         if agreed is not False:
             self.result.origins.append(found)
         return found
+
+    def _note_sources(self, found: Divergence, values: Sequence[str], calls: Sequence[NodeCall]) -> None:
+        """Note the submodule of a value, and the node that only the other side has before these nodes."""
+        setting, alignment = self.setting, self.setting.alignment
+        missing = [(n, alignment.inserted[n]) for c in calls for n in c.uses if n in alignment.inserted] if alignment else []
+        value = next((n for n in values if n in setting.described), None)
+        if value is not None:
+            found.notes.append(f"its value is {setting.described[value]}")
+            found.submodule = setting.owners[value]
+            scopes = {scope_of(c) for c in calls}
+            joined = [s for s in setting.before.get(value, ()) if s in scopes]  # as an exporter joins Conv and BatchNorm
+            if joined and found.submodule not in scopes:
+                found.submodule = joined[-1]
+                found.notes.append(f"its node was exported from {joined[-1]!r}, whose value the file does not have")
+        for name, other in dict.fromkeys(missing):
+            if setting.other is not None:
+                found.notes.append(f"the other model has {setting.other.makers[other]} after {name!r}")
+            elif other in setting.described:
+                found.notes.append(f"after {name!r} PyTorch has {setting.described[other]}")
+                found.submodule = setting.owners[other]
 
     def _state(self, visit: Visit, name: str) -> bool | None:
         """Whether both sides of a node read the same value; None if this is not known."""
@@ -372,19 +458,24 @@ class Judge:
 
 def _notes(setting: Setting, call: NodeCall, values: list[str]) -> list[str]:
     """The differences between this node and the other model's node of the same value."""
-    other = setting.other
+    other, pairs = setting.other, setting.pairs
     assert other is not None
-    partner = next((c for v in values if (c := other.makers.get(setting.names.get(v, v)))), None)
-    if partner is None:
+    name = next((v for v in values if v in pairs and pairs[v].other in other.makers), None)
+    if name is None:
         return []
+    partner = other.makers[pairs[name].other]
+    there = pairs[name].other
+    notes = [] if setting.alignment is None else [f"its value is {there!r} of {partner} in the other model"]
     if partner.operator != call.operator:
-        return [f"the other model has {partner} here"]
-    notes = list(attribute_changes((setting.source, call), (other, partner), paired(setting.source, other, setting.names)))
-    for a, b in zip(call.uses, partner.uses, strict=False):
+        return notes or [f"the other model has {partner} here"]
+    notes += attribute_changes((setting.source, call), (other, partner), {n: p.other for n, p in pairs.items()})
+    for a, b in zip(call.proto.input, partner.proto.input, strict=False):
         if a in setting.source.weights and b in other.weights:
             apart = difference(setting.source.weight(a), other.weight(b), Tolerance(0, 0))
             if not apart.agrees:
                 notes.append(f"weight {a!r} differs: {apart}")
+        elif setting.alignment is not None and a in pairs and pairs[a].other != b and b in other.makers:
+            notes.append(f"it reads {a!r}, and the other model's node reads {b!r} of {other.makers[b]}")
     return notes
 
 
@@ -392,13 +483,14 @@ def compare(
     model: ModelSource | Source,
     inputs: Any,
     *,
-    against: ModelSource | Source | EngineCommand = "onnxruntime",
+    against: ModelSource | Source | EngineCommand | Foreign = "onnxruntime",
     device: DeviceLike = "CPU",
     names: Mapping[str, str] | None = None,
     rtol: float | None = None,
     atol: float | None = None,
     local: bool = False,
     optimised: bool = False,
+    align: bool = True,
     budget: int = BUDGET,
     timeout: float = 60.0,
     progress: Callable[..., None] | None = None,
@@ -413,14 +505,16 @@ def compare(
         against: "onnxruntime" or "reference" (in a child process, with onnxruntime's optimizer off), "sonnx" (the CPU, for
             another `device`), "definition" (for the plans of the CPU: each node by its kernel, the outputs by one plan of the
             whole model), MODULE:CLASS (a class or module with the functions of onnx.backend.base.Backend, whose code runs in a
-            child process), an EngineCommand, the path of an .npz file of values by name (only those are compared), or another
-            model, whose values are paired by name.
+            child process), torch:MODULE:FUNCTION (a function that returns a torch.nn.Module; its submodules' outputs are aligned
+            with the values), an EngineCommand, a `Foreign` (an engine of those names that stays open for other comparisons), the
+            path of an .npz file of values by name (only those are compared), or another model, whose values are paired by name.
         device: the device of this side.
         names: names of values in `model` and their names in the other model; they take precedence over equal names.
         rtol: the relative tolerance; by default by dtype and operator, see `Tolerance`.
         atol: the absolute tolerance; by default by dtype and magnitude.
         local: pass the trusted side's inputs to every node, so that errors do not accumulate.
         optimised: run onnxruntime with its optimizer; then only graph outputs are compared.
+        align: pair the values of two models by what they compute where names do not; otherwise only by name.
         budget: the maximum bytes of the results of a chunk.
         timeout: the maximum seconds for one chunk on another engine.
         progress: called after each node, with `note=` its name.
@@ -440,23 +534,16 @@ def compare(
         >>> found = compare("model.onnx", {"x": x}, against="onnxruntime")
         >>> found.agrees, found.first
     """
-    if local and is_saved(against):
+    if local and (is_saved(against) or is_torch(against)):
         raise InvalidInput(
             "local passes the trusted side's inputs to every node, but saved values cannot be computed", code="SX320"
         )
     with Setting(
-        model,
-        inputs,
-        against=against,
-        device=device,
-        names=names,
-        rtol=rtol,
-        atol=atol,
-        budget=budget,
-        timeout=timeout,
-        optimised=optimised,
-    ) as setting:
+        model, inputs, against=against, device=device, names=names, rtol=rtol, atol=atol, budget=budget, timeout=timeout,
+        optimised=optimised, align=align,
+    ) as setting:  # fmt: skip
         judge = Judge(setting, local)
+        judge.result.alignment = setting.alignment
         for visit in setting.visits():
             judge.judge(visit)
             if progress:

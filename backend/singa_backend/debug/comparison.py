@@ -8,6 +8,7 @@ from typing import Any
 from ..comparison.difference import Difference
 from ..engines.local import FailedRun
 from ..runtime.origins import Origin
+from .alignment import Alignment
 
 
 @dataclass
@@ -91,6 +92,7 @@ class Divergence:
         unknown: its inputs that could not be compared.
         among: the number of nodes that may be the cause: this one, and those between it and values that were compared, or those
             that one plan computes with it.
+        submodule: the path of the PyTorch submodule that computes the value, "" for the module itself; None without PyTorch.
     """
 
     node: str
@@ -102,6 +104,7 @@ class Divergence:
     notes: list[str] = field(default_factory=list)
     unknown: list[str] = field(default_factory=list)
     among: int = 1
+    submodule: str | None = None
 
     def __str__(self) -> str:
         """Return the node, the difference and the state of its inputs in one line."""
@@ -139,6 +142,7 @@ class Comparison:
         first: the first diverging node in that order.
         origins: the nodes that diverge although their inputs do not differ, and are not computed from values that do.
         nonfinite: where the first NaN or infinity of this side comes from; None if no node made one.
+        alignment: how the values were paired, if not by name.
     """
 
     mine: str
@@ -148,6 +152,7 @@ class Comparison:
     first: Divergence | None = None
     origins: list[Divergence] = field(default_factory=list)
     nonfinite: Origin | None = None
+    alignment: Alignment | None = None
 
     @property
     def both_nan(self) -> list[Row]:
@@ -186,4 +191,5 @@ class Comparison:
             "first": self.first.to_dict() if self.first else None, "origins": [d.to_dict() for d in self.origins],
             "rows": [r.to_dict() for r in self.rows], "not_compared": [n.to_dict() for n in self.not_compared],
             "nonfinite": self.nonfinite.to_dict() if self.nonfinite else None, "both_nan": [r.value for r in self.both_nan],
+            "alignment": self.alignment.to_dict() if self.alignment else None,
         }  # fmt: skip

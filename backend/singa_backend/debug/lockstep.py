@@ -8,6 +8,7 @@ the other side's values replace its outputs, and the walk continues.  Random val
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +16,7 @@ from typing import Any
 from ..comparison.difference import bytes_of
 from ..engines.local import Engine, FailedRun
 from ..errors import InvalidInput, SonnxError
+from .alignment import ValuePair
 from .spill import SpillStore
 from .submodel import NodeCall, Source
 
@@ -86,6 +88,45 @@ def walk(source: Source, mine: Engine, theirs: Engine | None, inputs: Values, bu
     return _Walk(source, mine, theirs, inputs, budget).visits()
 
 
+def run_calls(
+    source: Source, engine: Engine, calls: Sequence[NodeCall], inputs: Values, budget: int
+) -> Iterator[tuple[NodeCall, Values]]:
+    """Run calls in chunks as small models, and yield each call with its outputs; calls that fail or lack inputs are left out.
+
+    Args:
+        source: the model.
+        engine: that computes.
+        calls: of the model, in an order that can be run.
+        inputs: the values that they read, by name.
+        budget: the maximum bytes of the results of a chunk, which is estimated by the chunk before it.
+    """
+    values, left, length = dict(inputs), list(calls), 32
+    last = {n: i for i, call in enumerate(calls) for n in call.uses}
+    at = 0
+    while at < len(left):
+        chunk: list[NodeCall] = []
+        made = set[str]()
+        for call in left[at : at + length]:
+            if all(n in made or n in values or n in source.weights for n in call.uses):
+                chunk.append(call)
+                made.update(call.outputs)
+        outputs = [n for call in chunk for n in call.outputs]
+        found = attempt(engine, source, chunk, values, outputs) if chunk else {}
+        if isinstance(found, FailedRun):
+            if len(chunk) > 1:
+                length = max(1, len(chunk) // 2)
+                continue
+            chunk, found = [], {}
+        for call in chunk:
+            yield call, {n: found[n] for n in call.outputs}
+        end = min(at + length, len(left))
+        kept = {n for n in (*values, *found) if last.get(n, -1) >= end}
+        values = {n: v for n, v in (values | found).items() if n in kept}
+        size = sum(map(bytes_of, found.values()))
+        length = min(2 * length, 1024) if size < budget // 4 else max(1, length // 2) if size > budget else length
+        at = end
+
+
 class _Walk:
     """A walk through one model: the values of both sides, and the calls that the other side has not computed yet."""
 
@@ -155,7 +196,7 @@ class _Walk:
 
 
 def walk_models(
-    source: Source, other: Source, mine: Engine, theirs: Engine, inputs: Values, names: Mapping[str, str], budget: int
+    source: Source, other: Source, mine: Engine, theirs: Engine, inputs: Values, pairs: Mapping[str, ValuePair], budget: int
 ) -> Iterator[Visit]:
     """Visit every call of `source`, with the values of `other`.
 
@@ -167,15 +208,14 @@ def walk_models(
         mine: the engine of `source`.
         theirs: the engine of `other`.
         inputs: of `source`, checked, by name.
-        names: names of values in `source` and their names in `other`; by default equal names, then the positions of graph
-            inputs and outputs.
+        pairs: the values of `source` that have a partner in `other`.
         budget: the maximum bytes of stored values in memory.
     """
-    pairs = paired(source, other, names)
-    wanted = {there for here, there in pairs.items() if here in source.makers}
+    wanted = Counter(there.other for here, there in pairs.items() if here in source.makers)
     with SpillStore(budget) as store:
-        partner = _Partner(other, theirs, {pairs.get(n, n): v for n, v in inputs.items()}, wanted, store)
-        partner.check()
+        fed = {pairs[n].other if n in pairs else n: v for n, v in inputs.items()}
+        check_fed(other, fed)
+        partner = _Partner(other, theirs, fed, wanted, store)
         my_values = dict(inputs)
         their_values = dict(inputs)
         for i, call in enumerate(source.calls):
@@ -219,31 +259,40 @@ def paired(source: Source, other: Source, names: Mapping[str, str]) -> dict[str,
     return pairs
 
 
+def check_fed(other: Source, values: Values) -> None:
+    """Check that the other model has all of its inputs, by name; raises InvalidInput."""
+    missing = [v.name for v in other.inputs if v.name not in values]
+    if missing:
+        raise InvalidInput(
+            f"the other model also has the inputs {', '.join(map(repr, missing))}",
+            code="SX320",
+            hint="pair the inputs by name: --map A=B",
+        )
+
+
 class _Partner:
     """The other model, which runs only as far as its values are requested."""
 
-    def __init__(self, source: Source, engine: Engine, values: Values, wanted: set[str], store: SpillStore) -> None:
-        self.source, self.engine, self.values = source, engine, values
+    def __init__(self, source: Source, engine: Engine, values: Values, wanted: Counter[str], store: SpillStore) -> None:
+        self.source, self.engine, self.values, self.inputs = source, engine, dict(values), values
         self.wanted, self.store = wanted, store
         self.failures: dict[str, FailedRun] = {}
         self.next = 0
 
-    def check(self) -> None:
-        missing = [v.name for v in self.source.inputs if v.name not in self.values]
-        if missing:
-            raise InvalidInput(
-                f"the other model also has the inputs {', '.join(map(repr, missing))}",
-                code="SX320",
-                hint="pair the inputs by name: --map A=B",
-            )
+    def take(self, pair: ValuePair) -> Any:
+        """The partner of a value, in its layout, or the FailedRun of its node."""
+        value = self._value(pair.other)
+        return value if pair.layout is None or isinstance(value, FailedRun) else pair.layout.apply(value)
 
-    def take(self, name: str) -> Any:
-        """A value of the other model, or the FailedRun of its node."""
-        if name in self.source.weights and name not in self.source.makers:
-            return self.source.weight(name)
+    def _value(self, name: str) -> Any:
+        if name not in self.source.makers:
+            return self.source.weight(name) if name in self.source.weights else self.inputs[name]
         while name not in self.store and name not in self.failures:
             self._step()
-        return self.failures[name] if name in self.failures else self.store.take(name)
+        if name in self.failures:
+            return self.failures[name]
+        self.wanted[name] -= 1
+        return self.store.get(name) if self.wanted[name] > 0 else self.store.take(name)
 
     def _step(self) -> None:
         i, call = self.next, self.source.calls[self.next]
@@ -255,7 +304,7 @@ class _Partner:
         else:
             self.values |= result
             for name in call.outputs:
-                if name in self.wanted:
+                if self.wanted[name] > 0:
                     self.store.put(name, result[name])
         for name in self.source.dies.get(i, ()):
             self.values.pop(name, None)

@@ -11,6 +11,7 @@ An operator body may use every name that NumPy and CuPy share, and these functio
     xp.windows(x, shape, axis)                 a sliding-window view
     xp.as_strided(x, shape, strides)           a strided view, used by pooling
     xp.erf(x)  xp.erfc(x)                      the error function, and 1 minus it
+    xp.softmax(x, axis), ...                   the functions of composed.py, which a device computes by fewer kernels
     xp.isarray(x)                              whether x is an array of this namespace
     xp.block_elements(n, itemsize, host)       how many of n elements to compute at a time
 
@@ -32,9 +33,11 @@ import numpy as np
 from .. import limits
 from ..dtypes import DTypeLike
 from ..errors import OperatorError
+from . import composed, fused, products
 from .checks import checking
-from .guards import guarded
-from .special import erf, erfc, in_pieces
+from .cuda import memory
+from .guards import SIZES, guarded
+from .special import erf, erfc, in_pieces, with_float
 
 Array = Any  # an array of the current namespace
 Xp = Any  # a Namespace
@@ -102,6 +105,34 @@ class Namespace(ABC):
     def erfc(self, x: Array) -> Array:
         """1 - erf(x), small results to about 2 * x * x units in the last place."""
         return erfc(self, x)
+
+    def softmax(self, x: Array, axis: int) -> Array:
+        """As `composed.softmax`."""
+        return composed.softmax(self, x, axis)
+
+    def log_softmax(self, x: Array, axis: int) -> Array:
+        """As `composed.log_softmax`."""
+        return composed.log_softmax(self, x, axis)
+
+    def standardized(self, x: Array, mean: Array, var: Array, epsilon: float, scale: Array, b: Array) -> Array:
+        """As `composed.standardized`."""
+        return composed.standardized(self, x, mean, var, epsilon, scale, b)
+
+    def batch_normalized(
+        self, x: Array, axes: tuple[int, ...], epsilon: float, scale: Array, b: Array
+    ) -> tuple[Array, Array, Array]:
+        """As `composed.batch_normalized`."""
+        return composed.batch_normalized(self, x, axes, epsilon, scale, b)
+
+    def blended(self, old: Array, new: Array, momentum: float) -> Array:
+        """As `composed.blended`."""
+        return composed.blended(old, new, momentum)
+
+    def layer_normalized(
+        self, x: Array, axes: tuple[int, ...], epsilon: float, scale: Array, b: Array | None, dtype: DTypeLike
+    ) -> tuple[Array, Array, Array]:
+        """As `composed.layer_normalized`."""
+        return composed.layer_normalized(self, x, axes, epsilon, scale, b, dtype)
 
     def windows(self, x: Array, shape: Any, axis: Any) -> Array:
         """A read-only view of every window of `shape` along `axis`; the window's axes come last."""
@@ -224,6 +255,8 @@ class CupyNamespace(Namespace):
         """`high` if low > high, and NaN if a bound is NaN; CuPy's own clip returns `low` and `x` in these cases."""
         if low is None and high is None:
             return x.copy()
+        if low is not None and high is not None and _are_alike(x, low, high):
+            return fused.clip(self.module, x, low, high)
         raised = x if low is None else self.module.maximum(x, low)
         return raised if high is None else self.module.minimum(raised, high)
 
@@ -249,11 +282,14 @@ class CupyNamespace(Namespace):
             out[...] = target
 
     def block_elements(self, elements: int, itemsize: int, host: int) -> int:
-        """As `Namespace.block_elements`; the driver reports its free memory only if the elements need more than _SMALL bytes.
+        """As `Namespace.block_elements`; the driver is asked only if the elements need more than a part of all memory.
 
         The number is a power of two that seldom depends on what else is allocated: two runs then add in the same order.
         """
         if elements * itemsize <= _SMALL:
+            return elements
+        small = elements * itemsize <= memory(self.module.cuda.runtime.getDevice()) // _PART
+        if small and limits.room(elements * itemsize) == elements * itemsize:
             return elements
         free, total = self.module.cuda.runtime.memGetInfo()
         free += self.module.get_default_memory_pool().free_bytes()
@@ -266,6 +302,45 @@ class CupyNamespace(Namespace):
         self.scatter(counts, (x,), 1 if weights is None else weights, "add")
         return counts
 
+    def matmul(self, a: Array, b: Array, out: Array | None = None) -> Array:
+        """As CuPy's, without arrays of pointers and copies of transposed operands where cuBLAS needs none."""
+        limits.current().admit(*SIZES["matmul"](a, b, out))
+        return products.matmul(self.module, a, b, out)
+
+    def erf(self, x: Array) -> Array:
+        return with_float(lambda z: fused.erf(self.module, z), x)
+
+    def erfc(self, x: Array) -> Array:
+        return with_float(lambda z: fused.erfc(self.module, z), x)
+
+    def softmax(self, x: Array, axis: int) -> Array:
+        return fused.softmax(self.module, x, axis) if fused.fits(x) else super().softmax(x, axis)
+
+    def log_softmax(self, x: Array, axis: int) -> Array:
+        return fused.log_softmax(self.module, x, axis) if fused.fits(x) else super().log_softmax(x, axis)
+
+    def standardized(self, x: Array, mean: Array, var: Array, epsilon: float, scale: Array, b: Array) -> Array:
+        if fused.fits(x, mean, var, scale, b):
+            return fused.standardized(self.module, x, mean, var, epsilon, scale, b)
+        return super().standardized(x, mean, var, epsilon, scale, b)
+
+    def batch_normalized(
+        self, x: Array, axes: tuple[int, ...], epsilon: float, scale: Array, b: Array
+    ) -> tuple[Array, Array, Array]:
+        if x.size and fused.fits(x, scale, b):
+            return fused.batch_normalized(self.module, x, axes, epsilon, scale, b)
+        return super().batch_normalized(x, axes, epsilon, scale, b)
+
+    def blended(self, old: Array, new: Array, momentum: float) -> Array:
+        return fused.blended(self.module, old, new, momentum) if fused.fits(old, new) else super().blended(old, new, momentum)
+
+    def layer_normalized(
+        self, x: Array, axes: tuple[int, ...], epsilon: float, scale: Array, b: Array | None, dtype: DTypeLike
+    ) -> tuple[Array, Array, Array]:
+        if axes and x.size and x.dtype == dtype and fused.fits(*(v for v in (x, scale, b) if v is not None)):
+            return fused.layer_normalized(self.module, x, axes, epsilon, scale, b)
+        return super().layer_normalized(x, axes, epsilon, scale, b, dtype)
+
     @cached_property
     def _kernels(self) -> Any:
         return self.module.RawModule(code=scatter_source(), options=COMPILED_WITH)
@@ -273,6 +348,7 @@ class CupyNamespace(Namespace):
 
 _THREADS = 256
 _SMALL = 1 << 24  # bytes that a device is assumed to have
+_PART = 64  # a device of which less is free is nearly out of memory
 _TYPES: dict[np.dtype[Any], str] = {
     np.dtype(name): kind
     for name, kind in (
@@ -284,6 +360,14 @@ _TYPES: dict[np.dtype[Any], str] = {
 }  # fmt: skip
 COMPILED_WITH = ("--fmad=false",)
 """The options of NVRTC."""
+
+
+def _are_alike(x: Array, *bounds: Any) -> bool:
+    """Whether bounds have the dtype of x, or are numbers that a float x takes; `fused.clip` compares in that dtype."""
+    kind = x.dtype.kind
+    if (x.dtype.itemsize < 4 and kind == "f") or kind not in "iuf":
+        return False
+    return all(getattr(v, "dtype", None) == x.dtype or (kind == "f" and isinstance(v, (int, float))) for v in bounds)
 
 
 def scatter_source() -> str:

@@ -62,6 +62,11 @@ def erfc(xp: Any, x: Array) -> Array:
     return _like(x, xp.abs(2 * (z < 0).astype(kind) - y))  # erfc(-x) = 2 - erfc(x)
 
 
+def with_float(function: Callable[[Array], Array], x: Array) -> Array:
+    """Apply an elementwise function of float32 and float64 to an array of any dtype."""
+    return _like(x, function(_float(x)[0]))
+
+
 def _float(x: Array) -> tuple[Array, Any]:
     kind = np.float32 if x.dtype == np.float32 or x.dtype == np.float16 else np.float64
     return x.astype(kind, copy=False), kind

@@ -114,6 +114,10 @@ class Foreign:
         plain = {name: _plain(value) for name, value in outputs.items()}
         return checked(self.name, model, plain) if self.typed else plain
 
+    def run_file(self, path: Path, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        """Run a model of a file, which the child opens itself; raises SonnxError."""
+        return {name: _plain(value) for name, value in self._oracle.run(path, inputs, timeout=self.timeout).items()}
+
     def close(self) -> None:
         self._oracle.close()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 import numpy as np
@@ -11,13 +11,13 @@ from onnx import TypeProto, defs, numpy_helper
 
 from .. import dtypes
 from ..devices import namespaces
-from ..devices.device import Device, resolve
+from ..devices.device import Device, is_host_value, resolve
 from ..errors import DeviceFailure, ResourceExhausted
 from ..ir.declaration import declarations
 from ..ir.versioned import VersionedOperator, reads_on_host, runs_on_host
 from ..proto.schemas import version_at
 from ..runtime.executor import types_of
-from ..runtime.placement import computes_on_host
+from ..runtime.placement import SMALL, computes_on_host
 from .base import Example, Interpreter, Subgraph, arguments
 
 
@@ -27,6 +27,12 @@ def _versioned(domain: str, op_type: str, opset: int) -> VersionedOperator:
     if version is None:
         raise ValueError(f"opset {opset} has no {op_type}")
     return VersionedOperator(declarations[domain, op_type][version], version)
+
+
+@lru_cache(1024)
+def _scalar(device: Device, dtype: np.dtype[Any], value: bytes) -> Any:
+    """A number on a device, which no call changes."""
+    return device.put(np.frombuffer(value, dtype).reshape(()))
 
 
 class _Empty(list[Any]):
@@ -82,13 +88,18 @@ class Evaluator(Interpreter[Any]):
             raise error.locate(**place) from error.__cause__
 
     def constant(self, value: Any, dtype: dtypes.DTypeLike | None = None) -> Any:
-        return self.device.put(np.asarray(value, dtype))
+        array = np.asarray(value, dtype)
+        return array if array.dtype.kind == "i" and array.size <= SMALL else self.device.put(array)
 
     def argument(self, domain: str, op_type: str, i: int, value: Any, dtype: dtypes.DTypeLike) -> Any:
         stays = self.device.is_host or np.dtype(dtype).kind == "i"
-        if stays or reads_on_host(_versioned(domain, op_type, self.opset).declaration, i):
+        declaration = _versioned(domain, op_type, self.opset).declaration
+        if stays or reads_on_host(declaration, i):
             return np.asarray(value, dtype)
-        return self.constant(value, dtype)
+        array = np.asarray(value, dtype)
+        if not array.ndim and "broadcasting" in declaration.traits and not is_host_value(array):
+            return _scalar(self.device, array.dtype, array.tobytes())  # no result shares its memory
+        return self.device.put(array)
 
     def is_value(self, x: Any) -> bool:
         if isinstance(x, list):

@@ -227,6 +227,26 @@ def writing(path: StrPath, *, parents: bool = False, new: bool = False) -> Itera
         out.close()  # here, so that an error of the last write is raised before the file is moved
 
 
+def write_copy(path: StrPath, source: StrPath) -> None:
+    """Give a file a second name, under which it stays when it is replaced: a hard link, or a copy where there are none.
+
+    Args:
+        path: the second name; a file that has it is replaced.
+        source: the file.
+
+    Raises:
+        InvalidInput: the file cannot be written (SX351); an old one remains.
+    """
+    with staged(path) as stage:
+        copy = stage / stage.target.name
+        try:
+            os.link(source, copy)
+        except OSError as error:
+            if error.errno not in _NO_LINKS:
+                raise
+            shutil.copyfile(source, copy)
+
+
 def write_bytes(path: StrPath, data: bytes, *, parents: bool = True) -> None:
     """Write a file.
 

@@ -28,7 +28,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager
 from multiprocessing.connection import Connection, Pipe, wait
 from typing import Any, TypeVar
@@ -291,7 +291,8 @@ def ask_all(
     *arguments: Any,
     jobs: int | None = None,
     timeout: float | None = None,
-) -> Iterator[tuple[int, Any]]:
+    memory: int | None = None,
+) -> Generator[tuple[int, Any]]:
     """Yield the position and the answer of each request, in the order of arrival, from `jobs` children.
 
     If a child dies or hangs, its ChildFailure is the answer to its request, and another child replaces it.  A child that
@@ -304,9 +305,10 @@ def ask_all(
         *arguments: the arguments of `make`.
         jobs: the number of children; None for one per core.
         timeout: seconds that a child may take for a request; None for no limit.
+        memory: the maximum size of a child's address space in bytes; None for no maximum.
     """
     todo = iter(enumerate(requests))
-    children = [Child(make, *arguments) for _ in range(share_cores(jobs, len(requests)))]
+    children = [Child(make, *arguments, memory=memory) for _ in range(share_cores(jobs, len(requests)))]
     busy: dict[Child, int] = {}
     try:
         for child, (position, request) in zip(children, todo, strict=False):

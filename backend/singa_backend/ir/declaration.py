@@ -110,6 +110,8 @@ TRAITS = {
     "arithmetic": "adds, subtracts, multiplies or divides",
     "elements_of_first": "each element of the results is one of the first input, as its dtype",
     "view": "the results may be views of the first input, which need no memory",
+    "rearranges": "the result has each element of the first input once, and may be a view of it",
+    "pools": "combines the values of a channel at several places",
     "keeps_weights": "the result holds the values of the first input, in another place, shape or dtype: a weight stays a weight",
     "product": "its work is in products of matrices: it is the main node of a fused step",
     "linear": "a sum of products with weights, which are an input",

@@ -71,6 +71,12 @@ def numbers(attributes: Mapping[str, Any], name: str) -> np.ndarray | None:
     return np.array(attributes[name], np.float32) if attributes.get(name) else None
 
 
+def values_of(attributes: Mapping[str, Any]) -> np.dtype[Any]:
+    """The dtype of the thresholds of an ensemble."""
+    tensor = attributes.get("nodes_values_as_tensor", attributes.get("nodes_splits"))
+    return np.dtype(np.float32) if tensor is None or tensor.dtype.itemsize < 4 else tensor.dtype
+
+
 def named_trees(attributes: Mapping[str, Any], kind: str) -> ReadTrees:
     """Read a TreeEnsembleClassifier ("class") or TreeEnsembleRegressor ("target"): ids of tree and node name a node."""
     modes = attributes.get("nodes_modes") or ()
@@ -165,7 +171,7 @@ def _members(nodes: np.ndarray, values: Any) -> dict[int, np.ndarray]:
     return {int(n): np.unique(p[:-1]) for n, p in zip(nodes, parts, strict=True)}
 
 
-class _LessOrEqual:
+class _NodeWriter:
     """Writes the tests of nodes with `x <= threshold` only; node n + i is the i-th that was added to n nodes."""
 
     def __init__(self, trees: ReadTrees, dtype: np.dtype[Any]) -> None:
@@ -254,6 +260,7 @@ class Forest:
         weights: of the votes: float64 [places] if each tree votes for one target, or [places, targets].
         voted: whether a leaf has a vote for a target, if the aggregate is a minimum or maximum and some have none.
         groups: the first tree of each target, and the targets, if each tree votes for one of several.
+        finite: whether the weights of all votes are finite.
     """
 
     trees: int
@@ -266,6 +273,7 @@ class Forest:
     weights: np.ndarray
     voted: np.ndarray | None
     groups: tuple[np.ndarray, np.ndarray] | None
+    finite: bool
 
 
 def forest(trees: ReadTrees, dtype: np.dtype[Any], count: int, targets: int, how: str) -> Forest:
@@ -281,7 +289,7 @@ def forest(trees: ReadTrees, dtype: np.dtype[Any], count: int, targets: int, how
     Raises:
         Refused: the ensemble is not valid, or it has a form that these tables cannot have.
     """
-    made = _LessOrEqual(trees, dtype)
+    made = _NodeWriter(trees, dtype)
     inner = made.inner
     used = made.feature[inner]
     _require(used.min(initial=0) >= 0 and used.max(initial=-1) < count, "a feature does not exist")
@@ -302,11 +310,12 @@ def forest(trees: ReadTrees, dtype: np.dtype[Any], count: int, targets: int, how
         groups = first, target[order][first]
     elif targets == 1:
         weights = weights[:, 0]
+    finite = bool(np.isfinite(trees.weight).all())
     feature, threshold, copies = made.feature[place], made.threshold[place], bool(made.low.any())
-    return Forest(len(order), feature, threshold, child, shared, active, copies, weights, voted, groups)
+    return Forest(len(order), feature, threshold, child, shared, active, copies, weights, voted, groups, finite)
 
 
-def _targets(trees: ReadTrees, made: _LessOrEqual) -> np.ndarray | None:
+def _targets(trees: ReadTrees, made: _NodeWriter) -> np.ndarray | None:
     """The target of each tree; None if a tree has votes for several, or a leaf more than one."""
     tree = np.full(len(made.inner), -1)
     number, front = np.arange(len(trees.roots)), trees.roots
@@ -324,7 +333,7 @@ def _targets(trees: ReadTrees, made: _LessOrEqual) -> np.ndarray | None:
     return high if ((low == high) & (high >= 0)).all() else None
 
 
-def _depths(roots: np.ndarray, made: _LessOrEqual) -> tuple[np.ndarray, bool]:
+def _depths(roots: np.ndarray, made: _NodeWriter) -> tuple[np.ndarray, bool]:
     """The depth of each tree, and whether a node has two parents, or is in two trees; raises Refused for a cycle."""
     inner = np.flatnonzero(made.inner)
     parents = np.bincount(np.concatenate([made.passed[inner], made.failed[inner], roots]), minlength=len(made.inner))
@@ -343,7 +352,7 @@ def _depths(roots: np.ndarray, made: _LessOrEqual) -> tuple[np.ndarray, bool]:
     raise Refused("a tree is too deep, or its nodes form a cycle")
 
 
-def _adjacent(roots: np.ndarray, made: _LessOrEqual) -> tuple[np.ndarray, np.ndarray]:
+def _adjacent(roots: np.ndarray, made: _NodeWriter) -> tuple[np.ndarray, np.ndarray]:
     """The node at each place, with the children of a node next to each other; the place of the first child."""
     levels, children = [], []
     front, start = roots, 0
@@ -359,7 +368,7 @@ def _adjacent(roots: np.ndarray, made: _LessOrEqual) -> tuple[np.ndarray, np.nda
     return np.concatenate(levels), np.concatenate(children).astype(np.int32)
 
 
-def _paired(roots: np.ndarray, made: _LessOrEqual) -> tuple[np.ndarray, np.ndarray]:
+def _paired(roots: np.ndarray, made: _NodeWriter) -> tuple[np.ndarray, np.ndarray]:
     """The node at each place, those that roots reach and the roots first, and the places of both children."""
     seen = np.zeros(len(made.inner), bool)
     front = np.unique(roots)
@@ -403,7 +412,7 @@ def _votes(trees: ReadTrees, places: np.ndarray, count: int, how: str) -> tuple[
 
 @dataclass(eq=False)
 class Stages:
-    """The nodes of a forest in complete trees of three levels, which a row passes in one stage.
+    """The nodes of a forest in complete trees of three levels, which a path passes in one stage.
 
     Such a tree has seven tests in the order of a heap, and eight exits.  Row k of the tables has tree k; the last row has tests
     that no number passes, for paths that are at a leaf already.
@@ -436,15 +445,18 @@ PACK = np.uint64(0x0102040810204080)
 
 
 def stages(held: Forest) -> Stages:
-    """Arrange the nodes of a forest for one row."""
+    """Arrange the nodes of a forest for few paths."""
     places = len(held.threshold)
-    inner = ~np.isnan(held.threshold)
+    own = np.arange(places)[:, None]
     both = held.child.reshape(-1, 2) if held.pairs else held.child[:, None] + np.array([0, 1])
-    both = np.where(inner[:, None], both, np.arange(places)[:, None])
+    inner = both[:, 0] != own[:, 0]  # a leaf is its own child; an inner node may have a threshold that no number passes
+    if held.pairs:
+        inner |= both[:, 1] != own[:, 0]
+    both = np.where(inner[:, None], both, own)
     front = np.arange(held.trees)
-    heaps, ends, count, total = [], [], 0, 0
+    heaps, ends, total = [], [], 0
     number = np.full(places, -1)  # of the tree that begins at a place
-    while len(front) and (count == 0 or inner[front].any()):
+    while not total or len(front):
         number[front] = total + np.arange(len(front))
         level = front[:, None]
         levels = []
@@ -453,7 +465,7 @@ def stages(held: Forest) -> Stages:
             level = both[level].reshape(len(front), -1)
         heaps.append(np.concatenate(levels, axis=1))
         ends.append(level)
-        total, count = total + len(front), count + 1
+        total += len(front)
         front = np.unique(level[inner[level]])
         front = front[number[front] < 0]
     heap, end = np.concatenate(heaps), np.concatenate(ends)
@@ -461,4 +473,5 @@ def stages(held: Forest) -> Stages:
     feature, threshold = np.zeros(shape, np.int64), np.full(shape, np.nan, held.threshold.dtype)
     feature[:-1, :7], threshold[:-1, :7] = np.where(inner[heap], held.feature[heap], 0), held.threshold[heap]
     exits = np.where(inner[end], 8 * number[end], 8 * total + end).reshape(-1)
+    count = max(1, -(-len(held.active) // 3))  # a node with two parents begins one tree, in which paths may be later
     return Stages(count, feature, threshold, np.concatenate([exits, 8 * total + np.arange(places)]))

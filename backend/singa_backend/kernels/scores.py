@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from .table import Site
-from .values import FINITE, NAN, Bound, OpaqueValue, Value
+from .values import NAN, Bound, OpaqueValue, Value
 
 ML = "ai.onnx.ml"
 
@@ -44,21 +45,68 @@ def transformed(site: Site, z: Value, name: str, y: Value) -> Value:
     if name == "NONE":
         site.emit(lambda: [(np.copyto, (y.array, z.array, "same_kind"))], reads=(z,), writes=(y,), kernel="numpy.scores")
         return y
+    if name == "SOFTMAX" and z.size:
+        return _softmax(site, z, y)
     if name != "LOGISTIC":
         site.emit(lambda: [(_transform, (z.array, name, y.array))], reads=(z,), writes=(y,), kernel="numpy.scores")
         return y
-    e, below = site.new(z.shape, z.dtype, finiteness=NAN), site.new(z.shape, bool, finiteness=FINITE)
-    zero, one = np.zeros(1, z.dtype), np.ones(1, z.dtype)
+    e = site.new(z.shape, z.dtype, finiteness=NAN)
+    one = np.ones(1, z.dtype)
 
     def bind() -> Bound:
-        s, t, m, out = z.array, e.array, below.array, y.array
+        t = e.array
+        return [(np.negative, (z.array, t)), (np.exp, (t, t)), (np.add, (t, one, t)), (np.divide, (one, t, y.array))]
+
+    site.emit(bind, reads=(z,), writes=(e, y), kernel="numpy.scores")
+    return y
+
+
+def _softmax(site: Site, z: Value, y: Value) -> Value:
+    """Emit the softmax of rows; the exponential of the largest score is 1, so that no sum is 0."""
+    e, top = site.new(z.shape, z.dtype, finiteness=NAN), site.new((z.shape[0], 1), z.dtype, finiteness=NAN)
+    narrow = 2 <= z.shape[1] <= _NARROW and z.shape[0] >= _ROWS
+
+    def bind() -> Bound:
+        s, t, m = z.array, e.array, top.array
+        reduce = across if narrow else _along
         return [
-            (np.abs, (s, t)), (np.negative, (t, t)), (np.exp, (t, t)), (np.less, (s, zero, m)),
-            (np.copyto, (s, one)), (np.copyto, (s, t, "same_kind", m)), (np.add, (t, one, t)), (np.divide, (s, t, out)),
+            *reduce(np.maximum, s, m), (np.subtract, (s, m, t)), (np.exp, (t, t)),
+            *reduce(np.add, t, m), (np.divide, (t, m, y.array)),
         ]  # fmt: skip
 
-    site.emit(bind, reads=(z,), writes=(z, e, below, y), kernel="numpy.scores")
+    site.emit(bind, reads=(z,), writes=(e, top, y), kernel="numpy.scores")
     return y
+
+
+_NARROW, _ROWS = 12, 48
+"""A matrix of at most this many columns and at least this many rows is reduced column by column."""
+
+
+def _along(function: np.ufunc, x: np.ndarray, y: np.ndarray) -> Bound:
+    """The call that reduces rows to a column."""
+    return [(function.reduce, (x, 1, None, y, True))]
+
+
+def across(function: np.ufunc, x: np.ndarray, y: np.ndarray) -> Bound:
+    """The calls that reduce rows to a column, a column at a time: a reduction of a few numbers costs more than their sum."""
+    now = y[:, 0]
+    return [
+        (partial(function, x[:, i] if i > 1 else x[:, 0], x[:, 1] if i == 1 else now, out=now), ()) for i in range(1, x.shape[1])
+    ]
+
+
+def two_scores(site: Site, z: Value, chances: bool) -> Value:
+    """The scores of both classes, of the score of the second one: 1 - z and z for chances, -z and z otherwise."""
+    both = site.new((z.shape[0], 2), z.dtype, finiteness=NAN)
+    one = np.ones(1, z.dtype)
+
+    def bind() -> Bound:
+        s, (first, second) = z.array[:, 0], both.array.T
+        other: Any = (np.subtract, (one, s, first)) if chances else (np.negative, (s, first))
+        return [other, (np.copyto, (second, s))]
+
+    site.emit(bind, reads=(z,), writes=(both,), kernel="numpy.scores")
+    return both
 
 
 def _transform(z: np.ndarray, name: str, y: np.ndarray) -> None:
@@ -70,6 +118,13 @@ def transform_of(site: Site) -> str:
     name: str = site.attributes.get("post_transform") or "NONE"
     site.require(name in TRANSFORMS, "the transform is unknown")
     return name
+
+
+def matrix_of(site: Site, x: Value) -> tuple[int, int]:
+    """The numbers of rows and features of x, [N, F] or [F]; declines other shapes, empty ones and types without products."""
+    site.require(isinstance(x, Value) and x.ndim in (1, 2) and x.size, "x is not a matrix, or empty")
+    site.require(x.dtype.kind in "iu" or x.dtype in (np.float32, np.float64), "elements of other types")
+    return (1, x.shape[0]) if x.ndim == 1 else (x.shape[0], x.shape[1])
 
 
 def labels_of(attributes: Mapping[str, Any], ints: str, strings: str) -> np.ndarray | None:
@@ -91,7 +146,7 @@ class Labels:
             rows: the number of rows.
         """
         self._names = names
-        self.result: Value | OpaqueValue = OpaqueValue() if names.dtype == object else site.new((rows,), np.int64)
+        self.result: Value | OpaqueValue = OpaqueValue(fresh=True) if names.dtype == object else site.new((rows,), np.int64)
         self._plain = names.dtype != object and np.array_equal(names, np.arange(len(names)))
 
     def writes(self) -> tuple[Value, ...]:

@@ -9,13 +9,16 @@ from typing import Any
 
 import numpy as np
 
-from .forests import EXITS, PACK, Forest, ReadTrees, Stages, forest, named_trees, numbered_trees, numbers, stages
-from .scores import ML, TRANSFORMS, Labels, labels_of, transform_of, transformed
+from .forests import EXITS, PACK, Forest, ReadTrees, Stages, forest, named_trees, numbered_trees, numbers, stages, values_of
+from .scores import ML, TRANSFORMS, Labels, labels_of, matrix_of, transform_of, transformed
 from .table import Site, kernel
 from .values import ALIGNMENT, FINITE, NAN, Bound, Buffer, Value
 
 _BLOCK = 1 << 15
 """The number of paths, one for each tree and row, that are followed together: their memory fits a cache."""
+
+_PATHS = 256
+"""The number of paths up to which they take three levels at once: fewer calls, and more tests."""
 
 _SMALL = 1 << 12
 """The number of votes up to which BLAS adds them: it uses one thread."""
@@ -31,36 +34,32 @@ AGGREGATES = ("AVERAGE", "SUM", "MIN", "MAX")
 """The aggregates by their numbers in TreeEnsemble."""
 
 
-def _matrix(site: Site, x: Value) -> tuple[int, int]:
-    """The numbers of rows and features."""
-    site.require(isinstance(x, Value) and x.ndim in (1, 2) and x.size, "x is not a matrix, or empty")
-    site.require(x.dtype.kind in "iu" or x.dtype in (np.float32, np.float64), "elements of other types")
-    return (1, x.shape[0]) if x.ndim == 1 else (x.shape[0], x.shape[1])
+def _aggregated(
+    site: Site, x: Value, read: Callable[[], ReadTrees], values: np.dtype[Any], targets: int, how: str
+) -> tuple[Value, bool]:
+    """The aggregates of the votes for each target, float64 [rows, targets], and whether all weights are finite.
 
-
-def _aggregated(site: Site, x: Value, read: Callable[[], ReadTrees], targets: int, how: str) -> tuple[Value, bool]:
-    """The aggregates of the votes for each target, float64 [rows, targets], and whether all weights are finite."""
-    rows, features = _matrix(site, x)
+    What `read` returns is not kept: the tables of a forest have all of it; `values` is the dtype of the thresholds.
+    """
+    rows, features = matrix_of(site, x)
     site.require(targets > 0, "there are no targets")
-    trees = site.once("trees", read)
     wide = x.dtype if x.dtype.kind == "f" else np.dtype(np.float64)
-    dtype = np.result_type(wide, trees.value)
+    dtype = np.result_type(wide, values)
     reduced = "SUM" if how == "AVERAGE" else how
-    held = site.once(("forest", dtype, features, targets), lambda: forest(trees, dtype, features, targets, reduced))
+    held = site.once(("forest", dtype, features, targets), lambda: forest(read(), dtype, features, targets, reduced))
     z = site.new((rows, targets), np.float64, finiteness=NAN)
     _walk(site, x, rows, features, held, reduced, z)
     if how == "AVERAGE":
-        site.emit(
-            lambda: [(np.divide, (z.array, len(trees.roots), z.array))], reads=(z,), writes=(z,), kernel="numpy.trees average"
-        )
-    return z, bool(np.isfinite(trees.weight).all())
+        site.emit(lambda: [(np.divide, (z.array, held.trees, z.array))], reads=(z,), writes=(z,), kernel="numpy.trees average")
+    return z, held.finite
 
 
 def _walk(site: Site, x: Value, rows: int, features: int, held: Forest, how: str, z: Value) -> None:
     """Emit the step that follows the paths of all rows, and aggregates the votes of their leaves."""
     trees, targets = held.trees, z.shape[1]
     block = min(rows, max(1, _BLOCK // trees))
-    staged = site.once(("stages", held.threshold.dtype, features, targets), lambda: stages(held)) if rows == 1 else None
+    few = rows == 1 or trees * rows <= _PATHS
+    staged = site.once(("stages", held.threshold.dtype, features, targets), lambda: stages(held)) if few else None
     room = _room(held, block, features, targets, 1 if staged is None else 8)
     scratch = site.scratch(room.nbytes)
     steps = np.arange(block) * features * (1 + held.copies)
@@ -70,7 +69,7 @@ def _walk(site: Site, x: Value, rows: int, features: int, held: Forest, how: str
         source = x.array.reshape(rows, features)
         target = z.array if block == rows else m["target"]
         if staged is not None:
-            calls = _through(held, staged, m)
+            calls = _through(held, staged, m, steps)
         else:
             calls = [*_begin(held, m, steps), *_descend(held, m, steps)]
         calls += _collect(held, how, m, target)
@@ -183,27 +182,32 @@ def _descend(held: Forest, m: dict[str, np.ndarray], steps: np.ndarray) -> list[
     return calls
 
 
-def _through(held: Forest, staged: Stages, m: dict[str, np.ndarray]) -> list[Any]:
-    """The stages of one row."""
-    n = held.trees
+def _through(held: Forest, staged: Stages, m: dict[str, np.ndarray], steps: np.ndarray) -> list[Any]:
+    """The stages of few paths."""
+    n, rows = held.trees, len(steps)
     place, at = m["place"].reshape(-1), m["child"].reshape(-1)
-    f, v, t, p = (m[name].reshape(n, 8) for name in ("feature", "value", "threshold", "passed"))
+    f, v, t, p = (m[name].reshape(n * rows, 8) for name in ("feature", "value", "threshold", "passed"))
     packed = p.view(np.uint64).reshape(-1)
-    bits = m["feature"].reshape(-1)[:n].view(np.uint64)
-    x = m["x"].reshape(-1)
-    roots = 8 * np.arange(n)
+    bits = m["feature"].reshape(-1)[: n * rows].view(np.uint64)
+    x, each, step = m["x"].reshape(-1), f.reshape(n, rows, 8), steps[:, None]
+    roots = np.repeat(8 * np.arange(n), rows)
     calls: list[Any] = []
     for stage in range(staged.count):
-        features, thresholds = (f, t) if stage else (staged.feature[:n], staged.threshold[:n])
         if stage:
             calls += [
                 (np.right_shift, (place, _THREE, at)),
                 (staged.feature.take, (at, 0, f, "clip")),
                 (staged.threshold.take, (at, 0, t, "clip")),
             ]
+        first = staged.feature[:n]
+        if rows > 1:
+            calls.append((np.add, (each if stage else first[:, None], step, each)))
+        calls.append((x.take, (f if stage or rows > 1 else first, None, v, "wrap")))
+        if stage:
+            calls.append((np.less_equal, (v, t, p)))
+        else:
+            calls.append((np.less_equal, (v.reshape(n, rows, 8), staged.threshold[:n, None], p.reshape(n, rows, 8))))
         calls += [
-            (x.take, (features, None, v, "wrap")),
-            (np.less_equal, (v, thresholds, p)),
             (np.multiply, (packed, _PACK, bits)),
             (np.right_shift, (bits, _TOP, bits)),
             (EXITS.take, (bits.view(np.int64), None, at, "wrap")),
@@ -256,7 +260,7 @@ def tree_ensemble_regressor(site: Site, x: Value) -> Value:
     site.require(how in AGGREGATES, "the aggregate is unknown")
     count = given.get("n_targets")
     count = max(given.get("target_ids") or (0,)) + 1 if count is None else count
-    z, finite = _aggregated(site, x, lambda: named_trees(given, "target"), count, how)
+    z, finite = _aggregated(site, x, lambda: named_trees(given, "target"), values_of(given), count, how)
     return _regression(site, z, _base(site, count), transform_of(site), np.dtype(np.float32), finite)
 
 
@@ -268,7 +272,7 @@ def tree_ensemble(site: Site, x: Value) -> Value:
     site.require(x.dtype.kind == "f", "elements of other types")
     count = given.get("n_targets")
     count = max(given["leaf_targetids"], default=0) + 1 if count is None else count
-    z, finite = _aggregated(site, x, lambda: numbered_trees(given), count, AGGREGATES[how])
+    z, finite = _aggregated(site, x, lambda: numbered_trees(given), values_of(given), count, AGGREGATES[how])
     return _regression(site, z, None, TRANSFORMS[name], x.dtype, finite)
 
 
@@ -297,7 +301,7 @@ def tree_ensemble_classifier(site: Site, x: Value) -> tuple[Any, Value]:
         trees = named_trees(given, "class")
         return replace(trees, target=np.zeros_like(trees.target)) if binary else trees
 
-    z, finite = _aggregated(site, x, read, 1 if binary else len(labels), "SUM")
+    z, finite = _aggregated(site, x, read, values_of(given), 1 if binary else len(labels), "SUM")
     rows, count = z.shape[0], 1 if len(labels) == 1 and binary else len(labels)
     finite = finite and name != "PROBIT" and (base is None or bool(np.isfinite(base).all()))
     scores = site.new((rows, count), np.float32, finiteness=FINITE if finite else NAN)

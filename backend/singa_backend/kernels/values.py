@@ -343,9 +343,15 @@ def last_order(ndim: int) -> list[int]:
 
 @dataclass(eq=False)
 class OpaqueValue:
-    """A value that is not an array of numbers: strings, a sequence, a map, an empty optional.  It is kept as it is."""
+    """A value that is not an array of numbers: strings, a sequence, a map, an empty optional.  It is kept as it is.
+
+    Attributes:
+        value: the value.
+        fresh: whether each run sets another one, which nothing else holds, so that an output need not be copied.
+    """
 
     value: Any = None
+    fresh: bool = False
 
 
 Bound = Sequence[tuple[Callable[..., Any], tuple[Any, ...]]]

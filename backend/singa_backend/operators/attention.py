@@ -258,7 +258,7 @@ def attention(
     limits.admit((batch, heads, queries, v.shape[3]), np.float32)
 
     root_q, root_k = root_of_scale(scale, size, q.dtype)
-    scores = half(by_kv_head(half(wide(q) * root_q), kv_heads) @ half(wide(k) * root_k).swapaxes(-1, -2)).reshape(shape)
+    scores = half(xp.matmul(by_kv_head(half(wide(q) * root_q), kv_heads), half(wide(k) * root_k).swapaxes(-1, -2))).reshape(shape)
     shown = scores
     if softcap:
         cap = float(np.asarray(softcap).astype(q.dtype))
@@ -283,7 +283,7 @@ def attention(
         # The result of a query without visible keys is zero; its softmax is NaN.
         weights = xp.where(bias.max(axis=-1, keepdims=True) == -xp.inf, 0, weights).astype(q.dtype)
     shown = weights if qk_matmul_output_mode == 3 else shown
-    y = (by_kv_head(wide(weights), kv_heads) @ wide(v)).astype(q.dtype).reshape(batch, heads, queries, v.shape[3])
+    y = xp.matmul(by_kv_head(wide(weights), kv_heads), wide(v)).astype(q.dtype).reshape(batch, heads, queries, v.shape[3])
     if flat:
         y = y.transpose(0, 2, 1, 3).reshape(batch, queries, heads * v.shape[3])
     return y, k, v, shown.astype(q.dtype)

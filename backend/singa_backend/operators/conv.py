@@ -36,7 +36,8 @@ def convolve(xp: Xp, x: Array, w: Array, at: Windows, group: int) -> Array:
     filters = w.reshape(group, m // group, kernel)
     limits.admit((n, m, *at.counts), x.dtype)
     if at.is_pointwise:
-        return (filters @ x.reshape(n, group, kernel, math.prod(at.counts))).reshape(n, m, *at.counts)
+        columns = x.reshape(n, group, kernel, math.prod(at.counts))
+        return xp.matmul(filters, columns).reshape(n, m, *at.counts)
     rows, *others = at.counts
     row = math.prod(others)
     y = xp.empty((n, group, m // group, rows * row), dtype=x.dtype)
@@ -355,7 +356,7 @@ def conv_transpose(
         here = slice(start, start + samples)
         for first in limits.blocks(offsets, step):
             some = filters[:, first : first + step]
-            part = (some.reshape(group, -1, c // group) @ x[here]).reshape(-1, group, some.shape[1], m, *sizes)
+            part = xp.matmul(some.reshape(group, -1, c // group), x[here]).reshape(-1, group, some.shape[1], m, *sizes)
             for k in range(some.shape[1]):
                 if first + k in taps:
                     _, seen, there = zip(*taps[first + k], strict=True)

@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 
 from .. import dtypes, limits
+from ..devices.composed import mean as mean_of
+from ..devices.composed import moments
 from ..devices.namespaces import Xp
 from ..errors import OperatorError
 from ..interpreters.base import Op, V
@@ -16,18 +18,6 @@ from ..ir.declaration import Ints, Version, Wanted, WorkShape, operator
 from ._api import Array
 from ._common import axes_of, axis_of
 from ._flops import each_input, size
-
-
-def _mean(x: Array, axes: Ints) -> Array:
-    """Return the mean over `axes`, which are kept with size 1; NaN if there are no values."""
-    return x.sum(axis=axes, keepdims=True) / math.prod(x.shape[a] for a in axes) if axes else x
-
-
-def _moments(x: Array, axes: Ints) -> tuple[Array, Array, Array]:
-    """Return `x - mean`, the mean and the population variance over `axes`, which are kept with size 1."""
-    mean = _mean(x, axes)
-    d = x - mean
-    return d, mean, _mean(d * d, axes)
 
 
 def _fits(shape: Ints, to: Ints, what: str) -> None:
@@ -80,12 +70,10 @@ def _batch_norm(
         axes = (0,)
         scale, b, m, v = (_per_feature(p, x, n) for p, n in ((scale, "scale"), (b, "B"), (mean, "mean"), (var, "var")))
     if not training:
-        return ((x - m) * (scale / xp.sqrt(v + epsilon)) + b,)
-    d, now_mean, now_var = _moments(x, axes)
-    y = d * (scale / xp.sqrt(now_var + epsilon)) + b
+        return (xp.standardized(x, m, v, epsilon, scale, b),)
+    y, now_mean, now_var = xp.batch_normalized(x, axes, epsilon, scale, b)
     now_mean, now_var = now_mean[0], now_var[0]
-    new_mean = m * momentum + now_mean * (1 - momentum)
-    new_var = v * momentum + now_var * (1 - momentum)
+    new_mean, new_var = (xp.blended(old, now, momentum) for old, now in ((m, now_mean), (v, now_var)))
     shape = mean.shape if spatial else x.shape[1:]
     return y, *(s.reshape(shape) for s in (new_mean, new_var, now_mean, now_var))
 
@@ -261,7 +249,7 @@ def _only_y(wanted: tuple[bool, ...], training: bool, switch: str) -> None:
 @operator("InstanceNormalization", 1, 6, 22, traits=("shape_of_first", "norm"), weights={1: "the scale", 2: "the bias"})
 def instance_normalization(xp: Xp, x: Array, scale: Array, b: Array, *, epsilon: float = 1e-5) -> Array:
     scale, b = _per_channel(scale, x, "scale"), _per_channel(b, x, "B")
-    d, _, var = _moments(x, tuple(range(2, x.ndim)))
+    d, _, var = moments(x, tuple(range(2, x.ndim)))
     return d * (scale / xp.sqrt(var + epsilon)) + b
 
 
@@ -291,7 +279,7 @@ def group_normalization(
         raise OperatorError(f"num_groups must divide the channels of x {x.shape}, got {num_groups}", code="SX404")
     n, c, *rest = x.shape
     groups = _stashed(xp, x, stash_type).reshape(n, num_groups, c // num_groups, *rest)
-    d, _, var = _moments(groups, tuple(range(2, groups.ndim)))
+    d, _, var = moments(groups, tuple(range(2, groups.ndim)))
     normal = (d / xp.sqrt(var + epsilon)).astype(x.dtype)
     if version == 18:
         y = normal * _per_channel(scale, groups, "scale") + _per_channel(bias, groups, "bias")
@@ -332,15 +320,12 @@ def layer_normalization(
     The first stage is computed in at least the precision of `stash_type`: double stays double.
     """
     _fits(scale.shape, x.shape, "Scale")
-    z = _stashed(xp, x, stash_type)
-    d, mean, var = _moments(z, tuple(range(axis_of(axis, x.ndim), x.ndim)))
-    inverse = 1 / xp.sqrt(var + epsilon)
-    y = (d * inverse).astype(x.dtype) * scale
     if b is not None:
         _fits(b.shape, x.shape, "B")
-        y = y + b
+    axes = tuple(range(axis_of(axis, x.ndim), x.ndim))
+    y, mean, inverse = xp.layer_normalized(_stashed(xp, x, stash_type), axes, epsilon, scale, b, x.dtype)
     stash: np.dtype[Any] = dtypes.numpy_dtype(stash_type)
-    return y, mean.astype(stash), inverse.astype(stash)
+    return y, mean.astype(stash, copy=mean is x), inverse.astype(stash, copy=False)
 
 
 layer_normalization.flops(each_input(8))
@@ -392,7 +377,7 @@ def rms_normalization(xp: Xp, x: Array, scale: Array, *, axis: int = -1, epsilon
     """The result has the dtype of `scale`."""
     _fits(scale.shape, x.shape, "scale")
     z = _stashed(xp, x, stash_type)
-    square = _mean(z * z, tuple(range(axis_of(axis, x.ndim), x.ndim)))
+    square = mean_of(z * z, tuple(range(axis_of(axis, x.ndim), x.ndim)))
     return (z / xp.sqrt(square + epsilon)).astype(x.dtype) * scale
 
 
@@ -420,7 +405,7 @@ def rms_normalization_decomposition(op: Op, x: V, scale: V, axis: int, epsilon: 
 @operator("MeanVarianceNormalization", 9, 13, traits=("shape_of_first",))
 def mean_variance_normalization(xp: Xp, x: Array, *, axes: Ints = (0, 2, 3)) -> Array:
     """Normalize over `axes`; the 1e-9 is from ONNX's function body: a constant becomes zero."""
-    d, _, var = _moments(x, axes_of(axes, x.ndim) if axes else tuple(range(x.ndim)))
+    d, _, var = moments(x, axes_of(axes, x.ndim) if axes else tuple(range(x.ndim)))
     return d / (xp.sqrt(var) + 1e-9)
 
 

@@ -60,7 +60,7 @@ def divisors(at: Windows, count_include_pad: int) -> np.ndarray:
     return total
 
 
-@operator("AveragePool", 1, 7, 10, 11, 19, 22, traits=("rank_of_first", "finite"))
+@operator("AveragePool", 1, 7, 10, 11, 19, 22, traits=("rank_of_first", "pools", "finite"))
 def average_pool(
     xp: Xp,
     x: Array,
@@ -140,7 +140,7 @@ class _Over:
         return op.Reshape(unframed(op, z, self.x, self.begins), op.Shape(self.x), allowzero=1)
 
 
-@operator("GlobalAveragePool", 1, 22, traits=("finite",))
+@operator("GlobalAveragePool", 1, 22, traits=("pools", "finite"))
 def global_average_pool(xp: Xp, x: Array) -> Array:
     """An axis without cells has the average 0 / 0; NumPy's mean would warn."""
     sizes = spatial(x)
@@ -221,7 +221,7 @@ def column_major(xp: Xp, index: Array, sizes: Ints) -> Array:
     return out
 
 
-@operator("MaxPool", 1, 8, 10, 11, 12, 22, traits=("rank_of_first", "finite", "elements_of_first"))
+@operator("MaxPool", 1, 8, 10, 11, 12, 22, traits=("rank_of_first", "pools", "finite", "elements_of_first"))
 def max_pool(
     xp: Xp,
     x: Array,
@@ -298,7 +298,7 @@ def max_pool_gradient(
     return op.Reshape(flat, op.Shape(x), allowzero=1)
 
 
-@operator("GlobalMaxPool", 1, 22, traits=("finite",))
+@operator("GlobalMaxPool", 1, 22, traits=("pools", "finite"))
 def global_max_pool(xp: Xp, x: Array) -> Array:
     return x.max(axis=tuple(range(2, 2 + len(spatial(x)))), keepdims=True)
 
@@ -386,7 +386,7 @@ def root(xp: Xp, total: Array, p: float) -> Array:
     return total if p == 1 else xp.sqrt(total) if p == 2 else total ** (1 / p)
 
 
-@operator("LpPool", 1, 2, 11, 18, 22, traits=("rank_of_first",))
+@operator("LpPool", 1, 2, 11, 18, 22, traits=("rank_of_first", "pools"))
 def lp_pool(
     xp: Xp,
     x: Array,
@@ -445,7 +445,7 @@ def _norm_back(op: Op, share: V, x: V, p: float) -> V:
     return op.Mul(share, power)
 
 
-@operator("GlobalLpPool", 1, 2, 22)
+@operator("GlobalLpPool", 1, 2, 22, traits=("pools",))
 def global_lp_pool(xp: Xp, x: Array, *, p: float = 2) -> Array:
     """Return the p-norm over all spatial axes; p is a float in version 1 and an integer in later versions."""
     return root(xp, powers(xp, x, p).sum(axis=tuple(range(2, 2 + len(spatial(x)))), keepdims=True), p)

@@ -26,7 +26,8 @@ def _from_the_front(axes: Sequence[int], what: str) -> None:
 
 
 @operator("Identity", 1, 13, 14, 16, 19, 21, 23, 24, 25, widen=False,
-          traits=("unary", "cannot_fail", "keeps_finite", "moves", "elements_of_first", "view", "keeps_weights"))  # fmt: skip
+          traits=("unary", "cannot_fail", "keeps_finite", "moves", "elements_of_first", "view", "rearranges",
+                  "keeps_weights"))  # fmt: skip
 def identity(xp: Xp, x: Array) -> Array:
     """Return a tensor, in opset 14 or later also a sequence, in 16 or later also an optional, which may be empty."""
     return x
@@ -80,7 +81,7 @@ def size_sizes(known: KnownShapes[Any], call: Any) -> Dim | None:
 
 
 @operator("Reshape", 5, 13, 14, 19, 21, 23, 24, 25, widen=False,
-          traits=("rank_of_length", "keeps_finite", "moves", "elements_of_first", "view", "keeps_weights",
+          traits=("rank_of_length", "keeps_finite", "moves", "elements_of_first", "view", "rearranges", "keeps_weights",
                   "on_sizes"))  # fmt: skip
 def reshape(xp: Xp, x: Array, shape: Host[Ints], *, allowzero: int = 0) -> Array:
     def wrong(why: str) -> OperatorError:
@@ -138,7 +139,7 @@ def reshape_1_decomposition(op: Op, x: V, shape: Ints) -> V:
 
 
 @operator("Flatten", 11, 13, 21, 23, 24, 25, widen=False,
-          traits=("keeps_finite", "moves", "elements_of_first", "view", "keeps_weights", "on_sizes"))  # fmt: skip
+          traits=("keeps_finite", "moves", "elements_of_first", "view", "rearranges", "keeps_weights", "on_sizes"))  # fmt: skip
 def flatten(xp: Xp, x: Array, *, axis: int = 1) -> Array:
     return rows(x, axis)
 
@@ -169,7 +170,7 @@ def flatten_1_decomposition(op: Op, x: V, axis: int) -> V:
 
 
 @operator("Squeeze", 13, 21, 23, 24, 25, widen=False,
-          traits=("keeps_finite", "moves", "elements_of_first", "view", "keeps_weights", "on_sizes"))  # fmt: skip
+          traits=("keeps_finite", "moves", "elements_of_first", "view", "rearranges", "keeps_weights", "on_sizes"))  # fmt: skip
 def squeeze(xp: Xp, x: Array, axes: Host[Ints] | None = None) -> Array:
     """Remove axes of size 1: all of them without `axes`, none with an empty list."""
     gone = {i for i, d in enumerate(x.shape) if d == 1} if axes is None else {axis_of(a, x.ndim) for a in axes}
@@ -224,7 +225,7 @@ def squeeze_1_decomposition(op: Op, x: V, axes: Ints | None) -> V:
 
 
 @operator("Unsqueeze", 13, 21, 23, 24, 25, widen=False,
-          traits=("keeps_finite", "moves", "elements_of_first", "view", "keeps_weights", "on_sizes"))  # fmt: skip
+          traits=("keeps_finite", "moves", "elements_of_first", "view", "rearranges", "keeps_weights", "on_sizes"))  # fmt: skip
 def unsqueeze(xp: Xp, x: Array, axes: Host[Ints]) -> Array:
     """Insert axes; they are counted in the output."""
     rank = x.ndim + len(axes)
@@ -276,7 +277,7 @@ def unsqueeze_11_decomposition(op: Op, x: V, axes: Ints) -> V:
 
 
 @operator("Transpose", 1, 13, 21, 23, 24, 25, widen=False,
-          traits=("keeps_finite", "moves", "elements_of_first", "view", "keeps_weights", "on_sizes"))  # fmt: skip
+          traits=("keeps_finite", "moves", "elements_of_first", "view", "rearranges", "keeps_weights", "on_sizes"))  # fmt: skip
 def transpose(xp: Xp, x: Array, *, perm: Ints | None = None) -> Array:
     if perm is None:
         return x.transpose()

@@ -19,7 +19,6 @@ from ..interpreters.builder import GraphBuilder
 from ..ir.declaration import has_trait
 from ..ir.graph import ABSENT, Graph, Node
 from ..ir.reader import read
-from ..kernels.table import kernels_of
 from ..proto.schemas import LAX, MICROSOFT, newest
 from .region import Region, RegionCall, inline
 
@@ -59,16 +58,14 @@ class Given:
 
 
 def has_body(call: RegionCall) -> bool:
-    """Whether plans may compute a call by its body: onnxruntime's operators without a kernel, with some exceptions.
+    """Whether plans may compute a call by its body: onnxruntime's operators, with some exceptions.
 
     Random numbers are drawn once, and weights of few bits stay packed: a plan would keep what a body unpacks.
     """
     node = call.node
     if node.domain not in (MICROSOFT, LAX) or node.operator is None or node.operator.declaration.decomposition_rule is None:
         return False
-    if node.operator.declaration.host or node.operator.declaration.traits & KEEPING:
-        return False
-    return not kernels_of(node.domain, node.op_type, node.operator.version)
+    return not node.operator.declaration.host and not node.operator.declaration.traits & KEEPING
 
 
 def rounds_once(call: RegionCall, given: Sequence[Given | None]) -> bool:

@@ -141,3 +141,8 @@ def changed(path: str, what: str) -> InvalidModel:
         code="SX112",
         hint="put the same file under this path on every machine; or prepare(onnx.load(path)): its pickles contain the weights",
     )
+
+
+def file_digest(path: str | os.PathLike[str]) -> str:
+    """The SHA-256 of a file, which is read once in a process while it is not changed; raises OSError."""
+    return _digest(os.fspath(path))[1]

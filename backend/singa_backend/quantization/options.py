@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,12 +11,16 @@ import numpy as np
 from onnx import NodeProto
 
 from ..errors import InvalidInput, did_you_mean
+from ..passes import NodeEditor
 
 METHODS = ("minmax", "entropy", "percentile")
 """How the range of an activation is chosen."""
 
 INTEGERS = {"int8": np.dtype(np.int8), "uint8": np.dtype(np.uint8)}
 """The dtypes of quantized values."""
+
+FORMS = {"int2": 2, "int4": 4, "int8": 8, "fp4": 4, "nf4": 4}
+"""The forms of weights, and the bits of each: integers with a scale and a zero point for each block, or codes of floats."""
 
 WEIGHTED, MOVED, OTHER = "weighted", "moved", ""
 """How an operator is quantized: a weight is the second input and a bias the third; the result has the scale of the first input,
@@ -60,18 +64,25 @@ class QuantizationOptions:
         Raises:
             InvalidInput: a pattern matches no node (SX397).
         """
-        names = [node.name or f"{node.op_type}_{i}" for i, node in enumerate(nodes)]
-        for pattern in self.exclude:
-            if not any(map(pattern.fullmatch, names)):
-                hint = did_you_mean(pattern.pattern, names)
-                raise InvalidInput(f"exclude must match names of nodes; {pattern.pattern!r} matches none{hint}", code="SX397")
-        return {
-            i
-            for i, (name, node) in enumerate(zip(names, nodes, strict=True))
-            if node.domain in ("", "ai.onnx")
-            and node.op_type in self.operators
-            and not any(p.fullmatch(name) for p in self.exclude)
-        }
+        return select(nodes, self.operators, self.exclude)
+
+
+def select(nodes: Sequence[NodeProto | NodeEditor], operators: Collection[str], exclude: Sequence[re.Pattern[str]]) -> set[int]:
+    """The indices of the nodes of these operators whose names match no pattern.
+
+    Raises:
+        InvalidInput: a pattern matches no node (SX397).
+    """
+    names = [node.name or f"{node.op_type}_{i}" for i, node in enumerate(nodes)]
+    for pattern in exclude:
+        if not any(map(pattern.fullmatch, names)):
+            hint = did_you_mean(pattern.pattern, names)
+            raise InvalidInput(f"exclude must match names of nodes; {pattern.pattern!r} matches none{hint}", code="SX397")
+    return {
+        i
+        for i, (name, node) in enumerate(zip(names, nodes, strict=True))
+        if node.domain in ("", "ai.onnx") and node.op_type in operators and not any(p.fullmatch(name) for p in exclude)
+    }
 
 
 def checked(
@@ -102,10 +113,21 @@ def checked(
         raise InvalidInput(f"percentile must be more than 0 and at most 100, got {percentile!r}", code="SX397")
     if bins is not None and (isinstance(bins, bool) or not isinstance(bins, int) or not 128 <= bins <= 1 << 16):
         raise InvalidInput(f"bins must be an integer from 128 to 65536, got {bins!r}", code="SX397")
+    chosen, patterns = checked_choice(DYNAMIC if dynamic else frozenset(STATIC), operators, exclude, exclude_operators)
+    return QuantizationOptions(
+        bool(dynamic), method, bool(per_channel), INTEGERS[activations], INTEGERS[weights], bool(symmetric_activations),
+        weights == "int8" if symmetric_weights is None else bool(symmetric_weights), bool(reduce_range), float(percentile), bins,
+        chosen, patterns,
+    )  # fmt: skip
+
+
+def checked_choice(
+    known: Collection[str], operators: Sequence[str] | None, exclude: Sequence[str], exclude_operators: Sequence[str]
+) -> tuple[frozenset[str], tuple[re.Pattern[str], ...]]:
+    """The operators to quantize, of those that are known, and the patterns of nodes to exclude; raises InvalidInput (SX397)."""
     for name, value in (("operators", operators or ()), ("exclude", exclude), ("exclude_operators", exclude_operators)):
         if isinstance(value, str) or not all(isinstance(v, str) for v in value):
             raise InvalidInput(f"{name} must be a list of names, got {value!r}", code="SX397")
-    known = DYNAMIC if dynamic else frozenset(STATIC)
     for name, value in (("operators", operators or ()), ("exclude_operators", exclude_operators)):
         for operator in value:
             _among(name, operator, sorted(known))
@@ -115,11 +137,7 @@ def checked(
             patterns.append(re.compile(text))
         except re.error as error:
             raise InvalidInput(f"exclude must be regular expressions, got {text!r}: {error}", code="SX397") from None
-    return QuantizationOptions(
-        bool(dynamic), method, bool(per_channel), INTEGERS[activations], INTEGERS[weights], bool(symmetric_activations),
-        weights == "int8" if symmetric_weights is None else bool(symmetric_weights), bool(reduce_range), float(percentile), bins,
-        frozenset(known if operators is None else operators) - set(exclude_operators), tuple(patterns),
-    )  # fmt: skip
+    return frozenset(known if operators is None else operators) - set(exclude_operators), tuple(patterns)
 
 
 def _among(name: str, value: Any, allowed: Any) -> None:

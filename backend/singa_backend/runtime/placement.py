@@ -74,6 +74,7 @@ class Placement:
         self.device = device
         self._forms: dict[int, tuple[Any, np.ndarray]] = {}  # ids of both arrays -> that of the device, and that of the host
         self._constants: dict[int, list[Any]] = {}  # id of a Constant node -> its outputs
+        self._plain: dict[int, bool] = {}  # id of a node -> whether it computes on the device unless a value is on the host
         self._read: dict[int, frozenset[int]] = {}  # id of a graph -> its slots that are read on the host
         self._find(graph)
 
@@ -126,6 +127,21 @@ class Placement:
             found = self._constants[id(node)] = [self._both(v, read=True) for v in make()]  # the node keeps the values anyway
         return found
 
+    def on_arrays(self, node: Node, inputs: Sequence[Any]) -> bool:
+        """Whether a node computes on the device with these inputs as they are: the usual case, without a look at values."""
+        plain = self._plain.get(id(node))
+        if plain is None:
+            plain = self._plain[id(node)] = _is_plain_node(node)
+        if not plain:
+            return False
+        array, forms, known = self.device.xp.ndarray, self._forms, True
+        for v in inputs:
+            if v is not None:
+                if v.__class__ is not array:
+                    return False
+                known = known and id(v) in forms
+        return not known
+
     def owned(self) -> set[int]:
         """The ids of constants, and of the values on the host."""
         constants = list(self._constants.values())  # other runs add to them
@@ -156,6 +172,8 @@ class Placed:
 
     def compute(self, node: Node, operator: VersionedOperator, inputs: list[Any], attributes: dict[str, Any]) -> list[Any]:
         """Compute a node where its values are."""
+        if self.placement.on_arrays(node, inputs):
+            return operator.compute(self.device.xp, inputs, attributes, len(node.outputs))
         declaration, wanted, numpy = operator.declaration, len(node.outputs), namespaces.numpy
         if declaration.name == "Constant" and not declaration.domain:
             return self.placement.constant(node, lambda: operator.compute(numpy, inputs, attributes, wanted))
@@ -173,6 +191,18 @@ class Placed:
         return [v if _is_plain(v) and v.size <= SMALL else self.device.put(v) for v in made]
 
 
+def _is_plain_node(node: Node) -> bool:
+    """Whether a node computes on the device if one of its inputs is there: it reads no input and nothing else on the host."""
+    operator = node.operator
+    if operator is None or node.graphs:
+        return False
+    declaration = operator.declaration
+    if not declaration.domain and declaration.name in (*_FROM_SHAPES, "CastLike", "Constant"):
+        return False
+    reads = any(reads_on_host(declaration, i) for i in range(len(node.inputs)))
+    return not reads and "run" not in declaration.services.values() and not runs_on_host(declaration, node.attributes, ())
+
+
 def _is_plain(value: Any) -> bool:
     """Whether a value is an array on the host of a dtype that the device has."""
     return isinstance(value, np.ndarray) and not is_host_value(value)
@@ -186,6 +216,8 @@ def computes_on_host(declaration: Declaration, known: Sequence[Any]) -> bool:
         return True
     if not _is_arithmetic(declaration.name) or not known:
         return False
+    if declaration.name == "CastLike":
+        known = known[:1]  # of the other input only the dtype is read
     if not all(v is None or (_is_plain(v) and v.size <= SMALL) for v in known):
         return False
     bound = _GROWING.get(declaration.name)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .._core import tape, trace
+import numpy as np
+
+from .._core import sync_norm, tape, trace
 from .._core.tensor import Tensor
 from .._core.tensor import op as recorder
-from .formula import TensorOp, formula
+from .formula import TensorOp, formula, known_shape
 
 __all__ = ["BatchNormHandle", "ConvHandle", "PoolingHandle", "RNNHandle"]
 
@@ -165,21 +168,38 @@ def batchnorm_2d(
     means = (running_mean, running_var) if isinstance(x, Tensor) else (running_mean.data, running_var.data)
     if not tape.training:
         return op.BatchNormalization(x, scale, bias, *means, epsilon=handle.epsilon)
+    group = sync_norm.current()
+    if group is not None and isinstance(x, Tensor):
+        y, mean, variance, count = sync_norm.batch_normalization(group, x, scale, bias, handle.epsilon)
+        with tape.no_tape():
+            _update(
+                handle,
+                recorder.Mul(count, recorder.cast(recorder.Size(mean), count)),
+                running_mean,
+                running_var,
+                (mean, variance),
+            )
+        return y
     y, *batch = op.BatchNormalization(x, scale, bias, *means, epsilon=handle.epsilon, momentum=0.0, training_mode=1, outputs=3)
     with tape.no_tape():
-        _update(handle, op.Size(x), running_mean, running_var, batch)
+        size = op.Size(x) if trace.current() is not None else math.prod(known_shape(op, x))
+        _update(handle, size, running_mean, running_var, batch)
     return y
 
 
 def _update(handle: BatchNormHandle, size: Any, running_mean: Tensor, running_var: Tensor, batch: Sequence[Any]) -> None:
-    """Move the running statistics, in place, towards those of a batch with this number of elements."""
+    """Move the running statistics, in place, towards those of a batch with this number of elements, an int or a Tensor."""
     op = recorder
-    count, mean, variance = (
-        v if isinstance(v, Tensor) else Tensor._of(v.raw, running_mean.device, False) for v in (size, *batch)
-    )
-    if handle.unbiased:
-        n = op.cast(op.Div(count, op.Size(mean)), mean)
+    mean, variance = (v if isinstance(v, Tensor) else Tensor._of(v.raw, running_mean.device, False) for v in batch)
+    if handle.unbiased and isinstance(size, int):  # nothing is recorded: no operator needs to compute with sizes
+        dtype = mean.data.dtype
+        each, one = np.array(size // max(1, math.prod(mean.shape)), dtype), np.array(1, dtype)
+        variance = op.Mul(variance, float(each / np.maximum(each - one, one)))
+    elif handle.unbiased:
+        count = size if isinstance(size, Tensor) else Tensor._of(size.raw, running_mean.device, False)
+        n = op.cast(op.Div(count, op.cast(op.Size(mean), count)), mean)
         variance = op.Mul(variance, op.Div(n, op.Max(op.Sub(n, 1), 1)))
     for running, found in ((running_mean, mean), (running_var, variance)):
         new = op.Add(op.Mul(running, 1 - handle.factor), op.Mul(found, handle.factor))
-        trace.assign(running, op.cast(new, running).raw, invalidates_tape=False)
+        same = trace.current() is None and new.dtype == running.dtype
+        trace.assign(running, (new if same else op.cast(new, running)).raw, invalidates_tape=False)

@@ -50,6 +50,7 @@ class Trace:
         settings: The settings that were read in Python and are part of the graph, each as (a function that reads it, its value).
         forward: The names of the nodes before the backward pass; None if there was none.
         gradients: The gradients that backward passes have returned.
+        completions: What follows each run of the step, by the ids of the owners.
     """
 
     def __init__(self, opset: int, holds: bool = False, deferrable: Forms | None = None) -> None:
@@ -63,6 +64,7 @@ class Trace:
         self.settings: dict[int, tuple[Callable[[], Any], Any]] = {}
         self.forward: frozenset[str] | None = None
         self.gradients: list[Symbol] = []
+        self.completions: dict[int, Callable[[Any], None]] = {}
         self._bound: dict[int, Symbol] = {}
 
     def begin_backward(self) -> None:
@@ -148,6 +150,22 @@ def depends(owner: Any, ask: Callable[[], Any]) -> None:
     trace = _current.get()
     if trace is not None and id(owner) not in trace.settings:
         trace.settings[id(owner)] = (ask, ask())
+
+
+def completes(owner: Any, done: Callable[[Any], None]) -> bool:
+    """Note what follows each run of the step that is being recorded, once for each owner; return False if none is.
+
+    Args:
+        owner: What `done` changes.
+        done: Called with the options of the step.
+    """
+    trace = _current.get()
+    if trace is None:
+        return False
+    if id(owner) in trace.completions:
+        raise NotTraceable("an optimizer that accumulates gradients is called twice in a step")
+    trace.completions[id(owner)] = done
+    return True
 
 
 def value(tensor: Variable) -> Any:

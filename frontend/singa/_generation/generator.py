@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -21,6 +21,9 @@ from .decoders import DecoderFile, Decoding, unsupported
 from .documents import unfit
 from .search import SEQUENCES, Sampler, SearchOptions, refused
 from .tokens import TOKENIZER, Characters, TextTokenizer, TextWriter
+
+if TYPE_CHECKING:
+    from singa_backend.adapters.files import AdapterSource
 
 Prompt = str | Sequence[int]
 """A prompt: a text, or its tokens."""
@@ -145,6 +148,7 @@ class Generator:
     Args:
         folder: the path of the folder.
         device: the device, as for `prepare`.
+        adapter: an adapter of the decoder, or several, whose changes add: an `Adapter`, or the path of its file or folder.
         **options: other options of `prepare`, such as `threads`, `precision` and `limits`.
 
     Attributes:
@@ -152,7 +156,8 @@ class Generator:
         load_seconds: the time that it took to read the folder and to prepare the model.
 
     Raises:
-        InvalidInput: the folder or its configuration is not usable (SX374), or its tokenizer (SX375).
+        InvalidInput: the folder or its configuration is not usable (SX374), or its tokenizer (SX375), or an adapter cannot be
+            read, or does not fit the decoder (SX970 to SX983).
         UnsupportedModel: the model is not a decoder of text (SX210), or has an operator that is not supported.
         InvalidModel: a model of the folder violates ONNX's rules.
         MissingDependency: the library tokenizers is not installed (SX700).
@@ -165,7 +170,14 @@ class Generator:
             print(piece, end="", flush=True)
     """
 
-    def __init__(self, folder: str | os.PathLike[str], device: DeviceLike = "CPU", **options: Any) -> None:
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        device: DeviceLike = "CPU",
+        *,
+        adapter: AdapterSource | Sequence[AdapterSource] | None = None,
+        **options: Any,
+    ) -> None:
         started = time.perf_counter()
         limits = options.get("limits") or Limits()
         with spend(Budget(limits, options.get("cancel"))):
@@ -175,10 +187,11 @@ class Generator:
         self.folder = self._folder.path
         self._limits = limits
         found = self._folder
-        self._first = self._decoder(SingaBackend.prepare(found.decoder, device, **options), found.decoder.name)
+        self._first = self._decoder(SingaBackend.prepare(found.decoder, device, adapter=adapter, **options), found.decoder.name)
         self._later = self._first
         if found.continued is not None:
-            self._later = self._decoder(SingaBackend.prepare(found.continued, device, **options), found.continued.name)
+            rep = SingaBackend.prepare(found.continued, device, adapter=adapter, **options)
+            self._later = self._decoder(rep, found.continued.name)
         self._encoder: SingaRep | None = None
         if found.encoder is not None:
             self._encoder = SingaBackend.prepare(found.encoder, device, **options)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from onnx import ModelProto, TensorProto, helper
 
+from singa_backend import SingaBackend
 from singa_backend.errors import InvalidInput
 
 from .._onnx.model import SONNXModel
@@ -34,6 +36,8 @@ def from_sklearn(
 ) -> SONNXModel:
     """Import a fitted estimator or pipeline of scikit-learn; the number of samples is open.
 
+    A warning names the operators that run by their definitions for these inputs, slower than by a kernel, and the reasons.
+
     Initializers of the file train, such as the weights of networks and scalers.  The parameters of linear models, trees and
     vector machines are attributes of their ONNX operators, and do not train.
 
@@ -45,7 +49,8 @@ def from_sklearn(
         input_names: names of the model's inputs; by default "X", or those of the columns.
         output_names: names of the model's outputs; by default those of skl2onnx.
         options: of skl2onnx; without them a classifier returns labels and a matrix of probabilities, not a list of maps.
-        check: compare predictions, probabilities or transformed samples with those of scikit-learn.
+        check: compare predictions, probabilities or transformed samples with those of scikit-learn, and warn of operators
+            that run by their definitions.
         tolerance: the maximum error in relation to the largest value of an output.
         device: the device of the model; by default the CPU.
         model_class: the subclass of `SONNXModel` to create.
@@ -84,7 +89,24 @@ def from_sklearn(
         found = found[: len(expected)]  # as many as scikit-learn has a method for
         expected = [e.reshape(y.shape) if e.size == y.size else e for e, y in zip(expected, found, strict=True)]
         verify(model, found, expected, tolerance, who)  # reshaped: a vector of scikit-learn may be a column here
+        slow = _definitions(proto, [a[:_PROFILED] for a in columns.values()])
+        if slow:
+            told = "; ".join(f"{name}: {reason}" for name, reason in slow.items())
+            warnings.warn(f"these operators run by their definitions, which is slow: {told}", UserWarning, stacklevel=2)
     return model
+
+
+_PROFILED = 64
+"""The number of samples for which kernels are chosen, to report operators without one."""
+
+
+def _definitions(proto: ModelProto, inputs: Sequence[np.ndarray]) -> dict[str, str]:
+    """The operators of a file that definitions compute on the CPU, with the reasons."""
+    profile = SingaBackend.prepare(proto).profile(list(inputs), runs=1)
+    if profile.reason:
+        return {"all": profile.reason}
+    steps = [s for s in profile.steps if s.kernel == "definition"]
+    return {name: ", ".join(s.notes) or "there is no kernel" for s in steps for name in s.operators}
 
 
 def _without_maps(model: ModelProto) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,10 +14,10 @@ from onnx import ModelProto, numpy_helper
 from singa_backend import SingaBackend, dtypes
 from singa_backend.autodiff import roles as role
 from singa_backend.autodiff.replay import visit
-from singa_backend.backend import SingaRep, check_last_layers, selected_part, unpickled
+from singa_backend.backend import SingaRep, check_last_layers, prepare_rewritten, selected_part, unpickled
 from singa_backend.errors import InvalidInput
 from singa_backend.interpreters.base import Interpreter
-from singa_backend.ir.custom import scoped
+from singa_backend.ir.custom import CustomOperator, scoped
 from singa_backend.ir.graph import Graph, Node
 from singa_backend.ir.reader import read
 from singa_backend.opsets.convert import convert as write_again
@@ -27,7 +28,7 @@ from singa_backend.proto.tensor_data import owned
 from singa_backend.proto.values import Value, declared_type
 from singa_backend.runtime.failures import rule_errors
 
-from .._core import provenance, random, tape, trace
+from .._core import provenance, random, sync_norm, tape, trace
 from .._core.node import Node as TapeNode
 from .._core.tensor import Tensor, op
 from .._core.variable import Member
@@ -58,11 +59,20 @@ class Imported:
     train_constants = False
 
     def __init__(
-        self, model: ModelSource, device: DeviceLike | None = None, *, train_constants: bool = False, **kwargs: Any
+        self,
+        model: ModelSource,
+        device: DeviceLike | None = None,
+        *,
+        train_constants: bool = False,
+        rewrite: Callable[[ModelProto, Path | None], ModelProto] | None = None,
+        **kwargs: Any,
     ) -> None:
         self.device: Device = resolve_device(device)
         self.train_constants = train_constants
         self.seen: list[Any] = []
+        if rewrite is not None:
+            self._adopt(prepare_rewritten(model, self.device.backend, rewrite, **kwargs), {})
+            return
         self._adopt(SingaBackend.prepare(model, self.device.backend, **kwargs), {})
 
     def _adopt(
@@ -206,22 +216,31 @@ class Imported:
         state: dict[str, Any] = self.__getstate__()["model"]
         changed = state["changed"]
         if dtype is not None:
-            now = {name: t.device.backend.get(t._data) for name, t in self.tensors().items()}
-            graph = replace(self.graph, states={**self.graph.states, **now})
-            opset = max(LEAST, graph.opsets.get("", LEAST))
-            writer = OpsetWriter(opset)
-            writer.builder.marks_constants = True  # only the parameters are float initializers
-            proto = write_again(graph, opset, writer=writer)
-            written = {t.name for t in proto.graph.initializer}  # a parameter that no node reads is not
-            proto.graph.initializer.extend(numpy_helper.from_array(a, n) for n, a in now.items() if n not in written)
+            proto = self.written()
             change_dtype(proto, dtype)
-            found = scoped([n.operator.declaration for n in graph.all_nodes() if n.operator is not None])
             made.proto = proto
             state = {n: state[n] for n in ("limits", "options", "threads")}
-            state["graph"], changed = read(proto, operators=list(dict.fromkeys(found))), {}
+            state["graph"], changed = read(proto, operators=self.operators()), {}
         state["device"] = str(made.device.backend)
         made._adopt(unpickled({**state, "changed": changed})[0], changed, read="graph" not in state, known=self.roles)
         return made
+
+    def operators(self) -> list[CustomOperator]:
+        """The operators that only this model has."""
+        found = scoped([n.operator.declaration for n in self.graph.all_nodes() if n.operator is not None])
+        return list(dict.fromkeys(found))
+
+    def written(self) -> ModelProto:
+        """The model with its current values, written from its graph."""
+        now = {name: t.device.backend.get(t._data) for name, t in self.tensors().items()}
+        graph = replace(self.graph, states={**self.graph.states, **now})
+        opset = max(LEAST, graph.opsets.get("", LEAST))
+        writer = OpsetWriter(opset)
+        writer.builder.marks_constants = True  # only the parameters are float initializers
+        proto = write_again(graph, opset, writer=writer)
+        written = {t.name for t in proto.graph.initializer}  # a parameter that no node reads is not
+        proto.graph.initializer.extend(numpy_helper.from_array(a, n) for n, a in now.items() if n not in written)
+        return proto
 
     def become(self, other: Imported) -> None:
         """Take over the model of `moved`; the tensors stay the same objects."""
@@ -374,7 +393,15 @@ class Imported:
         if not training:
             y = op.BatchNormalization(*inputs, epsilon=epsilon, momentum=momentum)
             return [y, inputs[3], inputs[4]][: len(node.outputs)]
-        y, mean, variance = op.BatchNormalization(*inputs, epsilon=epsilon, momentum=momentum, training_mode=1, outputs=3)
+        group = sync_norm.current()
+        if group is None:
+            y, mean, variance = op.BatchNormalization(*inputs, epsilon=epsilon, momentum=momentum, training_mode=1, outputs=3)
+        else:
+            y, *batch, _ = sync_norm.batch_normalization(group, inputs[0], inputs[1], inputs[2], epsilon)
+            mean, variance = (
+                op.Add(op.Mul(old, momentum), op.Mul(op.cast(new, old), 1 - momentum))
+                for old, new in zip(inputs[3:5], batch, strict=True)
+            )
         with tape.no_tape():
             for old, new in zip(inputs[3:], (mean, variance), strict=True):
                 if any(old is t for t in self.statistics.values()):

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from onnx import ModelProto
 
-from singa_backend.errors import check_keywords
+from singa_backend.adapters import Adapter
+from singa_backend.errors import InvalidInput, check_keywords
+from singa_backend.io.files import StrPath
 from singa_backend.ir.custom import CustomOperator
-from singa_backend.proto.load import ModelSource, load_model
+from singa_backend.proto.load import ModelSource, embed, load_model
 
 from .._core import trace
 from .._core.tensor import Tensor
+from .._training.step import Steps
 from ..device import Device, DeviceLike
 from ..model import Model
+from . import adapted
+from .adapted import Adapted, Base
 from .imported import Imported
 
 
@@ -56,6 +62,7 @@ class SONNXModel(Model):
     """
 
     onnx_model: ModelProto | None = None
+    _adapted: Adapted | None = None
 
     def __init__(
         self,
@@ -101,9 +108,97 @@ class SONNXModel(Model):
         trace.depends(self, lambda: self.training)
         return self.imported.forward(input, aux_output, last_layers, training=self.training)
 
-    def _input_count(self) -> int | None:
-        count = super()._input_count()
-        return len(self.imported.graph.inputs) if count is None else count
+    # --- adapters
+
+    def adapter(self) -> Adapter:
+        """Return what `sonnx.lora` added to the model, with the values of the moment.
+
+        Returns:
+            The adapter: the factors of each weight, and the other tensors of the file that train or have changed, such as biases
+            and running statistics.  Layers that a subclass adds are not in it.
+
+        Raises:
+            InvalidInput: the model has no adapter (SX975).
+        """
+        return self._require_adapted().current(self.imported)
+
+    def load_adapter(self, adapter: Adapter | StrPath, *, any_base: bool = False) -> None:
+        """Compute with an adapter, in place of the one that the model has; it alone trains afterwards.
+
+        If both change the same weights by the same scales, only values are copied, and recorded steps and plans remain valid.
+
+        Args:
+            adapter: an adapter, or the path of its file.
+            any_base: whether to accept an adapter that was trained with other values of the model's tensors; their names and
+                shapes must fit.
+
+        Raises:
+            InvalidInput: the file is not an adapter (SX970), or it does not fit the model (SX971); nothing has changed.
+            InvalidModel: the file of the model was changed since it was read (SX110).
+        """
+        given = adapted.read(adapter)
+        mine = self._adapted
+        base = Base.of(self.imported) if mine is None else mine.base
+        adapted.check_base(base, given, any_base)
+        if mine is not None and mine.set_values(self.imported, given):
+            return
+        self._adapt(base, given)
+
+    def merged(self) -> ModelProto:
+        """Return the model of the file with the adapter in its weights: W + scale B A, computed in float64 and rounded once.
+
+        Returns:
+            A ModelProto with the nodes, names and types of the file.
+
+        Raises:
+            InvalidInput: the model has no adapter (SX975), or it changes a quantized weight (SX974).
+            InvalidModel: the file of the model was changed since it was read (SX110).
+        """
+        proto, folder = self._merged()
+        embed(proto, folder)
+        return proto
+
+    def _merged(self) -> tuple[ModelProto, Path | None]:
+        """The merged model, and the folder of the external data that it shares with its file."""
+        return adapted.merged(self._require_adapted(), self.adapter())
+
+    def _share(self) -> tuple[int, int]:
+        """The number of values that train, and of all values of initializers."""
+        return adapted.share(self.imported)
+
+    def unmerged(self, *, inputs: bool = False) -> ModelProto:
+        """Return the model of the file with the adapter next to its weights.
+
+        Args:
+            inputs: whether the factors are the last inputs of the model, with a symbolic rank, and not initializers.  The value
+                of an input `NAME.lora_B` is then the scale times B: `singa_backend.adapters.factor_inputs` returns them.
+
+        Returns:
+            A ModelProto with standard operators for the adapter.
+
+        Raises:
+            InvalidInput: the model has no adapter (SX975).
+            InvalidModel: the file of the model was changed since it was read (SX110).
+        """
+        return adapted.unmerged(self._require_adapted(), self.adapter(), inputs)
+
+    def _require_adapted(self) -> Adapted:
+        if self._adapted is None:
+            raise InvalidInput(
+                "the model has no adapter", code="SX975", hint="add one: sonnx.lora(model), model.load_adapter(path)"
+            )
+        return self._adapted
+
+    def _adapt(self, base: Base, given: Adapter) -> None:
+        """Replace the model of the file by the base with an adapter."""
+        self.imported = adapted.with_adapter(self.imported, base, given)
+        self._adapted = Adapted.of(base, given)
+        self._steps = Steps()
+        self._checked = False
+
+    def _input_names(self) -> list[str] | None:
+        names = super()._input_names()
+        return [v.name for v in self.imported.graph.inputs] if names is None else names
 
     def _moved(self, dtype: np.dtype[Any] | None, device: Device | None, seen: set[int]) -> list[Callable[[], None]]:
         made = self.imported.moved(dtype, device)

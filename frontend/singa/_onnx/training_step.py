@@ -107,6 +107,10 @@ def to_training_onnx(
     if not isinstance(optimizer, Optimizer):
         text = f"optimizer must be an Optimizer, got a {type(optimizer).__name__}"
         raise InvalidInput(text, code="SX322", hint="for example opt.SGD(lr=0.1)")
+    if optimizer._sums.adds:
+        what = f"optimizer must update at each step, got one that accumulates the gradients of {optimizer._sums.steps} steps"
+        hint = "call accumulate_gradients(1), and export the step for the large batch, whose update is the same"
+        raise InvalidInput(what, code="SX322", hint=hint)
     compute = _loss(loss)
     constants = model._constants()
     target_opset = newest_taken("") if opset is None else check_opset("the opset of a training step", opset, 18)

@@ -24,7 +24,7 @@ from singa_backend import dtypes
 from singa_backend.collectives import Communicator
 from singa_backend.collectives.communicator import copied, total
 from singa_backend.errors import InvalidInput
-from singa_backend.io.files import staged
+from singa_backend.io.files import refused, staged, write_copy
 from singa_backend.kernels.options import MOST_THREADS
 from singa_backend.kernels.options import options as plan_options
 
@@ -33,8 +33,9 @@ from .._core.tensor import Tensor
 from ..device import Device
 from .distributed import PARTIAL, RESIDUAL
 from .fit import History, Position
+from .state_files import read_states, write_states
 
-OPTIMIZER, LOOP, MEASURED, STATES = "optimizer.", "fit.", "fit.validation.", "model."
+OPTIMIZER, LOOP, MEASURED, STATES, PART = "optimizer.", "fit.", "fit.validation.", "model.", "part."
 RANDOM = f"{LOOP}random_state"
 DEFAULTS = {
     "--workers": "1",
@@ -42,8 +43,19 @@ DEFAULTS = {
     "--schedule": "constant",
     "--warmup": "0",
     "--clip-norm": "none",
+    "--accumulate": "1",
+    "--sync-batch-norm": "no",
     "--precision": "float32",
     "--train-constants": "yes",
+    "--lora": "none",
+    "--lora-target": "none",
+    "--lora-alpha": "the rank",
+    "--lora-dropout": "0.0",
+    "--lora-bias": "none",
+    "--rslora": "False",
+    "--qlora": "none",
+    "--head": "none",
+    "--keep-best": "none",
 }
 """The settings that a checkpoint has only if they have other values than these.  Versions without --train-constants trained the
 constants of a model; a model without constants has no such setting."""
@@ -79,6 +91,14 @@ class Updates(Protocol):
     def set_states(self, states: Mapping[str, Any]) -> None: ...
 
 
+class Part(Protocol):
+    """What a checkpoint keeps besides the states and the point: the best epoch, files that grow."""
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
+
+
 class Checkpoint:
     """The file of a training.
 
@@ -90,8 +110,11 @@ class Checkpoint:
         settings: The arguments that must not change, by name: the identity of the model and the data, the loss, ...
         rates: The arguments that may change, by name.
         group: The ranks that train together; None for one process. All ranks must call `write` and `read`.
+        keep: The number of checkpoints that are kept: the file, and those before it, whose names have their steps.
 
     Attributes:
+        parts: What else is kept, by name; a part that the file does not have is not loaded.
+        step: The step that the file holds; 0 before it is written or read.
         changed: After `read`, the values of `rates` in the file, of those that differ.
         threads: The number of threads of plans in this process, which the file has.
         other_threads: After `read`, the number in the file if it differs: sums are then added in another order.
@@ -106,7 +129,9 @@ class Checkpoint:
         settings: Mapping[str, str],
         rates: Mapping[str, str],
         group: Communicator | None = None,
+        keep: int = 1,
     ) -> None:
+        self.keep, self.step, self.parts = keep, 0, dict[str, Part]()
         self.path, self.model, self.optimizer, self.device = path, model, optimizer, device
         self.settings, self.rates = dict(settings), dict(rates)
         self.group = group if group and group.size > 1 else None
@@ -135,7 +160,9 @@ class Checkpoint:
             return
         rng: Any = place.rng.bit_generator.state
         updated = self.optimizer.get_states()
+        parts = {name: part.state_dict() for name, part in self.parts.items()}  # their files reach the disk first
         run = {
+            "parts": {name: {n: v for n, v in s.items() if not isinstance(v, np.ndarray)} for name, s in parts.items()},
             "settings": self.settings, "rates": self.rates, "states": len(updated),
             "epoch": place.epoch, "batch": place.batch, "rng": rng, "threads": self.threads,
         }  # fmt: skip
@@ -151,18 +178,39 @@ class Checkpoint:
             RANDOM: random.get_state(self.device),
             **others,
             **{MEASURED + name: np.array(values, np.float64) for name, values in measured.items()},
+            **{f"{PART}{name}.{n}": v for name, s in parts.items() for n, v in s.items() if isinstance(v, np.ndarray)},
         }
         extra = {OPTIMIZER + n: t for n, t in updated.items()}
         extra |= {n: Tensor(data=a, requires_grad=False) for n, a in arrays.items()}
+        step = len(place.history.losses)
+        if self.keep > 1 and 0 < self.step < step:
+            self._set_aside()
         with staged(self.path) as stage:
             self.model.save_states(stage / stage.target.name, extra)
+        self.step = step
+        if self.keep > 1:
+            self._clean()
 
-    def read(self, count: int, batch_size: int) -> Position:
+    def _set_aside(self) -> None:
+        """Give the present file its second name, under which it stays."""
+        write_copy(self.path.with_name(f"{self.path.stem}.step-{self.step:06}{self.path.suffix}"), self.path)
+
+    def _clean(self) -> None:
+        """Remove the oldest files, and those of later steps, which a training left that was resumed at an earlier point."""
+        there = earlier(self.path)
+        kept = [n for n in there if n < self.step][1 - self.keep :]
+        try:
+            for step in there.keys() - set(kept):
+                there[step].unlink()
+        except OSError as error:
+            raise refused(self.path, error) from None
+
+    def read(self, count: int | None, batch_size: int) -> Position:
         """Set the states of the model, the optimizer and the random stream to those in the file.
 
         Args:
-            count: The number of samples.
-            batch_size: The number of samples in a batch.
+            count: The number of samples; None for batches of another source, a part named "data" that knows their numbers.
+            batch_size: The number of samples of a step.
 
         Returns:
             The point at which to continue.
@@ -196,8 +244,22 @@ class Checkpoint:
         self.model.set_states({n.removeprefix(STATES): a for n, a in own.items() if n.startswith(STATES)})
         self.optimizer.set_states(states)
         random.set_state(self.device, own.get(RANDOM, arrays[RANDOM]))
+        self._read_parts(run, arrays)
+        self.step = len(place.history.losses)
         self._finite = set(_finite(self.model.get_states()))
         return place
+
+    def _read_parts(self, run: dict[str, Any], arrays: Mapping[str, np.ndarray]) -> None:
+        """Load the parts that the file has."""
+        for name, part in self.parts.items():
+            mark = f"{PART}{name}."
+            try:
+                state = run.get("parts", {}).get(name)
+                if state is not None:
+                    part.load_state_dict({**state, **{n.removeprefix(mark): a for n, a in arrays.items() if n.startswith(mark)}})
+            except (AttributeError, KeyError, TypeError, ValueError) as error:
+                text = f"{self.path} must be a checkpoint of sonnx train, got one with another {name}: {str(error)[:200]}"
+                raise InvalidInput(text, code="SX380", hint="resume another checkpoint, or start again") from None
 
     def _others(self) -> dict[str, np.ndarray]:
         """On rank 0, the states of the other ranks that differ from its own, by name."""
@@ -273,6 +335,45 @@ class Checkpoint:
                 raise InvalidInput(text, code="SX380", hint="resume another checkpoint, or start again")
 
 
+class TrainedStates:
+    """The states of a model without its frozen parameters, for a checkpoint: those stay in the file of the model."""
+
+    def __init__(self, model: Kept) -> None:
+        self.model = model
+        fixed = {n for n, p in model.get_params().items() if not p.requires_grad}
+        self.names = [n for n in model.get_states() if n not in fixed]
+
+    def get_params(self) -> dict[str, Tensor]:
+        """The parameters by name."""
+        return self.model.get_params()
+
+    def get_states(self) -> dict[str, Tensor]:
+        """The states by name."""
+        every = self.model.get_states()
+        return {n: every[n] for n in self.names}
+
+    def set_states(self, states: Mapping[str, Any]) -> None:
+        """Write values into the states."""
+        self.model.set_states(states)
+
+    def save_states(self, fpath: Any, aux_states: dict[str, Tensor] | None = None) -> None:
+        """Write the states and further tensors to a new file."""
+        write_states(Path(fpath), self.get_states(), aux_states or {})
+
+    def load_states(self, fpath: Any) -> dict[str, Tensor]:
+        """Read the states from a file, and return its further tensors."""
+        mine, others = read_states(fpath, {n: tuple(t.shape) for n, t in self.get_states().items()})
+        self.set_states({n: Tensor(data=a) for n, a in mine.items()})
+        return {n: Tensor(data=a, name=n) for n, a in others.items()}
+
+
+def earlier(path: Path) -> dict[int, Path]:
+    """The files of the earlier checkpoints of a path, by step, the oldest first."""
+    form = re.compile(re.escape(path.stem) + r"\.step-(\d{6,18})" + re.escape(path.suffix))
+    found = [(form.fullmatch(p.name), p) for p in path.parent.iterdir()]
+    return dict(sorted((int(m[1]), p) for m, p in found if m))
+
+
 def _run(arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
     """The settings in a file, as `write` stores them."""
     stored = arrays[f"{LOOP}run"]
@@ -290,16 +391,23 @@ def _run(arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
     return run
 
 
-def _place(run: dict[str, Any], arrays: Mapping[str, np.ndarray], count: int, batch_size: int) -> Position:
+def _place(run: dict[str, Any], arrays: Mapping[str, np.ndarray], count: int | None, batch_size: int) -> Position:
     """The point in a file; raises ValueError, TypeError or KeyError if its parts contradict each other."""
-    epoch, batch, steps = run["epoch"], run["batch"], -(-count // batch_size)
-    losses, order, state = (arrays[LOOP + n] for n in ("losses", "order", "random_state"))
-    if type(epoch) is not int or type(batch) is not int or epoch < 0 or not 0 <= batch <= steps:
+    epoch, batch = run["epoch"], run["batch"]
+    if type(epoch) is not int or type(batch) is not int or epoch < 0 or batch < 0:
         raise ValueError(f"epoch {epoch}, batch {batch}")
-    if losses.dtype != np.float64 or losses.shape != (epoch * steps + batch,):
-        raise ValueError(f"{losses.size} losses after {epoch * steps + batch} steps")
-    whole = order.ndim == 1 and order.dtype.kind == "i" and np.array_equal(np.sort(order), np.arange(count))
-    if not (whole if batch else order.size == 0):
+    most = None if count is None else -(-count // batch_size)
+    steps = run["parts"]["data"]["counts"] if most is None else (most,)
+    if most is None and (len(steps) != epoch or any(type(n) is not int or n < 1 for n in steps)):
+        raise ValueError(f"{len(steps)} epochs of batches, got {epoch}")
+    losses, order, state = (arrays[LOOP + n] for n in ("losses", "order", "random_state"))
+    if most is not None and batch > most:
+        raise ValueError(f"epoch {epoch}, batch {batch}")
+    finished = sum(steps) if most is None else epoch * most
+    if losses.dtype != np.float64 or losses.shape != (finished + batch,):
+        raise ValueError(f"{losses.size} losses after {finished + batch} steps")
+    whole = count is not None and order.ndim == 1 and order.dtype.kind == "i" and np.array_equal(np.sort(order), np.arange(count))
+    if not (whole if batch and count is not None else order.size == 0):
         raise ValueError("an order of other samples")
     if state.dtype != np.int64 or state.shape != (2,) or (state < 0).any():
         raise ValueError("another random state")
@@ -309,8 +417,9 @@ def _place(run: dict[str, Any], arrays: Mapping[str, np.ndarray], count: int, ba
     rng = np.random.default_rng(0)
     rng.bit_generator.state = run["rng"]
     validation = [{n: float(a[i]) for n, a in measured.items()} for i in range(epoch)] if measured else []
-    means = [float(np.mean(losses[i * steps : (i + 1) * steps])) for i in range(epoch)]
-    rows = order.astype(np.int64) if batch else None
+    ends = np.cumsum(steps) if most is None else most * np.arange(1, epoch + 1)
+    means = [float(np.mean(part)) for part in np.split(losses, ends)[:epoch]]
+    rows = order.astype(np.int64) if batch and count is not None else None
     return Position(rng, batch, rows, epoch, History(losses.tolist(), validation, means))
 
 

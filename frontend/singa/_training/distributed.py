@@ -11,6 +11,7 @@ import hashlib
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -23,25 +24,29 @@ from singa_backend.proto.schemas import SINGA_DOMAIN
 
 from .._core import tape, trace
 from .._core.backward import backward
+from .._core.sync_norm import SyncGroup
 from .._core.tensor import Tensor, op
 from .._core.variable import required
-from .buckets import THRESHOLD, Bucket, Buckets, Pairs, joined, partition_size
+from .accumulation import Accumulates, GradientSums
+from .buckets import THRESHOLD, Bucket, Buckets, joined, partition_size
 from .interrupts import deferred
 
 RESIDUAL, PARTIAL = "residual", "partial"
 """Names of the states that distributed training adds to those of the optimizer."""
 
 
-class DataParallel:
+class DataParallel(Accumulates):
     """Exchanges gradients between the ranks of a communicator, and updates by an optimizer; see `opt.DistOpt`.
 
     Args:
         opt: The optimizer.
         communicator: The communicator.
+        sync_batch_norm: Whether steps of a Model normalize with the statistics of all ranks.
     """
 
-    def __init__(self, opt: Any, communicator: Communicator) -> None:
+    def __init__(self, opt: Any, communicator: Communicator, sync_batch_norm: bool = False) -> None:
         self.opt = opt
+        self.sync_batch_norm = sync_batch_norm
         self.communicator = communicator
         self.world_size = communicator.size
         self.global_rank = communicator.rank
@@ -52,6 +57,8 @@ class DataParallel:
         self._pending: list[Callable[[], None]] = []
         self._fused: list[Tensor] = []
         self._fused_half: list[Tensor] = []
+        self._rows: tuple[int, int] | None = None  # of this rank, and of all, in the next step
+        self._has_rows = True
         self._agreed: dict[Any, list[list[str]]] = {}  # the gradients of each kind of step, which all ranks had
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
@@ -62,7 +69,47 @@ class DataParallel:
         made._pending, made._agreed = [], {}
         return made
 
+    @property
+    def _sums(self) -> GradientSums:
+        sums: GradientSums = self.opt._sums
+        return sums
+
     # --- training
+
+    def set_share(self, rows: int, total: int) -> None:
+        """Weight the gradients of this rank in the next step by the samples of its part of a batch.
+
+        The mean over the ranks is then that of all samples, if the loss is a mean over samples. All ranks must call it with one
+        `total`, and with numbers of rows whose sum is `total`. A rank without samples computes any one, for example the first of
+        the batch, and passes 0.  Without the call, each rank has the same weight.
+
+        Args:
+            rows: The number of samples of this rank.
+            total: The number of samples of all ranks.
+
+        Raises:
+            InvalidInput: `rows` is not in [0, total], or `total` is below 1 (SX386).
+        """
+        if not 0 <= rows <= total or total < 1:
+            raise InvalidInput(f"rows must be in [0, total], with a total of at least 1, got {rows} of {total}", code="SX386")
+        self._rows, self._has_rows = (int(rows), int(total)), rows > 0
+        self._sums.begin(total, rows * self.world_size / total)
+
+    def sync_group(self) -> SyncGroup | None:
+        """The ranks whose samples BatchNormalization uses in the next step.
+
+        Returns:
+            None without `sync_batch_norm`, and for one rank.
+        """
+        if not self.sync_batch_norm or self.world_size == 1:
+            return None
+        return SyncGroup(self._number, self.world_size, self.global_rank, self._has_rows)
+
+    def _begin(self, rows: int) -> None:
+        if self._rows is None:
+            self._sums.begin(rows)
+            self._has_rows = True
+        self._rows = None  # a step without a call of `set_share` has equal parts
 
     def __call__(self, loss: Tensor) -> None:
         """Call `backward_and_update`.
@@ -187,11 +234,15 @@ class DataParallel:
         """
         if tape.is_measuring():
             return
-        trace.depends(self._partial, self._turn)
-        trace.depends(self, self._settings)
         if threshold is not None:
             _threshold(threshold)
-        pairs = self._pairs(loss)
+        self._sums.take(self._gradients(loss), ("partial", threshold), partial(self._update_partially, threshold))
+
+    def _update_partially(self, threshold: int | None, found: Iterable[tuple[Tensor, Tensor]]) -> None:
+        """Update by this rank's own gradients, and average one partition of the parameters."""
+        trace.depends(self._partial, self._turn)
+        trace.depends(self, self._settings)
+        pairs = list(found)
         threshold = partition_size(pairs) if threshold is None else threshold
         buckets = Buckets(_threshold(threshold))
         partitions = [bucket for p, g in pairs for bucket in buckets.add(p, p)] + buckets.rest()
@@ -229,7 +280,7 @@ class DataParallel:
         exchange: Callable[[Bucket], Callable[[], Tensor]],
         scale: float = 1.0,
     ) -> None:
-        """One step: send each bucket when it is complete, then wait for all, and update.
+        """One step: send each bucket when it is complete, then wait for all, and update; or add the gradients to the sums.
 
         Args:
             loss: The loss.
@@ -238,8 +289,19 @@ class DataParallel:
             exchange: Starts the exchange of a bucket; returns a function that waits for its mean gradient.
             scale: The factor of the loss.
         """
-        if tape.is_measuring():
-            return
+        if not tape.is_measuring():
+            _threshold(threshold)
+            finish = partial(self._exchange_and_update, threshold, mode, exchange)
+            self._sums.take(self._gradients(loss, scale), (*mode, threshold), finish)
+
+    def _exchange_and_update(
+        self,
+        threshold: int,
+        mode: tuple[Any, ...],
+        exchange: Callable[[Bucket], Callable[[], Tensor]],
+        pairs: Iterable[tuple[Tensor, Tensor]],
+    ) -> None:
+        """Send each bucket of gradients when it is complete, then wait for all, and update."""
         trace.depends(self, self._settings)
         buckets = Buckets(_threshold(threshold))
         sent: list[tuple[Bucket, Callable[[], Tensor]]] = []
@@ -248,7 +310,7 @@ class DataParallel:
             with tape.no_tape():
                 sent.extend((bucket, exchange(bucket)) for bucket in complete)
 
-        for p, g in self._compared((*mode, threshold), self._gradients(loss, scale)):
+        for p, g in self._compared((*mode, threshold), iter(pairs)):
             send(buckets.add(p, g))
             self.communicator.progress()
         send(buckets.rest())
@@ -263,15 +325,11 @@ class DataParallel:
     def _gradients(self, loss: Tensor, scale: float = 1.0) -> Iterator[tuple[Tensor, Tensor]]:
         if self.opt.check_nan:
             self.opt._refuse_nan(loss)
-        dy = None if scale == 1.0 else np.float32(scale)
-        return ((p, g) for p, g in backward(loss, dy) if p.is_dummy())
-
-    def _pairs(self, loss: Tensor, scale: float = 1.0) -> Pairs:
-        return list(self._gradients(loss, scale))
+        return ((p, g) for p, g in backward(loss, self._sums.seed(loss, scale)) if p.is_dummy())
 
     def _settings(self) -> tuple[Any, ...]:
         """What a recorded step contains as constants."""
-        return (self._number, self.world_size)
+        return (self._number, self.world_size, self.sync_batch_norm, self._has_rows)
 
     def _turn(self) -> int:
         """The partition that the next partial update averages; a graph is recorded for each."""

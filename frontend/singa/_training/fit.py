@@ -7,10 +7,10 @@ import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
+from typing_extensions import override
 
 from singa_backend.collectives import Communicator
 from singa_backend.collectives.communicator import total
@@ -19,7 +19,13 @@ from singa_backend.errors import InvalidInput
 from .._core import tape
 from .._core.tensor import Tensor
 from ..device import Device
-from .loader import ArrayLoader, Order, positive
+from .accumulation import Accumulates, rows_of
+from .best import KeepBest
+from .callbacks import Callbacks
+from .history import History as History
+from .history import Position as Position
+from .loader import ArrayLoader, positive
+from .sources import ArgumentNames, in_order
 
 
 class Trainable(Protocol):
@@ -36,37 +42,6 @@ class Trainable(Protocol):
     def eval(self) -> None: ...
 
     def get_states(self) -> dict[str, Tensor]: ...
-
-
-@dataclass
-class History:
-    """The measurements of a training.
-
-    Attributes:
-        losses: The loss of each step.
-        validation: The measurements after each epoch: the loss, and the accuracy if the targets are class numbers.
-        epochs: The mean of the losses of each epoch.
-    """
-
-    losses: list[float] = field(default_factory=list)
-    validation: list[dict[str, float]] = field(default_factory=list)
-    epochs: list[float] = field(default_factory=list)
-
-
-@dataclass
-class Position(Order):
-    """The point that a run of `fit` has reached.
-
-    Attributes:
-        rng: The generator of the orders.
-        batch: The number of finished steps of the current epoch.
-        order: The order of the samples in the current epoch; None before its first step.
-        epoch: The number of finished epochs, those with their validation.
-        history: The measurements so far.
-    """
-
-    epoch: int = 0
-    history: History = field(default_factory=History)
 
 
 def fit(
@@ -100,30 +75,30 @@ def fit(
         stop_at_nan: Whether to stop if the loss is NaN or infinite.
         start: The point at which to continue; None for the beginning.
         reached: Called with the point after each step, and after each epoch; it may raise to stop there.
-        group: The ranks that train together, each on its share of every batch; None for one process.
+        group: The ranks that train together, each on its share of every batch, which may differ by a sample; None for one.
 
     Returns:
         The losses and the measurements.
 
     Raises:
-        InvalidInput: The numbers of samples differ, or `epochs` or `batch_size` is below 1, or the ranks
-            cannot share a batch equally (SX342); or the loss is NaN or
-            infinite (SX343): its step has then updated the parameters.
+        InvalidInput: The numbers of samples differ, or `epochs` or `batch_size` is below 1 (SX342); or the loss
+            is NaN or infinite (SX343): its step has then updated the parameters.
     """
     xs = list(x) if isinstance(x, (list, tuple)) else [x]
-    ranks = group.size if group else 1
-    loader = ArrayLoader(*xs, y, batch_size=batch_size, shuffle=True, device=device_of(model))
-    check_shares(batch_size, ranks)
+    optimizers = accumulating(model)
+    micro = max([o._sums.steps for o in optimizers], default=1)
+    loader = ArrayLoader(*xs, y, batch_size=batch_size * micro, shuffle=True, device=device_of(model))
     place = start or Position(np.random.default_rng(seed))
     loader._start(place)
+    shares = Shares(group, optimizers)
 
     def batches() -> Iterator[tuple[Tensor, ...]]:
-        for rows in loader._rows():
-            assert place.order is not None
-            yield loader._batch(share(rows, place.order, group.rank, ranks) if group else rows, loader.device)
-
-    def mean(value: float) -> float:
-        return float(total(group, np.array([value]))[0]) / ranks if group and ranks > 1 else value
+        order = place.order
+        for step in loader._rows():
+            order = place.order
+            for first in range(0, len(step), batch_size):
+                yield loader._batch(shares.own(step[first : first + batch_size]), loader.device)
+        place.order = order  # until the update of the last batches, after which the epoch ends
 
     def measure() -> dict[str, float]:
         assert validation is not None and evaluate is not None
@@ -134,7 +109,42 @@ def fit(
 
     measured = measure if validation is not None and evaluate is not None else None
     return loop(model, batches, place, epochs=epochs, measure=measured, progress=progress, stop_at_nan=stop_at_nan,
-                reached=reached, mean=mean)  # fmt: skip
+                reached=reached, shares=shares)  # fmt: skip
+
+
+class Shares:
+    """The parts of batches that the ranks of a group compute, and the losses of the batches.
+
+    Args:
+        group: The ranks; None for one process.
+        optimizers: The optimizers of the model, which are told the part of this rank.
+    """
+
+    def __init__(self, group: Communicator | None = None, optimizers: Sequence[Any] = ()) -> None:
+        self.group = group if group is not None and group.size > 1 else None
+        self._optimizers = [o for o in optimizers if hasattr(o, "set_share")]
+        self._now: tuple[int, int] | None = None
+
+    def own(self, rows: np.ndarray) -> np.ndarray:
+        """The rows of a batch that this rank computes; the first one, with a weight of 0, if it has none."""
+        if self.group is None:
+            return rows
+        mine = np.array_split(rows, self.group.size)[self.group.rank]
+        self._now = (len(mine), len(rows))
+        for optimizer in self._optimizers:
+            optimizer.set_share(*self._now)
+        return mine if len(mine) else rows[:1]
+
+    def counted(self, batch: Sequence[Any]) -> tuple[int, int]:
+        """The samples of a batch of this rank, and of all."""
+        return self._now or (rows_of(batch),) * 2
+
+    def mean(self, losses: Sequence[float], counts: Sequence[tuple[int, int]]) -> float:
+        """The mean of the losses of a step over the samples of all ranks."""
+        if self.group is None:
+            return losses[0] if len(losses) == 1 else float(np.average(losses, weights=[n for n, _ in counts]))
+        summed = sum((value * own for value, (own, _) in zip(losses, counts, strict=True) if own), 0.0)
+        return float(total(self.group, np.array([summed]))[0]) / sum(n for _, n in counts)
 
 
 def loop(
@@ -147,7 +157,7 @@ def loop(
     progress: Callable[..., None] | None = None,
     stop_at_nan: bool = True,
     reached: Callable[[Position], None] | None = None,
-    mean: Callable[[float], float] = float,
+    shares: Shares | None = None,
 ) -> History:
     """Train a model on the batches of several epochs.
 
@@ -160,7 +170,7 @@ def loop(
         progress: Called with a line of text after each step.
         stop_at_nan: Whether to stop if the loss is NaN or infinite.
         reached: Called with the point after each step, and after each epoch; it may raise to stop there.
-        mean: Computes the loss of the batch from that of this process.
+        shares: The parts of the batches of several processes; None for one.
 
     Returns:
         The history of `place`.
@@ -175,8 +185,7 @@ def loop(
     while place.epoch < epochs:
         model.train()
         first = len(history.losses) - place.batch
-        for batch in batches():
-            value = mean(number(outcome(model(*batch))[1]))
+        for value in _losses(model, batches(), shares or Shares()):
             history.losses.append(value)
             place.batch = len(history.losses) - first
             if progress is not None:
@@ -199,21 +208,43 @@ def loop(
     return history
 
 
-class Ended(Exception):
-    """A callback of `fit` ends the training before the last epoch."""
+def _losses(model: Trainable, batches: Iterable[Sequence[Any]], shares: Shares) -> Iterator[float]:
+    """Run the steps of an epoch, and yield the loss of each: of several batches, if gradients are accumulated."""
+    optimizers = accumulating(model)
+    losses: list[float] = []
+    counts: list[tuple[int, int]] = []
+    try:
+        for batch in batches:
+            losses.append(number(outcome(model(*batch))[1]))
+            counts.append(shares.counted(batch))
+            if not any(o.accumulated for o in optimizers):
+                yield shares.mean(losses, counts)
+                losses, counts = [], []
+        if losses:  # an incomplete group
+            for o in optimizers:
+                o.flush()
+            yield shares.mean(losses, counts)
+    finally:  # an exception in a group
+        for o in optimizers:
+            o.discard_gradients()
 
 
-def after_step(
-    callbacks: Sequence[Callable[[History], Any]], received: Sequence[Any], epochs: int | None
-) -> Callable[[Position], None]:
+def accumulating(model: Any) -> list[Any]:
+    """The optimizers that are attributes of a model and may accumulate gradients."""
+    found = model._optimizers() if hasattr(model, "_optimizers") else []
+    return [o for o in found if isinstance(o, Accumulates)]
+
+
+def after_step(callbacks: Callbacks, received: Sequence[Any], epochs: int | None) -> Callable[[Position], None]:
     """What `fit` does after each step and each epoch; `epochs` is None if it prints no lines."""
 
     def reached(place: Position) -> None:
-        if not place.batch:
+        if place.batch:
+            callbacks.step(place)
+        else:
             if epochs is not None:
                 print(_epoch_line(place.epoch, epochs, place.history))
-            if sum(answer is True or answer is np.True_ for answer in [ask(place.history) for ask in callbacks]):
-                raise Ended
+            callbacks.epoch(place)
         if received:
             raise KeyboardInterrupt
 
@@ -241,34 +272,14 @@ def number(t: Tensor) -> float:
     return float(np.asarray(t.device.backend.get(t.data)).reshape(-1)[0])
 
 
-def check_shares(batch_size: int, ranks: int) -> None:
-    """Raise InvalidInput unless the ranks can share a batch equally."""
-    if batch_size % ranks:
-        what = f"batch_size must be a multiple of the number of workers, got {batch_size} for {ranks}"
-        raise InvalidInput(what, code="SX342", hint="each worker computes an equal share of every batch")
-
-
-def share(rows: np.ndarray, order: np.ndarray, rank: int, size: int) -> np.ndarray:
-    """The rows of a batch that one rank computes; all ranks have equally many.
-
-    Args:
-        rows: The rows of the batch.
-        order: The order of all rows in this epoch; a batch that cannot be divided is completed by its first ones.
-        rank: The rank.
-        size: The number of ranks.
-    """
-    each = -(-len(rows) // size)
-    whole = np.concatenate([rows, np.resize(order, each * size - len(rows))])
-    return whole[rank * each : (rank + 1) * each]
-
-
-def predict(model: Trainable, source: Any, count: int | None = None) -> list[np.ndarray]:
+def predict(model: Trainable, source: Any, count: int | None = None, names: ArgumentNames | None = None) -> list[np.ndarray]:
     """Compute the outputs of a model for all samples, in the mode that it is in.
 
     Args:
         model: The model.
         source: An ArrayLoader, whose samples are taken in the order of the arrays, or batches.
         count: The number of inputs of the model: further values of a batch, such as targets, are not used; None for all.
+        names: The names by which batches that are dicts are read; None for those that have none.
 
     Returns:
         Each output, joined along axis 0.
@@ -279,7 +290,7 @@ def predict(model: Trainable, source: Any, count: int | None = None) -> list[np.
     """
     parts: list[list[np.ndarray]] = []
     rows: list[int] = []
-    for batch in in_order(source, device_of(model)):
+    for batch in in_order(source, device_of(model), names or ArgumentNames(None, None)):
         made = model.forward(*batch[:count])
         ys = list(made) if isinstance(made, (list, tuple)) else [made]
         parts.append([arrayed(y, "forward must return a Tensor, or a list of Tensors") for y in ys])
@@ -297,7 +308,11 @@ def predict(model: Trainable, source: Any, count: int | None = None) -> list[np.
 
 
 def evaluate(
-    model: Trainable, source: Any, count: int | None, metrics: Mapping[str, Callable[[Any, Any], float]] | None
+    model: Trainable,
+    source: Any,
+    count: int | None,
+    metrics: Mapping[str, Callable[[Any, Any], float]] | None,
+    names: ArgumentNames | None = None,
 ) -> dict[str, float]:
     """Compute the loss of a model, by its training step without an update, and metrics, in the mode that it is in.
 
@@ -307,6 +322,7 @@ def evaluate(
             targets.
         count: The number of inputs of the model; None for all values but the last.
         metrics: Functions of the output and the targets of all samples; None for the accuracy, if the targets are class numbers.
+        names: The names by which batches that are dicts are read; None for those that have none.
 
     Returns:
         "loss", the mean over the samples, and the metrics by name.
@@ -318,7 +334,7 @@ def evaluate(
     rows: list[int] = []
     scores: list[np.ndarray] = []
     targets: list[np.ndarray] = []
-    for batch in in_order(source, device_of(model)):
+    for batch in in_order(source, device_of(model), names or ArgumentNames(None, None)):
         with tape.measuring():
             out, loss = outcome(model.train_one_batch(*batch))
         losses.append(number(loss))
@@ -361,55 +377,6 @@ def _measured(name: str, value: Any) -> float:
         raise InvalidInput(f"the metric {name!r} must return a number, got {got}", code="SX342") from None
 
 
-def in_order(source: Any, device: Device | None) -> Iterator[Sequence[Any]]:
-    """The batches of an epoch: of an ArrayLoader all samples in the order of the arrays."""
-    if isinstance(source, ArrayLoader):
-        return (source._batch(rows, source.device or device) for rows in source._in_order())
-    return tensors(source, device)
-
-
-def one_epoch(source: Any, device: Device | None) -> Iterator[Sequence[Any]]:
-    """The batches of an epoch, for a training."""
-    if isinstance(source, ArrayLoader):
-        return (source._batch(rows, source.device or device) for rows in source._rows())
-    return tensors(source, device)
-
-
-def tensors(batches: Iterable[Any], device: Device | None) -> Iterator[Sequence[Any]]:
-    """The batches of another source; arrays become Tensors."""
-    for batch in batches:
-        if not isinstance(batch, (list, tuple)):
-            hint = "pass the arrays of all samples as a tuple" if hasattr(batch, "__array__") else ""
-            raise InvalidInput(
-                f"a batch must be a tuple of Tensors or arrays, got a {type(batch).__name__}", code="SX342", hint=hint
-            )
-        yield [x if isinstance(x, Tensor) else Tensor(data=x, device=device, requires_grad=False) for x in batch]
-
-
-def source_of(data: Sequence[Any], batch_size: int | None, seed: int = 0, shuffle: bool = False) -> Any:
-    """The ArrayLoader, or other source of batches, of the positional arguments of a call.
-
-    Args:
-        data: Arrays, or one tuple of arrays, or one source of batches.
-        batch_size: The number of samples in a batch of arrays; None for 32.
-        seed: The seed of the order of arrays.
-        shuffle: Whether the order of arrays changes.
-
-    Raises:
-        InvalidInput: The arrays cannot form batches, or `batch_size` is passed with batches (SX342).
-    """
-    if len(data) == 1 and isinstance(data[0], tuple):
-        data = data[0]
-    if len(data) != 1 or isinstance(data[0], Tensor) or hasattr(data[0], "__array__"):
-        return ArrayLoader(*data, batch_size=32 if batch_size is None else batch_size, seed=seed, shuffle=shuffle)
-    if not isinstance(data[0], Iterable):
-        what = f"data must be arrays, an ArrayLoader or a list of batches, got a {type(data[0]).__name__}"
-        raise InvalidInput(what, code="SX342")
-    if batch_size is not None:
-        raise InvalidInput(f"batch_size must be that of the batches, which exist already, got {batch_size}", code="SX342")
-    return data[0]
-
-
 def arrayed(t: Any, rule: str) -> np.ndarray:
     """The values of a tensor; raises InvalidInput for another value."""
     if not isinstance(t, Tensor) or isinstance(t._data, list):
@@ -417,7 +384,7 @@ def arrayed(t: Any, rule: str) -> np.ndarray:
     return np.asarray(t.device.backend.get(t.data))
 
 
-class EarlyStop:
+class EarlyStop(KeepBest):
     """Stops a training whose validation loss falls no more, and restores the parameters and statistics of its best epoch.
 
     Args:
@@ -426,23 +393,14 @@ class EarlyStop:
     """
 
     def __init__(self, model: Any, patience: int) -> None:
-        self.model, self.patience = model, positive("patience", patience)
-        self.best, self.waited = np.inf, 0
-        self.states: dict[str, np.ndarray] = {}
+        super().__init__(model)
+        self.patience, self.waited = positive("patience", patience), 0
 
+    @override
     def __call__(self, history: History) -> bool:
         """Note an epoch; return whether the training ends."""
-        loss = history.validation[-1]["loss"]
-        if loss < self.best:
-            self.best, self.waited = loss, 0
-            self.states = {n: np.array(t.device.backend.get(t.data)) for n, t in self.model.get_states().items()}
-        else:
-            self.waited += 1
+        self.waited = 0 if self.better(history) else self.waited + 1
         return self.waited >= self.patience
-
-    def restore(self) -> None:
-        """Set the states to those of the best epoch."""
-        self.model.set_states(self.states)
 
 
 @contextmanager
@@ -478,7 +436,7 @@ def device_of(model: Trainable) -> Device | None:
 
 
 def batches(count: int, batch_size: int, epochs: int) -> int:
-    """The number of steps of `fit`."""
+    """The number of steps of `fit`; with accumulated gradients, `batch_size` is the number of samples of an update."""
     return epochs * -(-count // batch_size)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -21,6 +21,7 @@ from .._core.coverage import nothing_trains
 from .._core.tensor import Tensor, op
 from .._core.variable import required
 from ..device import Device
+from .accumulation import Accumulates, GradientSums
 from .interrupts import deferred
 from .nan import refuse_nan
 from .schedules import DecayScheduler, is_constant, positive, schedule_of
@@ -28,7 +29,7 @@ from .schedules import DecayScheduler, is_constant, positive, schedule_of
 _SEP = "."
 
 
-class Optimizer:
+class Optimizer(Accumulates):
     """The base class of optimizers: a subclass lists the `kinds` of states of a parameter, and defines `rule(p, g, *states)`.
 
     Every hyperparameter is a number or a DecayScheduler, and may be assigned at any time. Parameters of half precision are
@@ -50,6 +51,7 @@ class Optimizer:
     """
 
     kinds: tuple[str, ...] = ()
+    _sums: GradientSums
     _decoupled = False
     """Whether the rule applies the weight decay itself, not as a part of the gradient."""
 
@@ -68,6 +70,7 @@ class Optimizer:
         self._unmatched: set[str] = set()
         self._current = ""
         self._clip: tuple[float | None, float | None] = (None, None)
+        self._sums = GradientSums(self._key, self.make_states)
         self._values["lr"] = Tensor(data=np.zeros(1, self.dtype), requires_grad=False, name="lr_value")
         self.lr = lr
 
@@ -257,9 +260,22 @@ class Optimizer:
             InvalidInput: If `backward` raises it, no parameter gets a gradient, loaded states belong to another model (SX327),
                 or, with `check_nan`, the loss is NaN; then nothing is changed.
         """
-        with deferred():
-            self.call(loss)
-            self.step()
+        if not self._sums.adds:
+            with deferred():
+                self.call(loss)
+                self.step()
+        elif not tape.is_measuring():
+            self._refuse_nan(loss)
+            with deferred():
+                pairs = [(p, g) for p, g in backward(loss, self._sums.seed(loss)) if p.is_dummy()]
+                if not pairs:
+                    raise nothing_trains(coverage.current())
+                self._sums.take(pairs, "plain", self._finish)
+
+    def _finish(self, pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
+        """Update by gradients, and advance the counter."""
+        self._update_all(list(pairs))
+        self.step()
 
     def call(self, loss: Tensor) -> None:
         """Compute the gradients of a loss and update every parameter.
@@ -273,6 +289,10 @@ class Optimizer:
         """
         if tape.is_measuring():
             return
+        trace.depends(self._sums, self._sums._mode)
+        if self._sums.adds:
+            what = f"gradients are accumulated by a call of the optimizer, got a call of {type(self).__name__}.call"
+            raise InvalidInput(what, code="SX329", hint="write optimizer(loss), which also advances the counter")
         self._refuse_nan(loss)
         self._update_all([(p, g) for p, g in backward(loss) if p.is_dummy()])
 
@@ -309,12 +329,15 @@ class Optimizer:
 
         Raises:
             InvalidInput: If the gradient (SX329) or a loaded state (SX327) has another shape, or gradients are limited by their
-                norm (SX329).
+                norm or accumulated (SX329).
         """
         trace.depends(self, self._settings)
         name = self._key(param_name, required(param_value))
         required(param_grad)
         if self._shared is None:  # not a part of a call with all gradients
+            if self._sums.adds:
+                what = "gradients that are accumulated must come from a call of the optimizer, got one of apply"
+                raise InvalidInput(what, code="SX329", hint="call the optimizer on the loss, or accumulate_gradients(1)")
             if self._clip[0] is not None:
                 what = "gradients that are limited by their norm must be applied together, got one of them"
                 raise InvalidInput(what, code="SX329", hint="call the optimizer on the loss, or clip_gradients() for no limit")
@@ -435,7 +458,7 @@ class Optimizer:
             `step_counter`, and the states of each parameter as `<kind>.<parameter>`, such as `moments.conv1.W`.
         """
         named = {f"{kind}{_SEP}{name}": t for kind, group in self._states.items() for name, t in group.items()}
-        return {"step_counter": self.step_counter, **named}
+        return {"step_counter": self.step_counter, **named, **self._sums.states()}
 
     def set_states(self, states: Mapping[str, Any]) -> None:
         """Set the states to those that `get_states` returned.
@@ -449,6 +472,7 @@ class Optimizer:
             InvalidInput: If a name is unknown, a state is missing, or a shape differs; then nothing is changed (SX327).
         """
         counter: np.ndarray | None = None
+        states, write_sums = self._sums.split(states)
         groups: dict[str, dict[str, np.ndarray]] = {kind: {} for kind in self.kinds}
         for key, value in states.items():
             kind, _, name = key.partition(_SEP)
@@ -465,6 +489,7 @@ class Optimizer:
             raise InvalidInput(f"step_counter must have one element, got shape {counter.shape}", code="SX327")
         for kind, group in groups.items():
             self._check_states(kind, group)
+        write_sums()
         for kind, group in groups.items():
             for name, array in group.items():
                 mine = self._states[kind].get(name)
@@ -508,7 +533,12 @@ class Optimizer:
 
     def __getstate__(self) -> dict[str, Any]:
         """The state to pickle: it identifies parameters by name only."""
-        return {**self.__dict__, "_keys": {}}
+        return {**self.__dict__, "_keys": {}, "_sums": self._sums.steps}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Set a pickled state, between two updates; gradients that wait for one are not part of it."""
+        self.__dict__.update(state)
+        self._sums = GradientSums(self._key, self.make_states, state["_sums"])
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         """An independent optimizer for parameters of the same names, or for parameters copied in the same deepcopy."""
@@ -520,6 +550,8 @@ class Optimizer:
             p = memo.get(id(known()))
             if isinstance(p, Tensor):
                 copied._keys[id(p)] = (weakref.ref(p), key)
+        copied._sums = GradientSums(copied._key, copied.make_states)
+        self._sums.copied(copied._sums, memo)
         return copied
 
     def _place(self, device: Device) -> None:

@@ -15,6 +15,7 @@ from singa_backend.plans.profile import Profile
 from .._core import random
 from .._core.tensor import Tensor
 from ..device import default_device
+from .accumulation import sums_of
 from .fit import device_of
 from .step import Step
 
@@ -62,11 +63,14 @@ def restored(model: Any) -> Iterator[None]:
     def states() -> dict[int, Tensor]:
         held = [*model.get_states().values(), *model.get_params().values()]
         for optimizer in model._optimizers():
-            held += [*optimizer.get_states().values(), *optimizer._values.values()]
+            rule = getattr(optimizer, "opt", optimizer)  # the optimizer in a DistOpt
+            held += [*optimizer.get_states().values(), *rule._values.values()]
+        held += [t for s in sums_of(model._optimizers()) for t in s.tensors()]
         return {id(t): t for t in held}
 
     device, tape_first = device_of(model) or default_device, model._tape_first
     drawn = random.get_state(device)
+    points = [(s, s.point()) for s in sums_of(model._optimizers())]
     kept = {i: (t, np.array(t.device.backend.get(t._data))) for i, t in states().items()}
     try:
         yield
@@ -75,5 +79,7 @@ def restored(model: Any) -> Iterator[None]:
             old = kept[i][1] if i in kept else np.zeros(t.shape, t._data.dtype)
             t.device.backend.write(t._data, old)
             t._version, t._writes = t._version + 1, t._writes + 1
+        for s, point in points:
+            s.set_point(point)
         model._tape_first = tape_first
         random.set_state(device, drawn)

@@ -112,6 +112,7 @@ class Step:
             self._result = result
             made = [trace.value(t) for t in _tensors(result)]
         self._settings = list(record.settings.values())
+        self._completions = list(record.completions.values())
         self._shadows = list(shadows.values())
         self._writes, self._invalidated = list(record.assigned.values()), record.invalidated
         self._reads = [t for t, _ in record.inputs]
@@ -216,6 +217,8 @@ class Step:
                 n = len(made) - len(self._writes)
                 for t, new in zip(self._writes, made[n:], strict=True):
                     self._assign(t, new)
+                for done in self._completions:
+                    done(self._session.options)
         if self._early:
             self._early -= 1
             release_freed_memory()

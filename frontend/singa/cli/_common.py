@@ -70,6 +70,14 @@ def exit_codes(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 model_argument = click.argument("model", type=click.Path(dir_okay=False, path_type=Path))
+adapter_option = click.option(
+    "--adapter",
+    "adapters",
+    multiple=True,
+    type=click.Path(exists=True, path_type=Path),
+    metavar="PATH",
+    help="Add an adapter: a file .safetensors or .onnx_adapter, or a folder of PEFT (repeatable).",
+)
 json_option = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 device_option = click.option("--device", default="CPU", show_default=True, help="CPU, CUDA, CUDA:1, or STRICT (for tests).")
 
@@ -193,6 +201,20 @@ def _messages_apart(as_json: bool) -> AbstractContextManager[object]:
 
 OUTPUT = OutputPath(dir_okay=False)
 """The type of options that name a file to write; "-" is the standard output."""
+
+
+def model_output(*, required: bool) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """The option of the model file that a command writes."""
+    return click.option(
+        "--output",
+        "-o",
+        "target",
+        required=required,
+        type=OUTPUT,
+        metavar="OUT",
+        help="The file to write; external data go to OUT.data.",
+    )
+
 
 OUTPUT_PATH = OutputPath()
 """The same; that it is a folder is found when it is written (SX351)."""

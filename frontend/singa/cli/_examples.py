@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 EXAMPLES = {
+    "adapter": ("sonnx adapter task.safetensors", "sonnx adapter task.safetensors -o task.onnx_adapter"),
     "bisect": ("sonnx bisect model.onnx --to repro", "sonnx bisect model.onnx --data test_data_set_0 --against reference"),
     "check": ("sonnx check model.onnx", "sonnx check model.onnx --train"),
     "codegen": ("sonnx codegen model.onnx -o model.py", "sonnx codegen model.onnx -o model.py --force"),
@@ -31,10 +32,18 @@ EXAMPLES = {
         "sonnx generate gpt2 --prompt 'The sea is' --temperature 0.8 --seed 1",
     ),
     "gradients": ("sonnx gradients '^Softmax-13$'", "sonnx gradients '^Relu' --points 5"),
+    "guard": (
+        "sonnx guard write model.onnx -o model.guard",
+        "sonnx guard check model.guard --against onnxruntime --junit guard.xml",
+    ),
     "inspect": ("sonnx inspect model.onnx --stats", "sonnx inspect model.onnx --html - > graph.html"),
     "layout": (
         "sonnx layout model.onnx --to channels_last -o last.onnx",
         "sonnx layout model.onnx --to channels_first -o o.onnx",
+    ),
+    "merge": (
+        "sonnx merge model.onnx task.safetensors -o merged.onnx",
+        "sonnx merge model.onnx task.safetensors -o two.onnx --form inputs",
     ),
     "opsets": ("sonnx opsets '^Softmax$'", "sonnx opsets '^Celu$' --oracle none"),
     "optimize": ("sonnx optimize model.onnx -o small.onnx", "sonnx optimize --list"),
@@ -44,7 +53,7 @@ EXAMPLES = {
     ),
     "quantize": (
         "sonnx quantize model.onnx --data samples.npz -o int8.onnx",
-        "sonnx quantize model.onnx --dynamic -o int8.onnx",
+        "sonnx quantize model.onnx --weight-only int4 -o int4.onnx",
     ),
     "reduce": (
         "sonnx reduce broken.onnx --raises SX404",
@@ -54,6 +63,10 @@ EXAMPLES = {
     "run": ("sonnx run model.onnx --random 0 --size batch=2", "sonnx run model.onnx -i x=x.npy -o y.npz"),
     "lower": ("sonnx lower model.onnx -o standard.onnx", "sonnx lower model.onnx -o standard.onnx --opset 23"),
     "sanitize": ("sonnx sanitize model.onnx -o clean.onnx", "sonnx sanitize model.onnx -o clean.onnx --json"),
+    "sweep": (
+        "sonnx sweep models --task compare --results swept",
+        "sonnx sweep models --task check --junit sweep.xml",
+    ),
     "tolerances": ("sonnx tolerances", "sonnx tolerances LayerNormalization"),
     "train": (
         "sonnx train model.onnx --data digits.npz -o tuned.onnx --checkpoint run.ckpt",

@@ -33,6 +33,11 @@ def model_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return model_argument(collected("inputs", InputOptions, _OPTIONS)(command))
 
 
+def input_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options without MODEL; the command receives them as `inputs`, an `InputOptions`."""
+    return collected("inputs", InputOptions, _OPTIONS)(command)
+
+
 @dataclass(frozen=True)
 class InputOptions:
     """The options for a model's inputs, by the names of their parameters.

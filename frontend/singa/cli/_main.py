@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
 COMMANDS = {
+    "adapter": ("singa.cli.adapter", "Show an adapter, or write it in another form."),
     "bisect": ("singa.cli.bisect", "Write the first wrong node of MODEL as a model."),
     "check": ("singa.cli.check", "Check whether MODEL is valid, supported, trainable."),
     "codegen": ("singa.cli.codegen", "Write MODEL as a Python program, with its weights."),
@@ -33,17 +34,20 @@ COMMANDS = {
     "fuzz": ("singa.cli.fuzz", "Draw valid models and judge their results."),
     "generate": ("singa.cli.generate", "Continue a text by the model of FOLDER."),
     "gradients": ("singa.cli.gradients", "Check the gradients of operator versions."),
+    "guard": ("singa.cli.guard", "Keep MODEL's values in a small file; check runtimes."),
     "inspect": ("singa.cli.inspect", "Show the inputs, outputs and operators of MODEL."),
     "layout": ("singa.cli.layout", "Write MODEL with channels first or last."),
     "lower": ("singa.cli.lower", "Write MODEL in ONNX's operators only."),
+    "merge": ("singa.cli.merge", "Write MODEL with adapters in its weights."),
     "opsets": ("singa.cli.opsets", "Write operators at every opset, run them and compare."),
     "optimize": ("singa.cli.optimize", "Rewrite MODEL by graph passes."),
     "profile": ("singa.cli.profile", "Show where the time of a run of MODEL goes."),
-    "quantize": ("singa.cli.quantize", "Write float MODEL with 8-bit weights and activations."),
+    "quantize": ("singa.cli.quantize", "Write float MODEL with weights of 8 bits or fewer."),
     "reduce": ("singa.cli.reduce", "Shrink MODEL to the smallest part that still fails."),
     "report": ("singa.cli.report", "Render the support report from the results of runs."),
     "run": ("singa.cli.run", "Run MODEL once and show or save its outputs."),
     "sanitize": ("singa.cli.sanitize", "Fold constants of MODEL; add names and types."),
+    "sweep": ("singa.cli.sweep", "Check, run or compare all models of FOLDER."),
     "tolerances": ("singa.cli.tolerances", "Show the tolerances of operators and dtypes, and why."),
     "train": ("singa.cli.train", "Fine-tune MODEL on the arrays of an .npz file."),
 }
@@ -61,10 +65,16 @@ SECTIONS = {
         "compare",
         "bisect",
         "reduce",
+        "guard",
+        "sweep",
         "diff",
         "tolerances",
     ),
-    "Train": ("train",),
+    "Train": (
+        "train",
+        "adapter",
+        "merge",
+    ),
     "Write": (
         "export",
         "convert",
@@ -181,7 +191,7 @@ _EPILOG = (
 @click.option("--json", "as_json", is_flag=True, hidden=True, help="With --version: print them as JSON.")
 @click.pass_context
 def main(context: click.Context, show_version: bool, as_json: bool) -> None:
-    """Run, debug, train and write ONNX models; test backends with ONNX's suite. sonnx COMMAND --help has examples."""
+    """Run, debug, train and write ONNX models. sonnx COMMAND --help has examples."""
     if show_version:
         from ._versions import versions
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -11,14 +10,20 @@ from typing import TYPE_CHECKING, Any
 
 import click
 import numpy as np
+from click.core import ParameterSource
 from onnx import GraphProto, ModelProto, TensorProto, numpy_helper
 
 from singa_backend.collectives import Communicator
-from singa_backend.errors import DeviceUnavailable, InvalidInput, UnsupportedModel
-from singa_backend.io.archives import open_arrays
-from singa_backend.proto.load import load_model
+from singa_backend.errors import DeviceUnavailable, UnsupportedModel
+from singa_backend.passes.head import SIGMOIDS, ReplacedHead, last_activation, replace_head
+from singa_backend.proto.load import ModelSource, embed, load_model, open_light
+from singa_backend.proto.save import save
 
 from ._common import err
+from ._records import Recorder, Tally
+from ._train_adapters import check_adapter_output, lora_of, lora_settings, model_with_adapter, new_head, writes_adapter
+from ._train_data import Arrays, BatchFunction, FunctionName, check_targets, columns_of, digest, read_data
+from ._train_options import TrainOptions
 
 if TYPE_CHECKING:
     from .._core.tensor import Tensor
@@ -42,42 +47,6 @@ freeze_option = click.option("--freeze", multiple=True, metavar="PATTERN", help=
 DISTRIBUTED = ("plain", "half", "partialUpdate", "sparseTopK", "sparseThreshold")
 
 
-@dataclass(frozen=True)
-class TrainOptions:
-    """The arguments of the command, by the names of its options."""
-
-    model: Path
-    data: Path
-    validation: Path | None
-    target: str
-    loss: str
-    optimizer: str
-    lr: float
-    momentum: float
-    weight_decay: float | None
-    schedule: str
-    warmup: int
-    clip_norm: float | None
-    epochs: int
-    batch_size: int
-    freeze: tuple[str, ...]
-    train_constants: bool
-    seed: int
-    target_file: Path | None
-    checkpoint: Path | None
-    every: int | None
-    resume: bool
-    plot: Path | None
-    workers: int
-    dist_option: str
-    sparsity: float
-    timeout: float
-    no_graph: bool
-    precision: str
-    device: str
-    as_json: bool
-
-
 @dataclass
 class TrainSetup:
     """A training that is ready for its first step.
@@ -87,24 +56,28 @@ class TrainSetup:
         compute: The loss.
         empty: The file of the model without the data of its trained tensors.
         folder: The folder of its external data; None if it has none.
-        data: The inputs and the targets.
-        held_out: Those of the validation; None without one.
-        steps: The number of steps.
+        data: The inputs and the targets, or batches of them.
+        held_out: The inputs and the targets of the validation; None without one.
+        steps: The number of steps; None if that of an epoch is not known.
         at: The point at which the training starts.
         kept: The checkpoint; None without one.
         group: The ranks that train together; None for one process.
+        records: What is kept of the steps.
+        head: The layer that was replaced; None without --head.
     """
 
     model: SONNXModel
     compute: Callable[..., Any]
     empty: ModelProto
     folder: Path | None
-    data: tuple[list[np.ndarray], np.ndarray]
-    held_out: tuple[list[np.ndarray], np.ndarray] | None
-    steps: int
+    data: Arrays | BatchFunction
+    held_out: Arrays | None
+    steps: int | None
     at: Position
     kept: Checkpoint | None
     group: Communicator | None
+    records: Recorder
+    head: ReplacedHead | None
 
     @property
     def first(self) -> bool:
@@ -149,55 +122,135 @@ def prepared(chosen: TrainOptions, group: Communicator | None, starts: bool = Fa
         click.UsageError: An option does not fit the data or the checkpoint.
     """
     from .. import opt
-    from .._training.fit import Position, batches, check_shares
-    from .._training.loader import ArrayLoader
+    from .._training.fit import Position
 
     place = place_of(chosen, group, starts)
     rule = rule_of(chosen.optimizer, lr=chosen.lr, momentum=chosen.momentum, weight_decay=decay(chosen))
     rule.clip_gradients(norm=chosen.clip_norm)
+    rule.accumulate_gradients(chosen.accumulate)
     if group:
-        rule = opt.DistOpt(rule, communicator=group)
+        rule = opt.DistOpt(rule, communicator=group, sync_batch_norm=chosen.sync_batch_norm)
     update = exchange(rule, chosen.dist_option, chosen.sparsity) if group else rule
-    check_shares(chosen.batch_size, group.size if group else 1)
-    place.SetRandSeed(chosen.seed + (group.rank if group else 0))
-    tuned, compute = tuned_model(chosen.model, place, chosen.loss, update, chosen.freeze, chosen.train_constants)
+    place.SetRandSeed(chosen.seed)
+    source, head = _source(chosen)
+    tally, lora = Tally(), lora_of(chosen)
+
+    def counted(scores: Tensor, targets: Tensor) -> None:
+        if getattr(rule, "_has_rows", True):  # a worker without a sample computes one of another worker
+            tally.add(scores, targets)
+
+    tuned, compute = tuned_model(source, place, chosen.loss, update, chosen.freeze, chosen.train_constants, lora, counted)
+    place.SetRandSeed(chosen.seed + (group.rank if group else 0))  # after the adapters, which all ranks begin with
+    for name in head.parameters if head else ():
+        tuned.unfreeze(name)
     tuned.set_optimizer(rule)  # from whose counter the model knows that a training is resumed, and records the first step too
-    empty, folder = _without_weights(chosen.model, tuned)
-    xs, y = _arrays(chosen.data, tuned, chosen.target)
-    held_out = _arrays(chosen.validation, tuned, chosen.target) if chosen.validation else None
-    for arrays in ((xs, y), held_out) if held_out else ((xs, y),):
-        ArrayLoader(*arrays[0], arrays[1], batch_size=chosen.batch_size)  # as many samples in all
-    steps = batches(len(y), chosen.batch_size, chosen.epochs)
-    if chosen.warmup >= steps:
+    empty, folder = _without_weights(source, tuned) if lora is None else open_light(chosen.model)
+    if lora is not None:
+        check_adapter_output(chosen, tuned)
+    data, held_out, steps = _data(chosen, tuned)
+    if steps is not None and chosen.warmup >= steps:
         raise click.UsageError(f"--warmup must be below the number of steps, {steps}, got {chosen.warmup}")
-    falling = opt.CosineDecay(chosen.lr, steps - chosen.warmup) if chosen.schedule == "cosine" else chosen.lr
+    if steps is None and chosen.schedule == "cosine":
+        raise click.UsageError(f"--schedule cosine needs the number of steps: the batches of {chosen.data} have no len()")
+    falling = opt.CosineDecay(chosen.lr, (steps or 0) - chosen.warmup) if chosen.schedule == "cosine" else chosen.lr
     rule.lr = opt.WarmUp(falling, chosen.warmup) if chosen.warmup else falling
     tuned.train()
     tuned.graph(not chosen.no_graph, precision=chosen.precision)
-    made = TrainSetup(
-        tuned, compute, empty, folder, (xs, y), held_out, steps, Position(np.random.default_rng(chosen.seed)), None, group
-    )
+    first = group is None or group.rank == 0
+    tally.classes = chosen.loss == LOSSES[0] and _targets(data).ndim == 1
+    if chosen.records.keep_best == "accuracy" and not (chosen.loss == LOSSES[0] and _targets(held_out or data).ndim == 1):
+        raise click.UsageError(f"--keep-best accuracy needs class numbers as targets, and --loss {LOSSES[0]}")
+    records = Recorder(chosen.records, tally, tuned, rule, first)
+    at = Position(np.random.default_rng(chosen.seed))
+    made = TrainSetup(tuned, compute, empty, folder, data, held_out, steps, at, None, group, records, head)
     if chosen.checkpoint:
         made.kept = _checkpoint(chosen, made, rule, place)
     if made.kept and chosen.resume:
         _resume(chosen, made, made.kept, quiet=starts)
+    records.check()
+    if first and not starts:
+        _warn(chosen, made)
     return made
 
 
+def _source(chosen: TrainOptions) -> tuple[ModelSource, ReplacedHead | None]:
+    """The model to train: the file, or with --head its content with another last layer; an adapter adds that itself."""
+    if chosen.head is None:
+        return str(chosen.model), None
+    if chosen.lora is not None:
+        return str(chosen.model), new_head(chosen)
+    proto, folder = load_model(chosen.model)
+    embed(proto, folder)
+    return proto, replace_head(proto, chosen.head, seed=chosen.seed)
+
+
+def _data(chosen: TrainOptions, model: SONNXModel) -> tuple[Arrays | BatchFunction, Arrays | None, int | None]:
+    """The data, those of the validation, and the number of steps, if it is known; all of them fit the model."""
+    from .._training.fit import batches
+    from .._training.loader import ArrayLoader
+
+    def read(option: str, source: Path | FunctionName) -> Arrays | BatchFunction:
+        found = read_data(source, columns_of(option, model, chosen.target))
+        if isinstance(found, tuple):
+            ArrayLoader(*found[0], found[1], batch_size=chosen.batch_size)  # as many samples in all
+        if chosen.loss == LOSSES[0]:
+            check_targets(model.imported.graph.outputs[0].shape, _targets(found), option)
+        return found
+
+    data = read("--data", chosen.data)
+    held = read("--validation", chosen.validation) if chosen.validation else None
+    held_out = held.joined() if isinstance(held, BatchFunction) else held
+    if isinstance(data, tuple):
+        return data, held_out, batches(len(data[1]), chosen.batch_size * chosen.accumulate, chosen.epochs)
+    data.together = chosen.accumulate
+    if click.get_current_context().get_parameter_source("batch_size") is not ParameterSource.DEFAULT:
+        raise click.UsageError(f"--batch-size must be left out: {chosen.data} returns batches")
+    return data, held_out, None if data.per_epoch is None else batches(data.per_epoch, chosen.accumulate, chosen.epochs)
+
+
+def _targets(data: Arrays | BatchFunction) -> np.ndarray:
+    """The targets, or those of the first batch."""
+    return data[1] if isinstance(data, tuple) else data.first[-1]
+
+
+def _warn(chosen: TrainOptions, made: TrainSetup) -> None:
+    """Tell what was replaced, and of a softmax before a softmax."""
+    head, activation = made.head, last_activation(made.empty)
+    if head and not chosen.as_json:
+        names = ", ".join(head.parameters)
+        what = f"new last layer: {head.node}, {head.outputs} outputs in place of {head.before}, from {head.features} values"
+        err.print(f"{what} ({names})", markup=False, highlight=False, soft_wrap=True)
+    if chosen.loss == LOSSES[0] and activation in ("Softmax", *SIGMOIDS):
+        what = f"the output of the model is computed by {activation}, and --loss {chosen.loss} applies a softmax to it once more"
+        other = "cross_entropy" if activation == "Softmax" else "binary_cross_entropy"
+        err.print(f"{what}: it learns slowly; --loss {other} takes it as it is, with targets of the shape of the output",
+                  markup=False, highlight=False, soft_wrap=True, style="yellow")  # fmt: skip
+
+
 def tuned_model(
-    path: Path, place: Device, loss: str, update: Any, freeze: Sequence[str], train_constants: bool = False
+    source: ModelSource,
+    place: Device,
+    loss: str,
+    update: Any,
+    freeze: Sequence[str],
+    train_constants: bool = False,
+    lora: Mapping[str, Any] | None = None,
+    counted: Callable[[Tensor, Tensor], None] | None = None,
 ) -> tuple[SONNXModel, Callable[..., Any]]:
     """The model of a file with a training step, and its loss.
 
     Args:
-        path: The file.
+        source: The file, or the model.
         place: The device.
         loss: The name of the loss, one of LOSSES.
         update: What the step calls with the loss: an optimizer.
         freeze: Patterns of the names of parameters that do not train.
         train_constants: Whether constants train.
+        lora: The arguments of `sonnx.lora`; None to train the parameters themselves.
+        counted: Called with the output and the targets after each batch.
     """
     from .. import autograd
+    from .._onnx.lora import lora as with_adapter
     from .._onnx.model import SONNXModel
 
     compute: Callable[..., Any] = getattr(autograd, loss)
@@ -209,10 +262,30 @@ def tuned_model(
             update(value)
             return y, value
 
-    made = Tuned(str(path), place, train_constants=train_constants)
+        def __call__(self, *batch: Any, **kwargs: Any) -> Any:
+            found = super().__call__(*batch, **kwargs)
+            if counted is not None:
+                counted(found[0], batch[-1])
+            return found
+
+    made = Tuned(source, place, train_constants=train_constants)
+    if lora is not None:
+        with_adapter(made, **lora)
     for pattern in freeze:
         made.freeze(pattern)
     return made, compute
+
+
+def write_trained(chosen: TrainOptions, made: TrainSetup) -> None:
+    """Write the trained model, or its adapter."""
+    assert chosen.target_file is not None
+    if chosen.lora is None:
+        save(updated(made.empty, made.model), chosen.target_file, folder=made.folder, check=False)
+    elif writes_adapter(chosen):
+        made.model.adapter().save(chosen.target_file)
+    else:
+        proto, folder = model_with_adapter(made.model)
+        save(proto, chosen.target_file, folder=folder, check=False)
 
 
 def rule_of(optimizer: str, *, lr: float = 0.01, momentum: float = 0.9, weight_decay: float | None = None) -> Any:
@@ -248,36 +321,51 @@ def decay(chosen: TrainOptions) -> float:
 
 def _checkpoint(chosen: TrainOptions, made: TrainSetup, rule: Any, place: Device) -> Checkpoint:
     """The checkpoint, with the options that a later command must or may have."""
-    from .._training.checkpoint import Checkpoint
+    from .._training.checkpoint import Checkpoint, TrainedStates
 
     assert chosen.checkpoint is not None
     optimizer, group = chosen.optimizer, made.group
     constants = [place.backend.get(t.data) for t in made.model.imported._constants.values()]
     settings = {
-        "MODEL": digest([_structure(made.empty), *constants]),
-        "--data": digest([*made.data[0], made.data[1]]),
-        "--validation": digest([*made.held_out[0], made.held_out[1]]) if made.held_out else "none",
+        "MODEL": digest([_structure(made.empty), *constants])
+        + ("" if chosen.lora is None else f" {made.model._require_adapted().known.base}"),
+        "--data": _identity(made.data),
+        "--validation": _identity(made.held_out) if made.held_out else "none",
         "--loss": chosen.loss,
         "--optimizer": f"{optimizer} without momentum" if optimizer == "sgd" and not chosen.momentum else optimizer,
-        "--batch-size": str(chosen.batch_size),
+        "--batch-size": str(chosen.batch_size) if isinstance(made.data, tuple) else "that of --data",
         "--freeze": ", ".join(sorted(chosen.freeze)) or "none",
         "--seed": str(chosen.seed),
+        **lora_settings(chosen),
         **({"--train-constants": "yes" if chosen.train_constants else "no"} if made.model.imported.constants() else {}),
         **({"--schedule": chosen.schedule} if chosen.schedule != SCHEDULES[0] else {}),
         **({"--warmup": str(chosen.warmup)} if chosen.warmup else {}),
         **({"--clip-norm": repr(chosen.clip_norm)} if chosen.clip_norm is not None else {}),
+        **({"--accumulate": str(chosen.accumulate)} if chosen.accumulate > 1 else {}),
+        **({"--sync-batch-norm": "yes"} if chosen.sync_batch_norm and group else {}),
+        **({"--head": str(chosen.head)} if chosen.head is not None else {}),
+        **({"--keep-best": chosen.records.keep_best} if chosen.records.keep_best else {}),
         **({"--precision": chosen.precision} if chosen.precision != "float32" else {}),
         **({"--workers": str(group.size), "--dist-option": _exchanged(chosen.dist_option, chosen.sparsity)} if group else {}),
     }
     rates = {"--lr": repr(chosen.lr), "--momentum": repr(chosen.momentum), "--weight-decay": repr(decay(chosen))}
     if chosen.schedule != SCHEDULES[0]:
         rates["--epochs"] = str(chosen.epochs)
-    return Checkpoint(chosen.checkpoint, made.model, rule, place, settings, rates, group)
+    states = made.model if chosen.lora is None else TrainedStates(made.model)
+    kept = Checkpoint(chosen.checkpoint, states, rule, place, settings, rates, group, chosen.records.keep)
+    kept.parts = made.records.parts() | ({"data": made.data} if isinstance(made.data, BatchFunction) else {})
+    return kept
+
+
+def _identity(data: Arrays | BatchFunction) -> str:
+    """The digest of arrays; the name of the function of batches, whose digests are compared while they are read."""
+    return digest([*data[0], data[1]]) if isinstance(data, tuple) else f"batches of {data.named}"
 
 
 def _resume(chosen: TrainOptions, made: TrainSetup, kept: Checkpoint, quiet: bool) -> None:
     """Set the states to those of the checkpoint."""
-    at = made.at = kept.read(len(made.data[1]), chosen.batch_size)
+    count = len(made.data[1]) if isinstance(made.data, tuple) else None
+    at = made.at = kept.read(count, 1 if count is None else chosen.batch_size * chosen.accumulate)
     reached = f"epoch {at.epoch + 1}, step {len(at.history.losses)}" if at.batch else f"the end of epoch {at.epoch}"
     if (at.epoch, at.batch) > (chosen.epochs, 0):
         raise click.UsageError(f"--epochs {chosen.epochs} is before the point of the checkpoint: {reached}")
@@ -309,35 +397,12 @@ def _exchanged(dist_option: str, sparsity: float) -> str:
     return f"{dist_option} {sparsity!r}" if dist_option.startswith("sparse") else dist_option
 
 
-def _arrays(path: Path, model: SONNXModel, target: str) -> tuple[list[np.ndarray], np.ndarray]:
-    """Read the inputs, in the model's order, and the targets from an .npz file."""
-    with open_arrays(path, "SX307") as stored:
-        inputs = model.imported.graph.inputs
-        names = [v.name for v in inputs]
-        if len(names) == 1 and names[0] not in stored.names and "x" in stored.names:
-            names = ["x"]
-        lacking = [n for n in (*names, target) if n not in stored.names]
-        if lacking:
-            what = f"{path} must contain {', '.join(map(repr, lacking))}, got {', '.join(map(repr, stored.names)) or 'no arrays'}"
-            raise InvalidInput(what, code="SX331", hint="save the arrays by name: np.savez(path, x=..., y=...)")
-        headers = {n: stored.header(n) for n in (*names, target)}
-        for n, (shape, dtype) in headers.items():
-            if dtype.kind in "SU" or not shape:
-                raise InvalidInput(
-                    f"{path}: {n!r} must be numbers with the samples along axis 0, got {dtype}{list(shape)}", code="SX331"
-                )
-        arrays = {n: stored[n] for n in headers}
-    found = [
-        a if v.dtype is None or a.dtype == v.dtype else a.astype(v.dtype)
-        for n, v in zip(names, inputs, strict=True)
-        for a in [arrays[n]]
-    ]
-    return found, arrays[target]
-
-
-def _without_weights(path: Path, model: SONNXModel) -> tuple[ModelProto, Path | None]:
+def _without_weights(source: ModelSource, model: SONNXModel) -> tuple[ModelProto, Path | None]:
     """The model without the data of its trained tensors, and its folder; raises UnsupportedModel if it has no place for some."""
-    proto, folder = load_model(path)
+    proto, folder = load_model(source)
+    if proto is source:
+        proto = ModelProto()
+        proto.CopyFrom(source)
     names = set(model.get_states())
     for sparse in [t for t in proto.graph.sparse_initializer if t.values.name in names]:
         proto.graph.initializer.add(name=sparse.values.name)
@@ -377,13 +442,3 @@ def _structure(proto: ModelProto) -> np.ndarray:
     for tensor in bare.graph.initializer:
         tensor.CopyFrom(TensorProto(name=tensor.name))
     return np.frombuffer(bare.SerializeToString(deterministic=True), np.uint8)
-
-
-def digest(arrays: Sequence[Any]) -> str:
-    """The identity of arrays: their dtypes, shapes and values."""
-    found = hashlib.sha256()
-    for array in arrays:
-        found.update(f"{array.dtype.str} {array.shape} ".encode())
-        strings = array.dtype == object
-        found.update(repr(array.tolist()).encode() if strings else np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
-    return f"sha256:{found.hexdigest()}"

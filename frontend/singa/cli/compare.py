@@ -13,6 +13,7 @@ import click
 from singa_backend import debug
 from singa_backend.comparison.tolerances import ADDS_UP
 from singa_backend.debug.compare import AGAINST, is_engine
+from singa_backend.debug.torch_module import is_torch
 from singa_backend.inspection import inspect
 from singa_backend.io.files import check, write_text
 from singa_backend.rendering import printable
@@ -43,11 +44,13 @@ _VALUES = Columns({"value": NAME, "node": NAME, "type": WORDS, "max abs": NUMBER
 _OPTIONS = (
     click.option("--against", metavar="ENGINE|MODEL|FILE", help="The trusted side: onnxruntime (the default), reference, sonnx "
                  "(the CPU; the default with --device), definition (for the plans of the CPU), another .onnx file, MODULE:CLASS "
-                 "(a class with the functions of onnx.backend.base.Backend, whose code runs), or, for compare, an .npz file of "
-                 "values by name."),
+                 "(a class with the functions of onnx.backend.base.Backend, whose code runs), torch:MODULE:FUNCTION (returns a "
+                 "torch.nn.Module; its code runs), or an .npz file of values by name."),
     click.option("--against-command", "program", metavar="CMD", help="The trusted side is a program: "
                  "CMD contains {model}, {inputs} and {outputs} (.npz files); it runs without a shell."),
     click.option("--map", "pairs", multiple=True, metavar="A=B", help="Value A of MODEL has the name B in the other model."),
+    click.option("--align/--no-align", default=True, show_default=True,
+                 help="Pair the values of two models by what they compute where names do not."),
     click.option("--rtol", type=TOLERANCE,
                  help="Relative tolerance, instead of that of the dtype and the operator (`sonnx tolerances`)."),
     click.option("--atol", type=TOLERANCE, help="Absolute tolerance, instead of rtol times the value's usual magnitude."),
@@ -66,6 +69,7 @@ class Sides:
     against: str | None
     program: str | None
     pairs: tuple[str, ...]
+    align: bool
     rtol: float | None
     atol: float | None
     local: bool
@@ -75,7 +79,7 @@ class Sides:
     def settings(self) -> dict[str, Any]:
         """Return the keywords of `debug.compare` and `debug.bisect`; raises click.BadParameter."""
         return {"names": pairs_of(self.pairs, "--map", "A=B"), "rtol": self.rtol, "atol": self.atol, "local": self.local,
-                "budget": self.budget << 20, "timeout": self.timeout}  # fmt: skip
+                "align": self.align, "budget": self.budget << 20, "timeout": self.timeout}  # fmt: skip
 
 
 def side_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -91,9 +95,11 @@ def trusted(against: str | None, program: str | None, device: str) -> str | debu
         return debug.EngineCommand(program)
     if against is None:
         return "onnxruntime" if device.upper() == "CPU" else "sonnx"
-    if not is_engine(against) and not Path(against).is_file():
+    if not is_engine(against) and not is_torch(against) and not Path(against).is_file():
         names = ", ".join(AGAINST)
-        raise click.BadParameter(f"must be a file, MODULE:CLASS or one of {names}, got {against!r}", param_hint="--against")
+        raise click.BadParameter(
+            f"must be a file, MODULE:CLASS, torch:MODULE:FUNCTION or one of {names}, got {against!r}", param_hint="--against"
+        )
     path = Path(against)
     if path.suffix == ".py" and path.is_file():
         message = f"must be a model, an .npz file or MODULE:CLASS, got {against!r}; its class is {path.stem}:CLASS"
@@ -181,12 +187,25 @@ def _show_not_compared(found: debug.Comparison) -> None:
     if len(failed) > 10:
         echo(f"... and {len(failed) - 10} more nodes (--json lists all)", style="yellow")
     absent = len(found.not_compared) - len(failed)
-    if absent:
+    if found.alignment:
+        _show_alignment(found.alignment)
+    elif absent:
         alone = [f"{n.operator} {printable(n.node)!r}" for n in found.not_compared if n.failure.how == "absent"]
         rest = f" and {absent - 5} more" if absent > 5 else ""
         verb = "nodes make" if absent > 1 else "node makes"
         echo(f"not compared: {absent} {verb} values whose names the other model does not have: {', '.join(alone[:5])}{rest}")
         echo("  --map A=B pairs values; `sonnx diff` pairs nodes of other names")
+
+
+def _show_alignment(alignment: debug.Alignment) -> None:
+    """Print how much was matched, and the largest parts that were not."""
+    echo(f"{alignment}")
+    largest = sorted(alignment.gaps, key=lambda g: -len(g.nodes))
+    for gap in largest[:5]:
+        echo(f"  {gap}", style="yellow")
+    if len(largest) > 5:
+        rest = largest[5:]
+        echo(f"  ... and {sum(len(g.nodes) for g in rest)} nodes in {len(rest)} more places (--json lists all)", style="yellow")
 
 
 def _show_first(found: debug.Comparison, first: debug.Divergence) -> None:

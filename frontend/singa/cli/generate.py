@@ -12,6 +12,7 @@ import click
 from ._common import (
     SEED,
     FiniteNumber,
+    adapter_option,
     collected,
     device_option,
     echo,
@@ -81,14 +82,15 @@ _SEARCH = (
 @click.option("--chat", is_flag=True, help="The prompt is a message of a user; the chat template of FOLDER makes the text.")
 @click.option("--system", metavar="TEXT", help="With --chat: the message of the system in front of it.")
 @collected("search", SearchArguments, _SEARCH)
+@adapter_option
 @device_option
 @plan_options
 @limit_option
 @json_option
 @exit_codes
 def command(
-    folder: Path, prompts: tuple[str, ...], chat: bool, system: str | None, search: SearchArguments, device: str,
-    as_json: bool, **options: Any,
+    folder: Path, prompts: tuple[str, ...], chat: bool, system: str | None, search: SearchArguments,
+    adapters: tuple[Path, ...], device: str, as_json: bool, **options: Any,
 ) -> None:  # fmt: skip
     """Continue a text by the model, the tokenizer and the configuration in FOLDER, and print the new text as it is made.
 
@@ -101,7 +103,7 @@ def command(
     from .._generation.generator import Generator
 
     given = [sys.stdin.read() if p == "-" else p for p in prompts]
-    generator = Generator(folder, device, **options)
+    generator = Generator(folder, device, adapter=adapters or None, **options)
     if chat:
         head = [] if system is None else [{"role": "system", "content": system}]
         given = [generator.chat_prompt([*head, {"role": "user", "content": p}]) for p in given]

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from singa_backend.io.files import check
 from singa_backend.passes.change_layout import LAYOUTS, change_layout
 from singa_backend.proto.load import load_model
 from singa_backend.proto.save import save
@@ -35,6 +36,7 @@ def command(model: Path, to: str, target: Path, names: tuple[str, ...], as_json:
 
     A Transpose is inserted after each input and before each output; graph passes then move them until they cancel.
     """
+    check(target)
     proto, folder = load_model(model)
     report = change_layout(proto, to, names or None, folder=folder)
     assert report is not None

@@ -18,7 +18,7 @@ from singa_backend.proto.checker import check_model
 from singa_backend.proto.load import load_model
 from singa_backend.proto.save import save
 
-from ._common import NO, OUTPUT, echo, exit_codes, json_option, show, write_json
+from ._common import NO, echo, exit_codes, json_option, model_output, show, write_json
 from ._progress import progress
 from ._tables import NUMBER, WHOLE, WORDS, Columns
 
@@ -30,14 +30,7 @@ _PASSES = Columns({"pass": WHOLE, "changes": NUMBER, "nodes by operator": WORDS}
 
 @click.command("optimize")
 @click.argument("model", type=click.Path(dir_okay=False, path_type=Path), required=False)
-@click.option(
-    "--output",
-    "-o",
-    "target",
-    type=OUTPUT,
-    metavar="OUT",
-    help="The file to write; external data go to OUT.data.",
-)
+@model_output(required=False)
 @click.option(
     "--pass",
     "names",

@@ -1,22 +1,23 @@
-"""`sonnx quantize`: write a float model with 8-bit weights and activations."""
+"""`sonnx quantize`: write a float model with 8-bit weights and activations, or with weights of few bits."""
 
 from __future__ import annotations
 
 import re
 import shlex
 from pathlib import Path
+from typing import Any
 
 import click
 
 from singa_backend.io.files import check
 from singa_backend.proto.load import load_model
 from singa_backend.proto.save import save
-from singa_backend.quantization import ErrorRow, quantization_errors
+from singa_backend.quantization import ErrorRow, quantization_errors, quantize_weights
 from singa_backend.quantization import quantize as rewrite
 from singa_backend.quantization.accuracy import worst
-from singa_backend.quantization.options import INTEGERS, METHODS
+from singa_backend.quantization.options import FORMS, INTEGERS, METHODS
 
-from ._common import OUTPUT, FiniteNumber, echo, exit_codes, json_option, model_argument, show, write_json
+from ._common import FiniteNumber, echo, exit_codes, json_option, model_argument, model_output, show, write_json
 from ._tables import NAME, NUMBER, WORDS, Columns
 
 _ERRORS = Columns({"node": NAME, "operator": NAME, "value": NAME, "output": WORDS, "SNR (dB)": NUMBER, "own SNR (dB)": NUMBER,
@@ -36,16 +37,18 @@ _INTEGERS = click.Choice(list(INTEGERS))
     metavar="CALIBRATION",
     help="An .npz with an array for each input, by name; the first axis counts samples.",
 )
-@click.option(
-    "--output",
-    "-o",
-    "target",
-    required=True,
-    type=OUTPUT,
-    metavar="OUT",
-    help="The file to write; external data go to OUT.data.",
-)
+@model_output(required=True)
 @click.option("--dynamic", is_flag=True, help="Compute the ranges of activations in each run; needs no data to quantize.")
+@click.option(
+    "--weight-only",
+    type=click.Choice(list(FORMS)),
+    help="Only weights of MatMul and Gemm, by blocks, in operators of onnxruntime; needs no data to quantize.",
+)
+@click.option(
+    "--block-size",
+    type=click.IntRange(16, 1 << 20),
+    help="With --weight-only: weights of a block, a power of 2 (default: 32, or 64 for nf4 and fp4).",
+)
 @click.option(
     "--method",
     type=click.Choice(METHODS),
@@ -88,6 +91,8 @@ def command(
     data: Path | None,
     target: Path,
     dynamic: bool,
+    weight_only: str | None,
+    block_size: int | None,
     method: str,
     per_channel: bool,
     activations: str | None,
@@ -105,19 +110,26 @@ def command(
 ) -> None:
     """Write float MODEL with 8-bit weights and activations to OUT, and show the error of every quantized node on the data.
 
-    Without --dynamic, the model runs on the data to find the range of each activation.  With it, data are used for the errors
-    only.  Fuse normalizations first: sonnx optimize MODEL -o FUSED.
+    Without --dynamic and --weight-only, the model runs on the data to find the range of each activation.  With them, data are
+    used for the errors only.  Fuse normalizations first: sonnx optimize MODEL -o FUSED.
     """
-    if data is None and not dynamic:
-        raise click.UsageError("--data CALIBRATION is required (or --dynamic)")
+    if data is None and not dynamic and weight_only is None:
+        raise click.UsageError("--data CALIBRATION is required (or --dynamic, or --weight-only FORM)")
+    if dynamic and weight_only is not None:
+        raise click.UsageError("--dynamic and --weight-only exclude each other")
+    if block_size is not None and weight_only is None:
+        raise click.UsageError("--block-size needs --weight-only FORM")
     check(target)
     proto = load_model(model)[0]
-    made = rewrite(
-        model, None if dynamic else data, dynamic=dynamic, method=method, per_channel=per_channel, activations=activations,
-        weights=weights, symmetric_activations=symmetric_activations, symmetric_weights=symmetric_weights,
-        reduce_range=reduce_range, percentile=percentile, bins=bins, operators=operators or None, exclude=exclude,
-        exclude_operators=exclude_operators, batch_size=batch_size,
-    )  # fmt: skip
+    chosen: dict[str, Any] = {"operators": operators or None, "exclude": exclude, "exclude_operators": exclude_operators}
+    if weight_only is not None:
+        made = quantize_weights(model, weight_only, block_size=block_size, symmetric=bool(symmetric_weights), **chosen)
+    else:
+        made = rewrite(
+            model, None if dynamic else data, dynamic=dynamic, method=method, per_channel=per_channel, activations=activations,
+            weights=weights, symmetric_activations=symmetric_activations, symmetric_weights=symmetric_weights,
+            reduce_range=reduce_range, percentile=percentile, bins=bins, batch_size=batch_size, **chosen,
+        )  # fmt: skip
     rows = [] if data is None else quantization_errors(model, made, data, batch_size=batch_size)
     large = worst(rows)
     nodes = [len(p.graph.node) for p in (proto, made)]

@@ -27,6 +27,7 @@ from ._common import (
     OUTPUT_PATH,
     SECONDS,
     TOLERANCE,
+    adapter_option,
     device_option,
     echo,
     exit_codes,
@@ -51,6 +52,7 @@ class RunOptions:
 
     model: Path
     inputs: InputOptions
+    adapters: tuple[Path, ...]
     target: Path | None
     save_inputs: Path | None
     against: str | None
@@ -114,6 +116,7 @@ class _Result:
 @click.option(
     "--validate", is_flag=True, help="Name the first node that makes NaN or infinity; the exit code is 1 if there is one."
 )
+@adapter_option
 @device_option
 @plan_options
 @limit_option
@@ -133,6 +136,7 @@ def command(**given: Any) -> None:
         threads=options.threads,
         precision=options.precision,
         optimize=options.optimize,
+        adapter=options.adapters or None,
     )
     feeds, expected = _feed(options, rep)
     if options.save_inputs:
@@ -150,6 +154,8 @@ def _check(options: RunOptions) -> None:
     """Raise for files that cannot be written, and for options that contradict each other."""
     for path in filter(None, (options.target, options.save_inputs)):
         check(path, keeps=(options.model,))
+    if options.other and options.adapters and not (options.against or "").endswith(".npz"):
+        raise click.UsageError("--against compares with the model without adapters: write one with them by sonnx merge first")
     if options.other and options.inputs.data:
         raise click.UsageError("--data has expected outputs: use --inputs or --input with --against and --against-command")
 

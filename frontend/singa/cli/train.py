@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import signal
 import sys
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -17,7 +20,6 @@ from singa_backend.collectives import LocalGroup, communicator, launched_size
 from singa_backend.collectives.communicator import total
 from singa_backend.errors import InvalidInput
 from singa_backend.io.files import STANDARD_OUTPUT, check, is_regular
-from singa_backend.proto.save import save
 
 from ._common import (
     OUTPUT,
@@ -25,6 +27,8 @@ from ._common import (
     SEED,
     FiniteNumber,
     OutputPath,
+    check_places,
+    collected,
     device_option,
     echo,
     err,
@@ -39,20 +43,23 @@ from ._common import (
     wrote,
 )
 from ._curves import Curve, check_plot, line, write_plot
-from ._progress import progress
+from ._progress import Step, progress
+from ._records import RecordOptions, record_options
 from ._tables import NUMBER, WHOLE, Columns
+from ._train_adapters import LORA, lora_options, node_pattern, with_base, writes_adapter
+from ._train_data import BatchFunction, DataPath
+from ._train_options import TrainOptions
 from ._train_setup import (
     DISTRIBUTED,
     LOSSES,
     SCHEDULES,
-    TrainOptions,
     TrainSetup,
     freeze_option,
     loss_option,
     optimizer_option,
     prepared,
     target_option,
-    updated,
+    write_trained,
 )
 from ._workers import check_launcher, end_with_parent, run_workers
 
@@ -75,14 +82,15 @@ class _Train(click.Command):
 @click.option(
     "--data",
     required=True,
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="An .npz with an array for each input of the model, by name (or x), and the targets (y).",
+    type=DataPath(),
+    help="An .npz with an array for each input of the model, by name (or x), and the targets (y); or module:function.",
 )
 @click.option(
     "--validation",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="A second .npz, evaluated after each epoch.",
+    type=DataPath(),
+    help="A second .npz or module:function, evaluated after each epoch.",
 )
+@click.option("--head", type=click.IntRange(1), metavar="N", help="Replace the last layer by a new one with N outputs.")
 @target_option
 @loss_option
 @optimizer_option
@@ -107,7 +115,16 @@ class _Train(click.Command):
 @click.option("--clip-norm", type=FiniteNumber(min=0, min_open=True), help="The bound of the norm of all gradients together.")
 @click.option("--epochs", default=1, show_default=True, type=click.IntRange(1))
 @click.option("--batch-size", default=32, show_default=True, type=click.IntRange(1))
+@click.option(
+    "--accumulate",
+    default=1,
+    show_default=True,
+    metavar="N",
+    type=click.IntRange(1),
+    help="Batches of an update: their gradients are averaged. A step is N batches.",
+)
 @freeze_option
+@lora_options
 @click.option(
     "--train-constants", is_flag=True, help="Also train the constants of the model: factors, masks, tables (sonnx check --train)."
 )
@@ -125,6 +142,7 @@ class _Train(click.Command):
     type=OUTPUT,
     help="Draw the losses of training and validation as .html, or as .png (needs matplotlib).",
 )
+@collected("records", RecordOptions, record_options)
 @processes_option(
     "--workers",
     default=1,
@@ -146,6 +164,9 @@ class _Train(click.Command):
     help="The share (sparseTopK) or the magnitude (sparseThreshold) of the gradients that are exchanged.",
 )
 @click.option(
+    "--sync-batch-norm", is_flag=True, help="Let BatchNormalization use the samples of all workers, not those of each worker."
+)
+@click.option(
     "--timeout", default=300.0, show_default=True, type=SECONDS, help="Seconds to wait for a worker before the training ends."
 )
 @click.option("--no-graph", is_flag=True, help="Run the steps on the tape instead of as one graph.")
@@ -159,6 +180,9 @@ def command(**given: Any) -> None:
     The names, structure and opset of the model stay unchanged; only the values of its parameters and running statistics change.
     Constants of the model stay as they are: sonnx check --train lists them.
 
+    With --lora, only low-rank changes of weights train.  -o OUT.safetensors writes them alone, another OUT the model with them;
+    next to its weights if these are quantized, as with --qlora.
+
     One of -o and --checkpoint is required.  A training that was stopped continues with the same command and --resume; --epochs,
     --lr, --momentum and --weight-decay may then differ.
 
@@ -169,13 +193,19 @@ def command(**given: Any) -> None:
     context = click.get_current_context()
     _check_usage(chosen, context)
     check_plot(chosen.plot)
-    named = (chosen.checkpoint, chosen.target_file)
+    named = (chosen.checkpoint, chosen.target_file, chosen.records.metrics, chosen.records.tensorboard)
     chosen = replace(chosen, checkpoint=_target(chosen.checkpoint), target_file=_target(chosen.target_file))
     _check_files(chosen)
+    with with_base(chosen) as chosen:
+        _run(chosen, context.meta["arguments"], named)
+
+
+def _run(chosen: TrainOptions, arguments: Sequence[str], named: Sequence[Path | None]) -> None:
+    """Train, and write and print the results; or start the workers."""
     if chosen.workers > 1 and launched_size() == 1:
         check_launcher()
         prepared(chosen, LocalGroup(chosen.workers).ranks[0], starts=True)  # what a worker would refuse is refused here, once
-        sys.exit(run_workers(chosen.workers, context.meta["arguments"], chosen.checkpoint))
+        sys.exit(run_workers(chosen.workers, arguments, chosen.checkpoint))
     group = communicator(timeout=chosen.timeout) if launched_size() > 1 else None
     made = prepared(chosen, group)
     loop = _Loop(chosen, made)
@@ -187,6 +217,9 @@ def command(**given: Any) -> None:
         _tell(chosen, made)
         if not chosen.as_json:
             wrote(*named)
+            if chosen.qlora and writes_adapter(chosen):
+                kept = "" if made.head is None else f" --exclude '{node_pattern(made.head)}'"
+                echo(f"the model of this adapter: sonnx quantize MODEL --weight-only {chosen.qlora}{kept} -o QUANTIZED")
 
 
 class _Loop:
@@ -197,32 +230,72 @@ class _Loop:
         self.losses = made.at.history.losses
         self.written = len(self.losses) if chosen.resume else 0  # the step that the checkpoint holds
         self.received: list[int] = []  # the signals
+        self.stops = 0  # those of all workers, at the last step
+        self.begins = len(self.losses) - made.at.batch  # the first step of the epoch
 
     def run(self) -> None:
         """Run the steps; a signal, or Ctrl-C, ends the process."""
-        from .._training.fit import fit, stop_signals
+        from .._training.fit import stop_signals
 
         chosen, made = self.chosen, self.made
         with stop_signals(*(signal.SIGINT, signal.SIGTERM) if made.kept else ()) as self.received:
             try:
-                left, quiet = made.steps - len(self.losses), chosen.as_json or not made.first
+                left, quiet = made.steps and made.steps - len(self.losses), chosen.as_json or not made.first
+                if isinstance(made.data, BatchFunction):
+                    made.data.resume(made.at)
+                made.records.begin(len(self.losses))
                 with progress(left, "training", unit="steps", quiet=quiet) as step:
-                    fit(made.model, *made.data, epochs=chosen.epochs, batch_size=chosen.batch_size, validation=made.held_out,
-                        evaluate=self._measured, progress=lambda text: step(text), start=made.at, reached=self._reached,
-                        group=made.group)  # fmt: skip
+                    self._fit(step)
                 if self.written < len(self.losses) or chosen.every:
                     self._keep()
+                made.records.close()
             except (_Stopped, KeyboardInterrupt):
                 self._stopped()
             except InvalidInput as error:
                 self._failed(error)
                 raise
 
+    def _fit(self, step: Step) -> None:
+        """Run the steps of all epochs."""
+        from .._training.fit import Shares, accumulating, device_of, fit, loop
+
+        chosen, made = self.chosen, self.made
+        data, tell = made.data, partial(self._counted, step)
+        if isinstance(data, tuple):
+            fit(made.model, *data, epochs=chosen.epochs, batch_size=chosen.batch_size, validation=made.held_out,
+                evaluate=self._measured, progress=tell, start=made.at, reached=self._reached, group=made.group)  # fmt: skip
+            return
+        device, group = device_of(made.model), made.group
+        shares = Shares(group, accumulating(made.model))
+        loop(made.model, lambda: data.batches(made.at, shares, group, device), made.at, epochs=chosen.epochs,
+             measure=self._validated if made.held_out else None, progress=tell, reached=self._reached, shares=shares)  # fmt: skip
+
+    def _validated(self) -> dict[str, float]:
+        """The measurements of the validation, in a training on batches."""
+        from .._training.fit import device_of, predict
+        from .._training.loader import ArrayLoader
+
+        made = self.made
+        assert made.held_out is not None
+        inputs, targets = made.held_out
+        made.model.eval()
+        source = ArrayLoader(*inputs, batch_size=self.chosen.batch_size, device=device_of(made.model))
+        return self._measured(predict(made.model, source, len(inputs))[0], targets)
+
+    def _counted(self, step: Step, text: str) -> None:
+        """After a step: sum its measurements over the workers, and show the progress."""
+        made = self.made
+        self.stops = made.records.tally.close_step(made.group, len(self.received))
+        accuracy = made.records.tally.accuracy(len(self.losses) - made.at.batch)
+        step(text if accuracy is None else f"{text}, accuracy {accuracy:.3g}")
+
     def finish(self) -> None:
         """Write the model and the plot."""
         chosen, made = self.chosen, self.made
+        if made.records.best:
+            made.records.best.restore()
         if chosen.target_file and made.first:
-            save(updated(made.empty, made.model), chosen.target_file, folder=made.folder, check=False)
+            write_trained(chosen, made)
         self._draw()
 
     def _measured(self, scores: np.ndarray, targets: np.ndarray) -> dict[str, float]:
@@ -238,12 +311,16 @@ class _Loop:
     def _reached(self, at: Position) -> None:
         """After a step or an epoch: write the checkpoint if it is due, and stop if a process has received a signal."""
         made, every = self.made, self.chosen.every
-        ends_epoch = made.at.order is None
-        stops = bool(self.received)
-        if made.group and made.kept:
-            stops = bool(total(made.group, np.array([len(self.received)]))[0])
+        ends_epoch = not at.batch
+        if ends_epoch:
+            made.records.epoch(at.history, self.begins)
+            self.begins = len(self.losses)
+        else:
+            made.records.step(at.history, at.epoch + 1)
+        stops = bool(self.stops) and made.kept is not None
         if stops or (ends_epoch if every is None else not ends_epoch and len(self.losses) % every == 0):
             self._keep()
+        made.records.tick()
         if stops:
             raise _Stopped
 
@@ -262,7 +339,8 @@ class _Loop:
         with suppress(InvalidInput):
             self._draw()
         if made.first:
-            _tell_stopped(f"step {len(self.losses)} of {made.steps}", chosen.checkpoint, self.written, chosen.target_file)
+            point = f"step {len(self.losses)}" + (f" of {made.steps}" if made.steps else "")
+            _tell_stopped(point, chosen.checkpoint, self.written, chosen.target_file)
         sys.exit(128 + (self.received[0] if self.received else signal.SIGINT))
 
     def _failed(self, error: InvalidInput) -> None:
@@ -277,23 +355,48 @@ def _curves(chosen: TrainOptions, made: TrainSetup) -> dict[str, Curve]:
     """The losses of the training and of the validation."""
     found: dict[str, Curve] = {"training": list(enumerate(made.at.history.losses, 1))}
     if made.at.history.validation:
-        each = made.steps // chosen.epochs
-        found["validation"] = [((i + 1) * each, seen["loss"]) for i, seen in enumerate(made.at.history.validation)]
+        found["validation"] = [
+            (end, seen["loss"]) for end, seen in zip(_ends(chosen, made), made.at.history.validation, strict=False)
+        ]
     return found
+
+
+def _ends(chosen: TrainOptions, made: TrainSetup) -> list[int]:
+    """The last step of each epoch."""
+    if isinstance(made.data, BatchFunction):
+        return [int(n) for n in np.cumsum(made.data.counts)]
+    each = (made.steps or 0) // chosen.epochs
+    return [each * (i + 1) for i in range(made.at.epoch)]
 
 
 def _tell(chosen: TrainOptions, made: TrainSetup) -> None:
     """Print the losses and the measurements."""
+    history, best = made.at.history, made.records.best
+    ends = _ends(chosen, made)
+    accuracies = [made.records.tally.accuracy(first, last) for first, last in itertools.pairwise([0, *ends])]
+    share = made.model._share() if chosen.lora is not None else None
     if chosen.as_json:
-        write_json({"losses": made.at.history.losses, "validation": made.at.history.validation})
+        found = {"losses": history.losses, "validation": history.validation, "accuracy": accuracies}
+        if best:
+            found["best"] = {"epoch": best.epoch, "metric": best.metric, "value": best.value}
+        if share:
+            found["trained"], found["parameters"] = share
+        write_json(found | ({"head": asdict(made.head)} if made.head else {}))
         return
     table = _CURVES.table()
     for name, curve in _curves(chosen, made).items():
         drawn = line(curve, out.encoding, max(8, min(60, out.width - 52)))
         table.add(name, curve[-1][0], curve[0][1], curve[-1][1], drawn)
     show(table)
-    for i, seen in enumerate(made.at.history.validation):
-        echo(f"epoch {i + 1}: " + ", ".join(f"validation {n} {v:.4g}" for n, v in seen.items()))
+    for i, accuracy in enumerate(accuracies):
+        words = [] if accuracy is None else [f"accuracy {accuracy:.4g}"]
+        words += [f"validation {n} {v:.4g}" for n, v in (history.validation[i] if history.validation else {}).items()]
+        if words:
+            echo(f"epoch {i + 1}: " + ", ".join(words))
+    if best:
+        echo(f"best epoch: {best.epoch}, validation {best.metric} {best.value:.4g}")
+    if share:
+        echo(f"trained {share[0]:,} of {share[1]:,} parameters ({share[0] / share[1]:.2%})")
 
 
 def _check_usage(chosen: TrainOptions, context: click.Context) -> None:
@@ -308,28 +411,43 @@ def _check_usage(chosen: TrainOptions, context: click.Context) -> None:
         "resume": (chosen.checkpoint, "--checkpoint PATH"),
         "momentum": (chosen.optimizer == "sgd", "--optimizer sgd"),
         "precision": (not chosen.no_graph, "steps that run as a graph: it has no effect with --no-graph"),
+        "keep_best": (chosen.validation, "--validation DATA"),
+        "keep": (chosen.checkpoint, "--checkpoint PATH"),
         "sparsity": (chosen.dist_option.startswith("sparse"), "--dist-option sparseTopK or sparseThreshold"),
+        **dict.fromkeys(LORA, (chosen.lora, "--lora RANK")),
         "dist_option": (chosen.workers > 1 or launched > 1 or chosen.dist_option == DISTRIBUTED[0], "--workers of at least 2"),
     }
     for name, (there, what) in needs.items():
         passed = context.get_parameter_source(name) not in (ParameterSource.DEFAULT, None)
-        if passed and getattr(chosen, name) and not there:
+        if passed and getattr(chosen if hasattr(chosen, name) else chosen.records, name) and not there:
             raise click.UsageError(f"--{name.replace('_', '-')} needs {what}")
+    if writes_adapter(chosen) and chosen.lora is None:
+        raise click.UsageError("-o FILE.safetensors is the file of an adapter: it needs --lora RANK")
     if launched not in (1, chosen.workers) and chosen.workers > 1:
         raise click.UsageError(f"--workers {chosen.workers} must be the number of processes that mpiexec has started, {launched}")
 
 
 def _check_files(chosen: TrainOptions) -> None:
     """Raise unless every file can be written, and none replaces another one of the command."""
-    read = {"--data": chosen.data, "--validation": chosen.validation}
-    written = {"-o": chosen.target_file, "--plot": chosen.plot}
+    check_places(folders=[chosen.records.tensorboard])
+    if chosen.records.metrics:
+        check(chosen.records.metrics)
+    sources = {"--data": chosen.data, "--validation": chosen.validation}
+    read = {name: path for name, path in sources.items() if isinstance(path, Path)}
+    written = {"-o": chosen.target_file, "--plot": chosen.plot, "--metrics": chosen.records.metrics}
     _check_distinct(read, written)
+    _check_distinct({"MODEL": chosen.model, **read, "-o": chosen.target_file}, {"--metrics": chosen.records.metrics})
     _check_distinct({"MODEL": chosen.model, **read, **written}, {"--checkpoint": chosen.checkpoint})
     if chosen.checkpoint and chosen.checkpoint.exists() and not chosen.resume:
         raise click.UsageError(f"{chosen.checkpoint} exists: pass --resume to continue that training, or another path")
+    if chosen.checkpoint and chosen.records.keep > 1 and not chosen.resume:
+        from .._training.checkpoint import earlier
+
+        for path in earlier(chosen.checkpoint).values():
+            raise click.UsageError(f"{path} exists, a checkpoint of another training with this name: pass another --checkpoint")
 
 
-def _check_distinct(others: dict[str, Path | None], written: dict[str, Path | None]) -> None:
+def _check_distinct(others: Mapping[str, Path | None], written: Mapping[str, Path | None]) -> None:
     """Raise UsageError if a file that is written is another one of the command."""
     known = {path.resolve(): name for name, path in others.items() if path}
     for flag, path in written.items():

@@ -163,3 +163,12 @@ GEMM(Z, std::complex<double>, DOUBLE_COMPLEX, 70)
     }
 GETRF(S, float)
 GETRF(D, double)
+
+#define GETRI(letter, T) \
+    EXPORT int cublas##letter##getriBatched(void*, int n, T** a, int lda, int* pivots, T** c, int ldc, int* infos, int count) { \
+        called("cublas" #letter "getriBatched", {a, pivots, c, infos}); \
+        for (int i = 0; i < count; i++) invert(n, a[i], lda, pivots ? pivots + (long)i * n : nullptr, c[i], ldc, infos + i); \
+        return SUCCESS; \
+    }
+GETRI(S, float)
+GETRI(D, double)

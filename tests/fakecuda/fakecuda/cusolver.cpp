@@ -1,4 +1,4 @@
-// cuSOLVER: the LU factorization, with which CuPy computes determinants.
+// cuSOLVER: the LU factorization, with which CuPy computes determinants, and inverses by it.
 #include <cstdlib>
 
 #include "factorize.h"
@@ -19,4 +19,16 @@ EXPORT int cusolverGetProperty(int, int* value) { *value = 12; return 0; }
     }
 GETRF(S, float)
 GETRF(D, double)
+
+#define GETRS(letter, T) \
+    EXPORT int cusolverDn##letter##getrs(void*, int turned, int n, int columns, const T* a, int lda, const int* pivots, T* b, \
+                                         int ldb, int* info) { \
+        called("cusolverDn" #letter "getrs", {a, pivots, b, info}); \
+        if (turned) return 9; /* not supported */ \
+        for (int k = 0; k < columns; k++) solve(n, a, lda, pivots, b + (long)k * ldb); \
+        *info = 0; \
+        return 0; \
+    }
+GETRS(S, float)
+GETRS(D, double)
 

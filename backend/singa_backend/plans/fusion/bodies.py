@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ...ir.declaration import has_trait
 from ...ir.graph import ABSENT
-from ...proto.schemas import LAX, MICROSOFT
+from ...kernels.table import kernels_of
 from ..bodies import Bodies, Given, has_body, rounds_once
 from ..region import Region, RegionCall
 from .view import RegionView
@@ -18,9 +18,11 @@ def bodies(graph: RegionView) -> int:
     """
     made, count = Bodies(), 0
     for call in graph.named(""):
-        if call.node.domain not in (MICROSOFT, LAX) or not has_trait(call.node.domain, call.name, "cannot_fail"):
+        if not has_trait(call.node.domain, call.name, "cannot_fail") or not has_body(call):
             continue
-        count += has_body(call) and _replaced(graph, call, made)
+        assert call.node.operator is not None
+        if not kernels_of(call.node.domain, call.name, call.node.operator.version):
+            count += _replaced(graph, call, made)
     return count
 
 

@@ -99,12 +99,13 @@ class BodyTraces(Definitions):
             return False
         ranges, results = self._checked(call, values)
         inner = None if ranges is None else self._body_of(call, values)
+        reasons = self._reasons  # of kernels that decline
         if inner is None or ranges is None:
-            self._reasons = [NO_BODY if ranges is not None else ON_VALUES]
+            self._reasons = [*reasons, NO_BODY if ranges is not None else ON_VALUES]
             self.shared.kept.add(call)
             self._by_definition(call, results)
         elif not self._computed(call, inner, ranges, results):
-            self._reasons = [UNLIKE]
+            self._reasons = [*reasons, UNLIKE]
             self._by_definition(call, results)
         elif any(isinstance(v, Value) and not v.constant and v.dtype.kind not in "biu" for v in values):
             self.facts.finite = True  # of infinities and NaN a body may make others than the definition

@@ -59,9 +59,9 @@ def items_of(region: Region, find_updates: bool = False) -> list[Item]:
 
     Args:
         region: the region.
-        find_updates: whether it may be a training step, whose updates are found.
+        find_updates: whether updates are found, if it is a training step: it has gradients, or replaces inputs.
     """
-    finds = find_updates and bool(region.ids)
+    finds = find_updates and (bool(region.ids) or region.last is not None)
     if region.last is None:
         return _items(region.calls, region.outputs, finds)
     calls, last = region.calls[: region.last], region.calls[region.last :]

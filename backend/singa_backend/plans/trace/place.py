@@ -41,8 +41,9 @@ class Placer(Opener):
         segment.replaced = tuple(p for p in passed.values() if isinstance(p, Replaced))
         if self.options.adaptive and most > 1:
             segment.pace = Pace(self.options.threads, time.perf_counter() - self.began, self.single)
+        times = Counter(id(e) for e in segment.outputs)
         segment.copies = tuple(
-            partial(_copy, e)
+            partial(_copy, e, times[id(e)] == 1)
             if isinstance(e, OpaqueValue)
             else passed[id(e.buffer)].take
             if id(e.buffer) in passed
@@ -142,8 +143,8 @@ def _threads(step: PlanStep, pieces: Bound, usual: int) -> int:
     return max((threads_of(arguments) for _, arguments in pieces), default=0) or usual
 
 
-def _copy(entry: OpaqueValue) -> Any:
-    return entry.value if isinstance(entry, Appended) else _copied(entry.value)
+def _copy(entry: OpaqueValue, once: bool) -> Any:
+    return entry.value if isinstance(entry, Appended) or (entry.fresh and once) else _copied(entry.value)
 
 
 def _copied(value: Any) -> Any:

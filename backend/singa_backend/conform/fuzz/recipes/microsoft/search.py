@@ -193,7 +193,7 @@ def sampling(d: Draw) -> None:
     d.attributes["top_p"] = d.real(0.01, 1.0)  # 0 leaves the token whose sum rounding lifts above 1
     d.attr("temperature", [0.5, 0.7, 2.0], 1.0)
     d.attr("presence_penalty", [0.5, 3.0], 0.0)
-    d.attr("min_tokens_to_keep", [1, 2], 0)
+    d.attr("min_tokens_to_keep", [1, min(2, known - 1)], 0)
     d.attr("custom", [0, 1], 0)
     d.attr("filter_value", [-1e20, -1e4], None)
     _specified(d)

@@ -1,0 +1,361 @@
+"""An adapter as a rewriting of a model: `insert` adds its factors and products, `merge` adds them to the weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from onnx import ModelProto, TensorProto, helper, numpy_helper
+
+from .. import dtypes
+from ..errors import InvalidInput
+from ..passes import GraphEditor, ModelEditor, NodeEditor
+from ..passes.head import replace_head
+from ..passes.typed_graph import constant_node
+from ..proto import tensor_data
+from ..proto.schemas import MICROSOFT
+from .adapter import Adapter, LowRank, base_digest, check_digest
+from .uses import CONVOLUTION, INSIDE, LEFT, LOOKUP, Weight, WeightUse, weights
+
+RANK = "lora_rank"
+"""The symbolic size of the rank of factors that are inputs of a model."""
+
+
+def factor_names(weight: str) -> tuple[str, str]:
+    """The names of the two factors of the change of a weight."""
+    return f"{weight}.lora_A", f"{weight}.lora_B"
+
+
+def insert(
+    model: ModelProto,
+    adapter: Adapter,
+    *,
+    folder: Path | None = None,
+    dropout: float = 0.0,
+    inputs: bool = False,
+    any_base: bool = False,
+) -> ModelProto:
+    """Return a model that computes with an adapter: y = x W becomes y = x W + scale (x Aᵀ) Bᵀ.
+
+    The factors A and B are initializers of the main graph, `NAME.lora_A` and `NAME.lora_B` for the weight NAME, also if the node
+    that uses the weight is in a Loop, If or Scan. Initializers of the model stay as they are, except those that `adapter.values`
+    replaces.
+
+    Args:
+        model: the model, which is not changed.
+        adapter: the adapter.
+        folder: the folder of the model's external data; None if it has none.
+        dropout: the probability with which a training step drops elements of x before A; a run drops none.
+        inputs: whether A and B are inputs of the model, the last ones, with a symbolic rank, and not initializers. The scale is
+            then not in the model: the value of an input `NAME.lora_B` is the scale times B (`factor_inputs`).
+        any_base: whether to accept a model with other tensors than those that the adapter was trained with; names and shapes
+            must fit.
+
+    Returns:
+        The new model.
+
+    Raises:
+        InvalidInput: the adapter does not fit the model (SX971).
+        InvalidModel: the model cannot be edited.
+    """
+    made = with_head(model, adapter.settings.get("head"), folder)
+    editor = ModelEditor(made, folder)
+    found = weights(editor)
+    check_fit(editor, found, adapter, None if any_base or not adapter.base else base_digest(model, folder))
+    for name, value in adapter.values.items():
+        _replace(editor.main, name, value)
+    for name, change in adapter.changes.items():
+        _Inserted(editor, found[name], change, dropout, inputs).add()
+    editor.write()
+    return made
+
+
+def factor_inputs(adapter: Adapter) -> dict[str, np.ndarray]:
+    """The values of the inputs of a model that `insert` wrote with `inputs`, by name.
+
+    Args:
+        adapter: the adapter.
+
+    Returns:
+        A, and B times the scale, of each weight.
+    """
+    found: dict[str, np.ndarray] = {}
+    for name, change in adapter.changes.items():
+        a, b = factor_names(name)
+        found[a], found[b] = change.a, (change.b.astype(np.float64) * change.scale).astype(change.b.dtype)
+    return found
+
+
+def merge(model: ModelProto, adapter: Adapter, *, folder: Path | None = None, any_base: bool = False) -> ModelProto:
+    """Return a model whose weights contain an adapter: W + scale B A, computed in float64 and rounded once.
+
+    Args:
+        model: the model, which is not changed.
+        adapter: the adapter.
+        folder: the folder of the model's external data; None if it has none. Tensors that the adapter does not change remain in
+            external data.
+        any_base: whether to accept a model with other tensors than those that the adapter was trained with; names and shapes
+            must fit.
+
+    Returns:
+        The new model.
+
+    Raises:
+        InvalidInput: the adapter does not fit the model (SX971), or changes a quantized weight (SX974).
+        InvalidModel: the model cannot be edited.
+    """
+    made = with_head(model, adapter.settings.get("head"), folder)
+    editor = ModelEditor(made, folder)
+    found = weights(editor)
+    check_fit(editor, found, adapter, None if any_base or not adapter.base else base_digest(model, folder))
+    quantized = [n for n in adapter.changes if found[n].main.origin.quantized]
+    if quantized:
+        raise InvalidInput(
+            f"cannot merge changes into quantized weights: {_listed(quantized)}",
+            code="SX974",
+            hint="keep the model and the adapter as two parts (insert), or dequantize the model before the training: sonnx lower",
+        )
+    whole = [n for n, c in adapter.changes.items() if found[n].main.kind == CONVOLUTION and c.a.shape[1] != found[n].main.inputs]
+    if whole:
+        raise InvalidInput(
+            f"cannot merge changes whose A has no groups into weights that have groups: {_listed(whole)}",
+            code="SX974",
+            hint="keep the model and the adapter as two parts (insert)",
+        )
+    for name, value in adapter.values.items():
+        _replace(editor.main, name, value)
+    editor.write()
+    for name, change in adapter.changes.items():
+        origin = found[name].main.origin
+        now = tensor_data.tensor(origin.tensor, folder)
+        new = (now.astype(np.float64) + origin_change(found[name], change)).astype(now.dtype)
+        origin.tensor.CopyFrom(numpy_helper.from_array(new, origin.tensor.name))
+    return made
+
+
+def with_head(model: ModelProto, head: Any, folder: Path | None) -> ModelProto:
+    """A copy of a model, with a new last layer of `head` outputs if that is a number; an adapter has the values of the layer."""
+    made = ModelProto()
+    made.CopyFrom(model)
+    if type(head) is int:
+        replace_head(made, head, folder=folder)
+    return made
+
+
+def origin_change(weight: Weight, change: LowRank) -> np.ndarray:
+    """Scale B A in the layout of the initializer, in float64."""
+    use, (a, b) = weight.main, (change.a.astype(np.float64), change.b.astype(np.float64))
+    if use.kind == CONVOLUTION:
+        parts = len(a) // b.shape[1]  # the groups
+        a, b = a.reshape(parts, -1, *a.shape[1:]), b.reshape(parts, -1, b.shape[1])
+        product = np.concatenate([np.tensordot(x, y, 1) for x, y in zip(b, a, strict=True)])
+    else:
+        product = b @ a if use.transposed else (b @ a).T
+    return use.origin.stored(product * change.scale)
+
+
+def check_fit(editor: ModelEditor, found: Mapping[str, Weight], adapter: Adapter, base: str | None) -> None:
+    """Raise InvalidInput (SX971) unless a model has the weights of an adapter; `base` is its digest, None to accept any."""
+    wrong: list[str] = []
+    for name, change in adapter.changes.items():
+        if name not in found:
+            wrong.append(f"the model has no weight {name!r}")
+            continue
+        use = found[name].main
+        need, got = use.sizes(len(change.a)), (change.a.shape, change.b.shape)
+        whole = (*need[0][:1], use.inputs * use.group, *need[0][2:])  # a convolution of PEFT has no groups in A
+        if got not in (need, (whole, need[1])):
+            wrong.append(f"{name!r} needs A and B of shapes {need[0]} and {need[1]}, got {got[0]} and {got[1]}")
+    for name, value in adapter.values.items():
+        shape = stored_shape(editor.main, name)
+        if shape is None:
+            wrong.append(f"the model has no initializer {name!r}")
+        elif shape != value.shape and not adapter.settings.get("head"):
+            wrong.append(f"{name!r} has shape {shape} in the model, and {value.shape} in the adapter")
+    if wrong:
+        more = f", and {len(wrong) - 5} more" if len(wrong) > 5 else ""
+        raise InvalidInput(f"the adapter does not fit this model: {'; '.join(wrong[:5])}{more}", code="SX971")
+    if base is not None:
+        check_digest(adapter, base, "pass the model that was trained, or accept another one with any_base=True")
+
+
+def stored_shape(main: GraphEditor, name: str) -> tuple[int, ...] | None:
+    """The shape of an initializer, or of a Constant that may become one; None if there is none of this name."""
+    found: Any = main.initializers.get(name)
+    if found is None and (node := main.producer(name)) is not None and node.is_("Constant"):
+        found = node.get("value")
+    return tuple(found.dims) if isinstance(found, TensorProto) else None
+
+
+def _listed(names: list[str]) -> str:
+    return ", ".join(map(repr, names[:5])) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+
+
+def _replace(main: GraphEditor, name: str, value: np.ndarray) -> None:
+    """Set an initializer; a Constant node becomes one."""
+    node = main.producer(name)
+    if node is not None and name not in main.initializers:
+        main.remove(node)
+    _set(main, name, value)
+
+
+def _set(main: GraphEditor, name: str, value: np.ndarray) -> None:
+    new = name not in main.initializers
+    main.initializers[name] = numpy_helper.from_array(np.ascontiguousarray(value), name)
+    if new and main.context.ir_version < 4:  # an initializer had to be an input, too
+        main.inputs.append(name)
+
+
+class _Inserted:
+    """One change while it is added to all uses of its weight."""
+
+    def __init__(self, editor: ModelEditor, weight: Weight, change: LowRank, dropout: float, inputs: bool) -> None:
+        self.editor, self.weight, self.change, self.dropout = editor, weight, change, dropout
+        self.a, self.b = factor_names(weight.name)
+        for name, array in ((self.a, change.a), (self.b, change.b)):
+            if name != editor.fresh(name):
+                raise InvalidInput(f"the model already has a value {name!r}", code="SX971", hint="merge its adapter first")
+            if inputs:
+                sizes: list[int | str] = list(array.shape)
+                if weight.main.kind != CONVOLUTION or weight.main.group == 1:
+                    sizes[0 if name == self.a else 1] = RANK
+                editor.model.graph.input.append(helper.make_tensor_value_info(name, dtypes.onnx_code(array.dtype), sizes))
+                editor.main.inputs.append(name)
+            else:
+                _set(editor.main, name, array)
+        self.scale = 1.0 if inputs else float(change.scale)
+        self.dtype = dtypes.onnx_code(change.a.dtype)
+        self.shared: dict[tuple[str, int], str] = {}
+
+    def add(self) -> None:
+        """Add the change to every use."""
+        main = self.weight.main
+        for use in self.weight.uses:
+            if use.kind == CONVOLUTION:
+                self._convolution(use)
+            elif use.kind == INSIDE or (use is not main and use.by_outputs is None):
+                self._inside(use)
+            else:
+                self._product(use, use is main or use.by_outputs == main.by_outputs)
+
+    def _dropped(self, use: WeightUse, x: str) -> str:
+        """The input of the products: cast to the type of the factors, and with dropout."""
+        graph, node = use.graph, use.node
+        if self.dtype != use.origin.dtype:
+            x = graph.add("Cast", [x], before=node, to=self.dtype).outputs[0]
+        if self.dropout:
+            if graph.opset >= 12:
+                ratio = self._constant(use, np.array(self.dropout, np.float32), "ratio")
+                x = graph.add("Dropout", [x, ratio], before=node, like=f"{self.weight.name}.lora_dropout").outputs[0]
+            else:
+                still: dict[str, Any] = {"is_test": 1} if graph.opset < 7 else {}
+                x = graph.add("Dropout", [x], before=node, ratio=float(self.dropout), **still).outputs[0]
+        return x
+
+    def _constant(self, use: WeightUse, value: np.ndarray, wish: str) -> str:
+        name = self.editor.fresh(f"{self.weight.name}.lora_{wish}")
+        use.graph.insert(constant_node(name, value), before=use.node)
+        return name
+
+    def _scaled(self, use: WeightUse, value: str, factor: float = 1.0) -> str:
+        if self.scale * factor == 1.0:
+            return value
+        number = self._constant(use, np.array(self.scale * factor, dtypes.numpy_dtype(self.dtype)), "scale")
+        return use.graph.add("Mul", [value, number], before=use.node).outputs[0]
+
+    def _turned(self, name: str) -> str:
+        """A factor, transposed: one node of the main graph, which graphs within it capture."""
+        if (name, 0) not in self.shared:
+            main = self.editor.main
+            first = main.nodes[0] if len(main) else None
+            node = NodeEditor("Transpose", [name], [self.editor.fresh(f"{name}.transposed")])
+            node.set(perm=[1, 0])
+            main.insert(node, before=first)
+            self.shared[name, 0] = node.outputs[0]
+        return self.shared[name, 0]
+
+    def _product(self, use: WeightUse, same: bool) -> None:
+        """Add x Aᵀ Bᵀ to x W, B A x to W x, or rows of Aᵀ Bᵀ to those of W."""
+        graph, node = use.graph, use.node
+        first, second = (self.a, self.b) if same else (self.b, self.a)
+        if (use.kind == LEFT) != same:
+            first, second = self._turned(first), self._turned(second)
+        if use.kind == LOOKUP:
+            indices = node.input(1)
+            h = graph.add("Gather", [first, indices], before=node, axis=0).outputs[0]
+            self._sum(use, graph.add("MatMul", [self._scaled(use, h), second], before=node).outputs[0])
+            return
+        x = node.input(1 - use.index)
+        other = "transA" if use.index else "transB"
+        if node.get(other, 0):
+            if node.domain == MICROSOFT:
+                x = self._fused_transpose(use, x)
+            else:
+                x = graph.add("Transpose", [x], before=node, perm=[1, 0]).outputs[0]
+        x = self._dropped(use, x)
+        h = self._pair(use, x, first)
+        self._sum(use, self._pair(use, self._scaled(use, h, use.factor), second))
+
+    @staticmethod
+    def _pair(use: WeightUse, value: str, factor: str) -> str:
+        """A product with a factor, on the side of the weight."""
+        order = [factor, value] if use.kind == LEFT else [value, factor]
+        return use.graph.add("MatMul", order, before=use.node).outputs[0]
+
+    def _fused_transpose(self, use: WeightUse, x: str) -> str:
+        """The last two axes of x exchanged, at any rank: a product of FusedMatMul with the unit matrix would be large."""
+        graph, node = use.graph, use.node
+        rank = graph.type(x).shape
+        if rank is None:
+            raise InvalidInput(
+                f"cannot adapt {self.weight.name!r}: the rank of {x!r}, which {node.title} transposes, is not known", code="SX972"
+            )
+        order = [*range(len(rank) - 2), len(rank) - 1, len(rank) - 2]
+        return graph.add("Transpose", [x], before=node, perm=order).outputs[0] if len(rank) > 1 else x
+
+    def _convolution(self, use: WeightUse) -> None:
+        graph, node = use.graph, use.node
+        kept = {n: node.get(n) for n in ("auto_pad", "dilations", "kernel_shape", "pads", "strides") if n in node.attributes}
+        kept = {n: list(v) if isinstance(v, tuple) else v for n, v in kept.items()}
+        whole = self.change.a.shape[1] != use.inputs  # PEFT's A has no groups
+        x = self._dropped(use, node.input(0))
+        h = graph.add("Conv", [x, self.a], before=node, **kept, group=1 if whole else use.group).outputs[0]
+        self._sum(use, graph.add("Conv", [self._scaled(use, h), self.b], before=node, group=use.group).outputs[0])
+
+    def _inside(self, use: WeightUse) -> None:
+        """Compute the changed weight, which the node reads."""
+        graph, node, main = use.graph, use.node, self.weight.main
+        first = use is main
+        by_outputs, dtype = (main.transposed, use.origin.dtype) if first else (main.by_outputs, use.origin.tensor.data_type)
+        factors = (self.b, self.a) if by_outputs else (self._turned(self.a), self._turned(self.b))
+        delta = self._scaled(use, graph.add("MatMul", factors, before=node).outputs[0])
+        if self.dtype != dtype:
+            delta = graph.add("Cast", [delta], before=node, to=dtype).outputs[0]
+        base = node.input(use.index) if first else use.origin.name
+        total = graph.add("Add", [base, delta], before=node, like=f"{self.weight.name}.changed").outputs[0]
+        for move in () if first else use.origin.moves:
+            made = [self.editor.fresh(move.outputs[0])]
+            again = NodeEditor(move.op_type, [total, *move.inputs[1:]], made, dict(move.attributes))
+            graph.insert(again, before=node)
+            total = again.outputs[0]
+        graph.rewire(node, [total if i == use.index else n for i, n in enumerate(node.inputs)])
+
+    def _sum(self, use: WeightUse, change: str) -> None:
+        """Add a change to the result of the node, or to its sum with a bias; the result keeps its name."""
+        graph, node = use.graph, use.node
+        if self.dtype != use.origin.dtype:
+            change = graph.add("Cast", [change], before=node, to=use.origin.dtype).outputs[0]
+        last = use.bias_node or node
+        result = last.outputs[0]
+        plain = self.editor.fresh(f"{result}.base")
+        graph.rename_output(last, 0, plain)
+        graph.add("Add", [plain, change], after=last, name=result)
+
+
+def without_arrays(adapter: Adapter) -> Adapter:
+    """An adapter with empty arrays, which keeps its names and settings."""
+    empty = {n: replace(c, a=c.a[:0], b=c.b[:0]) for n, c in adapter.changes.items()}
+    return replace(adapter, changes=empty, values={n: v[:0] if v.ndim else v for n, v in adapter.values.items()})

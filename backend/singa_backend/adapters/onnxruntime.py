@@ -1,0 +1,205 @@
+"""Adapters of onnxruntime: the model whose factors are inputs, and the files `.onnx_adapter` with their values.
+
+model = adapter_inputs(model, [adapter])       # runs as the base model; with the values of an adapter, as that
+write_onnx_adapter(adapter, "a.onnx_adapter")  # onnxruntime.LoraAdapter().Load(path); RunOptions().add_active_adapter(it)
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from onnx import GraphProto, ModelProto, helper, numpy_helper
+
+from ..errors import InvalidInput
+from ..io.files import StrPath
+from ..passes import ModelEditor
+from .adapter import Adapter, LowRank, base_digest
+from .flat_file import FILE, read_parameters, write_parameters
+from .insert import check_fit, factor_inputs, factor_names, insert
+from .matching import Wanted, match
+from .modules import WEIGHT, ModuleParameter, Modules
+from .uses import weights
+
+_FACTOR = re.compile(r"(?:base_model\.model\.)?(?P<path>.+)[./]lora_(?P<part>[AB])(?:\.default)?(?:[./](?:weight|MatMul))?")
+"""The name of a factor, as this package, PEFT and exporters of onnxruntime's tools write it."""
+
+
+def adapter_inputs(
+    model: ModelProto, adapters: Sequence[Adapter], *, folder: Path | None = None, any_base: bool = False
+) -> ModelProto:
+    """Return a model with inputs for the factors of adapters, which runs as the base model without them.
+
+    The inputs are those of `insert(..., inputs=True)`, `NAME.lora_A` and `NAME.lora_B` for each weight that an adapter changes,
+    with a symbolic rank for each weight.  They have initializers: factors of rank 0 (of a convolution, zeros).  A tensor that
+    adapters replace becomes an input with its value in the file.
+
+    Args:
+        model: the model, which is not changed.
+        adapters: the adapters that are to be used; their shapes except the ranks must agree.
+        folder: the folder of the model's external data; None if it has none.
+        any_base: whether to accept a model with other tensors than those that an adapter was trained with.
+
+    Returns:
+        The new model.
+
+    Raises:
+        InvalidInput: an adapter does not fit the model, or replaces a tensor by one of another shape (SX971).
+    """
+    changes: dict[str, LowRank] = {}
+    values: dict[str, np.ndarray] = {}
+    editor = ModelEditor(model, folder)
+    found = weights(editor)
+    base = None if any_base or not any(a.base for a in adapters) else base_digest(model, folder)
+    for adapter in adapters:
+        if type(adapter.settings.get("head")) is int:
+            insert(model, adapter, folder=folder, inputs=True, any_base=any_base)  # raises for an adapter that does not fit
+        else:
+            check_fit(editor, found, adapter, base)
+        for name, change in adapter.changes.items():
+            known = changes.setdefault(name, change)
+            if known.a.shape[1:] != change.a.shape[1:]:
+                what = f"the adapters differ in the shape of the change of {name!r}: {known.a.shape} and {change.a.shape}"
+                raise InvalidInput(what, code="SX971", hint="merge one of them")
+        values |= adapter.values
+    made = insert(model, Adapter(changes, {}, "", {}), folder=folder, inputs=True)
+    if made.ir_version < 4:
+        made.ir_version = 4  # an initializer may be overridden since then
+    modules = Modules.of(made, folder)
+    for i, (name, change) in enumerate(changes.items()):
+        _default(made.graph, name, change, f"lora_rank_{i}")
+    for name, value in values.items():
+        _listed(made, modules, name, value)
+    return made
+
+
+def _default(graph: GraphProto, name: str, change: LowRank, rank: str) -> None:
+    """Add the initializers of a weight's factors, and name its rank."""
+    convolution = change.a.ndim > 2
+    group = len(change.a) // change.b.shape[1]
+    names = factor_names(name)
+    for entry in graph.input:
+        if entry.name in names:
+            at = 0 if entry.name == names[0] else 1
+            entry.type.tensor_type.shape.dim[at].dim_param = rank if at == 0 or group == 1 else f"{rank}_of_group"
+    for i, (factor, array) in enumerate(zip(names, (change.a, change.b), strict=True)):
+        shape = list(array.shape)
+        shape[i] = (group if i == 0 else 1) if convolution else 0
+        graph.initializer.append(numpy_helper.from_array(np.zeros(shape, array.dtype), factor))
+
+
+def _listed(model: ModelProto, modules: Modules, name: str, value: np.ndarray) -> None:
+    """List a tensor that adapters replace among the inputs."""
+    graph = model.graph
+    if modules.shape(name) != value.shape:
+        what = f"tensor {name!r} has shape {modules.shape(name)} in the model and {value.shape} in an adapter"
+        raise InvalidInput(f"{what}: it cannot be an input", code="SX971", hint="merge this adapter")
+    if all(t.name != name for t in graph.initializer):
+        node = next(n for n in graph.node if name in n.output)
+        graph.initializer.append(numpy_helper.from_array(modules.array(name), name))
+        graph.node.remove(node)
+    if all(v.name != name for v in graph.input):
+        graph.input.append(helper.make_tensor_value_info(name, modules.tensors[name].data_type, value.shape))
+
+
+def adapter_feeds(adapter: Adapter) -> dict[str, np.ndarray]:
+    """Return the values of the inputs of `adapter_inputs`.
+
+    Args:
+        adapter: the adapter.
+
+    Returns:
+        A, and B times the scale, of each weight, and the tensors that the adapter replaces, by name.
+    """
+    return factor_inputs(adapter) | adapter.values
+
+
+def write_onnx_adapter(adapter: Adapter, path: StrPath) -> None:
+    """Write an adapter as a file of onnxruntime, whole or not at all.
+
+    The scale is multiplied into B; the settings and the digest of the base are not in the file.
+
+    Args:
+        adapter: the adapter.
+        path: the path of the file.
+
+    Raises:
+        InvalidInput: the adapter has 2 GiB or more (SX982), or the file cannot be written (SX351).
+    """
+    write_parameters(path, adapter_feeds(adapter))
+
+
+def read_onnx_adapter(path: StrPath, model: ModelProto, *, folder: Path | None = None) -> Adapter:
+    """Read an adapter of onnxruntime for a model that has the weights which it changes.
+
+    Names may be those of `adapter_inputs`, or paths of modules as PEFT and onnxruntime's tools write them, whose A is (in, rank)
+    and B (rank, out).
+
+    Args:
+        path: the path of the file.
+        model: the model.
+        folder: the folder of the model's external data; None if it has none.
+
+    Returns:
+        The adapter; its scales are 1.
+
+    Raises:
+        InvalidInput: the file is damaged (SX982), or a tensor has no counterpart in the model (SX981).
+    """
+    tensors = read_parameters(path)
+    modules = Modules.of(model, folder)
+    pairs: dict[str, dict[str, np.ndarray]] = {}
+    values: dict[str, np.ndarray] = {}
+    for name, array in tensors.items():
+        found = _FACTOR.fullmatch(name)
+        if found is not None:
+            pairs.setdefault(found["path"], {})[found["part"]] = array
+        elif modules.shape(name) is not None:
+            values[name] = array
+        else:
+            raise InvalidInput(f"{Path(path)}: tensor {name!r} is not in the model", code="SX981")
+    lacking = [p for p, pair in pairs.items() if set(pair) != {"A", "B"}]
+    if lacking:
+        raise InvalidInput(f"{Path(path)}: {lacking[0]!r} must have A and B, and has one of them", code=FILE)
+    own = {p: pairs[p] for p in pairs if p in modules.owners}
+    changes = {p: LowRank(pair["A"], pair["B"], 1.0) for p, pair in own.items()}
+    wanted = [Wanted(p.strip("/").replace("/", "."), WEIGHT, "linear") for p in pairs if p not in own]
+    parameters = match(modules, wanted, str(path)) if wanted else {}
+    for w, p in zip(wanted, [p for p in pairs if p not in own], strict=True):
+        changes[parameters[w].tensor] = _turned(pairs[p], parameters[w], p, path)
+    return Adapter(changes, values, "", {})
+
+
+def _turned(pair: dict[str, np.ndarray], p: ModuleParameter, name: str, path: StrPath) -> LowRank:
+    """The factors of onnxruntime's tools, (in, rank) and (rank, out), in PEFT's layout."""
+    a, b = pair["A"], pair["B"]
+    for x, y in ((a.T, b.T), (a, b)):
+        if a.ndim == 2 == b.ndim and x.shape[1] == p.inputs and y.shape == (p.outputs, x.shape[0]):
+            return LowRank(np.ascontiguousarray(x), np.ascontiguousarray(y), 1.0)
+    what = f"{Path(path)}: A {a.shape} and B {b.shape} of {name!r} do not fit the weight {p.tensor!r}"
+    raise InvalidInput(f"{what}, which has {p.inputs} inputs and {p.outputs} outputs", code="SX981")
+
+
+def bound(model: ModelProto, tensors: Mapping[str, np.ndarray]) -> ModelProto:
+    """Return a model with values in place of its inputs of these names.
+
+    Args:
+        model: the model, which is not changed.
+        tensors: the values by the name of the input.
+
+    Returns:
+        The new model.
+    """
+    made = ModelProto()
+    made.CopyFrom(model)
+    graph = made.graph
+    repeated: Any
+    for repeated in (graph.input, graph.initializer):
+        kept = [entry for entry in repeated if entry.name not in tensors]
+        del repeated[:]
+        repeated.extend(kept)
+    graph.initializer.extend(numpy_helper.from_array(x, n) for n, x in tensors.items())
+    return made

@@ -1,0 +1,182 @@
+"""Which values of a model a guard stores, what each of them covers, and the hashes of nodes and weights."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Collection, Iterable, Mapping, Sequence
+
+import numpy as np
+
+from ... import dtypes
+from ...ir.declaration import has_trait
+from ...proto.schemas import plain_domain
+from ..submodel import NodeCall, Source
+from .document import GuardNode
+from .draws import digest
+from .summary import LEVELS, Level, exact
+
+Types = Mapping[str, tuple[np.dtype[np.generic], tuple[int, ...]]]
+"""The dtype and the shape of each array of a run, by the name of the value and of its part."""
+
+
+def attributes_hash(source: Source, call: NodeCall) -> str:
+    """The hash of a node's operator and attributes, also those that have their defaults; 12 hexadecimal digits."""
+    state = hashlib.sha256(f"{plain_domain(call.proto.domain)}\0{call.operator}".encode())
+    for name, attribute in sorted(source.attributes(call.proto).items()):
+        state.update(name.encode())
+        state.update(attribute.SerializeToString(deterministic=True))
+    return state.hexdigest()[:12]
+
+
+def node_of(source: Source, call: NodeCall) -> GuardNode:
+    """A node as a guard stores it."""
+    return GuardNode(call.name, call.operator, call.uses, call.outputs, attributes_hash(source, call))
+
+
+def weight_hash(source: Source, name: str) -> str:
+    """The type and the hash of a weight."""
+    value = source.weight(name)
+    return f"{dtypes.onnx_name(value.dtype)}{list(value.shape)} {digest(value)}"
+
+
+def stable_values(source: Source) -> tuple[list[tuple[NodeCall, str]], list[str]]:
+    """The values that depend on the inputs and not on random numbers, in order, and notes on the others."""
+    random, constant, found = set[str](), set[str](), list[tuple[NodeCall, str]]()
+    for call in source.calls:
+        if source.draws(call) or any(n in random for n in call.uses):
+            random.update(call.outputs)
+        elif all(n in constant or n in source.weights for n in call.uses):
+            constant.update(call.outputs)
+        else:
+            found += [(call, n) for n in call.outputs if not _mask(call, n)]
+    notes = [f"{len(random)} values depend on random numbers"] if random else []
+    kept = constant & set(source.outputs)  # an output of the model is stored, even if it is constant
+    found = [(c, n) for c in source.calls for n in c.outputs if n in kept] + found
+    return found, notes + ([f"{len(constant - kept)} values depend on weights only"] if constant - kept else [])
+
+
+def _mask(call: NodeCall, name: str) -> bool:
+    """Whether a value is the mask of a Dropout that drops nothing, which ONNX does not define."""
+    return call.operator == "Dropout" and name in call.proto.output[1:]
+
+
+def select(
+    source: Source, values: Sequence[tuple[NodeCall, str]], types: Sequence[Types], budget: int
+) -> tuple[list[tuple[NodeCall, str]], Level]:
+    """Choose values and how much is stored of each, so that they fit.
+
+    All values are stored if they fit at the second or a higher level.  Otherwise the nodes are divided into runs of equal length,
+    and of each run the value after which the fewest others are live is stored: the end of a block.
+
+    Args:
+        source: the model.
+        values: the candidates, in order.
+        types: of the arrays, for each case.
+        budget: bytes.
+    """
+    for level in LEVELS[:2]:
+        if sum(cost(n, types, level) for _, n in values) <= budget:
+            return list(values), level
+    level = LEVELS[1]
+    live = _live(source)
+    ends = [(c, n) for c, n in values if n in source.outputs]
+    rest = [(c, n) for c, n in values if n not in source.outputs and _arrays(n, types)]
+    left = budget - sum(cost(n, types, level) for _, n in ends)
+    low, high = 0, len(rest)
+    while low < high:  # the largest number of values that fits
+        count = (low + high + 1) // 2
+        if sum(cost(n, types, level) for _, n in _narrow(rest, count, live)) <= left:
+            low = count
+        else:
+            high = count - 1
+    chosen = {n for _, n in [*ends, *_narrow(rest, low, live)]}
+    return [(c, n) for c, n in values if n in chosen], level
+
+
+def cost(name: str, types: Sequence[Types], level: Level) -> int:
+    """The approximate bytes of a value in a file."""
+    total = 120 + 2 * len(name)
+    for dtype, shape in (t for case in types for t in _parts(name, case)):
+        size = math.prod(shape)
+        whole = size <= 2 * level.samples
+        sums = 0 if whole or exact(dtype) else 4 * sum(min(d, level.groups) for d in [d for d in shape if d > 1][-4:])
+        total += 190 + ((size if whole else level.samples) * dtype.itemsize + sums) * 4 // 3
+    return total
+
+
+def _parts(name: str, case: Types) -> list[tuple[np.dtype[np.generic], tuple[int, ...]]]:
+    return [case[name]] if name in case else [t for n, t in case.items() if n.startswith(f"{name}/")]
+
+
+def _arrays(name: str, types: Sequence[Types]) -> bool:
+    return all(name in case for case in types)
+
+
+def _live(source: Source) -> dict[int, int]:
+    """How many values are live after each node, by its index."""
+    found, live = {}, set[str]()
+    for i, call in enumerate(source.calls):
+        live.update(call.outputs)
+        live.difference_update(source.dies.get(i, ()))
+        found[call.index] = len(live)
+    return found
+
+
+def _narrow(values: Sequence[tuple[NodeCall, str]], count: int, live: Mapping[int, int]) -> list[tuple[NodeCall, str]]:
+    """Of `count` runs of equal length, the value after which the fewest are live; the last one of those."""
+    found = []
+    for i in range(count):
+        run = values[i * len(values) // count : (i + 1) * len(values) // count]
+        found.append(min(reversed(run), key=lambda v: (live[v[0].index], _moved(v[0]))))
+    return found
+
+
+def _moved(call: NodeCall) -> bool:
+    return has_trait(plain_domain(call.proto.domain), call.operator, "moves")
+
+
+def between(nodes: Mapping[str, GuardNode], value: str, known: Collection[str]) -> list[GuardNode]:
+    """The nodes that make a value, back to those that are known.
+
+    Args:
+        nodes: the node that makes each value.
+        value: its name.
+        known: names of values.
+    """
+    found, waiting = dict[int, GuardNode](), [value]
+    while waiting:
+        node = nodes.get(waiting.pop())
+        if node is not None and id(node) not in found:
+            found[id(node)] = node
+            waiting += [n for n in node.reads if n not in known]
+    return list(found.values())
+
+
+def makers(nodes: Iterable[GuardNode]) -> dict[str, GuardNode]:
+    """The node that makes each value."""
+    return {n: node for node in nodes for n in node.makes}
+
+
+def index_bounds(source: Source) -> dict[str, int]:
+    """For each input that a Gather reads as indices of a weight, perhaps moved, the number of rows that it may select."""
+    readers: dict[str, list[NodeCall]] = {}
+    for call in source.calls:
+        for name in call.uses:
+            readers.setdefault(name, []).append(call)
+    found: dict[str, int] = {}
+    for value in source.inputs:
+        seen, waiting = {value.name}, [value.name]
+        while waiting:
+            name = waiting.pop()
+            for call in readers.get(name, ()):
+                inputs = list(call.proto.input)
+                if call.operator == "Gather" and inputs[1] == name and inputs[0] in source.weights:
+                    axis = next((a.i for a in call.proto.attribute if a.name == "axis"), 0)
+                    rows = source.weights[inputs[0]].dims[axis]
+                    found[value.name] = min(rows, found.get(value.name, rows))
+                elif inputs[:1] == [name] and _moved(call) and call.operator != "Shape":
+                    more = [n for n in call.outputs if n not in seen]
+                    seen.update(more)
+                    waiting += more
+    return found

@@ -1,0 +1,346 @@
+"""The file of a guard: JSON text, with a line for each node, weight, and value of a case, so that a diff shows what changed.
+
+Arrays are base64 of their bytes.  Nothing in the file is code, and every size is checked against the shapes before it is used.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+import re
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ... import dtypes
+from ...errors import InvalidInput
+from ...io.archives import DOCUMENT, parse_json, read_json, typed
+from ...rendering import json_text
+from .draws import KINDS, digest, draw
+from .summary import Level, Summary, exact
+
+CODE = "SX990"
+SCHEMA, VERSION = "sonnx.guard", 1
+
+_TYPE = re.compile(r"([a-z0-9]{1,16})\[((?:[0-9]{1,12}(?:,[0-9]{1,12}){0,63})?)\]")
+_MOST_SAMPLES = 4096
+
+
+@dataclass(frozen=True)
+class GuardInput:
+    """One input of a case.
+
+    Attributes:
+        dtype: of the array.
+        shape: of the array.
+        draw: the kind of values that are drawn; "" if the array is stored.
+        high: drawn integers are below it.
+        key: of the drawn stream.
+        data: the array, if it is stored.
+        digest: of the array.
+    """
+
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    draw: str
+    high: int
+    key: int
+    data: np.ndarray | None
+    digest: str
+
+    def array(self) -> np.ndarray:
+        """Return the array; raises InvalidInput if its hash is another."""
+        found = self.data if self.data is not None else draw(self.draw, self.dtype, self.shape, self.high, self.key)
+        if digest(found) != self.digest:
+            raise InvalidInput(f"an input of the guard must have the hash {self.digest}, got {digest(found)}", code=CODE)
+        return found
+
+
+@dataclass(frozen=True)
+class GuardCase:
+    """A set of inputs, by name.
+
+    Attributes:
+        name: of the case.
+        inputs: by name.
+    """
+
+    name: str
+    inputs: dict[str, GuardInput]
+
+
+@dataclass(frozen=True)
+class GuardNode:
+    """A node of the model: its name, operator, the values that it reads and makes, and a hash of its attributes."""
+
+    name: str
+    operator: str
+    reads: tuple[str, ...]
+    makes: tuple[str, ...]
+    attributes: str
+
+
+@dataclass
+class GuardedValue:
+    """A value of the model.
+
+    Attributes:
+        name: of the value.
+        node: the name of its node.
+        operator: of the node.
+        covers: the number of nodes between it and the stored values, inputs and weights that it is computed from; 1 if those are
+            the inputs of its node.
+        output: whether it is an output of the model.
+        widened: by how much its tolerance is larger than the registry's, because it magnifies rounding errors.
+        cases: its summaries by case, then by part ("" for a tensor, "/0" for the first element of a sequence).
+    """
+
+    name: str
+    node: str
+    operator: str
+    covers: int
+    output: bool
+    widened: float = 1.0
+    cases: dict[str, dict[str, Summary]] = field(default_factory=dict)
+
+    @property
+    def size(self) -> int:
+        """The approximate bytes in a file."""
+        return 120 + 2 * len(self.name) + sum(s.size for parts in self.cases.values() for s in parts.values())
+
+
+@dataclass
+class Guard:
+    """The behaviour of a model: inputs, values with tolerances, and hashes.
+
+    Attributes:
+        model: the file name, its SHA-256, opsets, and the numbers of nodes and weights.
+        written: versions of the packages that computed the values, and the engine.
+        level: how much of each array is stored.
+        cases: the sets of inputs.
+        values: in the order of the nodes.
+        nodes: all nodes of the main graph, in order.
+        weights: the type and a hash of each weight, by name.
+        notes: what is left out, with the reason.
+    """
+
+    model: dict[str, Any]
+    written: dict[str, str]
+    level: Level
+    cases: list[GuardCase]
+    values: list[GuardedValue]
+    nodes: list[GuardNode]
+    weights: dict[str, str]
+    notes: list[str]
+
+    def text(self, budget: int) -> str:
+        """Return the text of the file.
+
+        Args:
+            budget: bytes; nodes and weights are compressed if they need more than a third of them.
+
+        Returns:
+            JSON with a line for each input, value and case, and, if they are not compressed, node and weight.
+        """
+        nodes = [[n.name, n.operator, list(n.reads), list(n.makes), n.attributes] for n in self.nodes]
+        lines: dict[str, Any] = {"nodes": nodes, "weights": sorted(map(list, self.weights.items()))}
+        packed = len(json_text(lines).encode()) > budget // 3
+        head = {"schema": SCHEMA, "schema_version": VERSION, "model": self.model, "written": self.written,
+                "stored": vars(self.level), "notes": self.notes}  # fmt: skip
+        blocks = [f"{json_text(k)}: {json_text(v)}" for k, v in head.items()]
+        cases = [{"case": c.name, "input": n, **_input(i)} for c in self.cases for n, i in c.inputs.items()]
+        blocks.append(_block("cases", [{"case": c.name} for c in self.cases if not c.inputs] + cases))
+        rows = []
+        for v in self.values:
+            facts = {"value": v.name, "node": v.node, "operator": v.operator, "covers": v.covers, "output": v.output}
+            rows.append(facts | ({"widened": v.widened} if v.widened != 1 else {}))
+            rows += [{"of": v.name, "case": c, "part": p, **_stored(s)} for c, m in v.cases.items() for p, s in m.items()]
+        blocks.append(_block("values", rows))
+        if packed:
+            data = zlib.compress(json.dumps(lines, separators=(",", ":")).encode(), 9)
+            blocks.append(f'"packed": {json_text(base64.b64encode(data).decode())}')
+        else:
+            blocks += [_block(k, v) for k, v in lines.items()]
+        return "{\n" + ",\n".join(blocks) + "\n}\n"
+
+
+def _block(key: str, rows: Sequence[Any]) -> str:
+    return f"{json_text(key)}: [\n" + ",\n".join(json_text(r) for r in rows) + "\n]" if rows else f"{json_text(key)}: []"
+
+
+def _type(dtype: np.dtype[Any], shape: Sequence[int]) -> str:
+    return f"{dtypes.onnx_name(dtype)}[{','.join(map(str, shape))}]"
+
+
+def _encoded(array: np.ndarray) -> Any:
+    if array.dtype == dtypes.STRING:
+        return [str(s) for s in array.reshape(-1)]
+    little = array.astype(array.dtype.newbyteorder("<")) if array.dtype.byteorder == ">" else array
+    return base64.b64encode(np.ascontiguousarray(little).tobytes()).decode()
+
+
+def _input(given: GuardInput) -> dict[str, Any]:
+    found: dict[str, Any] = {"type": _type(given.dtype, given.shape), "sha256": given.digest}
+    if given.data is None:
+        return found | {"draw": given.draw, "high": given.high, "key": f"{given.key:016x}"}
+    if given.data.dtype == dtypes.STRING:
+        return found | {"data": _encoded(given.data)}
+    return found | {"data": base64.b64encode(zlib.compress(np.ascontiguousarray(given.data).tobytes(), 9)).decode()}
+
+
+def _stored(s: Summary) -> dict[str, Any]:
+    found: dict[str, Any] = {"type": _type(s.dtype, s.shape)}
+    if exact(s.dtype):
+        found |= ({"atol": s.atol} if s.atol else {}) | ({"sha256": s.digest} if s.digest else {})
+    else:
+        found |= {"rms": s.rms, "rtol": s.rtol, "atol": s.atol} | ({"nan_inf": list(s.special)} if any(s.special) else {})
+    return found | {"elements": _encoded(s.elements)} | ({"sums": _encoded(s.sums)} if s.sums.size else {})
+
+
+# --- reading ----------------------------------------------------------------------------------------------------------
+
+
+def read_guard(path: str | Path) -> Guard:
+    """Read a guard.
+
+    Args:
+        path: the file.
+
+    Returns:
+        The guard; the inputs are not drawn yet.
+
+    Raises:
+        InvalidInput: the file is not a guard, or is damaged (SX990).
+        ResourceExhausted: the file is too large.
+    """
+    document = read_json(path, CODE)
+    name = Path(path).name
+    if not isinstance(document, dict) or document.get("schema") != SCHEMA:
+        raise InvalidInput(f"{name} must be a guard that `sonnx guard write` wrote", code=CODE)
+    if document.get("schema_version") != VERSION:
+        raise InvalidInput(
+            f"{name} must have the schema version {VERSION}, got {document.get('schema_version')!r}", code=CODE,
+            hint="write it again with this version of sonnx",
+        )  # fmt: skip
+    with typed(name, CODE):
+        return _guard(document)
+
+
+def _guard(document: Mapping[str, Any]) -> Guard:
+    level = Level(_whole(document["stored"]["samples"], 1, _MOST_SAMPLES), _whole(document["stored"]["groups"], 1, _MOST_SAMPLES))
+    if "packed" in document:
+        document = {**document, **_unpacked(_text(document["packed"]))}
+    cases: dict[str, GuardCase] = {}
+    for row in document["cases"]:
+        case = cases.setdefault(_text(row["case"]), GuardCase(row["case"], {}))
+        if "input" in row:
+            case.inputs[_text(row["input"])] = _read_input(row)
+    values: dict[str, GuardedValue] = {}
+    for row in document["values"]:
+        if "value" in row:
+            widened = _number(row.get("widened", 1.0))
+            covers = _whole(row["covers"], 1, 1 << 32)
+            name, node, operator = (_text(row[k]) for k in ("value", "node", "operator"))
+            values[name] = GuardedValue(name, node, operator, covers, bool(row["output"]), widened)
+            continue
+        if row["case"] not in cases:
+            raise ValueError(f"the value {row['of']!r} is of the case {row['case']!r}, which has no inputs")
+        values[row["of"]].cases.setdefault(row["case"], {})[_text(row["part"])] = _read_summary(row, level)
+    nodes = [
+        GuardNode(_text(n), _text(o), tuple(map(_text, r)), tuple(map(_text, m)), _text(a)) for n, o, r, m, a in document["nodes"]
+    ]
+    weights = {_text(n): _text(h) for n, h in document["weights"]}
+    model = {k: _text(document["model"][k]) for k in ("file", "sha256")} | {"opsets": dict(document["model"]["opsets"])}
+    if not values or not all(v.cases for v in values.values()):
+        raise ValueError("there must be a value, and each must have a summary of a case")
+    written = {_text(k): _text(v) for k, v in document["written"].items()}
+    notes = list(map(_text, document["notes"]))
+    return Guard(model, written, level, list(cases.values()), list(values.values()), nodes, weights, notes)
+
+
+def _unpacked(text: str) -> dict[str, Any]:
+    found = _inflated(text, DOCUMENT)
+    document = parse_json(found, "the packed nodes", CODE)
+    return {k: document[k] for k in ("nodes", "weights")}
+
+
+def _inflated(text: str, most: int) -> bytes:
+    stream = zlib.decompressobj()
+    found = stream.decompress(base64.b64decode(text, validate=True), most + 1)
+    if len(found) > most or not stream.eof:
+        raise ValueError(f"packed data must unpack to at most {most} bytes")
+    return found
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"must be a text, got {value!r}")
+    return value
+
+
+def _whole(value: Any, low: int, high: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        raise ValueError(f"must be an integer from {low} to {high}, got {value!r}")
+    return value
+
+
+def _number(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < math.inf:
+        raise ValueError(f"must be a finite number that is not negative, got {value!r}")
+    return float(value)
+
+
+def _read_type(text: Any) -> tuple[np.dtype[Any], tuple[int, ...]]:
+    found = _TYPE.fullmatch(_text(text))
+    dtype = dtypes.from_type_string(f"tensor({found[1]})") if found else None
+    if found is None or dtype is None:
+        raise ValueError(f"must be a type such as float[2,3], got {text!r}")
+    return dtype, tuple(map(int, filter(None, found[2].split(","))))
+
+
+def _decoded(stored: Any, dtype: np.dtype[Any], count: int) -> np.ndarray:
+    if dtype == dtypes.STRING:
+        found = np.empty(len(stored), object)
+        found[:] = [_text(s) for s in stored]
+    else:
+        found = np.frombuffer(base64.b64decode(_text(stored), validate=True), dtype)
+    if found.size != count:
+        raise ValueError(f"must have {count} elements, got {found.size}")
+    return found
+
+
+def _read_input(row: Mapping[str, Any]) -> GuardInput:
+    dtype, shape = _read_type(row["type"])
+    if "data" not in row:
+        if row["draw"] not in KINDS:
+            raise ValueError(f"drawn values must be one of {', '.join(KINDS)}, got {row['draw']!r}")
+        key = int(_text(row["key"])[:16], 16)
+        return GuardInput(dtype, shape, row["draw"], _whole(row["high"], 1, 1 << 62), key, None, _text(row["sha256"]))
+    count = math.prod(shape)
+    if dtype == dtypes.STRING:
+        data = _decoded(row["data"], dtype, count)
+    else:
+        raw = _inflated(_text(row["data"]), count * dtype.itemsize)
+        data = np.frombuffer(raw, dtype)
+    return GuardInput(dtype, shape, "", 1, 0, data.reshape(shape), _text(row["sha256"]))
+
+
+def _read_summary(row: Mapping[str, Any], level: Level) -> Summary:
+    dtype, shape = _read_type(row["type"])
+    size = math.prod(shape)
+    count = size if size <= 2 * level.samples else level.samples
+    elements = _decoded(row["elements"], dtype, count)
+    if exact(dtype):
+        none = np.zeros(0, np.float32)
+        return Summary(dtype, shape, 0.0, _number(row.get("atol", 0)), elements, none, 0.0, (0, 0), _text(row.get("sha256", "")))
+    groups = 0 if count == size else sum(min(d, level.groups) for d in [d for d in shape if d > 1][-4:])
+    signed = _decoded(row.get("sums", ""), np.dtype(np.float32), groups)
+    nan, inf = row.get("nan_inf", (0, 0))
+    special = _whole(nan, 0, 1 << 62), _whole(inf, 0, 1 << 62)
+    rtol, atol, rms = (_number(row[k]) for k in ("rtol", "atol", "rms"))
+    return Summary(dtype, shape, rtol, atol, elements, signed, rms, special, "")

@@ -1,0 +1,200 @@
+"""Pairs the values of two models for `compare` and `bisect`: by name where the names are the same, otherwise by alignment."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ..comparison.difference import Tolerance
+from ..engines.local import FailedRun, Ours
+from ..errors import SonnxError
+from .align import DRAWS, Aligner, ModelSide, Side
+from .alignment import Alignment, Gap, ValuePair
+from .lockstep import Values, attempt, check_fed
+from .repair import Repair
+from .sketch import further
+from .submodel import NodeCall, Source
+from .torch_module import TorchSide
+
+_SEEDS = 6
+"""The most draws of further inputs that are tried: a model may refuse some."""
+
+
+def named(names: Mapping[str, str]) -> dict[str, ValuePair]:
+    """The pairs by name and position as they are without an alignment."""
+    return {a: ValuePair(b, how="name" if a == b else "position") for a, b in names.items()}
+
+
+def needed(source: Source, other: Source, names: Mapping[str, str]) -> bool:
+    """Whether some value has no partner by name, or one that another operator computes."""
+    for name, call in source.makers.items():
+        maker = other.makers.get(names.get(name, ""))
+        if maker is None or (maker.operator != call.operator and name not in source.outputs):
+            return True
+    return False
+
+
+def align_models(
+    source: Source, other: Source, names: Mapping[str, str], given: Mapping[str, str], inputs: Values, tolerance: Tolerance,
+    budget: int,
+) -> Alignment:  # fmt: skip
+    """Align two models by the values that they compute.
+
+    Args:
+        source: the judged model.
+        other: the trusted model.
+        names: the pairs by name, and of inputs and outputs by position.
+        given: the pairs that the user gave, among them.
+        inputs: of `source`, checked, by name.
+        tolerance: the user's tolerances.
+        budget: the maximum bytes of stored values in memory.
+    """
+    check_fed(other, _for(other, inputs, names))
+    draws = drawn(source, inputs, lambda values: _runs(source, values) and _runs(other, _for(other, values, names)))
+    mine = ModelSide(source, Ours(), draws, budget // 4)
+    theirs = ModelSide(other, Ours(), [_for(other, values, names) for values in draws], budget // 4)
+    return aligned(mine, theirs, names, given, tolerance, len(draws), budget)
+
+
+def align_module(source: Source, side: TorchSide, inputs: Values, tolerance: Tolerance, budget: int) -> Alignment:
+    """Align a model with a PyTorch module.
+
+    Args:
+        source: the judged model.
+        side: the module, which has not run yet.
+        inputs: of `source`, checked, by name.
+        tolerance: the user's tolerances.
+        budget: the maximum bytes of stored values in memory.
+    """
+    side.run(inputs)
+
+    def runs(values: Values) -> bool:
+        try:
+            side.run(values)
+        except SonnxError:
+            return False
+        return True
+
+    draws = drawn(source, inputs, lambda values: _runs(source, values) and runs(values))
+    names = dict(zip(source.outputs, side.outputs, strict=False)) if len(source.outputs) == len(side.outputs) else {}
+    names = {a: b for a, b in names.items() if b in side.made and a in source.makers}
+    found = aligned(ModelSide(source, Ours(), draws, budget // 4), side, names, {}, tolerance, len(draws), budget)
+    found.unit = "values of submodules"
+    return found
+
+
+def aligned(
+    mine: ModelSide, theirs: Side, names: Mapping[str, str], given: Mapping[str, str], tolerance: Tolerance, draws: int,
+    budget: int,
+) -> Alignment:  # fmt: skip
+    """Align a model and another side, and continue after faults."""
+    aligner = Aligner(mine, theirs, names, given, tolerance, draws, budget)
+    aligner.run()
+    with Repair(aligner, mine, budget) as repair:
+        repair.run()
+        _keep_names(aligner, repair)
+        return _result(aligner, repair, draws)
+
+
+def drawn(source: Source, inputs: Values, runs: Any) -> list[Values]:
+    """The inputs, and further ones of the same shapes on which the sides run."""
+    draws = [inputs]
+    for seed in range(1, _SEEDS):
+        if len(draws) == DRAWS:
+            break
+        values = further(inputs, seed)
+        if runs(values):
+            draws.append(values)
+    return draws
+
+
+def _for(other: Source, values: Values, names: Mapping[str, str]) -> Values:
+    """The inputs by their names in the other model."""
+    return {names.get(n, n): v for n, v in values.items()}
+
+
+def _runs(source: Source, values: Values) -> bool:
+    outputs = [n for n in source.outputs if n in source.makers]
+    return not isinstance(attempt(Ours(), source, source.calls, values, outputs), FailedRun)
+
+
+def _keep_names(aligner: Aligner, repair: Repair) -> None:
+    """Pair further values where an output differs: by name, or, with another dtype or size, by operator and inputs."""
+    pairs, theirs = aligner.pairs, aligner.theirs.made
+    taken = {p.other for p in pairs.values()}
+    readers: dict[str, list[str]] = {}
+    for b, made in theirs.items():
+        for name in made.uses:
+            readers.setdefault(name, []).append(b)
+    for call in repair.region():
+        read = {pairs[n].other for n in call.uses if n in pairs}
+        for a in call.outputs:
+            b = aligner.names.get(a, "")
+            other = theirs.get(b)
+            if a in pairs or a not in aligner.mine.made:
+                continue
+            if b and other and b not in taken and (other.operator == call.operator or (read and read <= set(other.uses))):
+                pairs[a] = ValuePair(b, how="name")
+            elif read:
+                near = {r for n in read for r in readers.get(n, ()) if r not in taken and theirs[r].operator == call.operator}
+                near = {
+                    r for r in near if aligner.left.sizes.get(a) != aligner.right.sizes.get(r) and read <= set(theirs[r].uses)
+                }
+                if len(near) == 1:
+                    pairs[a] = ValuePair(near.pop(), how="structure")
+            taken |= {pairs[a].other} if a in pairs else set()
+
+
+def _result(aligner: Aligner, repair: Repair, draws: int) -> Alignment:
+    """The pairs, how much they are of both sides, and what is between them."""
+    source, still = repair.source, aligner.left.still
+    pairs = {n: ValuePair(b, how="name" if n == b else "position") for n, b in aligner.names.items() if n not in source.makers}
+    pairs |= aligner.pairs
+    moving = [c for c in source.calls if not all(n in still for n in c.outputs)]
+    alone = [c for c in moving if not any(n in aligner.pairs for n in c.outputs)]
+    there = aligner.right.still
+    places = {m.at for n, m in aligner.theirs.made.items() if n not in there}
+    covered = {p.other for p in aligner.pairs.values()} | {b for bs in aligner.verified.values() for b in bs}
+    found = {m.at for n, m in aligner.theirs.made.items() if n in covered} & places
+    return Alignment(
+        pairs, (len(moving) - len(alone), len(found)), (len(moving), len(places)), gaps(source, alone, pairs), draws,
+        neutral=dict(repair.neutral), culprits=dict(repair.culprits), inserted=dict(repair.inserted),
+    )  # fmt: skip
+
+
+def gaps(source: Source, alone: Sequence[NodeCall], pairs: Mapping[str, ValuePair]) -> list[Gap]:
+    """The connected parts of nodes without a partner, and the matched values around them."""
+    calls = {c.index: c for c in alone}
+    readers: dict[str, list[NodeCall]] = {}
+    for call in source.calls:
+        for name in call.uses:
+            readers.setdefault(name, []).append(call)
+    order = {n: i for i, n in enumerate(n for c in source.calls for n in c.outputs)}
+    found, seen = [], set[int]()
+    for first in alone:
+        if first.index in seen:
+            continue
+        part, waiting = set[int](), [first]
+        before, after = dict[str, None](), dict[str, None]()
+        while waiting:
+            call = waiting.pop()
+            if call.index in part:
+                continue
+            part.add(call.index)
+            for name in call.uses:
+                maker = source.makers.get(name)
+                if maker is not None and maker.index in calls:
+                    waiting.append(maker)
+                elif name in pairs and name not in source.weights:
+                    before[name] = None
+            for name in call.outputs:
+                after |= {name: None} if name in source.outputs else {}
+                for reader in readers.get(name, ()):
+                    if reader.index in calls:
+                        waiting.append(reader)
+                    else:
+                        after |= dict.fromkeys(n for n in reader.outputs if n in pairs)
+        seen |= part
+        start, end = (tuple(sorted(names, key=lambda n: order.get(n, -1))) for names in (before, after))
+        found.append(Gap(start, end, tuple(calls[i].name for i in sorted(part))))
+    return found

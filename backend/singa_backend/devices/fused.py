@@ -1,0 +1,105 @@
+"""CuPy kernels of `composed`: one for each pass over the data, instead of one for each operation.
+
+They take arrays of one dtype, float32 or float64; `fits` tells which.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+Array = Any  # of CuPy
+Axes = tuple[int, ...]
+
+_FLOATS = (np.dtype(np.float32), np.dtype(np.float64))
+
+
+def fits(*arrays: Array) -> bool:
+    """Whether the kernels take these arrays."""
+    dtype = arrays[0].dtype
+    return dtype in _FLOATS and all(a.dtype == dtype for a in arrays)
+
+
+def softmax(cp: Any, x: Array, axis: int) -> Array:
+    """As `composed.softmax`, in three passes."""
+    high = x.max(axis=axis, keepdims=True)
+    return _kernel(cp, "softmax")(x, high, _kernel(cp, "exponentials")(x, high, axis=axis, keepdims=True))
+
+
+def log_softmax(cp: Any, x: Array, axis: int) -> Array:
+    """As `composed.log_softmax`, in three passes."""
+    high = x.max(axis=axis, keepdims=True)
+    return _kernel(cp, "log_softmax")(x, high, _kernel(cp, "exponentials")(x, high, axis=axis, keepdims=True))
+
+
+def standardized(cp: Any, x: Array, middle: Array, var: Array, epsilon: float, scale: Array, b: Array) -> Array:
+    """As `composed.standardized`, in one pass."""
+    return _kernel(cp, "standardized")(x, middle, var, epsilon, scale, b)
+
+
+def batch_normalized(cp: Any, x: Array, axes: Axes, epsilon: float, scale: Array, b: Array) -> tuple[Array, Array, Array]:
+    """As `composed.batch_normalized`, in three passes."""
+    middle = x.mean(axis=axes, keepdims=True)
+    var = _kernel(cp, "squares")(x, middle, axis=axes, keepdims=True)
+    var /= math.prod(x.shape[a] for a in axes)
+    return standardized(cp, x, middle, var, epsilon, scale, b), middle, var
+
+
+def blended(cp: Any, old: Array, new: Array, momentum: float) -> Array:
+    """As `composed.blended`, in one kernel."""
+    return _kernel(cp, "blended")(old, new, momentum, 1 - momentum)
+
+
+def layer_normalized(cp: Any, x: Array, axes: Axes, epsilon: float, scale: Array, b: Array | None) -> tuple[Array, Array, Array]:
+    """As `composed.layer_normalized` for the dtype of x, in three passes and a kernel of the inverse."""
+    middle = x.mean(axis=axes, keepdims=True)
+    squares = _kernel(cp, "squares")(x, middle, axis=axes, keepdims=True)
+    inverse = _kernel(cp, "inverse")(squares, math.prod(x.shape[a] for a in axes), epsilon)
+    y = _kernel(cp, "scaled")(x, middle, inverse, scale) if b is None else _kernel(cp, "shifted")(x, middle, inverse, scale, b)
+    return y, middle, inverse
+
+
+def clip(cp: Any, x: Array, low: Array, high: Array) -> Array:
+    """The minimum of `high` and the maximum of `low` and x; NaN if one of the three is NaN."""
+    return _kernel(cp, "clip")(x, low, high)
+
+
+def erf(cp: Any, x: Array) -> Array:
+    """The error function of CUDA."""
+    return _kernel(cp, "erf")(x)
+
+
+def erfc(cp: Any, x: Array) -> Array:
+    """1 - erf(x), of CUDA."""
+    return _kernel(cp, "erfc")(x)
+
+
+_ELEMENTWISE = {
+    "softmax": ("x high sum", "y = exp(x - high) / sum"),
+    "log_softmax": ("x high sum", "y = x - high - log(sum)"),
+    "standardized": ("x middle var epsilon scale b", "y = (x - middle) * (scale / sqrt(var + epsilon)) + b"),
+    "blended": ("old now kept taken", "y = old * kept + now * taken"),
+    "inverse": ("sum count epsilon", "y = T(1) / sqrt(sum / count + epsilon)"),
+    "scaled": ("x middle inverse scale", "y = (x - middle) * inverse * scale"),
+    "shifted": ("x middle inverse scale b", "y = (x - middle) * inverse * scale + b"),
+    "clip": ("x low high", "y = x; if (!(y >= low)) y = y == y ? low : y; if (!(y <= high)) y = y == y ? high : y;"),
+    "erf": ("x", "y = erf(x)"),
+    "erfc": ("x", "y = erfc(x)"),
+}
+"""The operands of each elementwise kernel, and what it computes."""
+
+_SUMS = {"exponentials": ("x high", "exp(x - high)"), "squares": ("x middle", "(x - middle) * (x - middle)")}
+"""The operands of each sum, and what it adds."""
+
+
+@cache
+def _kernel(cp: Any, name: str) -> Any:
+    """A kernel, compiled at its first use."""
+    operands, text = _SUMS[name] if name in _SUMS else _ELEMENTWISE[name]
+    takes = ", ".join(f"T {operand}" for operand in operands.split())
+    if name in _SUMS:
+        return cp.ReductionKernel(takes, "T y", text, "a + b", "y = a", "0", f"sonnx_{name}")
+    return cp.ElementwiseKernel(takes, "T y", text, f"sonnx_{name}")

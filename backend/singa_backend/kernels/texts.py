@@ -1,0 +1,322 @@
+"""Texts: strings in lower case, their words, and counts of n-grams of words."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import chain, pairwise
+from typing import Any
+
+import numpy as np
+
+from .. import limits
+from ..proto.schemas import MICROSOFT
+from .categories import Places, is_texts
+from .table import Invalid, Site, kernel
+from .values import NAN, Bound, OpaqueValue, Value
+from .views import ints
+
+_FEW = 64
+"""The number of words up to which n-grams are counted in Python: a call of NumPy costs as much as ten words."""
+
+_DENSE = 1 << 20
+"""The largest table with a place for each pair of words, or of an n-gram and a word; larger ones are searched."""
+
+_CASES: dict[str, Callable[[str], str]] = {"NONE": str, "LOWER": str.lower, "UPPER": str.upper}
+
+_CLASS = re.compile(r"\[(?:[A-Za-z0-9]-[A-Za-z0-9]|[A-Za-z0-9_ ]|\\w|\\d)+\]\+")
+"""An expression of which RE2 and Python find the same matches: characters of a class of ASCII characters, as many as possible."""
+
+
+def _strings(values: list[str], shape: tuple[int, ...]) -> np.ndarray:
+    made = np.empty(len(values), object)
+    made[:] = values
+    return made.reshape(shape)
+
+
+def _reshaped(site: Site, x: OpaqueValue, shape: tuple[int, ...]) -> OpaqueValue:
+    """Emit the step that reshapes strings, to a shape with at most one -1."""
+    site.require(is_texts(x), "the input is not an array of strings")
+    y, count = OpaqueValue(fresh=True), x.value.size
+    known = math.prod(d for d in shape if d >= 0)
+    site.require(shape.count(-1) <= 1 and known and not count % known, "the sizes do not fit")
+    site.require(-1 in shape or known == count, "the sizes do not fit")
+    site.emit(lambda: [(_reshape, (x, y, shape))], reads=(), writes=(), kernel="numpy.reshape", keeps=(x, y))
+    return y
+
+
+def _reshape(x: OpaqueValue, y: OpaqueValue, shape: tuple[int, ...]) -> None:
+    try:
+        y.value = x.value.copy().reshape(shape)
+    except ValueError:
+        raise Invalid("an array of strings has another size") from None
+
+
+@kernel("Reshape", 5, 13, 14, 19, 21, 23, 24, 25, on="numpy", takes_opaque=True)
+def reshape(site: Site, x: Any, shape: Any) -> OpaqueValue:
+    site.require(isinstance(x, OpaqueValue) and isinstance(shape, Value), "not strings")
+    sizes = ints(site, shape, "the shape")
+    site.require(min(sizes, default=1) >= -1 and 0 not in sizes, "a size is copied, or 0")
+    return _reshaped(site, x, sizes)
+
+
+@kernel("Flatten", 9, 11, 13, 21, 23, 24, 25, on="numpy", takes_opaque=True)
+def flatten(site: Site, x: Any) -> OpaqueValue:
+    site.require(is_texts(x) and site.attributes["axis"] == 1 and x.value.ndim > 1, "not strings of several axes")
+    return _reshaped(site, x, (x.value.shape[0], -1))
+
+
+@kernel("StringNormalizer", 10, on="numpy", takes_opaque=True)
+def string_normalizer(site: Site, x: Any) -> OpaqueValue:
+    given = site.attributes
+    site.require(is_texts(x), "the input is not an array of strings")
+    rank = x.value.ndim
+    site.require(rank == 1 or (rank == 2 and x.value.shape[0] == 1), "x is not a row")
+    case = given.get("case_change_action") or "NONE"
+    site.require(case in _CASES, "the case is unknown")
+    change, key = _CASES[case], str if given.get("is_case_sensitive") else str.lower
+    stops = frozenset(key(s) for s in given.get("stopwords") or ())
+    y = OpaqueValue(fresh=True)
+    site.emit(lambda: [(_normalize, (x, y, rank, change, key, stops))], reads=(), writes=(), kernel="numpy.strings", keeps=(x, y))
+    return y
+
+
+def _normalize(x: OpaqueValue, y: OpaqueValue, rank: int, change: Any, key: Any, stops: frozenset[str]) -> None:
+    if x.value.ndim != rank or (rank == 2 and x.value.shape[0] != 1):
+        raise Invalid("an array of strings has another shape")
+    texts = x.value.reshape(-1).tolist()
+    limits.count_bytes(sum(map(limits.text_bytes, texts)))
+    if stops:
+        texts = [s for s in texts if key(s) not in stops]
+    kept = list(map(change, texts)) or [""]
+    y.value = _strings(kept, (1, len(kept)) if rank == 2 else (len(kept),))
+
+
+@kernel("Tokenizer", 1, on="numpy", domain=MICROSOFT, takes_opaque=True)
+def tokenizer(site: Site, x: Any) -> OpaqueValue:
+    given = site.attributes
+    least, expression, separators = given["mincharnum"], given.get("tokenexp"), given.get("separators")
+    site.require(is_texts(x) and x.value.ndim in (1, 2) and x.value.size, "the input is not an array of strings, or empty")
+    site.require(not given["mark"] and least >= 1, "the tokens are marked, or a number is not valid")
+    if separators == ("",) or (separators is None and expression == "."):
+        site.require(least == 1, "a character is too short")
+        split: Callable[[str], list[str]] = list
+    else:
+        site.require(separators is None and expression and _CLASS.fullmatch(expression), "an expression that only RE2 knows")
+        try:
+            split = re.compile(expression or "", re.ASCII).findall
+        except re.error:
+            site.refuse("the expression is not valid")
+    y = OpaqueValue(fresh=True)
+    site.emit(
+        lambda: [(_tokens, (x, y, split, least, given["pad_value"]))], reads=(), writes=(), kernel="numpy.tokens", keeps=(x, y)
+    )
+    return y
+
+
+def _tokens(x: OpaqueValue, y: OpaqueValue, split: Callable[[str], list[str]], least: int, pad: str) -> None:
+    texts: np.ndarray = x.value
+    if texts.ndim not in (1, 2) or not texts.size:
+        raise Invalid("an array of strings has another shape")
+    rows = list(map(split, texts.reshape(-1).tolist()))
+    if least > 1:
+        rows = [[t for t in row if len(t) >= least] for row in rows]
+    width = max(map(len, rows))
+    limits.admit((*texts.shape, width), object)
+    for row in rows:
+        row += [pad] * (width - len(row))
+    y.value = _strings(list(chain.from_iterable(rows)), (*texts.shape, width))
+
+
+# --- counts of n-grams
+
+
+@dataclass(eq=False)
+class Grams:
+    """The n-grams of a pool.
+
+    Attributes:
+        words: the number of each word; `size` of others.
+        size: the number of different words.
+        levels: for each length above 1 the n-grams and their beginnings; a key is the number of the beginning that is one word
+            shorter, times (size + 1), plus the last word.
+        columns: by length, the column of each number; -1 if it is not counted.
+        weights: the weight of each number, by length.
+        width: the number of columns.
+        few: by length, the column and the weight of each n-gram, a word or a tuple of words.
+    """
+
+    words: Places
+    size: int
+    levels: list[NGramLevel]
+    columns: list[np.ndarray | None]
+    weights: list[np.ndarray | None]
+    width: int
+    few: list[dict[Any, tuple[int, float]]]
+
+
+@dataclass(eq=False)
+class NGramLevel:
+    """The beginnings of a length: their keys, and a table of the number of each key if it is small."""
+
+    keys: np.ndarray
+    table: np.ndarray | None
+
+    def find(self, key: np.ndarray) -> np.ndarray:
+        """The number of each key; the number of keys for others."""
+        if self.table is not None:
+            return self.table.take(key)
+        at = np.minimum(self.keys.searchsorted(key), len(self.keys) - 1)
+        return np.where(self.keys[at] == key, at, len(self.keys))
+
+
+def _grams(site: Site) -> Grams:
+    given = site.attributes
+    pool: tuple[Any, ...] = given.get("pool_int64s") or given.get("pool_strings") or ()
+    indexes, weights = given["ngram_indexes"], given.get("weights")
+    names = list(dict.fromkeys(pool))
+    numbers = {w: i for i, w in enumerate(names)}
+    size = len(names)
+    lengths: dict[int, np.ndarray] = {}
+    first, firsts = 0, {}
+    for length, (start, end) in enumerate(pairwise((*given["ngram_counts"], len(pool))), 1):
+        site.require(0 <= start <= end <= len(pool) and not (end - start) % length, "the counts do not split the pool")
+        lengths[length] = np.array([numbers[w] for w in pool[start:end]], np.int64).reshape(-1, length)
+        firsts[length] = first
+        first += len(lengths[length])
+    site.require(first <= len(indexes) and len(weights or indexes) == len(indexes) and min(indexes, default=0) >= 0,
+                 "a number of indexes is another")  # fmt: skip
+    used = [n for n, g in lengths.items() if given["min_gram_length"] <= n <= given["max_gram_length"] and len(g)]
+    longest = max(used, default=0)
+    levels: list[NGramLevel] = []
+    known: list[dict[tuple[int, ...], int]] = [{}, {(i,): i for i in range(size)}]
+    for length in range(2, longest + 1):
+        before = known[-1]
+        starts = {tuple(g[:length]) for n in used if n >= length for g in lengths[n].tolist()}
+        keys = sorted((before[s[:-1]] * (size + 1) + s[-1], s) for s in starts)
+        known.append({s: i for i, (_, s) in enumerate(keys)})
+        flat, span = np.array([k for k, _ in keys], np.int64), (len(before) + 1) * (size + 1)
+        table = None
+        if span <= _DENSE:
+            table = np.full(span, len(flat), np.int32)
+            table[flat] = np.arange(len(flat))
+        levels.append(NGramLevel(flat, table))
+    few: list[dict[Any, tuple[int, float]]] = []
+    columns: list[np.ndarray | None] = []
+    factors: list[np.ndarray | None] = []
+    seen: list[int] = []
+    for length in range(1, longest + 1):
+        few.append({})
+        if length not in used:
+            columns.append(None)
+            factors.append(None)
+            continue
+        at = np.full(len(known[length]) + 1, -1)
+        factor = np.ones(len(at), np.float32)
+        for i, g in enumerate(map(tuple, lengths[length].tolist()), firsts[length]):
+            number = known[length][g]
+            site.require(at[number] < 0, "an n-gram occurs twice in the pool")
+            at[number] = indexes[i]
+            if weights is not None and given["mode"] != "TF":
+                factor[number] = weights[i]
+            few[-1][names[g[0]] if length == 1 else tuple(names[w] for w in g)] = indexes[i], float(factor[number])
+        seen += at[at >= 0].tolist()
+        columns.append(at)
+        factors.append(None if (factor == 1).all() else factor)
+    site.require(given["mode"] != "IDF" or len(set(seen)) == len(seen), "n-grams share a column")
+    return Grams(Places(names, size), size, levels, columns, factors, max(indexes, default=-1) + 1, few)
+
+
+@kernel("TfIdfVectorizer", 9, on="numpy", takes_opaque=True)
+def tf_idf_vectorizer(site: Site, x: Any) -> Value:
+    given = site.attributes
+    text = isinstance(x, OpaqueValue)
+    if text:
+        site.require(is_texts(x), "the input is not an array of strings")
+    shape = tuple(x.value.shape if text else x.shape)
+    site.require(text or x.dtype in (np.int32, np.int64), "elements of other types")
+    site.require(len(shape) in (1, 2) and math.prod(shape) and given["mode"] in ("TF", "IDF", "TFIDF"), "x is not a matrix")
+    site.require(
+        1 <= given["min_gram_length"] <= given["max_gram_length"] and given["max_skip_count"] >= 0, "a length is not valid"
+    )
+    pool = given.get("pool_strings" if text else "pool_int64s")
+    site.require(pool and not (given.get("pool_int64s") and text), "the pool has no n-grams of this type")
+    grams = site.once("grams", lambda: _grams(site))
+    rows = shape[0] if len(shape) == 2 else 1
+    site.require(grams.width, "there are no columns")
+    y = site.new((rows, grams.width)[2 - len(shape) :], np.float32, finiteness=NAN)
+
+    def bind() -> Bound:
+        out = y.array.reshape(rows, grams.width)
+        if text:
+            return [(_of_texts, (x, len(shape), grams, given["mode"] == "IDF", given["max_skip_count"], out))]
+        return [(_of_numbers, (x.array.reshape(rows, -1), grams, given["mode"] == "IDF", given["max_skip_count"], out))]
+
+    site.emit(bind, reads=() if text else (x,), writes=(y,), kernel="numpy.n-grams", keeps=(grams, x))
+    return y
+
+
+def _of_texts(x: OpaqueValue, rank: int, grams: Grams, once: bool, skips: int, y: np.ndarray) -> None:
+    rows = len(y)
+    given: np.ndarray = x.value
+    if given.ndim != rank or given.size % rows or (rank == 2 and len(given) != rows):
+        raise Invalid("an array of strings has another shape")
+    _of_numbers(given.reshape(rows, -1), grams, once, skips, y)
+
+
+def _of_numbers(x: np.ndarray, grams: Grams, once: bool, skips: int, y: np.ndarray) -> None:
+    if x.size <= _FEW:
+        _count_few(x.tolist(), grams, once, skips, y)
+        return
+    codes = np.array(list(map(grams.words.__getitem__, x.reshape(-1).tolist())), np.int64)
+    _count(codes.reshape(x.shape), grams, once, skips, y)
+
+
+def _count_few(rows: list[list[Any]], grams: Grams, once: bool, skips: int, y: np.ndarray) -> None:
+    """`_count` for few words, in numbers of Python."""
+    y.fill(0)
+    for words, out in zip(rows, y, strict=True):
+        sums: dict[int, float] = {}
+        for length, known in enumerate(grams.few, 1):
+            for distance in range(1, min(skips + 1, len(words)) + 1 if length > 1 else 2):
+                found = map(
+                    known.get, words if length == 1 else zip(*[words[i * distance :] for i in range(length)], strict=False)
+                )
+                for column, weight in filter(None, found):
+                    sums[column] = weight if once else sums.get(column, 0.0) + weight
+        if sums:
+            out[list(sums)] = list(sums.values())
+
+
+def _count(codes: np.ndarray, grams: Grams, once: bool, skips: int, y: np.ndarray) -> None:
+    """Add the weight of each n-gram that is found to its column: of all of them, or of one in each row.
+
+    The items of an n-gram have one distance, 1 to skips + 1; one word is counted once.
+    """
+    y.fill(0)
+    flat = y.reshape(-1)
+    starts = np.arange(len(y))[:, None] * grams.width
+    width = codes.shape[1]
+    for distance in range(1, min(skips + 1, max(width, 1)) + 1):
+        found = codes
+        for length, (column, weight) in enumerate(zip(grams.columns, grams.weights, strict=True), 1):
+            if length > 1:
+                places = width - (length - 1) * distance
+                if places <= 0:
+                    break
+                last = codes[:, (length - 1) * distance : (length - 1) * distance + places]
+                found = grams.levels[length - 2].find(found[:, :places] * (grams.size + 1) + last)
+            elif distance > 1:
+                continue
+            if column is None:
+                continue
+            to = column.take(found)
+            there = np.flatnonzero(to >= 0)
+            place = (to + starts).reshape(-1).take(there)
+            add: Any = np.float32(1) if weight is None else weight.take(found.reshape(-1).take(there))
+            if once:
+                flat[place] = add
+            else:
+                np.add.at(flat, place, add)

@@ -1,0 +1,332 @@
+"""Replaces the last layer of a model by a new one with another number of outputs, for a training on other classes.
+
+found = replace_head(model, 3, seed=0)                # in place: found.weight, found.bias are the names of the new parameters
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from onnx import ModelProto, TensorProto, ValueInfoProto, numpy_helper
+
+from .. import dtypes
+from ..errors import InvalidInput, UnsupportedModel
+from ..ir.declaration import has_trait
+from ..proto.schemas import plain_domain
+from .index import NodeEditor
+from .model import ModelEditor
+
+SOFTMAXES = ("Softmax", "LogSoftmax")
+SIGMOIDS = ("Sigmoid", "HardSigmoid")
+_PRODUCTS = ("Gemm", "MatMul", "Conv")
+
+
+@dataclass(frozen=True)
+class ReplacedHead:
+    """The layer that `replace_head` has replaced.
+
+    Attributes:
+        node: the node, by its name or its operator and outputs.
+        weight: the name of its new weight.
+        bias: the name of its new bias; "" if it has none.
+        features: the number of values that each output is computed from.
+        before: the number of outputs of the old layer.
+        outputs: the number of outputs.
+        activation: the operator after it that makes probabilities (Softmax, LogSoftmax, Sigmoid); "" if there is none.
+    """
+
+    node: str
+    weight: str
+    bias: str
+    features: int
+    before: int
+    outputs: int
+    activation: str
+
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        """The names of the new parameters."""
+        return tuple(filter(None, (self.weight, self.bias)))
+
+
+def replace_head(model: ModelProto, outputs: int, *, seed: int = 0, folder: str | Path | None = None) -> ReplacedHead:
+    """Replace the last layer of a model by a new one with another number of outputs, **in place**.
+
+    The last layer is the Gemm, the MatMul and the Add of its bias, or the Conv, from which the only output of the model is
+    computed, at most through operators without parameters: softmax, sigmoid, pooling, Flatten, Reshape. Its weight and bias get
+    new values; it has a bias if the old layer has one. They are drawn as `torch.nn.Linear` and `Conv2d` draw them, uniformly in
+    +-1/sqrt(features), in the dtype of the old ones, and keep their names unless another node reads them. A Gemm loses its
+    factors `alpha` and `beta`. Of the declarations, only the sizes of the output change.
+
+    Args:
+        model: the model to change.
+        outputs: the number of outputs, such as that of the classes.
+        seed: the seed of the values.
+        folder: the folder of external data.
+
+    Returns:
+        What was replaced.
+
+    Raises:
+        InvalidInput: `outputs` is below 1, or `seed` is negative (SX369).
+        UnsupportedModel: there is no such layer (SX369); the message has the node at which the search ended.
+        InvalidModel: nodes have a cycle, or a name occurs twice (SX101, SX102).
+
+    Example:
+        >>> model = onnx.load("resnet18.onnx")
+        >>> sonnx.replace_head(model, 3).parameters
+        ('fc.weight', 'fc.bias')
+    """
+    for name, value, least in (("outputs", outputs, 1), ("seed", seed, 0)):
+        if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < least:
+            raise InvalidInput(f"{name} must be an integer of at least {least}, got {value!r}", code="SX369")
+    editor = ModelEditor(model, None if folder is None else Path(folder))
+    head = _Head(editor)
+    head.replace(int(outputs), np.random.default_rng(seed))
+    changed = {o for node in (head.node, *head.after) for o in node.outputs}
+    editor.forget()
+    shape = editor.main.shape(editor.main.outputs[0])
+    declared = next(v for v in model.graph.output if v.name == editor.main.outputs[0])
+    sizes = _new_sizes(declared, shape, head.classes, int(outputs))
+    kept = [v for v in model.graph.value_info if v.name not in changed]
+    del model.graph.value_info[:]
+    model.graph.value_info.extend(kept)
+    editor.write()
+    for axis, size in sizes.items():
+        declared.type.tensor_type.shape.dim[axis].dim_value = size
+    return head.told(int(outputs))
+
+
+def last_activation(model: ModelProto) -> str:
+    """Return the operator that makes probabilities of the first output of a model.
+
+    Args:
+        model: the model.
+
+    Returns:
+        "Softmax", "LogSoftmax", "Sigmoid" or "HardSigmoid"; "" if none of them is at the end.
+    """
+    makers = {o: n for n in model.graph.node for o in n.output}
+    name = model.graph.output[0].name if model.graph.output else ""
+    for _ in range(len(makers)):
+        node = makers.get(name)
+        if node is None or plain_domain(node.domain) or not _may_follow(node.op_type):
+            return ""
+        if node.op_type in SOFTMAXES + SIGMOIDS:
+            return node.op_type
+        name = node.input[0]
+    return ""
+
+
+def _may_follow(operator: str) -> bool:
+    """Whether an operator of ONNX may follow the last layer: it has no parameters, and as many outputs as that layer."""
+    follows = any(has_trait("", operator, t) for t in ("unary", "rearranges", "pools"))
+    return follows or operator in (*SOFTMAXES, "Dropout", "ReduceMean")
+
+
+class _Head:
+    """The last layer of a model.
+
+    Attributes:
+        node: the product.
+        adds: the Add of its bias; None if there is none.
+        after: the nodes after it, from the output on.
+        classes: the number of its outputs.
+    """
+
+    def __init__(self, editor: ModelEditor) -> None:
+        self.graph = graph = editor.main
+        self.adds: NodeEditor | None = None
+        self.after: list[NodeEditor] = []
+        if len(graph.outputs) != 1:
+            raise _none(f"the model has {len(graph.outputs)} outputs", "sonnx extract writes the part with one of them")
+        if not editor.open:
+            raise _none(editor.notes()[0])
+        self.node = self._found(graph.outputs[0])
+        node, weight = self.node, graph.static(self.node.input(1))
+        if weight is None or len(weight) < 2 or (node.op_type != "Conv" and len(weight) != 2):
+            raise _none(f"the weight of {node.title} must have a known shape, of two axes for Gemm and MatMul, got {weight}")
+        if node.get("group", 1) != 1 or node.get("transA", 0):
+            raise _none(f"{node.title} is a convolution in groups, or transposes its input")
+        self.first = node.op_type == "Conv" or bool(node.get("transB", 0))  # the outputs are the first axis of the weight
+        self.old = weight
+        self.classes = weight[0 if self.first else 1]
+        self.features = math.prod(weight) // self.classes if self.classes else 0
+        if not self.features:
+            raise _none(f"the weight of {node.title} is empty")
+
+    def _found(self, name: str) -> NodeEditor:
+        """The product from which a value is computed."""
+        graph = self.graph
+        while True:
+            node = graph.producer(name)
+            if node is None:
+                raise _none(f"no layer was found in front of {name!r}")
+            if name != graph.outputs[0] and not graph.used_once(name):
+                raise _none(f"the output of {node.title} is used twice")
+            if node.is_(*_PRODUCTS):
+                if not self._constant(node.input(1)) or self._constant(node.input(0)):
+                    raise _none(f"{node.title} does not multiply by a constant weight from the right")
+                return node
+            if node.is_("Add") and self.adds is None and sum(map(self._constant, node.inputs)) == 1:
+                self.adds, name = node, next(n for n in node.inputs if not self._constant(n))
+            elif node.is_(node.op_type) and _may_follow(node.op_type) and not self._constant(node.input(0)) and self.adds is None:
+                name = node.input(0)
+            else:
+                hint = "Gemm, MatMul and Conv are known; for a model that ends otherwise, write a program with SONNXModel"
+                raise _none(f"{node.title}{f' ({node.domain})' if node.domain else ''} is at the end", hint)
+            self.after.append(node)
+
+    def _constant(self, name: str) -> bool:
+        """Whether a value is an initializer, also one that may be overridden, or is computed from some."""
+        open_, seen = [name], set()
+        while open_:
+            name = open_.pop()
+            if not name or name in seen or name in self.graph.initializers or name in self.graph.sparse:
+                continue
+            seen.add(name)
+            node = self.graph.producer(name)
+            if node is None or node.graphs or len(seen) > 64:
+                return False
+            open_ += node.inputs
+        return True
+
+    def replace(self, outputs: int, rng: np.random.Generator) -> None:
+        """Write the new weight and bias, and the sizes of Reshapes after the layer."""
+        node = self.node
+        dtype = dtypes.numpy_dtype(self.graph.type(node.input(1)).dtype or TensorProto.FLOAT)
+        if not dtypes.is_float(dtype):
+            raise _none(f"the weight of {node.title} must be float, got {dtypes.onnx_name(dtype)}")
+        bound = 1 / math.sqrt(self.features)
+        weight = rng.uniform(-bound, bound, (outputs, *self._inner())).astype(dtype)
+        self.weight = self._put(node, 1, weight if self.first else weight.T, "weight")
+        node.set(alpha=None, beta=None)
+        place = self._bias()
+        self.bias = ""
+        if place is not None:
+            holder, i, shape = place
+            self.bias = self._put(holder, i, rng.uniform(-bound, bound, outputs).astype(dtype).reshape(shape), "bias")
+        for each in self.after:
+            if each.is_("Reshape"):
+                self._resize(each, outputs)
+
+    def _inner(self) -> tuple[int, ...]:
+        return self.old[1:] if self.first else (self.old[0],)
+
+    def _bias(self) -> tuple[NodeEditor, int, tuple[int, ...]] | None:
+        """The node that adds the bias, the position of its input and its new shape; None if there is no bias."""
+        node = self.node
+        if self.adds is not None and node.input(2):
+            raise _none(f"a bias is added twice after {node.title}")
+        if self.adds is not None:
+            i = next(i for i, n in enumerate(self.adds.inputs) if self._constant(n))
+            holder = self.adds
+        elif node.op_type in ("Gemm", "Conv") and node.input(2):
+            holder, i = node, 2
+        else:
+            return None
+        shape = self.graph.static(holder.input(i))
+        behind = len(self.old) - 2 if node.op_type == "Conv" and holder is not node else 0  # the axes of an image
+        at = None if shape is None else len(shape) - 1 - behind
+        if shape is None or at is None or at < 0 or shape[at] not in (1, self.classes) or math.prod(shape) != shape[at]:
+            raise _none(f"the bias of {holder.title} must have one number for each of {self.classes} outputs, got shape {shape}")
+        return holder, i, (*(1,) * at, -1, *(1,) * behind)
+
+    def _put(self, node: NodeEditor, i: int, array: np.ndarray, what: str) -> str:
+        """Write a parameter; return its name, which stays if nothing else reads it."""
+        graph, name = self.graph, node.input(i)
+        array = np.ascontiguousarray(array)
+        alone = graph.used_once(name) and node.inputs.count(name) == 1
+        if alone and name in graph.initializers:
+            graph.initializers[name] = numpy_helper.from_array(array, name)
+            for listed in graph.proto.input:
+                if isinstance(listed, ValueInfoProto) and listed.name == name:
+                    _declare(listed, array.shape)
+            return name
+        maker = graph.producer(name)
+        if alone and maker is not None and maker.is_("Constant"):  # in a file without float initializers, Constants train
+            graph.touch(maker)
+            maker.attributes.clear()
+            maker.set(value=numpy_helper.from_array(array, name))
+            return name
+        plain = name if name in graph.initializers or maker is None else f"{node.name or node.outputs[0]}.{what}"
+        made = graph.add_constant(array, plain)
+        graph.rewire(node, [made if j == i else n for j, n in enumerate(node.inputs)])
+        self._sweep(name)
+        return made
+
+    def _sweep(self, name: str) -> None:
+        """Remove what was used by the old parameter only."""
+        open_ = [name]
+        while open_:
+            name = open_.pop()
+            if not name or self.graph.used(name):
+                continue
+            maker = self.graph.producer(name)
+            if maker is not None and not any(map(self.graph.used, filter(None, maker.outputs))):
+                self.graph.remove(maker)
+                open_ += maker.inputs
+            elif name not in self.graph.inputs:
+                for held in (self.graph.initializers, self.graph.sparse):
+                    held.pop(name, None)
+
+    def _resize(self, node: NodeEditor, outputs: int) -> None:
+        """Write the new number of outputs into the sizes of a Reshape."""
+        attribute = node.get("shape")
+        sizes = self.graph.constant(node.input(1)) if attribute is None else np.array(attribute, np.int64)
+        if sizes is None:
+            return
+        places = np.flatnonzero(sizes == self.classes)
+        if not len(places) or self.classes == outputs:
+            return
+        if self.classes == 1 or len(places) > 1:
+            raise _none(f"the sizes of {node.title}, {sizes.tolist()}, do not show which one is the number of outputs")
+        sizes = np.array([outputs if i == places[0] else s for i, s in enumerate(sizes)], np.int64)
+        if attribute is None:
+            made = self.graph.add_constant(sizes, node.input(1))
+            self.graph.rewire(node, [node.input(0), made])
+        else:
+            node.set(shape=sizes.tolist())
+
+    def told(self, outputs: int) -> ReplacedHead:
+        """What was replaced."""
+        ends = [n.op_type for n in self.after if n.is_(*SOFTMAXES, *SIGMOIDS)]
+        return ReplacedHead(
+            self.node.title, self.weight, self.bias, self.features, self.classes, outputs, ends[0] if ends else ""
+        )
+
+
+def _new_sizes(
+    declared: ValueInfoProto, shape: tuple[int | str | None, ...] | None, classes: int, outputs: int
+) -> dict[int, int]:
+    """The sizes of the output that change, by axis; the inferred shape decides where it is known."""
+    if not declared.type.tensor_type.HasField("shape"):
+        return {}
+    dims = declared.type.tensor_type.shape.dim
+    fixed = {i: d.dim_value for i, d in enumerate(dims) if d.HasField("dim_value")}
+    if classes == outputs:
+        return {}
+    if shape is not None and len(shape) == len(dims):
+        inferred = {i: s for i, s in enumerate(shape) if isinstance(s, int) and i in fixed and s != fixed[i]}
+        if inferred:
+            return inferred
+    same = [i for i, size in fixed.items() if size == classes]
+    return {same[-1]: outputs} if same else {}
+
+
+def _declare(value: ValueInfoProto, shape: tuple[int, ...]) -> None:
+    """Set the declared sizes."""
+    dims = value.type.tensor_type.shape
+    del dims.dim[:]
+    for size in shape:
+        dims.dim.add(dim_value=size)
+
+
+def _none(why: str, hint: str = "") -> UnsupportedModel:
+    return UnsupportedModel(f"there is no last layer that can be replaced: {why}", code="SX369", hint=hint)
+
+
+__all__ = ["ReplacedHead", "last_activation", "replace_head"]
