@@ -118,6 +118,20 @@ def test_a_stream_that_does_not_wait_for_the_default_stream(cupy: Any, fault: bo
     assert found("has not finished writing on the default stream", fault)
 
 
+@pytest.mark.parametrize("fault", [False, True])
+def test_a_stream_is_destroyed_before_its_work_is_ordered(cupy: Any, fault: bool) -> None:
+    x = cupy.zeros(N, np.float32)
+    cupy.cuda.Device().synchronize()
+    stream = cupy.cuda.Stream(non_blocking=True)
+    with stream:
+        x += 1
+    if not fault:
+        stream.synchronize()
+    del stream
+    x + 1
+    assert found("has not finished writing on stream", fault)
+
+
 # ---- The host, which does not wait
 
 

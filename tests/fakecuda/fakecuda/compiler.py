@@ -86,7 +86,7 @@ def compile_kernels(
     flushes = [o for o in options if o.lstrip("-").startswith("ftz=")][-1:] in (["-ftz=true"], ["--ftz=true"])
     names = {expression: f"template_{i}" for i, expression in enumerate(name_expressions or ())}
     key = hashlib.sha256("\0".join([source, *defines, *names, *(["flushes"] if flushes else [])]).encode()).hexdigest()[:32]
-    library = built.folder / "kernels" / f"{key}.so"
+    library = built.kernels / "built" / f"{key}.so"
     if not library.exists():
         kernels = names or {name: name for name in dict.fromkeys(_KERNEL.findall(source))}
         waits = "true" if _WAITS.search(source) else "false"
@@ -100,7 +100,9 @@ def compile_kernels(
             from cupy.cuda.compiler import CompileException
 
             raise CompileException(done.stderr, source, filename, tuple(options), "g++")
-        own.rename(library)
         kept = {"source": source, "options": list(options), "names": list(name_expressions or ())}
-        library.with_suffix(".json").write_text(json.dumps(kept))  # for nvrtc.py
+        text_of = own.with_name(f"{own.name}.text")
+        text_of.write_text(json.dumps(kept))
+        text_of.rename(library.with_suffix(".json"))  # for nvrtc.py
+        own.rename(library)
     return os.fsencode(library) + b"\0", names

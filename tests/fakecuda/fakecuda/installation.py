@@ -54,7 +54,7 @@ def around_import() -> Iterator[None]:
     """Install the emulation around the import of CuPy: the libraries before, what replaces CuPy's functions after."""
     built = libraries()
     os.environ["CUPY_ACCELERATORS"] = "cub"  # CuPy's default on CUDA
-    os.environ["CUPY_CACHE_DIR"] = str(built.folder / ("cupy-null" if os.environ.get("FAKECUDA_NULL") else "cupy"))
+    os.environ["CUPY_CACHE_DIR"] = str(built.kernels / ("cupy-null" if os.environ.get("FAKECUDA_NULL") else "cupy"))
     flags = sys.getdlopenflags()
     sys.setdlopenflags(os.RTLD_LAZY)  # CuPy's modules name functions of libraries that have no stand-in
     driver()

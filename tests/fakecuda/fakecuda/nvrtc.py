@@ -76,7 +76,7 @@ def check(kept: dict[str, Any], architecture: str) -> tuple[str, bool]:
         What NVRTC reports, "" if nothing is wrong; and whether it ran.
     """
     key = hashlib.sha256(json.dumps([kept, architecture, version()], sort_keys=True).encode()).hexdigest()[:32]
-    note = libraries().folder.parent / "nvrtc" / key
+    note = libraries().kernels.parent / "nvrtc" / key
     if note.exists():
         return "", False
     wrong = compiled(kept["source"], kept["options"], kept["names"], architecture)
@@ -92,7 +92,7 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=2, help="sources at a time (2)")
     parser.add_argument("--architectures", nargs="+", default=ARCHITECTURES, help="compute capabilities")
     options = parser.parse_args()
-    sources = [json.loads(f.read_text()) for f in sorted((libraries().folder / "kernels").glob("*.json"))]
+    sources = [json.loads(f.read_text()) for f in sorted((libraries().kernels / "built").glob("*.json"))]
     if not sources:
         print("the cache has no kernels: run tox -e cuda first", file=sys.stderr)
         return 1

@@ -410,7 +410,7 @@ RUNTIME(cudaStreamCreateWithFlags)(void** s, unsigned flags) { return create(s, 
 RUNTIME(cudaStreamCreateWithPriority)(void** s, unsigned flags, int) { return create(s, !(flags & cudaStreamNonBlocking)); }
 RUNTIME(cudaStreamDestroy)(void* s) {
     std::lock_guard<std::recursive_mutex> hold(lock);
-    forget((Stream*)s);  // its clocks may name it: it is not deleted
+    destroy((Stream*)s);
     return 0;
 }
 static int wait_for_stream(void* s) {
