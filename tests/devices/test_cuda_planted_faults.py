@@ -113,14 +113,22 @@ def test_a_block_of_too_many_threads(cupy: Any, fault: bool, monkeypatch: pytest
 # ---- Devices, copies and memory
 
 
-def run(where: str = "CUDA") -> tuple[np.ndarray, np.ndarray]:
-    """The results of a device and of the CPU: a weight that is on the device, an input, and memory that an operator fills."""
+def model(constant: bool = False) -> Any:
+    """An input, a weight that is an initializer or a Constant node, and memory that an operator fills."""
+    weight = numpy_helper.from_array(X[::-1].copy(), "w")
     nodes = [helper.make_node("Add", ["x", "w"], ["y"]), helper.make_node("Hardmax", ["y"], ["z"])]
+    if constant:
+        nodes.insert(0, helper.make_node("Constant", [], ["w"], value=weight))
     values = [helper.make_tensor_value_info(n, TensorProto.FLOAT, X.shape) for n in "xz"]
-    graph = helper.make_graph(nodes, "g", values[:1], values[1:], [numpy_helper.from_array(X[::-1].copy(), "w")])
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)])
-    model.ir_version = 10
-    found, want = (np.asarray(SingaBackend.prepare(model, d).run([X])[0]) for d in (where, "CPU"))
+    graph = helper.make_graph(nodes, "g", values[:1], values[1:], [] if constant else [weight])
+    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)])
+    made.ir_version = 10
+    return made
+
+
+def run(where: str = "CUDA") -> tuple[np.ndarray, np.ndarray]:
+    """The results of a device and of the CPU."""
+    found, want = (np.asarray(SingaBackend.prepare(model(), d).run([X])[0]) for d in (where, "CPU"))
     return found, want
 
 
@@ -183,3 +191,18 @@ def test_devices_copies_and_memory(
     else:
         assert report == []
     assert np.array_equal(found, want) != (fault and match is None)
+
+
+@pytest.mark.parametrize("fault", [False, True])
+@pytest.mark.parametrize("constant", [False, True])
+def test_a_model_runs_on_another_stream_than_it_was_prepared_on(
+    cupy: Any, constant: bool, fault: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`prepare`, and the first run of a Constant node, wait until the values are on the device."""
+    if fault:
+        monkeypatch.setattr(device.CudaDevice, "synchronize", lambda self: None)
+    rep = SingaBackend.prepare(model(constant), "CUDA")
+    for _ in range(1 + constant):
+        with cupy.cuda.Stream(non_blocking=True):
+            rep.run([X], to_host=False)
+    assert any("a copy has not finished writing" in line for line in fakecuda.report()) == fault
