@@ -3,7 +3,8 @@
     tox -e cuda-counts -- --to reports
 
 The counts are exact and do not depend on the machine.  Each is of one run after two others, when kernels are compiled and
-constants are on the device.  Topologies are those of published models; their widths are reduced, on which only bytes depend.
+constants are on the device.  Topologies are those of published models; the widths of what is executed are reduced, on which only
+bytes depend.  Models of real widths are counted on the null device, which executes nothing, in a process of its own (`--null`).
 `tests/devices/test_cuda_counts.py` fails if a count rises above the report.
 """
 
@@ -11,17 +12,23 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import subprocess
 import sys
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests" / "fakecuda"))
 import fakecuda  # noqa: E402
+
+from singa_backend.conform import device_models  # noqa: E402
+from singa_backend.conform.device_models import Built, RandomNet  # noqa: E402
 
 NAMES = (
     "launches", "products", "to_host", "to_host_bytes", "to_device", "to_device_bytes", "on_device", "synchronizations",
@@ -29,116 +36,21 @@ NAMES = (
 TITLES = ("launches", "products", "read-backs", "bytes", "to the device", "bytes", "on the device", "synchronizations")
 
 
-class Net:
-    """A graph under construction, whose weights are random."""
-
-    def __init__(self) -> None:
-        self.nodes: list[NodeProto] = []
-        self.weights: dict[str, np.ndarray] = {}
-        self.rng = np.random.default_rng(0)
-
-    def __call__(self, op_type: str, *inputs: Any, outputs: int = 1, **attributes: Any) -> Any:
-        """Add a node; arrays and lists of integers among its inputs become initializers."""
-        names = [f"{op_type.lower()}_{len(self.nodes)}" + (f"_{i}" if i else "") for i in range(outputs)]
-        self.nodes.append(helper.make_node(op_type, [self.value(x) for x in inputs], names, name=names[0], **attributes))
-        return names[0] if outputs == 1 else names
-
-    def value(self, x: Any) -> str:
-        if isinstance(x, str):
-            return x
-        name = f"c{len(self.weights)}"
-        self.weights[name] = x if isinstance(x, np.ndarray) else np.array(x, np.int64)
-        return name
-
-    def weight(self, *shape: int) -> np.ndarray:
-        return (self.rng.standard_normal(shape) / np.sqrt(max(1, shape[0]))).astype(np.float32)
-
-    def model(self, inputs: dict[str, np.ndarray], outputs: Sequence[str]) -> ModelProto:
-        takes = [helper.make_tensor_value_info(n, helper.np_dtype_to_tensor_dtype(x.dtype), x.shape) for n, x in inputs.items()]
-        made = [helper.make_tensor_value_info(n, TensorProto.FLOAT, None) for n in outputs]
-        weights = [numpy_helper.from_array(x, n) for n, x in self.weights.items()]
-        graph = helper.make_graph(self.nodes, "net", takes, made, weights)
-        return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8)
+def bert() -> Built:
+    return device_models.bert(width=64, heads=4, length=16, words=100)
 
 
-Built = tuple[ModelProto, dict[str, np.ndarray]]
+def resnet50() -> Built:
+    return device_models.resnet50(width=8, size=32, classes=10)
 
 
-def bert(layers: int = 12, width: int = 64, heads: int = 4, length: int = 16, words: int = 100) -> Built:
-    """BERT-base as PyTorch exports it with fixed sizes: 12 layers, a mask, and the pooled first token."""
-    net = Net()
-    rng = np.random.default_rng(1)
-    inputs = {
-        "input_ids": rng.integers(0, words, (1, length)),
-        "attention_mask": np.ones((1, length), np.int64),
-        "token_type_ids": np.zeros((1, length), np.int64),
-    }
-    f = np.float32
-
-    def dense(x: str, i: int, o: int) -> str:
-        return net("Add", net("MatMul", x, net.weight(i, o)), net.weight(o))
-
-    def norm(x: str) -> str:
-        return net("LayerNormalization", x, np.ones(width, f), net.weight(width), axis=-1)
-
-    mask = net("Cast", net("Unsqueeze", "attention_mask", [1, 2]), to=TensorProto.FLOAT)
-    mask = net("Mul", net("Sub", np.array(1, f), mask), np.array(-1e4, f))
-    x = net("Add", net("Gather", net.weight(words, width), "input_ids"), net("Gather", net.weight(2, width), "token_type_ids"))
-    x = norm(net("Add", x, net("Gather", net.weight(length, width), np.arange(length)[None])))
-    for _ in range(layers):
-        split = [1, length, heads, width // heads]
-        q, k, v = (net("Reshape", dense(x, width, width), split) for _ in range(3))
-        q, k, v = (net("Transpose", t, perm=p) for t, p in ((q, (0, 2, 1, 3)), (k, (0, 2, 3, 1)), (v, (0, 2, 1, 3))))
-        scores = net("Div", net("MatMul", q, k), np.array(np.sqrt(width // heads), f))
-        mixed = net("MatMul", net("Softmax", net("Add", scores, mask), axis=-1), v)
-        mixed = net("Reshape", net("Transpose", mixed, perm=(0, 2, 1, 3)), [1, length, width])
-        x = norm(net("Add", dense(mixed, width, width), x))
-        h = dense(x, width, 4 * width)
-        gate = net("Add", net("Erf", net("Div", h, np.array(np.sqrt(2), f))), np.array(1, f))
-        h = net("Mul", net("Mul", h, gate), np.array(0.5, f))
-        x = norm(net("Add", dense(h, 4 * width, width), x))
-    first = net("Gather", x, np.array(0, np.int64), axis=1)
-    return net.model(inputs, [net("Tanh", dense(first, width, width))]), inputs
-
-
-def resnet50(width: int = 8, size: int = 32) -> Built:
-    """ResNet-50: 3, 4, 6 and 3 bottlenecks, with BatchNormalization as separate nodes."""
-    net = Net()
-    inputs = {"x": np.random.default_rng(1).standard_normal((1, 3, size, size)).astype(np.float32)}
-
-    def conv(x: str, i: int, o: int, k: int, stride: int = 1) -> str:
-        y = net("Conv", x, net.weight(o, i, k, k), kernel_shape=[k, k], strides=[stride] * 2, pads=[k // 2] * 4)
-        ones = np.ones(o, np.float32)
-        return net("BatchNormalization", y, ones, 0 * ones, 0 * ones, ones)
-
-    x = net("Relu", conv("x", 3, width, 7, 2))
-    x = net("MaxPool", x, kernel_shape=[3, 3], strides=[2, 2], pads=[1] * 4)
-    channels = width
-    for stage, count in enumerate((3, 4, 6, 3)):
-        inner = width << stage
-        for block in range(count):
-            stride = 2 if stage and not block else 1
-            y = net("Relu", conv(x, channels, inner, 1))
-            y = net("Relu", conv(y, inner, inner, 3, stride))
-            y = conv(y, inner, 4 * inner, 1)
-            short = x if block else conv(x, channels, 4 * inner, 1, stride)
-            x, channels = net("Relu", net("Add", y, short)), 4 * inner
-    x = net("Flatten", net("GlobalAveragePool", x))
-    return net.model(inputs, [net("Gemm", x, net.weight(10, channels), net.weight(10), transB=1)]), inputs
-
-
-def lstm(length: int = 5, width: int = 8) -> Built:
-    """One LSTM in both directions, and the flattened last states."""
-    net = Net()
-    inputs = {"x": np.random.default_rng(1).standard_normal((length, 2, width)).astype(np.float32)}
-    w, r, b = net.weight(2, 4 * width, width), net.weight(2, 4 * width, width), net.weight(2, 8 * width)
-    _, state, _ = net("LSTM", "x", w, r, b, hidden_size=width, direction="bidirectional", outputs=3)
-    return net.model(inputs, [net("Reshape", net("Transpose", state, perm=(1, 0, 2)), [2, 2 * width])]), inputs
+def lstm() -> Built:
+    return device_models.lstm(length=5, width=8, batch=2)
 
 
 def scatter() -> Built:
     """ScatterElements and ScatterND with each reduction, on indices of the run."""
-    net = Net()
+    net = RandomNet()
     rng = np.random.default_rng(1)
     inputs = {
         "x": rng.standard_normal((6, 5)).astype(np.float32),
@@ -154,7 +66,7 @@ def scatter() -> Built:
 
 def dynamic(length: int = 4, width: int = 16, heads: int = 2) -> Built:
     """What exporters write for sizes that they do not know: shapes from Shape, Gather and Concat; sizes from ratios."""
-    net = Net()
+    net = RandomNet()
     inputs = {"x": np.random.default_rng(1).standard_normal((1, length, width)).astype(np.float32)}
     x = "x"
     for _ in range(4):
@@ -225,6 +137,54 @@ MODELS: dict[str, Callable[[], tuple[int, Callable[[], Any]]]] = {
 }
 
 
+REAL: dict[str, Callable[[], Built]] = {
+    "ResNet-50, batch 1": device_models.resnet50,
+    "ResNet-50, batch 8": lambda: device_models.resnet50(batch=8),
+    "BERT-base x 128, batch 1": device_models.bert,
+    "BERT-base x 128, batch 8": lambda: device_models.bert(batch=8),
+    "GPT-2, one token, 512 past": device_models.gpt2,
+    "LSTM, both directions, 64 steps, batch 1": lambda: device_models.lstm(batch=1),
+}
+"""Models of real widths, for the null device."""
+REAL_NAMES = ("launches", "products", "to_host", "to_device", "memory_queries", "kernel_bytes")
+REAL_TITLES = ("launches", "products", "read-backs", "to the device", "memory queries", "bytes of kernels")
+RUNS = 9
+
+
+def real(name: str) -> dict[str, Any]:
+    """The counts of one run of a model of REAL, and the smallest CPU time of a run, in milliseconds."""
+    nodes, run = inference(REAL[name])
+    run()
+    run()
+    with fakecuda.counting() as during:
+        run()
+    times = []
+    for _ in range(RUNS):
+        start = time.process_time()
+        run()
+        times.append(time.process_time() - start)
+    return {"nodes": nodes, **{n: during[n] for n in REAL_NAMES}, "host_ms": round(1e3 * min(times), 1)}
+
+
+def null() -> dict[str, dict[str, Any]]:
+    """Measure the models of REAL in a process whose device is the null device."""
+    command = [sys.executable, __file__, "--null"]
+    environment = {**os.environ, "FAKECUDA_NULL": "1", "FAKECUDA_MEMORY_MIB": "80000"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(done.stderr)
+    found: dict[str, dict[str, Any]] = json.loads(done.stdout)
+    return found
+
+
+def measure_null() -> dict[str, dict[str, Any]]:
+    """Measure the models of REAL in this process."""
+    from singa_backend.devices import cuda
+
+    cuda._tried.add(0)  # the null device computes no product
+    return {name: real(name) for name in REAL}
+
+
 def measure(name: str) -> dict[str, int]:
     """The counts of one run of a model."""
     nodes, run = MODELS[name]()
@@ -235,7 +195,7 @@ def measure(name: str) -> dict[str, int]:
     return {"nodes": nodes, **{n: during[n] for n in NAMES}}
 
 
-def page(rows: dict[str, dict[str, int]]) -> str:
+def page(rows: dict[str, dict[str, int]], real: dict[str, dict[str, Any]]) -> str:
     lines = [
         "# What a run does on a CUDA device", "",
         f"Written by `tox -e cuda-counts -- --to reports` on an emulated device with CuPy {fakecuda.CUPY}; a test fails if a",
@@ -246,21 +206,36 @@ def page(rows: dict[str, dict[str, int]]) -> str:
         f"|---|{'---:|' * (len(TITLES) + 1)}",
     ]  # fmt: skip
     lines += [f"| {name} | {r['nodes'] or ''} | {' | '.join(f'{r[n]:,}' for n in NAMES)} |" for name, r in rows.items()]
+    lines += [
+        "", "## Real widths", "",
+        "Counted on the null device, which executes nothing. The bytes of kernels are those of the arrays of all launches and",
+        "products: an upper bound of what they read and write. The host's CPU time of a run depends on the machine; no test",
+        "holds it.",
+        "", f"| model | nodes | {' | '.join(REAL_TITLES)} | CPU ms |", f"|---|{'---:|' * (len(REAL_TITLES) + 2)}",
+    ]  # fmt: skip
+    lines += [f"| {n} | {r['nodes']} | {' | '.join(f'{r[k]:,}' for k in REAL_NAMES)} | {r['host_ms']} |" for n, r in real.items()]
     return "\n".join([*lines, ""])
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--to", type=Path, help="write cuda-counts.md and .json into this folder")
+    parser.add_argument("--null", action="store_true", help="print the counts of the models of real widths, as JSON")
     options = parser.parse_args()
+    if options.null:
+        os.environ |= {"FAKECUDA_NULL": "1", "FAKECUDA_MEMORY_MIB": "80000"}
     fakecuda.install()
+    if options.null:
+        print(json.dumps(measure_null()))
+        return
     from singa_backend.io.files import write_text
 
-    rows = {name: measure(name) for name in MODELS}
-    text = page(rows)
+    rows, of_real = {name: measure(name) for name in MODELS}, null()
+    text = page(rows, of_real)
     print(text)
     if options.to:
-        write_text(options.to / "cuda-counts.json", json.dumps({"cupy": fakecuda.CUPY, "models": rows}, indent=1) + "\n")
+        document = {"cupy": fakecuda.CUPY, "models": rows, "real": of_real}
+        write_text(options.to / "cuda-counts.json", json.dumps(document, indent=1) + "\n")
         write_text(options.to / "cuda-counts.md", text)
 
 

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
+from functools import cache
 from typing import Any
 
 import fakecuda
 import numpy as np
 import pytest
-from onnx import helper
+from onnx import helper, load_model_from_string
+from tests.helpers.paths import PROJECT
 
 from singa_backend import SingaBackend
+from singa_backend.conform import cases
 from singa_backend.devices import checks, namespaces
 
 pytestmark = pytest.mark.fakecuda
@@ -114,6 +118,20 @@ def test_a_stream_that_does_not_wait_for_the_default_stream(cupy: Any, fault: bo
         x + 1
     cupy.cuda.Device().synchronize()
     assert found("has not finished writing on the default stream", fault)
+
+
+@pytest.mark.parametrize("fault", [False, True])
+def test_a_stream_is_destroyed_before_its_work_is_ordered(cupy: Any, fault: bool) -> None:
+    x = cupy.zeros(N, np.float32)
+    cupy.cuda.Device().synchronize()
+    stream = cupy.cuda.Stream(non_blocking=True)
+    with stream:
+        x += 1
+    if not fault:
+        stream.synchronize()
+    del stream
+    x + 1
+    assert found("has not finished writing on stream", fault)
 
 
 # ---- The host, which does not wait
@@ -275,6 +293,78 @@ def read_backs(node: Any, inputs: list[np.ndarray]) -> int:
     with fakecuda.counting() as during:
         rep.run(inputs)
     return during["to_host"] - 1
+
+
+READS = {
+    "Compress": "the size of the result depends on values",
+    "Loop": "the condition of each round, and the number of rounds",
+    "NonZero": "the size of the result depends on values",
+    "STFT": "the length and the step of a frame are inputs",
+    "SequenceInsert": "each element of a sequence is an output",
+    "SequenceMap": "each element of a sequence is an output",
+    "SplitToSequence": "each element of a sequence is an output, and the sizes are an input",
+    "Unique": "the size of the result depends on values",
+}
+"""The operators that read the device in the two first cases of ONNX's suite, but for the outputs; all others must not."""
+UPLOADS = {
+    "AveragePool": "the number of elements of each window",
+    "Bernoulli": "random numbers are drawn by the CPU",
+    "DeformConv": "the places of the kernel",
+    "Pad": "the place of each element",
+    "Resize": "the places and weights of each axis",
+    "RoiAlign": "the places of the samples",
+    "SequenceMap": "the elements of its sequences",
+    "TreeEnsemble": "the tables of the trees, which are attributes",
+    "Unique": "the places of the first of equal elements",
+    "Upsample": "the places of each axis",
+}
+"""The operators whose run copies more than its inputs to the device; all others must not."""
+
+
+@cache
+def _models() -> dict[str, list[Any]]:
+    """The two first cases of each operator that have one node."""
+    found: dict[str, list[Any]] = {}
+    for case in cases.load(("node",)):
+        model = load_model_from_string(case.model)
+        if len(model.graph.node) == 1 and len(kept := found.setdefault(model.graph.node[0].op_type, [])) < 2:
+            kept.append((model, case.data[0][0]))
+    return found
+
+
+def _arrays(value: Any) -> int:
+    return sum(map(_arrays, value)) if isinstance(value, list) else 1
+
+
+@pytest.mark.parametrize("part", range(8))
+def test_no_operator_reads_the_device(part: int) -> None:
+    """A run reads the outputs and the flags of its checks, in one copy; it copies its inputs, and asks for no memory."""
+    names = sorted(_models())[part::8]
+    reads, uploads = set(), set()
+    for name in names:
+        for model, inputs in _models()[name]:
+            rep = SingaBackend.prepare(model, "CUDA")
+            with fakecuda.order("ascending"):
+                rep.run(inputs)
+                with fakecuda.counting() as during:
+                    rep.run(inputs)
+            if during["to_host"] > 1:
+                reads.add(name)
+            if during["to_device"] > _arrays(inputs):
+                uploads.add(name)
+            assert not during["memory_queries"], name
+    assert reads == READS.keys() & set(names)
+    assert uploads <= UPLOADS.keys(), uploads
+
+
+def test_the_lists_of_operators_name_operators() -> None:
+    assert READS.keys() | UPLOADS.keys() <= set(_models())
+
+
+def test_the_documentation_names_the_operators_that_read_the_device() -> None:
+    text = (PROJECT / "docs" / "gpu.md").read_text(encoding="utf-8")
+    table = text.partition("## What a run reads from the device")[2].partition("\n## ")[0]
+    assert set(re.findall(r"`(\w+)`", "".join(re.findall(r"^\| (`.*?) \|", table, re.M)))) == set(READS)
 
 
 @pytest.mark.parametrize("fault", [False, True])

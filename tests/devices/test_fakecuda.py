@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import fakecuda
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -183,7 +184,9 @@ def test_functions_of_two_subnormal_numbers(cupy: Any, name: str) -> None:
 def test_subnormal_numbers_in_sums_casts_and_copies(cupy: Any) -> None:
     x = cupy.asarray(SMALL[:2])
     assert x.copy().get().tobytes() == x[::-1][::-1].get().tobytes() == SMALL[:2].tobytes()  # bits are moved
-    assert cupy.asarray(np.full(1000, 1e-40, np.float32)).sum().get() == 0
+    terms = cupy.asarray(np.full((1000, 2), 1e-40, np.float32))
+    assert terms.sum(axis=0).get().tolist() == [0, 0]  # by CuPy's own kernel
+    np.testing.assert_allclose(terms.sum().get(), 2e-37, rtol=1e-4)  # by cub's, which was compiled without the option
     assert x.astype(np.float64).get().tolist() == [0, 0]
     small = np.array([1e-40, 1e-310, 1e-30])
     assert cupy.asarray(small).astype(np.float32).get().tolist() == [0, 0, np.float32(1e-30)]
@@ -230,7 +233,7 @@ def test_counts(cupy: Any) -> None:
     assert (during["products"], during["launches"], during["foreign"]) == (1, 0, 0)
     with fakecuda.counting() as during:
         (y + z).sum()
-    assert (during["launches"], during["to_host"], during["to_device"]) == (2, 0, 0)
+    assert (during["launches"], during["to_host"], during["to_device"]) == (3, 0, 0)  # cub reduces by two
 
 
 def test_memory_is_counted_and_limited(cupy: Any) -> None:
@@ -400,6 +403,78 @@ def test_a_function_without_a_stand_in_fails_by_name(cupy: Any, capfd: pytest.Ca
         cupy.cuda.runtime.deviceSetLimit(0, 1024)
     assert fakecuda.report() == ["cudaDeviceSetLimit: has no stand-in"]
     assert "cudaDeviceSetLimit has no stand-in" in capfd.readouterr().err
+
+
+# ---- Reductions by cub, CuPy's default
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "bfloat16", "int8", "int32", "int64", "bool", "complex64"])
+@pytest.mark.parametrize("shape", [(7,), (3, 70), (2, 3, 1500)])
+def test_reductions(cupy: Any, dtype: str, shape: tuple[int, ...]) -> None:
+    x = (RNG.standard_normal(shape) * 3).astype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
+    wide = x.astype(np.float64 if x.dtype.kind in "fV" or dtype == "bfloat16" else x.dtype)
+    for memory in (x, np.asfortranarray(x)):
+        y = cupy.asarray(memory)
+        for name in ("sum", "max", "min", "argmax", "any", "all"):
+            for axis in (None, -1, 0):
+                want = getattr(wide, name)(axis=axis)
+                with fakecuda.order("both"):
+                    found = getattr(y, name)(axis=axis).get()
+                near = 1e-5 if dtype in ("float32", "float64", "complex64") else 0.05
+                if x.dtype.kind in "iub" or name != "sum":
+                    near = 0
+                np.testing.assert_allclose(found.astype(np.complex128), want, rtol=near, atol=3 * near * np.sqrt(x.size))
+
+
+def test_histograms(cupy: Any) -> None:
+    x = RNG.standard_normal(200).astype(np.float32)
+    found, edges = cupy.histogram(cupy.asarray(x), 5)
+    want = np.histogram(x, 5)
+    np.testing.assert_array_equal(found.get(), want[0])
+    np.testing.assert_allclose(edges.get(), want[1], rtol=1e-6)
+
+
+def test_reductions_take_the_paths_of_cub(cupy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from fakecuda import host
+
+    calls = []
+    monkeypatch.setattr(host, "_called", lambda name, *addresses: calls.append(name) or False)
+    x = cupy.ones((3, 70), np.float32)
+    x.sum(), x.max(axis=1), x.sum(axis=0), cupy.cumsum(x)
+    assert calls == ["cub::DeviceReduce", "cub::DeviceSegmentedReduce", "cub::DeviceScan"]
+    assert cupy._core.get_reduction_accelerators() == cupy._core.get_routine_accelerators() == [1]
+
+
+# ---- The null device
+
+
+def test_the_null_device_counts_and_computes_nothing() -> None:
+    code = """import cupy, fakecuda
+x = cupy.ones((64, 64), "float32")
+with fakecuda.counting() as during:
+    ((x + x) @ x).sum(axis=1).get()
+print([during[n] for n in ("launches", "products", "to_host", "kernel_bytes")])
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**fakecuda.environment(), "FAKECUDA_NULL": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    square, row = 4 * 64 * 64, 4 * 64
+    assert done.stdout.strip() == str([2, 1, 1, 2 * square + 3 * square + square + row]), done.stderr
+
+
+# ---- NVRTC
+
+
+def test_nvrtc_compiles_and_refuses() -> None:
+    from fakecuda import nvrtc
+
+    right = 'extern "C" __global__ void f(float* x) { x[0] = __expf(x[1]); }'
+    assert [nvrtc.compiled(right, ["-ftz=true"], [], a) for a in nvrtc.ARCHITECTURES] == [""] * 4
+    assert "INFINITY" in nvrtc.compiled(right.replace("x[1]", "INFINITY"), [], [], "90")
 
 
 # ---- Other machines, in processes of their own

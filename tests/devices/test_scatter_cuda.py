@@ -241,11 +241,11 @@ REDUCE = """
 import fakecuda, numpy as np
 from onnx import helper
 from singa_backend import SingaBackend
-node = helper.make_node("ReduceSum", ["x"], ["y"], axes=[1], keepdims=0)
-x = np.random.default_rng(0).standard_normal((3, 1000)).astype("f4")
+node = helper.make_node("ReduceSum", ["x"], ["y"], axes=[0], keepdims=0)
+x = np.random.default_rng(0).standard_normal((1000, 3)).astype("f4")
 with fakecuda.order("both"):
     y, = SingaBackend.run_node(node, [x], "CUDA", opset_version=11)
-print(abs(y - x.sum(1)).max() < 1e-3, fakecuda.report())
+print(abs(y - x.sum(0)).max() < 1e-3, fakecuda.report())
 """
 
 

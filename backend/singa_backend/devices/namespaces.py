@@ -364,10 +364,11 @@ COMPILED_WITH = ("--fmad=false",)
 
 def _are_alike(x: Array, *bounds: Any) -> bool:
     """Whether bounds have the dtype of x, or are numbers that a float x takes; `fused.clip` compares in that dtype."""
-    kind = x.dtype.kind
-    if (x.dtype.itemsize < 4 and kind == "f") or kind not in "iuf":
+    dtype: Any = getattr(x, "dtype", np.dtype(object))  # CuPy refuses what is no array
+    kind = dtype.kind
+    if kind not in "iuf" or (kind == "f" and dtype.itemsize < 4):
         return False
-    return all(getattr(v, "dtype", None) == x.dtype or (kind == "f" and isinstance(v, (int, float))) for v in bounds)
+    return all(getattr(v, "dtype", None) == dtype or (kind == "f" and isinstance(v, (int, float))) for v in bounds)
 
 
 def scatter_source() -> str:

@@ -152,7 +152,7 @@ _OF_BFLOAT16: dict[str, Any] = {
     **dict.fromkeys(("cumsum", "cumprod", "einsum", "fft", "ifft", "rfft", "fft2", "ifft2", "rfft2", "fftn", "ifftn", "rfftn")),
 }
 # The kinds of dtypes for which CuPy's functions have no kernel.
-_REFUSED_KINDS = {"clip": "c", "histogram": "c", "interp": "b"}
+_REFUSED_KINDS = {"clip": "c", "histogram": "cV", "interp": "b"}
 # Parameters for which CuPy takes no device array.  (It copies `repeats` to the host, without telling.)
 _ON_HOST = frozenset(
     {"shape", "newshape", "new_shape", "dimensions", "reps", "repeats", "axis", "axes", "axis1", "axis2", "source", "destination"}

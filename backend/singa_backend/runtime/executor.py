@@ -46,6 +46,7 @@ class Executor:
         self.placement = None if device.is_host else Placement(device, graph)
         with device.active():
             self._place(graph)
+            device.synchronize()  # a run may be on another stream
         self._resident = limits.size_of([a for states in self._states.values() for _, a in states])
 
     @property

@@ -125,6 +125,7 @@ class Placement:
         found = self._constants.get(id(node))
         if found is None:
             found = self._constants[id(node)] = [self._both(v, read=True) for v in make()]  # the node keeps the values anyway
+            self.device.synchronize()  # another run may be on another stream
         return found
 
     def on_arrays(self, node: Node, inputs: Sequence[Any]) -> bool:

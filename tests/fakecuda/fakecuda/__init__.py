@@ -5,7 +5,7 @@ CuPy calls CUDA's driver, its runtime, its compiler and its libraries.  `install
     driver and runtime   runtime.cpp    memory of two devices, copies, launches; streams.h: what is ordered, by which events
     compiler             compiler.py    g++ compiles the kernels; device.h: what CUDA C++ adds, and flushed subnormal numbers
     cuBLAS, cuSOLVER, cuFFT             cublas.cpp, cusolver.cpp, cufft.cpp
-    thrust's sorts       host.py        NumPy
+    thrust, cub          host.py        NumPy; cub.h: cub's functions in kernels
 
 It finds: names and types that CuPy lacks, work on the wrong device, reads of memory that nothing has written, accesses outside
 an array, host pointers in launches, work of two streams that no event orders, copies from and to pinned memory for which the host
@@ -24,6 +24,9 @@ Environment variables change what a process sees:
     FAKECUDA_MEMORY_MIB   the memory of each device (8192)
     FAKECUDA_DRIVER       the version of the driver (13000); 0: there is none
     FAKECUDA_WITHOUT      libraries that are absent, such as "nvrtc,cublas"
+    FAKECUDA_NULL         1: the null device, which counts launches and copies and executes none: real sizes in seconds.  What is
+                          read back contains 0xFF, so that nothing may depend on values.  `kernel_bytes` counts the memory of the
+                          arrays of each launch and product, an upper bound of what they read and write
     FAKECUDA_POOL         1: CuPy's pool of memory, as on a device; otherwise every allocation is exact
 """
 
@@ -42,7 +45,7 @@ ENVIRONMENT = "SONNX_FAKECUDA"
 NAMES = (
     "launches", "products", "to_host", "to_device", "on_device", "between_devices", "memsets", "synchronizations", "events",
     "allocations", "to_host_bytes", "to_device_bytes", "between_devices_bytes", "foreign", "races",
-    "unordered", "host_pointers", "memory_queries",
+    "unordered", "host_pointers", "memory_queries", "kernel_bytes",
 )  # fmt: skip
 """The names of the counts, in the order of runtime.cpp."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import re
 import subprocess
@@ -16,6 +17,7 @@ _KERNEL = re.compile(r"__global__\s+(?:void\s+)?(?:__launch_bounds__\s*\([^)]*\)
 _WAITS = re.compile(r"__sync|__shfl|__ballot|__any_sync|__all_sync|#include\s*<cub")
 _DYNAMIC = re.compile(r"extern\s+__shared__\s+(?:__align__\s*\(\s*\d+\s*\)\s*)?([\w:<>, ]+?)\s+(\w+)\s*\[\s*\]\s*;")
 
+_CUB = re.compile(r"#include\s*<cub/block/block_(?:reduce|load)\.cuh>")
 _PTX = re.compile(r'asm\("([^"]*)"\s*:\s*"=[fr]"\((\w+)\)\s*:\s*"f"\((\w+)\),\s*"f"\((\w+)\)\)')
 _INSTRUCTIONS = {
     "add.rn.f32 %0, %1, %2;": "add",
@@ -29,6 +31,21 @@ _INSTRUCTIONS = {
 def _without_ptx(found: re.Match[str]) -> str:
     text, result, a, b = found.groups()
     return f"{result} = fake_ptx_{_INSTRUCTIONS[text]}({a}, {b})" if text in _INSTRUCTIONS else found[0]
+
+
+_PARAMETERS = re.compile(r"__global__\s+(?:void\s+)?(?:__launch_bounds__\s*\([^)]*\)\s*)?(?:void\s+)?(\w+)\s*\(([^)]*)\)")
+
+
+def _described(source: str, expressions: Sequence[str]) -> tuple[bytes, dict[str, str]]:
+    """What the null device loads in the place of a library: the kernels, with A for each parameter that is an array."""
+    names = {expression: re.sub(r"\W", "_", expression) for expression in expressions}
+    kinds = {
+        name: "".join("A" if "*" in p or "CArray" in p else "S" for p in re.sub(r"<[^<>]*>", "", text).split(",") if p.strip())
+        for name, text in _PARAMETERS.findall(source)
+    }
+    for expression, symbol in names.items():
+        kinds[symbol] = kinds.get(expression.partition("<")[0], "")
+    return ("null:" + "".join(f"{name} {kind or '-'}\n" for name, kind in kinds.items())).encode() + b"\0", names
 
 
 def compile_kernels(
@@ -62,16 +79,19 @@ def compile_kernels(
     Raises:
         CompileException: the text is wrong.
     """
+    if os.environ.get("FAKECUDA_NULL"):
+        return _described(source, name_expressions or ())
     built = libraries()
     defines = [o for o in options if o.startswith("-D")]
     flushes = [o for o in options if o.lstrip("-").startswith("ftz=")][-1:] in (["-ftz=true"], ["--ftz=true"])
     names = {expression: f"template_{i}" for i, expression in enumerate(name_expressions or ())}
     key = hashlib.sha256("\0".join([source, *defines, *names, *(["flushes"] if flushes else [])]).encode()).hexdigest()[:32]
-    library = built.folder / "kernels" / f"{key}.so"
+    library = built.kernels / "built" / f"{key}.so"
     if not library.exists():
         kernels = names or {name: name for name in dict.fromkeys(_KERNEL.findall(source))}
         waits = "true" if _WAITS.search(source) else "false"
-        text = _PTX.sub(_without_ptx, _DYNAMIC.sub(r"\1* \2 = (\1*)fake::shared_memory;", source))
+        text = _CUB.sub('#include "cub.h"', source)
+        text = _PTX.sub(_without_ptx, _DYNAMIC.sub(r"\1* \2 = (\1*)fake::shared_memory;", text))
         ends = "".join(f"FAKE_KERNEL({symbol}, ({expression}), {waits})\n" for expression, symbol in kernels.items())
         own = library.with_suffix(f".{os.getpid()}.{threading.get_ident()}")
         command = [*built.compiler, *(FLUSHES if flushes else ()), *defines, "-x", "c++", "-", "-o", str(own)]
@@ -80,5 +100,9 @@ def compile_kernels(
             from cupy.cuda.compiler import CompileException
 
             raise CompileException(done.stderr, source, filename, tuple(options), "g++")
+        kept = {"source": source, "options": list(options), "names": list(name_expressions or ())}
+        text_of = own.with_name(f"{own.name}.text")
+        text_of.write_text(json.dumps(kept))
+        text_of.rename(library.with_suffix(".json"))  # for nvrtc.py
         own.rename(library)
     return os.fsencode(library) + b"\0", names

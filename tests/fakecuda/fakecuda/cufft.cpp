@@ -34,7 +34,7 @@ long offset(long index, const std::vector<int>& shape, const std::vector<int>& e
 
 template <class Real, class In, class Out>
 int execute(const char* name, int handle, const In* in, Out* out, int sign) {
-    called(name, {in, out});
+    if (called(name, {in, out})) return 0;
     auto found = plans.find(handle);
     if (found == plans.end()) return INVALID_PLAN;
     const Plan& plan = found->second;

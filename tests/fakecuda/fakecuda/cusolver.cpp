@@ -13,7 +13,7 @@ EXPORT int cusolverGetProperty(int, int* value) { *value = 12; return 0; }
 #define GETRF(letter, T) \
     EXPORT int cusolverDn##letter##getrf_bufferSize(void*, int, int, T*, int, int* size) { *size = 1; return 0; } \
     EXPORT int cusolverDn##letter##getrf(void*, int m, int n, T* a, int lda, T*, int* pivots, int* info) { \
-        called("cusolverDn" #letter "getrf", {a, pivots, info}); \
+        if (called("cusolverDn" #letter "getrf", {a, pivots, info})) return 0; \
         factorize(m, n, a, lda, pivots, info); \
         return 0; \
     }

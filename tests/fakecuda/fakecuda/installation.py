@@ -53,8 +53,8 @@ class _Loaded:
 def around_import() -> Iterator[None]:
     """Install the emulation around the import of CuPy: the libraries before, what replaces CuPy's functions after."""
     built = libraries()
-    os.environ["CUPY_ACCELERATORS"] = ""  # cub and cuTENSOR are device code
-    os.environ["CUPY_CACHE_DIR"] = str(built.folder / "cupy")
+    os.environ["CUPY_ACCELERATORS"] = "cub"  # CuPy's default on CUDA
+    os.environ["CUPY_CACHE_DIR"] = str(built.kernels / ("cupy-null" if os.environ.get("FAKECUDA_NULL") else "cupy"))
     flags = sys.getdlopenflags()
     sys.setdlopenflags(os.RTLD_LAZY)  # CuPy's modules name functions of libraries that have no stand-in
     driver()
@@ -73,6 +73,9 @@ def around_import() -> Iterator[None]:
     thrust: Any = importlib.import_module("cupy.cuda.thrust")
     for function in (host.sort, host.argsort, host.lexsort):
         _replace(thrust, function.__name__, function)
+    cub: Any = importlib.import_module("cupy.cuda.cub")
+    for function in (host.device_reduce, host.device_segmented_reduce, host.device_scan, host.device_histogram):
+        _replace(cub, function.__name__, function)
     memory: Any = importlib.import_module("cupy.cuda.memory")
     if not os.environ.get("FAKECUDA_POOL"):
         memory.set_allocator(_allocate)

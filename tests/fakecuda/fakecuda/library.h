@@ -4,10 +4,11 @@
 
 #define EXPORT extern "C" __attribute__((visibility("default")))
 
-extern "C" void fake_library_call(const char* name, const void* const* addresses, int count);
+extern "C" int fake_library_call(const char* name, const void* const* addresses, int count);
 extern "C" void fake_count_product();
 extern "C" void fake_library_stream(void* stream);
 
-static inline void called(const char* name, std::initializer_list<const void*> addresses) {
-    fake_library_call(name, addresses.begin(), (int)addresses.size());
+// Returns whether the device is the null device, for which nothing is computed.
+static inline bool called(const char* name, std::initializer_list<const void*> addresses) {
+    return fake_library_call(name, addresses.begin(), (int)addresses.size());
 }

@@ -33,11 +33,14 @@ struct Stream {
     std::string name;
     Clock clock;
     long time = 0;
+    bool destroyed = false;
+    int asked = 0;
     std::vector<Delivery> deliveries;
     std::vector<Upload> uploads;
 };
 struct Event {
     Clock clock;
+    int asked = 0;
 };
 struct Use {  // of an allocation
     const Stream* writer = nullptr;
@@ -47,7 +50,7 @@ struct Use {  // of an allocation
 };
 
 static Clock host_clock;
-static std::set<Stream*> streams;  // all but the default ones, of all devices
+static std::set<Stream*> streams;  // all but the default ones, of all devices; destroyed ones too, until their work is finished
 static std::map<const void*, Use> uses;  // by the start of the allocation
 
 static void merge(Clock& into, const Clock& from) {
@@ -69,7 +72,7 @@ static Stream* stream_of(void* handle, int device) {  // 0, 1 and 2 are the defa
 }
 static Stream* new_stream(int device, bool blocking) {
     static int number = 0;
-    Stream* stream = new Stream{device, blocking, "stream " + std::to_string(++number), {}, 0, {}, {}};
+    Stream* stream = new Stream{device, blocking, "stream " + std::to_string(++number), {}, 0, false, 0, {}, {}};
     streams.insert(stream);
     return stream;
 }
@@ -92,6 +95,15 @@ static void begin(Stream& stream) {
     stream.clock[&stream] = ++stream.time;
 }
 
+// All work of a stream is finished, and no new work can come from it.  Its clocks may be named elsewhere: it is not deleted.
+static void forget(Stream* stream) {
+    streams.erase(stream);
+    for (auto& [start, u] : uses) {
+        if (u.writer == stream) u.writer = nullptr;
+        u.read.erase(stream);
+    }
+}
+
 // The host has waited for work: copies to pinned memory are there.
 static void host_waits(const Clock& clock) {
     merge(host_clock, clock);
@@ -105,6 +117,9 @@ static void host_waits(const Clock& clock) {
     };
     for (Stream* stream : streams) deliver(*stream);
     for (int device = 0; device < 16; device++) deliver(*default_stream(device));
+    const std::set<Stream*> all = streams;
+    for (Stream* stream : all)
+        if (stream->destroyed && contains(host_clock, stream, stream->time)) forget(stream);
 }
 static void host_waits_for(Stream& stream) {
     upload(stream);
@@ -127,12 +142,18 @@ static std::string use(const void* start, const std::string& what, Stream& strea
     return wrong;
 }
 
-// A stream ends: its work is finished for whoever asks, because no new work can come from it.
-static void forget(Stream* stream) {
-    upload(*stream);
-    streams.erase(stream);
-    for (auto& [start, u] : uses) {
-        if (u.writer == stream) u.writer = nullptr;
-        u.read.erase(stream);
-    }
+// Whether work is finished, for a host that asks and does not wait: not before it was asked often, unless it knows.
+static bool finished(const Clock& clock, int& asked) {
+    bool known = true;
+    for (auto& [stream, time] : clock) known &= contains(host_clock, stream, time);
+    if (!known && ++asked < 1000) return false;
+    asked = 0;
+    host_waits(clock);
+    return true;
+}
+
+// A device goes on with the work of a stream that is destroyed.
+static void destroy(Stream* stream) {
+    stream->destroyed = true;
+    if (!stream->time || contains(host_clock, stream, stream->time)) forget(stream);
 }
