@@ -103,3 +103,16 @@ def _kernel(cp: Any, name: str) -> Any:
     if name in _SUMS:
         return cp.ReductionKernel(takes, "T y", text, "a + b", "y = a", "0", f"sonnx_{name}")
     return cp.ElementwiseKernel(takes, "T y", text, f"sonnx_{name}")
+
+
+@cache
+def elementwise(cp: Any, takes: str, results: str, text: str) -> Any:
+    """A kernel of elementwise operations with the rounding of each: no multiplication is fused with an addition.
+
+    Args:
+        cp: CuPy.
+        takes: the types and names of the operands, as `cupy.ElementwiseKernel` reads them.
+        results: those of the results.
+        text: assigns the results.
+    """
+    return cp.ElementwiseKernel(takes, results, text, "sonnx_joined", options=("--fmad=false",))

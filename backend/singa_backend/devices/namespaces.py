@@ -48,6 +48,9 @@ _REDUCTIONS = {"add": "add", "mul": "multiply", "max": "maximum", "min": "minimu
 class Namespace(ABC):
     """Functions of all namespaces; other names are those of the array module."""
 
+    joins = False
+    """Whether `elementwise` makes kernels."""
+
     lib: Any
     zeros: Callable[..., Array]
     trunc: Callable[..., Array]
@@ -225,6 +228,8 @@ class NumpyNamespace(Namespace):
 class CupyNamespace(Namespace):
     """CuPy, with NumPy's results where the two differ."""
 
+    joins = True
+
     def __init__(self) -> None:
         import cupy
 
@@ -318,6 +323,11 @@ class CupyNamespace(Namespace):
 
     def log_softmax(self, x: Array, axis: int) -> Array:
         return fused.log_softmax(self.module, x, axis) if fused.fits(x) else super().log_softmax(x, axis)
+
+    def elementwise(self, takes: str, results: str, text: str) -> Callable[..., Any]:
+        """A kernel of elementwise operations, as `fused.elementwise`."""
+        made: Callable[..., Any] = fused.elementwise(self.module, takes, results, text)
+        return made
 
     def standardized(self, x: Array, mean: Array, var: Array, epsilon: float, scale: Array, b: Array) -> Array:
         if fused.fits(x, mean, var, scale, b):

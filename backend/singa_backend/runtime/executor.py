@@ -15,6 +15,7 @@ from ..errors import OperatorError, SonnxError
 from ..ir.graph import Graph, Node
 from ..proto.tensor_data import ModelFile, copied, is_mapped
 from .failures import typed_error
+from .joined import Joined, Programs, join
 from .placement import Placed, Placement
 
 Path = Sequence[tuple[Node, int]]
@@ -33,6 +34,7 @@ class Executor:
         observer: is called after each operator; None for none.
         file: the model file that initializers are read from when they are used; None if they are in memory.
         placement: which values are on the host; None if the device is the host.
+        programs: the kernels of joined nodes; None if the device has none.
     """
 
     def __init__(self, graph: Graph, device: Device) -> None:
@@ -44,6 +46,8 @@ class Executor:
         self._states: dict[int, list[tuple[int, Any]]] = {}
         self._keep: list[Graph] = []  # the keys of _states are ids, so their graphs must stay alive
         self.placement = None if device.is_host else Placement(device, graph)
+        self.programs = Programs(device) if device.xp.joins else None
+        self._forms: dict[int, Graph] = {}  # id of a graph of _keep -> that graph with joined nodes
         with device.active():
             self._place(graph)
         self._resident = limits.size_of([a for states in self._states.values() for _, a in states])
@@ -78,6 +82,15 @@ class Executor:
 
     def _put(self, graph: Graph, slot: int, value: Any) -> Any:
         return value if self.placement is None else self.placement.state(graph, slot, value)
+
+    def joined(self, graph: Graph) -> Graph:
+        """The form of a graph, of which every node is computed, that the device computes by fewer kernels."""
+        if self.programs is None or id(graph) not in self._states:
+            return graph
+        found = self._forms.get(id(graph))
+        if found is None:
+            found = self._forms[id(graph)] = join(graph)
+        return found
 
     def feed(self, slot: int, value: Any) -> Any:
         """Put an input of a run on the device; one that operators read on the host stays there.
@@ -157,7 +170,7 @@ class Executor:
         budget.begin(self._resident + limits.size_of([inputs, overrides]), frame, self._states)
         with limits.spend(budget), self.device.active(), np.errstate(all="ignore"), checks.collected(visitor.checks):
             try:
-                graph.walk(frame, visitor.visit)
+                visitor.form(graph).walk(frame, visitor.visit)
             except SonnxError:
                 visitor.settle_after_error()
                 raise
@@ -184,6 +197,7 @@ class Visitor:
     """Whether each node is complete before the next one starts, so that an error of a device is that of its node."""
 
     def __init__(self, executor: Executor, budget: limits.Budget) -> None:
+        self.executor = executor
         self.states = executor._states
         self.device = executor.device
         self.xp = executor.device.xp
@@ -191,8 +205,14 @@ class Visitor:
         self.checks = executor.device.checks()
         self.budget = budget
 
+    def form(self, graph: Graph) -> Graph:
+        """The form of a graph that is walked."""
+        return self.executor.joined(graph)
+
     def visit(self, node: Node, inputs: list[Any], frame: list[Any]) -> list[Any]:
         """Compute one node; errors carry its name, operator, dtypes and shapes."""
+        if node.__class__ is Joined:
+            return self._together(node, inputs, frame)  # type: ignore[arg-type]
         try:
             if node.function is not None:
                 return self._inner(node.function, inputs, frame)
@@ -209,6 +229,21 @@ class Visitor:
             waited = self.waits and not isinstance(error, MemoryError)
             failure = None if isinstance(error, RecursionError) else self.device.failure(error, waited=waited)
             raise _located(failure or typed_error(error, node.op_type), node, inputs) from error
+
+    def _together(self, node: Joined, inputs: list[Any], frame: list[Any]) -> list[Any]:
+        """Compute joined nodes by kernels if their values allow it; otherwise, or if that fails, one after the other."""
+        programs, placed = self.executor.programs, self.placed
+        assert programs is not None and placed is not None
+
+        def visit(member: Node, values: list[Any]) -> list[Any]:
+            return self.visit(member, values, frame)
+
+        made = programs.compute(node, inputs, placed.placement.is_known, visit)
+        if made is None:
+            return node.each(inputs, visit)
+        self.budget.steps(len(node.members) - 1)
+        self.budget.account(made)
+        return made
 
     def _compute(self, node: Node, inputs: list[Any], frame: list[Any]) -> list[Any]:
         operator = node.operator
@@ -267,7 +302,7 @@ class Visitor:
             frame[here] = outer[there]
         self.budget.step()
         with self.budget.holding(frame, inputs):
-            graph.walk(frame, self.visit)
+            self.form(graph).walk(frame, self.visit)
         return [frame[s] for s in graph.output_slots]
 
 
@@ -282,6 +317,9 @@ class ObservedVisitor(Visitor):
         self.observer = observer
         self.path: list[tuple[Node, int]] = []
         self.dry = 0
+
+    def form(self, graph: Graph) -> Graph:
+        return graph
 
     def visit(self, node: Node, inputs: list[Any], frame: list[Any]) -> list[Any]:
         depth = len(self.path)

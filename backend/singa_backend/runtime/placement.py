@@ -105,6 +105,10 @@ class Placement:
             self._forms[id(placed)] = self._forms[id(value)] = placed, value
         return placed
 
+    def is_known(self, value: Any) -> bool:
+        """Whether the values of an array are known on the host."""
+        return id(value) in self._forms
+
     def on_host(self, value: Any) -> Any:
         """The values of an array if they are known on the host; otherwise the value itself."""
         form = self._forms.get(id(value))
