@@ -40,11 +40,15 @@ def standardized(cp: Any, x: Array, middle: Array, var: Array, epsilon: float, s
     return _kernel(cp, "standardized")(x, middle, var, epsilon, scale, b)
 
 
+def mean(cp: Any, x: Array, axes: Axes, keepdims: bool) -> Array:
+    """The mean over `axes`, in one pass."""
+    return _kernel(cp, "mean")(x, _count(x, axes), axis=axes, keepdims=keepdims)
+
+
 def batch_normalized(cp: Any, x: Array, axes: Axes, epsilon: float, scale: Array, b: Array) -> tuple[Array, Array, Array]:
     """As `composed.batch_normalized`, in three passes."""
-    middle = x.mean(axis=axes, keepdims=True)
-    var = _kernel(cp, "squares")(x, middle, axis=axes, keepdims=True)
-    var /= math.prod(x.shape[a] for a in axes)
+    middle = mean(cp, x, axes, True)
+    var = _kernel(cp, "variance")(x, middle, _count(x, axes), axis=axes, keepdims=True)
     return standardized(cp, x, middle, var, epsilon, scale, b), middle, var
 
 
@@ -54,12 +58,16 @@ def blended(cp: Any, old: Array, new: Array, momentum: float) -> Array:
 
 
 def layer_normalized(cp: Any, x: Array, axes: Axes, epsilon: float, scale: Array, b: Array | None) -> tuple[Array, Array, Array]:
-    """As `composed.layer_normalized` for the dtype of x, in three passes and a kernel of the inverse."""
-    middle = x.mean(axis=axes, keepdims=True)
-    squares = _kernel(cp, "squares")(x, middle, axis=axes, keepdims=True)
-    inverse = _kernel(cp, "inverse")(squares, math.prod(x.shape[a] for a in axes), epsilon)
+    """As `composed.layer_normalized` for the dtype of x, in three passes."""
+    middle = mean(cp, x, axes, True)
+    inverse = _kernel(cp, "inverse")(x, middle, _count(x, axes), epsilon, axis=axes, keepdims=True)
     y = _kernel(cp, "scaled")(x, middle, inverse, scale) if b is None else _kernel(cp, "shifted")(x, middle, inverse, scale, b)
     return y, middle, inverse
+
+
+def _count(x: Array, axes: Axes) -> int:
+    """The number of elements of each sum over `axes`."""
+    return math.prod([x.shape[a] for a in axes])
 
 
 def clip(cp: Any, x: Array, low: Array, high: Array) -> Array:
@@ -82,7 +90,6 @@ _ELEMENTWISE = {
     "log_softmax": ("x high sum", "y = x - high - log(sum)"),
     "standardized": ("x middle var epsilon scale b", "y = (x - middle) * (scale / sqrt(var + epsilon)) + b"),
     "blended": ("old now kept taken", "y = old * kept + now * taken"),
-    "inverse": ("sum count epsilon", "y = T(1) / sqrt(sum / count + epsilon)"),
     "scaled": ("x middle inverse scale", "y = (x - middle) * inverse * scale"),
     "shifted": ("x middle inverse scale b", "y = (x - middle) * inverse * scale + b"),
     "clip": ("x low high", "y = x; if (!(y >= low)) y = y == y ? low : y; if (!(y <= high)) y = y == y ? high : y;"),
@@ -91,17 +98,22 @@ _ELEMENTWISE = {
 }
 """The operands of each elementwise kernel, and what it computes."""
 
-_SUMS = {"exponentials": ("x high", "exp(x - high)"), "squares": ("x middle", "(x - middle) * (x - middle)")}
-"""The operands of each sum, and what it adds."""
+_SUMS = {
+    "exponentials": ("x high", "exp(x - high)", "a"),
+    "mean": ("x count", "x", "a / count"),
+    "variance": ("x middle count", "(x - middle) * (x - middle)", "a / count"),
+    "inverse": ("x middle count epsilon", "(x - middle) * (x - middle)", "T(1) / sqrt(a / count + epsilon)"),
+}
+"""The operands of each sum, what it adds, and the result for the sum a."""
 
 
 @cache
 def _kernel(cp: Any, name: str) -> Any:
     """A kernel, compiled at its first use."""
-    operands, text = _SUMS[name] if name in _SUMS else _ELEMENTWISE[name]
+    operands, text, *rest = _SUMS[name] if name in _SUMS else _ELEMENTWISE[name]
     takes = ", ".join(f"T {operand}" for operand in operands.split())
-    if name in _SUMS:
-        return cp.ReductionKernel(takes, "T y", text, "a + b", "y = a", "0", f"sonnx_{name}")
+    if rest:
+        return cp.ReductionKernel(takes, "T y", text, "a + b", f"y = {rest[0]}", "0", f"sonnx_{name}")
     return cp.ElementwiseKernel(takes, "T y", text, f"sonnx_{name}")
 
 

@@ -33,10 +33,11 @@ import numpy as np
 from .. import limits
 from ..dtypes import DTypeLike
 from ..errors import OperatorError
-from . import composed, fused, products
+from . import composed, fused, products, spatial
 from .checks import checking
 from .cuda import memory
 from .guards import SIZES, guarded
+from .spatial import Places
 from .special import erf, erfc, in_pieces, with_float
 
 Array = Any  # an array of the current namespace
@@ -136,6 +137,22 @@ class Namespace(ABC):
     ) -> tuple[Array, Array, Array]:
         """As `composed.layer_normalized`."""
         return composed.layer_normalized(self, x, axes, epsilon, scale, b, dtype)
+
+    def mean_over(self, x: Array, axes: tuple[int, ...], keepdims: bool = True) -> Array:
+        """The mean of floats over `axes`."""
+        return x.sum(axis=axes, keepdims=keepdims) / math.prod(x.shape[a] for a in axes) if axes else x
+
+    def columns(self, x: Array, at: Places) -> Array | None:
+        """Every window of x by one kernel, as `spatial.columns`; None without one."""
+        return None
+
+    def folded(self, parts: Array, sizes: tuple[int, ...], at: Places) -> Array | None:
+        """The sums of windows by one kernel, as `spatial.folded`; None without one."""
+        return None
+
+    def maxima(self, x: Array, at: Places, *, places: bool) -> tuple[Array, Array | None] | None:
+        """The maxima of windows by one kernel, as `spatial.maxima`; None without one."""
+        return None
 
     def windows(self, x: Array, shape: Any, axis: Any) -> Array:
         """A read-only view of every window of `shape` along `axis`; the window's axes come last."""
@@ -323,6 +340,20 @@ class CupyNamespace(Namespace):
 
     def log_softmax(self, x: Array, axis: int) -> Array:
         return fused.log_softmax(self.module, x, axis) if fused.fits(x) else super().log_softmax(x, axis)
+
+    def columns(self, x: Array, at: Places) -> Array | None:
+        return spatial.columns(self.module, x, at) if spatial.fits(x, at) else None
+
+    def folded(self, parts: Array, sizes: tuple[int, ...], at: Places) -> Array | None:
+        return spatial.folded(self.module, parts, sizes, at) if spatial.fits(parts, at) else None
+
+    def maxima(self, x: Array, at: Places, *, places: bool) -> tuple[Array, Array | None] | None:
+        return spatial.maxima(self.module, x, at, places=places) if spatial.fits(x, at) else None
+
+    def mean_over(self, x: Array, axes: tuple[int, ...], keepdims: bool = True) -> Array:
+        if axes and x.size and fused.fits(x):
+            return fused.mean(self.module, x, axes, keepdims)
+        return super().mean_over(x, axes, keepdims)
 
     def elementwise(self, takes: str, results: str, text: str) -> Callable[..., Any]:
         """A kernel of elementwise operations, as `fused.elementwise`."""
