@@ -76,12 +76,16 @@ class ResNet18(Trained):
         return self.linear(self.flatten(autograd.globalaveragepool(x)))
 
 
-def steps(net: Trained, shape: tuple[int, ...], classes: int, *, graph: bool) -> Callable[[], Any]:
-    """A training step with SGD and momentum, after two others: the graph is recorded."""
+def steps(net: Trained, shape: tuple[int, ...], classes: int, *, graph: bool, soft: bool = False) -> Callable[[], Any]:
+    """A training step with SGD and momentum, after two others: the graph is recorded.
+
+    With `soft`, labels have a probability for each class: the first step, which is on the tape, reads no class numbers.
+    """
     where = device.resolve("CUDA")
     rng = np.random.default_rng(0)
     x = Tensor(data=rng.standard_normal(shape).astype(np.float32), device=where, requires_grad=False)
-    t = Tensor(data=rng.integers(0, classes, shape[0]).astype(np.int32), device=where, requires_grad=False)
+    labels = np.eye(classes, dtype=np.float32)[:1].repeat(shape[0], 0) if soft else rng.integers(0, classes, shape[0], np.int32)
+    t = Tensor(data=labels, device=where, requires_grad=False)
     net.optimizer = opt.SGD(0.1, momentum=0.9)
     net.compile([x], is_train=True, use_graph=graph)
 
@@ -98,6 +102,11 @@ def cnn(*, graph: bool) -> Callable[[], Any]:
     return steps(Cnn(), (4, 1, 8, 8), 5, graph=graph)
 
 
-def resnet18(*, graph: bool, width: int = 64, size: int = 224, batch: int = 8, classes: int = 1000) -> Callable[[], Any]:
-    """A step of ResNet-18."""
-    return steps(ResNet18(width, classes), (batch, 3, size, size), classes, graph=graph)
+def resnet18(*, graph: bool) -> Callable[[], Any]:
+    """A step of ResNet-18 of small widths, on two images."""
+    return steps(ResNet18(8, 10), (2, 3, 32, 32), 10, graph=graph)
+
+
+def wide_resnet18(*, batch: int) -> Callable[[], Any]:
+    """A step of ResNet-18 as a graph, of real widths."""
+    return steps(ResNet18(), (batch, 3, 224, 224), 1000, graph=True, soft=True)

@@ -85,6 +85,57 @@ def erfc(cp: Any, x: Array) -> Array:
     return _kernel(cp, "erfc")(x)
 
 
+def lstm_cell(cp: Any, projected: Array, recurrent: Array, c: Array) -> tuple[Array, Array]:
+    """A step of an LSTM with the functions sigmoid and tanh.
+
+    Args:
+        cp: CuPy.
+        projected: the input of the gates i, o, f and c, with the bias, of shape batch x 4 n.
+        recurrent: the product of the state with their weights, of the same shape.
+        c: the cell, of shape batch x n.
+
+    Returns:
+        The state and the cell.
+    """
+    made: tuple[Array, Array] = _lstm(cp)(cp.ascontiguousarray(projected), cp.ascontiguousarray(recurrent), c, c.shape[1])
+    return made
+
+
+@cache
+def _lstm(cp: Any) -> Any:
+    text = """
+    const long long at = i / n0 * 4 * n0 + i % n0;
+    const T in = T(1) / (T(1) + T(exp(-(x[at] + r[at]))));
+    const T out = T(1) / (T(1) + T(exp(-(x[at + n0] + r[at + n0]))));
+    const T forget = T(1) / (T(1) + T(exp(-(x[at + 2 * n0] + r[at + 2 * n0]))));
+    const T now = tanh(x[at + 3 * n0] + r[at + 3 * n0]);
+    const T cell = forget * c + in * now;
+    h = out * T(tanh(cell));
+    next = cell;
+    """
+    takes = "raw T x, raw T r, T c, int64 n0"
+    return cp.ElementwiseKernel(takes, "T h, T next", text, "sonnx_lstm_cell", options=("--fmad=false",))
+
+
+COUNTS = tuple(np.dtype(kind) for kind in (np.int32, np.uint32, np.int64, np.uint64))
+"""The dtypes of `count`."""
+
+
+def count(cp: Any, out: Array, places: Array, values: Array | int) -> None:
+    """Add integers to the elements of a vector at these places, in any order; places outside it are passed over."""
+    kernel = _count_kernel(cp, "unsigned int" if out.dtype.itemsize == 4 else "unsigned long long")
+    kernel(places, cp.asarray(values, out.dtype), np.int64(out.size), out)
+
+
+@cache
+def _count_kernel(cp: Any, word: str) -> Any:
+    text = f"""
+    if (place >= 0 && place < size)
+        atomicAdd(const_cast<{word}*>(reinterpret_cast<const {word}*>(&out[place])), static_cast<{word}>(value));
+    """
+    return cp.ElementwiseKernel("P place, T value, int64 size", "raw T out", text, "sonnx_count")
+
+
 _ELEMENTWISE = {
     "softmax": ("x high sum", "y = exp(x - high) / sum"),
     "log_softmax": ("x high sum", "y = x - high - log(sum)"),

@@ -52,6 +52,9 @@ class Namespace(ABC):
     joins = False
     """Whether `elementwise` makes kernels."""
 
+    multiplies_halves = False
+    """Whether products of float16 are added in float32 and rounded once."""
+
     lib: Any
     zeros: Callable[..., Array]
     trunc: Callable[..., Array]
@@ -154,6 +157,10 @@ class Namespace(ABC):
         """The maxima of windows by one kernel, as `spatial.maxima`; None without one."""
         return None
 
+    def lstm_cell(self, projected: Array, recurrent: Array, c: Array) -> tuple[Array, Array] | None:
+        """A step of an LSTM by one kernel, as `fused.lstm_cell`; None without one."""
+        return None
+
     def windows(self, x: Array, shape: Any, axis: Any) -> Array:
         """A read-only view of every window of `shape` along `axis`; the window's axes come last."""
         return self.lib.stride_tricks.sliding_window_view(x, shape, axis)
@@ -245,7 +252,7 @@ class NumpyNamespace(Namespace):
 class CupyNamespace(Namespace):
     """CuPy, with NumPy's results where the two differ."""
 
-    joins = True
+    joins = multiplies_halves = True
 
     def __init__(self) -> None:
         import cupy
@@ -288,6 +295,9 @@ class CupyNamespace(Namespace):
         The bits are NumPy's, except the sign of a zero that is a maximum or a minimum, which NumPy leaves to the processor.
         """
         xp = self.module
+        if reduction == "add" and len(index) == 1 and out.ndim == 1 and out.dtype in fused.COUNTS:
+            fused.count(xp, out, index[0], values)  # the sum of integers does not depend on the order
+            return
         place = index[0].astype(np.int64, copy=False)
         for i, size in zip(index[1:], out.shape[1:], strict=False):
             place = place * size + i.astype(np.int64, copy=False)
@@ -349,6 +359,11 @@ class CupyNamespace(Namespace):
 
     def maxima(self, x: Array, at: Places, *, places: bool) -> tuple[Array, Array | None] | None:
         return spatial.maxima(self.module, x, at, places=places) if spatial.fits(x, at) else None
+
+    def lstm_cell(self, projected: Array, recurrent: Array, c: Array) -> tuple[Array, Array] | None:
+        if not fused.fits(projected, recurrent, c):
+            return None
+        return fused.lstm_cell(self.module, projected, recurrent, c)
 
     def mean_over(self, x: Array, axes: tuple[int, ...], keepdims: bool = True) -> Array:
         if axes and x.size and fused.fits(x):

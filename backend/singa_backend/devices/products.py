@@ -1,7 +1,7 @@
 """Products of stacks of matrices on CuPy arrays.
 
 `cupy.matmul` makes arrays of pointers by extra kernels where an operand is a matrix or broadcasts, and copies transposed ones.
-Here a stack times a matrix is one product of matrices, and other stacks of float32 and float64 are one strided batched product:
+Here a stack times a matrix is one product of matrices, and other stacks of floats are one strided batched product:
 an operand that broadcasts has the stride 0, and a transposed one is read as it is.
 """
 
@@ -16,8 +16,18 @@ import numpy as np
 
 Array = Any  # of CuPy
 
-_BATCHED: dict[np.dtype[Any], str] = {np.dtype(np.float32): "sgemmStridedBatched", np.dtype(np.float64): "dgemmStridedBatched"}
-_SCALARS: dict[np.dtype[Any], tuple[Any, Any]] = {d: (np.array(1, d), np.array(0, d)) for d in _BATCHED}
+_HALF = np.dtype(np.float16)
+_BATCHED: dict[np.dtype[Any], str] = {
+    np.dtype(np.float32): "sgemmStridedBatched",
+    np.dtype(np.float64): "dgemmStridedBatched",
+    _HALF: "gemmStridedBatchedEx",
+}
+_SCALARS: dict[np.dtype[Any], tuple[Any, Any]] = {
+    d: (np.array(1, s), np.array(0, s)) for d in _BATCHED for s in (np.float32 if d == _HALF else d,)
+}
+_R_16F, _COMPUTE_32F, _ANY_ALGORITHM = 2, 68, 99
+"""Values of CUDA's cudaDataType, cublasComputeType_t and cublasGemmAlgo_t: sums of float16 are float32."""
+
 _INT = 2**31
 
 
@@ -90,10 +100,14 @@ class _Batched:
         x, z, y = self.a.ready(cp, a), self.b.ready(cp, b), cp.empty(self.shape, self.dtype) if out is None else out
         (m, n, k), (one, zero) = self.sizes, _SCALARS[self.dtype]
         # cuBLAS has the columns first, so that Y' = B' A'.
+        half = self.dtype == _HALF
+        kind = (_R_16F,) if half else ()
         getattr(_cublas(), self.name)(
             cp.cuda.device.get_cublas_handle(), int(self.b.transposed), int(self.a.transposed), n, m, k,
-            one.ctypes.data, z.data.ptr, self.b.leading, self.b.stride, x.data.ptr, self.a.leading, self.a.stride,
-            zero.ctypes.data, y.data.ptr, self.y.leading, self.y.stride, self.y.count,
+            one.ctypes.data, z.data.ptr, *kind, self.b.leading, self.b.stride,
+            x.data.ptr, *kind, self.a.leading, self.a.stride,
+            zero.ctypes.data, y.data.ptr, *kind, self.y.leading, self.y.stride,
+            self.y.count, *((_COMPUTE_32F, _ANY_ALGORITHM) if half else ()),
         )  # fmt: skip
         return y
 

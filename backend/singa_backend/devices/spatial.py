@@ -77,7 +77,7 @@ def _numbers(sizes: Sizes, at: Places) -> tuple[np.int64, ...]:
     return tuple(found)
 
 
-_TAKES = ", ".join(f"int64 {name}" for name in "H W KH KW SH SW DH DW BH BW OH OW".split())
+_TAKES = ", ".join(f"int64 {name}" for name in ("H", "W", "KH", "KW", "SH", "SW", "DH", "DW", "BH", "BW", "OH", "OW"))
 
 _WINDOW = """
     long long t = i;

@@ -30,6 +30,8 @@ _LARGE = 1 << 16
 _BOOL = np.dtype(np.bool_)
 _FLOATS = (np.dtype(np.float32), np.dtype(np.float64))
 
+_RAISED = "({0} >= {1} || {0} != {0} ? {0} : {1})"
+
 _EXPRESSIONS = {
     "Add": "{0} + {1}",
     "Sub": "{0} - {1}",
@@ -37,17 +39,20 @@ _EXPRESSIONS = {
     "Div": "{0} / {1}",
     "Neg": "-{0}",
     "Reciprocal": "T(1) / {0}",
-    "Sqrt": "sqrt({0})",
-    "Exp": "exp({0})",
-    "Tanh": "tanh({0})",
-    "Erf": "erf({0})",
+    "Sqrt": "T(sqrt({0}))",
+    "Exp": "T(exp({0}))",
+    "Tanh": "T(tanh({0}))",
+    "Erf": "T(erf({0}))",
+    "Abs": "T(fabs({0}))",
+    "Sigmoid": "T(exp(T(min({0}, T(0))))) / (T(1) + T(exp(-T(fabs({0})))))",
     "Relu": "isnan({0}) ? {0} : max({0}, T(0))",
     "Greater": "{0} > {1}",
     "Less": "{0} < {1}",
     "Where": "{0} ? {1} : {2}",
-    "BatchNormalization": "({0} - {3}) * ({1} / sqrt({4} + T({epsilon}))) + {2}",
+    "Clip": f"{_RAISED} <= {{2}} || {_RAISED} != {_RAISED} ? {_RAISED} : {{2}}",
+    "BatchNormalization": "({0} - {3}) * ({1} / T(sqrt({4} + T({epsilon})))) + {2}",
 }
-"""What the kernel of each operator computes, as CuPy's kernel of the same name or fused.py does."""
+"""What the kernel of each operator computes, as CuPy's kernel of the same name or fused.py does; each function returns a T."""
 
 _TESTS = frozenset({"Greater", "Less"})
 
@@ -57,7 +62,12 @@ def _expression(node: Node) -> str | None:
     operator = node.operator
     if operator is None or node.domain not in ("", "ai.onnx") or node.op_type not in _EXPRESSIONS or not operator.is_modern:
         return None
-    if min(node.inputs) < 0 or len(node.outputs) != 1 or node.outputs[0] < 0:
+    if (
+        min(node.inputs) < 0
+        or (node.op_type == "Clip" and len(node.inputs) != 3)
+        or len(node.outputs) != 1
+        or node.outputs[0] < 0
+    ):
         return None
     text = _EXPRESSIONS[node.op_type]
     if node.op_type != "BatchNormalization":
@@ -402,6 +412,8 @@ class _Plan:
             if any(t == _BOOL or t != types[0] for t in types):
                 return False
             shapes = [self.shapes[s] for s in n.inputs]
+            if n.op_type == "Clip" and any(shapes[1:]):
+                return False
             if n.op_type == "BatchNormalization":
                 if len(shapes[0]) < 2 or any(s != shapes[0][1:2] for s in shapes[1:]) or self.scalars & set(n.inputs):
                     return False
