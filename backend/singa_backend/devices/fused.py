@@ -14,6 +14,9 @@ import numpy as np
 Array = Any  # of CuPy
 Axes = tuple[int, ...]
 
+_ROUNDED = ("--fmad=false",)
+"""The options of kernels whose every operation is rounded: those of joined nodes then have the bits of single ones."""
+
 _FLOATS = (np.dtype(np.float32), np.dtype(np.float64))
 
 
@@ -114,7 +117,7 @@ def _lstm(cp: Any) -> Any:
     next = cell;
     """
     takes = "raw T x, raw T r, T c, int64 n0"
-    return cp.ElementwiseKernel(takes, "T h, T next", text, "sonnx_lstm_cell", options=("--fmad=false",))
+    return cp.ElementwiseKernel(takes, "T h, T next", text, "sonnx_lstm_cell", options=_ROUNDED)
 
 
 COUNTS = tuple(np.dtype(kind) for kind in (np.int32, np.uint32, np.int64, np.uint64))
@@ -139,7 +142,7 @@ def _count_kernel(cp: Any, word: str) -> Any:
 _ELEMENTWISE = {
     "softmax": ("x high sum", "y = exp(x - high) / sum"),
     "log_softmax": ("x high sum", "y = x - high - log(sum)"),
-    "standardized": ("x middle var epsilon scale b", "y = (x - middle) * (scale / sqrt(var + epsilon)) + b"),
+    "standardized": ("x middle var epsilon scale b", "y = (x - middle) * (scale / T(sqrt(var + epsilon))) + b"),
     "blended": ("old now kept taken", "y = old * kept + now * taken"),
     "scaled": ("x middle inverse scale", "y = (x - middle) * inverse * scale"),
     "shifted": ("x middle inverse scale b", "y = (x - middle) * inverse * scale + b"),
@@ -165,7 +168,7 @@ def _kernel(cp: Any, name: str) -> Any:
     takes = ", ".join(f"T {operand}" for operand in operands.split())
     if rest:
         return cp.ReductionKernel(takes, "T y", text, "a + b", f"y = {rest[0]}", "0", f"sonnx_{name}")
-    return cp.ElementwiseKernel(takes, "T y", text, f"sonnx_{name}")
+    return cp.ElementwiseKernel(takes, "T y", text, f"sonnx_{name}", options=_ROUNDED)
 
 
 @cache
@@ -178,4 +181,4 @@ def elementwise(cp: Any, takes: str, results: str, text: str) -> Any:
         results: those of the results.
         text: assigns the results.
     """
-    return cp.ElementwiseKernel(takes, results, text, "sonnx_joined", options=("--fmad=false",))
+    return cp.ElementwiseKernel(takes, results, text, "sonnx_joined", options=_ROUNDED)
