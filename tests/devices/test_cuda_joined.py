@@ -11,6 +11,7 @@ from onnx import ModelProto, NodeProto, TensorProto, helper
 
 from singa_backend import Limits, SingaBackend
 from singa_backend.errors import OperatorError, ResourceExhausted
+from singa_backend.runtime.alike import Alike, gather
 from singa_backend.runtime.joined import Joined, join
 
 pytestmark = pytest.mark.fakecuda
@@ -140,3 +141,55 @@ def test_nodes_of_a_graph_that_are_joined() -> None:
     nodes, outputs, inputs, _ = CASES["two outputs"]
     made = join(SingaBackend.prepare(model(nodes, outputs, inputs)).graph).nodes
     assert [type(n) for n in made] == [Joined] and made[0].output_names == ("n", "q")
+
+
+def updates(shapes: dict[str, tuple[int, ...]]) -> tuple[list[NodeProto], list[str], dict[str, np.ndarray]]:
+    """Updates of parameters by gradients of these shapes, as SGD with momentum makes them; g1 is transposed by the graph."""
+    nodes, outputs, inputs = [], [], {"x": np.array([0.1], F), "k": np.array(0.9, F)}
+    for name, shape in shapes.items():
+        inputs |= {f"{v}{name}": normal(*shape) for v in "mpg"}
+        inputs[f"g{name}"] = inputs[f"g{name}"].T
+        nodes += [
+            node("Transpose", [f"g{name}"], [f"t{name}"]), node("Mul", [f"m{name}", "k"], [f"a{name}"]),
+            node("Add", [f"a{name}", f"t{name}"], [f"n{name}"]), node("Mul", [f"n{name}", "x"], [f"d{name}"]),
+            node("Sub", [f"p{name}", f"d{name}"], [f"q{name}"]),
+        ]  # fmt: skip
+        outputs += [f"n{name}", f"q{name}"]
+    return nodes, outputs, inputs
+
+
+@pytest.mark.parametrize(
+    ("shapes", "launches"),
+    [
+        ({"0": (4, 5), "1": (7,), "2": (1,), "3": (2, 3, 2), "4": (0, 3)}, 1),
+        ({str(i): (i + 1,) for i in range(50)}, 4),  # the parameters of a kernel have at most 4096 bytes
+    ],
+)
+def test_updates_of_one_form_are_one_kernel(shapes: dict[str, tuple[int, ...]], launches: int) -> None:
+    nodes, outputs, inputs = updates(shapes)
+    cupy = pytest.importorskip("cupy")
+    rep = SingaBackend.prepare(model(nodes, outputs, inputs), "CUDA")
+    assert sum(isinstance(n, Alike) for n in gather(join(rep.graph)).nodes) == 1
+    single = rep.run(inputs, validate=True)
+    there = {n: cupy.asarray(x) for n, x in inputs.items()}
+    rep.run(there, to_host=False)
+    with fakecuda.order("both"), fakecuda.counting() as during:
+        found = rep.run(there, to_host=False)
+    assert during["launches"] == launches and during["to_host"] == 0
+    for mine, one in zip(found, single, strict=True):
+        assert mine.shape == one.shape and mine.get().tobytes() == one.tobytes()
+    assert fakecuda.report() == []
+
+
+def test_updates_that_broadcast_are_computed_one_after_the_other() -> None:
+    nodes, outputs, inputs = updates({"0": (4, 5), "1": (4, 5)})
+    inputs["m1"] = normal(5)
+    rep = SingaBackend.prepare(model(nodes, outputs, inputs), "CUDA")
+    for mine, one in zip(rep.run(inputs), rep.run(inputs, validate=True), strict=True):
+        assert mine.shape == one.shape and mine.tobytes() == one.tobytes()
+
+
+def test_results_that_a_node_reads_are_not_gathered() -> None:
+    nodes, outputs, inputs = updates({"0": (4, 4), "1": (4, 4)})
+    graph = SingaBackend.prepare(model([*nodes, node("MatMul", ["n0", "n1"], ["z"])], [*outputs, "z"], inputs)).graph
+    assert not any(isinstance(n, Alike) for n in gather(join(graph)).nodes)

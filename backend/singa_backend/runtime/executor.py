@@ -14,6 +14,7 @@ from ..devices.device import Device
 from ..errors import OperatorError, SonnxError
 from ..ir.graph import Graph, Node
 from ..proto.tensor_data import ModelFile, copied, is_mapped
+from .alike import Alike, Gathered, gather
 from .failures import typed_error
 from .joined import Joined, Programs, join
 from .placement import Placed, Placement
@@ -35,6 +36,7 @@ class Executor:
         file: the model file that initializers are read from when they are used; None if they are in memory.
         placement: which values are on the host; None if the device is the host.
         programs: the kernels of joined nodes; None if the device has none.
+        gathered: the kernels of nodes that are alike; None if the device has none.
     """
 
     def __init__(self, graph: Graph, device: Device) -> None:
@@ -47,6 +49,7 @@ class Executor:
         self._keep: list[Graph] = []  # the keys of _states are ids, so their graphs must stay alive
         self.placement = None if device.is_host else Placement(device, graph)
         self.programs = Programs(device) if device.xp.joins else None
+        self.gathered = None if self.programs is None else Gathered(device, self.programs)
         self._forms: dict[int, Graph] = {}  # id of a graph of _keep -> that graph with joined nodes
         with device.active():
             self._place(graph)
@@ -89,7 +92,7 @@ class Executor:
             return graph
         found = self._forms.get(id(graph))
         if found is None:
-            found = self._forms[id(graph)] = join(graph)
+            found = self._forms[id(graph)] = gather(join(graph))
         return found
 
     def feed(self, slot: int, value: Any) -> Any:
@@ -211,8 +214,11 @@ class Visitor:
 
     def visit(self, node: Node, inputs: list[Any], frame: list[Any]) -> list[Any]:
         """Compute one node; errors carry its name, operator, dtypes and shapes."""
-        if node.__class__ is Joined:
-            return self._together(node, inputs, frame)  # type: ignore[arg-type]
+        if node.operator is None:
+            if isinstance(node, Joined):
+                return self._together(node, inputs, frame)
+            if isinstance(node, Alike):
+                return self._alike(node, inputs, frame)
         try:
             if node.function is not None:
                 return self._inner(node.function, inputs, frame)
@@ -242,6 +248,22 @@ class Visitor:
         if made is None:
             return node.each(inputs, visit)
         self.budget.steps(len(node.members) - 1)
+        self.budget.account(made)
+        return made
+
+    def _alike(self, node: Alike, inputs: list[Any], frame: list[Any]) -> list[Any]:
+        """Compute joined nodes that are alike by one kernel; otherwise one after the other."""
+        gathered, placed = self.executor.gathered, self.placed
+        assert gathered is not None and placed is not None
+
+        def visit(member: Node, values: list[Any]) -> list[Any]:
+            return self.visit(member, values, frame)
+
+        made = gathered.compute(node, inputs, placed.placement.is_known, visit)
+        if made is None:
+            parts = zip(node.parts, node.divided(inputs), strict=True)
+            return [v for part, given in parts for v in self._together(part, list(given), frame)]
+        self.budget.steps(sum(len(part.members) for part in node.parts) - 1)
         self.budget.account(made)
         return made
 

@@ -166,7 +166,7 @@ def join(graph: Graph) -> Graph:
         return graph
     last = {max(g.members, key=lambda m: m[0])[0]: g for g in groups}
     within = {at for g in groups for at, _ in g.members}
-    used = _uses(graph)
+    used = uses(graph)
     nodes = [
         node if at not in within else _joined(last[at], used)
         for at, node in enumerate(graph.nodes)
@@ -181,7 +181,7 @@ def _close(open_: dict[int, _Group], groups: Sequence[_Group]) -> None:
             del open_[slot]
 
 
-def _uses(graph: Graph) -> dict[int, set[int]]:
+def uses(graph: Graph) -> dict[int, set[int]]:
     """The ids of the nodes that read each slot; that of the graph if it is an output."""
     found: dict[int, set[int]] = {slot: {id(graph)} for slot in graph.output_slots}
     for node in graph.nodes:
@@ -209,7 +209,7 @@ def _joined(group: _Group, used: dict[int, set[int]]) -> Joined:
 
 
 @dataclass(slots=True)
-class _Step:
+class Step:
     """One kernel.
 
     Attributes:
@@ -217,12 +217,18 @@ class _Step:
         reads: the operands: the index of a value, and the shape to which it is brought, None for its own.
         writes: the number of results, which become the next values.
         checked: the shape of the results if it must be admitted first; None otherwise.
+        text: what the kernel computes: y0, y1, ... of a0, a1, ...
+        shape: the shape of the results.
+        is_plain: whether all operands and results are floats, and no operand is brought to another shape.
     """
 
     kernel: Any
     reads: tuple[tuple[int, tuple[int, ...] | None], ...]
     writes: int
     checked: tuple[int, ...] | None
+    text: str
+    shape: tuple[int, ...]
+    is_plain: bool
 
 
 @dataclass(slots=True)
@@ -240,11 +246,21 @@ class _Program:
     dtype: np.dtype[Any]
     on_host: list[tuple[Node, tuple[int, ...]]]
     numbers: tuple[int, ...]
-    steps: list[_Step]
+    steps: list[Step]
     outputs: tuple[int, ...]
 
+    def values(self, inputs: Sequence[Any], visit: Visit) -> list[Any]:
+        """The inputs, and what members compute on the host; numbers of the host as Python's."""
+        found = list(inputs)
+        for member, reads in self.on_host:
+            found.append(visit(member, [found[i] for i in reads])[0])
+        for i in self.numbers:
+            found[i] = found[i].item()
+        return found
 
-_Visit = Callable[[Node, list[Any]], Sequence[Any]]
+
+Visit = Callable[[Node, list[Any]], Sequence[Any]]
+"""Computes a node with these inputs."""
 
 
 class Programs:
@@ -259,7 +275,7 @@ class Programs:
         self._array = device.xp.ndarray
         self._found: dict[Any, _Program | None] = {}
 
-    def compute(self, node: Joined, inputs: Sequence[Any], known: Callable[[Any], bool], visit: _Visit) -> list[Any] | None:
+    def compute(self, node: Joined, inputs: Sequence[Any], known: Callable[[Any], bool], visit: Visit) -> list[Any] | None:
         """Compute a joined node.
 
         Args:
@@ -271,6 +287,35 @@ class Programs:
         Returns:
             The outputs, on the device; None if the nodes must be computed one after the other.
         """
+        found = self._found_for(node, inputs, known)
+        if found is None:
+            return None
+        values = found.values(inputs, visit)
+        try:
+            for step in found.steps:
+                if step.checked is not None:
+                    limits.admit(step.checked, found.dtype)
+                made = step.kernel(*[values[i] if shape is None else values[i].reshape(shape) for i, shape in step.reads])
+                if step.writes == 1:
+                    values.append(made)
+                else:
+                    values.extend(made)
+        except Exception:  # the node that fails reports it
+            return None
+        return [values[i] for i in found.outputs]
+
+    def single(
+        self, node: Joined, inputs: Sequence[Any], known: Callable[[Any], bool], visit: Visit
+    ) -> tuple[Step, list[Any]] | None:
+        """The only kernel of a joined node, with its operands; None if there are several."""
+        found = self._found_for(node, inputs, known)
+        if found is None or len(found.steps) != 1 or found.steps[0].checked is not None:
+            return None
+        values = found.values(inputs, visit)
+        return found.steps[0], [values[i] for i, _ in found.steps[0].reads]
+
+    def _found_for(self, node: Joined, inputs: Sequence[Any], known: Callable[[Any], bool]) -> _Program | None:
+        """The kernels for these inputs."""
         array = self._array
         key: list[Any] = [id(node)]
         for v in inputs:
@@ -287,25 +332,7 @@ class Programs:
             found = self._found[at]
         else:
             found = self._found[at] = self._program(node, at[1:])
-        if found is None:
-            return None
-        values = list(inputs)
-        for member, reads in found.on_host:
-            values.append(visit(member, [values[i] for i in reads])[0])
-        for i in found.numbers:
-            values[i] = values[i].item()
-        try:
-            for step in found.steps:
-                if step.checked is not None:
-                    limits.admit(step.checked, found.dtype)
-                made = step.kernel(*[values[i] if shape is None else values[i].reshape(shape) for i, shape in step.reads])
-                if step.writes == 1:
-                    values.append(made)
-                else:
-                    values.extend(made)
-        except Exception:  # the node that fails reports it
-            return None
-        return [values[i] for i in found.outputs]
+        return found
 
     def _program(self, node: Joined, given: Sequence[Any]) -> _Program | None:
         """The kernels for inputs of these shapes and types; None if the nodes must be computed one after the other."""
@@ -320,7 +347,7 @@ class Programs:
         for n in plan.numbers:
             on_host.append((n, tuple(place[s] for s in n.inputs)))
             place[n.outputs[0]] = len(place)
-        steps: list[_Step] = []
+        steps: list[Step] = []
         for kernel in plan.kernels():
             made = self._step(plan, kernel, place)
             if made is None:
@@ -329,7 +356,7 @@ class Programs:
         numbers = tuple(place[s] for s in plan.scalars)
         return _Program(dtypes.pop(), on_host, numbers, steps, tuple(place[s] for s in node.outputs))
 
-    def _step(self, plan: _Plan, members: Sequence[Node], place: dict[int, int]) -> _Step | None:
+    def _step(self, plan: _Plan, members: Sequence[Node], place: dict[int, int]) -> Step | None:
         """The kernel of some members, whose results get the next places."""
         inside = {n.outputs[0] for n in members}
         shape = plan.shapes[members[-1].outputs[0]]
@@ -357,8 +384,11 @@ class Programs:
             place[slot] = len(place)
         size = math.prod(shape)
         grows = size > _LARGE and all(math.prod(a) < size for a in arrays)
-        kernel = self._xp.elementwise(", ".join(takes), ", ".join(results), _numbered("\n".join(lines), members))
-        return _Step(kernel, tuple((place[s], view) for s, view in operands), len(outputs), shape if grows else None)
+        text = _numbered("\n".join(lines), members)
+        kernel = self._xp.elementwise(", ".join(takes), ", ".join(results), text)
+        reads = tuple((place[s], view) for s, view in operands)
+        plain = all(t.startswith("T ") for t in (*takes, *results)) and not any(view for _, view in reads)
+        return Step(kernel, reads, len(outputs), shape if grows else None, text, shape, plain)
 
 
 def _numbered(text: str, members: Sequence[Node]) -> str:
