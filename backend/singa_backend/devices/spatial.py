@@ -48,7 +48,7 @@ def folded(cp: Any, parts: Array, sizes: Sizes, at: Places) -> Array:
         sizes: the shape of the result, without its first three axes.
         at: the windows.
     """
-    n, g, m = *parts.shape[:2], parts.shape[2 + len(at.kernel)]
+    (n, g), m = parts.shape[:2], parts.shape[2 + len(at.kernel)]
     y = cp.empty((n, g, m, *sizes), parts.dtype)
     if y.size:
         _kernel(cp, "folded")(cp.ascontiguousarray(parts), np.int64(m), *_numbers(sizes, at), y)

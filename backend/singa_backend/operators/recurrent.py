@@ -471,7 +471,7 @@ def lstm_layers(
         def step(xt: Array, state: tuple[Array, ...]) -> tuple[Array, ...]:
             before, c = state
             product = seen(before) @ recur
-            made = xp.lstm_cell(xt, product, c) if usual else None
+            made: tuple[Array, ...] | None = xp.lstm_cell(xt, product, c) if usual else None
             if made is not None:
                 return made
             gates = xt + product

@@ -193,7 +193,8 @@ def uses(graph: Graph) -> dict[int, set[int]]:
 def _joined(group: _Group, used: dict[int, set[int]]) -> Joined:
     """The node in place of a group."""
     members = [node for _, node in sorted(group.members, key=lambda m: m[0])]
-    own, names = {id(n) for n in members}, {}
+    own = {id(n) for n in members}
+    names: dict[int, str] = {}
     for n in members:
         names |= dict(zip((*n.inputs, *n.outputs), (*n.input_names, *n.output_names), strict=True))
     inputs = tuple(dict.fromkeys(s for n in members for s in n.inputs if s not in group.made))

@@ -131,17 +131,18 @@ class Placement:
             found = self._constants[id(node)] = [self._both(v, read=True) for v in make()]  # the node keeps the values anyway
         return found
 
-    def arguments(self, node: Node, inputs: Sequence[Any]) -> Sequence[Any] | None:
+    def arguments(self, node: Node, inputs: list[Any]) -> list[Any] | None:
         """The inputs of a node as its operator takes them on the device: the usual case, without a look at values.
 
         None if the node may compute on the host, or a value must be copied.
         """
-        on_host = self._reads.get(id(node), False)
-        if on_host is False:
-            on_host = self._reads[id(node)] = _host_inputs(node)
+        if id(node) not in self._reads:
+            self._reads[id(node)] = _host_inputs(node)
+        on_host = self._reads[id(node)]
         if on_host is None:
             return None
-        array, forms, known, args = self.device.xp.ndarray, self._forms, True, inputs
+        array, forms, known = self.device.xp.ndarray, self._forms, True
+        args = list(inputs) if on_host else inputs
         for i, v in enumerate(inputs):
             if v is None:
                 continue
@@ -152,8 +153,6 @@ class Placement:
                     v = forms[id(v)][1]
                 if v.__class__ is not np.ndarray or v.dtype.kind not in "biuf":
                     return None
-                if args is inputs:
-                    args = list(inputs)
                 args[i] = v
             elif v.__class__ is not array:
                 return None

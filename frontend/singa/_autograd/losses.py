@@ -224,4 +224,4 @@ def _check_classes(op: TensorOp, x: Any, t: Any, ignore_index: int | None) -> Ch
     if values.size and not (values.min() >= 0 and values.max() < classes):
         what = f"class numbers must be in [0, {classes}), got {values.min()} to {values.max()}"
         raise InvalidInput(what, code="SX335", hint="class numbers start at 0; ignore_index may mark positions without one")
-    return t.device.backend.checks()  # type: ignore[no-any-return]
+    return t.device.backend.checks()
