@@ -123,6 +123,17 @@ def inference(build: Callable[[], Built]) -> tuple[int, Callable[[], Any]]:
     return len(model.graph.node), lambda: rep.run(inputs)
 
 
+def decoding() -> tuple[int, Callable[[], Any]]:
+    """A token of GPT-2 whose cache stays on the device; the logits are read."""
+    import cupy
+
+    from singa_backend import SingaBackend
+
+    model, inputs = device_models.gpt2()
+    rep, there = SingaBackend.prepare(model, "CUDA"), {n: cupy.asarray(x) for n, x in inputs.items()}
+    return len(model.graph.node), lambda: cupy.asnumpy(rep.run(there, to_host=False)[0])
+
+
 def training(make: Callable[..., Callable[[], Any]], **options: Any) -> tuple[int, Callable[[], Any]]:
     """A training step, whose results stay on the device."""
     return 0, make(**options)
@@ -149,6 +160,7 @@ REAL: dict[str, Callable[[], tuple[int, Callable[[], Any]]]] = {
     "BERT-base x 128, batch 1": lambda: inference(device_models.bert),
     "BERT-base x 128, batch 8": lambda: inference(lambda: device_models.bert(batch=8)),
     "GPT-2, one token, 512 past": lambda: inference(device_models.gpt2),
+    "GPT-2, one token, cache on the device": decoding,
     "LSTM, both directions, 64 steps, batch 1": lambda: inference(lambda: device_models.lstm(batch=1)),
     "training step of ResNet-18, graph, batch 8": lambda: training(cuda_training.wide_resnet18, batch=8),
 }
