@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from singa_backend.devices import namespaces
-from singa_backend.devices.spatial import Places
+from singa_backend.devices.spatial import WindowPlaces
 from singa_backend.ir.windows import Windows
 from singa_backend.operators._windows import frames
 from singa_backend.operators.pool import argmax_pool
@@ -169,7 +169,7 @@ WINDOWS = [  # sizes, kernel, strides, dilations, begins, counts
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
 def test_windows_are_read_and_written_by_one_kernel(xp: Any, cupy: Any, sizes: Any, dtype: Any) -> None:
     cells, kernel, *rest = sizes
-    at = Places(kernel, *rest)
+    at = WindowPlaces(kernel, *rest)
     reads = Windows(cells, kernel, *rest[:3], (9,) * len(cells), at.counts)
     x = RNG.standard_normal((2, 4, *cells)).astype(dtype)
     with fakecuda.counting() as during:
@@ -196,18 +196,18 @@ def test_maxima_are_one_kernel(xp: Any, cupy: Any, sizes: Any) -> None:
     x.reshape(-1)[::7] = np.nan
     x[0, 0] = -np.inf
     with fakecuda.counting() as during:
-        y, index = xp.maxima(cupy.asarray(x), Places(kernel, *rest), places=True)
+        y, index = xp.maxima(cupy.asarray(x), WindowPlaces(kernel, *rest), places=True)
     assert during["launches"] == 1
     wanted = argmax_pool(HOST, x, Windows(cells, kernel, *rest[:3], (9,) * len(cells), rest[3]))
     np.testing.assert_array_equal(y.get(), wanted[0])
     np.testing.assert_array_equal(index.get(), wanted[1])
-    np.testing.assert_array_equal(xp.maxima(cupy.asarray(x), Places(kernel, *rest), places=False)[0].get(), wanted[0])
+    np.testing.assert_array_equal(xp.maxima(cupy.asarray(x), WindowPlaces(kernel, *rest), places=False)[0].get(), wanted[0])
 
 
 def test_other_windows_are_left_to_the_definitions(xp: Any, cupy: Any) -> None:
-    at = Places((2,) * 3, (1,) * 3, (1,) * 3, (0,) * 3, (1,) * 3)
+    at = WindowPlaces((2,) * 3, (1,) * 3, (1,) * 3, (0,) * 3, (1,) * 3)
     assert xp.columns(cupy.zeros((1, 1, 2, 2, 2), np.float32), at) is None
-    assert xp.maxima(cupy.zeros((1, 1, 2), np.int8), Places((2,), (1,), (1,), (0,), (1,)), places=False) is None
+    assert xp.maxima(cupy.zeros((1, 1, 2), np.int8), WindowPlaces((2,), (1,), (1,), (0,), (1,)), places=False) is None
 
 
 def test_a_step_of_an_lstm_is_a_product_and_a_kernel(xp: Any, cupy: Any) -> None:

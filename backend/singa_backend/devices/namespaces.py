@@ -37,7 +37,7 @@ from . import composed, fused, products, spatial
 from .checks import checking
 from .cuda import memory
 from .guards import SIZES, guarded
-from .spatial import Places
+from .spatial import WindowPlaces
 from .special import erf, erfc, in_pieces, with_float
 
 Array = Any  # an array of the current namespace
@@ -145,15 +145,15 @@ class Namespace(ABC):
         """The mean of floats over `axes`."""
         return x.sum(axis=axes, keepdims=keepdims) / math.prod(x.shape[a] for a in axes) if axes else x
 
-    def columns(self, x: Array, at: Places) -> Array | None:
+    def columns(self, x: Array, at: WindowPlaces) -> Array | None:
         """Every window of x by one kernel, as `spatial.columns`; None without one."""
         return None
 
-    def folded(self, parts: Array, sizes: tuple[int, ...], at: Places) -> Array | None:
+    def folded(self, parts: Array, sizes: tuple[int, ...], at: WindowPlaces) -> Array | None:
         """The sums of windows by one kernel, as `spatial.folded`; None without one."""
         return None
 
-    def maxima(self, x: Array, at: Places, *, places: bool) -> tuple[Array, Array | None] | None:
+    def maxima(self, x: Array, at: WindowPlaces, *, places: bool) -> tuple[Array, Array | None] | None:
         """The maxima of windows by one kernel, as `spatial.maxima`; None without one."""
         return None
 
@@ -351,13 +351,13 @@ class CupyNamespace(Namespace):
     def log_softmax(self, x: Array, axis: int) -> Array:
         return fused.log_softmax(self.module, x, axis) if fused.fits(x) else super().log_softmax(x, axis)
 
-    def columns(self, x: Array, at: Places) -> Array | None:
+    def columns(self, x: Array, at: WindowPlaces) -> Array | None:
         return spatial.columns(self.module, x, at) if spatial.fits(x, at) else None
 
-    def folded(self, parts: Array, sizes: tuple[int, ...], at: Places) -> Array | None:
+    def folded(self, parts: Array, sizes: tuple[int, ...], at: WindowPlaces) -> Array | None:
         return spatial.folded(self.module, parts, sizes, at) if spatial.fits(parts, at) else None
 
-    def maxima(self, x: Array, at: Places, *, places: bool) -> tuple[Array, Array | None] | None:
+    def maxima(self, x: Array, at: WindowPlaces, *, places: bool) -> tuple[Array, Array | None] | None:
         return spatial.maxima(self.module, x, at, places=places) if spatial.fits(x, at) else None
 
     def lstm_cell(self, projected: Array, recurrent: Array, c: Array) -> tuple[Array, Array] | None:

@@ -16,7 +16,7 @@ Sizes = tuple[int, ...]
 _FLOATS = (np.dtype(np.float16), np.dtype(np.float32), np.dtype(np.float64))
 
 
-class Places(NamedTuple):
+class WindowPlaces(NamedTuple):
     """Windows along each axis: window o reads the cells o * strides - begins + j * dilations for j below `kernel`."""
 
     kernel: Sizes
@@ -26,12 +26,12 @@ class Places(NamedTuple):
     counts: Sizes
 
 
-def fits(x: Array, at: Places) -> bool:
+def fits(x: Array, at: WindowPlaces) -> bool:
     """Whether the kernels take an array and windows."""
     return x.dtype in _FLOATS and 1 <= len(at.kernel) <= 2
 
 
-def columns(cp: Any, x: Array, at: Places) -> Array:
+def columns(cp: Any, x: Array, at: WindowPlaces) -> Array:
     """Return every window of x, with zeros as padding, as N x C x kernel x counts."""
     y = cp.empty((*x.shape[:2], *at.kernel, *at.counts), x.dtype)
     if y.size:
@@ -39,7 +39,7 @@ def columns(cp: Any, x: Array, at: Places) -> Array:
     return y
 
 
-def folded(cp: Any, parts: Array, sizes: Sizes, at: Places) -> Array:
+def folded(cp: Any, parts: Array, sizes: Sizes, at: WindowPlaces) -> Array:
     """Add each window to the cells of an array of shape `sizes`, as N x G x M x sizes.
 
     Args:
@@ -55,7 +55,7 @@ def folded(cp: Any, parts: Array, sizes: Sizes, at: Places) -> Array:
     return y
 
 
-def maxima(cp: Any, x: Array, at: Places, *, places: bool) -> tuple[Array, Array | None]:
+def maxima(cp: Any, x: Array, at: WindowPlaces, *, places: bool) -> tuple[Array, Array | None]:
     """Return the maximum of each window, and if requested its place in the plane in row-major order.
 
     Of equal cells, and of NaN, the first one counts.  A window of padding has -inf, and the place -1.
@@ -69,7 +69,7 @@ def maxima(cp: Any, x: Array, at: Places, *, places: bool) -> tuple[Array, Array
 
 
 @lru_cache(4096)
-def _numbers(sizes: Sizes, at: Places) -> tuple[np.int64, ...]:
+def _numbers(sizes: Sizes, at: WindowPlaces) -> tuple[np.int64, ...]:
     """The sizes and the windows of two axes; an absent first axis has one cell and one window."""
     found: list[np.int64] = []
     for values, absent in ((sizes, 1), (at.kernel, 1), (at.strides, 1), (at.dilations, 1), (at.begins, 0), (at.counts, 1)):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ..devices.namespaces import Xp
-from ..devices.spatial import Places
+from ..devices.spatial import WindowPlaces
 from ..errors import OperatorError
 from ..interpreters.base import Op, V
 from ..ir.declaration import Ints
@@ -20,9 +20,9 @@ def spatial(x: Array, name: str = "x") -> Ints:
     return tuple(x.shape[2:])
 
 
-def places(at: Windows) -> Places:
+def places(at: Windows) -> WindowPlaces:
     """Return windows as kernels take them."""
-    return Places(at.kernel, at.strides, at.dilations, at.begins, at.counts)
+    return WindowPlaces(at.kernel, at.strides, at.dilations, at.begins, at.counts)
 
 
 def frames(xp: Xp, x: Array, at: Windows) -> Array:

@@ -10,7 +10,7 @@ from typing import Any
 
 from ..devices.device import Device
 from ..ir.graph import Graph, Node
-from .joined import Joined, Programs, Step, Visit, uses
+from .joined import Joined, JoinedPrograms, JoinedStep, Visit, uses
 
 _PARAMETERS = 3600
 """The bytes of the parameters of a kernel, of which CUDA allows 4096 on every device."""
@@ -81,7 +81,7 @@ def _alike(parts: Sequence[Any]) -> Alike:
     )  # fmt: skip
 
 
-class Gathered:
+class AlikePrograms:
     """The kernels of the gathered nodes of an executor.
 
     Args:
@@ -89,22 +89,22 @@ class Gathered:
         programs: the kernels of the parts.
     """
 
-    def __init__(self, device: Device, programs: Programs) -> None:
+    def __init__(self, device: Device, programs: JoinedPrograms) -> None:
         self._xp, self._programs = device.xp, programs
 
     def compute(self, node: Alike, inputs: Sequence[Any], known: Callable[[Any], bool], visit: Visit) -> list[Any] | None:
-        """Compute the parts, as `Programs.compute`; None if they must be computed one after the other."""
-        calls: list[_Call] = []
+        """Compute the parts, as `JoinedPrograms.compute`; None if they must be computed one after the other."""
+        calls: list[_AlikeCall] = []
         for part, values in zip(node.parts, node.divided(inputs), strict=True):
             single = self._programs.single(part, values, known, visit)
             if single is None or not single[0].is_plain or (calls and single[0].kernel is not calls[0].step.kernel):
                 return None
-            call = _Call(*single, [self._xp.isarray(v) for v in single[1]])
+            call = _AlikeCall(*single, [self._xp.isarray(v) for v in single[1]])
             if not call.fits:
                 return None
             calls.append(call)
         made: list[Any] = []
-        some: list[_Call] = []
+        some: list[_AlikeCall] = []
         room = _PARAMETERS
         try:
             for call in calls:
@@ -117,7 +117,7 @@ class Gathered:
         except Exception:  # the part that fails reports it
             return None
 
-    def _launch(self, calls: Sequence[_Call]) -> list[Any]:
+    def _launch(self, calls: Sequence[_AlikeCall]) -> list[Any]:
         """Compute some parts by one kernel; return their results."""
         takes, results, text, args, made = [], [], [], [], []
         ends = [0]
@@ -143,7 +143,7 @@ class Gathered:
         return made
 
 
-class _Call:
+class _AlikeCall:
     """One part, whose operands are arrays of the shape of its results, arrays of one element, or numbers.
 
     Attributes:
@@ -155,7 +155,7 @@ class _Call:
         fits: whether no operand broadcasts along a part of its axes.
     """
 
-    def __init__(self, step: Step, values: Sequence[Any], arrays: Sequence[bool]) -> None:
+    def __init__(self, step: JoinedStep, values: Sequence[Any], arrays: Sequence[bool]) -> None:
         self.step, self.arrays = step, arrays
         self.values = [v.reshape(-1) if a and v.flags.c_contiguous else v for v, a in zip(values, arrays, strict=True)]
         held = [v for v, a in zip(self.values, arrays, strict=True) if a]

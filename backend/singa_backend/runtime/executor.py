@@ -14,9 +14,9 @@ from ..devices.device import Device
 from ..errors import OperatorError, SonnxError
 from ..ir.graph import Graph, Node
 from ..proto.tensor_data import ModelFile, copied, is_mapped
-from .alike import Alike, Gathered, gather
+from .alike import Alike, AlikePrograms, gather
 from .failures import typed_error
-from .joined import Joined, Programs, join
+from .joined import Joined, JoinedPrograms, join
 from .placement import Placed, Placement
 
 Path = Sequence[tuple[Node, int]]
@@ -48,8 +48,8 @@ class Executor:
         self._states: dict[int, list[tuple[int, Any]]] = {}
         self._keep: list[Graph] = []  # the keys of _states are ids, so their graphs must stay alive
         self.placement = None if device.is_host else Placement(device, graph)
-        self.programs = Programs(device) if device.xp.joins else None
-        self.gathered = None if self.programs is None else Gathered(device, self.programs)
+        self.programs = JoinedPrograms(device) if device.xp.joins else None
+        self.gathered = None if self.programs is None else AlikePrograms(device, self.programs)
         self._forms: dict[int, Graph] = {}  # id of a graph of _keep -> that graph with joined nodes
         with device.active():
             self._place(graph)

@@ -1,8 +1,8 @@
 """Elementwise nodes in a row, which a device computes by one kernel: the values between them are in registers only.
 
-`join` replaces such nodes of a graph by one `Joined` node, whatever their shapes: those of a run decide.  `Programs.compute`
-returns None for inputs of other types, or values that are on the host; the nodes are then computed as they are.  The results have
-the bits of the single nodes, whose rounding they keep.
+`join` replaces such nodes of a graph by one `Joined` node, whatever their shapes: those of a run decide.
+`JoinedPrograms.compute` returns None for inputs of other types, or values that are on the host; the nodes are then computed as
+they are.  The results have the bits of the single nodes, whose rounding they keep.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ class Joined(Node):
         return [values[s] for s in self.outputs]
 
 
-class _Group:
+class _OpenGroup:
     """Nodes that may be joined, until a node that is not elementwise reads one of their results."""
 
     def __init__(self) -> None:
@@ -116,14 +116,14 @@ class _Group:
         self.made: set[int] = set()
         self.reads: set[int] = set()
 
-    def fits(self, others: Sequence[_Group], node: Node) -> bool:
+    def fits(self, others: Sequence[_OpenGroup], node: Node) -> bool:
         """Whether this group with these and a node is small enough."""
         groups = (self, *others)
         made = set().union(*(g.made for g in groups))
         reads = set(node.inputs).union(*(g.reads for g in groups)) - made
         return sum(len(g.members) for g in groups) < _NODES and len(reads) <= _INPUTS
 
-    def add(self, others: Sequence[_Group], at: int, node: Node) -> None:
+    def add(self, others: Sequence[_OpenGroup], at: int, node: Node) -> None:
         """Add the nodes of other groups, and a node that reads their results."""
         for g in others:
             self.members += g.members
@@ -143,8 +143,8 @@ def join(graph: Graph) -> Graph:
     Returns:
         A graph with the same slots; the same graph if no nodes are joined.
     """
-    groups: list[_Group] = []
-    open_: dict[int, _Group] = {}  # slot -> the group that makes its value
+    groups: list[_OpenGroup] = []
+    open_: dict[int, _OpenGroup] = {}  # slot -> the group that makes its value
     for at, node in enumerate(graph.nodes):
         reads = (*node.inputs, *(outer for g in node.graphs for outer, _ in g.captured))
         near = list({id(g): g for s in reads if (g := open_.get(s)) is not None}.values())
@@ -157,7 +157,7 @@ def join(graph: Graph) -> Graph:
                 groups.remove(g)
         else:
             _close(open_, near)
-            group, others = _Group(), []
+            group, others = _OpenGroup(), []
             groups.append(group)
         group.add(others, at, node)
         open_.update(dict.fromkeys(group.made, group))
@@ -175,7 +175,7 @@ def join(graph: Graph) -> Graph:
     return replace(graph, nodes=tuple(nodes))
 
 
-def _close(open_: dict[int, _Group], groups: Sequence[_Group]) -> None:
+def _close(open_: dict[int, _OpenGroup], groups: Sequence[_OpenGroup]) -> None:
     for group in groups:
         for slot in group.made:
             del open_[slot]
@@ -190,7 +190,7 @@ def uses(graph: Graph) -> dict[int, set[int]]:
     return found
 
 
-def _joined(group: _Group, used: dict[int, set[int]]) -> Joined:
+def _joined(group: _OpenGroup, used: dict[int, set[int]]) -> Joined:
     """The node in place of a group."""
     members = [node for _, node in sorted(group.members, key=lambda m: m[0])]
     own = {id(n) for n in members}
@@ -210,7 +210,7 @@ def _joined(group: _Group, used: dict[int, set[int]]) -> Joined:
 
 
 @dataclass(slots=True)
-class Step:
+class JoinedStep:
     """One kernel.
 
     Attributes:
@@ -233,7 +233,7 @@ class Step:
 
 
 @dataclass(slots=True)
-class _Program:
+class _JoinedProgram:
     """How a joined node is computed for inputs of some shapes and types.
 
     Attributes:
@@ -247,7 +247,7 @@ class _Program:
     dtype: np.dtype[Any]
     on_host: list[tuple[Node, tuple[int, ...]]]
     numbers: tuple[int, ...]
-    steps: list[Step]
+    steps: list[JoinedStep]
     outputs: tuple[int, ...]
 
     def values(self, inputs: Sequence[Any], visit: Visit) -> list[Any]:
@@ -264,7 +264,7 @@ Visit = Callable[[Node, list[Any]], Sequence[Any]]
 """Computes a node with these inputs."""
 
 
-class Programs:
+class JoinedPrograms:
     """The kernels of the joined nodes of an executor.
 
     Args:
@@ -274,7 +274,7 @@ class Programs:
     def __init__(self, device: Device) -> None:
         self._xp = device.xp
         self._array = device.xp.ndarray
-        self._found: dict[Any, _Program | None] = {}
+        self._found: dict[Any, _JoinedProgram | None] = {}
 
     def compute(self, node: Joined, inputs: Sequence[Any], known: Callable[[Any], bool], visit: Visit) -> list[Any] | None:
         """Compute a joined node.
@@ -307,7 +307,7 @@ class Programs:
 
     def single(
         self, node: Joined, inputs: Sequence[Any], known: Callable[[Any], bool], visit: Visit
-    ) -> tuple[Step, list[Any]] | None:
+    ) -> tuple[JoinedStep, list[Any]] | None:
         """The only kernel of a joined node, with its operands; None if there are several."""
         found = self._found_for(node, inputs, known)
         if found is None or len(found.steps) != 1 or found.steps[0].checked is not None:
@@ -315,7 +315,7 @@ class Programs:
         values = found.values(inputs, visit)
         return found.steps[0], [values[i] for i, _ in found.steps[0].reads]
 
-    def _found_for(self, node: Joined, inputs: Sequence[Any], known: Callable[[Any], bool]) -> _Program | None:
+    def _found_for(self, node: Joined, inputs: Sequence[Any], known: Callable[[Any], bool]) -> _JoinedProgram | None:
         """The kernels for these inputs."""
         array = self._array
         key: list[Any] = [id(node)]
@@ -335,12 +335,12 @@ class Programs:
             found = self._found[at] = self._program(node, at[1:])
         return found
 
-    def _program(self, node: Joined, given: Sequence[Any]) -> _Program | None:
+    def _program(self, node: Joined, given: Sequence[Any]) -> _JoinedProgram | None:
         """The kernels for inputs of these shapes and types; None if the nodes must be computed one after the other."""
         dtypes = {dtype for _, dtype, _ in given} - {_BOOL}
         if len(dtypes) != 1 or not dtypes <= set(_FLOATS):
             return None
-        plan = _Plan(node, given)
+        plan = _JoinedPlan(node, given)
         if not plan.read() or plan.on_host.intersection(node.outputs):
             return None
         place = {s: i for i, s in enumerate(node.inputs)}
@@ -348,16 +348,16 @@ class Programs:
         for n in plan.numbers:
             on_host.append((n, tuple(place[s] for s in n.inputs)))
             place[n.outputs[0]] = len(place)
-        steps: list[Step] = []
+        steps: list[JoinedStep] = []
         for kernel in plan.kernels():
             made = self._step(plan, kernel, place)
             if made is None:
                 return None
             steps.append(made)
         numbers = tuple(place[s] for s in plan.scalars)
-        return _Program(dtypes.pop(), on_host, numbers, steps, tuple(place[s] for s in node.outputs))
+        return _JoinedProgram(dtypes.pop(), on_host, numbers, steps, tuple(place[s] for s in node.outputs))
 
-    def _step(self, plan: _Plan, members: Sequence[Node], place: dict[int, int]) -> Step | None:
+    def _step(self, plan: _JoinedPlan, members: Sequence[Node], place: dict[int, int]) -> JoinedStep | None:
         """The kernel of some members, whose results get the next places."""
         inside = {n.outputs[0] for n in members}
         shape = plan.shapes[members[-1].outputs[0]]
@@ -389,7 +389,7 @@ class Programs:
         kernel = self._xp.elementwise(", ".join(takes), ", ".join(results), text)
         reads = tuple((place[s], view) for s, view in operands)
         plain = all(t.startswith("T ") for t in (*takes, *results)) and not any(view for _, view in reads)
-        return Step(kernel, reads, len(outputs), shape if grows else None, text, shape, plain)
+        return JoinedStep(kernel, reads, len(outputs), shape if grows else None, text, shape, plain)
 
 
 def _numbered(text: str, members: Sequence[Node]) -> str:
@@ -400,7 +400,7 @@ def _numbered(text: str, members: Sequence[Node]) -> str:
     return text
 
 
-class _Plan:
+class _JoinedPlan:
     """The shapes and types of the values of a joined node, and its division into kernels.
 
     Attributes:
