@@ -24,7 +24,8 @@ import numpy as np
 from onnx import TensorProto, helper
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / "tests" / "fakecuda"))
+sys.path[:0] = [str(ROOT / "tests" / "fakecuda"), str(ROOT / "benchmarks")]
+import cuda_training  # noqa: E402
 import fakecuda  # noqa: E402
 
 from singa_backend.conform import device_models  # noqa: E402
@@ -82,6 +83,38 @@ def dynamic(length: int = 4, width: int = 16, heads: int = 2) -> Built:
     return net.model(inputs, [net("Resize", net("Unsqueeze", x, [0]), "", "", sizes, mode="nearest")]), inputs
 
 
+def mobilenet(batch: int) -> Built:
+    """MobileNetV2: 17 blocks that widen, convolve channel by channel and narrow, with BatchNormalization as separate nodes."""
+    net = RandomNet()
+    inputs = {"x": np.random.default_rng(1).standard_normal((batch, 3, 224, 224), np.float32)}
+
+    def conv(x: str, i: int, o: int, k: int = 1, stride: int = 1, group: int = 1, act: bool = True) -> Any:
+        y = net(
+            "Conv", x, net.weight(o, i // group, k, k), kernel_shape=[k, k], strides=[stride] * 2, pads=[k // 2] * 4, group=group
+        )
+        ones = np.ones(o, np.float32)
+        y = net("BatchNormalization", y, ones, 0 * ones, 0 * ones, ones)
+        return net("Clip", y, np.array(0, np.float32), np.array(6, np.float32)) if act else y
+
+    x, channels = conv("x", 3, 32, 3, 2), 32
+    for factor, o, count, stride in (
+        (1, 16, 1, 1),
+        (6, 24, 2, 2),
+        (6, 32, 3, 2),
+        (6, 64, 4, 2),
+        (6, 96, 3, 1),
+        (6, 160, 3, 2),
+        (6, 320, 1, 1),
+    ):
+        for block in range(count):
+            wide, step = channels * factor, 1 if block else stride
+            y = conv(x, channels, wide) if factor > 1 else x
+            y = conv(conv(y, wide, wide, 3, step, wide), wide, o, act=False)
+            x, channels = (net("Add", x, y) if step == 1 and channels == o else y), o
+    x = net("Flatten", net("GlobalAveragePool", conv(x, channels, 1280)))
+    return net.model(inputs, [net("Gemm", x, net.weight(1280, 1000), net.weight(1000))]), inputs
+
+
 def inference(build: Callable[[], Built]) -> tuple[int, Callable[[], Any]]:
     from singa_backend import SingaBackend
 
@@ -90,40 +123,20 @@ def inference(build: Callable[[], Built]) -> tuple[int, Callable[[], Any]]:
     return len(model.graph.node), lambda: rep.run(inputs)
 
 
-def training(*, graph: bool) -> tuple[int, Callable[[], Any]]:
-    """A training step of a small CNN, whose results stay on the device."""
-    from singa import autograd, device, layer, model, opt
-    from singa.tensor import Tensor
+def decoding() -> tuple[int, Callable[[], Any]]:
+    """A token of GPT-2 whose cache stays on the device; the logits are read."""
+    import cupy
 
-    class Cnn(model.Model):
-        def __init__(self) -> None:
-            super().__init__()
-            self.conv, self.relu, self.pool = layer.Conv2d(1, 4, 3, padding=1), layer.ReLU(), layer.MaxPool2d(2, 2)
-            self.flatten, self.linear = layer.Flatten(), layer.Linear(5)
+    from singa_backend import SingaBackend
 
-        def forward(self, x: Tensor) -> Tensor:
-            return self.linear(self.flatten(self.pool(self.relu(self.conv(x)))))
+    model, inputs = device_models.gpt2()
+    rep, there = SingaBackend.prepare(model, "CUDA"), {n: cupy.asarray(x) for n, x in inputs.items()}
+    return len(model.graph.node), lambda: cupy.asnumpy(rep.run(there, to_host=False)[0])
 
-        def train_one_batch(self, x: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
-            y = self.forward(x)
-            loss = autograd.softmax_cross_entropy(y, t)
-            self.optimizer(loss)
-            return y, loss
 
-    where = device.resolve("CUDA")
-    rng = np.random.default_rng(0)
-    x = Tensor(data=rng.standard_normal((4, 1, 8, 8)).astype(np.float32), device=where, requires_grad=False)
-    t = Tensor(data=rng.integers(0, 5, 4).astype(np.int32), device=where, requires_grad=False)
-    net = Cnn()
-    net.optimizer = opt.SGD(0.1, momentum=0.9)
-    net.compile([x], is_train=True, use_graph=graph)
-
-    def step() -> None:
-        net(x, t)
-
-    step()
-    step()  # recorded
-    return 0, step
+def training(make: Callable[..., Callable[[], Any]], **options: Any) -> tuple[int, Callable[[], Any]]:
+    """A training step, whose results stay on the device."""
+    return 0, make(**options)
 
 
 MODELS: dict[str, Callable[[], tuple[int, Callable[[], Any]]]] = {
@@ -132,18 +145,24 @@ MODELS: dict[str, Callable[[], tuple[int, Callable[[], Any]]]] = {
     "shapes that are computed": lambda: inference(dynamic),
     "LSTM, both directions, 5 steps": lambda: inference(lstm),
     "scatter, each reduction": lambda: inference(scatter),
-    "training step of a CNN, tape": lambda: training(graph=False),
-    "training step of a CNN, graph": lambda: training(graph=True),
+    "training step of a CNN, tape": lambda: training(cuda_training.cnn, graph=False),
+    "training step of a CNN, graph": lambda: training(cuda_training.cnn, graph=True),
+    "training step of ResNet-18, tape": lambda: training(cuda_training.resnet18, graph=False),
+    "training step of ResNet-18, graph": lambda: training(cuda_training.resnet18, graph=True),
 }
 
 
-REAL: dict[str, Callable[[], Built]] = {
-    "ResNet-50, batch 1": device_models.resnet50,
-    "ResNet-50, batch 8": lambda: device_models.resnet50(batch=8),
-    "BERT-base x 128, batch 1": device_models.bert,
-    "BERT-base x 128, batch 8": lambda: device_models.bert(batch=8),
-    "GPT-2, one token, 512 past": device_models.gpt2,
-    "LSTM, both directions, 64 steps, batch 1": lambda: device_models.lstm(batch=1),
+REAL: dict[str, Callable[[], tuple[int, Callable[[], Any]]]] = {
+    "ResNet-50, batch 1": lambda: inference(device_models.resnet50),
+    "ResNet-50, batch 8": lambda: inference(lambda: device_models.resnet50(batch=8)),
+    "MobileNetV2, batch 1": lambda: inference(lambda: mobilenet(1)),
+    "MobileNetV2, batch 8": lambda: inference(lambda: mobilenet(8)),
+    "BERT-base x 128, batch 1": lambda: inference(device_models.bert),
+    "BERT-base x 128, batch 8": lambda: inference(lambda: device_models.bert(batch=8)),
+    "GPT-2, one token, 512 past": lambda: inference(device_models.gpt2),
+    "GPT-2, one token, cache on the device": decoding,
+    "LSTM, both directions, 64 steps, batch 1": lambda: inference(lambda: device_models.lstm(batch=1)),
+    "training step of ResNet-18, graph, batch 8": lambda: training(cuda_training.wide_resnet18, batch=8),
 }
 """Models of real widths, for the null device."""
 REAL_NAMES = ("launches", "products", "to_host", "to_device", "memory_queries", "kernel_bytes")
@@ -153,7 +172,7 @@ RUNS = 9
 
 def real(name: str) -> dict[str, Any]:
     """The counts of one run of a model of REAL, and the smallest CPU time of a run, in milliseconds."""
-    nodes, run = inference(REAL[name])
+    nodes, run = REAL[name]()
     run()
     run()
     with fakecuda.counting() as during:
@@ -213,7 +232,9 @@ def page(rows: dict[str, dict[str, int]], real: dict[str, dict[str, Any]]) -> st
         "holds it.",
         "", f"| model | nodes | {' | '.join(REAL_TITLES)} | CPU ms |", f"|---|{'---:|' * (len(REAL_TITLES) + 2)}",
     ]  # fmt: skip
-    lines += [f"| {n} | {r['nodes']} | {' | '.join(f'{r[k]:,}' for k in REAL_NAMES)} | {r['host_ms']} |" for n, r in real.items()]
+    lines += [
+        f"| {n} | {r['nodes'] or ''} | {' | '.join(f'{r[k]:,}' for k in REAL_NAMES)} | {r['host_ms']} |" for n, r in real.items()
+    ]
     return "\n".join([*lines, ""])
 
 

@@ -54,10 +54,12 @@ def _matmul(a: Any, b: Any, out: Any = None) -> ResultSize:
     if out is not None or a.ndim < 1 or b.ndim < 1:
         return (), 0
     rows, columns = a.shape[-2:-1], b.shape[-1:] if b.ndim > 1 else ()
-    try:
-        lead = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
-    except ValueError:
-        lead = ()
+    lead = a.shape[:-2] or b.shape[:-2]
+    if a.ndim > 2 and b.ndim > 2:
+        try:
+            lead = np.broadcast_shapes(lead, b.shape[:-2])
+        except ValueError:
+            lead = ()
     return (*lead, *rows, *columns), max(a.dtype.itemsize, b.dtype.itemsize)
 
 

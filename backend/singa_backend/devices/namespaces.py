@@ -33,10 +33,11 @@ import numpy as np
 from .. import limits
 from ..dtypes import DTypeLike
 from ..errors import OperatorError
-from . import composed, fused, products
+from . import composed, fused, products, spatial
 from .checks import checking
 from .cuda import memory
 from .guards import SIZES, guarded
+from .spatial import WindowPlaces
 from .special import erf, erfc, in_pieces, with_float
 
 Array = Any  # an array of the current namespace
@@ -47,6 +48,12 @@ _REDUCTIONS = {"add": "add", "mul": "multiply", "max": "maximum", "min": "minimu
 
 class Namespace(ABC):
     """Functions of all namespaces; other names are those of the array module."""
+
+    joins = False
+    """Whether `elementwise` makes kernels."""
+
+    multiplies_halves = False
+    """Whether products of float16 are added in float32 and rounded once."""
 
     lib: Any
     zeros: Callable[..., Array]
@@ -133,6 +140,26 @@ class Namespace(ABC):
     ) -> tuple[Array, Array, Array]:
         """As `composed.layer_normalized`."""
         return composed.layer_normalized(self, x, axes, epsilon, scale, b, dtype)
+
+    def mean_over(self, x: Array, axes: tuple[int, ...], keepdims: bool = True) -> Array:
+        """The mean of floats over `axes`."""
+        return x.sum(axis=axes, keepdims=keepdims) / math.prod(x.shape[a] for a in axes) if axes else x
+
+    def columns(self, x: Array, at: WindowPlaces) -> Array | None:
+        """Every window of x by one kernel, as `spatial.columns`; None without one."""
+        return None
+
+    def folded(self, parts: Array, sizes: tuple[int, ...], at: WindowPlaces) -> Array | None:
+        """The sums of windows by one kernel, as `spatial.folded`; None without one."""
+        return None
+
+    def maxima(self, x: Array, at: WindowPlaces, *, places: bool) -> tuple[Array, Array | None] | None:
+        """The maxima of windows by one kernel, as `spatial.maxima`; None without one."""
+        return None
+
+    def lstm_cell(self, projected: Array, recurrent: Array, c: Array) -> tuple[Array, Array] | None:
+        """A step of an LSTM by one kernel, as `fused.lstm_cell`; None without one."""
+        return None
 
     def windows(self, x: Array, shape: Any, axis: Any) -> Array:
         """A read-only view of every window of `shape` along `axis`; the window's axes come last."""
@@ -225,6 +252,8 @@ class NumpyNamespace(Namespace):
 class CupyNamespace(Namespace):
     """CuPy, with NumPy's results where the two differ."""
 
+    joins = multiplies_halves = True
+
     def __init__(self) -> None:
         import cupy
 
@@ -266,6 +295,9 @@ class CupyNamespace(Namespace):
         The bits are NumPy's, except the sign of a zero that is a maximum or a minimum, which NumPy leaves to the processor.
         """
         xp = self.module
+        if reduction == "add" and len(index) == 1 and out.ndim == 1 and out.dtype in fused.COUNTS:
+            fused.count(xp, out, index[0], values)  # the sum of integers does not depend on the order
+            return
         place = index[0].astype(np.int64, copy=False)
         for i, size in zip(index[1:], out.shape[1:], strict=False):
             place = place * size + i.astype(np.int64, copy=False)
@@ -318,6 +350,30 @@ class CupyNamespace(Namespace):
 
     def log_softmax(self, x: Array, axis: int) -> Array:
         return fused.log_softmax(self.module, x, axis) if fused.fits(x) else super().log_softmax(x, axis)
+
+    def columns(self, x: Array, at: WindowPlaces) -> Array | None:
+        return spatial.columns(self.module, x, at) if spatial.fits(x, at) else None
+
+    def folded(self, parts: Array, sizes: tuple[int, ...], at: WindowPlaces) -> Array | None:
+        return spatial.folded(self.module, parts, sizes, at) if spatial.fits(parts, at) else None
+
+    def maxima(self, x: Array, at: WindowPlaces, *, places: bool) -> tuple[Array, Array | None] | None:
+        return spatial.maxima(self.module, x, at, places=places) if spatial.fits(x, at) else None
+
+    def lstm_cell(self, projected: Array, recurrent: Array, c: Array) -> tuple[Array, Array] | None:
+        if not fused.fits(projected, recurrent, c):
+            return None
+        return fused.lstm_cell(self.module, projected, recurrent, c)
+
+    def mean_over(self, x: Array, axes: tuple[int, ...], keepdims: bool = True) -> Array:
+        if axes and x.size and fused.fits(x):
+            return fused.mean(self.module, x, axes, keepdims)
+        return super().mean_over(x, axes, keepdims)
+
+    def elementwise(self, takes: str, results: str, text: str) -> Callable[..., Any]:
+        """A kernel of elementwise operations, as `fused.elementwise`."""
+        made: Callable[..., Any] = fused.elementwise(self.module, takes, results, text)
+        return made
 
     def standardized(self, x: Array, mean: Array, var: Array, epsilon: float, scale: Array, b: Array) -> Array:
         if fused.fits(x, mean, var, scale, b):

@@ -115,6 +115,7 @@ TRAITS = {
     "keeps_weights": "the result holds the values of the first input, in another place, shape or dtype: a weight stays a weight",
     "product": "its work is in products of matrices: it is the main node of a fused step",
     "linear": "a sum of products with weights, which are an input",
+    "half_products": "takes float16 as it is where a device adds its products in float32 and rounds the sum",
     "norm": "normalizes the first input and multiplies it by a scale, the second input",
     "on_sizes": "exporters use it in arithmetic on shapes, and the results are about as large as the inputs",
     "moves": "counts as no floating point operation: values are moved, selected, cast or numbered",

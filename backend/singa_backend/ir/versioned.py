@@ -87,6 +87,7 @@ class _Plan:
     Attributes:
         ready: whether the inputs are passed unchanged.
         narrow: the inputs that are widened.
+        halves: whether none is where a device multiplies float16 numbers.
         results: the dtypes of the outputs, None for those that the schema does not bind.
         rest: the dtype of further variadic outputs.
         grows: whether several inputs are broadcast to one shape, which may be larger than each of theirs.
@@ -94,6 +95,7 @@ class _Plan:
 
     ready: bool
     narrow: tuple[int, ...]
+    halves: bool
     results: tuple[np.dtype[Any] | None, ...]
     rest: np.dtype[Any] | None
     grows: bool
@@ -107,6 +109,8 @@ class VersionedOperator:
         self.version = version
         self.schema = schemas[declaration.domain, declaration.name][version]
         self._types = _types(declaration.domain, declaration.name, version)
+        newest = newest_declaration(declaration.domain, declaration.name)
+        self._traits = declaration.traits if newest is None else newest.traits
         self._plans: dict[tuple[np.dtype[Any] | None, ...], _Plan] = {}
         self._derived: Any = None
         self.is_modern = self._types.is_modern
@@ -139,6 +143,7 @@ class VersionedOperator:
         ]
         return _Plan(
             ready=not declaration.prepares and all(dtype is not None for dtype in given),
+            halves="half_products" in self._traits and all(dtype == np.float16 for dtype in given),
             narrow=tuple(i for i, dtype in enumerate(given) if declaration.widen and dtype in dtypes.NARROW_FLOATS),
             results=tuple(bound),
             rest=bound[-1] if known.variadic_output else None,
@@ -236,7 +241,7 @@ class VersionedOperator:
             self._check_kinds(inputs)
             plan = self._plans[given] = self._plan(given)
         args: Sequence[Any] = inputs if plan.ready else declaration.arguments(xp, inputs)
-        if plan.narrow:
+        if plan.narrow and not (plan.halves and xp.multiplies_halves):
             args = list(args)
             for i in plan.narrow:
                 if hasattr(args[i], "dtype"):  # a host input may be a Python value

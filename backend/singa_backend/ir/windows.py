@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from .. import limits
 from ..errors import OperatorError
@@ -82,6 +83,22 @@ def windows(
         OperatorError: If an attribute has the wrong number of values or a value out of range, or a window is larger
             than the padded input.
     """
+    given = (None if v is None else tuple(v) for v in (strides, pads, dilations))
+    return _windows(tuple(sizes), tuple(kernel), *given, auto_pad, ceil_mode, partial)
+
+
+@lru_cache(4096)
+def _windows(
+    sizes: Ints,
+    kernel: Ints,
+    strides: Ints | None,
+    pads: Ints | None,
+    dilations: Ints | None,
+    auto_pad: str,
+    ceil_mode: int,
+    partial: bool,
+) -> Windows:
+    """As `windows`, which every run of a node calls with the same sizes."""
     n = len(sizes)
     kernel = per_axis("kernel_shape", kernel, n)
     strides = per_axis("strides", strides, n)
@@ -93,7 +110,7 @@ def windows(
         counts = tuple(-(-size // s) for size, s in zip(sizes, strides, strict=True))
         totals = (max(0, (o - 1) * s + r - size) for o, s, r, size in zip(counts, strides, reach, sizes, strict=True))
         begins, ends = split(totals, more_at_end=auto_pad == "SAME_UPPER")
-        return Windows(tuple(sizes), kernel, strides, dilations, begins, ends, counts)
+        return Windows(sizes, kernel, strides, dilations, begins, ends, counts)
     begins, ends = pads_of(pads, n) if explicit(auto_pad) else ((0,) * n, (0,) * n)
     counts = ()
     for size, begin, end, r, s in zip(sizes, begins, ends, reach, strides, strict=True):

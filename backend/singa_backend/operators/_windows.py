@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ..devices.namespaces import Xp
+from ..devices.spatial import WindowPlaces
 from ..errors import OperatorError
 from ..interpreters.base import Op, V
 from ..ir.declaration import Ints
@@ -17,6 +18,11 @@ def spatial(x: Array, name: str = "x") -> Ints:
     if x.ndim < 3:
         raise OperatorError(f"{name} must have a batch axis, a channel axis and spatial axes, got shape {x.shape}", code="SX404")
     return tuple(x.shape[2:])
+
+
+def places(at: Windows) -> WindowPlaces:
+    """Return windows as kernels take them."""
+    return WindowPlaces(at.kernel, at.strides, at.dilations, at.begins, at.counts)
 
 
 def frames(xp: Xp, x: Array, at: Windows) -> Array:

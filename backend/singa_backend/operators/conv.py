@@ -19,7 +19,7 @@ from ..ir.windows import SAME, Windows, per_axis, transposed, windows
 from ._api import Array
 from ._flops import size, window
 from ._shapes import convolved, windowed
-from ._windows import before, cells, extent, framed, frames, spatial, unframed
+from ._windows import before, cells, extent, framed, frames, places, spatial, unframed
 
 BLOCK, COLUMNS = 1 << 19, 128
 """Approximate number of window elements copied at a time on the host, which bounds memory; and the minimum number of windows."""
@@ -41,15 +41,18 @@ def convolve(xp: Xp, x: Array, w: Array, at: Windows, group: int) -> Array:
     rows, *others = at.counts
     row = math.prod(others)
     y = xp.empty((n, group, m // group, rows * row), dtype=x.dtype)
-    view = frames(xp, x, at)
-    rank = len(at.counts)
+    view = None
     across = n * group * kernel * row  # elements of one row of windows
     step = max(COLUMNS // max(1, row) + 1, xp.block_elements(rows * across, x.dtype.itemsize, BLOCK) // max(1, across))
     limits.admit((n, group, kernel, min(step, rows), row), x.dtype)
     for first in limits.blocks(rows, step):
-        some = view[(..., slice(first, first + step), *(slice(None),) * (rank - 1))]
-        last = first + some.shape[-rank]
-        columns = some.reshape(n, group, kernel, (last - first) * row)
+        last = min(first + step, rows)
+        begins = (at.begins[0] - first * at.strides[0], *at.begins[1:])
+        columns = xp.columns(x, places(at)._replace(begins=begins, counts=(last - first, *others)))
+        if columns is None:
+            view = frames(xp, x, at) if view is None else view
+            columns = view[(..., slice(first, last), *(slice(None),) * len(others))]
+        columns = columns.reshape(n, group, kernel, (last - first) * row)
         xp.matmul(filters, columns, out=y[..., first * row : last * row])
     return y.reshape(n, m, *at.counts)
 
@@ -342,9 +345,10 @@ def conv_transpose(
     offsets, each = math.prod(at.kernel), group * m * math.prod(sizes)
     filters = xp.ascontiguousarray(w.reshape(group, c // group, m, offsets).transpose(0, 3, 2, 1))  # one matrix for each offset
     x = x.reshape(n, group, c // group, math.prod(sizes))
-    y = xp.zeros((n, group, m, *at.sizes), dtype=x.dtype)
+    limits.admit((n, group, m, *at.sizes), x.dtype)
     limits.admit((n, group * m, *sizes), x.dtype)
     limits.check_rounds(offsets)
+    y = None
     taps = {
         sum(j * math.prod(at.kernel[i + 1 :]) for i, (j, _, _) in enumerate(t)): t
         for t in itertools.product(*(at.taps(axis) for axis in range(len(sizes))))
@@ -357,10 +361,18 @@ def conv_transpose(
         for first in limits.blocks(offsets, step):
             some = filters[:, first : first + step]
             part = xp.matmul(some.reshape(group, -1, c // group), x[here]).reshape(-1, group, some.shape[1], m, *sizes)
+            if samples >= n and step >= offsets and some.shape[1]:
+                y = xp.folded(part.reshape(n, group, *at.kernel, m, *sizes), at.sizes, places(at))
+                if y is not None:
+                    break
+            if y is None:
+                y = xp.zeros((n, group, m, *at.sizes), dtype=x.dtype)
             for k in range(some.shape[1]):
                 if first + k in taps:
                     _, seen, there = zip(*taps[first + k], strict=True)
                     y[(here, ..., *there)] += part[(slice(None), slice(None), k, ..., *seen)]
+    if y is None:  # no window, or no sample
+        y = xp.zeros((n, group, m, *at.sizes), dtype=x.dtype)
     y = y.reshape(n, group * m, *at.sizes)
     return y if b is None else y + per_channel(b, group * m, y.ndim)
 

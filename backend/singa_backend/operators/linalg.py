@@ -24,7 +24,9 @@ _BITS = 16
 """Bits of a limb: integers whose products exceed floats are split into limbs."""
 
 
-@operator("MatMul", 1, 9, 13, traits=("product", "finite", "linear", "reads_quantized"), weights={0: "a factor", 1: "the weight"})
+@operator("MatMul", 1, 9, 13,
+          traits=("product", "finite", "linear", "reads_quantized", "half_products"),
+          weights={0: "a factor", 1: "the weight"})  # fmt: skip
 def matmul(xp: Xp, a: Array, b: Array) -> Array:
     """Multiply as NumPy: a vector is a row on the left, a column on the right; axes before the last two broadcast."""
     if not a.ndim or not b.ndim:

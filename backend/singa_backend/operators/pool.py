@@ -16,7 +16,7 @@ from ..ir.windows import SAME, Windows, per_axis, windows
 from ._api import Array
 from ._flops import each_input, pooled
 from ._shapes import pooled_shapes, pooled_to_one
-from ._windows import before, cells, framed, spatial, unframed
+from ._windows import before, cells, framed, places, spatial, unframed
 
 
 def slices(at: Windows, axis: int) -> Iterator[tuple[tuple[slice, ...], tuple[slice, ...]]]:
@@ -242,9 +242,10 @@ def max_pool(
     at = windows(spatial(x), kernel_shape, strides, pads, dilations, auto_pad, ceil_mode, partial=True)
     if storage_order not in (0, 1):
         raise OperatorError(f"storage_order must be 0 (rows) or 1 (columns), got {storage_order}", code="SX404")
+    made = xp.maxima(x, places(at), places=any(wanted[1:]))
     if not any(wanted[1:]):
-        return pool(xp, x, at, xp.maximum, lowest(x.dtype))
-    y, index = argmax_pool(xp, x, at)
+        return pool(xp, x, at, xp.maximum, lowest(x.dtype)) if made is None else made[0]
+    y, index = argmax_pool(xp, x, at) if made is None else made
     planes = xp.arange(math.prod(x.shape[:2]), dtype=np.int64).reshape(*x.shape[:2], *(1,) * len(at.sizes))
     cell = column_major(xp, index, at.sizes) if storage_order else index
     return y, xp.where(index < 0, -1, cell + planes * math.prod(at.sizes))

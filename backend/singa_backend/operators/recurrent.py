@@ -457,6 +457,7 @@ def lstm_layers(
     n = layer.size
     if p is not None:
         layer.expect("P", p, (layer.directions, 3 * n))
+    usual = given["activations"] is None and p is None and not (given["clip"] or given["input_forget"])
 
     def cell(d: int) -> tuple[Array, Step]:
         f, g, h = functions[d]
@@ -469,7 +470,11 @@ def lstm_layers(
 
         def step(xt: Array, state: tuple[Array, ...]) -> tuple[Array, ...]:
             before, c = state
-            gates = xt + seen(before) @ recur
+            product = seen(before) @ recur
+            made: tuple[Array, ...] | None = xp.lstm_cell(xt, product, c) if usual else None
+            if made is not None:
+                return made
+            gates = xt + product
             i, o, forget, new = (gates[:, k * n : k * n + n] for k in range(4))
             i = f(see(i, pi, c))
             forget = 1 - i if given["input_forget"] else f(see(forget, pf, c))

@@ -68,7 +68,7 @@ def _filled(xp: Xp, x: Array, axes: Ints, keepdims: bool, value: Any) -> Array:
 def _mean(xp: Xp, x: Array, axes: Ints, keepdims: bool) -> Array:
     n = math.prod(x.shape[a] for a in axes)
     if x.dtype.kind not in "iu":
-        return _sum(xp, x, axes, keepdims) / n
+        return xp.mean_over(x, axes, keepdims)
     if n == 0 and 0 not in _shape(x.shape, axes):
         raise OperatorError(
             f"the mean of integers must have at least one value, got shape {x.shape} and axes {axes}", code="SX403"

@@ -14,7 +14,9 @@ from ..devices.device import Device
 from ..errors import OperatorError, SonnxError
 from ..ir.graph import Graph, Node
 from ..proto.tensor_data import ModelFile, copied, is_mapped
+from .alike import Alike, AlikePrograms, gather
 from .failures import typed_error
+from .joined import Joined, JoinedPrograms, join
 from .placement import Placed, Placement
 
 Path = Sequence[tuple[Node, int]]
@@ -33,6 +35,8 @@ class Executor:
         observer: is called after each operator; None for none.
         file: the model file that initializers are read from when they are used; None if they are in memory.
         placement: which values are on the host; None if the device is the host.
+        programs: the kernels of joined nodes; None if the device has none.
+        gathered: the kernels of nodes that are alike; None if the device has none.
     """
 
     def __init__(self, graph: Graph, device: Device) -> None:
@@ -44,6 +48,9 @@ class Executor:
         self._states: dict[int, list[tuple[int, Any]]] = {}
         self._keep: list[Graph] = []  # the keys of _states are ids, so their graphs must stay alive
         self.placement = None if device.is_host else Placement(device, graph)
+        self.programs = JoinedPrograms(device) if device.xp.joins else None
+        self.gathered = None if self.programs is None else AlikePrograms(device, self.programs)
+        self._forms: dict[int, Graph] = {}  # id of a graph of _keep -> that graph with joined nodes
         with device.active():
             self._place(graph)
             device.synchronize()  # a run may be on another stream
@@ -79,6 +86,15 @@ class Executor:
 
     def _put(self, graph: Graph, slot: int, value: Any) -> Any:
         return value if self.placement is None else self.placement.state(graph, slot, value)
+
+    def joined(self, graph: Graph) -> Graph:
+        """The form of a graph, of which every node is computed, that the device computes by fewer kernels."""
+        if self.programs is None or id(graph) not in self._states:
+            return graph
+        found = self._forms.get(id(graph))
+        if found is None:
+            found = self._forms[id(graph)] = gather(join(graph))
+        return found
 
     def feed(self, slot: int, value: Any) -> Any:
         """Put an input of a run on the device; one that operators read on the host stays there.
@@ -158,7 +174,7 @@ class Executor:
         budget.begin(self._resident + limits.size_of([inputs, overrides]), frame, self._states)
         with limits.spend(budget), self.device.active(), np.errstate(all="ignore"), checks.collected(visitor.checks):
             try:
-                graph.walk(frame, visitor.visit)
+                visitor.form(graph).walk(frame, visitor.visit)
             except SonnxError:
                 visitor.settle_after_error()
                 raise
@@ -185,6 +201,7 @@ class Visitor:
     """Whether each node is complete before the next one starts, so that an error of a device is that of its node."""
 
     def __init__(self, executor: Executor, budget: limits.Budget) -> None:
+        self.executor = executor
         self.states = executor._states
         self.device = executor.device
         self.xp = executor.device.xp
@@ -192,8 +209,17 @@ class Visitor:
         self.checks = executor.device.checks()
         self.budget = budget
 
+    def form(self, graph: Graph) -> Graph:
+        """The form of a graph that is walked."""
+        return self.executor.joined(graph)
+
     def visit(self, node: Node, inputs: list[Any], frame: list[Any]) -> list[Any]:
         """Compute one node; errors carry its name, operator, dtypes and shapes."""
+        if node.operator is None:
+            if isinstance(node, Joined):
+                return self._together(node, inputs, frame)
+            if isinstance(node, Alike):
+                return self._alike(node, inputs, frame)
         try:
             if node.function is not None:
                 return self._inner(node.function, inputs, frame)
@@ -210,6 +236,37 @@ class Visitor:
             waited = self.waits and not isinstance(error, MemoryError)
             failure = None if isinstance(error, RecursionError) else self.device.failure(error, waited=waited)
             raise _located(failure or typed_error(error, node.op_type), node, inputs) from error
+
+    def _together(self, node: Joined, inputs: list[Any], frame: list[Any]) -> list[Any]:
+        """Compute joined nodes by kernels if their values allow it; otherwise, or if that fails, one after the other."""
+        programs, placed = self.executor.programs, self.placed
+        assert programs is not None and placed is not None
+
+        def visit(member: Node, values: list[Any]) -> list[Any]:
+            return self.visit(member, values, frame)
+
+        made = programs.compute(node, inputs, placed.placement.is_known, visit)
+        if made is None:
+            return node.each(inputs, visit)
+        self.budget.steps(len(node.members) - 1)
+        self.budget.account(made)
+        return made
+
+    def _alike(self, node: Alike, inputs: list[Any], frame: list[Any]) -> list[Any]:
+        """Compute joined nodes that are alike by one kernel; otherwise one after the other."""
+        gathered, placed = self.executor.gathered, self.placed
+        assert gathered is not None and placed is not None
+
+        def visit(member: Node, values: list[Any]) -> list[Any]:
+            return self.visit(member, values, frame)
+
+        made = gathered.compute(node, inputs, placed.placement.is_known, visit)
+        if made is None:
+            parts = zip(node.parts, node.divided(inputs), strict=True)
+            return [v for part, given in parts for v in self._together(part, list(given), frame)]
+        self.budget.steps(sum(len(part.members) for part in node.parts) - 1)
+        self.budget.account(made)
+        return made
 
     def _compute(self, node: Node, inputs: list[Any], frame: list[Any]) -> list[Any]:
         operator = node.operator
@@ -268,7 +325,7 @@ class Visitor:
             frame[here] = outer[there]
         self.budget.step()
         with self.budget.holding(frame, inputs):
-            graph.walk(frame, self.visit)
+            self.form(graph).walk(frame, self.visit)
         return [frame[s] for s in graph.output_slots]
 
 
@@ -283,6 +340,9 @@ class ObservedVisitor(Visitor):
         self.observer = observer
         self.path: list[tuple[Node, int]] = []
         self.dry = 0
+
+    def form(self, graph: Graph) -> Graph:
+        return graph
 
     def visit(self, node: Node, inputs: list[Any], frame: list[Any]) -> list[Any]:
         depth = len(self.path)

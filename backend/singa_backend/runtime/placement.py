@@ -74,7 +74,7 @@ class Placement:
         self.device = device
         self._forms: dict[int, tuple[Any, np.ndarray]] = {}  # ids of both arrays -> that of the device, and that of the host
         self._constants: dict[int, list[Any]] = {}  # id of a Constant node -> its outputs
-        self._plain: dict[int, bool] = {}  # id of a node -> whether it computes on the device unless a value is on the host
+        self._reads: dict[int, frozenset[int] | None] = {}  # id of a node -> `_host_inputs`
         self._read: dict[int, frozenset[int]] = {}  # id of a graph -> its slots that are read on the host
         self._find(graph)
 
@@ -105,6 +105,10 @@ class Placement:
             self._forms[id(placed)] = self._forms[id(value)] = placed, value
         return placed
 
+    def is_known(self, value: Any) -> bool:
+        """Whether the values of an array are known on the host."""
+        return id(value) in self._forms
+
     def on_host(self, value: Any) -> Any:
         """The values of an array if they are known on the host; otherwise the value itself."""
         form = self._forms.get(id(value))
@@ -128,20 +132,34 @@ class Placement:
             self.device.synchronize()  # another run may be on another stream
         return found
 
-    def on_arrays(self, node: Node, inputs: Sequence[Any]) -> bool:
-        """Whether a node computes on the device with these inputs as they are: the usual case, without a look at values."""
-        plain = self._plain.get(id(node))
-        if plain is None:
-            plain = self._plain[id(node)] = _is_plain_node(node)
-        if not plain:
-            return False
+    def arguments(self, node: Node, inputs: list[Any]) -> list[Any] | None:
+        """The inputs of a node as its operator takes them on the device: the usual case, without a look at values.
+
+        None if the node may compute on the host, or a value must be copied.
+        """
+        if id(node) not in self._reads:
+            self._reads[id(node)] = _host_inputs(node)
+        on_host = self._reads[id(node)]
+        if on_host is None:
+            return None
         array, forms, known = self.device.xp.ndarray, self._forms, True
-        for v in inputs:
-            if v is not None:
-                if v.__class__ is not array:
-                    return False
+        args = list(inputs) if on_host else inputs
+        for i, v in enumerate(inputs):
+            if v is None:
+                continue
+            if i in on_host:
+                if v.__class__ is array:
+                    if id(v) not in forms:
+                        return None
+                    v = forms[id(v)][1]
+                if v.__class__ is not np.ndarray or v.dtype.kind not in "biuf":
+                    return None
+                args[i] = v
+            elif v.__class__ is not array:
+                return None
+            else:
                 known = known and id(v) in forms
-        return not known
+        return None if known else args
 
     def owned(self) -> set[int]:
         """The ids of constants, and of the values on the host."""
@@ -173,8 +191,9 @@ class Placed:
 
     def compute(self, node: Node, operator: VersionedOperator, inputs: list[Any], attributes: dict[str, Any]) -> list[Any]:
         """Compute a node where its values are."""
-        if self.placement.on_arrays(node, inputs):
-            return operator.compute(self.device.xp, inputs, attributes, len(node.outputs))
+        ready = self.placement.arguments(node, inputs)
+        if ready is not None:
+            return operator.compute(self.device.xp, ready, attributes, len(node.outputs))
         declaration, wanted, numpy = operator.declaration, len(node.outputs), namespaces.numpy
         if declaration.name == "Constant" and not declaration.domain:
             return self.placement.constant(node, lambda: operator.compute(numpy, inputs, attributes, wanted))
@@ -192,16 +211,17 @@ class Placed:
         return [v if _is_plain(v) and v.size <= SMALL else self.device.put(v) for v in made]
 
 
-def _is_plain_node(node: Node) -> bool:
-    """Whether a node computes on the device if one of its inputs is there: it reads no input and nothing else on the host."""
+def _host_inputs(node: Node) -> frozenset[int] | None:
+    """The inputs that a node reads on the host, if it computes on the device whenever another one is there; None otherwise."""
     operator = node.operator
     if operator is None or node.graphs:
-        return False
+        return None
     declaration = operator.declaration
     if not declaration.domain and declaration.name in (*_FROM_SHAPES, "CastLike", "Constant"):
-        return False
-    reads = any(reads_on_host(declaration, i) for i in range(len(node.inputs)))
-    return not reads and "run" not in declaration.services.values() and not runs_on_host(declaration, node.attributes, ())
+        return None
+    if "run" in declaration.services.values() or runs_on_host(declaration, node.attributes, ()):
+        return None
+    return frozenset(i for i in range(len(node.inputs)) if reads_on_host(declaration, i))
 
 
 def _is_plain(value: Any) -> bool:

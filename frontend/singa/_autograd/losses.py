@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from singa_backend import dtypes
+from singa_backend.devices.checks import Checks, collected
 from singa_backend.errors import InvalidInput
 
 from .._core import trace
@@ -54,10 +55,11 @@ def softmax_cross_entropy(
     # A column is class numbers of shape (N, 1); if x has one class, it is labels.
     column = op.rank(t) == op.rank(x) == 2 and known_shape(op, t)[1] == 1 != known_shape(op, x)[1]
     if column or op.rank(t) == op.rank(x) - 1:
-        _check_classes(op, x, t, ignore_index)
+        checked = _check_classes(op, x, t, ignore_index)
         ids = whole(op, t)
         ids = op.Reshape(ids, [-1]) if op.rank(x) == 2 else ids
-        return op.Reshape(_of_classes(op, x, ids, w, ignore_index, label_smoothing), [1])
+        with collected(checked):  # the operator's own checks of the class numbers are not read
+            return op.Reshape(_of_classes(op, x, ids, w, ignore_index, label_smoothing), [1])
     if ignore_index is not None:
         what = f"ignore_index must be used with class numbers, got labels of shape {op.shape(t)}"
         raise InvalidInput(what, code="SX334", hint="pass class numbers, or leave such rows out")
@@ -202,15 +204,18 @@ def _same_shape(op: TensorOp, x: Any, t: Any, names: str = "x and t") -> None:
         raise InvalidInput(f"{names} must have equal shapes, got {a} and {b}", code="SX334")
 
 
-def _check_classes(op: TensorOp, x: Any, t: Any, ignore_index: int | None) -> None:
-    """Raise InvalidInput if t does not have class numbers for x; in a recorded step, only the shape is checked."""
+def _check_classes(op: TensorOp, x: Any, t: Any, ignore_index: int | None) -> Checks | None:
+    """Raise InvalidInput if t does not have class numbers for x; in a recorded step, only the shape is checked.
+
+    Returns the place of a device's further checks of the same values, which need not be read; None if each is read at once.
+    """
     rows, classes, *places = known_shape(op, x)
     shape = known_shape(op, t)
     if not trace.alike((rows, *places), (shape[0], *shape[1:]) if places else shape[:1]):
         what = f"t must have one label for each row of x, shape {(rows, *places)}, got {shape}"
         raise InvalidInput(what, code="SX334")
     if trace.current() is not None or not isinstance(t, Tensor):
-        return
+        return None
     values = np.asarray(t.device.backend.get(t.data)).reshape(-1)
     if values.dtype.kind not in "iuf" or (values.dtype.kind == "f" and (values != np.floor(values)).any()):
         what = f"class numbers must be integers, got {dtypes.onnx_name(values.dtype)} values such as {values[:3].tolist()}"
@@ -219,3 +224,4 @@ def _check_classes(op: TensorOp, x: Any, t: Any, ignore_index: int | None) -> No
     if values.size and not (values.min() >= 0 and values.max() < classes):
         what = f"class numbers must be in [0, {classes}), got {values.min()} to {values.max()}"
         raise InvalidInput(what, code="SX335", hint="class numbers start at 0; ignore_index may mark positions without one")
+    return t.device.backend.checks()

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from heapq import heappop, heappush
 from typing import Any
 
+from singa_backend.devices.checks import collected
 from singa_backend.errors import InvalidInput
 from singa_backend.interpreters.base import Interpreter
 
@@ -146,8 +147,11 @@ def _sweep(
     storing: dict[Operator, list[Tensor]],
     create_graph: bool,
 ) -> Iterator[tuple[Tensor, Any]]:
-    """Walk the tape from `y` in reverse order of the calls; yield (tensor, value of its gradient) as soon as it is complete."""
-    device = y.device
+    """Walk the tape from `y` in reverse order of the calls; yield (tensor, value of its gradient) as soon as it is complete.
+
+    Gradient rules read indices that forward calls have checked: a device reads the flags of their checks once, at the end.
+    """
+    device, checks = y.device, y.device.backend.checks()
     recorded = _recorded if create_graph else contextlib.nullcontext
     found: dict[Operator, list[Any]] = {y.creator: [None] * y.creator.output_count}
     found[y.creator][y.creator.place(y)] = start
@@ -161,7 +165,7 @@ def _sweep(
             if here.drops_gradient:
                 raise _dropped(here.name)
             if any(needs):
-                with recorded():
+                with recorded(), collected(checks):
                     grads = (
                         here._backward_recorded(op, dys, needs, device) if create_graph else here._backward(dys, needs, device)
                     )
@@ -189,6 +193,9 @@ def _sweep(
                     yield x, g
             if isinstance(creator, Dummy):
                 found.pop(creator, None)
+    if checks is not None and checks.pending is not None:
+        with device.backend.active():
+            checks.settle()
 
 
 def _zeros(parameters: list[Tensor], covered: coverage.Coverage | None) -> Iterator[tuple[Tensor, Tensor]]:

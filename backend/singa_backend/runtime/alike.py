@@ -1,0 +1,165 @@
+"""Joined nodes that compute the same with other arrays, which a device computes by one kernel: the updates of an optimizer."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
+from typing import Any
+
+from ..devices.device import Device
+from ..ir.graph import Graph, Node
+from .joined import Joined, JoinedPrograms, JoinedStep, Visit, uses
+
+_PARAMETERS = 3600
+"""The bytes of the parameters of a kernel, of which CUDA allows 4096 on every device."""
+
+_MOST = 64
+"""The maximum number of parts of a node."""
+
+
+@dataclass(eq=False)
+class Alike(Node):
+    """Joined nodes of one form, whose results no node of their graph reads.
+
+    Attributes:
+        parts: the nodes.
+    """
+
+    parts: tuple[Joined, ...] = ()
+
+    def divided(self, inputs: Sequence[Any]) -> list[Sequence[Any]]:
+        """The inputs of each part."""
+        ends = list(accumulate((len(p.inputs) for p in self.parts), initial=0))
+        return [inputs[a:b] for a, b in pairwise(ends)]
+
+
+def gather(graph: Graph) -> Graph:
+    """Return a graph in which joined nodes of one form whose results are outputs only are gathered, at the place of the last one.
+
+    Args:
+        graph: a graph with joined nodes.
+
+    Returns:
+        A graph with the same slots; the same graph if no nodes are gathered.
+    """
+    used = uses(graph)
+    found: dict[Any, list[int]] = {}
+    for at, node in enumerate(graph.nodes):
+        if isinstance(node, Joined) and all(used.get(s) == {id(graph)} for s in node.outputs):
+            found.setdefault(_form(node), []).append(at)
+    gathered: dict[int, Alike] = {}
+    for places in found.values():
+        for first in range(0, len(places), _MOST):
+            some = places[first : first + _MOST]
+            if len(some) > 1:
+                made = _alike([graph.nodes[at] for at in some])
+                gathered |= dict.fromkeys(some, made)
+    if not gathered:
+        return graph
+    last = {id(made): at for at, made in sorted(gathered.items())}
+    nodes = [gathered.get(at, node) for at, node in enumerate(graph.nodes) if at not in gathered or last[id(gathered[at])] == at]
+    return replace(graph, nodes=tuple(nodes))
+
+
+def _form(node: Joined) -> Any:
+    """What a joined node computes, with its values numbered in their order."""
+    number = {s: i for i, s in enumerate((*node.inputs, *(n.outputs[0] for n in node.members)))}
+    members = tuple((n.op_type, *(number[s] for s in n.inputs)) for n in node.members)
+    return members, tuple(number[s] for s in node.outputs)
+
+
+def _alike(parts: Sequence[Any]) -> Alike:
+    first = parts[0]
+    inputs, outputs, takes, makes = (
+        tuple(v for p in parts for v in getattr(p, name)) for name in ("inputs", "outputs", "input_names", "output_names")
+    )
+    return Alike(
+        name=first.name, op_type=f"{len(parts)} x {first.op_type}", domain=first.domain, opset=first.opset, inputs=inputs,
+        outputs=outputs, input_names=takes, output_names=makes, parts=tuple(parts),
+    )  # fmt: skip
+
+
+class AlikePrograms:
+    """The kernels of the gathered nodes of an executor.
+
+    Args:
+        device: the device.
+        programs: the kernels of the parts.
+    """
+
+    def __init__(self, device: Device, programs: JoinedPrograms) -> None:
+        self._xp, self._programs = device.xp, programs
+
+    def compute(self, node: Alike, inputs: Sequence[Any], known: Callable[[Any], bool], visit: Visit) -> list[Any] | None:
+        """Compute the parts, as `JoinedPrograms.compute`; None if they must be computed one after the other."""
+        calls: list[_AlikeCall] = []
+        for part, values in zip(node.parts, node.divided(inputs), strict=True):
+            single = self._programs.single(part, values, known, visit)
+            if single is None or not single[0].is_plain or (calls and single[0].kernel is not calls[0].step.kernel):
+                return None
+            call = _AlikeCall(*single, [self._xp.isarray(v) for v in single[1]])
+            if not call.fits:
+                return None
+            calls.append(call)
+        made: list[Any] = []
+        some: list[_AlikeCall] = []
+        room = _PARAMETERS
+        try:
+            for call in calls:
+                if some and call.bytes > room:
+                    made += self._launch(some)
+                    some, room = [], _PARAMETERS
+                some.append(call)
+                room -= call.bytes
+            return made + self._launch(some)
+        except Exception:  # the part that fails reports it
+            return None
+
+    def _launch(self, calls: Sequence[_AlikeCall]) -> list[Any]:
+        """Compute some parts by one kernel; return their results."""
+        takes, results, text, args, made = [], [], [], [], []
+        ends = [0]
+        for k, call in enumerate(calls):
+            size = math.prod(call.step.shape)
+            ends.append(ends[-1] + size)
+            lines = [f"if (i >= b{k} && i < b{k + 1}) {{", f"const ptrdiff_t j = i - b{k};"]
+            for at, (v, is_array) in enumerate(zip(call.values, call.arrays, strict=True)):
+                takes.append(f"raw T x{k}_{at}" if is_array else f"T x{k}_{at}")
+                args.append(v)
+                place = "" if not is_array else "[j]" if v.size == size else "[0]"
+                lines.append(f"const T a{at} = x{k}_{at}{place};")
+            for at in range(call.step.writes):
+                results.append(f"raw T z{k}_{at}")
+                made.append(self._xp.module.empty(call.step.shape, call.dtype))
+                lines.append(f"T y{at};")
+            lines += [call.step.text, *(f"z{k}_{at}[j] = y{at};" for at in range(call.step.writes)), "}"]
+            text.append("\n".join(lines))
+        takes += [f"int64 b{k}" for k in range(len(ends))]
+        kernel = self._xp.elementwise(", ".join(takes), ", ".join(results), "\n".join(text))
+        if ends[-1]:
+            kernel(*args, *ends, *(v.reshape(-1) for v in made), size=ends[-1])
+        return made
+
+
+class _AlikeCall:
+    """One part, whose operands are arrays of the shape of its results, arrays of one element, or numbers.
+
+    Attributes:
+        step: its kernel.
+        values: the operands; contiguous arrays are vectors.
+        arrays: whether each is an array.
+        dtype: that of the results.
+        bytes: the parameters of a kernel that it needs.
+        fits: whether no operand broadcasts along a part of its axes.
+    """
+
+    def __init__(self, step: JoinedStep, values: Sequence[Any], arrays: Sequence[bool]) -> None:
+        self.step, self.arrays = step, arrays
+        self.values = [v.reshape(-1) if a and v.flags.c_contiguous else v for v, a in zip(values, arrays, strict=True)]
+        held = [v for v, a in zip(self.values, arrays, strict=True) if a]
+        self.dtype = held[0].dtype
+        self.fits = all(v.size in (1, math.prod(step.shape)) for v in held)
+        vectors = (len(arrays) - len(held) + 1) * 8 + step.writes * 32
+        self.bytes = vectors + sum(16 + 16 * v.ndim for v in held)
