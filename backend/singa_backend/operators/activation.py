@@ -111,7 +111,8 @@ def hardmax_1_decomposition(op: Op, x: V, axis: int) -> V:
 # --- piecewise linear -------------------------------------------------------------------------------------------------
 
 
-@operator("Relu", 1, 6, 13, 14, traits=("unary", "cannot_fail", "idempotent", "finite", "keeps_finite", "epilogue"))
+@operator("Relu", 1, 6, 13, 14, traits=("unary", "cannot_fail", "idempotent", "finite", "keeps_finite", "epilogue"),
+          element="isnan({0}) ? {0} : max({0}, T(0))")  # fmt: skip
 def relu(xp: Xp, x: Array) -> Array:
     return xp.maximum(x, 0)
 
@@ -283,7 +284,8 @@ def selu_1_decomposition(op: Op, x: V, alpha: float, gamma: float) -> V:
 # --- smooth: in forms without overflow of exponentials and without cancellation -----------------------------------------
 
 
-@operator("Sigmoid", 1, 6, 13, traits=("unary", "cannot_fail", "finite", "epilogue"))
+@operator("Sigmoid", 1, 6, 13, traits=("unary", "cannot_fail", "finite", "epilogue"),
+          element="T(exp(T(min({0}, T(0))))) / (T(1) + T(exp(-T(fabs({0})))))")  # fmt: skip
 def sigmoid(xp: Xp, x: Array) -> Array:
     """Compute 1 / (1 + exp(-x)), which equals exp(x) / (1 + exp(x))."""
     return xp.exp(xp.minimum(x, 0)) / (1 + xp.exp(-xp.abs(x)))

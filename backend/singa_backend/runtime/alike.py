@@ -114,7 +114,7 @@ class AlikePrograms:
                 some.append(call)
                 room -= call.bytes
             return made + self._launch(some)
-        except Exception:  # the part that fails reports it
+        except MemoryError:  # the part that fails reports it
             return None
 
     def _launch(self, calls: Sequence[_AlikeCall]) -> list[Any]:

@@ -16,6 +16,8 @@ import numpy as np
 
 from .. import limits
 from ..devices.device import Device
+from ..errors import SonnxError
+from ..ir.declaration import newest_declaration
 from ..ir.graph import Graph, Node
 
 _NODES, _INPUTS = 32, 24
@@ -30,29 +32,8 @@ _LARGE = 1 << 16
 _BOOL = np.dtype(np.bool_)
 _FLOATS = (np.dtype(np.float32), np.dtype(np.float64))
 
-_RAISED = "({0} >= {1} || {0} != {0} ? {0} : {1})"
-
-_EXPRESSIONS = {
-    "Add": "{0} + {1}",
-    "Sub": "{0} - {1}",
-    "Mul": "{0} * {1}",
-    "Div": "{0} / {1}",
-    "Neg": "-{0}",
-    "Reciprocal": "T(1) / {0}",
-    "Sqrt": "T(sqrt({0}))",
-    "Exp": "T(exp({0}))",
-    "Tanh": "T(tanh({0}))",
-    "Erf": "T(erf({0}))",
-    "Abs": "T(fabs({0}))",
-    "Sigmoid": "T(exp(T(min({0}, T(0))))) / (T(1) + T(exp(-T(fabs({0})))))",
-    "Relu": "isnan({0}) ? {0} : max({0}, T(0))",
-    "Greater": "{0} > {1}",
-    "Less": "{0} < {1}",
-    "Where": "{0} ? {1} : {2}",
-    "Clip": f"{_RAISED} <= {{2}} || {_RAISED} != {_RAISED} ? {_RAISED} : {{2}}",
-    "BatchNormalization": "({0} - {3}) * ({1} / T(sqrt({4} + T({epsilon})))) + {2}",
-}
-"""What the kernel of each operator computes, as CuPy's kernel of the same name or fused.py does; each function returns a T."""
+_NORMALIZED = "({0} - {3}) * ({1} / T(sqrt({4} + T({epsilon})))) + {2}"
+"""BatchNormalization with given statistics, as fused.py computes it; the operators of one element declare their expression."""
 
 _TESTS = frozenset({"Greater", "Less"})
 
@@ -60,21 +41,18 @@ _TESTS = frozenset({"Greater", "Less"})
 def _expression(node: Node) -> str | None:
     """The expression of a node; None if it is not elementwise, or of an old version."""
     operator = node.operator
-    if operator is None or node.domain not in ("", "ai.onnx") or node.op_type not in _EXPRESSIONS or not operator.is_modern:
+    if operator is None or node.domain not in ("", "ai.onnx") or not operator.is_modern:
         return None
-    if (
-        min(node.inputs) < 0
-        or (node.op_type == "Clip" and len(node.inputs) != 3)
-        or len(node.outputs) != 1
-        or node.outputs[0] < 0
-    ):
+    if min(node.inputs, default=-1) < 0 or len(node.outputs) != 1 or node.outputs[0] < 0:
         return None
-    text = _EXPRESSIONS[node.op_type]
-    if node.op_type != "BatchNormalization":
-        return None if node.given else text
-    if operator.version < 9 or node.attributes.get("training_mode"):
+    if node.op_type == "BatchNormalization":
+        if operator.version < 9 or node.attributes.get("training_mode"):
+            return None
+        return _NORMALIZED.replace("{epsilon}", repr(float(node.attributes.get("epsilon", 1e-5))))
+    declared = newest_declaration("", node.op_type)
+    if declared is None or node.given or (node.op_type == "Clip" and len(node.inputs) != 3):
         return None
-    return text.replace("{epsilon}", repr(float(node.attributes.get("epsilon", 1e-5))))
+    return declared.element or None
 
 
 @dataclass(eq=False)
@@ -301,7 +279,7 @@ class JoinedPrograms:
                     values.append(made)
                 else:
                     values.extend(made)
-        except Exception:  # the node that fails reports it
+        except (SonnxError, MemoryError):  # the node that fails reports it
             return None
         return [values[i] for i in found.outputs]
 
