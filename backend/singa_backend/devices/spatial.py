@@ -86,7 +86,7 @@ _WINDOW = """
 """
 
 _MAXIMUM = """
-    T best = T(-INFINITY);
+    T best = T(-CUDART_INF);
     long long found = -1;
     for (long long kh = 0; kh < KH; kh++) {
         const long long h = oh * SH - BH + kh * DH;

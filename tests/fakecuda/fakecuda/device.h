@@ -490,3 +490,30 @@ static inline FakePromoted<A, B> max(A a, B b) { return max((FakePromoted<A, B>)
 #include <cupy/complex.cuh>
 #include <cupy/float16.cuh>
 #include <cupy/math_constants.h>
+
+// NVRTC does not have the macros of the standard headers.
+#undef INFINITY
+#undef NAN
+#undef HUGE_VAL
+#undef HUGE_VALF
+#undef HUGE_VALL
+#undef M_E
+#undef M_PI
+#undef M_SQRT1_2
+#undef M_SQRT2
+#undef CHAR_BIT
+#undef SHRT_MAX
+#undef SHRT_MIN
+#undef INT_MAX
+#undef INT_MIN
+#undef UINT_MAX
+#undef LONG_MAX
+#undef LONG_MIN
+#undef ULONG_MAX
+#undef LLONG_MAX
+#undef LLONG_MIN
+#undef ULLONG_MAX
+#undef INT32_MAX
+#undef INT32_MIN
+#undef INT64_MAX
+#undef INT64_MIN
