@@ -440,6 +440,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(cuda, "check", lambda ordinal: None)
     monkeypatch.setattr(devices.CudaDevice, "namespace", devices.StrictDevice.namespace)
     monkeypatch.setattr(devices.CudaDevice, "active", devices.Device.active)
+    monkeypatch.setattr(devices.CudaDevice, "synchronize", devices.Device.synchronize)
     monkeypatch.setattr(devices.CudaDevice, "memory", 1 << 33)
     yield
 
