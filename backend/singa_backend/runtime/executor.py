@@ -215,12 +215,12 @@ class Visitor:
 
     def visit(self, node: Node, inputs: list[Any], frame: list[Any]) -> list[Any]:
         """Compute one node; errors carry its name, operator, dtypes and shapes."""
-        if node.operator is None:
-            if isinstance(node, Joined):
-                return self._together(node, inputs, frame)
-            if isinstance(node, Alike):
-                return self._alike(node, inputs, frame)
         try:
+            if node.operator is None:
+                if isinstance(node, Joined):
+                    return self._together(node, inputs, frame)
+                if isinstance(node, Alike):
+                    return self._alike(node, inputs, frame)
             if node.function is not None:
                 return self._inner(node.function, inputs, frame)
             try:
