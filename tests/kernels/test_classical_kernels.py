@@ -427,3 +427,27 @@ def test_texts_that_are_outputs_and_read_again() -> None:
     for found, expected in kept:
         for a, b in zip(found, expected, strict=True):
             same(a, b, 0)
+
+
+def test_values_that_are_views() -> None:
+    """A later run reads the values of that run, if a Transpose is a view of them."""
+    rng = np.random.default_rng(5)
+    nodes = [
+        helper.make_node("Neg", ["x"], ["a"]),
+        helper.make_node("Transpose", ["a"], ["b"], perm=[1, 0, 2]),
+        helper.make_node("TopK", ["b", "k"], ["y0", "i0"]),
+        helper.make_node("Neg", ["j"], ["c"]),
+        helper.make_node("Transpose", ["c"], ["d"]),
+        helper.make_node("ArrayFeatureExtractor", ["b", "d"], ["y1"], domain=ML),
+    ]
+    given = [value("x", np.float32), value("j", np.int64)]
+    outputs = [value("y0", np.float32), value("i0", np.int64), value("y1", np.float32)]
+    graph = helper.make_graph(nodes, "g", given, outputs, [tensor([2], np.int64, "k")])
+    imports = [helper.make_opsetid("", 20), helper.make_opsetid(ML, 1)]
+    proto = helper.make_model(graph, opset_imports=imports, ir_version=10)
+    rep = SingaBackend.prepare(proto)
+    for _ in range(3):
+        xs = [floats(rng, 3, 4, 40), -rng.integers(0, 40, (2, 3))]
+        for a, b in zip(rep.run(xs), SingaBackend.run_model(proto, xs, optimize=0), strict=True):
+            same(a, b, 0)
+    assert not any("definition" in s.kernel for s in rep.profile(xs).steps)

@@ -8,6 +8,7 @@ import numpy as np
 
 from ..ir.graph import Graph
 from ..proto.schemas import MICROSOFT
+from .products import contiguous
 from .scores import ML
 from .table import Invalid, Site, kernel
 from .values import FINITE, Bound, OpaqueValue, Value
@@ -134,6 +135,7 @@ def _top(site: Site, x: Value, k: int) -> tuple[Value, Value]:
     site.require(x.dtype in (np.float32, np.float64), "elements of other types")
     n = x.shape[-1]
     site.require(x.size and 0 < k <= n // 8, "not a few of many")
+    x = x if x.contiguous else contiguous(site, x)
     rows, largest = x.size // n, bool(site.attributes.get("largest", 1))
     y, i = site.new((*x.shape[:-1], k), x.dtype), site.new((*x.shape[:-1], k), np.int64, finiteness=FINITE)
     block = block_of(rows, n)
@@ -226,8 +228,8 @@ def array_feature_extractor(site: Site, x: Any, y: Any) -> Any:
     else:
         shape = x.shape
         site.require(x.ndim and x.size, "x is a scalar, or empty")
-    n = shape[-1]
-    places = y.size
+    y = y if y.contiguous else contiguous(site, y)
+    n, places = shape[-1], y.size
     if isinstance(x, OpaqueValue):
         z = OpaqueValue()
         site.emit(
