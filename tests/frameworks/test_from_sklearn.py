@@ -153,6 +153,11 @@ def test_histogram_gradient_boosting_of_integers_and_in_a_pipeline() -> None:
     whole = np.arange(400).reshape(100, 4) * 7 % 31
     fitted = ensemble.HistGradientBoostingRegressor(max_iter=5).fit(whole, whole[:, 0] + whole[:, 1])
     np.testing.assert_allclose(ours(sonnx.from_sklearn(fitted, whole), whole)[0].ravel(), fitted.predict(whole), rtol=1e-5)
+    large = np.where(whole > 20, np.inf, whole).astype(np.float32)  # a threshold may be the largest float64
+    fitted.fit(large, np.isinf(large[:, 1]))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        np.testing.assert_allclose(ours(sonnx.from_sklearn(fitted, large), large)[0].ravel(), fitted.predict(large), rtol=1e-5)
     wide = MIXED.astype(np.float64)
     joined = pipeline.make_pipeline(preprocessing.RobustScaler(), ensemble.HistGradientBoostingClassifier(max_iter=5))
     joined.fit(wide, SUMS > 1)

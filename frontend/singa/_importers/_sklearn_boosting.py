@@ -135,5 +135,6 @@ class _Trees:
 
     def _threshold(self, value: float) -> float:
         """The largest number of the dtype that is not above a threshold."""
-        near = self._dtype.type(value)
+        with np.errstate(over="ignore"):
+            near = self._dtype.type(value)
         return float(np.nextafter(near, self._dtype.type(-np.inf)) if float(near) > value else near)
