@@ -98,6 +98,10 @@ def test_what_makes_probabilities_is_told() -> None:
     for name, what in (("gemm", ""), ("as SqueezeNet", "Softmax"), ("a segmentation", "Sigmoid")):
         model = net(*NETS[name][:2])
         assert last_activation(model) == what and sonnx.replace_head(model, 4).activation == what
+    logarithms = net(
+        "(float[n, 6] x) => (float[n, 10] y) { p = MatMul(x, fc) \n s = Softmax<axis = -1>(p) \n y = Log(s) }", {"fc": (6, 10)}
+    )
+    assert last_activation(logarithms) == ""  # what a loss that applies a softmax takes
 
 
 def test_an_initializer_that_other_nodes_read_stays() -> None:

@@ -113,8 +113,8 @@ def last_activation(model: ModelProto) -> str:
     name = model.graph.output[0].name if model.graph.output else ""
     for _ in range(len(makers)):
         node = makers.get(name)
-        if node is None or plain_domain(node.domain) or not _may_follow(node.op_type):
-            return ""
+        if node is None or plain_domain(node.domain) or not _may_follow(node.op_type) or node.op_type == "Log":
+            return ""  # the logarithms of probabilities are what a loss that applies a softmax takes
         if node.op_type in SOFTMAXES + SIGMOIDS:
             return node.op_type
         name = node.input[0]
