@@ -65,10 +65,15 @@ def test_a_product_of_stacks_is_one_call(xp: Any, cupy: Any, dtype: Any, left: A
     assert fakecuda.report() == []
 
 
-@pytest.mark.parametrize("shapes", [((6,), (3, 6, 2)), ((2, 5, 6), (6,)), ((2, 0, 6), (2, 6, 3)), ((2, 3, 0), (2, 0, 4))])
+EMPTY = [((6,), (3, 6, 2)), ((2, 5, 6), (6,)), ((2, 0, 6), (2, 6, 3)), ((2, 3, 0), (2, 0, 4)), ((1, 2, 4), (3, 4, 0))]
+
+
+@pytest.mark.parametrize("shapes", EMPTY)
 def test_vectors_and_empty_matrices(xp: Any, cupy: Any, shapes: Any) -> None:
     a, b = (RNG.standard_normal(s).astype(np.float32) for s in shapes)
-    np.testing.assert_allclose(xp.matmul(cupy.asarray(a), cupy.asarray(b)).get(), a @ b, rtol=1e-5, atol=1e-5)
+    y = xp.matmul(cupy.asarray(a), cupy.asarray(b)).get()
+    assert y.shape == (a @ b).shape
+    np.testing.assert_allclose(y, a @ b, rtol=1e-5, atol=1e-5)
 
 
 def test_a_product_is_written_into_columns(xp: Any, cupy: Any) -> None:

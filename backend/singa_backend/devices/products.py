@@ -132,7 +132,7 @@ def _chosen(
     """How arrays of these shapes, strides and dtypes are multiplied: at once, with this result of one product, or by CuPy."""
     if len(a) < 2 or len(b) < 2 or a[-1] != b[-2]:
         return None
-    if out is None and math.prod(b) == b[-1] * b[-2] and len(a) > 2 and math.prod(a) > 0:
+    if out is None and math.prod(b[:-2]) == 1 and len(a) > 2 and math.prod(a) > 0:
         return (*(1,) * (len(b) - len(a)), *a[:-1], b[-1])
     if dtype not in _BATCHED or b_dtype != dtype:
         return None
