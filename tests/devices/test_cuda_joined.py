@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import fakecuda
@@ -11,6 +13,7 @@ from onnx import ModelProto, NodeProto, TensorProto, helper
 
 from singa_backend import Limits, SingaBackend
 from singa_backend.errors import OperatorError, ResourceExhausted
+from singa_backend.runtime import executor
 from singa_backend.runtime.alike import Alike, gather
 from singa_backend.runtime.joined import Joined, join
 
@@ -93,6 +96,24 @@ def test_joined_nodes_have_the_bits_of_single_ones(name: str) -> None:
         assert mine.dtype == host.dtype and mine.get().tobytes() == one.tobytes()
         np.testing.assert_allclose(mine.get(), host, rtol=3e-6, atol=1e-6)
     assert fakecuda.report() == []
+
+
+@pytest.mark.parametrize("width", [3, 4])
+def test_statistics_that_are_computed_are_of_channels(width: int) -> None:
+    """The result of an Add that BatchNormalization reads is along the channels, not along the last axis."""
+    inputs = {"x": normal(2, 3, 4, width), "e": normal(3), **CHANNELS}
+    nodes = [node("Add", ["scale", "e"], ["s"]), node("BatchNormalization", ["x", "s", "b", "mean", "var"], ["a"]),
+             node("Relu", ["a"], ["z"])]  # fmt: skip
+    found = SingaBackend.prepare(model(nodes, ["z"], inputs), "CUDA").run(inputs)[0]
+    np.testing.assert_allclose(found, SingaBackend.prepare(model(nodes, ["z"], inputs)).run(inputs)[0], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("epsilon", [np.inf, np.nan])
+def test_an_epsilon_that_is_not_finite(epsilon: float) -> None:
+    inputs = {"x": normal(2, 3, 4, 4), **CHANNELS}
+    nodes = [node("BatchNormalization", ["x", "scale", "b", "mean", "var"], ["a"], epsilon=epsilon), node("Relu", ["a"], ["z"])]
+    found = SingaBackend.prepare(model(nodes, ["z"], inputs), "CUDA").run(inputs)[0]
+    np.testing.assert_array_equal(found, SingaBackend.prepare(model(nodes, ["z"], inputs)).run(inputs)[0])
 
 
 def test_infinities_nan_and_subnormal_numbers_are_those_of_single_nodes() -> None:
@@ -193,3 +214,56 @@ def test_results_that_a_node_reads_are_not_gathered() -> None:
     nodes, outputs, inputs = updates({"0": (4, 4), "1": (4, 4)})
     graph = SingaBackend.prepare(model([*nodes, node("MatMul", ["n0", "n1"], ["z"])], [*outputs, "z"], inputs)).graph
     assert not any(isinstance(n, Alike) for n in gather(join(graph)).nodes)
+
+
+def test_updates_of_two_dtypes_are_computed_one_after_the_other() -> None:
+    nodes, outputs, inputs = updates({"0": (4, 5), "1": (4, 5)})
+    wide = [n for n in (*inputs, *outputs) if n.endswith("1")]
+    nodes = [node(n.op_type, [{"k": "kk", "x": "xx"}.get(i, i) for i in n.input], n.output) if "1" in n.output[0] else n
+             for n in nodes]  # fmt: skip
+    inputs |= {"kk": inputs["k"], "xx": inputs["x"]}
+    inputs |= {n: inputs[n].astype(np.float64) for n in (*wide, "kk", "xx") if n in inputs}
+    made = model(nodes, outputs, inputs)
+    for value in made.graph.output:
+        if value.name in wide:
+            value.type.tensor_type.elem_type = TensorProto.DOUBLE
+    rep = SingaBackend.prepare(made, "CUDA")
+    assert sum(isinstance(n, Alike) for n in gather(join(rep.graph)).nodes) == 1
+    for mine, one in zip(rep.run(inputs), rep.run(inputs, validate=True), strict=True):
+        assert mine.dtype == one.dtype and mine.tobytes() == one.tobytes()
+
+
+def test_threads_have_one_form_of_a_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Programs are found by the nodes of a form: all threads must have the same ones."""
+    nodes, outputs, inputs, _ = CASES["a chain"]
+    one = SingaBackend.prepare(model(nodes, outputs, inputs), "CUDA")._session._executor
+    start = threading.Barrier(8)
+
+    def slow(graph: Any) -> Any:
+        made = join(graph)
+        start.wait(10)  # every thread makes a form
+        return made
+
+    monkeypatch.setattr(executor, "join", slow)
+    with ThreadPoolExecutor(8) as pool:
+        forms = list(pool.map(lambda _: one.joined(one.graph), range(8)))
+    assert len({id(form) for form in forms}) == 1
+
+
+def test_choices_of_numbers_of_the_host() -> None:
+    """No array has the dtype of the result of Where."""
+    nodes = [
+        node("Shape", ["x"], ["s"]), node("Cast", ["s"], ["f"], to=1), node("ReduceProd", ["f"], ["n"], keepdims=0),
+        node("Mul", ["n", "n"], ["m"]), node("Greater", ["x", "y"], ["t"]), node("Where", ["t", "n", "m"], ["w"]),
+        node("Neg", ["w"], ["z"]),
+    ]  # fmt: skip
+    inputs = {"x": normal(4, 5), "y": normal(5)}
+    for shown in (["z"], ["t", "z"]):
+        found = SingaBackend.prepare(model(nodes, shown, inputs), "CUDA").run(inputs)
+        for mine, host in zip(found, SingaBackend.prepare(model(nodes, shown, inputs)).run(inputs), strict=True):
+            assert mine.dtype == host.dtype and mine.tobytes() == host.tobytes()
+    inputs["t"] = inputs["x"] > 0
+    nodes = [n for n in nodes if n.op_type != "Greater"]
+    found = SingaBackend.prepare(model(nodes, ["z"], inputs), "CUDA").run(inputs)
+    want = SingaBackend.prepare(model(nodes, ["z"], inputs)).run(inputs)
+    assert found[0].dtype == want[0].dtype and found[0].tobytes() == want[0].tobytes()

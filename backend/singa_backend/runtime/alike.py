@@ -97,10 +97,10 @@ class AlikePrograms:
         calls: list[_AlikeCall] = []
         for part, values in zip(node.parts, node.divided(inputs), strict=True):
             single = self._programs.single(part, values, known, visit)
-            if single is None or not single[0].is_plain or (calls and single[0].kernel is not calls[0].step.kernel):
+            if single is None or not single[0].is_plain:
                 return None
             call = _AlikeCall(*single, [self._xp.isarray(v) for v in single[1]])
-            if not call.fits:
+            if not call.fits or (calls and (call.step.text, call.dtype) != (calls[0].step.text, calls[0].dtype)):
                 return None
             calls.append(call)
         made: list[Any] = []

@@ -93,7 +93,7 @@ class Executor:
             return graph
         found = self._forms.get(id(graph))
         if found is None:
-            found = self._forms[id(graph)] = gather(join(graph))
+            found = self._forms.setdefault(id(graph), gather(join(graph)))
         return found
 
     def feed(self, slot: int, value: Any) -> Any:

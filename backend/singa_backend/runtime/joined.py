@@ -26,6 +26,9 @@ _NODES, _INPUTS = 32, 24
 _KEPT = 4096
 """The number of programs that an executor keeps: one for each joined node and combination of shapes."""
 
+_ABSENT: Any = object()
+"""In place of a program that was not looked for yet."""
+
 _LARGE = 1 << 16
 """Results of at most this many elements are not checked against the limits before they are computed."""
 
@@ -48,7 +51,8 @@ def _expression(node: Node) -> str | None:
     if node.op_type == "BatchNormalization":
         if operator.version < 9 or node.attributes.get("training_mode"):
             return None
-        return _NORMALIZED.replace("{epsilon}", repr(float(node.attributes.get("epsilon", 1e-5))))
+        epsilon = float(node.attributes.get("epsilon", 1e-5))
+        return _NORMALIZED.replace("{epsilon}", repr(epsilon)) if math.isfinite(epsilon) else None
     declared = newest_declaration("", node.op_type)
     if declared is None or node.given or (node.op_type == "Clip" and len(node.inputs) != 3):
         return None
@@ -252,7 +256,7 @@ class JoinedPrograms:
     def __init__(self, device: Device) -> None:
         self._xp = device.xp
         self._array = device.xp.ndarray
-        self._found: dict[Any, _JoinedProgram | None] = {}
+        self._found: dict[Any, Any] = {}  # a node, and its inputs -> a _JoinedProgram, or None
 
     def compute(self, node: Joined, inputs: Sequence[Any], known: Callable[[Any], bool], visit: Visit) -> list[Any] | None:
         """Compute a joined node.
@@ -296,7 +300,7 @@ class JoinedPrograms:
     def _found_for(self, node: Joined, inputs: Sequence[Any], known: Callable[[Any], bool]) -> _JoinedProgram | None:
         """The kernels for these inputs."""
         array = self._array
-        key: list[Any] = [id(node)]
+        key: list[Any] = [node]
         for v in inputs:
             if v.__class__ is array:
                 key.append((v.shape, v.dtype, known(v)))
@@ -305,11 +309,10 @@ class JoinedPrograms:
             else:
                 return None
         at = tuple(key)
-        if len(self._found) > _KEPT:
-            self._found.clear()
-        if at in self._found:
-            found = self._found[at]
-        else:
+        found = self._found.get(at, _ABSENT)
+        if found is _ABSENT:
+            if len(self._found) >= _KEPT:
+                self._found.clear()
             found = self._found[at] = self._program(node, at[1:])
         return found
 
@@ -351,7 +354,8 @@ class JoinedPrograms:
             assert text is not None
             lines.append(f"const {kind} v{n.outputs[0]} = {text.format(*args)};")
         arrays = [view or plan.shapes[s] for s, view in operands if s not in plan.scalars]
-        if not arrays or np.broadcast_shapes(*arrays) != shape:
+        has_dtype = any(s not in plan.scalars and plan.types[s] != _BOOL for s, _ in operands)  # an array decides what T is
+        if not has_dtype or np.broadcast_shapes(*arrays) != shape:
             return None
         outputs = [n.outputs[0] for n in members if plan.stored(n, inside)]
         results = []
@@ -437,11 +441,17 @@ class _JoinedPlan:
         return True
 
     def kernels(self) -> list[list[Node]]:
-        """The members of each kernel: one that is read by one kernel only, and is stored in its shape or not at all, is in it."""
+        """The members of each kernel: one that is read by one kernel only, and is stored in its shape or not at all, is in it.
+
+        A result that is brought to another shape is stored by a kernel of its own.
+        """
         readers: dict[int, list[Node]] = {}
+        brought = set()
         for n in self.node.members:
-            for s in set(n.inputs):
+            for i, s in enumerate(n.inputs):
                 readers.setdefault(s, []).append(n)
+                if (id(n), i) in self.views:
+                    brought.add(s)
         outputs = set(self.node.outputs)
         of: dict[int, list[Node]] = {}  # id of a member -> the members of its kernel
         shape_of: dict[int, tuple[int, ...]] = {}  # id of that list -> the shape of its results
@@ -452,7 +462,7 @@ class _JoinedPlan:
                 continue
             there = {id(of[id(r)]): of[id(r)] for r in readers.get(slot, ()) if id(r) in of}
             kernel = next(iter(there.values())) if len(there) == 1 else None
-            if kernel is None or (slot in outputs and self.shapes[slot] != shape_of[id(kernel)]):
+            if kernel is None or slot in brought or (slot in outputs and self.shapes[slot] != shape_of[id(kernel)]):
                 kernel = []
                 made.append(kernel)
                 shape_of[id(kernel)] = self.shapes[slot]
