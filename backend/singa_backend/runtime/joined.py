@@ -309,7 +309,7 @@ class JoinedPrograms:
             else:
                 return None
         at = tuple(key)
-        found = self._found.get(at, _ABSENT)
+        found: _JoinedProgram | None = self._found.get(at, _ABSENT)
         if found is _ABSENT:
             if len(self._found) >= _KEPT:
                 self._found.clear()
