@@ -216,7 +216,7 @@ def _is_factor(graph: GraphEditor, node: NodeEditor, index: int) -> bool:
 
 def passes_on(node: NodeEditor) -> bool:
     """Whether the result of a node is its first input in another shape, order or dtype."""
-    return node.is_(node.op_type) and (node.op_type == "Cast" or has_trait("", node.op_type, "rearranges"))
+    return node.is_("Cast") or (node.plain and has_trait(node.domain, node.op_type, "rearranges"))
 
 
 def _title(function: GraphEditor) -> tuple[str, str]:

@@ -420,11 +420,10 @@ COMPILED_WITH = ("--fmad=false",)
 
 def _are_alike(x: Array, *bounds: Any) -> bool:
     """Whether bounds have the dtype of x, or are numbers that a float x takes; `fused.clip` compares in that dtype."""
-    dtype: Any = getattr(x, "dtype", np.dtype(object))  # CuPy refuses what is no array
-    kind = dtype.kind
-    if kind not in "iuf" or (kind == "f" and dtype.itemsize < 4):
+    kind = x.dtype.kind
+    if kind not in "iuf" or (kind == "f" and x.dtype.itemsize < 4):
         return False
-    return all(getattr(v, "dtype", None) == dtype or (kind == "f" and isinstance(v, (int, float))) for v in bounds)
+    return all(getattr(v, "dtype", None) == x.dtype or (kind == "f" and isinstance(v, (int, float))) for v in bounds)
 
 
 def scatter_source() -> str:

@@ -173,7 +173,13 @@ class _Head:
                 return node
             if node.is_("Add") and self.adds is None and sum(map(self._constant, node.inputs)) == 1:
                 self.adds, name = node, next(n for n in node.inputs if not self._constant(n))
-            elif node.is_(node.op_type) and _may_follow(node.op_type) and not self._constant(node.input(0)) and self.adds is None:
+            elif (
+                node.plain
+                and node.domain == ""
+                and _may_follow(node.op_type)
+                and not self._constant(node.input(0))
+                and self.adds is None
+            ):
                 name = node.input(0)
             else:
                 hint = "Gemm, MatMul and Conv are known; for a model that ends otherwise, write a program with SONNXModel"

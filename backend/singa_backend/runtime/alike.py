@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from typing import Any
 
-from ..devices.device import Device
 from ..ir.graph import Graph, Node
-from .joined import Joined, JoinedPrograms, JoinedStep, Visit, uses
+from .joined import Joined, JoinedPrograms, JoinedStep, Known, Visit, uses
 
 _PARAMETERS = 3600
 """The bytes of the parameters of a kernel, of which CUDA allows 4096 on every device."""
@@ -28,6 +27,23 @@ class Alike(Node):
     """
 
     parts: tuple[Joined, ...] = ()
+
+    @property
+    def count(self) -> int:
+        """The number of nodes."""
+        return sum(part.count for part in self.parts)
+
+    def each(self, inputs: Sequence[Any], visit: Visit) -> list[Any]:
+        """Compute one part after the other.
+
+        Args:
+            inputs: the inputs.
+            visit: computes a node.
+
+        Returns:
+            The outputs.
+        """
+        return [v for part, given in zip(self.parts, self.divided(inputs), strict=True) for v in visit(part, list(given))]
 
     def divided(self, inputs: Sequence[Any]) -> list[Sequence[Any]]:
         """The inputs of each part."""
@@ -81,22 +97,16 @@ def _alike(parts: Sequence[Any]) -> Alike:
     )  # fmt: skip
 
 
-class AlikePrograms:
-    """The kernels of the gathered nodes of an executor.
+class AlikePrograms(JoinedPrograms):
+    """The kernels of the joined and of the gathered nodes of an executor."""
 
-    Args:
-        device: the device.
-        programs: the kernels of the parts.
-    """
-
-    def __init__(self, device: Device, programs: JoinedPrograms) -> None:
-        self._xp, self._programs = device.xp, programs
-
-    def compute(self, node: Alike, inputs: Sequence[Any], known: Callable[[Any], bool], visit: Visit) -> list[Any] | None:
-        """Compute the parts, as `JoinedPrograms.compute`; None if they must be computed one after the other."""
+    def compute(self, node: Joined | Alike, inputs: Sequence[Any], known: Known, visit: Visit) -> list[Any] | None:
+        """Compute a joined node, or the parts of a gathered one; None if they must be computed one after the other."""
+        if isinstance(node, Joined):
+            return super().compute(node, inputs, known, visit)
         calls: list[_AlikeCall] = []
         for part, values in zip(node.parts, node.divided(inputs), strict=True):
-            single = self._programs.single(part, values, known, visit)
+            single = self.single(part, values, known, visit)
             if single is None or not single[0].is_plain:
                 return None
             call = _AlikeCall(*single, [self._xp.isarray(v) for v in single[1]])

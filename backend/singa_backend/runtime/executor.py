@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from ..ir.graph import Graph, Node
 from ..proto.tensor_data import ModelFile, copied, is_mapped
 from .alike import Alike, AlikePrograms, gather
 from .failures import typed_error
-from .joined import Joined, JoinedPrograms, join
+from .joined import Joined, join
 from .placement import Placed, Placement
 
 Path = Sequence[tuple[Node, int]]
@@ -35,8 +36,7 @@ class Executor:
         observer: is called after each operator; None for none.
         file: the model file that initializers are read from when they are used; None if they are in memory.
         placement: which values are on the host; None if the device is the host.
-        programs: the kernels of joined nodes; None if the device has none.
-        gathered: the kernels of nodes that are alike; None if the device has none.
+        programs: the kernels of joined and of gathered nodes; None if the device has none.
     """
 
     def __init__(self, graph: Graph, device: Device) -> None:
@@ -48,8 +48,7 @@ class Executor:
         self._states: dict[int, list[tuple[int, Any]]] = {}
         self._keep: list[Graph] = []  # the keys of _states are ids, so their graphs must stay alive
         self.placement = None if device.is_host else Placement(device, graph)
-        self.programs = JoinedPrograms(device) if device.xp.joins else None
-        self.gathered = None if self.programs is None else AlikePrograms(device, self.programs)
+        self.programs = AlikePrograms(device) if device.xp.joins else None
         self._forms: dict[int, Graph] = {}  # id of a graph of _keep -> that graph with joined nodes
         with device.active():
             self._place(graph)
@@ -216,11 +215,8 @@ class Visitor:
     def visit(self, node: Node, inputs: list[Any], frame: list[Any]) -> list[Any]:
         """Compute one node; errors carry its name, operator, dtypes and shapes."""
         try:
-            if node.operator is None:
-                if isinstance(node, Joined):
-                    return self._together(node, inputs, frame)
-                if isinstance(node, Alike):
-                    return self._alike(node, inputs, frame)
+            if node.operator is None and isinstance(node, (Joined, Alike)):
+                return self._together(node, inputs, frame)
             if node.function is not None:
                 return self._inner(node.function, inputs, frame)
             try:
@@ -237,34 +233,15 @@ class Visitor:
             failure = None if isinstance(error, RecursionError) else self.device.failure(error, waited=waited)
             raise _located(failure or typed_error(error, node.op_type), node, inputs) from error
 
-    def _together(self, node: Joined, inputs: list[Any], frame: list[Any]) -> list[Any]:
+    def _together(self, node: Joined | Alike, inputs: list[Any], frame: list[Any]) -> list[Any]:
         """Compute joined nodes by kernels if their values allow it; otherwise, or if that fails, one after the other."""
-        programs, placed = self.executor.programs, self.placed
-        assert programs is not None and placed is not None
-
-        def visit(member: Node, values: list[Any]) -> list[Any]:
-            return self.visit(member, values, frame)
-
-        made = programs.compute(node, inputs, placed.placement.is_known, visit)
+        programs = self.executor.programs
+        assert programs is not None and self.placed is not None
+        visit = partial(self.visit, frame=frame)
+        made = programs.compute(node, inputs, self.placed.placement.is_known, visit)
         if made is None:
             return node.each(inputs, visit)
-        self.budget.steps(len(node.members) - 1)
-        self.budget.account(made)
-        return made
-
-    def _alike(self, node: Alike, inputs: list[Any], frame: list[Any]) -> list[Any]:
-        """Compute joined nodes that are alike by one kernel; otherwise one after the other."""
-        gathered, placed = self.executor.gathered, self.placed
-        assert gathered is not None and placed is not None
-
-        def visit(member: Node, values: list[Any]) -> list[Any]:
-            return self.visit(member, values, frame)
-
-        made = gathered.compute(node, inputs, placed.placement.is_known, visit)
-        if made is None:
-            parts = zip(node.parts, node.divided(inputs), strict=True)
-            return [v for part, given in parts for v in self._together(part, list(given), frame)]
-        self.budget.steps(sum(len(part.members) for part in node.parts) - 1)
+        self.budget.steps(node.count - 1)
         self.budget.account(made)
         return made
 

@@ -71,6 +71,11 @@ class Joined(Node):
     members: tuple[Node, ...] = ()
     dies: tuple[tuple[int, ...], ...] = ()
 
+    @property
+    def count(self) -> int:
+        """The number of nodes."""
+        return len(self.members)
+
     def each(self, inputs: Sequence[Any], visit: Callable[[Node, list[Any]], Sequence[Any]]) -> list[Any]:
         """Compute one node after the other.
 
@@ -245,6 +250,9 @@ class _JoinedProgram:
 Visit = Callable[[Node, list[Any]], Sequence[Any]]
 """Computes a node with these inputs."""
 
+Known = Callable[[Any], bool]
+"""Whether the values of an array of the device are known on the host."""
+
 
 class JoinedPrograms:
     """The kernels of the joined nodes of an executor.
@@ -258,7 +266,7 @@ class JoinedPrograms:
         self._array = device.xp.ndarray
         self._found: dict[Any, Any] = {}  # a node, and its inputs -> a _JoinedProgram, or None
 
-    def compute(self, node: Joined, inputs: Sequence[Any], known: Callable[[Any], bool], visit: Visit) -> list[Any] | None:
+    def compute(self, node: Joined, inputs: Sequence[Any], known: Known, visit: Visit) -> list[Any] | None:
         """Compute a joined node.
 
         Args:
@@ -287,9 +295,7 @@ class JoinedPrograms:
             return None
         return [values[i] for i in found.outputs]
 
-    def single(
-        self, node: Joined, inputs: Sequence[Any], known: Callable[[Any], bool], visit: Visit
-    ) -> tuple[JoinedStep, list[Any]] | None:
+    def single(self, node: Joined, inputs: Sequence[Any], known: Known, visit: Visit) -> tuple[JoinedStep, list[Any]] | None:
         """The only kernel of a joined node, with its operands; None if there are several."""
         found = self._found_for(node, inputs, known)
         if found is None or len(found.steps) != 1 or found.steps[0].checked is not None:
@@ -297,7 +303,7 @@ class JoinedPrograms:
         values = found.values(inputs, visit)
         return found.steps[0], [values[i] for i, _ in found.steps[0].reads]
 
-    def _found_for(self, node: Joined, inputs: Sequence[Any], known: Callable[[Any], bool]) -> _JoinedProgram | None:
+    def _found_for(self, node: Joined, inputs: Sequence[Any], known: Known) -> _JoinedProgram | None:
         """The kernels for these inputs."""
         array = self._array
         key: list[Any] = [node]
