@@ -23,11 +23,6 @@ pytestmark = pytest.mark.fakecuda
 X = np.arange(6, dtype=np.float32).reshape(2, 3) - 2
 
 
-@pytest.fixture(scope="module")
-def cupy() -> Any:
-    return pytest.importorskip("cupy")
-
-
 def model(text: str, **weights: np.ndarray) -> ModelProto:
     made = parser.parse_model(f'<ir_version: 8, opset_import: ["" : 18]> net {text}')
     made.graph.initializer.extend(numpy_helper.from_array(w, n) for n, w in weights.items())

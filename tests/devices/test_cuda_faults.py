@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -17,20 +17,8 @@ from singa_backend import SingaBackend
 from singa_backend.conform import cases
 from singa_backend.devices import checks, namespaces
 
-pytestmark = pytest.mark.fakecuda
+pytestmark = [pytest.mark.fakecuda, pytest.mark.usefixtures("both_orders")]
 N = 64
-
-
-@pytest.fixture
-def cupy() -> Any:
-    return pytest.importorskip("cupy")
-
-
-@pytest.fixture(autouse=True)
-def both_orders() -> Iterator[None]:
-    with fakecuda.order("both"):
-        yield
-    fakecuda.reset()  # a fault stays on a device
 
 
 def kernel(cupy: Any, source: str) -> Any:

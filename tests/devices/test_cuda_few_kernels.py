@@ -21,11 +21,6 @@ HOST = namespaces.numpy
 
 
 @pytest.fixture
-def cupy() -> Any:
-    return pytest.importorskip("cupy")
-
-
-@pytest.fixture
 def xp(cupy: Any) -> Any:
     return namespaces.CupyNamespace()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import nullcontext
 from typing import Any
 
@@ -14,21 +13,9 @@ from onnx import TensorProto, helper, numpy_helper
 from singa_backend import SingaBackend
 from singa_backend.devices import device, namespaces
 
-pytestmark = pytest.mark.fakecuda
+pytestmark = [pytest.mark.fakecuda, pytest.mark.usefixtures("both_orders")]
 FLOAT = np.dtype(np.float32)
 X = np.random.default_rng(0).standard_normal((4, 5)).astype(FLOAT)
-
-
-@pytest.fixture
-def cupy() -> Any:
-    return pytest.importorskip("cupy")
-
-
-@pytest.fixture(autouse=True)
-def both_orders() -> Iterator[None]:
-    with fakecuda.order("both"):
-        yield
-    fakecuda.reset()  # a fault stays on a device
 
 
 # ---- Kernels that scatter

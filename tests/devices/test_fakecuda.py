@@ -19,11 +19,6 @@ pytestmark = pytest.mark.fakecuda
 RNG = np.random.default_rng(0)
 
 
-@pytest.fixture
-def cupy() -> Any:
-    return pytest.importorskip("cupy")
-
-
 @pytest.fixture(params=["ascending", "descending"])
 def order(request: pytest.FixtureRequest) -> Iterator[str]:
     with fakecuda.order(request.param):
