@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import cProfile
 import json
 import pickle
 import warnings
@@ -16,6 +15,7 @@ import onnx
 import pytest
 from click.testing import CliRunner
 from onnx import ModelProto, numpy_helper, parser
+from tests.helpers.growth_checks import calls
 from tests.helpers.paths import TESTS
 
 from singa import autograd, opt, sonnx
@@ -275,17 +275,14 @@ def test_roots_of_sizes(value: float, text: str) -> None:
 
 def test_the_work_is_proportional_to_the_nodes() -> None:
     """A number that 3,000 nodes read is followed by each of them once: no step is repeated for the nodes before."""
-    calls = []
+    counts = []
     for n in (300, 3000):
         lines = [f"h{i + 1} = MatMul(h{i}, w) \n e{i} = Clip(h{i + 1}, low)" for i in range(n)]
         graph = read(model("h0 = MatMul(x, w) \n " + "\n".join(lines) + f"\n y = Identity(h{n})", w=W, low=-1.5))
-        profile = cProfile.Profile()
-        found = profile.runcall(roles, graph)
-        assert found["w"].trains() and not found["low"].trains()
-        ours = (e for e in profile.getstats() if "singa" in getattr(e.code, "co_filename", ""))  # not hooks of collections
-        calls.append(sum(e.callcount for e in ours))
-    print(calls, calls[1] / calls[0])
-    assert calls[1] < 11 * calls[0]
+        found = []
+        counts.append(len(calls(lambda graph=graph, found=found: found.append(roles(graph)))))
+        assert found[0]["w"].trains() and not found[0]["low"].trains()
+    assert counts[1] < 11 * counts[0], counts
 
 
 # --- requests

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from onnx import ModelProto, parser
+from tests.helpers.growth_checks import calls
 from tests.helpers.plan_checks import drawn, model_of
 
 from singa import autograd, device, layer, model, opt, sonnx, tensor
@@ -325,13 +325,7 @@ def test_a_steady_run_makes_few_calls() -> None:
     rep = SingaBackend.prepare(model_of(list(graph(MODEL).graph.node), {"x": X}, ["y"], {"w": W}))
     runs: list[list[str]] = []
     for _ in range(23):
-        calls: list[str] = []
-        sys.setprofile(lambda frame, event, arg, calls=calls: calls.append(frame.f_code.co_name) if event == "call" else None)
-        try:
-            rep.run([X])
-        finally:
-            sys.setprofile(None)
-        runs.append([c for c in calls if not c.startswith("<")])
+        runs.append([c for c in calls(lambda: rep.run([X])) if not c.startswith("<")])
     named = min(runs[3:], key=len)
     assert named[:4] == ["run", "steady", "_weights", "run"] and named[-1] == "__new__", named
     assert len(named) - len([c for c in named if c.startswith("_copy")]) <= 16, " ".join(named)
