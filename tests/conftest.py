@@ -79,10 +79,11 @@ def emulated_devices(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def same_draws(request: pytest.FixtureRequest) -> None:
-    """On emulated devices the draws of a test from its module's RNG do not depend on which tests ran before it in its process."""
-    rng = getattr(request.module, "RNG", None)
-    if request.node.get_closest_marker("fakecuda") is not None and isinstance(rng, np.random.Generator):
-        rng.bit_generator.state = np.random.default_rng(crc32(request.node.nodeid.encode())).bit_generator.state
+    """What a test draws from a generator of its module does not depend on which tests ran before it in its process."""
+    for name, value in vars(request.module).items():
+        if isinstance(value, np.random.Generator):
+            seed = crc32(f"{request.node.nodeid} {name}".encode())
+            value.bit_generator.state = np.random.default_rng(seed).bit_generator.state
 
 
 @pytest.fixture(scope="module")

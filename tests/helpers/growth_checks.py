@@ -16,9 +16,8 @@ from typing import Any
 
 @contextmanager
 def no_collection() -> Iterator[None]:
-    """Collect garbage now, and not again until the block ends."""
+    """Collect no garbage until the block ends."""
     enabled = gc.isenabled()
-    gc.collect()
     gc.disable()
     try:
         yield
