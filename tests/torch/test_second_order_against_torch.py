@@ -1,4 +1,4 @@
-"""Gradients of gradients compared with PyTorch's double backward: control flow, windows, and the points at which rules have conventions."""
+"""Gradients of gradients compared with PyTorch's: control flow, windows, normalizations, and the points of conventions."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from singa import autograd
 from singa._core import tape
 from singa._core.backward import _walk
 from singa._core.tensor import Tensor, op
+from singa_backend.interpreters.base import BOOL, INT
 
 RTOL, ATOL = 1e-9, 1e-11
 KINKS = np.array([-3.0, -1.5, -1.0, -0.5, 0.0, 0.5, 1.0, 1.5, 3.0])
@@ -37,38 +38,33 @@ def weights(shape: Any) -> np.ndarray:
     return np.cos(1.0 + np.arange(int(np.prod(shape)), dtype=np.float64)).reshape(shape)
 
 
-def ours(function: Callable[..., Any], xs: list[np.ndarray]) -> tuple[list[Any], list[Any]]:
-    """The gradients of a weighted sum of the outputs, and those of a weighted sum of these gradients."""
+def ours(function: Callable[..., Any], xs: list[np.ndarray], order: int) -> list[list[Any]]:
+    """The gradients of a weighted sum of the outputs, those of a weighted sum of these gradients, and so on."""
     leaves = [Tensor(data=np.array(x), requires_grad=True) for x in xs]
-
-    def gradients(ys: list[Any], create_graph: bool) -> list[Any]:
+    made = function(*leaves)
+    ys, found = list(made) if isinstance(made, tuple) else [made], []
+    for left in range(order, 0, -1):
         parts = [op.ReduceSum(op.Mul(y, op.constant(weights(y.shape))), None, keepdims=0) for y in ys]
-        found = {id(x): g for x, g in _walk(op.Sum(*parts), None, create_graph, {id(x) for x in leaves})}
-        return [found.get(id(x)) for x in leaves]
-
-    made = function(*leaves)
-    first = gradients(list(made) if isinstance(made, tuple) else [made], True)
-    kept = [g for g in first if g is not None and g.requires_grad]
-    second = gradients(kept, False) if kept else [None] * len(leaves)
-    return [None if g is None else g.data for g in first], [None if g is None else g.data for g in second]
+        grads = {id(x): g for x, g in _walk(op.Sum(*parts), None, left > 1, {id(x) for x in leaves})} if parts else {}
+        found.append([grads.get(id(x)) for x in leaves])
+        ys = [g for g in found[-1] if g is not None and g.requires_grad]
+    return [[None if g is None else g.data for g in grads] for grads in found]
 
 
-def theirs(function: Callable[..., Any], xs: list[np.ndarray]) -> tuple[list[Any], list[Any]]:
+def theirs(function: Callable[..., Any], xs: list[np.ndarray], order: int) -> list[list[Any]]:
     leaves = [torch.tensor(x, requires_grad=True) for x in xs]
-
-    def gradients(ys: list[Any], create_graph: bool) -> list[Any]:
-        loss = sum((y * torch.from_numpy(weights(tuple(y.shape)))).sum() for y in ys)
-        return list(torch.autograd.grad(loss, leaves, create_graph=create_graph, allow_unused=True))
-
     made = function(*leaves)
-    first = gradients(list(made) if isinstance(made, tuple) else [made], True)
-    kept = [g for g in first if g is not None and g.requires_grad]
-    second = gradients(kept, False) if kept else [None] * len(leaves)
-    return [None if g is None else g.detach().numpy() for g in first], [None if g is None else g.numpy() for g in second]
+    ys, found = list(made) if isinstance(made, tuple) else [made], []
+    for _ in range(order):
+        loss = sum((y * torch.from_numpy(weights(tuple(y.shape)))).sum() for y in ys)
+        grads = torch.autograd.grad(loss, leaves, create_graph=True, allow_unused=True) if ys else [None] * len(xs)
+        found.append(list(grads))
+        ys = [g for g in grads if g is not None and g.requires_grad]
+    return [[None if g is None else g.detach().numpy() for g in grads] for grads in found]
 
 
-def compare(mine: Callable[..., Any], reference: Callable[..., Any], xs: list[np.ndarray]) -> None:
-    for a, b in zip(ours(mine, xs), theirs(reference, xs), strict=True):
+def compare(mine: Callable[..., Any], reference: Callable[..., Any], xs: list[np.ndarray], order: int = 2) -> None:
+    for a, b in zip(ours(mine, xs, order), theirs(reference, xs, order), strict=True):
         for x, g, h in zip(xs, a, b, strict=True):
             zero = np.zeros_like(x)
             np.testing.assert_allclose(zero if g is None else g, zero if h is None else h, rtol=RTOL, atol=ATOL)
@@ -190,26 +186,87 @@ def test_a_convolution(name: str, transposed: bool) -> None:
     compare(lambda *v: op.Tanh(mine(*v, **given)), lambda *v: torch.tanh(function(*v, **options)), xs)
 
 
+# --- normalizations and losses
+
+TARGET = np.array([0, 2, 1, 2])
+LOSSES: dict[str, tuple[Callable[..., Any], Callable[..., Any], list[np.ndarray]]] = {
+    "BatchNormalization": (
+        lambda x, s, b: op.BatchNormalization(
+            x, s, b, op.constant(np.zeros(3)), op.constant(np.ones(3)), epsilon=2**-10, training_mode=1, outputs=3
+        )[0],
+        lambda x, s, b: functional.batch_norm(x, None, None, s, b, training=True, eps=2**-10),
+        [draw(4, 3, 2), draw(3), draw(3)],
+    ),
+    "LayerNormalization": (
+        lambda x, s, b: op.LayerNormalization(x, s, b, epsilon=2**-10),
+        lambda x, s, b: functional.layer_norm(x, (4,), s, b, 2**-10),
+        [draw(3, 4), draw(4), draw(4)],
+    ),
+    "RMSNormalization": (
+        lambda x, s: op.RMSNormalization(x, s, epsilon=2**-10),
+        lambda x, s: functional.rms_norm(x, (4,), s, 2**-10),
+        [draw(3, 4), draw(4)],
+    ),
+    "InstanceNormalization": (
+        lambda x, s, b: op.InstanceNormalization(x, s, b, epsilon=2**-10),
+        lambda x, s, b: functional.instance_norm(x, None, None, s, b, eps=2**-10),
+        [draw(2, 3, 4), draw(3), draw(3)],
+    ),
+    "GroupNormalization": (
+        lambda x, s, b: op.GroupNormalization(x, s, b, num_groups=2, epsilon=2**-10),
+        lambda x, s, b: functional.group_norm(x, 2, s, b, 2**-10),
+        [draw(2, 4, 3), draw(4), draw(4)],
+    ),
+    "SoftmaxCrossEntropyLoss": (
+        lambda x: op.SoftmaxCrossEntropyLoss(x, op.constant(TARGET), reduction="mean", ignore_index=1),
+        lambda x: functional.cross_entropy(x, torch.from_numpy(TARGET), ignore_index=1),
+        [draw(4, 3)],
+    ),
+    "LogSoftmax": (lambda x: op.LogSoftmax(x, axis=1), lambda x: functional.log_softmax(x, 1), [draw(4, 3)]),
+    "ReduceLogSumExp": (lambda x: op.ReduceLogSumExp(x, [1]), lambda x: torch.logsumexp(x, 1), [draw(4, 3)]),
+    "CumSum": (lambda x: op.Exp(op.CumSum(x, 1)), lambda x: torch.exp(x.cumsum(1)), [draw(4, 3)]),
+    "Attention": (
+        lambda q, k, v: op.Attention(q, k, v, is_causal=1),
+        lambda q, k, v: torch.softmax((q @ k.mT / 2).masked_fill(torch.ones(3, 3).triu(1) > 0, -torch.inf), -1) @ v,
+        [draw(1, 2, 3, 4), draw(1, 2, 3, 4) + 1, draw(1, 2, 3, 4) - 1],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_a_normalization_or_loss(name: str) -> None:
+    mine, reference, xs = LOSSES[name]
+    compare(lambda *v: op.Tanh(mine(*v)), lambda *v: torch.tanh(reference(*v)), xs)
+
+
 # --- control flow
 
 
-def looped(x: Any, w: Any, count: int, inner: int) -> Any:
-    """Loops within a loop, whose states change by captured values; scan outputs too."""
+def times(body: Callable[..., list[Any]], count: int, *states: Any, outputs: int = 0) -> Any:
+    """A Loop of `count` iterations; the body takes (op, i, states...)."""
 
-    def outer_body(o: Any, i: Any, go: Any, s: Any) -> list[Any]:
+    def step(o: Any, i: Any, go: Any, *inner: Any) -> list[Any]:
+        return [o.Identity(go), *body(o, i, *inner)]
+
+    here = op.graph(step, [INT, BOOL, *map(op.type, states)])
+    return op.Loop(op.constant(np.array(count)), op.constant(np.array(True)), *states, body=here, outputs=outputs or len(states))
+
+
+def nested(x: Any, w: Any, count: int, inner: int) -> Any:
+    """A loop in a loop, whose states change by captured values; the outer one has scan outputs."""
+
+    def outer_body(o: Any, i: Any, s: Any) -> list[Any]:
         def inner_body(q: Any, j: Any, go: Any, t: Any) -> list[Any]:
             return [q.Identity(go), q.Tanh(q.Add(q.Mul(t, w), s))]
 
-        body = o.graph(inner_body, [i_type, b_type, o.type(s)])
+        body = o.graph(inner_body, [INT, BOOL, o.type(s)])
         r = o.Loop(o.constant(np.array(inner)), o.constant(np.array(True)), s, body=body)
-        return [o.Identity(go), r, o.Mul(r, s)]
+        return [r, o.Mul(r, s)]
 
-    i_type, b_type = INT, BOOL
-    body = op.graph(outer_body, [i_type, b_type, op.type(x)])
-    return op.Loop(op.constant(np.array(count)), op.constant(np.array(True)), x, body=body, outputs=2)
+    return times(outer_body, count, x, outputs=2)
 
 
-def looped_there(x: Any, w: Any, count: int, inner: int) -> Any:
+def nested_there(x: Any, w: Any, count: int, inner: int) -> Any:
     s, scans = x, []
     for _ in range(count):
         t = s
@@ -217,12 +274,83 @@ def looped_there(x: Any, w: Any, count: int, inner: int) -> Any:
             t = torch.tanh(t * w + s)
         scans.append(t * s)
         s = t
-    return (s, torch.stack(scans)) if scans else (s, torch.zeros((0, *x.shape), dtype=x.dtype))
-
-
-from singa_backend.interpreters.base import BOOL, INT  # noqa: E402
+    return s, torch.stack(scans) if scans else torch.zeros((0, *x.shape), dtype=x.dtype)
 
 
 @pytest.mark.parametrize("count, inner", [(3, 2), (1, 1), (2, 0), (0, 2)])
 def test_loops_in_a_loop(count: int, inner: int) -> None:
-    compare(lambda x, w: looped(x, w, count, inner), lambda x, w: looped_there(x, w, count, inner), [draw(3), draw(3)])
+    compare(lambda x, w: nested(x, w, count, inner), lambda x, w: nested_there(x, w, count, inner), [draw(3), draw(3)], 3)
+
+
+@pytest.mark.parametrize("count", [0, 1, 4])
+def test_a_branch_in_a_loop(count: int) -> None:
+    """Even iterations multiply by w, odd ones add it, in branches that capture values of all levels."""
+
+    def body(o: Any, i: Any, s: Any) -> list[Any]:
+        even = o.Equal(o.Mod(i, 2), 0)
+        product = o.graph(lambda q: [q.Mul(q.Exp(s), leaf[0])], [])
+        total = o.graph(lambda q: [q.Tanh(q.Add(s, leaf[0]))], [])
+        return [o.If(even, then_branch=product, else_branch=total)]
+
+    leaf: list[Any] = []
+
+    def mine(x: Any, w: Any) -> Any:
+        leaf[:] = [w]
+        return times(body, count, x)
+
+    def reference(x: Any, w: Any) -> Any:
+        for i in range(count):
+            x = torch.tanh(x + w) if i % 2 else torch.exp(x) * w
+        return x * 1.0
+
+    compare(mine, reference, [draw(3) / 4, draw(3) / 4], 3)
+
+
+@pytest.mark.parametrize("length", [0, 1, 3])
+def test_a_loop_in_a_scan(length: int) -> None:
+    def mine(h: Any, x: Any, w: Any) -> Any:
+        def body(o: Any, s: Any, e: Any) -> list[Any]:
+            inner = o.graph(lambda q, i, go, t: [q.Identity(go), q.Tanh(q.Add(q.Mul(t, w), e))], [INT, BOOL, o.type(s)])
+            t = o.Loop(o.constant(np.array(2)), o.constant(np.array(True)), s, body=inner)
+            return [t, o.Mul(t, e)]
+
+        here = op.graph(body, [op.type(h), op.type(x, drop=[0])])
+        return op.Scan(h, x, body=here, num_scan_inputs=1, outputs=2)
+
+    def reference(h: Any, x: Any, w: Any) -> Any:
+        scans = []
+        for e in x:
+            for _ in range(2):
+                h = torch.tanh(h * w + e)
+            scans.append(h * e)
+        return h * 1.0, torch.stack(scans) if scans else x * 1.0
+
+    compare(mine, reference, [draw(3), draw(length, 3), draw(3) / 2])
+
+
+def test_a_sequence_as_a_state() -> None:
+    """Each iteration reads the last element of a sequence and inserts another one; an element is erased after the loop."""
+
+    def mine(x: Any, w: Any) -> Any:
+        def body(o: Any, i: Any, s: Any) -> list[Any]:
+            return [o.SequenceInsert(s, o.Tanh(o.Mul(o.SequenceAt(s, -1), w)))]
+
+        made = times(body, 3, op.SequenceConstruct(x))
+        return op.ConcatFromSequence(op.SequenceErase(made, 1), axis=0)
+
+    def reference(x: Any, w: Any) -> Any:
+        made = [x]
+        for _ in range(3):
+            made.append(torch.tanh(made[-1] * w))
+        return torch.cat([made[0], *made[2:]])
+
+    compare(mine, reference, [draw(3), draw(3)])
+
+
+def test_a_sequence_map() -> None:
+    def mine(x: Any, w: Any) -> Any:
+        parts = op.SplitToSequence(x, op.constant(np.array([1, 2, 1])))
+        body = op.graph(lambda o, v: [o.Mul(o.Exp(v), o.Mul(v, w))], [op.type(x)])
+        return op.ConcatFromSequence(op.SequenceMap(parts, body=body), axis=0)
+
+    compare(mine, lambda x, w: torch.exp(x) * (x * w), [draw(4, 2), draw(2)])

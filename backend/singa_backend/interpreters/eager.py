@@ -51,7 +51,7 @@ class Eager(Evaluator):
         return owned
 
     def _element_type(self, op_type: str, inputs: Sequence[Any], attributes: dict[str, Any], k: int) -> np.dtype[Any]:
-        """The element type of a sequence that an If, Loop or SequenceMap returns: that of the state, or that its graph declares."""
+        """The element type of a sequence that an If, Loop or SequenceMap returns: that of its state, or of its graph's output."""
         if op_type == "Loop" and self.is_sequence(inputs[k + 2]):
             return self.dtype(inputs[k + 2])
         body = next(v for v in attributes.values() if isinstance(v, Subgraph))
