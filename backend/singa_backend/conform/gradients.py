@@ -122,19 +122,26 @@ class Point:
         return tape.gradients([y if isinstance(y, Var) else Var(y, False) for y in outputs], dys, [values[i] for i in self.asked])
 
     def second(self, rng: np.random.Generator) -> Point | None:
-        """Return the gradient itself as a point, so that its own gradient is judged; None if there is none or it is not finite.
+        """Return the gradient itself as a point, so that its own gradient is judged.
 
         Its inputs are those of this point and then the gradients of the outputs; it is differentiated with respect to all floats.
+        None if there is no gradient, it is not finite, or it needs an operator without float64, such as DequantizeLinear.
         """
         with in_double(self.case.domain, self.case.operator):
             model = self.model()
-        if _returns_single(self.case.domain, self.case.operator):
-            _put_in_double(model.graph)
-        graph = read(model)
         feeds = [*self.feeds, *(dy for dy in self.dys if dy is not None)]
+        if self.single or _returns_single(self.case.domain, self.case.operator):  # the rule casts to float32, or computes in it
+            _put_in_double(model.graph)
+            feeds = _widened(feeds)
+        graph = read(model)
         asked = (*self.asked, *range(len(self.feeds), len(feeds)))
         made = Point(self.case, graph, self.opset, feeds, asked, [], device=self.device)
-        outputs = made.forward(feeds)
+        try:
+            outputs = made.forward(feeds)
+        except SonnxError:
+            if self.single:
+                return None
+            raise
         made.dys = [_cotangent(y, rng) for y in outputs]
         return made if outputs and all(map(_finite, outputs)) else None
 
@@ -197,7 +204,7 @@ def _returns_single(domain: str, name: str) -> bool:
 
 
 def _put_in_double(graph: GraphProto) -> None:
-    """Replace float32 by float64 in the gradient of an operator whose output is always float32: its body casts to float32."""
+    """Replace float32 by float64 in a graph, for differences of the gradients of operators that have no float64."""
     single, double = TensorProto.FLOAT, TensorProto.DOUBLE
     tensors = list(graph.initializer)
     for node in graph.node:
