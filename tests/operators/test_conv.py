@@ -238,6 +238,9 @@ def test_conv_transpose_output_shape(check: Any) -> None:
 def test_conv_transpose_edges(check: Any) -> None:
     x, w = normal(0, 2, 3), normal(2, 3, 2)
     check("ConvTranspose", [x, w], [np.zeros((0, 3, 4), np.float32)], opset=11)
+    check("ConvTranspose", [x, w[:, :0]], [np.zeros((0, 0, 4), np.float32)], opset=11)
+    check("ConvTranspose", [normal(2, 2, 3), w[:, :0]], [np.zeros((2, 0, 4), np.float32)], opset=11)
+    check("ConvTranspose", [normal(2, 0, 3), w[:0]], [np.zeros((2, 3, 4), np.float32)], opset=11)
     one = np.ones((1, 1, 2))
     check("ConvTranspose", [one.astype(ml_dtypes.bfloat16)] * 2, [np.array([[[1, 2, 1]]], ml_dtypes.bfloat16)], opset=22)
     check("ConvTranspose", [one, one * (2.0**30 + 1)], [np.array([[[1, 2, 1]]]) * (2.0**30 + 1)], opset=11, rtol=0)

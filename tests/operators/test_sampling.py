@@ -87,6 +87,7 @@ def test_grid_sample_edges(check, fails):
         check("GridSample", [x.astype(dtype), at.astype(dtype)], [np.array([[[0.5, 2.5, 1.5]]]).astype(dtype)], opset=22)
     check("GridSample", [x.astype(np.complex64) * 1j, at], [np.array([[[0.5j, 2.5j, 1.5j]]], np.complex64)], opset=20)
     check("GridSample", [x, at[:, :0]], [np.zeros((1, 1, 0), np.float32)], opset=20)
+    check("GridSample", [x[:0], at[:0]], [np.zeros((0, 1, 3), np.float32)], opset=20, padding_mode="border")
     fails("GridSample", [x, at[..., [0, 0]]], "the grid must match an input of shape", opset=20)
     fails("GridSample", [x, at], "area", opset=20, mode="area")
     fails("GridSample", [x, at], "4 axes", opset=16)

@@ -18,7 +18,7 @@ from unittest.mock import patch
 
 import ml_dtypes
 import numpy as np
-from onnx import ModelProto, NodeProto, TypeProto, defs, helper
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, TypeProto, defs, helper, numpy_helper
 
 from .. import dtypes
 from ..autodiff.replay import replay
@@ -36,6 +36,7 @@ from ..ir.declaration import declarations, has_trait
 from ..ir.graph import Graph
 from ..ir.reader import read
 from ..opsets.model import to_model
+from ..proto.messages import graphs
 from ..proto.schemas import LAX, MICROSOFT, newest, schemas, type_strings
 from ..runtime.executor import Executor
 from .fuzz import generate, regular_cases
@@ -121,16 +122,26 @@ class Point:
         return tape.gradients([y if isinstance(y, Var) else Var(y, False) for y in outputs], dys, [values[i] for i in self.asked])
 
     def second(self, rng: np.random.Generator) -> Point | None:
-        """Return the gradient itself as a point, so that its own gradient is judged; None if there is none or it is not finite.
+        """Return the gradient itself as a point, so that its own gradient is judged.
 
         Its inputs are those of this point and then the gradients of the outputs; it is differentiated with respect to all floats.
+        None if there is no gradient, it is not finite, or it needs an operator without float64, such as DequantizeLinear.
         """
         with in_double(self.case.domain, self.case.operator):
-            graph = read(self.model())
+            model = self.model()
         feeds = [*self.feeds, *(dy for dy in self.dys if dy is not None)]
+        if self.single or _returns_single(self.case.domain, self.case.operator):  # the rule casts to float32, or computes in it
+            _put_in_double(model.graph)
+            feeds = _widened(feeds)
+        graph = read(model)
         asked = (*self.asked, *range(len(self.feeds), len(feeds)))
         made = Point(self.case, graph, self.opset, feeds, asked, [], device=self.device)
-        outputs = made.forward(feeds)
+        try:
+            outputs = made.forward(feeds)
+        except SonnxError:
+            if self.single:
+                return None
+            raise
         made.dys = [_cotangent(y, rng) for y in outputs]
         return made if outputs and all(map(_finite, outputs)) else None
 
@@ -146,7 +157,7 @@ class Point:
 @contextmanager
 def in_double(domain: str, name: str) -> Iterator[None]:
     """Let an operator whose output is always float32 return its input's dtype, so that differences are taken in float64."""
-    if not any(map(_single_only, schemas[domain, name].values())):
+    if not _returns_single(domain, name):
         yield
         return
     bound = versioned._types
@@ -185,6 +196,29 @@ def _retyped(type: Any, old: Any, new: Any) -> Any:
     if made.tensor_type.elem_type == dtypes.onnx_code(old):
         made.tensor_type.elem_type = dtypes.onnx_code(new)
     return made
+
+
+def _returns_single(domain: str, name: str) -> bool:
+    """Whether an output of an operator is always float32."""
+    return any(map(_single_only, schemas[domain, name].values()))
+
+
+def _put_in_double(graph: GraphProto) -> None:
+    """Replace float32 by float64 in a graph, for differences of the gradients of operators that have no float64."""
+    single, double = TensorProto.FLOAT, TensorProto.DOUBLE
+    tensors = list(graph.initializer)
+    for node in graph.node:
+        for a in node.attribute:
+            if a.name in ("to", "dtype") and a.i == single:
+                a.i = double
+            tensors += [a.t] if a.HasField("t") else []
+        for inner in graphs(node):
+            _put_in_double(inner)
+    for t in tensors:
+        if t.data_type == single:
+            t.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(t).astype(np.float64), t.name))
+    for value in (*graph.input, *graph.output, *graph.value_info):
+        value.type.CopyFrom(_retyped(value.type, np.float32, np.float64))
 
 
 def _single_only(schema: Any) -> bool:

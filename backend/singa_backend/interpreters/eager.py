@@ -7,15 +7,17 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 from onnx import TypeProto, helper
 
+from .. import dtypes
 from ..ir.reader import read
 from ..proto.schemas import newest
 from ..runtime.executor import Executor
 from ..runtime.feeds import owned_copy
 from .base import Example, Subgraph, arguments
 from .builder import GraphBuilder, attribute_proto
-from .evaluate import Evaluator
+from .evaluate import EmptySequence, Evaluator
 
 
 class Eager(Evaluator):
@@ -42,7 +44,20 @@ class Eager(Evaluator):
         taken = executor.owned()  # a result may be written to, and the next call needs the constants of the graphs
         made = executor.run(executor.graph, values)
         with self.device.active():
-            return [owned_copy(v, taken) for v in made]
+            owned = [owned_copy(v, taken) for v in made]
+        for k, v in enumerate(owned):
+            if type(v) is list and not v:
+                owned[k] = EmptySequence(self._element_type(op_type, inputs, attributes, k))
+        return owned
+
+    def _element_type(self, op_type: str, inputs: Sequence[Any], attributes: dict[str, Any], k: int) -> np.dtype[Any]:
+        """The element type of a sequence that an If, Loop or SequenceMap returns: that of its state, or of its graph's output."""
+        if op_type == "Loop" and self.is_sequence(inputs[k + 2]):
+            return self.dtype(inputs[k + 2])
+        body = next(v for v in attributes.values() if isinstance(v, Subgraph))
+        type = body.proto.output[k].type
+        tensor = (type.sequence_type.elem_type if type.HasField("sequence_type") else type).tensor_type
+        return dtypes.numpy_dtype(tensor.elem_type or dtypes.onnx_code(np.float32))
 
 
 def _unwrapped(value: Any) -> Any:

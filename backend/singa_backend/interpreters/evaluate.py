@@ -35,7 +35,7 @@ def _scalar(device: Device, dtype: np.dtype[Any], value: bytes) -> Any:
     return device.put(np.frombuffer(value, dtype).reshape(()))
 
 
-class _Empty(list[Any]):
+class EmptySequence(list[Any]):
     """An empty sequence with an element type; not a list to convert to a constant."""
 
     def __init__(self, dtype: np.dtype[Any]) -> None:
@@ -70,7 +70,17 @@ class Evaluator(Interpreter[Any]):
         stored = declaration.stored(attributes) if attributes else attributes
         given = {n: _attribute(v) for n, v in stored.items() if v is not None} if stored else {}
         if declaration.name == "SequenceEmpty":
-            return [_Empty(dtypes.numpy_dtype(given.get("dtype") or dtypes.onnx_code(np.float32)))]
+            return [EmptySequence(dtypes.numpy_dtype(given.get("dtype") or dtypes.onnx_code(np.float32)))]
+        made = self._computed(operator, values, given, wanted)
+        if made and type(made[0]) is list and not made[0]:  # an operator on sequences keeps the element type of its first input
+            made[0] = EmptySequence(self.dtype(inputs[0]))
+        return made
+
+    def _computed(
+        self, operator: VersionedOperator, values: Sequence[Any], given: dict[str, Any], wanted: Sequence[bool]
+    ) -> list[Any]:
+        """The outputs of a call by the definition."""
+        declaration = operator.declaration
         try:
             if self.device.is_host:
                 with np.errstate(all="ignore"):
@@ -103,7 +113,7 @@ class Evaluator(Interpreter[Any]):
 
     def is_value(self, x: Any) -> bool:
         if isinstance(x, list):
-            return isinstance(x, _Empty) or (bool(x) and self.is_value(x[0]))
+            return isinstance(x, EmptySequence) or (bool(x) and self.is_value(x[0]))
         return isinstance(x, np.ndarray) or self.xp.isarray(x)
 
     def dtype(self, x: Any) -> np.dtype[Any]:

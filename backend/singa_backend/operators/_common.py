@@ -81,3 +81,20 @@ def same_shapes(xs: Sequence[Any]) -> None:
 def blank(xp: Any, shape: Sequence[int], dtype: Any) -> Any:
     """Return zeros of any dtype; the zero of strings is the empty string."""
     return xp.full(tuple(shape), "", dtype) if np.dtype(dtype) == object else xp.zeros(tuple(shape), dtype)
+
+
+def other_factors(op: Op, x: V, product: V, zeros: V, vanishing: V) -> V:
+    """Return, for each factor of a product, the product of the others.  Its gradient is right at zeros too.
+
+    Args:
+        op: The interpreter.
+        x: The factors.
+        product: For each factor, the product of all that are not 0.
+        zeros: The number of those that are 0.
+        vanishing: The sum of those that are 0: always 0, but with their gradients.
+    """
+    zero = op.Equal(x, 0)
+    others = op.Sub(zeros, op.cast(zero, x))
+    rest = op.Div(product, op.Where(zero, 1, x))
+    last = op.Mul(rest, op.Sub(vanishing, op.Where(zero, x, 0)))  # if one other factor is 0, it is the whole sum
+    return op.Where(op.Equal(others, 0), rest, op.Where(op.Equal(others, 1), last, 0))

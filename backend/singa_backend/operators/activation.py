@@ -241,7 +241,12 @@ def elu(xp: Xp, x: Array, *, alpha: float = 1.0) -> Array:
 @elu.gradient
 def elu_gradient(op: Op, dy: V, x: V, alpha: float) -> V:
     """The gradient at 0 is alpha."""
-    return op.Where(op.Greater(x, 0), dy, op.Mul(dy, op.Mul(op.Exp(op.Min(x, 0)), alpha)))
+    return op.Where(op.Greater(x, 0), dy, op.Mul(dy, op.Mul(op.Exp(_negative(op, x)), alpha)))
+
+
+def _negative(op: Op, x: V) -> V:
+    """Return the minimum of x and 0, with a gradient of 0 at 0, so that the second gradient there is 0 as in PyTorch."""
+    return op.Where(op.GreaterOrEqual(x, 0), 0, x)
 
 
 @operator("Celu", 12, 28, traits=("unary", "cannot_fail", "finite"))
@@ -252,7 +257,7 @@ def celu(xp: Xp, x: Array, *, alpha: float = 1.0) -> Array:
 @celu.gradient
 def celu_gradient(op: Op, dy: V, x: V, alpha: float) -> V:
     """The gradient at 0 is 1."""
-    return op.Where(op.Greater(x, 0), dy, op.Mul(dy, op.Exp(op.Div(op.Min(x, 0), alpha))))
+    return op.Where(op.Greater(x, 0), dy, op.Mul(dy, op.Exp(op.Div(_negative(op, x), alpha))))
 
 
 @celu.decomposition
@@ -268,7 +273,7 @@ def selu(xp: Xp, x: Array, *, alpha: float = 1.67326319217681884765625, gamma: f
 @selu.gradient
 def selu_gradient(op: Op, dy: V, x: V, alpha: float, gamma: float) -> V:
     """The gradient at 0 is gamma * alpha."""
-    return op.Mul(dy, op.Where(op.Greater(x, 0), gamma, op.Mul(op.Exp(op.Min(x, 0)), gamma * alpha)))
+    return op.Mul(dy, op.Where(op.Greater(x, 0), gamma, op.Mul(op.Exp(_negative(op, x)), gamma * alpha)))
 
 
 @operator("Selu", 1)

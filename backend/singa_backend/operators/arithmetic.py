@@ -181,7 +181,9 @@ def pow_(xp: Xp, x: Array, y: Array) -> Array:
 def pow_gradient(op: Op, dy: V, x: V, y: V, ys: list[V], needs: tuple[bool, ...]) -> tuple[V, V]:
     """The gradient by x is n x^(n-1), and 0 for n = 0 at every x; the gradient by the exponent is 0 where x is 0."""
     n = op.cast(y, x)
-    dx = op.Where(op.Equal(n, 0), 0, op.Mul(dy, op.Mul(n, op.Pow(x, op.Sub(n, 1)))))
+    constant = op.Equal(n, 0)
+    lower = op.Where(constant, 0, op.Sub(n, 1))  # at 0 the power -1 is infinite, and so would be the gradient of this product
+    dx = op.Where(constant, 0, op.Mul(dy, op.Mul(n, op.Pow(x, lower))))
     if not needs[1]:
         return op.sum_to(dx, x), None
     zero = op.Equal(x, 0)

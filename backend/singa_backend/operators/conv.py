@@ -359,15 +359,17 @@ def conv_transpose(
     for start in limits.blocks(n, samples):
         here = slice(start, start + samples)
         for first in limits.blocks(offsets, step):
-            some = filters[:, first : first + step]
-            part = xp.matmul(some.reshape(group, -1, c // group), x[here]).reshape(-1, group, some.shape[1], m, *sizes)
-            if samples >= n and step >= offsets and some.shape[1]:
+            some, batch = filters[:, first : first + step], x[here]
+            count = some.shape[1]
+            part = xp.matmul(some.reshape(group, count * m, c // group), batch)
+            part = part.reshape(batch.shape[0], group, count, m, *sizes)
+            if samples >= n and step >= offsets and count:
                 y = xp.folded(part.reshape(n, group, *at.kernel, m, *sizes), at.sizes, places(at))
                 if y is not None:
                     break
             if y is None:
                 y = xp.zeros((n, group, m, *at.sizes), dtype=x.dtype)
-            for k in range(some.shape[1]):
+            for k in range(count):
                 if first + k in taps:
                     _, seen, there = zip(*taps[first + k], strict=True)
                     y[(here, ..., *there)] += part[(slice(None), slice(None), k, ..., *seen)]

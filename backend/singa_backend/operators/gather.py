@@ -14,7 +14,7 @@ from ..interpreters.base import Op, V
 from ..ir.declaration import Version, operator
 from ..ir.shapes import Known, KnownShapes, Shape, is_known
 from ._api import Array
-from ._common import axis_of, length
+from ._common import axis_of, length, other_factors
 from ._shapes import FIRST
 
 
@@ -164,17 +164,12 @@ def _unscattered(
         return dy, None, read(dy)
     if reduction == "mul":
         # A factor's gradient is the product of the others: that of the nonzero ones if no other is 0, otherwise 0.
-        def zeros(v: V) -> V:
-            return op.cast(op.Equal(v, 0), v)
-
-        def others(v: V, product: V, count: V) -> V:
-            zero = zeros(v)
-            return op.Where(op.Equal(count, zero), op.Div(product, op.Add(v, zero)), 0)
-
-        product = write(op.Add(x, zeros(x)), op.Add(updates, zeros(updates)), "mul")
-        count = write(zeros(x), zeros(updates), "add")
-        du = op.Mul(read(dy), others(updates, read(product), read(count)))
-        return op.Mul(dy, others(x, product, count)), None, du
+        zx, zu = op.Equal(x, 0), op.Equal(updates, 0)
+        product = write(op.Where(zx, 1, x), op.Where(zu, 1, updates), "mul")
+        zeros = write(op.cast(zx, x), op.cast(zu, x), "add")
+        vanishing = write(op.Where(zx, x, 0), op.Where(zu, updates, 0), "add")
+        du = op.Mul(read(dy), other_factors(op, updates, read(product), read(zeros), read(vanishing)))
+        return op.Mul(dy, other_factors(op, x, product, zeros, vanishing)), None, du
     # max, min: equal values share the gradient, as in PyTorch.
     mine, theirs = op.cast(op.Equal(x, y), x), op.cast(op.Equal(updates, read(y)), x)
     share = op.Div(dy, write(mine, theirs, "add"))

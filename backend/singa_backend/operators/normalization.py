@@ -419,13 +419,13 @@ def mean_variance_normalization_gradient(op: Op, dy: V, x: V, axes: Ints) -> V:
     if not over:  # the mean of a scalar is itself
         return op.zeros_like(x)
     centred = op.Sub(x, op.ReduceMean(x, over, keepdims=1))
-    deviation = op.Sqrt(op.ReduceMean(op.Mul(centred, centred), over, keepdims=1))
+    var = op.ReduceMean(op.Mul(centred, centred), over, keepdims=1)
+    flat = op.Equal(var, 0)
+    deviation = op.Sqrt(op.Where(flat, 1, var))  # in place of 0, at which its own slope is infinite
     below = op.Add(deviation, 1e-9)
-    flat = op.Equal(deviation, 0)
-    tilt = op.Div(
-        op.ReduceMean(op.Mul(dy, centred), over, keepdims=1), op.Mul(op.Mul(below, below), op.Where(flat, 1, deviation))
-    )
-    return op.Sub(op.Div(op.Sub(dy, op.ReduceMean(dy, over, keepdims=1)), below), op.Mul(centred, op.Where(flat, 0, tilt)))
+    tilt = op.Div(op.ReduceMean(op.Mul(dy, centred), over, keepdims=1), op.Mul(op.Mul(below, below), deviation))
+    shifted = op.Sub(dy, op.ReduceMean(dy, over, keepdims=1))
+    return op.Sub(op.Div(shifted, op.Where(flat, 1e-9, below)), op.Mul(centred, op.Where(flat, 0, tilt)))
 
 
 # --- by a norm

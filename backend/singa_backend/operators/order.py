@@ -236,16 +236,25 @@ def cum_prod(xp: Xp, x: Array, axis: Host[int], *, exclusive: int = 0, reverse: 
 
 @cum_prod.gradient
 def cum_prod_gradient(op: Op, dy: V, y: V, x: V, axis: V, exclusive: int, reverse: int) -> V:
-    """Before the first zero: the sum of dy y / x from there; at it: the same without that zero; after it: 0."""
+    """Before the first zero: the sum of dy y / x from there; at it: the same without that zero; after it: 0.
+
+    Up to the second zero, that 0 is written as a product with the first one, because its gradient is not 0.
+    """
     zero = op.Equal(x, 0)
     zeros = op.CumSum(op.cast(zero, x), axis, reverse=reverse)
-    first = op.And(zero, op.Equal(zeros, 1))
-    without = op.CumProd(op.Where(first, 1, x), axis, exclusive=exclusive, reverse=reverse)
+    none, one = op.Equal(zeros, 0), op.Equal(zeros, 1)
+    first, second = op.And(zero, one), op.And(zero, op.Equal(zeros, 2))
+    filled, vanishing = op.Where(zero, 1, x), op.CumSum(op.Where(first, x, 0), axis, reverse=reverse)
 
     def behind(v: V) -> V:
         return op.CumSum(op.Mul(dy, v), axis, exclusive=exclusive, reverse=1 - reverse)
 
-    return op.Where(op.Equal(zeros, 0), op.Div(behind(y), op.Where(zero, 1, x)), op.Where(first, behind(without), 0))
+    def without(gone: V) -> V:
+        return behind(op.CumProd(op.Where(gone, 1, x), axis, exclusive=exclusive, reverse=reverse))
+
+    after = without(first)
+    late = op.Where(second, without(op.Or(first, second)), op.Where(one, op.Div(after, filled), 0))
+    return op.Where(none, op.Div(behind(y), filled), op.Where(first, after, op.Mul(vanishing, late)))
 
 
 # --- NonMaxSuppression ----------------------------------------------------------------------------------------------

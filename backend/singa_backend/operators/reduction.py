@@ -18,7 +18,7 @@ from ..errors import OperatorError
 from ..interpreters.base import Op, V
 from ..ir.declaration import Declaration, Host, Ints, operator
 from ._api import Array
-from ._common import axes_of
+from ._common import axes_of, other_factors
 from ._flops import each_input
 
 Step = Callable[[Xp, Array, Ints, bool], Array]  # (xp, x, axes from the front, keepdims) -> reduced
@@ -252,12 +252,12 @@ reduce_prod.flops(each_input(1))
 def reduce_prod_gradient(op: Op, dy: V, x: V, axes: V, keepdims: int, noop_with_empty_axes: int) -> V:
     """Multiply dy by the product of the others: with one zero only that zero has a gradient, with two none has."""
     zero = op.Equal(x, 0)
-    filled = op.Where(zero, 1, x)
-    product = op.ReduceProd(filled, axes, keepdims=1, noop_with_empty_axes=noop_with_empty_axes)
-    zeros = op.cast(zero, x)
-    count = op.ReduceSum(zeros, axes, keepdims=1, noop_with_empty_axes=noop_with_empty_axes)
-    others = op.Where(op.Equal(op.Sub(count, zeros), 0), op.Div(product, filled), 0)
-    return op.Mul(_spread(op, dy, x, axes, keepdims), others)
+    product = op.ReduceProd(op.Where(zero, 1, x), axes, keepdims=1, noop_with_empty_axes=noop_with_empty_axes)
+    zeros, vanishing = (
+        op.ReduceSum(v, axes, keepdims=1, noop_with_empty_axes=noop_with_empty_axes)
+        for v in (op.cast(zero, x), op.Where(zero, x, 0))
+    )
+    return op.Mul(_spread(op, dy, x, axes, keepdims), other_factors(op, x, product, zeros, vanishing))
 
 
 @operator("ReduceMax", 18, 20, traits=("reduction", "finite", "keeps_finite"))

@@ -101,7 +101,7 @@ def grid_sample(
     limits.admit((n, c, *places), work)
     axes = []
     for axis, size in enumerate(sizes):
-        at = grid[..., rank - 1 - axis].reshape(n, -1)  # the innermost axis is first in the grid
+        at = grid[..., rank - 1 - axis].reshape(n, math.prod(places))  # the innermost axis is first in the grid
         at = (at + 1) / 2 * (size - 1) if align_corners else ((at + 1) * size - 1) / 2
         axes.append(_taps(xp, at, size, kind, padding_mode, bool(align_corners)))
     pixels = xp.moveaxis(x.astype(work).reshape(n, c, math.prod(sizes)), 1, -1)

@@ -176,6 +176,11 @@ def scan_9_gradient(
     where = [*flow.floats, *(len(values) + i for i in flow.requested), *(n + i for i in flow.requested_xs)]
     for k, g in zip(where, made, strict=True):
         grads[k] = g
+    for i in flow.requested_xs:
+        sizes = op.shape(xs[i])
+        length = None if sizes is None else sizes[axes[i]]
+        if not isinstance(length, int) or not length:  # the body does not know the sizes of an element if there is none
+            grads[n + i] = op.Reshape(grads[n + i], op.Shape(xs[i]), allowzero=1)
     return grads
 
 

@@ -340,8 +340,9 @@ def concat_sizes(known: KnownShapes[Any], call: Any) -> Shape | None:
 def concat_gradient(op: Op, dy: V, xs: list[V], axis: int) -> list[V]:
     if len(xs) == 1:
         return [dy]
-    axis %= op.rank(xs[0])
-    sizes = op.Concat(*(op.Shape(x, start=axis, end=axis + 1) for x in xs), axis=0)
+    if op.shape(xs[0]) is not None:
+        axis %= op.rank(xs[0])
+    sizes = op.Concat(*(op.Shape(x, start=axis, end=None if axis == -1 else axis + 1) for x in xs), axis=0)
     return list(op.Split(dy, sizes, axis=axis, outputs=len(xs)))
 
 
