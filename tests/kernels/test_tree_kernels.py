@@ -82,6 +82,16 @@ def test_the_form_depends_on_trees_depth_and_rows(count: int, depth: int, rows: 
     assert few_paths.form_of(held, rows, 30) is form
 
 
+def test_tests_are_packed_in_the_order_of_their_bytes() -> None:
+    """The first test is the lowest bit, whichever byte of a number is first in memory."""
+    passed = np.random.default_rng(4).random((50, 8)) < 0.5
+    found = (passed.view(few_paths._WORD).reshape(-1) * few_paths._PACK) >> few_paths._TOP
+    assert np.array_equal(found, np.packbits(passed, axis=1, bitorder="little")[:, 0])
+    which = np.zeros(50, few_paths._NUMBER)
+    which.view(bool)[::8] = passed[:, 0]
+    assert np.array_equal(which, passed[:, 0])
+
+
 @pytest.mark.parametrize("count, depth", [(1000, 3), (3, 20), (60, 12)])
 def test_many_and_deep_trees(count: int, depth: int) -> None:
     agree(*drawn_trees.drawn_case(7, count, depth))
