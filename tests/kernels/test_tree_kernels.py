@@ -92,6 +92,28 @@ def test_tests_are_packed_in_the_order_of_their_bytes() -> None:
     assert np.array_equal(which, passed[:, 0])
 
 
+@pytest.mark.parametrize("targets, style, base, included", [
+    (1, "all", [0.75], True), (1, "all", [0.1], True), (1, "all", [1e-30], False), (1, "all", [np.inf], False),
+    (3, "all", [0.5, 0.1, -2.0], True), (3, "tree", [0.5, 0.1, -2.0], True), (3, "first", [0.5, 0.0, 0.0], True),
+    (3, "first", [0.5, 0.0, 1.0], False),
+])  # fmt: skip
+def test_base_values_are_in_the_leaves_unless_that_rounds(targets: int, style: str, base: list[float], included: bool) -> None:
+    rng = np.random.default_rng(2)
+    made = drawn_trees.drawn(rng, 3, 9, 4, drawn_trees.MODES[:4], True)
+    ids = {"all": lambda tree: range(targets), "tree": lambda tree: [tree % targets], "first": lambda tree: [0]}[style]
+    votes = [(t, n, c) for t, n in made.leaves() for c in ids(t)]
+    node = helper.make_node(
+        "TreeEnsembleRegressor", ["x"], ["y"], domain="ai.onnx.ml", **made.attributes(), n_targets=targets, base_values=base,
+        target_treeids=[t for t, _, _ in votes], target_nodeids=[n for _, n, _ in votes],
+        target_ids=[c for _, _, c in votes], target_weights=rng.choice([-0.5, 0.25, 1.0, 0.3], len(votes)).tolist(),
+    )  # fmt: skip
+    result = [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)]
+    proto, x = drawn_trees.model_of(node, drawn_trees.inputs(rng, 20, 3), result, 3)
+    agree(proto, x)
+    steps = SingaBackend.prepare(proto).profile({"x": x}).steps
+    assert included != any(s.kernel == "numpy.trees base" for s in steps)
+
+
 @pytest.mark.parametrize("count, depth", [(1000, 3), (3, 20), (60, 12)])
 def test_many_and_deep_trees(count: int, depth: int) -> None:
     agree(*drawn_trees.drawn_case(7, count, depth))
