@@ -114,6 +114,38 @@ def test_base_values_are_in_the_leaves_unless_that_rounds(targets: int, style: s
     assert included != any(s.kernel == "numpy.trees base" for s in steps)
 
 
+@pytest.mark.parametrize("kind", ["target", "class"])
+def test_the_logistic_function_of_one_score(kind: str) -> None:
+    """It is computed by numbers of Python, whose exp raises where NumPy's is infinite."""
+    rng = np.random.default_rng(5)
+    made = drawn_trees.drawn(rng, 3, 1, 6, drawn_trees.MODES[:4], True)
+    votes = made.leaves()
+    scores = [-1e4, -720.0, -701.0, -80.0, -1.0, 0.0, 1.0, 80.0, 1e4, np.inf, -np.inf, np.nan]
+    assert len(votes) >= len(scores)
+    given = made.attributes() | {
+        f"{kind}_treeids": [t for t, _ in votes], f"{kind}_nodeids": [n for _, n in votes], f"{kind}_ids": [0] * len(votes),
+        f"{kind}_weights": [scores[i % len(scores)] for i in range(len(votes))], "post_transform": "LOGISTIC",
+    }  # fmt: skip
+    if kind == "class":
+        node = helper.make_node("TreeEnsembleClassifier", ["x"], ["label", "scores"], domain="ai.onnx.ml", **given,
+                                classlabels_int64s=[4, 9])  # fmt: skip
+        results = [
+            helper.make_tensor_value_info("label", TensorProto.INT64, None),
+            helper.make_tensor_value_info("scores", 1, None),
+        ]
+    else:
+        node = helper.make_node("TreeEnsembleRegressor", ["x"], ["y"], domain="ai.onnx.ml", **given, n_targets=1)
+        results = [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)]
+    proto, x = drawn_trees.model_of(node, drawn_trees.inputs(rng, 200, 3), results, 3)
+    rep, found = SingaBackend.prepare(proto), []
+    expected = SingaBackend.run_model(proto, {"x": x}, optimize=0)
+    for row in range(len(x)):
+        for a, b in zip(rep.run({"x": x[row : row + 1]}), expected, strict=True):
+            same(a, b[row : row + 1])
+        found.append(float(expected[-1].reshape(len(x), -1)[row, 0]))
+    assert len(set(map(repr, found))) >= 6
+
+
 @pytest.mark.parametrize("count, depth", [(1000, 3), (3, 20), (60, 12)])
 def test_many_and_deep_trees(count: int, depth: int) -> None:
     agree(*drawn_trees.drawn_case(7, count, depth))

@@ -75,24 +75,25 @@ def pairs(s: np.ndarray, both: np.ndarray, other: str) -> Bound:
     return [call, (np.copyto, (second, s))]
 
 
-def _pair(s: np.ndarray, both: memoryview, start: int, differs: bool) -> None:
+def _pair(s: np.ndarray, both: Any, start: int, differs: bool) -> None:
     """The scores of one row in numbers of Python."""
     both[1] = value = s.item()
     both[0] = start - value if differs else 0.0
 
 
-def flat(array: np.ndarray) -> memoryview:
+def flat(array: np.ndarray) -> Any:
     """The elements of an array in C order, as numbers of Python."""
-    return memoryview(array.reshape(-1))
+    elements: Any = array.reshape(-1)
+    return memoryview(elements)
 
 
-def _logistic(z: memoryview, y: memoryview) -> None:
+def _logistic(z: Any, y: Any) -> None:
     """The logistic function of a few numbers; where exp(-v) would overflow, it is exp(v)."""
     for i, v in enumerate(z):
         y[i] = math.exp(v) if v < _LOW else 1 / (1 + math.exp(-v))
 
 
-def _above(s: np.ndarray, limit: float, first: int, second: int, y: memoryview) -> None:
+def _above(s: np.ndarray, limit: float, first: int, second: int, y: Any) -> None:
     """The label of one row."""
     y[0] = second if s.item() > limit else first
 

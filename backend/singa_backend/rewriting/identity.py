@@ -199,7 +199,9 @@ def _gather(view: GraphView[V, C], call: C) -> V | None:
     x: V = call.inputs[0]
     shape, axis = view.shape(x), view.attribute(call, "axis", 0)
     size = shape[axis] if shape is not None and -len(shape) <= axis < len(shape) else None
-    indices = view.constant(call.inputs[1], SMALL) if isinstance(size, int) else None
+    if not isinstance(size, int):
+        return None
+    indices = view.constant(call.inputs[1], SMALL)
     return x if indices is not None and indices.shape == (size,) and np.array_equal(indices, np.arange(size)) else None
 
 
