@@ -294,7 +294,7 @@ CASES = {
     "random-forest": Case("random forest, 100 trees of depth 10", _forest, True),
     "gradient-boosting": Case("gradient boosting, 100 trees of depth 4", _boosting, True),
     "extra-trees": Case("extra trees, regression, 100 of depth 8", _extra, True),
-    "isolation-forest": Case("isolation forest, 20 trees: 500 nodes", _isolation),
+    "isolation-forest": Case("isolation forest, 20 trees: 500 nodes", _isolation, True),
     "decision-tree": Case("one decision tree of depth 6", _tree),
     "svc": Case("SVC, RBF, 4 classes, with probabilities", _svc),
     "linear-svc": Case("SVC, linear kernel, 2 classes", _linear_svc),

@@ -165,6 +165,21 @@ def test_scaler_and_normalizer(dtype: Any, shape: tuple[int, ...]) -> None:
         agree(model_of("Normalizer", [x], [np.float32], norm=norm), [x])
 
 
+@pytest.mark.parametrize("features", [3, 40])
+def test_a_norm_that_float32_cannot_have_is_infinite(features: int) -> None:
+    """The quotients are 0, as those of onnxruntime and of scikit-learn; float64 has the norm."""
+    x = np.zeros((2, features), np.float32)
+    x[0, :3], x[1, :3] = (3e38, 2e38, -1e38), (1e38, 1e38, -1e38)
+    model = model_of("Normalizer", [x], [np.float32], norm="L1")
+    wide = model_of("Normalizer", [x.astype(np.float64)], [np.float32], norm="L1")
+    for rows in (x, x[:1], x[1:]):
+        agree(model, [rows])
+        agree(wide, [rows.astype(np.float64)])
+    assert not SingaBackend.run_model(model, [x[:1]])[0].any()
+    assert abs(SingaBackend.run_model(model, [x[1:]])[0][0, 0] - 1 / 3) < 1e-6
+    assert SingaBackend.run_model(wide, [x[:1].astype(np.float64)])[0][0, 0] == np.float32(0.5)
+
+
 def test_imputer_and_binarizer() -> None:
     rng = np.random.default_rng(7)
     for dtype in (np.float32, np.float64):

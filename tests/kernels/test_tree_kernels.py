@@ -82,6 +82,70 @@ def test_the_form_depends_on_trees_depth_and_rows(count: int, depth: int, rows: 
     assert few_paths.form_of(held, rows, 30) is form
 
 
+def test_tests_are_packed_in_the_order_of_their_bytes() -> None:
+    """The first test is the lowest bit, whichever byte of a number is first in memory."""
+    passed = np.random.default_rng(4).random((50, 8)) < 0.5
+    found = (passed.view(few_paths._WORD).reshape(-1) * few_paths._PACK) >> few_paths._TOP
+    assert np.array_equal(found, np.packbits(passed, axis=1, bitorder="little")[:, 0])
+    which = np.zeros(50, few_paths._NUMBER)
+    which.view(bool)[::8] = passed[:, 0]
+    assert np.array_equal(which, passed[:, 0])
+
+
+@pytest.mark.parametrize("targets, style, base, included", [
+    (1, "all", [0.75], True), (1, "all", [0.1], True), (1, "all", [1e-30], False), (1, "all", [np.inf], False),
+    (3, "all", [0.5, 0.1, -2.0], True), (3, "tree", [0.5, 0.1, -2.0], True), (3, "first", [0.5, 0.0, 0.0], True),
+    (3, "first", [0.5, 0.0, 1.0], False),
+])  # fmt: skip
+def test_base_values_are_in_the_leaves_unless_that_rounds(targets: int, style: str, base: list[float], included: bool) -> None:
+    rng = np.random.default_rng(2)
+    made = drawn_trees.drawn(rng, 3, 9, 4, drawn_trees.MODES[:4], True)
+    ids = {"all": lambda tree: range(targets), "tree": lambda tree: [tree % targets], "first": lambda tree: [0]}[style]
+    votes = [(t, n, c) for t, n in made.leaves() for c in ids(t)]
+    node = helper.make_node(
+        "TreeEnsembleRegressor", ["x"], ["y"], domain="ai.onnx.ml", **made.attributes(), n_targets=targets, base_values=base,
+        target_treeids=[t for t, _, _ in votes], target_nodeids=[n for _, n, _ in votes],
+        target_ids=[c for _, _, c in votes], target_weights=rng.choice([-0.5, 0.25, 1.0, 0.3], len(votes)).tolist(),
+    )  # fmt: skip
+    result = [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)]
+    proto, x = drawn_trees.model_of(node, drawn_trees.inputs(rng, 20, 3), result, 3)
+    agree(proto, x)
+    steps = SingaBackend.prepare(proto).profile({"x": x}).steps
+    assert included != any(s.kernel == "numpy.trees base" for s in steps)
+
+
+@pytest.mark.parametrize("kind", ["target", "class"])
+def test_the_logistic_function_of_one_score(kind: str) -> None:
+    """It is computed by numbers of Python, whose exp raises where NumPy's is infinite."""
+    rng = np.random.default_rng(5)
+    made = drawn_trees.drawn(rng, 3, 1, 6, drawn_trees.MODES[:4], True)
+    votes = made.leaves()
+    scores = [-1e4, -720.0, -701.0, -80.0, -1.0, 0.0, 1.0, 80.0, 1e4, np.inf, -np.inf, np.nan]
+    assert len(votes) >= len(scores)
+    given = made.attributes() | {
+        f"{kind}_treeids": [t for t, _ in votes], f"{kind}_nodeids": [n for _, n in votes], f"{kind}_ids": [0] * len(votes),
+        f"{kind}_weights": [scores[i % len(scores)] for i in range(len(votes))], "post_transform": "LOGISTIC",
+    }  # fmt: skip
+    if kind == "class":
+        node = helper.make_node("TreeEnsembleClassifier", ["x"], ["label", "scores"], domain="ai.onnx.ml", **given,
+                                classlabels_int64s=[4, 9])  # fmt: skip
+        results = [
+            helper.make_tensor_value_info("label", TensorProto.INT64, None),
+            helper.make_tensor_value_info("scores", 1, None),
+        ]
+    else:
+        node = helper.make_node("TreeEnsembleRegressor", ["x"], ["y"], domain="ai.onnx.ml", **given, n_targets=1)
+        results = [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)]
+    proto, x = drawn_trees.model_of(node, drawn_trees.inputs(rng, 200, 3), results, 3)
+    rep, found = SingaBackend.prepare(proto), []
+    expected = SingaBackend.run_model(proto, {"x": x}, optimize=0)
+    for row in range(len(x)):
+        for a, b in zip(rep.run({"x": x[row : row + 1]}), expected, strict=True):
+            same(a, b[row : row + 1])
+        found.append(float(expected[-1].reshape(len(x), -1)[row, 0]))
+    assert len(set(map(repr, found))) >= 6
+
+
 @pytest.mark.parametrize("count, depth", [(1000, 3), (3, 20), (60, 12)])
 def test_many_and_deep_trees(count: int, depth: int) -> None:
     agree(*drawn_trees.drawn_case(7, count, depth))

@@ -93,6 +93,7 @@ def alone(node: str, opset: int = 17, shape: str = "2,3,4,5", out: str = "", **w
         ("Pad(a, s)", 13, {"s": np.zeros(8, I)}),
         ("Slice<axes = [1], starts = [0], ends = [3]>(a)", 9, {}),
         ("Slice(a, s, e)", 13, {"s": np.zeros(2, I), "e": np.array([2, 2**63 - 1])}),
+        ("Gather<axis = 2>(a, s)", 13, {"s": np.arange(4)}),
         ("Concat<axis = 1>(a)", 17, {}),
         ("Sum(a)", 17, {}),
         ("Split<axis = 1>(a)", 13, {}),
@@ -119,6 +120,8 @@ def test_an_identity_goes(node: str, opset: int, weights: dict[str, Any]) -> Non
         ("Expand(a, s)", 13, {"s": np.array([1, 2, 3, 4, 5])}, "1,2,3,4,5"),
         ("Pad(a, s)", 13, {"s": np.array([0, 0, 0, 0, 0, 0, 0, 1])}, "2,3,4,6"),
         ("Slice(a, s, e)", 13, {"s": np.array([0]), "e": np.array([1])}, "1,3,4,5"),
+        ("Gather<axis = 1>(a, s)", 13, {"s": np.array([0, 2, 1])}, ""),
+        ("Gather<axis = 1>(a, s)", 13, {"s": np.arange(2)}, "2,2,4,5"),
         ("Clip(a)", 6, {}, ""),  # its bounds have defaults, which an infinity does not pass
         ("Add(a, s)", 17, {"s": F(0.0)}, ""),  # -0.0 + 0.0 is 0.0
         ("Sub(a, s)", 17, {"s": F(-0.0)}, ""),

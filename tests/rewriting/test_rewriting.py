@@ -64,17 +64,19 @@ ONE = (
     "y = Expand(x, last)", "y = Reshape(x, rest)", "y = Reshape(x, copies)", "y = Flatten(x)",
     "a = Unsqueeze(x, starts) y = Squeeze(a, starts)",
     "y = Unsqueeze(x, none)", "y = Tile(x, ones)", "y = Pad(x, zeros)", "y = Split<num_outputs = 1>(x)", "y = Clip(x)",
-    "a = Reshape(x, flat) y = Reshape(a, rest)",
+    "a = Reshape(x, flat) y = Reshape(a, rest)", "y = Gather(x, rows)", "y = Gather<axis = -1>(x, columns)",
 )  # fmt: skip
 KEPT = (
     "y = Cast<to = 10>(x)", "y = Add(x, zero)", "y = Sub(one, x)", "y = Div(one, x)", "y = Mul(x, wide)", "y = Clip(x, zero)",
     "y = Slice(x, second, ends)", "y = Transpose(x)", "y = Expand(x, wider)", "y = Tile(x, twice)", "y = Reshape(x, flat)",
+    "y = Gather<axis = 1>(x, rows)", "y = Gather(x, turned)", "y = Gather(x, matrix)",
 )  # fmt: skip
 VALUES = {
     "one": 1.0, "zero": 0.0, "negative": -0.0, "wide": np.ones((1, 2, 3), F), "starts": np.array([0]), "ends": np.array([2]),
     "large": np.array([2**31 - 1]), "last": np.array([3]), "rest": np.array([-1, 3]), "copies": np.array([0, 3]),
     "none": np.array([], np.int64), "ones": np.array([1, 1]), "zeros": np.array([0, 0, 0, 0]), "flat": np.array([6]),
     "wider": np.array([4, 1, 1]), "twice": np.array([1, 2]), "second": np.array([1]),
+    "rows": np.array([0, 1]), "columns": np.array([0, 1, 2], np.int32), "turned": np.array([1, 0]), "matrix": np.array([[0, 1]]),
 }  # fmt: skip
 
 

@@ -17,6 +17,9 @@ from .vectors import product, repeated
 _LONG, _FEW = 1 << 12, 16
 """The largest numbers of features of one row whose norm is a product, or a sum of numbers of Python."""
 
+_HUGE = 1e38
+"""The L1 norm from which it is computed in the dtype of the row, in which it may be infinite."""
+
 
 def _numbers(site: Site, x: Value) -> int:
     """The number of features of x, whose last axis they are."""
@@ -105,6 +108,8 @@ def _normalize_few(a: np.ndarray, y: np.ndarray) -> None:
     """Divide a row by its L1 norm, in numbers of Python."""
     values = a.tolist()
     total = sum(map(abs, values)) or 1
+    if total > _HUGE:
+        total = float(np.abs(a).sum())
     for i, v in enumerate(values):
         y[i] = v / total
 

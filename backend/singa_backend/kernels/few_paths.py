@@ -114,8 +114,11 @@ for _bits in range(256):
         _node = 2 * _node + 1 + (_bits >> _node & 1)
     _EXITS[_bits] = _node - 7
 
+_WORD, _NUMBER = np.dtype("<u8"), np.dtype("<i8")
+"""Eight bytes, of which the first is the lowest one on every machine."""
+
 _PACK = np.array(0x0102040810204080, np.uint64)
-"""Its product with eight truth values, one a byte, has them as bits 56 to 63."""
+"""Its product with eight truth values, one a byte of a `_WORD`, has them as bits 56 to 63."""
 
 _TOP = np.array(56, np.uint64)
 
@@ -282,7 +285,7 @@ def constants_of(tables: Form, rows: int, width: int) -> dict[str, np.ndarray]:
     if tables.root is not None:
         feature, threshold = (np.repeat(a, rows) for a in tables.root)
         child = np.repeat(np.arange(1, 2 * trees, 2), rows)
-        return made | {"first": child, "at": feature + steps, "limit": threshold, "which": np.zeros(trees * rows, np.int64)}
+        return made | {"first": child, "at": feature + steps, "limit": threshold, "which": np.zeros(trees * rows, _NUMBER)}
     feature, threshold = (np.repeat(a[1 : trees + 1], rows, axis=0) for a in (tables.feature, tables.threshold))
     return made | {"first": np.repeat(np.arange(1, trees + 1), rows), "at": feature + steps[:, None], "limit": threshold}
 
@@ -350,7 +353,7 @@ def _through(tables: Heaps, x: np.ndarray, place: np.ndarray, m: dict[str, np.nd
         calls += [
             (flat.take, (f, None, v, "wrap")),
             (np.less_equal, (v, t, p)),
-            (np.multiply, (p.view(np.uint64).reshape(-1), _PACK, bits)),
+            (np.multiply, (p.view(_WORD).reshape(-1), _PACK, bits)),
             (np.right_shift, (bits, _TOP, top)),
             (tables.offsets.take, (at, None, offset, "wrap")),
             (np.add, (now, offset, at)),

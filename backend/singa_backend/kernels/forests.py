@@ -261,6 +261,7 @@ class Forest:
         voted: whether a leaf has a vote for a target, if the aggregate is a minimum or maximum and some have none.
         groups: the first tree of each target, and the targets, if each tree votes for one of several.
         finite: whether the weights of all votes are finite.
+        based: whether the weights include the base values, in the leaves of the first tree of each target.
     """
 
     trees: int
@@ -274,9 +275,10 @@ class Forest:
     voted: np.ndarray | None
     groups: tuple[np.ndarray, np.ndarray] | None
     finite: bool
+    based: bool = False
 
 
-def forest(trees: ReadTrees, dtype: np.dtype[Any], count: int, targets: int, how: str) -> Forest:
+def forest(trees: ReadTrees, dtype: np.dtype[Any], count: int, targets: int, how: str, base: np.ndarray | None = None) -> Forest:
     """Arrange the nodes of an ensemble.
 
     Args:
@@ -285,6 +287,7 @@ def forest(trees: ReadTrees, dtype: np.dtype[Any], count: int, targets: int, how
         count: the number of features.
         targets: the number of targets.
         how: what is computed of the votes for a target: "SUM", "MIN" or "MAX".
+        base: is added to the sum of each target, which `based` of the result reports; None if it is not to be.
 
     Raises:
         Refused: the ensemble is not valid, or it has a form that these tables cannot have.
@@ -312,7 +315,28 @@ def forest(trees: ReadTrees, dtype: np.dtype[Any], count: int, targets: int, how
         weights = weights[:, 0]
     finite = bool(np.isfinite(trees.weight).all())
     feature, threshold, copies = made.feature[place], made.threshold[place], bool(made.low.any())
-    return Forest(len(order), feature, threshold, child, shared, active, copies, weights, voted, groups, finite)
+    based = base is not None and not shared and how == "SUM" and _include(base, weights, child, groups)
+    return Forest(len(order), feature, threshold, child, shared, active, copies, weights, voted, groups, finite, based)
+
+
+def _include(base: np.ndarray, weights: np.ndarray, child: np.ndarray, groups: tuple[np.ndarray, np.ndarray] | None) -> bool:
+    """Add the base values to the weights of a tree's leaves if no sum is rounded; return whether they were added."""
+    first, targets = (np.zeros(1, np.int64), None) if groups is None else groups
+    added = np.zeros_like(weights)
+    for i, front in enumerate(first):
+        value = base.reshape(weights.shape[1:]) if targets is None else base[targets[i]]
+        front = np.array([front])
+        while len(front):
+            ends = child[front] == front
+            added[front[ends]] = value
+            parents = child[front[~ends]]
+            front = np.concatenate([parents, parents + 1])
+    missing = 0 if targets is None else np.count_nonzero(np.delete(base, targets))
+    sums = weights + added
+    if missing or not (np.array_equal(sums - added, weights) and np.array_equal(sums - weights, added)):
+        return False
+    weights[...] = sums
+    return True
 
 
 def _targets(trees: ReadTrees, made: _NodeWriter) -> np.ndarray | None:

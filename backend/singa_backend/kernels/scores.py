@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,6 +15,12 @@ from .vectors import repeated
 
 ML = "ai.onnx.ml"
 
+_FEW = 8
+"""The number of scores up to which numbers of Python cost less than calls on arrays."""
+
+_LOW = -700
+"""Where exp(v) is the logistic function of v in float64."""
+
 TRANSFORMS = ("NONE", "SOFTMAX", "LOGISTIC", "SOFTMAX_ZERO", "PROBIT")
 """The transforms by their numbers in TreeEnsemble."""
 
@@ -25,6 +32,9 @@ def transformed(site: Site, z: Value, name: str, y: Value) -> Value:
         return y
     if name == "SOFTMAX":
         return softmax_of_rows(site, z, y)
+    if name == "LOGISTIC" and z.size <= _FEW:
+        site.emit(lambda: [(_logistic, (flat(z.array), flat(y.array)))], reads=(z,), writes=(y,), kernel="numpy.scores")
+        return y
     if name != "LOGISTIC":
         compute = _probit if name == "PROBIT" else _softmax_zero
         site.emit(lambda: [(compute, (z.array, y.array))], reads=(z,), writes=(y,), kernel="numpy.scores")
@@ -43,15 +53,49 @@ def transformed(site: Site, z: Value, name: str, y: Value) -> Value:
 def two_scores(site: Site, z: Value, chances: bool) -> Value:
     """The scores of both classes, of the score of the second one: 1 - z and z for chances, -z and z otherwise."""
     both = site.new((z.shape[0], 2), z.dtype, finiteness=NAN)
-    one = np.ones(1, z.dtype)
-
-    def bind() -> Bound:
-        s, (first, second) = z.array[:, 0], both.array.T
-        other: Any = (np.subtract, (one, s, first)) if chances else (np.negative, (s, first))
-        return [other, (np.copyto, (second, s))]
-
-    site.emit(bind, reads=(z,), writes=(both,), kernel="numpy.scores")
+    other = "1-s" if chances else "-s"
+    site.emit(lambda: pairs(z.array[:, 0], both.array, other), reads=(z,), writes=(both,), kernel="numpy.scores")
     return both
+
+
+def pairs(s: np.ndarray, both: np.ndarray, other: str) -> Bound:
+    """The calls that set the scores of two classes.
+
+    Args:
+        s: the scores of the second class, [rows].
+        both: the scores of both, [rows, 2].
+        other: the score of the first class: "0", "-s" or "1-s".
+    """
+    if len(s) == 1:
+        return [(_pair, (s, flat(both), other == "1-s", other != "0"))]
+    first, second = both.T
+    if other == "0":
+        return [(first.fill, (0,)), (np.copyto, (second, s))]
+    call: Any = (np.subtract, (np.ones((), s.dtype), s, first)) if other == "1-s" else (np.negative, (s, first))
+    return [call, (np.copyto, (second, s))]
+
+
+def _pair(s: np.ndarray, both: Any, start: int, differs: bool) -> None:
+    """The scores of one row in numbers of Python."""
+    both[1] = value = s.item()
+    both[0] = start - value if differs else 0.0
+
+
+def flat(array: np.ndarray) -> Any:
+    """The elements of an array in C order, as numbers of Python."""
+    elements: Any = array.reshape(-1)
+    return memoryview(elements)
+
+
+def _logistic(z: Any, y: Any) -> None:
+    """The logistic function of a few numbers; where exp(-v) would overflow, it is exp(v)."""
+    for i, v in enumerate(z):
+        y[i] = math.exp(v) if v < _LOW else 1 / (1 + math.exp(-v))
+
+
+def _above(s: np.ndarray, limit: float, first: int, second: int, y: Any) -> None:
+    """The label of one row."""
+    y[0] = second if s.item() > limit else first
 
 
 def _probit(z: np.ndarray, y: np.ndarray) -> None:
@@ -121,6 +165,8 @@ class Labels:
     def above(self, s: np.ndarray, limit: np.ndarray, chosen: Value) -> Bound:
         """The calls that set the labels to the second one where `s` is above the limit, and to the first one elsewhere."""
         limit = limit.reshape(())
+        if len(s) == 1 and isinstance(self.result, Value):
+            return [(_above, (s, limit.item(), *self._names.tolist(), flat(self.result.array)))]
         if isinstance(self.result, Value) and self._plain:
             flags = chosen.array.view(np.bool_)[: len(s)]
             return [(np.greater, (s, limit, flags)), (np.copyto, (self.result.array, flags))]

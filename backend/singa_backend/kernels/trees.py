@@ -11,7 +11,7 @@ import numpy as np
 
 from .few_paths import Form, Heaps, Lists, calls_of, constants_of, form_of, room_of, tables_of
 from .forests import Forest, ReadTrees, forest, named_trees, numbered_trees, numbers, values_of
-from .scores import ML, TRANSFORMS, Labels, labels_of, matrix_of, transform_of, transformed
+from .scores import ML, TRANSFORMS, Labels, labels_of, matrix_of, pairs, transform_of, transformed
 from .table import Site, kernel
 from .values import ALIGNMENT, FINITE, NAN, Bound, Buffer, Value
 
@@ -22,7 +22,6 @@ _SMALL = 1 << 12
 """The number of votes up to which BLAS adds them: it uses one thread."""
 
 _LOWEST = {np.dtype(t): np.array(-np.inf, t) for t in (np.float32, np.float64)}
-_ONE = np.array(1.0)
 
 _REDUCE = {"SUM": np.add, "MIN": np.minimum, "MAX": np.maximum}
 
@@ -31,24 +30,29 @@ AGGREGATES = ("AVERAGE", "SUM", "MIN", "MAX")
 
 
 def _aggregated(
-    site: Site, x: Value, read: Callable[[], ReadTrees], values: np.dtype[Any], targets: int, how: str
+    site: Site, x: Value, read: Callable[[], ReadTrees], values: np.dtype[Any], targets: int, how: str, base: np.ndarray | None
 ) -> tuple[Value, bool]:
-    """The aggregates of the votes for each target, float64 [rows, targets], and whether all weights are finite.
+    """The aggregates of the votes for each target and the base values, float64 [rows, targets], and whether all are finite.
 
     What `read` returns is not kept: the tables of a forest have all of it; `values` is the dtype of the thresholds.
     """
     rows, features = matrix_of(site, x)
     site.require(targets > 0, "there are no targets")
-    wide = x.dtype if x.dtype.kind == "f" else np.dtype(np.float64)
-    dtype = np.result_type(wide, values)
+    dtype = np.result_type(x.dtype if x.dtype.kind == "f" else np.float64, values)
     reduced = "SUM" if how == "AVERAGE" else how
-    held = site.once(("forest", dtype, features, targets), lambda: forest(read(), dtype, features, targets, reduced))
+    wide = None if base is None else base.astype(np.float64)
+    exact = wide if how == "SUM" else None
+    held = site.once(("forest", dtype, features, targets), lambda: forest(read(), dtype, features, targets, reduced, exact))
     z = site.new((rows, targets), np.float64, finiteness=NAN)
     _walk(site, x, rows, features, held, reduced, z)
     if how == "AVERAGE":
         trees = np.array(float(held.trees))
         site.emit(lambda: [(np.divide, (z.array, trees, z.array))], reads=(z,), writes=(z,), kernel="numpy.trees average")
-    return z, held.finite
+    if wide is None:
+        return z, held.finite
+    if not held.based:
+        _add_base(site, z, wide)
+    return z, held.finite and bool(np.isfinite(wide).all())
 
 
 def _walk(site: Site, x: Value, rows: int, features: int, held: Forest, how: str, z: Value) -> None:
@@ -65,8 +69,7 @@ def _walk(site: Site, x: Value, rows: int, features: int, held: Forest, how: str
     direct = block == rows and not copies and x.dtype == held.threshold.dtype and x.contiguous
     room = _room(held, block, 0 if direct else width, targets, tables)
     scratch = site.scratch(room.nbytes)
-    steps = np.arange(block) * width
-    constants = {} if tables is None else constants_of(tables, rows, width)
+    constants = _starts(held, block, width) if tables is None else constants_of(tables, rows, width)
 
     def bind() -> Bound:
         m = room.arrays(scratch) | constants
@@ -77,12 +80,12 @@ def _walk(site: Site, x: Value, rows: int, features: int, held: Forest, how: str
         if tables is not None:
             calls = [*calls_of(tables, held, m["x"], m["place"], m), *_collect_few(held, tables, how, m, target)]
         else:
-            calls = [*_begin(held, m, steps), *_descend(held, m, steps), *_collect(held, how, m, target)]
+            calls = [*_begin(held, m), *_descend(held, m), *_collect(held, how, m, target)]
         if block == rows:
             return [*(() if direct else _load(copies, source, m)), *calls]
         return [(_blocks, (held, source, z.array, block, m, calls))]
 
-    site.emit(bind, reads=(x,), writes=(z,), kernel="numpy.trees", scratch=scratch, keeps=(held, tables, steps, constants))
+    site.emit(bind, reads=(x,), writes=(z,), kernel="numpy.trees", scratch=scratch, keeps=(held, tables, constants))
 
 
 @dataclass(frozen=True)
@@ -149,7 +152,13 @@ def _load(copies: bool, source: np.ndarray, m: dict[str, np.ndarray]) -> list[An
     return [(np.copyto, (first, source)), (np.fmax, (first, _LOWEST[x.dtype], second))]
 
 
-def _begin(held: Forest, m: dict[str, np.ndarray], steps: np.ndarray) -> list[Any]:
+def _starts(held: Forest, block: int, width: int) -> dict[str, np.ndarray]:
+    """Where the row of each path begins, and the feature of its root: operands of equal shapes cost less than broadcast ones."""
+    steps = np.tile(np.arange(block) * width, (held.trees, 1))
+    return {"steps": steps, "first": held.feature[: held.trees, None] + steps}
+
+
+def _begin(held: Forest, m: dict[str, np.ndarray]) -> list[Any]:
     """The step from the roots, which are at the first places."""
     roots = np.arange(held.trees)[:, None]
     if not held.active:
@@ -157,8 +166,7 @@ def _begin(held: Forest, m: dict[str, np.ndarray], steps: np.ndarray) -> list[An
     n = held.active[0]
     place, at, value, passed = (m[name][:n] for name in ("place", "feature", "value", "passed"))
     calls: list[Any] = [
-        (np.add, (held.feature[:n, None], steps, at)),
-        (m["x"].reshape(-1).take, (at, None, value, "wrap")),
+        (m["x"].reshape(-1).take, (m["first"][:n], None, value, "wrap")),
         (np.less_equal, (value, held.threshold[:n, None], passed)),
     ]
     if n < held.trees:
@@ -168,15 +176,15 @@ def _begin(held: Forest, m: dict[str, np.ndarray], steps: np.ndarray) -> list[An
     return [*calls, (np.add, (held.child[:n, None], passed, place))]
 
 
-def _descend(held: Forest, m: dict[str, np.ndarray], steps: np.ndarray) -> list[Any]:
+def _descend(held: Forest, m: dict[str, np.ndarray]) -> list[Any]:
     """The steps after the first one."""
-    flat = m["x"].reshape(-1)
+    flat, steps = m["x"].reshape(-1), m["steps"]
     calls: list[Any] = []
     for n in held.active[1:]:
         i, f, v, t, p, c = (m[name][:n] for name in ("place", "feature", "value", "threshold", "passed", "child"))
         calls.append((held.feature.take, (i, None, f, "wrap")))
-        if len(steps) > 1:
-            calls.append((np.add, (f, steps, f)))
+        if steps.shape[1] > 1:
+            calls.append((np.add, (f, steps[:n], f)))
         calls += [(flat.take, (f, None, v, "wrap")), (held.threshold.take, (i, None, t, "wrap")), (np.less_equal, (v, t, p))]
         if held.pairs:
             calls += [(np.add, (i, i, f)), (np.add, (f, p, f)), (held.child.take, (f, None, i, "wrap"))]
@@ -241,7 +249,7 @@ def _base(site: Site, count: int) -> np.ndarray | None:
 
 def _add_base(site: Site, z: Value, base: np.ndarray) -> None:
     """Emit the addition of the base values, [targets], to the aggregates."""
-    wide = base.astype(np.float64).reshape(() if len(base) == 1 else (1, -1) if z.shape[0] == 1 else -1)
+    wide = base.reshape(() if len(base) == 1 else (1, -1) if z.shape[0] == 1 else -1)
     site.emit(lambda: [(np.add, (z.array, wide, z.array))], reads=(z,), writes=(z,), kernel="numpy.trees base")
 
 
@@ -252,8 +260,8 @@ def tree_ensemble_regressor(site: Site, x: Value) -> Value:
     site.require(how in AGGREGATES, "the aggregate is unknown")
     count = given.get("n_targets")
     count = max(given.get("target_ids") or (0,)) + 1 if count is None else count
-    z, finite = _aggregated(site, x, lambda: named_trees(given, "target"), values_of(given), count, how)
-    return _regression(site, z, _base(site, count), transform_of(site), np.dtype(np.float32), finite)
+    z, finite = _aggregated(site, x, lambda: named_trees(given, "target"), values_of(given), count, how, _base(site, count))
+    return _regression(site, z, transform_of(site), np.dtype(np.float32), finite)
 
 
 @kernel("TreeEnsemble", 5, on="numpy", domain=ML)
@@ -264,14 +272,12 @@ def tree_ensemble(site: Site, x: Value) -> Value:
     site.require(x.dtype.kind == "f", "elements of other types")
     count = given.get("n_targets")
     count = max(given["leaf_targetids"], default=0) + 1 if count is None else count
-    z, finite = _aggregated(site, x, lambda: numbered_trees(given), values_of(given), count, AGGREGATES[how])
-    return _regression(site, z, None, TRANSFORMS[name], x.dtype, finite)
+    z, finite = _aggregated(site, x, lambda: numbered_trees(given), values_of(given), count, AGGREGATES[how], None)
+    return _regression(site, z, TRANSFORMS[name], x.dtype, finite)
 
 
-def _regression(site: Site, z: Value, base: np.ndarray | None, name: str, dtype: np.dtype[Any], finite: bool) -> Value:
-    finite = finite and name != "PROBIT" and (base is None or bool(np.isfinite(base).all()))
-    if base is not None:
-        _add_base(site, z, base)
+def _regression(site: Site, z: Value, name: str, dtype: np.dtype[Any], finite: bool) -> Value:
+    finite = finite and name != "PROBIT"
     return transformed(site, z, name, site.new(z.shape, dtype, finiteness=FINITE if finite else NAN))
 
 
@@ -292,14 +298,13 @@ def tree_ensemble_classifier(site: Site, x: Value) -> tuple[Any, Value]:
         trees = named_trees(given, "class")
         return replace(trees, target=np.zeros_like(trees.target)) if binary else trees
 
-    z, finite = _aggregated(site, x, read, values_of(given), 1 if binary else len(labels), "SUM")
+    base = base[-1:] if base is not None and binary else base
+    z, finite = _aggregated(site, x, read, values_of(given), 1 if binary else len(labels), "SUM", base)
     rows, count = z.shape[0], 1 if len(labels) == 1 and binary else len(labels)
-    finite = finite and name != "PROBIT" and (base is None or bool(np.isfinite(base).all()))
+    finite = finite and name != "PROBIT"
     scores = site.new((rows, count), np.float32, finiteness=FINITE if finite else NAN)
     chosen = site.new((rows,), np.int64, finiteness=FINITE)
     made = Labels(site, labels if not binary or len(labels) == 2 else np.array([0, labels[0]]), rows)
-    if base is not None:
-        _add_base(site, z, base[-1:] if binary else base)
     if not binary:
         site.emit(lambda: made.largest(z, chosen), reads=(z,), writes=(chosen, *made.writes()), kernel="numpy.trees labels")
         return made.result, transformed(site, z, name, scores)
@@ -311,14 +316,7 @@ def tree_ensemble_classifier(site: Site, x: Value) -> tuple[Any, Value]:
 
     def bind() -> Bound:
         s = z.array[:, 0]
-        calls: list[Any] = []
-        if count == 2:
-            other, one = both.array.T
-            if voted == [1]:
-                calls.append((other.fill, (0,)))
-            else:
-                calls.append((np.negative, (s, other)) if margins else (np.subtract, (_ONE, s, other)))
-            calls.append((np.copyto, (one, s)))
+        calls = pairs(s, both.array, "0" if voted == [1] else "-s" if margins else "1-s") if count == 2 else []
         return [*calls, *made.above(s, limit, chosen)]
 
     writes = (chosen, *made.writes(), *([both] if count == 2 else []))

@@ -24,7 +24,8 @@ def identity(view: GraphView[V, C]) -> int:
 
     f is Identity, Dropout that drops nothing and whose mask is not used, Cast and CastLike to the dtype of x, Concat, Sum, Mean,
     Max or Min of one value, Split into one part, Add or Sub of 0, Mul, Div or Pow by 1, And with true, Or with false, Clip
-    without bounds, Expand, Slice, Reshape, Squeeze, Unsqueeze, Tile and Pad that keep the shape, Transpose that keeps the axes.
+    without bounds, Expand, Slice, Reshape, Squeeze, Unsqueeze, Tile and Pad that keep the shape, Transpose that keeps the axes,
+    Gather of all indices of an axis in order.
     """
     count = 0
     for call in view.named(*TESTS):
@@ -194,6 +195,16 @@ def _slice(view: GraphView[V, C], call: C) -> V | None:
     return x if whole else None
 
 
+def _gather(view: GraphView[V, C], call: C) -> V | None:
+    x: V = call.inputs[0]
+    shape, axis = view.shape(x), view.attribute(call, "axis", 0)
+    size = shape[axis] if shape is not None and -len(shape) <= axis < len(shape) else None
+    if not isinstance(size, int):
+        return None
+    indices = view.constant(call.inputs[1], SMALL)
+    return x if indices is not None and indices.shape == (size,) and np.array_equal(indices, np.arange(size)) else None
+
+
 def _split(view: GraphView[V, C], call: C) -> V | None:
     if len(call.outputs) > 1:
         return None
@@ -218,4 +229,5 @@ TESTS: dict[str, _Test] = {
     "Mean": _of_one, "Max": _of_one, "Min": _of_one, **dict.fromkeys(NEUTRAL, _neutral), "Transpose": _transpose,
     "Slice": _slice, "Expand": same_shape, "Reshape": _reshape, "Flatten": _flatten, "Squeeze": same_shape,
     "Unsqueeze": _unsqueeze, "Tile": _tile, "Pad": _pad, "Split": _split, "Clip": _clip,
+    "Gather": _gather,
 }  # fmt: skip

@@ -19,6 +19,7 @@ from ..region import Region
 from .additions import additions, windows
 from .bodies import bodies
 from .constants import branches, constants
+from .ensembles import leaf_functions, summed_ensembles
 from .facts import Type
 from .products import products
 from .quantized import quantized_moves, quantized_pairs, quantized_products, quantized_signs, quantized_sums, quantized_tables
@@ -40,6 +41,8 @@ LEVEL_2: tuple[Pass, ...] = (
     quantized_moves,
     quantized_pairs,
     quantized_tables,
+    leaf_functions,
+    summed_ensembles,
     quantized_products,
     transposes,
     through_reshapes,
