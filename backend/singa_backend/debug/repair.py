@@ -210,6 +210,8 @@ class Repair:
                 if not self._sure(name):
                     found.add(name)
                 waiting += self.source.makers[name].uses
+            elif not known and name not in self.equal and name in self.source.makers:
+                waiting += self.source.makers[name].uses
         return [n for c in self.source.calls for n in c.outputs if n in found]
 
     def _sure(self, name: str) -> bool:
