@@ -82,6 +82,7 @@ class Alignment:
         confirmed: constants, with a partner or without, from which a value that agrees is computed.
         doubtful: constants that equal their partner, perhaps by chance: no effect of them confirms it.
         unit: what the other side consists of: "nodes" or "values of submodules".
+        used: values without a partner from which values that agree are computed.
     """
 
     pairs: dict[str, ValuePair] = field(default_factory=dict)
@@ -95,6 +96,7 @@ class Alignment:
     neutral: dict[str, str] = field(default_factory=dict)
     confirmed: set[str] = field(default_factory=set)
     doubtful: set[str] = field(default_factory=set)
+    used: set[str] = field(default_factory=set)
 
     def __str__(self) -> str:
         """Return how much was matched, in one line."""

@@ -437,7 +437,9 @@ class Judge:
         repeats, theirs = self.setting.repeats, visit.theirs
         if repeats is None or not isinstance(theirs, dict) or len(self.result.origins) >= _LOCATED:
             return between
-        located = repeats.cause(visit.call, found.values[0], theirs[found.values[0]], between)
+        used = self.setting.alignment.used if self.setting.alignment is not None else ()
+        unsure = [c for c in between if c is visit.call or not any(n in used for n in c.outputs)]
+        located = repeats.cause(visit.call, found.values[0], theirs[found.values[0]], unsure)
         if located is None:
             return between
         cause, like = located
@@ -472,7 +474,7 @@ class Judge:
     def _state(self, visit: Visit, name: str) -> bool | None:
         """Whether both sides of a node read the same value; None if this is not known."""
         known = self._agreed.get(name)
-        if known is None and name in visit.my_inputs and name in visit.their_inputs:
+        if known is None and name not in self._doubtful and name in visit.my_inputs and name in visit.their_inputs:
             return same_bits(visit.my_inputs[name], visit.their_inputs[name]) or None  # one side took the other's value
         return known
 

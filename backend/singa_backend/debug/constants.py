@@ -1,4 +1,4 @@
-"""What an alignment knows of constants: a small one equals many by chance, so that only its effect confirms it."""
+"""Values that their effect confirms: a small constant equals many by chance, and a value may have no partner at all."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from .submodel import NodeCall, Source
 
 
 def confirmed(
-    source: Source, still: Collection[str], equal: Collection[str], pairs: Mapping[str, ValuePair], theirs: Mapping[str, Made]
+    source: Source, still: Collection[str], equal: Collection[str], pairs: Mapping[str, ValuePair], theirs: Mapping[str, Made],
+    replaced: Collection[str],
 ) -> set[str]:  # fmt: skip
     """The constants that are computed from the inputs, and are right by their effect.
 
@@ -23,6 +24,7 @@ def confirmed(
         equal: its values that agree with a partner.
         pairs: its values that have a partner.
         theirs: how the other side computes its values.
+        replaced: values that differ; what is computed from them is not confirmed.
     """
     readers = defaultdict[str, list[NodeCall]](list)
     for call in source.calls:
@@ -39,6 +41,34 @@ def confirmed(
     while waiting:
         name = waiting.pop()
         if name in still and name not in found and name in source.makers and (name in equal or name not in pairs):
+            found.add(name)
+            waiting += source.makers[name].uses
+    return found - _after(source, replaced)
+
+
+def _after(source: Source, names: Collection[str]) -> set[str]:
+    """Values, and all that are computed from them."""
+    found = set(names)
+    for call in source.calls:
+        if any(n in found for n in call.uses):
+            found.update(call.outputs)
+    return found
+
+
+def used(source: Source, still: Collection[str], agreed: Collection[str], pairs: Collection[str]) -> set[str]:
+    """The values without a partner that are no constants, and from which values that agree are computed.
+
+    Args:
+        source: the judged model.
+        still: its values that are the same on all draws.
+        agreed: its values that agree with a partner, with no other value in their place.
+        pairs: its values that have a partner.
+    """
+    found = set[str]()
+    waiting = [n for call in source.calls if any(o in agreed and o not in still for o in call.outputs) for n in call.uses]
+    while waiting:
+        name = waiting.pop()
+        if name in source.makers and name not in pairs and name not in still and name not in found:
             found.add(name)
             waiting += source.makers[name].uses
     return found

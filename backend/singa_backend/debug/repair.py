@@ -7,6 +7,7 @@ of the fault; its node is the cause if its inputs are equal.  Nodes that only on
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
@@ -146,12 +147,17 @@ class Repair:
         """
         calls = self.region()
         heads = [c for c in calls if all(map(self._known, c.uses))]
-        names = self._copied(heads) if sure else []
+        weak = self._weak(heads) if sure else []
+        names = [*weak, *self._copied(heads)] if sure else []
         names += [n for c in calls if (c in heads) == sure for n in c.outputs if n not in self.equal]
         for name in names:
-            if name in self.culprits or (name in self.aligner.left.still and not self._compared(self.source.makers[name])):
+            if name in self.culprits:
                 continue
-            for other, layout in self._choices(name):
+            still = name in self.aligner.left.still
+            firm = still and self._firm(self.source.makers[name])
+            if still and not firm and name not in weak:
+                continue
+            for other, layout in itertools.chain(self._stored(name) if firm else (), self._choices(name)):
                 if self._trials >= _TRIALS:
                     return False
                 if self._tried(name, (other, layout), self._after([name])):
@@ -180,15 +186,31 @@ class Repair:
             if isinstance(mine, np.ndarray) and isinstance(theirs, np.ndarray) and mine.size != theirs.size:
                 yield other, None
 
+    def _stored(self, name: str) -> Iterator[tuple[str, ValueLayout | None]]:
+        """The weights that the other side has in the place of a constant, in its shape; first its partner, if its layout differs."""
+        pairs, made = self.aligner.pairs, self.aligner.theirs.made
+        pair = pairs.get(name)
+        plain = self._fitting(name, pair.other) if pair is not None and pair.layout is not None else None
+        if pair is not None and plain and plain[0] != pair.layout:
+            yield pair.other, plain[0]
+        for call in self._readers[name]:
+            read = {pairs[n].other for n in call.uses if n in self.equal and n in pairs and n not in self.aligner.left.still}
+            for partner in made.values():
+                if partner.operator == call.operator and read and read <= set(partner.uses):
+                    for other in partner.uses:
+                        layout = self._fitting(name, other) if other not in made and other not in read else None
+                        if layout:
+                            yield other, layout[0]
+
     def _set_aside(self, name: str, other: str) -> None:
         """Note the constants that a culprit reads and that may be replaced by those of its partner without an effect."""
-        call, made = self.source.makers[name], self.aligner.theirs.made[other]
-        if made.operator != call.operator or len(made.uses) != len(call.uses):
+        call, made = self.source.makers[name], self.aligner.theirs.made.get(other)
+        if made is None or made.operator != call.operator or len(made.uses) != len(call.uses):
             return
         for mine, theirs in zip(call.uses, made.uses, strict=True):
             if mine in self.equal or mine not in self.aligner.left.still:
                 continue
-            value = self._theirs[0].get(theirs) if theirs in self._theirs[0] else self.aligner.theirs.weight(theirs)
+            value = self._their_value(theirs, 0)
             if value is None:
                 continue
             feeds = {n: self._value(n, 0) for n in call.uses if n not in self.source.weights}
@@ -199,6 +221,12 @@ class Repair:
     def _compared(self, call: NodeCall) -> bool:
         """Whether all values that a node reads are equal."""
         return all(n in self.equal or n not in self.source.makers for n in call.uses)
+
+    def _firm(self, call: NodeCall) -> bool:
+        """Whether all values that a node reads are equal, and none of them is a constant that may be so by chance."""
+        made = [n for n in call.uses if n in self.source.makers]
+        pairs, left = self.aligner.pairs, self.aligner.left
+        return all(n in self.equal and (pairs[n].how != "constant" or n in left.distinct) for n in made)
 
     def _copied(self, heads: Sequence[NodeCall]) -> list[str]:
         """The values before these nodes that equal an earlier value too, which the other side may compute otherwise."""
@@ -213,6 +241,12 @@ class Repair:
             elif not known and name not in self.equal and name in self.source.makers:
                 waiting += self.source.makers[name].uses
         return [n for c in self.source.calls for n in c.outputs if n in found]
+
+    def _weak(self, heads: Sequence[NodeCall]) -> list[str]:
+        """The constants that these nodes read and that equal a constant of the other side, perhaps by chance."""
+        pairs, left = self.aligner.pairs, self.aligner.left
+        read = dict.fromkeys(n for c in heads for n in c.uses if n in self.source.makers and n in self.equal)
+        return [n for n in read if pairs[n].how == "constant" and n not in left.distinct and self._compared(self.source.makers[n])]
 
     def _sure(self, name: str) -> bool:
         """Whether the partner of a value has the same operator and the partners of its inputs, and pairs with this value only."""
@@ -266,7 +300,8 @@ class Repair:
             scoped = bool(mine.scope) and other.scope == mine.scope
             return b != named, not (same and read <= set(other.uses)), not scoped, not same, abs(other.at - base)
 
-        choices = [b for b in alike if b not in self.covered or b in read]
+        own = pairs[name].other if name in pairs else ""  # which may have another layout
+        choices = [b for b in alike if b not in self.covered or b in read or b == own]
         return sorted((b for b in choices if b not in self.culprits.values()), key=rank)[:_FOR_ONE]
 
     def _ancestors(self, call: NodeCall) -> set[str]:
@@ -285,7 +320,7 @@ class Repair:
 
     def _fitting(self, name: str, other: str) -> tuple[ValueLayout | None] | None:
         """The layout in which a value may replace another one, in a tuple; None if it cannot."""
-        mine, theirs = self._value(name, 0), self._theirs[0].get(other) if other in self._theirs[0] else None
+        mine, theirs = self._value(name, 0), self._their_value(other, 0)
         if not isinstance(mine, np.ndarray) or not isinstance(theirs, np.ndarray) or mine.dtype != theirs.dtype:
             return None
         if mine.size != theirs.size:
@@ -296,6 +331,10 @@ class Repair:
 
     def _value(self, name: str, draw: int) -> Any:
         return self._ours[draw].get(name) if name in self._ours[draw] else self.mine.draws[draw].get(name)
+
+    def _their_value(self, name: str, draw: int) -> Any:
+        """A value or a weight of the other side; None if it has neither."""
+        return self._theirs[draw].get(name) if name in self._theirs[draw] else self.aligner.theirs.weight(name)
 
     def _after(self, names: Sequence[str]) -> list[NodeCall]:
         """The nodes that are computed from these values, in order."""
@@ -383,7 +422,7 @@ class Repair:
         made = {n for c in calls for n in c.outputs}
         read = dict.fromkeys(n for c in calls for n in c.uses if n not in made and n not in self.source.weights)
         name, other, layout = replacement
-        value = self._theirs[draw].get(other)
+        value = self._their_value(other, draw)
         return {n: self._value(n, draw) for n in read if n != name} | {name: value if layout is None else layout.apply(value)}
 
     def _still_equal(self, draw: int, name: str, value: Any) -> bool:

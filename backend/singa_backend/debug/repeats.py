@@ -26,9 +26,6 @@ _TWINS = 6
 _NEAR = 50
 """The most nodes whose predecessors are compared with those of the wrong one."""
 
-_ANOTHER = 1
-"""The nodes that need not occur at the other place: a wrong node may be one too many."""
-
 _LONGEST = 64
 """The most nodes without a partner that are judged."""
 
@@ -96,7 +93,7 @@ class Repeats:
         operators, found = Counter(c.operator for c in region), 0
         for call in near[:_NEAR]:
             nodes = self._region(call)
-            if (operators - Counter(c.operator for c in nodes)).total() <= _ANOTHER and found < _TWINS:
+            if not operators - Counter(c.operator for c in nodes) and found < _TWINS:
                 found += 1
                 yield call, call.outputs[at], nodes
 
