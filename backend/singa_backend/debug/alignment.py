@@ -83,6 +83,7 @@ class Alignment:
         doubtful: constants that equal their partner, perhaps by chance: no effect of them confirms it.
         unit: what the other side consists of: "nodes" or "values of submodules".
         used: values without a partner from which values that agree are computed.
+        alike: all values of the other side that agree with a value, if there are several.
     """
 
     pairs: dict[str, ValuePair] = field(default_factory=dict)
@@ -97,6 +98,7 @@ class Alignment:
     confirmed: set[str] = field(default_factory=set)
     doubtful: set[str] = field(default_factory=set)
     used: set[str] = field(default_factory=set)
+    alike: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
     def __str__(self) -> str:
         """Return how much was matched, in one line."""

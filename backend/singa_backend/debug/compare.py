@@ -254,7 +254,7 @@ class Setting(AbstractContextManager["Setting"]):
         """The nodes of the judged model that compute the same as others; None without an alignment of two models."""
         if self.other is None or self.alignment is None:
             return None
-        return Repeats(self.source, self.other, (self.alone, self.theirs), self.inputs, self.pairs, self.tolerance_alone)
+        return Repeats(self.source, self.other, (self.alone, self.theirs), self.inputs, self.alignment, self.tolerance_alone)
 
     @cached_property
     def _their_operators(self) -> dict[str, frozenset[str]]:

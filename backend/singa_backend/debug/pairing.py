@@ -165,6 +165,7 @@ def _result(aligner: Aligner, repair: Repair, draws: int) -> Alignment:
         pairs, (len(moving) - len(alone), len(found)), (len(moving), len(places)), gaps(source, alone, pairs), draws,
         neutral=dict(repair.neutral), culprits=dict(repair.culprits), inserted=dict(repair.inserted),
         confirmed=sure, doubtful=weak, used=used(source, still, raw, aligner.pairs) if structured else set(),
+        alike={n: tuple(bs) for n, bs in aligner.verified.items() if len(bs) > 1} if structured else {},
     )  # fmt: skip
 
 

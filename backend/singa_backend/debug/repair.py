@@ -148,24 +148,32 @@ class Repair:
         calls = self.region()
         heads = [c for c in calls if all(map(self._known, c.uses))]
         weak = self._weak(heads) if sure else []
-        names = [*weak, *self._copied(heads)] if sure else []
-        names += [n for c in calls if (c in heads) == sure for n in c.outputs if n not in self.equal]
-        for name in names:
-            if name in self.culprits:
-                continue
-            still = name in self.aligner.left.still
-            firm = still and self._firm(self.source.makers[name])
-            if still and not firm and name not in weak:
-                continue
-            for other, layout in itertools.chain(self._stored(name) if firm else (), self._choices(name)):
-                if self._trials >= _TRIALS:
-                    return False
-                if self._tried(name, (other, layout), self._after([name])):
-                    self.aligner.pairs[name] = ValuePair(other, layout, "repair")
-                    self.culprits[name] = other
-                    self.equal.discard(name)
-                    self._set_aside(name, other)
+        first = [*weak, *self._copied(heads)] if sure else []
+        names = [n for c in calls if (c in heads) == sure for n in c.outputs if n not in self.equal]
+        for alike, some in ((True, first), (False, [*first, *names])):  # first by values of the same operator
+            for name in some:
+                if name not in self.culprits and self._one_replaced(name, alike, name in weak):
                     return True
+        return False
+
+    def _one_replaced(self, name: str, alike: bool, weak: bool) -> bool:
+        """Try to replace a value; `alike` by those of the same operator."""
+        call, made = self.source.makers[name], self.aligner.theirs.made
+        still = name in self.aligner.left.still
+        firm = still and self._firm(call)
+        if still and not firm and not weak:
+            return False
+        for other, layout in itertools.chain(self._stored(name) if firm else (), self._choices(name)):
+            if alike and (other not in made or made[other].operator != call.operator):
+                continue
+            if self._trials >= _TRIALS:
+                return False
+            if self._tried(name, (other, layout), self._after([name])):
+                self.aligner.pairs[name] = ValuePair(other, layout, "repair")
+                self.culprits[name] = other
+                self.equal.discard(name)
+                self._set_aside(name, other)
+                return True
         return False
 
     def _choices(self, name: str) -> Iterator[tuple[str, ValueLayout | None]]:

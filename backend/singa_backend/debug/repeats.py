@@ -8,14 +8,14 @@ their values are the right ones here too, and the first value that is not among 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from ..comparison.difference import Tolerance, difference
 from ..engines.local import Engine
-from .alignment import ValuePair
+from .alignment import Alignment
 from .lockstep import Values, attempt
 from .sketch import arranged
 from .submodel import NodeCall, Source
@@ -41,15 +41,16 @@ class Repeats:
         other: the trusted model.
         engines: that compute them.
         inputs: of `source`, by name.
-        pairs: the values of `source` that have a partner.
+        alignment: of the two models.
         tolerance: a function that returns the tolerance of values which these nodes compute.
     """
 
     def __init__(
-        self, source: Source, other: Source, engines: tuple[Engine, Engine], inputs: Values, pairs: Mapping[str, ValuePair],
+        self, source: Source, other: Source, engines: tuple[Engine, Engine], inputs: Values, alignment: Alignment,
         tolerance: Callable[[Sequence[NodeCall]], Tolerance],
     ) -> None:  # fmt: skip
-        self.source, self.other, self.engines, self.inputs, self.pairs = source, other, engines, inputs, pairs
+        self.source, self.other, self.engines, self.inputs = source, other, engines, inputs
+        self.pairs, self.alike = alignment.pairs, alignment.alike
         self.tolerance = tolerance
         self._places = {call.index: i for i, call in enumerate(source.calls)}
 
@@ -91,11 +92,17 @@ class Repeats:
                 near.append(call)
         near.sort(key=lambda c: abs(self._places[c.index] - self._places[end.index]))
         operators, found = Counter(c.operator for c in region), 0
+        made = {n for c in region for n in c.outputs}
+        read = {n for c in region for n in c.uses if n not in made and n in self.pairs}
+        ends = {b for n in read for b in (self.pairs[n].other, *self.alike.get(n, ()))}
         for call in near[:_NEAR]:
-            nodes = self._region(call)
-            if not operators - Counter(c.operator for c in nodes) and found < _TWINS:
-                found += 1
-                yield call, call.outputs[at], nodes
+            there = self._related(self.pairs[call.outputs[at]].other, self.pairs[name].other)
+            for stops in (ends, None):
+                nodes = self._region(call, there, stops)
+                if found < _TWINS and len(nodes) <= _LONGEST and not operators - Counter(c.operator for c in nodes):
+                    found += 1
+                    yield call, call.outputs[at], nodes
+                    break
 
     def _computed(self, region: Sequence[NodeCall], its: str, name: str, right: Any) -> list[tuple[str, Any]] | None:
         """The operators and values of nodes, of which the last has a partner, for the inputs of the other side at this place.
@@ -133,14 +140,17 @@ class Repeats:
                 feeds[n] = self.inputs[n]
         return feeds
 
-    def _region(self, end: NodeCall) -> list[NodeCall]:
-        """A node and those before it, back to values that have a partner and are no constants, in order."""
+    def _region(self, end: NodeCall, there: Mapping[str, str], stops: Collection[str] | None) -> list[NodeCall]:
+        """A node and those before it, in order, back to values that have a partner and are no constants.
+
+        stops: the values of the other side at the place where the region ends; None for any.
+        """
         found, waiting = {end.index: end}, list(end.uses)
         while waiting and len(found) <= _LONGEST:
             name = waiting.pop()
-            maker = self.source.makers.get(name)
-            constant = name not in self.pairs or self.pairs[name].how == "constant"
-            if maker is not None and constant and maker.index not in found:
+            maker, pair = self.source.makers.get(name), self.pairs.get(name)
+            within = pair is None or pair.how == "constant" or (stops is not None and there.get(pair.other) not in stops)
+            if maker is not None and within and maker.index not in found:
                 found[maker.index] = maker
                 waiting += maker.uses
         return sorted(found.values(), key=lambda c: self._places[c.index])
