@@ -244,6 +244,56 @@ def test_a_node_without_a_partner_and_without_another_layer_is_one_of_several() 
     assert first is not None and first.inputs_agreed is None and first.operator == "Div" and first.among > 2 and not first.like
 
 
+def with_layouts(body: str) -> ModelProto:
+    model = net(body, "wv")
+    rng = np.random.default_rng(5)
+    bias = rng.standard_normal((4, 3)).astype(np.float32)
+    for name, value in (("table", bias), ("bias", np.ascontiguousarray(bias.T)), ("zeros", np.zeros((3, 4), np.float32))):
+        model.graph.initializer.append(numpy_helper.from_array(value, name))
+    return model
+
+
+TURNED = "a = MatMul(x, w) i = Identity(table) t = Transpose<perm=[1, 0]>(i) b = Add(a, t) c = Tanh(b) d = Sigmoid(c) y = Neg(d)"
+READY = "p = MatMul(x, w) q = Add(p, bias) r = Tanh(q) s = Sigmoid(r) y = Neg(s)"
+
+
+def test_a_constant_that_the_other_model_stores_in_another_layout_names_the_node_that_turns_it() -> None:
+    models = with_layouts(TURNED), with_layouts(READY)
+    assert debug.compare(models[0], X, against=models[1]).agrees
+    node = node_of(models[0], "Transpose")
+    node.op_type, node.input[:] = "Reshape", ["i", "shape"]  # 4 x 3 elements as 3 x 4: not turned
+    del node.attribute[:]
+    models[0].graph.initializer.append(numpy_helper.from_array(np.array([3, 4]), "shape"))
+    first = debug.compare(models[0], X, against=models[1]).first
+    assert first is not None and first.inputs_agreed and first.values == ["t"], first
+
+
+def test_a_value_read_in_another_layout_names_the_node_that_turns_it() -> None:
+    turned = (
+        "a = MatMul(x, w) t = Transpose<perm=[1, 0]>(a) b = Tanh(t) m = Mul(b, b) n = Mul(b, m) u = Transpose<perm=[1, 0]>(n)"
+    )
+    other = turned.replace("m = Mul(b, b) n = Mul(b, m)", "n = Pow(b, three)")
+    square = {"x": np.random.default_rng(2).standard_normal((4, 4)).astype(np.float32)}
+    models = [with_constants(f"{body} z = Add(u, x) s = Sigmoid(z) y = Neg(s)", "wv") for body in (turned, other)]
+    for model in models:
+        for value in (*model.graph.input, *model.graph.output):
+            value.type.tensor_type.shape.dim[0].dim_value = 4
+    assert debug.compare(models[0], square, against=models[1]).agrees
+    set_attribute(node_of(models[0], "Transpose"), "perm", [0, 1])
+    first = debug.compare(models[0], square, against=models[1]).first
+    assert first is not None and first.inputs_agreed and first.values == ["t"], first
+
+
+def test_zeros_read_in_place_of_a_value_do_not_agree_with_the_zeros_of_the_other_model() -> None:
+    body = (
+        "a = MatMul(x, w) o = Identity(zeros) b = Add(a, o) t = Tanh({}) n = MatMul(t, v) s = Sigmoid(n) z = Add(s, b) y = Neg(z)"
+    )
+    other = with_layouts(body.format("b").replace("a =", "k =").replace("(a,", "(k,"))
+    assert debug.compare(with_layouts(body.format("b")), X, against=other).agrees
+    first = debug.compare(with_layouts(body.format("o")), X, against=other).first
+    assert first is not None and first.inputs_agreed and first.values == ["t"], first
+
+
 # --- parts ----------------------------------------------------------------------------------------------------------------
 
 

@@ -347,7 +347,9 @@ class Aligner:
                 self.pairs[a] = pair
                 used[pair.other] += 1
 
-    def _chosen(self, a: str, made: Made, used: Counter[str], constants: Mapping[str, tuple[str, ValueLayout | None]]) -> ValuePair | None:
+    def _chosen(
+        self, a: str, made: Made, used: Counter[str], constants: Mapping[str, tuple[str, ValueLayout | None]]
+    ) -> ValuePair | None:
         named = self.names.get(a)
         if a in self.given and named is not None:
             return ValuePair(named, how="given")

@@ -437,15 +437,16 @@ class Judge:
         repeats, theirs = self.setting.repeats, visit.theirs
         if repeats is None or not isinstance(theirs, dict) or len(self.result.origins) >= _LOCATED:
             return between
-        used = self.setting.alignment.used if self.setting.alignment is not None else ()
-        unsure = [c for c in between if c is visit.call or not any(n in used for n in c.outputs)]
-        located = repeats.cause(visit.call, found.values[0], theirs[found.values[0]], unsure)
+        end = found.values[0]
+        located = repeats.cause(visit.call, end, theirs[end], between)
         if located is None:
             return between
         cause, like = located
         if cause is not visit.call:
-            found.notes.append(f"the other model has no value of it; the next one that both have is {found.values[0]!r}")
-        found.notes.append(f"its inputs are those that the nodes up to {like} compute in its place, with which {found.values[0]!r} agrees")
+            found.notes.append(f"the other model has no value of it; the next value that both have is {end!r}")
+        found.notes.append(
+            f"its inputs are those of the same nodes before {like}, which compute the other model's {end!r} in this place"
+        )
         found.node, found.operator, found.index, found.like = cause.name, cause.operator, cause.index, like.name
         found.values = found.values if cause is visit.call else list(cause.outputs)
         found.inputs_agreed, found.unknown, found.among = True, [], 1

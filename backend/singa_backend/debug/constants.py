@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 
-from .align import Made
 from .alignment import ValuePair
 from .submodel import NodeCall, Source
 
 
 def confirmed(
-    source: Source, still: Collection[str], equal: Collection[str], pairs: Mapping[str, ValuePair], theirs: Mapping[str, Made],
-    replaced: Collection[str],
+    source: Source, still: Collection[str], equal: Collection[str], pairs: Mapping[str, ValuePair], replaced: Collection[str],
+    reads: Callable[[str, str], bool],
 ) -> set[str]:  # fmt: skip
     """The constants that are computed from the inputs, and are right by their effect.
 
@@ -23,8 +22,8 @@ def confirmed(
         still: its values that are the same on all draws.
         equal: its values that agree with a partner.
         pairs: its values that have a partner.
-        theirs: how the other side computes its values.
         replaced: values that differ; what is computed from them is not confirmed.
+        reads: a function that returns whether the node of a value of the other side reads what equals a value of `source`.
     """
     readers = defaultdict[str, list[NodeCall]](list)
     for call in source.calls:
@@ -32,8 +31,8 @@ def confirmed(
             readers[name].append(call)
 
     def read_there(name: str) -> bool:
-        partners = [theirs.get(pairs[o].other) for call in readers[name] for o in call.outputs if o in pairs and o not in still]
-        return any(pairs[name].other in p.uses for p in partners if p is not None)
+        after = [o for call in readers[name] for o in call.outputs if o in pairs and (o not in still or o in replaced)]
+        return any(reads(pairs[o].other, name) for o in after)
 
     found = set[str]()
     waiting = [n for call in source.calls if any(o in equal and o not in still for o in call.outputs) for n in call.uses]

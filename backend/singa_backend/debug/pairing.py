@@ -158,13 +158,14 @@ def _result(aligner: Aligner, repair: Repair, draws: int) -> Alignment:
     covered = {p.other for p in aligner.pairs.values()} | {b for bs in aligner.verified.values() for b in bs}
     found = {m.at for n, m in aligner.theirs.made.items() if n in covered} & places
     structured = bool(repair.culprits or repair.inserted or repair.wrong) and any(m.uses for m in aligner.theirs.made.values())
-    sure = confirmed(source, still, repair.equal, aligner.pairs, aligner.theirs.made, repair.culprits) if structured else set()
-    weak = {n for n, p in aligner.pairs.items() if p.how == "constant" and n not in sure | aligner.left.distinct} if structured else set()
+    sure = confirmed(source, still, repair.equal, aligner.pairs, repair.culprits, repair.reads) if structured else set()
+    constants = {n for n, p in aligner.pairs.items() if p.how == "constant"} if structured else set()
     raw = {n for n, p in aligner.pairs.items() if p.other in aligner.verified.get(n, ()) and n in repair.equal}
     return Alignment(
         pairs, (len(moving) - len(alone), len(found)), (len(moving), len(places)), gaps(source, alone, pairs), draws,
         neutral=dict(repair.neutral), culprits=dict(repair.culprits), inserted=dict(repair.inserted),
-        confirmed=sure, doubtful=weak, used=used(source, still, raw, aligner.pairs) if structured else set(),
+        confirmed=sure, doubtful=constants - sure - aligner.left.distinct,
+        used=used(source, still, raw, aligner.pairs) if structured else set(),
         alike={n: tuple(bs) for n, bs in aligner.verified.items() if len(bs) > 1} if structured else {},
     )  # fmt: skip
 

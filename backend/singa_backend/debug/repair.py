@@ -34,6 +34,9 @@ _FOR_ONE = 10
 _OTHER_SIZES = 3
 """The most values of another size, of the same operator, by which one value is replaced."""
 
+_LARGE = 8
+"""Elements of a constant, such as zeros in the place of a value, before which others are tried; a shape has less."""
+
 _ENOUGH = 3
 """Equal values after a replacement that show its effect, if no output is equal."""
 
@@ -141,30 +144,32 @@ class Repair:
         return name in self.equal or name not in self.source.makers or name in self.aligner.left.still
 
     def _replaced(self, sure: bool) -> bool:
-        """Try to replace values of the region.
+        """Try to replace values of the region, and values before it that may be equal by chance.
 
-        sure: those of nodes whose inputs are equal, and copies of other values before them; otherwise those of the other nodes.
+        sure: the latter by values of the same operator, then those of nodes whose inputs are equal; otherwise the other ones.
         """
         calls = self.region()
         heads = [c for c in calls if all(map(self._known, c.uses))]
-        weak = self._weak(heads) if sure else []
-        first = [*weak, *self._copied(heads)] if sure else []
+        weak = self._weak(heads)
+        before = [*weak, *self._copied(heads)]
         names = [n for c in calls if (c in heads) == sure for n in c.outputs if n not in self.equal]
-        for alike, some in ((True, first), (False, [*first, *names])):  # first by values of the same operator
+        for alike, some in ((True, before), (False, names)) if sure else ((False, names), (False, before)):
             for name in some:
                 if name not in self.culprits and self._one_replaced(name, alike, name in weak):
                     return True
         return False
 
     def _one_replaced(self, name: str, alike: bool, weak: bool) -> bool:
-        """Try to replace a value; `alike` by those of the same operator."""
+        """Try to replace a value; `alike` by weights, and by values of the same operator."""
         call, made = self.source.makers[name], self.aligner.theirs.made
         still = name in self.aligner.left.still
         firm = still and self._firm(call)
-        if still and not firm and not weak:
+        if still and not weak and not self._compared(call):
             return False
         for other, layout in itertools.chain(self._stored(name) if firm else (), self._choices(name)):
-            if alike and (other not in made or made[other].operator != call.operator):
+            if alike and other in made and made[other].operator != call.operator:
+                continue
+            if still and not firm and not weak and not self._matches(call, other):
                 continue
             if self._trials >= _TRIALS:
                 return False
@@ -195,7 +200,7 @@ class Repair:
                 yield other, None
 
     def _stored(self, name: str) -> Iterator[tuple[str, ValueLayout | None]]:
-        """The weights that the other side has in the place of a constant, in its shape; first its partner, if its layout differs."""
+        """The weights that the other side has in the place of a constant, in its shape; first a partner of another layout."""
         pairs, made = self.aligner.pairs, self.aligner.theirs.made
         pair = pairs.get(name)
         plain = self._fitting(name, pair.other) if pair is not None and pair.layout is not None else None
@@ -236,6 +241,19 @@ class Repair:
         pairs, left = self.aligner.pairs, self.aligner.left
         return all(n in self.equal and (pairs[n].how != "constant" or n in left.distinct) for n in made)
 
+    def _matches(self, call: NodeCall, other: str) -> bool:
+        """Whether a node of the other side has the operator of a node, and reads equal values."""
+        made = self.aligner.theirs.made
+        read = [n for n in call.uses if n in self.source.makers]
+        return other in made and made[other].operator == call.operator and all(self.reads(other, n) for n in read)
+
+    def reads(self, other: str, name: str) -> bool:
+        """Whether the node of a value of the other side reads the partner of a value, or one with the same bits."""
+        made, pair = self.aligner.theirs.made.get(other), self.aligner.pairs.get(name)
+        if made is None or pair is None:
+            return False
+        return pair.other in made.uses or any(same_bits(self._value(name, 0), self._their_value(n, 0)) for n in made.uses)
+
     def _copied(self, heads: Sequence[NodeCall]) -> list[str]:
         """The values before these nodes that equal an earlier value too, which the other side may compute otherwise."""
         found, seen, waiting = set[str](), set[str](), [n for c in heads for n in c.uses]
@@ -251,10 +269,17 @@ class Repair:
         return [n for c in self.source.calls for n in c.outputs if n in found]
 
     def _weak(self, heads: Sequence[NodeCall]) -> list[str]:
-        """The constants that these nodes read and that equal a constant of the other side, perhaps by chance."""
-        pairs, left = self.aligner.pairs, self.aligner.left
-        read = dict.fromkeys(n for c in heads for n in c.uses if n in self.source.makers and n in self.equal)
-        return [n for n in read if pairs[n].how == "constant" and n not in left.distinct and self._compared(self.source.makers[n])]
+        """The constants before these nodes that equal a constant of the other side, perhaps by chance, in order."""
+        pairs, left, makers = self.aligner.pairs, self.aligner.left, self.source.makers
+        found, waiting = set[str](), [n for c in heads for n in c.uses]
+        while waiting:
+            name = waiting.pop()
+            if name not in makers or name not in self.equal or name in found or pairs[name].how != "constant":
+                continue
+            if name not in left.distinct and self._compared(makers[name]):
+                found.add(name)
+                waiting += makers[name].uses if left.sizes[name][1] >= _LARGE else ()
+        return [n for c in self.source.calls for n in c.outputs if n in found]
 
     def _sure(self, name: str) -> bool:
         """Whether the partner of a value has the same operator and the partners of its inputs, and pairs with this value only."""

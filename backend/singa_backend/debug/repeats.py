@@ -50,7 +50,7 @@ class Repeats:
         tolerance: Callable[[Sequence[NodeCall]], Tolerance],
     ) -> None:  # fmt: skip
         self.source, self.other, self.engines, self.inputs = source, other, engines, inputs
-        self.pairs, self.alike = alignment.pairs, alignment.alike
+        self.pairs, self.alike, self.used = alignment.pairs, alignment.alike, alignment.used
         self.tolerance = tolerance
         self._places = {call.index: i for i, call in enumerate(source.calls)}
 
@@ -65,6 +65,7 @@ class Repeats:
         """
         if len(region) > _LONGEST or name not in self.pairs or self.pairs[name].other not in self.other.makers:
             return None
+        region = [c for c in region if c is end or not any(n in self.used for n in c.outputs)]
         made = [n for c in region for n in c.outputs]
         before = self.source.calls[: self._places[end.index] + 1]
         mine = attempt(self.engines[0], self.source, before, self.inputs, made)
