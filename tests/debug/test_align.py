@@ -185,6 +185,115 @@ def test_the_command_tells_how_much_was_matched(tmp_path: Path) -> None:
     assert sonnx("compare", tmp_path / "a.onnx", "--against", tmp_path / "b.onnx", "--no-align").exit_code == 0
 
 
+# --- nodes that only one model has, twice -----------------------------------------------------------------------------------
+
+SCALED = """
+    {0} = MatMul({x}, {w}) s{0} = Shape({0}) g{0} = Gather(s{0}, last) f{0} = Cast<to=1>(g{0}) r{0} = Pow(f{0}, half)
+    t{0} = Div({0}, r{0}) q{0} = Tanh(t{0}) m{0} = Mul(q{0}, q{0}) n{0} = Mul(q{0}, m{0}) z{0} = Sigmoid(n{0})
+"""
+STORED = """
+    {0} = MatMul({x}, {w}) t{0} = Div({0}, root) q{0} = Tanh(t{0}) n{0} = Pow(q{0}, three) z{0} = Sigmoid(n{0})
+"""
+
+
+def with_constants(body: str, names: str) -> ModelProto:
+    model = net(body, names)
+    for name, value in (("last", np.int64(1)), ("half", np.float32(0.5)), ("root", np.float32(2)), ("three", np.float32(3))):
+        model.graph.initializer.append(numpy_helper.from_array(np.array(value), name))
+    return model
+
+
+def layers(one: str, names: str, inner: str, another: str | None = None) -> ModelProto:
+    first = one.format(inner[0], x="x", w=names[0])
+    second = (another or one).format(inner[1], x=f"z{inner[0]}", w=names[1])
+    return with_constants(f"{first} {second} y = Neg(z{inner[1]})", names)
+
+
+@pytest.mark.parametrize(("right", "wrong", "node"), [
+    ("Pow(f{0}, half)", "Pow(half, f{0})", "rb"), ("Gather(s{0}, last)", "Gather<axis=0>(s{0}, zero)", "gb"),
+    ("Div({0}, r{0})", "Div({0}, f{0})", "tb"), ("m{0} = Mul(q{0}, q{0})", "m{0} = Mul(q{0}, t{0})", "mb"),
+    ("n{0} = Mul(q{0}, m{0})", "n{0} = Mul(t{0}, m{0})", "nb"), ("{0} = MatMul({x}, {w})", "{0} = MatMul({w}, {x})", "b"),
+])  # fmt: skip
+@pytest.mark.parametrize("first", [False, True])
+def test_a_node_without_a_partner_is_judged_by_the_same_nodes_of_another_layer(
+    right: str, wrong: str, node: str, first: bool, tmp_path: Path
+) -> None:  # fmt: skip
+    other = layers(STORED, "kl", "cd")
+    assert debug.compare(layers(SCALED, "wv", "ab"), X, against=other).agrees
+    changed = SCALED.replace(right, wrong).replace("MatMul({w}, {x})", "MatMul({x}, half4)")
+    assert changed != SCALED
+    model = layers(changed, "wv", "ba", SCALED) if first else layers(SCALED, "wv", "ab", changed)
+    rng = np.random.default_rng(3)
+    for name, value in (("zero", np.int64(0)), ("half4", rng.standard_normal((4, 4)).astype(np.float32))):
+        model.graph.initializer.append(numpy_helper.from_array(np.array(value), name))
+    found = debug.compare(model, X, against=other)
+    assert found.first is not None and found.first.inputs_agreed, found.first
+    assert found.first.values == [node], found.first
+    written = debug.bisect(model, X, against=other, to=tmp_path)
+    assert written is not None and written.alone and written.node.values == [node]
+    nodes = [o for n in onnx.load(tmp_path / "model.onnx").graph.node for o in n.output]
+    assert node in nodes and len(nodes) < len(model.graph.node) // 2
+
+
+def test_a_node_without_a_partner_and_without_another_layer_is_one_of_several() -> None:
+    models = [with_constants(f"{one.format('a', x='x', w='w')} y = Neg(za)", "w") for one in (SCALED, STORED)]
+    assert debug.compare(models[0], X, against=models[1]).agrees
+    node = node_of(models[0], "Pow")
+    node.input[0], node.input[1] = node.input[1], node.input[0]
+    first = debug.compare(models[0], X, against=models[1]).first
+    assert first is not None and first.inputs_agreed is None and first.operator == "Div" and first.among > 2 and not first.like
+
+
+def with_layouts(body: str) -> ModelProto:
+    model = net(body, "wv")
+    rng = np.random.default_rng(5)
+    bias = rng.standard_normal((4, 3)).astype(np.float32)
+    for name, value in (("table", bias), ("bias", np.ascontiguousarray(bias.T)), ("zeros", np.zeros((3, 4), np.float32))):
+        model.graph.initializer.append(numpy_helper.from_array(value, name))
+    return model
+
+
+TURNED = "a = MatMul(x, w) i = Identity(table) t = Transpose<perm=[1, 0]>(i) b = Add(a, t) c = Tanh(b) d = Sigmoid(c) y = Neg(d)"
+READY = "p = MatMul(x, w) q = Add(p, bias) r = Tanh(q) s = Sigmoid(r) y = Neg(s)"
+
+
+def test_a_constant_that_the_other_model_stores_in_another_layout_names_the_node_that_turns_it() -> None:
+    models = with_layouts(TURNED), with_layouts(READY)
+    assert debug.compare(models[0], X, against=models[1]).agrees
+    node = node_of(models[0], "Transpose")
+    node.op_type, node.input[:] = "Reshape", ["i", "shape"]  # 4 x 3 elements as 3 x 4: not turned
+    del node.attribute[:]
+    models[0].graph.initializer.append(numpy_helper.from_array(np.array([3, 4]), "shape"))
+    first = debug.compare(models[0], X, against=models[1]).first
+    assert first is not None and first.inputs_agreed and first.values == ["t"], first
+
+
+def test_a_value_read_in_another_layout_names_the_node_that_turns_it() -> None:
+    turned = (
+        "a = MatMul(x, w) t = Transpose<perm=[1, 0]>(a) b = Tanh(t) m = Mul(b, b) n = Mul(b, m) u = Transpose<perm=[1, 0]>(n)"
+    )
+    other = turned.replace("m = Mul(b, b) n = Mul(b, m)", "n = Pow(b, three)")
+    square = {"x": np.random.default_rng(2).standard_normal((4, 4)).astype(np.float32)}
+    models = [with_constants(f"{body} z = Add(u, x) s = Sigmoid(z) y = Neg(s)", "wv") for body in (turned, other)]
+    for model in models:
+        for value in (*model.graph.input, *model.graph.output):
+            value.type.tensor_type.shape.dim[0].dim_value = 4
+    assert debug.compare(models[0], square, against=models[1]).agrees
+    set_attribute(node_of(models[0], "Transpose"), "perm", [0, 1])
+    first = debug.compare(models[0], square, against=models[1]).first
+    assert first is not None and first.inputs_agreed and first.values == ["t"], first
+
+
+def test_zeros_read_in_place_of_a_value_do_not_agree_with_the_zeros_of_the_other_model() -> None:
+    body = (
+        "a = MatMul(x, w) o = Identity(zeros) b = Add(a, o) t = Tanh({}) n = MatMul(t, v) s = Sigmoid(n) z = Add(s, b) y = Neg(z)"
+    )
+    other = with_layouts(body.format("b").replace("a =", "k =").replace("(a,", "(k,"))
+    assert debug.compare(with_layouts(body.format("b")), X, against=other).agrees
+    first = debug.compare(with_layouts(body.format("o")), X, against=other).first
+    assert first is not None and first.inputs_agreed and first.values == ["t"], first
+
+
 # --- parts ----------------------------------------------------------------------------------------------------------------
 
 

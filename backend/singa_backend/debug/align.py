@@ -37,6 +37,11 @@ _CANDIDATES = 12
 _SMALL = 6
 """Elements that a value needs, over all draws, to be paired by its elements alone."""
 
+_DIFFERENT = 8
+"""The different elements of a constant that does not equal another one by chance."""
+
+_READ = 4096
+"""The elements that are read to count different ones."""
 
 Dtype: TypeAlias = np.dtype[Any]
 
@@ -72,8 +77,8 @@ class Side(Protocol):
     def stream(self, draw: int) -> Iterator[tuple[str, Any]]:
         """Compute the values for a draw of inputs, in order; values that cannot be computed are left out."""
 
-    def constant(self, like: np.ndarray) -> str | None:
-        """The name of a weight that equals this array; None if there is none."""
+    def constant(self, like: np.ndarray) -> tuple[str, ValueLayout | None] | None:
+        """The name of a weight that equals this array, and its layout; None if there is none."""
 
     def weight(self, name: str) -> np.ndarray | None:
         """A weight; None if there is none of this name."""
@@ -105,8 +110,16 @@ class ModelSide:
         for _, found in run_calls(self.source, self.engine, self.source.calls, self.draws[draw], self.budget):
             yield from found.items()
 
-    def constant(self, like: np.ndarray) -> str | None:
-        return self._by_bytes(like.dtype, like.shape).get(np.ascontiguousarray(like).tobytes())
+    def constant(self, like: np.ndarray) -> tuple[str, ValueLayout | None] | None:
+        found = self._by_bytes(like.dtype, like.shape).get(np.ascontiguousarray(like).tobytes())
+        if found is not None:
+            return found, None
+        for name in self._sizes.get(like.size, ())[:_CANDIDATES] if distinct(like) else ():
+            value = self.source.weight(name)
+            layout = arranged(like, value, Tolerance(0, 0)) if value.dtype == like.dtype else None
+            if layout is not None:
+                return name, layout[0]
+        return None
 
     def weight(self, name: str) -> np.ndarray | None:
         return self.source.weight(name) if name in self.source.weights else None
@@ -128,8 +141,21 @@ class ModelSide:
             found[tuple(proto.dims)].append(name)
         return found
 
+    @cached_property
+    def _sizes(self) -> dict[int, list[str]]:
+        """The names of the weights of each number of elements."""
+        found = defaultdict[int, list[str]](list)
+        for shape, names in self._shapes.items():
+            found[int(np.prod(shape))] += names
+        return found
+
     def carried(self, name: str) -> frozenset[str]:
         return self.source.carried.get(name, frozenset())
+
+
+def distinct(value: Any) -> bool:
+    """Whether an array has so many different elements that it does not equal another one by chance."""
+    return isinstance(value, np.ndarray) and value.size >= _DIFFERENT and len(np.unique(value.reshape(-1)[:_READ])) >= _DIFFERENT
 
 
 def scope_of(call: NodeCall) -> str:
@@ -146,10 +172,12 @@ class SketchTable:
         sizes: the dtype and the size of each value.
         moving: the values that differ between draws and have enough elements to be known by them.
         still: the values that are the same on all draws.
+        distinct: those of them that do not equal another value by chance.
     """
 
     def __init__(self, side: Side, draws: Sequence[int]) -> None:
         found: dict[str, list[np.ndarray]] = {}
+        different = set[str]()
         self.sizes: dict[str, tuple[Dtype, int]] = {}
         for draw in draws:
             for name, value in side.stream(draw):
@@ -159,15 +187,18 @@ class SketchTable:
                 if figures is not None:
                     found.setdefault(name, []).append(figures)
                     self.sizes[name] = value.dtype, value.size
+                    if draw == draws[-1] and figures.tobytes() == found[name][0].tobytes() and distinct(value):
+                        different.add(name)
         self.figures = {n: np.array(f) for n, f in found.items() if len(f) == len(draws)}
         self.groups = defaultdict[tuple[Dtype, int], list[str]](list)
-        self.moving, self.still = set[str](), set[str]()
+        self.moving, self.still, self.distinct = set[str](), set[str](), set[str]()
         for name, figures in self.figures.items():
             self.groups[self.sizes[name]].append(name)
             dtype, size = self.sizes[name]
             same = len(draws) > 1 and bool((figures == figures[0]).all())
             if same:
                 self.still.add(name)
+                self.distinct |= {name} & different
             elif size * DRAWS >= (_SMALL if is_float(dtype) else 4 * _SMALL) and figures[0, 3] > figures[0, 4]:
                 self.moving.add(name)
 
@@ -316,7 +347,9 @@ class Aligner:
                 self.pairs[a] = pair
                 used[pair.other] += 1
 
-    def _chosen(self, a: str, made: Made, used: Counter[str], constants: Mapping[str, str]) -> ValuePair | None:
+    def _chosen(
+        self, a: str, made: Made, used: Counter[str], constants: Mapping[str, tuple[str, ValueLayout | None]]
+    ) -> ValuePair | None:
         named = self.names.get(a)
         if a in self.given and named is not None:
             return ValuePair(named, how="given")
@@ -327,7 +360,7 @@ class Aligner:
         if a in self.mine.outputs and named is not None:
             return ValuePair(named, how="position")
         if a in constants:
-            return ValuePair(constants[a], how="constant")
+            return ValuePair(*constants[a], how="constant")
         best = min(options, key=lambda b: self._rank(a, made, b, options[b], used), default=None)
         if best is None:
             return None
@@ -348,7 +381,7 @@ class Aligner:
             -len(partners & set(other.uses)), abs(other.at * len(self.mine.made) - made.at * len(self.theirs.made)),
         )  # fmt: skip
 
-    def _constants(self) -> dict[str, str]:
+    def _constants(self) -> dict[str, tuple[str, ValueLayout | None]]:
         """The values that are the same on all draws and equal a weight of the other side, and those weights."""
         wanted = {a for a in self.left.still if a not in self.verified}
         if not wanted:
@@ -356,7 +389,7 @@ class Aligner:
         found = {}
         for a, value in self.mine.stream(0):
             if a in wanted and isinstance(value, np.ndarray):
-                name = self.theirs.constant(value)
-                if name is not None:
-                    found[a] = name
+                weight = self.theirs.constant(value)
+                if weight is not None:
+                    found[a] = weight
         return found

@@ -79,7 +79,11 @@ class Alignment:
         inserted: values that equal their partners, and the values of the other side with which the nodes that read them agree:
             the other side has a node more before these nodes.
         neutral: constants that a culprit reads and that have no partner, but have the same effect as those of the other side.
+        confirmed: constants, with a partner or without, from which a value that agrees is computed.
+        doubtful: constants that equal their partner, perhaps by chance: no effect of them confirms it.
         unit: what the other side consists of: "nodes" or "values of submodules".
+        used: values without a partner from which values that agree are computed.
+        alike: all values of the other side that agree with a value, if there are several.
     """
 
     pairs: dict[str, ValuePair] = field(default_factory=dict)
@@ -91,6 +95,10 @@ class Alignment:
     culprits: dict[str, str] = field(default_factory=dict)
     inserted: dict[str, str] = field(default_factory=dict)
     neutral: dict[str, str] = field(default_factory=dict)
+    confirmed: set[str] = field(default_factory=set)
+    doubtful: set[str] = field(default_factory=set)
+    used: set[str] = field(default_factory=set)
+    alike: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
     def __str__(self) -> str:
         """Return how much was matched, in one line."""
@@ -109,5 +117,6 @@ class Alignment:
         return {
             "matched": list(self.matched), "nodes": list(self.nodes), "draws": self.draws, "unit": self.unit,
             "culprits": self.culprits, "inserted": self.inserted, "neutral": self.neutral,
+            "confirmed": sorted(self.confirmed), "doubtful": sorted(self.doubtful),
             "gaps": [g.to_dict() for g in self.gaps], "pairs": {n: p.to_dict() for n, p in self.pairs.items()},
         }  # fmt: skip

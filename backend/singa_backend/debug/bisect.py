@@ -136,7 +136,7 @@ def _reproduction(
     if found is None:
         return None
     visit, node, judge = found
-    if node.inputs_agreed is None or (setting.saved is not None and isinstance(visit.mine, dict)):
+    if node.inputs_agreed is None or node.like or (setting.saved is not None and isinstance(visit.mine, dict)):
         part = _between(setting, visit, node, judge, to)
         if part is not None:
             return part
@@ -243,7 +243,7 @@ def _between(setting: Setting, visit: Visit, node: Divergence, judge: Judge, to:
     source, calls = setting.source, judge.between(visit.call)
     made = {n for call in calls for n in call.outputs}
     names = [n for n in dict.fromkeys(n for call in calls for n in call.uses) if n not in made and n in source.makers]
-    before = [call for call in source.calls if call.index < visit.call.index and call not in calls]
+    before = source.calls[: source.calls.index(visit.call)]
     values = attempt(setting.alone, source, before, dict(setting.inputs), names) if names else {}
     if not isinstance(values, dict) or not isinstance(visit.theirs, dict):
         return None
@@ -254,19 +254,22 @@ def _between(setting: Setting, visit: Visit, node: Divergence, judge: Judge, to:
             "more values in the file narrow them down" if setting.saved is not None else "--map A=B pairs the values between them"
         )
         how = "the module has no values between them" if setting.owners else how
+        how = f"{node.operator} {node.node!r} is the wrong one" if node.like else how
         node.notes.append(f"the model that is written has these {len(calls)} nodes; {how}")
-    return _again(setting, calls, dict(setting.inputs) | values, node, visit.theirs, to)
+    ends = node.values if node.index == visit.call.index else [n for n in visit.call.outputs if n in visit.theirs]
+    return _again(setting, calls, dict(setting.inputs) | values, node, ends, visit.theirs, to)
 
 
 def _again(
-    setting: Setting, calls: Sequence[NodeCall], values: Values, node: Divergence, results: Values, to: str | Path | None
-) -> Reproduction:
-    """Write several nodes as one model, read it back, and run it on this side."""
+    setting: Setting, calls: Sequence[NodeCall], values: Values, node: Divergence, ends: Sequence[str], results: Values,
+    to: str | Path | None,
+) -> Reproduction:  # fmt: skip
+    """Write several nodes as one model with these outputs, read it back, and run it on this side."""
     source = setting.source
     stem = source.path.stem if source.path else "model"
     folder = Path(to) if to is not None else Path(f"{stem}-{repro.folder_name(node.node)}")
     used = {n for call in calls for n in call.uses}
-    repro.write(folder, source, calls, {n: v for n, v in values.items() if n in used}, node.values, results)
+    repro.write(folder, source, calls, {n: v for n, v in values.items() if n in used}, ends, results)
     again, feeds, expected = repro.read(folder)
     outputs = setting.mine.run(again.proto, again.folder, feeds)
     tolerance = setting.tolerance_alone(calls)
@@ -345,7 +348,7 @@ class _NodeRuns:
             last.name, last.operator, last.index, list(wrong), f"{worst!r}: {wrong[worst]}", True, notes, among=len(calls)
         )
         results = attempt(setting.theirs, source, calls, inputs, list(wrong))
-        return _again(setting, calls, inputs, node, results if isinstance(results, dict) else {}, to)
+        return _again(setting, calls, inputs, node, node.values, results if isinstance(results, dict) else {}, to)
 
 
 def _remove(folder: Path) -> None:

@@ -31,6 +31,7 @@ from .comparison import Comparison, Divergence, NotCompared, Row
 from .diff import attribute_changes
 from .lockstep import Values, Visit, attempt, paired, walk, walk_models
 from .pairing import align_models, align_module, named, needed
+from .repeats import Repeats
 from .submodel import NodeCall, Source
 from .torch_module import TorchSide, is_torch
 
@@ -42,6 +43,9 @@ AGAINST = (*ENGINES, DEFINITION)
 
 BUDGET = 256 << 20
 """Maximum bytes of the results of a chunk, counting all copies."""
+
+_LOCATED = 4
+"""The most divergences of several nodes for which the wrong node is searched."""
 
 
 def is_engine(against: Any) -> bool:
@@ -246,6 +250,13 @@ class Setting(AbstractContextManager["Setting"]):
         return named(paired(self.source, self.other, self.names))
 
     @cached_property
+    def repeats(self) -> Repeats | None:
+        """The nodes of the judged model that compute the same as others; None without an alignment of two models."""
+        if self.other is None or self.alignment is None:
+            return None
+        return Repeats(self.source, self.other, (self.alone, self.theirs), self.inputs, self.alignment, self.tolerance_alone)
+
+    @cached_property
     def _their_operators(self) -> dict[str, frozenset[str]]:
         """For each value that is paired with one of the other model, the operators of that model that widen its tolerance."""
         carried = self.other.carried if self.other is not None else {}
@@ -347,7 +358,8 @@ class Judge:
         self.result = Comparison(setting.mine.name, setting.theirs.name)
         self._agreed: dict[str, bool] = dict.fromkeys(setting.inputs, True)
         if setting.alignment is not None:
-            self._agreed |= dict.fromkeys(setting.alignment.neutral, True)
+            self._agreed |= dict.fromkeys((*setting.alignment.neutral, *setting.alignment.confirmed), True)
+        self._doubtful = setting.alignment.doubtful if setting.alignment is not None else frozenset[str]()
         self._followed = 0  # the number of nodes of the source whose outputs are known to follow a difference
 
     def judge(self, visit: Visit) -> Divergence | None:
@@ -369,7 +381,8 @@ class Judge:
                         own = difference((alone or mine)[name], theirs[name], of_node)
                     carried = whole if self.local else None
                     rows.append(Row(name, call.name, call.operator, call.index, own, carried, not drawn))
-                    self._agreed[name] = rows[-1].agrees
+                    if not rows[-1].agrees or name not in self._doubtful:
+                        self._agreed[name] = rows[-1].agrees
             result.rows += rows
             wrong = [r for r in rows if not r.agrees]
             if not wrong:
@@ -410,12 +423,34 @@ class Judge:
         between = self.between(call)
         among = len(between) if agreed is None else 1
         found = Divergence(call.name, call.operator, call.index, values, why, agreed, notes, unknown, among)
+        if agreed is None:
+            between = self._located(found, visit, between)
         if agreed is not False:
             self._note_sources(found, values, between if agreed is None else [call])
         self.result.first = self.result.first or found
         if agreed is not False:
             self.result.origins.append(found)
         return found
+
+    def _located(self, found: Divergence, visit: Visit, between: list[NodeCall]) -> list[NodeCall]:
+        """Name the node that is wrong among several, if the same nodes elsewhere in the model show which one it is."""
+        repeats, theirs = self.setting.repeats, visit.theirs
+        if repeats is None or not isinstance(theirs, dict) or len(self.result.origins) >= _LOCATED:
+            return between
+        end = found.values[0]
+        located = repeats.cause(visit.call, end, theirs[end], between)
+        if located is None:
+            return between
+        cause, like = located
+        if cause is not visit.call:
+            found.notes.append(f"the other model has no value of it; the next value that both have is {end!r}")
+        found.notes.append(
+            f"its inputs are those of the same nodes before {like}, which compute the other model's {end!r} in this place"
+        )
+        found.node, found.operator, found.index, found.like = cause.name, cause.operator, cause.index, like.name
+        found.values = found.values if cause is visit.call else list(cause.outputs)
+        found.inputs_agreed, found.unknown, found.among = True, [], 1
+        return [cause]
 
     def _note_sources(self, found: Divergence, values: Sequence[str], calls: Sequence[NodeCall]) -> None:
         """Note the submodule of a value, and the node that only the other side has before these nodes."""
@@ -440,7 +475,7 @@ class Judge:
     def _state(self, visit: Visit, name: str) -> bool | None:
         """Whether both sides of a node read the same value; None if this is not known."""
         known = self._agreed.get(name)
-        if known is None and name in visit.my_inputs and name in visit.their_inputs:
+        if known is None and name not in self._doubtful and name in visit.my_inputs and name in visit.their_inputs:
             return same_bits(visit.my_inputs[name], visit.their_inputs[name]) or None  # one side took the other's value
         return known
 

@@ -93,6 +93,9 @@ class Divergence:
         among: the number of nodes that may be the cause: this one, and those between it and values that were compared, or those
             that one plan computes with it.
         submodule: the path of the PyTorch submodule that computes the value, "" for the module itself; None without PyTorch.
+        like: the node of this model by which this one was found, if the other model has no value of it: the nodes up to `like`,
+            in the place of those between the values that agree and the first that differs, compute the right value, and the
+            inputs of this node are theirs; otherwise "".
     """
 
     node: str
@@ -105,6 +108,7 @@ class Divergence:
     unknown: list[str] = field(default_factory=list)
     among: int = 1
     submodule: str | None = None
+    like: str = ""
 
     def __str__(self) -> str:
         """Return the node, the difference and the state of its inputs in one line."""

@@ -10,6 +10,7 @@ from ..engines.local import FailedRun, Ours
 from ..errors import SonnxError
 from .align import DRAWS, Aligner, ModelSide, Side
 from .alignment import Alignment, Gap, ValuePair
+from .constants import confirmed, used
 from .lockstep import Values, attempt, check_fed
 from .repair import Repair
 from .sketch import further
@@ -156,9 +157,16 @@ def _result(aligner: Aligner, repair: Repair, draws: int) -> Alignment:
     places = {m.at for n, m in aligner.theirs.made.items() if n not in there}
     covered = {p.other for p in aligner.pairs.values()} | {b for bs in aligner.verified.values() for b in bs}
     found = {m.at for n, m in aligner.theirs.made.items() if n in covered} & places
+    structured = bool(repair.culprits or repair.inserted or repair.wrong) and any(m.uses for m in aligner.theirs.made.values())
+    sure = confirmed(source, still, repair.equal, aligner.pairs, repair.culprits, repair.reads) if structured else set()
+    constants = {n for n, p in aligner.pairs.items() if p.how == "constant"} if structured else set()
+    raw = {n for n, p in aligner.pairs.items() if p.other in aligner.verified.get(n, ()) and n in repair.equal}
     return Alignment(
         pairs, (len(moving) - len(alone), len(found)), (len(moving), len(places)), gaps(source, alone, pairs), draws,
         neutral=dict(repair.neutral), culprits=dict(repair.culprits), inserted=dict(repair.inserted),
+        confirmed=sure, doubtful=constants - sure - aligner.left.distinct,
+        used=used(source, still, raw, aligner.pairs) if structured else set(),
+        alike={n: tuple(bs) for n, bs in aligner.verified.items() if len(bs) > 1} if structured else {},
     )  # fmt: skip
 
 

@@ -7,6 +7,7 @@ of the fault; its node is the cause if its inputs are equal.  Nodes that only on
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
@@ -32,6 +33,9 @@ _FOR_ONE = 10
 
 _OTHER_SIZES = 3
 """The most values of another size, of the same operator, by which one value is replaced."""
+
+_LARGE = 8
+"""Elements of a constant, such as zeros in the place of a value, before which others are tried; a shape has less."""
 
 _ENOUGH = 3
 """Equal values after a replacement that show its effect, if no output is equal."""
@@ -140,26 +144,41 @@ class Repair:
         return name in self.equal or name not in self.source.makers or name in self.aligner.left.still
 
     def _replaced(self, sure: bool) -> bool:
-        """Try to replace values of the region.
+        """Try to replace values of the region, and values before it that may be equal by chance.
 
-        sure: those of nodes whose inputs are equal, and copies of other values before them; otherwise those of the other nodes.
+        sure: the latter by values of the same operator, then those of nodes whose inputs are equal; otherwise the other ones.
         """
         calls = self.region()
         heads = [c for c in calls if all(map(self._known, c.uses))]
-        names = self._copied(heads) if sure else []
-        names += [n for c in calls if (c in heads) == sure for n in c.outputs if n not in self.equal]
-        for name in names:
-            if name in self.culprits or (name in self.aligner.left.still and not self._compared(self.source.makers[name])):
-                continue
-            for other, layout in self._choices(name):
-                if self._trials >= _TRIALS:
-                    return False
-                if self._tried(name, (other, layout), self._after([name])):
-                    self.aligner.pairs[name] = ValuePair(other, layout, "repair")
-                    self.culprits[name] = other
-                    self.equal.discard(name)
-                    self._set_aside(name, other)
+        weak = self._weak(heads)
+        before = [*weak, *self._copied(heads)]
+        names = [n for c in calls if (c in heads) == sure for n in c.outputs if n not in self.equal]
+        for alike, some in ((True, before), (False, names)) if sure else ((False, names), (False, before)):
+            for name in some:
+                if name not in self.culprits and self._one_replaced(name, alike, name in weak):
                     return True
+        return False
+
+    def _one_replaced(self, name: str, alike: bool, weak: bool) -> bool:
+        """Try to replace a value; `alike` by weights, and by values of the same operator."""
+        call, made = self.source.makers[name], self.aligner.theirs.made
+        still = name in self.aligner.left.still
+        firm = still and self._firm(call)
+        if still and not weak and not self._compared(call):
+            return False
+        for other, layout in itertools.chain(self._stored(name) if firm else (), self._choices(name)):
+            if alike and other in made and made[other].operator != call.operator:
+                continue
+            if still and not firm and not weak and not self._matches(call, other):
+                continue
+            if self._trials >= _TRIALS:
+                return False
+            if self._tried(name, (other, layout), self._after([name])):
+                self.aligner.pairs[name] = ValuePair(other, layout, "repair")
+                self.culprits[name] = other
+                self.equal.discard(name)
+                self._set_aside(name, other)
+                return True
         return False
 
     def _choices(self, name: str) -> Iterator[tuple[str, ValueLayout | None]]:
@@ -180,15 +199,31 @@ class Repair:
             if isinstance(mine, np.ndarray) and isinstance(theirs, np.ndarray) and mine.size != theirs.size:
                 yield other, None
 
+    def _stored(self, name: str) -> Iterator[tuple[str, ValueLayout | None]]:
+        """The weights that the other side has in the place of a constant, in its shape; first a partner of another layout."""
+        pairs, made = self.aligner.pairs, self.aligner.theirs.made
+        pair = pairs.get(name)
+        plain = self._fitting(name, pair.other) if pair is not None and pair.layout is not None else None
+        if pair is not None and plain and plain[0] != pair.layout:
+            yield pair.other, plain[0]
+        for call in self._readers[name]:
+            read = {pairs[n].other for n in call.uses if n in self.equal and n in pairs and n not in self.aligner.left.still}
+            for partner in made.values():
+                if partner.operator == call.operator and read and read <= set(partner.uses):
+                    for other in partner.uses:
+                        layout = self._fitting(name, other) if other not in made and other not in read else None
+                        if layout:
+                            yield other, layout[0]
+
     def _set_aside(self, name: str, other: str) -> None:
         """Note the constants that a culprit reads and that may be replaced by those of its partner without an effect."""
-        call, made = self.source.makers[name], self.aligner.theirs.made[other]
-        if made.operator != call.operator or len(made.uses) != len(call.uses):
+        call, made = self.source.makers[name], self.aligner.theirs.made.get(other)
+        if made is None or made.operator != call.operator or len(made.uses) != len(call.uses):
             return
         for mine, theirs in zip(call.uses, made.uses, strict=True):
             if mine in self.equal or mine not in self.aligner.left.still:
                 continue
-            value = self._theirs[0].get(theirs) if theirs in self._theirs[0] else self.aligner.theirs.weight(theirs)
+            value = self._their_value(theirs, 0)
             if value is None:
                 continue
             feeds = {n: self._value(n, 0) for n in call.uses if n not in self.source.weights}
@@ -200,6 +235,25 @@ class Repair:
         """Whether all values that a node reads are equal."""
         return all(n in self.equal or n not in self.source.makers for n in call.uses)
 
+    def _firm(self, call: NodeCall) -> bool:
+        """Whether all values that a node reads are equal, and none of them is a constant that may be so by chance."""
+        made = [n for n in call.uses if n in self.source.makers]
+        pairs, left = self.aligner.pairs, self.aligner.left
+        return all(n in self.equal and (pairs[n].how != "constant" or n in left.distinct) for n in made)
+
+    def _matches(self, call: NodeCall, other: str) -> bool:
+        """Whether a node of the other side has the operator of a node, and reads equal values."""
+        made = self.aligner.theirs.made
+        read = [n for n in call.uses if n in self.source.makers]
+        return other in made and made[other].operator == call.operator and all(self.reads(other, n) for n in read)
+
+    def reads(self, other: str, name: str) -> bool:
+        """Whether the node of a value of the other side reads the partner of a value, or one with the same bits."""
+        made, pair = self.aligner.theirs.made.get(other), self.aligner.pairs.get(name)
+        if made is None or pair is None:
+            return False
+        return pair.other in made.uses or any(same_bits(self._value(name, 0), self._their_value(n, 0)) for n in made.uses)
+
     def _copied(self, heads: Sequence[NodeCall]) -> list[str]:
         """The values before these nodes that equal an earlier value too, which the other side may compute otherwise."""
         found, seen, waiting = set[str](), set[str](), [n for c in heads for n in c.uses]
@@ -210,6 +264,21 @@ class Repair:
                 if not self._sure(name):
                     found.add(name)
                 waiting += self.source.makers[name].uses
+            elif not known and name not in self.equal and name in self.source.makers:
+                waiting += self.source.makers[name].uses
+        return [n for c in self.source.calls for n in c.outputs if n in found]
+
+    def _weak(self, heads: Sequence[NodeCall]) -> list[str]:
+        """The constants before these nodes that equal a constant of the other side, perhaps by chance, in order."""
+        pairs, left, makers = self.aligner.pairs, self.aligner.left, self.source.makers
+        found, waiting = set[str](), [n for c in heads for n in c.uses]
+        while waiting:
+            name = waiting.pop()
+            if name not in makers or name not in self.equal or name in found or pairs[name].how != "constant":
+                continue
+            if name not in left.distinct and self._compared(makers[name]):
+                found.add(name)
+                waiting += makers[name].uses if left.sizes[name][1] >= _LARGE else ()
         return [n for c in self.source.calls for n in c.outputs if n in found]
 
     def _sure(self, name: str) -> bool:
@@ -264,7 +333,8 @@ class Repair:
             scoped = bool(mine.scope) and other.scope == mine.scope
             return b != named, not (same and read <= set(other.uses)), not scoped, not same, abs(other.at - base)
 
-        choices = [b for b in alike if b not in self.covered or b in read]
+        own = pairs[name].other if name in pairs else ""  # which may have another layout
+        choices = [b for b in alike if b not in self.covered or b in read or b == own]
         return sorted((b for b in choices if b not in self.culprits.values()), key=rank)[:_FOR_ONE]
 
     def _ancestors(self, call: NodeCall) -> set[str]:
@@ -283,7 +353,7 @@ class Repair:
 
     def _fitting(self, name: str, other: str) -> tuple[ValueLayout | None] | None:
         """The layout in which a value may replace another one, in a tuple; None if it cannot."""
-        mine, theirs = self._value(name, 0), self._theirs[0].get(other) if other in self._theirs[0] else None
+        mine, theirs = self._value(name, 0), self._their_value(other, 0)
         if not isinstance(mine, np.ndarray) or not isinstance(theirs, np.ndarray) or mine.dtype != theirs.dtype:
             return None
         if mine.size != theirs.size:
@@ -294,6 +364,10 @@ class Repair:
 
     def _value(self, name: str, draw: int) -> Any:
         return self._ours[draw].get(name) if name in self._ours[draw] else self.mine.draws[draw].get(name)
+
+    def _their_value(self, name: str, draw: int) -> Any:
+        """A value or a weight of the other side; None if it has neither."""
+        return self._theirs[draw].get(name) if name in self._theirs[draw] else self.aligner.theirs.weight(name)
 
     def _after(self, names: Sequence[str]) -> list[NodeCall]:
         """The nodes that are computed from these values, in order."""
@@ -381,7 +455,7 @@ class Repair:
         made = {n for c in calls for n in c.outputs}
         read = dict.fromkeys(n for c in calls for n in c.uses if n not in made and n not in self.source.weights)
         name, other, layout = replacement
-        value = self._theirs[draw].get(other)
+        value = self._their_value(other, draw)
         return {n: self._value(n, draw) for n in read if n != name} | {name: value if layout is None else layout.apply(value)}
 
     def _still_equal(self, draw: int, name: str, value: Any) -> bool:

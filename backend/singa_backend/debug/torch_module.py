@@ -113,7 +113,7 @@ class TorchSide(AbstractContextManager["TorchSide"]):
         """A value of the first draw."""
         return self._stores[0].get(name)
 
-    def constant(self, like: np.ndarray) -> str | None:
+    def constant(self, like: np.ndarray) -> None:
         return None
 
     def weight(self, name: str) -> np.ndarray | None:
