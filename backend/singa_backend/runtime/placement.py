@@ -236,6 +236,8 @@ class Placed:
         """
         operator = node.operator
         assert operator is not None
+        if operator.declaration.name == "Constant" and not operator.declaration.domain:
+            return True
         if operator.declaration.domain or runs_on_host(operator.declaration, node.attributes, inputs):
             return False
         return fixed or operator.declaration.name in _FROM_SHAPES

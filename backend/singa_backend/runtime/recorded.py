@@ -100,7 +100,7 @@ class RunRecord:
         graph: the graph, which is walked from the step that differs.
         frame: the values before the first step: initializers, values on the host, and other arguments of bodies.
         steps: for each call: it, the getter of its arguments, whether there are several, the slots of its results, their types,
-            the slots that are not used afterwards, whether the node adds checks, and the number of the node.
+            the slots that are not used after the nodes before it, and after it, whether the node adds checks, and its number.
         counts: the number of a node and its executions, unless the node counts them.
         needed: the executions and the bytes of a run.
         limits: those of the recorded run.
@@ -113,6 +113,8 @@ class RunRecord:
         self.counts = tuple(recorder.counts)
         self._executions = sum(count for _, count in self.counts)
         self.copied = tuple(s for s in graph.output_slots if isinstance(self.frame[s], np.ndarray))
+        for slot in self.copied:  # the recorded run returns them
+            self.frame[slot] = self.frame[slot].copy()
 
     def fits(self, budget: Budget) -> bool:
         """Whether a run cannot meet a limit, and nothing watches it."""
@@ -145,7 +147,9 @@ class RunRecord:
         budget.steps(self._executions)
         nodes, at, call, same = self.graph.nodes, 0, None, True
         try:
-            for call, get, several, writes, expected, dies, checks, at in self.steps:
+            for call, get, several, writes, expected, died, dies, checks, at in self.steps:
+                for slot in died:
+                    frame[slot] = None
                 if call is None:
                     made = visit(nodes[at], reads(frame, nodes[at]), frame)
                 else:
@@ -157,7 +161,8 @@ class RunRecord:
                     for slot, value in zip(writes, made):  # noqa: B905 (a body may return more)
                         if slot >= 0:
                             frame[slot] = value
-                    same = expected is None or _are(made, expected)
+                    value, same = None, expected is None or _are(made, expected)
+                made = None  # the next call may need its memory
                 if checks:
                     locate(nodes[at], reads(frame, nodes[at]))
                 for slot in dies:
@@ -383,14 +388,16 @@ class RunRecorder:
             checks = False
         else:
             self.counts.append((at, count))
-        self._pending += [s for s in self._dies[at] if s not in self._fixed]
+        ends = [s for s in self._dies[at] if s not in self._fixed]
         if not calls:
+            self._pending += ends
             return
         inner = {s for c in calls for s in (c.writes if isinstance(c.writes, tuple) else (c.writes,)) if s not in node.outputs}
-        dies = (*self._pending, *inner)
-        self._pending = []
+        died, self._pending = tuple(self._pending), []
         for call in calls:
             last = call is calls[-1]
             get = itemgetter(*call.reads) if call.reads else _nothing
             several = len(call.reads) != 1
-            self.steps.append((call.call, get, several, call.writes, call.expected, dies if last else (), checks and last, at))
+            dies = (*ends, *inner) if last else ()
+            self.steps.append((call.call, get, several, call.writes, call.expected, died, dies, checks and last, at))
+            died = ()
