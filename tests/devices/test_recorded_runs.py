@@ -109,6 +109,42 @@ def test_outputs_belong_to_the_caller(device: str) -> None:
             a[...] = 0
 
 
+def test_outputs_on_the_device_belong_to_the_caller(device: str) -> None:
+    """An argument that a record keeps on the device is copied if it is an output."""
+    made = model("net (float[a,b] x) => (int64[2] y, float[a,b] z) { s = Shape(x) y = Identity(s) z = Relu(x) }")
+    rep = SingaBackend.prepare(made, device)
+    for _ in range(5):
+        y, _ = rep.run([normal(2, 3)], to_host=False)
+        np.testing.assert_array_equal(rep.device.get(y), [2, 3])
+        y[...] = 0
+
+
+def test_a_tight_limit_of_executions_holds_while_a_run_is_recorded(device: str) -> None:
+    text = "net (float[n] x) => (float[n] z) { b = Mul(a, a) c = Add(x, b) d = Sub(c, b) z = Relu(d) }"
+    made = model(text, a=np.array(3, F))
+
+    def runs(executions: int) -> bool:
+        rep = SingaBackend.prepare(made, device, limits=Limits(executions=executions))
+        try:
+            for _ in range(4):
+                rep.run([normal(5)])
+        except ResourceExhausted:
+            return False
+        return True
+
+    first = next(n for n in range(1, 10) if once(made, device, n))
+    assert runs(first) and not runs(first - 1)
+
+
+def once(made: ModelProto, device: str, executions: int) -> bool:
+    """Whether the first run needs at most so many executions."""
+    try:
+        SingaBackend.prepare(made, device, limits=Limits(executions=executions)).run([normal(5)])
+    except ResourceExhausted:
+        return False
+    return True
+
+
 def test_values_on_the_host_are_a_part_of_the_signature(device: str, visited: list[str]) -> None:
     made = model("net (float[6] x, int64[n] s) => (float[n,m] y) { c = Reshape(x, s) y = Add(c, c) }")
     rep = SingaBackend.prepare(made, device)

@@ -69,9 +69,9 @@ class Executor:
         return self._keep
 
     def owned(self) -> set[int]:
-        """Return the ids of the model's arrays, which a run may return: initializers, and constants on a device."""
+        """Return the ids of the model's arrays, which a run may return: initializers, and on a device constants and records."""
         kept = {id(a) for states in self._states.values() for _, a in states}
-        return kept if self.placement is None else kept | self.placement.owned()
+        return kept if self.placement is None else kept | self.placement.owned() | self._records.owned
 
     @property
     def resident(self) -> int:
@@ -389,7 +389,11 @@ class RecordingVisitor(Visitor):
             known = self.placed.placement.is_known
             found = programs.found_for(node, inputs, known)
             if found is not None:
-                self.recorder.kernels(node, inputs, found, found.values(inputs, partial(self.visit, frame=frame)), known)
+                left, bytes_made = self.budget.left, self.budget.made
+                self.budget.left += node.count  # what is computed on the host was counted
+                values = found.values(inputs, partial(self.visit, frame=frame))
+                self.budget.left, self.budget.made = left, bytes_made
+                self.recorder.kernels(node, inputs, found, values, known)
         return made
 
     def _compute(self, node: Node, inputs: list[Any], frame: list[Any]) -> list[Any]:

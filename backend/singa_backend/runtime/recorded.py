@@ -54,9 +54,14 @@ def signature(xp: Any, inputs: Sequence[Any]) -> Any:
 
 
 class RunRecords:
-    """The records of an executor, by the signatures of the inputs."""
+    """The records of an executor, by the signatures of the inputs.
+
+    Attributes:
+        owned: the ids of the arguments on the device that records keep.
+    """
 
     def __init__(self) -> None:
+        self.owned: frozenset[int] = frozenset()
         self._found: dict[Any, Any] = {}  # a signature -> a RunRecord, _SEEN, or None if its runs differ
 
     def find(self, key: Any) -> tuple[RunRecord | None, bool]:
@@ -74,6 +79,8 @@ class RunRecords:
     def keep(self, key: Any, record: RunRecord | None) -> None:
         """Keep the record of a signature; None if its runs differ."""
         self._found[key] = record
+        records = [r for r in list(self._found.values()) if isinstance(r, RunRecord)]
+        self.owned = frozenset(id(v) for r in records for v in r.frame[r.graph.size :])
 
 
 @dataclass(slots=True)
@@ -146,6 +153,7 @@ class RunRecord:
         """
         budget.steps(self._executions)
         nodes, at, call, same = self.graph.nodes, 0, None, True
+        made: Any
         try:
             for call, get, several, writes, expected, died, dies, checks, at in self.steps:
                 for slot in died:
