@@ -131,6 +131,7 @@ class Session:
         held = self._executor.states[id(self.graph)]
         slot = self.graph.slots[name]
         held[[s for s, _ in held].index(slot)] = (slot, value)
+        self._executor.forget_records()
         self._fixed.add(id(value))
         self.forget_plans()
 

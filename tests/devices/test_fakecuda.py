@@ -472,6 +472,26 @@ def test_nvrtc_compiles_and_refuses() -> None:
     assert "INFINITY" in nvrtc.compiled(right.replace("x[1]", "INFINITY"), [], [], "90")
 
 
+def test_nvrtc_uses_the_headers_of_this_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sources are kept with the folders of the environment that wrote them, which may be another one, or gone."""
+    from fakecuda import nvrtc
+
+    built = type("", (), {"kernels": tmp_path / "kernels"})
+    monkeypatch.setattr(nvrtc, "libraries", lambda: built)
+    text = '#include <cupy/complex.cuh>\nextern "C" __global__ void f(complex<float>* x) { x[0] = x[1] * x[2]; }'
+
+    def kept(folder: str, source: str = text) -> dict[str, Any]:
+        headers = f"-I{folder}/lib/python3/site-packages/cupy/_core/include"
+        parts = [f"{headers}/cupy/_cccl/{name}" for name in ("cub", "thrust", "libcudacxx")]
+        return {"source": source, "options": [*parts, "--std=c++17", headers], "names": []}
+
+    assert nvrtc.check(kept("/gone"), "80") == ("", True)
+    assert nvrtc.check(kept("/other"), "80") == ("", False)
+    assert nvrtc.check(kept("/other"), "90")[1]
+    wrong, ran = nvrtc.check(kept("/gone", text.replace("x[2]", "z[2]")), "80")
+    assert "z" in wrong and ran
+
+
 # ---- Other machines, in processes of their own
 
 

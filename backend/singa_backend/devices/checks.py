@@ -29,6 +29,9 @@ class Checks:
 
     Args:
         module: CuPy.
+
+    Attributes:
+        added: the number of checks of the run.
     """
 
     def __init__(self, module: Any) -> None:
@@ -36,6 +39,7 @@ class Checks:
         self._flags: Any = None
         self._errors: list[Callable[[int], OperatorError]] = []
         self._places: list[dict[str, Any]] = []
+        self.added = 0
 
     @property
     def pending(self) -> Any:
@@ -72,6 +76,7 @@ class Checks:
         if self._flags is None:
             self._flags = self._module.full(_COUNT, _CLEAR, np.uint64)
         self._errors.append(error)
+        self.added += 1
         return len(self._errors) - 1
 
     def settle(self) -> None:

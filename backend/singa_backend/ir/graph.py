@@ -195,15 +195,16 @@ class Graph:
                 dies[i].append(slot)
         return tuple(map(tuple, dies))
 
-    def walk(self, frame: list[Any], visit: Callable[[Node, list[Any], list[Any]], Sequence[Any]]) -> None:
+    def walk(self, frame: list[Any], visit: Callable[[Node, list[Any], list[Any]], Sequence[Any]], first: int = 0) -> None:
         """Visit every node in order.
 
         Args:
             frame: a list with one element per slot, which holds the inputs, states and captured values; outputs are written to
                 it, and each value is removed after its last use.
             visit: called as `visit(node, inputs, frame)`; returns the outputs of the node.
+            first: the number of the node with which to begin.
         """
-        for node, reads, writes, dies in self._steps:
+        for node, reads, writes, dies in self._steps[first:]:
             outputs = visit(node, [None if s < 0 else frame[s] for s in reads], frame)
             for slot, value in zip(writes, outputs):  # noqa: B905 (a body may return more; `strict` takes time at every node)
                 if slot >= 0:

@@ -225,7 +225,14 @@ class VersionedOperator:
         }
         return {**attributes, **{name: services[kind] for name, kind in self.declaration.services.items()}}
 
-    def compute(self, xp: Xp, inputs: Sequence[Any], attributes: dict[str, Any], wanted: int) -> list[Any]:
+    def compute(
+        self,
+        xp: Xp,
+        inputs: Sequence[Any],
+        attributes: dict[str, Any],
+        wanted: int,
+        body: Callable[..., Any] | None = None,
+    ) -> list[Any]:
         """Run the body for an executor; returns at least `wanted` outputs, of the dtypes that the schema binds.
 
         Args:
@@ -233,6 +240,7 @@ class VersionedOperator:
             inputs: one value per input of the node, None for an absent one.
             attributes: the keyword arguments of the body, services included.
             wanted: the number of outputs of the node.
+            body: is called in place of the body; None for the body.
         """
         declaration = self.declaration
         given = tuple([getattr(v, "dtype", None) for v in inputs])
@@ -248,7 +256,7 @@ class VersionedOperator:
                     args[i] = args[i].astype(np.float32)
         if plan.grows and _product(args) > _SMALL:
             limits.admit_broadcast(args)
-        result = declaration.body(xp, *args, **attributes)
+        result = (body or declaration.body)(xp, *args, **attributes)
         outputs = list(result) if isinstance(result, tuple) else [result]
         bound, device_array = plan.results, xp.ndarray
         for i, value in enumerate(outputs):

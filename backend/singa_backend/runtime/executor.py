@@ -14,11 +14,13 @@ from ..devices import checks
 from ..devices.device import Device
 from ..errors import OperatorError, SonnxError
 from ..ir.graph import Graph, Node
+from ..ir.versioned import VersionedOperator
 from ..proto.tensor_data import ModelFile, copied, is_mapped
 from .alike import Alike, AlikePrograms, gather
 from .failures import typed_error
 from .joined import Joined, join
 from .placement import Placed, Placement
+from .recorded import BodyCall, RunRecord, RunRecorder, RunRecords, signature
 
 Path = Sequence[tuple[Node, int]]
 """The nodes whose graphs contain a node, outermost first, each with the number of the run of its graph, from 0."""
@@ -50,6 +52,7 @@ class Executor:
         self.placement = None if device.is_host else Placement(device, graph)
         self.programs = AlikePrograms(device) if device.xp.joins else None
         self._forms: dict[int, Graph] = {}  # id of a graph of _keep -> that graph with joined nodes
+        self.forget_records()
         with device.active():
             self._place(graph)
             device.synchronize()  # a run may be on another stream
@@ -66,9 +69,9 @@ class Executor:
         return self._keep
 
     def owned(self) -> set[int]:
-        """Return the ids of the model's arrays, which a run may return: initializers, and constants on a device."""
+        """Return the ids of the model's arrays, which a run may return: initializers, and on a device constants and records."""
         kept = {id(a) for states in self._states.values() for _, a in states}
-        return kept if self.placement is None else kept | self.placement.owned()
+        return kept if self.placement is None else kept | self.placement.owned() | self._records.owned
 
     @property
     def resident(self) -> int:
@@ -94,6 +97,10 @@ class Executor:
         if found is None:
             found = self._forms.setdefault(id(graph), gather(join(graph)))
         return found
+
+    def forget_records(self) -> None:
+        """Forget how runs on a device computed: initializers have changed."""
+        self._records = RunRecords()
 
     def feed(self, slot: int, value: Any) -> Any:
         """Put an input of a run on the device; one that operators read on the host stays there.
@@ -129,6 +136,7 @@ class Executor:
         names = dict(self.graph.state_slots)
         mine = self._states[id(self.graph)]
         made._states = {**self._states, id(self.graph): [(slot, values.get(names[slot], array)) for slot, array in mine]}
+        made.forget_records()
         return made
 
     def with_graph(self, graph: Graph) -> Executor:
@@ -166,18 +174,35 @@ class Executor:
         self.load()
         observer = observer or self.observer
         budget = budget or limits.Budget(limits.Limits(), memory=self.device.memory)
-        visitor = Visitor(self, budget) if observer is None else ObservedVisitor(self, budget, observer)
-        frame = _frame(graph, self._states[id(self.graph)], inputs)
-        for name, value in (overrides or {}).items():
-            frame[graph.slots[name]] = value
+        repeats = observer is None and not overrides and graph is self.graph and self.placement is not None
+        key = signature(self.device.xp, inputs) if repeats else None
+        record, records = (None, False) if key is None else self._records.find(key)
+        visitor: Visitor
+        if observer is not None:
+            visitor = ObservedVisitor(self, budget, observer)
+        else:
+            visitor = RecordingVisitor(self, budget, key) if records else Visitor(self, budget)
+        if record is not None:
+            frame = record.start(inputs)
+        else:
+            frame = _frame(graph, self._states[id(self.graph)], inputs)
+            for name, value in (overrides or {}).items():
+                frame[graph.slots[name]] = value
         budget.begin(self._resident + limits.size_of([inputs, overrides]), frame, self._states)
         with limits.spend(budget), self.device.active(), np.errstate(all="ignore"), checks.collected(visitor.checks):
             try:
-                visitor.form(graph).walk(frame, visitor.visit)
+                if record is None or not record.fits(budget):
+                    visitor.walk(graph, frame, inputs)
+                elif not visitor.repeat(record, frame):
+                    self._records.keep(key, None)
             except SonnxError:
                 visitor.settle_after_error()
                 raise
             return visitor.finish([frame[s] for s in graph.output_slots], to_host)
+
+    def keep_record(self, key: Any, record: RunRecord | None) -> None:
+        """Keep how runs compute inputs of a signature; None if that differs."""
+        self._records.keep(key, record)
 
 
 def _frame(graph: Graph, states: list[tuple[int, Any]], inputs: Sequence[Any]) -> list[Any]:
@@ -212,6 +237,18 @@ class Visitor:
         """The form of a graph that is walked."""
         return self.executor.joined(graph)
 
+    def walk(self, graph: Graph, frame: list[Any], inputs: Sequence[Any]) -> None:
+        """Compute the nodes of the main graph."""
+        self.form(graph).walk(frame, self.visit)
+
+    def repeat(self, record: RunRecord, frame: list[Any]) -> bool:
+        """Compute the main graph as before; return whether all results had the types of before."""
+        return record.repeat(frame, self.visit, self.budget, self._locate_checks)
+
+    def _locate_checks(self, node: Node, inputs: list[Any]) -> None:
+        if self.checks is not None:
+            self.checks.locate(lambda: _where(node, inputs))
+
     def visit(self, node: Node, inputs: list[Any], frame: list[Any]) -> list[Any]:
         """Compute one node; errors carry its name, operator, dtypes and shapes."""
         try:
@@ -222,8 +259,7 @@ class Visitor:
             try:
                 outputs = self._compute(node, inputs, frame)
             finally:  # also if it failed: an earlier check of this node may be the cause
-                if self.checks is not None:
-                    self.checks.locate(lambda: _where(node, inputs))
+                self._locate_checks(node, inputs)
             self.budget.account(outputs)
             return outputs
         except SonnxError as error:
@@ -248,18 +284,22 @@ class Visitor:
     def _compute(self, node: Node, inputs: list[Any], frame: list[Any]) -> list[Any]:
         operator = node.operator
         assert operator is not None
-        attributes = node.attributes
-        if operator.declaration.services:
-            attributes = operator.with_services(
-                node.attributes,
-                [slot >= 0 for slot in node.outputs],
-                run=lambda graph, *values, dry=False: self._body(graph, values, frame, dry),
-                derived=operator.derived,
-                forward_graph=node.forward_graph,
-            )
+        attributes = self._attributes(node, operator, frame)
         if self.placed is None:
             return operator.compute(self.xp, inputs, attributes, len(node.outputs))
         return self.placed.compute(node, operator, inputs, attributes)
+
+    def _attributes(self, node: Node, operator: VersionedOperator, frame: list[Any]) -> dict[str, Any]:
+        """The keyword arguments of a node's body."""
+        if not operator.declaration.services:
+            return node.attributes
+        return operator.with_services(
+            node.attributes,
+            [slot >= 0 for slot in node.outputs],
+            run=lambda graph, *values, dry=False: self._body(graph, values, frame, dry),
+            derived=operator.derived,
+            forward_graph=node.forward_graph,
+        )
 
     def finish(self, outputs: list[Any], to_host: bool) -> list[Any]:
         """The outputs of the main graph, on the host or on the device; raises OperatorError if a check of the run failed."""
@@ -304,6 +344,75 @@ class Visitor:
         with self.budget.holding(frame, inputs):
             self.form(graph).walk(frame, self.visit)
         return [frame[s] for s in graph.output_slots]
+
+
+class RecordingVisitor(Visitor):
+    """A run that is recorded, so that later ones repeat it."""
+
+    def __init__(self, executor: Executor, budget: limits.Budget, key: Any) -> None:
+        super().__init__(executor, budget)
+        self.key = key
+        self.recorder: RunRecorder | None = None
+        self.node: Node | None = None  # the node of the main graph that is computed
+
+    def walk(self, graph: Graph, frame: list[Any], inputs: Sequence[Any]) -> None:
+        form, budget = self.form(graph), self.budget
+        room, before = budget.room, (budget.left, budget.made)
+        self.recorder = RunRecorder(self.device, form, frame, len(inputs))
+        form.walk(frame, self.visit)
+        record = None
+        if budget.room == room:  # otherwise live bytes were counted during the run, and may be too many in another one
+            record = RunRecord(form, self.recorder, budget, (before[0] - budget.left, budget.made - before[1]))
+        if self.recorder.copies:
+            self.device.synchronize()  # another run may be on another stream
+        self.executor.keep_record(self.key, record)
+
+    def visit(self, node: Node, inputs: list[Any], frame: list[Any]) -> list[Any]:
+        if self.node is not None:  # within a node of the main graph
+            return super().visit(node, inputs, frame)
+        assert self.recorder is not None
+        left, added = self.budget.left, 0 if self.checks is None else self.checks.added
+        self.node = node
+        try:
+            outputs = super().visit(node, inputs, frame)
+        finally:
+            self.node = None
+        checks = self.checks is not None and self.checks.added > added
+        self.recorder.done(node, outputs, left - self.budget.left, checks=checks)
+        return outputs
+
+    def _together(self, node: Joined | Alike, inputs: list[Any], frame: list[Any]) -> list[Any]:
+        made = super()._together(node, inputs, frame)
+        programs = self.executor.programs
+        if node is self.node and isinstance(node, Joined):
+            assert programs is not None and self.placed is not None and self.recorder is not None
+            known = self.placed.placement.is_known
+            found = programs.found_for(node, inputs, known)
+            if found is not None:
+                left, bytes_made = self.budget.left, self.budget.made
+                self.budget.left += node.count  # what is computed on the host was counted
+                values = found.values(inputs, partial(self.visit, frame=frame))
+                self.budget.left, self.budget.made = left, bytes_made
+                self.recorder.kernels(node, inputs, found, values, known)
+        return made
+
+    def _compute(self, node: Node, inputs: list[Any], frame: list[Any]) -> list[Any]:
+        operator = node.operator
+        assert operator is not None
+        if node is not self.node or "run" in operator.declaration.services.values():
+            return super()._compute(node, inputs, frame)
+        assert self.placed is not None and self.recorder is not None
+        attributes = self._attributes(node, operator, frame)
+        args = self.placed.arguments(node, operator, inputs, attributes)
+        if args is None:
+            outputs = self.placed.compute_on_host(node, operator, inputs, attributes)
+            if self.placed.repeats(node, inputs, fixed=all(map(self.recorder.is_fixed, node.inputs))):
+                self.recorder.fix(node, outputs)
+            return outputs
+        call = BodyCall(operator, args)
+        call.outputs = outputs = operator.compute(self.device.xp, args, attributes, len(node.outputs), call)
+        self.recorder.call(node, operator, inputs, attributes, call)
+        return outputs
 
 
 class ObservedVisitor(Visitor):

@@ -220,7 +220,7 @@ class JoinedStep:
 
 
 @dataclass(slots=True)
-class _JoinedProgram:
+class JoinedProgram:
     """How a joined node is computed for inputs of some shapes and types.
 
     Attributes:
@@ -264,7 +264,7 @@ class JoinedPrograms:
     def __init__(self, device: Device) -> None:
         self._xp = device.xp
         self._array = device.xp.ndarray
-        self._found: dict[Any, Any] = {}  # a node, and its inputs -> a _JoinedProgram, or None
+        self._found: dict[Any, Any] = {}  # a node, and its inputs -> a JoinedProgram, or None
 
     def compute(self, node: Joined, inputs: Sequence[Any], known: Known, visit: Visit) -> list[Any] | None:
         """Compute a joined node.
@@ -278,7 +278,7 @@ class JoinedPrograms:
         Returns:
             The outputs, on the device; None if the nodes must be computed one after the other.
         """
-        found = self._found_for(node, inputs, known)
+        found = self.found_for(node, inputs, known)
         if found is None:
             return None
         values = found.values(inputs, visit)
@@ -297,13 +297,13 @@ class JoinedPrograms:
 
     def single(self, node: Joined, inputs: Sequence[Any], known: Known, visit: Visit) -> tuple[JoinedStep, list[Any]] | None:
         """The only kernel of a joined node, with its operands; None if there are several."""
-        found = self._found_for(node, inputs, known)
+        found = self.found_for(node, inputs, known)
         if found is None or len(found.steps) != 1 or found.steps[0].checked is not None:
             return None
         values = found.values(inputs, visit)
         return found.steps[0], [values[i] for i, _ in found.steps[0].reads]
 
-    def _found_for(self, node: Joined, inputs: Sequence[Any], known: Known) -> _JoinedProgram | None:
+    def found_for(self, node: Joined, inputs: Sequence[Any], known: Known) -> JoinedProgram | None:
         """The kernels for these inputs."""
         array = self._array
         key: list[Any] = [node]
@@ -315,14 +315,14 @@ class JoinedPrograms:
             else:
                 return None
         at = tuple(key)
-        found: _JoinedProgram | None = self._found.get(at, _ABSENT)
+        found: JoinedProgram | None = self._found.get(at, _ABSENT)
         if found is _ABSENT:
             if len(self._found) >= _KEPT:
                 self._found.clear()
             found = self._found[at] = self._program(node, at[1:])
         return found
 
-    def _program(self, node: Joined, given: Sequence[Any]) -> _JoinedProgram | None:
+    def _program(self, node: Joined, given: Sequence[Any]) -> JoinedProgram | None:
         """The kernels for inputs of these shapes and types; None if the nodes must be computed one after the other."""
         dtypes = {dtype for _, dtype, _ in given} - {_BOOL}
         if len(dtypes) != 1 or not dtypes <= set(_FLOATS):
@@ -342,7 +342,7 @@ class JoinedPrograms:
                 return None
             steps.append(made)
         numbers = tuple(place[s] for s in plan.scalars)
-        return _JoinedProgram(dtypes.pop(), on_host, numbers, steps, tuple(place[s] for s in node.outputs))
+        return JoinedProgram(dtypes.pop(), on_host, numbers, steps, tuple(place[s] for s in node.outputs))
 
     def _step(self, plan: _JoinedPlan, members: Sequence[Node], place: dict[int, int]) -> JoinedStep | None:
         """The kernel of some members, whose results get the next places."""

@@ -191,24 +191,56 @@ class Placed:
 
     def compute(self, node: Node, operator: VersionedOperator, inputs: list[Any], attributes: dict[str, Any]) -> list[Any]:
         """Compute a node where its values are."""
+        args = self.arguments(node, operator, inputs, attributes)
+        if args is None:
+            return self.compute_on_host(node, operator, inputs, attributes)
+        return operator.compute(self.device.xp, args, attributes, len(node.outputs))
+
+    def arguments(
+        self, node: Node, operator: VersionedOperator, inputs: list[Any], attributes: dict[str, Any]
+    ) -> Sequence[Any] | None:
+        """The inputs of a node as its operator takes them on the device; None if it computes on the host."""
         ready = self.placement.arguments(node, inputs)
         if ready is not None:
-            return operator.compute(self.device.xp, ready, attributes, len(node.outputs))
+            return ready
+        declaration = operator.declaration
+        if declaration.name == "Constant" and not declaration.domain:
+            return None
+        known = [self.placement.on_host(v) for v in inputs]
+        if runs_on_host(declaration, attributes, inputs) or computes_on_host(declaration, known):
+            return None
+        return [
+            h if reads_on_host(declaration, i) else self.on_device(v) for i, (v, h) in enumerate(zip(inputs, known, strict=True))
+        ]
+
+    def compute_on_host(
+        self, node: Node, operator: VersionedOperator, inputs: list[Any], attributes: dict[str, Any]
+    ) -> list[Any]:
+        """Compute a node for which `arguments` is None."""
         declaration, wanted, numpy = operator.declaration, len(node.outputs), namespaces.numpy
         if declaration.name == "Constant" and not declaration.domain:
             return self.placement.constant(node, lambda: operator.compute(numpy, inputs, attributes, wanted))
-        known = [self.placement.on_host(v) for v in inputs]
+        values = [self.placement.on_host(v) for v in inputs]
         if runs_on_host(declaration, attributes, inputs):
-            made = operator.compute(numpy, [self.device.get(v) for v in known], attributes, wanted)
-        elif computes_on_host(declaration, known):
-            made = operator.compute(numpy, known, attributes, wanted)
-        else:
-            args = [
-                h if reads_on_host(declaration, i) else self.on_device(v)
-                for i, (v, h) in enumerate(zip(inputs, known, strict=True))
-            ]
-            return operator.compute(self.device.xp, args, attributes, wanted)
+            values = [self.device.get(v) for v in values]
+        made = operator.compute(numpy, values, attributes, wanted)
         return [v if _is_plain(v) and v.size <= SMALL else self.device.put(v) for v in made]
+
+    def repeats(self, node: Node, inputs: Sequence[Any], *, fixed: bool) -> bool:
+        """Whether a node that computes on the host has the same results for inputs of the same types.
+
+        Args:
+            node: the node.
+            inputs: its inputs.
+            fixed: whether their values are the same too.
+        """
+        operator = node.operator
+        assert operator is not None
+        if operator.declaration.name == "Constant" and not operator.declaration.domain:
+            return True
+        if operator.declaration.domain or runs_on_host(operator.declaration, node.attributes, inputs):
+            return False
+        return fixed or operator.declaration.name in _FROM_SHAPES
 
 
 def _host_inputs(node: Node) -> frozenset[int] | None:

@@ -91,8 +91,7 @@ def install() -> None:
 
 def _allocate(size: int) -> Any:
     """Allocate exactly `size` bytes, so that the end of an array is that of its memory: CuPy's pool would round up and reuse."""
-    memory: Any = importlib.import_module("cupy.cuda.memory")
-    runtime: Any = importlib.import_module("cupy_backends.cuda.api.runtime")
+    memory, runtime = _modules()
     try:
         return memory.MemoryPointer(memory.Memory(size), 0)
     except runtime.CUDARuntimeError as error:
@@ -100,6 +99,12 @@ def _allocate(size: int) -> Any:
             raise
         free, total = runtime.memGetInfo()
         raise memory.OutOfMemoryError(size, total - free) from None
+
+
+@cache
+def _modules() -> tuple[Any, Any]:
+    """CuPy's memory and runtime; an import in each allocation would be a part of the time that the null device measures."""
+    return importlib.import_module("cupy.cuda.memory"), importlib.import_module("cupy_backends.cuda.api.runtime")
 
 
 def _replace(module: Any, name: str, value: Any) -> None:

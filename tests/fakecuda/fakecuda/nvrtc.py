@@ -1,7 +1,8 @@
 """Compiles by NVRTC what g++ has compiled: `python -m fakecuda.nvrtc`, after the tests, which fill the cache with sources.
 
-g++ accepts what NVRTC refuses.  NVRTC needs no device.  What it has compiled is noted in a cache, by source, options, version and
-architecture, so that a source costs its time once: 0.1 s for most kernels, more than 1 s for a reduction by cub.
+g++ accepts what NVRTC refuses.  NVRTC needs no device.  What it has compiled is noted in a cache, by source, options, versions
+and architecture, so that a source costs its time once: 0.1 s for most kernels, more than 1 s for a reduction by cub.  The headers
+are those of this environment, wherever the environment was in which CuPy wrote a source.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from . import CUPY
 from .build import libraries
 
 ARCHITECTURES = ("75", "80", "90", "100")
@@ -65,6 +67,24 @@ def compiled(source: str, options: list[str], names: list[str], architecture: st
     return (log.value.decode() or f"NVRTC: status {failed}") if failed else ""
 
 
+def _here(option: str) -> str:
+    """An option of CuPy, whose folder of headers is that of this environment."""
+    folder, found, rest = option.partition("/site-packages/")
+    if not found or not folder.startswith("-I"):
+        return option
+    package, _, rest = rest.partition("/")
+    spec = importlib.util.find_spec(package)
+    assert spec is not None and spec.submodule_search_locations
+    return f"-I{Path(spec.submodule_search_locations[0]) / rest}"
+
+
+def _key(kept: dict[str, Any], architecture: str) -> str:
+    """The name of a note, whatever the folder of the environment is."""
+    options = [o if not o.startswith("-I") else o.rpartition("/site-packages/")[2] for o in kept["options"]]
+    noted = [kept["source"], options, kept["names"], architecture, version(), CUPY]
+    return hashlib.sha256(json.dumps(noted).encode()).hexdigest()[:32]
+
+
 def check(kept: dict[str, Any], architecture: str) -> tuple[str, bool]:
     """Compile a source that compiler.py has kept, unless the cache notes that NVRTC has compiled it.
 
@@ -75,11 +95,10 @@ def check(kept: dict[str, Any], architecture: str) -> tuple[str, bool]:
     Returns:
         What NVRTC reports, "" if nothing is wrong; and whether it ran.
     """
-    key = hashlib.sha256(json.dumps([kept, architecture, version()], sort_keys=True).encode()).hexdigest()[:32]
-    note = libraries().kernels.parent / "nvrtc" / key
+    note = libraries().kernels.parent / "nvrtc" / _key(kept, architecture)
     if note.exists():
         return "", False
-    wrong = compiled(kept["source"], kept["options"], kept["names"], architecture)
+    wrong = compiled(kept["source"], [_here(o) for o in kept["options"]], kept["names"], architecture)
     if not wrong:
         note.parent.mkdir(exist_ok=True)
         note.touch()
