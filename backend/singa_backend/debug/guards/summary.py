@@ -62,7 +62,15 @@ def parts(value: Any) -> Iterator[tuple[str, np.ndarray]]:
     elif isinstance(value, dict):
         keys = sorted(value, key=str)
         yield "/keys", np.array([str(k) for k in keys], object)
-        yield "/values", np.array([value[k] for k in keys], None if not keys or not isinstance(value[keys[0]], str) else object)
+        yield "/values", _values([value[k] for k in keys])
+
+
+def _values(values: list[Any]) -> np.ndarray:
+    """The values of a map; its floats are those of ZipMap, which makes float32."""
+    if values and isinstance(values[0], str):
+        return np.array(values, object)
+    made = np.array(values)
+    return made.astype(np.float32) if made.dtype == np.float64 else made
 
 
 def positions(shape: tuple[int, ...], level: Level, key: int) -> np.ndarray:
