@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import os
+import warnings
 import zlib
 from collections import Counter
 from collections.abc import Callable
@@ -174,6 +175,13 @@ def test_maps_of_a_classifier_are_stored_with_the_tolerance_of_their_floats(tmp_
     assert set(maps.cases) == {c.name for c in found.cases} and not found.notes
     assert {s.dtype for s in maps.cases["normal"].values()} == {np.dtype(np.float32), np.dtype(object)}
     assert guards.check_guard(found, model=made, against="onnxruntime").verdict == "pass"
+
+
+def test_the_largest_values_of_a_mask_are_no_warning() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = summarize(np.full((64, 64), np.finfo(np.float32).min), LEVELS[-1], debug.Tolerance(), "mask")
+    assert judge(np.full((64, 64), np.finfo(np.float32).min), found, LEVELS[-1], "mask").excess <= 1
 
 
 def test_inputs_of_a_user_are_stored(model: Path, tmp_path: Path) -> None:

@@ -103,7 +103,8 @@ def sums(value: np.ndarray, level: Level, key: int) -> np.ndarray:
             group = at // np.uint64(stride) % np.uint64(shape[axis]) % np.uint64(len(total))
             total += np.bincount(group.astype(np.int64), signed, len(total))
     found = [t / math.sqrt(flat.size / len(t)) for t in totals]
-    return np.concatenate(found).astype(np.float32) if found else np.zeros(0, np.float32)
+    with np.errstate(over="ignore"):  # sums of the largest values are infinite in float32
+        return np.concatenate(found).astype(np.float32) if found else np.zeros(0, np.float32)
 
 
 @dataclass(frozen=True)
