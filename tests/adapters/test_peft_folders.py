@@ -231,6 +231,7 @@ def test_unmatched_and_ambiguous_modules_are_listed_with_candidates(tmp_path: Pa
     with pytest.raises(InvalidInput, match=r"c\.fc\.weight is not in the model \(candidates: .*a\.fc") as caught:
         read_peft(folder(tmp_path / "p", tensors), two())
     assert len(caught.value.problems) == 2 and caught.value.code == "SX981"
+    assert str(caught.value).count("c.fc.weight is not") == 1 and "2 names of the adapter" in caught.value.message
     with pytest.raises(InvalidInput, match=r"fc\.weight may be '\S+' or '\S+'"):
         read_peft(folder(tmp_path / "p", pair("fc", 6, 5)), two())
     with pytest.raises(InvalidInput, match="which has 6 inputs and 5 outputs"):

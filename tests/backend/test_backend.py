@@ -557,3 +557,18 @@ def test_tensors_that_share_bytes_of_a_file_are_trained_apart(tmp_path: Path) ->
 def test_errors_are_one_family() -> None:
     for error in (InvalidModel, UnsupportedModel, InvalidInput, OperatorError, DeviceUnavailable):
         assert issubclass(error, SonnxError)
+
+
+def test_a_column_and_one_sample_are_told_the_axis_that_they_lack() -> None:
+    made = parser.parse_model("""<ir_version: 10, opset_import: ["": 17]> g (string[n, 1] s, float[n, 3] x)
+        => (string[n, 1] t, float[n, 3] y) {
+        t = Identity (s) y = Identity (x) }""")
+    rep = SingaBackend.prepare(made)
+    texts, x = np.array([["a"], ["b"]], object), np.zeros((2, 3), np.float32)
+    for wrong, hint in (({"s": texts[:, 0], "x": x}, "x[..., None]"), ({"s": texts, "x": x[0]}, "x[None]"),
+                        ({"s": np.array([["a"], [None]], object), "x": x}, "replace missing texts"),
+                        ({"s": np.array([["a"], [np.nan]], object), "x": x}, "replace missing texts"),
+                        ({"s": np.array([["a"], [1]], object), "x": x}, None)):  # fmt: skip
+        with pytest.raises(InvalidInput) as caught:
+            rep.run(wrong)
+        assert (hint or "") in (caught.value.hint or "") and bool(caught.value.hint) == (hint is not None)

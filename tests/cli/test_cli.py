@@ -46,6 +46,28 @@ def test_run_shows_a_table(model: Path) -> None:
     assert "float[1, 3]" in sonnx("run", model, "--random", 1).output
 
 
+def test_run_shows_sequences_and_maps(tmp_path: Path) -> None:
+    text = """<ir_version: 10, opset_import: ["": 17, "ai.onnx.ml": 1]> g (float[n, 2] x)
+        => (seq(map(string, float)) maps, seq(float[n, 1]) parts) {
+        maps = ai.onnx.ml.ZipMap <classlabels_strings = ["a", "b"]> (x)  parts = SplitToSequence <axis = 1> (x) }"""
+    onnx.save(parser.parse_model(text), tmp_path / "m.onnx")
+    np.savez(tmp_path / "x.npz", x=np.array([[0.25, 0.75], [np.nan, -np.inf]], np.float32))
+    found = sonnx("run", tmp_path / "m.onnx", "--inputs", tmp_path / "x.npz", "--json")
+    maps, parts = json.loads(found.output)["outputs"]
+    assert maps == {"name": "maps", "kind": "sequence", "length": 2, "first": ["{a: 0.25, b: 0.75}"], "min": 0.25, "max": 0.75,
+                    "nan": 1, "inf": 1}  # fmt: skip
+    assert parts == maps | {"name": "parts", "first": ["float[2, 1]", "float[2, 1]"]}
+    assert "{a: 0.25, b: 0.75}" in sonnx("run", tmp_path / "m.onnx", "--inputs", tmp_path / "x.npz").output
+
+
+def test_run_names_the_kind_of_file_that_it_reads(model: Path, tmp_path: Path) -> None:
+    (tmp_path / "x.csv").write_text("x\n1\n")
+    found = sonnx("run", model, "--inputs", tmp_path / "x.csv")
+    assert found.exit_code == 3 and "must be an .npz file" in found.output and "np.savez" in found.output
+    np.savez(tmp_path / "x.npz", x=np.array([["a", None]], object))
+    assert "array.astype(str)" in sonnx("run", model, "--inputs", tmp_path / "x.npz").output
+
+
 @pytest.mark.parametrize("kind", ["npy", "npz", "pb", "inputs"])
 def test_run_with_files(model: Path, tmp_path: Path, kind: str) -> None:
     file = tmp_path / f"x.{'npz' if kind == 'inputs' else kind}"

@@ -14,6 +14,7 @@ from onnx import numpy_helper, parser
 from singa import sonnx
 from singa.cli import main
 from singa_backend.adapters import Adapter, insert
+from singa_backend.adapters.onnxruntime import read_onnx_adapter
 
 TEXT = """<ir_version: 10, opset_import: ["" : 21]> g (float[N, 6] x) => (float[N, 3] y) {
     h = Gemm <transB = 1> (x, w1, b1) r = Tanh(h) k = MatMul(r, w2) l = Add(k, b2) y = MatMul(l, w3) }"""
@@ -52,6 +53,17 @@ def test_the_adapter_and_the_merged_model(folder: Path) -> None:
     want = sonnx.prepare(insert(base, adapter)).run([x])[0]
     np.testing.assert_allclose(sonnx.prepare(merged).run([x])[0], want, rtol=1e-5, atol=1e-5)
     assert [n.op_type for n in merged.graph.node] == [n.op_type for n in base.graph.node]
+
+
+def test_the_suffix_of_onnxruntime_names_its_form(folder: Path) -> None:
+    options = ("--lora", "2", "--lora-alpha", "4", "--lora-bias", "lora_only", "--epochs", "1", "-o")
+    assert train(*options, "a.safetensors").exit_code == 0 and train(*options, "a.onnx_adapter").exit_code == 0
+    found, own = read_onnx_adapter("a.onnx_adapter", onnx.load("net.onnx")), Adapter.load("a.safetensors")
+    assert list(found.changes) == list(own.changes) and set(found.values) == set(own.values)
+    for name, change in own.changes.items():
+        np.testing.assert_allclose(found.changes[name].b @ found.changes[name].a, 2 * change.b @ change.a, rtol=1e-6)
+    refused = train("-o", "b.onnx_adapter")
+    assert refused.exit_code == 2 and "it needs --lora RANK" in refused.output and not (folder / "b.onnx_adapter").exists()
 
 
 def test_resume_has_equal_bits(folder: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import os
+import warnings
 import zlib
 from collections import Counter
 from collections.abc import Callable
@@ -160,6 +161,27 @@ def test_values_that_rounding_decides_are_left_out(tmp_path: Path) -> None:
     found = guards.write_guard(made, tmp_path / "m.guard")
     assert {v.name for v in found.values} == {"e", "h"}
     assert any("random" in n for n in found.notes) and any("rounding" in n and "i, r, y" in n for n in found.notes)
+
+
+def test_maps_of_a_classifier_are_stored_with_the_tolerance_of_their_floats(tmp_path: Path) -> None:
+    """The probabilities of ZipMap are float32: rounding moves them within the tolerance, and onnxruntime's pass."""
+    text = """<ir_version: 8, opset_import: ["": 17, "ai.onnx.ml": 1]> g (float[n, 3] x) => (seq(map(string, float)) p) {
+        s = ai.onnx.ml.LinearClassifier <coefficients = [0.3, -1.1, 0.7, 1.3, 0.2, -0.4], intercepts = [0.1, -0.2],
+            classlabels_strings = ["cat", "dog"], post_transform = "SOFTMAX"> (x)
+        p = ai.onnx.ml.ZipMap <classlabels_strings = ["cat", "dog"]> (q) }"""
+    made = parser.parse_model(text.replace("s = ai", "s, q = ai"))
+    found = guards.write_guard(made, tmp_path / "m.guard")
+    (maps,) = (v for v in found.values if v.name == "p")
+    assert set(maps.cases) == {c.name for c in found.cases} and not found.notes
+    assert {s.dtype for s in maps.cases["normal"].values()} == {np.dtype(np.float32), np.dtype(object)}
+    assert guards.check_guard(found, model=made, against="onnxruntime").verdict == "pass"
+
+
+def test_the_largest_values_of_a_mask_are_no_warning() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = summarize(np.full((64, 64), np.finfo(np.float32).min), LEVELS[-1], debug.Tolerance(), "mask")
+    assert judge(np.full((64, 64), np.finfo(np.float32).min), found, LEVELS[-1], "mask").excess <= 1
 
 
 def test_inputs_of_a_user_are_stored(model: Path, tmp_path: Path) -> None:

@@ -97,6 +97,24 @@ def test_one_problem_keeps_its_code() -> None:
     assert [p.code for p in report.problems] == ["SX104"]
 
 
+def test_check_names_nodes_in_training_mode() -> None:
+    """A network that was exported without eval() has random results; so has a training step, whose mode is an input."""
+    text = """<ir_version: 10, opset_import: ["": 17]> g (float[2, 3, 4] x, bool mode) => (float[2, 3, 4] y)
+        <float[3] one, float[3] zero> {
+        yes = Constant <value = bool {1}> () a = Dropout (x, , yes) b = Dropout (a) c = Dropout (b, , mode)
+        y, m, v = BatchNormalization <training_mode = 1> (c, one, zero, zero, one) }"""
+    made = parser.parse_model(text)
+    made.graph.initializer.extend(numpy_helper.from_array(np.full(3, i, np.float32), n) for i, n in enumerate(("zero", "one")))
+    first, second = sonnx.check(made).warnings
+    assert first.startswith("1 Dropout nodes are in training mode and drop random elements") and "eval()" in first
+    assert second.startswith("1 BatchNormalization nodes are in training mode")
+    made.graph.node[0].attribute[0].t.raw_data = b"\0"
+    del made.graph.node[0].attribute[0].t.int32_data[:]
+    made.graph.node[4].attribute[0].i = 0
+    del made.graph.node[4].output[1:]
+    assert sonnx.check(made).warnings == ()
+
+
 def test_check_never_executes(monkeypatch: pytest.MonkeyPatch) -> None:
     from singa_backend.runtime.executor import Executor
 

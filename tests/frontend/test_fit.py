@@ -408,6 +408,7 @@ CASES: dict[str, tuple[Any, str, str]] = {
     "no loss": (lambda: made(NoLoss).fit(X, Y), "SX387", "a loss of shape"),
     "no loss to evaluate": (lambda: made(NoLoss).evaluate(X, Y), "SX387", "a loss of shape"),
     "NaN": (lambda: made().fit(X * np.nan, Y), "SX343", "nan"),
+    "infinity": (lambda: made().fit(X * np.inf, Y), "SX343", "nan"),
 }  # fmt: skip
 
 
@@ -417,6 +418,7 @@ def test_errors(case: str) -> None:
     with pytest.raises(InvalidInput) as error:
         call()
     assert error.value.code == code and text in error.value.message
+    assert ("the data hold NaN" in (error.value.hint or "")) == (case == "NaN")
 
 
 def test_a_device_of_a_loader_is_checked_at_once() -> None:

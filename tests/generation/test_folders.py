@@ -230,6 +230,8 @@ def test_encoders(tmp_path: Path) -> None:
         ([], {}, "SX390", "1 to 4096 sequences"),
         (7, {}, "SX390", "a text or a list of tokens, got a int"),
         ([None], {}, "SX390", "a text or a list of tokens"),
+        ([5, 1.5], {}, "SX390", "got a list of numbers: a token is an integer"),
+        ("a", {"end_tokens": [260]}, "SX390", "from 0 to 259, got 260"),
         ([["a"]], {}, "SX375", "an integer from 0 to 259, got 'a'"),
         ([[1, 260]], {}, "SX375", "got 260"),
         ([[-1]], {}, "SX375", "got -1"),
@@ -271,5 +273,7 @@ def test_a_prompt_without_tokens_and_a_stream_of_several(tmp_path: Path) -> None
     generator = sonnx.Generator(write(tmp_path / "folder", {"model": script([65])}, config))
     with pytest.raises(InvalidInput, match="at least one token"):
         generator.generate("")
+    with pytest.raises(InvalidInput, match="a stream continues one prompt, got 2"):
+        generator.stream(["a", "b"])
     with pytest.raises(InvalidInput, match="must be 1 for a stream, got 2"):
         generator.stream("a", sample=True, num_return_sequences=2)

@@ -116,14 +116,15 @@ def merge(model: ModelProto, adapter: Adapter, *, folder: Path | None = None, an
         raise InvalidInput(
             f"cannot merge changes into quantized weights: {_listed(quantized)}",
             code="SX974",
-            hint="keep the model and the adapter as two parts (insert), or dequantize the model before the training: sonnx lower",
+            hint="write factors next to the weights (`sonnx merge --form factors`, `insert`), or dequantize the model by "
+            "`sonnx lower` before the training",
         )
     whole = [n for n, c in adapter.changes.items() if found[n].main.kind == CONVOLUTION and c.a.shape[1] != found[n].main.inputs]
     if whole:
         raise InvalidInput(
             f"cannot merge changes whose A has no groups into weights that have groups: {_listed(whole)}",
             code="SX974",
-            hint="keep the model and the adapter as two parts (insert)",
+            hint="write factors next to the weights: `sonnx merge --form factors`, `insert`",
         )
     for name, value in adapter.values.items():
         _replace(editor.main, name, value)

@@ -124,9 +124,10 @@ def _check(modules: Modules, found: dict[Wanted, list[ModuleParameter]], source:
             if other != w.path:
                 problems.append(f"{other} and {w.path} are one tensor of the model, {parameters[0].tensor!r}")
     if problems:
-        more = f"; and {len(problems) - _LISTED} more" if len(problems) > _LISTED else ""
+        many = f"{len(problems)} names of the adapter have no tensor of their own in the model"
         listed = [Problem(text, MATCHING) for text in problems]
-        raise InvalidInput(f"{source}: {'; '.join(problems[:_LISTED])}{more}", code=MATCHING, hint=_HINT, problems=listed)
+        what = problems[0] if len(problems) == 1 else many
+        raise InvalidInput(f"{source}: {what}", code=MATCHING, hint=_HINT, problems=listed)
 
 
 def _candidates(modules: Modules, w: Wanted) -> str:

@@ -21,7 +21,7 @@ import numpy as np
 from .. import dtypes
 from ..ir.declaration import has_trait, newest_declaration
 from ..ir.graph import Graph, Node
-from ..proto.schemas import MICROSOFT
+from ..proto.schemas import MICROSOFT, public_domain
 from . import tables
 
 PARAMETER, CONSTANT, STATISTIC, SETTING = "parameter", "constant", "statistic", "setting"
@@ -340,7 +340,8 @@ class _Initializer:
         declared = node.operator.declaration.inputs if node.operator and node.domain == MICROSOFT else ()
         if i < len(declared) and _FIXED.fullmatch(declared[i].name):
             return Use(CONSTANT, f"it is the input {declared[i].name} of {node.domain}.{node.op_type}", open=True)
-        return Use(PARAMETER, f"it is a weight of {node.domain}.{node.op_type}")
+        domain = public_domain(node.domain)
+        return Use(PARAMETER, f"it is a weight of {domain}{'.' if domain else ''}{node.op_type}")
 
     def _with_constants(self, node: Node) -> Use | None:
         """The use in a computation with constants alone, which exporters leave for parameters only."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from onnx import defs
 
 from .. import dtypes
@@ -62,7 +63,7 @@ class CheckReport:
         inspection: the tables of the model.
         problems: all problems, with their codes (docs/errors.md).
         operators: the operators that the model uses, unsupported ones first.
-        warnings: what is read in another way than the file states it, one sentence each.
+        warnings: what is read in another way than the file states it, and nodes in training mode, one sentence each.
         nonfinite: the initializers and constants that hold NaN or infinity, one sentence each, those with NaN first.
     """
 
@@ -136,7 +137,7 @@ def check(model: ModelSource, *, timeout: float = 60.0) -> CheckReport:
     try:
         with spend(Budget(Limits(deadline=timeout))):
             graph = read(proto, folder)
-        warnings, nonfinite = graph.warnings, _nonfinite(graph)
+        warnings, nonfinite = (*graph.warnings, *_in_training(graph)), _nonfinite(graph)
     except SonnxError as error:
         alone = Problem(error.message, error.code, error.node, error.operator, error.opset, error.version)
         problems = list(error.problems) or [alone]
@@ -152,6 +153,25 @@ def check(model: ModelSource, *, timeout: float = 60.0) -> CheckReport:
     order = {"unsupported": 0, "deprecated": 1, "supported": 2, "function": 3}
     operators = sorted(uses.values(), key=lambda u: (order[u.status], u.domain, u.operator, u.version or 0))
     return CheckReport(seen, problems, operators, warnings, nonfinite)
+
+
+def _in_training(graph: Graph) -> list[str]:
+    """What nodes in training mode do to the results of a run."""
+    nodes = list(graph.all_nodes())
+    graphs = {id(g): g for g in (graph, *(g for node in nodes for g in node.graphs))}
+    constants = {n: a for g in graphs.values() for n, a in g.states.items()}
+    constants |= {n.output_names[0]: n.attributes.get("value") for n in nodes if n.op_type == "Constant" and n.output_names}
+    drops = [
+        n for n in nodes if n.op_type == "Dropout" and not n.domain and len(n.input_names) > 2
+        and (mode := constants.get(n.input_names[2])) is not None and bool(np.asarray(mode).any())
+    ]  # fmt: skip
+    norms = [n for n in nodes if n.op_type == "BatchNormalization" and not n.domain and n.attributes.get("training_mode") == 1]
+    kinds = (
+        (drops, "Dropout", "drop random elements in every run"),
+        (norms, "BatchNormalization", "normalize by the statistics of each batch"),
+    )
+    hint = "for inference, export the network in inference mode (PyTorch: eval() of the module that is exported)"
+    return [f"{len(found)} {kind} nodes are in training mode and {what}: {hint}" for found, kind, what in kinds if found]
 
 
 def _nonfinite(graph: Graph) -> tuple[str, ...]:

@@ -25,7 +25,7 @@ from ..proto import tensor_data
 from ..proto.checker import CheckerResult, check_and_infer, value_of
 from ..proto.load import ModelSource, load_model
 from ..proto.messages import imported, texts
-from ..proto.schemas import DOMAINS, opset_of, plain_domain, schema_version, schemas
+from ..proto.schemas import DOMAINS, lax, opset_of, plain_domain, schema_version, schemas
 from ..proto.values import Value
 from .picture import page
 from .table import Call, State, Table, of_value
@@ -238,6 +238,8 @@ class _TableReader:
         name = self.functions.get((domain, proto.op_type, proto.overload))
         if name is not None:
             status, version = "function", None
+        elif version is None and not domain and opset_of(opsets, "") <= lax.get(proto.op_type, -1):
+            status = "supported"  # as onnxruntime reads it: ONNX has no version of it
         elif version is None or version not in declarations.get((domain, proto.op_type), {}):
             status = "unsupported"
         else:

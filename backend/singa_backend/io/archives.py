@@ -455,8 +455,11 @@ def open_arrays(path: str | os.PathLike[str], code: str) -> Iterator[Arrays]:
     Raises:
         InvalidInput: the file cannot be read, or is not an .npz file.
     """
-    with open_archive(path, code) as pack:
-        yield Arrays(pack)
+    with open_file(path, code) as file:
+        if not file.read(4).startswith(b"PK"):
+            hint = "np.savez(path, NAME=array) writes one; a column of a table is an array, too"
+            raise InvalidInput(f"{_shown(path)} must be an .npz file, which is a zip archive of arrays", code=code, hint=hint)
+        yield Arrays(Archive(file, _shown(path), code))
 
 
 # --- streams ----------------------------------------------------------------------------------------------------------
@@ -499,7 +502,8 @@ def _header(stream: IO[bytes], want: np.dtype[Any] | None = None) -> tuple[tuple
         return tuple(map(int, shape)), dtype, bool(fortran), prefix + length
     plain = dtype.kind in "SU" or (dtype.kind in "biufc" and dtypes.known(dtype.newbyteorder("=")))
     if not plain or dtype.itemsize == 0:
-        raise ValueError(f"an array must hold numbers, bool or strings, got the dtype {str(dtype)[:200]}")
+        how = "; store texts as array.astype(str)" if dtype.kind == "O" else ""
+        raise ValueError(f"an array must hold numbers, bool or strings, got the dtype {str(dtype)[:200]}{how}")
     return tuple(map(int, shape)), dtype, bool(fortran), prefix + length
 
 

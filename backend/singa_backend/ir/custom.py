@@ -25,7 +25,7 @@ from onnx import AttributeProto, NodeProto, defs, helper
 
 from .. import dtypes
 from ..errors import InvalidInput, UnsupportedModel
-from ..proto.schemas import DOMAINS, declare_schema, is_custom, is_private, load_domain, private_domain
+from ..proto.schemas import DOMAINS, LAX, declare_schema, is_custom, is_private, load_domain, private_domain
 from .declaration import TRAITS, Declaration, declarations, operator
 from .versioned import check_findable, import_declarations
 
@@ -450,7 +450,7 @@ def by_public_name(operators: Any) -> dict[tuple[str, str], dict[int, str]]:
 
 def scoped(found: Sequence[Declaration]) -> list[CustomOperator]:
     """The operators with these declarations that `define_operator` made."""
-    return [_made[d.domain, d.name, d.versions[0]] for d in found if is_private(d.domain)]
+    return [_made[d.domain, d.name, d.versions[0]] for d in found if is_private(d.domain) and d.domain != LAX]
 
 
 def definition_lines(node: NodeProto) -> str:

@@ -53,6 +53,14 @@ def of_domain(domain: str, name: str, lines: str) -> str:
     return f"{known}; or {own}" if known else f"the domain {domain!r} is not one of ONNX's: {own}"
 
 
+def newer(name: str) -> str:
+    """The hint for an operator that ONNX defines at a later opset only: "" unless com.microsoft has one of this name."""
+    load_domain(MICROSOFT)
+    if (MICROSOFT, name) not in schemas:
+        return ""
+    return f"com.microsoft has an operator {name}, too: if it is meant, `sonnx sanitize --domains` adds the domain"
+
+
 def without_domain(name: str) -> str:
     """The hint for an operator of ONNX's domain that ONNX does not define: "" unless onnxruntime has it."""
     if name in lax:

@@ -529,7 +529,8 @@ class _Scope:
         if version is None:
             version = reader.versions[called] = schema_version(*called)
         if version is None:
-            reader.wrong("SX107", f"{proto.op_type} requires opset {min(known)} of {shown} or later, got {node.opset}", **where)
+            text = f"{proto.op_type} requires opset {min(known)} of {shown} or later, got {node.opset}"
+            reader.wrong("SX107", text, **where, hint="" if domain else other_domains.newer(proto.op_type))
             return
         declared = declarations.get((domain, proto.op_type), {})
         if version not in declared:

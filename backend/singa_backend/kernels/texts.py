@@ -31,6 +31,17 @@ _CLASS = re.compile(r"\[(?:[A-Za-z0-9]-[A-Za-z0-9]|[A-Za-z0-9_ ]|\\w|\\d)+\]\+")
 """An expression of which RE2 and Python find the same matches: characters of a class of ASCII characters, as many as possible."""
 
 
+def same_in_python(expression: str) -> bool:
+    """Whether `re` with ASCII classes finds the matches that RE2 finds, so that no package is needed."""
+    if not _CLASS.fullmatch(expression):
+        return False
+    try:
+        re.compile(expression, re.ASCII)
+    except re.error:
+        return False
+    return True
+
+
 def _reshaped(site: Site, x: OpaqueValue, shape: tuple[int, ...]) -> OpaqueValue:
     """Emit the step that reshapes strings, to a shape with at most one -1."""
     site.require(is_texts(x), "the input is not an array of strings")
@@ -100,11 +111,8 @@ def tokenizer(site: Site, x: Any) -> OpaqueValue:
         site.require(least == 1, "a character is too short")
         split: Callable[[str], list[str]] = list
     else:
-        site.require(separators is None and expression and _CLASS.fullmatch(expression), "an expression that only RE2 knows")
-        try:
-            split = re.compile(expression or "", re.ASCII).findall
-        except re.error:
-            site.refuse("the expression is not valid")
+        site.require(separators is None and expression and same_in_python(expression), "an expression that only RE2 knows")
+        split = re.compile(expression or "", re.ASCII).findall
     y = Texts()
     site.emit(
         lambda: [(_tokens, (x, y, split, least, given["pad_value"]))], reads=(), writes=(), kernel="numpy.tokens", keeps=(x, y)

@@ -25,7 +25,7 @@ def image_decoder(xp: Xp, encoded: Host[np.ndarray], *, pixel_format: str = "RGB
     try:
         from PIL import Image
     except ImportError as error:
-        raise MissingDependency("ImageDecoder needs Pillow", hint="pip install sonnx[image]") from error
+        raise MissingDependency("ImageDecoder needs Pillow", hint="pip install 'sonnx[image]'") from error
     channels = 1 if pixel_format == "Grayscale" else 3
     limit = Image.MAX_IMAGE_PIXELS or 1 << 27
     try:

@@ -92,7 +92,7 @@ def regex_full_match(xp: Xp, x: Array, *, pattern: str | None = None) -> Array:
         import re2
     except ImportError:
         message = "RegexFullMatch needs the package google-re2"
-        raise MissingDependency(message, hint="pip install sonnx[text]") from None
+        raise MissingDependency(message, hint="pip install 'sonnx[text]'") from None
     if pattern is None:
         raise OperatorError("the attribute pattern must be present", code="SX404")
     options = re2.Options()

@@ -13,7 +13,8 @@ from ..proto.schemas import ASSUMED, MICROSOFT, lax, load_domain, plain_domain, 
 def add_domains(model: ModelProto) -> int:
     """Complete the domains of a model, in place.
 
-    A node of ONNX's main domain whose operator only com.microsoft has receives that domain; a domain that is called without an
+    A node of ONNX's main domain whose operator com.microsoft has, and ONNX does not have at the imported opset, receives that
+    domain; a domain that is called without an
     import, and that onnxruntime reads so, receives one.
 
     Args:
@@ -31,7 +32,8 @@ def add_domains(model: ModelProto) -> int:
         missing: dict[str, int] = {}
         for node in _nodes(holder.graph.node if isinstance(holder, ModelProto) else holder.node):
             key = (plain_domain(node.domain), node.op_type)
-            lacks = not key[0] and key not in functions and key not in schemas and node.op_type not in lax
+            there_now = key in schemas and min(schemas[key]) <= there.get("", 0)
+            lacks = not key[0] and key not in functions and not there_now and node.op_type not in lax
             if lacks and (MICROSOFT, node.op_type) in schemas:
                 node.domain = MICROSOFT
                 changed += 1

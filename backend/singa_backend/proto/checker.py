@@ -19,13 +19,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from onnx import GraphProto, ModelProto, NodeProto, TensorProto, TypeProto, ValueInfoProto, numpy_helper
+from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto, TypeProto, ValueInfoProto, numpy_helper
 
 from .. import dtypes
 from ..errors import InvalidModel
 from ..io.processes import Child, ChildFailure
 from . import _checker_child, tensor_data
-from .messages import graphs
+from .messages import graphs, imported
+from .schemas import ASSUMED, MICROSOFT, lax, plain_domain, schema_version
 from .values import Value
 
 TIMEOUT = 120.0
@@ -184,13 +185,45 @@ def require_valid(model: ModelProto) -> str:
     Raises:
         InvalidModel: the checker refuses the model, or returned no answer about its structure (SX109).
     """
-    found = check_model(model)
+    found = check_model(_known_to_onnx(model))
     if found.valid is False:
         raise InvalidModel(f"onnx's checker refuses the model to be written: {found.message[:2000]}", code="SX109")
     if found.valid is None and not found.structure:
         text = f"the model to be written was not checked: {found.message[:2000]}"
         raise InvalidModel(text, code="SX109", hint="check=False (--no-check) writes the model without a check")
     return "" if found.valid else f"the types of the written model were not checked: {found.message[:2000]}"
+
+
+def _known_to_onnx(model: ModelProto) -> ModelProto:
+    """The model; a copy in which operators that onnxruntime reads in ONNX's domain have its own, which onnx does not check."""
+    functions = {(plain_domain(f.domain), f.name) for f in model.functions}
+    holders: list[ModelProto | FunctionProto] = [model, *model.functions]
+    if not any(_lax_nodes(h, functions) for h in holders):
+        return model
+    copy = without_data(model)
+    changed: list[ModelProto | FunctionProto] = [copy, *copy.functions]
+    for holder in changed:
+        found = _lax_nodes(holder, functions)
+        for node in found:
+            node.domain = MICROSOFT
+        if found and MICROSOFT not in imported(holder.opset_import):
+            holder.opset_import.add(domain=MICROSOFT, version=ASSUMED[MICROSOFT])
+    return copy
+
+
+def _lax_nodes(holder: ModelProto | FunctionProto, functions: set[tuple[str, str]]) -> list[NodeProto]:
+    """The nodes, also of inner graphs, that call an operator which onnxruntime reads in ONNX's domain at this opset."""
+    opset = imported(holder.opset_import).get("", 0)
+    pending, found = list(holder.graph.node if isinstance(holder, ModelProto) else holder.node), list[NodeProto]()
+    while pending:
+        node = pending.pop()
+        pending += [inner for graph in graphs(node) for inner in graph.node]
+        name = node.op_type
+        if plain_domain(node.domain) or ("", name) in functions or opset > lax.get(name, -1):
+            continue
+        if schema_version("", name, opset) is None:
+            found.append(node)
+    return found
 
 
 def check_and_infer(model: ModelProto, timeout: float) -> CheckerResult:

@@ -151,7 +151,8 @@ def _check_strings(declared: Value, array: np.ndarray) -> None:
         return
     for v in array.reshape(-1).tolist():
         if not isinstance(v, str):
-            raise InvalidInput(f"input {declared} must hold strings only, got {v!r}", code="SX302")
+            hint = "replace missing texts, by '' or another one" if v is None or v != v else ""
+            raise InvalidInput(f"input {declared} must hold strings only, got {v!r}", code="SX302", hint=hint)
 
 
 def _source(dtype: np.dtype[Any]) -> str:
@@ -166,12 +167,26 @@ def _check_shape(declared: Value, shape: tuple[int, ...], sizes: dict[str, tuple
     if declared.shape is None:
         return
     if len(shape) != len(declared.shape):
-        raise InvalidInput(f"input {declared} must have {len(declared.shape)} dimensions, got shape {shape}", code="SX303")
+        text = f"input {declared} must have {len(declared.shape)} dimensions, got shape {shape}"
+        raise InvalidInput(text, code="SX303", hint=_one_axis_more(declared.shape, shape))
     for have, want in zip(shape, declared.shape, strict=True):
         known = sizes.setdefault(want, (have, declared.name)) if isinstance(want, str) else (want, declared.name)
         if known[0] is not None and known[0] != have:
             where = f", and {want!r} is {known[0]} in input {known[1]!r}" if isinstance(want, str) else ""
             raise InvalidInput(f"input {declared} must have the declared shape, got shape {shape}{where}", code="SX303")
+
+
+def _one_axis_more(declared: tuple[int | str | None, ...], shape: tuple[int, ...]) -> str:
+    """The hint for an array that has one axis less than its input: a column, or one sample."""
+    if len(shape) + 1 != len(declared):
+        return ""
+    if declared[-1] == 1 and _fits(declared[:-1], shape):
+        return "write x[..., None]: the last axis has the size 1"
+    return "write x[None] for one sample: the first axis counts them" if _fits(declared[1:], shape) else ""
+
+
+def _fits(declared: tuple[int | str | None, ...], shape: tuple[int, ...]) -> bool:
+    return all(not isinstance(want, int) or want == have for want, have in zip(declared, shape, strict=True))
 
 
 def ids_of(values: Iterable[Any]) -> set[int]:

@@ -276,7 +276,10 @@ class Generator:
             OperatorError: as for `generate`.
             ResourceExhausted: as for `generate`.
         """
-        call = self._call([prompt], special_tokens, cancel, {"num_return_sequences": 1, **search}, "stream")
+        given = _listed(prompt) or [prompt]
+        if len(given) > 1:
+            raise refused(f"a stream continues one prompt, got {len(given)}: call generate, or stream for each")
+        call = self._call(given, special_tokens, cancel, {"num_return_sequences": 1, **search}, "stream")
         if len(call.rows) > 1:
             raise refused(f"num_return_sequences must be 1 for a stream, got {len(call.rows)}")
         return (piece for _, piece in self._pieces(call) if piece)
@@ -313,6 +316,9 @@ class Generator:
             raise refused(f"there must be 1 to {SEQUENCES} sequences, got {len(prompts) * wide}")
         if options.beams > 1 and 1 in (self._first.batch, self._later.batch):
             raise refused(f"num_beams must be 1 for a model whose batch is 1, got {options.beams}")
+        size = folder.vocabulary
+        if "end_tokens" in search and size is not None and (far := [t for t in options.end_tokens or () if t >= size]):
+            raise refused(f"end_tokens must be tokens of the model, integers from 0 to {size - 1}, got {far[0]}")
         Budget(self._limits, cancel)  # checks the flag
         sources = [self._tokens(p, special) for p in prompts]
         end = tuple(map(int, options.end_tokens or ()))
@@ -345,7 +351,8 @@ class Generator:
         if wrong is not None:
             rule = "an integer of at least 0" if size is None else f"an integer from 0 to {size - 1}"
             shown = wrong if wrong >= 0 else next(t for t, n in zip(prompt, tokens, strict=False) if n < 0)
-            raise InvalidInput(f"a token of a prompt must be {rule}, got {shown!r}", code=TOKENIZER)
+            hint = "tokenizer.json must be the one of the model" if isinstance(prompt, str) else ""
+            raise InvalidInput(f"a token of a prompt must be {rule}, got {shown!r}", code=TOKENIZER, hint=hint)
         return tokens
 
     def _pieces(self, call: _Call) -> Iterator[tuple[int, str]]:
@@ -459,7 +466,9 @@ def _listed(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
         return [cast(list[int], list(prompts))]
     for p in prompts:
         if not isinstance(p, (str, Sequence, np.ndarray)) or isinstance(p, bytes):
-            raise refused(f"a prompt must be a text or a list of tokens, got a {type(p).__name__}")
+            rest = ": a token is an integer" if isinstance(p, (int, float, np.number)) else ""
+            what = "a list of numbers" if rest else f"a {type(p).__name__}"
+            raise refused(f"a prompt must be a text or a list of tokens, got {what}{rest}")
     return cast(list[Prompt], list(prompts))
 
 

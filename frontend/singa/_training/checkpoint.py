@@ -227,7 +227,7 @@ class Checkpoint:
         except InvalidInput as error:
             if error.code != "SX341":
                 raise
-            raise _other(self.path, error.message, error.hint) from None
+            raise _other(self.path, error.message, "pass the model of that training, or another checkpoint") from None
         arrays = {n: np.asarray(t.data) for n, t in extra.items()}
         own = self._of_this_rank(arrays)
         try:

@@ -15,10 +15,11 @@ from typing_extensions import override
 
 from singa_backend.collectives import Communicator
 from singa_backend.collectives.communicator import total
+from singa_backend.dtypes import is_float
 from singa_backend.errors import InvalidInput
 
 from .._core import tape
-from .._core.tensor import Tensor
+from .._core.tensor import Tensor, to_numpy
 from ..device import Device
 from .accumulation import Accumulates, rows_of
 from .best import KeepBest
@@ -191,17 +192,15 @@ def loop(
     while place.epoch < epochs:
         model.train()
         first = len(history.losses) - place.batch
-        for value in _losses(model, batches(), shares or Shares()):
+        why: list[str] = []
+        for value in _losses(model, batches(), shares or Shares(), why):
             history.losses.append(value)
             place.batch = len(history.losses) - first
             if progress is not None:
                 progress(f"epoch {place.epoch + 1}/{epochs}, loss {value:.4g}")
             if stop_at_nan and not np.isfinite(value):
-                raise InvalidInput(
-                    f"the loss of step {len(history.losses)} must be finite, got {value}",
-                    code="SX343",
-                    hint="lower the learning rate; `sonnx compare` finds the first node with NaN",
-                )
+                hint = why[0] if why else "lower the learning rate; `sonnx compare` finds the first node with NaN"
+                raise InvalidInput(f"the loss of step {len(history.losses)} must be finite, got {value}", code="SX343", hint=hint)
             tell(place)
         if len(history.losses) == first:
             hint = "pass an ArrayLoader, or a list of batches: an iterator has batches for one epoch only"
@@ -214,8 +213,11 @@ def loop(
     return history
 
 
-def _losses(model: Trainable, batches: Iterable[Sequence[Any]], shares: Shares) -> Iterator[float]:
-    """Run the steps of an epoch, and yield the loss of each: of several batches, if gradients are accumulated."""
+def _losses(model: Trainable, batches: Iterable[Sequence[Any]], shares: Shares, why: list[str]) -> Iterator[float]:
+    """Run the steps of an epoch, and yield the loss of each: of several batches, if gradients are accumulated.
+
+    `why` receives what is wrong with a batch whose loss is not finite.
+    """
     optimizers = accumulating(model)
     losses: list[float] = []
     counts: list[tuple[int, int]] = []
@@ -223,6 +225,8 @@ def _losses(model: Trainable, batches: Iterable[Sequence[Any]], shares: Shares) 
         for batch in batches:
             losses.append(number(outcome(model(*batch))[1]))
             counts.append(shares.counted(batch))
+            if not np.isfinite(losses[-1]) and (found := _nan_in(batch)):
+                why.append(found)
             if not any(o.accumulated for o in optimizers):
                 yield shares.mean(losses, counts)
                 losses, counts = [], []
@@ -233,6 +237,15 @@ def _losses(model: Trainable, batches: Iterable[Sequence[Any]], shares: Shares) 
     finally:  # an exception in a group
         for o in optimizers:
             o.discard_gradients()
+
+
+def _nan_in(batch: Sequence[Any]) -> str:
+    """Which array of a batch holds NaN; "" if none does."""
+    for i, value in enumerate(batch):
+        a = to_numpy(value) if isinstance(value, Tensor) else value
+        if isinstance(a, np.ndarray) and is_float(a.dtype) and (count := int(np.isnan(a.astype(np.float32)).sum())):
+            return f"the data hold NaN: {count} values of array {i + 1} of {len(batch)} in its batch; remove or replace them"
+    return ""
 
 
 def accumulating(model: Any) -> list[Any]:

@@ -73,7 +73,7 @@ def _check_shapes(found: Mapping[str, tuple[int, ...]], wanted: Mapping[str, tup
         raise InvalidInput(
             f"the file must have the states of this model: {'; '.join(parts)}",
             code="SX341",
-            hint="compile the model first, so that its parameters exist",
+            hint="pass a file of this model; a model of layers has its parameters after it was compiled",
         )
     for name, shape in found.items():
         if shape != wanted[name]:

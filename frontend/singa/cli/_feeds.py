@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -112,13 +113,47 @@ def summary(name: str, value: Any) -> dict[str, Any]:
     """Return what is printed of an output: its dtype, shape, range and first values."""
     if not isinstance(value, np.ndarray):
         kind = "sequence" if isinstance(value, list) else "map" if isinstance(value, dict) else "none"
-        return {"name": name, "kind": kind, "length": len(value) if value is not None else 0}
-    out: dict[str, Any] = {"name": name, "kind": "tensor", "dtype": onnx_name(value.dtype), "shape": list(value.shape)}
+        out: dict[str, Any] = {"name": name, "kind": kind, "length": len(value) if value is not None else 0}
+        if value:
+            out["first"] = _first(value)
+            out |= _range(np.concatenate([np.zeros(0), *_floats(value)]))
+        return out
+    out = {"name": name, "kind": "tensor", "dtype": onnx_name(value.dtype), "shape": list(value.shape)}
     flat = value.reshape(-1)
     out["first"] = [str(v) for v in flat[:6]]
-    if value.size and value.dtype != STRING and value.dtype.kind != "c":
-        wide = flat.astype(np.float64)
-        finite = flat if value.dtype.kind in "iu" else wide[np.isfinite(wide)]  # float64 rounds large integers
-        out["min"], out["max"] = (finite.min().item(), finite.max().item()) if finite.size else (None, None)
-        out["nan"], out["inf"] = int(np.isnan(wide).sum()), int(np.isinf(wide).sum())
-    return out
+    return out | (_range(flat) if value.dtype != STRING and value.dtype.kind != "c" else {})
+
+
+def _range(flat: np.ndarray) -> dict[str, Any]:
+    """The minimum and maximum of finite values, and the numbers of NaN and infinities; nothing if there are no values."""
+    if not flat.size:
+        return {}
+    wide = flat.astype(np.float64)
+    finite = flat if flat.dtype.kind in "iu" else wide[np.isfinite(wide)]  # float64 rounds large integers
+    low, high = (finite.min().item(), finite.max().item()) if finite.size else (None, None)
+    return {"min": low, "max": high, "nan": int(np.isnan(wide).sum()), "inf": int(np.isinf(wide).sum())}
+
+
+def _floats(value: Any) -> Iterator[np.ndarray]:
+    """The floats in a sequence or a map, as vectors of float64; keys and values of other types are left out."""
+    if isinstance(value, dict):
+        yield np.array([v for v in value.values() if isinstance(v, (float, np.floating))], np.float64)
+    elif isinstance(value, (list, tuple)):
+        for one in value:
+            yield from _floats(one)
+    elif isinstance(value, np.ndarray) and is_float(value.dtype):
+        yield value.reshape(-1).astype(np.float64)
+
+
+def _first(value: Any) -> list[str]:
+    """The beginning of a sequence or a map: pairs of a map, types of tensors, and the first map of a sequence."""
+    if isinstance(value, dict):
+        return [f"{k}: {_number(v)}" for k, v in itertools.islice(value.items(), 6)]
+    if isinstance(value[0], dict):
+        more = ", ..." if len(value[0]) > 6 else ""
+        return [f"{{{', '.join(_first(value[0]))}{more}}}"]
+    return [f"{onnx_name(v.dtype)}{list(v.shape)}" if isinstance(v, np.ndarray) else str(v) for v in value[:6]]
+
+
+def _number(value: Any) -> str:
+    return f"{value:.6g}" if isinstance(value, (float, np.floating)) else str(value)

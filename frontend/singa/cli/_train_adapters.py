@@ -14,6 +14,7 @@ import click
 from onnx import ModelProto
 
 from singa_backend.adapters.create import BIASES
+from singa_backend.adapters.onnxruntime import write_onnx_adapter
 from singa_backend.errors import InvalidInput
 from singa_backend.passes.head import ReplacedHead, replace_head
 from singa_backend.proto.load import open_light
@@ -23,6 +24,8 @@ from singa_backend.quantization.options import FORMS
 from ._common import FiniteNumber
 
 if TYPE_CHECKING:
+    from singa_backend.adapters import Adapter
+
     from .._onnx.model import SONNXModel
     from ._train_options import TrainOptions
 
@@ -88,15 +91,28 @@ def lora_settings(chosen: TrainOptions) -> dict[str, str]:
     }
 
 
+_FILES = (".safetensors", ".onnx_adapter")
+"""The suffixes of the files of an adapter: of sonnx, and of onnxruntime."""
+
+
 def writes_adapter(chosen: TrainOptions) -> bool:
     """Whether -o is the file of an adapter."""
-    return chosen.target_file is not None and chosen.target_file.suffix == ".safetensors"
+    return chosen.target_file is not None and chosen.target_file.suffix in _FILES
+
+
+def write_adapter(adapter: Adapter, path: Path) -> None:
+    """Write an adapter in the form that the suffix names."""
+    if path.suffix == _FILES[1]:
+        write_onnx_adapter(adapter, path)
+    else:
+        adapter.save(path)
 
 
 def check_adapter_output(chosen: TrainOptions, tuned: SONNXModel) -> None:
     """Raise before the training what writing its result would raise."""
     if writes_adapter(chosen):
-        tuned.adapter().to_bytes()
+        if chosen.target_file is not None and chosen.target_file.suffix == _FILES[0]:
+            tuned.adapter().to_bytes()
     elif chosen.target_file is not None:
         model_with_adapter(tuned)
 

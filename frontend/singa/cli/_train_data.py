@@ -131,6 +131,8 @@ def read_data(source: Path | FunctionName, columns: DataColumns) -> Arrays | Bat
 
 
 def _stored(path: Path, columns: DataColumns) -> Arrays:
+    if path.suffix == ".py":
+        raise click.UsageError(f"{columns.option} takes an .npz file, or a function as {path.stem}:FUNCTION, got {path}")
     with open_arrays(path, "SX307") as stored:
         names = columns.found(stored.names, str(path))
         headers = {n: stored.header(n) for n in names}
@@ -155,8 +157,10 @@ def _function(named: FunctionName, option: str) -> Callable[..., Any]:
     except ModuleNotFoundError as error:
         if error.name is None or not f"{named.module}.".startswith(f"{error.name}."):
             _told(named, error)
+        plain = named.module.removesuffix(".py")
+        close = f"; without .py: {plain}:{named.name}" if plain != named.module and Path(f"{plain}.py").is_file() else ""
         raise click.UsageError(
-            f"{option}: there is no file and no module {named.module}, in {here} or among the packages"
+            f"{option}: there is no file and no module {named.module}, in {here} or among the packages{close}"
         ) from None
     except Exception as error:
         _told(named, error)

@@ -21,7 +21,15 @@ from singa_backend.proto.save import save
 
 from ._common import err
 from ._records import Recorder, Tally
-from ._train_adapters import check_adapter_output, lora_of, lora_settings, model_with_adapter, new_head, writes_adapter
+from ._train_adapters import (
+    check_adapter_output,
+    lora_of,
+    lora_settings,
+    model_with_adapter,
+    new_head,
+    write_adapter,
+    writes_adapter,
+)
 from ._train_data import Arrays, BatchFunction, FunctionName, check_targets, columns_of, digest, read_data
 from ._train_options import TrainOptions
 
@@ -282,7 +290,7 @@ def write_trained(chosen: TrainOptions, made: TrainSetup) -> None:
     if chosen.lora is None:
         save(updated(made.empty, made.model), chosen.target_file, folder=made.folder, check=False)
     elif writes_adapter(chosen):
-        made.model.adapter().save(chosen.target_file)
+        write_adapter(made.model.adapter(), chosen.target_file)
     else:
         proto, folder = model_with_adapter(made.model)
         save(proto, chosen.target_file, folder=folder, check=False)

@@ -181,8 +181,8 @@ def command(**given: Any) -> None:
     The names, structure and opset of the model stay unchanged; only the values of its parameters and running statistics change.
     Constants of the model stay as they are: sonnx check --train lists them.
 
-    With --lora, only low-rank changes of weights train.  -o OUT.safetensors writes them alone, another OUT the model with them;
-    next to its weights if these are quantized, as with --qlora.
+    With --lora, only low-rank changes of weights train.  -o OUT.safetensors, or OUT.onnx_adapter of onnxruntime, writes them
+    alone, another OUT the model with them; next to its weights if these are quantized, as with --qlora.
 
     One of -o and --checkpoint is required.  A training that was stopped continues with the same command and --resume; --epochs,
     --lr, --momentum and --weight-decay may then differ.
@@ -412,8 +412,8 @@ def _check_usage(chosen: TrainOptions, context: click.Context) -> None:
         passed = context.get_parameter_source(name) not in (ParameterSource.DEFAULT, None)
         if passed and getattr(chosen if hasattr(chosen, name) else chosen.records, name) and not there:
             raise click.UsageError(f"--{name.replace('_', '-')} needs {what}")
-    if writes_adapter(chosen) and chosen.lora is None:
-        raise click.UsageError("-o FILE.safetensors is the file of an adapter: it needs --lora RANK")
+    if chosen.target_file and writes_adapter(chosen) and chosen.lora is None:
+        raise click.UsageError(f"-o FILE{chosen.target_file.suffix} is the file of an adapter: it needs --lora RANK")
     if launched not in (1, chosen.workers) and chosen.workers > 1:
         raise click.UsageError(f"--workers {chosen.workers} must be the number of processes that mpiexec has started, {launched}")
 

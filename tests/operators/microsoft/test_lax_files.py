@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import warnings
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from onnx import numpy_helper, parser
 
-from singa import sonnx
-from singa_backend import SingaBackend
+from singa import autograd, opt, sonnx, tensor
+from singa_backend import InvalidModel, SingaBackend
 from singa_backend.engines.oracle import Oracle
+from singa_backend.proto.checker import require_valid
 
 pytest.importorskip("onnxruntime", reason="the witness is an extra: pip install 'sonnx[oracle]'")
 
@@ -121,3 +123,39 @@ def test_what_trains_in_a_file_of_few_bits() -> None:
     report = sonnx.trainable_report(model)
     assert set(report.trainable) == {"b", "gain"} and set(report.constants) == {"s", "c", "d"}
     assert report.constants["s"] == "it is the input scales of com.microsoft.MatMulNBits"
+
+
+class Net(sonnx.SONNXModel):
+    def train_one_batch(self, x: Any, t: Any) -> tuple[Any, Any]:
+        y = self.forward(x)[0]
+        loss = autograd.mse_loss(y, t)
+        self.optimizer(loss)
+        return y, loss
+
+
+def test_a_file_with_such_an_operator_trains_and_is_written(tmp_path: Path) -> None:
+    """SimplifiedLayerNormalization in ONNX's domain, as onnxruntime-genai's builder writes it in every decoder."""
+    made = parser.parse_model("""<ir_version: 8, opset_import: ["": 17]> g (float[n, 16] x) => (float[n, 3] y) {
+        h = MatMul (x, w) k = SimplifiedLayerNormalization <axis = -1, epsilon = 1e-5> (h, gain) y = MatMul (k, v) }""")
+    weights = {"w": np.linspace(-1, 1, 256), "gain": np.linspace(1, 2, 16), "v": np.sin(np.arange(48))}
+    shapes = {"w": (16, 16), "gain": (16,), "v": (16, 3)}
+    for name, value in weights.items():
+        made.graph.initializer.append(numpy_helper.from_array(value.reshape(shapes[name]).astype(np.float32), name))
+    report = sonnx.check(made)
+    assert report.good and {u.operator: u.status for u in report.operators}["SimplifiedLayerNormalization"] == "supported"
+    assert sonnx.trainable_report(made).reasons["gain"] == "it is a weight of SimplifiedLayerNormalization"
+
+    net, x, t = Net(made), ROWS[0], np.ones((4, 3), np.float32)
+    net.optimizer = opt.SGD(lr=0.01)
+    net.train()
+    losses = [tensor.to_numpy(net(tensor.Tensor(data=x), tensor.Tensor(data=t))[1]).item() for _ in range(5)]
+    assert losses[-1] < losses[0]
+    tuned = sonnx.export(net, [tensor.Tensor(data=x)], tmp_path / "tuned.onnx")
+    assert [n.op_type for n in tuned.graph.node] == ["MatMul", "SimplifiedLayerNormalization", "MatMul"]
+    with Oracle("onnxruntime", optimise=False) as oracle:
+        theirs = oracle.run((tmp_path / "tuned.onnx").read_bytes(), {"x": x}, timeout=60)["y"]
+    np.testing.assert_allclose(SingaBackend.run_model(tuned, [x])[0], theirs, rtol=1e-4, atol=1e-5)
+    assert [n.op_type for n in sonnx.convert(made, 18).graph.node] == [n.op_type for n in made.graph.node]
+    tuned.graph.node[0].op_type = "Nothing"
+    with pytest.raises(InvalidModel, match="Nothing"):
+        require_valid(tuned)

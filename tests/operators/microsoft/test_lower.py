@@ -13,7 +13,7 @@ from onnx import parser
 
 from singa import sonnx
 from singa.cli import main
-from singa_backend import SingaBackend, UnsupportedModel
+from singa_backend import InvalidModel, SingaBackend, UnsupportedModel
 from singa_backend.engines.oracle import Oracle
 
 X = np.linspace(-2, 2, 16, dtype=np.float32).reshape(2, 8)
@@ -102,3 +102,23 @@ def test_functions_are_bodies_by_form(opset: int) -> None:
     with Oracle("onnxruntime", optimise=False) as oracle:
         found = oracle.run(made.SerializeToString(), {"x": X, "b": B}, timeout=60)
     assert np.allclose(found["y"], run(source), rtol=1e-5, atol=1e-6)
+
+
+def test_an_operator_that_onnx_defines_later_gets_the_domain_too(tmp_path: Path) -> None:
+    """Attention of opset 23 and Gelu of opset 20 are other operators: a file of opset 17 means onnxruntime's."""
+    text = """<ir_version: 10, opset_import: ["": %d]> g (float[1, 2, 8] x) => (float[1, 2, 8] y) {
+        w = ConstantOfShape (s) b = ConstantOfShape (t) h = Attention <num_heads = 2> (x, w, b) y = Gelu (h) }"""
+    made = parser.parse_model(text % 17)
+    made.graph.initializer.extend([onnx.numpy_helper.from_array(np.array(v), n) for n, v in (("s", [8, 24]), ("t", [24]))])
+    onnx.save(made, tmp_path / "a.onnx")
+    with pytest.raises(InvalidModel, match=r"Attention, too: if it is meant, `sonnx sanitize --domains`"):
+        sonnx.prepare(made)
+    done = CliRunner().invoke(main, ["sanitize", str(tmp_path / "a.onnx"), "-o", str(tmp_path / "b.onnx"), "--domains"])
+    assert done.exit_code == 0, done.output
+    complete = onnx.load(tmp_path / "b.onnx")
+    assert {d for d, k in calls(complete) if k in ("Attention", "Gelu")} == {"com.microsoft"}
+    assert sonnx.prepare(complete).run([np.ones((1, 2, 8), np.float32)])[0].shape == (1, 2, 8)
+    made.opset_import[0].version = 23
+    onnx.save(made, tmp_path / "a.onnx")
+    CliRunner().invoke(main, ["sanitize", str(tmp_path / "a.onnx"), "-o", str(tmp_path / "b.onnx"), "--domains"])
+    assert {d for d, _ in calls(onnx.load(tmp_path / "b.onnx"))} == {""}

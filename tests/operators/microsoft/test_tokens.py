@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+import sys
 from typing import Any
 
 import numpy as np
@@ -9,7 +11,7 @@ import pytest
 from tests.helpers.microsoft_nodes import check_gradients, model, ours, theirs
 
 import singa_backend
-from singa_backend import OperatorError, UnsupportedModel
+from singa_backend import MissingDependency, OperatorError, UnsupportedModel
 from singa_backend.engines.oracle import Oracle
 from singa_backend.interpreters.eager import Eager
 
@@ -130,6 +132,19 @@ def test_tokens_of_strings() -> None:
     assert tokens("", " ", separators=[" "], mark=1) == [[], []]
     assert tokens("é日", separators=[""]) == [["é", "日"]] == tokens("é日", tokenexp=".")
     assert tokens("a bb ccc", separators=[" "], mincharnum=2) == [["bb", "ccc"]]
+
+
+def test_a_class_of_ascii_characters_needs_no_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The expression of scikit-learn's vectorizers: every way to run a file computes it, not only a plan."""
+    words = ["naïve café_1", "", "b-c"]
+    expected = [["na", "ve", "caf", "_1"], ["#"] * 4, ["b", "c", "#", "#"]]
+    if importlib.util.find_spec("re2"):
+        assert tokens(*words, tokenexp="(?:[a-zA-Z0-9_]+)") == expected
+    monkeypatch.setitem(sys.modules, "re2", None)
+    assert tokens(*words, tokenexp="[a-zA-Z0-9_]+") == expected
+    assert tokens("aXXbYc", separators=["[XY]+"]) == [["a", "b", "c"]]
+    with pytest.raises(MissingDependency, match="google-re2"):
+        tokens("a", tokenexp="a|b")
 
 
 def test_what_the_tokenizer_refuses() -> None:

@@ -62,7 +62,15 @@ def parts(value: Any) -> Iterator[tuple[str, np.ndarray]]:
     elif isinstance(value, dict):
         keys = sorted(value, key=str)
         yield "/keys", np.array([str(k) for k in keys], object)
-        yield "/values", np.array([value[k] for k in keys], None if not keys or not isinstance(value[keys[0]], str) else object)
+        yield "/values", _values([value[k] for k in keys])
+
+
+def _values(values: list[Any]) -> np.ndarray:
+    """The values of a map; its floats are those of ZipMap, which makes float32."""
+    if values and isinstance(values[0], str):
+        return np.array(values, object)
+    made = np.array(values)
+    return made.astype(np.float32) if made.dtype == np.float64 else made
 
 
 def positions(shape: tuple[int, ...], level: Level, key: int) -> np.ndarray:
@@ -95,7 +103,8 @@ def sums(value: np.ndarray, level: Level, key: int) -> np.ndarray:
             group = at // np.uint64(stride) % np.uint64(shape[axis]) % np.uint64(len(total))
             total += np.bincount(group.astype(np.int64), signed, len(total))
     found = [t / math.sqrt(flat.size / len(t)) for t in totals]
-    return np.concatenate(found).astype(np.float32) if found else np.zeros(0, np.float32)
+    with np.errstate(over="ignore"):  # sums of the largest values are infinite in float32
+        return np.concatenate(found).astype(np.float32) if found else np.zeros(0, np.float32)
 
 
 @dataclass(frozen=True)

@@ -331,9 +331,11 @@ class _GuardWriter:
             self.keep(found, case.name, self.errors(found, case, feeds, level))
         return [v for v in found.values() if v.cases]
 
-    def errors(self, found: Mapping[str, GuardedValue], case: GuardCase, feeds: Values, level: Level) -> dict[str, float]:
-        """By how many tolerances rounding moves each value."""
-        moved: dict[str, float] = {}
+    def errors(
+        self, found: Mapping[str, GuardedValue], case: GuardCase, feeds: Values, level: Level
+    ) -> dict[str, dict[str, float]]:
+        """By how many tolerances rounding moves each part of each value."""
+        moved: dict[str, dict[str, float]] = {}
         for visit in walk(self.source, _Noisy(), None, feeds, BUDGET):
             for name, value in visit.mine.items() if isinstance(visit.mine, dict) else ():
                 if name in found and case.name in found[name].cases:
@@ -341,14 +343,15 @@ class _GuardWriter:
             self.step(note=visit.call.name)
         return moved
 
-    def keep(self, found: Mapping[str, GuardedValue], case: str, moved: Mapping[str, float]) -> None:
+    def keep(self, found: Mapping[str, GuardedValue], case: str, moved: Mapping[str, Mapping[str, float]]) -> None:
         """Remove the values of a case that rounding changes, and widen the tolerances of those that it moves."""
         lost = []
         for name, value in found.items():
-            factor = moved.get(name, 0.0) / _NEAR
+            factors = {end: far / _NEAR for end, far in moved.get(name, {}).items()}
+            factor = max(factors.values(), default=0.0)
             if factor <= 1 or case not in value.cases:
                 continue
-            if factor > _FAR or any(exact(s.dtype) for s in value.cases[case].values()):
+            if factor > _FAR or any(factors[end] > 1 and exact(s.dtype) for end, s in value.cases[case].items()):
                 lost.append(name)
                 del value.cases[case]
                 continue
@@ -361,12 +364,12 @@ class _GuardWriter:
             self.notes.append(f"{why}: {shown}"[:400])
 
 
-def excess(value: Any, summaries: Mapping[str, Summary], level: Level, key: str) -> float:
-    """By how many tolerances a value differs from its summaries; infinite if it has other parts."""
+def excess(value: Any, summaries: Mapping[str, Summary], level: Level, key: str) -> dict[str, float]:
+    """By how many tolerances each part of a value differs from its summary; infinite if it has other parts."""
     arrays = dict(parts(value))
     if arrays.keys() != summaries.keys():
-        return math.inf
-    return max((judge(arrays[e], s, level, key + e).excess for e, s in summaries.items()), default=0.0)
+        return dict.fromkeys(summaries, math.inf)
+    return {e: judge(arrays[e], s, level, key + e).excess for e, s in summaries.items()}
 
 
 def _wider(s: Summary, factor: float) -> Summary:

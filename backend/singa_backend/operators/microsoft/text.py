@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 from ... import dtypes, limits
 from ...errors import MissingDependency, OperatorError
 from ...ir.shapes import KnownShapes, Shape
+from ...kernels.texts import same_in_python
 from ._api import Array, Op, V, Xp, microsoft
 
 START, END = "\x02", "\x03"
@@ -66,10 +68,12 @@ def murmur_hash3(xp: Xp, x: Array, *, positive: int = 1, seed: int = 0) -> Array
 
 def _expressions(patterns: tuple[str, ...]) -> list[Any]:
     """Compile RE2 expressions, of which the longest match counts."""
+    if all(map(same_in_python, patterns)):
+        return [re.compile(pattern, re.ASCII) for pattern in patterns]
     try:
         import re2
     except ImportError:
-        raise MissingDependency("Tokenizer needs the package google-re2", hint="pip install sonnx[text]") from None
+        raise MissingDependency("Tokenizer needs the package google-re2", hint="pip install 'sonnx[text]'") from None
     options = re2.Options()
     options.log_errors = False
     options.longest_match = True
