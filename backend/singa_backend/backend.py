@@ -790,8 +790,7 @@ class SingaBackend(Backend):
                 the largest value.
             optimize: 0 computes every node by its definition, 1 by the fastest kernel, 2 fuses nodes too; on the CPU.
             deterministic: whether equal inputs return equal bits at any number of threads.
-            memory: "speed" to keep weights of few bits in bfloat16 too, if products may be rounded, for runs with many rows; on
-                the CPU.
+            memory: "speed" to keep weights of few bits in bfloat16, if products may be rounded; on the CPU.
             operators: operators of `define_operator` that only this model has.
             adapter: an adapter that is added to the model, or several, whose changes add: each an `Adapter`, or the path of its
                 file (.safetensors, .onnx_adapter) or of PEFT's folder.

@@ -83,7 +83,7 @@ class _Chain:
         self.graph = graph
         given = {v.name for v in graph.input}
         self._constants = {t.name: len(t.dims) for t in graph.initializer if t.name not in given}
-        self._ranks = _ranks([*graph.value_info, *graph.input])
+        self._ranks = _ranks([*graph.value_info, *graph.input, *graph.output])
         for n in graph.node:
             value = next((a.t for a in n.attribute if a.name == "value"), None)
             if n.op_type == "Constant" and value is not None:
