@@ -96,12 +96,14 @@ class GroupQuery:
             return np.repeat(c, 2, 1), np.stack((-s, s), 2).reshape(rows, -1)
         return np.concatenate((c, c), 1), np.concatenate((-s, s), 1)
 
-    def turn(self, x: np.ndarray, angles: tuple[np.ndarray, np.ndarray], out: np.ndarray) -> None:
-        """Write x, rotated."""
+    def turn(
+        self, x: np.ndarray, angles: tuple[np.ndarray, np.ndarray], out: np.ndarray, memory: np.ndarray | None = None
+    ) -> None:
+        """Write x, rotated; `memory`: float32 elements to compute with, at least as many as x has."""
         c, s = angles
         width = c.shape[1]
         given, made = x[..., :width], out[..., :width]
-        partner = np.empty(given.shape, np.float32)
+        partner = np.empty(given.shape, np.float32) if memory is None else memory[: given.size].reshape(given.shape)
         half = width // 2
         first, second = (slice(0, width, 2), slice(1, width, 2)) if self.interleaved else (slice(half), slice(half, width))
         partner[..., first], partner[..., second] = given[..., second], given[..., first]
@@ -114,7 +116,8 @@ class GroupQuery:
     def check(self, query: np.ndarray, past: int, seqlens: np.ndarray, total: Any, cos: Any) -> None:
         """Raise Invalid unless each sequence has all rows of the past and of the query."""
         length = past + query.shape[1]
-        if seqlens.size != query.shape[0] or (seqlens != length - 1).any() or np.asarray(total).reshape(-1)[0] != length:
+        lengths = seqlens.reshape(-1).tolist()
+        if lengths != [length - 1] * query.shape[0] or np.asarray(total).reshape(-1)[0] != length:
             raise Invalid("the sequences have padding")
         if self.rotary and (cos is None or length > cos.shape[0]):
             raise Invalid("a position is out of range")
@@ -244,13 +247,17 @@ def group_query_attention(site: Site, query: Value, *more: Value | None) -> tupl
     inputs = [v for v in (query, key, value, past_key, past_value, seqlens, total, cos, sin) if v is not None]
     finite = max(v.finiteness for v in floats) == FINITE and rows > 1 and library() is not None
     turned = site.new((batch, made.heads, rows, size), np.float32, finiteness=FINITE if finite else NAN)
+    scratch = site.scratch(turned.nbytes) if made.rotary else None
 
     def bind() -> Bound:
+        memory = None if scratch is None or scratch.memory is None else scratch.memory[: turned.nbytes].view(np.float32)
         arrays = [None if v is None else v.array for v in (query, key, value, past_key, past_value, cos, sin)]
         out = None if finite else y.array
-        return [(_run, (made, past, arrays, seqlens.array, total.array, turned.array, [p.array for p in presents], out))]
+        targets = [turned.array, *(p.array for p in presents)]
+        return [(_run, (made, past, arrays, seqlens.array, total.array, targets, out, memory))]
 
-    site.emit(bind, reads=inputs, writes=(turned, *presents, *(() if finite else (y,))), kernel="numpy.group_query")
+    writes = (turned, *presents, *(() if finite else (y,)))
+    site.emit(bind, reads=inputs, writes=writes, kernel="numpy.group_query", scratch=scratch)
     if finite:  # BLAS would use several threads
         site.needs_finite()
         presents[0].finiteness = presents[1].finiteness = y.finiteness = FINITE
@@ -261,20 +268,21 @@ def group_query_attention(site: Site, query: Value, *more: Value | None) -> tupl
 
 
 def _run(
-    made: GroupQuery, past: int, arrays: list[Any], lengths: np.ndarray, count: np.ndarray, turned: np.ndarray,
-    targets: list[np.ndarray], out: np.ndarray | None,
+    made: GroupQuery, past: int, arrays: list[Any], lengths: np.ndarray, count: np.ndarray, targets: list[np.ndarray],
+    out: np.ndarray | None, memory: np.ndarray | None,
 ) -> None:  # fmt: skip
+    """Write the rotated queries and the caches, and the result if it has an array."""
     query, key, value, past_key, past_value, cos, sin = arrays
     made.check(query, past, lengths, count, cos)
     q, k, v = made.split(query, key, value)
-    keys, values = targets
+    turned, keys, values = targets
     if past:
         keys[:, :, :past], values[:, :, :past] = past_key, past_value
     values[:, :, past:] = v
     if made.rotary:
         angles = made.angles(cos, sin, past, query.shape[1])
-        made.turn(q, angles, turned)
-        made.turn(k, angles, keys[:, :, past:])
+        made.turn(q, angles, turned, memory)
+        made.turn(k, angles, keys[:, :, past:], memory)
     else:
         turned[...], keys[:, :, past:] = q, k
     if out is not None:
