@@ -614,22 +614,47 @@ def _adapted(
 
 
 def prepare_rewritten(
-    model: ModelSource,
-    device: devices.Device,
-    rewrite: Callable[[ModelProto, Path | None], ModelProto],
-    operators: Sequence[CustomOperator] = (),
+    model: ModelSource, device: DeviceLike, rewrite: Callable[[ModelProto, Path | None], ModelProto], **options: Any
 ) -> SingaRep:
     """A model as `prepare` reads it, after a rewriting of its ModelProto, whose large tensors may have remained in the file.
 
     Args:
         model: the model.
         device: its device.
-        rewrite: returns the new model for a ModelProto and the folder of its external data.
-        operators: operators that only this model has.
+        rewrite: returns the new model for a ModelProto and the folder of its external data; adapters are added to that.
+        **options: those of `prepare`.
     """
-    chosen = plan_options()
-    made = _prepared(model, device, Limits(), None, chosen, operators, rewrite)
-    made._default_threads = chosen.threads
+    check_keywords("prepare", options, _PREPARE)
+    return _placed(model, device, rewrite, **{k: v for k, v in options.items() if k not in _QUIET})
+
+
+def _placed(
+    model: ModelSource,
+    device: DeviceLike,
+    rewrite: Callable[[ModelProto, Path | None], ModelProto] | None = None,
+    *,
+    limits: Limits | None = None,
+    cancel: Flag | None = None,
+    threads: int | None = None,
+    precision: str = "float32",
+    optimize: int = 2,
+    deterministic: bool = False,
+    memory: str = "compact",
+    operators: Sequence[CustomOperator] = (),
+    adapter: Any = None,
+    adapters: Any = None,
+) -> SingaRep:
+    """A model with the options of `prepare`."""
+    chosen = plan_options(threads, precision, optimize, deterministic, memory=memory)
+    place = devices.resolve(device)
+    before, feeds = rewrite, None
+    if adapter is not None or adapters is not None:
+        added, feeds = _adapted(model, adapter, adapters)
+        rewrite = added if before is None else lambda m, home: added(before(m, home), home)
+    made = _prepared(model, place, limits or Limits(), cancel, chosen, operators, rewrite)
+    if feeds is not None:
+        made._adapters = feeds
+    made._default_threads = chosen.threads if threads is None else None
     return made
 
 
@@ -765,8 +790,7 @@ class SingaBackend(Backend):
                 the largest value.
             optimize: 0 computes every node by its definition, 1 by the fastest kernel, 2 fuses nodes too; on the CPU.
             deterministic: whether equal inputs return equal bits at any number of threads.
-            memory: "speed" to keep weights of few bits in bfloat16 too, if products may be rounded, for runs with many rows; on
-                the CPU.
+            memory: "speed" to keep weights of few bits in bfloat16, if products may be rounded; on the CPU.
             operators: operators of `define_operator` that only this model has.
             adapter: an adapter that is added to the model, or several, whose changes add: each an `Adapter`, or the path of its
                 file (.safetensors, .onnx_adapter) or of PEFT's folder.
@@ -792,14 +816,10 @@ class SingaBackend(Backend):
             outputs = rep.run({"x": x})
         """
         check_keywords("prepare", kwargs, ("device", *_PREPARE))
-        chosen = plan_options(threads, precision, optimize, deterministic, memory=memory)
-        place = devices.resolve(device)
-        allowed = limits or Limits()
-        rewrite, feeds = (None, None) if adapter is None and adapters is None else _adapted(model, adapter, adapters)
-        made = _prepared(model, place, allowed, cancel, chosen, operators, rewrite)
-        if feeds is not None:
-            made._adapters = feeds
-        made._default_threads = chosen.threads if threads is None else None
+        made = _placed(
+            model, device, limits=limits, cancel=cancel, threads=threads, precision=precision, optimize=optimize,
+            deterministic=deterministic, memory=memory, operators=operators, adapter=adapter, adapters=adapters,
+        )  # fmt: skip
         for text in made.graph.warnings:
             warnings.warn(printable(text, TEXT), UserWarning, stacklevel=2)
         return made

@@ -202,9 +202,9 @@ def test_nodes_with_one_input_round_it_once() -> None:
 
 @pytest.mark.skipif(rounding() == NONE, reason="there are no products in bfloat16")
 def test_memory_for_speed_keeps_bfloat16() -> None:
-    used = compare(128, 256, 2, 4, 32, "bytes", 4, ONE_DIGIT, memory="speed")
-    assert any("kept weights" in k for k in used)
-    assert any("digits" in k for k in compare(128, 256, 1, 4, 32, "bytes", 4, ONE_DIGIT * 2, memory="speed"))
+    for count in (1, 2, 40):
+        used = compare(128, 256, count, 4, 32, "bytes", 4, ONE_DIGIT, memory="speed")
+        assert any("kept weights" in k for k in used)
     assert any("unpacked" in k for k in compare(128, 256, 40, 4, 32, "bytes", 0, EXACT, memory="speed"))
 
 

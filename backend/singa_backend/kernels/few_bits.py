@@ -416,35 +416,41 @@ def _expand(
             calls.add(made, arguments)
 
 
-def rounded_product(product: Product, weights: Callable[[], np.ndarray], source: Value, key: Any, y: Value) -> None:
+def rounded_product(
+    site: Site, x: Value, matrix: Value, bias: Value | None, weights: Callable[[], np.ndarray], source: Value, key: Any, y: Value
+) -> None:
     """Add the steps of a product in bfloat16 with weights that are kept so.
 
     Args:
-        product: the call.
+        site: the place.
+        x: A; its copy in bfloat16 is made once for all products of it.
+        matrix: A as a matrix in C order.
+        bias: or None.
         weights: computes them, (n, k).
         source: the constant that they are derived from.
         key: what else they depend on.
         y: the result.
     """
-    site, form = product.site, product.form
-    left = rounded(product.x)
+    (rows, k), n = matrix.shape, y.shape[1]
+    left = rounded(matrix)
     into = dense_desc(F32, y.shape)
-    line = None if product.bias is None else dense_desc(F32, (1, form.n))
-    with threads_for(2 * product.rows * form.n * form.k):
-        made = dnn.matmul(left.desc, unset(BF16, (form.k, form.n)), line, into)
+    line = None if bias is None else dense_desc(F32, (1, n))
+    with threads_for(2 * rows * n * k):
+        made = dnn.matmul(left.desc, unset(BF16, (k, n)), line, into)
     layout = made.query("weights")
 
     def make() -> Value:
         array = weights()
-        return laid_out(array, strided_desc(BF16, (form.k, form.n), array.strides[::-1]), layout)
+        return laid_out(array, strided_desc(BF16, (k, n), array.strides[::-1]), layout)
 
+    copy = site.kept(x, ("bfloat16", "rows"), lambda: left.emit(site, dense_desc(F32, matrix.shape)))
     arguments = {
-        dnn.args.SRC: (left.desc, left.emit(site, dense_desc(F32, product.x.shape))),
+        dnn.args.SRC: (left.desc, copy),
         dnn.args.WEIGHTS: (layout, site.derived(source, ("bfloat16", key, layout), make)),
         dnn.args.DST: (into, y),
     }
-    if line is not None and product.bias is not None:
-        arguments[dnn.args.BIAS] = (line, product.bias)
+    if line is not None and bias is not None:
+        arguments[dnn.args.BIAS] = (line, bias)
     emit(site, made, arguments, (y,), "product of kept weights")
 
 
@@ -488,17 +494,16 @@ def matmul_nbits(
         finally:
             _release(given)
 
-    form = site.derived(b, what, make)
-    matrix = ordered(site, x, range(x.ndim))
-    product = Product(site, matrix.view((rows, k), (k * F32.itemsize, F32.itemsize)), form, bias)
+    matrix = ordered(site, x, range(x.ndim)).view((rows, k), (k * F32.itemsize, F32.itemsize))
     y = site.new((*x.shape[:-1], n), F32)
     flat = y.view((rows, n), (n * F32.itemsize, F32.itemsize))
     may_round = (level in (3, 4) or site.options.precision == "bf16") and rounding() != NONE
-    keeps = site.options.memory == "speed" and may_round
-    if rows * count <= (1 if keeps else DIGITS) or rows == 1:
+    if site.options.memory == "speed" and may_round:
+        rounded_product(site, x, matrix, bias, kept, b, what, flat)
+        return y
+    product = Product(site, matrix, site.derived(b, what, make), bias)
+    if rows * count <= DIGITS or rows == 1:
         few_rows(product, x, count, flat)
-    elif keeps:
-        rounded_product(product, kept, b, what, flat)
     else:
         many_rows(product, BF16 if may_round else F32, flat)
     return y

@@ -71,12 +71,17 @@ class GroupQuery:
             bool(attributes["rotary_interleaved"]),
         )
 
+    def whole(self, query: np.ndarray) -> np.ndarray:
+        """Packed queries, keys and values as (batch, heads of all, rows, size), a view."""
+        batch, rows, width = query.shape
+        heads = self.heads + 2 * self.groups
+        return query.reshape(batch, rows, heads, width // heads).transpose(0, 2, 1, 3)
+
     def split(self, query: np.ndarray, key: np.ndarray | None, value: np.ndarray | None) -> list[np.ndarray]:
         """Queries, keys and values as (batch, heads, rows, size), views of the inputs."""
-        batch, rows, width = query.shape
+        batch, rows, _ = query.shape
         if key is None or value is None:
-            whole = self.heads + 2 * self.groups
-            every = query.reshape(batch, rows, whole, width // whole).transpose(0, 2, 1, 3)
+            every = self.whole(query)
             return [every[:, : self.heads], every[:, self.heads : self.heads + self.groups], every[:, self.heads + self.groups :]]
         counts = (self.heads, self.groups, self.groups)
         return [
@@ -84,25 +89,35 @@ class GroupQuery:
             for x, n in zip((query, key, value), counts, strict=True)
         ]
 
-    def turn(self, x: np.ndarray, cos: np.ndarray, sin: np.ndarray, past: int, out: np.ndarray) -> None:
-        """Write x, rotated by the angles of its positions, which begin at `past`."""
-        rows, half = x.shape[2], cos.shape[1]
+    def angles(self, cos: np.ndarray, sin: np.ndarray, past: int, rows: int) -> tuple[np.ndarray, np.ndarray]:
+        """The factors of a feature and of its partner, (rows, features that are rotated), for positions from `past` on."""
         c, s = cos[past : past + rows], sin[past : past + rows]
         if self.interleaved:
-            a, b, real, imaginary = (y[..., k : 2 * half : 2] for y in (x, out) for k in (0, 1))
-        else:
-            a, b, real, imaginary = (y[..., k : k + half] for y in (x, out) for k in (0, half))
-        np.multiply(a, c, out=real)
-        real -= b * s
-        np.multiply(b, c, out=imaginary)
-        imaginary += a * s
-        if 2 * half < x.shape[3]:
-            out[..., 2 * half :] = x[..., 2 * half :]
+            return np.repeat(c, 2, 1), np.stack((-s, s), 2).reshape(rows, -1)
+        return np.concatenate((c, c), 1), np.concatenate((-s, s), 1)
+
+    def turn(
+        self, x: np.ndarray, angles: tuple[np.ndarray, np.ndarray], out: np.ndarray, memory: np.ndarray | None = None
+    ) -> None:
+        """Write x, rotated; `memory`: float32 elements to compute with, at least as many as x has."""
+        c, s = angles
+        width = c.shape[1]
+        given, made = x[..., :width], out[..., :width]
+        partner = np.empty(given.shape, np.float32) if memory is None else memory[: given.size].reshape(given.shape)
+        half = width // 2
+        first, second = (slice(0, width, 2), slice(1, width, 2)) if self.interleaved else (slice(half), slice(half, width))
+        partner[..., first], partner[..., second] = given[..., second], given[..., first]
+        np.multiply(partner, s, out=partner)
+        np.multiply(given, c, out=made)
+        np.add(made, partner, out=made)
+        if width < x.shape[3]:
+            out[..., width:] = x[..., width:]
 
     def check(self, query: np.ndarray, past: int, seqlens: np.ndarray, total: Any, cos: Any) -> None:
         """Raise Invalid unless each sequence has all rows of the past and of the query."""
         length = past + query.shape[1]
-        if seqlens.size != query.shape[0] or (seqlens != length - 1).any() or np.asarray(total).reshape(-1)[0] != length:
+        lengths = seqlens.reshape(-1).tolist()
+        if lengths != [length - 1] * query.shape[0] or np.asarray(total).reshape(-1)[0] != length:
             raise Invalid("the sequences have padding")
         if self.rotary and (cos is None or length > cos.shape[0]):
             raise Invalid("a position is out of range")
@@ -188,10 +203,17 @@ def grow(
     (query, key, value, past_key, past_value, _, _, cos, sin), past = checked(made, given)
     q, k, v = made.split(query, key, value)
     if made.rotary and cos is not None and sin is not None:
-        parts = q, k
-        q, k = (np.empty(x.shape, np.float32) for x in parts)
-        for x, y in zip(parts, (q, k), strict=True):
-            made.turn(x, cos, sin, past, y)
+        angles = made.angles(cos, sin, past, query.shape[1])
+        if key is None:  # both are parts of one array
+            both = made.whole(query)[:, : made.heads + made.groups]
+            turned = np.empty(both.shape, np.float32)
+            made.turn(both, angles, turned)
+            q, k = turned[:, : made.heads], turned[:, made.heads :]
+        else:
+            parts = q, k
+            q, k = (np.empty(x.shape, np.float32) for x in parts)
+            for x, y in zip(parts, (q, k), strict=True):
+                made.turn(x, angles, y)
     keys, values = extend(past_key, k, past), extend(past_value, v, past)
     out = np.empty((query.shape[0], query.shape[1], made.heads * q.shape[3]), np.float32)
     length = past + query.shape[1]
@@ -225,13 +247,17 @@ def group_query_attention(site: Site, query: Value, *more: Value | None) -> tupl
     inputs = [v for v in (query, key, value, past_key, past_value, seqlens, total, cos, sin) if v is not None]
     finite = max(v.finiteness for v in floats) == FINITE and rows > 1 and library() is not None
     turned = site.new((batch, made.heads, rows, size), np.float32, finiteness=FINITE if finite else NAN)
+    scratch = site.scratch(turned.nbytes) if made.rotary else None
 
     def bind() -> Bound:
+        memory = None if scratch is None or scratch.memory is None else scratch.memory[: turned.nbytes].view(np.float32)
         arrays = [None if v is None else v.array for v in (query, key, value, past_key, past_value, cos, sin)]
         out = None if finite else y.array
-        return [(_run, (made, past, arrays, seqlens.array, total.array, turned.array, [p.array for p in presents], out))]
+        targets = [turned.array, *(p.array for p in presents)]
+        return [(_run, (made, past, arrays, seqlens.array, total.array, targets, out, memory))]
 
-    site.emit(bind, reads=inputs, writes=(turned, *presents, *(() if finite else (y,))), kernel="numpy.group_query")
+    writes = (turned, *presents, *(() if finite else (y,)))
+    site.emit(bind, reads=inputs, writes=writes, kernel="numpy.group_query", scratch=scratch)
     if finite:  # BLAS would use several threads
         site.needs_finite()
         presents[0].finiteness = presents[1].finiteness = y.finiteness = FINITE
@@ -242,19 +268,21 @@ def group_query_attention(site: Site, query: Value, *more: Value | None) -> tupl
 
 
 def _run(
-    made: GroupQuery, past: int, arrays: list[Any], lengths: np.ndarray, count: np.ndarray, turned: np.ndarray,
-    targets: list[np.ndarray], out: np.ndarray | None,
+    made: GroupQuery, past: int, arrays: list[Any], lengths: np.ndarray, count: np.ndarray, targets: list[np.ndarray],
+    out: np.ndarray | None, memory: np.ndarray | None,
 ) -> None:  # fmt: skip
+    """Write the rotated queries and the caches, and the result if it has an array."""
     query, key, value, past_key, past_value, cos, sin = arrays
     made.check(query, past, lengths, count, cos)
     q, k, v = made.split(query, key, value)
-    keys, values = targets
+    turned, keys, values = targets
     if past:
         keys[:, :, :past], values[:, :, :past] = past_key, past_value
     values[:, :, past:] = v
     if made.rotary:
-        made.turn(q, cos, sin, past, turned)
-        made.turn(k, cos, sin, past, keys[:, :, past:])
+        angles = made.angles(cos, sin, past, query.shape[1])
+        made.turn(q, angles, turned, memory)
+        made.turn(k, angles, keys[:, :, past:], memory)
     else:
         turned[...], keys[:, :, past:] = q, k
     if out is not None:

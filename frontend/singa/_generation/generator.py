@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import os
 import time
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from singa_backend.backend import SingaBackend, SingaRep
+from singa_backend.backend import SingaBackend, SingaRep, prepare_rewritten
 from singa_backend.devices.device import DeviceLike
 from singa_backend.errors import InvalidInput, ResourceExhausted
 from singa_backend.limits import Budget, Flag, Limits, exhausted, spend
+from singa_backend.rendering import TEXT, printable
 
 from .chat import ChatTemplate
 from .config import read_folder
 from .decoders import DecoderFile, Decoding, unsupported
 from .documents import unfit
+from .last_rows import keep_last_row
 from .search import SEQUENCES, Sampler, SearchOptions, refused
 from .tokens import TOKENIZER, Characters, TextTokenizer, TextWriter
 
@@ -187,11 +191,10 @@ class Generator:
         self.folder = self._folder.path
         self._limits = limits
         found = self._folder
-        self._first = self._decoder(SingaBackend.prepare(found.decoder, device, adapter=adapter, **options), found.decoder.name)
+        self._first = self._decoder(found.decoder, device, {"adapter": adapter, **options})
         self._later = self._first
         if found.continued is not None:
-            rep = SingaBackend.prepare(found.continued, device, adapter=adapter, **options)
-            self._later = self._decoder(rep, found.continued.name)
+            self._later = self._decoder(found.continued, device, {"adapter": adapter, **options})
         self._encoder: SingaRep | None = None
         if found.encoder is not None:
             self._encoder = SingaBackend.prepare(found.encoder, device, **options)
@@ -202,8 +205,13 @@ class Generator:
         self._chat: ChatTemplate | None = None
         self.load_seconds = time.perf_counter() - started
 
-    def _decoder(self, rep: SingaRep, name: str) -> DecoderFile:
-        return DecoderFile.of(rep, self._folder, name)
+    def _decoder(self, path: Path, device: DeviceLike, options: Mapping[str, Any]) -> DecoderFile:
+        """A decoder that computes the logits of the last token only."""
+        logits = self._folder.names.logits
+        rep = prepare_rewritten(path, device, lambda model, _: keep_last_row(model, logits), **options)
+        for text in rep.graph.warnings:
+            warnings.warn(printable(text, TEXT), UserWarning, stacklevel=3)
+        return DecoderFile.of(rep, self._folder, path.name)
 
     def _check_encoder(self, rep: SingaRep, file: str) -> None:
         """Refuse an encoder whose inputs are not tokens and a mask."""
