@@ -150,3 +150,41 @@ def test_refused_normalizations_of_samples(name: str) -> None:
         given = {"num_groups": 2, **attributes} if name == "GroupNormalization" else attributes
         step = refused(lambda *v, g=given: getattr(op, name)(*v, **g), arrays)
         assert reason in step.reasons[name], step.reasons
+
+
+# --- values that may be infinite
+
+
+NORMS: dict[str, dict[str, Any]] = {
+    "LayerNormalization": {}, "RMSNormalization": {}, "InstanceNormalization": {}, "GroupNormalization": {"num_groups": 2},
+    "BatchNormalization": {"training_mode": 1},
+}  # fmt: skip
+
+
+def quotient_normalized(name: str) -> tuple[Callable[..., Any], list[np.ndarray]]:
+    """A normalization of x / d, which may be infinite, and its arguments."""
+    sizes = (6,) if name in ("LayerNormalization", "RMSNormalization") else (4,)
+    count = {"RMSNormalization": 1, "BatchNormalization": 4}.get(name, 2)
+    parameters = [np.abs(normal(*sizes, seed=2 + n)) + 1 for n in range(count)]
+    arrays = [normal(3, 4, 5, 6), np.abs(normal(3, 4, 5, 6, seed=1)) + 1, *parameters]
+    return lambda x, d, *v: _first(getattr(op, name)(op.Div(x, d), *v, **NORMS[name])), arrays
+
+
+def _first(y: Any) -> Any:
+    return y[0] if isinstance(y, (tuple, list)) else y
+
+
+@pytest.mark.parametrize("name", list(NORMS))
+def test_normalizations_of_values_that_may_be_infinite(name: str) -> None:
+    """The kernel computes the gradient of finite ones; others are left to the definitions, whose NaN they have."""
+    function, arrays = quotient_normalized(name)
+    step = compare(function, arrays, [0, 2], joined=[name], exact=True, tolerance=1e-5)
+    body, given = differentiated(function, arrays, [0, 2])
+    other = record(body, given, [0, 2], Options(level=0))
+    for value in (np.inf, np.nan):
+        given[0][0, 0, 0, 0], given[1][2, 3, 4, 5] = value, 0
+        with np.errstate(all="ignore"):
+            for r in (step, other):
+                r.set(given)
+            for actual, expected in zip(step.run(), other.run(), strict=True):
+                np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-5)
