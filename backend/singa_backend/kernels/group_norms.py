@@ -189,24 +189,27 @@ def _subtract_statistics(
     reads = (scale, moments[1], *parts)
     site.emit(bind, reads=reads, writes=(tilts, shifts), kernel="numpy.group gradient")
     rows = [(_row(moments[0], n), _row(tilts, n), _row(shifts, n)) for n in range(samples)]
-    add_affine(site, [(sample_of(dx, n), sample_of(x, n), *row) for n, row in enumerate(rows)])
+    write_affine(site, [(sample_of(dx, n), sample_of(x, n), *row) for n, row in enumerate(rows)])
 
 
-def add_affine(site: Site, parts: Sequence[tuple[Value, Value, Value, Value, Value]]) -> None:
-    """Add (x - mean) tilt + shift to each dx, with numbers for each channel.
+def write_affine(site: Site, parts: Sequence[tuple[Value, Value, Value, Value, Value]], adds: bool = True) -> None:
+    """Write (x - mean) tilt + shift to each dx, or add it, with numbers for each channel.
 
     Args:
         site: the place.
         parts: (dx, x, mean, tilt, shift), alike; x and dx have the channels innermost in memory.
+        adds: whether to add.
     """
     x = parts[0][1]
     md, wide = dense_desc(F32, x.shape, last_order(x.ndim)), dense_desc(F32, (1, x.shape[1], *[1] * (x.ndim - 2)))
-    attributes = Attributes().append_binary("mul", wide).append_binary("add", wide).append_binary("add", md)
+    attributes = Attributes().append_binary("mul", wide).append_binary("add", wide)
+    if adds:
+        attributes.append_binary("add", md)
     with threads_for(x.size * len(parts) * 4):
         made = dnn.binary(md, wide, md, algorithm="sub", attributes=attributes)
     for dx, one, mean, tilt, shift in parts:
         arguments = {
             dnn.args.SRC: (md, one), dnn.args.SRC_1: (wide, mean), dnn.args.post_op(0): (wide, tilt),
-            dnn.args.post_op(1): (wide, shift), dnn.args.post_op(2): (md, dx), dnn.args.DST: (md, dx),
+            dnn.args.post_op(1): (wide, shift), dnn.args.DST: (md, dx), **({dnn.args.post_op(2): (md, dx)} if adds else {}),
         }  # fmt: skip
         emit(site, made, arguments, (dx,), "affine gradient")
