@@ -1,4 +1,4 @@
-"""Gradients of RMS, instance and group normalization in recorded steps equal those of the definitions."""
+"""Gradients of RMS, instance, group and batch normalization in recorded steps equal those of the definitions."""
 
 from __future__ import annotations
 
@@ -150,3 +150,80 @@ def test_refused_normalizations_of_samples(name: str) -> None:
         given = {"num_groups": 2, **attributes} if name == "GroupNormalization" else attributes
         step = refused(lambda *v, g=given: getattr(op, name)(*v, **g), arrays)
         assert reason in step.reasons[name], step.reasons
+
+
+# --- batch normalization by given statistics, and gradients of running statistics
+
+BATCHES = [(4, 3, 5, 6), (3, 16, 9), (5, 7), (2, 33, 4, 5, 3), (1, 1, 2)]
+
+
+def batch(shape: tuple[int, ...]) -> list[np.ndarray]:
+    mean, var = normal(shape[1], seed=3), np.abs(normal(shape[1], seed=4)) + np.float32(0.5)
+    return [normal(*shape) + 2, normal(shape[1], seed=1), normal(shape[1], seed=2), mean, var]
+
+
+@pytest.mark.parametrize("needs", [(0, 1, 2, 3, 4), (0, 1, 2), (1,), (0, 3), (4,), (2, 3, 4)], ids=str)
+@pytest.mark.parametrize("shape", BATCHES, ids=str)
+def test_batch_normalization_by_given_statistics(shape: tuple[int, ...], needs: tuple[int, ...]) -> None:
+    step = compare(
+        lambda *v: op.BatchNormalization(*v, epsilon=1e-3), batch(shape), needs, joined=["BatchNormalization"], exact=True,
+        tolerance=1e-5,
+    )  # fmt: skip
+    assert step.in_training == ["BatchNormalization"]
+    assert step.planner.latest is not None and not step.planner.latest.facts.definitions
+
+
+@pytest.mark.parametrize("which", [(0, 1, 2), (1, 2), (1,), (2,), (0, 2)], ids=str)
+@pytest.mark.parametrize("shape", BATCHES[:-1], ids=str)
+def test_gradients_that_pass_running_statistics(shape: tuple[int, ...], which: tuple[int, ...]) -> None:
+    def several(*v: Any) -> list[Any]:
+        ys = op.BatchNormalization(*v, momentum=0.3, training_mode=1, outputs=3)
+        return [ys[i] for i in which]
+
+    needs = [0, 1, 2] if 0 in which else [0]
+    step = compare(several, batch(shape), needs, joined=["BatchNormalization"], exact=True, tolerance=1e-5)
+    assert step.planner.latest is not None and not step.planner.latest.facts.definitions
+
+
+@pytest.mark.parametrize("needs", [(0,), (2,), (0, 2)], ids=str)
+def test_a_product_with_given_statistics_is_left_to_the_rule(needs: tuple[int, ...]) -> None:
+    step = compare(lambda *v: op.BatchNormalization(*v), batch((4, 3, 5, 6)), needs, joined=[], exact=True, tolerance=1e-5)
+    assert not step.in_training and not step.reasons
+
+
+# --- values that may be infinite
+
+
+NORMS: dict[str, dict[str, Any]] = {
+    "LayerNormalization": {}, "RMSNormalization": {}, "InstanceNormalization": {}, "GroupNormalization": {"num_groups": 2},
+    "BatchNormalization": {"training_mode": 1},
+}  # fmt: skip
+
+
+def quotient_normalized(name: str) -> tuple[Callable[..., Any], list[np.ndarray]]:
+    """A normalization of x / d, which may be infinite, and its arguments."""
+    sizes = (6,) if name in ("LayerNormalization", "RMSNormalization") else (4,)
+    count = {"RMSNormalization": 1, "BatchNormalization": 4}.get(name, 2)
+    parameters = [np.abs(normal(*sizes, seed=2 + n)) + 1 for n in range(count)]
+    arrays = [normal(3, 4, 5, 6), np.abs(normal(3, 4, 5, 6, seed=1)) + 1, *parameters]
+    return lambda x, d, *v: _first(getattr(op, name)(op.Div(x, d), *v, **NORMS[name])), arrays
+
+
+def _first(y: Any) -> Any:
+    return y[0] if isinstance(y, (tuple, list)) else y
+
+
+@pytest.mark.parametrize("name", list(NORMS))
+def test_normalizations_of_values_that_may_be_infinite(name: str) -> None:
+    """The kernel computes the gradient of finite ones; others are left to the definitions, whose NaN they have."""
+    function, arrays = quotient_normalized(name)
+    step = compare(function, arrays, [0, 2], joined=[name], exact=True, tolerance=1e-5)
+    body, given = differentiated(function, arrays, [0, 2])
+    other = record(body, given, [0, 2], Options(level=0))
+    for value in (np.inf, np.nan):
+        given[0][0, 0, 0, 0], given[1][2, 3, 4, 5] = value, 0
+        with np.errstate(all="ignore"):
+            for r in (step, other):
+                r.set(given)
+            for actual, expected in zip(step.run(), other.run(), strict=True):
+                np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-5)

@@ -11,15 +11,15 @@ import numpy as np
 from . import onednn as dnn
 from .lowering import F32, channels_last, dense_desc, desc, emit, require_gradient, threads_for
 from .normalization import combine_moments, require_channels, sample_of
-from .onednn import MemoryDesc, Primitive, backward
-from .table import Site, gradient, training, worst
+from .onednn import Attributes, MemoryDesc, Primitive, backward
+from .table import Site, gradient, training
 from .values import FINITE, Bound, Value, last_order
 
 _FLAGS = dnn.USE_SCALE | dnn.USE_SHIFT
 _GIVEN = _FLAGS | dnn.USE_GLOBAL_STATS
 
-PART = 1 << 14
-"""Elements that NumPy computes at once, so that they stay in the cache."""
+BLOCK = 1 << 16
+"""Elements of the samples whose moments are combined at once, so that they stay in the cache."""
 
 
 def _row(x: Value, n: int) -> Value:
@@ -30,9 +30,8 @@ def _row(x: Value, n: int) -> Value:
 def _admit(site: Site, x: Value, scale: Value, b: Value | None = None) -> None:
     given = (scale,) if b is None else (scale, b)
     require_channels(site, x, *given)
-    site.require(worst(x, *given) == FINITE, "a value may be infinite")
     site.require(site.attributes["epsilon"] > 0, "epsilon is 0, and a variance may be")
-    site.needs_finite()
+    site.require_finite(x, *given)
 
 
 def _sample_desc(x: Value) -> MemoryDesc:
@@ -91,7 +90,7 @@ def _backward(
     """The gradient of x, x in its memory order, and the gradients of scale and bias for each sample."""
     _admit(site, x, scale)
     require_gradient(site, dy, x.shape)
-    site.require(dy.finiteness == FINITE, "a value may be infinite")
+    site.require_finite(dy)
     forward, md, epsilon = _forward(site, x, flags), _sample_desc(x), site.attributes["epsilon"]
     with threads_for(x.size * 8):
         made = backward.batch_normalization_backward(md, md, md, hint=forward, epsilon=epsilon, flags=flags)
@@ -140,14 +139,18 @@ def group_normalization_training(site: Site, x: Value, scale: Value, b: Value) -
     first, second, md = _forward(site, x, 0), _forward(site, x, _GIVEN, "inference"), _sample_desc(x)
     x = channels_last(site, x)
     y, mean, var = _new(site, x)
-    work = site.new((x.shape[1] + 2 * groups,), F32, None, FINITE)
-    for n in range(x.shape[0]):
-        arguments = _places(md, x, y, mean, var, n)
-        to, *moments = (arguments[a][1] for a in (dnn.args.DST, dnn.args.MEAN, dnn.args.VARIANCE))
-        emit(site, first, arguments, (to, *moments), "moments")
-        combine_moments(site, groups, moments[0], moments[1], work)
-        arguments |= {dnn.args.SCALE: (desc(scale), scale), dnn.args.SHIFT: (desc(b), b)}
-        emit(site, second, arguments, (to,), "group_normalization")
+    count, samples = max(1, BLOCK * x.shape[0] // x.size), range(x.shape[0])
+    work = site.new((count * (x.shape[1] + 2 * groups),), F32, None, FINITE)
+    for block in (samples[n : n + count] for n in samples[::count]):
+        places = [_places(md, x, y, mean, var, n) for n in block]
+        for arguments in places:
+            writes = tuple(arguments[a][1] for a in (dnn.args.DST, dnn.args.MEAN, dnn.args.VARIANCE))
+            emit(site, first, arguments, writes, "moments")
+        rows = [v.view((len(block), *v.shape[1:]), v.strides, block[0] * v.strides[0]) for v in (mean, var)]
+        combine_moments(site, groups * len(block), rows[0], rows[1], work)
+        for arguments in places:
+            arguments |= {dnn.args.SCALE: (desc(scale), scale), dnn.args.SHIFT: (desc(b), b)}
+            emit(site, second, arguments, (arguments[dnn.args.DST][1],), "group_normalization")
     return y, mean, var
 
 
@@ -167,34 +170,46 @@ def _subtract_statistics(
 ) -> None:
     """Subtract r (sum(scale dshift) + (x - mean) r sum(scale dscale)) / count, with sums over a group and r = 1 / deviation."""
     samples, channels = x.shape[:2]
-    area = math.prod(x.shape[2:])
-    part = min(area, max(1, PART // channels))
-    epsilon, count = np.float32(site.attributes["epsilon"]), np.float32(area * channels // groups)
-    factors = site.new((2, samples, channels), F32, None, FINITE)
-    scratch = site.scratch(part * channels * F32.itemsize)
-    strides = (x.strides[0], channels * F32.itemsize, F32.itemsize)
-    flat_x, flat_dx = (v.view((samples, area, channels), strides) for v in (x, dx))
+    epsilon, count = np.float32(site.attributes["epsilon"]), np.float32(-math.prod(x.shape[1:]) // groups)
+    tilts, shifts = (site.new((samples, channels), F32, None, FINITE) for _ in range(2))
 
     def bind() -> Bound:
-        mean, var, dscale, dshift = (v.array for v in (*moments, *parts))
-        source, to, given, (tilts, shifts) = flat_x.array, flat_dx.array, scale.array, factors.array
-        work = np.ndarray((part, channels), np.float32, scratch.memory)
+        var, dscale, dshift, tilt, shift = (v.array.reshape(samples, groups, -1) for v in (moments[1], *parts, tilts, shifts))
+        given = scale.array.reshape(groups, -1)
 
         def run() -> None:
             inverse = 1 / np.sqrt(var + epsilon)
-            for out, d, factor in (tilts, dscale, inverse * inverse), (shifts, dshift, inverse):
-                sums = np.add.reduce((d * given).reshape(samples, groups, -1), 2, keepdims=True)
-                np.multiply(np.repeat(sums, channels // groups, 2).reshape(out.shape), factor / count, out)
-            for n in range(samples):
-                for start in range(0, area, part):
-                    end = min(start + part, area)
-                    t = work[: end - start]
-                    np.subtract(source[n, start:end], mean[n], t)
-                    np.multiply(t, tilts[n], t)
-                    np.add(t, shifts[n], t)
-                    np.subtract(to[n, start:end], t, to[n, start:end])
+            for out, d, factor in (tilt, dscale, inverse * inverse), (shift, dshift, inverse):
+                sums = np.add.reduce(d * given, 2, keepdims=True)
+                np.divide(sums, count, sums)
+                np.multiply(sums, factor, out)
 
         return [(run, ())]
 
-    reads = (flat_x, flat_dx, scale, *moments, *parts)
-    site.emit(bind, reads=reads, writes=(flat_dx, factors), kernel="numpy.group gradient", scratch=scratch)
+    reads = (scale, moments[1], *parts)
+    site.emit(bind, reads=reads, writes=(tilts, shifts), kernel="numpy.group gradient")
+    rows = [(_row(moments[0], n), _row(tilts, n), _row(shifts, n)) for n in range(samples)]
+    write_affine(site, [(sample_of(dx, n), sample_of(x, n), *row) for n, row in enumerate(rows)])
+
+
+def write_affine(site: Site, parts: Sequence[tuple[Value, Value, Value, Value, Value]], adds: bool = True) -> None:
+    """Write (x - mean) tilt + shift to each dx, or add it, with numbers for each channel.
+
+    Args:
+        site: the place.
+        parts: (dx, x, mean, tilt, shift), alike; x and dx have the channels innermost in memory.
+        adds: whether to add.
+    """
+    x = parts[0][1]
+    md, wide = dense_desc(F32, x.shape, last_order(x.ndim)), dense_desc(F32, (1, x.shape[1], *[1] * (x.ndim - 2)))
+    attributes = Attributes().append_binary("mul", wide).append_binary("add", wide)
+    if adds:
+        attributes.append_binary("add", md)
+    with threads_for(x.size * len(parts) * 4):
+        made = dnn.binary(md, wide, md, algorithm="sub", attributes=attributes)
+    for dx, one, mean, tilt, shift in parts:
+        arguments = {
+            dnn.args.SRC: (md, one), dnn.args.SRC_1: (wide, mean), dnn.args.post_op(0): (wide, tilt),
+            dnn.args.post_op(1): (wide, shift), dnn.args.DST: (md, dx), **({dnn.args.post_op(2): (md, dx)} if adds else {}),
+        }  # fmt: skip
+        emit(site, made, arguments, (dx,), "affine gradient")

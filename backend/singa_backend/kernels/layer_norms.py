@@ -10,7 +10,7 @@ import numpy as np
 
 from . import onednn as dnn
 from .lowering import F32, derived, emit, require_gradient, threads_for
-from .onednn import MemoryDesc, backward
+from .onednn import Attributes, MemoryDesc, backward
 from .products import described
 from .softmaxes import rows_of
 from .table import Site, gradient, kernel, training, worst
@@ -18,9 +18,6 @@ from .values import ANY, FINITE, NAN, Bound, Value
 
 COST = 10
 """FLOPs that take the time of one element."""
-
-PART = 1 << 14
-"""Elements that NumPy computes at once, so that they stay in the cache."""
 
 LONGEST = 8192
 """Elements of a dot product that OpenBLAS computes in one thread."""
@@ -107,9 +104,9 @@ def layer_normalization_flags(b: Value | None) -> int:
 def layer_normalization_training(site: Site, x: Value, scale: Value, b: Value | None = None) -> tuple[Value | None, ...]:
     """A layer normalization, which returns the mean and the variance of each row after its outputs."""
     site.require(not any(site.outputs[1:3]), "the mean or the deviation is an output")
-    site.require(worst(x, scale, b) == FINITE, "a value may be infinite")
-    site.needs_finite()
     rows = Rows(site, x, scale, b)
+    site.require_finite(x, scale, b)
+    rows.finiteness = FINITE
     count = rows.rows.shape[0]
     moments = tuple(site.new((count,), F32, None, FINITE) for _ in range(2))
     md = MemoryDesc.of(F32, (count,))
@@ -128,9 +125,8 @@ def layer_normalization_gradient(
 ) -> tuple[Value | None, ...]:
     """The gradients of a layer normalization for its input, scale and bias."""
     require_gradient(site, dy, x.shape)
-    site.require(worst(dy, x, scale, b) == FINITE, "a value may be infinite")
-    site.needs_finite()
     held = Rows(site, x, scale, b)
+    site.require_finite(dy, x, scale, b)
     given = rows_of(site, dy, site.attributes["axis"] % x.ndim)
     source, md = described(held.rows), described(given)
     inside = given.buffer is dy.buffer and site.reusable(0) and all(v is not dy for v in (x, scale, b))
@@ -195,9 +191,9 @@ def _about_zero(site: Site, variance: Value) -> dict[int, tuple[MemoryDesc, Valu
 @training("RMSNormalization", 23)
 def rms_normalization_training(site: Site, x: Value, scale: Value) -> tuple[Value, ...]:
     """An RMS normalization, which also returns the mean of the squares of each row."""
-    site.require(worst(x, scale) == FINITE, "a value may be infinite")
-    site.needs_finite()
     rows = Rows(site, x, scale)
+    site.require_finite(x, scale)
+    rows.finiteness = FINITE
     squares = _squares(site, rows, rows.rows.shape[1])
     return rows.emit(rows.epsilon, _ROOTS, _about_zero(site, squares)), squares
 
@@ -206,9 +202,8 @@ def rms_normalization_training(site: Site, x: Value, scale: Value) -> tuple[Valu
 def rms_normalization_gradient(site: Site, dy: Value, x: Value, scale: Value, squares: Value) -> tuple[Value, Value]:
     """The gradients for given squares, then the part of the first that passes the squares."""
     require_gradient(site, dy, x.shape)
-    site.require(worst(dy, x, scale) == FINITE, "a value may be infinite")
-    site.needs_finite()
     held = Rows(site, x, scale)
+    site.require_finite(dy, x, scale)
     given = rows_of(site, dy, site.attributes["axis"] % x.ndim)
     source, md, target = described(held.rows), described(given), MemoryDesc.of(F32, given.shape)
     with threads_for(COST * x.size):
@@ -229,23 +224,26 @@ def rms_normalization_gradient(site: Site, dy: Value, x: Value, scale: Value, sq
 def _subtract_squares(site: Site, dx: Value, x: Value, squares: Value, epsilon: float) -> None:
     """Subtract from each row its x times sum(dx x) / (count (squares + epsilon)), the gradient that passes the squares."""
     count, features = x.shape
-    part = min(count, max(1, PART // features))
     factor = site.new((count,), F32, None, FINITE)
-    scratch = site.scratch(part * features * F32.itemsize)
 
     def bind() -> Bound:
         to, rows, c, root = dx.array, x.array, factor.array, squares.array
-        t = np.ndarray((part, features), np.float32, scratch.memory)
 
         def run() -> None:
             np.add(root, np.float32(epsilon), c)
-            np.multiply(c, np.float32(features), c)
+            np.multiply(c, np.float32(-features), c)
             np.divide(np.vecdot(to, rows), c, c)
-            for start in range(0, count, part):
-                end = min(start + part, count)
-                np.multiply(rows[start:end], c[start:end, None], t[: end - start])
-                np.subtract(to[start:end], t[: end - start], to[start:end])
 
         return [(run, ())]
 
-    site.emit(bind, reads=(dx, x, squares), writes=(dx, factor), kernel="numpy.rms gradient", scratch=scratch)
+    site.emit(bind, reads=(dx, x, squares), writes=(factor,), kernel="numpy.rms gradient")
+    given, target, row = described(x), described(dx), MemoryDesc.of(F32, (count, 1))
+    with threads_for(2 * x.size):
+        made = dnn.binary(given, row, target, algorithm="mul", attributes=Attributes().append_binary("add", target))
+    arguments = {
+        dnn.args.SRC: (given, x),
+        dnn.args.SRC_1: (row, factor),
+        dnn.args.post_op(0): (target, dx),
+        dnn.args.DST: (target, dx),
+    }
+    emit(site, made, arguments, (dx,), "rms gradient")

@@ -1,4 +1,4 @@
-"""Batch normalization in training, and its gradient, on oneDNN, with the channels innermost in memory."""
+"""Batch normalization by its batch or by given statistics, and its gradient, on oneDNN, with the channels innermost in memory."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from . import onednn as dnn
+from .group_norms import write_affine
 from .lowering import channels_last, dense_desc, desc, emit, require_gradient, require_plain, threads_for
 from .onednn import MemoryDesc, Primitive, backward
 from .table import Site, gradient, training
@@ -16,19 +17,34 @@ from .values import FINITE, Bound, Value, last_order
 _FLAGS = dnn.USE_SCALE | dnn.USE_SHIFT
 
 
-def _in_training(attributes: dict[str, Any], needs: Sequence[bool]) -> bool:
-    return bool(attributes.get("training_mode")) and not any(needs[3:])
+def _takes(attributes: dict[str, Any], needs: Sequence[bool]) -> bool:
+    """In training, given statistics have no gradient here; otherwise, that of the input alone is one product."""
+    return not any(needs[3:]) if attributes.get("training_mode") else any(n for i, n in enumerate(needs) if i in (1, 3, 4))
 
 
-def _primitives(site: Site, x: Value) -> tuple[MemoryDesc, Primitive, Primitive]:
-    """The description of the values, the normalization and its gradient."""
+def _flags(site: Site) -> int:
+    return _FLAGS if site.attributes["training_mode"] else _FLAGS | dnn.USE_GLOBAL_STATS
+
+
+def _desc(site: Site, x: Value) -> MemoryDesc:
+    """The description of the values, with the channels innermost in memory."""
     site.require(2 <= x.ndim <= 5, "the rank is not 2 to 5")
-    md = dense_desc(x.dtype, x.shape, last_order(x.ndim) if x.ndim > 2 else [0, 1])
-    epsilon = site.attributes["epsilon"]
-    site.require(epsilon > 0, "epsilon is 0, and a variance may be")
+    site.require(site.attributes["epsilon"] > 0, "epsilon is 0, and a variance may be")
+    return dense_desc(x.dtype, x.shape, last_order(x.ndim))
+
+
+def _forward(site: Site, x: Value) -> Primitive:
+    md = _desc(site, x)
+    prop = "training" if site.attributes["training_mode"] else "inference"
     with threads_for(x.size * 8):
-        forward = dnn.batch_normalization(md, md, epsilon=epsilon, flags=_FLAGS, prop="training")
-        return md, forward, backward.batch_normalization_backward(md, md, md, hint=forward, epsilon=epsilon, flags=_FLAGS)
+        return dnn.batch_normalization(md, md, epsilon=site.attributes["epsilon"], flags=_flags(site), prop=prop)
+
+
+def _backward(site: Site, x: Value) -> Primitive:
+    md, epsilon, flags = _desc(site, x), site.attributes["epsilon"], _flags(site)
+    with threads_for(x.size * 8):
+        hint = dnn.batch_normalization(md, md, epsilon=epsilon, flags=flags, prop="training")
+        return backward.batch_normalization_backward(md, md, md, hint=hint, epsilon=epsilon, flags=flags)
 
 
 def _laid_out(site: Site, x: Value) -> Value:
@@ -41,20 +57,22 @@ def _laid_out(site: Site, x: Value) -> Value:
 def batch_normalization_training(
     site: Site, x: Value, scale: Value, b: Value, mean: Value, var: Value
 ) -> tuple[Value | None, ...]:
-    """A batch normalization by the statistics of its batch, which it returns after its outputs."""
+    """A batch normalization, which returns the statistics that it uses after its outputs: of its batch, or those given."""
     given = (scale, b, mean, var)
     require_plain(site, x, *given)
     site.require(all(v.shape == x.shape[1:2] and v.contiguous for v in given), "not one value for each channel")
     site.require_finite(x, *given)
-    md, made, _ = _primitives(site, x)
+    md, made, by_batch = _desc(site, x), _forward(site, x), bool(site.attributes["training_mode"])
     x = _laid_out(site, x)
-    order = last_order(x.ndim) if x.ndim > 2 else None
-    y = site.new(x.shape, x.dtype, order, FINITE)
-    moments = [site.new(x.shape[1:2], x.dtype, None, FINITE) for _ in range(2)]
+    y = site.new(x.shape, x.dtype, last_order(x.ndim), FINITE)
+    if by_batch:
+        moments = [site.new(x.shape[1:2], x.dtype, None, FINITE) for _ in range(2)]
+    else:
+        moments = [v.view(v.shape, v.strides) for v in (mean, var)]
     arguments = {dnn.args.SRC: (md, x), dnn.args.DST: (md, y), dnn.args.SCALE: (desc(scale), scale)}
     arguments |= {dnn.args.SHIFT: (desc(b), b)}
     arguments |= {a: (desc(v), v) for a, v in zip((dnn.args.MEAN, dnn.args.VARIANCE), moments, strict=True)}
-    emit(site, made, arguments, (y, *moments), "batch_normalization")
+    emit(site, made, arguments, (y, *moments) if by_batch else (y,), "batch_normalization")
     running = [
         _running(site, old, new) if wanted else None
         for old, new, wanted in zip((mean, var), moments, site.outputs[1:3], strict=True)
@@ -77,22 +95,33 @@ def _running(site: Site, old: Value, new: Value) -> Value:
     return y
 
 
-@gradient("BatchNormalization", 14, 15, reads=("dy0", "x0", "x1", "h0", "h1"), takes=_in_training, hidden=2)
+@gradient("BatchNormalization", 14, 15, reads=("dy0?", "dy1?", "dy2?", "x0", "x1", "h0", "h1"), takes=_takes, hidden=2)
 def batch_normalization_gradient(
-    site: Site, dy: Value, x: Value, scale: Value, mean: Value, var: Value
+    site: Site, dy: Value | None, dmean: Value | None, dvar: Value | None, x: Value, scale: Value, mean: Value, var: Value
 ) -> tuple[Value | None, ...]:
-    """The gradients of a batch normalization for its input, scale and bias."""
-    require_plain(site, x, scale)
-    require_gradient(site, dy, x.shape)
-    site.require_finite(dy, x, scale)
-    md, _, made = _primitives(site, x)
-    x = _laid_out(site, x)
-    same = dy
+    """The gradients for the inputs; those of the running statistics that are outputs pass the statistics of the batch."""
+    require_plain(site, x, scale, dmean, dvar)
+    if dy is not None:
+        require_gradient(site, dy, x.shape)
+    site.require(all(v is None or (v.shape == mean.shape and v.contiguous) for v in (dmean, dvar)), "a gradient of another shape")
+    site.require_finite(dy, dmean, dvar, x, scale)
+    md = _desc(site, x)
+    passed = None if dmean is dvar is None else _through_statistics(site, x, dmean, dvar)
+    if dy is None:
+        x = _laid_out(site, x)
+        if passed is None:
+            site.refuse("there is no gradient of a result")
+        dx = site.new(x.shape, x.dtype, last_order(x.ndim), FINITE)
+        write_affine(site, [(dx, x, mean, *passed)], adds=False)
+        zeros = (site.shared_constant(("zeros", scale.size), lambda: np.zeros(scale.size, np.float32)) for _ in range(2))
+        return dx, *zeros, None, None
+    made = _backward(site, x)
+    x, same = _laid_out(site, x), dy
     dy = _laid_out(site, dy)
     if dy is same and site.reusable(0):
         dx = dy.view(dy.shape, dy.strides)
     else:
-        dx = site.new(x.shape, x.dtype, last_order(x.ndim) if x.ndim > 2 else None, FINITE)
+        dx = site.new(x.shape, x.dtype, last_order(x.ndim), FINITE)
     dscale, dshift = (site.new(scale.shape, scale.dtype, None, FINITE) for _ in range(2))
     vector = desc(scale)
     arguments = {
@@ -101,4 +130,42 @@ def batch_normalization_gradient(
         dnn.args.DIFF_SCALE: (vector, dscale), dnn.args.DIFF_SHIFT: (vector, dshift),
     }  # fmt: skip
     emit(site, made, arguments, (dx, dscale, dshift), "batch_normalization gradient")
-    return dx, dscale, dshift, None, None
+    if passed is not None:
+        write_affine(site, [(dx, x, mean, *passed)])
+    return dx, dscale, dshift, *_of_statistics(site, scale, var, dscale, dshift)
+
+
+def _through_statistics(site: Site, x: Value, dmean: Value | None, dvar: Value | None) -> tuple[Value, Value]:
+    """The factor of x - mean in the gradient of x, and a number, for each channel: what passes the running statistics."""
+    site.require(site.attributes["training_mode"], "the statistics are given")
+    taken = np.float32(1 - site.attributes["momentum"]) / np.float32(x.size // x.shape[1])
+    tilt, shift = (site.new(x.shape[1:2], x.dtype, None, FINITE) for _ in range(2))
+
+    def bind() -> Bound:
+        return [
+            (np.multiply, (0 if dvar is None else dvar.array, 2 * taken, tilt.array)),
+            (np.multiply, (0 if dmean is None else dmean.array, taken, shift.array)),
+        ]
+
+    site.emit(bind, reads=(dmean, dvar), writes=(tilt, shift), kernel="numpy.running_statistic")
+    return tilt, shift
+
+
+def _of_statistics(site: Site, scale: Value, var: Value, dscale: Value, dshift: Value) -> tuple[Value | None, Value | None]:
+    """The gradients of given statistics: -r scale dshift and -r^2 scale dscale / 2, with r = 1 / deviation."""
+    if site.attributes["training_mode"] or not any(site.outputs[3:]):
+        return None, None
+    dmean, dvar = (site.new(scale.shape, scale.dtype, None, FINITE) for _ in range(2))
+    epsilon = np.float32(site.attributes["epsilon"])
+
+    def bind() -> Bound:
+        mean, spread = dmean.array, dvar.array
+        return [
+            (np.add, (var.array, epsilon, spread)), (np.sqrt, (spread, mean)),
+            (np.divide, (scale.array, spread, spread)), (np.multiply, (spread, dscale.array, spread)),
+            (np.multiply, (spread, np.float32(-0.5), spread)),
+            (np.divide, (scale.array, mean, mean)), (np.multiply, (mean, dshift.array, mean)), (np.negative, (mean, mean)),
+        ]  # fmt: skip
+
+    site.emit(bind, reads=(scale, var, dscale, dshift), writes=(dmean, dvar), kernel="numpy.statistics gradient")
+    return dmean, dvar

@@ -141,20 +141,25 @@ def group_normalization(site: Site, x: Value, scale: Value, b: Value) -> Value:
 
 
 def combine_moments(site: Site, groups: int, mean: Value, var: Value, work: Value) -> None:
-    """Add the step that replaces the moments of channels by those of their groups; `work` has channels + 2 groups elements."""
+    """Add the step that replaces the moments of channels by those of their groups.
+
+    The channels may be those of several samples; `work` has at least channels + 2 groups elements.
+    """
     channels = mean.size
-    by_group = (groups, channels // groups)
+    by_group, count = (groups, channels // groups), np.float32(channels // groups)
 
     def bind() -> Bound:
         m, v = mean.array.reshape(by_group), var.array.reshape(by_group)
-        apart, centre, spread = np.split(work.array, (channels, channels + groups))
+        apart, centre, spread = np.split(work.array[: channels + 2 * groups], (channels, channels + groups))
         apart, centre, spread = apart.reshape(by_group), centre.reshape(groups, 1), spread.reshape(groups, 1)
         return [
-            (np.mean, (m, 1, None, centre, True)),
+            (np.add.reduce, (m, 1, None, centre, True)),
+            (np.divide, (centre, count, centre)),
             (np.subtract, (m, centre, apart)),
             (np.multiply, (apart, apart, apart)),
             (np.add, (apart, v, apart)),
-            (np.mean, (apart, 1, None, spread, True)),
+            (np.add.reduce, (apart, 1, None, spread, True)),
+            (np.divide, (spread, count, spread)),
             (np.copyto, (m, centre)),
             (np.copyto, (v, spread)),
         ]

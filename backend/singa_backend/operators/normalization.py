@@ -137,7 +137,7 @@ def batch_normalization_gradient(
     slope = op.Mul(scale, inverse)
     if training_mode:
         count = op.Div(op.cast(op.Size(x), x), op.cast(op.Size(mean), x))
-        dx = op.Mul(slope, op.Sub(dy, op.Div(op.Add(db, op.Mul(normal, dscale)), count)))
+        dx = dy if dys[0] is None else op.Mul(slope, op.Sub(dy, op.Div(op.Add(db, op.Mul(normal, dscale)), count)))
         new_mean, new_var = (op.Reshape(op.cast(d, x), wide) if d is not None else None for d in (*dys[1:3], None, None)[:2])
         if new_mean is not None:
             dmean = op.Mul(new_mean, momentum)

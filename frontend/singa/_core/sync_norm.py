@@ -1,7 +1,8 @@
 """BatchNormalization with the statistics of the samples of all processes that train together.
 
-Each process computes the mean and the sum of squared deviations of its own samples, and their number; one sum over the processes
-collects them, and they are combined as Chan, Golub and LeVeque do.  The gradient of that sum is the sum of the gradients.
+Each process computes the mean and the variance of its own samples, as a BatchNormalization does, and their number; one sum over
+the processes collects them, and they are combined as Chan, Golub and LeVeque do.  The gradient of that sum is the sum of the
+gradients.
 """
 
 from __future__ import annotations
@@ -99,23 +100,21 @@ def batch_normalization(group: SyncGroup, x: Tensor, scale: Tensor, bias: Tensor
     Returns:
         (the result, the mean and the population variance of each channel, the number of values of a channel), of all samples.
     """
-    axes = op.axes_but(x, 1)
     wide = op.Cast(x, to=dtypes.onnx_code(np.float32)) if op.dtype(x).itemsize < 4 else x
-    own = op.ReduceMean(wide, axes, keepdims=0)
-    channels = int(own.shape[0])
-    centred = op.Sub(wide, op.Reshape(own, [1, channels, *[1] * (len(x.shape) - 2)]))
-    squares = op.ReduceSum(op.Mul(centred, centred), axes, keepdims=0)
-    count = math.prod(x.shape) // channels if group.has_samples else 0
+    channels = int(x.shape[1])
+    zero, one = (op.constant(np.full(channels, n), op.dtype(wide)) for n in (0, 1))
+    _, own, spread = op.BatchNormalization(wide, one, zero, zero, one, epsilon=epsilon, momentum=0.0, training_mode=1, outputs=3)
+    each = math.prod(x.shape) // channels
     length = 2 * channels + 1
-    mine = op.Concat(own, squares, op.constant(np.array([count]), op.dtype(own)), axis=0)
+    count = op.constant(np.array([each if group.has_samples else 0]), op.dtype(own))
+    mine = op.Concat(own, spread, count, axis=0)
     place = op.Pad(mine, [group.rank * length, (group.size - 1 - group.rank) * length])
     all_ranks = op.Reshape(_Sum(group).of(place), [group.size, length])
-    means, deviations, counts = op.Split(all_ranks, [channels, channels, 1], axis=1, outputs=3)
+    means, variances, counts = op.Split(all_ranks, [channels, channels, 1], axis=1, outputs=3)
     total = op.ReduceSum(counts, keepdims=0)
     shares = op.Div(counts, total)
     mean = op.ReduceSum(op.Mul(means, shares), [0], keepdims=0)
     apart = op.Sub(means, mean)
-    within = op.Div(op.ReduceSum(op.Mul(deviations, op.cast(op.Greater(counts, 0.0), counts)), [0], keepdims=0), total)
-    variance = op.Add(within, op.ReduceSum(op.Mul(op.Mul(apart, apart), shares), [0], keepdims=0))
+    variance = op.ReduceSum(op.Mul(op.Add(variances, op.Mul(apart, apart)), shares), [0], keepdims=0)
     y = op.BatchNormalization(x, scale, bias, op.cast(mean, scale), op.cast(variance, scale), epsilon=epsilon)
     return y, mean, variance, total
