@@ -160,7 +160,7 @@ def _in_training(graph: Graph) -> list[str]:
     nodes = list(graph.all_nodes())
     graphs = {id(g): g for g in (graph, *(g for node in nodes for g in node.graphs))}
     constants = {n: a for g in graphs.values() for n, a in g.states.items()}
-    constants |= {n.output_names[0]: n.attributes.get("value") for n in nodes if n.op_type == "Constant" and n.output_names}
+    constants |= {n.output_names[0]: n.attributes["value"] for n in nodes if n.op_type == "Constant" and "value" in n.attributes}
     drops = [
         n for n in nodes if n.op_type == "Dropout" and not n.domain and len(n.input_names) > 2
         and (mode := constants.get(n.input_names[2])) is not None and bool(np.asarray(mode).any())
