@@ -159,7 +159,7 @@ def _in_training(graph: Graph) -> list[str]:
     """What nodes in training mode do to the results of a run."""
     nodes = list(graph.all_nodes())
     graphs = {id(g): g for g in (graph, *(g for node in nodes for g in node.graphs))}
-    constants = {n: a for g in graphs.values() for n, a in g.states.items()}
+    constants: dict[str, Any] = {n: a for g in graphs.values() for n, a in g.states.items()}
     constants |= {n.output_names[0]: n.attributes.get("value") for n in nodes if n.op_type == "Constant" and n.output_names}
     drops = [
         n for n in nodes if n.op_type == "Dropout" and not n.domain and len(n.input_names) > 2
