@@ -3,9 +3,10 @@
     python benchmarks/align.py [--faults 10] [--seed 0] [--folder FOLDER]
 
 The models are those of tests/models: four architectures by the exporter that traces TorchScript and by the one that captures an
-FX graph, with other names, operators and structures; or those of a folder that align_nets.py wrote.  A fault is a weight, an attribute, a dropped node or another input; only
-faults that run and move an output beyond its tolerance count.  A node is "named" if it has the fault, or reads the value that a
-dropped node computed, and all its inputs were compared and agree; "among" if several nodes are reported; otherwise "wrong".
+FX graph, with other names, operators and structures; or those of a folder that align_nets.py wrote.  A fault is a weight, an
+attribute, a dropped node or another input; only faults that run and move an output beyond its tolerance count.  A node is
+"named" if it has the fault, or reads the value that a dropped node computed, and all its inputs were compared and agree; "among"
+if several nodes are reported; otherwise "wrong".
 """
 
 from __future__ import annotations
