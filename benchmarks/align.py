@@ -1,11 +1,12 @@
 """Plants faults in exported models, and counts how often `compare` names the node across PyTorch's two exporters; also its cost.
 
-    python benchmarks/align.py [--faults 10] [--seed 0]
+    python benchmarks/align.py [--faults 10] [--seed 0] [--folder FOLDER]
 
 The models are those of tests/models: four architectures by the exporter that traces TorchScript and by the one that captures an
-FX graph, with other names, operators and structures.  A fault is a weight, an attribute, a dropped node or another input; only
-faults that run and move an output beyond its tolerance count.  A node is "named" if it has the fault, or reads the value that a
-dropped node computed, and all its inputs were compared and agree; "among" if several nodes are reported; otherwise "wrong".
+FX graph, with other names, operators and structures; or those of a folder that align_nets.py wrote.  A fault is a weight, an
+attribute, a dropped node or another input; only faults that run and move an output beyond its tolerance count.  A node is
+"named" if it has the fault, or reads the value that a dropped node computed, and all its inputs were compared and agree; "among"
+if several nodes are reported; otherwise "wrong".
 """
 
 from __future__ import annotations
@@ -178,7 +179,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--faults", type=int, default=10, help="faults for each architecture and pair of exporters")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--folder", type=Path, help="of the models of align_nets.py")
     given = parser.parse_args()
+    global MODELS, NETS
+    if given.folder is not None:
+        MODELS, NETS = given.folder, tuple(sorted(p.stem for p in given.folder.glob("*.npz")))
     for mine, theirs in PAIRS:
         total: Counter[str] = Counter()
         for net in NETS:
