@@ -18,7 +18,7 @@ SIDE = 64
 TILE, BATCH = "BA16a64b4a", "aCB16b64c4b"
 """The layouts of a tile and of tiles one after another: for each 64 columns and 64 rows, 16 times 4 rows of the columns."""
 
-SUMS = 1 << 17
+SUMS = 1 << 16
 """The sums of blocks that are computed at a time: they stay in the cache until they are added."""
 
 WIDEST = 1 << 12
