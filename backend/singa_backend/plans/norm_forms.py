@@ -102,7 +102,7 @@ class _Forms:
         self.differentiated, self.ids = differentiated, ids
         self.names = {i: name for name, i in reversed(list(ids.items()))}
         self.makers = {o: c for c in forward for o in c.outputs if o != ABSENT}
-        self.sums = _Sums(region)
+        self.sums = _SumsOfTerms(region)
 
     def of(self, call: RegionCall) -> NormForm | None:
         """The form that a call computes at once; None if its gradient is not that of its parts."""
@@ -141,7 +141,7 @@ class _Forms:
         return terms
 
 
-class _Sums:
+class _SumsOfTerms:
     """The sums of a region: the values that an Add makes."""
 
     def __init__(self, region: Region) -> None:
