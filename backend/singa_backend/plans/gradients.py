@@ -11,7 +11,7 @@ The rule remains the definition: a call that a kernel refuses is left as it was 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +21,9 @@ from ..ir.declaration import REQUIRED
 from ..ir.graph import ABSENT, GradientCall, Node
 from ..kernels.table import GRADIENT, TRAINING, gradient_kernels
 from .composites import composites
-from .region import Region, RegionCall, versioned
+from .fusion.facts import Type
+from .norm_forms import NormForm, norm_forms
+from .region import Region, RegionCall, call_of, versioned
 
 MOST = 8
 """The number of refused gradients of a graph after which a further one leaves all of its operator's as they are."""
@@ -59,6 +61,7 @@ class Gradients:
     def __init__(self, known: Sequence[GradientCall]) -> None:
         self.known, self.joined, self.reasons, self.taken = known, 0, {}, frozenset()
         self._is_composed = not known
+        self._forms: dict[int, NormForm] = {}
 
     @property
     def refused(self) -> dict[str, str]:
@@ -79,18 +82,26 @@ class Gradients:
                 i: str(refused) for i, g in enumerate(self.known) if (g.domain, g.op_type) == alike and i not in self.reasons
             }
 
-    def join(self, region: Region, ids: dict[str, int]) -> None:
+    def join(self, region: Region, ids: dict[str, int], types: Mapping[int, Type]) -> None:
         """Replace the calls of each gradient with a kernel by one call.
 
         Args:
             region: the region as it was read, which is changed.
             ids: the id of each value by its name.
+            types: the dtypes and shapes of the inputs.
         """
         if not self._is_composed:
+            forms = norm_forms(region, self.known, ids, types)
             self.known, self._is_composed = (*self.known, *composites(region, self.known, ids)), True
+            self._forms = dict(enumerate(forms, len(self.known)))
+            self.known = (*self.known, *(f.known for f in forms))
         joining = _Joining(region, ids)
         for at in reversed(range(len(self.known))):  # a rule that calls another one ends after it, and is tried first
-            if at not in self.reasons:
+            if at in self.reasons:
+                continue
+            if at in self._forms:
+                joining.join_form(self._forms[at], at)
+            else:
                 joining.join(self.known[at], at)
         self.joined = joining.joined
         if self.joined:
@@ -134,8 +145,8 @@ class _Joining:
         for i in call.reads:
             self.readers[i].append(at)
 
-    def join(self, known: GradientCall, at: int) -> None:
-        """Replace the calls of a gradient by one call, if there is a kernel."""
+    def join(self, known: GradientCall, at: int, beyond: Sequence[int] = ()) -> None:
+        """Replace the calls of a gradient by one call, if there is a kernel; what computes the values `beyond` is not a part."""
         kernel = gradient_kernels.get((known.domain, known.op_type))
         if kernel is None or known.version not in kernel.versions:
             return
@@ -162,7 +173,7 @@ class _Joining:
             return
         if not kernel.takes(attributes, [g != ABSENT for g in gradients]):
             return
-        parts = self._between(gradients, given)
+        parts = self._between(gradients, given.union(beyond))
         if parts is None:
             return
         forward = self._forward(known, values) if kernel.hidden else ABSENT
@@ -185,6 +196,23 @@ class _Joining:
         self.joined += 1
         if gradients == values["g"]:
             self._parts[at] = parts
+
+    def join_form(self, form: NormForm, at: int) -> None:
+        """Replace a normalization in primitive form by one call, and its gradient, if there is a kernel."""
+        place = self.makers[form.y]
+        before, joined, summed = self.calls[place], self.joined, self.places[self.makers[form.total]]
+        self.calls[place] = form.forward(before)
+        for i in self.calls[place].reads:
+            self.readers[i].append(place)
+        self.join(form.known, at, (form.other,))
+        if self.joined == joined:
+            self.calls[place] = before
+        elif form.other != ABSENT:  # the kernel computes the other term of the sum
+            made, term = self.makers[form.total], self.region.new()
+            self.calls[made].outputs = tuple(term if o == form.total else o for o in self.calls[made].outputs)
+            self.makers[term] = made
+            add = call_of("Add", (form.other, term), (form.total,), (self.calls[made],))
+            self._add(add, max(summed, self.places[made]))
 
     def taken(self) -> frozenset[int]:
         """The places of gradients of which no call is left."""

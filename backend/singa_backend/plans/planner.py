@@ -461,7 +461,7 @@ class Planner:
             if v.kind == "tensor"
         }
         before = exchanges(self.region)
-        self.gradients.join(self.region, self.region.ids)
+        self.gradients.join(self.region, self.region.ids, types)
         self.fused = fuse(self.region, self.options.level, types)
         self.exchanges = len(before)
         assert exchanges(self.region) == before, "all processes must begin their exchanges in the same order"

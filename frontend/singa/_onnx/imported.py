@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -294,7 +295,7 @@ class Imported:
         if trace.current() is None and not tape.training and not training and not self._has_training_nodes:
             return self._computed(graph, fed)
         frame: list[Any] = [None] * graph.size
-        every = {**self._constants, **self.parameters, **self.statistics}
+        every = {**self._constants, **self.parameters, **self.statistics, **self._numbers()}
         for slot, name in graph.state_slots:
             frame[slot] = every[name]
         for slot, x in zip(graph.input_slots, fed, strict=True):
@@ -324,6 +325,19 @@ class Imported:
             for y, output in zip(made, graph.outputs, strict=True):
                 current.declared(y, declared_type(output))
         return made
+
+    def _numbers(self) -> dict[str, Tensor]:
+        """The frozen parameters of one element, such as an epsilon, as constants of a step that is being recorded.
+
+        If one changes, or trains, the step is recorded again.  A step that is to be a file has them as inputs.
+        """
+        recorded, found = trace.current(), {}
+        if recorded is not None and self.device.backend.is_host:
+            for name, t in self.parameters.items():
+                if t._data.size == 1 and not t.stores_grad and id(t) not in recorded._bound:
+                    trace.depends(t, partial(_state_of, t))
+                    found[name] = _constant(name, t._data.copy(), self.device)
+        return found
 
     def _computed(self, graph: Graph, inputs: Sequence[Any]) -> list[Any]:
         """Without a tape the session of the model runs the graph.
@@ -425,6 +439,11 @@ def _constant(name: str, array: Any, device: Device) -> Tensor:
     made = Tensor._of(array, device, False)
     made._is_constant, made.name = True, name
     return made
+
+
+def _state_of(t: Tensor) -> tuple[bool, bytes]:
+    """What a step that has a number as a constant depends on."""
+    return t.stores_grad, t._data.tobytes()
 
 
 def _seen(x: Any) -> Any:
