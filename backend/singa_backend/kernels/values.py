@@ -34,8 +34,9 @@ A mask adds negative infinities to scores, and the softmax of a row with a finit
 
 def address_of(memory: np.ndarray) -> int:
     """The address of the first byte of an array in C order; of memory that may be written in a quarter of the time of NumPy's."""
+    given: Any = memory  # which NumPy's types do not describe as a buffer
     try:
-        return ctypes.addressof(ctypes.c_char.from_buffer(memory))
+        return ctypes.addressof(ctypes.c_char.from_buffer(given))
     except (TypeError, ValueError):  # read-only, or empty
         return int(memory.ctypes.data)
 
