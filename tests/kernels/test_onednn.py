@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 import threading
+import weakref
 from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -1130,3 +1131,29 @@ def test_layer_normalization_refuses_gaps() -> None:
     for src, dst in ((wide, dense), (dense, wide), (wide, wide)):
         with pytest.raises(Unimplemented, match="gaps"):
             dnn.layer_normalization(src, dst, epsilon=1e-5)
+
+
+def test_equal_primitives_are_one() -> None:
+    """While somebody uses it; other sizes, numbers (also the sign of zero), post-ops and numbers of threads have their own."""
+    md, rows = MemoryDesc.of(np.float32, (4, 6)), MemoryDesc.of(np.float32, (1, 6))
+
+    def made() -> list[Primitive]:
+        same = MemoryDesc.of(np.float32, (4, 6))
+        numbers = [dnn.eltwise(same, md, algorithm="linear", alpha=a, beta=b) for a, b in ((1.0, 0.0), (1.0, -0.0), (2.0, 0.0))]
+        posts = [dnn.Attributes().append_eltwise("linear", 1.0, b) for b in (0.0, -0.0, 1.0)]
+        posts += [dnn.Attributes().append_binary("mul", of) for of in (rows, same)]
+        return [
+            *numbers, dnn.eltwise(rows, rows, algorithm="linear", alpha=1.0), dnn.binary(md, same, md, algorithm="add"),
+            *[dnn.binary(md, same, md, algorithm="add", attributes=p) for p in posts],
+        ]  # fmt: skip
+
+    first, again = made(), made()
+    assert len(set(map(id, first))) == len(first)
+    assert all(a is b for a, b in zip(first, again, strict=True))
+    with dnn.using_threads(first[0].threads + 1):
+        other = dnn.eltwise(md, md, algorithm="linear", alpha=1.0)
+        assert other is not first[0] or other.threads == dnn.threads()  # a library without threads has one number
+    gone = weakref.ref(first[2])
+    del first, again
+    gc.collect()
+    assert gone() is None

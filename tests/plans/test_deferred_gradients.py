@@ -212,3 +212,49 @@ def test_a_file_cannot_have_deferred_nodes() -> None:
     with pytest.raises(Exception, match="no operator Relu"):
         read(model)
     assert [n.domain for n in read(model, calls=()).nodes][-1] == DEFERRED
+
+
+class Branching(Net):
+    """A net whose step depends on the batch size in Python: it drops a term, and scales the loss."""
+
+    def train_one_batch(self, x: Tensor, t: Tensor) -> Tensor:
+        y = self.forward(x)
+        loss = autograd.softmax_cross_entropy(y, t)
+        if x.shape[0] % 2:
+            loss = loss + autograd.reduce_mean(y * y) * float(np.float32(1 / x.shape[0]))
+        self.optimizer(loss)
+        return loss  # type: ignore[no-any-return]
+
+
+def at(net: Net, states: dict[str, np.ndarray]) -> dict[str, bytes]:
+    """The bits after a step of a size that a model has not seen, from these states, and those of its loss."""
+    everything = {**net.get_states(), **net.optimizer.get_states()}
+    for name, value in states.items():
+        everything[name].copy_from_numpy(value)
+    loss = net(*batch(3))
+    return {**bits(net), "loss": loss.data.tobytes()}
+
+
+@pytest.mark.parametrize("kind", [Net, Branching])
+def test_the_step_of_another_size_has_the_bits_of_one_recorded_first(kind: type[Net], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever plans of other sizes share with a new one, its step is that of a model that has no other plan."""
+    monkeypatch.setitem(globals(), "Net", kind)
+    (many, _), (few, _) = trained((6, 6, 6, 5, 4, 6, 5, 2)), trained((6,))
+    assert len(steps_of(many)) == 4 and not steps_of(few)
+    states = {n: np.array(t.data) for n, t in {**many.get_states(), **many.optimizer.get_states()}.items()}
+    found, expected = at(many, states), at(few, states)
+    assert len(steps_of(few)) == 1 and steps_of(few)[0]._session.reason is None
+    assert found == expected
+    assert found != {n: v.tobytes() for n, v in states.items()}
+
+
+def test_sizes_in_turn_keep_their_steps_and_plans() -> None:
+    """As in epochs whose last batch is smaller."""
+    net, _ = trained((6, 6, 6, 5))
+    steps = steps_of(net)
+    plans = [step._session._planner.latest for step in steps if step._session._planner is not None]
+    for _ in range(3):
+        net(*batch(6))
+        net(*batch(5))
+    assert steps_of(net) == steps and len(steps) == len(plans) == 2
+    assert plans == [step._session._planner.latest for step in steps if step._session._planner is not None]

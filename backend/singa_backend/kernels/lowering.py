@@ -14,7 +14,7 @@ from ..proto.tensor_data import release
 from . import onednn as dnn
 from .onednn import MemoryDesc, Primitive
 from .table import Site
-from .values import ALIGNMENT, Bound, Buffer, Value, aligned, last_order, strides_of
+from .values import ALIGNMENT, Bound, Buffer, Value, address_of, aligned, last_order, strides_of
 
 SMALL = 1 << 19
 """Floating-point operations up to which a primitive is faster with one thread than with two."""
@@ -106,7 +106,7 @@ def emit(
         places = {arg: v.address for arg, (_, v) in arguments.items()}
         if scratch is not None:
             assert scratch.memory is not None
-            places[dnn.args.SCRATCHPAD] = int(scratch.memory.ctypes.data)
+            places[dnn.args.SCRATCHPAD] = address_of(scratch.memory)
         if held:  # a memory that is moved costs less than a new one
             for arg, place in places.items():
                 held[0].memories[arg].move(place)

@@ -19,7 +19,7 @@ from .epilogue import BINARY, SWALLOWS
 from .lowering import F32, dense_desc, ordered, threads_for
 from .onednn import Attributes, MemoryDesc, Primitive
 from .table import Site
-from .values import NAN, Bound, Value
+from .values import NAN, Bound, Value, address_of
 
 BLOCK = 1 << 17
 """The elements of a block: a primitive takes microseconds to start, so that smaller blocks cost more than the cache saves."""
@@ -292,7 +292,7 @@ def _emit(site: Site, made: Expressions, arrays: Sequence[Value], outputs: Seque
     def bind() -> Bound:
         library = dnn.library()
         assert library is not None
-        base = 0 if scratch is None or scratch.memory is None else int(scratch.memory.ctypes.data)
+        base = 0 if scratch is None or scratch.memory is None else address_of(scratch.memory)
         places = (*(v.address for v in values), base)
         if not held:
             held.append(_bound(made.calls, primitives, starts, size, values, memory))

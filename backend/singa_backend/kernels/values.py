@@ -6,6 +6,7 @@ arena assigns every buffer its place, and the steps are bound again.
 
 from __future__ import annotations
 
+import ctypes
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -31,9 +32,18 @@ A mask adds negative infinities to scores, and the softmax of a row with a finit
 """
 
 
+def address_of(memory: np.ndarray) -> int:
+    """The address of the first byte of an array in C order; of memory that may be written in a quarter of the time of NumPy's."""
+    given: Any = memory  # which NumPy's types do not describe as a buffer
+    try:
+        return ctypes.addressof(ctypes.c_char.from_buffer(given))
+    except (TypeError, ValueError):  # read-only, or empty
+        return int(memory.ctypes.data)
+
+
 def aligned_start(raw: np.ndarray) -> int:
     """The number of bytes of memory before the first address that is a multiple of `ALIGNMENT`."""
-    return -int(raw.ctypes.data) % ALIGNMENT
+    return -address_of(raw) % ALIGNMENT
 
 
 def aligned(nbytes: int) -> np.ndarray:
@@ -221,7 +231,7 @@ class Value:
     def address(self) -> int:
         """The address of the first element in the buffer's present memory."""
         assert self.buffer.memory is not None
-        return int(self.buffer.memory.ctypes.data) + self.offset
+        return address_of(self.buffer.memory) + self.offset
 
     @property
     def ndim(self) -> int:

@@ -191,6 +191,8 @@ class Plan:
             self.results_nbytes = limits.bytes_of(e.nbytes for e in self.first.outputs if isinstance(e, Value))
         outputs = tracer.segment.results() if self._are_fit(inputs, {p.index for p in attached if p.checked}) else None
         self.first.detach()
+        for p in self.first.replaced:  # the outputs have its memory; the next run binds its steps to the arrays of the caller
+            p.detach()
         return outputs
 
     def _are_fit(self, inputs: Sequence[Any], passed: Collection[int] = ()) -> bool:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from ctypes import c_int, c_int64, c_void_p
-from typing import Any, Self, SupportsIndex
+from typing import Any, Self, SupportsIndex, cast
 
 import numpy as np
 
@@ -72,6 +72,18 @@ def dims(values: Sequence[SupportsIndex], length: int | None = None) -> ctypes.A
     if length is not None and len(values) != length:
         raise OneDnnError(2, f"{length} sizes are needed, got {list(map(int, values))}")
     return (c_int64 * max(len(values), 1))(*[int(v) for v in values])
+
+
+def content(argument: Any) -> Hashable:
+    """An argument of a call as a part of a key: the elements of an array, and -0.0 apart from 0.0."""
+    if isinstance(argument, float):
+        return repr(argument)
+    if isinstance(argument, c_void_p):
+        return argument.value
+    if not isinstance(argument, ctypes.Array):
+        return cast(Hashable, argument)
+    kept: tuple[Owner, ...] | None = getattr(argument, "kept", None)  # of handles
+    return type(argument), bytes(argument) if kept is None else kept
 
 
 class Owner:
@@ -359,7 +371,7 @@ class Attributes(Owner):
         operands: the shapes of the tensors of binary post-ops.
     """
 
-    __slots__ = ("_post_ops", "fpmath", "operands")
+    __slots__ = ("_content", "_post_ops", "fpmath", "operands")
 
     def __init__(self, *, fpmath: str = "strict") -> None:
         lib = needed()
@@ -370,12 +382,20 @@ class Attributes(Owner):
             lib.call("primitive_attr_set_fpmath_mode", self.handle, code(FPMATH, fpmath, "fpmath"))
         self._post_ops: Owner | None = None
         self.operands: list[tuple[int, ...]] = []
+        self._content: list[Any] = [fpmath]
+
+    @property
+    def content(self) -> tuple[Any, ...]:
+        """The mode and what was appended and set, in order: a key of dictionaries, equal for equal attributes."""
+        return tuple(self._content)
 
     def _append(self, name: str, *arguments: Any) -> Self:
         lib = needed()
+        self._content.append((name, *map(content, arguments)))
         if self._post_ops is None:
             self._post_ops = Owner(lib.create("post_ops_create"), lib.functions["post_ops_destroy"])
-        lib.call(f"post_ops_append_{name}", self._post_ops.handle, *arguments)
+        plain = [a.handle if isinstance(a, Owner) else a for a in arguments]
+        lib.call(f"post_ops_append_{name}", self._post_ops.handle, *plain)
         lib.call("primitive_attr_set_post_ops", self.handle, self._post_ops.handle)
         return self
 
@@ -423,7 +443,7 @@ class Attributes(Owner):
             These attributes.
         """
         self.operands.append(md.shape)
-        return self._append("binary", code(BINARY, algorithm, "algorithm"), md.handle)
+        return self._append("binary", code(BINARY, algorithm, "algorithm"), md)
 
     def append_prelu(self, mask: int) -> Self:
         """Multiply negative elements with weights, given at execution as `args.post_op(i, WEIGHTS)`.
@@ -447,6 +467,7 @@ class Attributes(Owner):
             These attributes.
         """
         needed().call("primitive_attr_set_scales_mask", self.handle, arg, mask)
+        self._content.append(("scales", arg, mask))
         return self
 
     def set_zero_points(self, arg: int, mask: int) -> Self:
@@ -460,4 +481,5 @@ class Attributes(Owner):
             These attributes.
         """
         needed().call("primitive_attr_set_zero_points_mask", self.handle, arg, mask)
+        self._content.append(("zero points", arg, mask))
         return self

@@ -29,7 +29,8 @@ Their parameters are descriptors and numbers.  The functions document only what 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Collection, Mapping, Sequence
+import weakref
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from contextlib import suppress
 from ctypes import c_char_p, c_float, c_int, c_void_p
 from dataclasses import dataclass
@@ -39,8 +40,8 @@ import numpy as np
 
 from .args import DST, FROM, SCRATCHPAD, TO, WEIGHTS, WORKSPACE
 from .constants import QUERY, QUERY_IMPLEMENTATION
-from .loading import OneDnnError, Unimplemented, needed, threads, using_threads
-from .memory import Attributes, Memory, MemoryDesc, Owner, code, dims
+from .loading import Library, OneDnnError, Unimplemented, needed, threads, using_threads
+from .memory import Attributes, Memory, MemoryDesc, Owner, code, content, dims
 
 _INT8 = (np.dtype(np.int8), np.dtype(np.uint8))
 _EXACT_INT8 = ("vnni", "amx")
@@ -346,9 +347,33 @@ def bind(
 def create(
     kind: str, *arguments: Any, attributes: Attributes | None, allow_reference: bool, inputs: Sequence[MemoryDesc] = ()
 ) -> Primitive:
-    """Create a primitive, unless its code is slow or not exact.  `inputs` are the factors of a product."""
+    """A primitive, unless its code is slow or not exact.  `inputs` are the factors of a product.
+
+    It is one that exists already if there is one for equal arguments: primitives have no state, and steps of other plans, and
+    repeated blocks of a model, have equal ones.
+    """
     lib = needed()
-    attributes = attributes or Attributes()
+    added = attributes and attributes.content
+    key = (lib, threads(), kind, tuple(map(content, arguments)), added, allow_reference, bool(inputs))
+    found = _existing.get(key)
+    if found is None:
+        found = _existing[key] = _created(lib, kind, arguments, attributes or Attributes(), allow_reference, inputs)
+    return found
+
+
+_existing: weakref.WeakValueDictionary[Hashable, Primitive] = weakref.WeakValueDictionary()
+"""The primitives that somebody uses, by what they were created from."""
+
+
+def _created(
+    lib: Library,
+    kind: str,
+    arguments: tuple[Any, ...],
+    attributes: Attributes,
+    allow_reference: bool,
+    inputs: Sequence[MemoryDesc],
+) -> Primitive:
+    """A new primitive, as for `create`."""
     pd = lib.create(f"{kind}_primitive_desc_create", *[_plain(a) for a in arguments], attributes.handle)
     made = Primitive(kind, pd)
     if made.implementation.startswith("ref") and not allow_reference:

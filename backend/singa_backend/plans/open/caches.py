@@ -78,9 +78,15 @@ class ZeroCopy:
         """Keep nothing of the arrays of a run."""
         self.array = self.value.buffer.memory = None
 
-    def take(self) -> np.ndarray:
-        """The output of this run; a copy if the run is the trace."""
-        return self.value.array.copy("K") if self.array is None else self.array
+    def take(self, once: bool = True) -> np.ndarray:
+        """The output of this run.  That of a trace is in memory which nothing else uses after it.
+
+        Args:
+            once: whether this is the only output with the value; those of a trace are otherwise copies.
+        """
+        if self.array is not None:
+            return self.array
+        return self.value.array if once else self.value.array.copy("K")
 
 
 @dataclass(eq=False)

@@ -45,7 +45,7 @@ class Placer(Opener):
         segment.copies = tuple(
             partial(_copy, e, times[id(e)] == 1)
             if isinstance(e, OpaqueValue)
-            else passed[id(e.buffer)].take
+            else partial(passed[id(e.buffer)].take, times[id(e)] == 1)
             if id(e.buffer) in passed
             else partial(e.array.copy, "K" if self.options.ordered else "C")
             for e in segment.outputs
@@ -115,13 +115,13 @@ class Placer(Opener):
         for index, e in enumerate(self.entries):
             if isinstance(e, Value) and e.dtype.kind in "biufc" and not results[id(e.buffer)] and id(e.buffer) not in written:
                 made[id(e.buffer)] = ZeroCopy(e, index)
-        given = {id(e.buffer) for e in self.entries if isinstance(e, Value)}
+        made_here = written - {id(e.buffer) for e in self.entries if isinstance(e, Value)}
         for o in segment.outputs:
             if not isinstance(o, Value) or o.offset or o.nbytes != o.buffer.nbytes or o.buffer.pinned:
                 continue
             if not (o.is_dense if self.options.ordered else o.contiguous):
                 continue
-            if results[id(o.buffer)] == 1 and id(o.buffer) in written - given:
+            if results[id(o.buffer)] == 1 and id(o.buffer) in made_here:
                 made[id(o.buffer)] = ZeroCopy(o)
         found = {i: p for i, p in made.items() if p.value.nbytes >= PASSED and touching[i] <= PASSED_STEPS}
         if self.replaced:
