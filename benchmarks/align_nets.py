@@ -21,6 +21,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from singa_backend.io import files
+
 EXPORTS = {"script-17": (17, False), "dynamo-18": (18, True)}
 
 
@@ -314,7 +316,9 @@ def export(name: str, folder: Path) -> None:
             target.write_bytes(written.getvalue())
     with torch.no_grad():
         y = make()(*x)
-    np.savez(folder / f"{name}.npz", **{f"x0_{i}": t.numpy() for i, t in enumerate(x)}, y0_0=y.numpy())
+    arrays = {f"x0_{i}": t.numpy() for i, t in enumerate(x)} | {"y0_0": y.numpy()}
+    with files.writing(folder / f"{name}.npz") as file:
+        np.savez(file, **arrays)
 
 
 def main() -> None:

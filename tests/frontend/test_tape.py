@@ -204,6 +204,26 @@ def test_a_recorded_step_is_the_tapes_step_bit_for_bit() -> None:
     assert np.array_equal(made[2], b.data)
 
 
+def test_a_recorded_step_takes_no_tensor_for_one_that_is_gone() -> None:
+    """Python gives the id of a tensor that is gone to the next one: constants, results that are assigned, and settings."""
+    host = leaf(np.zeros(1)).device
+    record = trace.Trace(ops.op.opset)
+    with trace.recording(record):
+        found = []
+        for n in range(20):
+            constant = Tensor._of(np.full(n + 1, n, np.float32), host, False)
+            constant._is_constant, constant.name = True, f"c{n}"
+            found.append(trace.value(constant))
+            del constant
+            made = op.Neg(leaf(np.zeros(n + 1)))
+            trace.assign(made, op.Neg(made).raw)
+            found.append(trace.value(made))
+            del made
+            trace.depends([n], lambda n=n: n)
+    assert [record.writer.shape(s) for s in found] == [(n // 2 + 1,) for n in range(40)]
+    assert [value for _, value in record.settings.values()] == list(range(20))
+
+
 def test_values_cannot_be_read_while_a_step_is_recorded() -> None:
     from singa import tensor
 

@@ -193,19 +193,6 @@ def test_batch_normalization_with_frozen_parts(needs: tuple[int, ...]) -> None:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("shape", [(8, 16), (4, 3, 5, 5), (2, 33, 4)], ids=id_of)
-def test_batch_normalization_in_evaluation_is_left_to_the_rule(shape: tuple[int, ...]) -> None:
-    arrays = [normal(*shape), *statistics(shape[1])]
-    step = compare(op.BatchNormalization, arrays, [0, 1, 2], joined=[], tolerance=1e-5)
-    assert not step.reasons and not step.in_training
-
-
-def test_gradients_of_running_statistics_are_left_to_the_rule() -> None:
-    """A loss that reads the running statistics: no kernel computes its gradient."""
-    arrays = [normal(4, 3, 5, 5), *statistics(3)]
-    compare(lambda *v: op.BatchNormalization(*v, training_mode=1, outputs=3), arrays, [0, 1, 2], joined=[], tolerance=1e-5)
-
-
 def test_batch_normalization_without_epsilon_is_refused() -> None:
     arrays = [normal(4, 3, 5, 5), *statistics(3)]
     step = compare(

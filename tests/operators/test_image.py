@@ -58,4 +58,4 @@ def test_refusals(fails, picture, monkeypatch):
         patch.setattr(Image, "MAX_IMAGE_PIXELS", 30)
         fails("ImageDecoder", [data], "5|bound", opset=20, error=ResourceExhausted)
     monkeypatch.setitem(sys.modules, "PIL", None)
-    fails("ImageDecoder", [data], r"pip install sonnx\[image\]", opset=20, error=MissingDependency)
+    fails("ImageDecoder", [data], r"pip install 'sonnx\[image\]'", opset=20, error=MissingDependency)

@@ -456,7 +456,9 @@ def open_arrays(path: str | os.PathLike[str], code: str) -> Iterator[Arrays]:
         InvalidInput: the file cannot be read, or is not an .npz file.
     """
     with open_file(path, code) as file:
-        if not file.read(4).startswith(b"PK"):
+        with typed(_shown(path), code):
+            start = file.read(4)
+        if not start.startswith(b"PK"):
             hint = "np.savez(path, NAME=array) writes one; a column of a table is an array, too"
             raise InvalidInput(f"{_shown(path)} must be an .npz file, which is a zip archive of arrays", code=code, hint=hint)
         yield Arrays(Archive(file, _shown(path), code))

@@ -256,7 +256,7 @@ class VersionedOperator:
                     args[i] = args[i].astype(np.float32)
         if plan.grows and _product(args) > _SMALL:
             limits.admit_broadcast(args)
-        result = (body or declaration.body)(xp, *args, **attributes)
+        result = declaration.body(xp, *args, **attributes) if body is None else body(xp, *args, **attributes)
         outputs = list(result) if isinstance(result, tuple) else [result]
         bound, device_array = plan.results, xp.ndarray
         for i, value in enumerate(outputs):

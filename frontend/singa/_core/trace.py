@@ -65,7 +65,8 @@ class Trace:
         self.forward: frozenset[str] | None = None
         self.gradients: list[Symbol] = []
         self.completions: dict[int, Callable[[Any], None]] = {}
-        self._bound: dict[int, Symbol] = {}
+        self._bound: dict[int, tuple[Variable, Symbol]] = {}
+        self._kept: list[Any] = []  # what has an id above
 
     def begin_backward(self) -> None:
         """Note that the backward pass begins here, unless it began before."""
@@ -85,19 +86,26 @@ class Trace:
         if self._holds and tensor._data.size <= _HELD:
             symbol.frozen_value = tensor.device.backend.get(tensor._data)
         self.inputs.append((tensor, symbol))
-        self._bound[id(tensor)] = symbol
+        return self._bind(tensor, symbol)
+
+    def binds(self, tensor: Variable) -> bool:
+        """Whether the step has read the tensor, or given it a value."""
+        return id(tensor) in self._bound
+
+    def _bind(self, tensor: Variable, symbol: Symbol) -> Symbol:
+        """Keep the symbol of a tensor, and the tensor: the id of one that is gone may become that of another one."""
+        self._bound[id(tensor)] = tensor, symbol
         return symbol
 
     def value(self, tensor: Variable) -> Any:
         """The symbol of a tensor; a tensor that was created before the step becomes an input."""
         if id(tensor) in self._bound:
-            return self._bound[id(tensor)]
+            return self._bound[id(tensor)][1]
         if isinstance(tensor._data, Symbol):
             return tensor._data
         if tensor._is_constant and tensor.name:  # a constant of a file keeps its name
             array = tensor.device.backend.get(tensor._data)
-            self._bound[id(tensor)] = self.writer.builder.initializer(tensor.name, array, fold=True)
-            return self._bound[id(tensor)]
+            return self._bind(tensor, self.writer.builder.initializer(tensor.name, array, fold=True))
         if tensor._is_constant:
             return self.writer.constant(tensor.device.backend.get(tensor._data))
         return self.bind(tensor, tensor.name or "state")
@@ -123,7 +131,12 @@ class Trace:
             self.assigned[id(tensor)] = tensor
             if invalidates_tape:
                 self.invalidated.add(id(tensor))
-        self._bound[id(tensor)] = symbol
+        self._bind(tensor, symbol)
+
+    def end(self) -> None:
+        """Release the tensors that were kept while the step was recorded."""
+        self._bound.clear()
+        self._kept.clear()
 
 
 _current: ContextVar[Trace | None] = ContextVar("trace", default=None)
@@ -150,6 +163,7 @@ def depends(owner: Any, ask: Callable[[], Any]) -> None:
     trace = _current.get()
     if trace is not None and id(owner) not in trace.settings:
         trace.settings[id(owner)] = (ask, ask())
+        trace._kept.append(owner)
 
 
 def completes(owner: Any, done: Callable[[Any], None]) -> bool:
@@ -165,6 +179,7 @@ def completes(owner: Any, done: Callable[[Any], None]) -> bool:
     if id(owner) in trace.completions:
         raise NotTraceable("an optimizer that accumulates gradients is called twice in a step")
     trace.completions[id(owner)] = done
+    trace._kept.append(owner)
     return True
 
 

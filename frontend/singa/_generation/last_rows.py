@@ -11,20 +11,16 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 from onnx import GraphProto, ModelProto, NodeProto, ValueInfoProto, helper, numpy_helper
 
+from singa_backend.ir.declaration import has_trait
 from singa_backend.proto.schemas import MICROSOFT
 
-BINARY = frozenset({"Add", "Sub", "Mul", "Div", "Pow"})
-UNARY = frozenset({
-    "Abs", "Cast", "Elu", "Erf", "Exp", "Gelu", "HardSigmoid", "HardSwish", "Identity", "LeakyRelu", "Log", "Neg", "Reciprocal",
-    "Relu", "Sigmoid", "Softplus", "Sqrt", "Swish", "Tanh",
-})  # fmt: skip
 NORMS = frozenset({"LayerNormalization", "RMSNormalization", "SimplifiedLayerNormalization"})
 """Norms of the last axis, if their attribute `axis` is -1."""
 SKIPS = frozenset({"SkipLayerNormalization", "SkipSimplifiedLayerNormalization"})
 """Norms of a sum; the outputs 1 and 2 are statistics."""
 PRODUCTS = frozenset({"MatMul", "MatMulNBits"})
-MICROSOFT_UNARY = frozenset({"BiasGelu", "FastGelu", "Gelu", "QuickGelu"})
-"""What computes rows from the same rows: of ONNX or onnxruntime; here, because no schema reports it."""
+BIASED = frozenset({"BiasGelu", "FastGelu"})
+"""Functions of the sum of the first input and a vector."""
 
 
 def keep_last_row(model: ModelProto, logits: str) -> ModelProto:
@@ -108,19 +104,20 @@ class _Chain:
         """Whether a node computes each row of outputs of three axes from the same rows of its inputs."""
         kind, given, constants = node.op_type, list(node.input), self._constants
         if node.domain in ("", "ai.onnx"):
-            if kind in BINARY:
+            if has_trait("", kind, "broadcasting"):
                 return self._elementwise(node)
             if kind == "MatMul":
                 return constants.get(given[1]) == 2 and given[0] not in constants
             norm = kind in NORMS and next((a.i for a in node.attribute if a.name == "axis"), -1) == -1
-            alone = kind in UNARY or (norm and not any(node.output[1:]))
+            alone = has_trait("", kind, "unary") or (norm and not any(node.output[1:]))
             return alone and self._variables(node) == given[:1]
         if node.domain != MICROSOFT:
             return False
         if kind in SKIPS:
             ranks = {self._ranks.get(i) for i in given[:2]}
             return self._variables(node) == given[:2] and ranks == {3} and not any(node.output[1:3])
-        return kind in PRODUCTS | MICROSOFT_UNARY and self._variables(node) == given[:1]
+        alone = kind in PRODUCTS | BIASED or has_trait(MICROSOFT, kind, "unary")
+        return alone and self._variables(node) == given[:1]
 
     def _elementwise(self, node: NodeProto) -> bool:
         """Whether the operands have three axes, or are constants of at most one."""

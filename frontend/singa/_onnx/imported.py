@@ -334,7 +334,7 @@ class Imported:
         recorded, found = trace.current(), {}
         if recorded is not None and self.device.backend.is_host:
             for name, t in self.parameters.items():
-                if t._data.size == 1 and not t.stores_grad and id(t) not in recorded._bound:
+                if t._data.size == 1 and not t.stores_grad and not recorded.binds(t):
                     trace.depends(t, partial(_state_of, t))
                     found[name] = _constant(name, t._data.copy(), self.device)
         return found

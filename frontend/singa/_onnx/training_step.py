@@ -152,7 +152,7 @@ def _recorded(
                 record.bind(t, name)
             states = optimizer.get_states()
             for name, t in states.items():
-                if id(t) not in record._bound:
+                if not record.binds(t):
                     record.bind(t, name)
             tape.training = True
             made = model.forward(*xs)

@@ -129,6 +129,7 @@ class Step:
         self._early = EARLY
         self._read()
         record.writer.builder.forget_examples()  # the results keep the builder
+        record.end()
 
     def _read(self) -> None:
         """Make a session of the nodes that were written."""
