@@ -82,8 +82,6 @@ class Calls:
             return int(scratch.memory.ctypes.data)
 
         def bind() -> Bound:
-            library = dnn.library()
-            assert library is not None
             for one, v, place in held.values():
                 one.move(address(v, place))
             for p, a in items if not bound else ():
@@ -91,7 +89,7 @@ class Calls:
                 if p.scratchpad_nbytes:
                     given[dnn.args.SCRATCHPAD] = memory(p.query("scratchpad"), None, 0, id(p))
                 bound.append(dnn.bind(p, given, [arg for arg, (_, v, _) in a.items() if v.constant]))
-            return [(library.execute, one.args) for one in bound]
+            return [(one.execute, one.args) for one in bound]
 
         label = f"{kernel_name} {items[-1][0].implementation}"
         site.emit(bind, reads=list(reads.values()), writes=writes, kernel=label, scratch=scratch, keeps=[items])

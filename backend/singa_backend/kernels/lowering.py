@@ -101,8 +101,6 @@ def emit(
     held: list[dnn.BoundPrimitive] = []
 
     def bind() -> Bound:
-        library = dnn.library()
-        assert library is not None
         places = {arg: v.address for arg, (_, v) in arguments.items()}
         if scratch is not None:
             assert scratch.memory is not None
@@ -115,7 +113,7 @@ def emit(
             if scratch is not None:
                 given[dnn.args.SCRATCHPAD] = (primitive.query("scratchpad"), places[dnn.args.SCRATCHPAD])
             held.append(dnn.bind(primitive, given, [arg for arg, (_, v) in arguments.items() if v.constant]))
-        return [(library.execute, held[0].args)]
+        return [(held[0].execute, held[0].args)]
 
     made = {id(v) for v in writes}
     reads = [v for _, v in arguments.values() if id(v) not in made]

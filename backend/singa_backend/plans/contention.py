@@ -214,7 +214,8 @@ def single_step(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Cal
     """A step on one thread."""
     if onednn.sets_threads(function):
         return function, (1,)
-    return function, onednn.single_threaded(arguments) or arguments
+    single = onednn.single_threaded(arguments) or arguments
+    return onednn.execution(function, single), single
 
 
 def _renew() -> None:

@@ -5,7 +5,7 @@
     src, dst = dnn.MemoryDesc.of(np.float32, (2, 8)), dnn.MemoryDesc.of(np.float32, (2, 8))
     relu = dnn.eltwise(src, dst, algorithm="relu")
     call = dnn.bind(relu, {dnn.args.SRC: (src, x.ctypes.data), dnn.args.DST: (dst, y.ctypes.data)})
-    dnn.library().execute(*call.args)
+    call.execute(*call.args)
 
 `args` numbers the arguments of an execution; `backward` creates the primitives of gradients.
 Nothing is loaded before the first call of `library` or of anything that needs it.
@@ -31,6 +31,6 @@ from .loading import (
 from .memory import Attributes, Memory, MemoryDesc, supported
 from .movement import concat, shuffle
 from .normalization import batch_normalization, layer_normalization, lrn, softmax
-from .primitives import BoundPrimitive, Primitive, bind, reorder, single_threaded, threads_of
+from .primitives import BoundPrimitive, Primitive, bind, execution, reorder, single_threaded, threads_of
 from .products import convolution, deconvolution, gru, inner_product, lstm, matmul, rnn
 from .windows import pooling, reduction, resampling

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from .constants import ISA, RUNTIMES, STATUS
+from .signals import HAS_MASKS, SignalBlock
 
 VARIABLE: Final = "SONNX_ONEDNN"
 WHEEL: Final = "onednn-cpu-gomp"
@@ -178,6 +179,7 @@ class Library:
         stream: the handle of the stream.
         execute: the C function `dnnl_primitive_execute`, to be called with `BoundPrimitive.args`, objects of ctypes; it returns a
             status, 0 is success.
+        execute_blocking: the same while signals wait, after the number of threads of the primitive; see `signals`.
     """
 
     def __init__(self, path: str) -> None:
@@ -218,6 +220,7 @@ class Library:
             self._set_threads = self._openmp(dll, "omp_set_num_threads", None, c_int)
             self._max_threads = self._openmp(dll, "omp_get_max_threads", c_int)
             self._pause = self._openmp(dll, "omp_pause_resource_all", c_int, c_int)  # of OpenMP 5
+        self.execute_blocking = SignalBlock(self.execute, dll, self._max_threads) if HAS_MASKS else None
 
     @staticmethod
     def _openmp(dll: ctypes.CDLL, name: str, result: Any, *arguments: Any) -> Callable[..., Any] | None:

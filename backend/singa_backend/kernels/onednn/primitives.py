@@ -30,10 +30,11 @@ from __future__ import annotations
 
 import ctypes
 import weakref
-from collections.abc import Collection, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from contextlib import suppress
 from ctypes import c_char_p, c_float, c_int, c_void_p
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -42,6 +43,7 @@ from .args import DST, FROM, SCRATCHPAD, TO, WEIGHTS, WORKSPACE
 from .constants import QUERY, QUERY_IMPLEMENTATION
 from .loading import Library, OneDnnError, Unimplemented, needed, threads, using_threads
 from .memory import Attributes, Memory, MemoryDesc, Owner, code, content, dims
+from .signals import moves_stack
 
 _INT8 = (np.dtype(np.int8), np.dtype(np.uint8))
 _EXACT_INT8 = ("vnni", "amx")
@@ -88,6 +90,14 @@ class Primitive(Owner):
         self.executable = 0  # see `_compile`
         self._recipe: _Recipe | None = None
         self._single: Primitive | None = None
+
+    @property
+    def execute(self) -> Callable[..., int]:
+        """The function of the library that executes the primitive, with `BoundPrimitive.args`."""
+        lib = needed()
+        if lib.execute_blocking is None or not moves_stack(self.kind, self.implementation, lib.version):
+            return lib.execute
+        return partial(lib.execute_blocking, self.threads)
 
     def _nbytes(self, what: str) -> int:
         functions = needed().functions
@@ -210,10 +220,11 @@ class BoundPrimitive:
     Attributes:
         primitive: the primitive.
         memories: the memory of each argument.
-        args: the arguments for `Library.execute`; they keep everything alive but the buffers.
+        args: the arguments for `execute`; they keep everything alive but the buffers.
+        execute: the function of the library that executes the primitive.
     """
 
-    __slots__ = ("args", "memories", "primitive")
+    __slots__ = ("args", "execute", "memories", "primitive")
 
     def __init__(self, primitive: Primitive, memories: Mapping[int, Memory], constants: Collection[int] = ()) -> None:
         self.primitive = primitive
@@ -221,6 +232,7 @@ class BoundPrimitive:
         array = (_Argument * len(self.memories))(*[_Argument(arg, memory.handle) for arg, memory in self.memories.items()])
         array.kept = _Kept(primitive, self.memories, frozenset(constants))  # type: ignore[attr-defined]  # ctypes arrays take attributes
         self.args = (c_void_p(primitive.executable), needed().stream, c_int(len(self.memories)), array)
+        self.execute = primitive.execute
 
     def run(self) -> None:
         """Run the primitive once, in this thread, and wait for the result.
@@ -228,8 +240,7 @@ class BoundPrimitive:
         Raises:
             OneDnnError: the library reported a failure.
         """
-        lib = needed()
-        status = lib.execute(*self.args)
+        status = self.execute(*self.args)
         if status:
             raise OneDnnError(status, f"execute {self.primitive.kind}")
 
@@ -277,6 +288,14 @@ def single_threaded(arguments: Sequence[Any]) -> tuple[Any, ...] | None:
             cache["single"] = None if made is None else _narrowed(made, kept, tuple(arguments))
     found: tuple[Any, ...] | None = cache["single"]
     return found
+
+
+def execution(function: Callable[..., Any], arguments: Sequence[Any]) -> Callable[..., Any]:
+    """The function for the arguments that `single_threaded` has returned; the given one if they are not those of a primitive."""
+    if arguments and isinstance(arguments[0], _Handle):
+        return arguments[0].kept.execute
+    kept: _Kept | None = getattr(arguments[-1], "kept", None) if arguments else None
+    return function if kept is None else kept.primitive.execute
 
 
 def _narrowed(made: Primitive, kept: _Kept, arguments: tuple[Any, ...]) -> tuple[Any, ...] | None:
