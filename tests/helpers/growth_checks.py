@@ -6,24 +6,12 @@ what ran before, so none happens while work is counted.
 
 from __future__ import annotations
 
-import gc
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
-
-@contextmanager
-def no_collection() -> Iterator[None]:
-    """Collect no garbage until the block ends."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
+from singa_backend.machine import without_collections
 
 
 def lines(call: Callable[[], Any]) -> int:
@@ -36,7 +24,7 @@ def lines(call: Callable[[], Any]) -> int:
         return trace
 
     before = sys.gettrace()
-    with no_collection():
+    with without_collections():
         sys.settrace(trace)
         try:
             call()
@@ -54,7 +42,7 @@ def calls(call: Callable[[], Any]) -> list[str]:
             names.append(frame.f_code.co_name)
 
     before = sys.getprofile()
-    with no_collection():
+    with without_collections():
         sys.setprofile(profile)
         try:
             call()
