@@ -125,8 +125,8 @@ class Primitive(Owner):
         """
         if self.threads == 1:
             return self
-        if self._single is None and self._recipe is not None:
-            recipe, self._recipe = self._recipe, None
+        recipe, found = self._recipe, None
+        if self._single is None and recipe is not None:
             for arguments in (recipe.arguments, self._settled(recipe.arguments, memories)):
                 try:
                     with using_threads(1):
@@ -137,10 +137,11 @@ class Primitive(Owner):
                 except OneDnnError:
                     continue
                 others = self._other_layouts(made, memories)
-                if not others or (others == [WEIGHTS] and self._single is None):
-                    self._single = made
+                if not others or (others == [WEIGHTS] and found is None):
+                    found = made
                 if not others:
                     break
+            self._single, self._recipe = found, None  # last: plans that share the primitive run in several threads
         return self._single
 
     def _layout(self, arg: int) -> int:
