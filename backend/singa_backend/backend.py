@@ -614,24 +614,9 @@ def _adapted(
 
 
 def prepare_rewritten(
-    model: ModelSource, device: DeviceLike, rewrite: Callable[[ModelProto, Path | None], ModelProto], **options: Any
-) -> SingaRep:
-    """A model as `prepare` reads it, after a rewriting of its ModelProto, whose large tensors may have remained in the file.
-
-    Args:
-        model: the model.
-        device: its device.
-        rewrite: returns the new model for a ModelProto and the folder of its external data; adapters are added to that.
-        **options: those of `prepare`.
-    """
-    check_keywords("prepare", options, _PREPARE)
-    return _placed(model, device, rewrite, **{k: v for k, v in options.items() if k not in _QUIET})
-
-
-def _placed(
     model: ModelSource,
     device: DeviceLike,
-    rewrite: Callable[[ModelProto, Path | None], ModelProto] | None = None,
+    rewrite: Callable[[ModelProto, Path | None], ModelProto] | None,
     *,
     limits: Limits | None = None,
     cancel: Flag | None = None,
@@ -643,8 +628,14 @@ def _placed(
     operators: Sequence[CustomOperator] = (),
     adapter: Any = None,
     adapters: Any = None,
+    **kwargs: Any,
 ) -> SingaRep:
-    """A model with the options of `prepare`."""
+    """A model as `prepare` reads it, after a rewriting of its ModelProto, whose large tensors may have remained in the file.
+
+    `rewrite` returns the new model for a ModelProto and the folder of its external data; adapters are added to that.  The other
+    arguments are those of `prepare`.  The caller reports the warnings of the graph.
+    """
+    check_keywords("prepare", kwargs, _PREPARE)
     chosen = plan_options(threads, precision, optimize, deterministic, memory=memory)
     place = devices.resolve(device)
     before, feeds = rewrite, None
@@ -816,8 +807,8 @@ class SingaBackend(Backend):
             outputs = rep.run({"x": x})
         """
         check_keywords("prepare", kwargs, ("device", *_PREPARE))
-        made = _placed(
-            model, device, limits=limits, cancel=cancel, threads=threads, precision=precision, optimize=optimize,
+        made = prepare_rewritten(
+            model, device, None, limits=limits, cancel=cancel, threads=threads, precision=precision, optimize=optimize,
             deterministic=deterministic, memory=memory, operators=operators, adapter=adapter, adapters=adapters,
         )  # fmt: skip
         for text in made.graph.warnings:

@@ -205,7 +205,7 @@ def test_a_recorded_step_is_the_tapes_step_bit_for_bit() -> None:
 
 
 def test_a_recorded_step_takes_no_tensor_for_one_that_is_gone() -> None:
-    """Python gives the id of a tensor that is gone to the next one: constants, results that are assigned, and settings."""
+    """Python reuses the id of a tensor that is gone for the next one: constants, results that are assigned, and settings."""
     host = leaf(np.zeros(1)).device
     record = trace.Trace(ops.op.opset)
     with trace.recording(record):

@@ -15,7 +15,7 @@ def confirmed(
 ) -> set[str]:  # fmt: skip
     """The constants that are computed from the inputs, and are right by their effect.
 
-    A value that agrees and is no constant is computed from them, or the partner of a node that reads them reads their partner.
+    A value that agrees and is not a constant is computed from them, or the partner of a node that reads them reads their partner.
 
     Args:
         source: the judged model.
@@ -55,7 +55,7 @@ def _after(source: Source, names: Collection[str]) -> set[str]:
 
 
 def used(source: Source, still: Collection[str], agreed: Collection[str], pairs: Collection[str]) -> set[str]:
-    """The values without a partner that are no constants, and from which values that agree are computed.
+    """The values without a partner that are not constants, and from which values that agree are computed.
 
     Args:
         source: the judged model.

@@ -142,7 +142,7 @@ class Repeats:
         return feeds
 
     def _region(self, end: NodeCall, there: Mapping[str, str], stops: Collection[str] | None) -> list[NodeCall]:
-        """A node and those before it, in order, back to values that have a partner and are no constants.
+        """A node and those before it, in order, back to values that have a partner and are not constants.
 
         stops: the values of the other side at the place where the region ends; None for any.
         """
