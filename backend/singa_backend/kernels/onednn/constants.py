@@ -101,6 +101,8 @@ FUSE_NORM_RELU = 8
 FUSE_NORM_ADD_RELU = 16
 
 QUERY_IMPLEMENTATION = 8
+QUERY_SIZES = {"strides": 14, "dilations": 15, "padding_l": 16, "padding_r": 17}
+QUERY_NUMBER = {"flags": 19, "direction": 29}
 QUERY_STRIDES = 14
 QUERY_NDIMS = 256
 QUERY_DIMS = 257

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from .constants import BINARY, ELTWISE, PROP
-from .loading import Unimplemented, needed
+from .loading import needed
 from .memory import Attributes, MemoryDesc, code
 from .primitives import Primitive, create, descriptors, floats
 
@@ -53,14 +53,7 @@ def binary(
 
     * a: the first tensor.
     * b: the second tensor, of the same rank; axes of size 1 are broadcast.
-
-    Unimplemented also if oneDNN has only code that is wrong: version 3.2 reads the operand of a post-op with one value for each
-    channel at wrong places if there are several samples, and all other axes have size 1.
     """
-    shape, operands = dst.shape, attributes.operands if attributes is not None else []
-    flat = len(shape) > 2 and shape[0] > 1 < shape[1] and set(shape[2:]) == {1}
-    if flat and any(o[0] == 1 < o[1] for o in operands):
-        raise Unimplemented(3, "binary with a post-op of one value for each channel of samples without further axes")
     return create(
         "binary",
         needed().engine,

@@ -119,6 +119,7 @@ _SIGNATURES: dict[str, tuple[str, Any]] = {  # the parameters, and the result; a
     "primitive_desc_query": ("piip", c_int),
     "primitive_desc_query_md": ("pii", c_void_p),
     "primitive_desc_destroy": ("p", c_int),
+    "primitive_desc_next_impl": ("p", c_int),
     "primitive_create": ("pp", c_int),
     "primitive_execute": ("ppip", c_int),
     "primitive_destroy": ("p", c_int),

@@ -368,10 +368,11 @@ class Attributes(Owner):
 
     Attributes:
         fpmath: the mode of arithmetic.
-        operands: the shapes of the tensors of binary post-ops.
+        operands: the tensors of binary post-ops.
+        adds: whether a post-op adds the previous content of the destination.
     """
 
-    __slots__ = ("_content", "_post_ops", "fpmath", "operands")
+    __slots__ = ("_content", "_post_ops", "adds", "fpmath", "operands")
 
     def __init__(self, *, fpmath: str = "strict") -> None:
         lib = needed()
@@ -381,7 +382,8 @@ class Attributes(Owner):
         if fpmath != "strict":
             lib.call("primitive_attr_set_fpmath_mode", self.handle, code(FPMATH, fpmath, "fpmath"))
         self._post_ops: Owner | None = None
-        self.operands: list[tuple[int, ...]] = []
+        self.operands: list[MemoryDesc] = []
+        self.adds = False
         self._content: list[Any] = [fpmath]
 
     @property
@@ -417,6 +419,7 @@ class Attributes(Owner):
         Returns:
             These attributes.
         """
+        self.adds = True
         return self._append("sum", scale, zero_point, 0 if dtype is None else number(dtype))
 
     def append_eltwise(self, algorithm: str, alpha: float = 0.0, beta: float = 0.0) -> Self:
@@ -442,7 +445,7 @@ class Attributes(Owner):
         Returns:
             These attributes.
         """
-        self.operands.append(md.shape)
+        self.operands.append(md)
         return self._append("binary", code(BINARY, algorithm, "algorithm"), md)
 
     def append_prelu(self, mask: int) -> Self:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
-
 from .constants import LRN, PROP, SOFTMAX
-from .loading import Unimplemented, needed
+from .loading import needed
 from .memory import Attributes, MemoryDesc, code
 from .primitives import Primitive, create
 
@@ -57,12 +55,7 @@ def layer_normalization(
     * flags: USE_SCALE, USE_SHIFT, USE_GLOBAL_STATS.
     * stat: (*batch), mean and variance; None for C order.
     * prop: "inference" or "training"; the latter writes mean and variance.
-
-    Unimplemented also if there are gaps between the features, which its code reads and writes.
     """
-    for md in (src, dst):
-        if md.nbytes and md.nbytes != math.prod(md.shape) * md.dtype.itemsize:
-            raise Unimplemented(3, f"layer_normalization with gaps ({md})")
     return create(
         "layer_normalization_forward",
         needed().engine,

@@ -44,6 +44,7 @@ from .constants import QUERY, QUERY_IMPLEMENTATION
 from .loading import Library, OneDnnError, Unimplemented, needed, threads, using_threads
 from .memory import Attributes, Memory, MemoryDesc, Owner, code, content, dims
 from .signals import moves_stack
+from .trust import Candidate, Refusal, refusal
 
 _INT8 = (np.dtype(np.int8), np.dtype(np.uint8))
 _EXACT_INT8 = ("vnni", "amx")
@@ -59,6 +60,7 @@ class Primitive(Owner):
     Attributes:
         kind: the operation, "convolution_forward".
         implementation: the name of the chosen code, "brgconv:avx512_core".
+        refused: the implementations that oneDNN prefers and that are not trusted.
         scratchpad_nbytes: the bytes that each run needs as argument SCRATCHPAD.
         workspace_nbytes: the bytes that a forward primitive passes to its backward one as argument WORKSPACE.
         threads: the number of threads at the creation; runs with another number are slow.
@@ -72,6 +74,7 @@ class Primitive(Owner):
         "executable",
         "implementation",
         "kind",
+        "refused",
         "scratchpad_nbytes",
         "threads",
         "workspace_nbytes",
@@ -81,11 +84,8 @@ class Primitive(Owner):
         lib = needed()
         super().__init__(pd, lib.functions["primitive_desc_destroy"])
         self.kind = kind
-        name = c_char_p()
-        lib.call("primitive_desc_query", pd, QUERY_IMPLEMENTATION, 0, ctypes.byref(name))
-        self.implementation = (name.value or b"").decode()
-        self.scratchpad_nbytes = self._nbytes("scratchpad")
-        self.workspace_nbytes = self._nbytes("workspace")
+        self.refused: tuple[Refusal, ...] = ()
+        self.describe()
         self.threads = threads()
         self.executable = 0  # see `_compile`
         self._recipe: _Recipe | None = None
@@ -98,6 +98,14 @@ class Primitive(Owner):
         if lib.execute_blocking is None or not moves_stack(self.kind, self.implementation, lib.version):
             return lib.execute
         return partial(lib.execute_blocking, self.threads)
+
+    def describe(self) -> None:
+        """Read the implementation, and the bytes that it needs, from the descriptor."""
+        name = c_char_p()
+        needed().call("primitive_desc_query", self.handle, QUERY_IMPLEMENTATION, 0, ctypes.byref(name))
+        self.implementation = (name.value or b"").decode()
+        self.scratchpad_nbytes = self._nbytes("scratchpad")
+        self.workspace_nbytes = self._nbytes("workspace")
 
     def _nbytes(self, what: str) -> int:
         functions = needed().functions
@@ -394,16 +402,29 @@ def _created(
     inputs: Sequence[MemoryDesc],
 ) -> Primitive:
     """A new primitive, as for `create`."""
-    pd = lib.create(f"{kind}_primitive_desc_create", *[_plain(a) for a in arguments], attributes.handle)
-    made = Primitive(kind, pd)
+    pd = lib.create(f"{kind}_primitive_desc_create", *map(_plain, arguments), attributes.handle)
+    made = _trusted(lib, kind, pd, attributes)
     if made.implementation.startswith("ref") and not allow_reference:
-        raise Unimplemented(3, f"{kind} only as slow reference code ({made.implementation})")
+        why = "".join(f"; not trusted: {reason}" for reason in made.refused)
+        raise Unimplemented(3, f"{kind} only as slow reference code ({made.implementation}){why}")
     exact = any(text in made.implementation for text in _EXACT_INT8)
     if inputs and not exact and any(md.dtype in _INT8 for md in inputs):
         raise Unimplemented(3, f"{kind} of int8 values exactly ({made.implementation}, on {lib.isa})")
     made._compile()
     if made.threads > 1:
         made._recipe = _Recipe(arguments, attributes, allow_reference, tuple(inputs))
+    return made
+
+
+def _trusted(lib: Library, kind: str, pd: int, attributes: Attributes) -> Primitive:
+    """The first implementation of a descriptor that `trust` does not refuse.  Those that it refuses are not compiled."""
+    made, skipped = Primitive(kind, pd), []
+    while (reason := refusal(Candidate(kind, made.implementation, pd, attributes, made.threads))) is not None:
+        skipped.append(reason)
+        if lib.functions["primitive_desc_next_impl"](pd):
+            raise Unimplemented(3, f"{kind}: no implementation is trusted ({'; '.join(map(str, skipped))})")
+        made.describe()
+    made.refused = tuple(skipped)
     return made
 
 
