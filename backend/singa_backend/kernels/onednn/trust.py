@@ -201,7 +201,7 @@ ROWS: tuple[Row, ...] = (
     ),
     Row("^(jit:uni|simple)", "layer_normalization", _gaps, "writes into the gaps between rows"),
     Row("^ref", "softmax", _sizes_of_one, "computes a wrong stride if an axis of size 1 is not in C order"),
-    Row("^ref", "resampling_forward", _adds, "adds a wrong previous value"),
+    Row("^ref", "(eltwise|resampling)_forward", _adds, "adds a wrong previous value"),
     Row("^ref", "(pooling|batch_normalization)_backward", _gaps, "clears or reads gaps as if there were none"),
     Row(r"^conv:any\+ref", "deconvolution_forward", _gaps, "needs more scratchpad than it reports if there are gaps"),
 )  # fmt: skip
