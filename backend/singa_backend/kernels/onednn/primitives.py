@@ -5,8 +5,8 @@ the weights of a convolution with groups have the shape (groups, outputs / group
 
 Each function returns the primitive.  It raises `Unimplemented` if oneDNN refuses the descriptors, if it has only its slow
 reference code for them (unless `allow_reference`), or if it would compute a product of int8 values without the instructions that
-make it exact (VNNI, AMX): other code saturates sums of pairs in 16 bits.  The recurrent primitives have no `allow_reference`:
-what oneDNN 3.2 names "ref" there are its fast products and generated gates.
+make it exact (VNNI, AMX): other code saturates sums of pairs in 16 bits (`matmul` takes a bound of these).  The recurrent
+primitives have no `allow_reference`: what oneDNN 3.2 names "ref" there are its fast products and generated gates.
 
 Their parameters are descriptors and numbers.  The functions document only what differs from this list:
 
@@ -375,7 +375,7 @@ def bind(
 def create(
     kind: str, *arguments: Any, attributes: Attributes | None, allow_reference: bool, inputs: Sequence[MemoryDesc] = ()
 ) -> Primitive:
-    """A primitive, unless its code is slow or not exact.  `inputs` are the factors of a product.
+    """A primitive, unless its code is slow or not exact.  `inputs` are the factors of a product whose pairs may exceed 16 bits.
 
     It is one that exists already if there is one for equal arguments: primitives have no state, and steps of other plans, and
     repeated blocks of a model, have equal ones.
