@@ -138,7 +138,7 @@ def test_levels(block: int) -> None:
 @pytest.mark.parametrize("block", [16, 32, 64, 128, 256])
 @pytest.mark.parametrize("bits", [2, 4, 8])
 def test_no_sum_of_pairs_saturates(bits: int, block: int) -> None:
-    """The largest integers: elements of one magnitude have exact digits, and every weight is 0 or the highest, minus 0 or that."""
+    """Elements of one magnitude have exact digits; weights and zero points are 0 or the highest integer."""
     n, k = 70, 512
     g, given = np.random.default_rng(0), drawn(n, k, bits=bits, block=block, zeros="bytes")
     given["b"] = np.where(g.random(given["b"].shape) < 0.7, 255, 0).astype(np.uint8)

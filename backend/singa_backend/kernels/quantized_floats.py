@@ -18,12 +18,11 @@ from .integer_tails import INT8, INT32, SUM, Tail, create, result
 from .lowering import F32, channels_last, dense_desc, derived, desc, emit, packed, require_plain, threads_for, unset
 from .onednn import MemoryDesc, Primitive
 from .quantization import dequantized
-from .quantized import as_matrix, conv_windows, factor_of, float_bias, reach_of, rounded, y_zero, zero_points
+from .quantized import EXACT, as_matrix, conv_windows, factor_of, float_bias, reach_of, rounded, y_zero, zero_points
 from .table import Site, kernel
 from .values import Value, last_order, strides_of
 from .views import copied
 
-EXACT = 1 << 24
 RANK = 3
 """The place in the table: after the kernels for integers."""
 
