@@ -2,8 +2,8 @@
 
     python tests/helpers/at_level.py avx2 pytest tests/kernels
 
-oneDNN's kernels, and so the bits and the speed of plans, depend on the level.  A machine whose own level is not higher has run the
-tests at it already.
+oneDNN's kernels, and so the bits and the speed of plans, depend on the level.  A machine whose own level is not higher has run
+the tests at it already.
 """
 
 from __future__ import annotations
