@@ -118,7 +118,7 @@ def emit(
     made = {id(v) for v in writes}
     reads = [v for _, v in arguments.values() if id(v) not in made]
     kernel = f"{name or primitive.kind.removesuffix('_forward')} {primitive.implementation}"
-    site.emit(bind, reads=reads, writes=writes, kernel=kernel, scratch=scratch)
+    site.emit(bind, reads=reads, writes=writes, kernel=kernel, scratch=scratch, notes=primitive.notes)
 
 
 def copy(site: Site, x: Value, y: Value) -> None:

@@ -22,7 +22,7 @@ from .values import FINITE, Value, last_order, strides_of
 LARGEST = 2**31 - 1
 
 
-INEXACT = ("generic", "sse41", "avx", "avx2", "avx512_core")
+INEXACT = ("generic", "avx2", "avx512_core")
 """Instruction sets without exact products of 8-bit integers: sums of pairs saturate in 16 bits."""
 
 
