@@ -31,7 +31,9 @@ PACKAGES = ("python3", "libgomp1", "libstdc++6")
 GLIBC = range(17, 37)
 """The versions 2.x for which wheels are accepted: up to that of Debian 12."""
 
-TESTS = [f"tests/operators/test_{name}.py" for name in ("arithmetic", "conv", "linalg", "normalization", "pool", "reduction", "unary")]
+TESTS = [
+    f"tests/operators/test_{name}.py" for name in ("arithmetic", "conv", "linalg", "normalization", "pool", "reduction", "unary")
+]
 SONNX = ("-c", "from singa.cli import start; start()")
 NETS = ("bert", "lstm", "mobilenetv2")
 COMPARE = """
@@ -129,7 +131,9 @@ def main(folder: Path, steps: Sequence[str]) -> int:
             failed.append(name)
         now = os.times()
         cpu = now.children_user + now.children_system - before.children_user - before.children_system
-        print(f"aarch64: {name}: {'FAILED' if name in failed else 'passed'}, {time.monotonic() - start:.0f} s, {cpu:.0f} s of CPU")
+        print(
+            f"aarch64: {name}: {'FAILED' if name in failed else 'passed'}, {time.monotonic() - start:.0f} s, {cpu:.0f} s of CPU"
+        )
     return bool(failed)
 
 

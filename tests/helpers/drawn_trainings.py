@@ -252,7 +252,11 @@ def _plain(d: Drawer) -> list[Part]:
 def _normalized(d: Drawer) -> list[Part]:
     parts = []
     for _ in range(d.between(2, 3)):
-        parts += [d.conv(d.between(2, 20), d.pick(1, 3) if min(d.shape[1:]) > 4 else 1, d.pick(1, 1, 2)), d.norm(), d.activation()]
+        parts += [
+            d.conv(d.between(2, 20), d.pick(1, 3) if min(d.shape[1:]) > 4 else 1, d.pick(1, 1, 2)),
+            d.norm(),
+            d.activation(),
+        ]
     return [*parts, *d.head(4)]
 
 
@@ -263,7 +267,12 @@ def _grouped(d: Drawer) -> list[Part]:
         wide = d.between(2, 20)
         parts += [d.conv(wide, 1, d.pick(1, 1, 2)), d.batch_norm(), d.activation()]
         groups, stride = d.pick(wide, d.divisor(wide)), d.pick(1, 2)
-        parts += [d.conv(wide, 3 if min(d.shape[1:]) > 3 else 1, stride, groups), d.norm(), d.activation(), d.conv(d.between(1, 12), 1)]
+        parts += [
+            d.conv(wide, 3 if min(d.shape[1:]) > 3 else 1, stride, groups),
+            d.norm(),
+            d.activation(),
+            d.conv(d.between(1, 12), 1),
+        ]
     return [*parts, *d.head(6)]
 
 

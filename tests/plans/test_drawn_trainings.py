@@ -39,4 +39,3 @@ def test_training(seed: int, limit: str, runs: Callable[[str], Trained], by_defi
     assert different(first, second) == []
     assert run.reasons[seed] == []  # plans computed all recorded steps
     assert move_error(first, drawn.train(net, np.float64)[0], net) <= bound(net), (net.name, run.level)
-

@@ -162,4 +162,3 @@ def test_level(limit: str, threads: int, seed: int, runs: Callable[[str, int], l
     assert [different(first, other) for other in others] == [[], [], []]
     assert [p.reasons[seed] for p in processes] == [[], []]  # plans computed all recorded steps
     assert error <= most, net.name
-
