@@ -414,7 +414,7 @@ class Layers:
 
     @staticmethod
     def attention(x: Any, w: Any, b: Any, out: Any, *, heads: int, causal: bool) -> Any:
-        n, t, width = x.shape
+        _, t, width = x.shape
         parts = op.Split(op.Add(op.MatMul(x, w), b), axis=-1, num_outputs=3, outputs=3)
         q, k, v = (op.Transpose(op.Reshape(p, [0, 0, heads, -1]), perm=[0, 2, 1, 3]) for p in parts)
         scores = op.Mul(op.MatMul(q, op.Transpose(k, perm=[0, 1, 3, 2])), float((width // heads) ** -0.5))
