@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-
 from tests.helpers.at_level import higher
 
 from singa import autograd, opt
