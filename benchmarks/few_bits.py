@@ -22,6 +22,7 @@ import numpy as np
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from singa_backend import SingaBackend
+from singa_backend.doctor import processor
 
 BUDGET = 0.2
 """Seconds of a round."""
@@ -137,7 +138,7 @@ def main() -> None:
     peer, theirs = context.Pipe()
     process = context.Process(target=serve, args=(theirs,), daemon=True)
     process.start()
-    print(f"{platform.machine()}, Python {platform.python_version()}, blocks of {chosen.block}\n")
+    print(f"{processor()}, Python {platform.python_version()}, blocks of {chosen.block}\n")
     print("| K x N | rows | accuracy_level | memory | ms | onnxruntime, ms | ratio | first, ms | error | onnxruntime's |")
     print("|---|---|---|---|---|---|---|---|---|---|")
     for shape in chosen.shapes:

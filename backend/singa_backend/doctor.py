@@ -131,7 +131,7 @@ class Diagnosis:
         threads: the cores and threads.
         blas: the BLAS of NumPy, such as "scipy-openblas 0.3.31".
         versions: the versions of Python, of the packages that are always needed, and of this one, by name.
-        system: the operating system and the machine.
+        system: the operating system, the machine, and its processor with the level of its instructions that oneDNN uses.
         gpus: the number of usable GPUs: each has computed a small kernel and a product.
         gpu_reason: why there are none, or fewer than the driver reports; "" if all are usable.
         extras: the optional dependencies.
@@ -173,6 +173,16 @@ class Diagnosis:
         }
 
 
+def processor() -> str:
+    """The processor and the level of its instructions: what a measured time depends on.
+
+    Returns:
+        Such as "AMD EPYC (avx2)"; the level is that which oneDNN uses.
+    """
+    library = onednn.library()
+    return f"{machine.processor()} ({'no oneDNN' if library is None else library.isa})"
+
+
 def diagnose() -> Diagnosis:
     """Examine this installation; nothing is computed, except a small kernel and a product on each GPU.
 
@@ -189,7 +199,7 @@ def diagnose() -> Diagnosis:
     blas = _blas()
     found = [*_about_onednn(library), *_about_threads(threads, library, blas), *about_gpus]
     found.sort(key=lambda f: f.level != "problem")
-    system = f"{platform.system()} {platform.machine()}"
+    system = f"{platform.system()} {platform.machine()}, {processor()}"
     return Diagnosis(library, threads, blas, versions, system, gpus, why, extras, found)
 
 

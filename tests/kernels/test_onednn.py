@@ -20,6 +20,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from scipy import special
+from tests.helpers.at_level import higher
 
 from singa_backend.kernels import onednn as dnn
 from singa_backend.kernels.onednn import MemoryDesc, OneDnnError, Primitive, Unimplemented, constants, loading
@@ -1157,3 +1158,11 @@ def test_equal_primitives_are_one() -> None:
     del first, again
     gc.collect()
     assert gone() is None
+
+
+@pytest.mark.parametrize(("own", "level", "expected"), [
+    ("avx512_core_amx", "avx2", True), ("avx512_core", "avx2", True), ("avx2_vnni", "avx2", True), ("avx2", "avx2", False),
+    ("avx", "avx2", False), ("avx2_vnni", "avx512_core", False),
+])  # fmt: skip
+def test_a_level_is_tested_again_only_below_that_of_the_machine(own: str, level: str, expected: bool) -> None:
+    assert higher(own, level) is expected
