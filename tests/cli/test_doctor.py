@@ -121,8 +121,8 @@ def test_implementations_that_are_not_trusted_are_counted() -> None:
     shown = CliRunner().invoke(main, ["doctor"]).output
     assert f"{told.onednn.not_trusted} implementations are not trusted" in shown and TRUST in shown
     page, _, title = TRUST.partition("#")
-    titles = [line.lstrip("# ").lower().replace(" ", "-") for line in (PROJECT / page).read_text().splitlines() if line[:1] == "#"]
-    assert title in titles
+    lines = (PROJECT / page).read_text().splitlines()
+    assert title in [line.lstrip("# ").lower().replace(" ", "-") for line in lines if line.startswith("#")]
 
 
 @needs_library
