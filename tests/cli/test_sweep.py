@@ -294,7 +294,7 @@ def test_children_that_are_killed_again_and_again_are_rows(tmp_path: Path, home:
     rows = json.loads(found.stdout)["rows"]
     assert found.exit_code == 1 and [(r["status"], r["code"], r["key"]) for r in rows] == [("died", "SX803", "")] * 3
     assert all("ended by another one while it started: SIGKILL" in r["reason"] for r in rows)
-    row = sweep_one(tmp_path / "m" / "0.onnx", "check", results=tmp_path / "r")
+    row = sweep_one(tmp_path / "m" / "0.onnx", "check", results=tmp_path / "r", timeout=33.0)  # no child waits for these settings
     assert (row["status"], row["code"]) == ("died", "SX803") and "ended by another one 5 times" in row["reason"]
     assert not (tmp_path / "r").exists()
 
