@@ -14,7 +14,7 @@ from onnx.external_data_helper import convert_model_to_external_data
 
 from singa_backend import dtypes
 from singa_backend.errors import InvalidInput, InvalidModel
-from singa_backend.io.files import free_name, staged
+from singa_backend.io.files import free_name, new_folder, staged
 from singa_backend.proto.load import load_model
 from singa_backend.proto.save import data_name, locations, locations_in_place, old_data, tensors
 from singa_backend.proto.save import save as write_model
@@ -258,7 +258,7 @@ def save(model: ModelProto, path: str | os.PathLike[str], **kwargs: Any) -> None
         for folder in {Path(n).parent for n in locations(model)}:
             if folder.is_absolute() or ".." in folder.parts:
                 raise InvalidInput(f"external data must be in the folder of the model, got {folder}", code="SX351")
-            (stage.folder / folder).mkdir(parents=True, exist_ok=True)
+            new_folder(stage.folder / folder)
         onnx.save(model, stage / name, **kwargs)
         used = set(locations(model))
         lacking = sorted(n for n in used if not ((stage / n).exists() or (home / n).exists()))

@@ -27,7 +27,7 @@ from ..comparison.tolerances import FOREIGN
 from ..engines.oracle import Oracle
 from ..errors import InvalidInput
 from ..io.archives import open_arrays
-from ..io.files import check_folder_of, write_bytes, write_text
+from ..io.files import check_folder_of, remove, write_bytes, write_text
 from ..proto.load import load_model
 from ..rendering import json_text
 from ..rendering import markdown as md
@@ -145,7 +145,7 @@ def compare_with_onnxruntime(
             write_bytes(path, model.SerializeToString())
             del model.graph.output[len(outputs) :]
             theirs = oracle.run(path, inputs, timeout=timeout)
-            path.unlink()
+            remove(path, b"")
             ours = rep.run(dict(inputs), aux_output=chunk).to_dict()
             made.outputs = {n: max(error(ours[n], theirs[n]), made.outputs.get(n, 0.0)) for n in outputs}
             made.values |= {n: (makers[n], error(ours[n], theirs[n])) for n in chunk}
