@@ -65,7 +65,7 @@ def root(folder: Path) -> None:
     places = {"State": apt / "state", "State::Lists": apt / "lists", "State::status": apt / "status", "Cache": apt / "cache"}
     options = [f"-oDir::{name}={path}" for name, path in places.items()]
     options += ["-oAPT::Architecture=arm64", "-oAPT::Architectures::=arm64", "-oAPT::Sandbox::User=root"]
-    failure = "packages of arm64 must be found in the sources of this system"
+    failure = "packages of arm64 must be found in the sources of this system: it needs Debian and a network"
     call(["apt-get", "-q", *options, "update"], failure)
     call(["apt-get", "-qy", *options, "install", "--download-only", "--no-install-recommends", *PACKAGES], failure)
     for package in sorted((apt / "cache" / "archives").glob("*.deb")):
@@ -83,7 +83,7 @@ def site(folder: Path) -> None:
     tags = [f"--platform=manylinux{t}_aarch64" for t in ("2014", *(f"_2_{n}" for n in GLIBC))]
     options = ["--quiet", "--only-binary=:all:", "--implementation=cp", f"--python-version={version}", *tags]
     command = [sys.executable, "-m", "pip", "install", *options, f"--target={folder / 'site'}"]
-    call([*command, *(f"{r.name}{r.specifier}" for r in wanted)], "wheels for aarch64 must be found on PyPI")
+    call([*command, *(f"{r.name}{r.specifier}" for r in wanted)], "wheels for aarch64 must be found on PyPI: it needs a network")
 
 
 def interpreter(folder: Path) -> Path:
@@ -106,7 +106,7 @@ def prepare(folder: Path) -> Path:
     """Make what is not there, each folder whole or not at all; returns the interpreter."""
     for tool, package in TOOLS.items():
         if shutil.which(tool) is None:
-            sys.exit(f"aarch64: {tool} must be installed, got none: apt-get install {package}, on Debian")
+            sys.exit(f"aarch64: {tool} must be installed, got none: it is in Debian's package {package}")
     for make in (root, site):
         done = folder / f"{make.__name__}.done"
         if not done.exists():
