@@ -18,14 +18,13 @@ import time
 from collections.abc import Callable
 from functools import partial
 from itertools import product
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from singa_backend import SingaBackend
-from singa_backend.kernels import onednn
+from singa_backend.doctor import processor
 
 BUDGET = 0.2
 """Seconds of a round."""
@@ -141,14 +140,6 @@ def compare(peer: Any, form: Form, rows: int, memory: str, rounds: int) -> str:
     )
 
 
-def processor() -> str:
-    """Return the name of the processor."""
-    file = Path("/proc/cpuinfo")
-    lines = file.read_text().splitlines() if file.exists() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()
-
-
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
@@ -165,8 +156,7 @@ def main() -> None:
     peer, theirs = context.Pipe()
     process = context.Process(target=serve, args=(theirs,), daemon=True)
     process.start()
-    library = onednn.library()
-    print(f"{processor()}, oneDNN at level {library.isa if library else 'none'}, Python {platform.python_version()}\n")
+    print(f"{processor()}, Python {platform.python_version()}\n")
     columns = ("K x N", "bits", "block", "zero points", "rows", "accuracy_level", "memory", "ms", "onnxruntime, ms", "ratio")
     print(f"| {' | '.join(columns)} | first, ms | error | onnxruntime's |")
     print("|---" * (len(columns) + 3) + "|")

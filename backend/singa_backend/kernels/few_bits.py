@@ -96,7 +96,8 @@ class Calls:
             return [(one.execute, one.args) for one in bound]
 
         label = f"{kernel_name} {items[-1][0].implementation}"
-        site.emit(bind, reads=list(reads.values()), writes=writes, kernel=label, scratch=scratch, keeps=[items])
+        notes = [note for p, _ in items for note in p.notes]
+        site.emit(bind, reads=list(reads.values()), writes=writes, kernel=label, scratch=scratch, keeps=[items], notes=notes)
 
 
 @dataclass(frozen=True, eq=False)

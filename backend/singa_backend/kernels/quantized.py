@@ -29,7 +29,7 @@ HALF = 64
 code that subtracts zero points in float32 is exact for sums below `EXACT`."""
 
 
-INEXACT = ("generic", "sse41", "avx", "avx2", "avx512_core")
+INEXACT = ("generic", "avx2", "avx512_core")
 """Instruction sets without exact products of 8-bit integers: sums of pairs saturate in 16 bits."""
 
 

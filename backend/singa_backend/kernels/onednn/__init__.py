@@ -16,6 +16,7 @@ from .constants import FUSE_NORM_ADD_RELU, FUSE_NORM_RELU, RUNTIME_DIM, USE_GLOB
 from .elementwise import binary, eltwise, prelu, sum_
 from .loading import (
     Library,
+    NotTrusted,
     OneDnnError,
     Unimplemented,
     exchange_threads,
