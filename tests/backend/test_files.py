@@ -164,8 +164,12 @@ def direct_writes(path: Path) -> Iterator[str]:
         direct = isinstance(node.func, ast.Attribute) and name in WRITERS and owner not in ("files",)
         direct |= name in MODULES.get(owner, ())
         direct |= isinstance(node.func, ast.Attribute) and name in CHANGES
-        direct |= isinstance(node.func, ast.Attribute) and name in ("rename", "replace") and len(node.args) == 1 and not node.keywords
-        direct |= (owner, name) == ("os", "remove") or ((owner, name) == ("os", "open") and bool(names & FLAGS) and "devnull" not in names)
+        direct |= (
+            isinstance(node.func, ast.Attribute) and name in ("rename", "replace") and len(node.args) == 1 and not node.keywords
+        )
+        direct |= (owner, name) == ("os", "remove") or (
+            (owner, name) == ("os", "open") and bool(names & FLAGS) and "devnull" not in names
+        )
         if name in ("open", "fdopen", "ZipFile", "TarFile", "FileIO", "memmap") and owner not in ("pack", "archive"):
             modes = [a.value for a in (*node.args, *(k.value for k in node.keywords)) if isinstance(a, ast.Constant)]
             direct |= any(isinstance(m, str) and set(m) <= set("rwxab+t") and set(m) & set("wxa+") for m in modes)

@@ -134,7 +134,7 @@ def test_a_file_that_is_written(key: tuple[str, str], folder: Path, outside: Pat
 
 @pytest.mark.parametrize("key", FOLDERS, ids=" ".join)
 def test_a_folder_that_is_written(key: tuple[str, str], folder: Path, outside: Path) -> None:  # noqa: F811
-    """Other files of a folder stay; a file or a link under a name that the command writes there is neither replaced nor followed."""
+    """Other files of a folder stay; a file or a link under a name that the command writes there is not replaced or followed."""
     if key[1] == "--tensorboard":
         pytest.importorskip("tensorboardX")
     if key[0] == "adapter":
@@ -207,7 +207,9 @@ def test_a_reproduction_takes_a_free_name_and_removes_only_its_own(tmp_path: Pat
     taken, other = tmp_path / "m-layer_MatMul", tmp_path / "data"
     taken.mkdir()
     (taken / "model.onnx").write_bytes(PRECIOUS)
-    assert test_data.free_folder(taken) == tmp_path / "m-layer_MatMul.1" and test_data.free_folder(tmp_path / "x") == tmp_path / "x"
+    assert (
+        test_data.free_folder(taken) == tmp_path / "m-layer_MatMul.1" and test_data.free_folder(tmp_path / "x") == tmp_path / "x"
+    )
     (other / "test_data_set_0").mkdir(parents=True)
     (other / "test_data_set_0" / "input_0.pb").write_bytes(PRECIOUS)
     linked = tmp_path / "linked"

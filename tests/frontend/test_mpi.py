@@ -566,10 +566,12 @@ def test_a_second_signal_ends_workers_that_do_not_listen(folder: Path, tmp_path:
 def test_a_process_ends_with_its_parent_whatever_it_does() -> None:
     """Asleep, stopped, in C with the interpreter's lock; or not yet ready when the parent ends."""
     doings = ["time.sleep(1000)", "os.kill(os.getpid(), signal.SIGSTOP)", "re.match('(a+)+$', 'a' * 60 + 'b')"]
-    begin = f"import os, re, signal, sys, time; from singa_backend.io.processes import Lifeline; h = int(os.environ['{Lifeline.VARIABLE}'])"
+    imports = "import os, re, signal, sys, time; from singa_backend.io.processes import Lifeline"
+    begin = f"{imports}; h = int(os.environ['{Lifeline.VARIABLE}'])"
     for doing in (*doings, ""):
         lifeline = Lifeline()
-        code = f"{begin}\nsys.stdin.read() if {not doing} else None\nLifeline.attach(h)\nprint(flush=True)\n{doing or 'time.sleep(1000)'}"
+        attach = f"sys.stdin.read() if {not doing} else None\nLifeline.attach(h)\nprint(flush=True)"
+        code = f"{begin}\n{attach}\n{doing or 'time.sleep(1000)'}"
         with lifeline.passed():
             child = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                                      pass_fds=[lifeline.theirs],

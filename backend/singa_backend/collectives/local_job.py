@@ -1,8 +1,9 @@
 """Starts the processes of an MPI job on this machine, without a port on which another process could write.
 
 An MPI library learns the rank of its process, and the addresses of the others, from its launcher by a protocol of lines of text
-(PMI, version 1, of MPICH and its descendants).  Here a thread answers over pairs of sockets that the processes inherit; the library
-exchanges data through shared memory (`use_shared_memory`).  `mpiexec` answers on a port of all addresses of the machine.
+(PMI, version 1, of MPICH and its descendants).  Here a thread answers over pairs of sockets that the processes inherit;
+the library exchanges data through shared memory (`use_shared_memory`).  `mpiexec` answers on a port of all addresses of the
+machine.
 """
 
 from __future__ import annotations

@@ -89,8 +89,8 @@ def folder_for(to: str | Path | None, source: Source, what: str) -> Path:
     """The folder of the files of `write`.
 
     Args:
-        to: the folder that the user has chosen; None to name it after the model and `what`, in the current folder: it is new, or was
-            written by `write`.
+        to: the folder that the user has chosen; None to name it after the model and `what`, in the current folder: it is new,
+            or was written by `write`.
         source: the whole model.
         what: what is written, such as the name of a node.
     """

@@ -302,7 +302,7 @@ def _stored(store: SweepStore | None, key: str, answer: Answer, path: Path, sett
 
 _idle: dict[SweepSettings, dict[Child, threading.Timer]] = {}
 _lock = threading.Lock()
-"""Children of `sweep_one` that wait for a file, with what will end them, and a lock: a cluster may call it from several threads."""
+"""Children of `sweep_one` that wait for a file, with what will end them; the lock is for calls from several threads."""
 
 
 def _end_idle(settings: SweepSettings, child: Child) -> None:

@@ -365,7 +365,8 @@ class TensorBoardEvents(Sink):
         if not isinstance(state["id"], str) or any(not _EVENTS.fullmatch(f["name"]) for f in state["files"]):
             raise ValueError("another state of events")
         files = [GrowingFile(self.folder / f["name"], _MARK) for f in state["files"]]
-        if files and all([_continued(file, f) for file, f in zip(files, state["files"], strict=True)]):
+        continued = [_continued(file, f) for file, f in zip(files, state["files"], strict=True)]
+        if continued and all(continued):
             self._id, self._past, self._continues = state["id"], files, True
         else:
             self.check()

@@ -22,7 +22,6 @@ from singa_backend.io.files import write_npz, writing
 from .._core.conversions import code_of, dtype_of
 from .._core.tensor import Tensor
 
-
 STATES_FILE = "states_attr.json"
 """The member that describes the states."""
 

@@ -1,7 +1,7 @@
 """Training in several processes: `sonnx train --workers` starts itself as a job of MPI on this machine.
 
-The processes end with the parent, also if it is killed.  They share a folder, so that a message that several of them have is printed
-by the first.
+The processes end with the parent, also if it is killed.  They share a folder, so that a message that several of them have is
+printed by the first.
 """
 
 from __future__ import annotations
