@@ -405,12 +405,8 @@ def _draw_matmul(d: Draw, kind: str) -> Case:
         case |= {"post": [], "bias": 0, "left": 0, "broadcast": "", "right": "plain", "gaps": [0, 0, 0]}
     elif d.rng.random() < 0.2:
         tails = [], [["scale", []]], [["scale", [len(batch) + 1]], ["eltwise", "round"]]
-        case |= {
-            "dtypes": [d.one("u8", "s8"), "s8", d.one("s32", "f32", "u8")],
-            "zeros": [d.one(0, 2), d.one(0, 0, 1)],
-            "gaps": [0, 0, 0],
-        }
-        case |= {"scaled": d.one(0, 1), "post": d.one(*tails)}
+        case |= {"dtypes": [d.one("u8", "u8", "s8"), "s8", d.one("s32", "f32", "u8")], "zeros": [d.one(0, 2), d.one(0, 0, 1)]}
+        case |= {"gaps": [0, 0, 0], "scaled": d.one(0, 1), "post": d.one(*tails), "high": d.one([3, 3], [255, 63])}
     elif d.rng.random() < 0.05:
         case["dtypes"] = ["bf16", "bf16", "f32"]
     return case
@@ -423,8 +419,10 @@ def matmul(case: Case, data: Data) -> Problem:
     rank, ones, dst = len(batch) + 2, [1] * len(batch), (*batch, m, n)
     require(math.prod(dst) * k <= MOST, "too much work")
     types = [DTYPES[t] for t in case["dtypes"]]
-    a = data.whole((*(ones if case["broadcast"] == "left" else batch), m, k), types[0])
-    b = data.whole((*(ones if case["broadcast"] == "right" else batch), k, n), types[1])
+    most = case.get("high", [3, 3])
+    most = [min(high, 255 if t == np.uint8 else 127) for high, t in zip(most, types, strict=False)]
+    a = data.whole((*(ones if case["broadcast"] == "left" else batch), m, k), types[0], -most[0], most[0])
+    b = data.whole((*(ones if case["broadcast"] == "right" else batch), k, n), types[1], -most[1], most[1])
     post = Post(case, data, dst, "plain", types[2])
     turned = [*range(rank - 2), rank - 1, rank - 2]
     left = described(a.shape, turned if case["left"] else "plain", types[0], case["gaps"][0])
@@ -444,7 +442,8 @@ def matmul(case: Case, data: Data) -> Problem:
         bias = MemoryDesc.of(F32, (*ones, 1, n))
         inputs[args.BIAS] = data.whole(bias.shape)
         y = y + inputs[args.BIAS]
-    return post.problem(partial(dnn.matmul, left, right, bias, into), inputs, y)
+    pairs = 2 * most[0] * most[1]  # code without VNNI adds two products in 16 bits
+    return post.problem(partial(dnn.matmul, left, right, bias, into, pairs=pairs), inputs, y)
 
 
 def _opened(case: Case, left: MemoryDesc, into: MemoryDesc) -> tuple[MemoryDesc, MemoryDesc, MemoryDesc]:

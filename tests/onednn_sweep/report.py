@@ -34,7 +34,7 @@ def document(about: Mapping[str, Any], levels: Mapping[str, Any], plans: Mapping
     reported = [
         {"implementation": r.implementation, "kind": r.kind, "reason": r.reason, "source": r.source}
         for r in trust.ROWS
-        if r.source != trust.SEEN
+        if not r.source.startswith(trust.SEEN)
     ]
     return {**about, "levels": dict(levels), "plans": dict(plans), "reported": reported}
 

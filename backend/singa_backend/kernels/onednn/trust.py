@@ -306,7 +306,7 @@ ROWS: tuple[Row, ...] = (
     ),
     Row("^(jit:uni|simple)", "layer_normalization", _gaps, "writes into the gaps between rows", f"{SEEN}, in 3.13 too"),
     Row("^ref", "softmax", _sizes_of_one, "computes a wrong step if an axis of size 1 is not in C order", f"{SEEN}, d446428779"),
-    Row("^ref", "resampling_forward", _adds, "adds a wrong previous value", f"{SEEN}, 3380d0e01e"),
+    Row("^ref", "(eltwise|resampling)_forward", _adds, "adds a wrong previous value", f"{SEEN}, 3380d0e01e"),
     Row(
         "^ref",
         "(pooling|batch_normalization)_backward",
