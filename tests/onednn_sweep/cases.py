@@ -636,6 +636,7 @@ def normalization(case: Case, data: Data) -> Problem:
     expected = {args.DIFF_SRC: norm.gradient(dy.astype(np.float64))}
     expected |= {args.DIFF_SCALE: (dy * norm.z).sum(over)} if scaled else {}
     expected |= {args.DIFF_SHIFT: dy.astype(np.float64).sum(over)} if shifted else {}
+    inputs |= {args.SHIFT: shift} if shifted and not batch else {}
     create = partial(getattr(backward, kind), md, md, md, hint=make(), flags=flags, parameters=scaled or shifted, **options)
     shared = {args.DIFF_SRC: args.DIFF_DST} if case["shared"] and not batch else {}
     return Problem(create, inputs | statistics | {args.DIFF_DST: dy}, expected, 1e-4, shared=shared)

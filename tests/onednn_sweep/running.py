@@ -29,7 +29,7 @@ TURNS = (("end", "nan"), ("start", "big"), ("aligned", "random"), ("shifted", "z
 
 
 class Fault(NamedTuple):
-    """What a run broke: "crash", "hang", "outside", "padding", "input", "wrong", "unstable"."""
+    """What a run broke: "crash", "hang", "error", "outside", "padding", "input", "wrong", "unstable"."""
 
     sort: str
     detail: str
@@ -303,7 +303,10 @@ def judged(problem: Problem, primitive: Primitive, turns: Sequence[tuple[str, st
     stage, faults, first = Stage(problem, primitive, **guard), dict[str, Fault](), dict[int, np.ndarray]()
     wrong = []
     for place, how in turns:
-        results, broken = stage.run(place, how)
+        try:
+            results, broken = stage.run(place, how)
+        except OneDnnError as error:
+            return [Fault("error", str(error))]
         for fault in broken:
             faults.setdefault(fault.sort, Fault(fault.sort, f"{fault.detail} ({place}, {how})"))
         wrong.append(problem.wrong(results))
