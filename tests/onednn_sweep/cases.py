@@ -75,8 +75,8 @@ class Draw:
     def prop(self, kind: str) -> str:
         return str(self.one("inference", "training")) if kind.endswith("forward") else "training"
 
-    def post(self, rank: int, *functions: str) -> list[Any]:
-        """Post-ops: a function, the previous content, a second operand, slopes."""
+    def post(self, rank: int, *functions: str, slopes: bool = False) -> list[Any]:
+        """Post-ops: a function, the previous content, a second operand, and slopes, which plans use in convolutions only."""
         functions = functions or ("relu", "linear", "clip", "logistic", "tanh", "gelu_erf", "swish")
         made: list[Any] = []
         for _ in range(self.one(0, 0, 1, 1, 2, 3)):
@@ -86,7 +86,7 @@ class Draw:
             elif kind == "binary":
                 keep = self.one([], [1], [1], [*range(rank)], [*range(rank)], [rank - 1], [0])
                 made.append([kind, self.one("add", "add", "mul", "sub", "max", "min"), keep, self.one(0, 0, 0, 0, 3)])
-            elif kind not in [one[0] for one in made] and (kind == "sum" or rank > 1):
+            elif kind not in [one[0] for one in made] and (kind == "sum" or slopes):
                 made.append([kind])
         return made
 
@@ -313,8 +313,8 @@ def _draw_convolution(d: Draw, kind: str) -> Case:
     case = {
         "prop": d.prop(kind), "n": d.one(1, 1, 2, 5), "g": g, "ic": ic, "oc": oc, "size": size, "kernel": kernel,
         "strides": strides,
-        "dilations": d.each(rank, 1, 1, 1, 2, 3), "begin": begin, "end": end, "layout": d.one("last", "last", "last", "plain",
-        "any"),
+        "dilations": d.each(rank, 1, 1, 1, 2, 3), "begin": begin, "end": end,
+        "layout": d.one("last", "last", "last", "plain", "any"),
         "weights": d.one("any", "any", "any", "plain"), "gap": d.gap(), "bias": d.one(0, 1), "dtypes": ["f32"] * 3, "zero": 0,
         "post": [],
         "fpmath": d.one("strict", "strict", "strict", "bf16"),
@@ -328,7 +328,7 @@ def _draw_convolution(d: Draw, kind: str) -> Case:
         }
         case |= {"post": d.one(*tails)}
     elif case["prop"] == "inference":
-        case["post"] = d.post(rank + 2)
+        case["post"] = d.post(rank + 2, slopes=True)
     return case
 
 
@@ -566,8 +566,8 @@ def _draw_reduction(d: Draw, kind: str) -> Case:
     return {
         "shape": shape, "axes": [i for i in range(len(shape)) if d.one(0, 1)] or [0], "algorithm": d.one("max", "min", "sum",
         "mul", "mean", *norms),
-        "layout": d.one("plain", "plain", "last", "block8"), "gap": d.gap(), "post": d.one([], [], [["eltwise", "relu"]],
-        [["sum"]]),
+        "layout": d.one("plain", "plain", "last", "block8"), "gap": d.gap(),
+        "post": d.one([], [], [["eltwise", "relu"]], [["sum"]]),
     }  # fmt: skip
 
 
@@ -694,8 +694,8 @@ def _draw_eltwise(d: Draw, kind: str) -> Case:
     shape = d.one([d.size(500)], d.shape(1, 4, 12))
     named = ("relu", "tanh", "elu", "sqrt", "logistic", "exp", "clip_v2") if by_result else tuple(the.FUNCTIONS)
     return {
-        "algorithm": d.one(*named), "by_result": int(by_result), "shape": shape, "layout": d.one("plain", "plain", "last",
-        "block8"),
+        "algorithm": d.one(*named), "by_result": int(by_result), "shape": shape,
+        "layout": d.one("plain", "plain", "last", "block8"),
         "gap": d.gap(), "shared": d.one(0, 1), "post": d.post(len(shape), "relu", "linear", "clip",
         "logistic") if forward else [],
     }  # fmt: skip
@@ -778,8 +778,8 @@ def _draw_several(d: Draw, kind: str) -> Case:
     shape = d.shape(1, 5, 10)
     return {
         "shape": shape, "axis": int(d.rng.integers(len(shape))), "sizes": [d.size(19) for _ in range(d.size(6))],
-        "layout": d.one("plain", "last", "last", "block8"), "gap": d.gap(), "dtype": d.one("f32", "f32", "s8", "u8", "s32",
-        "f16", "bf16"),
+        "layout": d.one("plain", "last", "last", "block8"), "gap": d.gap(),
+        "dtype": d.one("f32", "f32", "s8", "u8", "s32", "f16", "bf16"),
     }  # fmt: skip
 
 
@@ -855,8 +855,8 @@ def _draw_recurrent(d: Draw, kind: str) -> Case:
     forward = kind.endswith("forward")
     return {
         "prop": d.prop(kind), "t": d.one(1, 2, 3, 7), "n": d.one(1, 2, 3, 5, 16), "i": d.one(1, 3, 7, 8, 16, 17, 33),
-        "h": d.one(1, 2, 3, 5, 7, 8, 9, 15, 16, 17, 24, 31, 33, 64), "weights": d.one("any", "any", "plain"), "bias": d.one(0,
-        1, 1, 1),
+        "h": d.one(1, 2, 3, 5, 7, 8, 9, 15, 16, 17, 24, 31, 33, 64), "weights": d.one("any", "any", "plain"),
+        "bias": d.one(0, 1, 1, 1),
         "direction": d.one("left2right", "left2right", "right2left", "bidirectional_concat"), "state": d.one(0,
         1) if forward else 1,
         "last": d.one(0, 1) if forward else 1, "order": d.one("plain", "plain", [1, 0, 2]) if forward else "plain",

@@ -1,6 +1,6 @@
 """Runs every implementation of oneDNN that a plan can choose, and whole plans, on buffers of exact size between guard pages.
 
-    python tests/onednn_sweep/sweep.py --count 12000 --seed 1 --report reports     # tox -e onednn-sweep
+    python tests/onednn_sweep/sweep.py --count 20000 --seed 1 --report reports     # tox -e onednn-sweep
     python tests/onednn_sweep/sweep.py --all --count 500 --plans 0         # also the implementations that are refused
     python tests/onednn_sweep/sweep.py --replay '{"family": "softmax", ...}'    # a case that a fault has printed
     python tests/onednn_sweep/sweep.py --families convolution,matmul --levels AVX2 --plans 0
@@ -173,6 +173,12 @@ def levels() -> list[str]:
         if constants.ISA.get(int(ran.stdout), "").upper() == level:
             found.append(level)
     return found
+
+
+def ends() -> list[str]:
+    """AVX2, and the highest level of this machine if it is another one."""
+    found = levels() if dnn.library() is not None else []
+    return [*dict.fromkeys((found[0], found[-1]))] if found else ["AVX2"]
 
 
 class Sweep:
@@ -376,7 +382,7 @@ def processor() -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--count", type=int, default=12_000, help="the number of cases of each level")
+    parser.add_argument("--count", type=int, default=20_000, help="the number of cases of each level")
     parser.add_argument("--plans", type=int, default=400, help="the number of drawn models whose plans run")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--levels", default="", help="such as AVX2,AVX512_CORE; those of the machine by default")

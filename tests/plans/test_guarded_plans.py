@@ -24,8 +24,9 @@ DRAWN = 44
 """The drawn models; `tox -e onednn-sweep` draws 400."""
 
 
-def test_drawn_models_need_no_memory_but_their_own() -> None:
-    with sweep.Sweep("AVX2") as one:
+@pytest.mark.parametrize("level", sweep.ends())
+def test_drawn_models_need_no_memory_but_their_own(level: str) -> None:
+    with sweep.Sweep(level) as one:
         for index in range(DRAWN):
             one.examine(plans.drawn(1, index))
     assert [fault.line() for fault in one.tally.faults] == []
