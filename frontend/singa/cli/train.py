@@ -148,7 +148,7 @@ class _Train(click.Command):
     "--workers",
     default=1,
     show_default=True,
-    help="Processes on this machine that share each batch, started by mpiexec (needs mpi4py).",
+    help="Processes on this machine that share each batch (needs mpi4py).",
 )
 @click.option(
     "--dist-option",
