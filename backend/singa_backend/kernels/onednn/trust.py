@@ -308,7 +308,7 @@ ROWS: tuple[Untrusted, ...] = (
     Untrusted(
         "^ref", "softmax", _sizes_of_one, "computes a wrong step if an axis of size 1 is not in C order", f"{SEEN}, d446428779"
     ),
-    Untrusted("^ref", "resampling_forward", _adds, "adds a wrong previous value", f"{SEEN}, 3380d0e01e"),
+    Untrusted("^ref", "(eltwise|resampling)_forward", _adds, "adds a wrong previous value", f"{SEEN}, 3380d0e01e"),
     Untrusted(
         "^ref",
         "(pooling|batch_normalization)_backward",
