@@ -20,7 +20,7 @@ from click.core import ParameterSource
 from singa_backend.collectives import LocalGroup, communicator, launched_size
 from singa_backend.collectives.communicator import total
 from singa_backend.errors import InvalidInput
-from singa_backend.io.files import STANDARD_OUTPUT, check, is_regular
+from singa_backend.io.places import STANDARD_OUTPUT, check, is_regular
 
 from ._common import (
     OUTPUT,
