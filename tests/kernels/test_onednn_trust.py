@@ -241,6 +241,17 @@ def _resampled_sum() -> Case:
     return Case(partial(make, True), partial(make, False), inputs, outputs, expected, preferred=False)
 
 
+def _shifted_rows() -> Case:
+    x, rows = np.array([[7, 8], [9, 10]], s8), np.zeros((2, 3), f32)[:, :2]
+
+    def make(gap: bool) -> Primitive:
+        attributes = Attributes().set_zero_points(dnn.args.FROM, 0)
+        return dnn.reorder(described(x), described(rows if gap else rows.copy()), attributes=attributes)
+
+    inputs = {dnn.args.FROM: x, dnn.args.zero_points(dnn.args.FROM): np.ones(1, s32)}
+    return Case(partial(make, True), partial(make, False), inputs, {dnn.args.TO: rows})
+
+
 def _pooled_gaps() -> Case:
     def make(step: int) -> Primitive:
         src, dst = MemoryDesc.of(f32, (1, 2, 4, 4), (8 * step, 4 * step, step, 1)), MemoryDesc.of(f32, (1, 2, 2, 2))
@@ -319,7 +330,8 @@ CASES: dict[tuple[str, str], Callable[[], Case]] = {
     ("^jit:uni", "binary"): _operand_of_samples,
     ("^(jit:uni|simple)", "layer_normalization"): _normalized_gaps,
     ("^ref", "softmax"): _one_channel,
-    ("^ref", "resampling_forward"): _resampled_sum,
+    ("^ref", "(eltwise|resampling)_forward"): _resampled_sum,
+    ("^jit", "reorder"): _shifted_rows,
     ("^ref", "(pooling|batch_normalization)_backward"): _pooled_gaps,
     (r"^conv:any\+ref", "deconvolution_forward"): _transposed_gaps,
     (r"^brg_conv:.*\+brgconv_strided", "deconvolution_forward"): _divided_rows,

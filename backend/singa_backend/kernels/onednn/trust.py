@@ -177,6 +177,10 @@ def _adds(c: Candidate) -> bool:
     return c.attributes.adds
 
 
+def _shifted_gaps(c: Candidate) -> bool:
+    return bool(c.attributes.shifted) and _gaps(c)
+
+
 def _from_the_first_state(c: Candidate) -> bool:
     return c.number("direction") == DIRECTION["left2right"] and c.md(SRC_ITER) is None
 
@@ -334,6 +338,7 @@ ROWS: tuple[Untrusted, ...] = (
     Untrusted(
         "^gemm", "matmul", _degenerate_row, "fails if the step of the only row is less than its size", f"{SEEN}, 2854d0dae0"
     ),
+    Untrusted("^jit", "reorder", _shifted_gaps, "applies no zero point to narrow rows with gaps between them"),
     Untrusted(
         "(?<!gemm:)jit",
         "(de)?convolution|pooling",
