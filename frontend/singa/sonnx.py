@@ -14,7 +14,8 @@ from onnx.external_data_helper import convert_model_to_external_data
 
 from singa_backend import dtypes
 from singa_backend.errors import InvalidInput, InvalidModel
-from singa_backend.io.files import free_name, new_folder, staged
+from singa_backend.io.files import new_folder, staged
+from singa_backend.io.places import free_name
 from singa_backend.proto.load import load_model
 from singa_backend.proto.save import data_name, locations, locations_in_place, old_data, tensors
 from singa_backend.proto.save import save as write_model

@@ -27,8 +27,9 @@ from singa import sonnx
 from singa.cli import main
 from singa_backend import InvalidInput, InvalidModel
 from singa_backend.io import files, temporary
-from singa_backend.io.files import Stage, check, staged, staged_folder, write_bytes, write_npz, write_text, writing
-from singa_backend.io.temporary import PREFIX
+from singa_backend.io.files import Stage, staged, staged_folder, write_bytes, write_npz, write_text, writing
+from singa_backend.io.places import check
+from singa_backend.io.temporary import PREFIX, claim
 from singa_backend.proto.named_arrays import named_arrays
 from singa_backend.proto.save import save
 
@@ -134,7 +135,7 @@ SAFE = {
 }
 """Files that write without the door, and where."""
 
-ROOM = ("singa_backend/io/files.py", "singa_backend/io/temporary.py")
+ROOM = tuple(f"singa_backend/io/{name}.py" for name in ("files", "growing", "places", "temporary"))
 """The door."""
 
 
@@ -339,11 +340,15 @@ def test_a_file_system_on_which_every_lock_is_taken(tmp_path: Path, monkeypatch:
 
 
 def test_a_folder_that_cannot_be_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(path: object) -> Any:
-        raise PermissionError(13, "Permission denied")
+    scandir = os.scandir
+
+    def refuse(path: Any = ".") -> Any:
+        if path == tmp_path:
+            raise PermissionError(13, "Permission denied")
+        return scandir(path)
 
     with monkeypatch.context() as patched:
-        patched.setattr(os, "listdir", refuse)
+        patched.setattr(os, "scandir", refuse)
         save(model(1), tmp_path / "m.onnx")
     assert listed(tmp_path) == ["m.onnx"]
 
@@ -377,7 +382,7 @@ def test_the_next_write_removes_what_the_dead_left_and_nothing_else(tmp_path: Pa
 
 
 def test_a_journal_removes_only_the_files_that_it_means(tmp_path: Path) -> None:
-    """A folder of that name may come from an archive of someone else."""
+    """A folder of that name may come from an archive of someone else, even with the mark."""
     (tmp_path / "mine").write_text("keep")
     (tmp_path / "in").mkdir()
     same = os.stat(tmp_path / "mine")
@@ -385,10 +390,20 @@ def test_a_journal_removes_only_the_files_that_it_means(tmp_path: Path) -> None:
     listing = [{n: [same.st_ino, same.st_size, t]} for n, t in names]
     journals = [json.dumps({"main": "m", "placed": {}, "stale": stale}) for stale in listing]
     for text in (*journals, '{"main": 3, "placed": [], "stale": {}}', "[" * 100_000, "\0", "{}"):
-        (tmp_path / f"{PREFIX}x" / "new").mkdir(parents=True)
-        (tmp_path / f"{PREFIX}x" / "lock").write_text(text)
+        top, lock = claim(tmp_path)
+        (top / "new").mkdir()
+        os.write(lock, text.encode())
+        os.close(lock)
         write_text(tmp_path / "a", "")
         assert listed(tmp_path) == ["a", "in", "mine"] and (tmp_path / "mine").read_text() == "keep"
+
+
+def test_a_folder_without_the_mark_stays(tmp_path: Path) -> None:
+    folder = tmp_path / f"{PREFIX}x"
+    folder.mkdir()
+    (folder / "lock").write_text("keep")
+    write_text(tmp_path / "a", "")
+    assert listed(tmp_path) == [folder.name, "a"] and (folder / "lock").read_text() == "keep"
 
 
 def test_a_process_that_was_forked_does_not_remove_what_its_parent_writes(tmp_path: Path) -> None:

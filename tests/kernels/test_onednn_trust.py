@@ -19,7 +19,7 @@ from tests.kernels.test_onednn import channels_last, close, convolved, described
 from singa_backend.kernels import onednn as dnn
 from singa_backend.kernels.onednn import Attributes, MemoryDesc, NotTrusted, Primitive, backward, constants, primitives, trust
 from singa_backend.kernels.onednn.memory import dims
-from singa_backend.kernels.onednn.trust import ROWS, SEEN, Candidate, Row, refusal
+from singa_backend.kernels.onednn.trust import ROWS, SEEN, Candidate, Untrusted, refusal
 
 pytestmark = pytest.mark.skipif(dnn.library() is None, reason=f"oneDNN is not available: {dnn.missing()}")
 
@@ -96,7 +96,7 @@ def product(implementation: str, src: Sequence[int], columns: int, steps: Sequen
     return StandIn("matmul", implementation, mds, **further)
 
 
-def offered(row: Row, make: Callable[[], Candidate | Primitive]) -> tuple[Candidate, Any]:
+def offered(row: Untrusted, make: Callable[[], Candidate | Primitive]) -> tuple[Candidate, Any]:
     """A stand-in, or the implementation of a row among those that oneDNN offers for a primitive; and what keeps it."""
     recorded: list[Candidate] = []
     with pytest.MonkeyPatch.context() as patch:
@@ -241,6 +241,17 @@ def _resampled_sum() -> Case:
     return Case(partial(make, True), partial(make, False), inputs, outputs, expected, preferred=False)
 
 
+def _shifted_rows() -> Case:
+    x, rows = np.array([[7, 8], [9, 10]], s8), np.zeros((2, 3), f32)[:, :2]
+
+    def make(gap: bool) -> Primitive:
+        attributes = Attributes().set_zero_points(dnn.args.FROM, 0)
+        return dnn.reorder(described(x), described(rows if gap else rows.copy()), attributes=attributes)
+
+    inputs = {dnn.args.FROM: x, dnn.args.zero_points(dnn.args.FROM): np.ones(1, s32)}
+    return Case(partial(make, True), partial(make, False), inputs, {dnn.args.TO: rows})
+
+
 def _pooled_gaps() -> Case:
     def make(step: int) -> Primitive:
         src, dst = MemoryDesc.of(f32, (1, 2, 4, 4), (8 * step, 4 * step, step, 1)), MemoryDesc.of(f32, (1, 2, 2, 2))
@@ -319,7 +330,8 @@ CASES: dict[tuple[str, str], Callable[[], Case]] = {
     ("^jit:uni", "binary"): _operand_of_samples,
     ("^(jit:uni|simple)", "layer_normalization"): _normalized_gaps,
     ("^ref", "softmax"): _one_channel,
-    ("^ref", "resampling_forward"): _resampled_sum,
+    ("^ref", "(eltwise|resampling)_forward"): _resampled_sum,
+    ("^jit", "reorder"): _shifted_rows,
     ("^ref", "(pooling|batch_normalization)_backward"): _pooled_gaps,
     (r"^conv:any\+ref", "deconvolution_forward"): _transposed_gaps,
     (r"^brg_conv:.*\+brgconv_strided", "deconvolution_forward"): _divided_rows,
@@ -372,11 +384,11 @@ def _gru(hidden: int) -> Candidate:
     return StandIn("lbr_gru_forward", "brgemm:avx512_core", {dnn.args.WEIGHTS: MemoryDesc.of(f32, (1, 1, 5, 3, hidden))})
 
 
-def case_of(row: Row) -> Case:
+def case_of(row: Untrusted) -> Case:
     return CASES[row.implementation, row.kind]()
 
 
-def names(rows: Sequence[Row]) -> list[str]:
+def names(rows: Sequence[Untrusted]) -> list[str]:
     return [f"{r.implementation} {r.kind}" for r in rows]
 
 
@@ -388,7 +400,7 @@ def test_each_row_has_a_case() -> None:
 
 
 @pytest.mark.parametrize("row", ROWS, ids=names(ROWS))
-def test_the_condition_holds_on_a_drawn_case_and_not_on_an_ordinary_one(row: Row) -> None:
+def test_the_condition_holds_on_a_drawn_case_and_not_on_an_ordinary_one(row: Untrusted) -> None:
     case = case_of(row)
     faulty, kept = offered(row, case.drawn)
     assert re.search(row.implementation, faulty.implementation) and re.match(row.kind, faulty.kind)
@@ -405,7 +417,7 @@ SHOWN = [row for row in ROWS if row.source.startswith(SEEN)]
 
 
 @pytest.mark.parametrize("row", SHOWN, ids=names(SHOWN))
-def test_what_replaces_a_faulty_implementation_is_right(row: Row) -> None:
+def test_what_replaces_a_faulty_implementation_is_right(row: Untrusted) -> None:
     case, lib = case_of(row), dnn.library()
     try:
         primitive = case.drawn()
@@ -439,7 +451,7 @@ def test_the_page_has_the_table() -> None:
 
 
 @pytest.mark.parametrize("row", [ROWS[0], ROWS[3], ROWS[10]], ids=["gradient", "product", "nested convolution"])
-def test_the_walk_ends_at_the_same_implementation_if_the_cache_is_full(row: Row) -> None:
+def test_the_walk_ends_at_the_same_implementation_if_the_cache_is_full(row: Untrusted) -> None:
     """oneDNN repeats implementations for a descriptor that begins with one that was compiled."""
     case = case_of(row)
     seen = []

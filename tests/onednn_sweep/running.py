@@ -195,11 +195,11 @@ class Walker:
         self.index = index
         self.offered: list[tuple[str, str]] = []
 
-    def __call__(self, candidate: trust.Candidate) -> trust.Refusal | None:
+    def __call__(self, candidate: trust.Candidate) -> trust.Skipped | None:
         refused = trust.refusal(candidate)
         self.offered.append((candidate.implementation, "" if refused is None else refused.reason))
         if self.index is None or len(self.offered) <= self.index:
-            return trust.Refusal(candidate.implementation, "passed over")
+            return trust.Skipped(candidate.implementation, "passed over")
         return None
 
 

@@ -18,7 +18,8 @@ from onnx import ModelProto
 from .. import dtypes
 from ..errors import InvalidInput, UnsupportedModel
 from ..io.archives import read_bytes, read_json
-from ..io.files import StrPath, staged, staged_folder
+from ..io.files import staged, staged_folder
+from ..io.places import StrPath
 from ..passes.head import replace_head
 from .adapter import Adapter, LowRank, safetensors_numpy
 from .matching import Wanted, match

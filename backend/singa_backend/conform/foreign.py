@@ -27,7 +27,8 @@ from ..comparison.tolerances import FOREIGN
 from ..engines.oracle import Oracle
 from ..errors import InvalidInput
 from ..io.archives import open_arrays
-from ..io.files import check_folder_of, remove, write_bytes, write_text
+from ..io.files import remove, write_bytes, write_text
+from ..io.places import check_folder_of
 from ..proto.load import load_model
 from ..rendering import json_text
 from ..rendering import markdown as md

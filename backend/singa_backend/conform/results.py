@@ -19,8 +19,9 @@ import onnx
 from ..devices.device import device_count
 from ..errors import first_line
 from ..io.archives import read_json
-from ..io.files import check_folder_of, write_text
+from ..io.files import write_text
 from ..io.junit import JUnitCase, write_suite
+from ..io.places import check_folder_of
 from ..proto.schemas import DOMAINS
 from ..rendering import json_text
 from .cases import ConformanceError

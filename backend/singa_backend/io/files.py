@@ -27,35 +27,25 @@ link.
 from __future__ import annotations
 
 import errno
-import hashlib
 import os
 import shutil
 import stat
 import sys
 import tempfile
 import zipfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, BinaryIO, TypeAlias
+from typing import Any, BinaryIO
 
 import numpy as np
 
 from ..errors import InvalidInput
+from .places import HEAD, StrPath, check_own, refused, standard, status
 from .temporary import NEW, claim, clean, finish, identity, write_journal
 
 _NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
 _NO_FOLDER_SYNC = {errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EBADF, errno.EACCES}
-
-_NO_LINK = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
-
-StrPath: TypeAlias = str | os.PathLike[str]
-
-HEAD = 4096
-"""The bytes at the beginning of a file that have its mark."""
-
-STANDARD_OUTPUT = Path("/dev/stdout")
-"""The standard output as a target; also on systems that have no file of this name."""
 
 
 class Stage:
@@ -89,13 +79,13 @@ class Stage:
     ) -> None:
         self.path, self.new, self.overwrite, self.mark, self._owner = Path(path), new, overwrite, mark, os.getpid()
         if mark is not None:
-            _check_own(self.path, mark)
-        found = _status(self.path)
+            check_own(self.path, mark)
+        found = status(self.path)
         self.target = Path(os.path.realpath(path))
         if found is not None and stat.S_ISDIR(found.st_mode):
             raise IsADirectoryError(errno.EISDIR, "there is a folder of that name")
-        self.through = found is not None and (not stat.S_ISREG(found.st_mode) or _standard(found) is not None)
-        if found is not None and not (os.access(self.path, os.W_OK) or _standard(found)):
+        self.through = found is not None and (not stat.S_ISREG(found.st_mode) or standard(found) is not None)
+        if found is not None and not (os.access(self.path, os.W_OK) or standard(found)):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
         if parents and not self.through:
             self.target.parent.mkdir(parents=True, exist_ok=True)
@@ -156,8 +146,8 @@ class Stage:
         if self.through:
             if parts:
                 raise InvalidInput(f"{self.path} is not a regular file: nothing can be written next to it", code="SX351")
-            found = _status(self.path)
-            handle = None if found is None else _standard(found)
+            found = status(self.path)
+            handle = None if found is None else standard(found)
             if handle is not None:  # after what was printed, which opening the file again would overwrite
                 sys.stdout.flush()
             with main.open("rb") as source, open(self.path if handle is None else os.dup(handle), "wb") as out:
@@ -172,7 +162,7 @@ class Stage:
         if self.mark is not None:
             with main.open("rb") as source:
                 assert self.mark in source.read(HEAD), f"{self.path} must have the mark {self.mark!r}"
-            _check_own(self.target, self.mark)
+            check_own(self.target, self.mark)
         placed = {str(p.relative_to(self.folder)): identity(p) for p in ((main, *parts) if self.new else parts)}
         stale = {n: identity(home / n) for n in self._stale if _is_regular(home / n)}
         if parts or stale or self.new:
@@ -323,7 +313,7 @@ def remove(path: StrPath, mark: bytes) -> bool:
         InvalidInput: it cannot be removed (SX351).
     """
     try:
-        _check_own(Path(path), mark)
+        check_own(Path(path), mark)
         os.unlink(path)
     except FileNotFoundError:
         return True
@@ -342,128 +332,6 @@ def remove_empty(folder: StrPath) -> None:
     """
     with suppress(OSError):
         os.rmdir(folder)
-
-
-class GrowingFile:
-    """A file to which bytes are appended, and the digest of all of them.
-
-    It is not opened through a link, and is new, or empty, or was continued: what follows its known beginning is then cut off.
-
-    Attributes:
-        path: the file.
-        size: its bytes.
-
-    Args:
-        path: the file.
-        mark: bytes in its first `HEAD` bytes, which a file that is continued must have.
-    """
-
-    _handle = -1
-
-    def __init__(self, path: StrPath, mark: bytes) -> None:
-        self.path, self.size, self._mark, self._digest = Path(path), 0, mark, hashlib.sha256()
-
-    def check(self) -> None:
-        """Refuse a file that cannot be written, a link, and a file that has content and is not continued; nothing is written.
-
-        Raises:
-            FileExistsError: the file has content.
-            InvalidInput: it cannot be written (SX351).
-        """
-        check(self.path, mark=b"")
-        if self._handle < 0 and self.path.exists() and self.path.stat().st_size:
-            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
-
-    def resume(self, size: int, digest: str) -> bool:
-        """Continue the file after its first bytes, if they are known.
-
-        Args:
-            size: the number of these bytes.
-            digest: their SHA-256.
-
-        Returns:
-            False if the file is absent or a link, does not begin with these bytes, or they do not have the mark.
-        """
-        state, left, head = hashlib.sha256(), size, b""
-        try:
-            handle = os.open(self.path, os.O_RDWR | os.O_APPEND | _NO_LINK)
-        except OSError:
-            return False
-        try:
-            with open(handle, "rb", closefd=False) as file:
-                if not stat.S_ISREG(os.fstat(handle).st_mode):
-                    return False
-                while left and (block := file.read(min(left, 1 << 20))):
-                    head = head or block[:HEAD]
-                    state.update(block)
-                    left -= len(block)
-            if left or self._mark not in head or state.hexdigest() != digest:
-                return False
-            self.close()
-            self.size, self._digest, self._handle, handle = size, state, handle, -1
-        finally:
-            if handle >= 0:
-                os.close(handle)
-        return True
-
-    def open(self) -> None:
-        """Create the file, or cut off what it has after the known bytes.
-
-        Raises:
-            InvalidInput: it cannot be written, or there is another file (SX351).
-        """
-        try:
-            if self._handle < 0:
-                self._handle = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | _NO_LINK, 0o666)
-                if not stat.S_ISREG(os.fstat(self._handle).st_mode) or os.fstat(self._handle).st_size:
-                    raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
-            elif os.fstat(self._handle).st_size > self.size:
-                os.ftruncate(self._handle, self.size)
-        except OSError as error:
-            raise refused(self.path, error) from None
-
-    def append(self, data: bytes) -> None:
-        """Write at the end.
-
-        Args:
-            data: the bytes.
-
-        Raises:
-            InvalidInput: the file cannot be written (SX351).
-        """
-        try:
-            left = memoryview(data)
-            while left:
-                left = left[os.write(self._handle, left) :]
-        except OSError as error:
-            raise refused(self.path, error) from None
-        self._digest.update(data)
-        self.size += len(data)
-
-    def sync(self) -> dict[str, Any]:
-        """Flush to the disk.
-
-        Returns:
-            The number of bytes and their SHA-256, as `resume` takes them: "bytes" and "sha256".
-
-        Raises:
-            InvalidInput: the file cannot be written (SX351).
-        """
-        if self._handle >= 0:
-            try:
-                os.fsync(self._handle)
-            except OSError as error:
-                raise refused(self.path, error) from None
-        return {"bytes": self.size, "sha256": self._digest.hexdigest()}
-
-    def close(self) -> None:
-        """Close the file."""
-        handle, self._handle = self._handle, -1
-        if handle >= 0:
-            os.close(handle)
-
-    def __del__(self) -> None:
-        self.close()
 
 
 def write_npz(target: StrPath | BinaryIO, arrays: Mapping[str, Any]) -> None:
@@ -507,7 +375,7 @@ def staged_folder(path: StrPath) -> Iterator[Path]:
         InvalidInput: the folder cannot be written (SX351).
     """
     try:
-        found = _status(Path(path))
+        found = status(Path(path))
         target = Path(os.path.realpath(path))
         if found is not None and stat.S_ISDIR(found.st_mode):
             clean(target.parent)
@@ -565,113 +433,6 @@ def names_in(path: StrPath) -> list[str]:
         raise refused(path, error) from None
 
 
-def check(path: StrPath, *, parents: bool = False, keeps: Iterable[StrPath | None] = (), mark: bytes | None = None) -> None:
-    """Refuse a file that cannot be written, before the work whose result it holds; nothing is created.
-
-    Args:
-        path: the file.
-        parents: its folder will be created.
-        keeps: files that are read and must remain, which the file must not be; None for none.
-        mark: of a name that the user has not chosen; see Stage.
-
-    Raises:
-        InvalidInput: its folder does not exist or cannot be written, there is a folder of that name, it is one of the files to
-            keep, or there is a file without the mark (SX351).
-    """
-    try:
-        if mark is not None:
-            _check_own(Path(path), mark)
-        found = _status(Path(path))
-        home = Path(os.path.realpath(path)).parent
-        if found is not None and stat.S_ISDIR(found.st_mode):
-            raise IsADirectoryError(errno.EISDIR, "there is a folder of that name")
-        if found is not None and not (os.access(path, os.W_OK) or _standard(found)):
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-        if found is None or (stat.S_ISREG(found.st_mode) and _standard(found) is None):
-            _check_home(_nearest(home) if parents else home)
-        if found is not None and stat.S_ISREG(found.st_mode):
-            for other in keeps:
-                if other is not None and os.path.exists(other) and os.path.samefile(path, other):
-                    raise FileExistsError(errno.EEXIST, "it would replace a file that is read here; write to another file")
-    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
-        raise refused(path, error) from None
-
-
-def check_folder(path: StrPath) -> None:
-    """Refuse a folder in which no files can be written, or that cannot be created, before the work; nothing is created.
-
-    Args:
-        path: the folder.
-
-    Raises:
-        InvalidInput: there is a file of that name, or in place of a folder above it, or it is not writable (SX351).
-    """
-    try:
-        _check_home(_nearest(Path(os.path.realpath(path))))
-    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
-        raise refused(path, error) from None
-
-
-def check_folder_of(path: StrPath, names: Iterable[str], mark: bytes) -> None:
-    """Refuse a folder as `check_folder` does, or because it has other files of the names that will be written there.
-
-    Args:
-        path: the folder.
-        names: the names.
-        mark: of the files; see Stage.
-
-    Raises:
-        InvalidInput: a file cannot be written (SX351).
-    """
-    check_folder(path)
-    for name in names:
-        check(Path(path, name), parents=True, mark=mark)
-
-
-def is_regular(path: StrPath) -> bool:
-    """Whether a target is, or would be, a regular file, which has a folder for further files.
-
-    Args:
-        path: the target.
-
-    Returns:
-        False for a folder, a device, a pipe, and the file that is the standard output.
-    """
-    found = _status(Path(path))
-    return found is None or (stat.S_ISREG(found.st_mode) and _standard(found) is None)
-
-
-def refused(path: StrPath, error: OSError | ValueError) -> InvalidInput:
-    """Return the error for a file that cannot be written.
-
-    Args:
-        path: the file.
-        error: the system's error.
-
-    Returns:
-        The typed error, with the words of the system.
-    """
-    return InvalidInput(f"{os.fspath(path)} cannot be written: {getattr(error, 'strerror', None) or error}", code="SX351")
-
-
-def free_name(folder: Path, name: str) -> str:
-    """Return a name that no file of a folder has.
-
-    Args:
-        folder: the folder.
-        name: the preferred name.
-
-    Returns:
-        The name; with a number before its last suffix if there is a file of that name.
-    """
-    stem, suffix = os.path.splitext(name)
-    found, i = name, 0
-    while os.path.lexists(folder / found):
-        i += 1
-        found = f"{stem}.{i}{suffix}"
-    return found
-
-
 def _without_objects(name: str, array: np.ndarray) -> np.ndarray:
     """An array of `str` objects as one of text; any other array unchanged."""
     if array.dtype != object:
@@ -686,65 +447,12 @@ def _without_objects(name: str, array: np.ndarray) -> np.ndarray:
 # --- parts of a stage -------------------------------------------------------------------------------------------------
 
 
-def _nearest(folder: Path) -> Path:
-    """The folder, or the nearest one above it that exists."""
-    return next((p for p in (folder, *folder.parents) if os.path.lexists(p)), folder)
-
-
-def _check_home(home: Path) -> None:
-    """Raise OSError unless files can be created in a folder."""
-    if not os.path.lexists(home):
-        raise FileNotFoundError(errno.ENOENT, f"the folder {home} does not exist")
-    if not home.is_dir():
-        raise NotADirectoryError(errno.ENOTDIR, f"{home} is not a folder")
-    if not os.access(home, os.W_OK | os.X_OK):
-        raise PermissionError(errno.EACCES, f"the folder {home} is not writable")
-
-
-def _check_own(path: Path, mark: bytes) -> None:
-    """Raise FileExistsError unless there is nothing at a path, or an empty file, or a regular file with this mark."""
-    try:
-        if path.is_symlink():
-            raise FileExistsError(errno.EEXIST, "there is a link of that name, which is not followed")
-        handle = os.open(path, os.O_RDONLY | _NO_LINK)
-    except (FileNotFoundError, NotADirectoryError):
-        return
-    except ValueError as error:  # a NUL, or what the file system cannot encode
-        raise OSError(errno.EINVAL, str(error)) from None
-    try:
-        if not stat.S_ISREG(os.fstat(handle).st_mode):
-            raise FileExistsError(errno.EEXIST, "what has that name is not a regular file")
-        head = os.read(handle, HEAD)
-    finally:
-        os.close(handle)
-    if head and mark not in head:
-        raise FileExistsError(errno.EEXIST, "there is a file of that name that this program has not written; move or remove it")
-
-
 def _is_regular(path: Path) -> bool:
     """Whether there is a regular file at a path; False for a link."""
     try:
         return stat.S_ISREG(os.lstat(path).st_mode)
     except OSError:
         return False
-
-
-def _status(path: Path) -> os.stat_result | None:
-    try:
-        return os.fstat(1) if path == STANDARD_OUTPUT else os.stat(path)
-    except FileNotFoundError:
-        return None
-    except ValueError as error:  # a NUL, or what the file system cannot encode
-        raise OSError(errno.EINVAL, str(error)) from None
-
-
-def _standard(found: os.stat_result) -> int | None:
-    """The handle of standard output or standard error, if it is this file."""
-    for handle in (1, 2):
-        with suppress(OSError):
-            if os.path.samestat(os.fstat(handle), found):
-                return handle
-    return None
 
 
 def _move(source: Path, target: Path, overwrite: bool) -> None:
@@ -768,7 +476,7 @@ def _move(source: Path, target: Path, overwrite: bool) -> None:
 
 def _keep_mode(old: Path, new: Path) -> None:
     """Give a new file the owner and the permissions of the one that it replaces."""
-    found = _status(old)
+    found = status(old)
     if found is not None:
         if (found.st_uid, found.st_gid) != (new.stat().st_uid, new.stat().st_gid):
             with suppress(OSError, AttributeError):  # permitted to few users

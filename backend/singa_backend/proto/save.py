@@ -20,7 +20,7 @@ from onnx import GraphProto, ModelProto, NodeProto, TensorProto, numpy_helper
 
 from .. import dtypes
 from ..errors import InvalidInput, InvalidModel
-from ..io import files
+from ..io import files, places
 from . import tensor_data
 from .checker import require_valid
 from .messages import graphs
@@ -151,7 +151,7 @@ def old_data(target: Path) -> set[str]:
 def locations_in_place(target: Path) -> set[str]:
     """The files of external data that a model in place refers to; none if there is no model."""
     try:
-        return set(locations(ModelProto.FromString(target.read_bytes()))) if files.is_regular(target) else set()
+        return set(locations(ModelProto.FromString(target.read_bytes()))) if places.is_regular(target) else set()
     except (OSError, DecodeError):
         return set()
 

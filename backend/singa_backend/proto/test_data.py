@@ -15,7 +15,7 @@ from onnx import MapProto, ModelProto, OptionalProto, SequenceProto, TensorProto
 
 from .. import dtypes, limits
 from ..errors import InvalidInput, InvalidModel
-from ..io import files
+from ..io import files, places
 from ..io.archives import read_bytes
 from . import tensor_data
 
@@ -90,14 +90,14 @@ def check_folder(folder: Path) -> None:
     Raises:
         InvalidInput: a file cannot be written, or would replace another one (SX351).
     """
-    files.check_folder_of(folder, [_MODEL], _MARK)
+    places.check_folder_of(folder, [_MODEL], _MARK)
     data = folder / _DATA
     if not os.path.lexists(data):
         return
     if not _is_written(folder):
         error = FileExistsError(errno.EEXIST, "there are data that this program has not written; pass a new folder")
-        raise files.refused(data, error)
-    files.check_folder_of(data, filter(_PART.fullmatch, files.names_in(data)), b"")
+        raise places.refused(data, error)
+    places.check_folder_of(data, filter(_PART.fullmatch, files.names_in(data)), b"")
 
 
 def _is_written(folder: Path) -> bool:
@@ -114,7 +114,7 @@ def free_folder(folder: Path) -> Path:
     try:
         check_folder(folder)
     except InvalidInput:
-        return folder.with_name(files.free_name(folder.parent, folder.name))
+        return folder.with_name(places.free_name(folder.parent, folder.name))
     return folder
 
 

@@ -10,8 +10,9 @@ from typing import Any
 
 from ..errors import InvalidInput
 from ..io.archives import read_json
-from ..io.files import check, check_folder, write_text
+from ..io.files import write_text
 from ..io.junit import JUnitCase, write_suite
+from ..io.places import check, check_folder
 from ..rendering import json_text
 from .settings import SweepSettings
 

@@ -27,7 +27,8 @@ from singa_backend.collectives import Communicator
 from singa_backend.collectives.communicator import copied, total
 from singa_backend.errors import InvalidInput, SonnxError
 from singa_backend.io.archives import open_archive
-from singa_backend.io.files import refused, remove, staged, write_copy
+from singa_backend.io.files import remove, staged, write_copy
+from singa_backend.io.places import refused
 from singa_backend.kernels.options import MOST_THREADS
 from singa_backend.kernels.options import options as plan_options
 

@@ -21,7 +21,9 @@ from pathlib import Path
 from typing import Any
 
 from singa_backend.errors import InvalidInput, MissingDependency
-from singa_backend.io.files import GrowingFile, check_folder, names_in, new_folder, remove
+from singa_backend.io.files import names_in, new_folder, remove
+from singa_backend.io.growing import GrowingFile
+from singa_backend.io.places import check_folder
 
 _EVENTS = re.compile(r"events\.out\.tfevents\.(\d{6})\.([0-9a-f]{8})\.sonnx")
 

@@ -182,7 +182,7 @@ class OutputPath(click.Path):
             first = context.meta.setdefault(_STANDARD_OUTPUT, param.opts[0])
             if first != param.opts[0]:
                 self.fail(f"must be a file, got '-': {first} goes to standard output already", param, context)
-        from singa_backend.io.files import STANDARD_OUTPUT
+        from singa_backend.io.places import STANDARD_OUTPUT
 
         return STANDARD_OUTPUT
 
@@ -366,7 +366,7 @@ def check_places(
     Raises:
         InvalidInput: A file or a folder cannot be written, or a document would replace another file (SX351).
     """
-    from singa_backend.io.files import check, check_folder, check_folder_of
+    from singa_backend.io.places import check, check_folder, check_folder_of
 
     for path in filter(None, files):
         check(path, parents=True)

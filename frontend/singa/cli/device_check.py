@@ -12,7 +12,8 @@ import click
 
 from singa_backend.conform import device_check
 from singa_backend.conform.device_check_page import page
-from singa_backend.io.files import check_folder_of, write_text
+from singa_backend.io.files import write_text
+from singa_backend.io.places import check_folder_of
 
 from ._common import NO, OUTPUT_FOLDER, SECONDS, echo, exit_codes, json_option, processes_option, show, write_json, wrote
 from ._device_stages import STAGES, VERSIONS

@@ -100,8 +100,9 @@ def command(
         raise click.UsageError(f"the report of onnxruntime's operators has all of them: use --select {MICROSOFT}")
     check_places(target, folders=(folder,), pages=(reports, microsoft.FILES if whole else summary.FILES))
     if graphs:
+        from singa_backend.conform.fuzz.graphs import summary as graphs_summary
+
         from ._graphs import detail, many
-        from ._graphs import summary as graphs_summary
 
         check_places(pages=(reports, graphs_summary.FILES))
         if only is not None:

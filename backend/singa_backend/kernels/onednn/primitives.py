@@ -44,7 +44,7 @@ from .constants import QUERY, QUERY_IMPLEMENTATION
 from .loading import Library, NotTrusted, OneDnnError, Unimplemented, needed, threads, using_threads
 from .memory import Attributes, Memory, MemoryDesc, Owner, code, content, dims
 from .signals import moves_stack
-from .trust import Candidate, Refusal, refusal
+from .trust import Candidate, Skipped, refusal
 
 _INT8 = (np.dtype(np.int8), np.dtype(np.uint8))
 _EXACT_INT8 = ("vnni", "amx")
@@ -84,7 +84,7 @@ class Primitive(Owner):
         lib = needed()
         super().__init__(pd, lib.functions["primitive_desc_destroy"])
         self.kind = kind
-        self.refused: tuple[Refusal, ...] = ()
+        self.refused: tuple[Skipped, ...] = ()
         self.describe()
         self.threads = threads()
         self.executable = 0  # see `_compile`

@@ -93,7 +93,7 @@ class Candidate:
 TENSORS = ("src", "weights", "dst", "diff_src", "diff_weights", "diff_dst")
 
 
-class Row(NamedTuple):
+class Untrusted(NamedTuple):
     """An implementation that is not trusted under a condition.
 
     Attributes:
@@ -114,7 +114,7 @@ class Row(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Refusal:
+class Skipped:
     """An implementation that was skipped.
 
     Attributes:
@@ -129,7 +129,7 @@ class Refusal:
         return f"{self.implementation}: {self.reason}"
 
 
-def refusal(candidate: Candidate) -> Refusal | None:
+def refusal(candidate: Candidate) -> Skipped | None:
     """Why an implementation is not trusted.
 
     Args:
@@ -140,12 +140,12 @@ def refusal(candidate: Candidate) -> Refusal | None:
     """
     for row in _rows(candidate.kind, candidate.implementation):
         if row.condition(candidate):
-            return Refusal(candidate.implementation, row.reason)
+            return Skipped(candidate.implementation, row.reason)
     return None
 
 
 @cache
-def _rows(kind: str, implementation: str) -> tuple[Row, ...]:
+def _rows(kind: str, implementation: str) -> tuple[Untrusted, ...]:
     return tuple(r for r in ROWS if re.match(r.kind, kind) and re.search(r.implementation, implementation))
 
 
@@ -175,6 +175,10 @@ def _operand_gaps(c: Candidate) -> bool:
 
 def _adds(c: Candidate) -> bool:
     return c.attributes.adds
+
+
+def _shifted_gaps(c: Candidate) -> bool:
+    return bool(c.attributes.shifted) and _gaps(c)
 
 
 def _from_the_first_state(c: Candidate) -> bool:
@@ -280,72 +284,77 @@ def _few_hidden(c: Candidate) -> bool:
 
 AMX = "avx512_core_amx"
 
-ROWS: tuple[Row, ...] = (
-    Row(
+ROWS: tuple[Untrusted, ...] = (
+    Untrusted(
         "jit_1x1",
         "(de)?convolution_backward_weights",
         _strided,
         "writes after its part of the scratchpad with a stride above 1 and few channels",
         f"{SEEN}, issue 6035, in 3.13 too",
     ),
-    Row("sse41", "", _always, "reads operands that are not aligned by instructions that need it"),
-    Row(
+    Untrusted("sse41", "", _always, "reads operands that are not aligned by instructions that need it"),
+    Untrusted(
         "^ref",
         "(lstm|vanilla_rnn)_backward",
         _from_the_first_state,
         "computes a wrong gradient of the recurrent weights from left to right without a first state",
         f"{SEEN}, in 3.13 too",
     ),
-    Row("brg|jit", "", _operand_gaps, "reads the operand of a binary post-op as if it had no gaps", f"{SEEN}, c21c4cb3aa"),
-    Row(
+    Untrusted("brg|jit", "", _operand_gaps, "reads the operand of a binary post-op as if it had no gaps", f"{SEEN}, c21c4cb3aa"),
+    Untrusted(
         "^jit:uni",
         "binary",
         _operand_of_samples,
         "reads the operand of a post-op with one value for each channel at wrong places if all further axes have size 1",
         f"{SEEN}, in 3.13 too",
     ),
-    Row("^(jit:uni|simple)", "layer_normalization", _gaps, "writes into the gaps between rows", f"{SEEN}, in 3.13 too"),
-    Row("^ref", "softmax", _sizes_of_one, "computes a wrong step if an axis of size 1 is not in C order", f"{SEEN}, d446428779"),
-    Row("^ref", "(eltwise|resampling)_forward", _adds, "adds a wrong previous value", f"{SEEN}, 3380d0e01e"),
-    Row(
+    Untrusted("^(jit:uni|simple)", "layer_normalization", _gaps, "writes into the gaps between rows", f"{SEEN}, in 3.13 too"),
+    Untrusted(
+        "^ref", "softmax", _sizes_of_one, "computes a wrong step if an axis of size 1 is not in C order", f"{SEEN}, d446428779"
+    ),
+    Untrusted("^ref", "(eltwise|resampling)_forward", _adds, "adds a wrong previous value", f"{SEEN}, 3380d0e01e"),
+    Untrusted(
         "^ref",
         "(pooling|batch_normalization)_backward",
         _gaps,
         "clears or reads gaps as if there were none",
         f"{SEEN}, in 3.13 too",
     ),
-    Row(
+    Untrusted(
         r"^conv:any\+ref",
         "deconvolution_forward",
         _gaps,
         "needs more scratchpad than it reports if there are gaps",
         f"{SEEN}, in 3.13 too",
     ),
-    Row(
+    Untrusted(
         r"^brg_conv:.*\+brgconv_strided",
         "deconvolution_forward",
         _divided_rows,
         "adds the bias, or applies post-ops, once for each part of a window with a stride, if it is too large for a cache",
         f"{SEEN}, 56825411fc",
     ),
-    Row("^jit_uni_int8", "convolution_forward", _single_channels, "computes wrong depthwise sums with a binary post-op"),
-    Row("^gemm", "matmul", _degenerate_row, "fails if the step of the only row is less than its size", f"{SEEN}, 2854d0dae0"),
-    Row(
+    Untrusted("^jit_uni_int8", "convolution_forward", _single_channels, "computes wrong depthwise sums with a binary post-op"),
+    Untrusted(
+        "^gemm", "matmul", _degenerate_row, "fails if the step of the only row is less than its size", f"{SEEN}, 2854d0dae0"
+    ),
+    Untrusted("^jit", "reorder", _shifted_gaps, "applies no zero point to narrow rows with gaps between them"),
+    Untrusted(
         "(?<!gemm:)jit",
         "(de)?convolution|pooling",
         _bytes_wrap,
         "computes offsets above 2 GiB in 32 bits",
         "c07fe05d9c, 317e45e138, b552ce7c6f, d13fd38f9e, 1324dda5b9, 887c9d704b, 75b1257032; not run",
     ),
-    Row("brg", "(de)?convolution", _elements_wrap, "counts elements above 2^31 in 32 bits", "317e45e138; not run"),
-    Row(
+    Untrusted("brg", "(de)?convolution", _elements_wrap, "counts elements above 2^31 in 32 bits", "317e45e138; not run"),
+    Untrusted(
         "brg_?conv(_fwd)?:",
         "convolution_forward",
         _only_padding,
         "may have no code for windows in which all is padding",
         "1aaefb319b, issue 5942; 3.2 was right in 225 cases at AVX2",
     ),
-    Row(
+    Untrusted(
         "^brg_?conv(_fwd)?:.*amx",
         "convolution_forward",
         _steps_over,
@@ -353,7 +362,7 @@ ROWS: tuple[Row, ...] = (
         "c3d821b6ac; not run",
         (AMX,),
     ),
-    Row(
+    Untrusted(
         "^brg_?conv(_fwd)?:.*vnni",
         "convolution_forward",
         _divided_compensation,
@@ -361,7 +370,7 @@ ROWS: tuple[Row, ...] = (
         "e16ae685bc; not run",
         ("avx2_vnni", "avx512_core_vnni"),
     ),
-    Row(
+    Untrusted(
         "^brg_conv_fwd:avx512_core_(vnni|bf16|fp16)",
         "convolution_forward",
         _padded_signed,
@@ -369,7 +378,7 @@ ROWS: tuple[Row, ...] = (
         "issue 5080, 0dc2ca853c; not run, not in 3.2",
         ("avx512_core_vnni",),
     ),
-    Row(
+    Untrusted(
         "^brgconv_1x1:.*amx",
         "convolution_forward",
         _several_planes,
@@ -377,8 +386,10 @@ ROWS: tuple[Row, ...] = (
         "41643e2fcc; not run",
         (AMX,),
     ),
-    Row("^jit_1x1:.*amx", "convolution_forward", _always, "computes some last positions wrong", "9ba6789a1f; not run", (AMX,)),
-    Row(
+    Untrusted(
+        "^jit_1x1:.*amx", "convolution_forward", _always, "computes some last positions wrong", "9ba6789a1f; not run", (AMX,)
+    ),
+    Untrusted(
         "^brg:avx2_vnni",
         "matmul",
         _shifted_weights,
@@ -386,7 +397,7 @@ ROWS: tuple[Row, ...] = (
         "bf6d054771; not run",
         ("avx2_vnni",),
     ),
-    Row(
+    Untrusted(
         "^brg:",
         "matmul",
         _split_batch,
@@ -394,7 +405,7 @@ ROWS: tuple[Row, ...] = (
         "bdbdf3a8cc; not run",
         ("avx512_core",),
     ),
-    Row(
+    Untrusted(
         "^brgemm:avx512",
         "lbr_gru_forward",
         _few_hidden,
@@ -406,7 +417,7 @@ ROWS: tuple[Row, ...] = (
 """The rows; the first that holds is the reason."""
 
 
-def rows_of(isa: str) -> list[Row]:
+def rows_of(isa: str) -> list[Untrusted]:
     """The rows that concern a processor.
 
     Args:
