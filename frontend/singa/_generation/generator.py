@@ -295,7 +295,7 @@ class Generator:
     def chat_prompt(self, messages: Sequence[Mapping[str, Any]]) -> str:
         """Return the prompt of a conversation, by the chat template of the folder.
 
-        The template runs in a sandbox of jinja2.  The prompt contains the special tokens: pass it with `special_tokens=False`.
+        The template runs in a sandbox of jinja2, in a child process with bounded memory and time.  The prompt contains the special tokens: pass it with `special_tokens=False`.
 
         Args:
             messages: dicts with the texts `role`, such as "user", and `content`.
@@ -305,12 +305,12 @@ class Generator:
 
         Raises:
             InvalidInput: the folder has no template, or it refuses the messages (SX391).
+            ResourceExhausted: the template needs too much memory or time (SX600), or the deadline has passed (SX608).
             MissingDependency: jinja2 is not installed (SX700).
         """
-        if self._chat is None:
-            with spend(Budget(self._limits)):
-                self._chat = ChatTemplate(self.folder)
-        return self._chat.text(messages)
+        with spend(Budget(self._limits)):
+            self._chat = self._chat or ChatTemplate(self.folder)
+            return self._chat.text(messages)
 
     # --- a call
 
