@@ -97,7 +97,12 @@ STEPS = [
 ]
 """Templates that compute for a long time."""
 
-NESTED = ["{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "{{ " + "-" * 99999 + "1 }}", "{% if a %}" * 300 + "{% endif %}" * 300]
+NESTED = [
+    "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}",
+    "{{ " + "-" * 99999 + "1 }}",
+    "{% if a %}" * 300 + "{% endif %}" * 300,
+]
+"""Templates that need a deep stack."""
 
 PEAKS = """
 import json, resource, sys

@@ -44,7 +44,8 @@ class ChatTemplate:
 
     def __init__(self, folder: Path) -> None:
         if find_spec("jinja2") is None:
-            raise MissingDependency("chat templates are run by jinja2, which is not installed", hint="pip install 'sonnx[generate]'")
+            hint = "pip install 'sonnx[generate]'"
+            raise MissingDependency("chat templates are run by jinja2, which is not installed", hint=hint)
         config = folder / "tokenizer_config.json"
         section = Section.read(config) if config.is_file() else Section(config, "", {})
         text = _text(folder, section)
