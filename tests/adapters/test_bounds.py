@@ -27,19 +27,22 @@ def shared(count: int, size: int, rank: int = 1) -> bytes:
     out += struct.pack("<i3iI", 28 - 8, 1, 1, 1, 4) + struct.pack("<I", count)
     first = len(out)
     out += bytes(4 * count)
-    data = len(out)
-    out += struct.pack("<I", size) + bytes(size)
-    shape = len(out)
-    out += struct.pack("<I", rank) + struct.pack(f"<{rank}q", size // 4, *[1] * (rank - 1))
+    tables = []
     for i in range(count):
-        name, text = len(out), f"parameter{i:06}".encode()
-        out += struct.pack("<I", len(text)) + text + b"\0"
-        vtable = len(out)
         out += struct.pack("<6H", 12, 20, 4, 8, 12, 16)
-        table = len(out)
-        struct.pack_into("<I", out, first + 4 * i, table - (first + 4 * i))
-        places = [(place - table - at) & 0xFFFFFFFF for place, at in ((name, 4), (shape, 8), (data, 16))]
-        out += struct.pack("<iIIiI", table - vtable, places[0], places[1], 1, places[2])
+        tables.append(len(out))
+        struct.pack_into("<I", out, first + 4 * i, tables[i] - (first + 4 * i))
+        out += struct.pack("<iIIiI", 12, 0, 0, 1, 0)
+    for i, table in enumerate(tables):
+        struct.pack_into("<I", out, table + 4, len(out) - table - 4)
+        out += struct.pack("<I", 16) + f"parameter{i:07}".encode()
+    for at, content in (
+        (8, struct.pack(f"<I{rank}q", rank, size // 4, *[1] * (rank - 1))),
+        (16, struct.pack("<I", size) + bytes(size)),
+    ):
+        for table in tables:
+            struct.pack_into("<I", out, table + at, len(out) - table - at)
+        out += content
     return bytes(out)
 
 
