@@ -281,7 +281,8 @@ def _beams_searched(
 ) -> tuple[Array | None, ...]:
     """Search; the best sequences, their scores, and the scores before each token if they are kept."""
     if not 1 <= count <= beams.beams:
-        raise OperatorError(f"num_return_sequences must be in [1, num_beams={beams.beams}], got {count}", code="SX404")
+        what = f"num_return_sequences must be in [1, num_beams], got {count}, and num_beams is {beams.beams}"
+        raise OperatorError(what, code="SX404")
     start = model.prompt.shape[1]
     checked_lengths(start, most)
     steps: list[np.ndarray] = []
