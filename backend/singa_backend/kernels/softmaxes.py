@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import partial
 
 import numpy as np
@@ -12,8 +13,12 @@ from .elementwise import FLOATS
 from .lowering import F32, copy, emit, ordered, require_gradient, threads_for
 from .onednn import MemoryDesc, backward
 from .products import contiguous, described, merged
+from .sums import Sum
 from .table import GRADIENT, Site, gradient, kernel, worst
 from .values import ANY, FINITE, INFINITE, NAN, REACHED, Bound, Value, strides_of
+
+LONG = 1 << 16
+"""The elements of a row from which oneDNN, which adds those of each lane one after the other, does not compute their sum."""
 
 COST = 12
 """FLOPs that take the time of one element."""
@@ -34,6 +39,7 @@ def _softmax(site: Site, x: Value, first: int) -> Value:
     """Softmax over the axis `first` and the later ones."""
     site.require(x.dtype == F32 and x.size and x.ndim, "not float32, or empty")
     site.require(x.finiteness == FINITE or (x.finiteness == INFINITE and x.low), "the input may be infinite")
+    site.require(math.prod(x.shape[first:]) < LONG, "sums of so many elements would not be exact")
     site.needs_finite()
     rows = rows_of(site, x, first)
     inside = rows.buffer is x.buffer and site.reusable(0)
@@ -68,7 +74,7 @@ def softmax_of_rows(site: Site, z: Value, y: Value) -> Value:
         return y
     e, top = site.new(z.shape, z.dtype, finiteness=NAN), site.new((z.shape[0], 1), z.dtype, finiteness=NAN)
     narrow = 2 <= z.shape[1] <= _NARROW and z.shape[0] >= _ROWS
-    ones = np.ones(z.shape[1], z.dtype) if z.shape[0] == 1 else None
+    ones = np.ones(z.shape[1], z.dtype) if z.shape[0] == 1 and z.shape[1] < LONG else None
 
     def bind() -> Bound:
         s, t, m = z.array, e.array, top.array
@@ -124,6 +130,15 @@ def _permuted(x: Value, perm: list[int]) -> Value:
     return x.view([x.shape[p] for p in perm], [x.strides[p] for p in perm])
 
 
+def _along_axis(site: Site, x: Value, compute: Callable[[Site, Value, int], Value]) -> Value:
+    """What a function of rows computes along the axis of a call."""
+    axis = _axis(site, x)
+    if math.prod(x.shape[axis + 1 :]) == 1:
+        return compute(site, x, axis)
+    perm = [*(i for i in range(x.ndim) if i != axis), axis]
+    return _permuted(compute(site, _permuted(x, perm), x.ndim - 1), np.argsort(perm).tolist())
+
+
 def _axis(site: Site, x: Value) -> int:
     axis: int = site.attributes["axis"]
     site.require(-x.ndim <= axis < x.ndim, "the axis is out of range")
@@ -138,11 +153,7 @@ def _flattened(site: Site, x: Value) -> int:
 
 @kernel("Softmax", 13, on="onednn")
 def softmax(site: Site, x: Value) -> Value:
-    axis = _axis(site, x)
-    if math.prod(x.shape[axis + 1 :]) == 1:
-        return _softmax(site, x, axis)
-    perm = [*(i for i in range(x.ndim) if i != axis), axis]
-    return _permuted(_softmax(site, _permuted(x, perm), x.ndim - 1), np.argsort(perm).tolist())
+    return _along_axis(site, x, _softmax)
 
 
 @kernel("Softmax", 1, 11, on="onednn")
@@ -162,8 +173,8 @@ def _plain_softmax(site: Site, x: Value, first: int) -> Value:
 @kernel("Softmax", 13, on="numpy")
 def softmax_plain(site: Site, x: Value) -> Value:
     axis = _axis(site, x)
-    site.require(axis == x.ndim - 1, "not the last axis")
-    return _plain_softmax(site, x, axis)
+    site.require(axis == x.ndim - 1 or x.shape[axis] >= LONG, "not the last axis")
+    return _along_axis(site, x, _plain_softmax)
 
 
 @kernel("Softmax", 1, 11, on="numpy")
@@ -176,14 +187,17 @@ def _log_softmax(site: Site, x: Value, axes: int | tuple[int, ...]) -> Value:
     site.require(x.dtype in FLOATS and x.size and x.ndim, "elements of other types, or none")
     y = site.new(x.shape, x.dtype, finiteness=FINITE if x.finiteness == FINITE else NAN)
     one = site.new([1 if i in np.atleast_1d(axes) else d for i, d in enumerate(x.shape)], x.dtype)
-    scratch = site.scratch(x.nbytes)
+    total = Sum(x.shape, y.strides, x.dtype, np.atleast_1d(axes).tolist())
+    scratch = total.scratch(site, x.nbytes)
 
     def bind() -> Bound:
+        assert scratch is not None
         source, z, t = x.array, y.array, np.ndarray(x.shape, x.dtype, scratch.memory)
         largest = one.array
         return [
             (np.maximum.reduce, (source, axes, None, largest, True)), (np.subtract, (source, largest, z)), (np.exp, (z, t)),
-            (np.add.reduce, (t, axes, None, largest, True)), (np.log, (largest, largest)), (np.subtract, (z, largest, z)),
+            *total.calls(t, largest.reshape([x.shape[a] for a in total.kept]), scratch, x.nbytes),
+            (np.log, (largest, largest)), (np.subtract, (z, largest, z)),
         ]  # fmt: skip
 
     site.emit(bind, reads=(x,), writes=(y, one), kernel="numpy.log_softmax", scratch=scratch)
@@ -254,21 +268,20 @@ def _by_axis(site: Site, dy: Value, y: Value, log: bool) -> Value:
     order = sorted(range(y.ndim), key=lambda i: (-y.strides[i], i))
     dy = ordered(site, dy, order)
     dx = site.new(y.shape, y.dtype, order)
-    sums = site.new([1 if i == axis else d for i, d in enumerate(y.shape)], y.dtype)
+    total = Sum(y.shape, dx.strides, y.dtype, (axis,))
+    sums = site.new([1 if i == axis else d for i, d in enumerate(y.shape)], y.dtype, [*total.kept, axis])
+    scratch = total.scratch(site)
 
     def bind() -> Bound:
         given, result, t, s = dy.array, y.array, dx.array, sums.array
+        out = s.squeeze(axis)
         if log:
-            return [
-                (np.add.reduce, (given, axis, None, s, True)), (np.exp, (result, t)), (np.multiply, (t, s, t)),
-                (np.subtract, (given, t, t)),
-            ]  # fmt: skip
-        return [
-            (np.multiply, (given, result, t)), (np.add.reduce, (t, axis, None, s, True)), (np.subtract, (given, s, t)),
-            (np.multiply, (result, t, t)),
-        ]  # fmt: skip
+            added = total.calls(given, out, scratch)
+            return [*added, (np.exp, (result, t)), (np.multiply, (t, s, t)), (np.subtract, (given, t, t))]
+        added = total.calls(t, out, scratch)
+        return [(np.multiply, (given, result, t)), *added, (np.subtract, (given, s, t)), (np.multiply, (result, t, t))]
 
-    site.emit(bind, reads=(dy, y), writes=(dx, sums), kernel="numpy.softmax gradient")
+    site.emit(bind, reads=(dy, y), writes=(dx, sums), kernel="numpy.softmax gradient", scratch=scratch)
     return dx
 
 
