@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
+import numpy as np
+
 Array = Any  # of any namespace
 Sizes = tuple[int, ...]
 
@@ -29,6 +31,9 @@ FLOATS = ("float32", "float64")
 
 RUNNING = 1 << 12
 """The number of elements from which their running sums are computed in blocks."""
+
+FEW = 8
+"""Elements of a row up to which each is a column of its own."""
 
 RUN = 1 << 9
 """The elements of a block of running sums."""
@@ -185,22 +190,65 @@ def total(xp: Any, x: Array, axes: Sizes, keepdims: bool) -> Array:
     return y.reshape(tuple(1 if a in axes else n for a, n in enumerate(x.shape))) if keepdims else y
 
 
-def running(xp: Any, x: Array, axis: int, out: Array | None = None) -> Array:
-    """Return the sum of the elements up to each one along an axis, in the dtype of x: of a block, and of the blocks before it."""
-    size = x.shape[axis]
-    if x.dtype.name not in FLOATS or size < RUNNING or not x.size:
-        return xp.cumsum(x, axis=axis, dtype=x.dtype, out=out)
-    y = xp.empty(x.shape, x.dtype) if out is None else out
-    height = divisor(size, RUN)
-    blocks = size // height
-    before, after = (slice(None),) * axis, (*[slice(None)] * (x.ndim - axis - 1),)
-    first, rest = ((*before, part) for part in (slice(blocks * height), slice(blocks * height, None)))
-    shape = (*x.shape[:axis], blocks, height, *x.shape[axis + 1 :])
-    parts = y[first].reshape(shape)
-    xp.cumsum(x[first].reshape(shape), axis=axis + 1, dtype=x.dtype, out=parts)
-    ends = xp.cumsum(parts[(*before, slice(None), -1)], axis=axis, dtype="float64").astype(x.dtype)
-    parts[(*before, slice(1, None))] += ends[(*before, slice(-1), None, *after)]
-    if blocks * height < size:
-        xp.cumsum(x[rest], axis=axis, dtype=x.dtype, out=y[rest])
-        y[rest] += ends[(*before, slice(-1, None))]
+@dataclass(frozen=True)
+class Running:
+    """The sums of the elements up to each one along an axis: those of a block, and the sum of the blocks before it.
+
+    Attributes:
+        shape: of the array.
+        axis: the axis, from the front.
+        height: the elements of a block.
+    """
+
+    shape: Sizes
+    axis: int
+    height: int
+
+    @classmethod
+    def of(cls, shape: Sizes, axis: int) -> Running | None:
+        """The running sums of an array; None if there are few along the axis, which are added one after the other."""
+        return cls(shape, axis, divisor(shape[axis], RUN)) if shape[axis] >= RUNNING and 0 not in shape else None
+
+    @property
+    def ends(self) -> Sizes:
+        """The shape of the sums of whole blocks."""
+        return (*self.shape[: self.axis], self.shape[self.axis] // self.height, *self.shape[self.axis + 1 :])
+
+    def calls(self, xp: Any, accumulate: Any, x: Array, y: Array, wide: Array, ends: Array) -> list[tuple[Any, tuple[Any, ...]]]:
+        """The calls that write the running sums of x to y.
+
+        Args:
+            xp: the namespace.
+            accumulate: its function of an array, an axis, a dtype and the array of the result.
+            x: the array.
+            y: the result; it may be in another order of memory.
+            wide: room for `ends` in float64.
+            ends: room for the sums up to the end of each block.
+        """
+        axis, rest = self.axis, self.shape[self.axis + 1 :]
+        used, before = ends.shape[axis] * self.height, (slice(None),) * axis
+        shape = (*ends.shape[: axis + 1], self.height, *rest)
+        source, parts = (v[(*before, slice(used))].reshape(shape) for v in (x, y))
+        last = parts[(*before, slice(None), -1)]
+        calls = [(accumulate, (source, axis + 1, x.dtype, parts)), (accumulate, (last, axis, wide.dtype, wide))]
+        calls.append((xp.copyto, (ends, wide, "same_kind")))
+        few = math.prod(rest) <= FEW  # NumPy is slow if the innermost axis is short
+        for at in np.ndindex(rest) if few else [(slice(None),) * len(rest)]:
+            to = parts[(*before, slice(1, None), slice(None), *at)]
+            calls.append((xp.add, (to, ends[(*before, slice(-1), None, *at)], to)))
+        if used < self.shape[axis]:
+            to = y[(*before, slice(used, None))]
+            calls.append((accumulate, (x[(*before, slice(used, None))], axis, x.dtype, to)))
+            calls.append((xp.add, (to, ends[(*before, slice(-1, None))], to)))
+        return calls
+
+
+def running(xp: Any, x: Array, axis: int) -> Array:
+    """Return the sum of the elements up to each one along an axis, in the dtype of x."""
+    how = Running.of(x.shape, axis) if x.dtype.name in FLOATS else None
+    if how is None:
+        return xp.cumsum(x, axis=axis, dtype=x.dtype)
+    y = xp.empty(x.shape, x.dtype)
+    for function, arguments in how.calls(xp, xp.cumsum, x, y, xp.empty(how.ends, np.float64), xp.empty(how.ends, x.dtype)):
+        function(*arguments)
     return y

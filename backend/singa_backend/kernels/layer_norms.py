@@ -14,7 +14,7 @@ from .lowering import F32, derived, emit, moves_of, require_gradient, threads_fo
 from .moments import emit_moments, summed
 from .onednn import Attributes, MemoryDesc, backward
 from .products import described
-from .softmaxes import LONG, rows_of
+from .softmaxes import rows_of
 from .table import Site, gradient, kernel, training, worst
 from .values import ANY, FINITE, NAN, Bound, Value, strides_of
 
@@ -23,6 +23,9 @@ COST = 10
 
 LONGEST = 8192
 """Elements of a dot product that OpenBLAS computes in one thread."""
+
+LONG = 1 << 17
+"""The elements of a row from which sums by oneDNN, which adds those of each lane one after the other, are not exact enough."""
 
 DEEP = 1 << 10
 """The rows that oneDNN adds one after the other for the gradients of scale and shift."""

@@ -79,6 +79,22 @@ def average_pool(site: Site, x: Value) -> Value:
     return _pool(site, x, at, average_algorithm(site, at), _sum_of(x))
 
 
+@kernel("AveragePool", 1, 7, 10, 11, 19, 22, on="numpy")
+def average_pool_sums(site: Site, x: Value) -> Value:
+    """An average pooling of adjacent windows of many cells, by sums in stages."""
+    site.require(x.dtype in FLOATS and x.size, "elements of other types, or none")
+    at = pool_windows(site, x, site.attributes["kernel_shape"])
+    adjacent = at.strides == at.kernel and not any((*at.begins, *at.ends)) and set(at.dilations) == {1}
+    covered = [count * k for count, k in zip(at.counts, at.kernel, strict=True)]
+    site.require(adjacent and all(n <= size for n, size in zip(covered, at.sizes, strict=True)), "the windows are not adjacent")
+    site.require(math.prod(at.kernel) >= LONG, "for windows of many cells")
+    shape, strides = list(x.shape[:2]), list(x.strides[:2])
+    for count, k, stride in zip(at.counts, at.kernel, x.strides[2:], strict=True):
+        shape += [count, k]
+        strides += [k * stride, stride]
+    return reduced(site, x.view(shape, strides), tuple(range(3, len(shape), 2)), False, np.add, nan_of_infinite, None, divided)
+
+
 def average_algorithm(site: Site, at: Windows) -> str:
     """OneDNN's average for the attributes of an AveragePool."""
     if not site.attributes.get("count_include_pad", 0) or not (any(at.begins) or any(at.ends)):

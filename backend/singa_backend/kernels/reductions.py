@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ..devices import sums
+from ..devices.sums import Running
 from .elementwise import BOOL, FLOATS, NUMBERS, Rule, add_kernel, generates, nan_of_infinite, number, order_of, same
 from .movement import axis_in
 from .sums import Sum
@@ -178,12 +178,14 @@ def cum_sum(site: Site, x: Value, axis: Value) -> Value:
     a = axis_in(site, along[0], x.ndim)
     y = site.new(x.shape, x.dtype, finiteness=nan_of_infinite(x.finiteness))
     backward = site.attributes["reverse"]
+    how = Running.of(x.shape, a) if x.dtype in FLOATS else None
+    rooms = [] if how is None else [site.new(how.ends, dtype, finiteness=y.finiteness) for dtype in (np.float64, x.dtype)]
 
     def bind() -> Bound:
         source, target = (np.flip(v.array, a) if backward else v.array for v in (x, y))
-        if x.shape[a] >= sums.RUNNING and x.dtype.kind == "f":
-            return [(sums.running, (np, source, a, target))]
+        if how is not None:
+            return how.calls(np, np.add.accumulate, source, target, *(v.array for v in rooms))
         return [(np.add.accumulate, (source, a, x.dtype, target))]
 
-    site.emit(bind, reads=(x,), writes=(y,), kernel="numpy.accumulate")
+    site.emit(bind, reads=(x,), writes=(y, *rooms), kernel="numpy.accumulate")
     return y

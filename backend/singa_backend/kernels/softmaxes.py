@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from functools import partial
 
 import numpy as np
@@ -17,8 +16,8 @@ from .sums import Sum
 from .table import GRADIENT, Site, gradient, kernel, worst
 from .values import ANY, FINITE, INFINITE, NAN, REACHED, Bound, Value, strides_of
 
-LONG = 1 << 16
-"""The elements of a row from which oneDNN, which adds those of each lane one after the other, does not compute their sum."""
+LONG = 1 << 15
+"""The elements of a row from which sums by oneDNN, which adds those of each lane one after the other, are not exact enough."""
 
 COST = 12
 """FLOPs that take the time of one element."""
@@ -39,7 +38,6 @@ def _softmax(site: Site, x: Value, first: int) -> Value:
     """Softmax over the axis `first` and the later ones."""
     site.require(x.dtype == F32 and x.size and x.ndim, "not float32, or empty")
     site.require(x.finiteness == FINITE or (x.finiteness == INFINITE and x.low), "the input may be infinite")
-    site.require(math.prod(x.shape[first:]) < LONG, "sums of so many elements would not be exact")
     site.needs_finite()
     rows = rows_of(site, x, first)
     inside = rows.buffer is x.buffer and site.reusable(0)
@@ -52,6 +50,14 @@ def _softmax(site: Site, x: Value, first: int) -> Value:
     y.finiteness, y.low = finiteness, ANY
     flat = y.view(rows.shape, rows.strides if inside else strides_of(rows.shape, F32.itemsize))
     emit(site, primitive, {dnn.args.SRC: (md, rows), dnn.args.DST: (target, flat)}, (flat,))
+    if rows.shape[1] >= LONG:
+        sums = site.new((rows.shape[0], 1), F32, finiteness=finiteness)
+
+        def bind() -> Bound:
+            z, s = flat.array, sums.array
+            return [(np.add.reduce, (z, 1, None, s, True)), (np.divide, (z, s, z))]
+
+        site.emit(bind, reads=(flat,), writes=(flat, sums), kernel="numpy.softmax")
     return y
 
 
@@ -130,15 +136,6 @@ def _permuted(x: Value, perm: list[int]) -> Value:
     return x.view([x.shape[p] for p in perm], [x.strides[p] for p in perm])
 
 
-def _along_axis(site: Site, x: Value, compute: Callable[[Site, Value, int], Value]) -> Value:
-    """What a function of rows computes along the axis of a call."""
-    axis = _axis(site, x)
-    if math.prod(x.shape[axis + 1 :]) == 1:
-        return compute(site, x, axis)
-    perm = [*(i for i in range(x.ndim) if i != axis), axis]
-    return _permuted(compute(site, _permuted(x, perm), x.ndim - 1), np.argsort(perm).tolist())
-
-
 def _axis(site: Site, x: Value) -> int:
     axis: int = site.attributes["axis"]
     site.require(-x.ndim <= axis < x.ndim, "the axis is out of range")
@@ -153,7 +150,11 @@ def _flattened(site: Site, x: Value) -> int:
 
 @kernel("Softmax", 13, on="onednn")
 def softmax(site: Site, x: Value) -> Value:
-    return _along_axis(site, x, _softmax)
+    axis = _axis(site, x)
+    if math.prod(x.shape[axis + 1 :]) == 1:
+        return _softmax(site, x, axis)
+    perm = [*(i for i in range(x.ndim) if i != axis), axis]
+    return _permuted(_softmax(site, _permuted(x, perm), x.ndim - 1), np.argsort(perm).tolist())
 
 
 @kernel("Softmax", 1, 11, on="onednn")
@@ -173,8 +174,8 @@ def _plain_softmax(site: Site, x: Value, first: int) -> Value:
 @kernel("Softmax", 13, on="numpy")
 def softmax_plain(site: Site, x: Value) -> Value:
     axis = _axis(site, x)
-    site.require(axis == x.ndim - 1 or x.shape[axis] >= LONG, "not the last axis")
-    return _along_axis(site, x, _plain_softmax)
+    site.require(axis == x.ndim - 1, "not the last axis")
+    return _plain_softmax(site, x, axis)
 
 
 @kernel("Softmax", 1, 11, on="numpy")
