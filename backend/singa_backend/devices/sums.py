@@ -163,7 +163,8 @@ def stages(shape: Sizes, strides: Sizes, itemsize: int, axes: Sizes) -> Stages |
         else:
             groups.append((shape[a], flag))
         before = strides[a]
-    if math.prod(size for size, flag in groups[:-1] if flag) < LONG:
+    repeated = any(strides[a] == 0 and shape[a] > 1 for a in axes)
+    if math.prod(size for size, flag in groups[:-1] if flag) < LONG and not repeated:
         return None
     if gaps or before != itemsize:
         return GAPS
@@ -230,7 +231,7 @@ class Running:
         shape = (*ends.shape[: axis + 1], self.height, *rest)
         source, parts = (v[(*before, slice(used))].reshape(shape) for v in (x, y))
         last = parts[(*before, slice(None), -1)]
-        calls = [(accumulate, (source, axis + 1, x.dtype, parts)), (accumulate, (last, axis, wide.dtype, wide))]
+        calls: list[tuple[Any, tuple[Any, ...]]] = [(accumulate, (source, axis + 1, x.dtype, parts)), (accumulate, (last, axis, wide.dtype, wide))]
         calls.append((xp.copyto, (ends, wide, "same_kind")))
         few = math.prod(rest) <= FEW  # NumPy is slow if the innermost axis is short
         for at in np.ndindex(rest) if few else [(slice(None),) * len(rest)]:

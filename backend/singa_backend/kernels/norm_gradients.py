@@ -127,7 +127,8 @@ def batch_normalization_gradient(
         if passed is None:
             site.refuse("there is no gradient of a result")
         dx = site.new(x.shape, x.dtype, last_order(x.ndim), FINITE)
-        write_affine(site, dx, x, _row(mean), *map(_row, passed), adds=False)
+        tilt, shift = passed
+        write_affine(site, dx, x, _row(mean), _row(tilt), _row(shift), adds=False)
         zeros = (site.shared_constant(("zeros", scale.size), lambda: np.zeros(scale.size, np.float32)) for _ in range(2))
         return dx, *zeros, None, None
     made = None if _long(x) else _backward(site, x)
@@ -153,7 +154,8 @@ def batch_normalization_gradient(
         }  # fmt: skip
         emit(site, made, arguments, (dx, dscale, dshift), "batch_normalization gradient")
     if passed is not None:
-        write_affine(site, dx, x, _row(mean), *map(_row, passed))
+        tilt, shift = passed
+        write_affine(site, dx, x, _row(mean), _row(tilt), _row(shift))
     return dx, dscale, dshift, *_of_statistics(site, scale, var, dscale, dshift)
 
 
