@@ -40,7 +40,7 @@ RUN = 1 << 9
 
 
 @dataclass(frozen=True)
-class Part:
+class Slab:
     """A part of an array: some of the rows of matrices.
 
     Attributes:
@@ -75,7 +75,7 @@ class Stages:
     order: Sizes
     kept: Sizes
     sizes: list[int] = field(default_factory=list)
-    steps: list[tuple[Part, int, Part]] = field(default_factory=list)
+    steps: list[tuple[Slab, int, Slab]] = field(default_factory=list)
 
     def run(self, arrays: Sequence[Array]) -> Iterator[tuple[Array, int, Array]]:
         """(array, axis, sums) of each step."""
@@ -93,25 +93,25 @@ class Stages:
             if groups[at][1]:
                 outer, rows, inner = math.prod(sizes[:at]), sizes[at], math.prod(sizes[at + 1 :])
                 target = self._new(outer * inner) if any(flag for _, flag in groups[:at]) else 1
-                self._add_rows((source, (outer, rows, inner), (0, rows)), Part(target, (outer, 1, inner), (0, 1), (outer, inner)))
+                self._add_rows((source, (outer, rows, inner), (0, rows)), Slab(target, (outer, 1, inner), (0, 1), (outer, inner)))
                 source, sizes[at] = target, 1
 
-    def _add_rows(self, source: tuple[int, Sizes, tuple[int, int]], target: Part) -> None:
+    def _add_rows(self, source: tuple[int, Sizes, tuple[int, int]], target: Slab) -> None:
         """Sum rows of matrices: of the array with a number, as matrices of a shape, those from the first to the last."""
         array, shape, (first, last) = source
         outer, _, inner = shape
         rows = last - first
         lanes, height, blocks = _split(rows, inner)
         if not blocks:
-            self.steps.append((Part(array, shape, (first, last), (outer, rows, inner)), 1, target))
+            self.steps.append((Slab(array, shape, (first, last), (outer, rows, inner)), 1, target))
             return
         used, count, wide = blocks * height * lanes, blocks * lanes, lanes * inner
         all_sums = (outer, count + (used < rows), inner)
         sums = self._new(math.prod(all_sums))
-        part = Part(array, shape, (first, first + used), (outer, blocks, height, wide))
-        self.steps.append((part, 2, Part(sums, all_sums, (0, count), (outer, blocks, wide))))
+        part = Slab(array, shape, (first, first + used), (outer, blocks, height, wide))
+        self.steps.append((part, 2, Slab(sums, all_sums, (0, count), (outer, blocks, wide))))
         if used < rows:
-            self._add_rows((array, shape, (first + used, last)), Part(sums, all_sums, (count, count + 1), (outer, inner)))
+            self._add_rows((array, shape, (first + used, last)), Slab(sums, all_sums, (count, count + 1), (outer, inner)))
         self._add_rows((sums, all_sums, (0, all_sums[1])), target)
 
 
@@ -231,7 +231,10 @@ class Running:
         shape = (*ends.shape[: axis + 1], self.height, *rest)
         source, parts = (v[(*before, slice(used))].reshape(shape) for v in (x, y))
         last = parts[(*before, slice(None), -1)]
-        calls: list[tuple[Any, tuple[Any, ...]]] = [(accumulate, (source, axis + 1, x.dtype, parts)), (accumulate, (last, axis, wide.dtype, wide))]
+        calls: list[tuple[Any, tuple[Any, ...]]] = [
+            (accumulate, (source, axis + 1, x.dtype, parts)),
+            (accumulate, (last, axis, wide.dtype, wide)),
+        ]
         calls.append((xp.copyto, (ends, wide, "same_kind")))
         few = math.prod(rest) <= FEW  # NumPy is slow if the innermost axis is short
         for at in np.ndindex(rest) if few else [(slice(None),) * len(rest)]:

@@ -47,7 +47,7 @@ def instance_normalization_training(site: Site, x: Value, scale: Value, b: Value
     """An instance normalization, which also returns the mean and the variance of each channel of each sample."""
     _admit(site, x, scale, b)
     if math.prod(x.shape[2:]) >= LONG:
-        return by_moments(site, x, scale, b, x.shape[1])
+        return by_moments(site, x, scale, b, x.shape[1], "instance_normalization")
     made, md, vector = _forward(site, x), sample_desc(x), desc(scale)
     x = channels_last(site, x)
     y, mean, var = _new(site, x)
@@ -118,7 +118,7 @@ def group_normalization_training(site: Site, x: Value, scale: Value, b: Value) -
     """A group normalization, which also returns the mean and the variance of the group of each channel of each sample."""
     groups = _groups(site, x)
     _admit(site, x, scale, b)
-    return by_moments(site, x, scale, b, groups)
+    return by_moments(site, x, scale, b, groups, "group_normalization")
 
 
 @gradient("GroupNormalization", 18, 21, reads=("dy0", "x0", "x1", "h0", "h1"), takes=_takes, hidden=2)

@@ -232,6 +232,8 @@ def _products(site: Site, a: Value, b: Value) -> Value:
 
     def bind() -> Bound:
         x, y, out = a.array, b.array, parts.array
+        if width == features:
+            return [(np.vecdot, (x, y, out[:, 0]))]
         used = full * width
         calls: list[Any] = [(np.vecdot, (*(v[:, :used].reshape(count, full, width) for v in (x, y)), out[:, :full]))]
         if used < features:

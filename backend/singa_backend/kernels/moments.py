@@ -40,7 +40,7 @@ GIVEN = dnn.USE_SCALE | dnn.USE_SHIFT | dnn.USE_GLOBAL_STATS
 
 
 @dataclass(frozen=True)
-class Blocks:
+class RowBlocks:
     """How the rows of matrices are divided.
 
     Attributes:
@@ -62,7 +62,7 @@ class Blocks:
     rest: int
 
     @classmethod
-    def of(cls, samples: int, rows: int, channels: int, long: int) -> Blocks:
+    def of(cls, samples: int, rows: int, channels: int, long: int) -> RowBlocks:
         """Divide matrices; those of fewer rows than `long` are one block without joined rows."""
         lanes, height = 1, rows
         if rows >= long:
@@ -119,7 +119,7 @@ def emit_moments(site: Site, x: Value, mean: Value, var: Value, groups: int) -> 
         groups: the number of groups of adjacent channels that have a mean and a variance together.
     """
     samples, channels = mean.shape
-    blocks = Blocks.of(samples, x.size // samples // channels, channels, DEEP)
+    blocks = RowBlocks.of(samples, x.size // samples // channels, channels, DEEP)
     shape = (samples, blocks.parts, channels)
     means, variances = (site.new(shape, F32, None, mean.finiteness) for _ in range(2))
     for _, md, vector, begins in blocks.kinds():
@@ -167,7 +167,7 @@ def emit_gradient(site: Site, dy: Value, x: Value, scale: Value, moments: tuple[
         The gradients of the scale and the shift, (samples, channels).
     """
     samples, channels = moments[0].shape
-    blocks = Blocks.of(samples, x.size // samples // channels, channels, LONG)
+    blocks = RowBlocks.of(samples, x.size // samples // channels, channels, LONG)
     epsilon, shape = site.attributes["epsilon"], (samples, blocks.parts, channels)
     dscales, dshifts = parts = [site.new(shape, F32, None, FINITE) for _ in range(2)]
     for lanes, md, vector, begins in blocks.kinds():

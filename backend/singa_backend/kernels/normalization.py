@@ -74,7 +74,7 @@ def instance_normalization(site: Site, x: Value, scale: Value, b: Value) -> Valu
     """A normalization of each channel of each sample: a batch normalization of batches of one, with a Relu that follows."""
     require_channels(site, x, scale, b)
     if math.prod(x.shape[2:]) >= LONG:
-        return _with_relu(site, x, scale, b, x.shape[1])
+        return _with_relu(site, x, scale, b, x.shape[1], "instance_normalization")
     epsilon, finiteness = site.attributes["epsilon"], _moments_of(site, x, scale, b)
     relu = _takes_relu(site, finiteness)
     md = sample_desc(x)
@@ -103,20 +103,20 @@ def group_normalization(site: Site, x: Value, scale: Value, b: Value) -> Value:
         site.require(scale.constant and b.constant and scale.shape == b.shape == (groups,), "not one constant for each group")
         scale, b = (derived(site, v, ("repeated", each), partial(np.repeat, v.array, each)) for v in (scale, b))
     require_channels(site, x, scale, b)
-    return _with_relu(site, x, scale, b, groups)
+    return _with_relu(site, x, scale, b, groups, "group_normalization")
 
 
-def _with_relu(site: Site, x: Value, scale: Value, b: Value, groups: int) -> Value:
+def _with_relu(site: Site, x: Value, scale: Value, b: Value, groups: int, name: str) -> Value:
     """`by_moments`, with a Relu that follows."""
     finiteness = _moments_of(site, x, scale, b)
     relu = _takes_relu(site, finiteness)
-    y, _, _ = by_moments(site, x, scale, b, groups, finiteness, relu)
+    y, _, _ = by_moments(site, x, scale, b, groups, name, finiteness, relu)
     site.absorb(int(relu))
     return y
 
 
 def by_moments(
-    site: Site, x: Value, scale: Value, b: Value, groups: int, finiteness: int = FINITE, relu: bool = False
+    site: Site, x: Value, scale: Value, b: Value, groups: int, name: str, finiteness: int = FINITE, relu: bool = False
 ) -> tuple[Value, Value, Value]:
     """A normalization of each sample by the moments of its groups of channels, which follow the result."""
     channels, rows = x.shape[1], math.prod(x.shape[2:])
@@ -133,7 +133,6 @@ def by_moments(
     places = (dnn.args.MEAN, dnn.args.VARIANCE, dnn.args.SCALE, dnn.args.SHIFT)
     vectors = {a: (vector, tiled(site, v, lanes, channels)) for a, v in zip(places, (mean, var, scale, b), strict=True)}
     moves = moves_of_samples(x, (dnn.args.SRC, dnn.args.DST), places[:2], lanes)
-    name = f"{'instance' if groups == channels else 'group'}_normalization"
     emit(site, made, {dnn.args.SRC: (md, x), dnn.args.DST: (md, y), **vectors}, (y,), name, moves)
     return y, mean, var
 
