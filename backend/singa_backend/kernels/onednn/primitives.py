@@ -447,9 +447,29 @@ def floats(values: Sequence[float] | None, length: int) -> ctypes.Array[c_float]
     return (c_float * length)(*values)
 
 
-def window(src: MemoryDesc, *sizes: Sequence[int]) -> list[Any]:
-    """The sizes of a window, one for each spatial axis."""
-    return [dims(s, len(src.shape) - 2) for s in sizes]
+STEP = 2**28
+"""The bytes that a step of a window, or its padding, may skip: places are computed in 32 bits, also those outside of a tensor."""
+
+
+def window(
+    src: MemoryDesc,
+    dst: MemoryDesc,
+    strides: Sequence[int],
+    dilations: Sequence[int],
+    pads_begin: Sequence[int],
+    pads_end: Sequence[int],
+    kernel: Sequence[int] | None = None,
+) -> list[Any]:
+    """The numbers of a window in the order of the library; raises Unimplemented if a step or a padding skips too many bytes."""
+    rank = len(src.shape) - 2
+    steps = [dims(values, rank) for values in (strides, dilations, pads_begin, pads_end)]
+    nbytes = max(md.dtype.itemsize * md.shape[1] for md in (src, dst))
+    for axis in reversed(range(rank)):
+        for values in steps:
+            if not 0 <= values[axis] * nbytes <= STEP:
+                raise Unimplemented(2, f"a step must skip from 0 to {STEP} bytes, got {values[axis]} cells of {nbytes} bytes")
+        nbytes *= max(1, *(md.shape[axis + 2] for md in (src, dst) if len(md.shape) == rank + 2))
+    return steps if kernel is None else [steps[0], dims(kernel, rank), *steps[1:]]
 
 
 def reorder(

@@ -37,7 +37,7 @@ def pooling(
         code(POOLING, algorithm, "algorithm"),
         src,
         dst,
-        *window(src, strides, kernel, dilations, pads_begin, pads_end),
+        *window(src, dst, strides, dilations, pads_begin, pads_end, kernel),
         attributes=attributes,
         allow_reference=allow_reference,
     )
