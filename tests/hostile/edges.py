@@ -3,9 +3,9 @@
     python tests/hostile/edges.py --count 100000 --seed 1    # tox -e fuzz-edges
     python tests/hostile/edges.py --seed 1 --only 4711       # one case in this process, with its traceback
 
-A case is a valid node (the recipes of `conform.fuzz`) of an operator with windows, axes, counts or sizes, with one to three changes:
-numbers of a window that belong together, an attribute, elements of an input, the size of an axis.  It runs by the definitions and by
-plans; both must return equal results or raise errors with equal codes.
+A case is a valid node (the recipes of `conform.fuzz`) of an operator with windows, axes, counts or sizes, with one to three
+changes: numbers of a window that belong together, an attribute, elements of an input, the size of an axis.  It runs by the
+definitions and by plans; both must return equal results or raise errors with equal codes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ from workers import main
 from singa_backend.conform.fuzz import generate
 from singa_backend.conform.fuzz.generate import NodeCase
 
-LIMITS: dict[str, Any] = {"tensor_bytes": 64 << 20, "live_bytes": 256 << 20, "executions": 10**5, "iterations": 10**4, "deadline": 10.0}
+LIMITS: dict[str, Any] = {
+    "tensor_bytes": 16 << 20, "live_bytes": 128 << 20, "executions": 10**5, "iterations": 10**4, "deadline": 10.0,
+}  # fmt: skip
 """The limits of each run."""
 
 POWERS = [2**15, 2**16, 2**20, 2**24, 2**31, 2**32, 2**33, 2**62, 2**63 - 1]
@@ -128,7 +130,8 @@ def _window(rng: random.Random, case: NodeCase, node: NodeProto, inputs: dict[st
         return ""
     given = {a.name: list(a.ints) for a in node.attribute if a.name in lists}
     kernels = [v.shape[2:] for v in list(inputs.values())[1:] if not isinstance(v, list) and v.ndim == first.ndim]
-    rank = len(next((v for n, v in given.items() if n not in ("pads", "output_shape")), kernels[0] if kernels else first.shape[2:]))
+    sizes = [v for n, v in given.items() if n not in ("pads", "output_shape")]
+    rank = len([*sizes, *kernels, first.shape[2:]][0])
     if not rank:
         return ""
     axis, base = rng.randrange(rank), abs(edge(rng))
@@ -276,7 +279,7 @@ def _is_random(case: NodeCase) -> bool:
 
 
 def _shown(ended: Any) -> str:
-    return f"results {[getattr(v, 'shape', type(v)) for v in ended]}" if isinstance(ended, list) else f"{ended.code} {ended}"[:300]
+    return f"results {[getattr(v, 'shape', v) for v in ended]}" if isinstance(ended, list) else f"{ended.code} {ended}"[:300]
 
 
 if __name__ == "__main__":

@@ -7,6 +7,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
+import numpy as np
+
 from .. import limits
 from ..errors import OperatorError
 from .declaration import Ints
@@ -42,6 +44,13 @@ class Windows:
     def is_pointwise(self) -> bool:
         """Whether each window is one cell and each cell is a window."""
         return math.prod(self.kernel) == 1 and self.counts == self.sizes and not any(self.begins)
+
+    def cells(self, axis: int) -> np.ndarray:
+        """Return how many cells of each window are not padding along a spatial axis."""
+        starts = np.arange(self.counts[axis]) * self.strides[axis] - self.begins[axis]
+        first = np.maximum(0, -(starts // self.dilations[axis]))
+        last = np.minimum(self.kernel[axis] - 1, (self.sizes[axis] - 1 - starts) // self.dilations[axis])
+        return np.maximum(0, last - first + 1)
 
     def taps(self, axis: int) -> Iterator[tuple[int, slice, slice]]:
         """Yield for each kernel offset along a spatial axis: the offset, the windows whose cell is not padding, those cells."""

@@ -78,20 +78,18 @@ def dims(values: Sequence[SupportsIndex], length: int | None = None) -> ctypes.A
     return (c_int64 * max(len(numbers), 1))(*numbers)
 
 
-SIZE, BYTES = 2**31 - 1, 2**47
-"""The largest size of an axis, which much code of the library keeps in 32 bits, and the bytes that a process can address."""
+SIZE, REACH = 2**31 - 1, 2**47
+"""The largest size of an axis, which much code of the library keeps in 32 bits; and the bytes that a process can address."""
 
 
-def sizes_of(dtype: np.dtype[Any], shape: Sequence[SupportsIndex], strides: Sequence[SupportsIndex] | None = None) -> tuple[int, ...]:
-    """The sizes of a tensor; raises Unimplemented if the library cannot hold them, or the place of an element."""
+def sizes_of(dtype: DTypeLike, shape: Sequence[SupportsIndex], strides: Sequence[int] | None = None) -> tuple[int, ...]:
+    """The sizes of a tensor; raises Unimplemented if the library cannot hold one of them, or the place of an element."""
     sizes = tuple(map(int, shape))
-    if sizes and not all(0 <= d <= SIZE or d == RUNTIME_DIM for d in sizes):
+    if not all(0 <= d <= SIZE or d == RUNTIME_DIM for d in sizes):
         raise Unimplemented(2, f"the sizes of a tensor must be from 0 to {SIZE}, got {sizes}")
-    steps = () if strides is None else tuple(map(int, strides))
-    nbytes = math.prod(d for d in sizes if d > 0) * dtype.itemsize
-    reach = max((abs(d * s) for d, s in zip(sizes, steps, strict=False) if RUNTIME_DIM not in (d, s)), default=0) * dtype.itemsize
-    if max(nbytes if strides is None else 0, reach) >= BYTES:
-        raise Unimplemented(2, f"a tensor must have fewer than {BYTES} bytes, got the sizes {sizes} and the strides {steps}")
+    places = [d * abs(s) for d, s in zip(sizes, strides or (), strict=False) if d > 0 and s != RUNTIME_DIM]
+    if (max(places, default=0) if strides else math.prod(d for d in sizes if d > 0)) * np.dtype(dtype).itemsize >= REACH:
+        raise Unimplemented(2, f"a tensor must have fewer than {REACH} bytes, got the sizes {sizes} and the strides {strides}")
     return sizes
 
 
@@ -166,7 +164,7 @@ class MemoryDesc(Owner):
             Unimplemented: oneDNN does not have the element type, or not so many axes, or cannot hold a number.
         """
         kind = number(dtype)
-        shape = sizes_of(np.dtype(dtype), shape, strides) or (1,)
+        shape = sizes_of(dtype, shape, strides) or (1,)
         if strides is None:
             strides = _dense(shape, range(len(shape)))
         elif not strides and len(shape) == 1:
@@ -189,7 +187,7 @@ class MemoryDesc(Owner):
         Raises:
             Unimplemented: oneDNN does not have the element type, or not so many axes, or cannot hold a number.
         """
-        shape = sizes_of(np.dtype(dtype), shape) or (1,)
+        shape = sizes_of(dtype, shape) or (1,)
         made = needed().create("memory_desc_create_with_tag", len(shape), dims(shape), number(dtype), FORMAT_ANY)
         return cls(made, np.dtype(dtype), shape)
 
@@ -209,7 +207,7 @@ class MemoryDesc(Owner):
             OneDnnError: the tag does not fit the number of axes.
             Unimplemented: the library does not have the layout.
         """
-        shape = sizes_of(np.dtype(dtype), shape)
+        shape = sizes_of(dtype, shape)
         tag = _NAMED_TAGS.get(tag, tag)
         order = [ord(letter) - ord("a") for letter in tag]
         if sorted(order) == list(range(len(shape))):

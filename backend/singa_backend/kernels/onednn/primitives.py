@@ -447,8 +447,9 @@ def floats(values: Sequence[float] | None, length: int) -> ctypes.Array[c_float]
     return (c_float * length)(*values)
 
 
-STEP = 2**28
-"""The bytes that a step of a window, or its padding, may skip: places are computed in 32 bits, also those outside of a tensor."""
+BYTES, CELLS, PIECES = 2**28, 2**14, 2**27
+"""The bytes and the cells that a step of a window, or its padding, may skip: the library computes places in 32 bits, also those
+outside of a tensor, and generates code for each cell of padding, in poolings for each cell of each window that has padding."""
 
 
 def window(
@@ -465,9 +466,13 @@ def window(
     steps = [dims(values, rank) for values in (strides, dilations, pads_begin, pads_end)]
     nbytes = max(md.dtype.itemsize * md.shape[1] for md in (src, dst))
     for axis in reversed(range(rank)):
-        for values in steps:
-            if not 0 <= values[axis] * nbytes <= STEP:
-                raise Unimplemented(2, f"a step must skip from 0 to {STEP} bytes, got {values[axis]} cells of {nbytes} bytes")
+        most = min(CELLS, BYTES // max(nbytes, 1))
+        skipped = [values[axis] for values in steps]
+        if not 0 <= min(skipped) <= max(skipped) <= most:
+            raise Unimplemented(2, f"the steps and the padding of a window must skip from 0 to {most} cells, got {skipped}")
+        stride, _, begin, end = skipped
+        if kernel is not None and kernel[axis] * (begin + end) > PIECES * stride:
+            raise Unimplemented(2, f"windows of {kernel[axis]} cells with the padding {begin} and {end}")
         nbytes *= max(1, *(md.shape[axis + 2] for md in (src, dst) if len(md.shape) == rank + 2))
     return steps if kernel is None else [steps[0], dims(kernel, rank), *steps[1:]]
 
