@@ -447,9 +447,9 @@ def floats(values: Sequence[float] | None, length: int) -> ctypes.Array[c_float]
     return (c_float * length)(*values)
 
 
-BYTES, CELLS, PIECES = 2**28, 2**14, 2**27
+BYTES, CELLS, PIECES = 2**28, 2**14, 2**23
 """The bytes and the cells that a step of a window, or its padding, may skip: the library computes places in 32 bits, also those
-outside of a tensor, and generates code for each cell of padding, in poolings for each cell of each window that has padding."""
+outside of a tensor, and generates code for each cell of padding.  And the pieces of code for windows that are partly outside."""
 
 
 def window(
@@ -459,11 +459,18 @@ def window(
     dilations: Sequence[int],
     pads_begin: Sequence[int],
     pads_end: Sequence[int],
-    kernel: Sequence[int] | None = None,
+    *,
+    kernel: Sequence[int] = (),
+    inverse: bool = False,
 ) -> list[Any]:
-    """The numbers of a window in the order of the library; raises Unimplemented if a step or a padding skips too many bytes."""
+    """The steps and the padding of a window, one for each spatial axis; raises Unimplemented if the library cannot hold them.
+
+    `kernel` are the sizes of the window if code is generated for each cell of one that is partly outside; with `inverse`, as in a
+    deconvolution, this may be any.
+    """
     rank = len(src.shape) - 2
     steps = [dims(values, rank) for values in (strides, dilations, pads_begin, pads_end)]
+    cells = dims(kernel, rank) if kernel else None
     nbytes = max(md.dtype.itemsize * md.shape[1] for md in (src, dst))
     for axis in reversed(range(rank)):
         most = min(CELLS, BYTES // max(nbytes, 1))
@@ -471,10 +478,11 @@ def window(
         if not 0 <= min(skipped) <= max(skipped) <= most:
             raise Unimplemented(2, f"the steps and the padding of a window must skip from 0 to {most} cells, got {skipped}")
         stride, _, begin, end = skipped
-        if kernel is not None and kernel[axis] * (begin + end) > PIECES * stride:
-            raise Unimplemented(2, f"windows of {kernel[axis]} cells with the padding {begin} and {end}")
-        nbytes *= max(1, *(md.shape[axis + 2] for md in (src, dst) if len(md.shape) == rank + 2))
-    return steps if kernel is None else [steps[0], dims(kernel, rank), *steps[1:]]
+        size = max(md.shape[axis + 2] for md in (src, dst) if len(md.shape) == rank + 2)
+        if cells and cells[axis] * (size if inverse else begin + end) > PIECES * stride:
+            raise Unimplemented(2, f"code for windows of {cells[axis]} cells, of which too many are partly outside")
+        nbytes *= max(1, size)
+    return steps
 
 
 def reorder(

@@ -81,7 +81,7 @@ def deconvolution(
         weights,
         bias,
         dst,
-        *window(src, dst, strides, dilations, pads_begin, pads_end),
+        *window(src, dst, strides, dilations, pads_begin, pads_end, kernel=weights.shape[2 - len(src.shape) :], inverse=True),
         attributes=attributes,
         allow_reference=allow_reference,
         inputs=(src, weights),
