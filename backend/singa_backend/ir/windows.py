@@ -47,10 +47,17 @@ class Windows:
 
     def cells(self, axis: int) -> np.ndarray:
         """Return how many cells of each window are not padding along a spatial axis."""
-        starts = np.arange(self.counts[axis]) * self.strides[axis] - self.begins[axis]
-        first = np.maximum(0, -(starts // self.dilations[axis]))
-        last = np.minimum(self.kernel[axis] - 1, (self.sizes[axis] - 1 - starts) // self.dilations[axis])
-        return np.maximum(0, last - first + 1)
+        last = np.arange(self.counts[axis])
+        last *= self.strides[axis]
+        last -= self.begins[axis]
+        first = last // self.dilations[axis]
+        np.maximum(np.negative(first, out=first), 0, out=first)
+        np.subtract(self.sizes[axis] - 1, last, out=last)
+        last //= self.dilations[axis]
+        np.minimum(last, self.kernel[axis] - 1, out=last)
+        last -= first
+        last += 1
+        return np.maximum(last, 0, out=last)
 
     def taps(self, axis: int) -> Iterator[tuple[int, slice, slice]]:
         """Yield for each kernel offset along a spatial axis: the offset, the windows whose cell is not padding, those cells."""
