@@ -11,6 +11,7 @@ definitions and by plans; both must return equal results or raise errors with eq
 from __future__ import annotations
 
 import random
+import re
 import sys
 from dataclasses import dataclass
 from typing import Any
@@ -187,14 +188,17 @@ def _attribute(rng: random.Random, case: NodeCase, node: NodeProto, inputs: dict
     return f"{name}={values}"
 
 
+PLACES = re.compile("Resize|Upsample|Roi|Grid|Deform|Range|NonMax|Crop")
+"""Operators that compute places or sizes from floats."""
+
 FLOATS = [0.0, -1.0, 2.0**31, 2.0**32, 2.0**62, 1e30, -1e30, 1e-30, float("inf"), float("nan")]
 
 
 def _input(rng: random.Random, case: NodeCase, node: NodeProto, inputs: dict[str, Any]) -> str:
-    """Set elements of an integer input, more often than those of a float input, which may be scales or boxes."""
+    """Set elements of an integer input, or of a float input that determines places or sizes."""
     arrays = [n for n, v in inputs.items() if not isinstance(v, list) and v.size and v.dtype.name in _INTEGERS]
     others = [n for n, v in inputs.items() if not isinstance(v, list) and v.size and v.dtype.name in ("float32", "float64")]
-    if not arrays or (others and rng.random() < 0.2):
+    if PLACES.search(case.operator) and (not arrays or (others and rng.random() < 0.5)):
         arrays = others[1:] or others
     if not arrays:
         return ""

@@ -57,7 +57,7 @@ def divisors(at: Windows, count_include_pad: int) -> np.ndarray:
     return total
 
 
-@operator("AveragePool", 1, 7, 10, 11, 19, 22, traits=("rank_of_first", "pools", "finite"))
+@operator("AveragePool", 1, 7, 10, 11, 19, 22, traits=("rank_of_first", "pools"))
 def average_pool(
     xp: Xp,
     x: Array,
@@ -217,7 +217,7 @@ def column_major(xp: Xp, index: Array, sizes: Ints) -> Array:
     return out
 
 
-@operator("MaxPool", 1, 8, 10, 11, 12, 22, traits=("rank_of_first", "pools", "finite", "elements_of_first"))
+@operator("MaxPool", 1, 8, 10, 11, 12, 22, traits=("rank_of_first", "pools", "elements_of_first"))
 def max_pool(
     xp: Xp,
     x: Array,

@@ -13,7 +13,7 @@ from ..devices.namespaces import Xp
 from ..errors import OperatorError
 from ..interpreters.base import Op, V
 from ..ir.declaration import Host, Ints, Wanted, operator
-from ..ir.shapes import Dim, Known, KnownShapes, Shape, broadcast_shapes, integers, listed, total, valid_axes
+from ..ir.shapes import Dim, Known, KnownShapes, Shape, broadcast_shapes, integers, is_known, listed, total, valid_axes
 from ._api import Array
 from ._common import axes_of, axis_of, rows
 from ._shapes import FIRST, reshaped, same_sizes
@@ -412,6 +412,8 @@ def split_shapes(known: KnownShapes[Any], call: Any) -> list[Shape | None] | Non
             parts = (*parts[:-1], known.fresh())  # the last part may be smaller
     elif parts is None:
         parts = tuple(known.fresh() for _ in range(count))
+    elif len(parts) != count or (is_known((*parts, size)) and sum(int(n) for n in parts) != size):
+        return None
     return [(*shape[:axis], part, *shape[axis + 1 :]) for part in parts]
 
 

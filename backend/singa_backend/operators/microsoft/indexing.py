@@ -117,7 +117,7 @@ def unfold_tensor_body(op: Op, x: V, dim: int, size: int, step: int) -> V:
     rank = op.rank(x)
     axis = dim % rank
     starts = op.Range(0, op.Sub(length(op, x, axis), size - 1), step)
-    places = op.Add(op.Unsqueeze(starts, [1]), op.constant(np.arange(size), np.int64))
+    places = op.Add(op.Unsqueeze(starts, [1]), op.Range(0, size, 1))
     seen = op.Gather(x, places, axis=axis)
     return op.Transpose(seen, perm=[i for i in range(rank + 1) if i != axis + 1] + [axis + 1])
 

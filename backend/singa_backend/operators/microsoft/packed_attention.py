@@ -6,6 +6,7 @@ from itertools import pairwise
 
 import numpy as np
 
+from ... import limits
 from ._api import Array, Host, Ints, Op, V, Xp, microsoft, not_declared
 from ._attention import (
     attend,
@@ -228,6 +229,9 @@ def relative_position_bias(
     bias_table has the shape (buckets, heads) but the elements of (heads, buckets).
     """
     buckets, heads = bias_table.shape
+    sizes = max(query_length, 0), max(key_length, 0)
+    limits.admit(sizes, np.int64)
+    limits.admit((heads, *sizes), bias_table.dtype)
     distance = np.arange(key_length) - np.arange(query_length)[:, None]
     first = np.zeros_like(distance)
     if is_bidirectional:
