@@ -326,7 +326,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--only", default="", help="a part of the names of nets")
     given = parser.parse_args()
-    given.folder.mkdir(parents=True, exist_ok=True)
+    files.new_folder(given.folder)
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), max_tasks_per_child=1) as pool:
         for name in NETS:
             if given.only in name:

@@ -22,7 +22,6 @@ import argparse
 import json
 import math
 import os
-import platform
 import statistics
 import subprocess
 import sys
@@ -39,6 +38,7 @@ from compare import Progressive, mean
 from compare_peers import LIMIT, TURN, Absent, Child, Failure, Peer
 from compare_training_lanes import EAGER, NETS, OURS, SGD
 
+from singa_backend.doctor import processor
 from singa_backend.io.files import write_text
 
 TRAINED = ("mlp", "cnn", "mobilenetv2", "bert")
@@ -108,7 +108,7 @@ def measure_training(net: str, file: str, loads: Sequence[str], runs: int, progr
 
 def train(nets: Sequence[str], loads: Sequence[str], runs: int) -> Json:
     """Return the document of training; PyTorch writes the files of the nets."""
-    document: Json = {"machine": f"{platform.machine()}, {os.cpu_count()} cores", "versions": {}, "rows": [], "trains": True}
+    document: Json = {"machine": f"{processor()}, {os.cpu_count()} cores", "versions": {}, "rows": [], "trains": True}
     progress = Progressive(len(nets) * len(loads))
     with tempfile.TemporaryDirectory() as folder:
         try:
@@ -272,7 +272,7 @@ def main() -> int:
                 parser.error(f"{kind}: {error}")
             versions[kind] = peer.version
             peer.close()
-        document = {"machine": f"{platform.machine()}, {os.cpu_count()} cores", "versions": versions, "rows": []}
+        document = {"machine": f"{processor()}, {os.cpu_count()} cores", "versions": versions, "rows": []}
         progress = Progressive(len(paths) * len(options.load))
         try:
             for model, path in paths.items():

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import math
-import platform
 import statistics
 import sys
 import time
@@ -28,6 +27,7 @@ import numpy as np
 import onnx
 
 from singa_backend import SingaBackend
+from singa_backend.doctor import processor
 from singa_backend.io.files import write_text
 
 Run = Callable[[], Any]
@@ -388,7 +388,7 @@ def page(rows: dict[str, dict[int, dict[str, float]]], slow: dict[str, list[str]
     lines = [
         "# Classical models against onnxruntime", "",
         "Written by `benchmarks/classical.py`; it is not checked for staleness, because times vary.", "",
-        f"One thread of {platform.machine()}; {versions}.",
+        f"One thread of {processor()}; {versions}.",
         "CPU time, the two in turns in one process. Each figure is our time over onnxruntime's: below 1 we are faster.",
         f"What misses a goal is bold: a ratio of {WORST}, and {FOREST} for ensembles of trees at batch 100 and more.",
         "The column µs has our times. `difference` is the largest one of a score from onnxruntime's, relative to scores",

@@ -16,7 +16,6 @@ import argparse
 import json
 import math
 import os
-import platform
 import statistics
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -31,6 +30,7 @@ from compare_peers import Absent, Failure, Peer
 from rich.console import Console
 from rich.progress import Progress
 
+from singa_backend.doctor import processor
 from singa_backend.io.files import write_text
 
 OURS, THEIRS = "sonnx", "onnxruntime"
@@ -399,7 +399,7 @@ def compare(comparison: Comparison, folder: Path, models: Sequence[str], batches
     work = [(m, b) for m in models for b in batches]
     there = [(m, b) for m, b in work if compare_models.path_of(folder, m, b).exists()]
     document: Json = {
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores", "threads": comparison.threads, "rounds": comparison.rounds,
+        "machine": f"{processor()}, {os.cpu_count()} cores", "threads": comparison.threads, "rounds": comparison.rounds,
         "versions": comparison.versions, "absent": comparison.absent,
         "missing": [f"{m}-b{b}" for m, b in work if (m, b) not in there], "rows": [],
     }  # fmt: skip

@@ -30,7 +30,7 @@ import onnx
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
-from singa_backend.io.files import write_bytes
+from singa_backend.io.files import new_folder, write_bytes
 
 BATCH = 0
 """A dimension of `Model.shapes` that is the batch."""
@@ -361,7 +361,7 @@ def main() -> int:
     parser.add_argument("--again", action="store_true", help="also write files that exist")
     parser.add_argument("--family", choices=list(NEEDS), help="build this family, in this process")
     options = parser.parse_args()
-    options.to.mkdir(parents=True, exist_ok=True)
+    new_folder(options.to)
     files = dict.fromkeys(MODELS[n].file or n for n in options.models)
     todo = [(n, b) for n in files for b in options.batch if options.again or not path_of(options.to, n, b).exists()]
     failed = 0

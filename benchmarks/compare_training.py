@@ -22,7 +22,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import statistics
 import sys
 import tempfile
@@ -37,6 +36,7 @@ from compare import Progressive, cell, mean, told
 from compare_peers import TURN, Absent, Child, Failure
 from compare_training_lanes import ADAMW, CHANNELS_LAST, COMPILE, EAGER, LANES, NETS, OURS, SGD, SONNX, TAPE, Ends
 
+from singa_backend.doctor import processor
 from singa_backend.io.files import write_text
 
 UNTIMED = 1
@@ -378,7 +378,7 @@ def compare(comparison: Comparison, nets: Sequence[str], optimizers: Sequence[st
     comparison.look()
     before = _load()
     document: Json = {
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores", "threads": comparison.threads, "turns": comparison.turns,
+        "machine": f"{processor()}, {os.cpu_count()} cores", "threads": comparison.threads, "turns": comparison.turns,
         "versions": comparison.versions, "absent": comparison.absent, "load": [], "rows": [],
     }  # fmt: skip
     progress = Progressive(len(nets) * len(optimizers))

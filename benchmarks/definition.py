@@ -12,7 +12,6 @@ import argparse
 import json
 import math
 import os
-import platform
 import statistics
 import time
 from collections.abc import Callable
@@ -26,6 +25,7 @@ from onnx.reference import ReferenceEvaluator
 
 from singa_backend import SingaBackend
 from singa_backend.conform import light_models
+from singa_backend.doctor import processor
 from singa_backend.io.files import write_text
 
 
@@ -72,7 +72,7 @@ def main() -> None:
     mean = math.exp(statistics.fmean(map(math.log, ratios)))
     print(f"geometric mean {mean:.1f}x, minimum {min(ratios):.1f}x")
     if options.json:
-        machine = {"cores": os.cpu_count(), "machine": platform.machine(), "numpy": np.__version__, "onnx": onnx.__version__}
+        machine = {"cores": os.cpu_count(), "machine": processor(), "numpy": np.__version__, "onnx": onnx.__version__}
         document = {"machine": machine, "geometric_mean": mean, "least": min(ratios), "models": rows}
         write_text(options.json, json.dumps(document, indent=1) + "\n")
 

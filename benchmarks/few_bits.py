@@ -1,10 +1,11 @@
-"""Compares products with weights of 4 bits (MatMulNBits) with onnxruntime's, on one thread.
+"""Compares products with weights of 2, 4 or 8 bits (MatMulNBits) with onnxruntime's, on one thread.
 
-    tox -e benchmark-few-bits [-- --shapes 4096x4096 1024x32000 --rows 1 64 --block 32 --rounds 5]
+    tox -e benchmark-few-bits [-- --shapes 4096x4096 1024x32000 --rows 1 64 --blocks 32 128 --bits 4 --zeros no yes --rounds 5]
 
 onnxruntime runs in a process of its own.  Both compute the same product in turns; a figure is the median over the rounds of the
 median CPU time of a round, and a ratio is the median of the ratios of the rounds.  `first` is the CPU time of the first run,
-which packs the weights.  The error is that of the result to float64, as a part of its root mean square.
+which packs the weights.  The error is that of the result to float64, as a part of its root mean square.  `ONEDNN_MAX_CPU_ISA`
+chooses a lower instruction set for the kernels, not for onnxruntime.
 """
 
 from __future__ import annotations
@@ -16,42 +17,51 @@ import statistics
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from itertools import product
+from typing import Any, NamedTuple
 
 import numpy as np
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from singa_backend import SingaBackend
+from singa_backend.doctor import processor
 
 BUDGET = 0.2
 """Seconds of a round."""
 
 
-def constants(n: int, k: int, block: int) -> dict[str, np.ndarray]:
-    """Return random weights of 4 bits and scales."""
-    g, blocks = np.random.default_rng(0), -(-k // block)
-    weights = g.integers(0, 256, (n, blocks, block // 2), dtype=np.uint8)
-    return {"b": weights, "scales": g.uniform(0.01, 0.03, (n, blocks)).astype(np.float32)}
+class Form(NamedTuple):
+    """A product: the attributes of its node, and whether it has zero points."""
+
+    n: int
+    k: int
+    bits: int
+    block: int
+    zeros: bool
+    level: int
 
 
-def model(n: int, k: int, block: int, level: int) -> ModelProto:
+def constants(form: Form) -> dict[str, np.ndarray]:
+    """Return random weights, scales, and zero points if the form has them."""
+    g, blocks = np.random.default_rng(0), -(-form.k // form.block)
+    drawn = {
+        "b": g.integers(0, 256, (form.n, blocks, form.block * form.bits // 8), dtype=np.uint8),
+        "scales": g.uniform(0.01, 0.03, (form.n, blocks)).astype(np.float32),
+    }
+    if form.zeros:
+        drawn["zeros"] = g.integers(0, 256, (form.n, -(-blocks * form.bits // 8)), dtype=np.uint8)
+    return drawn
+
+
+def model(form: Form) -> ModelProto:
     """Return a model of one node."""
-    node = helper.make_node(
-        "MatMulNBits",
-        ["x", "b", "scales"],
-        ["y"],
-        domain="com.microsoft",
-        K=k,
-        N=n,
-        bits=4,
-        block_size=block,
-        accuracy_level=level,
-    )
-    tensors = [numpy_helper.from_array(v, name) for name, v in constants(n, k, block).items()]
+    tensors = constants(form)
+    attributes = {"K": form.k, "N": form.n, "bits": form.bits, "block_size": form.block, "accuracy_level": form.level}
+    node = helper.make_node("MatMulNBits", ["x", *tensors], ["y"], domain="com.microsoft", **attributes)
+    initializers = [numpy_helper.from_array(v, name) for name, v in tensors.items()]
     value = helper.make_tensor_value_info
-    graph = helper.make_graph(
-        [node], "g", [value("x", TensorProto.FLOAT, ["m", k])], [value("y", TensorProto.FLOAT, ["m", n])], tensors
-    )
+    x, y = value("x", TensorProto.FLOAT, ["m", form.k]), value("y", TensorProto.FLOAT, ["m", form.n])
+    graph = helper.make_graph([node], "g", [x], [y], initializers)
     opsets = [helper.make_opsetid("", 21), helper.make_opsetid("com.microsoft", 1)]
     return helper.make_model(graph, opset_imports=opsets, ir_version=10)
 
@@ -61,11 +71,18 @@ def inputs(rows: int, k: int) -> np.ndarray:
     return np.random.default_rng(rows).standard_normal((rows, k)).astype(np.float32)
 
 
-def dense(n: int, k: int, block: int) -> np.ndarray:
+def dense(form: Form) -> np.ndarray:
     """Return the weights in float64, n x k."""
-    given = constants(n, k, block)
-    q = np.stack([given["b"] & 15, given["b"] >> 4], -1).reshape(n, -1, block).astype(np.float64) - 8
-    return np.asarray((q * given["scales"][..., None]).reshape(n, -1)[:, :k])
+
+    def integers(b: np.ndarray) -> np.ndarray:
+        parts = [b >> s & (2**form.bits - 1) for s in range(0, 8, form.bits)]
+        return np.stack(parts, -1).reshape(form.n, -1).astype(np.float64)
+
+    tensors = constants(form)
+    scales = tensors["scales"]
+    zeros = integers(tensors["zeros"])[:, : scales.shape[1]] if form.zeros else np.full(scales.shape, 2.0 ** (form.bits - 1))
+    w = (integers(tensors["b"]).reshape(form.n, -1, form.block) - zeros[..., None]) * scales[..., None]
+    return np.asarray(w.reshape(form.n, -1)[:, : form.k])
 
 
 def seconds(run: Callable[[], Any]) -> float:
@@ -87,11 +104,11 @@ def serve(connection: Any) -> None:
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     held: tuple[Any, Any] = (None, None)
     while (request := connection.recv()) is not None:
-        *form, rows, result = request
+        form, rows, result = request
         if held[0] != form:
-            content = model(*form).SerializeToString()
+            content = model(form).SerializeToString()
             held = (form, onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"]))
-        session, x = held[1], inputs(rows, form[1])
+        session, x = held[1], inputs(rows, form.k)
         run = partial(session.run, None, {"x": x})
         connection.send(run()[0] if result else seconds(run))
 
@@ -101,25 +118,25 @@ def error(y: np.ndarray, exact: np.ndarray) -> float:
     return float(np.sqrt(((y - exact) ** 2).mean() / (exact**2).mean()))
 
 
-def compare(peer: Any, form: tuple[int, int, int, int], rows: int, memory: str, rounds: int) -> str:
+def compare(peer: Any, form: Form, rows: int, memory: str, rounds: int) -> str:
     """Return a line of the table."""
-    n, k, block, level = form
-    rep, x = SingaBackend.prepare(model(*form), threads=1, memory=memory), inputs(rows, k)
+    rep, x = SingaBackend.prepare(model(form), threads=1, memory=memory), inputs(rows, form.k)
     start = time.process_time()
     y = rep.run([x])[0]
     first = time.process_time() - start
-    peer.send((*form, rows, True))
-    other, exact = peer.recv(), x.astype(np.float64) @ dense(n, k, block).T
+    peer.send((form, rows, True))
+    other, exact = peer.recv(), x.astype(np.float64) @ dense(form).T
     ours, theirs = [], []
     for _ in range(rounds):
-        peer.send((*form, rows, False))
+        peer.send((form, rows, False))
         theirs.append(peer.recv())
         ours.append(seconds(lambda: rep.run([x])))
     ratio = statistics.median(a / b for a, b in zip(ours, theirs, strict=True))
     a, b = statistics.median(ours) * 1e3, statistics.median(theirs) * 1e3
+    zeros = "yes" if form.zeros else "no"
     return (
-        f"| {k} x {n} | {rows} | {level} | {memory} | {a:.3f} | {b:.3f} | {ratio:.2f} | {first * 1e3:.0f} "
-        f"| {error(y, exact):.1e} | {error(other, exact):.1e} |"
+        f"| {form.k} x {form.n} | {form.bits} | {form.block} | {zeros} | {rows} | {form.level} | {memory} | {a:.3f} | {b:.3f} "
+        f"| {ratio:.2f} | {first * 1e3:.0f} | {error(y, exact):.1e} | {error(other, exact):.1e} |"
     )
 
 
@@ -130,22 +147,24 @@ def main() -> None:
     parser.add_argument("--rows", nargs="+", type=int, default=[1, 64])
     parser.add_argument("--levels", nargs="+", type=int, default=[0, 4], help="accuracy_level")
     parser.add_argument("--memory", nargs="+", default=["compact", "speed"], choices=["compact", "speed"])
-    parser.add_argument("--block", type=int, default=32, help="block_size")
+    parser.add_argument("--blocks", nargs="+", type=int, default=[32], help="block_size")
+    parser.add_argument("--bits", nargs="+", type=int, default=[4], choices=[2, 4, 8])
+    parser.add_argument("--zeros", nargs="+", default=["no"], choices=["no", "yes"], help="whether there are zero points")
     parser.add_argument("--rounds", type=int, default=5)
     chosen = parser.parse_args()
     context = multiprocessing.get_context("spawn")
     peer, theirs = context.Pipe()
     process = context.Process(target=serve, args=(theirs,), daemon=True)
     process.start()
-    print(f"{platform.machine()}, Python {platform.python_version()}, blocks of {chosen.block}\n")
-    print("| K x N | rows | accuracy_level | memory | ms | onnxruntime, ms | ratio | first, ms | error | onnxruntime's |")
-    print("|---|---|---|---|---|---|---|---|---|---|")
-    for shape in chosen.shapes:
+    print(f"{processor()}, Python {platform.python_version()}\n")
+    columns = ("K x N", "bits", "block", "zero points", "rows", "accuracy_level", "memory", "ms", "onnxruntime, ms", "ratio")
+    print(f"| {' | '.join(columns)} | first, ms | error | onnxruntime's |")
+    print("|---" * (len(columns) + 3) + "|")
+    for shape, bits, block, zeros in product(chosen.shapes, chosen.bits, chosen.blocks, chosen.zeros):
         k, n = map(int, shape.split("x"))
-        for rows in chosen.rows:
-            for level in chosen.levels:
-                for memory in chosen.memory:
-                    print(compare(peer, (n, k, chosen.block, level), rows, memory, chosen.rounds), flush=True)
+        for rows, level, memory in product(chosen.rows, chosen.levels, chosen.memory):
+            form = Form(n, k, bits, block, zeros == "yes", level)
+            print(compare(peer, form, rows, memory, chosen.rounds), flush=True)
     peer.send(None)
     process.join()
 

@@ -26,6 +26,7 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper
 from singa import autograd, codegen, opt, sonnx, tensor
 from singa.model import Model
 from singa_backend import SingaBackend
+from singa_backend.doctor import processor
 from singa_backend.inspection import check, inspect, trainable_report
 from singa_backend.io.files import write_text
 from singa_backend.passes import ModelEditor, optimize
@@ -312,7 +313,7 @@ def main() -> None:
             times = [measure(operation, graph, n, options.runs if n < SIZES[-1] else 1) for n in SIZES]
             rows.append({"operation": operation, "graph": graph, "times": times})
             print(operation, graph, *times, round(times[-1] / times[-2], 2), flush=True)
-    machine = f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, numpy {np.__version__}"
+    machine = f"{processor()}, {os.cpu_count()} cores, Python {platform.python_version()}, numpy {np.__version__}"
     found = [overhead(n) for n in (1, 100, 1_000)]
     for o in found:
         print("overhead", *(f"{name} {value:.3f}" for name, value in o.items()), flush=True)

@@ -13,7 +13,6 @@ import argparse
 import json
 import math
 import os
-import platform
 import statistics
 import time
 import tomllib
@@ -27,6 +26,7 @@ import onnxruntime
 
 from singa import sonnx
 from singa_backend import SingaBackend
+from singa_backend.doctor import processor
 from singa_backend.io.files import write_text
 
 HERE = Path(__file__).resolve().parent.parent / "tests" / "frameworks"
@@ -92,7 +92,7 @@ def main() -> None:
             rows.append({"framework": row["framework"], "model": row["model"], **found})
             print(row["framework"], row["model"], found, flush=True)
     means = {k: math.exp(statistics.fmean(math.log(r[k] / r[f"{k}_onnxruntime"]) for r in rows)) for k in ("read", "run")}
-    machine = f"{platform.machine()}, {os.cpu_count()} cores, numpy {np.__version__}, onnxruntime {onnxruntime.__version__}"
+    machine = f"{processor()}, {os.cpu_count()} cores, numpy {np.__version__}, onnxruntime {onnxruntime.__version__}"
     document = {"machine": machine, "runs": options.runs, "geometric_means": means, "rows": rows}
     print(json.dumps(means))
     if options.to:

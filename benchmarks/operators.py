@@ -14,7 +14,6 @@ import argparse
 import json
 import math
 import os
-import platform
 import signal
 import statistics
 import time
@@ -30,6 +29,7 @@ from onnx import GraphProto, ModelProto, TensorProto, defs, helper
 from onnx.reference import ReferenceEvaluator
 
 from singa_backend import SingaBackend
+from singa_backend.doctor import processor
 from singa_backend.engines.oracle import EngineFailure, Oracle
 from singa_backend.io.files import write_text
 
@@ -629,7 +629,7 @@ def main() -> None:
         f"{sum(r < 0.9 for r in ratios.values())} below 0.9x"
     )
     if options.json:
-        machine = {"cores": os.cpu_count(), "machine": platform.machine(), "numpy": np.__version__, "onnx": onnx.__version__}
+        machine = {"cores": os.cpu_count(), "machine": processor(), "numpy": np.__version__, "onnx": onnx.__version__}
         document = {"machine": machine, "geometric_mean": mean, "least": ratios[least], "operators": rows}
         write_text(options.json, json.dumps(document, indent=1) + "\n")
 

@@ -29,6 +29,7 @@ from typing import Any
 import scaling_model as sm
 from compare import told
 
+from singa_backend.doctor import processor
 from singa_backend.io.files import write_text
 
 Json = dict[str, Any]
@@ -75,7 +76,7 @@ def measure(jobs: dict[str, Json], rounds: int, steps: int, finished: Callable[[
     """Return the measured part of the document; `finished` is called with it after every round."""
     launcher = Launcher()
     document: Json = {
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, "
+        "machine": f"{processor()}, {os.cpu_count()} cores, Python {platform.python_version()}, "
         + ", ".join(f"{p} {version(p)}" for p in ("numpy", "mpi4py")),
         "load": round(os.getloadavg()[0], 2), "steps": steps, "nets": {},
     }  # fmt: skip

@@ -19,7 +19,6 @@ os.environ.update(SONNX_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1", OMP_NUM_THREA
 
 import argparse
 import json
-import platform
 import statistics
 import sys
 import time
@@ -32,6 +31,7 @@ import numpy as np
 from compare_peers import need
 
 from singa import autograd, layer, model, opt, tensor
+from singa_backend.doctor import processor
 from singa_backend.io.files import write_text
 
 NETS = {"c16 b8": (16, 8, "ReLU"), "c32 b16": (32, 16, "ReLU"), "c16 b8 smooth": (16, 8, "Sigmoid")}
@@ -181,7 +181,7 @@ def main() -> int:
     parser.add_argument("--report", type=Path, metavar="DIR", help="write benchmark-steps.json and .md into this folder")
     options = parser.parse_args()
     rows = [measure(name, options.turns) for name in NETS]
-    document = {"machine": f"{platform.machine()}, {os.cpu_count()} cores",
+    document = {"machine": f"{processor()}, {os.cpu_count()} cores",
                 "versions": {"sonnx": need("singa", "sonnx"), "torch": need("torch")}, "rows": rows}  # fmt: skip
     if options.report:
         write_text(options.report / "benchmark-steps.json", json.dumps(document, indent=1) + "\n")

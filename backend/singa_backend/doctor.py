@@ -16,7 +16,8 @@ from .devices import cuda
 from .errors import DeviceUnavailable, InvalidInput
 from .io import installation
 from .kernels import onednn
-from .kernels.onednn.loading import VARIABLE, WHEEL
+from .kernels.onednn.loading import REQUIRED, VARIABLE, WHEEL
+from .kernels.onednn.trust import rows_of
 from .kernels.options import VARIABLE as THREADS
 from .kernels.options import default_threads
 
@@ -54,6 +55,7 @@ class OneDnn:
         hash: the commit that it was built from.
         runtime: "OpenMP", "TBB" or "sequential".
         isa: the newest instruction set that it uses on this machine.
+        not_trusted: the number of its implementations that are not used on this machine under some condition.
         reason: why there is none; "" if it is loaded.
     """
 
@@ -62,6 +64,7 @@ class OneDnn:
     hash: str = ""
     runtime: str = ""
     isa: str = ""
+    not_trusted: int = 0
     reason: str = ""
 
 
@@ -131,7 +134,7 @@ class Diagnosis:
         threads: the cores and threads.
         blas: the BLAS of NumPy, such as "scipy-openblas 0.3.31".
         versions: the versions of Python, of the packages that are always needed, and of this one, by name.
-        system: the operating system and the machine.
+        system: the operating system, the machine, and its processor with the level of its instructions that oneDNN uses.
         gpus: the number of usable GPUs: each has computed a small kernel and a product.
         gpu_reason: why there are none, or fewer than the driver reports; "" if all are usable.
         extras: the optional dependencies.
@@ -173,6 +176,16 @@ class Diagnosis:
         }
 
 
+def processor() -> str:
+    """The processor and the level of its instructions: what a measured time depends on.
+
+    Returns:
+        Such as "AMD EPYC (avx2)"; the level is that which oneDNN uses.
+    """
+    library = onednn.library()
+    return f"{machine.processor()} ({'no oneDNN' if library is None else library.isa})"
+
+
 def diagnose() -> Diagnosis:
     """Examine this installation; nothing is computed, except a small kernel and a product on each GPU.
 
@@ -189,7 +202,7 @@ def diagnose() -> Diagnosis:
     blas = _blas()
     found = [*_about_onednn(library), *_about_threads(threads, library, blas), *about_gpus]
     found.sort(key=lambda f: f.level != "problem")
-    system = f"{platform.system()} {platform.machine()}"
+    system = f"{platform.system()} {platform.machine()}, {processor()}"
     return Diagnosis(library, threads, blas, versions, system, gpus, why, extras, found)
 
 
@@ -212,7 +225,8 @@ def _onednn() -> OneDnn:
     found = onednn.library()
     if found is None:
         return OneDnn(reason=onednn.missing())
-    return OneDnn(found.path, ".".join(map(str, found.version)), found.hash, found.runtime, found.isa)
+    count = len(rows_of(found.isa))
+    return OneDnn(found.path, ".".join(map(str, found.version)), found.hash, found.runtime, found.isa, count)
 
 
 def _threads() -> Threads:
@@ -250,8 +264,7 @@ def _about_onednn(library: OneDnn) -> list[Finding]:
     if library.reason:
         return [_no_onednn(library.reason)]
     found = []
-    limits = {n: os.environ[n] for n in ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA") if os.environ.get(n)}
-    for name, value in limits.items():
+    for name, value in _limits().items():
         found.append(Finding("hint", f"{name}={value} limits the instruction set to {library.isa}", f"unset {name}"))
     parts = library.isa.split("_")
     if not {"vnni", "bf16", "fp16", "amx"} & set(parts):
@@ -266,8 +279,15 @@ def _about_onednn(library: OneDnn) -> list[Finding]:
     return found
 
 
+def _limits() -> dict[str, str]:
+    """The variables that limit the instruction set of oneDNN."""
+    return {n: os.environ[n] for n in ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA") if os.environ.get(n)}
+
+
 def _no_onednn(reason: str) -> Finding:
     text = f"oneDNN is not used, so that models run several times slower: {reason}"
+    if REQUIRED in reason:
+        return Finding("hint", text, f"unset {' '.join(_limits())}".removesuffix("unset "))
     if os.environ.get(VARIABLE):
         rest = "" if _version(WHEEL) else f", and {_install()}"
         return Finding("problem", text, f"unset {VARIABLE}{rest}")

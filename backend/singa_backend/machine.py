@@ -5,6 +5,8 @@ from __future__ import annotations
 import ctypes
 import gc
 import os
+import platform
+import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -12,6 +14,22 @@ from functools import cache
 from pathlib import Path
 
 CGROUPS = Path("/sys/fs/cgroup")
+
+
+def processor(source: Path = Path("/proc/cpuinfo")) -> str:
+    """The name of the processor.
+
+    Args:
+        source: the file in which Linux describes the cores.
+
+    Returns:
+        Such as "AMD EPYC"; the kind of machine, such as "arm64", if the system does not name the processor.
+    """
+    try:
+        named = re.search(r"^model name\s*:\s*(.+)$", source.read_text(errors="replace"), re.MULTILINE)
+    except OSError:
+        named = None
+    return " ".join(named[1].split()) if named else platform.machine()
 
 
 def usable_cores() -> int:

@@ -13,7 +13,8 @@ from pathlib import Path
 import numpy as np
 
 from singa_backend.errors import InvalidInput
-from singa_backend.io.files import Stage, free_name, staged, write_npz
+from singa_backend.io.files import Stage, staged, write_npz
+from singa_backend.io.places import free_name
 from singa_backend.ir.reader import read
 from singa_backend.limits import reports_shortage
 from singa_backend.proto.load import ModelSource, load_model

@@ -14,9 +14,10 @@ from onnx.external_data_helper import convert_model_to_external_data
 
 from singa_backend import dtypes
 from singa_backend.errors import InvalidInput, InvalidModel
-from singa_backend.io.files import staged
+from singa_backend.io.files import new_folder, staged
+from singa_backend.io.places import free_name
 from singa_backend.proto.load import load_model
-from singa_backend.proto.save import data_name, locations, old_data, tensors
+from singa_backend.proto.save import data_name, locations, locations_in_place, old_data, tensors
 from singa_backend.proto.save import save as write_model
 
 from ._onnx.custom_exporters import exporter
@@ -254,12 +255,11 @@ def save(model: ModelProto, path: str | os.PathLike[str], **kwargs: Any) -> None
             one, location = kwargs.pop("all_tensors_to_one_file", True), kwargs.pop("location", None)
             chosen = {n: kwargs.pop(n) for n in ("size_threshold", "convert_attribute") if n in kwargs}
             convert_model_to_external_data(model, one, _UNNAMED, **chosen)  # it refuses names of files in the current folder
-            for entry in (e for t in tensors(model) for e in t.external_data if e.value == _UNNAMED):
-                entry.value = location or data_name(stage.target)
+            _name_data(model, location, stage.target)
         for folder in {Path(n).parent for n in locations(model)}:
             if folder.is_absolute() or ".." in folder.parts:
                 raise InvalidInput(f"external data must be in the folder of the model, got {folder}", code="SX351")
-            (stage.folder / folder).mkdir(parents=True, exist_ok=True)
+            new_folder(stage.folder / folder)
         onnx.save(model, stage / name, **kwargs)
         used = set(locations(model))
         lacking = sorted(n for n in used if not ((stage / n).exists() or (home / n).exists()))
@@ -276,6 +276,20 @@ def save(model: ModelProto, path: str | os.PathLike[str], **kwargs: Any) -> None
             copy.CopyFrom(model)  # onnx.save has taken the data out of it
             for spare in write_model(copy, stage.target, folder=stage.folder, check=False)[1:]:
                 stage.remove_later(spare.name)
+
+
+def _name_data(model: ModelProto, location: str | None, target: Path) -> None:
+    """Name the external data: as the user has, or after the target, or after each tensor.
+
+    Only the files that the user has named, or that the model in place has, are replaced.
+    """
+    own = locations_in_place(target)
+    new = (t for t in tensors(model) if t.HasField("raw_data"))
+    for entry in (e for t in new for e in t.external_data if e.key == "location"):
+        if entry.value == _UNNAMED:
+            entry.value = location or data_name(target)
+        elif entry.value not in own:
+            entry.value = free_name(target.parent, entry.value)
 
 
 def onnx_type_to_singa_type(onnx_type: int) -> np.dtype[Any]:

@@ -110,7 +110,10 @@ def test_a_new_adapter_changes_nothing(form: str) -> None:
     x = x if form == "double" else cast(x)
     new = create(model, 2, **draws(), target=["w"])
     both = insert(model, new, dropout=0.5)
-    np.testing.assert_array_equal(run_model(both, [x])[-1], run_model(model, [x])[-1])
+    by_definition = [run_model(m, [x], optimize=0)[-1] for m in (both, model)]
+    np.testing.assert_array_equal(*by_definition)
+    # a plan may compute a product and its bias as one call, and so with another rounding, only where no adapter is between them
+    np.testing.assert_allclose(run_model(both, [x])[-1], run_model(model, [x])[-1], rtol=1e-6, atol=1e-6)
 
 
 def test_factors_as_inputs() -> None:

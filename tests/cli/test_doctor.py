@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import re
 import subprocess
 import sys
@@ -17,10 +18,11 @@ from click.testing import CliRunner
 from tests.helpers.paths import PROJECT
 
 from singa.cli import main
+from singa.cli.doctor import TRUST
 from singa_backend import doctor, machine
 from singa_backend.io import processes
 from singa_backend.kernels import onednn
-from singa_backend.kernels.onednn import loading
+from singa_backend.kernels.onednn import loading, trust
 
 METADATA = tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]
 
@@ -110,6 +112,38 @@ def test_a_limited_instruction_set_is_a_hint() -> None:
     texts = [f["text"] for f in told["findings"]]
     assert any("ONEDNN_MAX_CPU_ISA=AVX2" in t for t in texts) and any("VNNI" in t for t in texts)
     assert not any("bfloat16" in t for t in texts)
+
+
+@needs_library
+def test_implementations_that_are_not_trusted_are_counted() -> None:
+    told = doctor.diagnose()
+    assert told.onednn.not_trusted == len(trust.rows_of(told.onednn.isa)) > 0
+    shown = CliRunner().invoke(main, ["doctor"]).output
+    assert f"{told.onednn.not_trusted} implementations are not trusted" in shown and TRUST in shown
+    page, _, title = TRUST.partition("#")
+    lines = (PROJECT / page).read_text().splitlines()
+    assert title in [line.lstrip("# ").lower().replace(" ", "-") for line in lines if line.startswith("#")]
+
+
+@needs_library
+@pytest.mark.parametrize("level", ["SSE41", "AVX"])
+def test_a_level_below_avx2_is_a_hint(level: str) -> None:
+    code, told = found(ONEDNN_MAX_CPU_ISA=level)
+    assert code == 0 and told["well"] and told["onednn"]["path"] == ""
+    assert told["onednn"]["reason"] == f"the processor's level is {level.lower()}; AVX2 is needed"
+    (one,) = [f for f in told["findings"] if "oneDNN" in f["text"]]
+    assert one["level"] == "hint" and one["command"] == "unset ONEDNN_MAX_CPU_ISA"
+
+
+@needs_library
+def test_a_processor_without_avx2_is_a_hint(searched: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("SONNX_ONEDNN", "ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(loading, "LOWEST", 1 << 30)  # as if this processor had no AVX2
+    monkeypatch.setattr(loading, "X86", (platform.machine(),))
+    told = doctor.diagnose()
+    (one,) = [f for f in told.findings if "oneDNN" in f.text]
+    assert told.well and one.level == "hint" and not one.command and "AVX2 is needed" in one.text
 
 
 @pytest.mark.parametrize(("value", "used", "code"), [("3", 3, 0), ("1", 1, 0), ("0", 0, 1), ("two", 0, 1), ("9" * 30, 0, 1)])

@@ -25,6 +25,7 @@ from tests.helpers.killed_sweeps import net
 from singa.cli import main
 from singa_backend import InvalidInput, SingaBackend, SonnxError
 from singa_backend.io.processes import ChildFailure
+from singa_backend.proto import source
 from singa_backend.sweep import Sweep, SweepSettings, find_files, run, sweep_one
 
 HEAD = '<ir_version: 8, opset_import: ["": 17]>'
@@ -186,8 +187,34 @@ def test_damaged_results_and_other_limits_run_again(tmp_path: Path, home: Path) 
     assert "2 were finished before" in cli(*line, 2).output
     assert "; 1 were finished before" in cli(*line, 1.9).output
     for path in results.glob("*.json"):
-        path.write_text('{"answer": {"status": 3}}')
+        path.write_text('{"schema": "sonnx.sweep.result", "answer": {"status": 3}}')
     assert "finished before" not in cli(*line, 2, "-k", "good").output
+
+
+@pytest.mark.parametrize("how", ["other content", "a link", "a link to nothing", "a folder"])
+def test_what_is_no_result_is_neither_read_nor_replaced(how: str, tmp_path: Path, home: Path) -> None:
+    """Nor is the file that a link names; no process is started before it is refused."""
+    results, other = tmp_path / "r", tmp_path / "precious"
+    model = save(tmp_path / "m" / "a.onnx")
+    path = results / f"{run._key(model, SweepSettings('check'))}.json"
+    results.mkdir()
+    if how == "a folder":
+        path.mkdir()
+    elif how == "other content":
+        path.write_text("precious")
+    else:
+        path.symlink_to(other)
+    if how == "a link":
+        assert sweep_one(model, "check", results=tmp_path / "s")["status"] == "passed"
+        other.write_bytes(next((tmp_path / "s").iterdir()).read_bytes().replace(b"passed", b"failed"))
+    before, count = other.exists() and other.read_bytes(), len(killed_sweeps.opened(home))
+    found = cli(tmp_path / "m", "--task", "check", "--results", results, "-n", 1)
+    assert found.exit_code == 3 and "SX351" in found.stderr, found.output
+    with pytest.raises(InvalidInput, match="SX351"):
+        sweep_one(model, "check", results=results)
+    assert (other.exists() and other.read_bytes()) == before and [p.name for p in results.iterdir()] == [path.name]
+    assert how != "other content" or path.read_text() == "precious"
+    assert len(killed_sweeps.opened(home)) == count
 
 
 def test_a_file_that_changes_during_its_run_is_not_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -248,6 +275,59 @@ def test_deaths_are_counted_by_who_caused_them(monkeypatch: pytest.MonkeyPatch) 
     assert exhausted.answer and "SIGKILL" in exhausted.answer["reason"]
     with pytest.raises(SonnxError, match="must be able to start"):
         run._Deaths().count(ChildFailure("died", "exit code 1", 1, started=False))
+
+
+KILLED = """
+if any(a.endswith("processes.py") for a in sys.orig_argv):
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_children_that_are_killed_again_and_again_are_rows(tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By another process, while they start: the files are rows, and their results are not stored."""
+    monkeypatch.setattr(run, "_exhaustions", lambda: "oom_kill 0")
+    for i in range(3):
+        save(tmp_path / "m" / f"{i}.onnx", i)
+    with (home / "sitecustomize.py").open("a") as hook:
+        hook.write(KILLED)
+    found = cli(tmp_path / "m", "--task", "check", "--results", tmp_path / "r", "-n", 1, "--json")
+    rows = json.loads(found.stdout)["rows"]
+    assert found.exit_code == 1 and [(r["status"], r["code"], r["key"]) for r in rows] == [("died", "SX803", "")] * 3
+    assert all("ended by another one while it started: SIGKILL" in r["reason"] for r in rows)
+    row = sweep_one(tmp_path / "m" / "0.onnx", "check", results=tmp_path / "r", timeout=33.0)  # no child waits for these settings
+    assert (row["status"], row["code"]) == ("died", "SX803") and "ended by another one 5 times" in row["reason"]
+    assert not (tmp_path / "r").exists()
+
+
+def test_a_sweep_keeps_no_children_and_no_digests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run, "_IDLE", 0.2)
+    digests, paths = len(source._digests), [save(tmp_path / f"{i}.onnx", i) for i in range(2)]
+    for timeout in (30.0, 40.0):
+        assert sweep_one(paths[0], "check", timeout=timeout)["status"] == "passed"
+    settings = [SweepSettings("check", timeout=t) for t in (30.0, 40.0)]
+    end = time.monotonic() + 60
+    while any(s in run._idle for s in settings) and time.monotonic() < end:
+        time.sleep(0.05)
+    assert not any(s in run._idle for s in settings)
+    assert Sweep({p.name: p for p in paths}, SweepSettings("check")).run(1).good()
+    assert len(source._digests) == digests
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the children of a process are read from /proc")
+def test_a_child_that_is_stopped_ends_with_a_killed_sweep(tmp_path: Path, home: Path) -> None:
+    """It cannot notice by itself that its parent has ended."""
+    save(tmp_path / "m" / "slow.onnx")
+    made = killed_sweeps.command(tmp_path / "m", tmp_path / "r", home, "check", 0.0)
+    killed_sweeps._begun(made, home)
+    inner = killed_sweeps.children(made.pid)
+    for child in inner:
+        os.kill(child, signal.SIGSTOP)
+    made.kill()
+    made.communicate()
+    end = time.monotonic() + 60
+    while any(Path(f"/proc/{child}").exists() for child in inner) and time.monotonic() < end:
+        time.sleep(0.05)
+    assert inner and not any(Path(f"/proc/{child}").exists() for child in inner)
 
 
 def test_a_limit_of_memory(tmp_path: Path) -> None:

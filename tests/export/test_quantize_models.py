@@ -38,9 +38,9 @@ def built(text: str, **weights: Any) -> ModelProto:
     return model
 
 
-def dyadic(seed: int, *shape: int, steps: int = 32) -> Any:
-    """Multiples of 1/32: sums of products are exact in float32, so that all engines see the same ranges."""
-    return (np.random.default_rng(seed).integers(1 - steps, steps, shape) / 32).astype(np.float32)
+def dyadic(seed: int, *shape: int) -> Any:
+    """Multiples of 1/8: sums of products, also of three layers, are exact in float32, so that all engines see the same ranges."""
+    return (np.random.default_rng(seed).integers(-7, 8, shape) / 8).astype(np.float32)
 
 
 def normal(seed: int, *shape: int, scale: float = 1.0) -> Any:

@@ -10,11 +10,11 @@ import os
 import random
 import re
 import signal
+import socket
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
@@ -24,17 +24,13 @@ import numpy as np
 import onnx
 import pytest
 from onnx import numpy_helper, parser
-from tests.helpers.paths import HELPERS, PROJECT
+from tests.helpers.paths import HELPERS, MPIEXEC, PROJECT
 
-from singa.cli._group import FOLDER
-from singa.cli._interrupts import TERMINATED
-from singa.cli._workers import _environment, _Leash, _mpiexec, run_workers
+from singa.cli._workers import _environment, _judged, check_launcher
+from singa_backend.collectives.local_job import LocalJob, use_shared_memory
 from singa_backend.errors import MissingDependency
+from singa_backend.io.processes import ENDED, Lifeline
 
-try:
-    MPIEXEC = _mpiexec()
-except MissingDependency:
-    MPIEXEC = ""
 pytestmark = pytest.mark.skipif(not MPIEXEC, reason="mpi4py and mpiexec are not installed: pip install 'sonnx[mpi]'")
 
 F = np.float32
@@ -348,32 +344,21 @@ def test_usage_errors_are_told_once(folder: Path, tmp_path: Path) -> None:
     assert done.returncode == 2 and done.stderr.count("exists: pass --resume") == 1
 
 
-def launcher(path: Path, code: str) -> str:
-    path.write_text(f"#!{sys.executable}\nimport os, signal, subprocess, sys\ncommand = sys.argv[3:]\n{code}\n")
-    path.chmod(0o755)
-    return str(path)
+@pytest.mark.parametrize(("codes", "code", "told"), [
+    ([0, 0], 0, ""), ([], 0, ""), ([4, 3], 3, ""), ([2, 2], 2, ""), ([4, 4], 4, "a worker was lost"), ([143, 0], 143, ""),
+    ([-9], 4, "a worker died: SIGKILL"), ([4, -11, 3], 4, "a worker died: SIGSEGV"), ([1], 4, "a worker died: exit code 1"),
+    ([-64], 4, "a worker died: "),
+])  # fmt: skip
+def test_the_exit_code_of_workers(codes: list[int], code: int, told: str) -> None:
+    found = _judged(codes)
+    assert found[0] == code and found[1].startswith(told) and bool(found[1]) == bool(told)
 
 
-@pytest.mark.parametrize(("code", "returns"), [(0, 0), (1, 4), (3, 3), (4, 4), (7, 3), (9, 4), (130, 130)])
-def test_the_exit_code_of_workers(code: int, returns: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those of all workers combined, as mpiexec returns it; in any thread."""
-    fake = launcher(tmp_path / "mpiexec", f"sys.exit({code})")
-    monkeypatch.setattr("singa.cli._workers._mpiexec", lambda: fake)
-    found: list[int] = []
-    thread = threading.Thread(target=lambda: found.append(run_workers(2, [], None)))
-    thread.start()
-    thread.join()
-    assert found == [returns] == [run_workers(2, [], None)]
-
-
-def test_a_launcher_of_another_mpi_is_told(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A worker starts no workers, and does not train alone; a folder with the name of a package is not imported."""
+def test_a_folder_with_the_name_of_a_package_is_not_imported(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "onnx.py").write_text("raise SystemExit(99)")
-    fake = launcher(tmp_path / "mpiexec", "sys.exit(subprocess.run(command).returncode)")
-    monkeypatch.setattr("singa.cli._workers._mpiexec", lambda: fake)
-    monkeypatch.chdir(tmp_path)
-    given = arguments(folder, tmp_path / "run.ckpt", "--workers", "2")[1:]
-    assert run_workers(2, given, None) == 3 and not (tmp_path / "run.ckpt").exists()
+    command = [sys.executable, "-P", "-m", "singa.cli", *arguments(folder, tmp_path / "run.ckpt", "--workers", "2")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=LONGEST, env=ENVIRONMENT, cwd=tmp_path, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def test_the_checkpoint_of_other_ranks_is_refused(folder: Path, tmp_path: Path) -> None:
@@ -397,10 +382,98 @@ def test_workers_share_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_missing_packages_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shutil.which", lambda *_, **__: None)
-    with pytest.raises(MissingDependency, match="--workers needs mpiexec") as caught:
-        _mpiexec()
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    with pytest.raises(MissingDependency, match="--workers needs mpi4py") as caught:
+        check_launcher()
     assert "sonnx[mpi]" in caught.value.hint
+
+
+# --- the network
+
+
+def sockets_of(processes: Iterable[int]) -> list[tuple[str, int]]:
+    """The address and the port of each socket of these processes on which another process can write to it."""
+    numbers = set()
+    for process in processes:
+        with suppress(OSError):  # it has ended
+            numbers |= {os.readlink(f.path) for f in os.scandir(f"/proc/{process}/fd")}
+    found = []
+    for kind in ("tcp", "tcp6", "udp", "udp6"):
+        for line in Path(f"/proc/net/{kind}").read_text().splitlines()[1:]:
+            words = line.split()
+            address, _, port = words[1].partition(":")
+            if f"socket:[{words[9]}]" in numbers and (words[3] == "0A" or kind.startswith("udp")):
+                found.append((address, int(port, 16)))
+    return found
+
+
+LOOPBACK = {"0100007F", "00000000000000000000000001000000"}
+GARBAGE = b"cmd=abort exitcode=9\n" + bytes(range(256)) * 40
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the sockets of a process are found in /proc")
+def test_workers_of_one_machine_open_no_port_to_others(folder: Path, tmp_path: Path) -> None:
+    """A stranger that writes to every port of theirs, if there is one, does not stop the training."""
+    target, checkpoint = tmp_path / "curves.html", tmp_path / "run.ckpt"
+    line = arguments(folder, checkpoint, "--workers", "2", "--plot", str(target), "--epochs", "9", "--every", "60")
+    running = subprocess.Popen([sys.executable, "-m", "singa.cli", *line], stderr=subprocess.PIPE, text=True, env=ENVIRONMENT)
+    seen, looks = set(), 0
+    while running.poll() is None:
+        group = group_of(target)
+        looks += len(group) == 3
+        for address, port in sockets_of(group):
+            if (address, port) not in seen:
+                seen.add((address, port))
+                with suppress(OSError), socket.create_connection(("localhost", port), 1) as stranger:
+                    stranger.sendall(GARBAGE)
+        time.sleep(0.02)
+    assert running.stderr is not None
+    assert running.returncode == 0, running.stderr.read()
+    running.stderr.close()
+    assert looks > 3 and {address for address, _ in seen} <= LOOPBACK, seen
+
+
+@pytest.mark.parametrize(("environment", "here"), [
+    ({"PMI_SIZE": "2", "MPI_LOCALNRANKS": "2"}, True), ({"PMI_SIZE": "4", "MPI_LOCALNRANKS": "2"}, False), ({}, False),
+    ({"PMI_SIZE": "2", "MPI_LOCALNRANKS": "2", "UCX_TLS": "all"}, False),
+])  # fmt: skip
+def test_only_ranks_of_one_machine_use_shared_memory(environment: dict[str, str], here: bool) -> None:
+    assert bool(use_shared_memory(environment)) is here
+
+
+LINES = """
+import os, socket, sys, time
+pmi = socket.socket(fileno=int(os.environ["PMI_FD"]))
+rank = int(os.environ["PMI_RANK"])
+def ask(line):
+    pmi.sendall(line.encode() + b"\\n")
+    answer = b""
+    while not answer.endswith(b"\\n"):
+        answer += pmi.recv(1)
+    return dict(word.split("=", 1) for word in answer.decode().split())
+assert ask("cmd=init pmi_version=1 pmi_subversion=1")["rc"] == "0"
+assert ask("cmd=get_universe_size")["size"] == os.environ["PMI_SIZE"] == "3"
+name = ask("cmd=get_my_kvsname")["kvsname"]
+assert ask("cmd=nonsense")["rc"] == "-1" == ask(f"cmd=get kvsname={name} key=none")["rc"]
+assert ask(f"cmd=put kvsname={name} key=k{rank} value=v=={rank}")["rc"] == "0"
+assert ask("cmd=barrier_in")["cmd"] == "barrier_out"
+assert ask(f"cmd=get kvsname={name} key=k{(rank + 1) % 3}")["value"] == f"v=={(rank + 1) % 3}"
+assert ask("cmd=barrier_in")["cmd"] == "barrier_out"
+END
+"""
+
+
+@pytest.mark.parametrize(("end", "codes"), [
+    ('ask("cmd=finalize"); sys.exit(5 * rank)', [0, 5, 10]),
+    ('ask("cmd=finalize"); time.sleep(0.1 * rank)', [0, 0, 0]),
+    ("os.kill(os.getpid(), 9) if rank == 1 else time.sleep(1000)", [-9]),
+    ('pmi.sendall(b"cmd=abort exitcode=1\\n") if rank == 1 else None; time.sleep(1000)', []),
+    ('pmi.sendall(b"x" * (1 << 20)) if rank == 1 else ask("cmd=finalize")', [0, 0, 1]),
+])  # fmt: skip
+def test_a_job_answers_its_processes_and_ends_them_together(end: str, codes: list[int]) -> None:
+    job = LocalJob([sys.executable, "-c", LINES.replace("END", end)], 3, ENVIRONMENT)
+    job.wait()
+    assert sorted(job.codes) == codes
 
 
 # --- a group of processes ends together
@@ -489,25 +562,27 @@ def test_a_second_signal_ends_workers_that_do_not_listen(folder: Path, tmp_path:
         assert none_left(target)
 
 
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="a stopped process is found in /proc")
-def test_workers_that_cannot_end_are_killed(tmp_path: Path) -> None:
-    """Also if the launcher does not: it has been seen to wait for a stopped worker without an end."""
-    leash = _Leash(str(tmp_path))
-    program = "import singa.cli._workers as w, time; w.end_with_parent(); print(flush=True); time.sleep(1e6)"
-    workers = [
-        subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, env={**ENVIRONMENT, FOLDER: str(tmp_path)})
-        for _ in range(2)
-    ]
-    for worker in workers:
-        assert worker.stdout is not None and worker.stdout.readline()
-    stop(workers[0].pid)
-    launcher_killed = threading.Event()
-    leash.kill_launcher = launcher_killed.set
-    with leash:
-        assert not leash.pulled(signal.SIGTERM, None) and leash.pulled(signal.SIGTERM, None)
-        codes = [worker.wait(timeout=LONGEST) for worker in workers]
-        assert codes == [-signal.SIGKILL, TERMINATED]
-        assert launcher_killed.wait(LONGEST)
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="other systems have no such signal of a pipe")
+def test_a_process_ends_with_its_parent_whatever_it_does() -> None:
+    """Asleep, stopped, in C with the interpreter's lock; or not yet ready when the parent ends."""
+    doings = ["time.sleep(1000)", "os.kill(os.getpid(), signal.SIGSTOP)", "re.match('(a+)+$', 'a' * 60 + 'b')"]
+    imports = "import os, re, signal, sys, time; from singa_backend.io.processes import Lifeline"
+    begin = f"{imports}; h = int(os.environ['{Lifeline.VARIABLE}'])"
+    for doing in (*doings, ""):
+        lifeline = Lifeline()
+        attach = f"sys.stdin.read() if {not doing} else None\nLifeline.attach(h)\nprint(flush=True)"
+        code = f"{begin}\n{attach}\n{doing or 'time.sleep(1000)'}"
+        with lifeline.passed():
+            child = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                                     pass_fds=[lifeline.theirs],
+                                     env={**ENVIRONMENT, Lifeline.VARIABLE: str(lifeline.theirs)})  # fmt: skip
+        assert child.stdin is not None and child.stdout is not None
+        if doing:
+            assert child.stdout.readline() == b"\n"
+        lifeline.close()
+        child.stdin.close()
+        assert child.wait(LONGEST) == (-signal.SIGKILL if doing else ENDED)
+        child.stdout.close()
 
 
 def test_an_error_of_all_workers_is_printed_once(folder: Path, tmp_path: Path) -> None:
@@ -518,14 +593,11 @@ def test_an_error_of_all_workers_is_printed_once(folder: Path, tmp_path: Path) -
 
 @pytest.mark.parametrize("count", ["5000", "100000"])
 def test_too_many_workers_are_refused_by_the_parent(count: str, folder: Path, tmp_path: Path) -> None:
-    launched = tmp_path / "launched"
-    fake = launcher(tmp_path / "mpiexec", f"open({str(launched)!r}, 'a').write('x')")
     done = subprocess.run(
         [sys.executable, "-m", "singa.cli", *arguments(folder, tmp_path / "run.ckpt", "--workers", count)],
-        capture_output=True, text=True, timeout=LONGEST, check=False,
-        env={**ENVIRONMENT, "PATH": f"{Path(fake).parent}{os.pathsep}{os.environ['PATH']}"},
+        capture_output=True, text=True, timeout=LONGEST, check=False, env=ENVIRONMENT,
     )  # fmt: skip
-    assert done.returncode == 2 and "--workers" in done.stderr and not launched.exists()
+    assert done.returncode == 2 and "--workers" in done.stderr
 
 
 def test_more_workers_than_cores_are_warned_of(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

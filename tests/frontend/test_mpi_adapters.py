@@ -12,7 +12,8 @@ import onnx
 import pytest
 from click.testing import CliRunner
 from onnx import numpy_helper, parser
-from tests.frontend.test_mpi import ENVIRONMENT, LONGEST, MPIEXEC, job
+from tests.frontend.test_mpi import ENVIRONMENT, LONGEST, job
+from tests.helpers.paths import MPIEXEC
 
 from singa.cli import main
 from singa_backend.adapters import Adapter, base_digest

@@ -219,8 +219,11 @@ HELLO = {"kind": "join", "rank": 1, "size": 2}
         (HELLO, CommunicationError),  # a second rank 1
         (b"", None),
         (b"\0\0\0\5{", None),
-        (b"\0\0\0\1{", ValueError),
-        ({"kind": "join"}, KeyError),
+        (b"\0\0\0\1{", None),
+        (b"\0\0\0\2[]", None),
+        (b"\xff\xff\xff\xff", None),
+        ({"kind": "join"}, None),
+        (HELLO | {"rank": "1"}, None),
     ],
 )
 def test_a_joiner_that_is_not_taken_is_disconnected(sent: Any, raises: Any) -> None:
@@ -234,6 +237,27 @@ def test_a_joiner_that_is_not_taken_is_disconnected(sent: Any, raises: Any) -> N
         with pytest.raises(raises) if raises else nullcontext():
             sockets._welcome(ours, {1: theirs} if sent == HELLO else {}, 2, time.monotonic() + 5)
         assert ours.fileno() == -1
+
+
+def test_strangers_do_not_stop_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They write something else, or nothing, or go away, before the ranks come."""
+    monkeypatch.setattr(sockets, "_HELLO", 0.2)
+    id, ranks = new_id(), dict[int, Any]()
+    first = threading.Thread(target=lambda: ranks.update({0: nccl_group(id, 0, 2, 60.0)}), daemon=True)
+    first.start()
+    strangers = []
+    for sent in (b"GET / HTTP/1.1\r\n\r\n", b"\0\0\0\2{}", b"", bytes(range(256))):
+        stranger = socket.socket(socket.AF_UNIX)
+        while stranger.connect_ex(id):
+            time.sleep(0.01)
+        stranger.sendall(sent)
+        strangers.append(stranger)
+    ranks[1] = nccl_group(id, 1, 2, 60.0)
+    first.join(LONGEST)
+    handles = [ranks[r].all_reduce(np.full(3, r + 1.0)) for r in (0, 1)]
+    assert [h.wait().tolist() for h in handles] == [[3.0] * 3] * 2
+    for stranger in strangers:
+        stranger.close()
 
 
 @pytest.mark.parametrize("answer", ["refused", "silence", "end", "nonsense"])

@@ -272,6 +272,30 @@ def test_transposed_convolutions(x: tuple[int, ...], w: tuple[int, ...], attribu
     agree(nodes, {"x": normal(*x)}, known, uses=["conv "])
 
 
+LARGE = [  # inputs, outputs, window, strides, padding, size
+    (512, 16, (4, 4), (2, 2), 1, (8, 8)),
+    (64, 8, (31, 31), (2, 2), 15, (8, 17)),
+    (32, 32, (9, 9, 9), (2, 2, 2), 4, (4, 3, 3)),
+]
+
+
+@pytest.mark.parametrize(("channels", "outputs", "window", "strides", "pad", "size"), LARGE)
+@pytest.mark.parametrize("follow", ["", "Relu", "Add", "HardSwish Add"])
+def test_a_bias_is_added_once_if_the_window_exceeds_a_cache(
+    channels: int, outputs: int, window: tuple[int, ...], strides: tuple[int, ...], pad: int, size: tuple[int, ...], follow: str
+) -> None:
+    nodes = [node("ConvTranspose", "x", "w", "b", to="c", strides=strides, pads=[pad] * 2 * len(size))]
+    given, known = {"x": normal(2, channels, *size)}, {"w": normal(channels, outputs, *window), "b": normal(outputs)}
+    shape = [(n - 1) * s + k - 2 * pad for n, s, k in zip(size, strides, window, strict=True)]
+    for i, name in enumerate(follow.split()):
+        nodes.append(node(name, nodes[-1].output[0], *["z"] * (name == "Add"), to=f"f{i}"))
+    if "Add" in follow:
+        given["z"] = normal(2, outputs, *shape)
+    rep = agree(nodes, given, known, uses=("bias",), threads=2)
+    kernels = [k.split()[0] for k in steps_of(rep)]
+    assert kernels.index("conv") < kernels.index("bias") == len(kernels) - 1
+
+
 @pytest.mark.parametrize("op", ["MaxPool", "AveragePool"])
 @pytest.mark.parametrize(
     ("shape", "attributes"),

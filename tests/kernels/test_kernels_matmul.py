@@ -10,7 +10,9 @@ from onnx import helper
 from tests.helpers.plan_checks import check, drawn, model_of
 
 from singa_backend.kernels import onednn
+from singa_backend.kernels.lowering import laid_out, packs_products, spaced
 from singa_backend.kernels.table import Options
+from singa_backend.kernels.values import aligned
 from singa_backend.plans.open.products import SMALL, OpenProduct
 
 pytestmark = pytest.mark.skipif(onednn.library() is None, reason="oneDNN is not installed")
@@ -193,7 +195,76 @@ def test_weights_are_packed_once_for_all_sizes() -> None:
         np.testing.assert_allclose(rep.run([a])[0], a @ weights["b"], rtol=1e-4, atol=1e-4)
     assert rep._session._planner is not None
     packed = [k for k in rep._session._planner.shared.kernels.derived if isinstance(k[1], tuple) and k[1][0] == "packed"]
-    assert len(packed) <= 2  # one layout for many rows, and at most another for one row
+    assert len(packed) <= 2  # one layout for many rows, and at most another for few
+
+
+def multiplied(a: np.ndarray, weights: onednn.MemoryDesc, b: np.ndarray) -> np.ndarray:
+    """The product by oneDNN of a and b, which is laid out as described."""
+    packed = laid_out(b, onednn.MemoryDesc.of(b.dtype, b.shape), weights)
+    y = np.full((a.shape[0], b.shape[1]), np.nan, np.float32)
+    left, into = onednn.MemoryDesc.of(a.dtype, a.shape), onednn.MemoryDesc.of(y.dtype, y.shape)
+    with onednn.using_threads(1):
+        primitive = onednn.matmul(left, weights, None, into)
+        scratch = aligned(max(primitive.scratchpad_nbytes, 64))
+        arguments = {
+            onednn.args.SRC: (left, a.ctypes.data),
+            onednn.args.WEIGHTS: (weights, packed.address),
+            onednn.args.DST: (into, y.ctypes.data),
+        }
+        if primitive.scratchpad_nbytes:
+            arguments[onednn.args.SCRATCHPAD] = (primitive.query("scratchpad"), scratch.ctypes.data)
+        onednn.bind(primitive, arguments).run()
+    return y
+
+
+@pytest.mark.parametrize("columns", [256, 1024, 1000])
+def test_gaps_between_rows_change_no_bit(columns: int) -> None:
+    if packs_products():
+        assert spaced((300, columns)).is_any
+        return
+    plain = onednn.MemoryDesc.of(np.float32, (300, columns))
+    assert (spaced((300, columns)) == plain) == (columns % 256 != 0)
+    for rows in (1, 2, 33, 200):
+        values = drawn(rows, a=(rows, 300), b=(300, columns))
+        result = multiplied(values["a"], spaced((300, columns)), values["b"])
+        np.testing.assert_array_equal(result, multiplied(values["a"], plain, values["b"]))
+        exact = values["a"].astype(np.float64) @ values["b"]
+        assert np.abs(result - exact).max() <= 1e-6 * np.abs(exact).max()
+
+
+@pytest.mark.parametrize("turned", [0, 1])
+@pytest.mark.parametrize("columns", [2, 40, 256, 2304])
+@pytest.mark.parametrize("inner", [7, 768, 1500])
+def test_products_with_weights_are_near_float64(inner: int, columns: int, turned: int) -> None:
+    from singa_backend.backend import SingaBackend
+
+    weights = drawn(3, b=(columns, inner) if turned else (inner, columns), c=(columns,))
+    nodes = [node("Gemm", ["a", "b", "c"], ["g"], transB=turned), node("Add", ["g", "r"], ["y"])]
+    for rows in (1, 5, 31, 32, 70):
+        feed = drawn(rows, a=(rows, inner), r=(rows, columns))
+        exact = feed["a"].astype(np.float64) @ (weights["b"].T if turned else weights["b"]) + weights["c"] + feed["r"]
+        rep = SingaBackend.prepare(model_of(nodes, feed, ["y"], weights), threads=1)
+        for _ in range(2):  # the trace, and what was bound
+            error = np.abs(rep.run(list(feed.values()))[0] - exact).max() / np.abs(exact).max()
+            assert error <= (3e-6 if rows == 1 else 1.5e-6)
+
+
+def test_long_sums_of_few_rows_are_added_in_parts() -> None:
+    from singa_backend.backend import SingaBackend
+
+    feed, weights = {"a": np.abs(drawn(1, a=(8, 8192))["a"])}, {"b": np.abs(drawn(2, b=(8192, 64))["b"])}
+    rep = SingaBackend.prepare(model_of([node("MatMul", ["a", "b"], ["y"])], feed, ["y"], weights), threads=1)
+    exact = feed["a"].astype(np.float64) @ weights["b"]
+    error = np.abs(rep.run(list(feed.values()))[0] - exact).max() / exact.max()
+    assert error <= (1e-5 if packs_products() else 1e-6)  # with AVX-512 oneDNN chooses the order
+
+
+def test_few_rows_read_weights_in_blocks() -> None:
+    implementation = product((8, 768), (768, 768), True)[0], product((64, 768), (768, 768), True)[0]
+    level = getattr(onednn.library(), "isa", "")
+    if level.startswith("avx2"):
+        assert implementation == ("matmul brgemm:avx2", "matmul gemm:jit:f32")
+    assert all(i.startswith("matmul") for i in implementation)
 
 
 @pytest.mark.parametrize("columns", [True, False])

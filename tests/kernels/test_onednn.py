@@ -20,6 +20,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from scipy import special
+from tests.helpers.at_level import higher
 
 from singa_backend.kernels import onednn as dnn
 from singa_backend.kernels.onednn import MemoryDesc, OneDnnError, Primitive, Unimplemented, constants, loading
@@ -178,7 +179,7 @@ def test_deconvolution(groups: int) -> None:
     ours = ours[0] if groups == 1 else ours
     primitive = dnn.deconvolution(
         like(*x.shape), like(*ours.shape), of(len(b)), like(*expected.shape),
-        strides=(2, 1), dilations=(0, 0), pads_begin=(1, 0), pads_end=(0, 1),
+        strides=(2, 1), dilations=(0, 0), pads_begin=(1, 0), pads_end=(0, 1), allow_reference=True,
     )  # fmt: skip
     close(compute(primitive, {dnn.args.SRC: x, dnn.args.WEIGHTS: ours, dnn.args.BIAS: b}, *expected.shape), expected)
 
@@ -545,6 +546,36 @@ def test_int8_products_are_exact(dtype: Any, zero: int) -> None:
     inputs = {**inputs, dnn.args.SRC: x, dnn.args.WEIGHTS: w}
     expected = convolved(x.astype(np.int64) - zero, w, (1, 1), (1, 1), (1, 1), (1, 1))
     np.testing.assert_array_equal(compute(primitive, inputs, 2, 24, 7, 7, dtype=np.int32), expected)
+
+
+BOUNDED = """
+rng = np.random.default_rng(0)
+a = np.where(rng.random((17, 130)) < 0.5, 255, rng.integers(0, 256, (17, 130))).astype(np.uint8)
+w = rng.choice(np.array([-64, -63, 0, 64], np.int8), (130, 40))
+y, md = np.zeros((17, 40), np.int32), dnn.MemoryDesc.of
+def matmul(a):
+    weights, dst = md(np.int8, w.shape), md(np.int32, y.shape)
+    return dnn.matmul(md(a.dtype, a.shape), weights, None, dst, pairs=2 * 255 * 64), weights, dst
+primitive, weights, dst = matmul(a)
+arguments = {dnn.args.SRC: (md(np.uint8, a.shape), a.ctypes.data), dnn.args.WEIGHTS: (weights, w.ctypes.data)}
+arguments[dnn.args.DST] = (dst, y.ctypes.data)
+scratch = np.zeros(primitive.scratchpad_nbytes + 1, np.uint8)
+if primitive.scratchpad_nbytes:
+    arguments[dnn.args.SCRATCHPAD] = (primitive.query("scratchpad"), scratch.ctypes.data)
+dnn.bind(primitive, arguments).run()
+print(np.array_equal(y, a.astype(int) @ w.astype(int)))
+try:
+    print(any(t in matmul(a.view(np.int8))[0].implementation for t in ("vnni", "amx")))
+except dnn.Unimplemented as error:
+    print("exactly" in str(error))
+"""
+
+
+@needs_library
+@pytest.mark.parametrize("level", ["AVX2", "AVX512_CORE", "DEFAULT"])
+def test_pairs_that_16_bits_hold_are_exact_at_every_level(level: str) -> None:
+    """Other code adds 128 to the elements of a source of int8, so that the bound does not hold for it."""
+    assert child(BOUNDED, ONEDNN_MAX_CPU_ISA=level).split() == ["True", "True"]
 
 
 @needs_library
@@ -1157,3 +1188,11 @@ def test_equal_primitives_are_one() -> None:
     del first, again
     gc.collect()
     assert gone() is None
+
+
+@pytest.mark.parametrize(("own", "level", "expected"), [
+    ("avx512_core_amx", "avx2", True), ("avx512_core", "avx2", True), ("avx2_vnni", "avx2", True), ("avx2", "avx2", False),
+    ("avx", "avx2", False), ("avx2_vnni", "avx512_core", False),
+])  # fmt: skip
+def test_a_level_is_tested_again_only_below_that_of_the_machine(own: str, level: str, expected: bool) -> None:
+    assert higher(own, level) is expected

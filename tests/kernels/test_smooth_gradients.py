@@ -90,6 +90,9 @@ def test_layer_normalization_without_epsilon_is_refused() -> None:
 
 # --- softmaxes
 
+# oneDNN has fast code for these gradients on AVX-512 only
+ROWS_GRADIENT = "softmax gradient jit" if "avx512" in getattr(onednn.library(), "isa", "") else "numpy.softmax gradient"
+
 
 @pytest.mark.parametrize(
     ("shape", "axis"), [((5, 7), -1), ((5, 1), 1), ((70, 17), 1), ((2, 3, 8, 33), 3), ((4, 300), 1), ((2, 9, 1, 1), 1)], ids=str
@@ -99,7 +102,7 @@ def test_softmax(name: str, shape: tuple[int, ...], axis: int) -> None:
     for factor in 1, 5:
         x = normal(*shape) * np.float32(factor)
         step = compare(lambda x: getattr(op, name)(x, axis=axis), [x], [0], joined=[name], exact=True, tolerance=5e-6)
-        assert any(k.startswith("softmax gradient jit") for k in step.kernels)
+        assert any(k.startswith(ROWS_GRADIENT) for k in step.kernels)
 
 
 @pytest.mark.parametrize(("shape", "axis"), [((4, 5, 6), 1), ((4, 5, 6), -3), ((2, 3, 8, 33), 1), ((3, 1, 2), 1)], ids=str)
@@ -111,7 +114,7 @@ def test_a_softmax_along_another_axis(name: str, dtype: Any, shape: tuple[int, .
     step = compare(lambda x: getattr(op, name)(x, axis=axis), [x], [0], joined=[name], exact=True, tolerance=5e-6)
     assert not step.reasons
     has_rows = name == "Softmax" and dtype == np.float32
-    assert sum(k.startswith("softmax gradient jit" if has_rows else "numpy.softmax gradient") for k in step.kernels) == 1
+    assert sum(k.startswith(ROWS_GRADIENT if has_rows else "numpy.softmax gradient") for k in step.kernels) == 1
 
 
 @pytest.mark.parametrize("name", ["Softmax", "LogSoftmax"])

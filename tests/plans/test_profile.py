@@ -104,6 +104,26 @@ def test_fused_nodes_are_part_of_the_one_that_does_the_work() -> None:
     assert alone.steps and not alone.part_of
 
 
+LARGE = """<ir_version: 8, opset_import: ["": 17]>
+net (float[1, 256, 5, 9] x, float[256, 8, 8, 8] w, float[8] b) => (float[1, 8, 14, 22] y) {
+  c = ConvTranspose<strides = [2, 2], pads = [1, 1, 1, 1]>(x, w, b)
+  y = Relu(c)
+}"""
+
+
+@needs_library
+def test_implementations_that_are_not_trusted_are_named(tmp_path: Path) -> None:
+    inputs = [np.random.default_rng(0).standard_normal(s).astype(np.float32) for s in ((1, 256, 5, 9), (256, 8, 8, 8), (8,))]
+    found = profiled(LARGE, inputs, runs=1)
+    notes = {n for s in found.steps if "conv" in s.kernel for n in s.notes}
+    assert any(re.search(r"not trusted: brg_conv:\w+\+brgconv_strided:\w+: adds the bias", n) for n in notes)
+    assert any(n in notes for s in json.loads(json.dumps(found.to_dict()))["steps"] for n in s["notes"])
+    onnx.save(parser.parse_model(LARGE), tmp_path / "m.onnx")
+    shown = CliRunner().invoke(main, ["profile", str(tmp_path / "m.onnx"), "--runs", "1"], terminal_width=200)
+    assert shown.exit_code == 0 and "trusted" in shown.output and "brgconv_strided" in shown.output
+    assert not any("trusted" in n for s in profiled(SHORT, [X], runs=1).steps for n in s.notes)
+
+
 @needs_library
 def test_the_reason_for_a_slower_kernel_is_told() -> None:
     found = profiled(

@@ -17,7 +17,8 @@ from onnx import GraphProto, ModelProto, SparseTensorProto, TensorProto
 from .. import dtypes
 from ..errors import InvalidInput, MissingDependency
 from ..io.archives import read_bytes
-from ..io.files import StrPath, write_bytes
+from ..io.files import write_bytes
+from ..io.places import StrPath
 from ..proto import tensor_data
 
 FORMAT = "sonnx-adapter-1"

@@ -12,7 +12,7 @@ from onnx import ModelProto
 
 from ..errors import InvalidInput
 from ..io.archives import open_file
-from ..io.files import StrPath
+from ..io.places import StrPath
 from ..proto.load import ModelSource, open_light
 from .adapter import Adapter, LowRank, base_digest, check_digest
 from .flat_file import MAGIC, read_parameters

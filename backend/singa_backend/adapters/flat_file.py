@@ -17,7 +17,8 @@ import numpy as np
 from .. import dtypes
 from ..errors import InvalidInput
 from ..io.archives import read_bytes
-from ..io.files import StrPath, write_bytes
+from ..io.files import write_bytes
+from ..io.places import StrPath
 
 FILE = "SX982"
 """The code of an error in a file."""

@@ -15,7 +15,7 @@ import numpy as np
 from onnx import GraphProto, ModelProto, helper, numpy_helper
 
 from ..errors import InvalidInput
-from ..io.files import StrPath
+from ..io.places import StrPath
 from ..passes import ModelEditor
 from .adapter import Adapter, LowRank, base_digest
 from .flat_file import FILE, read_parameters, write_parameters

@@ -18,7 +18,8 @@ from onnx import ModelProto
 from .. import dtypes
 from ..errors import InvalidInput, UnsupportedModel
 from ..io.archives import read_bytes, read_json
-from ..io.files import StrPath, staged, staged_folder
+from ..io.files import staged, staged_folder
+from ..io.places import StrPath
 from ..passes.head import replace_head
 from .adapter import Adapter, LowRank, safetensors_numpy
 from .matching import Wanted, match
@@ -337,7 +338,7 @@ def write_peft(adapter: Adapter, path: StrPath, model: ModelProto, *, folder: Pa
     """
     save = safetensors_numpy().save
     home = Path(path)
-    if home.exists() and (not home.is_dir() or any((home / n).exists() for n in (CONFIG, WEIGHTS))):
+    if home.exists() and (not home.is_dir() or any(os.path.lexists(home / n) for n in (CONFIG, WEIGHTS))):
         what = "holds an adapter" if home.is_dir() else "is a file"
         raise InvalidInput(f"{home} cannot be written: it {what}", code="SX351", hint="pass a new folder")
     config, made = _peft_form(adapter, Modules.of(model, folder))

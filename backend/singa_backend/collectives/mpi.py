@@ -30,6 +30,7 @@ import numpy as np
 from ..errors import CommunicationError, MissingDependency
 from ._common import no_progress, other_operation, pieces_of
 from .environment import launched_size
+from .local_job import use_shared_memory
 
 FAILED, INTERRUPTED = 1, 130
 """The exit codes of a group that ends by an uncaught exception, or by Ctrl-C."""
@@ -362,7 +363,11 @@ class MpiHandle:
 
 
 def _mpi(timeout: float) -> Any:
-    """Import MPI, which waits for the other processes without limit: a timer of C ends this process if one of them is lost."""
+    """Import MPI, without ports if all processes are on this machine.
+
+    It waits for the other processes without limit: a timer of C ends this process if one of them is lost.
+    """
+    os.environ.update(use_shared_memory())
     if "mpi4py.MPI" not in sys.modules and launched_size() > 1 and sys.__stderr__ is not None:
         faulthandler.dump_traceback_later(timeout, exit=True, file=sys.__stderr__)
         try:

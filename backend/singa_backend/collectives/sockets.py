@@ -41,6 +41,12 @@ _ANSWERS = 1.0
 _GRACE = 5.0
 """Maximum seconds for which a process that ends sends its queued messages."""
 
+_HELLO = 5.0
+"""Seconds in which a process that connects to rank 0 must name its rank."""
+
+_LONGEST = 1 << 16
+"""The maximum bytes of a header at the start."""
+
 _LENGTH = struct.Struct("!I")
 """The length of a header, which is sent before it."""
 
@@ -501,9 +507,11 @@ def _gathered(id: str, size: int, timeout: float) -> dict[int, socket.socket]:
 
 
 def _welcome(joined: socket.socket, found: dict[int, socket.socket], size: int, end: float) -> None:
-    """Take a process into the group; one whose arguments do not fit is told so, and its connection is closed."""
+    """Take a process into the group; one whose arguments do not fit is told so, and one that is not of a group is ignored."""
     try:
-        hello = _read_until(joined, end)
+        hello = _read_until(joined, min(end, time.monotonic() + _HELLO))
+        if hello.get("kind") != "join" or not all(type(hello.get(n)) is int for n in ("rank", "size")):
+            return
         refusal = ""
         if hello["size"] != size:
             refusal = (
@@ -518,7 +526,7 @@ def _welcome(joined: socket.socket, found: dict[int, socket.socket], size: int, 
             with suppress(OSError):
                 _write(connection, {"kind": "refused", "why": refusal})
         raise CommunicationError(refusal, code="SX952")
-    except (EOFError, OSError):  # it has ended
+    except (EOFError, OSError, ValueError):  # it has ended, or writes something else
         return
     finally:
         if joined not in found.values():
@@ -560,8 +568,13 @@ def _joined(id: str, rank: int, size: int, timeout: float) -> socket.socket:
 def _read_until(connection: socket.socket, end: float) -> Header:
     """The next message, without arrays; raises TimeoutError at the time `end`."""
     connection.settimeout(max(1e-6, end - time.monotonic()))
-    header = _read(connection)[0]
+    (length,) = _LENGTH.unpack(_exactly(connection, _LENGTH.size))
+    if length > _LONGEST:
+        raise ValueError(f"the length of a header must be at most {_LONGEST}, got {length}")
+    header = json.loads(_exactly(connection, length))
     connection.settimeout(None)
+    if not isinstance(header, dict):
+        raise ValueError(f"a header must be an object, got {header!r:.80}")
     return header
 
 

@@ -27,11 +27,12 @@ from ..comparison.tolerances import FOREIGN
 from ..engines.oracle import Oracle
 from ..errors import InvalidInput
 from ..io.archives import open_arrays
-from ..io.files import write_bytes, write_text
+from ..io.files import remove, write_bytes, write_text
+from ..io.places import check_folder_of
 from ..proto.load import load_model
 from ..rendering import json_text
 from ..rendering import markdown as md
-from . import light_models
+from . import light_models, results
 
 BOUND = FOREIGN.bounds["float32"].rtol
 CHUNK = 64
@@ -145,7 +146,7 @@ def compare_with_onnxruntime(
             write_bytes(path, model.SerializeToString())
             del model.graph.output[len(outputs) :]
             theirs = oracle.run(path, inputs, timeout=timeout)
-            path.unlink()
+            remove(path, b"")
             ours = rep.run(dict(inputs), aux_output=chunk).to_dict()
             made.outputs = {n: max(error(ours[n], theirs[n]), made.outputs.get(n, 0.0)) for n in outputs}
             made.values |= {n: (makers[n], error(ours[n], theirs[n])) for n in chunk}
@@ -274,12 +275,17 @@ def markdown(document: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
+FILES = ("foreign.json", "foreign.md")
+"""The files of a folder that `write` writes."""
+
+
 def write(document: dict[str, Any], folder: Path) -> list[Path]:
     """Write foreign.json, one comparison per line, and foreign.md; returns their paths."""
-    head = {k: v for k, v in document.items() if k != "comparisons"}
+    head = results.WRITER | {k: v for k, v in document.items() if k != "comparisons"}
     rows = ",\n  ".join(json_text(r) for r in document["comparisons"])
     text = json_text(head, indent=1)[:-2] + f',\n "comparisons": [\n  {rows}\n ]\n}}\n'
-    paths = [folder / "foreign.json", folder / "foreign.md"]
+    paths = [folder / name for name in FILES]
+    check_folder_of(folder, FILES, results.MARK)
     for path, content in zip(paths, (text, markdown(document)), strict=True):
-        write_text(path, content)
+        write_text(path, content, mark=results.MARK)
     return paths

@@ -288,3 +288,4 @@ def _union(types: dict[str, list[str]]) -> str:
 
 
 PAGES = {f"{NAME}.md": markdown}
+FILES = (f"{NAME}.json", *PAGES)

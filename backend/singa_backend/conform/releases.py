@@ -180,7 +180,7 @@ def fetch(release: str, cache: Path | None = None, echo: Callable[[str], None] =
                 hint=f"PyPI must be reachable; or put the wheel into {folder}",
             )
         check_wheel(got[0], entry)
-        with got[0].open("rb") as wheel, writing(folder / got[0].name, parents=True) as out:
+        with got[0].open("rb") as wheel, writing(folder / got[0].name, parents=True, mark=b"PK") as out:
             shutil.copyfileobj(wheel, out)
         return folder / got[0].name
 
@@ -415,16 +415,16 @@ def summary(runs: dict[str, Run], proofs: dict[str, dict[str, str]], seen: Seen,
     }  # fmt: skip
 
 
-def save(document: dict[str, Any], path: Path) -> None:
-    """Write a summary as JSON, one line per release and per schema version."""
+def save(document: dict[str, Any], path: Path, mark: bytes | None = None) -> None:
+    """Write a summary as JSON, one line per release and per schema version; `mark` as for `results.save`."""
 
     def line(x: Any) -> str:
         return json_text(x, sort_keys=True)
 
-    parts = {key: line(part) for key, part in document.items()}
+    parts = {key: line(part) for key, part in ((results.WRITER if mark else {}) | document).items()}
     parts["releases"] = "{\n" + ",\n".join(f"  {line(k)}: {line(v)}" for k, v in document["releases"].items()) + "\n }"
     parts["executed"] = "[\n" + ",\n".join(f"  {line(row)}" for row in document["executed"]) + "\n ]"
-    write_text(path, "{\n" + ",\n".join(f" {line(k)}: {part}" for k, part in parts.items()) + "\n}\n")
+    write_text(path, "{\n" + ",\n".join(f" {line(k)}: {part}" for k, part in parts.items()) + "\n}\n", mark=mark)
 
 
 def _by_reason(explained: dict[str, str]) -> dict[str, list[str]]:

@@ -25,7 +25,7 @@ from ..rendering import json_text
 from . import gaps, html, lookup, releases
 from .cases import ConformanceError, data_file
 from .markdown import EMULATED, by_release, markdown
-from .results import load, mismatch, publish, stale_page, well_formed
+from .results import MARK, WRITER, load, mismatch, publish, stale_page, well_formed
 
 Row = dict[str, Any]
 Cells = dict[str, list[str]]
@@ -213,11 +213,12 @@ def keep(runs: Sequence[dict[str, Any]], folder: Path) -> list[Path]:
     for run in runs:
         if label(run) == "all":
             written.append(folder / "releases.json")
-            releases.save(run, written[-1])
+            releases.save(run, written[-1], MARK)
         elif "release" in run["environment"] or str(run["environment"]["device"]).startswith("CUDA"):
             path = folder / "runs" / f"{re.sub('[^-.A-Za-z0-9]+', '_', label(run))}.json"
             parts = ("environment", "manifest", "totals", "gaps", "unexpected", "releases", "executed")
-            write_text(path, json_text({k: run[k] for k in parts if k in run}, sort_keys=True) + "\n")
+            text = json_text(WRITER | {k: run[k] for k in parts if k in run}, sort_keys=True) + "\n"
+            write_text(path, text, mark=MARK)
             written.append(path)
     return written
 
@@ -275,6 +276,9 @@ def _allowed(schema: defs.OpSchema) -> set[tuple[str, str]]:
 
 PAGES = {"support.md": markdown, "support.html": html.page}
 """The pages rendered from support.json."""
+
+FILES = ("support.json", *PAGES)
+"""The files of a folder that `write` writes."""
 
 BUILT = ("support.html",)
 """The pages that may be absent: they are rendered when they are needed, and not committed."""

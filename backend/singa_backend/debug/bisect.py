@@ -17,6 +17,7 @@ from ..devices.device import DeviceLike
 from ..engines.command import EngineCommand
 from ..engines.local import FailedRun
 from ..errors import InvalidInput, SonnxError
+from ..proto import test_data
 from ..proto.load import ModelSource
 from . import repro
 from .compare import BUDGET, Judge, Setting, is_saved
@@ -112,7 +113,8 @@ def bisect(
     Raises:
         InvalidModel: a model breaks a rule of ONNX.
         UnsupportedModel: a model has an operator that is not implemented.
-        InvalidInput: the inputs or names do not match the model, or no value of both sides could be compared (SX320).
+        InvalidInput: the inputs or names do not match the model, or no value of both sides could be compared (SX320); or the
+            folder has other files of the names to write (SX351).
         DeviceUnavailable: the device cannot be used.
         MissingDependency: onnxruntime is not installed.
         SonnxError: the engine cannot be imported, or its command cannot be run (SX901).
@@ -121,6 +123,8 @@ def bisect(
         raise InvalidInput(
             "local passes the trusted side's inputs to every node, but saved values cannot be computed", code="SX320"
         )
+    if to is not None:
+        test_data.check_folder(Path(to))
     with Setting(
         model, inputs, against=against, device=device, names=names, rtol=rtol, atol=atol, budget=budget, timeout=timeout,
         align=align,
@@ -147,7 +151,7 @@ def _reproduction(
         together = _window(setting, to)
         if together is not None:
             if together.folder != result.folder:
-                _remove(result.folder)
+                test_data.remove(result.folder)
             return together
     grown = _grew_most(setting, visit.call.index, progress)
     if grown is None:
@@ -155,7 +159,7 @@ def _reproduction(
     again = _written(setting, *grown, to)
     again.accumulated, again.first = not again.alone, node
     if again.folder != result.folder:
-        _remove(result.folder)
+        test_data.remove(result.folder)
     return again
 
 
@@ -221,8 +225,7 @@ def _grew_most(setting: Setting, last: int, progress: Callable[..., None] | None
 def _written(setting: Setting, visit: Visit, node: Divergence, to: str | Path | None) -> Reproduction:
     """Write the visit's node, read it back, and run it on the side that failed."""
     source, call = setting.source, visit.call
-    stem = source.path.stem if source.path else "model"
-    folder = Path(to) if to is not None else Path(f"{stem}-{repro.folder_name(call.name)}")
+    folder = repro.folder_for(to, source, call.name)
     values = visit.my_inputs | visit.their_inputs
     results: Values = visit.theirs if isinstance(visit.theirs, dict) else {}
     repro.write(folder, source, [call], values, call.outputs, results)
@@ -266,8 +269,7 @@ def _again(
 ) -> Reproduction:  # fmt: skip
     """Write several nodes as one model with these outputs, read it back, and run it on this side."""
     source = setting.source
-    stem = source.path.stem if source.path else "model"
-    folder = Path(to) if to is not None else Path(f"{stem}-{repro.folder_name(node.node)}")
+    folder = repro.folder_for(to, source, node.node)
     used = {n for call in calls for n in call.uses}
     repro.write(folder, source, calls, {n: v for n, v in values.items() if n in used}, ends, results)
     again, feeds, expected = repro.read(folder)
@@ -349,13 +351,3 @@ class _NodeRuns:
         )
         results = attempt(setting.theirs, source, calls, inputs, list(wrong))
         return _again(setting, calls, inputs, node, node.values, results if isinstance(results, dict) else {}, to)
-
-
-def _remove(folder: Path) -> None:
-    """Delete the files of a reproduction that did not reproduce, and their folders if they are empty."""
-    data = folder / "test_data_set_0"
-    for path in (*data.glob("*put_*.pb"), folder / "model.onnx"):
-        path.unlink()
-    for path in (data, folder):
-        if not any(path.iterdir()):
-            path.rmdir()

@@ -25,6 +25,7 @@ from ..engines.command import EngineCommand
 from ..engines.local import Engine, FailedRun, Ours, Planned
 from ..errors import InvalidInput, SonnxError
 from ..limits import check_number
+from ..proto import test_data
 from ..proto.checker import check_model, infer_shapes
 from ..proto.load import ModelSource
 from . import repro
@@ -294,7 +295,8 @@ def reduce(
         What is left of the model, and its files.
 
     Raises:
-        InvalidInput: the whole model does not fail (SX321), or the inputs do not match it.
+        InvalidInput: the whole model does not fail (SX321), or the inputs do not match it; or the folder has other files of the
+            names to write (SX351).
         InvalidModel: the model breaks a rule of ONNX.
 
     Example:
@@ -304,14 +306,15 @@ def reduce(
     check_number("budget", budget, 1, whole=True)
     if not isinstance(predicate, Predicate):
         raise InvalidInput(f"predicate must be a Predicate, such as differs(...), got a {type(predicate).__name__}", code="SX309")
+    if to is not None:
+        test_data.check_folder(Path(to))
     source = Source.of(model)
     with predicate, SpillStore(budget) as store:
         fed = source.feeds(inputs)
         search = _Search(source, predicate, store, fed, tries, progress)
         search.record(budget)
         found = search.search()
-        stem = source.path.stem if source.path else "model"
-        folder = Path(to) if to is not None else Path(f"{stem}-reduced")
+        folder = repro.folder_for(to, source, "reduced")
         small = repro.write(folder, found.source, found.calls, found.inputs, found.outputs, found.results)
     shapes = {n: list(v.shape) for n, v in found.inputs.items() if isinstance(v, np.ndarray)}
     nodes, outputs = (len(source.calls), len(small.graph.node)), (len(source.outputs), len(found.outputs))

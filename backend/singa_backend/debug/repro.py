@@ -85,6 +85,16 @@ def read(folder: Path) -> tuple[Source, dict[str, Any], dict[str, Any]]:
     return source, dict(zip((i.name for i in graph.input), inputs, strict=False)), dict(zip(names, outputs, strict=False))
 
 
-def folder_name(text: str) -> str:
-    """Derive a folder name from a node's name."""
-    return re.sub(r"[^A-Za-z0-9._-]+", "_", text).strip("._")[:80] or "node"
+def folder_for(to: str | Path | None, source: Source, what: str) -> Path:
+    """The folder of the files of `write`.
+
+    Args:
+        to: the folder that the user has chosen; None to name it after the model and `what`, in the current folder: it is new,
+            or was written by `write`.
+        source: the whole model.
+        what: what is written, such as the name of a node.
+    """
+    if to is not None:
+        return Path(to)
+    name = re.sub(r"[^A-Za-z0-9._-]+", "_", what).strip("._")[:80] or "node"
+    return test_data.free_folder(Path(f"{source.path.stem if source.path else 'model'}-{name}"))

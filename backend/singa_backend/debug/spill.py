@@ -10,6 +10,7 @@ import numpy as np
 
 from .. import dtypes
 from ..comparison.difference import bytes_of
+from ..io.files import remove
 
 
 class SpillStore:
@@ -59,5 +60,5 @@ class SpillStore:
         if name in self._values:
             self.held -= bytes_of(self._values.pop(name))
         else:
-            self._files.pop(name)[0].unlink()
+            remove(self._files.pop(name)[0], b"")
         return value

@@ -19,6 +19,7 @@ import numpy as np
 
 from ..errors import MissingDependency, SonnxError, did_you_mean
 from ..io.processes import START, Child, ChildFailure
+from .exact_products import with_unsigned_factors
 
 ENGINES = ("onnxruntime", "reference", "sonnx")
 """Names of the engines: onnxruntime on the CPU, onnx's ReferenceEvaluator, and this package."""
@@ -87,7 +88,9 @@ class Oracle:
         engine: the name of the engine.
     """
 
-    def __init__(self, engine: str, *, device: str = "CPU", optimise: bool = True, memory: int | None = None) -> None:
+    def __init__(
+        self, engine: str, *, device: str = "CPU", optimise: bool = True, exact: bool | None = None, memory: int | None = None
+    ) -> None:
         """Choose an engine; the child process starts with the first `run`.
 
         Args:
@@ -95,6 +98,8 @@ class Oracle:
                 onnx.backend.base.Backend; its code runs in the child process, which imports it from the current folder too.
             device: the device of "sonnx": "CPU", "CUDA", "CUDA:1" or "STRICT".
             optimise: whether onnxruntime may rewrite the graph.
+            exact: whether onnxruntime must not saturate sums of 8-bit products (`exact_products`), in models that are passed as
+                bytes; None for all runs but optimised ones.
             memory: the maximum address space of the child in bytes; None for no limit.
 
         Raises:
@@ -106,7 +111,8 @@ class Oracle:
         if engine == "onnxruntime" and not _installed("onnxruntime"):
             raise MissingDependency("onnxruntime is not installed", hint="pip install 'sonnx[oracle]'")
         self.engine = engine
-        self._child = Child(_serve, engine, {"device": device, "optimise": optimise}, memory=memory)
+        exact = not optimise if exact is None else exact
+        self._child = Child(_serve, engine, {"device": device, "optimise": optimise, "exact": exact}, memory=memory)
         self._loaded: object = None
 
     def __enter__(self) -> Oracle:
@@ -229,6 +235,8 @@ def _onnxruntime(model: Any, options: dict[str, Any]) -> Any:
     if not options["optimise"]:
         settings.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     source = model if isinstance(model, bytes) else os.fspath(model)
+    if options["exact"] and isinstance(source, bytes):
+        source = with_unsigned_factors(source)
     session = onnxruntime.InferenceSession(source, settings, providers=["CPUExecutionProvider"])
     names = [o.name for o in session.get_outputs()]
     return lambda inputs: dict(zip(names, session.run(names, inputs), strict=True))

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from xml.etree import ElementTree
 
 from ..rendering import xml
-from .files import StrPath, writing
+from .files import writing
+from .places import StrPath
 
 
 @dataclass(frozen=True)

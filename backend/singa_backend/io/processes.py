@@ -1,8 +1,8 @@
 """Child processes that may die or hang: each answers requests one at a time, and is restarted after a failure.
 
 A child runs this file.  It imports a module and a function by name, never the user's script, so that a script needs no
-`if __name__ == "__main__":`.  It ends when its parent ends, even during a computation in Python.  A fork of the parent has no
-share in its children: it starts others.
+`if __name__ == "__main__":`.  It ends when its parent ends, on Linux also if it is stuck or stopped (`Lifeline`).  A fork of the
+parent has no share in its children: it starts others.
 
     def power(exponent):                      # at the top of an importable module
         return lambda base: base**exponent
@@ -33,11 +33,19 @@ from contextlib import AbstractContextManager
 from multiprocessing.connection import Connection, Pipe, wait
 from typing import Any, TypeVar
 
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]  # Windows does not have it
+
 T = TypeVar("T")
 R = TypeVar("R")
 
 START = 120.0
 """Seconds that a child may take to start; the time limit of a request begins when the child is ready."""
+
+ENDED = 143
+"""The exit code of a child whose parent has ended before it could begin."""
 
 _POLL_INTERVAL = 0.5
 """Seconds between two checks that a silent child is alive: a process that it forked may hold its pipe open."""
@@ -55,6 +63,60 @@ class ChildFailure(Exception):
     def __init__(self, how: str, message: str, exit_code: int | None = None, started: bool = True) -> None:
         super().__init__(message)
         self.how, self.exit_code, self.started = how, exit_code, started
+
+
+class Lifeline:
+    """A pipe that this process holds open, and at whose end the child that has the other end is killed.
+
+    Attributes:
+        theirs: the end for the child, which calls `Lifeline.attach`.
+    """
+
+    VARIABLE = "SONNX_LIFELINE"
+    """The environment variable with the end of a child that is not a Child."""
+
+    def __init__(self) -> None:
+        self.theirs, self._ours = os.pipe()
+        _lifelines.add(self)
+
+    @contextlib.contextmanager
+    def passed(self) -> Iterator[None]:
+        """A context that starts the child, and closes its end in this process."""
+        try:
+            yield
+        finally:
+            os.close(self.theirs)
+
+    def close(self) -> None:
+        """Close the pipe: the child is killed if it has not ended."""
+        ours, self._ours = self._ours, -1
+        if ours >= 0:
+            os.close(ours)
+
+    def __del__(self) -> None:
+        self.close()
+
+    @staticmethod
+    def attach(handle: int) -> None:
+        """In the child: end this process when the pipe is closed.
+
+        Linux kills it, whatever it does; elsewhere a thread ends it, which needs the interpreter's lock.
+        """
+        os.set_inheritable(handle, False)
+        with contextlib.suppress(OSError, AttributeError):  # not Linux
+            fcntl.fcntl(handle, fcntl.F_SETSIG, signal.SIGKILL)
+            fcntl.fcntl(handle, fcntl.F_SETOWN, os.getpid())
+            fcntl.fcntl(handle, fcntl.F_SETFL, fcntl.fcntl(handle, fcntl.F_GETFL) | os.O_ASYNC)
+        threading.Thread(target=_end_with, args=(handle,), daemon=True, name="sonnx-parent").start()
+
+
+def _end_with(handle: int) -> None:
+    with contextlib.suppress(OSError):
+        os.read(handle, 1)
+    os._exit(ENDED)
+
+
+_lifelines: weakref.WeakSet[Lifeline] = weakref.WeakSet()
 
 
 class Child:
@@ -79,6 +141,7 @@ class Child:
         self._setup = (memory, make.__module__, make.__qualname__, arguments, file)
         self._process: subprocess.Popen[bytes] | None = None
         self._pipe: Connection | None = None
+        self._lifeline: Lifeline | None = None
         self._kill: Callable[[], object] | None = None
         self._ready = False
         self._waiting: list[Any] = []  # the request for a child that is not ready: it could not read a large one yet
@@ -107,7 +170,9 @@ class Child:
             self._pipe.close()
         if self._kill is not None:
             self._kill()
-        self._process, self._pipe, self._kill, self._ready = None, None, None, False
+        if self._lifeline is not None:
+            self._lifeline.close()
+        self._process, self._pipe, self._lifeline, self._kill, self._ready = None, None, None, None, False
 
     def ask(self, request: Any, timeout: float | None = None) -> Any:
         """The answer to a request; raises ChildFailure if the child dies or does not answer in `timeout` seconds."""
@@ -169,12 +234,16 @@ class Child:
         path = os.pathsep.join(p or os.getcwd() for p in sys.path)
         handle = theirs.fileno()
         command = [sys.executable, "-P", os.path.abspath(__file__), str(handle)]
-        options: dict[str, Any] = {"pass_fds": [handle]}
+        lifeline = self._lifeline = None if sys.platform == "win32" else Lifeline()
+        options: dict[str, Any] = {}
+        if lifeline is not None:
+            command.append(str(lifeline.theirs))
+            options = {"pass_fds": [handle, lifeline.theirs]}
         if sys.platform == "win32":
             os.set_handle_inheritable(handle, True)
             options = {"startupinfo": subprocess.STARTUPINFO(lpAttributeList={"handle_list": [handle]}), "close_fds": False}
         environment = _environment | dict(os.environ) | {"PYTHONPATH": path}
-        with theirs, _uninterrupted():
+        with theirs, _uninterrupted(), lifeline.passed() if lifeline else contextlib.nullcontext():
             self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, env=environment, **options)
         self._kill = weakref.finalize(self, _kill, self._process, os.getpid())  # also runs when the interpreter exits
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
@@ -210,6 +279,8 @@ def _forget_children() -> None:
     """After a fork, close the copies of the pipes: a child must see that its parent has ended while the fork runs."""
     for child in list(_children):
         child.close()
+    for lifeline in list(_lifelines):
+        lifeline.close()
 
 
 if hasattr(os, "register_at_fork"):
@@ -348,6 +419,8 @@ def _main() -> None:
     else:
         os.set_inheritable(handle, False)
         pipe = Connection(handle)
+    if len(sys.argv) > 2:
+        Lifeline.attach(int(sys.argv[2]))
     requests: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     threading.Thread(target=_read, args=(pipe, requests), daemon=True).start()
     memory, module, name, arguments, file = pickle.loads(requests.get())

@@ -1,12 +1,18 @@
-"""Temporary folders with a lock and a journal, in which `files` writes what it moves to its place later."""
+"""Temporary folders with a lock and a journal, in which `files` writes what it moves to its place later.
+
+What a dead process left is recognized by two marks: the name, whose second half is computed from the first, and the first line of
+the lock file, which has the number of the folder.  A folder without them is not touched: it is the user's, or a copy.
+"""
 
 from __future__ import annotations
 
 import errno
 import json
 import os
+import secrets
 import shutil
-import tempfile
+import stat
+import zlib
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -23,28 +29,48 @@ _LOCK = "lock"
 NEW = "new"
 """The folder, in a temporary folder, of the files that a commit moves."""
 
+_NO_LINK = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+
+
+def _name(half: str) -> str:
+    """The name of a temporary folder whose first half is this."""
+    return f"{PREFIX}{half}{zlib.crc32(half.encode()):08x}"
+
 
 def claim(home: Path) -> tuple[Path, int]:
     """A new temporary folder, and the handle of its lock."""
     for _ in range(100):
-        top = Path(tempfile.mkdtemp(prefix=PREFIX, dir=home))
+        top = home / _name(secrets.token_hex(4))
         try:
-            lock = _acquire(top, sure=False)
+            os.mkdir(top, 0o700)
+        except FileExistsError:
+            continue
+        lock = None
+        try:
+            lock = _lock(top, new=True)
+            if lock is not None:
+                os.write(lock, _mark(top))
+                return top, lock
         except BaseException:
+            if lock is not None:
+                os.close(lock)
             shutil.rmtree(top, ignore_errors=True)
             raise
-        if lock is not None:
-            return top, lock
         shutil.rmtree(top, ignore_errors=True)  # another process has it, and removes it
     raise OSError(errno.EAGAIN, f"no temporary folder in {home} could be locked")
 
 
-def _acquire(top: Path, *, sure: bool) -> int | None:
+def _mark(top: Path) -> bytes:
+    """The first line of the lock of a folder."""
+    return f"sonnx {os.lstat(top).st_ino}\n".encode()
+
+
+def _lock(top: Path, *, new: bool) -> int | None:
     """The lock of a temporary folder; None if another process has it, or has removed the folder.
 
-    sure: whether a file system without locks counts as locked.
+    new: create it; a file system without locks then counts as locked.
     """
-    flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+    flags = os.O_RDWR | _NO_LINK | (os.O_CREAT | os.O_EXCL if new else 0)
     try:
         handle = os.open(top / _LOCK, flags, 0o600)
     except FileNotFoundError:
@@ -52,14 +78,14 @@ def _acquire(top: Path, *, sure: bool) -> int | None:
     try:
         if fcntl is not None:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        elif sure:
+        elif not new:
             raise BlockingIOError
-        if os.path.samestat(os.stat(top / _LOCK), os.fstat(handle)):  # it was not removed meanwhile
+        if os.path.samestat(os.lstat(top / _LOCK), os.fstat(handle)):  # it was not removed meanwhile
             return handle
     except (BlockingIOError, FileNotFoundError):
         pass
     except OSError:
-        if not sure:
+        if new:
             return handle
     except BaseException:
         os.close(handle)
@@ -75,17 +101,33 @@ def clean(home: Path) -> None:
             found = [Path(e.path) for e in entries if e.name.startswith(PREFIX) and _is_ours(e)]
         for top in found:
             with suppress(OSError):
-                lock = _acquire(top, sure=True)
-                if lock is not None:
-                    try:
-                        finish(top, lock)
-                    finally:
-                        os.close(lock)
+                _remove_dead(top)
 
 
 def _is_ours(entry: os.DirEntry[str]) -> bool:
+    """Whether the name and the owner of a folder are those of a temporary folder of this user."""
     own = getattr(os, "geteuid", lambda: None)()
-    return entry.is_dir(follow_symlinks=False) and own in (None, entry.stat(follow_symlinks=False).st_uid)
+    named = entry.name == _name(entry.name.removeprefix(PREFIX)[:8])
+    return named and entry.is_dir(follow_symlinks=False) and own in (None, entry.stat(follow_symlinks=False).st_uid)
+
+
+def _remove_dead(top: Path) -> None:
+    """Remove a temporary folder if its owner is dead; raises OSError."""
+    inside = os.listdir(top)
+    if not inside and fcntl is not None:  # its owner died, or is about to create the lock: then it takes another folder
+        os.rmdir(top)
+    lock = _lock(top, new=False) if _LOCK in inside else None
+    if lock is None:
+        return
+    try:
+        mark, size = _mark(top), os.fstat(lock).st_size
+        if stat.S_ISREG(os.fstat(lock).st_mode) and os.pread(lock, len(mark), 0) == mark[:size]:
+            if size >= len(mark):
+                finish(top, lock)
+            elif inside == [_LOCK]:  # its owner died while it wrote the mark
+                _remove(top)
+    finally:
+        os.close(lock)
 
 
 def finish(top: Path, lock: int) -> None:
@@ -98,12 +140,21 @@ def finish(top: Path, lock: int) -> None:
             with suppress(FileNotFoundError):
                 if identity(path) == known:  # otherwise it is another file
                     os.unlink(path)
-        os.ftruncate(lock, 0)  # first: a folder that is half removed must not be taken for a commit
-    shutil.rmtree(top)
+        os.ftruncate(lock, len(_mark(top)))  # first: a folder that is half removed must not be taken for a commit
+    _remove(top)
+
+
+def _remove(top: Path) -> None:
+    """Remove a temporary folder, its mark last."""
+    for path in top.iterdir():
+        if path.name != _LOCK:
+            shutil.rmtree(path)
+    os.unlink(top / _LOCK)
+    os.rmdir(top)
 
 
 def write_journal(lock: int, journal: dict[str, Any]) -> None:
-    """Write what a commit moves and removes, before it begins.
+    """Write what a commit moves and removes after the mark, before it begins.
 
     journal: "main", the name of the target; "placed", the files that an undone commit removes, and "stale", those that a complete
     one removes, each as name -> `identity`.
@@ -124,7 +175,7 @@ def _read_journal(lock: int) -> tuple[str, dict[str, Any], dict[str, Any]] | Non
     """What a commit moves and removes; None if it has not begun."""
     os.lseek(lock, 0, os.SEEK_SET)
     with open(os.dup(lock), "rb") as file:
-        text = file.read(1 << 24)
+        text = file.read(1 << 24).partition(b"\n")[2]
     try:
         found = json.loads(text)
         main, placed, stale = found["main"], dict(found["placed"]), dict(found["stale"])

@@ -78,7 +78,7 @@ def _gradients(
     }  # fmt: skip
     work = math.prod(dy.shape) * w.size
     with threads_for(work):
-        hint = forward(src, filters, bias, dst, prop="training", **window)
+        hint = forward(src, filters, None, dst, prop="training", **window)
         data = by_data(src, filters, dst, hint=hint, **window) if needs_x else None
         weights = by_weights(src, filters, bias, dst, hint=hint, **window) if needs_w or needs_b else None
     dy = channels_last(site, dy)

@@ -10,7 +10,7 @@ from ..errors import OperatorError
 from ..ir.windows import Windows, transposed, windows
 from . import epilogue
 from . import onednn as dnn
-from .lowering import channels_last, dense_desc, desc, emit, packed, require_plain, threads_for, unset
+from .lowering import F32, channels_last, dense_desc, desc, emit, packed, require_plain, strided_desc, threads_for, unset
 from .onednn import Attributes, MemoryDesc, Primitive
 from .rounding import fpmath
 from .table import Site, kernel, worst
@@ -97,30 +97,52 @@ def _convolve(
     at: Windows,
     taps: int,
 ) -> Value:
-    """Emit a convolution; `given` describes the filters as they are, `taps` is the number of products for each result."""
+    """Emit a convolution; `given` describes the filters as they are, `taps` is the number of products for each result.
+
+    If oneDNN has no fast code that adds the bias, a second step does, and computes what follows.
+    """
     site.require(b is None or b.shape == shape[1:2], "the bias is not one value for each channel")
     order = last_order(x.ndim)
     src, dst = dense_desc(x.dtype, x.shape, order), dense_desc(x.dtype, shape, order)
     bias = None if b is None else desc(b)
 
-    def build(attributes: Attributes) -> Primitive:
+    finiteness, mode = FINITE if worst(x, w, b) == FINITE else NAN, fpmath(site.options)
+
+    def build(attributes: Attributes, bias: MemoryDesc | None = bias) -> Primitive:
         return create(
             src, unset(w.dtype, given.shape), bias, dst, strides=at.strides, dilations=[d - 1 for d in at.dilations],
             pads_begin=at.begins, pads_end=ends(at), attributes=attributes,
         )  # fmt: skip
 
+    def multiply(primitive: Primitive, y: Value, further: dict[int, tuple[MemoryDesc, Value]]) -> None:
+        layout = primitive.query("weights")
+        arguments = {dnn.args.SRC: (src, channels_last(site, x)), dnn.args.DST: (dst, y)}
+        arguments[dnn.args.WEIGHTS] = (layout, packed(site, w, given, layout))
+        emit(site, primitive, arguments | further, (y,), "conv")
+
     with threads_for(math.prod(shape) * taps):
-        made, fused = epilogue.create(
-            site, build, shape, order, FINITE if worst(x, w, b) == FINITE else NAN, fpmath(site.options)
-        )
-    x = channels_last(site, x)
-    layout = made.query("weights")
-    weights = packed(site, w, given, layout)
-    y, arguments = epilogue.result(site, fused, shape, order)
-    arguments |= {dnn.args.SRC: (src, x), dnn.args.WEIGHTS: (layout, weights), dnn.args.DST: (dst, y)}
-    if b is not None and bias is not None:
-        arguments[dnn.args.BIAS] = (bias, b)
-    emit(site, made, arguments, (y,), "conv")
+        try:
+            made, fused = epilogue.create(site, build, shape, order, finiteness, mode)
+        except dnn.Unimplemented:
+            if b is None:
+                raise
+            made, fused = build(Attributes(fpmath=mode), None), None
+    if fused is not None:
+        y, further = epilogue.result(site, fused, shape, order)
+        multiply(made, y, further if b is None or bias is None else {**further, dnn.args.BIAS: (bias, b)})
+        return y
+    assert b is not None
+    row = strided_desc(F32, (1, b.size, *[1] * len(at.counts)), (b.strides[0] * b.size, b.strides[0], *[4] * len(at.counts)))
+
+    def add(attributes: Attributes) -> Primitive:
+        return dnn.binary(dst, row, dst, algorithm="add", attributes=attributes)
+
+    with threads_for(math.prod(shape)):
+        plus, followed = epilogue.create(site, add, shape, order, finiteness)
+    y, further = epilogue.result(site, followed, shape, order)
+    sums = y.view(y.shape, y.strides) if followed.into is None else site.new(shape, F32, order)
+    multiply(made, sums, {})
+    emit(site, plus, {dnn.args.SRC: (dst, sums), dnn.args.SRC_1: (row, b), dnn.args.DST: (dst, y), **further}, (y,), "bias")
     return y
 
 

@@ -351,6 +351,7 @@ def create(
             return build(one.attributes), one
         except dnn.Unimplemented as error:
             refusal = error
+            site.notes.extend([str(error)] if isinstance(error, dnn.NotTrusted) else [])
     assert refusal is not None
     raise refusal
 

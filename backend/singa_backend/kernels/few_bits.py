@@ -12,6 +12,10 @@ Three digits have the 24 bits of a float32; `accuracy_level` 4 permits one.
 
 **Many rows.**  Products of the identity and a tile, times the scales, are the weights as floats: for a piece that fits into the
 cache, which is then a factor of an ordinary product.
+
+**Without AVX-512 and VNNI** the columns of a tile are one after another, and a copy writes them as floats.  Products add pairs of
+products of bytes in 16 bits, which hold those of a digit and 4 bits.  One row and one digit are such a product; all others are
+products of floats, which are faster there.
 """
 
 from __future__ import annotations
@@ -25,9 +29,9 @@ import numpy as np
 
 from ..proto.tensor_data import release
 from . import onednn as dnn
-from .few_bits_packing import BATCH, INT8, TILE, UINT8, Blocks, floats, pack
+from .few_bits_packing import INT8, UINT8, Blocks, floats, pack
 from .lowering import F32, dense_desc, emit, laid_out, ordered, require_plain, strided_desc, threads_for, unset
-from .onednn import Attributes, Memory, MemoryDesc, Primitive
+from .onednn import SATURATED, Attributes, Memory, MemoryDesc, Primitive
 from .quantized import exact_int8
 from .rounding import BF16, NONE, rounded, rounding
 from .table import Site, kernel
@@ -92,7 +96,8 @@ class Calls:
             return [(one.execute, one.args) for one in bound]
 
         label = f"{kernel_name} {items[-1][0].implementation}"
-        site.emit(bind, reads=list(reads.values()), writes=writes, kernel=label, scratch=scratch, keeps=[items])
+        notes = [note for p, _ in items for note in p.notes]
+        site.emit(bind, reads=list(reads.values()), writes=writes, kernel=label, scratch=scratch, keeps=[items], notes=notes)
 
 
 @dataclass(frozen=True, eq=False)
@@ -273,10 +278,10 @@ class _Lanes:
         """The products; `lines` is the number of rows of the left factor of a tile."""
         tiles, depth = form.count, form.depth
         left, into = dense_desc(UINT8, (tiles, lines, depth)), dense_desc(F32, (tiles, lines, wide))
-        right = MemoryDesc.tagged(INT8, (tiles, depth, wide), BATCH)
+        right = form.lane(wide)
         scale = into if form.is_single else dense_desc(F32, (tiles, 1, wide))
         with threads_for(2 * tiles * lines * depth * wide):
-            made = dnn.matmul(left, right, None, into, Attributes().append_binary("mul", scale))
+            made = dnn.matmul(left, right, None, into, Attributes().append_binary("mul", scale), pairs=form.pairs)
         return cls(made, left, right, into, scale)
 
 
@@ -345,11 +350,11 @@ def many_rows(product: Product, dtype: np.dtype[Any], y: Value) -> None:
     if dtype == BF16:
         x = rounded(x).emit(site, dense_desc(F32, x.shape))
     calls = Calls(site)
-    started = product.start(calls, y)
+    started, expand = product.start(calls, y), _copies if form.is_plain else _products
     wide = max(w for _, w in form.stripes)
     deep = min(form.count, max(1, PIECE // (form.depth * wide))) * form.depth
     piece = site.new((deep, wide), dtype, finiteness=FINITE)
-    size, eye = dtype.itemsize, site.shared_constant(("identity", form.depth), lambda: np.eye(form.depth, dtype=np.uint8))
+    size = dtype.itemsize
     primitives: dict[Any, Primitive] = {}
 
     def once(key: Any, make: Callable[[], Primitive]) -> Primitive:
@@ -359,9 +364,9 @@ def many_rows(product: Product, dtype: np.dtype[Any], y: Value) -> None:
 
     for c, columns, k, depth in _pieces(form, deep):
         cut = min(columns, form.n - c)
-        _expand(calls, once, form, piece, eye, c, columns, range(k // form.depth, -(-(k + depth) // form.depth)))
+        expand(calls, once, form, piece, c, columns, range(k // form.depth, -(-(k + depth) // form.depth)))
         left = strided_desc(dtype, (product.rows, depth), (form.k * size, size))
-        right = strided_desc(dtype, (depth, cut), (columns * size, size))
+        right = strided_desc(dtype, (depth, cut), (size, deep * size) if form.is_plain else (columns * size, size))
         into = strided_desc(F32, (product.rows, cut), (form.n * 4, 4))
         line = dense_desc(F32, (1, cut)) if product.bias is not None and not k else None
         adds = bool(k) or started
@@ -390,12 +395,33 @@ def _pieces(form: Blocks, deep: int) -> Iterator[tuple[int, int, int, int]]:
             yield c, wide, k, min(deep, form.k - k)
 
 
-def _expand(
-    calls: Calls, once: Callable[..., Primitive], form: Blocks, piece: Value, eye: Value, c: int, wide: int, tiles: range
-) -> None:
+def _copies(calls: Calls, once: Callable[..., Primitive], form: Blocks, piece: Value, c: int, wide: int, tiles: range) -> None:
+    """Add the copy that writes some tiles of a stripe as floats, column by column."""
+    block, depth, shape = form.block, form.depth, (len(tiles), form.joined, wide, form.block)
+    given = strided_desc(INT8, shape, (depth * wide, block, depth, 1))
+    into = strided_desc(piece.dtype, shape, [s * piece.dtype.itemsize for s in (depth, block, piece.shape[0], 1)])
+
+    def make() -> Primitive:
+        with threads_for(8 * math.prod(shape)):
+            return dnn.reorder(given, into, attributes=Attributes().set_scales(dnn.args.FROM, 0b111))
+
+    arguments = {
+        dnn.args.FROM: (given, form.tiles, (form.count * c + tiles.start * wide) * depth),
+        dnn.args.TO: (into, piece, 0),
+        dnn.args.scales(dnn.args.FROM): (
+            dense_desc(F32, (math.prod(shape[:3]),)),
+            form.scales,
+            form.scale_at(c, wide, tiles.start, 0),
+        ),
+    }
+    calls.add(once(("expand", shape), make), arguments)
+
+
+def _products(calls: Calls, once: Callable[..., Primitive], form: Blocks, piece: Value, c: int, wide: int, tiles: range) -> None:
     """Add the products that write some tiles of a stripe as floats."""
     rows, depth = form.block, form.depth
-    left, tile = dense_desc(UINT8, (rows, depth)), MemoryDesc.tagged(INT8, (depth, wide), TILE)
+    eye = calls.site.shared_constant(("identity", depth), lambda: np.eye(depth, dtype=np.uint8))
+    left, tile = dense_desc(UINT8, (rows, depth)), form.tile(wide)
     into, scale = dense_desc(piece.dtype, (rows, wide)), dense_desc(F32, (wide,))
 
     def make() -> Primitive:
@@ -455,6 +481,19 @@ def rounded_product(
 # --- the kernel
 
 
+def reads_tiles() -> bool:
+    """Whether oneDNN reads the layout of tiles on this machine."""
+    library = dnn.library()
+    return library is not None and "avx512" in library.isa and exact_int8()
+
+
+def _uses_digits(form: Blocks, rows: int, count: int) -> bool:
+    """Whether products of digits are exact, and faster than products of floats."""
+    if form.is_plain:
+        return rows == count == 1 and form.pairs < SATURATED
+    return rows == 1 or rows * count <= DIGITS
+
+
 LEVELS = {2: 2, 3: 2, 4: 1}
 """The digits that each `accuracy_level` needs; others need 3."""
 
@@ -477,12 +516,14 @@ def matmul_nbits(
     given = _arrays(b, scales, zeros, n, k, bits, block)
     level = site.attributes["accuracy_level"]
     count = min(LEVELS.get(level, 3), 2 if site.options.precision == "bf16" else 3)
-    what = ("few bits", "blocks", scales.key, None if zeros is None else zeros.key, bits, block, n, k, count == 1)
+    plain = not reads_tiles()
+    single = plain or count == 1
+    what = ("few bits", "blocks", scales.key, None if zeros is None else zeros.key, bits, block, n, k, single)
     rows = x.size // k
 
     def make() -> Blocks:
         try:
-            return pack(*given, bits, block, n, k, count == 1)
+            return pack(*given, bits, block, n, k, single, plain)
         finally:
             _release(given)
 
@@ -500,7 +541,7 @@ def matmul_nbits(
         rounded_product(site, x, matrix, bias, kept, b, what, flat)
         return y
     product = Product(site, matrix, site.derived(b, what, make), bias)
-    if rows * count <= DIGITS or rows == 1:
+    if _uses_digits(product.form, rows, count):
         few_rows(product, x, count, flat)
     else:
         many_rows(product, BF16 if may_round else F32, flat)
@@ -510,7 +551,6 @@ def matmul_nbits(
 def _require(site: Site, x: Value, b: Value, scales: Value, zeros: Value | None, bias: Value | None) -> None:
     """Decline what the kernel does not compute."""
     k, n, bits, block = (site.attributes[name] for name in ("K", "N", "bits", "block_size"))
-    site.require(exact_int8(), "there are no exact products of 8-bit integers")
     require_plain(site, x, bias)
     site.require(not site.attributes["weight_prepacked"], "the weights have the layout of a GPU")
     site.require(bits in (2, 4, 8) and block >= 16 and not block & (block - 1), "the definition reports the form")

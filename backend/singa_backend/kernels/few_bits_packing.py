@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from .lowering import F32, aligned_array
+from .onednn import MemoryDesc
 from .rounding import BF16
 from .values import Value
 
@@ -16,7 +17,8 @@ SIDE = 64
 """The least rows of a tile, and the columns that are neighbours in memory: what oneDNN's products of bytes read."""
 
 TILE, BATCH = "BA16a64b4a", "aCB16b64c4b"
-"""The layouts of a tile and of tiles one after another: for each 64 columns and 64 rows, 16 times 4 rows of the columns."""
+"""The layouts of a tile and of tiles one after another: for each 64 columns and 64 rows, 16 times 4 rows of the columns.  They
+are those of AVX-512 with VNNI; other code reads one column after another."""
 
 SUMS = 1 << 16
 """The sums of blocks that are computed at a time: they stay in the cache until they are added."""
@@ -38,11 +40,13 @@ class Blocks:
         k: the rows of W.
         n: its columns.
         block: the size of a block.
-        tiles: int8; of each stripe the tiles, in the layout BATCH.
+        tiles: int8; of each stripe the tiles, in the layout BATCH or column by column.
         scales: float32; of each stripe (blocks of a tile, tiles, columns), for one digit (tiles, blocks, columns).
         sums: float32, (tiles, columns): the sum of the weights of each tile.
         offsets: float32, (blocks, columns): what to subtract from the weights of a block, if int8 does not hold it; or None.
         is_single: whether one digit is enough; this is the order of `scales`.
+        is_plain: whether `tiles` are column by column; then `scales` have the order for one digit.
+        pairs: the highest magnitude of a sum of two products of a digit and a weight.
     """
 
     k: int
@@ -53,6 +57,8 @@ class Blocks:
     sums: Value
     offsets: Value | None
     is_single: bool
+    is_plain: bool
+    pairs: int
 
     @property
     def nbytes(self) -> int:
@@ -86,6 +92,17 @@ class Blocks:
         wide = min(max(wide, 4 * SIDE), WIDEST)
         return [(c, min(wide, self.columns - c)) for c in range(0, self.columns, wide)]
 
+    def tile(self, wide: int) -> MemoryDesc:
+        """The description of a tile of this width."""
+        shape = (self.depth, wide)
+        return MemoryDesc.of(INT8, shape, (1, self.depth)) if self.is_plain else MemoryDesc.tagged(INT8, shape, TILE)
+
+    def lane(self, wide: int) -> MemoryDesc:
+        """The description of the tiles of a stripe of this width."""
+        shape = (self.count, self.depth, wide)
+        steps = (self.depth * wide, 1, self.depth)
+        return MemoryDesc.of(INT8, shape, steps) if self.is_plain else MemoryDesc.tagged(INT8, shape, BATCH)
+
     def scale_at(self, column: int, width: int, tile: int, j: int) -> int:
         """The place of the scales of a block of a tile in those of a stripe, in bytes."""
         row = tile * self.joined + j if self.is_single else j * self.count + tile
@@ -93,7 +110,15 @@ class Blocks:
 
 
 def pack(
-    b: np.ndarray, scales: np.ndarray, zeros: np.ndarray | None, bits: int, block: int, n: int, k: int, single: bool = False
+    b: np.ndarray,
+    scales: np.ndarray,
+    zeros: np.ndarray | None,
+    bits: int,
+    block: int,
+    n: int,
+    k: int,
+    single: bool = False,
+    plain: bool = False,
 ) -> Blocks:
     """Weights in the form of a node, as `Blocks`.
 
@@ -106,6 +131,7 @@ def pack(
         n: the columns of W, rows of b.
         k: the rows of W.
         single: whether one digit is enough for the rows of A.
+        plain: whether the tiles are column by column.
     """
     blocks, columns = -(-k // block), -(-n // SIDE) * SIDE
     depth = max(SIDE, block)
@@ -113,11 +139,16 @@ def pack(
     whole = zeros is None or (bits < 8 and zeros.dtype == UINT8)
     made = Blocks(
         k, n, block, aligned_array((count * depth * columns,), INT8), aligned_array((count * joined * columns,), F32),
-        aligned_array((count, columns), F32), None if whole else aligned_array((blocks, columns), F32), single,
+        aligned_array((count, columns), F32), None if whole else aligned_array((blocks, columns), F32), single, plain,
+        2 * 255 * (2**bits - 1 if bits < 8 else 128),
     )  # fmt: skip
     for c, wide in made.stripes:
         of = slice(count * depth * c, count * depth * (c + wide))
-        words = made.tiles.array[of].view(np.int32).reshape(count, wide // SIDE, depth // 4, SIDE)
+        words = made.tiles.array[of].view(np.int32)
+        if plain:
+            words = words.reshape(count, wide // SIDE, SIDE, depth // 4)
+        else:
+            words = words.reshape(count, wide // SIDE, depth // 4, SIDE).swapaxes(2, 3)
         of = slice(count * joined * c, count * joined * (c + wide))
         grid = made.scales.array[of].reshape((count, joined, wide) if single else (joined, count, wide))
         step = max(SIDE, PART // max(k, 1) // SIDE * SIDE)
@@ -138,7 +169,7 @@ def pack(
                 made.offsets.array[:, at] = 0
                 made.offsets.array[:, rows] = (rest * scales[rows]).T
             parts = values.view(np.int32).reshape(width // SIDE, SIDE, count, depth // 4)
-            words[:, here.start // SIDE : here.stop // SIDE] = parts.transpose(2, 0, 3, 1)
+            words[:, here.start // SIDE : here.stop // SIDE] = parts.transpose(2, 0, 1, 3)
     return made
 
 

@@ -282,9 +282,10 @@ def create(site: Site, start: Callable[[], Tail], build: Callable[[Tail], Primit
             tail.finish()
             try:
                 return build(tail), tail
-            except dnn.Unimplemented:
+            except dnn.Unimplemented as error:
                 if not count:
                     raise
+                site.notes.extend([str(error)] if isinstance(error, dnn.NotTrusted) else [])
         limit = count - 1
 
 

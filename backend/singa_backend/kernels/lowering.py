@@ -28,6 +28,13 @@ MOVED = tuple(np.dtype(t) for t in (np.float32, np.float16, np.int32, np.int8, n
 """The dtypes that oneDNN moves."""
 
 
+SPACED = 256
+"""Rows of a multiple of this many floats are in four of the 64 sets of the first cache, which a walk along a column fills."""
+
+GAP = 16
+"""The floats between such rows that keep them apart: one line of the cache."""
+
+
 @lru_cache(maxsize=8192)
 def _desc(dtype: np.dtype[Any], shape: tuple[int, ...], steps: tuple[int, ...]) -> MemoryDesc:
     return MemoryDesc.of(dtype, shape, steps)
@@ -118,7 +125,7 @@ def emit(
     made = {id(v) for v in writes}
     reads = [v for _, v in arguments.values() if id(v) not in made]
     kernel = f"{name or primitive.kind.removesuffix('_forward')} {primitive.implementation}"
-    site.emit(bind, reads=reads, writes=writes, kernel=kernel, scratch=scratch)
+    site.emit(bind, reads=reads, writes=writes, kernel=kernel, scratch=scratch, notes=primitive.notes)
 
 
 def copy(site: Site, x: Value, y: Value) -> None:
@@ -152,6 +159,24 @@ def ordered(site: Site, x: Value, order: Sequence[int]) -> Value:
 def channels_last(site: Site, x: Value) -> Value:
     """The value with the channels innermost in memory."""
     return ordered(site, x, last_order(x.ndim))
+
+
+def packs_products() -> bool:
+    """Whether oneDNN has products of float32 matrices with packed weights; below AVX-512 they read rows."""
+    library = dnn.library()
+    return library is not None and library.isa.startswith("avx512")
+
+
+def spaced(shape: Sequence[int]) -> MemoryDesc:
+    """The layout of the right operand of a product, (..., k, n), float32: oneDNN's choice, or rows for code that reads them.
+
+    Rows of a multiple of `SPACED` floats have a `GAP` after them.  The layout does not depend on the rows on the left, and the
+    results have the same bits as those without gaps.
+    """
+    if packs_products():
+        return unset(F32, tuple(shape))
+    row = shape[-1] + (0 if shape[-1] % SPACED else GAP)
+    return strided_desc(F32, shape, strides_of((*shape[:-1], row), F32.itemsize))
 
 
 def packed(site: Site, w: Value, given: MemoryDesc, wanted: MemoryDesc) -> Value:

@@ -11,7 +11,7 @@ import numpy as np
 from . import onednn as dnn
 from .elementwise import FLOATS
 from .epilogue import Epilogue, Operand, OperandLayout, never
-from .lowering import F32, emit, packed, threads_for
+from .lowering import F32, emit, packed, packs_products, spaced, threads_for
 from .onednn import Attributes, MemoryDesc, OneDnnError, Primitive, Unimplemented
 from .rounding import BF16, Rounded, fpmath, pays, rounded
 from .table import Follower, Site, kernel, worst
@@ -22,6 +22,18 @@ TINY = 2 * 64 * 64
 
 COLUMNS = 64
 """With at least this many columns, a product of one row reads a transposed right operand without a copy."""
+
+FEW = 32
+"""With fewer rows on the left, weights are faster in blocks, which need no packing in each run."""
+
+LITTLE = 1 << 24
+"""A product of at most this many FLOPs is faster with weights in blocks for any number of rows."""
+
+CHAIN = 1024
+"""The most terms of a sum with weights in blocks: they are added one by one, and by rows in several parts (not for one row)."""
+
+WIDE = 2048
+"""With more columns, a product of one row is faster with weights in rows."""
 
 EXACT = 2**15
 """NumPy computes a product of integers of fewer multiplications than this; the definition has faster ways for larger ones."""
@@ -199,6 +211,8 @@ class MatrixProduct:
         left, right = a, b
         if copies is not None:
             left, source = copies[0].emit(site, source), copies[0].desc
+        if primitive.kind.startswith("inner_product"):
+            weights = weights.transposed((1, 0))
         if b.constant:
             right = packed(site, replace(b, key=self.key), weights, primitive.query("weights"))
             weights = primitive.query("weights")
@@ -216,9 +230,8 @@ class MatrixProduct:
             **post.operands(site),
         }
         if post.bias is not None:
-            assert bias is not None
-            arguments[dnn.args.BIAS] = (bias, post.bias)
-        emit(site, primitive, arguments, (y,))
+            arguments[dnn.args.BIAS] = (primitive.query("weights", 1), post.bias)
+        emit(site, primitive, arguments, (y,), "matmul")
         return y
 
     def _primitive(
@@ -235,8 +248,22 @@ class MatrixProduct:
                 pass
         source, plain = described(a), described(b)
         made = self._open(source, plain, bias, into, post) if shape[-2] == 1 else None
-        weights = MemoryDesc.any(F32, b.shape) if b.constant else plain
+        made = made or self._in_blocks(source, bias, into, post)
+        weights = spaced(b.shape) if b.constant else plain
         return made or dnn.matmul(source, weights, bias, into, post.attributes), None
+
+    def _in_blocks(self, source: MemoryDesc, bias: MemoryDesc | None, into: MemoryDesc, post: Epilogue) -> Primitive | None:
+        """A product with weights in blocks, which oneDNN has as an inner product below AVX-512; None if it does not apply."""
+        (rows, columns), inner = into.shape[-2:], self.b.shape[-2]
+        blocked = columns <= WIDE if rows == 1 else inner <= CHAIN and (rows < FEW or self.flops <= LITTLE)
+        if not (blocked and self.folded and self.b.constant) or packs_products():
+            return None
+        blocks = MemoryDesc.tagged(F32, (columns, inner), "AB8b24a")
+        line = None if bias is None else bias.reshaped((columns,))
+        try:
+            return dnn.inner_product(source, blocks, line, into, attributes=post.attributes)
+        except OneDnnError:
+            return None
 
     def _open(
         self, source: MemoryDesc, plain: MemoryDesc, bias: MemoryDesc | None, into: MemoryDesc, post: Epilogue

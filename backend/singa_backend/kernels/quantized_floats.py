@@ -15,15 +15,14 @@ import numpy as np
 from . import onednn as dnn
 from .convolution import ends, filters_of
 from .integer_tails import INT8, INT32, SUM, Tail, create, result
-from .lowering import F32, channels_last, dense_desc, derived, desc, emit, packed, require_plain, threads_for, unset
+from .lowering import F32, channels_last, dense_desc, derived, desc, emit, packed, require_plain, spaced, threads_for, unset
 from .onednn import MemoryDesc, Primitive
 from .quantization import dequantized
-from .quantized import as_matrix, conv_windows, factor_of, float_bias, reach_of, rounded, y_zero, zero_points
+from .quantized import EXACT, as_matrix, conv_windows, factor_of, float_bias, reach_of, rounded, y_zero, zero_points
 from .table import Site, kernel
 from .values import Value, last_order, strides_of
 from .views import copied
 
-EXACT = 1 << 24
 RANK = 3
 """The place in the table: after the kernels for integers."""
 
@@ -192,7 +191,7 @@ class _SplitProduct:
         src, dst = dense_desc(F32, rows), dense_desc(F32, inner)
 
         def build(md: MemoryDesc) -> Primitive:
-            return dnn.matmul(src, unset(F32, md.shape), None, dst)
+            return dnn.matmul(src, spaced(md.shape), None, dst)
 
         with threads_for(2 * math.prod(inner) * rows[1]):
             self.parts = multiplied(site, parts, inner, (0, 1), {dnn.args.SRC: (src, real)}, build, desc)

@@ -116,6 +116,7 @@ class Site(ABC):
         steps: what the kernel has emitted.
         shared: what belongs to the graph and is shared by its plans: packed weights.
         checked: the values that a step has found to be finite, if the kernel is used.
+        notes: for reports, of each step that follows: the primitives that are not trusted, in place of which others are used.
     """
 
     name: str
@@ -130,6 +131,7 @@ class Site(ABC):
         self.steps: list[PlanStep] = []
         self.absorbed = 0
         self.checked: list[Value] = []
+        self.notes: list[str] = []
 
     def refuse(self, reason: str) -> NoReturn:
         """Decline: another kernel or the definition is used."""
@@ -197,10 +199,11 @@ class Site(ABC):
         kernel: str,
         scratch: Buffer | None = None,
         keeps: Sequence[Any] = (),
+        notes: Sequence[str] = (),
     ) -> None:
-        """Add a step."""
-        given = tuple(v for v in reads if v is not None)
-        self.steps.append(PlanStep(bind, given, tuple(writes), kernel, (), (), scratch, list(keeps)))
+        """Add a step; `notes` are for reports."""
+        given, remarks = tuple(v for v in reads if v is not None), tuple(dict.fromkeys((*notes, *self.notes)))
+        self.steps.append(PlanStep(bind, given, tuple(writes), kernel, (), remarks, scratch, list(keeps)))
 
     def derived(self, value: Value, what: Any, make: Callable[[], Any]) -> Any:
         """What `make` returns for a constant of the graph, computed once for all plans; for other values once for this plan."""

@@ -20,7 +20,7 @@ from onnx import GraphProto, ModelProto, NodeProto, TensorProto, numpy_helper
 
 from .. import dtypes
 from ..errors import InvalidInput, InvalidModel
-from ..io import files
+from ..io import files, places
 from . import tensor_data
 from .checker import require_valid
 from .messages import graphs
@@ -143,10 +143,17 @@ def old_data(target: Path) -> set[str]:
     try:
         if not any(pattern.fullmatch(name) for name in os.listdir(target.parent)):
             return set()
-        old = ModelProto.FromString(target.read_bytes())
-    except (OSError, DecodeError):  # OSError: a folder that may be written to but not listed, too
+    except OSError:  # a folder that may be written to but not listed
         return set()
-    return {name for name in locations(old) if pattern.fullmatch(name)}
+    return {name for name in locations_in_place(target) if pattern.fullmatch(name)}
+
+
+def locations_in_place(target: Path) -> set[str]:
+    """The files of external data that a model in place refers to; none if there is no model."""
+    try:
+        return set(locations(ModelProto.FromString(target.read_bytes()))) if places.is_regular(target) else set()
+    except (OSError, DecodeError):
+        return set()
 
 
 def locations(model: ModelProto) -> Iterator[str]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import NamedTuple
 
 from ..errors import InvalidModel
@@ -30,6 +31,18 @@ class Identity(NamedTuple):
 
 _digests: dict[Identity, str] = {}
 """The SHA-256 of files that were read completely, so that each is read once in a process."""
+
+
+@contextmanager
+def forgotten_digests() -> Iterator[None]:
+    """A context at whose end the digests of files that were read in it are forgotten."""
+    before = set(_digests)
+    try:
+        yield
+    finally:
+        for identity in list(_digests):
+            if identity not in before:
+                _digests.pop(identity, None)
 
 
 class ModelFiles:

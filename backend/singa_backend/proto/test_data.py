@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -13,11 +15,12 @@ from onnx import MapProto, ModelProto, OptionalProto, SequenceProto, TensorProto
 
 from .. import dtypes, limits
 from ..errors import InvalidInput, InvalidModel
-from ..io import files
+from ..io import files, places
 from ..io.archives import read_bytes
 from . import tensor_data
 
 _FILE = re.compile(r"_([0-9]{1,9})\.pb")
+_PART = re.compile(rf"(input|output){_FILE.pattern}")
 _KEYS = (np.int8, np.int16, np.int32, np.int64, np.uint8, np.uint16, np.uint32, np.uint64)
 
 
@@ -73,6 +76,48 @@ def read_value(path: Path, declared: TypeProto) -> Any:
         raise InvalidInput(f"{path}: {error.message}", code="SX307") from None
 
 
+_MODEL, _DATA = "model.onnx", "test_data_set_0"
+_MARK = b"sonnx test_data_set"
+"""The producer that the beginning of a written model names; a later part of the message may name another one."""
+
+
+def check_folder(folder: Path) -> None:
+    """Refuse a folder to which `write` cannot write, or that has a model or data that `write` has not written.
+
+    Args:
+        folder: the folder, which may have other files.
+
+    Raises:
+        InvalidInput: a file cannot be written, or would replace another one (SX351).
+    """
+    places.check_folder_of(folder, [_MODEL], _MARK)
+    data = folder / _DATA
+    if not os.path.lexists(data):
+        return
+    if not _is_written(folder):
+        error = FileExistsError(errno.EEXIST, "there are data that this program has not written; pass a new folder")
+        raise places.refused(data, error)
+    places.check_folder_of(data, filter(_PART.fullmatch, files.names_in(data)), b"")
+
+
+def _is_written(folder: Path) -> bool:
+    """Whether a folder has a model that `write` has written, and its data in a folder that is not a link."""
+    return os.path.lexists(folder / _MODEL) and not (folder / _DATA).is_symlink()
+
+
+def free_folder(folder: Path) -> Path:
+    """Return a folder of this name, or with a number, to which `write` can write; raises InvalidInput (SX351).
+
+    Args:
+        folder: the preferred folder, whose name the user has not chosen.
+    """
+    try:
+        check_folder(folder)
+    except InvalidInput:
+        return folder.with_name(places.free_name(folder.parent, folder.name))
+    return folder
+
+
 def write(folder: Path, model: ModelProto, parts: Mapping[str, bytes]) -> None:
     """Write model.onnx and test_data_set_0 to a folder, which is whole if it is new.
 
@@ -80,16 +125,34 @@ def write(folder: Path, model: ModelProto, parts: Mapping[str, bytes]) -> None:
         folder: the folder.
         model: the model.
         parts: the serialized inputs and outputs by their file names; other inputs and outputs are removed.
+
+    Raises:
+        InvalidInput: as `check_folder`; or a file cannot be written (SX351).
     """
+    check_folder(folder)
     with files.staged_folder(folder) as stage:
-        data = stage / "test_data_set_0"
+        data = files.new_folder(stage / _DATA)
+        mark = ModelProto(producer_name=_MARK.decode()).SerializeToString()
+        files.write_bytes(stage / _MODEL, mark + model.SerializeToString(), mark=_MARK)
         for name, content in parts.items():
-            files.write_bytes(data / name, content)
-        files.write_bytes(stage / "model.onnx", model.SerializeToString())
-        data.mkdir(exist_ok=True)
-        for old in data.glob("*put_*.pb"):
-            if old.name not in parts:
-                old.unlink()
+            files.write_bytes(data / name, content, mark=b"")
+        for name in files.names_in(data):
+            if _PART.fullmatch(name) and name not in parts:
+                files.remove(data / name, b"")
+
+
+def remove(folder: Path) -> None:
+    """Remove what `write` has written, and its folders if they are empty; raises InvalidInput (SX351).
+
+    Args:
+        folder: the folder.
+    """
+    data = folder / _DATA
+    if _is_written(folder) and files.remove(folder / _MODEL, _MARK):
+        for name in filter(_PART.fullmatch, files.names_in(data)):
+            files.remove(data / name, b"")
+        for path in (data, folder):
+            files.remove_empty(path)
 
 
 def value(data: bytes, declared: TypeProto) -> Any:

@@ -10,8 +10,9 @@ from typing import Any
 
 from ..errors import InvalidInput
 from ..io.archives import read_json
-from ..io.files import check_folder, write_text
+from ..io.files import write_text
 from ..io.junit import JUnitCase, write_suite
+from ..io.places import check, check_folder
 from ..rendering import json_text
 from .settings import SweepSettings
 
@@ -22,6 +23,9 @@ STATUSES = ("died", "timeout", "memory", "error", "failed", "differs", "refused"
 
 INCOMPLETE = ("partial", "skipped")
 """The statuses of files that were not, or not completely, judged."""
+
+_MARK = b'"schema": "sonnx.sweep.result"'
+"""The beginning of a stored result."""
 
 _LIMITED = ("died", "timeout", "memory")
 """The statuses that depend on the limits: with other limits, the file runs again."""
@@ -126,6 +130,8 @@ class SweepReport:
 class SweepStore:
     """A folder with a file for each result, named after its key and written whole; several processes may share it.
 
+    A file of such a name that is not a result, or is a link, is refused.
+
     Args:
         folder: it is created with the first result.
 
@@ -138,9 +144,10 @@ class SweepStore:
         self.folder = folder
 
     def find(self, key: str, settings: SweepSettings) -> dict[str, Any] | None:
-        """The answer that is stored under a key; None if there is none, or it depends on other limits."""
+        """The answer that is stored under a key; None if there is none, or it depends on other limits; raises InvalidInput."""
         path = self.folder / f"{key}.json"
-        if not path.is_file():
+        check(path, parents=True, mark=_MARK)
+        if not path.exists():
             return None
         try:
             found = read_json(path, "SX992")
@@ -156,7 +163,8 @@ class SweepStore:
         """Store an answer."""
         head = {"schema": "sonnx.sweep.result", "schema_version": 1, "key": key, "task": settings.task}
         facts = {"engine": settings.engine, "versions": settings.versions, "seed": settings.seed, "limits": _limits(settings)}
-        write_text(self.folder / f"{key}.json", json_text(head | facts | {"answer": answer}, indent=1) + "\n")
+        text = json_text(head | facts | {"answer": answer}, indent=1) + "\n"
+        write_text(self.folder / f"{key}.json", text, mark=_MARK)
 
 
 def _limits(settings: SweepSettings) -> dict[str, Any]:

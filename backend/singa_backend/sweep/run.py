@@ -13,6 +13,7 @@ from typing import Any
 
 from ..errors import SonnxError
 from ..io.processes import Child, ChildFailure, ask_all
+from ..proto.source import forgotten_digests
 from .files import content_of, key_of
 from .results import SweepReport, SweepRow, SweepStore, sorted_rows
 from .settings import SweepSettings
@@ -25,7 +26,13 @@ OUTSIDE_DEATHS = 5
 """A file whose process is killed by another process so often has died."""
 
 _STARTS = 20
-"""How often children that are killed while they start are replaced before a sweep gives up."""
+"""How often children that are killed while they start are replaced before a sweep gives up the files that are left."""
+
+_CODE = "SX803"
+"""The code of a file whose process was killed by another one: this is not stored, as it says nothing about the file."""
+
+_IDLE = 60.0
+"""Seconds after which a child of `sweep_one` that waits for a file is ended."""
 
 _OUTSIDE = {-getattr(signal, name) for name in ("SIGKILL", "SIGTERM", "SIGHUP", "SIGINT") if hasattr(signal, name)}
 """The exit codes of a process that another one has ended, or that was out of memory."""
@@ -68,7 +75,7 @@ class _Deaths:
         if self.own >= OWN_DEATHS:
             reason = f"its process died {OWN_DEATHS} times: {self.last}"
         elif self.outside >= OUTSIDE_DEATHS:
-            reason = f"its process was ended by another one {OUTSIDE_DEATHS} times"
+            return _without_result("died", f"its process was ended by another one {OUTSIDE_DEATHS} times", _CODE)
         else:
             return None
         return _without_result("died", reason)
@@ -83,13 +90,13 @@ def _reason(code: int | None) -> str:
     return f"exit code {code}"
 
 
-def _without_result(status: str, reason: str) -> Answer:
-    return {"status": status, "reason": reason, "code": "", "facts": {}, "seconds": 0.0}
+def _without_result(status: str, reason: str, code: str = "") -> Answer:
+    return {"status": status, "reason": reason, "code": code, "facts": {}, "seconds": 0.0}
 
 
 def _unstartable(failure: ChildFailure) -> SonnxError:
     return SonnxError(
-        f"a child process of the sweep must be able to start, got {failure}", code="SX803",
+        f"a child process of the sweep must be able to start, got {failure}", code=_CODE,
         hint="allow more memory, or see the traceback that the process has written",
     )  # fmt: skip
 
@@ -105,7 +112,8 @@ def settle_all(
 ) -> Generator[tuple[int, Answer]]:
     """Yield the position and the answer of each request as it arrives, from child processes.
 
-    A request whose child dies, or is out of memory, runs again after all others, alone in a new child.
+    A request whose child dies, or is out of memory, runs again after all others, alone in a new child.  If children are killed by
+    another process again and again while they start, the requests that are left have died.
 
     Args:
         requests: what `serve(task, settings)` accepts.
@@ -141,8 +149,12 @@ def settle_all(
                         yield at, answer
         except ChildFailure as failure:  # a child ended while it started
             starts += 1
-            if failure.exit_code not in _OUTSIDE or starts > _STARTS:
+            if failure.exit_code not in _OUTSIDE:
                 raise _unstartable(failure) from None
+            if starts > _STARTS:
+                reason = f"its process was ended by another one while it started: {_reason(failure.exit_code)}"
+                yield from ((at, _without_result("died", reason, _CODE)) for at in (*left, *again))
+                return
         waiting = list(left)
     for at, deaths in again.items():
         yield at, _settle(requests[at], task, settings, timeout, memory, deaths)
@@ -219,6 +231,11 @@ class Sweep:
             InvalidInput: a result cannot be stored (SX351).
         """
         step = progress or (lambda **_: None)
+        with forgotten_digests():
+            self._run(processes, step)
+        return self.report
+
+    def _run(self, processes: int | None, step: Callable[..., None]) -> None:
         groups = self._groups(step)
         requests = [str(self.files[names[0]]) for names in groups.values()]
         keys = list(groups)
@@ -234,7 +251,6 @@ class Sweep:
             except KeyboardInterrupt:
                 self._add_stored(groups, step)
                 raise
-        return self.report
 
     def _add_stored(self, groups: Mapping[str, Sequence[str]], step: Callable[..., None]) -> None:
         """Add the rows of results that were stored when an interrupt arrived."""
@@ -277,14 +293,36 @@ def _stored(store: SweepStore | None, key: str, answer: Answer, path: Path, sett
         return "", answer
     if _key(path, settings) != key:
         return "", answer | {"status": "error", "reason": "the file was changed while it was swept", "facts": {}}
+    if answer["code"] == _CODE:
+        return "", answer
     if store is not None:
         store.keep(key, answer, settings)
     return key, answer
 
 
-_idle: dict[SweepSettings, list[Child]] = {}
+_idle: dict[SweepSettings, dict[Child, threading.Timer]] = {}
 _lock = threading.Lock()
-"""Children of `sweep_one` that wait for a file, and the lock of the lists: a cluster may call it from several threads."""
+"""Children of `sweep_one` that wait for a file, with what will end them; the lock is for calls from several threads."""
+
+
+def _end_idle(settings: SweepSettings, child: Child) -> None:
+    """End a child that still waits."""
+    with _lock:
+        waiting = _idle.get(settings, {})
+        idle = waiting.pop(child, None)
+        if not waiting:
+            _idle.pop(settings, None)
+    if idle:
+        child.close()
+
+
+def _keep_idle(settings: SweepSettings, child: Child) -> None:
+    """Let a child wait for the next file."""
+    timer = threading.Timer(_IDLE, _end_idle, (settings, child))
+    timer.daemon = True
+    with _lock:
+        _idle.setdefault(settings, {})[child] = timer
+    timer.start()
 
 
 def sweep_one(
@@ -302,7 +340,7 @@ def sweep_one(
     """Run a task on one file, in a child process with limits: a function for a pool of processes, Dask or Ray.
 
     A file that kills its child twice has the status "died"; the process that calls this function goes on.  The child stays
-    for the next call.  If the result is stored, nothing runs.
+    a minute for the next call.  If the result is stored, nothing runs.
 
     Args:
         path: the file.
@@ -329,24 +367,27 @@ def sweep_one(
     """
     settings = SweepSettings(task, against, seed, timeout, memory)
     store, place = SweepStore(Path(results)) if results is not None else None, Path(path)
-    shown, key = str(place) if name is None else name, _key(place, settings)
-    found = store.find(key, settings) if store and key and not again else None
-    if found is None:
-        key, found = _stored(store, key, _in_idle_child(str(place), settings), place, settings)
+    with forgotten_digests():
+        shown, key = str(place) if name is None else name, _key(place, settings)
+        found = store.find(key, settings) if store and key and not again else None
+        if found is None:
+            key, found = _stored(store, key, _in_idle_child(str(place), settings), place, settings)
     return SweepRow(shown, key=key, **found).to_dict()
 
 
 def _in_idle_child(request: str, settings: SweepSettings) -> Answer:
     """The answer to a request, from a child that stays for the next one."""
     with _lock:
-        waiting = _idle.setdefault(settings, [])
-        child = waiting.pop() if waiting else Child(serve, settings.task, settings, memory=settings.memory)
+        waiting = _idle.get(settings)
+        child, timer = waiting.popitem() if waiting else (None, None)
+    if timer is not None:
+        timer.cancel()
+    child = child or Child(serve, settings.task, settings, memory=settings.memory)
     deaths = _Deaths(memory=_exhaustions())
     try:
         answer = dict(child.ask(request, settings.timeout))
         if answer["status"] != "memory":
-            with _lock:
-                waiting.append(child)
+            _keep_idle(settings, child)
             return answer
     except ChildFailure as failure:
         if failure.how == "timeout":

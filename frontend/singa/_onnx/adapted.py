@@ -16,7 +16,7 @@ from singa_backend.adapters import Adapter, LowRank, base_digest, create, insert
 from singa_backend.adapters.adapter import check_digest
 from singa_backend.adapters.insert import factor_names, without_arrays
 from singa_backend.errors import InvalidModel
-from singa_backend.io.files import StrPath
+from singa_backend.io.places import StrPath
 from singa_backend.proto.load import ModelSource, embed, load_model, open_light
 from singa_backend.proto.source import ModelFiles
 

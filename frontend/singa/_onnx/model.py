@@ -11,7 +11,7 @@ from onnx import ModelProto
 
 from singa_backend.adapters import Adapter
 from singa_backend.errors import InvalidInput, check_keywords
-from singa_backend.io.files import StrPath
+from singa_backend.io.places import StrPath
 from singa_backend.ir.custom import CustomOperator
 from singa_backend.proto.load import ModelSource, embed, load_model
 

@@ -11,8 +11,10 @@ of the loop ("fit.order").  If several ranks train, rank 0 writes it, with the s
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
+import os
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -23,8 +25,10 @@ import numpy as np
 from singa_backend import dtypes
 from singa_backend.collectives import Communicator
 from singa_backend.collectives.communicator import copied, total
-from singa_backend.errors import InvalidInput
-from singa_backend.io.files import refused, staged, write_copy
+from singa_backend.errors import InvalidInput, SonnxError
+from singa_backend.io.archives import open_archive
+from singa_backend.io.files import remove, staged, write_copy
+from singa_backend.io.places import refused
 from singa_backend.kernels.options import MOST_THREADS
 from singa_backend.kernels.options import options as plan_options
 
@@ -33,7 +37,7 @@ from .._core.tensor import Tensor
 from ..device import Device
 from .distributed import PARTIAL, RESIDUAL
 from .fit import History, Position
-from .state_files import read_states, write_states
+from .state_files import STATES_FILE, read_states, write_states
 
 OPTIMIZER, LOOP, MEASURED, STATES, PART = "optimizer.", "fit.", "fit.validation.", "model.", "part."
 RANDOM = f"{LOOP}random_state"
@@ -62,6 +66,9 @@ constants of a model; a model without constants has no such setting."""
 
 _RANK = re.compile(r"rank\d+\.")
 """The beginning of the name of a state of another rank."""
+
+_MARK = b"tensor_dict.npz"
+"""The name of the first member of a file of states."""
 
 _LARGEST = 1 << 20
 """Maximum bytes of the settings."""
@@ -193,17 +200,17 @@ class Checkpoint:
 
     def _set_aside(self) -> None:
         """Give the present file its second name, under which it stays."""
-        write_copy(self.path.with_name(f"{self.path.stem}.step-{self.step:06}{self.path.suffix}"), self.path)
+        name = self.path.with_name(f"{self.path.stem}.step-{self.step:06}{self.path.suffix}")
+        if os.path.lexists(name) and not _is_checkpoint(name):
+            raise refused(name, FileExistsError(errno.EEXIST, "there is a file of that name that is not a checkpoint"))
+        write_copy(name, self.path, _MARK)
 
     def _clean(self) -> None:
         """Remove the oldest files, and those of later steps, which a training left that was resumed at an earlier point."""
-        there = earlier(self.path)
+        there = {step: path for step, path in earlier(self.path).items() if _is_checkpoint(path)}
         kept = [n for n in there if n < self.step][1 - self.keep :]
-        try:
-            for step in there.keys() - set(kept):
-                there[step].unlink()
-        except OSError as error:
-            raise refused(self.path, error) from None
+        for step in there.keys() - set(kept):
+            remove(there[step], _MARK)
 
     def read(self, count: int | None, batch_size: int) -> Position:
         """Set the states of the model, the optimizer and the random stream to those in the file.
@@ -372,6 +379,17 @@ def earlier(path: Path) -> dict[int, Path]:
     form = re.compile(re.escape(path.stem) + r"\.step-(\d{6,18})" + re.escape(path.suffix))
     found = [(form.fullmatch(p.name), p) for p in path.parent.iterdir()]
     return dict(sorted((int(m[1]), p) for m, p in found if m))
+
+
+def _is_checkpoint(path: Path) -> bool:
+    """Whether a file is a checkpoint; False for a link."""
+    if path.is_symlink():
+        return False
+    try:
+        with open_archive(path, "SX380") as pack:
+            return f"{LOOP}run" in pack.json(STATES_FILE)
+    except (SonnxError, TypeError):
+        return False
 
 
 def _run(arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:

@@ -10,7 +10,6 @@ knows of it, by length and digest, cuts off the rest, and goes on.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 import secrets
@@ -22,9 +21,14 @@ from pathlib import Path
 from typing import Any
 
 from singa_backend.errors import InvalidInput, MissingDependency
-from singa_backend.io.files import check, check_folder, refused
+from singa_backend.io.files import names_in, new_folder, remove
+from singa_backend.io.growing import GrowingFile
+from singa_backend.io.places import check_folder
 
 _EVENTS = re.compile(r"events\.out\.tfevents\.(\d{6})\.([0-9a-f]{8})\.sonnx")
+
+_MARK = b"brain.Event:2"
+"""What the first event of a file states."""
 
 
 @dataclass(frozen=True)
@@ -139,72 +143,12 @@ class Sink(ABC):
         self(progress.history)
 
 
-class _Grown:
-    """A file to which bytes are appended, and the digest of all of them.
-
-    Args:
-        path: The file.
-        kept: The bytes of it that stay.
-        digest: Their digest.
-    """
-
-    def __init__(self, path: Path, kept: int = 0, digest: Any = None) -> None:
-        self.path, self.size = path, kept
-        self.digest = hashlib.sha256() if digest is None else digest
-        self._handle = -1
-
-    def open(self) -> None:
-        """Create the file, or cut off what does not stay."""
-        try:
-            self._handle = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
-            if os.fstat(self._handle).st_size > self.size:
-                os.ftruncate(self._handle, self.size)
-        except OSError as error:
-            raise refused(self.path, error) from None
-
-    def append(self, data: bytes) -> None:
-        """Write at the end."""
-        try:
-            left = memoryview(data)
-            while left:
-                left = left[os.write(self._handle, left) :]
-        except OSError as error:
-            raise refused(self.path, error) from None
-        self.digest.update(data)
-        self.size += len(data)
-
-    def sync(self) -> dict[str, Any]:
-        """Flush to the disk; return the identity of what was written."""
-        if self._handle >= 0:
-            try:
-                os.fsync(self._handle)
-            except OSError as error:
-                raise refused(self.path, error) from None
-        return {"bytes": self.size, "sha256": self.digest.hexdigest()}
-
-    def close(self) -> None:
-        handle, self._handle = self._handle, -1
-        if handle >= 0:
-            os.close(handle)
-
-    def __del__(self) -> None:
-        self.close()
-
-
-def _continued(path: Path, state: Any) -> _Grown | None:
-    """The file that begins with the bytes of a state; None if it does not."""
-    size, wanted = state["bytes"], state["sha256"]
-    if type(size) is not int or size < 0 or not isinstance(wanted, str):
+def _continued(file: GrowingFile, state: Any) -> bool:
+    """Whether a file begins with the bytes of a state, and continues after them."""
+    size, digest = state["bytes"], state["sha256"]
+    if type(size) is not int or size < 0 or not isinstance(digest, str):
         raise ValueError("another state of a file")
-    digest, left = hashlib.sha256(), size
-    try:
-        with path.open("rb") as file:
-            while left and (block := file.read(min(left, 1 << 20))):
-                digest.update(block)
-                left -= len(block)
-    except OSError:
-        return None
-    return _Grown(path, size, digest) if not left and digest.hexdigest() == wanted else None
+    return file.resume(size, digest)
 
 
 class MetricsFile(Sink):
@@ -214,7 +158,7 @@ class MetricsFile(Sink):
     losses, and what was measured on the validation. What is not known is empty.
 
     Args:
-        path: The file, which must not exist, or be empty.
+        path: The file, which must not exist, or be empty; it must not be a link.
         metrics: The names of the metrics of the validation, besides the loss.
 
     Attributes:
@@ -233,8 +177,8 @@ class MetricsFile(Sink):
         self.path = Path(path)
         known = ("row", "step", "epoch", "loss", "rate", "accuracy", "validation_loss")
         self.columns = (*known, *(f"validation_{n}" for n in metrics), "samples_per_second")
-        self._file = _Grown(self.path)
-        self._loaded = False
+        self._head = (",".join(self.columns) + "\n").encode()
+        self._file = GrowingFile(self.path, self._head)
 
     def check(self) -> None:
         """Refuse a file that cannot be written, or has rows; nothing is written.
@@ -242,12 +186,14 @@ class MetricsFile(Sink):
         Raises:
             InvalidInput: It cannot be written (SX351), or is that of another training (SX395).
         """
-        check(self.path)
-        if not self._loaded and self.path.is_file() and self.path.stat().st_size:
+        try:
+            self._file.check()
+        except FileExistsError:
             what = (
                 f"{self.path} must be a new file of metrics, or that of the training that continues, got one with other content"
             )
-            raise InvalidInput(what, code="SX395", hint="pass another path, or the file that this training has written")
+            hint = "pass another path, or the file that this training has written"
+            raise InvalidInput(what, code="SX395", hint=hint) from None
 
     def begin(self, step: int) -> None:
         """Open the file: create it, or cut off what was written after the loaded state.
@@ -262,7 +208,7 @@ class MetricsFile(Sink):
         self._begun = True
         self._file.open()
         if not self._file.size:
-            self._file.append((",".join(self.columns) + "\n").encode())
+            self._file.append(self._head)
 
     def write(self, row: MetricsRow) -> None:
         """Append a row.
@@ -294,10 +240,9 @@ class MetricsFile(Sink):
         Raises:
             InvalidInput: The file does not begin with what was written then, or has other columns (SX395).
         """
-        found = _continued(self.path, state)
-        if found is not None and state["columns"] == ",".join(self.columns):
-            self._file, self._loaded = found, True
-        else:
+        if not _continued(self._file, state) or state["columns"] != ",".join(self.columns):
+            self._file.close()
+            self._file = GrowingFile(self.path, self._head)
             self.check()
 
     def close(self) -> None:
@@ -334,8 +279,8 @@ class TensorBoardEvents(Sink):
         super().__init__()
         self.folder = Path(folder)
         self._event, self._summary, self._crc = event_pb2, summary_pb2, masked_crc32c
-        self._id, self._past = secrets.token_hex(4), list[_Grown]()
-        self._file: _Grown | None = None
+        self._id, self._past = secrets.token_hex(4), list[GrowingFile]()
+        self._file: GrowingFile | None = None
         self._continues = False
 
     def check(self) -> None:
@@ -345,9 +290,9 @@ class TensorBoardEvents(Sink):
             InvalidInput: It cannot be written (SX351), or has the events of another training (SX395).
         """
         check_folder(self.folder)
-        there = [] if self._continues or not self.folder.is_dir() else [p for p in self.folder.iterdir() if "tfevents" in p.name]
+        there = [] if self._continues else [name for name in names_in(self.folder) if "tfevents" in name]
         if there:
-            what = f"{self.folder} must have no events, or those of the training that continues, got {there[0].name}"
+            what = f"{self.folder} must have no events, or those of the training that continues, got {there[0]}"
             raise InvalidInput(what, code="SX395", hint="pass another folder: TensorBoard shows those below one folder together")
 
     def begin(self, step: int) -> None:
@@ -361,21 +306,18 @@ class TensorBoardEvents(Sink):
         """
         self.check()
         self._begun = True
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            for path in self.folder.iterdir():
-                found = _EVENTS.fullmatch(path.name)
-                if found and found[2] == self._id and path.name not in {f.path.name for f in self._past}:
-                    path.unlink()  # of a training that was killed before it wrote the checkpoint
-        except OSError as error:
-            raise refused(self.folder, error) from None
+        past = {f.path.name for f in self._past}
+        for name in names_in(new_folder(self.folder)):
+            event = _EVENTS.fullmatch(name)
+            if event and event[2] == self._id and name not in past:
+                remove(self.folder / name, _MARK)  # of a training that was killed before it wrote the checkpoint
         for file in self._past:
             file.open()
             file.close()
         number = 1 + len(self._past)
-        self._file = _Grown(self.folder / f"events.out.tfevents.{number:06}.{self._id}.sonnx")
+        self._file = GrowingFile(self.folder / f"events.out.tfevents.{number:06}.{self._id}.sonnx", _MARK)
         self._file.open()
-        self._add(file_version="brain.Event:2")
+        self._add(file_version=_MARK.decode())
         if self._past:  # a viewer that has read later events drops them
             self._add(step=step + 1, session_log=self._event.SessionLog(status=self._event.SessionLog.START))
 
@@ -424,9 +366,10 @@ class TensorBoardEvents(Sink):
         """
         if not isinstance(state["id"], str) or any(not _EVENTS.fullmatch(f["name"]) for f in state["files"]):
             raise ValueError("another state of events")
-        found = [_continued(self.folder / f["name"], f) for f in state["files"]]
-        if found and all(f is not None for f in found):
-            self._id, self._past, self._continues = state["id"], [f for f in found if f is not None], True
+        files = [GrowingFile(self.folder / f["name"], _MARK) for f in state["files"]]
+        continued = [_continued(file, f) for file, f in zip(files, state["files"], strict=True)]
+        if continued and all(continued):
+            self._id, self._past, self._continues = state["id"], files, True
         else:
             self.check()
 

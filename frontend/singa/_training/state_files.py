@@ -22,6 +22,9 @@ from singa_backend.io.files import write_npz, writing
 from .._core.conversions import code_of, dtype_of
 from .._core.tensor import Tensor
 
+STATES_FILE = "states_attr.json"
+"""The member that describes the states."""
+
 
 def write_states(path: Path, states: Mapping[str, Any], aux: Mapping[str, Any]) -> None:
     """Write the states of a model, and further tensors; raises InvalidInput (SX319) for other values and equal names."""
@@ -47,7 +50,7 @@ def write_states(path: Path, states: Mapping[str, Any], aux: Mapping[str, Any]) 
             buffer = io.BytesIO()
             write_npz(buffer, {n: _storable(a) for n, a in arrays.items()})
             pack.writestr("tensor_dict.npz", buffer.getvalue())
-            pack.writestr("states_attr.json", json.dumps(attributes))
+            pack.writestr(STATES_FILE, json.dumps(attributes))
     except FileExistsError:  # since the caller has looked
         raise AssertionError(f"{path} exists already") from None
 
@@ -109,7 +112,7 @@ _ROOM = 4096
 
 def _described(pack: Archive) -> dict[str, _Described]:
     """Read what a file states of its tensors."""
-    attributes = pack.json("states_attr.json")
+    attributes = pack.json(STATES_FILE)
     try:
         return {name: _describe(facts) for name, facts in attributes.items()}
     except (LookupError, TypeError, AttributeError, ValueError, SonnxError) as error:

@@ -182,7 +182,7 @@ class OutputPath(click.Path):
             first = context.meta.setdefault(_STANDARD_OUTPUT, param.opts[0])
             if first != param.opts[0]:
                 self.fail(f"must be a file, got '-': {first} goes to standard output already", param, context)
-        from singa_backend.io.files import STANDARD_OUTPUT
+        from singa_backend.io.places import STANDARD_OUTPUT
 
         return STANDARD_OUTPUT
 
@@ -353,22 +353,29 @@ def write_json(document: dict[str, Any], *, name: str = "") -> None:
     click.echo(json.dumps(head | document))
 
 
-def check_places(*files: Path | None, folders: Sequence[Path | None] = ()) -> None:
+def check_places(
+    *files: Path | None, folders: Sequence[Path | None] = (), pages: tuple[Path | None, Sequence[str]] = (None, ())
+) -> None:
     """Refuse the places of results that cannot be written, before the work; nothing is created.
 
     Args:
         *files: Files that are written, whose folders are created.
         folders: Folders in which files are written.
+        pages: A folder in which documents and pages of these names are written, by `conform.results`.
 
     Raises:
-        InvalidInput: A file or a folder cannot be written (SX351).
+        InvalidInput: A file or a folder cannot be written, or a document would replace another file (SX351).
     """
-    from singa_backend.io.files import check, check_folder
+    from singa_backend.io.places import check, check_folder, check_folder_of
 
     for path in filter(None, files):
         check(path, parents=True)
     for folder in filter(None, folders):
         check_folder(folder)
+    if pages[0]:
+        from singa_backend.conform.results import MARK
+
+        check_folder_of(pages[0], pages[1], MARK)
 
 
 def wrote(*paths: Path | None) -> None:

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import BinaryIO
 
 from singa_backend.errors import InvalidInput, MissingDependency
-from singa_backend.io.files import STANDARD_OUTPUT, check, write_text, writing
+from singa_backend.io.files import write_text, writing
+from singa_backend.io.places import STANDARD_OUTPUT, check
 from singa_backend.rendering import html, printable
 
 Curve = Sequence[tuple[int, float]]

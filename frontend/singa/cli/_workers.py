@@ -1,45 +1,37 @@
-"""Training in several processes: `sonnx train --workers` starts itself under mpiexec.
+"""Training in several processes: `sonnx train --workers` starts itself as a job of MPI on this machine.
 
-The processes share a folder, in which the parent holds a pipe open: when it closes, also because the parent was killed, every
-worker ends.  The parent kills a worker that cannot, because it is stopped: each holds a lock on a file of that folder, whose name
-is its process number.  A message that several workers have is printed by the first of them.
+The processes end with the parent, also if it is killed.  They share a folder, so that a message that several of them have is
+printed by the first.
 """
 
 from __future__ import annotations
 
 import os
-import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+from singa_backend.io.processes import Lifeline
 
 from ._common import LOST, REFUSED, err
 from ._group import FOLDER
 from ._interrupts import INTERRUPTED, TERMINATED
 
 _THREADS = ("SONNX_NUM_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")
-_KNOWN = (0, 2, REFUSED, INTERRUPTED, TERMINATED)
-
-_PIPE = "parent"
+_USAGE = 2
+"""The exit code of click for a wrong command line."""
 
 _GRACE = 10.0
 """Seconds after a signal in which workers without a checkpoint must end."""
 
-_DEAF = 2.0
-"""Seconds after the end of the pipe in which workers must end; the launcher waits for them without a limit."""
-
-_held: list[int] = []
-"""The file that is locked while this process runs."""
-
 
 def run_workers(count: int, arguments: Sequence[str], checkpoint: Path | None) -> int:
-    """Run `sonnx train` in several processes under mpiexec, which share the cores; return the exit code.
+    """Run `sonnx train` in several processes, which share the cores; return the exit code.
 
     A worker that dies ends the others. SIGINT, SIGTERM and SIGHUP are passed on to the workers, which write the checkpoint; a
     second signal ends them at once.
@@ -51,140 +43,65 @@ def run_workers(count: int, arguments: Sequence[str], checkpoint: Path | None) -
 
     Returns:
         The exit code of the workers; LOST if one was killed, 128 and its number after a signal.
-
-    Raises:
-        MissingDependency: mpi4py is not installed, or there is no mpiexec (SX700).
     """
+    from singa_backend.collectives.local_job import LocalJob
+
     # -P: a folder of the user with the name of a package is not imported
-    command = [_mpiexec(), "-n", str(count), sys.executable, "-P", "-m", "singa.cli", "train", *arguments]
+    command = [sys.executable, "-P", "-m", "singa.cli", "train", *arguments]
     with (
         tempfile.TemporaryDirectory(prefix="sonnx-") as folder,
-        _Leash(folder) as leash,
         _held_signals() as received,  # a terminal's Ctrl-C comes here only
     ):
-        environment = {**_environment(count), FOLDER: folder}
-        workers = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, start_new_session=True)
+        job = LocalJob(command, count, {**_environment(count), FOLDER: folder})
+        first: list[int] = []
 
         def pass_on(number: int) -> None:
-            if not leash.pulled(number, None if checkpoint else _GRACE):
-                workers.send_signal(signal.SIGTERM if number == _HANGUP else number)
+            if first:
+                job.kill()
+                return
+            first.append(number)
+            job.signal(signal.SIGTERM if number == _HANGUP else number)
+            if checkpoint is None:
+                timer = threading.Timer(_GRACE, job.kill)
+                timer.daemon = True
+                timer.start()
 
-        leash.kill_launcher = workers.kill
-        received.to(pass_on)
-        code = workers.wait()
-    if code == LOST | REFUSED:  # mpiexec combines the codes: one worker has refused, the others have lost it
-        return REFUSED
-    if code in ((0, INTERRUPTED, TERMINATED) if leash.first else _KNOWN):
-        return 128 + leash.first if code and leash.first else code
-    what = "a worker was lost" if code == LOST else f"a worker died: mpiexec returned {code}"
-    if leash.first:  # mpiexec returns the number of a signal that a worker did not handle
-        what = "the workers were stopped"
-    if checkpoint and checkpoint.exists():
-        what += f"; {checkpoint} holds the last checkpoint: continue with the same command and --resume"
-    elif checkpoint:
-        what += f"; {checkpoint} is not written"
-    err.print(what, markup=False, highlight=False, soft_wrap=True, style="yellow")
-    return 128 + leash.first if leash.first else LOST
+        try:
+            received.to(pass_on)
+            job.wait()
+        finally:
+            job.kill()
+    code, why = _judged(job.codes)
+    if first:
+        why = "the workers were stopped" if why or len(job.codes) < count else ""
+        code = 128 + first[0] if code or why else code
+    if why:
+        if checkpoint and checkpoint.exists():
+            why += f"; {checkpoint} holds the last checkpoint: continue with the same command and --resume"
+        elif checkpoint:
+            why += f"; {checkpoint} is not written"
+        err.print(why, markup=False, highlight=False, soft_wrap=True, style="yellow")
+    return code
 
 
-class _Leash:
-    """A pipe that this process holds open, and at whose end the workers end.
-
-    Args:
-        folder: The folder of the parent and its workers.
-
-    Attributes:
-        first: The first signal that has arrived; 0 before it.
-        kill_launcher: Ends the launcher, if it waits for a worker that is not known.
-    """
-
-    def __init__(self, folder: str) -> None:
-        self._end = -1
-        self.first = 0
-        self.kill_launcher: Callable[[], None] = lambda: None
-        self._folder = folder
-        self._timers: list[threading.Timer] = []
-        if hasattr(os, "mkfifo"):
-            os.mkfifo(Path(folder, _PIPE), 0o600)
-            self._end = os.open(Path(folder, _PIPE), os.O_RDWR)  # no worker inherits it
-
-    def __enter__(self) -> _Leash:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for timer in self._timers:
-            timer.cancel()
-        self._close()
-
-    def release(self) -> None:
-        """End the workers; kill those that have not ended after a while."""
-        if self._close():
-            self._after(_DEAF, self._kill)
-
-    def _close(self) -> bool:
-        end, self._end = self._end, -1
-        if end >= 0:
-            os.close(end)
-        return end >= 0
-
-    def _kill(self) -> None:
-        import fcntl
-
-        for path in Path(self._folder).iterdir():
-            if path.name.isdecimal():
-                with suppress(OSError), path.open() as file:
-                    try:
-                        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    except BlockingIOError:  # it runs: the number is still its own
-                        os.kill(int(path.name), signal.SIGKILL)
-        self._after(_DEAF, self.kill_launcher)
-
-    def _after(self, seconds: float, call: Callable[[], None]) -> None:
-        timer = threading.Timer(seconds, call)
-        timer.daemon = True
-        timer.start()
-        self._timers.append(timer)
-
-    def pulled(self, number: int, grace: float | None) -> bool:
-        """Note a signal; return whether it is a further one, which ends the workers at once.
-
-        Args:
-            number: The signal.
-            grace: Seconds after which the first signal ends them too; None for no limit.
-        """
-        if self.first:
-            self.release()
-            return True
-        self.first = number
-        if grace is not None:
-            self._after(grace, self.release)
-        return False
+def _judged(codes: Sequence[int]) -> tuple[int, str]:
+    """The exit code of a training by those of the workers that have ended by themselves, and what to print; "" if they have."""
+    unknown = [c for c in codes if c not in (0, _USAGE, REFUSED, LOST, INTERRUPTED, TERMINATED)]
+    if unknown:
+        names = {-s: s.name for s in signal.Signals}
+        return LOST, f"a worker died: {names.get(unknown[0], f'exit code {unknown[0]}')}"
+    for code in (REFUSED, _USAGE):
+        if code in codes:
+            return code, ""
+    if LOST in codes:
+        return LOST, "a worker was lost"
+    return max(codes, default=0), ""
 
 
 def end_with_parent() -> None:
     """In a worker: end this process when the parent has ended, however that came about."""
-    folder = os.environ.get(FOLDER)
-    if not folder or not hasattr(os, "mkfifo"):
-        return
-    import fcntl
-
-    try:
-        _held.append(os.open(Path(folder, str(os.getpid())), os.O_CREAT | os.O_WRONLY, 0o600))
-        fcntl.flock(_held[-1], fcntl.LOCK_EX)
-        pipe = os.open(Path(folder, _PIPE), os.O_RDONLY | os.O_NONBLOCK)
-        with suppress(BlockingIOError):  # open, and empty
-            if not os.read(pipe, 1):
-                os._exit(TERMINATED)
-    except OSError:  # the parent has removed it
-        os._exit(TERMINATED)
-    os.set_blocking(pipe, True)
-    threading.Thread(target=_end_with, args=(pipe,), daemon=True, name="sonnx-parent").start()
-
-
-def _end_with(pipe: int) -> None:
-    with suppress(OSError):
-        os.read(pipe, 1)
-    os._exit(TERMINATED)
+    if handle := os.environ.pop(Lifeline.VARIABLE, ""):
+        Lifeline.attach(int(handle))
 
 
 _HANGUP = getattr(signal, "SIGHUP", None)
@@ -224,20 +141,14 @@ def _held_signals() -> Iterator[_Received]:
 
 def check_launcher() -> None:
     """Raise MissingDependency if workers cannot be started."""
-    _mpiexec()
-
-
-def _mpiexec() -> str:
-    """The launcher of the MPI library: that of this environment, otherwise that of the system."""
     from importlib.util import find_spec
 
     from singa_backend.errors import MissingDependency
 
-    found = shutil.which("mpiexec", path=str(Path(sys.executable).parent)) or shutil.which("mpiexec")
-    lacks = "mpi4py" if find_spec("mpi4py") is None else "" if found else "mpiexec"
-    if found is None or lacks:
-        raise MissingDependency(f"--workers needs {lacks}, which is not installed", hint="pip install 'sonnx[mpi]'")
-    return found
+    if find_spec("mpi4py") is None:
+        raise MissingDependency("--workers needs mpi4py, which is not installed", hint="pip install 'sonnx[mpi]'")
+    if sys.platform == "win32":
+        raise MissingDependency("--workers needs a system with Unix sockets", hint="mpiexec -n 2 sonnx train ...")
 
 
 def _environment(count: int) -> dict[str, str]:

@@ -12,7 +12,7 @@ import numpy as np
 
 from singa_backend.adapters import Adapter, LowRank, base_digest
 from singa_backend.adapters.files import SONNX, form_of, form_to_write, load_adapter, save_adapter
-from singa_backend.io.files import check, check_folder
+from singa_backend.io.places import check, check_folder
 from singa_backend.proto.load import open_light
 
 from ._common import OutputPath, echo, exit_codes, json_option, show, write_json

@@ -29,7 +29,7 @@ def command(model: Path, target: Path, force: bool, as_json: bool) -> None:
 
     The program can run, train, and compare its outputs with onnxruntime: python OUT.py --help.
     """
-    from singa_backend.io.files import check
+    from singa_backend.io.places import check
 
     from ..codegen import generate
 

@@ -15,7 +15,8 @@ from singa_backend.comparison.tolerances import ADDS_UP
 from singa_backend.debug.compare import AGAINST, is_engine
 from singa_backend.debug.torch_module import is_torch
 from singa_backend.inspection import inspect
-from singa_backend.io.files import check, write_text
+from singa_backend.io.files import write_text
+from singa_backend.io.places import check
 from singa_backend.rendering import printable
 
 from ._common import (

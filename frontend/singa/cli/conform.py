@@ -76,7 +76,7 @@ def command(
     """Run ONNX's own suite; every failure must be listed in gaps.txt with its reason."""
     if folder and (select or kinds or older):
         raise click.UsageError("--report needs the whole suite: leave out --select, --kind and --release")
-    check_places(target, junit, folders=(folder, cache))
+    check_places(target, junit, folders=(cache,), pages=(folder, report.FILES))
     if older:
         request = _releases.Request(kinds, select, backend, device, processes, timeout, quiet=as_json)
         _older(older, cache, request, target, junit, renew_manifest)

@@ -8,7 +8,8 @@ from pathlib import Path
 import click
 
 from singa_backend import debug
-from singa_backend.io.files import check, write_text
+from singa_backend.io.files import write_text
+from singa_backend.io.places import check
 
 from ._common import NO, OUTPUT, echo, exit_codes, json_option, show, write_json, wrote
 from ._tables import NAME, NUMBER, WORDS, Columns

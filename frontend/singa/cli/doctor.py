@@ -11,6 +11,9 @@ from singa_backend.doctor import Diagnosis, diagnose
 from ._common import NO, echo, exit_codes, json_option, show, write_json
 from ._tables import WHOLE, WORDS, Columns
 
+TRUST = "docs/performance.md#implementations-that-are-not-trusted"
+"""Where the conditions and the faults of these implementations are listed."""
+
 _FOUND = Columns({"": WHOLE, "found": WORDS})
 _EXTRAS = Columns({"extra": WHOLE, "package": WHOLE, "version": WORDS, "for": WORDS})
 
@@ -40,6 +43,7 @@ def _show(found: Diagnosis) -> None:
     rows = [
         ("oneDNN", f"{library.version} ({library.runtime}, {library.isa})" if library.path else f"missing: {library.reason}"),
         ("", f"{library.path}, commit {library.hash[:12]}" if library.path else ""),
+        ("", f"{library.not_trusted} implementations are not trusted under some condition ({TRUST})" if library.path else ""),
         ("threads", str(threads.used) if threads.used else threads.reason),
         ("cores", f"{threads.cores} in the machine, {threads.affinity} allowed, {quota}"),
         ("environment", environment),

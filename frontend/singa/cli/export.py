@@ -15,7 +15,7 @@ import numpy as np
 
 from singa_backend import Value
 from singa_backend.errors import InvalidInput
-from singa_backend.io.files import STANDARD_OUTPUT, check
+from singa_backend.io.places import STANDARD_OUTPUT, check
 from singa_backend.proto.save import save
 
 from .._core.tensor import Tensor

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from singa_backend import debug
-from singa_backend.io.files import check
+from singa_backend.io.places import check
 
 from ._common import OUTPUT, echo, exit_codes, json_option, model_argument, write_json
 

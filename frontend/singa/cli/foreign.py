@@ -30,7 +30,7 @@ def command(folder: Path | None, select: str, with_light: bool, target: Path | N
     The models are the nine light models of onnx, with random instead of constant weights, and the exported models of FOLDER,
     which are also compared with what their framework computed (NET-*.onnx and NET.npz with the arrays x0_0, ..., y0_0, ...).
     """
-    check_places(folders=(target,))
+    check_places(pages=(target, foreigners.FILES))
     wanted = foreigners.requests(folder, select, light=with_light)
     found: dict[int, dict[str, Any]] = {}
     with (

@@ -98,10 +98,13 @@ def command(
     whole = select == MICROSOFT
     if reports and MICROSOFT in select and not whole:
         raise click.UsageError(f"the report of onnxruntime's operators has all of them: use --select {MICROSOFT}")
-    check_places(target, folders=(folder, reports))
+    check_places(target, folders=(folder,), pages=(reports, microsoft.FILES if whole else summary.FILES))
     if graphs:
+        from singa_backend.conform.fuzz.graphs import summary as graphs_summary
+
         from ._graphs import detail, many
 
+        check_places(pages=(reports, graphs_summary.FILES))
         if only is not None:
             sys.exit(0 if detail(only, seed, entries, folder, as_json) else NO)
         sys.exit(0 if many(graphs, seed, entries, processes, target, reports, as_json) else NO)

@@ -89,7 +89,7 @@ def command(
         return
     if second and folder:
         raise click.UsageError("--second writes no matrix: leave out --to")
-    check_places(folders=(folder,))
+    check_places(pages=(folder, microsoft.FILES if onnxruntimes else page.FILES))
     entries = gradient_matrix.read()
     rows = gradient_matrix.listed(select)
     if not rows:

@@ -12,7 +12,8 @@ from singa_backend.inspection import Table as GraphTable
 from singa_backend.inspection import inspect as inspect_model
 from singa_backend.inspection.measures import CODE
 from singa_backend.io.archives import read_json
-from singa_backend.io.files import check, write_text
+from singa_backend.io.files import write_text
+from singa_backend.io.places import check
 from singa_backend.proto.values import Value
 
 from ._common import OUTPUT, SECONDS, echo, err, exit_codes, json_option, model_argument, show, write_json

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from singa_backend.io.files import check
+from singa_backend.io.places import check
 from singa_backend.passes.change_layout import LAYOUTS, change_layout
 from singa_backend.proto.load import load_model
 from singa_backend.proto.save import save

@@ -10,7 +10,7 @@ import click
 from singa_backend.adapters import insert, merge
 from singa_backend.adapters.files import check_bases, combined, load_adapter
 from singa_backend.adapters.onnxruntime import adapter_inputs
-from singa_backend.io.files import check
+from singa_backend.io.places import check
 from singa_backend.proto.load import load_model
 from singa_backend.proto.save import save
 

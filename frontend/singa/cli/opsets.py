@@ -65,7 +65,7 @@ def command(select: str, oracle: str, jobs: int | None, folder: Path | None, che
     operators = matrix.listed(select)
     if not operators:
         raise click.UsageError(f"no operator matches {select!r}")
-    check_places(folders=(folder,))
+    check_places(pages=(folder, page.FILES))
     models = list(matrix.models(select))
     found: list[matrix.JudgedProblem] = []
     with progress(len(models), "opsets", unit="models", quiet=as_json) as step:

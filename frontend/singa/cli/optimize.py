@@ -10,7 +10,7 @@ from onnx import ModelProto
 
 from singa_backend.autodiff.roles import PARAMETER, roles
 from singa_backend.errors import SonnxError
-from singa_backend.io.files import check
+from singa_backend.io.places import check
 from singa_backend.ir.reader import read
 from singa_backend.passes import FUSIONS, PASSES, Report
 from singa_backend.passes import optimize as rewrite

@@ -12,7 +12,8 @@ from onnx import ModelProto
 
 from singa_backend import Limits, SingaBackend, Value
 from singa_backend.inspection import inspect
-from singa_backend.io.files import check, write_text
+from singa_backend.io.files import write_text
+from singa_backend.io.places import check
 from singa_backend.limits import Budget, format_bytes, spend
 from singa_backend.plans.profile import NodeProfile, OperatorProfile, Profile, StepProfile
 from singa_backend.plans.training_profile import GradientProfile

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from singa_backend.io.files import check
+from singa_backend.io.places import check
 from singa_backend.proto.load import load_model
 from singa_backend.proto.save import save
 from singa_backend.quantization import ErrorRow, quantization_errors, quantize_weights

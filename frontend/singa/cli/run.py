@@ -14,7 +14,8 @@ from onnx import ModelProto
 from singa_backend import Limits, SingaBackend, SingaRep
 from singa_backend.comparison import finite, tolerances, verdict
 from singa_backend.errors import InvalidInput
-from singa_backend.io.files import check, write_npz
+from singa_backend.io.files import write_npz
+from singa_backend.io.places import check
 from singa_backend.limits import Budget, spend
 from singa_backend.proto import test_data
 from singa_backend.proto.load import load_model

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from singa_backend.io.files import check
+from singa_backend.io.places import check
 from singa_backend.passes import sanitize
 from singa_backend.passes.domains import add_domains
 from singa_backend.proto.checker import check_model

@@ -20,7 +20,7 @@ from click.core import ParameterSource
 from singa_backend.collectives import LocalGroup, communicator, launched_size
 from singa_backend.collectives.communicator import total
 from singa_backend.errors import InvalidInput
-from singa_backend.io.files import STANDARD_OUTPUT, check, is_regular
+from singa_backend.io.places import STANDARD_OUTPUT, check, is_regular
 
 from ._common import (
     OUTPUT,
@@ -148,7 +148,7 @@ class _Train(click.Command):
     "--workers",
     default=1,
     show_default=True,
-    help="Processes on this machine that share each batch, started by mpiexec (needs mpi4py).",
+    help="Processes on this machine that share each batch (needs mpi4py).",
 )
 @click.option(
     "--dist-option",

@@ -134,6 +134,10 @@ def markdown(document: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
+PAGES = {"fuzz.md": markdown}
+FILES = ("fuzz.json", *PAGES)
+
+
 def write(document: dict[str, Any], folder: Path) -> list[Path]:
     """Write fuzz.json and fuzz.md into a folder; returns their paths."""
-    return publish(document, folder / "fuzz.json", {"fuzz.md": markdown})
+    return publish(document, folder / "fuzz.json", PAGES)

@@ -166,3 +166,4 @@ def _line(row: dict[str, Any]) -> str:
 
 
 PAGES = {"gradients.md": markdown}
+FILES = ("gradients.json", *PAGES)

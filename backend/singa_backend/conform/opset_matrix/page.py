@@ -221,3 +221,4 @@ def _plain(text: str) -> str:
 
 
 PAGES = {"opsets.md": markdown}
+FILES = ("opsets.json", *PAGES)

@@ -18,6 +18,7 @@ from ...errors import InvalidInput, SonnxError, did_you_mean
 from ...io.archives import open_arrays
 from ...io.junit import JUnitCase, write_suite
 from ...limits import SHORTEST, check_number
+from ...proto import test_data
 from ...proto.load import ModelSource
 from ...proto.source import file_digest
 from ..compare import AGAINST, BUDGET, is_engine, is_saved, trusted
@@ -190,12 +191,14 @@ def check_guard(
 
     Raises:
         InvalidInput: the file is not a guard or is damaged, or there is no model (SX990); a file of values has none of the
-            guard's (SX320).
+            guard's (SX320); the folder has other files of the names to write (SX351).
         InvalidModel: the model breaks a rule of ONNX.
         MissingDependency: onnxruntime is not installed.
         SonnxError: the engine cannot be used (SX901).
     """
     check_number("timeout", timeout, SHORTEST)
+    if to is not None:
+        test_data.check_folder(Path(to))
     known = guard if isinstance(guard, Guard) else read_guard(guard)
     cases = known.chosen(case)
     saved = is_saved(against)

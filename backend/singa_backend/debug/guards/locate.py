@@ -214,8 +214,7 @@ class GuardSearch:
 
     def _folder(self, node: str) -> Path:
         assert self.source is not None
-        stem = self.source.path.stem if self.source.path else "model"
-        return self.to or Path(f"{stem}-{repro.folder_name(node)}")
+        return repro.folder_for(self.to, self.source, node)
 
     def _write(self, made: Culprit) -> None:
         """Write the node with the inputs that the definitions compute, and the outputs that the guard stores whole."""

@@ -16,6 +16,7 @@ from .constants import FUSE_NORM_ADD_RELU, FUSE_NORM_RELU, RUNTIME_DIM, USE_GLOB
 from .elementwise import binary, eltwise, prelu, sum_
 from .loading import (
     Library,
+    NotTrusted,
     OneDnnError,
     Unimplemented,
     exchange_threads,
@@ -32,5 +33,5 @@ from .memory import Attributes, Memory, MemoryDesc, supported
 from .movement import concat, shuffle
 from .normalization import batch_normalization, layer_normalization, lrn, softmax
 from .primitives import BoundPrimitive, Primitive, bind, execution, reorder, single_threaded, threads_of
-from .products import convolution, deconvolution, gru, inner_product, lstm, matmul, rnn
+from .products import SATURATED, convolution, deconvolution, gru, inner_product, lstm, matmul, rnn
 from .windows import pooling, reduction, resampling

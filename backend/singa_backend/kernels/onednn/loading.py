@@ -1,14 +1,15 @@
 """Find, load and check oneDNN's shared library.
 
 The library is looked for once, at the first call of `library`: the file named by the environment variable SONNX_ONEDNN, or else
-the one of the wheel `onednn-cpu-gomp`, then the system's.  SONNX_ONEDNN=off hides it.  A process without the library computes
-everything in NumPy; `missing` tells the reason.
+the one of the wheel `onednn-cpu-gomp`, then the system's.  SONNX_ONEDNN=off hides it.  A process without the library, or on an
+x86-64 processor without AVX2, computes everything in NumPy; `missing` tells the reason.
 """
 
 from __future__ import annotations
 
 import ctypes
 import os
+import platform
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -23,6 +24,14 @@ from .signals import HAS_MASKS, SignalBlock
 VARIABLE: Final = "SONNX_ONEDNN"
 WHEEL: Final = "onednn-cpu-gomp"
 FILE: Final = "libdnnl.so.3"
+
+REQUIRED: Final = "AVX2 is needed"
+"""Part of the reason if the processor, or the variable that limits oneDNN, has only older instructions, whose code has faults."""
+
+LOWEST: Final = 0x7
+"""The number of AVX2 in `constants.ISA`; those of newer instruction sets include it."""
+
+X86: Final = ("x86_64", "AMD64")
 
 _LETTERS: dict[str, Any] = {
     "p": c_void_p,  # a handle, an array, or the address of a result
@@ -156,6 +165,10 @@ class Unimplemented(OneDnnError):
     """oneDNN does not compute this, or not fast, or not exactly: status 2 or 3, slow reference code, saturating int8 code."""
 
 
+class NotTrusted(Unimplemented):
+    """oneDNN computes this by code that is not trusted, or else not fast."""
+
+
 def failure(status: int, call: str) -> OneDnnError:
     """The exception for a status that is not 0."""
     return (Unimplemented if status in (2, 3) else OneDnnError)(status, call)
@@ -219,6 +232,8 @@ class Library:
         self.execute = dll["dnnl_primitive_execute"]  # without types of parameters, which ctypes would check at every call
         isa = self.functions["get_effective_cpu_isa"]()
         self.isa = ISA.get(isa, hex(isa))
+        if platform.machine() in X86 and isa & LOWEST != LOWEST:
+            raise _Refused(f"the processor's level is {self.isa}; {REQUIRED}")
         engine, stream = c_void_p(), c_void_p()
         try:
             self.call("engine_create", ctypes.byref(engine), 1, 0)
@@ -308,7 +323,7 @@ def _find() -> tuple[Library | None, str]:
             return Library(path), ""
         except _Refused as error:
             reasons.append(str(error))
-    return None, "; ".join(reasons)
+    return None, "; ".join(dict.fromkeys(reasons))
 
 
 def _loaded() -> tuple[Library | None, str]:

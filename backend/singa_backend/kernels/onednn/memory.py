@@ -394,9 +394,10 @@ class Attributes(Owner):
         fpmath: the mode of arithmetic.
         operands: the tensors of binary post-ops.
         adds: whether a post-op adds the previous content of the destination.
+        shifted: the arguments that have a zero point.
     """
 
-    __slots__ = ("_content", "_post_ops", "adds", "fpmath", "operands")
+    __slots__ = ("_content", "_post_ops", "adds", "fpmath", "operands", "shifted")
 
     def __init__(self, *, fpmath: str = "strict") -> None:
         lib = needed()
@@ -408,6 +409,7 @@ class Attributes(Owner):
         self._post_ops: Owner | None = None
         self.operands: list[MemoryDesc] = []
         self.adds = False
+        self.shifted: set[int] = set()
         self._content: list[Any] = [fpmath]
 
     @property
@@ -508,5 +510,6 @@ class Attributes(Owner):
             These attributes.
         """
         needed().call("primitive_attr_set_zero_points_mask", self.handle, arg, mask)
+        self.shifted.add(arg)
         self._content.append(("zero points", arg, mask))
         return self

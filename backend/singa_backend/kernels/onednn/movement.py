@@ -44,10 +44,10 @@ def shuffle(
     prop: str = "inference",
     allow_reference: bool = False,
 ) -> Primitive:
-    """An axis split into (group_size, rest) and transposed: a shuffle of channels.
+    """An axis split into (rest, group_size) and transposed: a shuffle of channels.
 
     * dst: the output, of the same shape.
-    * group_size: the size of the first part; it divides that of the axis.
+    * group_size: the size of the second part; it divides that of the axis.
     """
     return create(
         "shuffle_forward",

@@ -5,8 +5,8 @@ the weights of a convolution with groups have the shape (groups, outputs / group
 
 Each function returns the primitive.  It raises `Unimplemented` if oneDNN refuses the descriptors, if it has only its slow
 reference code for them (unless `allow_reference`), or if it would compute a product of int8 values without the instructions that
-make it exact (VNNI, AMX): other code saturates sums of pairs in 16 bits.  The recurrent primitives have no `allow_reference`:
-what oneDNN 3.2 names "ref" there are its fast products and generated gates.
+make it exact (VNNI, AMX): other code saturates sums of pairs in 16 bits (`matmul` takes a bound of these).  The recurrent
+primitives have no `allow_reference`: what oneDNN 3.2 names "ref" there are its fast products and generated gates.
 
 Their parameters are descriptors and numbers.  The functions document only what differs from this list:
 
@@ -39,12 +39,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .args import DST, FROM, SCRATCHPAD, TO, WEIGHTS, WORKSPACE
+from .args import BIAS, DST, FROM, SCRATCHPAD, TO, WEIGHTS, WORKSPACE
 from .constants import QUERY, QUERY_IMPLEMENTATION
-from .loading import Library, OneDnnError, Unimplemented, needed, threads, using_threads
+from .loading import Library, NotTrusted, OneDnnError, Unimplemented, needed, threads, using_threads
 from .memory import Attributes, Memory, MemoryDesc, Owner, code, content, dims
 from .signals import moves_stack
-from .trust import Candidate, Refusal, refusal
+from .trust import Candidate, Skipped, refusal
 
 _INT8 = (np.dtype(np.int8), np.dtype(np.uint8))
 _EXACT_INT8 = ("vnni", "amx")
@@ -84,7 +84,7 @@ class Primitive(Owner):
         lib = needed()
         super().__init__(pd, lib.functions["primitive_desc_destroy"])
         self.kind = kind
-        self.refused: tuple[Refusal, ...] = ()
+        self.refused: tuple[Skipped, ...] = ()
         self.describe()
         self.threads = threads()
         self.executable = 0  # see `_compile`
@@ -99,6 +99,11 @@ class Primitive(Owner):
             return lib.execute
         return partial(lib.execute_blocking, self.threads)
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """For reports: which implementations that oneDNN prefers are not trusted, and why."""
+        return tuple(f"not trusted: {one}" for one in self.refused)
+
     def describe(self) -> None:
         """Read the implementation, and the bytes that it needs, from the descriptor."""
         name = c_char_p()
@@ -107,9 +112,9 @@ class Primitive(Owner):
         self.scratchpad_nbytes = self._nbytes("scratchpad")
         self.workspace_nbytes = self._nbytes("workspace")
 
-    def _nbytes(self, what: str) -> int:
+    def _nbytes(self, what: str, index: int = 0) -> int:
         functions = needed().functions
-        md = functions["primitive_desc_query_md"](self.handle, QUERY[what], 0)
+        md = functions["primitive_desc_query_md"](self.handle, QUERY[what], index)
         return int(functions["memory_desc_get_size"](md)) if md else 0
 
     def _compile(self) -> None:
@@ -375,7 +380,7 @@ def bind(
 def create(
     kind: str, *arguments: Any, attributes: Attributes | None, allow_reference: bool, inputs: Sequence[MemoryDesc] = ()
 ) -> Primitive:
-    """A primitive, unless its code is slow or not exact.  `inputs` are the factors of a product.
+    """A primitive, unless its code is slow or not exact.  `inputs` are the factors of a product whose pairs may exceed 16 bits.
 
     It is one that exists already if there is one for equal arguments: primitives have no state, and steps of other plans, and
     repeated blocks of a model, have equal ones.
@@ -404,9 +409,9 @@ def _created(
     """A new primitive, as for `create`."""
     pd = lib.create(f"{kind}_primitive_desc_create", *map(_plain, arguments), attributes.handle)
     made = _trusted(lib, kind, pd, attributes)
-    if made.implementation.startswith("ref") and not allow_reference:
-        why = "".join(f"; not trusted: {reason}" for reason in made.refused)
-        raise Unimplemented(3, f"{kind} only as slow reference code ({made.implementation}){why}")
+    if _has_reference_code(made, attributes) and not allow_reference:
+        text = "; ".join((f"{kind} only as slow reference code ({made.implementation})", *made.notes))
+        raise (NotTrusted if made.refused else Unimplemented)(3, text)
     exact = any(text in made.implementation for text in _EXACT_INT8)
     if inputs and not exact and any(md.dtype in _INT8 for md in inputs):
         raise Unimplemented(3, f"{kind} of int8 values exactly ({made.implementation}, on {lib.isa})")
@@ -416,15 +421,23 @@ def _created(
     return made
 
 
+def _has_reference_code(primitive: Primitive, attributes: Attributes) -> bool:
+    """Whether slow code computes all, or adds what follows the sums of a transposed convolution by way of a convolution."""
+    name = primitive.implementation
+    if primitive.kind == "deconvolution_forward" and name.startswith("conv:any+") and "+ref" not in name:
+        return bool(len(attributes) or primitive._nbytes("argument", BIAS))
+    return name.startswith(("ref", "conv:any+ref"))
+
+
 def _trusted(lib: Library, kind: str, pd: int, attributes: Attributes) -> Primitive:
     """The first implementation of a descriptor that `trust` does not refuse.  Those that it refuses are not compiled."""
     made, skipped = Primitive(kind, pd), []
     while (reason := refusal(Candidate(kind, made.implementation, pd, attributes, made.threads))) is not None:
         skipped.append(reason)
         if lib.functions["primitive_desc_next_impl"](pd):
-            raise Unimplemented(3, f"{kind}: no implementation is trusted ({'; '.join(map(str, skipped))})")
+            raise NotTrusted(3, f"{kind}: no implementation is trusted ({'; '.join(map(str, skipped))})")
         made.describe()
-    made.refused = tuple(skipped)
+    made.refused = tuple(dict.fromkeys(skipped))  # what is in oneDNN's cache is offered twice
     return made
 
 

@@ -17,13 +17,21 @@ from functools import cache
 from itertools import pairwise
 from typing import NamedTuple
 
-from .args import DST, SRC, SRC_ITER
-from .constants import DIRECTION, QUERY, QUERY_NUMBER, QUERY_SIZES
+import numpy as np
+
+from .args import BIAS, DST, SRC, SRC_ITER, WEIGHTS
+from .constants import DIRECTION, ISA, QUERY, QUERY_NUMBER, QUERY_SIZES
 from .loading import needed
 from .memory import Attributes, MemoryDesc
 
 SEEN = "seen"
-"""The source of a row whose fault the sweep has shown; other sources name a commit or an issue of oneDNN."""
+"""The source of a row begins with it if the fault was shown; others name a commit or an issue of oneDNN, and "not run"."""
+
+LARGEST = 2**31 - 1
+"""The largest number of bytes, or of elements, whose offsets have 32 bits."""
+
+CACHE = 1 << 18
+"""The bytes of the smallest second-level cache of a processor with AVX2: oneDNN divides windows that exceed the cache."""
 
 
 class Candidate:
@@ -43,9 +51,13 @@ class Candidate:
 
     def md(self, arg: int) -> MemoryDesc | None:
         """The description of an argument; None if the primitive does not have it."""
-        handle = needed().functions["primitive_desc_query_md"](self._pd, QUERY["argument"], arg)
-        md = MemoryDesc.clone(handle) if handle else None
-        return md if md is not None and md.shape else None
+        return self._named("argument", arg)
+
+    def tensor(self, arg: int) -> MemoryDesc:
+        """The description of an argument that every primitive of this kind has."""
+        md = self.md(arg)
+        assert md is not None
+        return md
 
     def mds(self) -> list[MemoryDesc]:
         """The descriptions of the inputs, outputs, weights and their gradients."""
@@ -56,6 +68,13 @@ class Candidate:
         handle = needed().functions["primitive_desc_query_md"](self._pd, QUERY[name], index)
         md = MemoryDesc.clone(handle) if handle else None
         return md if md is not None and md.shape else None
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of the largest input, output or gradient."""
+        functions = needed().functions
+        handles = (functions["primitive_desc_query_md"](self._pd, QUERY[name], 0) for name in TENSORS)
+        return max((int(functions["memory_desc_get_size"](h)) for h in handles if h), default=0)
 
     def sizes(self, what: str) -> tuple[int, ...]:
         """The "strides", "dilations", "padding_l" or "padding_r" of a window, one for each spatial axis."""
@@ -74,7 +93,7 @@ class Candidate:
 TENSORS = ("src", "weights", "dst", "diff_src", "diff_weights", "diff_dst")
 
 
-class Row(NamedTuple):
+class Untrusted(NamedTuple):
     """An implementation that is not trusted under a condition.
 
     Attributes:
@@ -83,6 +102,7 @@ class Row(NamedTuple):
         condition: whether the fault can occur.
         reason: what goes wrong, and when.
         source: `SEEN`, or the commit or issue of oneDNN.
+        levels: the instruction sets of which one is needed for the implementation; empty if all have it.
     """
 
     implementation: str
@@ -90,10 +110,11 @@ class Row(NamedTuple):
     condition: Callable[[Candidate], bool]
     reason: str
     source: str = SEEN
+    levels: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
-class Refusal:
+class Skipped:
     """An implementation that was skipped.
 
     Attributes:
@@ -108,7 +129,7 @@ class Refusal:
         return f"{self.implementation}: {self.reason}"
 
 
-def refusal(candidate: Candidate) -> Refusal | None:
+def refusal(candidate: Candidate) -> Skipped | None:
     """Why an implementation is not trusted.
 
     Args:
@@ -119,12 +140,12 @@ def refusal(candidate: Candidate) -> Refusal | None:
     """
     for row in _rows(candidate.kind, candidate.implementation):
         if row.condition(candidate):
-            return Refusal(candidate.implementation, row.reason)
+            return Skipped(candidate.implementation, row.reason)
     return None
 
 
 @cache
-def _rows(kind: str, implementation: str) -> tuple[Row, ...]:
+def _rows(kind: str, implementation: str) -> tuple[Untrusted, ...]:
     return tuple(r for r in ROWS if re.match(r.kind, kind) and re.search(r.implementation, implementation))
 
 
@@ -156,14 +177,16 @@ def _adds(c: Candidate) -> bool:
     return c.attributes.adds
 
 
+def _shifted_gaps(c: Candidate) -> bool:
+    return bool(c.attributes.shifted) and _gaps(c)
+
+
 def _from_the_first_state(c: Candidate) -> bool:
     return c.number("direction") == DIRECTION["left2right"] and c.md(SRC_ITER) is None
 
 
 def _operand_of_samples(c: Candidate) -> bool:
-    md = c.md(DST)
-    assert md is not None
-    shape = md.shape
+    shape = c.tensor(DST).shape
     flat = len(shape) > 2 and shape[0] > 1 < shape[1] and set(shape[2:]) == {1}
     return flat and any(o.shape[0] == 1 < o.shape[1] for o in c.attributes.operands)
 
@@ -178,31 +201,230 @@ def _sizes_of_one(c: Candidate) -> bool:
     return False
 
 
-ROWS: tuple[Row, ...] = (
-    Row(
+def _kernel(c: Candidate) -> tuple[int, ...]:
+    """The sizes of a window of the filters."""
+    return c.tensor(WEIGHTS).shape[2 - len(c.tensor(SRC).shape) :]
+
+
+def _exceeds_cache(c: Candidate) -> bool:
+    """The filters and the input of some outputs may exceed a cache, for any block of outputs that oneDNN considers."""
+    filters, (*rows, width) = c.tensor(WEIGHTS), _kernel(c)
+    outputs, inputs = filters.shape[-len(rows) - 3 : -len(rows) - 1]
+    block, pixels = min(64, -(-outputs // 16) * 16), 28 * c.sizes("strides")[-1] + width
+    return math.prod(rows) * inputs * (pixels + block * width) * filters.dtype.itemsize >= CACHE
+
+
+def _divided_rows(c: Candidate) -> bool:
+    """A transposed convolution with something to add after the sum may add it for each part of a window with a stride."""
+    if not len(c.attributes) and c.md(BIAS) is None:
+        return False
+    rows = zip(_kernel(c)[:-1], c.sizes("strides")[:-1], strict=True)
+    return any(size > 1 and step > 1 for size, step in rows) and _exceeds_cache(c)
+
+
+def _divided_compensation(c: Candidate) -> bool:
+    """The compensation of padded rows is looked up for a part of a window."""
+    src = c.tensor(SRC).dtype
+    shifted = src == np.int8 or (src == np.uint8 and SRC in c.attributes.shifted)
+    return shifted and any((*c.sizes("padding_l")[:-1], *c.sizes("padding_r")[:-1])) and _exceeds_cache(c)
+
+
+def _steps_over(c: Candidate) -> bool:
+    return any(step > size for step, size in zip(c.sizes("strides"), _kernel(c), strict=True))
+
+
+def _only_padding(c: Candidate) -> bool:
+    """A window has no element of the input, or may jump over it."""
+    axes = zip(c.tensor(SRC).shape[2:], _kernel(c), c.sizes("dilations"), c.sizes("padding_l"), c.sizes("padding_r"), strict=True)
+    return any(max(low, high) > (k - 1) * (gap + 1) or (k > 1 and gap >= size) for size, k, gap, low, high in axes)
+
+
+def _padded_signed(c: Candidate) -> bool:
+    return c.tensor(SRC).dtype == np.int8 and any((*c.sizes("padding_l"), *c.sizes("padding_r")))
+
+
+def _single_channels(c: Candidate) -> bool:
+    """A depthwise convolution of integers with an operand of a post-op."""
+    groups = c.tensor(WEIGHTS).shape[: -len(_kernel(c))]
+    return bool(c.attributes.operands) and groups[1:] == (1, 1)
+
+
+def _bytes_wrap(c: Candidate) -> bool:
+    return max(c.nbytes, *(o.nbytes for o in c.attributes.operands), 0) > LARGEST
+
+
+def _elements_wrap(c: Candidate) -> bool:
+    return c.nbytes > LARGEST and any(math.prod(md.shape) > LARGEST for md in c.mds())
+
+
+def _degenerate_row(c: Candidate) -> bool:
+    dst = c.tensor(DST)
+    return dst.shape[-2] == 1 and dst.strides is not None and dst.strides[-2] < dst.shape[-1]
+
+
+def _shifted_weights(c: Candidate) -> bool:
+    return WEIGHTS in c.attributes.shifted and c.tensor(DST).shape[-2] >= 14
+
+
+def _split_batch(c: Candidate) -> bool:
+    """A batch of products with a transposed left operand whose long inner axis may be divided among threads."""
+    rows, inner = c.tensor(SRC).shape[-2:]
+    transposed = (c.tensor(SRC).strides or (0, 0))[-2] == 1 < rows
+    return c.threads > 1 and transposed and inner >= 2048 and math.prod(c.tensor(DST).shape[:-2]) > 1
+
+
+def _several_planes(c: Candidate) -> bool:
+    shape = c.tensor(DST).shape
+    return len(shape) == 5 and shape[2] > 1
+
+
+def _few_hidden(c: Candidate) -> bool:
+    return c.tensor(WEIGHTS).shape[-1] <= 5
+
+
+AMX = "avx512_core_amx"
+
+ROWS: tuple[Untrusted, ...] = (
+    Untrusted(
         "jit_1x1",
         "(de)?convolution_backward_weights",
         _strided,
-        "writes behind its part of the scratchpad with a stride above 1 and few channels (3.2 to 3.13, issue 6035)",
+        "writes after its part of the scratchpad with a stride above 1 and few channels",
+        f"{SEEN}, issue 6035, in 3.13 too",
     ),
-    Row("sse41", "", _always, "reads operands that are not aligned by instructions that need it"),
-    Row(
+    Untrusted("sse41", "", _always, "reads operands that are not aligned by instructions that need it"),
+    Untrusted(
         "^ref",
         "(lstm|vanilla_rnn)_backward",
         _from_the_first_state,
         "computes a wrong gradient of the recurrent weights from left to right without a first state",
+        f"{SEEN}, in 3.13 too",
     ),
-    Row("brg|jit", "", _operand_gaps, "reads the operand of a binary post-op as if it had no gaps"),
-    Row(
+    Untrusted("brg|jit", "", _operand_gaps, "reads the operand of a binary post-op as if it had no gaps", f"{SEEN}, c21c4cb3aa"),
+    Untrusted(
         "^jit:uni",
         "binary",
         _operand_of_samples,
         "reads the operand of a post-op with one value for each channel at wrong places if all further axes have size 1",
+        f"{SEEN}, in 3.13 too",
     ),
-    Row("^(jit:uni|simple)", "layer_normalization", _gaps, "writes into the gaps between rows"),
-    Row("^ref", "softmax", _sizes_of_one, "computes a wrong stride if an axis of size 1 is not in C order"),
-    Row("^ref", "resampling_forward", _adds, "adds a wrong previous value"),
-    Row("^ref", "(pooling|batch_normalization)_backward", _gaps, "clears or reads gaps as if there were none"),
-    Row(r"^conv:any\+ref", "deconvolution_forward", _gaps, "needs more scratchpad than it reports if there are gaps"),
+    Untrusted("^(jit:uni|simple)", "layer_normalization", _gaps, "writes into the gaps between rows", f"{SEEN}, in 3.13 too"),
+    Untrusted(
+        "^ref", "softmax", _sizes_of_one, "computes a wrong step if an axis of size 1 is not in C order", f"{SEEN}, d446428779"
+    ),
+    Untrusted("^ref", "(eltwise|resampling)_forward", _adds, "adds a wrong previous value", f"{SEEN}, 3380d0e01e"),
+    Untrusted(
+        "^ref",
+        "(pooling|batch_normalization)_backward",
+        _gaps,
+        "clears or reads gaps as if there were none",
+        f"{SEEN}, in 3.13 too",
+    ),
+    Untrusted(
+        r"^conv:any\+ref",
+        "deconvolution_forward",
+        _gaps,
+        "needs more scratchpad than it reports if there are gaps",
+        f"{SEEN}, in 3.13 too",
+    ),
+    Untrusted(
+        r"^brg_conv:.*\+brgconv_strided",
+        "deconvolution_forward",
+        _divided_rows,
+        "adds the bias, or applies post-ops, once for each part of a window with a stride, if it is too large for a cache",
+        f"{SEEN}, 56825411fc",
+    ),
+    Untrusted("^jit_uni_int8", "convolution_forward", _single_channels, "computes wrong depthwise sums with a binary post-op"),
+    Untrusted(
+        "^gemm", "matmul", _degenerate_row, "fails if the step of the only row is less than its size", f"{SEEN}, 2854d0dae0"
+    ),
+    Untrusted("^jit", "reorder", _shifted_gaps, "applies no zero point to narrow rows with gaps between them"),
+    Untrusted(
+        "(?<!gemm:)jit",
+        "(de)?convolution|pooling",
+        _bytes_wrap,
+        "computes offsets above 2 GiB in 32 bits",
+        "c07fe05d9c, 317e45e138, b552ce7c6f, d13fd38f9e, 1324dda5b9, 887c9d704b, 75b1257032; not run",
+    ),
+    Untrusted("brg", "(de)?convolution", _elements_wrap, "counts elements above 2^31 in 32 bits", "317e45e138; not run"),
+    Untrusted(
+        "brg_?conv(_fwd)?:",
+        "convolution_forward",
+        _only_padding,
+        "may have no code for windows in which all is padding",
+        "1aaefb319b, issue 5942; 3.2 was right in 225 cases at AVX2",
+    ),
+    Untrusted(
+        "^brg_?conv(_fwd)?:.*amx",
+        "convolution_forward",
+        _steps_over,
+        "needs a larger copy of its input than it reserves, if a stride exceeds the window",
+        "c3d821b6ac; not run",
+        (AMX,),
+    ),
+    Untrusted(
+        "^brg_?conv(_fwd)?:.*vnni",
+        "convolution_forward",
+        _divided_compensation,
+        "takes a wrong correction for padded rows if the window is too large for a cache",
+        "e16ae685bc; not run",
+        ("avx2_vnni", "avx512_core_vnni"),
+    ),
+    Untrusted(
+        "^brg_conv_fwd:avx512_core_(vnni|bf16|fp16)",
+        "convolution_forward",
+        _padded_signed,
+        "pads signed integers with a wrong value (3.5 to 3.12)",
+        "issue 5080, 0dc2ca853c; not run, not in 3.2",
+        ("avx512_core_vnni",),
+    ),
+    Untrusted(
+        "^brgconv_1x1:.*amx",
+        "convolution_forward",
+        _several_planes,
+        "leaves out a part of its input after the last row of a plane",
+        "41643e2fcc; not run",
+        (AMX,),
+    ),
+    Untrusted(
+        "^jit_1x1:.*amx", "convolution_forward", _always, "computes some last positions wrong", "9ba6789a1f; not run", (AMX,)
+    ),
+    Untrusted(
+        "^brg:avx2_vnni",
+        "matmul",
+        _shifted_weights,
+        "overwrites a sum with the zero point of the weights, from 14 rows",
+        "bf6d054771; not run",
+        ("avx2_vnni",),
+    ),
+    Untrusted(
+        "^brg:",
+        "matmul",
+        _split_batch,
+        "divides the inner axis of a batch among threads as if it were one product",
+        "bdbdf3a8cc; not run",
+        ("avx512_core",),
+    ),
+    Untrusted(
+        "^brgemm:avx512",
+        "lbr_gru_forward",
+        _few_hidden,
+        "writes after its scratchpad with at most 5 hidden values (3.4 to 3.8)",
+        "fe61b22c12; not run, not in 3.2",
+        ("avx512_core",),
+    ),
 )  # fmt: skip
 """The rows; the first that holds is the reason."""
+
+
+def rows_of(isa: str) -> list[Untrusted]:
+    """The rows that concern a processor.
+
+    Args:
+        isa: the name of its instruction set, a value of `constants.ISA`.
+
+    Returns:
+        The rows.
+    """
+    bits = {name: number for number, name in ISA.items()}
+    return [r for r in ROWS if not r.levels or any(bits[level] & bits.get(isa, 0) == bits[level] for level in r.levels)]

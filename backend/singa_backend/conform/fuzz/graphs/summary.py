@@ -114,6 +114,7 @@ def markdown(document: dict[str, Any]) -> str:
 
 
 PAGES = {"graphs.md": markdown}
+FILES = ("graphs.json", *PAGES)
 
 
 def write(document: dict[str, Any], folder: Path) -> list[Path]:

@@ -1,0 +1,143 @@
+"""Runs ONNX's suite, tests of definitions and three nets on aarch64, which qemu-user emulates; needs Debian on another processor.
+
+    python tests/helpers/aarch64.py FOLDER [suite] [tests] [nets]     # tox -e aarch64; all three by default
+
+FOLDER gets Python and its libraries from Debian's packages of arm64 (`root`), wheels from PyPI (`site`), and `python`, which
+runs both by qemu-aarch64 for this program and for the processes that it starts. They are kept for the next run. apt-get has its
+lists, its cache and its state in FOLDER, so that those of the system, and its architectures, stay as they are.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+
+from packaging.requirements import Requirement
+
+PROJECT = Path(__file__).parents[2]
+TOOLS = {"qemu-aarch64": "qemu-user", "apt-get": "apt", "dpkg-deb": "dpkg"}
+"""The programs, and Debian's packages of them."""
+
+PACKAGES = ("python3", "libgomp1", "libstdc++6")
+"""What is unpacked, with everything that it depends on."""
+
+GLIBC = range(17, 37)
+"""The versions 2.x for which wheels are accepted: up to that of Debian 12."""
+
+TESTS = [
+    f"tests/operators/test_{name}.py" for name in ("arithmetic", "conv", "linalg", "normalization", "pool", "reduction", "unary")
+]
+SONNX = ("-c", "from singa.cli import start; start()")
+NETS = ("bert", "lstm", "mobilenetv2")
+COMPARE = """
+import sys
+import numpy as np
+from singa_backend import SingaBackend
+
+for name in sys.argv[1:]:
+    with np.load(f"tests/models/{name}.npz") as stored:
+        arrays = {kind: [stored[n] for n in sorted(stored.files) if n.startswith(f"{kind}0_")] for kind in "xy"}
+    outputs = SingaBackend.prepare(f"tests/models/{name}-dynamo-18.onnx").run(arrays["x"])
+    errors = [float(abs(a - b).max() / abs(b).max()) for a, b in zip(outputs, arrays["y"], strict=True)]
+    print(f"{name}: errors against PyTorch {', '.join(f'{e:.1e}' for e in errors)} of the largest value", flush=True)
+    assert max(errors) < 1e-5, name
+"""
+STEPS: dict[str, tuple[str, ...]] = {
+    "suite": (*SONNX, "conform", "--timeout", "1800"),
+    "tests": ("-m", "pytest", "-q", "-p", "no:cacheprovider", "--without-plans", *TESTS),
+    "nets": ("-c", COMPARE, *NETS),
+}
+
+
+def root(folder: Path) -> None:
+    """Unpack Python for arm64; its version is that of the system's Debian."""
+    apt = folder / "apt"
+    for name in ("lists/partial", "cache/archives/partial", "state"):
+        (apt / name).mkdir(parents=True, exist_ok=True)
+    (apt / "status").touch()
+    places = {"State": apt / "state", "State::Lists": apt / "lists", "State::status": apt / "status", "Cache": apt / "cache"}
+    options = [f"-oDir::{name}={path}" for name, path in places.items()]
+    options += ["-oAPT::Architecture=arm64", "-oAPT::Architectures::=arm64", "-oAPT::Sandbox::User=root"]
+    failure = "packages of arm64 must be found in the sources of this system: it needs Debian and a network"
+    call(["apt-get", "-q", *options, "update"], failure)
+    call(["apt-get", "-qy", *options, "install", "--download-only", "--no-install-recommends", *PACKAGES], failure)
+    for package in sorted((apt / "cache" / "archives").glob("*.deb")):
+        call(["dpkg-deb", "-x", str(package), str(folder / "root")], f"{package.name} must be an archive")
+
+
+def site(folder: Path) -> None:
+    """Install this project's requirements, and those of the steps, as wheels for the unpacked Python."""
+    with open(PROJECT / "pyproject.toml", "rb") as file:
+        project = tomllib.load(file)["project"]
+    texts = [*project["dependencies"], "onnx==1.23.2", "pytest>=8.2"]
+    emulated = {"platform_machine": "aarch64", "sys_platform": "linux"}
+    wanted = [r for r in map(Requirement, texts) if r.marker is None or r.marker.evaluate(emulated)]
+    version = (folder / "root" / "usr" / "bin" / "python3").readlink().name.removeprefix("python")
+    tags = [f"--platform=manylinux{t}_aarch64" for t in ("2014", *(f"_2_{n}" for n in GLIBC))]
+    options = ["--quiet", "--only-binary=:all:", "--implementation=cp", f"--python-version={version}", *tags]
+    command = [sys.executable, "-m", "pip", "install", *options, f"--target={folder / 'site'}"]
+    call([*command, *(f"{r.name}{r.specifier}" for r in wanted)], "wheels for aarch64 must be found on PyPI: it needs a network")
+
+
+def interpreter(folder: Path) -> Path:
+    """Write the program that runs the unpacked Python; its `sys.executable` is that program."""
+    python = folder / "python"
+    inner = folder / "root" / "usr" / "bin" / "python3"
+    python.write_text(f'#!/bin/sh\nexec qemu-aarch64 -L {shlex.quote(str(folder / "root"))} {shlex.quote(str(inner))} "$@"\n')
+    python.chmod(0o755)
+    (folder / "site" / "sitecustomize.py").write_text(f"import sys\n\nsys.executable = {str(python)!r}\n")
+    return python
+
+
+def call(command: Sequence[str], failure: str) -> None:
+    """Run a command of the host; end the program if it fails."""
+    if subprocess.run(command, check=False).returncode:
+        sys.exit(f"aarch64: {failure}: `{shlex.join(command[:2])} ...` failed, see above")
+
+
+def prepare(folder: Path) -> Path:
+    """Make what is not there, each folder whole or not at all; returns the interpreter."""
+    for tool, package in TOOLS.items():
+        if shutil.which(tool) is None:
+            sys.exit(f"aarch64: {tool} must be installed, got none: it is in Debian's package {package}")
+    for make in (root, site):
+        done = folder / f"{make.__name__}.done"
+        if not done.exists():
+            shutil.rmtree(folder / make.__name__, ignore_errors=True)
+            make(folder)
+            done.touch()
+    return interpreter(folder)
+
+
+def main(folder: Path, steps: Sequence[str]) -> int:
+    """Run the steps; returns 1 if one failed."""
+    if unknown := set(steps) - set(STEPS):
+        sys.exit(f"aarch64: a step must be one of {', '.join(STEPS)}, got {', '.join(sorted(unknown))}")
+    python = str(prepare(folder.resolve()))
+    paths = [str(folder.resolve() / "site"), str(PROJECT / "backend"), str(PROJECT / "frontend")]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OPENBLAS_NUM_THREADS": "1"}
+    environment.pop("OPENBLAS_CORETYPE", None)  # a name of a processor of the host
+    failed = []
+    for name in steps or STEPS:
+        before, start = os.times(), time.monotonic()
+        if subprocess.run([python, *STEPS[name]], env=environment, cwd=PROJECT, check=False).returncode:
+            failed.append(name)
+        now = os.times()
+        cpu = now.children_user + now.children_system - before.children_user - before.children_system
+        print(
+            f"aarch64: {name}: {'FAILED' if name in failed else 'passed'}, {time.monotonic() - start:.0f} s, {cpu:.0f} s of CPU"
+        )
+    return bool(failed)
+
+
+if __name__ == "__main__":
+    if len(sys.argv) < 2:
+        sys.exit(__doc__)
+    sys.exit(main(Path(sys.argv[1]), sys.argv[2:]))
