@@ -77,6 +77,8 @@ def contents(top: Path) -> dict[str, bytes | str]:
 
 
 def suffix(key: tuple[str, str]) -> str:
+    if key[1] == "--plot":
+        return ".png"
     return {"codegen": ".py", "adapter": ".safetensors"}.get(key[0], ".out")
 
 
