@@ -26,8 +26,8 @@ from singa_backend.io.processes import Child, ChildFailure
 MEMORY = 6 << 30
 """The address space of a worker."""
 
-SECONDS = 30.0
-"""Seconds after which a case hangs; the bounds of onnx's child process are shorter."""
+SECONDS = 120.0
+"""Seconds after which a case hangs, also on a machine that other programs use; limits of cases and of onnx's child are lower."""
 
 GROWTH = 768
 """MiB by which a case may raise the peak of a worker: a few times the largest tensor."""
@@ -97,7 +97,7 @@ def run(cases: str, seed: int, first: int, count: int, report: Callable[[int, di
 
 
 def main(cases: str, description: str) -> int:
-    """The command of a module of cases."""
+    """The command of a module of cases: 1 if a case failed."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--count", type=int, default=100_000)
     parser.add_argument("--first", type=int, default=0)

@@ -486,7 +486,7 @@ def window(
     cells = dims(kernel, rank) if kernel else None
     nbytes = max(md.dtype.itemsize * md.shape[1] for md in (src, dst))
     for axis in reversed(range(rank)):
-        most = min(CELLS, BYTES // max(nbytes, 1))
+        most = min(CELLS, max(1, BYTES // max(nbytes, 1)))
         skipped = [values[axis] for values in steps]
         if not 0 <= min(skipped) <= max(skipped) <= most:
             raise Unimplemented(2, f"the steps and the padding of a window must skip from 0 to {most} cells, got {skipped}")
