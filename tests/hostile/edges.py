@@ -75,8 +75,10 @@ def edge(rng: random.Random) -> int:
     return max(LOW, min(HIGH, -value if turn > 0.85 else value))
 
 
-def draw(seed: int, index: int) -> Drawn | None:
-    """The case; None if the operator has no valid node of the drawn types."""
+def draw(seed: int, index: int | str) -> Drawn | None:
+    """The case, one of `NAMED` for a name; None if the operator has no valid node of the drawn types."""
+    if isinstance(index, str):
+        return named(*NAMED[index])
     turn, selection = divmod(index, len(SELECTIONS))
     case = generate.draw(seed, turn, SELECTIONS[selection])
     for again in range(1, 4):  # kernels take few dtypes
@@ -238,6 +240,43 @@ def _size(rng: random.Random, case: NodeCase, node: NodeProto, inputs: dict[str,
         shape = shape[1:]
     inputs[name] = np.resize(value, shape) if value.size else np.zeros(shape, value.dtype)
     return f"{name} of {shape}"
+
+
+# --- named cases ------------------------------------------------------------------------------------------------------
+
+OPERATORS = ("Conv", "ConvTranspose", "ConvInteger", "MaxPool", "AveragePool")
+NUMBERS = {"2^31 - 1": 2**31 - 1, "2^31": 2**31, "2^32 + 1": 2**32 + 1, "2^61": 2**61}
+
+NAMED = {
+    f"{operator} {kind} {name}": (operator, kind, number)
+    for operator in OPERATORS
+    for kind in ("strides", "dilations", "pads")
+    for name, number in NUMBERS.items()
+}
+"""Windows with a number that is large, and outputs of a few cells."""
+
+
+def named(operator: str, kind: str, number: int) -> Drawn:
+    """A node with this number as stride, dilation or padding along one axis."""
+    transposed = operator == "ConvTranspose"
+    size, kernel, lists = 5, 3, {"strides": [number, 1]}
+    if kind == "dilations":  # one cell of each window is in the input
+        kernel, lists = 2, {"dilations": [number, 1], "pads": [number - 2 if transposed else number, 0, 0, 0]}
+    elif transposed:
+        size, lists["pads"] = (2, [number - 2, 0, 0, 0]) if kind == "strides" else (3, [number, 0, number, 0])
+    elif kind == "pads":
+        lists["pads"] = [number, 0, number, 0]
+    rng = np.random.default_rng(number % 2**32)
+    dtype = np.uint8 if operator == "ConvInteger" else np.float32
+    inputs = {"x0": rng.integers(0, 100, (1, 16, size, 5)).astype(dtype)}
+    if "Pool" in operator:
+        lists["kernel_shape"] = [kernel, kernel]
+    else:
+        inputs["x1"] = rng.integers(0, 100, (16, 16, kernel, kernel)).astype(dtype)
+    node = helper.make_node(operator, list(inputs), ["y0"], name="node", **lists)
+    version = max(generate.schemas["", operator])
+    case = NodeCase(0, 0, "", operator, version, version, node, inputs, frozenset({"x1"} & set(inputs)), {})
+    return Drawn(case, _model(case), case.feeds, case.describe(), 16 * kernel**2, False)
 
 
 # --- one case ---------------------------------------------------------------------------------------------------------
