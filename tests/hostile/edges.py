@@ -247,17 +247,30 @@ def _size(rng: random.Random, case: NodeCase, node: NodeProto, inputs: dict[str,
 OPERATORS = ("Conv", "ConvTranspose", "ConvInteger", "MaxPool", "AveragePool")
 NUMBERS = {"2^31 - 1": 2**31 - 1, "2^31": 2**31, "2^32 + 1": 2**32 + 1, "2^61": 2**61}
 
-NAMED = {
-    f"{operator} {kind} {name}": (operator, kind, number)
-    for operator in OPERATORS
-    for kind in ("strides", "dilations", "pads")
-    for name, number in NUMBERS.items()
-}
-"""Windows with a number that is large, and outputs of a few cells."""
+SEEN = {
+    "Conv by groups that steps far": (
+        "Conv", (1, 64, 1, 13), (64, 1, 1, 5), {"strides": [65537, 2**24 + 1], "pads": [0, 2**24, 0, 2**24], "group": 64},
+    ),
+    "Conv to 32 channels": (
+        "Conv", (1, 1, 8, 1), (32, 1, 5, 1),
+        {"strides": [1, 2**32 + 2], "dilations": [2**31, 1], "pads": [2**32, 0, 2**32, 0]},
+    ),
+    "Conv to 1 channel": (
+        "Conv", (1, 32, 2, 13), (1, 32, 2, 3), {"dilations": [2**31 - 8, 1], "pads": [2**30 - 4, 0, 2**30 - 4, 0]},
+    ),
+    "ConvInteger to 1 channel": (
+        "ConvInteger", (1, 32, 2, 13), (1, 32, 2, 3), {"dilations": [2**31 - 8, 1], "pads": [2**30 - 4, 0, 2**30 - 4, 0]},
+    ),
+    "ConvTranspose from 64 channels": (
+        "ConvTranspose", (1, 64, 5, 28), (64, 16, 2, 1),
+        {"dilations": [2**31 - 8, 2**32 + 1], "pads": [2**30 - 4, 0, 2**30 - 4, 0]},
+    ),
+}  # fmt: skip
+"""Nodes that ended the process: the operator, the shapes of x and of the weights, and the attributes."""
 
 
-def named(operator: str, kind: str, number: int) -> Drawn:
-    """A node with this number as stride, dilation or padding along one axis."""
+def _window_of(operator: str, kind: str, number: int) -> tuple[str, tuple[int, ...], tuple[int, ...] | None, dict[str, Any]]:
+    """A node with this number as stride, dilation or padding along one axis, whose output has a few cells."""
     transposed = operator == "ConvTranspose"
     size, kernel, lists = 5, 3, {"strides": [number, 1]}
     if kind == "dilations":  # one cell of each window is in the input
@@ -266,17 +279,30 @@ def named(operator: str, kind: str, number: int) -> Drawn:
         size, lists["pads"] = (2, [number - 2, 0, 0, 0]) if kind == "strides" else (3, [number, 0, number, 0])
     elif kind == "pads":
         lists["pads"] = [number, 0, number, 0]
-    rng = np.random.default_rng(number % 2**32)
-    dtype = np.uint8 if operator == "ConvInteger" else np.float32
-    inputs = {"x0": rng.integers(0, 100, (1, 16, size, 5)).astype(dtype)}
     if "Pool" in operator:
-        lists["kernel_shape"] = [kernel, kernel]
-    else:
-        inputs["x1"] = rng.integers(0, 100, (16, 16, kernel, kernel)).astype(dtype)
-    node = helper.make_node(operator, list(inputs), ["y0"], name="node", **lists)
+        return operator, (1, 16, size, 5), None, lists | {"kernel_shape": [kernel, kernel]}
+    return operator, (1, 16, size, 5), (16, 16, kernel, kernel), lists
+
+
+NAMED = SEEN | {
+    f"{operator} {kind} {name}": _window_of(operator, kind, number)
+    for operator in OPERATORS
+    for kind in ("strides", "dilations", "pads")
+    for name, number in NUMBERS.items()
+}
+"""Windows with numbers that the 32 bits of a library may not hold."""
+
+
+def named(operator: str, x: tuple[int, ...], w: tuple[int, ...] | None, attributes: dict[str, Any]) -> Drawn:
+    """A node of `NAMED` with whole numbers as inputs, whose sums are exact."""
+    rng = np.random.default_rng(0)
+    dtype = np.uint8 if operator == "ConvInteger" else np.float32
+    inputs = {"x0": x} | ({} if w is None else {"x1": w})
+    arrays = {name: rng.integers(0, 100, shape).astype(dtype) for name, shape in inputs.items()}
+    node = helper.make_node(operator, list(arrays), ["y0"], name="node", **attributes)
     version = max(generate.schemas["", operator])
-    case = NodeCase(0, 0, "", operator, version, version, node, inputs, frozenset({"x1"} & set(inputs)), {})
-    return Drawn(case, _model(case), case.feeds, case.describe(), 16 * kernel**2, False)
+    case = NodeCase(0, 0, "", operator, version, version, node, arrays, frozenset(arrays) - {"x0"}, {})
+    return Drawn(case, _model(case), case.feeds, case.describe(), 1, False)
 
 
 # --- one case ---------------------------------------------------------------------------------------------------------
