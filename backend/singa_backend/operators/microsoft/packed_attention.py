@@ -35,7 +35,7 @@ def remove_padding(xp: Xp, input: Array, sequence_token_count: Array) -> tuple[A
     batch, length, hidden = input.shape
     real = (xp.arange(length) < sequence_token_count.reshape(batch, 1)).reshape(-1)
     places = xp.concatenate([xp.nonzero(real)[0], xp.nonzero(~real)[0]]).astype(np.int32)
-    count = int(real.sum())
+    count = int(xp.to_host(real.sum()))
     sums = xp.concatenate([xp.zeros(1, np.int32), xp.cumsum(sequence_token_count).astype(np.int32)])
     most = sequence_token_count.max(keepdims=True)
     return input.reshape(batch * length, hidden)[places[:count]], places.reshape(batch, length), sums, most
