@@ -6,6 +6,7 @@ from itertools import pairwise
 
 import numpy as np
 
+from ... import limits
 from ._api import Array, Host, Ints, Op, V, Xp, microsoft, not_declared
 from ._attention import (
     attend,
@@ -34,7 +35,7 @@ def remove_padding(xp: Xp, input: Array, sequence_token_count: Array) -> tuple[A
     batch, length, hidden = input.shape
     real = (xp.arange(length) < sequence_token_count.reshape(batch, 1)).reshape(-1)
     places = xp.concatenate([xp.nonzero(real)[0], xp.nonzero(~real)[0]]).astype(np.int32)
-    count = int(real.sum())
+    count = int(xp.to_host(real.sum()))
     sums = xp.concatenate([xp.zeros(1, np.int32), xp.cumsum(sequence_token_count).astype(np.int32)])
     most = sequence_token_count.max(keepdims=True)
     return input.reshape(batch * length, hidden)[places[:count]], places.reshape(batch, length), sums, most
@@ -228,6 +229,9 @@ def relative_position_bias(
     bias_table has the shape (buckets, heads) but the elements of (heads, buckets).
     """
     buckets, heads = bias_table.shape
+    sizes = max(query_length, 0), max(key_length, 0)
+    limits.admit(sizes, np.int64)
+    limits.admit((heads, *sizes), bias_table.dtype)
     distance = np.arange(key_length) - np.arange(query_length)[:, None]
     first = np.zeros_like(distance)
     if is_bidirectional:
