@@ -346,7 +346,8 @@ def max_unpool(
     if index.shape != x.shape:
         raise OperatorError(f"indices and values must have equal shapes, got {index.shape} and {x.shape}", code="SX404")
     at = windows(kernel_shape, kernel_shape, strides, None if output_shape is not None else pads, None)
-    full = tuple((size - 1) * s + k for size, s, k in zip(x.shape[2:], at.strides, at.kernel, strict=True))
+    steps = per_axis("strides", strides, rank)
+    full = tuple((size - 1) * s + k for size, s, k in zip(x.shape[2:], steps, at.kernel, strict=True))
     if output_shape is None:
         inner = shape = (*x.shape[:2], *(f - b - e for f, b, e in zip(full, at.begins, at.ends, strict=True)))
         if min(inner[2:]) < 0:
