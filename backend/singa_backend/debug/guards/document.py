@@ -21,7 +21,7 @@ from ... import dtypes
 from ...errors import InvalidInput, did_you_mean
 from ...io.archives import DOCUMENT, parse_json, read_json, typed
 from ...rendering import json_text
-from .draws import KINDS, digest, draw
+from .draws import KINDS, check_inputs, digest, draw
 from .summary import Level, Summary, exact
 
 CODE = "SX990"
@@ -260,6 +260,7 @@ def _guard(document: Mapping[str, Any]) -> Guard:
     if "packed" in document:
         document = {**document, **_unpacked(_text(document["packed"]))}
     cases: dict[str, GuardCase] = {}
+    check_inputs([_read_type(row["type"]) for row in document["cases"] if "input" in row])
     for row in document["cases"]:
         case = cases.setdefault(_text(row["case"]), GuardCase(row["case"], {}))
         if "input" in row:

@@ -230,9 +230,10 @@ def relative_position_bias(
     """
     buckets, heads = bias_table.shape
     sizes = max(query_length, 0), max(key_length, 0)
-    limits.admit(sizes, np.int64)
     limits.admit((heads, *sizes), bias_table.dtype)
-    distance = np.arange(key_length) - np.arange(query_length)[:, None]
+    if 0 in sizes:
+        return xp.zeros((1, heads, *sizes), bias_table.dtype)
+    distance = np.arange(1 - query_length, key_length)  # those of the last query, then of the one before it, and so on
     first = np.zeros_like(distance)
     if is_bidirectional:
         buckets //= 2
@@ -245,7 +246,7 @@ def relative_position_bias(
     ratio = np.divide(*np.log(both / np.float32(exact)))
     far = np.minimum(exact + (ratio * np.float32(buckets - exact)).astype(np.int64), buckets - 1)
     index = xp.asarray(first + np.where(distance < exact, distance, far))
-    return bias_table.reshape(heads, -1)[:, index][None]
+    return xp.windows(bias_table.reshape(heads, -1)[:, index], key_length, 1)[:, ::-1].copy()[None]
 
 
 @relative_position_bias.decomposition
