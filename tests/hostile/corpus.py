@@ -642,7 +642,7 @@ for name, code, model in [
     ("conv_dilation_2_62", "SX4", one("Conv", X3, W3, dilations=[1 << 62])), ("conv_pads_negative", "SX4", one("Conv", X3, W3, pads=[-4, -4])),
     ("conv_strides_of_other_rank", "SX4", one("Conv", X3, W3, strides=[1, 1])), ("conv_auto_pad", "SX4", one("Conv", X3, W3, auto_pad="EVIL")),
     ("pool_kernel_2_40", "SX4", one("MaxPool", X3, kernel_shape=[HUGE])), ("pool_kernel_0", "SX4", one("MaxPool", X3, kernel_shape=[0])),
-    ("pool_kernel_and_pads_2_40", "SX606", one("AveragePool", X3, kernel_shape=[HUGE], pads=[HUGE // 2, HUGE // 2])),
+    ("pool_kernel_and_pads_2_40", "", one("AveragePool", X3, kernel_shape=[HUGE], pads=[HUGE // 2, HUGE // 2])),
     ("lp_pool_p_0", "SX4", one("LpPool", X3, kernel_shape=[2], p=0)), ("axis_2_63", "SX408", one("Softmax", A, axis=MOST)),
     ("axis_negative_2_63", "SX408", one("Concat", A, A, axis=-MOST - 1)), ("perm_outside", "SX4", one("Transpose", X3, perm=[0, 1, 3])),
     ("perm_twice", "SX4", one("Transpose", X3, perm=[0, 0, 1])), ("split_negative", "SX4", one("Split", A, ints(-1, 5), outputs=2)),
