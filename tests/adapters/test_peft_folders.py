@@ -193,7 +193,7 @@ def test_floats_of_16_bits_become_float32(tmp_path: Path) -> None:
         ({"layer_replication": [[0, 2]], "lora_bias": True}, "layer_replication=.*lora_bias=True"),
         ({"an_option_of_the_future": 3}, "an_option_of_the_future=3"),
         ({"lora_alpha": "x"}, "lora_alpha must be a finite number, got 'x'"),
-        ({"r": 0}, "r must be an integer of at least 1"),
+        ({"r": 0}, r"\$\.r must be an integer from 1 to 2147483647, got 0"),
         ({"bias": "some"}, "bias must be one of none, all, lora_only, got 'some'"),
         ({"alpha_pattern": {"(": 1}}, "regular expressions"),
     ],

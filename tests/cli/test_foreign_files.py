@@ -278,7 +278,7 @@ def test_a_target_without_permission_is_a_typed_error(folder: Path) -> None:  # 
     wrong = []
     for (command, target, line), (code, output, bare) in zip(asked, answers, strict=True):
         shown = "".join(output.split())
-        if bare or code not in (2, 3) or Path(target).name[:60] not in shown and Path(target).parent.name not in shown:
+        if bare or code not in (2, 3) or (Path(target).name[:60] not in shown and Path(target).parent.name not in shown):
             wrong.append(f"{command} {line[:200]}: {code} {bare} {output[-500:]}")
     assert not wrong, "\n".join(wrong)
     assert {n: c for n, c in contents(folder).items() if "__pycache__" not in n} == before

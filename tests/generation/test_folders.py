@@ -43,13 +43,13 @@ GENAI = [
     (DECODER, "filename", "..\\model.onnx", "must be a path within the folder"),
     (DECODER, "filename", "", "must be a path within the folder"),
     (DECODER, "filename", 7, "model.decoder.filename must be a text, got 7"),
-    (DECODER, "filename", None, "$.model.decoder.filename is missing"),
+    (DECODER, "filename", None, "$.model.decoder.filename must not be null"),
     (DECODER, "filename", "other.onnx", "other.onnx does not exist"),
     (DECODER, "head_size", -1, "model.decoder.head_size must be an integer from 1"),
     (DECODER, "inputs", [], "$.model.decoder.inputs must be an object, got a list"),
     ((*DECODER, "inputs"), "past_key_names", "past", "past_key_names must be a name with one %d, for the layer, got 'past'"),
     ((*DECODER, "inputs"), "past_key_names", "%s.%d", "must be a name with one %d"),
-    ((*DECODER, "outputs"), "present_key_names", None, "$.model.decoder.outputs.present_key_names is missing"),
+    ((*DECODER, "outputs"), "present_key_names", None, "$.model.decoder.outputs.present_key_names must not be null"),
     (("search",), "top_p", 1.5, "$.search.top_p must be a finite number of at least 0 and at most 1, got 1.5"),
     (("search",), "temperature", 0, "search.temperature must be above 0"),
     (("search",), "temperature", "hot", "search.temperature must be a finite number of at least 0, got 'hot'"),
@@ -216,7 +216,7 @@ def test_encoders(tmp_path: Path) -> None:
     config = CONFIG | {"is_encoder_decoder": True}
     none = {k: v for k, v in config.items() if k not in ("bos_token_id", "pad_token_id")}
     assert "decoder_start_token_id" in refusal(write(tmp_path / "start", files, none)).message
-    assert "$.is_encoder_decoder must be true" in refusal(write(tmp_path / "no", files)).message
+    assert "is_encoder_decoder must be true" in refusal(write(tmp_path / "no", files)).message
     other = files | {"encoder_model": decoder.model(past=False)}
     assert (
         "must have the inputs input_ids and attention_mask"

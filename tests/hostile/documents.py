@@ -19,7 +19,7 @@ import traceback
 import zipfile
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -178,7 +178,23 @@ def safetensors(rng: Rng, data: bytes) -> bytes:
         return noise(rng, data)
     size = int.from_bytes(data[:8], "little")
     header = json.loads(data[8 : 8 + size])
-    if "__metadata__" in header and rng.random() < 0.7:
+    if rng.random() < 0.2:  # another shape of as many elements
+        facts = header[rng.choice([n for n in header if n != "__metadata__"])]
+        count = int(np.prod(facts["shape"]))
+        shapes = [
+            [count],
+            [],
+            [1, count],
+            facts["shape"][::-1],
+            [count, 1, 1, 1],
+            [1] * 70 + [count],
+            [0, count],
+            [1, *facts["shape"]],
+        ]
+        facts["shape"] = rng.choice(shapes)
+        facts["dtype"] = rng.choice(["F32", "F32", "F32", "I32", "BF16"])
+        head = json.dumps(header).encode()
+    elif "__metadata__" in header and rng.random() < 0.7:
         header["__metadata__"]["sonnx"] = document(rng, header["__metadata__"]["sonnx"].encode()).decode("utf-8", "replace")
         head = json.dumps(header).encode()
     else:
@@ -245,7 +261,8 @@ class Kind:
     read: Callable[[Path], Any]
     keeps: tuple[str, ...] = ()
     """Files of the user that no reader changes."""
-    other: dict[str, bytes] = field(default_factory=dict)
+    alone: bool = False
+    """Whether each file is read without the others."""
 
 
 KINDS: dict[str, Callable[[], Kind]] = {}
@@ -311,7 +328,7 @@ def guards() -> Kind:
             np.savez(folder / "values.npz", y=np.zeros((1, 4), np.float32))
             guards.check_guard(guard, against=folder / "values.npz", case=guard.cases[0].name, model=model, to=folder / "to")
 
-    return Kind(files, dict.fromkeys(files, document), read)
+    return Kind(files, dict.fromkeys(files, document), read, alone=True)
 
 
 @kind
@@ -332,7 +349,7 @@ def adapters() -> Kind:
             insert(model, found, any_base=True)
             found.to_bytes()
 
-    return Kind(files, {"a.safetensors": safetensors, "b.onnx_adapter": noise}, read)
+    return Kind(files, {"a.safetensors": safetensors, "b.onnx_adapter": noise}, read, alone=True)
 
 
 @kind
@@ -402,7 +419,7 @@ def genai_folders() -> Kind:
 
 @kind
 def results() -> Kind:
-    from singa_backend.conform.report import _generated, _verdicts, kept, label
+    from singa_backend.conform.report import _generated, _judged, _verdicts, kept, label
     from singa_backend.inspection import inspect
     from singa_backend.sweep.results import SweepStore
     from singa_backend.sweep.settings import SweepSettings
@@ -484,17 +501,18 @@ def results() -> Kind:
     def read(folder: Path) -> None:
         from singa_backend.io.documents import read_document
 
-        found = SweepStore(folder).find("key", settings)
-        if found is not None:
-            json.dumps(found)
-        (folder / "runs").mkdir()
-        (folder / "run.json").rename(folder / "runs" / "run.json")
-        [label(one) for one in kept(folder).values()]
-        _generated(folder), _verdicts(folder)
-        profile, comparison = (read_document(folder / n, "SX398").value for n in ("profile.json", "compare.json"))
-        seen.html(profile, comparison)
+        json.dumps(SweepStore(folder).find("key", settings))
+        if (folder / "run.json").exists():
+            (folder / "runs").mkdir()
+            (folder / "run.json").rename(folder / "runs" / "run.json")
+            [label(one) for one in kept(folder).values()]
+        _judged(_generated(folder)), _verdicts(folder)
+        pages = [folder / n for n in ("profile.json", "compare.json")]
+        if any(p.exists() for p in pages):
+            profile, comparison = (read_document(p, "SX398").value if p.exists() else None for p in pages)
+            seen.html(profile, comparison)
 
-    return Kind(files, dict.fromkeys(files, document), read)
+    return Kind(files, dict.fromkeys(files, document), read, alone=True)
 
 
 @kind
@@ -579,7 +597,8 @@ def run(name: str, seed: int, first: int, last: int) -> tuple[Counter[str], list
             folder.mkdir()
             target = rng.choice(list(what.damages))
             for file, data in what.files.items():
-                (folder / file).write_bytes(what.damages[target](rng, data) if file == target else data)
+                if file == target or not what.alone:
+                    (folder / file).write_bytes(what.damages[target](rng, data) if file == target else data)
             _forget_peak()
             signal.setitimer(signal.ITIMER_PROF, SECONDS)
             try:

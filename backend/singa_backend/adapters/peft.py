@@ -123,7 +123,9 @@ def _config(home: Path) -> dict[str, Any]:
         )
     if not os.path.isfile(home / CONFIG):
         raise _unfit(f"{home} must contain {CONFIG}", "PEFT's save_pretrained writes it")
-    document = read_document(home / CONFIG, FOLDER, "merge the adapter in PEFT, and export")
+    document = read_document(
+        home / CONFIG, FOLDER, "PEFT's save_pretrained writes it; an adapter of another kind must be merged in PEFT"
+    )
     document["peft_type"].one_of(["LORA"])
     config = document.mapping()
     given = {k: v for k, v in config.items() if v not in (None, False, [], {}, "")}
