@@ -36,7 +36,7 @@ def epsilon_of(shape: tuple[int, ...], few: int = 2) -> float:
 
 ROWS = [
     ((6, 8), -1), ((4, 5, 33), -1), ((4, 5, 33), 1), ((2, 3, 4, 16), -2), ((1, 5), -1), ((5, 1), -1), ((3, 70, 256), 2),
-    ((7,), 0), ((3, 8192), 1),
+    ((7,), 0), ((3, 8192), 1), ((2, 8200), 1),
 ]  # fmt: skip
 """The shape of x and the first axis that is normalized."""
 
@@ -69,8 +69,6 @@ def test_rms_normalization_of_large_and_repeated_values() -> None:
 
 
 def test_refused_rms_normalizations() -> None:
-    step = refused(lambda *v: op.RMSNormalization(*v), [normal(2, 8200), normal(8200, seed=1)])
-    assert "so long" in step.reasons["RMSNormalization"]
     step = refused(lambda *v: op.RMSNormalization(*v), [normal(2, 8).astype(np.float16), normal(8, seed=1).astype(np.float16)])
     assert "not float32" in step.reasons["RMSNormalization"]
     step = refused(lambda *v: op.RMSNormalization(*v, epsilon=0.0), [normal(2, 8), normal(8, seed=1)])

@@ -131,6 +131,10 @@ def feeds_of(model: str) -> list[np.ndarray]:
     return [inputs.melody()[0][None, 70000 : 70000 + transcribe_notes.WINDOW, None]]
 
 
+BOUNDS = {"kinds": 2 * foreign.BOUND}
+"""Larger bounds: one variance of `kinds` is a difference, where onnxruntime's error is 1.6e-4 and ours 1e-5, against float64."""
+
+
 @pytest.mark.parametrize("model", MODELS)
 def test_every_value_against_onnxruntime(model: str, oracle: Oracle) -> None:
     path = path_of(model)
@@ -138,7 +142,7 @@ def test_every_value_against_onnxruntime(model: str, oracle: Oracle) -> None:
     feeds = dict(zip([v.name for v in proto.graph.input], feeds_of(model), strict=True))
     flat = inlined(path, feeds) if model == "speech" else proto
     found = foreign.compare_with_onnxruntime(model, flat, feeds, oracle)
-    assert found.good, found.worst
+    assert found.worst[2] <= BOUNDS.get(model, foreign.BOUND), found.worst
     makers = {o for n in flat.graph.node if n.op_type != "Constant" for o in n.output if o}
     assert makers == found.values.keys() | found.outputs.keys() and len(makers) > 80
     whole, theirs = sonnx.prepare(path).run(feeds), oracle.run(path, feeds)  # the file itself, by a plan and optimised

@@ -114,12 +114,12 @@ def test_a_scale_of_two_forms_and_one_form_after_another() -> None:
 
 
 def test_a_form_that_the_kernel_refuses() -> None:
-    """Rows of more than 8192 elements: the calls run as the rules wrote them."""
-    body, given = differentiated(lambda x, w: op.Add(x, rms(x, w)), [normal(2, 8200), normal(8200, seed=1)], [0, 1])
+    """No rows: the calls run as the rules wrote them."""
+    body, given = differentiated(lambda x, w: op.Add(x, rms(x, w)), [normal(0, 8), normal(8, seed=1)], [0, 1])
     step, other = (record(body, given, [0, 1], o) for o in (Options(), Options(level=0)))
     for actual, expected in zip(step.run(), other.run(), strict=True):
         np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-4)
-    assert not step.joined and "so long" in step.reasons["RMSNormalization"]
+    assert not step.joined and "empty" in step.reasons["RMSNormalization"]
 
 
 # --- a file whose epsilon and exponent are initializers

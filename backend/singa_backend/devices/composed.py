@@ -13,26 +13,26 @@ def softmax(xp: Any, x: Array, axis: int) -> Array:
     """exp(x - max) / sum(exp(x - max)) along an axis of at least one element."""
     e = x - x.max(axis=axis, keepdims=True)
     xp.exp(e, out=e)
-    e /= e.sum(axis=axis, keepdims=True)
+    e /= xp.sum_over(e, (axis % x.ndim,), True)
     return e
 
 
 def log_softmax(xp: Any, x: Array, axis: int) -> Array:
     """The logarithm of `softmax`."""
     z = x - x.max(axis=axis, keepdims=True)
-    return z - xp.log(xp.exp(z).sum(axis=axis, keepdims=True))
+    return z - xp.log(xp.sum_over(xp.exp(z), (axis % x.ndim,), True))
 
 
-def mean(x: Array, axes: Axes) -> Array:
+def mean(xp: Any, x: Array, axes: Axes) -> Array:
     """The mean over `axes`, which are kept with size 1; NaN if there are no values."""
-    return x.sum(axis=axes, keepdims=True) / math.prod(x.shape[a] for a in axes) if axes else x
+    return xp.sum_over(x, axes, True) / math.prod(x.shape[a] for a in axes) if axes else x
 
 
-def moments(x: Array, axes: Axes) -> tuple[Array, Array, Array]:
+def moments(xp: Any, x: Array, axes: Axes) -> tuple[Array, Array, Array]:
     """`x - mean`, the mean and the population variance over `axes`, which are kept with size 1."""
-    middle = mean(x, axes)
+    middle = mean(xp, x, axes)
     d = x - middle
-    return d, middle, mean(d * d, axes)
+    return d, middle, mean(xp, d * d, axes)
 
 
 def standardized(xp: Any, x: Array, middle: Array, var: Array, epsilon: float, scale: Array, b: Array) -> Array:
@@ -42,7 +42,7 @@ def standardized(xp: Any, x: Array, middle: Array, var: Array, epsilon: float, s
 
 def batch_normalized(xp: Any, x: Array, axes: Axes, epsilon: float, scale: Array, b: Array) -> tuple[Array, Array, Array]:
     """Return x with mean 0 and variance 1 over `axes`, scaled and shifted, the mean and the variance."""
-    d, middle, var = moments(x, axes)
+    d, middle, var = moments(xp, x, axes)
     return d * (scale / xp.sqrt(var + epsilon)) + b, middle, var
 
 
@@ -55,7 +55,7 @@ def layer_normalized(
     xp: Any, x: Array, axes: Axes, epsilon: float, scale: Array, b: Array | None, dtype: Any
 ) -> tuple[Array, Array, Array]:
     """Return x with mean 0 and variance 1 over `axes`, rounded to `dtype`, scaled and shifted, the mean and 1 / deviation."""
-    d, middle, var = moments(x, axes)
+    d, middle, var = moments(xp, x, axes)
     inverse = 1 / xp.sqrt(var + epsilon)
     y = (d * inverse).astype(dtype) * scale
     return (y if b is None else y + b), middle, inverse

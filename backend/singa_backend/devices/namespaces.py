@@ -11,6 +11,8 @@ An operator body may use every name that NumPy and CuPy share, and these functio
     xp.windows(x, shape, axis)                 a sliding-window view
     xp.as_strided(x, shape, strides)           a strided view, used by pooling
     xp.erf(x)  xp.erfc(x)                      the error function, and 1 minus it
+    xp.sum_over(x, axes)                       a sum whose rounding errors hardly grow with the number of terms (sums.py)
+    xp.running_sum(x, axis)                    the sums of the elements up to each one, likewise
     xp.softmax(x, axis), ...                   the functions of composed.py, which a device computes by fewer kernels
     xp.isarray(x)                              whether x is an array of this namespace
     xp.block_elements(n, itemsize, host)       how many of n elements to compute at a time
@@ -33,7 +35,7 @@ import numpy as np
 from .. import limits
 from ..dtypes import DTypeLike
 from ..errors import OperatorError
-from . import composed, fused, products, spatial
+from . import composed, fused, products, spatial, sums
 from .checks import checking
 from .cuda import memory
 from .guards import SIZES, guarded
@@ -141,9 +143,17 @@ class Namespace(ABC):
         """As `composed.layer_normalized`."""
         return composed.layer_normalized(self, x, axes, epsilon, scale, b, dtype)
 
+    def sum_over(self, x: Array, axes: tuple[int, ...], keepdims: bool = False) -> Array:
+        """The sum over `axes`, which are counted from the front, in the dtype of x."""
+        return sums.total(self, x, axes, keepdims)
+
+    def running_sum(self, x: Array, axis: int) -> Array:
+        """The sum of the elements up to each one along an axis, which is counted from the front, in the dtype of x."""
+        return sums.running(self, x, axis)
+
     def mean_over(self, x: Array, axes: tuple[int, ...], keepdims: bool = True) -> Array:
         """The mean of floats over `axes`."""
-        return x.sum(axis=axes, keepdims=keepdims) / math.prod(x.shape[a] for a in axes) if axes else x
+        return self.sum_over(x, axes, keepdims) / math.prod(x.shape[a] for a in axes) if axes else x
 
     def columns(self, x: Array, at: WindowPlaces) -> Array | None:
         """Every window of x by one kernel, as `spatial.columns`; None without one."""
@@ -365,8 +375,20 @@ class CupyNamespace(Namespace):
             return None
         return fused.lstm_cell(self.module, projected, recurrent, c)
 
+    def sum_over(self, x: Array, axes: tuple[int, ...], keepdims: bool = False) -> Array:
+        """As `Namespace.sum_over`: CuPy computes a sum by up to 512 threads; those that would add many terms add in float64."""
+        if not axes:
+            return x
+        if x.dtype != np.float32 or math.prod(x.shape[a] for a in axes) < _LONG:
+            return x.sum(axis=axes, dtype=x.dtype, keepdims=keepdims)
+        return x.sum(axis=axes, dtype=np.float64, keepdims=keepdims).astype(x.dtype)
+
+    def running_sum(self, x: Array, axis: int) -> Array:
+        """As CuPy's, whose threads add in pairs."""
+        return self.module.cumsum(x, axis=axis, dtype=x.dtype)
+
     def mean_over(self, x: Array, axes: tuple[int, ...], keepdims: bool = True) -> Array:
-        if axes and x.size and fused.fits(x):
+        if axes and x.size and fused.fits(x) and math.prod(x.shape[a] for a in axes) < _LONG:
             return fused.mean(self.module, x, axes, keepdims)
         return super().mean_over(x, axes, keepdims)
 
@@ -403,6 +425,7 @@ class CupyNamespace(Namespace):
 
 
 _THREADS = 256
+_LONG = 1 << 16  # terms of a sum that CuPy's threads add in float64
 _SMALL = 1 << 24  # bytes that a device is assumed to have
 _PART = 64  # a device of which less is free is nearly out of memory
 _TYPES: dict[np.dtype[Any], str] = {

@@ -7,11 +7,16 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 from ..ir.windows import Windows, transposed, windows
 from . import onednn as dnn
 from .convolution import ends, filters_of, geometry, require_filters, transposed_filters_of
+from .elementwise import nan_of_infinite
 from .lowering import channels_last, dense_desc, emit, packed, require_gradient, require_plain, threads_for, unset
+from .moments import LONG
 from .onednn import Attributes, MemoryDesc, Primitive, backward
+from .reductions import reduced
 from .rounding import fpmath
 from .table import Site, gradient
 from .values import FINITE, Value, last_order
@@ -70,7 +75,8 @@ def _gradients(
     order = last_order(x.ndim)
     src, dst = dense_desc(x.dtype, x.shape, order), dense_desc(dy.dtype, dy.shape, order)
     needs_x, needs_w, needs_b = (*site.outputs, False, False)[:3]
-    bias = dense_desc(w.dtype, dy.shape[1:2]) if needs_b else None
+    long = dy.size // dy.shape[1] >= LONG  # sums that are computed apart, in stages
+    bias = dense_desc(w.dtype, dy.shape[1:2]) if needs_b and not long else None
     filters = unset(w.dtype, given.shape)
     window: dict[str, Any] = {
         "strides": at.strides, "dilations": [d - 1 for d in at.dilations], "pads_begin": at.begins, "pads_end": ends(at),
@@ -80,9 +86,11 @@ def _gradients(
     with threads_for(work):
         hint = forward(src, filters, None, dst, prop="training", **window)
         data = by_data(src, filters, dst, hint=hint, **window) if needs_x else None
-        weights = by_weights(src, filters, bias, dst, hint=hint, **window) if needs_w or needs_b else None
+        weights = by_weights(src, filters, bias, dst, hint=hint, **window) if needs_w or bias else None
     dy = channels_last(site, dy)
     dx = dw = db = None
+    if needs_b and long:
+        db = reduced(site, dy, (0, *range(2, dy.ndim)), False, np.add, nan_of_infinite)
     if data is not None:
         layout = data.query("weights")
         dx = site.new(x.shape, x.dtype, order, FINITE)

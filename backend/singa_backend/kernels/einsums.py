@@ -1,12 +1,16 @@
-"""Einsum, where it is a product of two batches of matrices, or an order of axes."""
+"""Einsum, where it is a product of two batches of matrices, a sum over axes, or an order of axes."""
 
 from __future__ import annotations
 
 import string
 from collections.abc import Sequence
 
+import numpy as np
+
+from .elementwise import FLOATS, nan_of_infinite
 from .lowering import F32
 from .products import MatrixProduct, contiguous, merged
+from .reductions import reduced
 from .table import Site, kernel
 from .values import Value
 
@@ -50,8 +54,11 @@ def einsum(site: Site, *values: Value) -> Value:
     terms, result = _letters(site, left.split(","), right if arrow else None, values)
     sizes = _sizes(site, terms, result, values)
     if len(values) == 1:
-        site.require(sorted(terms[0]) == sorted(result), "a letter is summed")
-        return _ordered(values[0], terms[0], result)
+        x, letters = values[0], "".join(c for c in terms[0] if c in result)
+        if letters != terms[0]:
+            site.require(x.dtype in FLOATS, f"elements of {x.dtype}")
+            x = reduced(site, x, tuple(i for i, c in enumerate(terms[0]) if c not in result), False, np.add, nan_of_infinite)
+        return _ordered(x, letters, result)
     return _multiplied(site, (terms[0], terms[1]), result, (values[0], values[1]), sizes)
 
 

@@ -16,6 +16,7 @@ from .elementwise import FLOATS, order_of
 from .lowering import F32, copy, emit, threads_for
 from .products import described
 from .softmaxes import COST
+from .sums import Sum
 from .table import Invalid, Site, gradient, kernel, training, worst
 from .values import FINITE, NAN, REACHED, Bound, Value, last_order, strides_of
 
@@ -212,6 +213,8 @@ class SoftmaxLoss:
         if p.buffer is not x.buffer:
             copy(site, x, p)
         outer, _, inner = blocks = _blocks(p)
+        total = Sum(blocks, strides_of(blocks, p.dtype.itemsize), p.dtype, (1,))
+        scratch = total.scratch(site)
 
         def bind() -> Bound:
             z, most, chosen = _flat(p).reshape(blocks), largest.array.reshape(outer, 1, inner), each.array
@@ -221,7 +224,7 @@ class SoftmaxLoss:
             ]  # fmt: skip
             if log is not None:
                 calls.append((np.copyto, (_flat(log), _flat(p))))
-            calls += [(np.exp, (z, z)), (np.add.reduce, (z, 1, None, most, True))]
+            calls += [(np.exp, (z, z)), *total.calls(z, most.reshape(outer, inner), scratch)]
             calls += [(np.divide, (z, most, z)), (np.log, (most, most))]
             if log is not None:
                 wide = _flat(log).reshape(blocks)
@@ -229,7 +232,7 @@ class SoftmaxLoss:
             calls += [(np.subtract, (largest.array, chosen, chosen)), (held.reduce, (chosen, loss.array))]
             return calls
 
-        site.emit(bind, reads=(*self._reads, p), writes=self._writes, kernel="numpy.loss")
+        site.emit(bind, reads=(*self._reads, p), writes=self._writes, kernel="numpy.loss", scratch=scratch)
 
 
 @kernel("SoftmaxCrossEntropyLoss", 12, 13, on="numpy")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
@@ -100,32 +100,49 @@ def emit(
     arguments: Mapping[int, tuple[MemoryDesc, Value]],
     writes: Sequence[Value],
     name: str = "",
+    moves: Sequence[Mapping[int, int]] = ({},),
 ) -> None:
-    """Add the step that runs a primitive."""
+    """Add the step that runs a primitive.
+
+    Args:
+        site: the place.
+        primitive: the primitive.
+        arguments: the description and the value of each argument.
+        writes: the values that are written.
+        name: of the step, for reports; by default that of the primitive.
+        moves: for each run of the primitive, the bytes from the begin of a value to the argument, if they are not 0.
+    """
     nbytes = primitive.scratchpad_nbytes
     scratch = site.scratch(nbytes) if nbytes else None
 
     held: list[dnn.BoundPrimitive] = []
 
     def bind() -> Bound:
-        places = {arg: v.address for arg, (_, v) in arguments.items()}
+        begins = {arg: v.address for arg, (_, v) in arguments.items()}
         if scratch is not None:
             assert scratch.memory is not None
-            places[dnn.args.SCRATCHPAD] = address_of(scratch.memory)
-        if held:  # a memory that is moved costs less than a new one
-            for arg, place in places.items():
-                held[0].memories[arg].move(place)
-        else:
+            begins[dnn.args.SCRATCHPAD] = address_of(scratch.memory)
+        for run, move in enumerate(moves):
+            places = {arg: place + move.get(arg, 0) for arg, place in begins.items()}
+            if run < len(held):  # a memory that is moved costs less than a new one
+                for arg, place in places.items():
+                    held[run].memories[arg].move(place)
+                continue
             given = {arg: (md, places[arg]) for arg, (md, _) in arguments.items()}
             if scratch is not None:
                 given[dnn.args.SCRATCHPAD] = (primitive.query("scratchpad"), places[dnn.args.SCRATCHPAD])
             held.append(dnn.bind(primitive, given, [arg for arg, (_, v) in arguments.items() if v.constant]))
-        return [(held[0].execute, held[0].args)]
+        return [(one.execute, one.args) for one in held]
 
     made = {id(v) for v in writes}
     reads = [v for _, v in arguments.values() if id(v) not in made]
     kernel = f"{name or primitive.kind.removesuffix('_forward')} {primitive.implementation}"
     site.emit(bind, reads=reads, writes=writes, kernel=kernel, scratch=scratch, notes=primitive.notes)
+
+
+def moves_of(runs: Iterable[int], steps: Mapping[int, int]) -> list[dict[int, int]]:
+    """For `emit`: the places of arguments that are at equal distances, in bytes, by the number of the run."""
+    return [{arg: run * step for arg, step in steps.items()} for run in runs]
 
 
 def copy(site: Site, x: Value, y: Value) -> None:

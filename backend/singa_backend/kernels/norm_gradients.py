@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 
 from . import onednn as dnn
-from .group_norms import write_affine
+from .group_norms import subtract_statistics, write_affine
 from .lowering import channels_last, dense_desc, desc, emit, require_gradient, require_plain, threads_for
+from .moments import LONG, emit_gradient, emit_moments
 from .onednn import MemoryDesc, Primitive, backward
 from .table import Site, gradient, training
 from .values import FINITE, Bound, Value, last_order
@@ -34,10 +35,21 @@ def _desc(site: Site, x: Value) -> MemoryDesc:
 
 
 def _forward(site: Site, x: Value) -> Primitive:
-    md = _desc(site, x)
-    prop = "training" if site.attributes["training_mode"] else "inference"
+    """The normalization; of many rows, by statistics that are computed before it."""
+    md, epsilon = _desc(site, x), site.attributes["epsilon"]
     with threads_for(x.size * 8):
-        return dnn.batch_normalization(md, md, epsilon=site.attributes["epsilon"], flags=_flags(site), prop=prop)
+        if not site.attributes["training_mode"] or _long(x):
+            return dnn.batch_normalization(md, md, epsilon=epsilon, flags=_FLAGS | dnn.USE_GLOBAL_STATS)
+        return dnn.batch_normalization(md, md, epsilon=epsilon, flags=_FLAGS, prop="training")
+
+
+def _long(x: Value) -> bool:
+    return x.size // x.shape[1] >= LONG
+
+
+def _row(v: Value) -> Value:
+    """A vector as a matrix of one row."""
+    return v.view((1, v.size), (v.size * v.dtype.itemsize, v.dtype.itemsize))
 
 
 def _backward(site: Site, x: Value) -> Primitive:
@@ -69,10 +81,13 @@ def batch_normalization_training(
         moments = [site.new(x.shape[1:2], x.dtype, None, FINITE) for _ in range(2)]
     else:
         moments = [v.view(v.shape, v.strides) for v in (mean, var)]
+    computed = by_batch and _long(x)
+    if computed:
+        emit_moments(site, x, _row(moments[0]), _row(moments[1]), x.shape[1])
     arguments = {dnn.args.SRC: (md, x), dnn.args.DST: (md, y), dnn.args.SCALE: (desc(scale), scale)}
     arguments |= {dnn.args.SHIFT: (desc(b), b)}
     arguments |= {a: (desc(v), v) for a, v in zip((dnn.args.MEAN, dnn.args.VARIANCE), moments, strict=True)}
-    emit(site, made, arguments, (y, *moments) if by_batch else (y,), "batch_normalization")
+    emit(site, made, arguments, (y, *moments) if by_batch and not computed else (y,), "batch_normalization")
     running = [
         _running(site, old, new) if wanted else None
         for old, new, wanted in zip((mean, var), moments, site.outputs[1:3], strict=True)
@@ -112,26 +127,35 @@ def batch_normalization_gradient(
         if passed is None:
             site.refuse("there is no gradient of a result")
         dx = site.new(x.shape, x.dtype, last_order(x.ndim), FINITE)
-        write_affine(site, [(dx, x, mean, *passed)], adds=False)
+        tilt, shift = passed
+        write_affine(site, dx, x, _row(mean), _row(tilt), _row(shift), adds=False)
         zeros = (site.shared_constant(("zeros", scale.size), lambda: np.zeros(scale.size, np.float32)) for _ in range(2))
         return dx, *zeros, None, None
-    made = _backward(site, x)
+    made = None if _long(x) else _backward(site, x)
     x, same = _laid_out(site, x), dy
     dy = _laid_out(site, dy)
     if dy is same and site.reusable(0):
         dx = dy.view(dy.shape, dy.strides)
     else:
         dx = site.new(x.shape, x.dtype, last_order(x.ndim), FINITE)
-    dscale, dshift = (site.new(scale.shape, scale.dtype, None, FINITE) for _ in range(2))
-    vector = desc(scale)
-    arguments = {
-        dnn.args.SRC: (md, x), dnn.args.DIFF_DST: (md, dy), dnn.args.DIFF_SRC: (md, dx), dnn.args.SCALE: (vector, scale),
-        dnn.args.MEAN: (vector, mean), dnn.args.VARIANCE: (vector, var),
-        dnn.args.DIFF_SCALE: (vector, dscale), dnn.args.DIFF_SHIFT: (vector, dshift),
-    }  # fmt: skip
-    emit(site, made, arguments, (dx, dscale, dshift), "batch_normalization gradient")
+    if made is None:
+        moments = (_row(mean), _row(var))
+        parts = emit_gradient(site, dy, x, scale, moments, dx)
+        if site.attributes["training_mode"]:
+            subtract_statistics(site, x.shape[1], dx, x, scale, moments, parts)
+        dscale, dshift = (p.view(scale.shape, scale.strides) for p in parts)
+    else:
+        dscale, dshift = (site.new(scale.shape, scale.dtype, None, FINITE) for _ in range(2))
+        vector = desc(scale)
+        arguments = {
+            dnn.args.SRC: (md, x), dnn.args.DIFF_DST: (md, dy), dnn.args.DIFF_SRC: (md, dx), dnn.args.SCALE: (vector, scale),
+            dnn.args.MEAN: (vector, mean), dnn.args.VARIANCE: (vector, var),
+            dnn.args.DIFF_SCALE: (vector, dscale), dnn.args.DIFF_SHIFT: (vector, dshift),
+        }  # fmt: skip
+        emit(site, made, arguments, (dx, dscale, dshift), "batch_normalization gradient")
     if passed is not None:
-        write_affine(site, [(dx, x, mean, *passed)])
+        tilt, shift = passed
+        write_affine(site, dx, x, _row(mean), _row(tilt), _row(shift))
     return dx, dscale, dshift, *_of_statistics(site, scale, var, dscale, dshift)
 
 

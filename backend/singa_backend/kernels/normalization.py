@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from functools import partial
 
 import numpy as np
 
 from . import onednn as dnn
-from .lowering import channels_last, dense_desc, derived, desc, emit, require_plain, threads_for
+from .lowering import F32, channels_last, dense_desc, derived, desc, emit, moves_of, require_plain, threads_for
+from .moments import GIVEN, LONG, emit_moments, joined, tiled
+from .onednn import MemoryDesc
 from .table import Site, kernel, worst
-from .values import FINITE, NAN, Bound, Value, last_order
+from .values import FINITE, NAN, Value, last_order
 
 
 @kernel("BatchNormalization", 1, 6, 7, 9, 14, 15, on="onednn")
@@ -69,9 +73,11 @@ def lrn(site: Site, x: Value) -> Value:
 def instance_normalization(site: Site, x: Value, scale: Value, b: Value) -> Value:
     """A normalization of each channel of each sample: a batch normalization of batches of one, with a Relu that follows."""
     require_channels(site, x, scale, b)
+    if math.prod(x.shape[2:]) >= LONG:
+        return _with_relu(site, x, scale, b, x.shape[1], "instance_normalization")
     epsilon, finiteness = site.attributes["epsilon"], _moments_of(site, x, scale, b)
     relu = _takes_relu(site, finiteness)
-    md = dense_desc(x.dtype, (1, *x.shape[1:]), last_order(x.ndim))
+    md = sample_desc(x)
     with threads_for(x.size * 8):
         made = dnn.batch_normalization(
             md, md, epsilon=epsilon, flags=dnn.USE_SCALE | dnn.USE_SHIFT | (dnn.FUSE_NORM_RELU if relu else 0)
@@ -79,92 +85,68 @@ def instance_normalization(site: Site, x: Value, scale: Value, b: Value) -> Valu
     site.absorb(int(relu))
     x = channels_last(site, x)
     y = site.new(x.shape, x.dtype, last_order(x.ndim), finiteness)
-    for n in range(x.shape[0]):
-        arguments = {
-            dnn.args.SRC: (md, sample_of(x, n)),
-            dnn.args.DST: (md, sample_of(y, n)),
-            dnn.args.SCALE: (desc(scale), scale),
-            dnn.args.SHIFT: (desc(b), b),
-        }
-        emit(site, made, arguments, (arguments[dnn.args.DST][1],), "instance_normalization")
+    arguments = {
+        dnn.args.SRC: (md, x), dnn.args.DST: (md, y), dnn.args.SCALE: (desc(scale), scale), dnn.args.SHIFT: (desc(b), b)
+    }  # fmt: skip
+    emit(site, made, arguments, (y,), "instance_normalization", moves_of_samples(x, (dnn.args.SRC, dnn.args.DST)))
     return y
 
 
 @kernel("GroupNormalization", 18, 21, on="onednn")
 def group_normalization(site: Site, x: Value, scale: Value, b: Value) -> Value:
-    """A normalization of groups of channels, with a Relu that follows.
-
-    The moments of the channels, from a batch normalization of one sample, are combined to those of the groups.
-    """
+    """A normalization of groups of channels, with a Relu that follows."""
     groups = site.attributes["num_groups"]
     site.require(groups >= 1 and x.ndim > 2 and x.shape[1] % groups == 0, "the groups do not divide the channels")
     site.require(site.attributes.get("stash_type", 1) == 1, "the moments are not float32")
-    channels = x.shape[1]
-    each = channels // groups
+    each = x.shape[1] // groups
     if site.version == 18 and each > 1:  # one scale and one bias for each group
         site.require(scale.constant and b.constant and scale.shape == b.shape == (groups,), "not one constant for each group")
         scale, b = (derived(site, v, ("repeated", each), partial(np.repeat, v.array, each)) for v in (scale, b))
     require_channels(site, x, scale, b)
-    epsilon, finiteness = site.attributes["epsilon"], _moments_of(site, x, scale, b)
-    relu = _takes_relu(site, finiteness)
-    md = dense_desc(x.dtype, (1, *x.shape[1:]), last_order(x.ndim))
-    flags = dnn.USE_GLOBAL_STATS | dnn.USE_SCALE | dnn.USE_SHIFT | (dnn.FUSE_NORM_RELU if relu else 0)
-    with threads_for(x.size * 8):
-        first = dnn.batch_normalization(md, md, epsilon=epsilon, prop="training")
-        second = dnn.batch_normalization(md, md, epsilon=epsilon, flags=flags)
-    site.absorb(int(relu))
-    x = channels_last(site, x)
-    y = site.new(x.shape, x.dtype, last_order(x.ndim), finiteness)
-    mean, var = (site.new((channels,), x.dtype, finiteness=finiteness) for _ in range(2))
-    work = site.new((channels + 2 * groups,), x.dtype, finiteness=finiteness)
-    vector = desc(mean)
+    return _with_relu(site, x, scale, b, groups, "group_normalization")
 
-    for n in range(x.shape[0]):
-        one, to = sample_of(x, n), sample_of(y, n)
-        emit(
-            site,
-            first,
-            {dnn.args.SRC: (md, one), dnn.args.DST: (md, to), dnn.args.MEAN: (vector, mean), dnn.args.VARIANCE: (vector, var)},
-            (to, mean, var),
-            "moments",
-        )
-        combine_moments(site, groups, mean, var, work)
-        arguments = {
-            dnn.args.SRC: (md, one),
-            dnn.args.DST: (md, to),
-            dnn.args.MEAN: (vector, mean),
-            dnn.args.VARIANCE: (vector, var),
-        }
-        arguments |= {dnn.args.SCALE: (desc(scale), scale), dnn.args.SHIFT: (desc(b), b)}
-        emit(site, second, arguments, (to,), "group_normalization")
+
+def _with_relu(site: Site, x: Value, scale: Value, b: Value, groups: int, name: str) -> Value:
+    """`by_moments`, with a Relu that follows."""
+    finiteness = _moments_of(site, x, scale, b)
+    relu = _takes_relu(site, finiteness)
+    y, _, _ = by_moments(site, x, scale, b, groups, name, finiteness, relu)
+    site.absorb(int(relu))
     return y
 
 
-def combine_moments(site: Site, groups: int, mean: Value, var: Value, work: Value) -> None:
-    """Add the step that replaces the moments of channels by those of their groups.
+def by_moments(
+    site: Site, x: Value, scale: Value, b: Value, groups: int, name: str, finiteness: int = FINITE, relu: bool = False
+) -> tuple[Value, Value, Value]:
+    """A normalization of each sample by the moments of its groups of channels, which follow the result."""
+    channels, rows = x.shape[1], math.prod(x.shape[2:])
+    lanes = joined(rows, channels)
+    md = dense_desc(F32, (1, lanes * channels, rows // lanes, 1), last_order(4))
+    vector = dense_desc(F32, (lanes * channels,))
+    with threads_for(x.size * 8):
+        flags = GIVEN | (dnn.FUSE_NORM_RELU if relu else 0)
+        made = dnn.batch_normalization(md, md, epsilon=site.attributes["epsilon"], flags=flags)
+    x = channels_last(site, x)
+    y = site.new(x.shape, x.dtype, last_order(x.ndim), finiteness)
+    mean, var = (site.new(x.shape[:2], F32, None, finiteness) for _ in range(2))
+    emit_moments(site, x, mean, var, groups)
+    places = (dnn.args.MEAN, dnn.args.VARIANCE, dnn.args.SCALE, dnn.args.SHIFT)
+    vectors = {a: (vector, tiled(site, v, lanes, channels)) for a, v in zip(places, (mean, var, scale, b), strict=True)}
+    moves = moves_of_samples(x, (dnn.args.SRC, dnn.args.DST), places[:2], lanes)
+    emit(site, made, {dnn.args.SRC: (md, x), dnn.args.DST: (md, y), **vectors}, (y,), name, moves)
+    return y, mean, var
 
-    The channels may be those of several samples; `work` has at least channels + 2 groups elements.
-    """
-    channels = mean.size
-    by_group, count = (groups, channels // groups), np.float32(channels // groups)
 
-    def bind() -> Bound:
-        m, v = mean.array.reshape(by_group), var.array.reshape(by_group)
-        apart, centre, spread = np.split(work.array[: channels + 2 * groups], (channels, channels + groups))
-        apart, centre, spread = apart.reshape(by_group), centre.reshape(groups, 1), spread.reshape(groups, 1)
-        return [
-            (np.add.reduce, (m, 1, None, centre, True)),
-            (np.divide, (centre, count, centre)),
-            (np.subtract, (m, centre, apart)),
-            (np.multiply, (apart, apart, apart)),
-            (np.add, (apart, v, apart)),
-            (np.add.reduce, (apart, 1, None, spread, True)),
-            (np.divide, (spread, count, spread)),
-            (np.copyto, (m, centre)),
-            (np.copyto, (v, spread)),
-        ]
+def sample_desc(x: Value) -> MemoryDesc:
+    """The description of a sample with the channels innermost in memory."""
+    return dense_desc(x.dtype, (1, *x.shape[1:]), last_order(x.ndim))
 
-    site.emit(bind, reads=(mean, var), writes=(mean, var, work), kernel="numpy.moments")
+
+def moves_of_samples(x: Value, tensors: Sequence[int], vectors: Sequence[int] = (), lanes: int = 1) -> list[dict[int, int]]:
+    """The places of the samples of x and other tensors without gaps, and of vectors with `lanes` numbers for each channel."""
+    channels = x.shape[1] * F32.itemsize
+    sample = math.prod(x.shape[2:]) * channels
+    return moves_of(range(x.shape[0]), dict.fromkeys(tensors, sample) | dict.fromkeys(vectors, lanes * channels))
 
 
 def require_channels(site: Site, x: Value, *given: Value) -> None:
@@ -185,11 +167,6 @@ def _takes_relu(site: Site, finiteness: int) -> bool:
     if taken:
         site.needs_finite()
     return taken
-
-
-def sample_of(x: Value, n: int) -> Value:
-    """One sample of a batch."""
-    return x.view((1, *x.shape[1:]), x.strides, n * x.strides[0])
 
 
 @kernel("PRelu", 7, 9, 16, on="onednn")

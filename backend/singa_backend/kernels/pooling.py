@@ -10,9 +10,14 @@ import numpy as np
 from ..ir.windows import Windows, windows
 from . import onednn as dnn
 from .convolution import ends, geometry
+from .elementwise import FLOATS, nan_of_infinite
 from .lowering import channels_last, dense_desc, emit, require_plain, threads_for
+from .reductions import divided, reduced
 from .table import Site, kernel
 from .values import FINITE, INFINITE, NAN, Value, last_order
+
+LONG = 1 << 12
+"""The cells of a window from which oneDNN, which adds them one after the other, does not compute their sum."""
 
 MAXIMA = (np.dtype(np.float32), np.dtype(np.int8), np.dtype(np.uint8))
 
@@ -70,7 +75,24 @@ def average_pool(site: Site, x: Value) -> Value:
     """An average pooling; cells beyond the padding (ceil_mode) do not count."""
     require_plain(site, x)
     at = pool_windows(site, x, site.attributes["kernel_shape"])
+    site.require(math.prod(at.kernel) < LONG, "sums of so many cells would not be exact")
     return _pool(site, x, at, average_algorithm(site, at), _sum_of(x))
+
+
+@kernel("AveragePool", 1, 7, 10, 11, 19, 22, on="numpy")
+def average_pool_sums(site: Site, x: Value) -> Value:
+    """An average pooling of adjacent windows of many cells, by sums in stages."""
+    site.require(x.dtype in FLOATS and x.size, "elements of other types, or none")
+    at = pool_windows(site, x, site.attributes["kernel_shape"])
+    adjacent = at.strides == at.kernel and not any((*at.begins, *at.ends)) and set(at.dilations) == {1}
+    covered = [count * k for count, k in zip(at.counts, at.kernel, strict=True)]
+    site.require(adjacent and all(n <= size for n, size in zip(covered, at.sizes, strict=True)), "the windows are not adjacent")
+    site.require(math.prod(at.kernel) >= LONG, "for windows of many cells")
+    shape, strides = list(x.shape[:2]), list(x.strides[:2])
+    for count, k, stride in zip(at.counts, at.kernel, x.strides[2:], strict=True):
+        shape += [count, k]
+        strides += [k * stride, stride]
+    return reduced(site, x.view(shape, strides), tuple(range(3, len(shape), 2)), False, np.add, nan_of_infinite, None, divided)
 
 
 def average_algorithm(site: Site, at: Windows) -> str:
@@ -95,7 +117,15 @@ def _whole(site: Site, x: Value) -> Windows:
 def global_average_pool(site: Site, x: Value) -> Value:
     """The average of each channel, as a pooling with one window."""
     require_plain(site, x)
+    site.require(math.prod(x.shape[2:]) < LONG, "sums of so many cells would not be exact")
     return _pool(site, x, _whole(site, x), "avg_exclude_padding", _sum_of(x))
+
+
+@kernel("GlobalAveragePool", 1, 22, on="numpy")
+def global_average_pool_sums(site: Site, x: Value) -> Value:
+    """The average of each channel, by sums in stages."""
+    site.require(x.dtype in FLOATS and x.ndim > 2, "elements of other types, or no spatial axes")
+    return reduced(site, x, tuple(range(2, x.ndim)), True, np.add, nan_of_infinite, None, divided)
 
 
 @kernel("GlobalMaxPool", 1, 22, on="onednn")

@@ -8,17 +8,16 @@ from typing import Any
 
 import numpy as np
 
-from .elementwise import BOOL, FLOATS, NUMBERS, Rule, add_kernel, generates, nan_of_infinite, number, same
+from ..devices.sums import Running
+from .elementwise import BOOL, FLOATS, NUMBERS, Rule, add_kernel, generates, nan_of_infinite, number, order_of, same
 from .movement import axis_in
+from .sums import Sum
 from .table import Site, kernel
 from .values import FINITE, Bound, Value, strides_of
 from .views import axes_in, ints
 
 Before = Callable[[Any, Any], tuple[Callable[..., Any], tuple[Any, ...]]]
 """Called with the input and a temporary array; returns the call that writes the elements to reduce."""
-
-BLOCKED, LEAST_BLOCK = 128, 8
-"""The number of rows from which a sum of float32 over rows is computed in blocks, and the minimum rows of a block."""
 
 ATTRIBUTE = (1, 11, 13)
 INPUT = (18,)
@@ -36,7 +35,8 @@ def _axes(site: Site, x: Value, given: Value | None) -> tuple[int, ...]:
 def reduced(
     site: Site,
     x: Value,
-    given: Value | None,
+    axes: tuple[int, ...],
+    keep: bool,
     function: Any,
     rule: Rule,
     before: Before | None = None,
@@ -47,56 +47,48 @@ def reduced(
     Args:
         site: the place.
         x: the input.
-        given: the axes, if they are an input.
+        axes: those that are reduced, from the front.
+        keep: whether they are kept with size 1.
         function: the ufunc that reduces.
         rule: the finiteness of the result.
         before: applied to each element first.
         after: the calls that follow, on the result, with the number of elements that make one.
     """
-    axes = _axes(site, x, given)
     site.require(x.size, "the input is empty")
-    keep = bool(site.attributes["keepdims"])
+    adds, order = function is np.add, order_of(x)
+    dense = strides_of(x.shape, x.dtype.itemsize, order)
+    total = Sum(x.shape, dense, x.dtype, axes)
+    if order is None and before is None and adds and total.nbytes:
+        before = _copied  # without gaps it is summed in stages
     shape = [1 if i in axes else d for i, d in enumerate(x.shape) if keep or i not in axes]
-    y = site.new(shape, x.dtype, finiteness=FINITE if x.dtype.kind in "biu" else rule(x.finiteness))
-    rest = [d for i, d in enumerate(x.shape) if i not in axes]
-    bare = y.view(rest, strides_of(rest, x.dtype.itemsize))
+    places = [a if keep else a - sum(b < a for b in axes) for a in total.kept]
+    layout = None if places == sorted(places) or not adds else [*places, *(a for a in axes if keep)]
+    y = site.new(shape, x.dtype, layout, FINITE if x.dtype.kind in "biu" else rule(x.finiteness))
+    rest = [a for a in range(x.ndim) if a not in axes]
+    bare = y.view([x.shape[a] for a in rest], [y.strides[a] for a in (rest if keep else range(len(rest)))])
     count = math.prod(x.shape[a] for a in axes)
-    axis = axes[0] if len(axes) == 1 else axes
-    scratch = site.scratch(x.nbytes) if before is not None else None
-    rows = _blocks(x, axes, count) if function is np.add and before is None else 0
-    if rows:
-        scratch = site.scratch(count // rows * bare.nbytes)
+    copied = x.nbytes if before is not None else 0
+    scratch = total.scratch(site, copied)
 
     def bind() -> Bound:
         source, calls = x.array, []
         if before is not None:
             assert scratch is not None
-            temporary = np.ndarray(x.shape, x.dtype, scratch.memory)
+            temporary = np.ndarray(x.shape, x.dtype, scratch.memory, 0, dense)
             calls.append(before(source, temporary))
             source = temporary
-        if rows:
-            assert scratch is not None
-            blocks = np.ndarray((count // rows, bare.size), x.dtype, scratch.memory)
-            calls.append((np.add.reduce, (source.reshape(count // rows, rows, bare.size), 1, x.dtype, blocks)))
-            calls.append((np.add.reduce, (blocks, 0, x.dtype, bare.array.reshape(bare.size))))
+        if adds:
+            calls += total.calls(source, bare.array, scratch, copied)
         else:
-            calls.append((function.reduce, (source, axis, x.dtype, bare.array)))
+            calls.append((function.reduce, (source, axes, x.dtype, bare.array)))
         return [*calls, *(after(bare.array, count) if after is not None else ())]
 
     site.emit(bind, reads=(x,), writes=(y,), kernel=f"numpy.{function.__name__}", scratch=scratch)
     return y
 
 
-def _blocks(x: Value, axes: tuple[int, ...], count: int) -> int:
-    """The rows of a block, if a sum over rows is computed in blocks: NumPy adds rows in turn, so that rounding errors add up.
-
-    The error of two levels of sums grows with the square root of the number of rows (Higham, The accuracy of floating point
-    summation, 1993).
-    """
-    leading = axes == tuple(range(len(axes))) and len(axes) < x.ndim
-    if x.dtype != np.float32 or not leading or not x.contiguous or count < BLOCKED:
-        return 0
-    return next((r for r in range(math.isqrt(count), LEAST_BLOCK - 1, -1) if count % r == 0), 0)
+def _copied(x: Any, t: Any) -> Any:
+    return np.copyto, (t, x)
 
 
 def _absolute(x: Any, t: Any) -> Any:
@@ -107,7 +99,8 @@ def _square(x: Any, t: Any) -> Any:
     return np.multiply, (x, x, t)
 
 
-def _divided(y: Any, count: int) -> Bound:
+def divided(y: Any, count: int) -> Bound:
+    """The call that divides a sum by the number of its terms."""
     return [(np.divide, (y, number(count, y.dtype), y))]
 
 
@@ -123,7 +116,7 @@ _Row = tuple[Sequence[int], Sequence[int], Any, frozenset[np.dtype[Any]], Rule, 
 
 KINDS: dict[str, _Row] = {  # versions with the axes as an attribute, and as an input
     "ReduceSum": ((1, 11), (13,), np.add, NUMBERS, nan_of_infinite, None, None),
-    "ReduceMean": (ATTRIBUTE, INPUT, np.add, FLOATS, nan_of_infinite, None, _divided),
+    "ReduceMean": (ATTRIBUTE, INPUT, np.add, FLOATS, nan_of_infinite, None, divided),
     "ReduceProd": (ATTRIBUTE, INPUT, np.multiply, NUMBERS, nan_of_infinite, None, None),
     "ReduceMax": ((1, 11, 12, 13), (18, 20), np.maximum, NUMBERS | {BOOL}, same, None, None),
     "ReduceMin": ((1, 11, 12, 13), (18, 20), np.minimum, NUMBERS | {BOOL}, same, None, None),
@@ -139,7 +132,7 @@ def _kernel(name: str) -> Callable[..., Value]:
 
     def body(site: Site, x: Value, axes: Value | None = None) -> Value:
         site.require(x.dtype in accepted, f"elements of {x.dtype}")
-        return reduced(site, x, axes, function, rule, before, after)
+        return reduced(site, x, _axes(site, x, axes), bool(site.attributes["keepdims"]), function, rule, before, after)
 
     return body
 
@@ -185,10 +178,14 @@ def cum_sum(site: Site, x: Value, axis: Value) -> Value:
     a = axis_in(site, along[0], x.ndim)
     y = site.new(x.shape, x.dtype, finiteness=nan_of_infinite(x.finiteness))
     backward = site.attributes["reverse"]
+    how = Running.of(x.shape, a) if x.dtype in FLOATS else None
+    rooms = [] if how is None else [site.new(how.ends, dtype, finiteness=y.finiteness) for dtype in (np.float64, x.dtype)]
 
     def bind() -> Bound:
         source, target = (np.flip(v.array, a) if backward else v.array for v in (x, y))
+        if how is not None:
+            return how.calls(np, np.add.accumulate, source, target, *(v.array for v in rooms))
         return [(np.add.accumulate, (source, a, x.dtype, target))]
 
-    site.emit(bind, reads=(x,), writes=(y,), kernel="numpy.accumulate")
+    site.emit(bind, reads=(x,), writes=(y, *rooms), kernel="numpy.accumulate")
     return y

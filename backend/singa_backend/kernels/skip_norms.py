@@ -24,7 +24,7 @@ def skip_layer_normalization(
 ) -> tuple[Value | None, ...]:
     total, kept = _total(site, x, skip, (gamma, beta, bias))
     rows = Rows(site, total, gamma, beta, kept)
-    return (rows.emit(rows.epsilon, layer_normalization_flags(beta), {}), None, None, total)[: len(site.outputs)]
+    return (rows.emit(rows.epsilon, layer_normalization_flags(beta)), None, None, total)[: len(site.outputs)]
 
 
 @kernel("SkipSimplifiedLayerNormalization", 1, on="onednn", domain=MICROSOFT)

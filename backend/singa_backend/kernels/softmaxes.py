@@ -12,8 +12,12 @@ from .elementwise import FLOATS
 from .lowering import F32, copy, emit, ordered, require_gradient, threads_for
 from .onednn import MemoryDesc, backward
 from .products import contiguous, described, merged
+from .sums import Sum
 from .table import GRADIENT, Site, gradient, kernel, worst
 from .values import ANY, FINITE, INFINITE, NAN, REACHED, Bound, Value, strides_of
+
+LONG = 1 << 15
+"""The elements of a row from which sums by oneDNN, which adds those of each lane one after the other, are not exact enough."""
 
 COST = 12
 """FLOPs that take the time of one element."""
@@ -46,6 +50,14 @@ def _softmax(site: Site, x: Value, first: int) -> Value:
     y.finiteness, y.low = finiteness, ANY
     flat = y.view(rows.shape, rows.strides if inside else strides_of(rows.shape, F32.itemsize))
     emit(site, primitive, {dnn.args.SRC: (md, rows), dnn.args.DST: (target, flat)}, (flat,))
+    if rows.shape[1] >= LONG:
+        sums = site.new((rows.shape[0], 1), F32, finiteness=finiteness)
+
+        def bind() -> Bound:
+            z, s = flat.array, sums.array
+            return [(np.add.reduce, (z, 1, None, s, True)), (np.divide, (z, s, z))]
+
+        site.emit(bind, reads=(flat,), writes=(flat, sums), kernel="numpy.softmax")
     return y
 
 
@@ -68,7 +80,7 @@ def softmax_of_rows(site: Site, z: Value, y: Value) -> Value:
         return y
     e, top = site.new(z.shape, z.dtype, finiteness=NAN), site.new((z.shape[0], 1), z.dtype, finiteness=NAN)
     narrow = 2 <= z.shape[1] <= _NARROW and z.shape[0] >= _ROWS
-    ones = np.ones(z.shape[1], z.dtype) if z.shape[0] == 1 else None
+    ones = np.ones(z.shape[1], z.dtype) if z.shape[0] == 1 and z.shape[1] < LONG else None
 
     def bind() -> Bound:
         s, t, m = z.array, e.array, top.array
@@ -176,14 +188,17 @@ def _log_softmax(site: Site, x: Value, axes: int | tuple[int, ...]) -> Value:
     site.require(x.dtype in FLOATS and x.size and x.ndim, "elements of other types, or none")
     y = site.new(x.shape, x.dtype, finiteness=FINITE if x.finiteness == FINITE else NAN)
     one = site.new([1 if i in np.atleast_1d(axes) else d for i, d in enumerate(x.shape)], x.dtype)
-    scratch = site.scratch(x.nbytes)
+    total = Sum(x.shape, y.strides, x.dtype, np.atleast_1d(axes).tolist())
+    scratch = total.scratch(site, x.nbytes)
 
     def bind() -> Bound:
+        assert scratch is not None
         source, z, t = x.array, y.array, np.ndarray(x.shape, x.dtype, scratch.memory)
         largest = one.array
         return [
             (np.maximum.reduce, (source, axes, None, largest, True)), (np.subtract, (source, largest, z)), (np.exp, (z, t)),
-            (np.add.reduce, (t, axes, None, largest, True)), (np.log, (largest, largest)), (np.subtract, (z, largest, z)),
+            *total.calls(t, largest.reshape([x.shape[a] for a in total.kept]), scratch, x.nbytes),
+            (np.log, (largest, largest)), (np.subtract, (z, largest, z)),
         ]  # fmt: skip
 
     site.emit(bind, reads=(x,), writes=(y, one), kernel="numpy.log_softmax", scratch=scratch)
@@ -254,21 +269,20 @@ def _by_axis(site: Site, dy: Value, y: Value, log: bool) -> Value:
     order = sorted(range(y.ndim), key=lambda i: (-y.strides[i], i))
     dy = ordered(site, dy, order)
     dx = site.new(y.shape, y.dtype, order)
-    sums = site.new([1 if i == axis else d for i, d in enumerate(y.shape)], y.dtype)
+    total = Sum(y.shape, dx.strides, y.dtype, (axis,))
+    sums = site.new([1 if i == axis else d for i, d in enumerate(y.shape)], y.dtype, [*total.kept, axis])
+    scratch = total.scratch(site)
 
     def bind() -> Bound:
         given, result, t, s = dy.array, y.array, dx.array, sums.array
+        out = s.squeeze(axis)
         if log:
-            return [
-                (np.add.reduce, (given, axis, None, s, True)), (np.exp, (result, t)), (np.multiply, (t, s, t)),
-                (np.subtract, (given, t, t)),
-            ]  # fmt: skip
-        return [
-            (np.multiply, (given, result, t)), (np.add.reduce, (t, axis, None, s, True)), (np.subtract, (given, s, t)),
-            (np.multiply, (result, t, t)),
-        ]  # fmt: skip
+            added = total.calls(given, out, scratch)
+            return [*added, (np.exp, (result, t)), (np.multiply, (t, s, t)), (np.subtract, (given, t, t))]
+        added = total.calls(t, out, scratch)
+        return [(np.multiply, (given, result, t)), *added, (np.subtract, (given, s, t)), (np.multiply, (result, t, t))]
 
-    site.emit(bind, reads=(dy, y), writes=(dx, sums), kernel="numpy.softmax gradient")
+    site.emit(bind, reads=(dy, y), writes=(dx, sums), kernel="numpy.softmax gradient", scratch=scratch)
     return dx
 
 

@@ -318,12 +318,28 @@ def einsum(xp: Xp, *xs: Array, equation: str) -> Array:
     if not set(text.replace("->", "", 1).replace(",", "").replace("...", "")) <= set(string.ascii_letters):
         raise OperatorError(f"the equation must consist of letters, commas, '...' and '->', got {equation!r}", code="SX404")
     limits.admit(_einsum_shape(terms, result if arrow else None, [x.shape for x in xs]), xs[0].dtype)
+    if len(xs) == 1:
+        return _einsum_of_one(xp, xs[0], terms, result if arrow else None)
     # Two terms at a time: NumPy keeps intermediate products within the size of the largest term or the result.
     if arrow and "..." in terms and "..." not in result:  # sum the axes absent from the result, including those of '...'
-        y = xp.einsum(f"{terms}->...{result}", *xs, optimize=len(xs) > 1)
+        y = xp.einsum(f"{terms}->...{result}", *xs, optimize=True)
         unnamed = tuple(range(y.ndim - len(result)))
         return y.sum(axis=unnamed, dtype=y.dtype) if unnamed else y
-    return xp.einsum(text, *xs, optimize=len(xs) > 1)
+    return xp.einsum(text, *xs, optimize=True)
+
+
+def _einsum_of_one(xp: Xp, x: Array, term: str, result: str | None) -> Array:
+    """Return a diagonal, the sum over the axes that the result does not name, and an order of the others."""
+    letters = "".join(dict.fromkeys(term.replace(".", "")))
+    dots = "..." if "..." in term else ""
+    if result is None:
+        result = dots + "".join(sorted(c for c in letters if term.count(c) == 1))
+    y = xp.einsum(f"{term}->{dots}{letters}", x)
+    free = y.ndim - len(letters)
+    unnamed = () if "..." in result else range(free)
+    y = xp.sum_over(y, (*unnamed, *(free + i for i, c in enumerate(letters) if c not in result)))
+    rest = "".join(c for c in letters if c in result)
+    return xp.einsum(f"{dots if '...' in result else ''}{rest}->{result}", y)
 
 
 @einsum.flops

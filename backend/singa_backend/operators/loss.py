@@ -72,7 +72,7 @@ def softmax_cross_entropy_loss(
     if scores.ndim < 2:
         raise OperatorError(f"scores must have shape (N, C, ...), got {scores.shape}", code="SX404")
     z = scores if scores.size == 0 else scores - scores.max(axis=1, keepdims=True)
-    log_prob = z - xp.log(xp.exp(z).sum(axis=1, keepdims=True))
+    log_prob = z - xp.log(xp.sum_over(xp.exp(z), (1,), True))
     loss = negative_log_likelihood_loss(xp, log_prob, labels, weights, ignore_index=ignore_index, reduction=reduction)
     return loss, log_prob
 

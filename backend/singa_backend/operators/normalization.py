@@ -249,7 +249,7 @@ def _only_y(wanted: tuple[bool, ...], training: bool, switch: str) -> None:
 @operator("InstanceNormalization", 1, 6, 22, traits=("shape_of_first", "norm"), weights={1: "the scale", 2: "the bias"})
 def instance_normalization(xp: Xp, x: Array, scale: Array, b: Array, *, epsilon: float = 1e-5) -> Array:
     scale, b = _per_channel(scale, x, "scale"), _per_channel(b, x, "B")
-    d, _, var = moments(x, tuple(range(2, x.ndim)))
+    d, _, var = moments(xp, x, tuple(range(2, x.ndim)))
     return d * (scale / xp.sqrt(var + epsilon)) + b
 
 
@@ -279,7 +279,7 @@ def group_normalization(
         raise OperatorError(f"num_groups must divide the channels of x {x.shape}, got {num_groups}", code="SX404")
     n, c, *rest = x.shape
     groups = _stashed(xp, x, stash_type).reshape(n, num_groups, c // num_groups, *rest)
-    d, _, var = moments(groups, tuple(range(2, groups.ndim)))
+    d, _, var = moments(xp, groups, tuple(range(2, groups.ndim)))
     normal = (d / xp.sqrt(var + epsilon)).astype(x.dtype)
     if version == 18:
         y = normal * _per_channel(scale, groups, "scale") + _per_channel(bias, groups, "bias")
@@ -377,7 +377,7 @@ def rms_normalization(xp: Xp, x: Array, scale: Array, *, axis: int = -1, epsilon
     """The result has the dtype of `scale`."""
     _fits(scale.shape, x.shape, "scale")
     z = _stashed(xp, x, stash_type)
-    square = mean_of(z * z, tuple(range(axis_of(axis, x.ndim), x.ndim)))
+    square = mean_of(xp, z * z, tuple(range(axis_of(axis, x.ndim), x.ndim)))
     return (z / xp.sqrt(square + epsilon)).astype(x.dtype) * scale
 
 
@@ -405,7 +405,7 @@ def rms_normalization_decomposition(op: Op, x: V, scale: V, axis: int, epsilon: 
 @operator("MeanVarianceNormalization", 9, 13, traits=("shape_of_first",))
 def mean_variance_normalization(xp: Xp, x: Array, *, axes: Ints = (0, 2, 3)) -> Array:
     """Normalize over `axes`; the 1e-9 is from ONNX's function body: a constant becomes zero."""
-    d, _, var = moments(x, axes_of(axes, x.ndim) if axes else tuple(range(x.ndim)))
+    d, _, var = moments(xp, x, axes_of(axes, x.ndim) if axes else tuple(range(x.ndim)))
     return d / (xp.sqrt(var) + 1e-9)
 
 
@@ -437,7 +437,7 @@ def lp_normalization(xp: Xp, x: Array, *, axis: int = -1, p: int = 2) -> Array:
     if p not in (1, 2):
         raise OperatorError(f"p must be 1 or 2, got {p}", code="SX404")
     axis = axis_of(axis, x.ndim)
-    norm = xp.abs(x).sum(axis=axis, keepdims=True) if p == 1 else xp.sqrt((x * x).sum(axis=axis, keepdims=True))
+    norm = xp.sum_over(xp.abs(x), (axis,), True) if p == 1 else xp.sqrt(xp.sum_over(x * x, (axis,), True))
     return xp.where(norm == 0, 0, x / norm)
 
 

@@ -212,7 +212,7 @@ def _running(xp: Xp, x: Array, operation: str, axis: int, exclusive: int, revers
         cut = (slice(None),) * axis
         neutral = (xp.zeros_like if operation == "cumsum" else xp.ones_like)(x[(*cut, slice(1))])
         x = xp.concatenate([neutral, x[(*cut, slice(-1))]], axis=axis)
-    y = getattr(xp, operation)(x, axis=axis, dtype=x.dtype)
+    y = xp.running_sum(x, axis) if operation == "cumsum" else xp.cumprod(x, axis=axis, dtype=x.dtype)
     return xp.flip(y, axis) if reverse else y
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
 from .. import limits
 from ..devices.namespaces import Xp, host
+from ..devices.sums import BLOCK, LONG
 from ..errors import OperatorError
 from ..interpreters.base import Op, V
 from ..ir.declaration import Host, Ints, Wanted, operator
@@ -31,14 +33,25 @@ def pool(xp: Xp, x: Array, at: Windows, combine: Callable[..., Array], empty: fl
     for axis, count in enumerate(at.counts):
         whole = slice(0, count)
         steps = sorted(slices(at, axis), key=lambda step: step[0][-1] != whole)  # offsets that reach every window come first
-        if steps and steps[0][0][-1] == whole:
-            y = x[steps.pop(0)[1]].copy()
-        else:
-            y = xp.full((*x.shape[: 2 + axis], count, *x.shape[3 + axis :]), empty, dtype=x.dtype)
-        for here, there in steps:
-            combine(y[here], x[there], out=y[here])
+        first, *groups = [steps] if len(steps) < LONG else [steps[i : i + BLOCK] for i in range(0, len(steps), BLOCK)]
+        shape = (*x.shape[: 2 + axis], count, *x.shape[3 + axis :])
+        y = _combined(xp, x, first, shape, combine, empty)
+        for group in groups:  # rounding errors of so many terms would add up
+            combine(y, _combined(xp, x, group, shape, combine, empty), out=y)
         x = y
     return x
+
+
+def _combined(xp: Xp, x: Array, steps: Sequence[Any], shape: Ints, combine: Callable[..., Array], empty: float) -> Array:
+    """Combine cells of each window along an axis, one after the other."""
+    if steps and steps[0][0][-1] == slice(0, shape[len(steps[0][0]) - 1]):
+        (_, there), *steps = steps
+        y = x[there].copy()
+    else:
+        y = xp.full(shape, empty, dtype=x.dtype)
+    for here, there in steps:
+        combine(y[here], x[there], out=y[here])
+    return y
 
 
 # --- mean -----------------------------------------------------------------------------------------------------------
@@ -144,7 +157,7 @@ class _Over:
 def global_average_pool(xp: Xp, x: Array) -> Array:
     """An axis without cells has the average 0 / 0; NumPy's mean would warn."""
     sizes = spatial(x)
-    return x.sum(axis=tuple(range(2, 2 + len(sizes))), keepdims=True) / math.prod(sizes)
+    return xp.sum_over(x, tuple(range(2, 2 + len(sizes))), True) / math.prod(sizes)
 
 
 global_average_pool.flops(each_input(1))
@@ -449,7 +462,7 @@ def _norm_back(op: Op, share: V, x: V, p: float) -> V:
 @operator("GlobalLpPool", 1, 2, 22, traits=("pools",))
 def global_lp_pool(xp: Xp, x: Array, *, p: float = 2) -> Array:
     """Return the p-norm over all spatial axes; p is a float in version 1 and an integer in later versions."""
-    return root(xp, powers(xp, x, p).sum(axis=tuple(range(2, 2 + len(spatial(x)))), keepdims=True), p)
+    return root(xp, xp.sum_over(powers(xp, x, p), tuple(range(2, 2 + len(spatial(x)))), True), p)
 
 
 global_lp_pool.flops(each_input(1))

@@ -31,7 +31,7 @@ def _reduce(step: Step, xp: Xp, x: Array, axes: Sequence[int] | None, keepdims: 
 
 
 def _sum(xp: Xp, x: Array, axes: Ints, keepdims: bool) -> Array:
-    return x.sum(axis=axes, dtype=x.dtype, keepdims=keepdims) if axes else x
+    return xp.sum_over(x, axes, keepdims)
 
 
 def _prod(xp: Xp, x: Array, axes: Ints, keepdims: bool) -> Array:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ...devices.composed import moments
 from ...errors import OperatorError
 from .._flops import each_input
 from ..activation import gelu, sigmoid
@@ -21,8 +22,7 @@ def _normalized(
         raise OperatorError(f"gamma and beta must have shape {(channels,)}, got {gamma.shape} and {beta.shape}", code="SX404")
     first = xp.moveaxis(x, -1, 1) if channels_last else x
     parts = first.reshape(x.shape[0], groups, -1)
-    centred = parts - parts.mean(axis=2, keepdims=True)
-    variance = (centred * centred).mean(axis=2, keepdims=True)
+    centred, _, variance = moments(xp, parts, (2,))
     y = (centred / xp.sqrt(variance + epsilon)).reshape(first.shape) * gamma[:, None, None] + beta[:, None, None]
     y = y * sigmoid(xp, y) if activation else y
     return xp.moveaxis(y, 1, -1) if channels_last else y

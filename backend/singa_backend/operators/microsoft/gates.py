@@ -10,6 +10,7 @@ from collections.abc import Callable
 import numpy as np
 
 from ... import dtypes
+from ...devices.composed import mean as mean_of
 from ...errors import OperatorError
 from .._flops import each_input
 from ..activation import sigmoid, softplus
@@ -138,7 +139,7 @@ def scaled_silu_body(op: Op, x: V, scale: V | None, alpha: float) -> V:
 
 def normalized(xp: Xp, x: Array, epsilon: float) -> Array:
     """Return x divided by its root mean square over the last axis."""
-    return x * (1 / xp.sqrt((x * x).mean(axis=-1, keepdims=True) + epsilon))
+    return x * (1 / xp.sqrt(mean_of(xp, x * x, (x.ndim - 1,)) + epsilon))
 
 
 def normalized_in(op: Op, x: V, epsilon: float) -> V:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from ... import dtypes
+from ...devices.composed import mean as mean_of
 from ...errors import OperatorError
 from .._common import axis_of
 from .._flops import each_input
@@ -170,7 +171,7 @@ def simplified_layer_normalization(
 ) -> tuple[Array, Array]:
     """Return RMSNormalization, and the inverse root of the mean square in `stash_type`."""
     y = rms_normalization(xp, x, scale, axis=axis, epsilon=epsilon, stash_type=stash_type)
-    square = (x * x).mean(axis=tuple(range(axis_of(axis, x.ndim), x.ndim)), keepdims=True)
+    square = mean_of(xp, x * x, tuple(range(axis_of(axis, x.ndim), x.ndim)))
     return y, (1 / xp.sqrt(square + epsilon)).astype(dtypes.numpy_dtype(stash_type))
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from ... import dtypes
+from ...devices.composed import mean as mean_of
 from ...errors import OperatorError
 from ...ir.shapes import KnownShapes, Shape
 from .._flops import each_input
@@ -54,9 +55,10 @@ def skip_layer_normalization(
 ) -> tuple[Array, ...]:
     """Normalize x + skip + bias; returns y, the mean, the inverse standard deviation and the sum."""
     total = _residual(x, skip, bias)
-    mean = total.mean(axis=-1, keepdims=True)
+    last = (total.ndim - 1,)
+    mean = mean_of(xp, total, last)
     centred = total - mean
-    inverse = 1 / xp.sqrt((centred * centred).mean(axis=-1, keepdims=True) + epsilon)
+    inverse = 1 / xp.sqrt(mean_of(xp, centred * centred, last) + epsilon)
     y = centred * inverse * _vector(gamma, x, "gamma")
     return y if beta is None else y + _vector(beta, x, "beta"), mean, inverse, total
 
@@ -79,7 +81,7 @@ def skip_simplified_layer_normalization(
 ) -> tuple[Array, ...]:
     """Divide x + skip + bias by its root mean square; returns y, zeros in place of a mean, the inverse root and the sum."""
     total = _residual(x, skip, bias)
-    inverse = 1 / xp.sqrt((total * total).mean(axis=-1, keepdims=True) + epsilon)
+    inverse = 1 / xp.sqrt(mean_of(xp, total * total, (total.ndim - 1,)) + epsilon)
     return total * inverse * _vector(gamma, x, "gamma"), xp.zeros_like(inverse), inverse, total
 
 
