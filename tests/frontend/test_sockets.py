@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -289,7 +289,8 @@ def test_a_rank_that_is_not_taken_closes_its_connection(answer: str, monkeypatch
             if answer == "refused":
                 sockets._write(connection, {"kind": "refused", "why": "because"})
             elif answer in NONSENSE:
-                connection.sendall(NONSENSE[answer])
+                with suppress(OSError):  # rank 1 may not read all of it
+                    connection.sendall(NONSENSE[answer])
             if answer == "silence":
                 time.sleep(0.5)
             connection.close()
