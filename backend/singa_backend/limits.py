@@ -311,6 +311,11 @@ class Budget:
         if self.cancel is not None and self.cancel.is_set():
             raise ResourceExhausted("the call was cancelled by its flag", code="SX609")
 
+    def remaining(self) -> float | None:
+        """The seconds before the deadline; None without one.  Raises if it has passed, or the flag is set."""
+        self.watch()
+        return None if self.end is None else max(SHORTEST, self.end - time.monotonic())
+
     def check_rounds(self, count: int) -> None:
         """Raise if a loop of `count` iterations exceeds the limit."""
         limit = self.limits.iterations

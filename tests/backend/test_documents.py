@@ -108,8 +108,9 @@ READERS = {
     "backend/singa_backend/io/documents.py",
     "backend/singa_backend/devices/strict.py",
     "backend/singa_backend/operators/microsoft/_schemas.py",
+    "frontend/singa/_generation/_template_child.py",
 }
-"""The reader, and two modules that read data of this package."""
+"""The reader, two modules that read data of this package, and a child process, which reads what this package sends it."""
 
 
 def test_there_is_one_reader_of_documents() -> None:

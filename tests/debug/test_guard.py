@@ -18,13 +18,14 @@ import onnx
 import pytest
 from click.testing import CliRunner, Result
 from onnx import ModelProto, numpy_helper, parser
-from tests.helpers import planted
+from tests.helpers import bounded, planted
 from tests.helpers.paths import PROJECT
 
 from singa import sonnx
 from singa.cli import main
 from singa_backend import InvalidInput, SingaBackend, SonnxError, debug
 from singa_backend.debug import guards
+from singa_backend.debug.guards import draws
 from singa_backend.debug.guards.draws import EDGES, NORMAL, digest, draw
 from singa_backend.debug.guards.summary import LEVELS, judge, positions, summarize
 from singa_backend.debug.submodel import Source
@@ -485,3 +486,44 @@ def test_packed_data_do_not_unpack_without_bound(guard: Path, tmp_path: Path) ->
     (tmp_path / "bomb.guard").write_text(json.dumps(document))
     with pytest.raises(InvalidInput, match="must unpack to at most"):
         guards.read_guard(tmp_path / "bomb.guard")
+
+
+GIBIBYTE = 1 << 30
+LARGE = {
+    "drawn": [{"input": "x", "type": f"float[{GIBIBYTE}]", "draw": "normal", "high": 2, "key": "0", "sha256": ""}],
+    "stored": [{"input": "x", "type": f"float[{GIBIBYTE}]", "data": "", "sha256": ""}],
+    "without end": [{"input": "x", "type": f"float[{10**12 - 1},{10**12 - 1}]", "draw": "normal", "high": 2, "key": "0",
+                     "sha256": ""}],
+    "several": [{"input": f"x{i}", "type": f"uint8[{GIBIBYTE // 4}]", "draw": "normal", "high": 2, "key": "0", "sha256": ""}
+                for i in range(5)],
+}  # fmt: skip
+"""Inputs of a guard that need more than a gibibyte."""
+
+
+def read_large(path: str) -> None:
+    guards.inputs_of(guards.read_guard(path).cases[0])
+
+
+def draw_blocks(count: int) -> None:
+    draw(NORMAL, np.dtype(np.uint8), (count,), 200, 7)
+
+
+@pytest.mark.skipif(not bounded.available, reason="the system does not show the memory of a process")
+def test_large_inputs_are_refused_before_they_are_made(guard: Path, tmp_path: Path) -> None:
+    document = json.loads(guard.read_text())
+    paths = []
+    for name, rows in LARGE.items():
+        rows = [{"case": "normal", **row} for row in rows]
+        paths.append(str(tmp_path / f"{name}.guard"))
+        Path(paths[-1]).write_text(json.dumps({**document, "cases": rows}))
+    for answer in bounded.calls(read_large, paths):
+        assert answer["code"] == "SX600" and "at most 1.0 GiB" in answer["message"] and answer["mebibytes"] <= 64, answer
+    (answer,) = bounded.calls(draw_blocks, [32 << 20])  # with less memory than two arrays of the result's size
+    assert not answer["code"] and answer["mebibytes"] <= 64, answer
+
+
+def test_blocks_of_drawn_inputs_are_one_stream() -> None:
+    count = draws._BLOCK + 3
+    found = draw(NORMAL, np.dtype(np.int64), (count,), 1000, 7)
+    for at in (1, draws._BLOCK - 1, draws._BLOCK, count - 1):
+        assert found[at] == split_mix(7, at) % 1000

@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from tests.helpers.language_models import BEGIN, HEADS, LAYERS, PAD, SIZE, WIDTH
 
 from singa import sonnx
 from singa_backend import InvalidInput
+from singa_backend.backend import SingaRep
 from singa_backend.engines.oracle import Oracle
 
 PROMPTS = ["The sea is", "a", "h\u00e9llo, \u4f60\u597d", "once more, and longer than the others"]
@@ -306,6 +308,54 @@ def test_a_flag_and_limits_end_a_call(tmp_path: Path) -> None:
     shared = write(tmp_path / "shared", {"model": buffered()}, genai_config=genai(past_present_share_buffer=True))
     with pytest.raises(sonnx_error("ResourceExhausted"), match="SX603"):
         sonnx.Generator(shared, limits=limits(tensor_bytes=60_000)).generate(["a"] * 8)
+
+
+@pytest.mark.parametrize("search", [{}, {"num_beams": 2}, {"num_return_sequences": 2, "temperature": 1.0}])
+def test_the_deadline_bounds_a_whole_call(search: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each reading of the clock is a second: a deadline ends the call, although each run alone would be within it."""
+    from singa_backend import limits as bounds
+
+    folder = write(tmp_path / "folder", {"model": Decoder().model()})
+    options = {"max_new_tokens": 8, "end_tokens": [], **search}
+    free = sonnx.Generator(folder).generate("a", seed=1, **options)
+    generous = sonnx.Generator(folder, limits=limits(deadline=1e6))
+    assert generous.generate("a", seed=1, **options).texts == free.texts
+    now, runs = [0.0], 0
+
+    def clock() -> float:
+        now[0] += 1000.0
+        return now[0]
+
+    monkeypatch.setattr(bounds, "time", SimpleNamespace(monotonic=clock))
+    run = SingaRep.run
+
+    def counted(self: Any, *arguments: Any, limits: Any = None, **keywords: Any) -> Any:
+        nonlocal runs
+        runs += 1
+        assert 0 < limits.deadline < 20_000
+        return run(self, *arguments, limits=None if runs < 3 else limits, **keywords)
+
+    monkeypatch.setattr(SingaRep, "run", counted)
+    generous._limits = limits(deadline=20_000.0)
+    with pytest.raises(sonnx_error("ResourceExhausted"), match=r"SX608.*the deadline of 20000\.0 seconds"):
+        generous.generate("a", seed=1, **options)
+    assert 0 < runs < 8
+
+
+def test_a_deadline_that_has_passed_runs_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = write(tmp_path / "folder", {"model": Decoder().model()}, tokenizer_config={"chat_template": "{{ messages }}"})
+    generator = sonnx.Generator(folder)
+    generator._limits = limits(deadline=1e-9)
+    monkeypatch.setattr(SingaRep, "run", lambda *_, **__: pytest.fail("a run began"))
+    error = sonnx_error("ResourceExhausted")
+    with pytest.raises(error, match="SX608"):
+        generator.generate("a")
+    with pytest.raises(error, match="SX608"):
+        list(generator.stream("a", num_beams=2))
+    with pytest.raises(error, match="SX608"):
+        generator.chat_prompt([{"role": "user", "content": "a"}])
+    with pytest.raises(error, match="SX608"):
+        sonnx.Generator(folder, limits=limits(deadline=1e-9))
 
 
 def limits(**given: Any) -> Any:

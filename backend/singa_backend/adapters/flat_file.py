@@ -19,6 +19,7 @@ from ..errors import InvalidInput
 from ..io.archives import read_bytes
 from ..io.files import write_bytes
 from ..io.places import StrPath
+from ..limits import check_rank
 
 FILE = "SX982"
 """The code of an error in a file."""
@@ -153,23 +154,35 @@ def _tensors(root: _Table) -> dict[str, np.ndarray]:
         raise ValueError(f"its format is {root.integer(0)}, and {_FORMAT} is known")
     begin, count = root.vector(3, 4)
     found: dict[str, np.ndarray] = {}
+    total = 0
     for place in range(begin, begin + 4 * count, 4):
         table = _Table(root.data, _offset(root.data, place))
         at, size = table.vector(0, 1)
+        total += size
+        _check_total(total, root.data)
         name = root.data[at : at + size].decode()
         at, rank = table.vector(1, 8)
+        check_rank(rank)
         shape = struct.unpack_from(f"<{rank}q", root.data, at)
         code = table.integer(2)
         if not name or name in found or not dtypes.is_code(code):
             raise ValueError(f"parameter {name!r} is there twice, or has no name, or has the unknown type {code}")
         dtype: np.dtype[Any] = dtypes.numpy_dtype(code)
         at, size = table.vector(3, 1)
+        total += size
+        _check_total(total, root.data)
         if not dtypes.is_float(dtype) or min(shape, default=0) < 0 or math.prod(shape) * dtype.itemsize != size:
             raise ValueError(f"parameter {name!r} must have floats for its sizes {list(shape)}, got {size} bytes")
         found[name] = (
             np.frombuffer(root.data, dtype, math.prod(shape), at).reshape(shape).copy() if size else np.zeros(shape, dtype)
         )
     return found
+
+
+def _check_total(size: int, data: bytes) -> None:
+    """Raise ValueError if parameters share their bytes, so that they are larger than the file."""
+    if size > len(data):
+        raise ValueError("its parameters are larger than the file")
 
 
 def _damaged(path: StrPath, text: str) -> InvalidInput:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +13,8 @@ import numpy as np
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from .. import dtypes
-from ..errors import InvalidInput
+from ..errors import InvalidInput, ResourceExhausted
+from ..limits import Budget, current, spend
 from ..passes import GraphEditor, ModelEditor, NodeEditor
 from ..passes.head import replace_head
 from ..passes.typed_graph import constant_node
@@ -61,7 +64,7 @@ def insert(
         InvalidInput: the adapter does not fit the model (SX971).
         InvalidModel: the model cannot be edited.
     """
-    made = with_head(model, adapter.settings.get("head"), folder)
+    made = with_head(model, adapter, folder)
     editor = ModelEditor(made, folder)
     found = weights(editor)
     check_fit(editor, found, adapter, None if any_base or not adapter.base else base_digest(model, folder))
@@ -107,7 +110,7 @@ def merge(model: ModelProto, adapter: Adapter, *, folder: Path | None = None, an
         InvalidInput: the adapter does not fit the model (SX971), or changes a quantized weight (SX974).
         InvalidModel: the model cannot be edited.
     """
-    made = with_head(model, adapter.settings.get("head"), folder)
+    made = with_head(model, adapter, folder)
     editor = ModelEditor(made, folder)
     found = weights(editor)
     check_fit(editor, found, adapter, None if any_base or not adapter.base else base_digest(model, folder))
@@ -137,13 +140,28 @@ def merge(model: ModelProto, adapter: Adapter, *, folder: Path | None = None, an
     return made
 
 
-def with_head(model: ModelProto, head: Any, folder: Path | None) -> ModelProto:
-    """A copy of a model, with a new last layer of `head` outputs if that is a number; an adapter has the values of the layer."""
+def with_head(model: ModelProto, adapter: Adapter, folder: Path | None) -> ModelProto:
+    """A copy of a model, with a new last layer if the settings of an adapter have the number of its outputs.
+
+    The adapter has the values of the layer, so that the layer is at most as large as the largest of them.
+    """
     made = ModelProto()
     made.CopyFrom(model)
+    head = adapter.settings.get("head")
     if type(head) is int:
-        replace_head(made, head, folder=folder)
+        try:
+            with within_values([v.shape for v in adapter.values.values()]):
+                replace_head(made, head, folder=folder)
+        except ResourceExhausted:
+            raise InvalidInput(f"the adapter has no values for a last layer of {head} outputs", code="SX971") from None
     return made
+
+
+def within_values(shapes: Iterable[Sequence[int]]) -> AbstractContextManager[Budget]:
+    """A context in which a tensor is at most as large as the largest of these shapes, in float64."""
+    budget = current()
+    most = max((math.prod(s) for s in shapes), default=0) * 8
+    return spend(Budget(replace(budget.limits, tensor_bytes=max(1, min(most, budget.tensor_bytes))), budget.cancel))
 
 
 def origin_change(weight: Weight, change: LowRank) -> np.ndarray:

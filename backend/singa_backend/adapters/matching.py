@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from ..errors import InvalidInput, Problem
+from ..limits import check_rounds
 from .modules import ModuleParameter, Modules
 
 MATCHING = "SX981"
@@ -17,6 +18,12 @@ _LISTED = 8
 
 _TRIED = 8
 """The number of modules from which beginnings of paths are derived."""
+
+_QUICK = 10
+"""How many look-ups of a path count as an iteration."""
+
+_COMPARED = 1000
+"""The maximum length of names that are compared character by character, and the number of them."""
 
 _HINT = "pass the model that was exported from the network of the adapter, with the names of its modules"
 
@@ -65,7 +72,9 @@ def match(modules: Modules, wanted: Sequence[Wanted], source: str) -> dict[Wante
     """
     best = _found(modules, wanted, _Renaming())
     if not all(best.values()):
-        tried = [(r.cost, _found(modules, wanted, r)) for r in _renamings(modules, wanted)]
+        renamings = list(_renamings(modules, wanted))
+        check_rounds(len(renamings) * len(wanted) // _QUICK)
+        tried = [(r.cost, _found(modules, wanted, r)) for r in renamings]
         ranks = [(-_count(f), _shared(f), cost) for cost, f in tried]
         least = min(ranks, default=(0, 0, 0))
         if -least[0] > _count(best):  # of those that match most, and join least, those that change least
@@ -114,7 +123,8 @@ def _check(modules: Modules, found: dict[Wanted, list[ModuleParameter]], source:
     problems = []
     for w, parameters in found.items():
         if not parameters:
-            problems.append(f"{w.path}.{w.name} is not in the model{_candidates(modules, w)}")
+            near = _candidates(modules, w) if len(problems) < _LISTED else ""
+            problems.append(f"{w.path}.{w.name} is not in the model{near}")
         elif len(parameters) > 1:
             problems.append(f"{w.path}.{w.name} may be {' or '.join(repr(p.tensor) for p in parameters[:4])}")
     owners: dict[tuple[str, object], str] = {}
@@ -136,6 +146,8 @@ def _candidates(modules: Modules, w: Wanted) -> str:
         path for (path, name), of in modules.parameters.items() if name == w.name and any(w.kind in ("", p.kind) for p in of)
     ]
     last = w.path.rpartition(".")[2]
-    near = [p for p in paths if p.rpartition(".")[2] == last] or difflib.get_close_matches(w.path, paths, 3, 0.3)
+    near = [p for p in paths if p.rpartition(".")[2] == last]
+    if not near and len(w.path) <= _COMPARED:
+        near = difflib.get_close_matches(w.path, [p for p in paths[:_COMPARED] if len(p) <= _COMPARED], 3, 0.3)
     near = sorted(near, key=lambda p: -difflib.SequenceMatcher(None, p, w.path).quick_ratio())[:3]
     return f" (candidates: {', '.join(near)})" if near else " (no module has such a parameter)"

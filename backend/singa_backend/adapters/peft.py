@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import os
@@ -16,13 +17,15 @@ import numpy as np
 from onnx import ModelProto
 
 from .. import dtypes
-from ..errors import InvalidInput, UnsupportedModel
+from ..errors import InvalidInput, MissingDependency, ResourceExhausted, UnsupportedModel
 from ..io.archives import read_bytes
 from ..io.documents import Document, read_document
 from ..io.files import staged, staged_folder
 from ..io.places import StrPath
+from ..limits import admit, check_rank, check_rounds
 from ..passes.head import replace_head
 from .adapter import Adapter, LowRank, safetensors_numpy
+from .insert import within_values
 from .matching import Wanted, match
 from .modules import BIAS, CONVOLUTION, LINEAR, TABLE, WEIGHT, ModuleParameter, Modules
 
@@ -43,6 +46,9 @@ _PLAIN = {
     "use_rslora", "eva_config", "corda_config", "loftq_config", "megatron_core", "qalora_group_size",
 }  # fmt: skip
 """The settings that are read, and those that have no effect on what an adapter computes."""
+
+_SIMPLE = re.compile(r"[^*+?{(|]*")
+"""A regular expression without repetitions and choices, which cannot backtrack."""
 
 _CHANGES_BASE = ("pissa", "olora", "corda", "loftq")
 """The initializations that change the weights of the base model, which then differ from those of its file."""
@@ -88,6 +94,9 @@ def read_peft(path: StrPath, model: ModelProto, *, folder: Path | None = None) -
     wanted = [Wanted(path, WEIGHT, TABLE if path in content.tables else _kind(pair["A"])) for path, pair in content.pairs.items()]
     wanted += [Wanted(path, name, "") for path, name in content.values]
     found = match(modules, wanted, str(home))
+    patterns = len(config["alpha_pattern"])
+    if patterns:  # a search costs less than the compilation of an expression
+        check_rounds(patterns * (len(content.pairs) + 100))
     changes: dict[str, LowRank] = {}
     for w in wanted[: len(content.pairs)]:
         pair, p = content.pairs[w.path], found[w]
@@ -156,15 +165,27 @@ def _config(home: Path) -> dict[str, Any]:
 
 def _scale(config: Mapping[str, Any], path: str, rank: int) -> float:
     """The factor of a module's product; a pattern is a regular expression for the end of the path, as in PEFT."""
-    alpha = next((a for key, a in config["alpha_pattern"].items() if _ends(key, path)), config["lora_alpha"])
+    alpha = next((a for key, a in config["alpha_pattern"].items() if _ending(key).match(path)), config["lora_alpha"])
     return float(alpha / math.sqrt(rank) if config["use_rslora"] else alpha / rank)
 
 
-def _ends(pattern: str, path: str) -> bool:
+@functools.lru_cache(1 << 14)
+def _ending(pattern: str) -> Any:
+    """The expression that matches a path whose end has a pattern; one that may backtrack is matched by RE2 in linear time."""
+    expression, library, options = rf"(.*\.)?({pattern})$", re, 0
+    if not _SIMPLE.fullmatch(pattern):
+        try:
+            import re2 as library
+        except ImportError:
+            what = f"alpha_pattern has {_short(pattern)}, which the package google-re2 matches"
+            raise MissingDependency(what, hint="pip install 'sonnx[lora]'") from None
+        options = library.Options()
+        options.log_errors = False
     try:
-        return re.match(rf"(.*\.)?({pattern})$", path) is not None
-    except re.error as error:
-        raise _unfit(f"alpha_pattern must hold regular expressions, got {pattern!r}: {error}") from None
+        return library.compile(expression, options)
+    except library.error as error:
+        what = f"alpha_pattern must hold regular expressions of RE2, got {_short(pattern)}: {str(error)[:200]}"
+        raise _unfit(what) from None
 
 
 # --- the tensors
@@ -210,6 +231,7 @@ def read_safetensors(path: Path) -> dict[str, np.ndarray]:
     for name, entry in sorted(entries, key=lambda e: e[0]):
         if entry["dtype"] not in kinds:
             raise _unfit(f"{path}: tensor {name!r} must be of floats, got {entry['dtype']}")
+        check_rank(len(entry["shape"]))
         array = np.frombuffer(entry["data"], kinds[entry["dtype"]]).reshape(entry["shape"])
         found[name] = array.copy() if array.itemsize > 2 else array.astype(np.float32)
     return found
@@ -263,6 +285,7 @@ def _in_rows(change: LowRank, p: ModuleParameter, modules: Modules, others: LowR
     """The change of a packed product by that of one of its modules, and of those that were read before."""
     whole = next(q for entries in modules.parameters.values() for q in entries if q.tensor == p.tensor and q.rows is None)
     assert p.rows is not None
+    admit((whole.outputs, change.b.shape[1]), change.b.dtype)
     b = np.zeros((whole.outputs, change.b.shape[1]), change.b.dtype)
     if others is not None and not others.scale:
         others = LowRank(others.a, np.zeros_like(others.b), 1.0)
@@ -296,13 +319,16 @@ def _value(modules: Modules, w: Wanted, p: ModuleParameter, array: np.ndarray) -
 
 def _head(model: ModelProto, folder: Path | None, resized: Mapping[str, tuple[int, ...]]) -> int:
     """The number of outputs with which these shapes are those of a new last layer; 0 if there is none."""
-    for outputs in sorted({n for shape in resized.values() for n in shape}):
+    for outputs in sorted({n for shape in resized.values() for n in shape if n}):
         copied = ModelProto()
         copied.CopyFrom(model)
         try:
-            head = replace_head(copied, outputs, folder=folder)
+            with within_values(resized.values()):
+                head = replace_head(copied, outputs, folder=folder)
         except UnsupportedModel:
             return 0
+        except ResourceExhausted:  # the adapter has no weight of this size
+            continue
         made = {t.name: tuple(t.dims) for t in copied.graph.initializer if t.name in head.parameters}
         if made.items() >= resized.items():
             return outputs
@@ -389,6 +415,7 @@ def _whole(change: LowRank, p: ModuleParameter | None) -> np.ndarray:
     if p is None or p.group == 1 or a.shape[1] == p.inputs:
         return a
     each, inputs = len(a) // p.group, a.shape[1]
+    admit((len(a), p.inputs, *a.shape[2:]), a.dtype)
     made = np.zeros((len(a), p.inputs, *a.shape[2:]), a.dtype)
     for g in range(p.group):
         made[g * each : (g + 1) * each, g * inputs : (g + 1) * inputs] = a[g * each : (g + 1) * each]

@@ -235,6 +235,7 @@ def stale_page(document: dict[str, Any], path: Path, pages: Pages) -> str:
     """Return "" if each page equals the rendered document, otherwise a message about the first that does not."""
     for name, render in pages.items():
         page = path.with_name(name)
-        if not os.path.exists(page) or page.read_text(encoding="utf-8") != render(document):
+        text = render(document).encode()
+        if not os.path.isfile(page) or page.stat().st_size != len(text) or page.read_bytes() != text:
             return f"{page} differs from the page rendered from {path.name}"
     return ""

@@ -131,7 +131,7 @@ class Trees:
             raise OperatorError(f"targets of leaves must be below {count}, got {self.targets.max()}", code="SX401")
         targets, weights = xp.asarray(np.where(self.targets < 0, count, self.targets)), xp.asarray(self.weights)
         y = xp.zeros((x.shape[0], count), np.float64)
-        each = len(self.roots) * self.targets.shape[1]
+        each = max(len(self.roots) * self.targets.shape[1], count + 1)
         step = max(1, xp.block_elements(x.shape[0] * each, _ARRAYS * 8, _AT_ONCE) // max(1, each))
         for start in limits.blocks(x.shape[0], step):
             leaf = self.leaves(xp, x[start : start + step])
@@ -433,8 +433,9 @@ def tree_ensemble(
             return np.concatenate([to + inner * ends, own])
 
         roots = np.array(tree_roots, np.int64)
-        if len(roots) and not 0 <= roots.min() <= roots.max() < inner:
-            raise OperatorError(f"tree_roots must be in [0, {inner}), got {roots.min()} to {roots.max()}", code="SX401")
+        if not len(roots) or not 0 <= roots.min() <= roots.max() < inner:
+            got = f"{roots.min()} to {roots.max()}" if len(roots) else "none"
+            raise OperatorError(f"tree_roots must have nodes in [0, {inner}), got {got}", code="SX401")
         missing = np.array(nodes_missing_value_tracks_true or (0,) * inner) != 0
         if len(missing) != inner:
             raise OperatorError(f"nodes_missing_value_tracks_true must have {inner} values, got {len(missing)}", code="SX404")

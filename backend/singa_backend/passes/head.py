@@ -15,6 +15,7 @@ from onnx import ModelProto, TensorProto, ValueInfoProto, numpy_helper
 from .. import dtypes
 from ..errors import InvalidInput, UnsupportedModel
 from ..ir.declaration import has_trait
+from ..limits import admit
 from ..proto.schemas import plain_domain
 from .index import NodeEditor
 from .model import ModelEditor
@@ -207,6 +208,7 @@ class _Head:
         if not dtypes.is_float(dtype):
             raise _none(f"the weight of {node.title} must be float, got {dtypes.onnx_name(dtype)}")
         bound = 1 / math.sqrt(self.features)
+        admit((outputs, *self._inner()), np.float64)
         weight = rng.uniform(-bound, bound, (outputs, *self._inner())).astype(dtype)
         self.weight = self._put(node, 1, weight if self.first else weight.T, "weight")
         node.set(alpha=None, beta=None)

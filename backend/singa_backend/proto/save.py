@@ -19,8 +19,9 @@ from google.protobuf.message import DecodeError
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, numpy_helper
 
 from .. import dtypes
-from ..errors import InvalidInput, InvalidModel
+from ..errors import InvalidInput, InvalidModel, SonnxError
 from ..io import files, places
+from ..io.archives import read_bytes
 from . import tensor_data
 from .checker import require_valid
 from .messages import graphs
@@ -151,8 +152,8 @@ def old_data(target: Path) -> set[str]:
 def locations_in_place(target: Path) -> set[str]:
     """The files of external data that a model in place refers to; none if there is no model."""
     try:
-        return set(locations(ModelProto.FromString(target.read_bytes()))) if places.is_regular(target) else set()
-    except (OSError, DecodeError):
+        return set(locations(ModelProto.FromString(read_bytes(target, "SX105")))) if places.is_regular(target) else set()
+    except (OSError, SonnxError, DecodeError):
         return set()
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
+import stat
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import NamedTuple
@@ -114,7 +116,10 @@ def _at_once(path: str, flags: int) -> int:
 def _digest(path: str, wanted: Identity | None = None) -> tuple[Identity, str]:
     """The identity and the SHA-256 of a file; "" if the identity is not the wanted one."""
     with open(path, "rb", opener=_at_once) as file:
-        before = Identity.of(os.fstat(file.fileno()))
+        status = os.fstat(file.fileno())
+        if not stat.S_ISREG(status.st_mode):
+            raise OSError(errno.EINVAL, "it is not a regular file", path)
+        before = Identity.of(status)
         if wanted is not None and before != wanted:
             return before, ""
         if before not in _digests:

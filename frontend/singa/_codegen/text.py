@@ -21,6 +21,9 @@ WIDTH = 130
 _LONGEST = 48
 """Maximum characters of an identifier."""
 
+_READ = 4096
+"""Characters at the end of a name that an identifier is made of."""
+
 SMALL = 8
 """Maximum elements of an array in the text."""
 
@@ -85,7 +88,7 @@ def cleaned(name: str, fallback: str) -> str:
 
     Exporters name by path: `/blocks/blocks.0/conv/Conv_output_0` is `blocks_0_conv`.  The end of a long name is kept.
     """
-    parts = [p for p in name.removesuffix("_output_0").split("/") if p]
+    parts = [p for p in name.removesuffix("_output_0")[-_READ:].split("/") if p]
     kept = [p for i, p in enumerate(parts) if not any(after.lower().startswith(p.lower()) for after in parts[i + 1 : i + 2])]
     words = re.sub(r"[^0-9A-Za-z]+", "_", "_".join(kept)).strip("_").lower().split("_")
     while len(words) > 1 and sum(map(len, words)) + len(words) > _LONGEST:

@@ -1,20 +1,22 @@
-"""Chat templates: a folder's template makes one text of the messages of a conversation, in a sandbox."""
+"""Chat templates: a folder's template makes one text of the messages of a conversation, in a child process."""
 
 from __future__ import annotations
 
 import json
-import operator
 import os
-from collections.abc import Callable, Mapping, Sequence
-from datetime import datetime
+import threading
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from singa_backend.errors import InvalidInput, MissingDependency
+from singa_backend.errors import InvalidInput, MissingDependency, ResourceExhausted
 from singa_backend.io.archives import read_bytes
 from singa_backend.io.documents import Document, read_document
-from singa_backend.limits import reports_shortage
+from singa_backend.io.processes import Child, ChildFailure
+from singa_backend.limits import current, format_bytes, reports_shortage
 
+from . import _template_child
 from .config import FOLDER
 
 TEMPLATE = "SX391"
@@ -23,9 +25,8 @@ TEMPLATE = "SX391"
 LARGEST_TEMPLATE = 1 << 20
 """The maximum characters of a template."""
 
-LARGEST_TEXT = 16 << 20
-"""The maximum characters of a prompt that a template makes, and of a text in it that an operator repeats."""
-
+TIMEOUT = 60.0
+"""Seconds that the process of a template may take to answer: more than its processor time, if other programs compute."""
 
 _SPECIAL = ("bos_token", "eos_token", "pad_token", "unk_token")
 """The special tokens that a template may use, by their keys in tokenizer_config.json."""
@@ -44,30 +45,65 @@ class ChatTemplate:
     """
 
     def __init__(self, folder: Path) -> None:
+        if find_spec("jinja2") is None:
+            hint = "pip install 'sonnx[generate]'"
+            raise MissingDependency("chat templates are run by jinja2, which is not installed", hint=hint)
         config = folder / "tokenizer_config.json"
         section = read_document(config, FOLDER) if os.path.isfile(config) else Document({}, str(config), FOLDER)
         text = _text(folder, section)
         self._tokens = {
             n: t for n in ("bos_token", "eos_token", "pad_token", "unk_token") if (t := _token(section, n)) is not None
         }
-        self._template = _compiled(text)
+        self._text = text
+        self._lock = threading.Lock()
+        self._child = Child(_template_child.serve, alone=True)
 
     @reports_shortage
     def text(self, messages: Sequence[Mapping[str, Any]]) -> str:
         """The prompt of a conversation, up to where the answer begins."""
-        given = _messages(messages)
-        import jinja2
-
-        parts, size = [], 0
+        arguments = {"messages": _messages(messages), "add_generation_prompt": True, **self._tokens}
         try:
-            for part in self._template.generate(messages=given, add_generation_prompt=True, **self._tokens):
-                parts.append(part)
-                size += len(part)
-                if size > LARGEST_TEXT:
-                    raise _refused(f"the prompt of the chat template must have at most {LARGEST_TEXT} characters")
-        except (jinja2.TemplateError, ArithmeticError, LookupError, TypeError, ValueError, AttributeError) as error:
-            raise _refused(f"the chat template refuses the messages: {error}") from None
-        return "".join(parts)
+            request = self._text, json.dumps(arguments)
+        except (TypeError, ValueError) as error:
+            raise _refused(f"messages must hold values that JSON can represent: {error}") from None
+        kind, content = self._answer(request)
+        if kind in _BOUNDS:
+            raise _exceeded(_BOUNDS[kind])
+        if kind:
+            what = "is not a template of jinja2" if kind == "template" else "refuses the messages"
+            raise _refused(f"the chat template {what}: {content.decode()}")
+        prompt: str = content.decode(errors="surrogatepass")
+        return prompt
+
+    def _answer(self, request: tuple[str, str]) -> tuple[str, bytes]:
+        """The kind of an error, or "", and its message, or the prompt."""
+        try:
+            with self._lock:
+                remaining = current().remaining()
+                answer: tuple[str, bytes] = self._child.ask(request, TIMEOUT if remaining is None else min(remaining, TIMEOUT))
+                if answer[0] in _BOUNDS:
+                    self._child.close()  # what it still holds is not known
+                return answer
+        except OSError as error:
+            raise ResourceExhausted(f"the process of a chat template cannot start: {error}", code="SX601") from error
+        except ChildFailure as failure:
+            current().watch()
+            if failure.how == "timeout":
+                raise _exceeded(f"{TIMEOUT:g} seconds") from None
+            if failure.exit_code == _template_child.OUT_OF_TIME:
+                raise _exceeded(f"{_template_child.SECONDS} seconds of processor time") from None
+            raise _exceeded(f"the memory of its process ({failure})") from None
+
+
+_BOUNDS = {
+    "memory": f"{format_bytes(_template_child.MEMORY)} of memory, or {format_bytes(_template_child.LARGEST_TEXT)} of text",
+    "nesting": "Python's stack",
+}
+
+
+def _exceeded(bound: str) -> ResourceExhausted:
+    hint = "pass the prompt as the text that the model expects"
+    return ResourceExhausted(f"the chat template needs more than {bound}", code="SX600", hint=hint)
 
 
 def _text(folder: Path, section: Document) -> str:
@@ -103,54 +139,3 @@ def _messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         if not isinstance(m, Mapping) or not isinstance(m.get("role"), str) or not isinstance(m.get("content"), str):
             raise _refused(f"a message must be a dict with texts for the keys role and content, got {m!r}")
     return [dict(m) for m in messages]
-
-
-def _compiled(text: str) -> Any:
-    """The template in a sandbox: it reads nothing but its arguments, and changes nothing."""
-    try:
-        import jinja2
-        from jinja2 import sandbox
-    except ImportError:
-        hint = "pip install 'sonnx[generate]'"
-        raise MissingDependency("chat templates are run by jinja2, which is not installed", hint=hint) from None
-    options = {"trim_blocks": True, "lstrip_blocks": True, "extensions": ["jinja2.ext.loopcontrols"]}
-    environment: Any = sandbox.ImmutableSandboxedEnvironment(**options)
-    environment.intercepted_binops = frozenset({"+", "*", "**", "%"})
-    environment.call_binop = _computed
-    environment.filters["tojson"] = _json
-    for unbounded in ("center", "indent"):  # their widths are not bounded
-        environment.filters.pop(unbounded, None)
-    environment.globals |= {"raise_exception": _raise, "strftime_now": _now}
-    try:
-        return environment.from_string(text)
-    except (jinja2.TemplateError, RecursionError) as error:
-        raise _refused(f"the chat template is not a template of jinja2: {error}") from None
-
-
-_BINARY: dict[str, Callable[[Any, Any], Any]] = {
-    "+": operator.add, "*": operator.mul, "**": operator.pow, "%": operator.mod,
-}  # fmt: skip
-
-
-def _computed(context: Any, symbol: str, left: Any, right: Any) -> Any:
-    """The result of an operator that can make a large value from small ones."""
-    sized = [len(v) for v in (left, right) if isinstance(v, (str, list, tuple))]
-    numbers = [abs(v) for v in (left, right) if isinstance(v, int)]
-    if symbol == "%" and sized:
-        raise _refused("the chat template must not format texts by %")
-    large = sum(sized) * max(numbers if symbol == "*" else (), default=1) > LARGEST_TEXT
-    if large or (symbol == "**" and max(numbers, default=0) > 1000):
-        raise _refused(f"the chat template makes a value that is too large, by {symbol}")
-    return _BINARY[symbol](left, right)
-
-
-def _json(value: Any, ensure_ascii: bool = False, indent: int | None = None, **_: Any) -> str:
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=None if indent is None else min(indent, 8))
-
-
-def _raise(text: str) -> None:
-    raise _refused(f"the chat template refuses the messages: {text}")
-
-
-def _now(form: str) -> str:
-    return datetime.now().strftime(form)

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from singa_backend.backend import Outputs, SingaRep
 from singa_backend.dtypes import is_float
-from singa_backend.errors import UnsupportedModel
+from singa_backend.errors import ResourceExhausted, UnsupportedModel
 from singa_backend.ir.graph import Node
 from singa_backend.limits import Budget
 from singa_backend.proto.values import Value
@@ -217,6 +217,17 @@ def _cache(value: Value, present: str, folder: ModelFolder, file: str, window: i
     return PastCache(name, present, value.dtype, (*(2,) * lead, 0, heads, 0, size), encodes, window)
 
 
+def run_within(rep: SingaRep, feeds: Mapping[str, Any], budget: Budget) -> Outputs:
+    """One run of a call: it ends at the deadline of the call, and does not begin if the flag of the call is set."""
+    remaining = budget.remaining()
+    limits = None if remaining is None else replace(rep.limits, deadline=remaining)
+    try:
+        return rep.run(feeds, limits=limits) if rep.device.is_host else rep.run(feeds, limits=limits, to_host=False)
+    except ResourceExhausted:
+        budget.watch()  # raises with the deadline of the call
+        raise
+
+
 class Decoding:
     """The runs for some sequences, which have a prompt of one length.
 
@@ -226,6 +237,7 @@ class Decoding:
         mask: for each sequence 1 for its tokens and 0 for padding, of shape (sequences, length of the prompt).
         most: the maximum number of tokens of a sequence, with its prompt.
         shared: whether past and present are buffers of that length.
+        budget: of the call.
         hidden: the output of the encoder, and its mask; None without one.
 
     Attributes:
@@ -239,9 +251,11 @@ class Decoding:
         mask: np.ndarray,
         most: int,
         shared: bool,
+        budget: Budget,
         hidden: tuple[Any, np.ndarray] | None = None,
     ) -> None:
         self._first, self._later, self._hidden = first, later, hidden
+        self._budget = budget
         self._batch = len(mask)
         self._prompt = mask.astype(np.int64)
         self._past: dict[str, Any] = {}
@@ -313,7 +327,7 @@ class Decoding:
         if file.branch:
             feeds[file.branch] = np.array([self.count > 0])
         feeds |= {c.past: self._past[c.past] for c in file.caches}
-        outputs = file.rep.run(feeds) if file.rep.device.is_host else file.rep.run(feeds, to_host=False)
+        outputs = run_within(file.rep, feeds, self._budget)
         self._keep(file, outputs)
         return outputs
 

@@ -14,13 +14,13 @@ import numpy as np
 
 from singa_backend.backend import SingaBackend, SingaRep, prepare_rewritten
 from singa_backend.devices.device import DeviceLike
-from singa_backend.errors import InvalidInput, ResourceExhausted
+from singa_backend.errors import InvalidInput
 from singa_backend.limits import Budget, Flag, Limits, exhausted, spend
 from singa_backend.rendering import TEXT, printable
 
 from .chat import ChatTemplate
 from .config import read_folder, unfit
-from .decoders import DecoderFile, Decoding, unsupported
+from .decoders import DecoderFile, Decoding, run_within, unsupported
 from .last_rows import keep_last_row
 from .search import SEQUENCES, Sampler, SearchOptions, refused
 from .tokens import TOKENIZER, Characters, TextTokenizer, TextWriter
@@ -137,7 +137,7 @@ class _Call:
     options: SearchOptions
     rows: list[_Row]
     sources: list[list[int]]
-    cancel: Flag | None
+    budget: Budget
     clock: _Clock = field(default_factory=_Clock)
 
 
@@ -237,7 +237,8 @@ class Generator:
         Args:
             prompts: a text, a list of tokens, or a list of texts and lists of tokens.
             special_tokens: whether the tokenizer adds its special tokens to a text, such as one that begins it.
-            cancel: a flag, such as a `threading.Event`; if it is set, the call ends before the next run.
+            cancel: a flag, such as a `threading.Event`; if it is set, the call ends before the next run.  The deadline of the
+                limits bounds the whole call, from its begin.
             **search: the search.  Options that are absent or None have the values of the folder's configuration.
                 `max_new_tokens` and `max_length` (with the prompt) bound the length, by default to 256 new tokens;
                 `min_new_tokens` and `min_length` exclude the tokens that end a sequence before.  `sample=True` draws tokens,
@@ -255,7 +256,7 @@ class Generator:
             InvalidInput: a prompt is empty or has unknown tokens (SX375), or an option is out of its bounds (SX390).
             UnknownKeyword: a keyword is not one of these.
             OperatorError: the model cannot compute with these tokens, or returns NaN (SX410).
-            ResourceExhausted: a limit was reached, or the flag was set.
+            ResourceExhausted: a limit was reached, the deadline has passed (SX608), or the flag was set (SX609).
         """
         call = self._call(_listed(prompts), special_tokens, cancel, search, "generate")
         for _ in self._pieces(call):
@@ -271,7 +272,7 @@ class Generator:
         Args:
             prompt: a text, or a list of tokens.
             special_tokens: as for `generate`.
-            cancel: as for `generate`.
+            cancel: as for `generate`; the time between two parts counts too.
             **search: as for `generate`, with one sequence.
 
         Returns:
@@ -294,7 +295,8 @@ class Generator:
     def chat_prompt(self, messages: Sequence[Mapping[str, Any]]) -> str:
         """Return the prompt of a conversation, by the chat template of the folder.
 
-        The template runs in a sandbox of jinja2.  The prompt contains the special tokens: pass it with `special_tokens=False`.
+        The template runs in a sandbox of jinja2, in a child process with bounded memory and time.  The prompt contains the
+        special tokens: pass it with `special_tokens=False`.
 
         Args:
             messages: dicts with the texts `role`, such as "user", and `content`.
@@ -304,12 +306,12 @@ class Generator:
 
         Raises:
             InvalidInput: the folder has no template, or it refuses the messages (SX391).
+            ResourceExhausted: the template needs too much memory or time (SX600), or the deadline has passed (SX608).
             MissingDependency: jinja2 is not installed (SX700).
         """
-        if self._chat is None:
-            with spend(Budget(self._limits)):
-                self._chat = ChatTemplate(self.folder)
-        return self._chat.text(messages)
+        with spend(Budget(self._limits)):
+            self._chat = self._chat or ChatTemplate(self.folder)
+            return self._chat.text(messages)
 
     # --- a call
 
@@ -326,7 +328,7 @@ class Generator:
         size = folder.vocabulary
         if "end_tokens" in search and size is not None and (far := [t for t in options.end_tokens or () if t >= size]):
             raise refused(f"end_tokens must be tokens of the model, integers from 0 to {size - 1}, got {far[0]}")
-        Budget(self._limits, cancel)  # checks the flag
+        budget = Budget(self._limits, cancel)
         sources = [self._tokens(p, special) for p in prompts]
         end = tuple(map(int, options.end_tokens or ()))
         rows: list[_Row] = []
@@ -341,7 +343,7 @@ class Generator:
                 sampler = Sampler(options, end, low, len(rows), folder.forced)
                 writer = TextWriter(Characters(self._tokenizer.decode, before), options.stop)
                 rows.append(_Row(len(rows), i, list(tokens), len(tokens), sampler, writer, most))
-        return _Call(options, rows, sources, cancel)
+        return _Call(options, rows, sources, budget)
 
     def _tokens(self, prompt: Prompt, special: bool) -> list[int]:
         """The tokens of a prompt."""
@@ -388,8 +390,6 @@ class Generator:
         clock, started = call.clock, time.perf_counter()
         decoding, tokens = self._begun(call, rows)
         while True:
-            if call.cancel is not None and call.cancel.is_set():
-                raise ResourceExhausted("the flag passed as cancel is set", code="SX609")
             logits = decoding.step(tokens)
             pieces = self._chosen(call, rows, logits)
             passed = time.perf_counter() - started
@@ -415,8 +415,6 @@ class Generator:
         prompt = np.array([first.tokens], np.int32)
         search = Beams(prompt, options.beams, penalty, options.early_stopping or False, end, self._folder.pad, new_only=True)
         while not search.done.all():
-            if call.cancel is not None and call.cancel.is_set():
-                raise ResourceExhausted("the flag passed as cancel is set", code="SX609")
             sums = first.sampler.sums(decoding.step(tokens), search.sums, search.sequences, decoding.count - 1)
             chosen, sources = search.advance(sums, last=decoding.count == first.most)
             decoding.reorder(sources)
@@ -440,7 +438,8 @@ class Generator:
 
     def _begun(self, call: _Call, rows: Sequence[_Row]) -> tuple[Decoding, np.ndarray]:
         """The decoder before its first run, and the tokens of that run, padded on the left."""
-        hidden = None if self._encoder is None else self._encoded(self._encoder, [call.sources[r.prompt] for r in rows])
+        sources = [call.sources[r.prompt] for r in rows]
+        hidden = None if self._encoder is None else self._encoded(self._encoder, sources, call.budget)
         longest = max(r.start for r in rows)
         tokens = np.full((len(rows), longest), self._folder.pad, np.int64)
         mask = np.zeros((len(rows), longest), np.int64)
@@ -448,9 +447,9 @@ class Generator:
             tokens[i, longest - r.start :], mask[i, longest - r.start :] = r.tokens, 1
         most = longest + max(r.most for r in rows)
         shared = self._folder.shared and not self._later.packs
-        return Decoding(self._first, self._later, mask, most, shared, hidden), tokens
+        return Decoding(self._first, self._later, mask, most, shared, call.budget, hidden), tokens
 
-    def _encoded(self, encoder: SingaRep, sources: Sequence[Sequence[int]]) -> tuple[Any, np.ndarray]:
+    def _encoded(self, encoder: SingaRep, sources: Sequence[Sequence[int]], budget: Budget) -> tuple[Any, np.ndarray]:
         """The output of the encoder and the mask of its tokens, which are padded on the right."""
         longest = max(map(len, sources))
         tokens = np.full((len(sources), longest), self._folder.pad, np.int64)
@@ -459,8 +458,7 @@ class Generator:
             tokens[i, : len(source)], mask[i, : len(source)] = source, 1
         given = {"input_ids": tokens, "attention_mask": mask}
         feeds = {v.name: given[v.name].astype(v.dtype or np.int64) for v in encoder.inputs}
-        outputs = encoder.run(feeds) if encoder.device.is_host else encoder.run(feeds, to_host=False)
-        return outputs[0], mask
+        return run_within(encoder, feeds, budget)[0], mask
 
 
 def _listed(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

@@ -148,7 +148,7 @@ def test_an_encoder_masks_padding_in_front_only(oracle: Oracle) -> None:
      ("GreedySearch", [IDS, one(6)], {"vocab_size": 12}, "at least vocab_size 12"),
      ("Sampling", [IDS, one(6)], {"min_tokens_to_keep": 9}, r"min_tokens_to_keep must be in \[0, 9\)"),
      ("BeamSearch", beams(200), {}, r"num_beams must be in \[1, 128\]"),
-     ("BeamSearch", [*beams(2)[:4], one(3), one(1, F)], {}, r"num_return_sequences in \[1, num_beams\]"),
+     ("BeamSearch", [*beams(2)[:4], one(3), one(1, F)], {}, r"num_return_sequences must be in \[1, num_beams\], got 3"),
      ("BeamSearch", beams(2), {"model_type": 1}, "with an encoder")],
 )  # fmt: skip
 def test_what_is_refused(name: str, inputs: list[Any], given: dict[str, Any], message: str) -> None:

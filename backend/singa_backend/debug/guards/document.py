@@ -21,7 +21,7 @@ from ... import dtypes, limits
 from ...errors import InvalidInput, did_you_mean
 from ...io.documents import DOCUMENT, LARGEST, Document, parse_document, read_document
 from ...rendering import json_text
-from .draws import KINDS, digest, draw
+from .draws import KINDS, check_inputs, digest, draw
 from .summary import Level, Summary, exact
 
 CODE = "SX990"
@@ -261,6 +261,7 @@ def _guard(document: Document) -> Guard:
     packed = document.get("packed")
     graph = _unpacked(packed) if packed else document
     cases: dict[str, GuardCase] = {}
+    check_inputs([_read_type(row["type"]) for row in document["cases"].parts() if row.get("input")])
     for row in document["cases"].parts():
         case = row["case"].text()
         inputs = cases.setdefault(case, GuardCase(case, {})).inputs

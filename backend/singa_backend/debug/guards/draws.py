@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
 from ... import dtypes, limits
-from ...errors import InvalidInput
+from ...errors import InvalidInput, ResourceExhausted
 
 NORMAL, EDGES = "normal", "edges"
 
@@ -24,6 +24,12 @@ _BOUNDARIES = np.array(
     [0.0, -0.0, 1.0, -1.0, 0.5, -0.5, 1.5, -2.5, 4.0, -4.0, 8.0, -8.0, 2.0**-10, -(2.0**-10), 2.0**-24, 1.0 + 2.0**-10]
 )
 """Zeros of both signs, halves (ties of a rounding), ends of activations, and numbers that vanish in a sum."""
+
+_BLOCK = 1 << 18
+"""How many elements are drawn at a time."""
+
+INPUTS = 1 << 30
+"""The maximum bytes of the inputs of all cases of a guard."""
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
@@ -55,20 +61,28 @@ def draw(kind: str, dtype: np.dtype[Any], shape: Sequence[int], high: int, key: 
     Returns:
         The array.
     """
-    limits.admit(shape, np.float64)
+    limits.admit(shape, dtype)
     count = math.prod(shape)
-    bits = words(key, np.arange(count, dtype=np.uint64))
+    drawn = np.empty(count, dtype)
+    for start in limits.blocks(count, _BLOCK):
+        positions = np.arange(start, min(start + _BLOCK, count), dtype=np.uint64)
+        drawn[start : start + _BLOCK] = _values(kind, dtype, high, words(key, positions))
+    drawn = drawn.reshape(shape)
+    if high <= 2 and shape and not (dtypes.is_float(dtype) or dtype.kind in "cO"):
+        drawn[..., :1] = 1
+    return drawn
+
+
+def _values(kind: str, dtype: np.dtype[Any], high: int, bits: np.ndarray) -> np.ndarray:
+    """The values of these bits, one for each."""
     if dtype == dtypes.STRING:
-        return np.array([f"s{b % 100}" for b in bits.tolist()], object).reshape(shape)
+        return np.array([f"s{b % 100}" for b in bits.tolist()], object)
     if dtypes.is_float(dtype) or dtype.kind == "c":
-        return _floats(kind, bits).reshape(shape).astype(dtype)
+        return _floats(kind, bits).astype(dtype)
     if kind == EDGES and high <= 2:
-        return np.ones(shape, np.int64).astype(dtype)
+        return np.ones(bits.shape, dtype)
     whole = bits % np.uint64(2) * np.uint64(high - 1) if kind == EDGES else bits % np.uint64(high)
-    found = whole.astype(np.int64).reshape(shape)
-    if high <= 2 and shape:
-        found[..., :1] = 1
-    return found.astype(dtype)
+    return np.asarray(whole.astype(np.int64).astype(dtype))
 
 
 def _floats(kind: str, bits: np.ndarray) -> np.ndarray:
@@ -79,6 +93,14 @@ def _floats(kind: str, bits: np.ndarray) -> np.ndarray:
         chosen = _BOUNDARIES[(bits >> np.uint64(5)) % np.uint64(len(_BOUNDARIES))]
         found = np.where(bits % np.uint64(2) == 0, found, chosen)
     return np.asarray(found)
+
+
+def check_inputs(inputs: Iterable[tuple[np.dtype[Any], Sequence[int]]]) -> None:
+    """Raise ResourceExhausted (SX600) if inputs of these types are too large for a guard."""
+    size = sum(dtype.itemsize * math.prod(shape) for dtype, shape in inputs)
+    if size > INPUTS:
+        text = f"the inputs of a guard must have at most {limits.format_bytes(INPUTS)}, got {limits.format_bytes(size)}"
+        raise ResourceExhausted(text, code="SX600", hint="choose smaller sizes, or fewer cases")
 
 
 def digest(value: np.ndarray) -> str:

@@ -28,7 +28,7 @@ from ..lockstep import Values, walk
 from ..submodel import NodeCall, Source
 from .choose import Types, between, index_bounds, makers, node_of, select, stable_values, weight_hash
 from .document import Guard, GuardCase, GuardedValue, GuardInput
-from .draws import EDGES, NORMAL, check_sizes, digest, draw, key_of, words
+from .draws import EDGES, NORMAL, check_inputs, check_sizes, digest, draw, key_of, words
 from .summary import Level, Summary, exact, judge, parts, summarize
 
 SIZE = 512 << 10
@@ -172,6 +172,7 @@ class _GuardWriter:
             cases = self.drawn(sizes, seed)
         else:
             cases = [self.given(inputs)]
+        check_inputs([(i.dtype, i.shape) for c in cases for i in c.inputs.values()])
         nodes = [node_of(source, c) for c in source.calls]
         weights = {n: weight_hash(source, n) for n in source.weights if any(n in c.uses for c in source.calls)}
         found = Guard(self.facts(nodes, weights), self.versions(), Level(1, 1), cases, [], nodes, weights, [])

@@ -8,6 +8,9 @@ import numpy as np
 
 from ...errors import OperatorError
 
+MOST = 128
+"""The maximum number of beams."""
+
 
 class Beams:
     """The best sequences of a search, and those that it goes on with.
@@ -34,6 +37,8 @@ class Beams:
             new_only: as in transformers, the length is that of the new tokens, with the one that ends the sequence; as in
                 onnxruntime otherwise, that of all tokens without it.
         """
+        if not 1 <= beams <= MOST:
+            raise OperatorError(f"num_beams must be in [1, {MOST}], got {beams}", code="SX404")
         self.batch, self.beams, self.penalty, self.early, self.pad = len(prompt), beams, penalty, early, pad
         self.ends, self.new_only, self.start = frozenset(e for e in ends if e >= 0), new_only, prompt.shape[1]
         self.sequences = prompt.repeat(beams, axis=0)

@@ -6,6 +6,7 @@ from itertools import pairwise
 
 import numpy as np
 
+from ... import limits
 from ._api import Array, Host, Ints, Op, V, Xp, microsoft, not_declared
 from ._attention import (
     attend,
@@ -228,7 +229,10 @@ def relative_position_bias(
     bias_table has the shape (buckets, heads) but the elements of (heads, buckets).
     """
     buckets, heads = bias_table.shape
-    distance = np.arange(key_length) - np.arange(query_length)[:, None]
+    limits.admit((heads, query_length, key_length), bias_table.dtype)
+    if min(query_length, key_length) < 1:
+        return xp.zeros((1, heads, max(query_length, 0), max(key_length, 0)), bias_table.dtype)
+    distance = np.arange(1 - query_length, key_length)  # those of the last query, then of the one before it, and so on
     first = np.zeros_like(distance)
     if is_bidirectional:
         buckets //= 2
@@ -241,7 +245,7 @@ def relative_position_bias(
     ratio = np.divide(*np.log(both / np.float32(exact)))
     far = np.minimum(exact + (ratio * np.float32(buckets - exact)).astype(np.int64), buckets - 1)
     index = xp.asarray(first + np.where(distance < exact, distance, far))
-    return bias_table.reshape(heads, -1)[:, index][None]
+    return xp.windows(bias_table.reshape(heads, -1)[:, index], key_length, 1)[:, ::-1].copy()[None]
 
 
 @relative_position_bias.decomposition

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from ... import limits
 from ..rotary import rotary_embedding as rotate
 from ._api import Array, Op, V, Xp, microsoft, not_declared
 from ._attention import op_newer, op_range, op_size, wrong
@@ -114,6 +115,7 @@ def _streams(section: tuple[int, ...], layout: int) -> np.ndarray:
         raise wrong(f"mrope_section must have 3 sizes of at least 0, got {list(section)}")
     if layout not in (0, 1):
         raise wrong(f"mrope_layout must be 0 or 1, got {layout}")
+    limits.check_entries(sum(section), "pairs of features in mrope_section")
     if layout == 0:
         return np.repeat(np.arange(3), section)
     streams = np.zeros(sum(section), np.int64)

@@ -280,11 +280,9 @@ def _beams_searched(
     kept: bool,
 ) -> tuple[Array | None, ...]:
     """Search; the best sequences, their scores, and the scores before each token if they are kept."""
-    if not 1 <= count <= beams.beams <= 128:
-        raise OperatorError(
-            f"num_beams must be in [1, 128] and num_return_sequences in [1, num_beams], got {beams.beams} and {count}",
-            code="SX404",
-        )
+    if not 1 <= count <= beams.beams:
+        what = f"num_return_sequences must be in [1, num_beams], got {count}, and num_beams is {beams.beams}"
+        raise OperatorError(what, code="SX404")
     start = model.prompt.shape[1]
     checked_lengths(start, most)
     steps: list[np.ndarray] = []

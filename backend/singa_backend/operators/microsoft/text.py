@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -86,9 +86,14 @@ def _expressions(patterns: tuple[str, ...]) -> list[Any]:
     return made
 
 
-def _next(found: Any) -> int:
-    """Where the search goes on: behind the match, or behind the next character if the match is empty."""
-    return int(found.end()) if found.end() > found.start() else int(found.start()) + 1
+def _found(expression: Any, text: str) -> Iterator[tuple[int, int]]:
+    """The begin and the end of each match; after an empty one the search continues at the next character."""
+    last = -1
+    for match in expression.finditer(text):  # a search from a position would encode the whole text again
+        start, end = match.span()
+        if end > start or start > last:  # RE2 repeats an empty match that is not at the begin of its search
+            yield start, end
+            last = start if start == end else last
 
 
 def _split(text: str, separators: list[Any], least: int) -> list[str]:
@@ -98,20 +103,16 @@ def _split(text: str, separators: list[Any], least: int) -> list[str]:
         parts = []
         for part in row:
             start = 0
-            while start <= len(part) and (found := separator.search(part, start)):
-                parts.append(part[start : found.start()])
-                start = _next(found)
+            for first, end in _found(separator, part):
+                parts.append(part[start:first])
+                start = max(end, first + 1)
             parts.append(part[start:])
         row = [p for p in parts if len(p) >= least]
     return row
 
 
 def _matches(text: str, expression: Any, least: int) -> list[str]:
-    made, start = [], 0
-    while start <= len(text) and (found := expression.search(text, start)):
-        made.append(found.group(0))
-        start = _next(found)
-    return [m for m in made if len(m) >= least]
+    return [text[start:end] for start, end in _found(expression, text) if end - start >= least]
 
 
 def _splitter(separators: tuple[str, ...] | None, tokenexp: str | None, least: int) -> Callable[[str], list[str]]:
@@ -150,7 +151,10 @@ def tokenizer(
     split = _splitter(separators, tokenexp, mincharnum)
     if not x.size:
         return np.empty((x.shape[0], 0)[: x.ndim] if x.ndim == 2 else (0,), object)
-    rows = [split(text) for text in x.reshape(-1).tolist()]
+    rows = []
+    for text in x.reshape(-1).tolist():
+        rows.append(split(text))
+        limits.count_bytes(sum(map(limits.text_bytes, rows[-1])))
     width = max(map(len, rows))
     if width and mark:
         rows, width = [[START, *row, END] for row in rows], width + 2
