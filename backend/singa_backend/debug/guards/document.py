@@ -267,10 +267,14 @@ def _guard(document: Document) -> Guard:
         inputs = cases.setdefault(case, GuardCase(case, {})).inputs
         if row.get("input"):
             inputs[row["input"].text()] = _read_input(row)
+    nodes = [_read_node(row) for row in graph["nodes"].parts()]
+    results = {name for node in nodes for name in node.makes}
     values: dict[str, GuardedValue] = {}
     for row in document["values"].parts():
         if row.get("value"):
             name, node, operator = (row[k].text() for k in ("value", "node", "operator"))
+            if name not in results:
+                raise row["value"].wrong("an output of a node of the guard")
             widened = row.maybe("widened", Document.number)
             covers = row["covers"].integer(1, 1 << 32)
             values[name] = GuardedValue(name, node, operator, covers, row["output"].flag(), 1.0 if widened is None else widened)
@@ -280,7 +284,6 @@ def _guard(document: Document) -> Guard:
         if row["of"].text() not in values:
             raise row["of"].wrong("a value of a row before")
         values[row["of"].text()].cases.setdefault(row["case"].text(), {})[row["part"].text()] = _read_summary(row, level)
-    nodes = [_read_node(row) for row in graph["nodes"].parts()]
     weights = {name.text(): digest.text() for name, digest in (row.parts(2, 2) for row in graph["weights"].parts())}
     model: dict[str, Any] = {k: document["model"][k].text() for k in ("file", "sha256")}
     model["opsets"] = {k: v.integer(-LARGEST) for k, v in document["model"]["opsets"].items()}
