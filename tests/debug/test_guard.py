@@ -269,7 +269,7 @@ def test_planted_faults_are_found_and_named(tmp_path: Path, monkeypatch: pytest.
             written[name] = guards.read_guard(tmp_path / name)
         return written[name]
 
-    count = int(os.environ.get("SONNX_GUARD_FAULTS", "20"))
+    count = int(os.environ.get("SONNX_GUARD_FAULTS", "10"))
     total = faults(count, int(os.environ.get("SONNX_GUARD_SEED", "0")), write)
     print(dict(total))
     assert total["found"] >= 0.95 * count and total["named"] >= 0.9 * count, total

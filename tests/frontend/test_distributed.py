@@ -389,8 +389,8 @@ def accuracy(mode: str, seed: int) -> float:
 
 
 def test_every_mode_learns() -> None:
-    """The mean accuracy over five seeds is at most 1 % below that of float32."""
-    means = {mode: float(np.mean([accuracy(mode, seed) for seed in range(5)])) for mode in MODES}
+    """The mean accuracy over two seeds is at most 1 % below that of float32."""
+    means = {mode: float(np.mean([accuracy(mode, seed) for seed in range(2)])) for mode in MODES}
     assert means["plain"] > 0.9
     assert all(mean > means["plain"] - 0.01 for mean in means.values()), means
 
