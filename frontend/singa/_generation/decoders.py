@@ -286,7 +286,8 @@ class Decoding:
         outputs = self._run(file, tokens)
         self.count += 1
         found = outputs[file.logits]
-        shape, dtype = getattr(found, "shape", ()), getattr(found, "dtype", None)
+        shape: tuple[int, ...] = getattr(found, "shape", ())
+        dtype = getattr(found, "dtype", None)
         fits = len(shape) in (2, 3) and shape[0] == self._batch and 0 not in shape
         if not fits or dtype is None or not (is_float(dtype) or dtype.kind in "iub"):
             what = f"{dtype}{list(shape)}" if dtype is not None else f"a {type(found).__name__}"

@@ -318,8 +318,8 @@ def _bytes(value: Document) -> bytes:
 
 def _read_node(row: Document) -> GuardNode:
     name, operator, reads, makes, attributes = row.parts(5, 5)
-    names = (tuple(n.text() for n in part.parts()) for part in (reads, makes))
-    return GuardNode(name.text(), operator.text(), *names, attributes.text())
+    inputs, outputs = (tuple(n.text() for n in part.parts()) for part in (reads, makes))
+    return GuardNode(name.text(), operator.text(), inputs, outputs, attributes.text())
 
 
 def _read_type(value: Document) -> tuple[np.dtype[Any], tuple[int, ...]]:
