@@ -216,9 +216,9 @@ CONVERSIONS = 500
 def test_damaged_models_are_converted_or_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """By every writer: no case kills or hangs its worker, exceeds the limits or raises another error than a SonnxError."""
     monkeypatch.syspath_prepend(str(HERE))  # a worker imports the module by its name
-    conversion = importlib.import_module("conversion")
+    conversion, workers = (importlib.import_module(name) for name in ("conversion", "workers"))
     wrong: list[str] = []
-    seen = conversion.run(1, 0, CONVERSIONS, lambda index, found: wrong.append(f"{index}: {json.dumps(found)[:1500]}"))
+    seen = workers.run("conversion", 1, 0, CONVERSIONS, lambda index, found: wrong.append(f"{index}: {json.dumps(found)[:1500]}"))
     assert not wrong, "\n".join(wrong)
     assert seen["ok"] > CONVERSIONS // 4 and seen["refused"] > CONVERSIONS // 4
     drawn = [conversion.draw(1, i) for i in range(CONVERSIONS)]
@@ -227,7 +227,7 @@ def test_damaged_models_are_converted_or_refused(monkeypatch: pytest.MonkeyPatch
 
 def test_a_death_or_a_hang_is_the_result_of_its_case(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(HERE))
-    conversion = importlib.import_module("conversion")
+    workers = importlib.import_module("workers")
     from singa_backend.io.processes import Child, ChildFailure
 
     asked: list[int] = []
@@ -241,7 +241,7 @@ def test_a_death_or_a_hang_is_the_result_of_its_case(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(Child, "ask", ask)
     wrong: dict[int, str] = {}
-    seen = conversion.run(1, 0, 4, lambda index, found: wrong.update({index: found["outcome"]}))
+    seen = workers.run("conversion", 1, 0, 4, lambda index, found: wrong.update({index: found["outcome"]}))
     assert asked == [0, 1, 2, 3] and wrong == {1: "died", 2: "timeout"} and sum(seen.values()) == 4
 
 

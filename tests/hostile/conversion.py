@@ -5,39 +5,22 @@
 
 A case is a valid node of a drawn schema version (the recipes of `conform.fuzz`) with one damage: its bytes, an attribute, the
 rank of an input, a constant.  It is converted to a drawn opset, exported, written as a program or as a training step, optimized
-or checked.  A worker with limits of memory and time runs the cases; if it dies or hangs, that is the result of the case, and
-another worker continues.  Only a `SonnxError` may be raised, within the limits of `LIMITS`.
+or checked.
 """
 
 from __future__ import annotations
 
-import argparse
-import os
 import random
-import resource
 import sys
-import time
-import traceback
-import warnings
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from onnx import AttributeProto, ModelProto, TensorProto, helper, numpy_helper
+from workers import main
 
 from singa_backend.conform.fuzz import generate
-from singa_backend.io.processes import Child, ChildFailure
-
-MEMORY = 6 << 30
-"""The address space of a worker."""
-
-SECONDS = 30.0
-"""Seconds after which a case hangs; the bounds of onnx's child process are shorter."""
-
-GROWTH = 768
-"""MiB by which a case may raise the peak of a worker: a few times the largest tensor."""
 
 LIMITS = {"tensor_bytes": 64 << 20, "live_bytes": 256 << 20, "executions": 10**5, "iterations": 10**4, "deadline": 10.0}
 
@@ -100,8 +83,9 @@ def draw(seed: int, index: int) -> Drawn | None:
         words, done = [*words, "bytes"], [*done, ""]
         data = _mutated(rng, data)
     feeds = list(case.feeds.values())
-    text = f"{case.describe()[:200]} | {', '.join(f'{w} {d}' for w, d in zip(words, done, strict=True))}"
-    return Drawn(data, rng.choice(DOORS), rng.randint(7, 27), rng.random() < 0.25, feeds, text)
+    door, opset = rng.choice(DOORS), rng.randint(7, 27)
+    damage = ", ".join(f"{w} {d}" for w, d in zip(words, done, strict=True))
+    return Drawn(data, door, opset, rng.random() < 0.25, feeds, f"{door} {opset}: {case.describe()[:200]} | {damage}")
 
 
 def _mutated(rng: random.Random, data: bytes) -> bytes:
@@ -251,100 +235,5 @@ def enter(drawn: Drawn) -> None:
         inspection.trainable_report(data)
 
 
-def outcome(seed: int, index: int) -> dict[str, Any]:
-    """What a case ends with: "ok", "refused" with a code, or "foreign", and by how many MiB it raised the peak."""
-    from singa_backend import Limits, SonnxError
-    from singa_backend.limits import Budget, spend
-
-    drawn = draw(seed, index)
-    if drawn is None:
-        return {"outcome": "none", "code": "", "growth": 0, "seconds": 0.0, "text": ""}
-    before, start, detail = _peak(), time.perf_counter(), ""
-    try:
-        with warnings.catch_warnings(), spend(Budget(Limits(**LIMITS))), np.errstate(all="ignore"):  # type: ignore[arg-type]
-            warnings.simplefilter("ignore")
-            enter(drawn)
-        result, code = "ok", ""
-    except SonnxError as error:
-        result, code = "refused", error.code
-    except Exception as error:
-        result, code, detail = "foreign", type(error).__name__, f"{error}\n{traceback.format_exc()[-3000:]}"
-    growth, seconds = _peak() - before, time.perf_counter() - start
-    text = f"{drawn.door} {drawn.opset}: {drawn.text}"
-    return {"outcome": result, "code": code, "growth": growth, "seconds": seconds, "text": text, "detail": detail}
-
-
-def _peak() -> int:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
-
-
-def serve() -> Callable[[Any], dict[str, Any]]:
-    """The function of a worker: it answers (seed, index)."""
-    from singa_backend.proto import checker
-
-    checker.NODE_TIMEOUT, checker.LEAST_TIMEOUT = 1.0, 2.0
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
-    outcome(0, 0)  # imports what the cases need, so that none is charged for it
-    return lambda request: outcome(*request)
-
-
-def failed(found: dict[str, Any]) -> bool:
-    """Whether a case breaks the guarantees."""
-    return found["outcome"] not in ("ok", "refused", "none") or found["growth"] > GROWTH
-
-
-def run(seed: int, first: int, count: int, report: Callable[[int, dict[str, Any]], None]) -> Counter[str]:
-    """Run cases in a worker; `report` gets each one that fails.  Returns how many ended in each way."""
-    from conversion import serve as make  # not from __main__, which a worker cannot import
-
-    seen: Counter[str] = Counter()
-    with Child(make, memory=MEMORY) as worker:
-        for index in range(first, first + count):
-            try:
-                found = worker.ask((seed, index), SECONDS)
-            except ChildFailure as failure:
-                found = {"outcome": failure.how, "code": str(failure.exit_code), "growth": 0, "text": _described(seed, index)}
-            seen[found["outcome"]] += 1
-            if found["growth"] > GROWTH:
-                seen["memory"] += 1
-            if failed(found):
-                report(index, found)
-    return seen
-
-
-def _described(seed: int, index: int) -> str:
-    drawn = draw(seed, index)
-    return "" if drawn is None else f"{drawn.door} {drawn.opset}: {drawn.text}"
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description="Convert damaged models.")
-    parser.add_argument("--count", type=int, default=100_000)
-    parser.add_argument("--first", type=int, default=0)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--only", type=int, help="one case, in this process")
-    options = parser.parse_args()
-    if options.only is not None:
-        print(_described(options.seed, options.only), flush=True)
-        found = outcome(options.seed, options.only)
-        print(*(f"{k}: {v}" for k, v in found.items()), sep="\n")
-        return int(failed(found))
-    total: Counter[str] = Counter()
-    bad = 0
-
-    def report(index: int, found: dict[str, Any]) -> None:
-        nonlocal bad
-        bad += 1
-        what = f"{found['outcome']} {found['code']} +{found['growth']} MiB: {found['text']}"
-        print(f"case {index}: {what}\n{found.get('detail', '')}", flush=True)
-
-    start = time.monotonic()
-    for at in range(options.first, options.first + options.count, 1000):
-        total += run(options.seed, at, min(1000, options.first + options.count - at), report)
-        done = sum(n for k, n in total.items() if k != "memory")
-        print(f"{done} cases in {time.monotonic() - start:.0f} s: {dict(total)}, {bad} failed", flush=True)
-    return int(bool(bad))
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main("conversion", "Convert damaged models."))

@@ -120,7 +120,7 @@ def _renamings(modules: Modules, wanted: Sequence[Wanted]) -> Iterator[_Renaming
 
 def _check(modules: Modules, found: dict[Wanted, list[ModuleParameter]], source: str) -> None:
     """Raise InvalidInput unless each has one parameter, and each parameter is that of one."""
-    problems = []
+    problems: list[str] = []
     for w, parameters in found.items():
         if not parameters:
             near = _candidates(modules, w) if len(problems) < _LISTED else ""

@@ -172,17 +172,18 @@ def _scale(config: Mapping[str, Any], path: str, rank: int) -> float:
 @functools.lru_cache(1 << 14)
 def _ending(pattern: str) -> Any:
     """The expression that matches a path whose end has a pattern; one that may backtrack is matched by RE2 in linear time."""
-    expression, library, options = rf"(.*\.)?({pattern})$", re, 0
+    library: Any = re
+    options: Any = 0
     if not _SIMPLE.fullmatch(pattern):
         try:
-            import re2 as library
+            import re2
         except ImportError:
             what = f"alpha_pattern has {_short(pattern)}, which the package google-re2 matches"
             raise MissingDependency(what, hint="pip install 'sonnx[lora]'") from None
-        options = library.Options()
+        library, options = re2, re2.Options()
         options.log_errors = False
     try:
-        return library.compile(expression, options)
+        return library.compile(rf"(.*\.)?({pattern})$", options)
     except library.error as error:
         what = f"alpha_pattern must hold regular expressions of RE2, got {_short(pattern)}: {str(error)[:200]}"
         raise _unfit(what) from None

@@ -88,6 +88,10 @@ def _nonzero(x: Any) -> ResultSize:
     return (x.ndim, x.size if fits else int(getattr(x, "_a", x).astype(bool).sum())), 8
 
 
+def _pad(x: Any, pad_width: Sequence[tuple[int, int]], **_: Any) -> ResultSize:
+    return tuple(n + a + b for n, (a, b) in zip(x.shape, pad_width, strict=True)), x.dtype.itemsize
+
+
 def _meshgrid(*xs: Any, **_: Any) -> ResultSize:
     return (len(xs), *(x.size for x in xs)), max((x.dtype.itemsize for x in xs), default=0)
 
@@ -96,7 +100,7 @@ SIZES: dict[str, Callable[..., ResultSize]] = {
     "zeros": _of_shape, "ones": _of_shape, "empty": _of_shape, "full": _full, "arange": _arange, "broadcast_to": _broadcast_to,
     "concatenate": _joined, "stack": _joined, "repeat": _repeat, "tile": _tile, "take": _take, "matmul": _matmul,
     "where": _where, "bincount": _bincount, "nonzero": _nonzero, "flatnonzero": _nonzero, "meshgrid": _meshgrid,
-    "eye": _eye,
+    "eye": _eye, "pad": _pad,
 }  # fmt: skip
 """The functions that may return more than they take, with the size of their result."""
 

@@ -489,6 +489,8 @@ class GraphBuilder(Interpreter[Symbol]):
         return [Symbol(n, self, types.get(n)) for n in names]
 
     def _append(self, node: NodeProto) -> None:
+        if len(self.nodes) >= self._budget.limits.nodes:
+            raise limits.exhausted("nodes", "SX611", f"the graph has more than {len(self.nodes)} nodes")
         self._made.update(dict.fromkeys(node.output, len(self.nodes)))
         self.nodes.append(node)
         for name in reads(node):

@@ -83,6 +83,14 @@ def total(shape: Sequence[Dim], fresh: Callable[[], str]) -> Dim:
     return known if not names else names[0] if len(names) == 1 and known == 1 else fresh()
 
 
+def valid_axes(axes: Sequence[Any], rank: int) -> tuple[int, ...] | None:
+    """Axes counted from the front; None if one is not a number, out of range or repeated: the call is not valid."""
+    if not all(isinstance(a, int) and -rank <= a < rank for a in axes):
+        return None
+    found = tuple(a % rank for a in axes)
+    return found if len(set(found)) == len(found) else None
+
+
 def places(size: int, start: int, end: int, step: int) -> range:
     """The places of an axis that a Slice takes: its ends are clamped, those of Python's slices are not with a negative step."""
     start, end = (i + size if i < 0 else i for i in (start, end))

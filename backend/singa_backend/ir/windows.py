@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
+
+import numpy as np
 
 from .. import limits
 from ..errors import OperatorError
@@ -17,6 +19,8 @@ SAME = ("SAME_UPPER", "SAME_LOWER")
 @dataclass(frozen=True)
 class Windows:
     """Along axis i, window o reads the cells o * strides[i] - begins[i] + j * dilations[i] for j in range(kernel[i]).
+
+    The places of all cells are below 2^63.  Strides and dilations without effect are small: see `_effective`.
 
     Attributes:
         sizes: Spatial shape of the input.
@@ -41,11 +45,29 @@ class Windows:
         """Whether each window is one cell and each cell is a window."""
         return math.prod(self.kernel) == 1 and self.counts == self.sizes and not any(self.begins)
 
+    def cells(self, axis: int) -> np.ndarray:
+        """Return how many cells of each window are not padding along a spatial axis."""
+        last = np.arange(self.counts[axis])
+        last *= self.strides[axis]
+        last -= self.begins[axis]
+        first = last // self.dilations[axis]
+        np.maximum(np.negative(first, out=first), 0, out=first)
+        np.subtract(self.sizes[axis] - 1, last, out=last)
+        last //= self.dilations[axis]
+        np.minimum(last, self.kernel[axis] - 1, out=last)
+        last -= first
+        last += 1
+        return np.maximum(last, 0, out=last)
+
     def taps(self, axis: int) -> Iterator[tuple[int, slice, slice]]:
         """Yield for each kernel offset along a spatial axis: the offset, the windows whose cell is not padding, those cells."""
         size, stride, begin = self.sizes[axis], self.strides[axis], self.begins[axis]
-        for j in limits.rounds(self.kernel[axis]):
-            at = j * self.dilations[axis] - begin  # the cell that window 0 reads
+        dilation, last_begin = self.dilations[axis], (self.counts[axis] - 1) * stride - begin
+        low = max(0, -(last_begin // dilation))  # earlier offsets are padding in every window, and so are those after `high`
+        high = min(self.kernel[axis] - 1, (size - 1 + begin) // dilation)
+        for offset in limits.rounds(max(0, high - low + 1)):
+            j = low + offset
+            at = j * dilation - begin  # the cell that window 0 reads
             first = max(0, -(at // stride))
             last = min(self.counts[axis] - 1, (size - 1 - at) // stride)
             if first <= last:
@@ -110,7 +132,7 @@ def _windows(
         counts = tuple(-(-size // s) for size, s in zip(sizes, strides, strict=True))
         totals = (max(0, (o - 1) * s + r - size) for o, s, r, size in zip(counts, strides, reach, sizes, strict=True))
         begins, ends = split(totals, more_at_end=auto_pad == "SAME_UPPER")
-        return Windows(sizes, kernel, strides, dilations, begins, ends, counts)
+        return _effective(Windows(sizes, kernel, strides, dilations, begins, ends, counts))
     begins, ends = pads_of(pads, n) if explicit(auto_pad) else ((0,) * n, (0,) * n)
     counts = ()
     for size, begin, end, r, s in zip(sizes, begins, ends, reach, strides, strict=True):
@@ -125,7 +147,28 @@ def _windows(
                 f"a window of {r} cells must fit the padded axis, got {begin} + {size} + {end} cells", code="SX404"
             )
         counts += (count,)
-    return Windows(tuple(sizes), kernel, strides, dilations, begins, ends, counts)
+    return _effective(Windows(sizes, kernel, strides, dilations, begins, ends, counts))
+
+
+def _effective(at: Windows) -> Windows:
+    """These windows, with numbers without effect replaced by small ones, so that what computes them need not hold the large ones.
+
+    A window of one cell has dilation 1.  One window alone has the smallest stride with which it stays alone.
+
+    Raises:
+        OperatorError: an axis with its padding has 2^63 cells or more.
+    """
+    axes = zip(at.sizes, at.kernel, at.strides, at.dilations, at.begins, at.ends, at.counts, strict=True)
+    strides: Ints = ()
+    for size, k, s, d, begin, end, count in axes:
+        reach = (k - 1) * d + 1
+        if max(begin + size + end, (count - 1) * s + reach) >= 2**63:
+            raise OperatorError(f"a padded axis must have fewer than 2^63 cells, got {begin} + {size} + {end}", code="SX404")
+        strides += (min(s, max(begin + size + end - reach, 0) + 1) if count == 1 else s,)
+    dilations = tuple(1 if k == 1 else d for k, d in zip(at.kernel, at.dilations, strict=True))
+    if (strides, dilations) == (at.strides, at.dilations):
+        return at
+    return replace(at, strides=strides, dilations=dilations)
 
 
 def explicit(auto_pad: str) -> bool:
@@ -201,7 +244,7 @@ def transposed(
         out = tuple(f - b - e for f, b, e in zip(full, begins, ends, strict=True))
         if min(out) < 0:
             raise OperatorError(f"pads must not exceed the unpadded output shape {full}, got {begins} and {ends}", code="SX404")
-        return Windows(out, kernel, strides, dilations, begins, ends, sizes)
+        return _effective(Windows(out, kernel, strides, dilations, begins, ends, sizes))
     more_at_end = auto_pad == "SAME_UPPER"
     if output_shape:
         explicit(auto_pad)
@@ -215,4 +258,4 @@ def transposed(
         out = tuple(size * s for size, s in zip(sizes, strides, strict=True))
     # If the output is larger than the windows reach, the remaining cells are at the end (convtranspose_output_shape).
     begins, ends = split([max(0, f - o) for f, o in zip(full, out, strict=True)], more_at_end=more_at_end)
-    return Windows(out, kernel, strides, dilations, begins, ends, sizes)
+    return _effective(Windows(out, kernel, strides, dilations, begins, ends, sizes))

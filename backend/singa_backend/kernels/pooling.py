@@ -23,7 +23,7 @@ MAXIMA = (np.dtype(np.float32), np.dtype(np.int8), np.dtype(np.uint8))
 
 
 def pool_windows(site: Site, x: Value, kernel_shape: Sequence[int]) -> Windows:
-    """The windows of a pooling; declines if one contains only padding."""
+    """The windows of a pooling; declines unless each contains a cell that is not padding."""
     a = site.attributes
     site.require(3 <= x.ndim <= 5, "the rank is not 3, 4 or 5")
     pads, auto = a.get("pads"), a.get("auto_pad", "NOTSET")
@@ -31,11 +31,9 @@ def pool_windows(site: Site, x: Value, kernel_shape: Sequence[int]) -> Windows:
         site, windows, x.shape[2:], kernel_shape, a.get("strides"), pads, a.get("dilations"), auto, a.get("ceil_mode", 0),
         partial=True,
     )  # fmt: skip
-    for axis, count in enumerate(at.counts):
-        seen = np.zeros(count, bool)
-        for _, here, _ in at.taps(axis):
-            seen[here] = True
-        site.require(seen.all(), "a window contains only padding")
+    for size, k, s, d, begin, count in zip(at.sizes, at.kernel, at.strides, at.dilations, at.begins, at.counts, strict=True):
+        inside = begin <= (k - 1) * d and (count - 1) * s - begin < size and (d <= size or k == 1)
+        site.require(inside, "a window may contain only padding")
     return at
 
 

@@ -57,7 +57,7 @@ def _float(site: Site, zero: Value) -> Value:
 def quantized(site: Site, x: Value, s: Value, z: Value | None, dtype: np.dtype[Any], axis: int | None) -> Value:
     """Add the steps that quantize float32 values."""
     if dtype == np.int8:
-        site.require(x.finiteness < NAN, "the input may contain NaN")
+        site.require(x.finiteness < NAN and not (s.constant and not s.array.all()), "the input may contain NaN, or a scale is 0")
         site.needs_finite()
     order = order_of(x)
     if order is None:

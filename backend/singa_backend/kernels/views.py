@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 
 from ..ir.declaration import Ints
+from ..ir.shapes import valid_axes
 from .lowering import copy
 from .table import Site, kernel
 from .values import Value, last_order, strides_of
@@ -22,9 +23,9 @@ def ints(site: Site, value: Value | None, name: str) -> tuple[int, ...]:
 def axes_in(site: Site, axes: Sequence[int], rank: int) -> tuple[int, ...]:
     """Axes counted from the front; refuses if one is out of range or repeated, or negative before opset 11."""
     site.require(site.version >= 11 or all(a >= 0 for a in axes), "a negative axis before opset 11")
-    site.require(all(-rank <= a < rank for a in axes), "an axis is out of range")
-    found = tuple(a % rank for a in axes)
-    site.require(len(set(found)) == len(found), "an axis is repeated")
+    found = valid_axes(axes, rank)
+    if found is None:
+        site.refuse("an axis is out of range or repeated")
     return found
 
 

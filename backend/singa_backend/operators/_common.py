@@ -27,6 +27,11 @@ def axes_of(axes: Sequence[int], rank: int) -> tuple[int, ...]:
     return out
 
 
+def saturated(xp: Any, x: Any, low: int, high: int) -> Any:
+    """Return `x` with numbers outside of [low, high] replaced by the nearest bound, and NaN by the lower one."""
+    return xp.fmin(xp.fmax(x, x.dtype.type(low)), x.dtype.type(high))
+
+
 def rows(x: Any, axis: int) -> Any:
     """Reshape `x` to a matrix: the axes before `axis` become its rows, the others its columns."""
     axis = axis % x.ndim if x.ndim and -x.ndim <= axis < 0 else axis

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
+import math
+
 import numpy as np
 
+from .. import limits
 from ..devices.namespaces import Xp
 from ..devices.spatial import WindowPlaces
 from ..errors import OperatorError
@@ -26,10 +30,12 @@ def places(at: Windows) -> WindowPlaces:
 
 
 def frames(xp: Xp, x: Array, at: Windows) -> Array:
-    """Return every window of x, with zeros as padding: a view of shape N, C, *kernel, *counts."""
+    """Return every window of x, with zeros as padding: of shape N, C, *kernel, *counts; a view if that needs less memory."""
     n, c = x.shape[:2]
     if any(at.begins) or any(at.ends):
         sizes = tuple(map(sum, zip(at.begins, at.sizes, at.ends, strict=True)))
+        if math.prod(sizes) > math.prod(at.kernel) * math.prod(at.counts):
+            return _copied(xp, x, at)
         padded = xp.zeros((n, c, *sizes), dtype=x.dtype)
         padded[(..., *(slice(b, b + size) for b, size in zip(at.begins, at.sizes, strict=True)))] = x
         x = padded
@@ -37,6 +43,17 @@ def frames(xp: Xp, x: Array, at: Windows) -> Array:
     inner = tuple(step * d for step, d in zip(steps, at.dilations, strict=True))
     outer = tuple(step * s for step, s in zip(steps, at.strides, strict=True))
     return xp.as_strided(x, (n, c, *at.kernel, *at.counts), (*x.strides[:2], *inner, *outer))
+
+
+def _copied(xp: Xp, x: Array, at: Windows) -> Array:
+    """`frames` as a new array: only the cells of x are read, however large the padding is."""
+    y = xp.zeros((*x.shape[:2], *at.kernel, *at.counts), dtype=x.dtype)
+    every = [list(at.taps(axis)) for axis in range(len(at.kernel))]
+    limits.check_rounds(math.prod(map(len, every)))
+    for taps in itertools.product(*every):
+        offsets, seen, there = zip(*taps, strict=True)
+        y[(..., *offsets, *seen)] = x[(..., *there)]
+    return y
 
 
 # --- in ONNX operators, for sizes that may be unknown -------------------------------------------------------------------

@@ -17,6 +17,7 @@ from ..ir.declaration import Ints, Version, WorkShape, operator
 from ..ir.shapes import KnownShapes, Shape
 from ..ir.windows import SAME, Windows, per_axis, transposed, windows
 from ._api import Array
+from ._common import saturated
 from ._flops import size, window
 from ._shapes import convolved, windowed
 from ._windows import before, cells, extent, framed, frames, places, spatial, unframed
@@ -258,8 +259,8 @@ def qlinear_conv(
     x_scale, y_scale = (per_channel(s, 1, 2, "scale", scalar=True) for s in (x_scale, y_scale))
     y = y.astype(np.float32) * per_channel(x_scale * w_scale / y_scale, m, x.ndim, "scale of w", scalar=True)
     y = xp.rint(y) + per_channel(y_zero_point, 1, 2, "zero point of y", scalar=True)
-    limits = np.iinfo(y_zero_point.dtype)
-    return xp.clip(y, limits.min, limits.max).astype(y_zero_point.dtype)
+    bounds = np.iinfo(y_zero_point.dtype)
+    return saturated(xp, y, bounds.min, bounds.max).astype(y_zero_point.dtype)
 
 
 qlinear_conv.flops(window(3))

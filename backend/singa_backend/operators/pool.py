@@ -65,15 +65,12 @@ def divisors(at: Windows, count_include_pad: int) -> np.ndarray:
         at = Windows(sizes, at.kernel, at.strides, at.dilations, none, none, at.counts)
     limits.admit(at.counts, np.float64)
     total = np.ones((1,) * len(at.counts))
-    for axis, count in enumerate(at.counts):
-        cells = np.zeros(count)
-        for _, here, _ in at.taps(axis):
-            cells[here] += 1
-        total = total * cells.reshape(-1, *(1,) * (len(at.counts) - axis - 1))
+    for axis in range(len(at.counts)):
+        total = total * at.cells(axis).reshape(-1, *(1,) * (len(at.counts) - axis - 1))
     return total
 
 
-@operator("AveragePool", 1, 7, 10, 11, 19, 22, traits=("rank_of_first", "pools", "finite"))
+@operator("AveragePool", 1, 7, 10, 11, 19, 22, traits=("rank_of_first", "pools"))
 def average_pool(
     xp: Xp,
     x: Array,
@@ -211,16 +208,15 @@ def argmax_pool(xp: Xp, x: Array, at: Windows) -> tuple[Array, Array]:
 
 def _numbered(xp: Xp, code: Array, at: Windows) -> Array:
     """Convert kernel offsets to cell indices: a table for window 0, plus the distance of each window from it."""
+    limits.admit(at.kernel, np.int64)
+    limits.admit(at.counts, np.int64)
     table, base, reached = np.zeros(1, np.int64), np.zeros((1,) * len(at.counts), np.int64), np.ones((1,) * len(at.counts), bool)
     for axis, count in enumerate(at.counts):
         stride = math.prod(at.sizes[axis + 1 :])
         table = (table[:, None] + np.arange(at.kernel[axis]) * at.dilations[axis] * stride).reshape(-1)
         column = (-1, *(1,) * (len(at.counts) - axis - 1))
         base = base + ((np.arange(count) * at.strides[axis] - at.begins[axis]) * stride).reshape(column)
-        there = np.zeros(count, bool)
-        for _, here, _ in at.taps(axis):
-            there[here] = True
-        reached = reached & there.reshape(column)
+        reached = reached & (at.cells(axis) > 0).reshape(column)
     index = xp.asarray(table)[code] + xp.asarray(base)
     return index if reached.all() else xp.where(xp.asarray(reached), index, -1)
 
@@ -234,7 +230,7 @@ def column_major(xp: Xp, index: Array, sizes: Ints) -> Array:
     return out
 
 
-@operator("MaxPool", 1, 8, 10, 11, 12, 22, traits=("rank_of_first", "pools", "finite", "elements_of_first"))
+@operator("MaxPool", 1, 8, 10, 11, 12, 22, traits=("rank_of_first", "pools", "elements_of_first"))
 def max_pool(
     xp: Xp,
     x: Array,
@@ -350,7 +346,8 @@ def max_unpool(
     if index.shape != x.shape:
         raise OperatorError(f"indices and values must have equal shapes, got {index.shape} and {x.shape}", code="SX404")
     at = windows(kernel_shape, kernel_shape, strides, None if output_shape is not None else pads, None)
-    full = tuple((size - 1) * s + k for size, s, k in zip(x.shape[2:], at.strides, at.kernel, strict=True))
+    steps = per_axis("strides", strides, rank)
+    full = tuple((size - 1) * s + k for size, s, k in zip(x.shape[2:], steps, at.kernel, strict=True))
     if output_shape is None:
         inner = shape = (*x.shape[:2], *(f - b - e for f, b, e in zip(full, at.begins, at.ends, strict=True)))
         if min(inner[2:]) < 0:

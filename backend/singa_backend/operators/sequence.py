@@ -13,7 +13,7 @@ from onnx import TypeProto, helper
 
 from .. import limits
 from ..devices.namespaces import Xp
-from ..dtypes import onnx_code, onnx_name
+from ..dtypes import numpy_dtype, onnx_code, onnx_name
 from ..errors import OperatorError
 from ..interpreters.base import Op, V
 from ..ir.declaration import Host, operator
@@ -48,6 +48,7 @@ def sequence_construct_gradient(op: Op, dy: V, inputs: list[V]) -> list[V]:
 
 @operator("SequenceEmpty", 11, widen=False)
 def sequence_empty(xp: Xp, *, dtype: int | None = None) -> list[Array]:
+    numpy_dtype(1 if dtype is None else dtype)  # raises an error for a code that ONNX does not define
     return []
 
 

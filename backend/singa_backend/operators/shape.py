@@ -13,7 +13,7 @@ from ..devices.namespaces import Xp
 from ..errors import OperatorError
 from ..interpreters.base import Op, V
 from ..ir.declaration import Host, Ints, Wanted, operator
-from ..ir.shapes import Dim, Known, KnownShapes, Shape, broadcast_shapes, integers, listed, total
+from ..ir.shapes import Dim, Known, KnownShapes, Shape, broadcast_shapes, integers, is_known, listed, total, valid_axes
 from ._api import Array
 from ._common import axes_of, axis_of, rows
 from ._shapes import FIRST, reshaped, same_sizes
@@ -149,6 +149,8 @@ def flatten_shapes(known: KnownShapes[Any], call: Any) -> Shape:
     shape, axis = known.shape(call.inputs[0]), known.attribute(call, "axis", 1)
     if shape is None:
         return known.fresh(), known.fresh()
+    if not -len(shape) <= axis <= len(shape):
+        return known.fresh(), known.fresh()
     axis = axis + len(shape) if axis < 0 else axis
     return total(shape[:axis], known.fresh), total(shape[axis:], known.fresh)
 
@@ -188,7 +190,9 @@ def squeeze_shapes(known: KnownShapes[Any], call: Any) -> Shape | None:
         if given or any(isinstance(d, str) for d in shape):
             return None
         return tuple(d for d in shape if d != 1)
-    gone = {int(a) % len(shape) for a in axes if shape}
+    gone = valid_axes(axes, len(shape))
+    if gone is None or any(isinstance(shape[i], int) and shape[i] != 1 for i in gone):
+        return None
     return tuple(d for i, d in enumerate(shape) if i not in gone)
 
 
@@ -241,8 +245,8 @@ def unsqueeze_shapes(known: KnownShapes[Any], call: Any) -> Shape | None:
     if shape is None or axes is None:
         return None
     rank = len(shape) + len(axes)
-    new, rest = {a % rank for a in axes}, iter(shape)
-    return tuple(1 if i in new else next(rest) for i in range(rank)) if len(new) == len(axes) else None
+    new, rest = valid_axes(axes, rank), iter(shape)
+    return None if new is None else tuple(1 if i in new else next(rest) for i in range(rank))
 
 
 @unsqueeze.sizes
@@ -322,7 +326,7 @@ def concat_shapes(known: KnownShapes[Any], call: Any) -> Shape | None:
         column = [known.fresh() if s is None or len(s) != len(first) else s[i] for s in shapes]
         numbers = [d for d in column if isinstance(d, int)]
         if i == axis % len(first):
-            made.append(sum(numbers) if len(numbers) == len(column) else known.fresh())
+            made.append(column[0] if len(column) == 1 else sum(numbers) if len(numbers) == len(column) else known.fresh())
         else:
             made.append(numbers[0] if numbers else column[0])
     return tuple(made)
@@ -395,7 +399,7 @@ def split(
 @split.shapes
 def split_shapes(known: KnownShapes[Any], call: Any) -> list[Shape | None] | None:
     shape, axis, count = known.shape(call.inputs[0]), known.attribute(call, "axis", 0), len(call.outputs)
-    if shape is None or not -len(shape) <= axis < len(shape):
+    if shape is None or not -len(shape) <= axis < len(shape) or known.attribute(call, "num_outputs", count) != count:
         return None
     axis %= len(shape)
     size, (given, parts) = shape[axis], listed(known, call, "split", 1)
@@ -408,6 +412,8 @@ def split_shapes(known: KnownShapes[Any], call: Any) -> list[Shape | None] | Non
             parts = (*parts[:-1], known.fresh())  # the last part may be smaller
     elif parts is None:
         parts = tuple(known.fresh() for _ in range(count))
+    elif len(parts) != count or (is_known((*parts, size)) and sum(int(n) for n in parts) != size):
+        return None
     return [(*shape[:axis], part, *shape[axis + 1 :]) for part in parts]
 
 

@@ -7,13 +7,13 @@ ONNX's operators then apply; an operator that has a kernel keeps its call.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from onnx import helper
 
-from .. import dtypes
+from .. import dtypes, limits
 from ..errors import SonnxError
 from ..interpreters.builder import GraphBuilder
 from ..ir.declaration import has_trait
@@ -25,6 +25,9 @@ from .region import Region, RegionCall, inline
 SETTING = 16
 """The number of elements of a constant up to which it is part of the body: a shape, an axis, a length."""
 
+
+NODES = 4096
+"""The number of nodes up to which a plan computes a body: attributes may be counts of nodes."""
 
 KEEPING = frozenset({"random", "random_in_training", "packed_weights"})
 """The traits of operators whose bodies plans do not compute."""
@@ -111,9 +114,10 @@ class Bodies:
 
 def _body(node: Node, given: Sequence[Given | None]) -> Graph | None:
     """The decomposition of a call as a graph with its inputs and outputs; None if it does not apply."""
-    operator = node.operator
+    operator, bounds = node.operator, limits.current().limits
     assert operator is not None
-    builder = GraphBuilder(newest(""))
+    with limits.spend(limits.Budget(replace(bounds, nodes=min(bounds.nodes, NODES)))):
+        builder = GraphBuilder(newest(""))
     inputs: list[Any] = []
     for i, g in enumerate(given):
         if g is None:

@@ -93,6 +93,12 @@ def _cast_like(view: GraphView[V, C], call: C) -> V | None:
     return call.inputs[0] if dtype is not None and like is not None and like == dtype else None  # NumPy: None == float64
 
 
+def _concat(view: GraphView[V, C], call: C) -> V | None:
+    """A Concat of one value; its shape is not known if the axis is not valid."""
+    valid = view.is_valid or view.shape(call.outputs[0]) is not None
+    return _of_one(view, call) if valid else None
+
+
 def _of_one(view: GraphView[V, C], call: C) -> V | None:
     return call.inputs[0] if len(call.inputs) == 1 else None
 
@@ -225,7 +231,7 @@ NEUTRAL = {
 
 _Test: TypeAlias = Callable[[GraphView[Any, Any], Any], Any]
 TESTS: dict[str, _Test] = {
-    "Identity": _identity, "Dropout": _dropout, "Cast": _cast, "CastLike": _cast_like, "Concat": _of_one, "Sum": _of_one,
+    "Identity": _identity, "Dropout": _dropout, "Cast": _cast, "CastLike": _cast_like, "Concat": _concat, "Sum": _of_one,
     "Mean": _of_one, "Max": _of_one, "Min": _of_one, **dict.fromkeys(NEUTRAL, _neutral), "Transpose": _transpose,
     "Slice": _slice, "Expand": same_shape, "Reshape": _reshape, "Flatten": _flatten, "Squeeze": same_shape,
     "Unsqueeze": _unsqueeze, "Tile": _tile, "Pad": _pad, "Split": _split, "Clip": _clip,

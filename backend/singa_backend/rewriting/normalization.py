@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from ..ir.shapes import Shape
+from ..ir.shapes import Shape, valid_axes
 from .match import Anything, ConstantValue, Match, Number, Pattern, Rule, Rules, View, inverse_root, op, over_root, squared
 from .view import ints_of
 
@@ -211,7 +211,7 @@ def _global_pool(view: View, match: Match) -> bool:
     shape, axes = view.shape(match[X]), _axes(view, match.root.outputs[0])
     if shape is None or len(shape) < 3 or not axes or view.dtype(match[X]) != np.float32:
         return False
-    if sorted(a % len(shape) for a in axes) != list(range(2, len(shape))):
+    if sorted(valid_axes(axes, len(shape)) or ()) != list(range(2, len(shape))):
         return False
     return view.put(match.root, view.call("GlobalAveragePool", (match[X],), match.origins, match.root.outputs))
 

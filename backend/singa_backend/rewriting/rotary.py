@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from ..ir.shapes import Shape
+from ..ir.shapes import Shape, valid_axes
 from .match import Anything, Match, Rule, Rules, View, op, producer
 from .view import ints_of
 
@@ -102,4 +102,4 @@ def _repeats(view: View, value: Any) -> bool:
 
 def _keeps_last(view: View, call: Any) -> bool:
     axes, shape = ints_of(view, call, "axes", 1)[1], view.shape(call.outputs[0])
-    return axes is not None and shape is not None and all(a % len(shape) != len(shape) - 1 for a in axes)
+    return axes is not None and shape is not None and len(shape) - 1 not in (valid_axes(axes, len(shape)) or (len(shape) - 1,))

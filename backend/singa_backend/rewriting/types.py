@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import Any, Generic
+from typing import Generic
 
 from ..ir.declaration import newest_declaration
-from ..ir.shapes import MOST, Known, Shape, broadcast_shapes, listed
+from ..ir.shapes import MOST, Known, Shape, broadcast_shapes, listed, valid_axes
 from .view import C, GraphView, V
 
 SAME = frozenset({"unary", "shape_of_first"})
@@ -92,6 +92,8 @@ class Types(Generic[V, C]):
             return None
         if not axes and not self.attribute(call, "noop_with_empty_axes"):
             axes = tuple(range(len(shape)))
-        gone: set[Any] = {int(a) % len(shape) for a in axes or () if shape}
+        gone = valid_axes(axes or (), len(shape))
+        if gone is None:
+            return None
         keep = self.attribute(call, "keepdims", 1)
         return tuple(1 if i in gone else d for i, d in enumerate(shape) if keep or i not in gone)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from .constants import CONVOLUTION, DECONVOLUTION, DIRECTION, ELTWISE, OVERWRITE, POOLING, PROP, SOFTMAX
 from .loading import needed
-from .memory import Attributes, MemoryDesc, code
+from .memory import Attributes, MemoryDesc, code, dims
 from .primitives import Primitive, create, window
 
 
@@ -32,7 +32,16 @@ def convolution_backward_data(
         diff_src,
         weights,
         diff_dst,
-        *window(diff_src, strides, dilations, pads_begin, pads_end),
+        *window(
+            diff_src,
+            diff_dst,
+            strides,
+            dilations,
+            pads_begin,
+            pads_end,
+            kernel=weights.shape[2 - len(diff_src.shape) :],
+            inverse=True,
+        ),
         hint,
         attributes=attributes,
         allow_reference=allow_reference,
@@ -63,7 +72,7 @@ def convolution_backward_weights(
         diff_weights,
         diff_bias,
         diff_dst,
-        *window(src, strides, dilations, pads_begin, pads_end),
+        *window(src, diff_dst, strides, dilations, pads_begin, pads_end),
         hint,
         attributes=attributes,
         allow_reference=allow_reference,
@@ -92,7 +101,7 @@ def deconvolution_backward_data(
         diff_src,
         weights,
         diff_dst,
-        *window(diff_src, strides, dilations, pads_begin, pads_end),
+        *window(diff_src, diff_dst, strides, dilations, pads_begin, pads_end),
         hint,
         attributes=attributes,
         allow_reference=allow_reference,
@@ -123,7 +132,7 @@ def deconvolution_backward_weights(
         diff_weights,
         diff_bias,
         diff_dst,
-        *window(src, strides, dilations, pads_begin, pads_end),
+        *window(src, diff_dst, strides, dilations, pads_begin, pads_end),
         hint,
         attributes=attributes,
         allow_reference=allow_reference,
@@ -191,13 +200,16 @@ def pooling_backward(
     allow_reference: bool = False,
 ) -> Primitive:
     """The gradient of a pooling.  That of the maximum needs the forward workspace."""
+    stride, *others = window(diff_src, diff_dst, strides, dilations, pads_begin, pads_end, kernel=kernel)
     return create(
         "pooling_backward",
         needed().engine,
         code(POOLING, algorithm, "algorithm"),
         diff_src,
         diff_dst,
-        *window(diff_src, strides, kernel, dilations, pads_begin, pads_end),
+        stride,
+        dims(kernel, len(stride)),
+        *others,
         hint,
         attributes=attributes,
         allow_reference=allow_reference,

@@ -137,6 +137,16 @@ _SIGNATURES: dict[str, tuple[str, Any]] = {  # the parameters, and the result; a
 } | {f"{name}_primitive_desc_create": ("p" + middle + "p", c_int) for name, middle in _CREATORS.items()}
 
 
+_RANGES = {"i": (-(2**31), 2**31), "u": (0, 2**32), "q": (-(2**63), 2**63), "z": (0, 2**64)}
+"""The integers that a parameter holds, from the first to before the last; ctypes would cut others without an error."""
+
+_INTEGERS = {
+    name: tuple((place, *_RANGES[letter]) for place, letter in enumerate(letters) if letter in _RANGES)
+    for name, (letters, _) in _SIGNATURES.items()
+}
+"""The parameters that are integers: their places, and their ranges."""
+
+
 class OneDnnError(Exception):
     """A call of oneDNN failed.  Internal: the caller computes the node in another way.
 
@@ -255,9 +265,13 @@ class Library:
             *arguments: its arguments.
 
         Raises:
-            Unimplemented: the library has no such function, or returned status 2 or 3.
+            Unimplemented: the library has no such function, or returned status 2 or 3; or its type of a parameter cannot hold an
+                integer.
             OneDnnError: it returned another status than 0.
         """
+        for place, low, high in _INTEGERS[name]:
+            if not low <= arguments[place] < high:
+                raise Unimplemented(2, f"{name} with {arguments[place]}, which must be from {low} to {high - 1}")
         function = self.functions.get(name)
         status = 3 if function is None else function(*arguments)
         if status:

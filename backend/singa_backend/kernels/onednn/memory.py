@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import re
 from collections.abc import Callable, Hashable, Sequence
 from ctypes import c_int, c_int64, c_void_p
@@ -68,10 +69,28 @@ def code(table: dict[str, int], name: str, what: str) -> int:
 
 
 def dims(values: Sequence[SupportsIndex], length: int | None = None) -> ctypes.Array[c_int64]:
-    """An array of sizes for a call; raises OneDnnError if it does not have the length that the call reads."""
-    if length is not None and len(values) != length:
-        raise OneDnnError(2, f"{length} sizes are needed, got {list(map(int, values))}")
-    return (c_int64 * max(len(values), 1))(*[int(v) for v in values])
+    """An array of sizes for a call; raises OneDnnError if it does not have the length that the call reads, or exceeds int64."""
+    numbers = [int(v) for v in values]
+    if length is not None and len(numbers) != length:
+        raise OneDnnError(2, f"{length} sizes are needed, got {numbers}")
+    if numbers and not (min(numbers) >= -(2**63) and max(numbers) < 2**63):
+        raise Unimplemented(2, f"sizes must be 64-bit integers, got {numbers}")
+    return (c_int64 * max(len(numbers), 1))(*numbers)
+
+
+SIZE, REACH = 2**31 - 1, 2**47
+"""The largest size of an axis, which much code of the library keeps in 32 bits; and the bytes that a process can address."""
+
+
+def sizes_of(dtype: DTypeLike, shape: Sequence[SupportsIndex], strides: Sequence[int] | None = None) -> tuple[int, ...]:
+    """The sizes of a tensor; raises Unimplemented if the library cannot hold one of them, or the place of an element."""
+    sizes = tuple(map(int, shape))
+    if not all(0 <= d <= SIZE or d == RUNTIME_DIM for d in sizes):
+        raise Unimplemented(2, f"the sizes of a tensor must be from 0 to {SIZE}, got {sizes}")
+    places = [d * abs(s) for d, s in zip(sizes, strides or (), strict=False) if d > 0 and s != RUNTIME_DIM]
+    if (max(places, default=0) if strides else math.prod(d for d in sizes if d > 0)) * np.dtype(dtype).itemsize >= REACH:
+        raise Unimplemented(2, f"a tensor must have fewer than {REACH} bytes, got the sizes {sizes} and the strides {strides}")
+    return sizes
 
 
 def content(argument: Any) -> Hashable:
@@ -142,9 +161,10 @@ class MemoryDesc(Owner):
             The description.
 
         Raises:
-            Unimplemented: oneDNN does not have the element type, or not so many axes.
+            Unimplemented: oneDNN does not have the element type, or not so many axes, or cannot hold a number.
         """
-        shape, kind = tuple(map(int, shape)) or (1,), number(dtype)
+        kind = number(dtype)
+        shape = sizes_of(dtype, shape, strides) or (1,)
         if strides is None:
             strides = _dense(shape, range(len(shape)))
         elif not strides and len(shape) == 1:
@@ -165,9 +185,9 @@ class MemoryDesc(Owner):
             The description.  Memories need the one that `Primitive.query` returns.
 
         Raises:
-            Unimplemented: oneDNN does not have the element type, or not so many axes.
+            Unimplemented: oneDNN does not have the element type, or not so many axes, or cannot hold a number.
         """
-        shape = tuple(map(int, shape)) or (1,)
+        shape = sizes_of(dtype, shape) or (1,)
         made = needed().create("memory_desc_create_with_tag", len(shape), dims(shape), number(dtype), FORMAT_ANY)
         return cls(made, np.dtype(dtype), shape)
 
@@ -187,7 +207,7 @@ class MemoryDesc(Owner):
             OneDnnError: the tag does not fit the number of axes.
             Unimplemented: the library does not have the layout.
         """
-        shape = tuple(map(int, shape))
+        shape = sizes_of(dtype, shape)
         tag = _NAMED_TAGS.get(tag, tag)
         order = [ord(letter) - ord("a") for letter in tag]
         if sorted(order) == list(range(len(shape))):
@@ -260,8 +280,9 @@ class MemoryDesc(Owner):
         Raises:
             Unimplemented: the layout does not permit it without a copy.
         """
+        shape = sizes_of(self.dtype, shape)
         made = needed().create("memory_desc_reshape", self.handle, len(shape), dims(shape))
-        return MemoryDesc(made, self.dtype, tuple(map(int, shape)))
+        return MemoryDesc(made, self.dtype, shape)
 
     def transposed(self, axes: Sequence[int]) -> MemoryDesc:
         """Describe the same buffer with its axes in another order.
@@ -295,7 +316,10 @@ class MemoryDesc(Owner):
             Unimplemented: the box does not fit the blocks of the layout.
         """
         n = len(self.shape)
-        made = needed().create("memory_desc_create_submemory", self.handle, dims(shape, n), dims(offsets, n))
+        box, first = dims(shape, n), dims(offsets, n)
+        if not all(0 <= a <= d - b for a, b, d in zip(first, box, self.shape, strict=False)):
+            raise OneDnnError(2, f"a box must be within the sizes {self.shape}, got {tuple(shape)} at {tuple(offsets)}")
+        made = needed().create("memory_desc_create_submemory", self.handle, box, first)
         return MemoryDesc(made, self.dtype, tuple(map(int, shape)))
 
     def __eq__(self, other: object) -> bool:

@@ -460,9 +460,42 @@ def floats(values: Sequence[float] | None, length: int) -> ctypes.Array[c_float]
     return (c_float * length)(*values)
 
 
-def window(src: MemoryDesc, *sizes: Sequence[int]) -> list[Any]:
-    """The sizes of a window, one for each spatial axis."""
-    return [dims(s, len(src.shape) - 2) for s in sizes]
+BYTES, CELLS, PIECES = 2**28, 2**14, 2**23
+"""The bytes and the cells that a step of a window, or its padding, may skip: the library computes places in 32 bits, also those
+outside of a tensor, and generates code for each cell of padding.  And the pieces of code for windows that are partly outside."""
+
+
+def window(
+    src: MemoryDesc,
+    dst: MemoryDesc,
+    strides: Sequence[int],
+    dilations: Sequence[int],
+    pads_begin: Sequence[int],
+    pads_end: Sequence[int],
+    *,
+    kernel: Sequence[int] = (),
+    inverse: bool = False,
+) -> list[Any]:
+    """The steps and the padding of a window, one for each spatial axis; raises Unimplemented if the library cannot hold them.
+
+    `kernel` are the sizes of the window if code is generated for each cell of one that is partly outside; with `inverse`, as in a
+    deconvolution, this may be any.
+    """
+    rank = len(src.shape) - 2
+    steps = [dims(values, rank) for values in (strides, dilations, pads_begin, pads_end)]
+    cells = dims(kernel, rank) if kernel else None
+    nbytes = max(md.dtype.itemsize * md.shape[1] for md in (src, dst))
+    for axis in reversed(range(rank)):
+        most = min(CELLS, max(1, BYTES // max(nbytes, 1)))
+        skipped = [values[axis] for values in steps]
+        if not 0 <= min(skipped) <= max(skipped) <= most:
+            raise Unimplemented(2, f"the steps and the padding of a window must skip from 0 to {most} cells, got {skipped}")
+        stride, _, begin, end = skipped
+        size = max(md.shape[axis + 2] for md in (src, dst) if len(md.shape) == rank + 2)
+        if cells and cells[axis] * (size if inverse else begin + end) > PIECES * stride:
+            raise Unimplemented(2, f"code for windows of {cells[axis]} cells, of which too many are partly outside")
+        nbytes *= max(1, size)
+    return steps
 
 
 def reorder(

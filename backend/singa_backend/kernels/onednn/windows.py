@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from .constants import POOLING, PROP, REDUCTION, RESAMPLING
 from .loading import needed
-from .memory import Attributes, MemoryDesc, code
+from .memory import Attributes, MemoryDesc, code, dims
 from .primitives import Primitive, create, floats, window
 
 
@@ -30,6 +30,7 @@ def pooling(
     * dst: (batch, channels, *sizes).
     * algorithm: "max", "avg_include_padding" or "avg_exclude_padding".
     """
+    stride, *others = window(src, dst, strides, dilations, pads_begin, pads_end, kernel=kernel)
     return create(
         "pooling_forward",
         needed().engine,
@@ -37,7 +38,9 @@ def pooling(
         code(POOLING, algorithm, "algorithm"),
         src,
         dst,
-        *window(src, strides, kernel, dilations, pads_begin, pads_end),
+        stride,
+        dims(kernel, len(stride)),
+        *others,
         attributes=attributes,
         allow_reference=allow_reference,
     )

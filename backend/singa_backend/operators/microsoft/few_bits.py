@@ -11,7 +11,7 @@ import numpy as np
 
 from ... import dtypes, limits
 from ...errors import OperatorError
-from ...ir.shapes import KnownShapes, Shape
+from ...ir.shapes import KnownShapes, Shape, valid_axes
 from .._common import axis_of
 from ._api import Array, Op, V, Xp, microsoft
 from ._packed import (
@@ -333,5 +333,8 @@ def gather_block_quantized_shapes(known: KnownShapes[Any], call: Any) -> Shape |
     shape = known.shape(call.inputs[0])
     if shape is None or index is None or scales is None:
         return None
-    axis = known.attribute(call, "gather_axis", 0) % len(shape)
+    found = valid_axes([known.attribute(call, "gather_axis", 0)], len(shape))
+    if found is None:
+        return None
+    axis = found[0]
     return (*shape[:axis], *index, *shape[axis + 1 : -1], known.fresh()) if axis < len(shape) - 1 else (*shape[:axis], *index)

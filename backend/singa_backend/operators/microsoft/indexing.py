@@ -9,7 +9,7 @@ from onnx import helper
 
 from ... import dtypes, limits
 from ...errors import OperatorError
-from ...ir.shapes import KnownShapes, Shape
+from ...ir.shapes import KnownShapes, Shape, valid_axes
 from .._common import axis_of, length
 from ..creation import range_, trilu
 from ..gather import gather, gather_nd
@@ -102,14 +102,11 @@ def unfold_tensor(xp: Xp, x: Array, *, dim: int = -1, size: int, step: int = 1) 
 
 @unfold_tensor.shapes
 def unfold_tensor_shapes(known: KnownShapes[Any], call: Any) -> Shape | None:
-    shape = known.shape(call.inputs[0])
-    if not shape:
+    shape, size, step = known.shape(call.inputs[0]), known.attribute(call, "size"), known.attribute(call, "step", 1)
+    found = valid_axes([known.attribute(call, "dim", -1)], len(shape or ()))
+    if shape is None or found is None or step < 1:
         return None
-    axis, size, step = (
-        known.attribute(call, "dim", -1) % len(shape),
-        known.attribute(call, "size"),
-        known.attribute(call, "step", 1),
-    )
+    axis = found[0]
     had = shape[axis]
     count = (had - size) // step + 1 if isinstance(had, int) else known.fresh()
     return (*shape[:axis], count, *shape[axis + 1 :], size)
@@ -120,7 +117,7 @@ def unfold_tensor_body(op: Op, x: V, dim: int, size: int, step: int) -> V:
     rank = op.rank(x)
     axis = dim % rank
     starts = op.Range(0, op.Sub(length(op, x, axis), size - 1), step)
-    places = op.Add(op.Unsqueeze(starts, [1]), op.constant(np.arange(size), np.int64))
+    places = op.Add(op.Unsqueeze(starts, [1]), op.Range(0, size, 1))
     seen = op.Gather(x, places, axis=axis)
     return op.Transpose(seen, perm=[i for i in range(rank + 1) if i != axis + 1] + [axis + 1])
 

@@ -35,7 +35,7 @@ def remove_padding(xp: Xp, input: Array, sequence_token_count: Array) -> tuple[A
     batch, length, hidden = input.shape
     real = (xp.arange(length) < sequence_token_count.reshape(batch, 1)).reshape(-1)
     places = xp.concatenate([xp.nonzero(real)[0], xp.nonzero(~real)[0]]).astype(np.int32)
-    count = int(real.sum())
+    count = int(xp.to_host(real.sum()))
     sums = xp.concatenate([xp.zeros(1, np.int32), xp.cumsum(sequence_token_count).astype(np.int32)])
     most = sequence_token_count.max(keepdims=True)
     return input.reshape(batch * length, hidden)[places[:count]], places.reshape(batch, length), sums, most
@@ -229,9 +229,10 @@ def relative_position_bias(
     bias_table has the shape (buckets, heads) but the elements of (heads, buckets).
     """
     buckets, heads = bias_table.shape
-    limits.admit((heads, query_length, key_length), bias_table.dtype)
-    if min(query_length, key_length) < 1:
-        return xp.zeros((1, heads, max(query_length, 0), max(key_length, 0)), bias_table.dtype)
+    sizes = max(query_length, 0), max(key_length, 0)
+    limits.admit((heads, *sizes), bias_table.dtype)
+    if 0 in sizes:
+        return xp.zeros((1, heads, *sizes), bias_table.dtype)
     distance = np.arange(1 - query_length, key_length)  # those of the last query, then of the one before it, and so on
     first = np.zeros_like(distance)
     if is_bidirectional:

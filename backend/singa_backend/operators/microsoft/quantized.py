@@ -246,11 +246,18 @@ def qlinear_reduce_mean(
     return rounded(xp, total / max(1, count(data.shape, along)), reduced_scale, reduced_zero, data.dtype)
 
 
+def _mean_body(op: Op, x: V, axes: list[int], keepdims: int) -> V:
+    """Write the mean over some axes; that of no elements is 0."""
+    sizes = op.shape(x)
+    empty = sizes is not None and 0 in (sizes[a] for a in axes if -len(sizes) <= a < len(sizes))
+    return op.ReduceSum(x, axes, keepdims=keepdims) if empty else op.ReduceMean(x, axes, keepdims=keepdims)
+
+
 @qlinear_reduce_mean.decomposition
 def qlinear_reduce_mean_body(
     op: Op, data: V, data_scale: V, data_zero: V, reduced_scale: V, reduced_zero: V, axes: Ints, keepdims: int
 ) -> V:
-    mean = op.ReduceMean(real_body(op, data, data_scale, data_zero), list(axes), keepdims=keepdims)
+    mean = _mean_body(op, real_body(op, data, data_scale, data_zero), list(axes), keepdims)
     return rounded_body(op, mean, reduced_scale, reduced_zero, op.dtype(data))
 
 
@@ -285,7 +292,7 @@ def qlinear_global_average_pool(
 def qlinear_global_average_pool_body(op: Op, x: V, x_scale: V, x_zero: V, y_scale: V, y_zero: V, channels_last: int) -> V:
     rank = op.rank(x)
     axes = list(range(1, rank - 1) if channels_last else range(2, rank))
-    return rounded_body(op, op.ReduceMean(real_body(op, x, x_scale, x_zero), axes), y_scale, y_zero, op.dtype(x))
+    return rounded_body(op, _mean_body(op, real_body(op, x, x_scale, x_zero), axes, 1), y_scale, y_zero, op.dtype(x))
 
 
 @qlinear_global_average_pool.shapes

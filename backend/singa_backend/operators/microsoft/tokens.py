@@ -42,16 +42,16 @@ def ngram_repeat_block_shapes(known: KnownShapes[Any], call: Any) -> Shape | Non
 
 @ngram_repeat_block.decomposition
 def ngram_repeat_block_body(op: Op, input_ids: V, scores: V, ngram_size: int) -> V:
-    """Compare the first tokens of all n-grams with the last tokens, and scatter which last tokens are blocked."""
+    """Compare the tokens of all n-grams with the last ones, and scatter which last tokens are blocked."""
     count = length(op, input_ids, 1)
-    starts = op.Range(0, op.Max(op.Sub(count, ngram_size - 1), 0), 1)
+    before = op.Min(count, ngram_size - 1)  # a sequence that is shorter has no n-grams
+    starts, offsets = op.Range(0, op.Max(op.Sub(count, ngram_size - 1), 0), 1), op.Range(0, before, 1)
     last = op.Gather(input_ids, op.Add(starts, ngram_size - 1), axis=1)
-    places = op.Range(0, op.Min(ngram_size - 1, count), 1)  # fewer if the sequence is shorter: there are no n-grams
-    own = op.Gather(input_ids, op.Add(op.Sub(count, op.Min(ngram_size - 1, count)), places), axis=1)
-    seen = op.Gather(input_ids, op.Add(op.Unsqueeze(starts, [1]), places), axis=1)
+    seen = op.Gather(input_ids, op.Add(op.Unsqueeze(starts, [1]), offsets), axis=1)
+    tail = op.Gather(input_ids, op.Add(op.Sub(count, before), offsets), axis=1)
     code = dtypes.onnx_code(np.int32)
-    differs = op.Cast(op.Not(op.Equal(seen, op.Unsqueeze(own, [1]))), to=code)
-    repeats = op.Equal(op.ReduceSum(differs, [2], keepdims=0), 0)
+    others = op.Cast(op.Not(op.Equal(seen, op.Unsqueeze(tail, [1]))), to=code)
+    repeats = op.Equal(op.ReduceSum(others, [2], keepdims=0), 0)
     blank = op.ConstantOfShape(op.Shape(scores), value=np.zeros(1, np.int32))
     marks = op.Cast(repeats, to=code)
     blocked = op.ScatterElements(blank, op.Where(repeats, last, 0), marks, axis=1, reduction="max")

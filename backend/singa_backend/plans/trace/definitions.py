@@ -147,10 +147,12 @@ class Definitions(TraceValues):
     def _finiteness(self, call: RegionCall, entries: Sequence[Entry | None]) -> int:
         if any(isinstance(e, OpaqueValue) for e in entries):
             return NAN  # what a sequence holds, or a string stands for, is not known
-        known = worst(*(e for e in entries if isinstance(e, Value)))
+        values = [e for e in entries if isinstance(e, Value)]
+        known = worst(*values)
         if has_trait(call.node.domain, call.name, "keeps_finite"):
             return known
-        return FINITE if known == FINITE and has_trait(call.node.domain, call.name, "finite") else NAN
+        finite = known == FINITE and has_trait(call.node.domain, call.name, "finite") and all(v.size for v in values)
+        return FINITE if finite else NAN
 
     def _record(self, step: PlanStep) -> None:
         index = len(self.segment.steps)
