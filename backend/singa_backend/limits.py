@@ -95,7 +95,8 @@ class Limits:
             if value is None and field.default is None:
                 continue
             whole = field.name != "deadline"
-            if isinstance(value, bool) or not isinstance(value, int if whole else (int, float)) or not value > 0:
+            plain = isinstance(value, int if whole else (int, float)) and not isinstance(value, bool)
+            if not plain or not value > 0 or (isinstance(value, int) and value > sys.float_info.max):
                 kind = "an integer" if whole else "a number"
                 raise InvalidInput(f"the limit {field.name} must be {kind} above 0, got {value!r}", code="SX309")
 
@@ -115,7 +116,7 @@ def check_number(name: str, value: Any, low: float, *, whole: bool = False) -> N
     if value is None:
         return
     kinds = (int, np.integer) if whole else (int, float, np.integer, np.floating)
-    if isinstance(value, bool) or not isinstance(value, kinds) or not (low <= value < math.inf):
+    if isinstance(value, bool) or not isinstance(value, kinds) or not (low <= value <= sys.float_info.max):
         kind = "an integer" if whole else "a finite number"
         raise InvalidInput(f"{name} must be {kind} of at least {low}, got {value!r}", code="SX309")
 

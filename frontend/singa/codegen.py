@@ -62,10 +62,10 @@ class Program:
                 raise FileExistsError
             with staged(target, new=not force, overwrite=force) as stage:
                 self._stage(stage, weights.name, self.text)
-                there = target.exists() and not stage.through
+                there = os.path.exists(target) and not stage.through
                 if there and (used := program.spare_weights(target.read_text("utf-8", "replace"), target.stem)):
                     stage.remove_later(used)
-                if there and weights.exists():
+                if there and os.path.exists(weights):
                     # The program in place reads this file until it is replaced: first replace it by one that reads another file.
                     spare = free_name(stage.target.parent, weights.name)
                     with staged(target) as first:

@@ -743,8 +743,8 @@ class Model(Layer):
                 the file cannot be written (SX351).
         """
         path = Path(fpath)
-        assert not path.exists(), f"{path} exists already"
-        if not path.parent.is_dir():
+        assert not os.path.exists(path), f"{path} exists already"
+        if not os.path.isdir(path.parent):
             raise InvalidInput(f"{path} cannot be written: there is no folder {path.parent}", code="SX351")
         write_states(path, self.get_states(), aux_states or {})
 

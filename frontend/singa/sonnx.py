@@ -262,7 +262,7 @@ def save(model: ModelProto, path: str | os.PathLike[str], **kwargs: Any) -> None
             new_folder(stage.folder / folder)
         onnx.save(model, stage / name, **kwargs)
         used = set(locations(model))
-        lacking = sorted(n for n in used if not ((stage / n).exists() or (home / n).exists()))
+        lacking = sorted(n for n in used if not (os.path.exists(stage / n) or os.path.exists(home / n)))
         if lacking:
             what = f"the model refers to external data that are neither loaded nor next to {stage.path}: {', '.join(lacking)}"
             raise InvalidModel(what, code="SX105", hint="onnx.load(path) loads a model with its external data")
@@ -270,7 +270,7 @@ def save(model: ModelProto, path: str | os.PathLike[str], **kwargs: Any) -> None
             return
         for old in old_data(stage.target) - used:
             stage.remove_later(old)
-        if any((home / n).exists() for n in used if (stage / n).exists()):
+        if any(os.path.exists(home / n) for n in used if os.path.exists(stage / n)):
             # The model in place may need these files until it is replaced: first replace it by one whose data have other names.
             copy = ModelProto()
             copy.CopyFrom(model)  # onnx.save has taken the data out of it

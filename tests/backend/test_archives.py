@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import os
 import tracemalloc
 import zipfile
@@ -16,8 +15,9 @@ from click.testing import CliRunner
 from onnx import OptionalProto, SequenceProto, TensorProto, TypeProto, helper, numpy_helper
 
 from singa.cli import main
-from singa_backend import InvalidInput, Limits, ResourceExhausted, SonnxError
+from singa_backend import InvalidInput, Limits, ResourceExhausted
 from singa_backend.io import archives, files
+from singa_backend.io.documents import read_document
 from singa_backend.limits import Budget, spend
 from singa_backend.proto import test_data
 
@@ -136,27 +136,10 @@ def test_the_directory_is_bounded(tmp_path: Path) -> None:
 def test_only_regular_files_are_opened(make: object, tmp_path: Path) -> None:
     path = tmp_path / "f"
     make(path)  # type: ignore[operator]  # any of the functions
-    for read in (archives.read_array, archives.read_bytes, archives.read_json):
+    for read in (archives.read_array, archives.read_bytes, read_document):
         with pytest.raises(InvalidInput) as caught:
             read(path, "SX307")
         assert caught.value.code == "SX307"
-
-
-def test_documents() -> None:
-    assert archives.parse_json('{"a": [1, "ü", null]}'.encode(), "d", "SX804") == {"a": [1, "ü", None]}
-    for text, code in [
-        (b"[" * 10**5, "SX804"), (b"[" + b"[]," * 10**6 + b"[]]", "SX600"), (b" " * (archives.DOCUMENT + 1), "SX600"),
-        (b'{"a": 1, "a": 2}', "SX804"), (b"\xff", "SX804"), (b"9" * 5000, "SX804"), (b"", "SX804"),
-    ]:  # fmt: skip
-        with pytest.raises(SonnxError) as caught:
-            archives.parse_json(text, "d", "SX804")
-        assert caught.value.code == code
-
-
-def test_a_document_is_read_as_it_was_written(tmp_path: Path) -> None:
-    path = tmp_path / "d.json"
-    path.write_text("\ufeff" + json.dumps({"a": [1.5, {}]}), encoding="utf-8")
-    assert archives.read_json(path, "SX804") == {"a": [1.5, {}]}
 
 
 # --- serialized values ------------------------------------------------------------------------------------------------

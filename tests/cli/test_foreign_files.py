@@ -227,3 +227,58 @@ def test_a_reproduction_takes_a_free_name_and_removes_only_its_own(tmp_path: Pat
     assert sorted(p.name for p in (own / "test_data_set_0").iterdir()) == ["input_0.pb", "my_output_x.pb"]
     test_data.remove(own)
     assert sorted(contents(own)) == ["test_data_set_0", "test_data_set_0/my_output_x.pb"]
+
+
+# --- targets without permission -------------------------------------------------------------------------------------------
+
+DENIED = ("closed/target{}", "kept{}", "closed/none/target{}", "kept.out/target{}", "/proc/none/target{}", "x" * 300 + "{}")
+"""In a folder that is not writable; a file that is not writable; below such ones; names that no system has."""
+
+NO_RIGHTS = """
+import ctypes, json, os, shlex, sys
+header, data = (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)()  # no capabilities: root is a user as any other
+assert os.geteuid() or not ctypes.CDLL(None, use_errno=True).capset(header, data), "capset"
+from click.testing import CliRunner
+from singa.cli import main
+for key, target, line in json.load(sys.stdin):
+    done = CliRunner().invoke(main, [key, *shlex.split(line)])
+    bare = done.exception is not None and not isinstance(done.exception, SystemExit)
+    print(json.dumps([done.exit_code, done.output, repr(done.exception) if bare else ""]), flush=True)
+"""
+
+
+def test_a_target_without_permission_is_a_typed_error(folder: Path) -> None:  # noqa: F811
+    """Of every option that writes, in a process without the rights of root: a message that names the path; nothing changes."""
+    import json
+    import subprocess
+    import sys
+
+    import onnx
+
+    (folder / "models").mkdir()
+    os.link(folder / "m.onnx", folder / "models" / "m.onnx")
+    model = onnx.load(folder / "m.onnx")
+    model.graph.initializer[0].float_data[0] = 9.0
+    onnx.save(model, folder / "wrong.onnx")
+    (folder / "closed").mkdir()
+    asked = []
+    for key, line in {**FILE_LINES, **FOLDERS}.items():
+        kept = folder / f"kept{suffix(key)}"
+        kept.write_bytes(PRECIOUS)
+        kept.chmod(0o444)
+        asked += [(key[0], t.format(suffix(key)), line.format(t.format(suffix(key)))) for t in DENIED]
+    (folder / "kept.out").write_bytes(PRECIOUS)
+    (folder / "closed").chmod(0o555)
+    before = contents(folder)
+    done = subprocess.run(
+        [sys.executable, "-c", NO_RIGHTS], input=json.dumps(asked), capture_output=True, text=True, timeout=300, env=os.environ
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    answers = [json.loads(line) for line in done.stdout.splitlines()]
+    wrong = []
+    for (command, target, line), (code, output, bare) in zip(asked, answers, strict=True):
+        shown = "".join(output.split())
+        if bare or code not in (2, 3) or (Path(target).name[:60] not in shown and Path(target).parent.name not in shown):
+            wrong.append(f"{command} {line[:200]}: {code} {bare} {output[-500:]}")
+    assert not wrong, "\n".join(wrong)
+    assert {n: c for n, c in contents(folder).items() if "__pycache__" not in n} == before

@@ -19,6 +19,7 @@ from singa_backend.conform import html, lookup, report
 from singa_backend.conform.cases import ConformanceError
 from singa_backend.conform.gradient_matrix.page import VERDICTS
 from singa_backend.conform.results import WRITER
+from singa_backend.errors import InvalidInput
 from singa_backend.inspection import inspect
 from singa_backend.inspection.graph_drawing import FAR, GAP, layered
 from singa_backend.proto.schemas import newest
@@ -156,7 +157,7 @@ def test_the_report_begins_with_what_works(tmp_path: Path) -> None:
     assert "some device; each is listed with its reason: Softmax-13 |" in page
     assert "| Relu | 14 | other | unchecked |" in page and "| Relu | 13 | unrun | unchecked |" in page
     (tmp_path / "gradients.json").write_text(json.dumps({"rows": [{"domain": "ai.onnx"}]}))
-    with pytest.raises(ConformanceError, match="SX804"):
+    with pytest.raises(InvalidInput, match="SX804"):
         report.build([_run()], tmp_path)
 
 

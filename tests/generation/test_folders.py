@@ -33,8 +33,8 @@ MODEL = ("model",)
 DECODER = ("model", "decoder")
 
 GENAI = [
-    (MODEL, "eos_token_id", "2", "model.eos_token_id must be a token or a list of at most 1024 tokens"),
-    (MODEL, "eos_token_id", [1, -7], "model.eos_token_id must be a token"),
+    (MODEL, "eos_token_id", "2", "$.model.eos_token_id must be an integer from -1 to"),
+    (MODEL, "eos_token_id", [1, -7], "$.model.eos_token_id[1] must be an integer from -1 to 2147483647, got -7"),
     (MODEL, "context_length", 0, "model.context_length must be an integer from 1 to"),
     (MODEL, "vocab_size", True, "model.vocab_size must be an integer from 1 to"),
     (DECODER, "filename", "../model.onnx", "model.decoder.filename must be a path within the folder, got '../model.onnx'"),
@@ -43,14 +43,14 @@ GENAI = [
     (DECODER, "filename", "..\\model.onnx", "must be a path within the folder"),
     (DECODER, "filename", "", "must be a path within the folder"),
     (DECODER, "filename", 7, "model.decoder.filename must be a text, got 7"),
-    (DECODER, "filename", None, "model.decoder.filename must be the name of an ONNX file, and is missing"),
+    (DECODER, "filename", None, "$.model.decoder.filename must not be null"),
     (DECODER, "filename", "other.onnx", "other.onnx does not exist"),
     (DECODER, "head_size", -1, "model.decoder.head_size must be an integer from 1"),
-    (DECODER, "inputs", [], "model.decoder.inputs must be an object, got []"),
+    (DECODER, "inputs", [], "$.model.decoder.inputs must be an object, got a list"),
     ((*DECODER, "inputs"), "past_key_names", "past", "past_key_names must be a name with one %d, for the layer, got 'past'"),
     ((*DECODER, "inputs"), "past_key_names", "%s.%d", "must be a name with one %d"),
-    ((*DECODER, "outputs"), "present_key_names", None, "model.decoder.outputs.present_key_names must be a name with %d"),
-    (("search",), "top_p", 1.5, "search.top_p must be at most 1, got 1.5"),
+    ((*DECODER, "outputs"), "present_key_names", None, "$.model.decoder.outputs.present_key_names must not be null"),
+    (("search",), "top_p", 1.5, "$.search.top_p must be a finite number of at least 0 and at most 1, got 1.5"),
     (("search",), "temperature", 0, "search.temperature must be above 0"),
     (("search",), "temperature", "hot", "search.temperature must be a finite number of at least 0, got 'hot'"),
     (("search",), "max_length", -3, "search.max_length must be an integer from 1 to"),
@@ -107,16 +107,16 @@ def test_models_with_other_parts(part: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("file", "data", "message"),
     [
-        ("config.json", b"[]", "must hold a JSON object, got a list"),
+        ("config.json", b"[]", "config.json: $ must be an object, got a list"),
         ("config.json", b"{", "config.json"),
         ("config.json", b"\xff", "config.json"),
-        ("config.json", b'{"a": 1, "a": 2}', "a key twice"),
-        ("generation_config.json", b"3", "generation_config.json must hold a JSON object"),
-        ("generation_config.json", b'{"top_k": -1}', "generation_config.json: top_k must be an integer from 0 to"),
-        ("generation_config.json", b'{"eos_token_id": {}}', "eos_token_id must be a token"),
+        ("config.json", b'{"a": 1, "a": 2}', "config.json: $ has the key 'a' twice"),
+        ("generation_config.json", b"3", "generation_config.json: $ must be an object, got 3"),
+        ("generation_config.json", b'{"top_k": -1}', "generation_config.json: $.top_k must be an integer from 0 to"),
+        ("generation_config.json", b'{"eos_token_id": {}}', "$.eos_token_id must be an integer"),
         ("generation_config.json", b'{"num_beams": 0}', "num_beams must be an integer from 1"),
-        ("config.json", b'{"n_positions": "many"}', "config.json: n_positions must be an integer"),
-        ("config.json", b'{"is_encoder_decoder": 1}', "is_encoder_decoder must be true or false"),
+        ("config.json", b'{"n_positions": "many"}', "config.json: $.n_positions must be an integer"),
+        ("config.json", b'{"is_encoder_decoder": 1}', "$.is_encoder_decoder must be true or false"),
         ("config.json", b'{"is_encoder_decoder": true}', "must contain encoder_model.onnx, and has model.onnx"),
     ],
 )
@@ -277,3 +277,47 @@ def test_a_prompt_without_tokens_and_a_stream_of_several(tmp_path: Path) -> None
         generator.stream(["a", "b"])
     with pytest.raises(InvalidInput, match="must be 1 for a stream, got 2"):
         generator.stream("a", sample=True, num_return_sequences=2)
+
+
+# --- what a model returns -------------------------------------------------------------------------------------------------
+
+LOGITS = {
+    "rank 0": "logits = Constant<value_float = 1.0>()",
+    "rank 1": "s = Shape(input_ids) logits = Cast<to = 1>(s)",
+    "rank 4": "axes = Constant<value_ints = [2, 3]>() u = Unsqueeze(input_ids, axes) logits = Cast<to = 1>(u)",
+    "no words": "e = Constant<value_ints = [0]>() s = Shape(input_ids) t = Concat<axis = 0>(s, e) logits = ConstantOfShape(t)",
+    "no length": "e = Constant<value_ints = [1, 0, 256]>() logits = ConstantOfShape(e)",
+    "no batch": "e = Constant<value_ints = [0, 1, 256]>() logits = ConstantOfShape(e)",
+    "another batch": "e = Constant<value_ints = [3, 1, 256]>() logits = ConstantOfShape(e)",
+    "texts": "logits = Cast<to = 8>(input_ids)",
+    "a sequence": "logits = SequenceConstruct(input_ids)",
+}
+
+
+@pytest.mark.parametrize("search", [{}, {"num_beams": 2}], ids=["greedy", "beams"])
+@pytest.mark.parametrize("form", LOGITS)
+def test_logits_of_another_form_are_refused_when_it_runs(form: str, search: dict[str, Any], tmp_path: Path) -> None:
+    model = onnx.parser.parse_model(
+        f'<ir_version: 10, opset_import: ["" : 17]> g (int64[b, s] input_ids) => (float logits) {{ {LOGITS[form]} }}'
+    )
+    kind = TensorProto.STRING if form == "texts" else TensorProto.FLOAT
+    model.graph.output[0].type.CopyFrom(helper.make_tensor_type_proto(kind, None))
+    if form == "a sequence":
+        inner = helper.make_tensor_type_proto(TensorProto.INT64, None)
+        model.graph.output[0].type.CopyFrom(helper.make_sequence_type_proto(inner))
+    folder = write(tmp_path / "folder", {"model": model}, CONFIG)
+    with pytest.raises(UnsupportedModel, match="logits") as caught:
+        sonnx.Generator(folder).generate("a", max_new_tokens=2, **search)
+    assert caught.value.code == "SX210"
+
+
+@pytest.mark.parametrize("search", [{}, {"num_beams": 2}, {"sample": True, "seed": 1}], ids=["greedy", "beams", "sample"])
+def test_a_forced_token_beyond_the_words_is_refused_when_it_runs(search: dict[str, Any], tmp_path: Path) -> None:
+    decoder = Decoder(cross=True, positions=False, mask=False)
+    config = {**CONFIG, "is_encoder_decoder": True, "decoder_start_token_id": 0, "forced_bos_token_id": 10**6}
+    config.pop("vocab_size", None)
+    files = {"encoder_model": encoder(), "decoder_model": decoder.model(past=False)}
+    generator = sonnx.Generator(write(tmp_path / "folder", files, config))
+    with pytest.raises(InvalidInput, match="forced_bos_token_id must be a token of the model, an integer from 0 to") as caught:
+        generator.generate("a", max_new_tokens=3, **search)
+    assert caught.value.code == "SX374"

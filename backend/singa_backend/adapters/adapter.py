@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from onnx import GraphProto, ModelProto, SparseTensorProto, TensorProto
 from .. import dtypes
 from ..errors import InvalidInput, MissingDependency
 from ..io.archives import read_bytes
+from ..io.documents import Document, parse_document
 from ..io.files import write_bytes
 from ..io.places import StrPath
 from ..proto import tensor_data
@@ -106,25 +108,45 @@ class Adapter:
             ResourceExhausted: the file exceeds a limit.
             MissingDependency: the package safetensors is not installed (SX700).
         """
-        library = safetensors_numpy()
-        data = read_bytes(path, "SX970")
+        library, data = safetensors_numpy(), read_bytes(path, "SX970")
+        what, hint = f"{os.fspath(path)} is not an adapter, or is damaged", "`sonnx train --lora` and Adapter.save write adapters"
         try:
             tensors: dict[str, np.ndarray] = library.load(data)
-            known = json.loads(json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])["__metadata__"]["sonnx"])
-            if known["format"] != FORMAT:
-                raise ValueError(f"its format is {known['format']!r}, not {FORMAT!r}")
-            changes = {
-                n: LowRank(tensors.pop(n + _A), tensors.pop(n + _B), float(c[_SCALE])) for n, c in known["changes"].items()
-            }
-            values = {n: tensors.pop(f"{n}.value") for n in known["values"]}
-            made = cls(changes, values, str(known["base"]), dict(known["settings"]))
-            if tensors:
-                raise ValueError(f"it has other tensors: {', '.join(sorted(tensors)[:3])}")
-        except Exception as error:  # safetensors raises its own class, not a ValueError
-            text = f"lacks {error}" if isinstance(error, KeyError) else str(error)
-            hint = "an adapter is a file of `sonnx train --lora` or Adapter.save"
-            raise InvalidInput(f"{os.fspath(path)} is not an adapter, or is damaged: {text}", code="SX970", hint=hint) from None
-        return made
+        except Exception as error:  # safetensors raises its own class; KeyError, TypeError: an unknown type of a tensor
+            raise InvalidInput(f"{what}: {error}", code="SX970", hint=hint) from None
+        header = parse_document(data[8 : 8 + int.from_bytes(data[:8], "little")], f"{what}: its header", "SX970", hint)
+        known = parse_document(header["__metadata__"]["sonnx"].text(), f"{what}: its metadata", "SX970", hint)
+        known["format"].one_of([FORMAT])
+        changes = {}
+        for weight, change in known["changes"].items():
+            scale = change[_SCALE].number(-math.inf)
+            changes[weight] = LowRank(_taken(tensors, change, weight + _A), _taken(tensors, change, weight + _B), scale)
+        values = {(n := value.text()): _taken(tensors, value, f"{n}.value") for value in known["values"].parts()}
+        if tensors:
+            raise known.error(f"must name all tensors of the file, got others: {', '.join(sorted(tensors)[:3])}")
+        return cls(changes, values, known["base"].text(), _settings(known["settings"]))
+
+
+def _taken(tensors: dict[str, np.ndarray], entry: Document, name: str) -> np.ndarray:
+    """Remove a tensor from those of a file; raises InvalidInput if there is none, or it is not of floats."""
+    array = tensors.pop(name, None)
+    if array is None or not dtypes.is_float(array.dtype):
+        raise entry.error(f"must have the tensor {name!r} of floats, got {'none' if array is None else array.dtype}")
+    return array
+
+
+def _settings(stored: Document) -> dict[str, Any]:
+    """The settings in a file; those that are read are checked."""
+    text, flag = (str, type(None)), (bool, type(None))
+    stored.matches({"bias?": text, "rslora?": flag, "fan_in_fan_out?": flag})
+    stored.maybe("modules", Document.matches, {"*": [str, str]})
+    stored.maybe("rank", Document.integer, 1)
+    stored.maybe("alpha", Document.number, -math.inf)
+    stored.maybe("dropout", Document.number, 0, 1)
+    head = stored.get("head")
+    if head is not None and not isinstance(head.value, list):
+        head.integer(1)
+    return stored.mapping()
 
 
 def safetensors_numpy() -> ModuleType:

@@ -43,7 +43,7 @@ def form_of(path: StrPath) -> str:
     Raises:
         InvalidInput: there is no such file (SX970).
     """
-    if Path(path).is_dir():
+    if os.path.isdir(path):
         return PEFT
     with open_file(path, "SX970") as file:
         return ONNXRUNTIME if file.read(8)[4:] == MAGIC else SONNX
@@ -64,7 +64,7 @@ def form_to_write(path: StrPath) -> str:
     suffix = Path(path).suffix
     if suffix in (".safetensors", ".onnx_adapter"):
         return SONNX if suffix == ".safetensors" else ONNXRUNTIME
-    if not suffix or Path(path).is_dir():
+    if not suffix or os.path.isdir(path):
         return PEFT
     what = f"an adapter is written to a file .safetensors or .onnx_adapter, or to a folder (PEFT), got {os.fspath(path)!r}"
     raise InvalidInput(what, code="SX983")

@@ -8,7 +8,7 @@ import math
 import os
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,8 @@ from onnx import ModelProto
 
 from .. import dtypes
 from ..errors import InvalidInput, MissingDependency, ResourceExhausted, UnsupportedModel
-from ..io.archives import read_bytes, read_json
+from ..io.archives import read_bytes
+from ..io.documents import Document, read_document
 from ..io.files import staged, staged_folder
 from ..io.places import StrPath
 from ..limits import admit, check_rank, check_rounds
@@ -125,19 +126,17 @@ def read_peft(path: StrPath, model: ModelProto, *, folder: Path | None = None) -
 
 def _config(home: Path) -> dict[str, Any]:
     """The settings of a folder, checked; absent ones have PEFT's defaults."""
-    if not home.is_dir():
+    if not os.path.isdir(home):
         raise _unfit(
-            f"{home} must be a folder of PEFT's save_pretrained, and {'is a file' if home.exists() else 'does not exist'}"
+            f"{home} must be a folder of PEFT's save_pretrained, and {'is a file' if os.path.exists(home) else 'does not exist'}"
         )
-    if not (home / CONFIG).is_file():
+    if not os.path.isfile(home / CONFIG):
         raise _unfit(f"{home} must contain {CONFIG}", "PEFT's save_pretrained writes it")
-    config = read_json(home / CONFIG, FOLDER)
-    if not isinstance(config, dict):
-        raise _unfit(f"{home / CONFIG} must hold a JSON object")
-    if config.get("peft_type") != "LORA":
-        raise _unfit(
-            f"{home / CONFIG}: peft_type must be LORA, got {config.get('peft_type')!r}", "merge the adapter in PEFT, and export"
-        )
+    document = read_document(
+        home / CONFIG, FOLDER, "PEFT's save_pretrained writes it; an adapter of another kind must be merged in PEFT"
+    )
+    document["peft_type"].one_of(["LORA"])
+    config = document.mapping()
     given = {k: v for k, v in config.items() if v not in (None, False, [], {}, "")}
     kind = given.get("init_lora_weights", True)
     if isinstance(kind, str) and kind.startswith(_CHANGES_BASE):
@@ -147,27 +146,21 @@ def _config(home: Path) -> dict[str, Any]:
     if others:
         what = ", ".join(f"{k}={_short(given[k])}" for k in others)
         raise _unfit(f"{home / CONFIG} has settings that are not supported: {what}", "merge the adapter in PEFT, and export")
-    defaults = {"r": 8, "lora_alpha": 8, "lora_dropout": 0.0, "bias": "none", "use_rslora": False, "fan_in_fan_out": False}
-    config = {**config, **{k: v for k, v in defaults.items() if config.get(k) is None}}
-    for key in ("rank_pattern", "alpha_pattern"):
-        config[key] = config.get(key) or {}
-        if not isinstance(config[key], dict):
-            raise _wrong(home, key, "an object", config[key])
-    for key, value in [
-        ("lora_alpha", config["lora_alpha"]),
-        ("lora_dropout", config["lora_dropout"]),
-        *config["alpha_pattern"].items(),
-    ]:
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-            raise _wrong(home, key, "a finite number", value)
-    if isinstance(config["r"], bool) or not isinstance(config["r"], int) or config["r"] < 1:
-        raise _wrong(home, "r", "an integer of at least 1", config["r"])
-    for key in ("use_rslora", "fan_in_fan_out"):
-        if not isinstance(config[key], bool):
-            raise _wrong(home, key, "true or false", config[key])
-    if config["bias"] not in ("none", "all", "lora_only"):
-        raise _wrong(home, "bias", "none, all or lora_only", config["bias"])
-    return config
+
+    def setting(key: str, read: Callable[..., Any], default: Any, *bounds: Any) -> Any:
+        value = document.maybe(key, read, *bounds)
+        return default if value is None else value
+
+    return {
+        "r": setting("r", Document.integer, 8, 1),
+        "lora_alpha": setting("lora_alpha", Document.number, 8, -math.inf),
+        "lora_dropout": setting("lora_dropout", Document.number, 0.0, 0, 1),
+        "bias": setting("bias", Document.one_of, "none", ("none", "all", "lora_only")),
+        "use_rslora": setting("use_rslora", Document.flag, False),
+        "fan_in_fan_out": setting("fan_in_fan_out", Document.flag, False),
+        "alpha_pattern": {k: v.number(-math.inf) for k, v in document.part("alpha_pattern").items()},
+        "rank_pattern": {k: v.integer(1) for k, v in document.part("rank_pattern").items()},
+    }
 
 
 def _scale(config: Mapping[str, Any], path: str, rank: int) -> float:
@@ -200,9 +193,9 @@ def _ending(pattern: str) -> Any:
 
 
 def _weights(home: Path) -> Path:
-    if (home / WEIGHTS).is_file():
+    if os.path.isfile(home / WEIGHTS):
         return home / WEIGHTS
-    if (home / _BIN).is_file():
+    if os.path.isfile(home / _BIN):
         hint = "load it with PEFT, and save_pretrained(folder, safe_serialization=True)"
         raise _unfit(f"{home} holds its tensors in {_BIN}, a pickle, which is not read", hint)
     raise _unfit(f"{home} must contain {WEIGHTS}")
@@ -295,6 +288,8 @@ def _in_rows(change: LowRank, p: ModuleParameter, modules: Modules, others: LowR
     assert p.rows is not None
     admit((whole.outputs, change.b.shape[1]), change.b.dtype)
     b = np.zeros((whole.outputs, change.b.shape[1]), change.b.dtype)
+    if others is not None and not others.scale:
+        others = LowRank(others.a, np.zeros_like(others.b), 1.0)
     b[slice(*p.rows)] = change.b if others is None else change.b * np.float32(change.scale / others.scale)
     if others is None:
         return LowRank(change.a, b, change.scale)
@@ -365,13 +360,13 @@ def write_peft(adapter: Adapter, path: StrPath, model: ModelProto, *, folder: Pa
     """
     save = safetensors_numpy().save
     home = Path(path)
-    if home.exists() and (not home.is_dir() or any(os.path.lexists(home / n) for n in (CONFIG, WEIGHTS))):
-        what = "holds an adapter" if home.is_dir() else "is a file"
+    if os.path.exists(home) and (not os.path.isdir(home) or any(os.path.lexists(home / n) for n in (CONFIG, WEIGHTS))):
+        what = "holds an adapter" if os.path.isdir(home) else "is a file"
         raise InvalidInput(f"{home} cannot be written: it {what}", code="SX351", hint="pass a new folder")
     config, made = _peft_form(adapter, Modules.of(model, folder))
     texts = {CONFIG: json.dumps(config, indent=2, sort_keys=True) + "\n"}
     data = save({n: np.ascontiguousarray(x) for n, x in made.items()}, {"format": "pt"})
-    if home.exists():
+    if os.path.exists(home):
         with staged(home / CONFIG) as stage:
             stage.write(WEIGHTS, data)
             stage.write(CONFIG, texts[CONFIG])
@@ -491,10 +486,6 @@ def _number(x: float) -> int | float:
 def _short(value: Any) -> str:
     text = repr(value)
     return text if len(text) < 60 else f"{text[:57]}..."
-
-
-def _wrong(home: Path, key: str, rule: str, value: Any) -> InvalidInput:
-    return _unfit(f"{os.fspath(home / CONFIG)}: {key} must be {rule}, got {_short(value)}")
 
 
 def _unfit(text: str, hint: str = "") -> InvalidInput:

@@ -29,7 +29,8 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from ..errors import CommunicationError, InvalidInput, MissingDependency
+from ..errors import CommunicationError, InvalidInput, MissingDependency, SonnxError
+from ..io.documents import Document, parse_document
 from ._common import no_progress, other_operation, sum_of
 
 _PAUSE = 0.01
@@ -45,7 +46,7 @@ _HELLO = 5.0
 """Seconds in which a process that connects to rank 0 must name its rank."""
 
 _LONGEST = 1 << 16
-"""The maximum bytes of a header at the start."""
+"""The maximum bytes of a header."""
 
 _LENGTH = struct.Struct("!I")
 """The length of a header, which is sent before it."""
@@ -409,7 +410,7 @@ class _Link:
         try:
             while True:
                 self._arrived(*_read(self.connection))
-        except (EOFError, OSError):
+        except (EOFError, OSError, ValueError, MemoryError, SonnxError):  # it has ended, or writes something else
             pass
         finally:
             self._lost()
@@ -438,9 +439,18 @@ def _write(connection: socket.socket, header: Header, parts: Sequence[Any] = ())
 
 
 def _read(connection: socket.socket) -> tuple[Header, list[bytearray]]:
+    header = _header(connection)
+    return header.mapping(), [_exactly(connection, size.integer(0, 1 << 62)) for size in header["sizes"].parts()]
+
+
+def _header(connection: socket.socket) -> Document:
+    """The beginning of a message; raises ValueError or SonnxError if a stranger has written it."""
     (length,) = _LENGTH.unpack(_exactly(connection, _LENGTH.size))
-    header = json.loads(_exactly(connection, length))
-    return header, [_exactly(connection, size) for size in header["sizes"]]
+    if length > _LONGEST:
+        raise ValueError(f"the length of a header must be at most {_LONGEST}, got {length}")
+    header = parse_document(_exactly(connection, length), "a message of a worker", "SX950")
+    header["kind"].text()
+    return header
 
 
 def _exactly(connection: socket.socket, size: int) -> bytearray:
@@ -526,7 +536,7 @@ def _welcome(joined: socket.socket, found: dict[int, socket.socket], size: int, 
             with suppress(OSError):
                 _write(connection, {"kind": "refused", "why": refusal})
         raise CommunicationError(refusal, code="SX952")
-    except (EOFError, OSError, ValueError):  # it has ended, or writes something else
+    except (EOFError, OSError, ValueError, InvalidInput):  # it has ended, or writes something else
         return
     finally:
         if joined not in found.values():
@@ -553,7 +563,9 @@ def _joined(id: str, rank: int, size: int, timeout: float) -> socket.socket:
         _write(connecting, {"kind": "join", "rank": rank, "size": size})
         answer = _read_until(connecting, end + _ANSWERS)
         if answer["kind"] == "refused":
-            raise CommunicationError(answer["why"], code="SX952")
+            raise CommunicationError(str(answer.get("why")), code="SX952")
+        if answer["kind"] != "start":
+            raise ValueError(f"the answer must be to start, got {answer['kind']!r:.80}")
     except BaseException as error:
         connecting.close()
         if isinstance(error, TimeoutError):
@@ -561,6 +573,9 @@ def _joined(id: str, rank: int, size: int, timeout: float) -> socket.socket:
         if isinstance(error, (EOFError, OSError)):
             text = f"the start of rank {rank} cannot end: rank 0 has exited"
             raise CommunicationError(text, code="SX950", hint="see the message of that rank") from None
+        if isinstance(error, (ValueError, InvalidInput, MemoryError)):
+            text = f"the start of rank {rank} cannot end: what listens at {id} is not rank 0 of a group: {error}"
+            raise CommunicationError(text, code="SX950", hint="each group needs an id of its own, by new_id()") from None
         raise
     return connecting
 
@@ -568,14 +583,9 @@ def _joined(id: str, rank: int, size: int, timeout: float) -> socket.socket:
 def _read_until(connection: socket.socket, end: float) -> Header:
     """The next message, without arrays; raises TimeoutError at the time `end`."""
     connection.settimeout(max(1e-6, end - time.monotonic()))
-    (length,) = _LENGTH.unpack(_exactly(connection, _LENGTH.size))
-    if length > _LONGEST:
-        raise ValueError(f"the length of a header must be at most {_LONGEST}, got {length}")
-    header = json.loads(_exactly(connection, length))
+    header = _header(connection)
     connection.settimeout(None)
-    if not isinstance(header, dict):
-        raise ValueError(f"a header must be an object, got {header!r:.80}")
-    return header
+    return header.mapping()
 
 
 __all__ = ("SocketRank", "new_id")

@@ -19,6 +19,7 @@ from onnx import ModelProto, TensorProto, numpy_helper
 from onnx.backend.test.loader import load_model_tests
 
 from ..errors import SonnxError
+from ..io.documents import read_document
 from ..proto.test_data import data_set
 
 KINDS = ("node", "real", "simple", "pytorch-converted", "pytorch-operator")
@@ -122,6 +123,11 @@ def manifest_of(cases: Sequence[Case]) -> dict[str, Any]:
     }
 
 
+def manifest_file() -> dict[str, Any]:
+    """Read the manifest of the suite."""
+    return dict(read_document(data_file("manifest.json"), "SX801").matches({"onnx": str, "cases": {"*": str}}))
+
+
 def check_manifest(cases: Sequence[Case]) -> str:
     """Compare the loaded cases with the manifest of this onnx release.
 
@@ -131,8 +137,7 @@ def check_manifest(cases: Sequence[Case]) -> str:
     Raises:
         ConformanceError: A case is missing, added or changed, or the manifest is for another onnx release.
     """
-    path = data_file("manifest.json")
-    manifest = json.loads(path.read_text())
+    manifest = manifest_file()
     if manifest["onnx"] != onnx.__version__:
         raise ConformanceError(
             f"the manifest is for onnx {manifest['onnx']}; onnx {onnx.__version__} is installed",

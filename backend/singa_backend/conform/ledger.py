@@ -8,9 +8,9 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
-from ..io.archives import DOCUMENT, read_bytes
+from ..io.archives import read_bytes
+from ..io.documents import DOCUMENT, Document
 from .cases import ConformanceError
-from .results import mismatch
 
 _FORM = {
     "operator?": str, "domain?": str, "versions?": [int], "witness?": str, "when?": [str], "class?": str, "what?": str,
@@ -69,7 +69,8 @@ def read_entries(
         where = f"{path}: entry {i} ({raw.get('operator', '?')})"
         if extra := raw.keys() - set(keys):
             raise ConformanceError(f"{where} has unknown keys: {', '.join(sorted(extra))}", code=code)
-        if why := mismatch(raw, _FORM, "it") or _bad_expression(raw):
+        Document(raw, where, code).matches(_FORM)
+        if why := _bad_expression(raw):
             raise ConformanceError(f"{where}: {why}", code=code)
         if raw.get(kind) not in kinds or not raw.get("why") or not raw.get("operator"):
             raise ConformanceError(f"{where} needs an operator, a {kind} of {', '.join(kinds)}, and a why", code=code)

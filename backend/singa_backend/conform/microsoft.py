@@ -6,6 +6,7 @@ gradients; each keeps the part of the other.
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -142,7 +143,7 @@ def _totals(rows: Sequence[dict[str, Any]]) -> dict[str, int]:
 def stale(folder: Path) -> str:
     """Return "" if the report in a folder is that of the current declarations, with a part for each; otherwise the difference."""
     path = folder / f"{NAME}.json"
-    if not path.exists():
+    if not os.path.exists(path):
         return f"{path} does not exist"
     with well_formed(path):
         return _stale(load(path), path)

@@ -7,7 +7,6 @@ onnx::KIND::NAME (onnx::data::FOLDER for test data), can be selected by that nam
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from collections.abc import Callable, Generator, Iterable
@@ -185,7 +184,7 @@ def _suite(kind: str) -> list[tuple[str, Callable[[], cases.Case]]]:
     Node cases take seconds to generate: their names come from the manifest if it is for the installed onnx, and the cases
     are generated when the first of them runs.
     """
-    manifest = json.loads(cases.data_file("manifest.json").read_text())
+    manifest = cases.manifest_file()
     if kind != "node" or manifest["onnx"] != onnx.__version__:
         names = list(_loaded(kind))
     else:

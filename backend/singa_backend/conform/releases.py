@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
-import json
 import re
 import shutil
 import subprocess
@@ -32,6 +31,7 @@ from onnx import ModelProto, TensorProto, load_model_from_string, numpy_helper
 
 from ..comparison.tolerances import CASES
 from ..errors import MissingDependency, SonnxError
+from ..io.documents import parse_document, read_document
 from ..io.files import write_text, writing
 from ..proto.schemas import DOMAINS
 from ..proto.test_data import value
@@ -90,7 +90,8 @@ def inputs_digest(case: Case) -> str:
 def manifest() -> dict[str, Entry]:
     """Read release -> its wheel's name and SHA-256, its number of cases by kind, and their digest."""
     path = data_file("releases/manifest.json")
-    found = json.loads(path.read_text()) if path.exists() else {}
+    form = {"wheel": str, "sha256": str, "counts": {"*": int}, "cases": str}
+    found = read_document(path, "SX811").matches({"*": form}) if path.exists() else {}
     return {r: found[r] for r in sorted(found, key=_order)}
 
 
@@ -265,7 +266,8 @@ def _light(archive: zipfile.ZipFile, select: str) -> list[StoredCase]:
     out = []
     for name in sorted(n for n in archive.namelist() if n.startswith(f"{FOLDER}real/") and n.endswith("/data.json")):
         case = name.split("/")[-2]
-        about = json.loads(archive.read(name))
+        form = {"url": str, "rtol": (int, float), "atol": (int, float)}
+        about = parse_document(archive.read(name), name, "SX811").matches(form)
         if about["url"].startswith(f"{FOLDER}light/") and re.search(select, case):
             model = archive.read(about["url"])
             stored = archive.read(about["url"].removesuffix(".onnx") + "_output_0.pb")

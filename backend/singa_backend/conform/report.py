@@ -9,6 +9,7 @@ GPUs; `runs/*.json` and `releases.json`), the results of generated models (`fuzz
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Collection, Sequence
 from pathlib import Path
@@ -17,7 +18,7 @@ from typing import Any
 from onnx import defs
 
 from ..dtypes import from_type_string
-from ..io.archives import read_json
+from ..io.documents import read_document
 from ..io.files import write_text
 from ..ir.declaration import declarations
 from ..proto.schemas import DOMAINS, LAX, MICROSOFT, newest, schemas
@@ -25,7 +26,7 @@ from ..rendering import json_text
 from . import gaps, html, lookup, releases
 from .cases import ConformanceError, data_file
 from .markdown import EMULATED, by_release, markdown
-from .results import MARK, WRITER, load, mismatch, publish, stale_page, well_formed
+from .results import MARK, WRITER, load, publish, stale_page, well_formed
 
 Row = dict[str, Any]
 Cells = dict[str, list[str]]
@@ -36,7 +37,7 @@ _TOTALS = {**_COUNTS, "by_kind": {"*": _COUNTS}}
 _PART = {"totals": _TOTALS, "gaps?": {"*": (str, list)}, "unexpected?": [str]}
 _CELL = {
     "domain": str, "operator": str, "version": int, "cases": int, "passed": int, "official?": (int, type(None)), "tested?": int,
-    "tested_passed?": int, "dtypes?": [[str]], "attributes?": [str], "max_ulp?": (int, float, type(None)), "names?": [str],
+    "tested_passed?": int, "dtypes?": [[str, str]], "attributes?": [str], "max_ulp?": (int, float, type(None)), "names?": [str],
     "failed?": [str],
 }  # fmt: skip
 _SUITE = {
@@ -46,25 +47,19 @@ _SUITE = {
 _RELEASE = {"environment": {"device": str, "release": str}, "totals": _TOTALS, "gaps?": {"*": str}, "executed": [_CELL]}
 _RELEASES = {"environment": {"device": str, "release": str}, "releases": {"*": _PART}, "executed": [_CELL]}
 _GRADIENTS = {"rows?": [{"domain": str, "operator": str, "version": int, "verdict": str}]}
-_GENERATED = {"cells?": [[(str, int)]], "totals?": dict, "count?": int, "seed?": int}
+_GENERATED = {"cells?": [[str, str, int, str, str]], "totals?": dict, "count?": int, "seed?": int}
 
 
 def read_run(path: Path) -> dict[str, Any]:
     """Read the JSON of a run, as `sonnx conform --results` writes it.
 
     Raises:
-        InvalidInput: The file cannot be read, or is not JSON (SX804).
-        ConformanceError: It is not the JSON of a run (SX804).
+        InvalidInput: The file cannot be read, or is not the JSON of a run (SX804).
     """
-    found = read_json(path, "SX804")
-    environment = found.get("environment") if isinstance(found, dict) else None
-    old = isinstance(environment, dict) and "release" in environment
-    why = mismatch(found, (_RELEASES if "releases" in found else _RELEASE) if old else _SUITE)
-    why = why or next(
-        (f"dtypes must be pairs, got {d}" for c in found["executed"] for d in c.get("dtypes", ()) if len(d) != 2), ""
-    )
-    if why:
-        raise ConformanceError(f"{path} is not the JSON of a run: {why}", code="SX804", hint="sonnx conform --results FILE")
+    document = read_document(path, "SX804", "sonnx conform --results FILE")
+    environment = document["environment"]
+    old = environment.get("release") is not None
+    found = document.matches((_RELEASES if document.get("releases") else _RELEASE) if old else _SUITE)
     return dict(found)
 
 
@@ -158,11 +153,13 @@ def _releases(name: str, run: dict[str, Any]) -> list[tuple[str, Row]]:
 
 def _generated(folder: Path | None) -> dict[str, Any]:
     """Read `fuzz.json` in the report's folder; empty if there is none."""
-    found = load(folder / "fuzz.json") if folder else {}
-    why = mismatch(found, _GENERATED) or ("a cell must have 5 parts" if any(len(c) != 5 for c in found.get("cells", ())) else "")
-    if why:
-        raise ConformanceError(f"{folder}/fuzz.json is not the report of sonnx fuzz: {why}", code="SX804")
-    return found
+    return _loaded(folder, "fuzz.json", _GENERATED)
+
+
+def _loaded(folder: Path | None, name: str, form: Any) -> dict[str, Any]:
+    """Read a document in the report's folder; empty if there is none."""
+    path = folder / name if folder else None
+    return dict(read_document(path, "SX804").matches(form)) if path and os.path.exists(path) else {}
 
 
 def _judged(generated: dict[str, Any]) -> dict[tuple[str, str, int], set[tuple[str, str]]]:
@@ -175,16 +172,14 @@ def _judged(generated: dict[str, Any]) -> dict[tuple[str, str, int], set[tuple[s
 
 def _verdicts(folder: Path | None) -> dict[tuple[str, str, int], str]:
     """Read the verdicts of `gradients.json` in the report's folder; empty if there is none."""
-    found = load(folder / "gradients.json") if folder else {}
-    if why := mismatch(found, _GRADIENTS):
-        raise ConformanceError(f"{folder}/gradients.json is not the report of sonnx gradients: {why}", code="SX804")
+    found = _loaded(folder, "gradients.json", _GRADIENTS)
     return {(r["domain"], r["operator"], r["version"]): r["verdict"] for r in found.get("rows", ())}
 
 
 def kept(folder: Path | None) -> dict[str, dict[str, Any]]:
     """Read the runs kept in the report's folder, by label."""
     files = [*sorted((folder / "runs").glob("*.json")), folder / "releases.json"] if folder else []
-    found = [read_run(path) for path in files if path.exists()]
+    found = [read_run(path) for path in files if os.path.exists(path)]
     return {label(run): run for run in found}
 
 
@@ -292,7 +287,7 @@ def write(report: dict[str, Any], folder: Path) -> list[Path]:
 def stale(report: dict[str, Any], folder: Path) -> str:
     """Return "" if the report in `folder` equals `report`, apart from max_ulp and library versions, otherwise the difference."""
     path = folder / "support.json"
-    if not path.exists():
+    if not os.path.exists(path):
         return f"{path} does not exist"
     with well_formed(path):
         return _stale(report, load(path), path)
@@ -303,7 +298,7 @@ def _stale(report: dict[str, Any], written: dict[str, Any], path: Path) -> str:
     for key in here:
         if here[key] != there[key]:
             return f"{path}: " + _difference(key, here[key], there[key])
-    absent = {name for name in BUILT if not path.with_name(name).exists()}
+    absent = {name for name in BUILT if not os.path.exists(path.with_name(name))}
     return stale_page(written, path, {name: render for name, render in PAGES.items() if name not in absent})
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
@@ -18,13 +19,13 @@ import onnx
 
 from ..devices.device import device_count
 from ..errors import first_line
-from ..io.archives import read_json
+from ..io.archives import typed
+from ..io.documents import read_document
 from ..io.files import write_text
 from ..io.junit import JUnitCase, write_suite
 from ..io.places import check_folder_of
 from ..proto.schemas import DOMAINS
 from ..rendering import json_text
-from .cases import ConformanceError
 from .gaps import Judgement
 from .worker import Cell, Result
 
@@ -210,52 +211,14 @@ Pages = Mapping[str, Callable[[dict[str, Any]], str]]
 
 def load(path: Path) -> dict[str, Any]:
     """Read the document in a file; empty if there is none.  Raises InvalidInput (SX804) if it is not a JSON object."""
-    if not path.exists():
+    if not os.path.exists(path):
         return {}
-    found = read_json(path, "SX804")
-    if not isinstance(found, dict):
-        raise ConformanceError(f"{path} must be a JSON object, got a {type(found).__name__}", code="SX804")
-    return {k: v for k, v in found.items() if k not in WRITER}
+    return {k: v for k, v in read_document(path, "SX804").mapping().items() if k not in WRITER}
 
 
-@contextmanager
-def well_formed(path: Path) -> Iterator[None]:
-    """A context that reads the document of a file; raises ConformanceError (SX804) if it lacks something that is read."""
-    try:
-        yield
-    except (LookupError, TypeError, AttributeError, ValueError) as error:
-        what = f"it lacks {error}" if isinstance(error, KeyError) else str(error)
-        raise ConformanceError(f"{path} is not a document of this command: {what}", code="SX804") from error
-
-
-def mismatch(value: Any, form: Any, where: str = "the document") -> str:
-    """Return where a value differs from a form, or "".
-
-    Args:
-        value: What json.load returned.
-        form: A type or a tuple of types; a dict of forms by key, where a key that ends in "?" may be absent and "*" stands for
-            every key; or a list of one form, that of each element.
-        where: What the value is.
-    """
-    if isinstance(form, dict):
-        if not isinstance(value, dict):
-            return f"{where} must be an object, got a {type(value).__name__}"
-        for key, inner in form.items():
-            name = key.removesuffix("?")
-            if key != "*" and name not in value and name == key:
-                return f"{where} lacks {name!r}"
-            for k in value if key == "*" else [name] if name in value else []:
-                if why := mismatch(value[k], inner, f"{k!r} of {where}"):
-                    return why
-        return ""
-    if isinstance(form, list):
-        if not isinstance(value, list):
-            return f"{where} must be a list, got a {type(value).__name__}"
-        return next((why for v in value if (why := mismatch(v, form[0], f"an element of {where}"))), "")
-    if not isinstance(value, form) or (isinstance(value, bool) and form is int):
-        names = " or ".join("null" if t is type(None) else t.__name__ for t in (form if isinstance(form, tuple) else (form,)))
-        return f"{where} must be {names}, got {str(value)[:80]!r}"
-    return ""
+def well_formed(path: Path) -> AbstractContextManager[None]:
+    """A context in which a document that lacks something becomes InvalidInput (SX804)."""
+    return typed(f"{path} is not a document of this command", "SX804")
 
 
 def publish(document: dict[str, Any], path: Path, pages: Pages) -> list[Path]:
@@ -273,6 +236,6 @@ def stale_page(document: dict[str, Any], path: Path, pages: Pages) -> str:
     for name, render in pages.items():
         page = path.with_name(name)
         text = render(document).encode()
-        if not page.is_file() or page.stat().st_size != len(text) or page.read_bytes() != text:
+        if not os.path.isfile(page) or page.stat().st_size != len(text) or page.read_bytes() != text:
             return f"{page} differs from the page rendered from {path.name}"
     return ""

@@ -1,10 +1,9 @@
-"""Read arrays, zip archives and JSON from files that are not trusted.
+"""Read arrays and zip archives from files that are not trusted.
 
     with open_archive(path, "SX307") as pack:        the members, by name
         pack.header("x.npy")                         the shape and dtype, before any data are read
         pack.array("x.npy")
     read_array(path, "SX307")                        a .npy file
-    read_json(path, "SX320")                         a document
 
 Every byte that a file unpacks to is counted against the limits of the current call before it is unpacked: the size in the header
 is checked first, then the stream is read in chunks up to that size.  Any damage is an InvalidInput with the code of the caller.
@@ -14,7 +13,6 @@ Nothing is unpickled, and member names are never used as paths.
 from __future__ import annotations
 
 import io
-import json
 import math
 import os
 import stat
@@ -38,23 +36,18 @@ HEADER = 10_000
 DIRECTORY = 4 << 20
 """The maximum bytes of the directory of a zip archive: about 40,000 members."""
 
-DOCUMENT = 16 << 20
-"""The maximum bytes of a JSON document."""
-
-VALUES = 500_000
-"""The maximum number of values in a JSON document."""
-
 Header = tuple[tuple[int, ...], np.dtype[Any]]
 """The shape and the dtype of a stored array."""
 
 
 @contextmanager
-def typed(where: str, code: str) -> Iterator[None]:
+def typed(where: str, code: str, hint: str = "") -> Iterator[None]:
     """A context in which the errors of damaged data become InvalidInput: Python and NumPy raise any kind of exception for them.
 
     Args:
         where: the beginning of the message: the file, and the part of it.
         code: the code of the error.
+        hint: its hint.
 
     Raises:
         InvalidInput: the body raised another exception.
@@ -67,8 +60,12 @@ def typed(where: str, code: str) -> Iterator[None]:
     except Exception as error:
         if isinstance(error, OSError):
             limits.raise_shortage(where, error)
-        detail = getattr(error, "strerror", None) or " ".join(str(error).split())[:300] or type(error).__name__
-        raise InvalidInput(f"{where}: {detail}", code=code) from None
+        detail = (
+            getattr(error, "strerror", None)
+            or "it lacks " * isinstance(error, KeyError) + " ".join(str(error).split())[:300]
+            or type(error).__name__
+        )
+        raise InvalidInput(f"{where}: {detail}", code=code, hint=hint) from None
 
 
 @contextmanager
@@ -85,7 +82,7 @@ def open_file(path: str | os.PathLike[str], code: str) -> Iterator[BinaryIO]:
     Raises:
         InvalidInput: the path is not a regular file that can be read.
     """
-    with typed(_shown(path), code):
+    with typed(shown_path(path), code):
         handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a pipe without a writer must not block
         if not stat.S_ISREG(os.fstat(handle).st_mode):
             os.close(handle)
@@ -110,10 +107,10 @@ def read_bytes(path: str | os.PathLike[str], code: str, most: int | None = None)
         ResourceExhausted: the file is larger.
     """
     budget = limits.current()
-    with open_file(path, code) as file, typed(_shown(path), code):
+    with open_file(path, code) as file, typed(shown_path(path), code):
         size, most = os.fstat(file.fileno()).st_size, most or budget.limits.model_bytes
-        _check_size(size, most, _shown(path))
-        budget.admit_bytes(size, _shown(path))
+        check_size(size, most, shown_path(path))
+        budget.admit_bytes(size, shown_path(path))
         return file.read(size)
 
 
@@ -131,55 +128,8 @@ def read_array(path: str | os.PathLike[str], code: str) -> np.ndarray:
         InvalidInput: the file is damaged, or does not hold numbers, bool or strings.
         ResourceExhausted: the array exceeds a limit.
     """
-    with open_file(path, code) as file, typed(_shown(path), code):
+    with open_file(path, code) as file, typed(shown_path(path), code):
         return _array(file, os.fstat(file.fileno()).st_size)
-
-
-def read_json(path: str | os.PathLike[str], code: str) -> Any:
-    """Read a JSON document.
-
-    Args:
-        path: the path of the file.
-        code: the code of an error about the file.
-
-    Returns:
-        The value.
-
-    Raises:
-        InvalidInput: the file is not UTF-8 or not JSON, or an object has a key twice.
-        ResourceExhausted: the document is larger than `DOCUMENT` or has more values than `VALUES`.
-    """
-    return parse_json(read_bytes(path, code, DOCUMENT), _shown(path), code)
-
-
-def parse_json(data: bytes | bytearray, where: str, code: str) -> Any:
-    """Parse a JSON document.
-
-    Args:
-        data: its bytes.
-        where: what the document is, for messages.
-        code: the code of an error about the document.
-
-    Returns:
-        The value.
-
-    Raises:
-        InvalidInput: the document is not UTF-8 or not JSON, or an object has a key twice.
-        ResourceExhausted: the document is larger than `DOCUMENT` or has more values than `VALUES`.
-    """
-    _check_size(len(data), DOCUMENT, where)
-    count = sum(data.count(mark) for mark in b"[{,:")
-    if count > VALUES:
-        raise ResourceExhausted(f"{where} has about {count} values; the limit for a document is {VALUES}", code="SX600")
-    with typed(where, code):
-        return json.loads(data.decode("utf-8-sig"), object_pairs_hook=_object)
-
-
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        raise ValueError("an object has a key twice")
-    return found
 
 
 class Archive:
@@ -305,28 +255,13 @@ class Archive:
             ResourceExhausted: it is larger, or exceeds a limit.
         """
         size = self.size(name)
-        _check_size(size, most, f"{self.where}, {name}")
+        check_size(size, most, f"{self.where}, {name}")
         self._budget.admit_bytes(size, f"{self.where}, {name}")
         with self._open(name) as stream:
             data = bytearray(size)
             _fill(stream, memoryview(data))
         self._budget.keep(size)
         return data
-
-    def json(self, name: str) -> Any:
-        """Read a member that is a JSON document.
-
-        Args:
-            name: the name of the member.
-
-        Returns:
-            The value.
-
-        Raises:
-            InvalidInput: there is no such member, or it is damaged or not JSON.
-            ResourceExhausted: it is larger than `DOCUMENT`, or has more values than `VALUES`.
-        """
-        return parse_json(self.read(name, DOCUMENT), f"{self.where}, {name}", self.code)
 
     def inner(self, name: str, most: int) -> Archive:
         """Open a member that is an archive.
@@ -371,7 +306,7 @@ def open_archive(path: str | os.PathLike[str], code: str) -> Iterator[Archive]:
         InvalidInput: the file cannot be read, or is not an archive.
     """
     with open_file(path, code) as file:
-        yield Archive(file, _shown(path), code)
+        yield Archive(file, shown_path(path), code)
 
 
 MEMBER = ".npy"
@@ -456,12 +391,12 @@ def open_arrays(path: str | os.PathLike[str], code: str) -> Iterator[Arrays]:
         InvalidInput: the file cannot be read, or is not an .npz file.
     """
     with open_file(path, code) as file:
-        with typed(_shown(path), code):
+        with typed(shown_path(path), code):
             start = file.read(4)
         if not start.startswith(b"PK"):
             hint = "np.savez(path, NAME=array) writes one; a column of a table is an array, too"
-            raise InvalidInput(f"{_shown(path)} must be an .npz file, which is a zip archive of arrays", code=code, hint=hint)
-        yield Arrays(Archive(file, _shown(path), code))
+            raise InvalidInput(f"{shown_path(path)} must be an .npz file, which is a zip archive of arrays", code=code, hint=hint)
+        yield Arrays(Archive(file, shown_path(path), code))
 
 
 # --- streams ----------------------------------------------------------------------------------------------------------
@@ -556,10 +491,12 @@ def _check_values(raw: np.ndarray, dtype: np.dtype[Any]) -> None:
             raise ValueError("a string has a code point that is not Unicode's")
 
 
-def _check_size(size: int, most: int, what: str) -> None:
+def check_size(size: int, most: int, what: str) -> None:
+    """Raise ResourceExhausted (SX600) for what is larger than `most` bytes."""
     if size > most:
         raise ResourceExhausted(f"{what} has {limits.format_bytes(size)}; the limit is {limits.format_bytes(most)}", code="SX600")
 
 
-def _shown(path: str | os.PathLike[str]) -> str:
+def shown_path(path: str | os.PathLike[str]) -> str:
+    """A path as messages have it."""
     return str(Path(os.fsdecode(path)))

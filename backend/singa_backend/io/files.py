@@ -142,7 +142,7 @@ class Stage:
             OSError: a file cannot be written or moved; what was in place still is.
         """
         main = self.folder / self.target.name
-        parts = sorted(p for p in self.folder.rglob("*") if p != main and not p.is_dir())
+        parts = sorted(p for p in self.folder.rglob("*") if p != main and not os.path.isdir(p))
         if self.through:
             if parts:
                 raise InvalidInput(f"{self.path} is not a regular file: nothing can be written next to it", code="SX351")
@@ -157,7 +157,7 @@ class Stage:
             _sync(part, os.O_RDWR)
         home = self.target.parent
         for inner in {home / folder for part in parts for folder in part.relative_to(self.folder).parents}:
-            if inner != home and inner.is_symlink():
+            if inner != home and os.path.islink(inner):
                 raise NotADirectoryError(errno.ENOTDIR, f"{inner} must be a folder, got a link")
         if self.mark is not None:
             with main.open("rb") as source:

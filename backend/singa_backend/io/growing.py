@@ -39,7 +39,7 @@ class GrowingFile:
             InvalidInput: it cannot be written (SX351).
         """
         check(self.path, mark=b"")
-        if self._handle < 0 and self.path.exists() and self.path.stat().st_size:
+        if self._handle < 0 and os.path.exists(self.path) and self.path.stat().st_size:
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
 
     def resume(self, size: int, digest: str) -> bool:

@@ -140,7 +140,7 @@ def _check_home(home: Path) -> None:
     """Raise OSError unless files can be created in a folder."""
     if not os.path.lexists(home):
         raise FileNotFoundError(errno.ENOENT, f"the folder {home} does not exist")
-    if not home.is_dir():
+    if not os.path.isdir(home):
         raise NotADirectoryError(errno.ENOTDIR, f"{home} is not a folder")
     if not os.access(home, os.W_OK | os.X_OK):
         raise PermissionError(errno.EACCES, f"the folder {home} is not writable")
@@ -149,7 +149,7 @@ def _check_home(home: Path) -> None:
 def check_own(path: Path, mark: bytes) -> None:
     """Raise FileExistsError unless there is nothing at a path, or an empty file, or a regular file with this mark."""
     try:
-        if path.is_symlink():
+        if os.path.islink(path):
             raise FileExistsError(errno.EEXIST, "there is a link of that name, which is not followed")
         handle = os.open(path, os.O_RDONLY | NO_LINK)
     except (FileNotFoundError, NotADirectoryError):

@@ -17,6 +17,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from ..errors import SonnxError
+from .documents import parse_document
+
 try:
     import fcntl
 except ImportError:  # Windows: no lock tells whether an owner lives, so nothing is removed
@@ -177,11 +180,15 @@ def _read_journal(lock: int) -> tuple[str, dict[str, Any], dict[str, Any]] | Non
     with open(os.dup(lock), "rb") as file:
         text = file.read(1 << 24).partition(b"\n")[2]
     try:
-        found = json.loads(text)
-        main, placed, stale = found["main"], dict(found["placed"]), dict(found["stale"])
-    except (ValueError, TypeError, KeyError, RecursionError):  # incomplete: nothing was moved yet
+        journal = parse_document(text, "a journal", "SX351")
+        placed, stale = ({_place(n): v.sequence() for n, v in journal[key].items()} for key in ("placed", "stale"))
+        return _place(journal["main"].text()), placed, stale
+    except (SonnxError, ValueError):  # incomplete: nothing was moved yet
         return None
-    names = [main, *placed, *stale]
-    if not all(isinstance(n, str) and n and not os.path.isabs(n) and ".." not in Path(n).parts for n in names):
-        return None
-    return main, placed, stale
+
+
+def _place(name: str) -> str:
+    """A name in a journal; raises ValueError if it leads out of the folder."""
+    if not name or os.path.isabs(name) or ".." in Path(name).parts or "\0" in name:
+        raise ValueError(name)
+    return name

@@ -14,6 +14,8 @@ from typing import Any
 
 from onnx import ModelProto, StringStringEntryProto
 
+from ..errors import SonnxError
+from ..io.documents import parse_document
 from .graph import GradientCall
 
 KEY = "sonnx.gradients"
@@ -58,11 +60,11 @@ def load(model: ModelProto) -> tuple[GradientCall, ...]:
     if text is None:
         return ()
     try:
-        found = json.loads(text)
-        if found["digest"] != _digest(model):
+        found = parse_document(text, KEY, "SX107", most=len(text), values=len(text))
+        if found["digest"].value != _digest(model):
             return ()
-        return tuple(map(_call, found["calls"]))
-    except (ValueError, TypeError, LookupError, RecursionError):
+        return tuple(map(_call, found["calls"].sequence()))
+    except (SonnxError, ValueError, TypeError, LookupError):
         return ()
 
 

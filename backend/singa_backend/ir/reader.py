@@ -5,7 +5,6 @@ Problems are collected and raised together: InvalidModel if any violates ONNX's 
 
 from __future__ import annotations
 
-import json
 from collections import ChainMap, Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -17,7 +16,8 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 from onnx import IR_VERSION, AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, ValueInfoProto, defs
 
-from ..errors import InvalidModel, Problem, ResourceExhausted, UnsupportedModel, did_you_mean
+from ..errors import InvalidModel, Problem, ResourceExhausted, SonnxError, UnsupportedModel, did_you_mean
+from ..io.documents import parse_document
 from ..limits import check_nesting, current, ensured
 from ..proto import tensor_data
 from ..proto.messages import TRAINING_GRADIENT, reads
@@ -175,9 +175,11 @@ def _marked(model: ModelProto) -> frozenset[str]:
     """The initializers that the metadata list as parameters; none if the entry has another form."""
     for entry in model.metadata_props:
         if entry.key == PARAMETERS:
-            with suppress(ValueError, RecursionError):
-                names = json.loads(entry.value)
-                return frozenset(n for n in names if isinstance(n, str)) if isinstance(names, list) else frozenset()
+            with suppress(SonnxError):
+                names = parse_document(
+                    entry.value, PARAMETERS, "SX107", most=len(entry.value), values=len(entry.value)
+                ).sequence()
+                return frozenset(n for n in names if isinstance(n, str))
     return frozenset()
 
 

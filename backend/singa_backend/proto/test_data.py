@@ -38,7 +38,7 @@ def data_set(folder: Path, model: ModelProto, *, by_name: bool = False) -> tuple
 
 
 def _side(folder: Path, side: str, declared: Sequence[ValueInfoProto], by_name: bool) -> list[Any]:
-    if not folder.is_dir():
+    if not os.path.isdir(folder):
         raise InvalidInput(f"the test data must be in a folder, got {folder}", code="SX307")
     found: dict[int, Path] = {}
     for path in folder.glob(f"{side}_*.pb"):
@@ -102,7 +102,7 @@ def check_folder(folder: Path) -> None:
 
 def _is_written(folder: Path) -> bool:
     """Whether a folder has a model that `write` has written, and its data in a folder that is not a link."""
-    return os.path.lexists(folder / _MODEL) and not (folder / _DATA).is_symlink()
+    return os.path.lexists(folder / _MODEL) and not os.path.islink(folder / _DATA)
 
 
 def free_folder(folder: Path) -> Path:

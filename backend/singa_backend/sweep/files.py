@@ -40,7 +40,7 @@ def find_files(folder: str | os.PathLike[str], task: str, select: str = "") -> d
     found = {}
     for path in top.rglob("*.onnx"):
         parts = path.relative_to(top)
-        if any(p.startswith(".") for p in parts.parts) or not path.is_file():
+        if any(p.startswith(".") for p in parts.parts) or not os.path.isfile(path):
             continue
         if re.search(select, parts.as_posix()) and (task != "conform" or data_sets(path)):
             found[parts.as_posix()] = path
@@ -53,7 +53,7 @@ def find_files(folder: str | os.PathLike[str], task: str, select: str = "") -> d
 
 def data_sets(path: Path) -> list[Path]:
     """The folders of data next to a model, in the order of their names."""
-    return sorted(p for p in path.parent.glob(DATA_SETS) if p.is_dir())
+    return sorted(p for p in path.parent.glob(DATA_SETS) if os.path.isdir(p))
 
 
 def content_of(path: Path, task: str) -> str:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..errors import InvalidInput
-from ..io.archives import read_json
+from ..errors import SonnxError
+from ..io.documents import read_document
 from ..io.files import write_text
 from ..io.junit import JUnitCase, write_suite
 from ..io.places import check, check_folder
@@ -26,6 +27,9 @@ INCOMPLETE = ("partial", "skipped")
 
 _MARK = b'"schema": "sonnx.sweep.result"'
 """The beginning of a stored result."""
+
+_ANSWER: dict[str, Any] = {"status": str, "reason": str, "code": str, "facts": {}, "seconds": (int, float)}
+"""The form of an answer."""
 
 _LIMITED = ("died", "timeout", "memory")
 """The statuses that depend on the limits: with other limits, the file runs again."""
@@ -147,17 +151,15 @@ class SweepStore:
         """The answer that is stored under a key; None if there is none, or it depends on other limits; raises InvalidInput."""
         path = self.folder / f"{key}.json"
         check(path, parents=True, mark=_MARK)
-        if not path.exists():
+        if not os.path.exists(path):
             return None
         try:
-            found = read_json(path, "SX992")
-        except InvalidInput:  # not written by this class, which writes files whole
+            found = read_document(path, "SX992").matches({"answer": _ANSWER})
+            status, answer = found["answer"]["status"], found["answer"]
+        except SonnxError:  # not written by this class, which writes files whole
             return None
-        answer = found.get("answer") if isinstance(found, dict) else None
-        if not isinstance(answer, dict) or not _is_answer(answer):
-            return None
-        limited = answer["status"] in _LIMITED and found.get("limits") != _limits(settings)
-        return None if limited else dict(answer)
+        limited = status in _LIMITED and found.get("limits") != _limits(settings)
+        return None if limited or status not in STATUSES or answer.keys() != _ANSWER.keys() else dict(answer)
 
     def keep(self, key: str, answer: dict[str, Any], settings: SweepSettings) -> None:
         """Store an answer."""
@@ -169,11 +171,6 @@ class SweepStore:
 
 def _limits(settings: SweepSettings) -> dict[str, Any]:
     return {"timeout": settings.timeout, "memory": settings.memory}
-
-
-def _is_answer(answer: dict[str, Any]) -> bool:
-    kinds: dict[str, Any] = {"status": str, "reason": str, "code": str, "facts": dict, "seconds": (int, float)}
-    return answer.keys() == kinds.keys() and all(isinstance(answer[k], v) for k, v in kinds.items())
 
 
 def sorted_rows(rows: Iterable[SweepRow]) -> list[SweepRow]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
@@ -11,11 +12,12 @@ from typing import Any
 
 from singa_backend.errors import InvalidInput, MissingDependency, ResourceExhausted
 from singa_backend.io.archives import read_bytes
+from singa_backend.io.documents import Document, read_document
 from singa_backend.io.processes import Child, ChildFailure
 from singa_backend.limits import current, format_bytes, reports_shortage
 
 from . import _template_child
-from .documents import Section
+from .config import FOLDER
 
 TEMPLATE = "SX391"
 """The code of an error of a chat template, or of messages."""
@@ -47,7 +49,7 @@ class ChatTemplate:
             hint = "pip install 'sonnx[generate]'"
             raise MissingDependency("chat templates are run by jinja2, which is not installed", hint=hint)
         config = folder / "tokenizer_config.json"
-        section = Section.read(config) if config.is_file() else Section(config, "", {})
+        section = read_document(config, FOLDER) if os.path.isfile(config) else Document({}, str(config), FOLDER)
         text = _text(folder, section)
         self._tokens = {
             n: t for n in ("bos_token", "eos_token", "pad_token", "unk_token") if (t := _token(section, n)) is not None
@@ -104,32 +106,29 @@ def _exceeded(bound: str) -> ResourceExhausted:
     return ResourceExhausted(f"the chat template needs more than {bound}", code="SX600", hint=hint)
 
 
-def _text(folder: Path, section: Section) -> str:
+def _text(folder: Path, section: Document) -> str:
     """The text of the template."""
     file = folder / "chat_template.jinja"
-    if file.is_file():
+    if os.path.isfile(file):
         try:
             return read_bytes(file, TEMPLATE, LARGEST_TEMPLATE).decode()
         except UnicodeDecodeError:
             raise _refused(f"{file} must be UTF-8") from None
-    value = section.values.get("chat_template")
-    if isinstance(value, list):  # several templates with names
-        named = {t.get("name"): t.get("template") for t in value if isinstance(t, dict)}
-        value = named.get("default")
+    value = section.get("chat_template")
+    if value is not None and isinstance(value.value, list):  # several templates with names
+        value = next((t["template"] for t in value.parts() if t["name"].text() == "default"), None)
     if value is None:
         hint = "pass the prompt as the text that the model expects"
         raise _refused(f"{folder} has no chat template: neither chat_template.jinja nor one in tokenizer_config.json", hint)
-    if not isinstance(value, str) or len(value) > LARGEST_TEMPLATE:
-        raise section.wrong("chat_template", f"a text of at most {LARGEST_TEMPLATE} characters", value)
-    return value
+    return value.text(LARGEST_TEMPLATE)
 
 
-def _token(section: Section, key: str) -> str | None:
+def _token(section: Document, key: str) -> str | None:
     """A special token, which is a text or an object with the text."""
-    value = section.values.get(key)
-    if isinstance(value, dict):
+    value = section.get(key)
+    if value is not None and isinstance(value.value, dict):
         value = value.get("content")
-    return value if isinstance(value, str) else None
+    return None if value is None else value.text()
 
 
 def _messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -6,16 +6,25 @@ import os
 import stat
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
-from singa_backend.errors import UnsupportedModel
-
-from .documents import LARGEST, Section, unfit
+from singa_backend.errors import InvalidInput, UnsupportedModel
+from singa_backend.io.documents import Document, read_document
 
 GENAI, CONFIG, DEFAULTS = "genai_config.json", "config.json", "generation_config.json"
+NAME = 4096
+"""The maximum characters of a name or a path in a configuration."""
+
+FOLDER = "SX374"
+"""The code of an error in a folder or in its configuration."""
 
 UNSUPPORTED = "SX210"
 """The code of a model that generation does not support."""
+
+
+def unfit(text: str, hint: str = "") -> InvalidInput:
+    """The error of a folder that cannot be used."""
+    return InvalidInput(text, code=FOLDER, hint=hint)
 
 
 @dataclass(frozen=True)
@@ -62,7 +71,7 @@ class ModelFolder:
 
     path: Path
     decoder: Path
-    search: Section
+    search: Document
     continued: Path | None = None
     encoder: Path | None = None
     names: InputNames = field(default_factory=InputNames)
@@ -88,12 +97,12 @@ def read_folder(path: str | os.PathLike[str]) -> ModelFolder:
     if not isinstance(path, (str, os.PathLike)):
         raise unfit(f"a folder of a model must be passed, got a {type(path).__name__}")
     folder = Path(path)
-    if not folder.is_dir():
+    if not os.path.isdir(folder):
         raise unfit(f"a folder of a model must be passed, got {str(folder)!r}, which {_what(folder)}")
-    if (folder / GENAI).exists():
-        return _genai(folder, Section.read(folder / GENAI))
-    if (folder / CONFIG).exists():
-        return _optimum(folder, Section.read(folder / CONFIG))
+    if os.path.exists(folder / GENAI):
+        return _genai(folder, read_document(folder / GENAI, FOLDER))
+    if os.path.exists(folder / CONFIG):
+        return _optimum(folder, read_document(folder / CONFIG, FOLDER))
     raise unfit(
         f"{folder} must contain {GENAI} (of onnxruntime-genai) or {CONFIG} (of Optimum), and has neither",
         "write the folder with `python -m onnxruntime_genai.models.builder` or `optimum-cli export onnx`",
@@ -109,7 +118,7 @@ def _what(path: Path) -> str:
 
 
 def _file(path: Path, key: str) -> Path:
-    if not path.is_file():
+    if not os.path.isfile(path):
         raise unfit(f"{key}: the file {path} does not exist")
     return path
 
@@ -117,83 +126,103 @@ def _file(path: Path, key: str) -> Path:
 # --- onnxruntime-genai
 
 
-def _genai(folder: Path, top: Section) -> ModelFolder:
-    model = top.section("model")
-    decoder = model.section("decoder")
-    parts = [k for k in ("encoder", "vision", "speech", "embedding") if model.has(k)]
-    parts += ["decoder.pipeline"] if decoder.has("pipeline") else []
+def _genai(folder: Path, top: Document) -> ModelFolder:
+    model = top.part("model")
+    decoder = model.part("decoder")
+    parts = [k for k in ("encoder", "vision", "speech", "embedding") if model.get(k)]
+    parts += ["decoder.pipeline"] if decoder.get("pipeline") else []
     if parts:
-        what = f"{top.file}: model.{parts[0]} describes a part of a model that `sonnx generate` does not run"
+        what = f"{top.where}: model.{parts[0]} describes a part of a model that `sonnx generate` does not run"
         raise UnsupportedModel(what, code=UNSUPPORTED, hint="a decoder of text in one file is supported; T5 as Optimum writes it")
-    name = decoder.path("filename", folder)
-    if name is None:
-        raise decoder.lacks("filename", "the name of an ONNX file")
-    search = top.section("search")
-    end = model.tokens("eos_token_id")
-    pad = model.token("pad_token_id")
+    name = _path(decoder["filename"], folder)
+    search = top.part("search")
+    end, pad = model.maybe("eos_token_id", tokens) or (), model.maybe("pad_token_id", _token)
     return ModelFolder(
         folder,
-        _file(name, f"{top.file}: model.decoder.filename"),
+        _file(name, f"{top.where}: {decoder.path}.filename"),
         search,
         names=_genai_names(decoder),
-        shared=search.flag("past_present_share_buffer") or False,
-        heads=decoder.integer("num_key_value_heads", 1, 1 << 16),
-        size=decoder.integer("head_size", 1, 1 << 16),
+        shared=search.maybe("past_present_share_buffer", Document.flag) or False,
+        heads=decoder.maybe("num_key_value_heads", Document.integer, 1, 1 << 16),
+        size=decoder.maybe("head_size", Document.integer, 1, 1 << 16),
         end=end,
         pad=pad if pad is not None else (end or (0,))[0],
-        begin=model.token("bos_token_id"),
-        context=model.integer("context_length", 1),
-        vocabulary=model.integer("vocab_size", 1),
+        begin=model.maybe("bos_token_id", _token),
+        context=model.maybe("context_length", Document.integer, 1),
+        vocabulary=model.maybe("vocab_size", Document.integer, 1),
     )
 
 
-def _genai_names(decoder: Section) -> InputNames:
-    inputs, outputs = decoder.section("inputs"), decoder.section("outputs")
+def _genai_names(decoder: Document) -> InputNames:
+    inputs, outputs = decoder.part("inputs"), decoder.part("outputs")
     plain = InputNames()
     caches = []
     for kind in ("key", "value", ""):
         past, present = (f"{word}_{kind}_names" if kind else f"{word}_names" for word in ("past", "present"))
-        if inputs.has(past) != outputs.has(present):
-            section, key = (outputs, present) if inputs.has(past) else (inputs, past)
-            raise section.lacks(key, "a name with %d for the layer")
-        if inputs.has(past):
-            caches.append((_template(inputs, past), _template(outputs, present)))
-    chosen = [inputs.text(k) for k in ("input_ids", "attention_mask", "position_ids")]
+        if inputs.get(past) or outputs.get(present):
+            caches.append((_template(inputs[past]), _template(outputs[present])))
+    chosen = [inputs.maybe(k, Document.text, NAME) for k in ("input_ids", "attention_mask", "position_ids")]
     ids, mask, positions = (
         default if name is None else (name,)
         for name, default in zip(chosen, (plain.ids, plain.mask, plain.positions), strict=True)
     )
-    return InputNames(ids, mask, positions, outputs.text("logits") or plain.logits, tuple(caches))
+    return InputNames(ids, mask, positions, outputs.maybe("logits", Document.text, NAME) or plain.logits, tuple(caches))
 
 
-def _template(section: Section, key: str) -> str:
-    text = section.text(key)
-    if text is None or text.count("%d") != 1 or text.count("%") != 1:
-        raise section.wrong(key, "a name with one %d, for the layer", text)
+def _template(name: Document) -> str:
+    text = name.text(NAME)
+    if text.count("%d") != 1 or text.count("%") != 1:
+        raise name.wrong("a name with one %d, for the layer")
     return text
+
+
+# --- values
+
+
+def tokens(value: Document) -> tuple[int, ...]:
+    """A token or a list of tokens; -1 is written for none."""
+    parts = value.parts(0, 1024) if isinstance(value.value, list) else [value]
+    return tuple(t for part in parts if (t := part.integer(-1)) >= 0)
+
+
+def _token(value: Document) -> int | None:
+    """A token, the first one of a list; None without one."""
+    return next(iter(tokens(value)), None)
+
+
+def _path(name: Document, folder: Path) -> Path:
+    """The path of a file in a folder."""
+    text = name.text(NAME)
+    parts = PurePosixPath(text).parts
+    if not parts or text.startswith("/") or ".." in parts or {"\\", ":", "\0"} & set(text):
+        raise name.wrong("a path within the folder")
+    found = folder.joinpath(*parts)
+    if not found.parent.resolve().is_relative_to(folder.resolve()):  # a folder in it may be a link
+        raise name.wrong("a path within the folder")
+    return found
 
 
 # --- Optimum
 
 
-def _optimum(folder: Path, config: Section) -> ModelFolder:
-    chosen = Section.read(folder / DEFAULTS) if (folder / DEFAULTS).exists() else config
-    nested = config.section("text_config") if config.has("text_config") else config
+def _optimum(folder: Path, config: Document) -> ModelFolder:
+    chosen = read_document(folder / DEFAULTS, FOLDER) if os.path.exists(folder / DEFAULTS) else config
+    nested = config.get("text_config") or config
 
-    def tokens(key: str) -> tuple[int, ...]:
-        return next((s.tokens(key) for s in (chosen, config, nested) if s.has(key)), ())
+    def every(key: str) -> tuple[int, ...]:
+        return next((tokens(found) for s in (chosen, config, nested) if (found := s.get(key))), ())
 
     def first(key: str) -> int | None:
-        return next(iter(tokens(key)), None)
+        return next(iter(every(key)), None)
 
     def size(low: int, *keys: str) -> int | None:
-        return next((v for k in keys if (v := nested.integer(k, low)) is not None), None)
+        return next((v for k in keys if (v := nested.maybe(k, Document.integer, low)) is not None), None)
 
     heads = size(1, "num_key_value_heads", "num_attention_heads", "n_head", "num_heads")
-    width, every = size(1, "hidden_size", "n_embd", "d_model"), size(1, "num_attention_heads", "n_head", "num_heads")
-    head = size(1, "head_dim", "d_kv") or (width // every if width and every else None)
-    decoder, continued, encoder = _optimum_files(folder, config.flag("is_encoder_decoder") or False)
-    end, pad = tokens("eos_token_id"), first("pad_token_id")
+    width, count = size(1, "hidden_size", "n_embd", "d_model"), size(1, "num_attention_heads", "n_head", "num_heads")
+    head = size(1, "head_dim", "d_kv") or (width // count if width and count else None)
+    decoder, continued, encoder = _optimum_files(folder, config.maybe("is_encoder_decoder", Document.flag) or False)
+    end, pad = every("eos_token_id"), first("pad_token_id")
     return ModelFolder(
         folder,
         decoder,
@@ -210,7 +239,7 @@ def _optimum(folder: Path, config: Section) -> ModelFolder:
         else None,
         forced=first("forced_bos_token_id") if encoder else None,
         context=None if encoder else size(1, "max_position_embeddings", "n_positions", "n_ctx"),
-        vocabulary=nested.integer("vocab_size", 1, LARGEST),
+        vocabulary=nested.maybe("vocab_size", Document.integer, 1),
     )
 
 
@@ -233,7 +262,7 @@ _NAMES = "model.onnx, decoder_model_merged.onnx, or decoder_model.onnx"
 
 
 def _there(home: Path, names: Sequence[str]) -> Path | None:
-    return next((home / n for n in names if (home / n).is_file()), None)
+    return next((home / n for n in names if os.path.isfile(home / n)), None)
 
 
 def _one(home: Path, names: Sequence[str]) -> Path:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from singa_backend.backend import Outputs, SingaRep
+from singa_backend.dtypes import is_float
 from singa_backend.errors import ResourceExhausted, UnsupportedModel
 from singa_backend.ir.graph import Node
 from singa_backend.limits import Budget
@@ -285,8 +286,14 @@ class Decoding:
         outputs = self._run(file, tokens)
         self.count += 1
         found = outputs[file.logits]
+        shape: tuple[int, ...] = getattr(found, "shape", ())
+        dtype = getattr(found, "dtype", None)
+        fits = len(shape) in (2, 3) and shape[0] == self._batch and 0 not in shape
+        if not fits or dtype is None or not (is_float(dtype) or dtype.kind in "iub"):
+            what = f"{dtype}{list(shape)}" if dtype is not None else f"a {type(found).__name__}"
+            raise unsupported(f"{file.logits} must be numbers of shape [{self._batch}, length, words], got {what}")
         device = file.rep.device
-        last = found[:, -1] if found.ndim == 3 else found
+        last = found[:, -1] if len(shape) == 3 else found
         if not device.is_host:
             last = device.get(last)
         return np.asarray(last).astype(np.float32)

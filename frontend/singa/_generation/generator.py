@@ -19,9 +19,8 @@ from singa_backend.limits import Budget, Flag, Limits, exhausted, spend
 from singa_backend.rendering import TEXT, printable
 
 from .chat import ChatTemplate
-from .config import read_folder
+from .config import read_folder, unfit
 from .decoders import DecoderFile, Decoding, run_within, unsupported
-from .documents import unfit
 from .last_rows import keep_last_row
 from .search import SEQUENCES, Sampler, SearchOptions, refused
 from .tokens import TOKENIZER, Characters, TextTokenizer, TextWriter

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from singa_backend.errors import InvalidInput, OperatorError, check_keywords
+from singa_backend.io.documents import LARGEST, Document
 
-from .config import ModelFolder
-from .documents import LARGEST
+from .config import FOLDER, ModelFolder
 
 OPTION = "SX390"
 """The code of an option of a search that is out of its bounds or contradicts another one."""
@@ -112,7 +112,7 @@ class SearchOptions:
         if sample is None and not all(v is None for v in (self.temperature, self.top_k, self.top_p)):
             sample = self.temperature != 0
         if sample is None:
-            sample = section.flag("do_sample") or False
+            sample = section.maybe("do_sample", Document.flag) or False
         if self.temperature == 0:
             if self.sample:
                 raise refused("temperature must be above 0 for a search that samples, got 0", "sample=False is the greedy search")
@@ -188,30 +188,29 @@ def _defaults(folder: ModelFolder) -> dict[str, Any]:
     """The options in the folder's configuration."""
     section = folder.search
     found: dict[str, Any] = {
-        "max_new_tokens": section.integer("max_new_tokens", 1),
-        "max_length": section.integer("max_length", 1),
-        "min_new_tokens": section.integer("min_new_tokens"),
-        "min_length": section.integer("min_length"),
-        "temperature": section.number("temperature"),
-        "top_k": section.integer("top_k"),
-        "top_p": section.number("top_p"),
-        "repetition_penalty": section.number("repetition_penalty"),
-        "no_repeat_ngram_size": section.integer("no_repeat_ngram_size"),
-        "num_return_sequences": section.integer("num_return_sequences", 1, SEQUENCES),
-        "num_beams": section.integer("num_beams", 1, BEAMS),
-        "length_penalty": section.number("length_penalty", -100.0),
+        "max_new_tokens": section.maybe("max_new_tokens", Document.integer, 1),
+        "max_length": section.maybe("max_length", Document.integer, 1),
+        "min_new_tokens": section.maybe("min_new_tokens", Document.integer),
+        "min_length": section.maybe("min_length", Document.integer),
+        "temperature": section.maybe("temperature", Document.number),
+        "top_k": section.maybe("top_k", Document.integer),
+        "top_p": section.maybe("top_p", Document.number, 0.0, 1.0),
+        "repetition_penalty": section.maybe("repetition_penalty", Document.number),
+        "no_repeat_ngram_size": section.maybe("no_repeat_ngram_size", Document.integer),
+        "num_return_sequences": section.maybe("num_return_sequences", Document.integer, 1, SEQUENCES),
+        "num_beams": section.maybe("num_beams", Document.integer, 1, BEAMS),
+        "length_penalty": section.maybe("length_penalty", Document.number, -100.0),
     }
     several = (found["num_beams"] or 1) > 1
-    if several or section.values.get("early_stopping") != "never":
-        found["early_stopping"] = section.flag("early_stopping")
-    groups = section.integer("num_beam_groups", 1) or 1
-    if several and (groups > 1 or section.number("diversity_penalty")):
-        raise section.wrong("num_beam_groups", "1, without a diversity_penalty", groups)
+    if several or section.mapping().get("early_stopping") != "never":
+        found["early_stopping"] = section.maybe("early_stopping", Document.flag)
+    groups = section.maybe("num_beam_groups", Document.integer, 1) or 1
+    if several and (groups > 1 or section.maybe("diversity_penalty", Document.number)):
+        key = "num_beam_groups" if groups > 1 else "diversity_penalty"
+        raise section[key].error("must not be set: groups of beams are not supported")
     for name in ("temperature", "top_p", "repetition_penalty"):
         if found[name] == 0:
-            raise section.wrong(name, "above 0", found[name])
-    if found["top_p"] is not None and found["top_p"] > 1:
-        raise section.wrong("top_p", "at most 1", found["top_p"])
+            raise section[name].wrong("above 0")
     found["end_tokens"] = folder.end
     return {k: v for k, v in found.items() if v is not None}
 
@@ -245,7 +244,7 @@ class Sampler:
         logs -= np.log(np.exp(logs).sum(axis=1, keepdims=True))
         if self._forced is not None and new == 0:
             forced = np.full_like(logs, -np.inf)
-            forced[:, self._forced] = 0
+            forced[:, self._first(self._forced, logits.shape[1])] = 0
             logs = forced
         else:
             logs = np.stack([self._allowed(row, tokens, new) for row, tokens in zip(logs, sequences.tolist(), strict=True)])
@@ -264,13 +263,21 @@ class Sampler:
             OperatorError: no token has a finite logit, or one is NaN (SX410).
         """
         if self._forced is not None and new == 0:
-            return self._forced
+            return self._first(self._forced, len(logits))
         scores = self._allowed(logits, tokens, new)
         best = int(np.argmax(scores))  # the index of a NaN, if there is one
         if not np.isfinite(scores[best]):
             what = f"the logit of the most likely token must be finite, got {scores[best]} for token {best}"
             raise OperatorError(what, code="SX410", hint="sonnx run --validate names the node")
         return best if self._draw is None else self._drawn(scores, self._draw.random())
+
+    @staticmethod
+    def _first(forced: int, words: int) -> int:
+        """The first new token; raises InvalidInput if the model has fewer tokens."""
+        if forced >= words:
+            what = f"forced_bos_token_id must be a token of the model, an integer from 0 to {words - 1}, got {forced}"
+            raise InvalidInput(what, code=FOLDER)
+        return forced
 
     def _allowed(self, logits: np.ndarray, tokens: Sequence[int], new: int) -> np.ndarray:
         """The logits after the penalty, without tokens that must not follow."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -43,7 +44,7 @@ class TextTokenizer:
             what = "text is made into tokens by the library tokenizers, which is not installed"
             raise MissingDependency(what, hint="pip install 'sonnx[generate]'") from None
         path = folder / "tokenizer.json"
-        if not path.is_file():
+        if not os.path.isfile(path):
             hint = "`tokenizer.save_pretrained(FOLDER)` of transformers writes it"
             raise InvalidInput(f"{folder} must contain tokenizer.json", code=TOKENIZER, hint=hint)
         data = read_bytes(path, TOKENIZER, LARGEST_FILE)

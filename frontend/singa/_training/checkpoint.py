@@ -26,7 +26,8 @@ from singa_backend import dtypes
 from singa_backend.collectives import Communicator
 from singa_backend.collectives.communicator import copied, total
 from singa_backend.errors import InvalidInput, SonnxError
-from singa_backend.io.archives import open_archive
+from singa_backend.io.archives import open_archive, typed
+from singa_backend.io.documents import Document, parse_document
 from singa_backend.io.files import remove, staged, write_copy
 from singa_backend.io.places import refused
 from singa_backend.kernels.options import MOST_THREADS
@@ -37,7 +38,7 @@ from .._core.tensor import Tensor
 from ..device import Device
 from .distributed import PARTIAL, RESIDUAL
 from .fit import History, Position
-from .state_files import STATES_FILE, read_states, write_states
+from .state_files import read_described, read_states, write_states
 
 OPTIMIZER, LOOP, MEASURED, STATES, PART = "optimizer.", "fit.", "fit.validation.", "model.", "part."
 RANDOM = f"{LOOP}random_state"
@@ -72,6 +73,9 @@ _MARK = b"tensor_dict.npz"
 
 _LARGEST = 1 << 20
 """Maximum bytes of the settings."""
+
+_RNG = {"bit_generator": str, "state": {"state": int, "inc": int}, "has_uint32": int, "uinteger": int}
+_ANOTHER = "resume another checkpoint, or start again"
 
 
 class Kept(Protocol):
@@ -226,7 +230,7 @@ class Checkpoint:
             InvalidInput: The file does not exist, or is not a checkpoint, or is damaged (SX380, SX340); or it is of another
                 training (SX381).
         """
-        if not self.path.is_file():
+        if not os.path.isfile(self.path):
             hint = "leave out --resume to start a training"
             raise InvalidInput(f"there is no checkpoint {self.path}", code="SX380", hint=hint)
         try:
@@ -237,13 +241,10 @@ class Checkpoint:
             raise _other(self.path, error.message, "pass the model of that training, or another checkpoint") from None
         arrays = {n: np.asarray(t.data) for n, t in extra.items()}
         own = self._of_this_rank(arrays)
-        try:
-            run = _run(arrays)
+        with typed(f"{self.path} must be a checkpoint of sonnx train", "SX380", _ANOTHER):
+            run = _run(self.path, arrays)
             self._compare(run)
             place = _place(run, arrays, count, batch_size)
-        except (KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
-            text = f"{self.path} must be a checkpoint of sonnx train, got one with {type(error).__name__}: {str(error)[:200]}"
-            raise InvalidInput(text, code="SX380", hint="resume another checkpoint, or start again") from None
         states = {n.removeprefix(OPTIMIZER): a for n, a in arrays.items() if n.startswith(OPTIMIZER)}
         self._fits(states, run)
         self._fits_rank(own, states)
@@ -256,17 +257,15 @@ class Checkpoint:
         self._finite = set(_finite(self.model.get_states()))
         return place
 
-    def _read_parts(self, run: dict[str, Any], arrays: Mapping[str, np.ndarray]) -> None:
+    def _read_parts(self, run: Document, arrays: Mapping[str, np.ndarray]) -> None:
         """Load the parts that the file has."""
         for name, part in self.parts.items():
             mark = f"{PART}{name}."
-            try:
-                state = run.get("parts", {}).get(name)
-                if state is not None:
-                    part.load_state_dict({**state, **{n.removeprefix(mark): a for n, a in arrays.items() if n.startswith(mark)}})
-            except (AttributeError, KeyError, TypeError, ValueError) as error:
-                text = f"{self.path} must be a checkpoint of sonnx train, got one with another {name}: {str(error)[:200]}"
-                raise InvalidInput(text, code="SX380", hint="resume another checkpoint, or start again") from None
+            state = run.part("parts").get(name)
+            if state is not None:
+                own = {n.removeprefix(mark): a for n, a in arrays.items() if n.startswith(mark)}
+                with typed(f"{self.path} must be a checkpoint of sonnx train, got one with another {name}", "SX380", _ANOTHER):
+                    part.load_state_dict({**state.mapping(), **own})
 
     def _others(self) -> dict[str, np.ndarray]:
         """On rank 0, the states of the other ranks that differ from its own, by name."""
@@ -297,11 +296,12 @@ class Checkpoint:
             del arrays[name]
         return found
 
-    def _compare(self, run: dict[str, Any]) -> None:
+    def _compare(self, run: Document) -> None:
         """Raise for the first arguments of another training."""
-        was, rates = run["settings"], run["rates"]
+        was = {n: value.text() for n, value in run["settings"].items()}
+        rates = {n: run["rates"][n].text() for n in self.rates}
         if (was.keys() ^ self.settings.keys()) - DEFAULTS.keys():
-            raise ValueError(f"settings of {', '.join(sorted(was))}")
+            raise run["settings"].error(f"must be those of this command, got {', '.join(sorted(was))[:200]}")
         was, now = DEFAULTS | was, DEFAULTS | self.settings
         other = [n for n, value in now.items() if was[n] != value]
         if other:
@@ -312,12 +312,10 @@ class Checkpoint:
                 hint = f"{words} --train-constants to continue it, or start a training with another --checkpoint"
             raise _other(self.path, "; ".join(parts), hint)
         self.changed = {n: rates[n] for n, value in self.rates.items() if rates[n] != value}
-        threads = run.get("threads", self.threads)  # versions before it did not write it
-        if type(threads) is not int or not 1 <= threads <= MOST_THREADS:
-            raise ValueError("another number of threads")
+        threads = run.maybe("threads", Document.integer, 1, MOST_THREADS) or self.threads  # versions before it did not write it
         self.other_threads = None if threads == self.threads else threads
 
-    def _fits(self, states: dict[str, np.ndarray], run: dict[str, Any]) -> None:
+    def _fits(self, states: dict[str, np.ndarray], run: Document) -> None:
         """Raise unless the states are those of this optimizer, for parameters of the model."""
         params = {n: tuple(p.shape) for n, p in self.model.get_params().items()}
         exchange = {n for n in states if n == PARTIAL or n.startswith(f"{RESIDUAL}.")} if self.group else set()
@@ -327,7 +325,7 @@ class Checkpoint:
         same = all(
             states[n].shape == params.get(p) and dtypes.is_float(states[n].dtype) for n, (_, _, p) in (kinds | kept).items()
         )
-        if wanted != states.keys() - exchange or not same or run["states"] != len(states):
+        if wanted != states.keys() - exchange or not same or run["states"].value != len(states):
             raise _other(self.path, f"its optimizer has the states {', '.join(sorted(states)[:5]) or '(none)'}", "")
 
     def _fits_rank(self, own: dict[str, np.ndarray], states: dict[str, np.ndarray]) -> None:
@@ -339,7 +337,7 @@ class Checkpoint:
             fits = like is not None and like.shape == a.shape and like.dtype == a.dtype
             if not fits or (name == RANDOM and (a < 0).any()):
                 text = f"{self.path} must be a checkpoint of sonnx train, got one with another state {name} of a worker"
-                raise InvalidInput(text, code="SX380", hint="resume another checkpoint, or start again")
+                raise InvalidInput(text, code="SX380", hint=_ANOTHER)
 
 
 class TrainedStates:
@@ -383,41 +381,31 @@ def earlier(path: Path) -> dict[int, Path]:
 
 def _is_checkpoint(path: Path) -> bool:
     """Whether a file is a checkpoint; False for a link."""
-    if path.is_symlink():
+    if os.path.islink(path):
         return False
     try:
         with open_archive(path, "SX380") as pack:
-            return f"{LOOP}run" in pack.json(STATES_FILE)
-    except (SonnxError, TypeError):
+            return f"{LOOP}run" in read_described(pack).mapping()
+    except SonnxError:
         return False
 
 
-def _run(arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
+def _run(path: Path, arrays: Mapping[str, np.ndarray]) -> Document:
     """The settings in a file, as `write` stores them."""
-    stored = arrays[f"{LOOP}run"]
+    stored = arrays.get(f"{LOOP}run", np.zeros(0))
     if stored.dtype != np.uint8 or stored.ndim != 1 or stored.size > _LARGEST:
         raise ValueError(f"settings of {stored.size} bytes")
-    run = json.loads(stored.tobytes())
-    if (
-        not isinstance(run, dict)
-        or not all(isinstance(run[k], dict) for k in ("settings", "rates", "rng"))
-        or "states" not in run
-    ):
-        raise ValueError("settings of another form")
-    if not all(isinstance(v, str) for k in ("settings", "rates") for v in run[k].values()):
-        raise ValueError("settings that are not text")
-    return run
+    return parse_document(stored.tobytes(), f"{path}, {LOOP}run", "SX380", _ANOTHER)
 
 
-def _place(run: dict[str, Any], arrays: Mapping[str, np.ndarray], count: int | None, batch_size: int) -> Position:
-    """The point in a file; raises ValueError, TypeError or KeyError if its parts contradict each other."""
-    epoch, batch = run["epoch"], run["batch"]
-    if type(epoch) is not int or type(batch) is not int or epoch < 0 or batch < 0:
-        raise ValueError(f"epoch {epoch}, batch {batch}")
+def _place(run: Document, arrays: Mapping[str, np.ndarray], count: int | None, batch_size: int) -> Position:
+    """The point in a file; raises ValueError or KeyError if its parts contradict each other."""
+    epoch, batch = run["epoch"].integer(), run["batch"].integer()
     most = None if count is None else -(-count // batch_size)
-    steps = run["parts"]["data"]["counts"] if most is None else (most,)
-    if most is None and (len(steps) != epoch or any(type(n) is not int or n < 1 for n in steps)):
-        raise ValueError(f"{len(steps)} epochs of batches, got {epoch}")
+    if most is None:
+        steps = [n.integer(1) for n in run["parts"]["data"]["counts"].parts(epoch, epoch)]
+    else:
+        steps = [most]
     losses, order, state = (arrays[LOOP + n] for n in ("losses", "order", "random_state"))
     if most is not None and batch > most:
         raise ValueError(f"epoch {epoch}, batch {batch}")
@@ -433,7 +421,7 @@ def _place(run: dict[str, Any], arrays: Mapping[str, np.ndarray], count: int | N
     if any(a.dtype != np.float64 or a.shape != (epoch,) for a in measured.values()):
         raise ValueError("measurements of other epochs")
     rng = np.random.default_rng(0)
-    rng.bit_generator.state = run["rng"]
+    rng.bit_generator.state = run["rng"].matches(_RNG)
     validation = [{n: float(a[i]) for n, a in measured.items()} for i in range(epoch)] if measured else []
     ends = np.cumsum(steps) if most is None else most * np.arange(1, epoch + 1)
     means = [float(np.mean(part)) for part in np.split(losses, ends)[:epoch]]

@@ -17,6 +17,7 @@ import numpy as np
 from singa_backend import dtypes
 from singa_backend.errors import InvalidInput, SonnxError
 from singa_backend.io.archives import Archive, Arrays, open_archive
+from singa_backend.io.documents import DOCUMENT, Document, parse_document
 from singa_backend.io.files import write_npz, writing
 
 from .._core.conversions import code_of, dtype_of
@@ -106,28 +107,33 @@ class _Described:
         return math.prod(self.shape) * self.stored.itemsize + 4 * len(name.encode()) + _ROOM
 
 
+MOST_DIMENSIONS = 64
+"""NumPy's maximum."""
+
 _ROOM = 4096
 """The maximum bytes of the headers of a member."""
 
 
 def _described(pack: Archive) -> dict[str, _Described]:
     """Read what a file states of its tensors."""
-    attributes = pack.json(STATES_FILE)
+    return {name: _describe(facts) for name, facts in read_described(pack).items()}
+
+
+def read_described(pack: Archive) -> Document:
+    """The document in a file of states that describes them."""
+    return parse_document(pack.read(STATES_FILE, DOCUMENT), f"{pack.where}, {STATES_FILE}", pack.code)
+
+
+def _describe(facts: Document) -> _Described:
+    kind, code = facts["state_type"].integer(0, 1), facts["dtype"].integer()
+    shape = tuple(n.integer(0, 1 << 62) for n in facts["shape"].parts(0, MOST_DIMENSIONS))
     try:
-        return {name: _describe(facts) for name, facts in attributes.items()}
-    except (LookupError, TypeError, AttributeError, ValueError, SonnxError) as error:
-        what = f"it lacks {error}" if isinstance(error, KeyError) else getattr(error, "message", error)
-        raise InvalidInput(f"{pack.where}: states_attr.json must describe each state: {what}", code="SX340") from None
-
-
-def _describe(facts: dict[str, Any]) -> _Described:
-    kind, shape, code = facts["state_type"], facts["shape"], facts["dtype"]
-    if any(isinstance(n, bool) or not isinstance(n, int) or n < 0 for n in (kind, code, *shape)) or kind > 1:
-        raise ValueError(f"its state_type, shape and dtype must be integers, got {str(facts)[:200]}")
-    dtype = dtypes.numpy_dtype(code - 100) if code >= 100 else dtype_of(code)
+        dtype = dtypes.numpy_dtype(code - 100) if code >= 100 else dtype_of(code)
+    except SonnxError:
+        dtype = dtypes.STRING
     if dtype == dtypes.STRING:
-        raise ValueError("a state must be numeric")
-    return _Described(kind == 1, tuple(shape), dtype, np.dtype(f"u{dtype.itemsize}") if _is_foreign(dtype) else dtype)
+        raise facts["dtype"].wrong("the number of a numeric dtype")
+    return _Described(kind == 1, shape, dtype, np.dtype(f"u{dtype.itemsize}") if _is_foreign(dtype) else dtype)
 
 
 def _states(stored: Arrays, described: dict[str, _Described]) -> dict[str, Any]:

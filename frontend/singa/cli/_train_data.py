@@ -158,7 +158,7 @@ def _function(named: FunctionName, option: str) -> Callable[..., Any]:
         if error.name is None or not f"{named.module}.".startswith(f"{error.name}."):
             _told(named, error)
         plain = named.module.removesuffix(".py")
-        close = f"; without .py: {plain}:{named.name}" if plain != named.module and Path(f"{plain}.py").is_file() else ""
+        close = f"; without .py: {plain}:{named.name}" if plain != named.module and os.path.isfile(f"{plain}.py") else ""
         raise click.UsageError(
             f"{option}: there is no file and no module {named.module}, in {here} or among the packages{close}"
         ) from None

@@ -76,7 +76,7 @@ def run_workers(count: int, arguments: Sequence[str], checkpoint: Path | None) -
         why = "the workers were stopped" if why or len(job.codes) < count else ""
         code = 128 + first[0] if code or why else code
     if why:
-        if checkpoint and checkpoint.exists():
+        if checkpoint and os.path.exists(checkpoint):
             why += f"; {checkpoint} holds the last checkpoint: continue with the same command and --resume"
         elif checkpoint:
             why += f"; {checkpoint} is not written"

@@ -50,7 +50,9 @@ def command(adapter: Path, target: Path | None, model: Path | None, as_json: boo
         raise click.UsageError(f"an adapter of {form} needs --model MODEL, to whose tensors its names are matched")
     if target is not None:
         written = form_to_write(target)
-        check_folder(target) if written == "PEFT" else check(target, keeps=(adapter, model) if adapter.is_file() else (model,))
+        check_folder(target) if written == "PEFT" else check(
+            target, keeps=(adapter, model) if os.path.isfile(adapter) else (model,)
+        )
         if written == "PEFT" and model is None:
             raise click.UsageError("a folder of PEFT needs --model MODEL, which has the paths of the modules")
     proto, folder = (None, None) if model is None else open_light(model)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -96,13 +97,13 @@ def trusted(against: str | None, program: str | None, device: str) -> str | debu
         return debug.EngineCommand(program)
     if against is None:
         return "onnxruntime" if device.upper() == "CPU" else "sonnx"
-    if not is_engine(against) and not is_torch(against) and not Path(against).is_file():
+    if not is_engine(against) and not is_torch(against) and not os.path.isfile(against):
         names = ", ".join(AGAINST)
         raise click.BadParameter(
             f"must be a file, MODULE:CLASS, torch:MODULE:FUNCTION or one of {names}, got {against!r}", param_hint="--against"
         )
     path = Path(against)
-    if path.suffix == ".py" and path.is_file():
+    if path.suffix == ".py" and os.path.isfile(path):
         message = f"must be a model, an .npz file or MODULE:CLASS, got {against!r}; its class is {path.stem}:CLASS"
         raise click.BadParameter(message, param_hint="--against")
     return against

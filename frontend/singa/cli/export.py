@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import inspect
+import os
 import re
 import sys
 from pathlib import Path
@@ -110,7 +111,7 @@ def _program(place: str) -> Any:
                 f"there is no module {place!r}: {error}", code="SX361", hint="name a module or a file: net.py:Net"
             ) from None
     path = Path(place).resolve()
-    if not path.is_file():
+    if not os.path.isfile(path):
         raise InvalidInput(f"there is no file {place!r}", code="SX361")
     spec = importlib.util.spec_from_file_location(f"sonnx_program_{path.stem}", path)
     assert spec is not None and spec.loader is not None

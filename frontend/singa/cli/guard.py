@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections import Counter
 from dataclasses import dataclass
@@ -137,7 +138,7 @@ def _write(file: Path, inputs: InputOptions, options: GuardOptions, as_json: boo
             engine=options.engine, size=options.most << 10, progress=step,
         )  # fmt: skip
     cases = [c.name for c in made.cases]
-    size = options.target.stat().st_size if options.target.is_file() else 0
+    size = options.target.stat().st_size if os.path.isfile(options.target) else 0
     if as_json:
         write_json({"guard": str(options.target), "bytes": size, "values": len(made.values), "nodes": len(made.nodes),
                     "cases": cases, "notes": made.notes}, name="guard.write")  # fmt: skip

@@ -11,7 +11,7 @@ from singa_backend.inspection import Inspection, State
 from singa_backend.inspection import Table as GraphTable
 from singa_backend.inspection import inspect as inspect_model
 from singa_backend.inspection.measures import CODE
-from singa_backend.io.archives import read_json
+from singa_backend.io.documents import read_document
 from singa_backend.io.files import write_text
 from singa_backend.io.places import check
 from singa_backend.proto.values import Value
@@ -78,7 +78,7 @@ def command(
         check(page, parents=True, keeps=(model, profile, comparison))
     seen = inspect_model(model, stats=stats, timeout=timeout)
     if page:
-        times, errors = (read_json(p, CODE) if p else None for p in (profile, comparison))
+        times, errors = (read_document(p, CODE).value if p else None for p in (profile, comparison))
         write_text(page, seen.html(times, errors))
     if as_json:
         write_json(seen.to_dict())

@@ -59,7 +59,7 @@ def command(
         raise click.UsageError(f"--weight must be given once for each adapter, {len(adapters)} times, got {len(weights)}")
     if weights and form == "inputs":
         raise click.UsageError("--weight needs --form merged or factors: with inputs, a run selects one adapter")
-    check(target, keeps=(model, *(p for p in adapters if p.is_file())))
+    check(target, keeps=(model, *(p for p in adapters if os.path.isfile(p))))
     proto, folder = load_model(model)
     found = [load_adapter(p, proto, folder=folder) for p in adapters]
     if not any_base:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import shlex
 import signal
 import sys
@@ -429,7 +430,7 @@ def _check_files(chosen: TrainOptions) -> None:
     _check_distinct(read, written)
     _check_distinct({"MODEL": chosen.model, **read, "-o": chosen.target_file}, {"--metrics": chosen.records.metrics})
     _check_distinct({"MODEL": chosen.model, **read, **written}, {"--checkpoint": chosen.checkpoint})
-    if chosen.checkpoint and chosen.checkpoint.exists() and not chosen.resume:
+    if chosen.checkpoint and os.path.exists(chosen.checkpoint) and not chosen.resume:
         raise click.UsageError(f"{chosen.checkpoint} exists: pass --resume to continue that training, or another path")
     if chosen.checkpoint and chosen.records.keep > 1 and not chosen.resume:
         from .._training.checkpoint import earlier

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -64,7 +65,7 @@ def read(folder: Path) -> dict[str, Any]:
 def stale(folder: Path) -> str:
     """Return "" if the matrix in `folder` has the current declarations and their reasons, otherwise the difference."""
     path = folder / "gradients.json"
-    if not path.exists():
+    if not os.path.exists(path):
         return f"{path} does not exist"
     with well_formed(path):
         return _stale(read(folder), path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections import Counter
 from collections.abc import Iterable
@@ -124,7 +125,7 @@ def write(document: dict[str, Any], folder: Path) -> list[Path]:
 def stale(folder: Path) -> str:
     """Return how the matrix in `folder` differs from the present operators, opsets and `supported_ops`; "" if it does not."""
     path = folder / "opsets.json"
-    if not path.exists():
+    if not os.path.exists(path):
         return f"{path} does not exist"
     with well_formed(path):
         return _stale(read(folder), path)

@@ -239,7 +239,7 @@ def _model(guard: Guard, model: ModelSource | Source | None, needed: bool) -> So
         return Source.of(model)
     name = guard.model["file"]
     plain = guard.folder is not None and name and name == os.path.basename(name)
-    if guard.folder is not None and plain and (guard.folder / name).is_file():
+    if guard.folder is not None and plain and os.path.isfile(guard.folder / name):
         return Source(guard.folder / name)
     if needed:
         where = f"{name} is not in the folder of the guard" if plain else "the guard was written from a model without a file"

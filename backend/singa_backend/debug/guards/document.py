@@ -10,16 +10,16 @@ import json
 import math
 import re
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ... import dtypes
+from ... import dtypes, limits
 from ...errors import InvalidInput, did_you_mean
-from ...io.archives import DOCUMENT, parse_json, read_json, typed
+from ...io.documents import DOCUMENT, LARGEST, Document, parse_document, read_document
 from ...rendering import json_text
 from .draws import KINDS, check_inputs, digest, draw
 from .summary import Level, Summary, exact
@@ -28,6 +28,7 @@ CODE = "SX990"
 SCHEMA, VERSION = "sonnx.guard", 1
 
 _TYPE = re.compile(r"([a-z0-9]{1,16})\[((?:[0-9]{1,12}(?:,[0-9]{1,12}){0,63})?)\]")
+_KEY = re.compile("[0-9a-f]{16}")
 _MOST_SAMPLES = 4096
 
 
@@ -240,130 +241,135 @@ def read_guard(path: str | Path) -> Guard:
         InvalidInput: the file is not a guard, or is damaged (SX990).
         ResourceExhausted: the file is too large.
     """
-    document = read_json(path, CODE)
+    document = read_document(path, CODE)
     name = Path(path).name
-    if not isinstance(document, dict) or document.get("schema") != SCHEMA:
+    if not isinstance(document.value, dict) or document.value.get("schema") != SCHEMA:
         raise InvalidInput(f"{name} must be a guard that `sonnx guard write` wrote", code=CODE)
-    if document.get("schema_version") != VERSION:
+    if document.value.get("schema_version") != VERSION:
         raise InvalidInput(
-            f"{name} must have the schema version {VERSION}, got {document.get('schema_version')!r}", code=CODE,
+            f"{name} must have the schema version {VERSION}, got {document.value.get('schema_version')!r:.80}", code=CODE,
             hint="write it again with this version of sonnx",
         )  # fmt: skip
-    with typed(name, CODE):
-        made = _guard(document)
+    made = _guard(document)
     made.folder = Path(path).parent
     return made
 
 
-def _guard(document: Mapping[str, Any]) -> Guard:
-    level = Level(_whole(document["stored"]["samples"], 1, _MOST_SAMPLES), _whole(document["stored"]["groups"], 1, _MOST_SAMPLES))
-    if "packed" in document:
-        document = {**document, **_unpacked(_text(document["packed"]))}
+def _guard(document: Document) -> Guard:
+    stored = document["stored"]
+    level = Level(stored["samples"].integer(1, _MOST_SAMPLES), stored["groups"].integer(1, _MOST_SAMPLES))
+    packed = document.get("packed")
+    graph = _unpacked(packed) if packed else document
     cases: dict[str, GuardCase] = {}
-    check_inputs([_read_type(row["type"]) for row in document["cases"] if "input" in row])
-    for row in document["cases"]:
-        case = cases.setdefault(_text(row["case"]), GuardCase(row["case"], {}))
-        if "input" in row:
-            case.inputs[_text(row["input"])] = _read_input(row)
+    check_inputs([_read_type(row["type"]) for row in document["cases"].parts() if row.get("input")])
+    for row in document["cases"].parts():
+        case = row["case"].text()
+        inputs = cases.setdefault(case, GuardCase(case, {})).inputs
+        if row.get("input"):
+            inputs[row["input"].text()] = _read_input(row)
+    nodes = [_read_node(row) for row in graph["nodes"].parts()]
+    results = {name for node in nodes for name in node.makes}
     values: dict[str, GuardedValue] = {}
-    for row in document["values"]:
-        if "value" in row:
-            widened = _number(row.get("widened", 1.0))
-            covers = _whole(row["covers"], 1, 1 << 32)
-            name, node, operator = (_text(row[k]) for k in ("value", "node", "operator"))
-            values[name] = GuardedValue(name, node, operator, covers, bool(row["output"]), widened)
+    for row in document["values"].parts():
+        if row.get("value"):
+            name, node, operator = (row[k].text() for k in ("value", "node", "operator"))
+            if name not in results:
+                raise row["value"].wrong("an output of a node of the guard")
+            widened = row.maybe("widened", Document.number)
+            covers = row["covers"].integer(1, 1 << 32)
+            values[name] = GuardedValue(name, node, operator, covers, row["output"].flag(), 1.0 if widened is None else widened)
             continue
-        if row["case"] not in cases:
-            raise ValueError(f"the value {row['of']!r} is of the case {row['case']!r}, which has no inputs")
-        values[row["of"]].cases.setdefault(row["case"], {})[_text(row["part"])] = _read_summary(row, level)
-    nodes = [
-        GuardNode(_text(n), _text(o), tuple(map(_text, r)), tuple(map(_text, m)), _text(a)) for n, o, r, m, a in document["nodes"]
-    ]
-    weights = {_text(n): _text(h) for n, h in document["weights"]}
-    model = {k: _text(document["model"][k]) for k in ("file", "sha256")} | {"opsets": dict(document["model"]["opsets"])}
+        if row["case"].text() not in cases:
+            raise row["case"].wrong("a case that has inputs")
+        if row["of"].text() not in values:
+            raise row["of"].wrong("a value of a row before")
+        values[row["of"].text()].cases.setdefault(row["case"].text(), {})[row["part"].text()] = _read_summary(row, level)
+    weights = {name.text(): digest.text() for name, digest in (row.parts(2, 2) for row in graph["weights"].parts())}
+    model: dict[str, Any] = {k: document["model"][k].text() for k in ("file", "sha256")}
+    model["opsets"] = {k: v.integer(-LARGEST) for k, v in document["model"]["opsets"].items()}
     if not values or not all(v.cases for v in values.values()):
-        raise ValueError("there must be a value, and each must have a summary of a case")
-    written = {_text(k): _text(v) for k, v in document["written"].items()}
-    notes = list(map(_text, document["notes"]))
+        raise document["values"].error("must have a value, and each must have a summary of a case")
+    written = {k: v.text() for k, v in document["written"].items()}
+    notes = [note.text() for note in document["notes"].parts()]
     return Guard(model, written, level, list(cases.values()), list(values.values()), nodes, weights, notes)
 
 
-def _unpacked(text: str) -> dict[str, Any]:
-    found = _inflated(text, DOCUMENT)
-    document = parse_json(found, "the packed nodes", CODE)
-    return {k: document[k] for k in ("nodes", "weights")}
+def _unpacked(packed: Document) -> Document:
+    return parse_document(_inflated(packed, DOCUMENT), f"{packed.where}, {packed.path}", CODE)
 
 
-def _inflated(text: str, most: int) -> bytes:
+def _inflated(packed: Document, most: int) -> bytes:
     stream = zlib.decompressobj()
-    found = stream.decompress(base64.b64decode(text, validate=True), most + 1)
+    try:
+        found = stream.decompress(_bytes(packed), most + 1)
+    except zlib.error as error:
+        raise packed.error(f"must be compressed data: {error}") from None
     if len(found) > most or not stream.eof:
-        raise ValueError(f"packed data must unpack to at most {most} bytes")
+        raise packed.error(f"must unpack to at most {most} bytes, and whole")
     return found
 
 
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise TypeError(f"must be a text, got {value!r}")
-    return value
+def _bytes(value: Document) -> bytes:
+    try:
+        return base64.b64decode(value.text(), validate=True)
+    except ValueError as error:
+        raise value.error(f"must be bytes in base64: {error}") from None
 
 
-def _whole(value: Any, low: int, high: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-        raise ValueError(f"must be an integer from {low} to {high}, got {value!r}")
-    return value
+def _read_node(row: Document) -> GuardNode:
+    name, operator, reads, makes, attributes = row.parts(5, 5)
+    inputs, outputs = (tuple(n.text() for n in part.parts()) for part in (reads, makes))
+    return GuardNode(name.text(), operator.text(), inputs, outputs, attributes.text())
 
 
-def _number(value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < math.inf:
-        raise ValueError(f"must be a finite number that is not negative, got {value!r}")
-    return float(value)
-
-
-def _read_type(text: Any) -> tuple[np.dtype[Any], tuple[int, ...]]:
-    found = _TYPE.fullmatch(_text(text))
+def _read_type(value: Document) -> tuple[np.dtype[Any], tuple[int, ...]]:
+    found = _TYPE.fullmatch(value.text())
     dtype = dtypes.from_type_string(f"tensor({found[1]})") if found else None
     if found is None or dtype is None:
-        raise ValueError(f"must be a type such as float[2,3], got {text!r}")
-    return dtype, tuple(map(int, filter(None, found[2].split(","))))
+        raise value.wrong("a type such as float[2,3]")
+    shape = tuple(map(int, filter(None, found[2].split(","))))
+    limits.admit(shape, dtype)
+    return dtype, shape
 
 
-def _decoded(stored: Any, dtype: np.dtype[Any], count: int) -> np.ndarray:
+def _decoded(stored: Document, dtype: np.dtype[Any], count: int, raw: bytes | None = None) -> np.ndarray:
+    """The elements in a value, or in its bytes if they are unpacked already."""
     if dtype == dtypes.STRING:
-        found = np.empty(len(stored), object)
-        found[:] = [_text(s) for s in stored]
-    else:
-        found = np.frombuffer(base64.b64decode(_text(stored), validate=True), dtype)
-    if found.size != count:
-        raise ValueError(f"must have {count} elements, got {found.size}")
-    return found
+        texts = stored.parts(count, count)
+        found = np.empty(count, object)
+        found[:] = [text.text() for text in texts]
+        return found
+    raw = _bytes(stored) if raw is None else raw
+    if len(raw) != count * dtype.itemsize:
+        raise stored.error(f"must have {count * dtype.itemsize} bytes, got {len(raw)}")
+    return np.frombuffer(raw, dtype)
 
 
-def _read_input(row: Mapping[str, Any]) -> GuardInput:
+def _read_input(row: Document) -> GuardInput:
     dtype, shape = _read_type(row["type"])
-    if "data" not in row:
-        if row["draw"] not in KINDS:
-            raise ValueError(f"drawn values must be one of {', '.join(KINDS)}, got {row['draw']!r}")
-        key = int(_text(row["key"])[:16], 16)
-        return GuardInput(dtype, shape, row["draw"], _whole(row["high"], 1, 1 << 62), key, None, _text(row["sha256"]))
+    digest = row["sha256"].text()
+    data = row.get("data")
+    if data is None:
+        key = row["key"].text(16)
+        if not _KEY.fullmatch(key):
+            raise row["key"].wrong("16 hexadecimal digits")
+        return GuardInput(dtype, shape, row["draw"].one_of(KINDS), row["high"].integer(1, 1 << 62), int(key, 16), None, digest)
     count = math.prod(shape)
-    if dtype == dtypes.STRING:
-        data = _decoded(row["data"], dtype, count)
-    else:
-        raw = _inflated(_text(row["data"]), count * dtype.itemsize)
-        data = np.frombuffer(raw, dtype)
-    return GuardInput(dtype, shape, "", 1, 0, data.reshape(shape), _text(row["sha256"]))
+    raw = None if dtype == dtypes.STRING else _inflated(data, count * dtype.itemsize)
+    return GuardInput(dtype, shape, "", 1, 0, _decoded(data, dtype, count, raw).reshape(shape), digest)
 
 
-def _read_summary(row: Mapping[str, Any], level: Level) -> Summary:
+def _read_summary(row: Document, level: Level) -> Summary:
     dtype, shape = _read_type(row["type"])
     count, groups = level.counts(shape)
     elements = _decoded(row["elements"], dtype, count)
     if exact(dtype):
         none = np.zeros(0, np.float32)
-        return Summary(dtype, shape, 0.0, _number(row.get("atol", 0)), elements, none, 0.0, (0, 0), _text(row.get("sha256", "")))
-    signed = _decoded(row.get("sums", ""), np.dtype(np.float32), groups)
-    nan, inf = row.get("nan_inf", (0, 0))
-    special = _whole(nan, 0, 1 << 62), _whole(inf, 0, 1 << 62)
-    rtol, atol, rms = (_number(row[k]) for k in ("rtol", "atol", "rms"))
-    return Summary(dtype, shape, rtol, atol, elements, signed, rms, special, "")
+        atol, digest = row.maybe("atol", Document.number) or 0.0, row.maybe("sha256", Document.text) or ""
+        return Summary(dtype, shape, 0.0, atol, elements, none, 0.0, (0, 0), digest)
+    sums = row.get("sums")
+    signed = np.zeros(0, np.float32) if sums is None and not groups else _decoded(row["sums"], np.dtype(np.float32), groups)
+    special = row.get("nan_inf")
+    nan, inf = (n.integer(0, 1 << 62) for n in special.parts(2, 2)) if special else (0, 0)
+    rtol, atol, rms = (row[k].number() for k in ("rtol", "atol", "rms"))
+    return Summary(dtype, shape, rtol, atol, elements, signed, rms, (nan, inf), "")
