@@ -14,6 +14,7 @@ import json
 import math
 import os
 import re
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
@@ -421,8 +422,8 @@ def parse_document(
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any] | _Twice:
     found = dict(pairs)
     if len(found) != len(pairs):
-        seen = set[str]()
-        return _Twice(next(key for key, _ in pairs if key in seen or seen.add(key)))  # type: ignore[func-returns-value]
+        counts = Counter(key for key, _ in pairs)
+        return _Twice(next(key for key, _ in pairs if counts[key] > 1))
     return found
 
 

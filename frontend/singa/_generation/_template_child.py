@@ -30,7 +30,7 @@ _MESSAGE = 1000
 """The characters of a message."""
 
 
-class Refused(Exception):
+class TemplateRefused(Exception):
     """A template refuses its messages, or makes a text that is too long."""
 
 
@@ -54,7 +54,7 @@ def serve() -> Callable[[tuple[str, str]], tuple[str, bytes]]:
             kind = "memory"
         except RecursionError:
             kind = "nesting"
-        except Refused as error:
+        except TemplateRefused as error:
             content = _shown(error)
         except Exception as error:  # any kind: a template is a program
             content = _shown(error)
@@ -108,7 +108,7 @@ def _json(value: Any, ensure_ascii: bool = False, indent: int | None = None, **_
 
 
 def _raise(text: str) -> None:
-    raise Refused(text)
+    raise TemplateRefused(text)
 
 
 def _now(form: str) -> str:
