@@ -8,6 +8,7 @@ from onnx import ModelProto, checker, numpy_helper, parser
 
 from singa_backend import run_model
 from singa_backend.adapters import Adapter, LowRank, create, factor_inputs, insert, merge
+from singa_backend.errors import InvalidInput
 
 MS = "com.microsoft"
 
@@ -125,3 +126,12 @@ def test_factors_as_inputs() -> None:
     np.testing.assert_allclose(run_model(open_model, {"x": x, **factor_inputs(adapter)})[0], want, rtol=1e-5, atol=1e-5)
     none = {n: a[:0] if n.endswith("A") else a[:, :0] for n, a in factor_inputs(adapter).items()}
     np.testing.assert_allclose(run_model(open_model, {"x": x, **none})[0], run_model(model, [x])[0], rtol=1e-6)
+
+
+def test_a_scale_beyond_the_dtype_is_refused() -> None:
+    model = FORMS["right"][0]
+    adapter = made(model)
+    changes = {n: LowRank(c.a, c.b, 1e300) for n, c in adapter.changes.items()}
+    with pytest.raises(InvalidInput, match="finite in float32, got 1e\\+300") as error:
+        insert(model, Adapter(changes, adapter.values, adapter.base, adapter.settings))
+    assert error.value.code == "SX971"

@@ -7,6 +7,7 @@ draws COUNT documents of each kind in one process, and ends with 1 if one is not
 from __future__ import annotations
 
 import contextlib
+import copy
 import io
 import json
 import os
@@ -106,7 +107,7 @@ def changed(rng: Rng, value: Any) -> Any:
     for _ in range(rng.choice([1, 1, 1, 2, 3])):
         places = list(parts(value))
         if not places:
-            return rng.choice(VALUES)
+            return copy.deepcopy(rng.choice(VALUES))
         parent, key = rng.choice(places)
         how = rng.randrange(8)
         if how == 0:
@@ -123,7 +124,7 @@ def changed(rng: Rng, value: Any) -> Any:
         elif how == 3 and isinstance(parent[key], (int, float)):
             parent[key] = rng.choice([-parent[key], parent[key] * 2, parent[key] + 1, parent[key] - 1, parent[key] * 10**9])
         else:
-            parent[key] = rng.choice(VALUES)
+            parent[key] = copy.deepcopy(rng.choice(VALUES))
     return value
 
 

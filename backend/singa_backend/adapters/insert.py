@@ -282,8 +282,13 @@ class _Inserted:
     def _scaled(self, use: WeightUse, value: str, factor: float = 1.0) -> str:
         if self.scale * factor == 1.0:
             return value
-        number = self._constant(use, np.array(self.scale * factor, dtypes.numpy_dtype(self.dtype)), "scale")
-        return use.graph.add("Mul", [value, number], before=use.node).outputs[0]
+        with np.errstate(over="ignore"):
+            number = np.array(self.scale * factor, dtypes.numpy_dtype(self.dtype))
+        if not np.isfinite(number):
+            raise InvalidInput(
+                f"the scale of an adapter must be finite in {number.dtype}, got {self.scale * factor}", code="SX971"
+            )
+        return use.graph.add("Mul", [value, self._constant(use, number, "scale")], before=use.node).outputs[0]
 
     def _turned(self, name: str) -> str:
         """A factor, transposed: one node of the main graph, which graphs within it capture."""
