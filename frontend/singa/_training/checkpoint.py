@@ -299,7 +299,6 @@ class Checkpoint:
     def _compare(self, run: Document) -> None:
         """Raise for the first arguments of another training."""
         was = {n: value.text() for n, value in run["settings"].items()}
-        rates = {n: run["rates"][n].text() for n in self.rates}
         if (was.keys() ^ self.settings.keys()) - DEFAULTS.keys():
             raise run["settings"].error(f"must be those of this command, got {', '.join(sorted(was))[:200]}")
         was, now = DEFAULTS | was, DEFAULTS | self.settings
@@ -311,6 +310,7 @@ class Checkpoint:
                 words = "pass" if was[other[0]] == "yes" else "leave out"
                 hint = f"{words} --train-constants to continue it, or start a training with another --checkpoint"
             raise _other(self.path, "; ".join(parts), hint)
+        rates = {n: run["rates"][n].text() for n in self.rates}
         self.changed = {n: rates[n] for n, value in self.rates.items() if rates[n] != value}
         threads = run.maybe("threads", Document.integer, 1, MOST_THREADS) or self.threads  # versions before it did not write it
         self.other_threads = None if threads == self.threads else threads
