@@ -6,7 +6,6 @@ It also adds the options of the acceptance table, and limits what `-m fakecuda` 
 from __future__ import annotations
 
 import copy
-import gc
 from pathlib import Path
 from typing import Any
 
@@ -29,12 +28,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(Acceptance(), "sonnx-acceptance")
-
-
-def pytest_collection_finish() -> None:
-    """Exempt the tests themselves from garbage collection: looking at millions of objects again and again takes time."""
-    gc.collect()
-    gc.freeze()
 
 
 NARROW_RTOL = {"float16": 2e-3, "bfloat16": 2e-2}
