@@ -17,7 +17,8 @@ from packaged import Package, load, options
 from published import start
 
 from singa_backend.errors import InvalidModel
-from singa_backend.io.archives import open_file, read_json, typed
+from singa_backend.io.archives import open_file, typed
+from singa_backend.io.documents import read_document
 
 MAGIKA = Package("magika", "1.0.3")
 FILE, CONFIG, KINDS = "model.onnx", "config.min.json", "content_types_kb.min.json"
@@ -50,7 +51,7 @@ class Config:
             InvalidInput: the file is not such a document.
             InvalidModel: the model needs bytes from the middle of a file, or at fixed offsets.
         """
-        found = read_json(path, "SX307")
+        found = read_document(path, "SX307").mapping()
         with typed(str(path), "SX307"):
             if found["mid_size"] or found["use_inputs_at_offsets"]:
                 raise InvalidModel("the model must read the beginning and the end of files only", hint="use that of magika 1.0.3")
@@ -134,7 +135,7 @@ def main() -> None:
     args = parser.parse_args()
     beside = Path(args.model).parent / CONFIG if args.model and "://" not in args.model else None
     config = Config.read(args.config or (beside if beside and beside.is_file() else MAGIKA.file(CONFIG)))
-    kinds = read_json(args.kinds or MAGIKA.file(KINDS), "SX307")
+    kinds = read_document(args.kinds or MAGIKA.file(KINDS), "SX307").mapping()
     found = verdicts(load(args, MAGIKA, FILE), args.files, config, kinds, args.mode)
     if args.json:
         print(json.dumps([{"path": str(p), **vars(v)} for p, v in zip(args.files, found, strict=True)], indent=1))

@@ -11,7 +11,8 @@ import numpy as np
 from published import plain, stop
 
 from singa_backend.errors import InvalidInput, MissingDependency
-from singa_backend.io.archives import read_bytes, read_json, typed
+from singa_backend.io.archives import read_bytes, typed
+from singa_backend.io.documents import read_document
 
 try:
     from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
@@ -55,7 +56,7 @@ def bpe(vocabulary: str | Path, merges: str | Path, space: bool = False, special
         space: whether a space is put before the text.
         special: tokens that are not split, and not decoded; two of them are put around the text.
     """
-    ids = read_json(vocabulary, "SX307")
+    ids = read_document(vocabulary, "SX307").value
     if not isinstance(ids, dict) or not all(type(i) is int and 0 <= i < 1 << 32 for i in ids.values()):
         raise InvalidInput(f"{vocabulary} must be the vocab.json of the model: ids by token", code="SX307")
     pairs = [line.split(" ") for line in lines(merges) if line and not line.startswith("#version")]
