@@ -15,7 +15,8 @@ import multiprocessing
 import platform
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from itertools import product
 from typing import Any, NamedTuple
@@ -98,19 +99,46 @@ def seconds(run: Callable[[], Any]) -> float:
 
 def serve(connection: Any) -> None:
     """Answer requests for rounds of onnxruntime until one is None; a request has sizes, and whether the result is wanted."""
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = options.inter_op_num_threads = 1
     held: tuple[Any, Any] = (None, None)
     while (request := connection.recv()) is not None:
         form, rows, result = request
         if held[0] != form:
-            content = model(form).SerializeToString()
-            held = (form, onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"]))
+            held = (form, session_of(model(form)))
         session, x = held[1], inputs(rows, form.k)
         run = partial(session.run, None, {"x": x})
         connection.send(run()[0] if result else seconds(run))
+
+
+def session_of(model: ModelProto) -> Any:
+    """Return a session of onnxruntime on one thread."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    return onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+
+
+@contextmanager
+def serving(serve: Callable[[Any], None]) -> Iterator[Any]:
+    """Run a function that answers the requests of a connection, until one is None, in a process of its own; yield our end."""
+    context = multiprocessing.get_context("spawn")
+    peer, theirs = context.Pipe()
+    process = context.Process(target=serve, args=(theirs,), daemon=True)
+    process.start()
+    yield peer
+    peer.send(None)
+    process.join()
+
+
+def in_turns(run: Callable[[], Any], peer: Any, request: Any, rounds: int) -> tuple[float, float, float]:
+    """Return the median ratio of our time to that of the peer, which answers a request with its seconds, and both in ms."""
+    ours, theirs = [], []
+    for _ in range(rounds):
+        peer.send(request)
+        theirs.append(peer.recv())
+        ours.append(seconds(run))
+    ratio = statistics.median(a / b for a, b in zip(ours, theirs, strict=True))
+    return ratio, statistics.median(ours) * 1e3, statistics.median(theirs) * 1e3
 
 
 def error(y: np.ndarray, exact: np.ndarray) -> float:
@@ -126,13 +154,7 @@ def compare(peer: Any, form: Form, rows: int, memory: str, rounds: int) -> str:
     first = time.process_time() - start
     peer.send((form, rows, True))
     other, exact = peer.recv(), x.astype(np.float64) @ dense(form).T
-    ours, theirs = [], []
-    for _ in range(rounds):
-        peer.send((form, rows, False))
-        theirs.append(peer.recv())
-        ours.append(seconds(lambda: rep.run([x])))
-    ratio = statistics.median(a / b for a, b in zip(ours, theirs, strict=True))
-    a, b = statistics.median(ours) * 1e3, statistics.median(theirs) * 1e3
+    ratio, a, b = in_turns(lambda: rep.run([x]), peer, (form, rows, False), rounds)
     zeros = "yes" if form.zeros else "no"
     return (
         f"| {form.k} x {form.n} | {form.bits} | {form.block} | {zeros} | {rows} | {form.level} | {memory} | {a:.3f} | {b:.3f} "
@@ -152,21 +174,16 @@ def main() -> None:
     parser.add_argument("--zeros", nargs="+", default=["no"], choices=["no", "yes"], help="whether there are zero points")
     parser.add_argument("--rounds", type=int, default=5)
     chosen = parser.parse_args()
-    context = multiprocessing.get_context("spawn")
-    peer, theirs = context.Pipe()
-    process = context.Process(target=serve, args=(theirs,), daemon=True)
-    process.start()
     print(f"{processor()}, Python {platform.python_version()}\n")
     columns = ("K x N", "bits", "block", "zero points", "rows", "accuracy_level", "memory", "ms", "onnxruntime, ms", "ratio")
     print(f"| {' | '.join(columns)} | first, ms | error | onnxruntime's |")
     print("|---" * (len(columns) + 3) + "|")
-    for shape, bits, block, zeros in product(chosen.shapes, chosen.bits, chosen.blocks, chosen.zeros):
-        k, n = map(int, shape.split("x"))
-        for rows, level, memory in product(chosen.rows, chosen.levels, chosen.memory):
-            form = Form(n, k, bits, block, zeros == "yes", level)
-            print(compare(peer, form, rows, memory, chosen.rounds), flush=True)
-    peer.send(None)
-    process.join()
+    with serving(serve) as peer:
+        for shape, bits, block, zeros in product(chosen.shapes, chosen.bits, chosen.blocks, chosen.zeros):
+            k, n = map(int, shape.split("x"))
+            for rows, level, memory in product(chosen.rows, chosen.levels, chosen.memory):
+                form = Form(n, k, bits, block, zeros == "yes", level)
+                print(compare(peer, form, rows, memory, chosen.rounds), flush=True)
 
 
 if __name__ == "__main__":

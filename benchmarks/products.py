@@ -10,14 +10,13 @@ error is the largest difference from float64, as a part of the largest value.
 from __future__ import annotations
 
 import argparse
-import multiprocessing
 import platform
 import statistics
 from functools import partial
 from typing import Any
 
 import numpy as np
-from few_bits import seconds
+from few_bits import in_turns, seconds, serving, session_of
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from singa_backend import SingaBackend
@@ -54,12 +53,8 @@ def model(m: int, k: int, n: int, transposed: bool) -> ModelProto:
 
 def serve(connection: Any) -> None:
     """Answer requests for results, then for rounds, of onnxruntime until one is None."""
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = options.inter_op_num_threads = 1
     while (form := connection.recv()) is not None:
-        session = onnxruntime.InferenceSession(model(*form).SerializeToString(), options, providers=["CPUExecutionProvider"])
+        session = session_of(model(*form))
         run = partial(session.run, None, {"x": drawn(*form[:3])["x"]})
         connection.send(run()[0])
         while connection.recv():
@@ -73,15 +68,9 @@ def compare(peer: Any, form: Form, rounds: int) -> tuple[str, float]:
     exact = x.astype(np.float64) @ values["w"] + values["c"]
     peer.send(form)
     errors = [float(np.abs(y - exact).max() / np.abs(exact).max()) for y in (rep.run([x])[0], peer.recv())]
-    ours, theirs = [], []
-    for _ in range(rounds):
-        peer.send(True)
-        theirs.append(peer.recv())
-        ours.append(seconds(lambda: rep.run([x])))
+    ratio, a, b = in_turns(lambda: rep.run([x]), peer, True, rounds)
     peer.send(False)
     kernel = rep.profile([x], runs=1).steps[-1].kernel
-    ratio = statistics.median(a / b for a, b in zip(ours, theirs, strict=True))
-    a, b = statistics.median(ours) * 1e3, statistics.median(theirs) * 1e3
     size = " x ".join(map(str, form[:3]))
     return f"| {size} | {a:.3f} | {b:.3f} | {ratio:.2f} | {errors[0]:.1e} | {errors[1]:.1e} | {kernel} |", ratio
 
@@ -93,22 +82,17 @@ def main() -> None:
     parser.add_argument("--transposed", action="store_true", help="the weights are transposed in the file")
     parser.add_argument("--rounds", type=int, default=9)
     chosen = parser.parse_args()
-    context = multiprocessing.get_context("spawn")
-    peer, theirs = context.Pipe()
-    process = context.Process(target=serve, args=(theirs,), daemon=True)
-    process.start()
     print(f"{processor()}, Python {platform.python_version()}\n")
     print("| size | ms | onnxruntime, ms | ratio | error | onnxruntime's | kernel |")
     print("|---|---|---|---|---|---|---|")
     ratios = []
-    for size in chosen.sizes:
-        m, k, n = map(int, size.split("x"))
-        line, ratio = compare(peer, (m, k, n, chosen.transposed), chosen.rounds)
-        print(line, flush=True)
-        ratios.append(ratio)
+    with serving(serve) as peer:
+        for size in chosen.sizes:
+            m, k, n = map(int, size.split("x"))
+            line, ratio = compare(peer, (m, k, n, chosen.transposed), chosen.rounds)
+            print(line, flush=True)
+            ratios.append(ratio)
     print(f"\ngeometric mean {statistics.geometric_mean(ratios):.2f}")
-    peer.send(None)
-    process.join()
 
 
 if __name__ == "__main__":
