@@ -14,7 +14,7 @@ import numpy as np
 
 from ..ir.declaration import newest_declaration
 from . import onednn as dnn
-from .lowering import dense_desc, desc, ordered
+from .lowering import dense_desc, desc, ordered, remark
 from .onednn import Attributes, MemoryDesc, Primitive
 from .table import Follower, Site
 from .values import ANY, FINITE, INFINITE, NAN, Value, strides_of, sum_finiteness
@@ -351,7 +351,7 @@ def create(
             return build(one.attributes), one
         except dnn.Unimplemented as error:
             refusal = error
-            site.notes.extend([str(error)] if isinstance(error, dnn.NotTrusted) else [])
+            remark(site, error)
     assert refusal is not None
     raise refusal
 

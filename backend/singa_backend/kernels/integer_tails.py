@@ -20,7 +20,7 @@ import numpy as np
 from ..dtypes import numpy_dtype
 from . import onednn as dnn
 from .epilogue import Epilogue, dense_layout, is_modern
-from .lowering import F32, copy, dense_desc, derived
+from .lowering import F32, copy, dense_desc, derived, remark
 from .onednn import Attributes, MemoryDesc, Primitive
 from .table import Follower, Site
 from .values import FINITE, Value, strides_of
@@ -285,7 +285,7 @@ def create(site: Site, start: Callable[[], Tail], build: Callable[[Tail], Primit
             except dnn.Unimplemented as error:
                 if not count:
                     raise
-                site.notes.extend([str(error)] if isinstance(error, dnn.NotTrusted) else [])
+                remark(site, error)
         limit = count - 1
 
 

@@ -145,6 +145,12 @@ def moves_of(runs: Iterable[int], steps: Mapping[int, int]) -> list[dict[int, in
     return [{arg: run * step for arg, step in steps.items()} for run in runs]
 
 
+def remark(site: Site, refusal: dnn.Unimplemented) -> None:
+    """Note for reports that other code is used, if the refused one is not trusted."""
+    if isinstance(refusal, dnn.NotTrusted):
+        site.notes.append(str(refusal))
+
+
 def copy(site: Site, x: Value, y: Value) -> None:
     """Add the step that copies x to y, of the same shape and dtype and another memory order."""
     forward = all(d == 1 or s > 0 for v in (x, y) for d, s in zip(v.shape, v.strides, strict=True))
