@@ -54,8 +54,6 @@ def serve() -> Callable[[tuple[str, str]], tuple[str, bytes]]:
             kind = "memory"
         except RecursionError:
             kind = "nesting"
-        except TemplateRefused as error:
-            content = _shown(error)
         except Exception as error:  # any kind: a template is a program
             content = _shown(error)
         finally:

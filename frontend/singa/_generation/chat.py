@@ -51,9 +51,7 @@ class ChatTemplate:
         config = folder / "tokenizer_config.json"
         section = read_document(config, FOLDER) if os.path.isfile(config) else Document({}, str(config), FOLDER)
         text = _text(folder, section)
-        self._tokens = {
-            n: t for n in ("bos_token", "eos_token", "pad_token", "unk_token") if (t := _token(section, n)) is not None
-        }
+        self._tokens = {n: t for n in _SPECIAL if (t := _token(section, n)) is not None}
         self._text = text
         self._lock = threading.Lock()
         self._child = Child(_template_child.serve, alone=True)
