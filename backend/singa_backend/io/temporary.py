@@ -19,6 +19,7 @@ from typing import Any
 
 from ..errors import SonnxError
 from .documents import parse_document
+from .places import NO_LINK
 
 try:
     import fcntl
@@ -31,8 +32,6 @@ PREFIX = ".sonnx-"
 _LOCK = "lock"
 NEW = "new"
 """The folder, in a temporary folder, of the files that a commit moves."""
-
-_NO_LINK = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
 
 
 def _name(half: str) -> str:
@@ -73,7 +72,7 @@ def _lock(top: Path, *, new: bool) -> int | None:
 
     new: create it; a file system without locks then counts as locked.
     """
-    flags = os.O_RDWR | _NO_LINK | (os.O_CREAT | os.O_EXCL if new else 0)
+    flags = os.O_RDWR | NO_LINK | (os.O_CREAT | os.O_EXCL if new else 0)
     try:
         handle = os.open(top / _LOCK, flags, 0o600)
     except FileNotFoundError:
