@@ -27,7 +27,7 @@ def axes_of(axes: Sequence[int], rank: int) -> tuple[int, ...]:
     return out
 
 
-def saturated(xp: Any, x: Any, low: int, high: int) -> Any:
+def clamped(xp: Any, x: Any, low: int, high: int) -> Any:
     """Return `x` with numbers outside of [low, high] replaced by the nearest bound, and NaN by the lower one."""
     return xp.fmin(xp.fmax(x, x.dtype.type(low)), x.dtype.type(high))
 

@@ -17,7 +17,7 @@ from ..ir.declaration import Ints, Version, WorkShape, operator
 from ..ir.shapes import KnownShapes, Shape
 from ..ir.windows import SAME, Windows, per_axis, transposed, windows
 from ._api import Array
-from ._common import saturated
+from ._common import clamped
 from ._flops import size, window
 from ._shapes import convolved, windowed
 from ._windows import before, cells, extent, framed, frames, places, spatial, unframed
@@ -260,7 +260,7 @@ def qlinear_conv(
     y = y.astype(np.float32) * per_channel(x_scale * w_scale / y_scale, m, x.ndim, "scale of w", scalar=True)
     y = xp.rint(y) + per_channel(y_zero_point, 1, 2, "zero point of y", scalar=True)
     bounds = np.iinfo(y_zero_point.dtype)
-    return saturated(xp, y, bounds.min, bounds.max).astype(y_zero_point.dtype)
+    return clamped(xp, y, bounds.min, bounds.max).astype(y_zero_point.dtype)
 
 
 qlinear_conv.flops(window(3))

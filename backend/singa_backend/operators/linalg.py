@@ -16,7 +16,7 @@ from ..interpreters.base import Op, V
 from ..ir.declaration import WorkShape, operator
 from ..ir.shapes import KnownShapes, Shape
 from ._api import Array
-from ._common import length, saturated
+from ._common import clamped, length
 from ._flops import product
 from ._shapes import multiplied
 
@@ -288,7 +288,7 @@ def _quantized(xp: Xp, y: Array, zero: Array) -> Array:
         top = float(dtypes.float_info(dtype).max)
         return xp.clip(y.astype(np.float32) + zero.astype(np.float32), -top, top).astype(dtype)
     bounds = np.iinfo(dtype)
-    return xp.cast(saturated(xp, xp.rint(y) + zero.astype(np.float64), bounds.min, bounds.max), dtype)
+    return xp.cast(clamped(xp, xp.rint(y) + zero.astype(np.float64), bounds.min, bounds.max), dtype)
 
 
 # --- Einsum, Det

@@ -13,7 +13,7 @@ from ..errors import OperatorError
 from ..interpreters.base import Op, V
 from ..ir.declaration import Version, operator
 from ._api import Array
-from ._common import axis_of, saturated
+from ._common import axis_of, clamped
 from ._shapes import same_shape
 from .cast import limits, to_float8, to_tiny_float
 
@@ -100,7 +100,7 @@ def quantize_linear(
     zero = None if y_zero_point is None else _fit(xp, "y_zero_point", y_zero_point, x.shape, axis, block_size).astype(q.dtype)
     if target in _NARROW_INTS:
         q = xp.rint(q) if zero is None else xp.rint(q) + zero
-        q = saturated(xp, q, *limits(target))
+        q = clamped(xp, q, *limits(target))
         return q.astype(np.int32).astype(target) if target in dtypes.SUB_BYTE_INTS else q.astype(target)
     if zero is not None:
         q = q + zero

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from .._common import saturated
+from .._common import clamped
 from ._api import Array, Op, V, Xp
 from ._attention import op_range, op_size, wrong
 
@@ -126,7 +126,7 @@ def _op_taken(op: Op, x: V, index: V, inside: V) -> V:
 def quantized(xp: Xp, x: Array, scale: Array, bits: int) -> Array:
     """Return x / scale rounded to int8, or to pairs of 4 bits: the even features in the low ones, and 8 added."""
     half = 2 ** (bits - 1)
-    whole = saturated(xp, xp.rint(x / scale), -half, half - 1)
+    whole = clamped(xp, xp.rint(x / scale), -half, half - 1)
     if bits == 8:
         return whole.astype(np.int8)
     nibbles = (whole + half).astype(np.uint8)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ...errors import OperatorError
-from .._common import saturated
+from .._common import clamped
 from ._api import Array, Op, V, Xp
 
 
@@ -33,7 +33,7 @@ def rounded(xp: Xp, y: Array, scale: Array, zero: Array | None, dtype: np.dtype[
     if zero is not None:
         q = q + one("the zero point", zero).astype(np.float64)
     bounds = np.iinfo(dtype)
-    return saturated(xp, q, bounds.min, bounds.max).astype(dtype)
+    return clamped(xp, q, bounds.min, bounds.max).astype(dtype)
 
 
 def real_body(op: Op, x: V, scale: V, zero: V) -> V:

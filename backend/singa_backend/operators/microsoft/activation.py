@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ...errors import OperatorError
-from .._common import axis_of, saturated
+from .._common import axis_of, clamped
 from .._shapes import multiplied
 from ..activation import gelu, sigmoid, softmax
 from ..normalization import layer_normalization
@@ -148,7 +148,7 @@ def _one(scale: Array, name: str) -> Array:
 
 def _rounded(xp: Xp, y: Array, scale: Array) -> Array:
     """Return y / scale as int8, rounded half to even and saturated."""
-    quantized: Array = saturated(xp, xp.rint(y / scale), -128, 127).astype(np.int8)
+    quantized: Array = clamped(xp, xp.rint(y / scale), -128, 127).astype(np.int8)
     return quantized
 
 
