@@ -24,12 +24,12 @@ def _full(shape: Any, fill_value: Any, dtype: Any = None, **_: Any) -> ResultSiz
     return _of_shape(shape, getattr(fill_value, "dtype", float) if dtype is None else dtype)
 
 
-def _arange(start: Any, stop: Any = None, step: Any = 1, dtype: Any = None) -> ResultSize:
+def _arange(start: Any, stop: Any = None, step: Any = 1, dtype: Any = None, **_: Any) -> ResultSize:
     first, last = (0, start) if stop is None else (start, stop)
     return (max(0, math.ceil((last - first) / step)),), 8 if dtype is None else np.dtype(dtype).itemsize
 
 
-def _broadcast_to(x: Any, shape: Any) -> ResultSize:
+def _broadcast_to(x: Any, shape: Any, *_: Any, **__: Any) -> ResultSize:
     return _of_shape(shape, x.dtype)
 
 
@@ -41,8 +41,8 @@ def _repeat(x: Any, repeats: Any, axis: int | None = None) -> ResultSize:
     return (x.size, repeats if isinstance(repeats, int) else int(np.sum(repeats))), x.dtype.itemsize
 
 
-def _tile(x: Any, reps: Sequence[int]) -> ResultSize:
-    return (x.size, *reps), x.dtype.itemsize
+def _tile(x: Any, reps: int | Sequence[int]) -> ResultSize:
+    return (x.size, *([reps] if isinstance(reps, int) else reps)), x.dtype.itemsize
 
 
 def _take(x: Any, indices: Any, axis: int | None = None, **_: Any) -> ResultSize:
@@ -64,6 +64,8 @@ def _matmul(a: Any, b: Any, out: Any = None) -> ResultSize:
 
 
 def _where(condition: Any, x: Any = None, y: Any = None) -> ResultSize:
+    if x is None and y is None:
+        return _nonzero(condition)
     arrays = [v for v in (condition, x, y) if getattr(v, "size", 1) > 1]
     if len(arrays) < 2:
         return (), 0
@@ -78,7 +80,7 @@ def _eye(n: int, m: int | None = None, *_: Any, **__: Any) -> ResultSize:
     return (n, n if m is None else m), 8
 
 
-def _bincount(x: Any, weights: Any = None, minlength: int = 0) -> ResultSize:
+def _bincount(x: Any, weights: Any = None, minlength: int = 0) -> ResultSize:  # callers give numbers below minlength
     return (minlength,), 8
 
 
@@ -88,8 +90,9 @@ def _nonzero(x: Any) -> ResultSize:
     return (x.ndim, x.size if fits else int(getattr(x, "_a", x).astype(bool).sum())), 8
 
 
-def _pad(x: Any, pad_width: Sequence[tuple[int, int]], **_: Any) -> ResultSize:
-    return tuple(n + a + b for n, (a, b) in zip(x.shape, pad_width, strict=True)), x.dtype.itemsize
+def _pad(x: Any, pad_width: Any, *_: Any, **__: Any) -> ResultSize:
+    before_and_after = np.broadcast_to(np.asarray(pad_width), (x.ndim, 2)).tolist()
+    return tuple(n + a + b for n, (a, b) in zip(x.shape, before_and_after, strict=True)), x.dtype.itemsize
 
 
 def _meshgrid(*xs: Any, **_: Any) -> ResultSize:

@@ -240,24 +240,17 @@ def qlinear_reduce_mean(
     axes: Ints,
     keepdims: int,
 ) -> Array:
-    """Compute the mean of reals over some axes."""
+    """Compute the mean of reals over some axes; that of no reals is NaN, which becomes the lowest integer."""
     along = axes_of(axes, data.ndim)
     total = real(data, data_scale, data_zero).sum(axis=along, keepdims=bool(keepdims))
-    return rounded(xp, total / max(1, count(data.shape, along)), reduced_scale, reduced_zero, data.dtype)
-
-
-def _mean_body(op: Op, x: V, axes: list[int], keepdims: int) -> V:
-    """Write the mean over some axes; that of no elements is 0."""
-    sizes = op.shape(x)
-    empty = sizes is not None and 0 in (sizes[a] for a in axes if -len(sizes) <= a < len(sizes))
-    return op.ReduceSum(x, axes, keepdims=keepdims) if empty else op.ReduceMean(x, axes, keepdims=keepdims)
+    return rounded(xp, total / np.float64(count(data.shape, along)), reduced_scale, reduced_zero, data.dtype)
 
 
 @qlinear_reduce_mean.decomposition
 def qlinear_reduce_mean_body(
     op: Op, data: V, data_scale: V, data_zero: V, reduced_scale: V, reduced_zero: V, axes: Ints, keepdims: int
 ) -> V:
-    mean = _mean_body(op, real_body(op, data, data_scale, data_zero), list(axes), keepdims)
+    mean = op.ReduceMean(real_body(op, data, data_scale, data_zero), list(axes), keepdims=keepdims)
     return rounded_body(op, mean, reduced_scale, reduced_zero, op.dtype(data))
 
 
@@ -282,17 +275,17 @@ def reduce_sum_integer_body(op: Op, data: V, axes: Ints, keepdims: int) -> V:
 def qlinear_global_average_pool(
     xp: Xp, x: Array, x_scale: Array, x_zero: Array, y_scale: Array, y_zero: Array, *, channels_last: int = 0
 ) -> Array:
-    """Compute the mean of reals over the spatial axes."""
+    """Compute the mean of reals over the spatial axes; that of no reals is NaN, which becomes the lowest integer."""
     axes = tuple(range(1, checked_rank(x.ndim) - 1)) if channels_last else tuple(range(2, checked_rank(x.ndim)))
     total = real(x, x_scale, x_zero).sum(axis=axes, keepdims=True)
-    return rounded(xp, total / max(1, count(x.shape, axes)), y_scale, y_zero, x.dtype)
+    return rounded(xp, total / np.float64(count(x.shape, axes)), y_scale, y_zero, x.dtype)
 
 
 @qlinear_global_average_pool.decomposition
 def qlinear_global_average_pool_body(op: Op, x: V, x_scale: V, x_zero: V, y_scale: V, y_zero: V, channels_last: int) -> V:
     rank = op.rank(x)
     axes = list(range(1, rank - 1) if channels_last else range(2, rank))
-    return rounded_body(op, _mean_body(op, real_body(op, x, x_scale, x_zero), axes, 1), y_scale, y_zero, op.dtype(x))
+    return rounded_body(op, op.ReduceMean(real_body(op, x, x_scale, x_zero), axes, keepdims=1), y_scale, y_zero, op.dtype(x))
 
 
 @qlinear_global_average_pool.shapes
@@ -323,7 +316,7 @@ def qlinear_average_pool(
 ) -> Array:
     """Compute the mean of reals in each window, as AveragePool does; with count_include_pad, of all cells of the kernel.
 
-    AveragePool does not count cells beyond the padding, which ceil_mode reaches.
+    AveragePool does not count cells beyond the padding, which ceil_mode and large kernels reach.
     """
     rank = checked_rank(x.ndim)
     v = real(x, x_scale, x_zero)
@@ -354,9 +347,8 @@ def qlinear_average_pool_body(
     v = real_body(op, x, x_scale, x_zero)
     v = op.Transpose(v, perm=spatial_first(rank)) if channels_last else v
     window = {"kernel_shape": kernel_shape, "auto_pad": auto_pad, "ceil_mode": ceil_mode, "pads": pads, "strides": strides}
-    beyond = bool(count_include_pad and ceil_mode)
-    y = op.call("AveragePool", [v], {**window, "count_include_pad": count_include_pad and not beyond}, 1)[0]
-    if beyond:
+    y = op.call("AveragePool", [v], window, 1)[0]
+    if count_include_pad:
         ones = op.Expand(op.constant(1, np.float32), op.Shape(v))
         y = op.Div(op.Mul(y, op.call("LpPool", [ones], {**window, "p": 1}, 1)[0]), float(math.prod(kernel_shape)))
     y = op.Transpose(y, perm=spatial_last(rank)) if channels_last else y
