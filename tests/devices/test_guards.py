@@ -14,7 +14,8 @@ X = np.arange(6.0, dtype=np.float32).reshape(2, 3)
 
 FORMS: list[tuple[Any, ...]] = [
     ("zeros", 3), ("zeros", (2, 3), np.int8), ("ones", [2, 3]), ("empty", (2,), np.float16), ("full", (2, 3), 7),
-    ("full", 4, np.float32(1)), ("arange", 5), ("arange", 1, 2, 0.25), ("arange", 5, 0, -2, np.int8), ("broadcast_to", X, (4, 2, 3)),
+    ("full", 4, np.float32(1)), ("arange", 5), ("arange", 1, 2, 0.25), ("arange", 5, 0, -2, np.int8),
+    ("broadcast_to", X, (4, 2, 3)),
     ("concatenate", [X, X], 1), ("stack", [X, X]), ("repeat", X, 2), ("repeat", X, [2, 0, 1], 1), ("tile", X, 2),
     ("tile", X, (2, 2)), ("take", X, [0, 1], 1), ("take", X, 2), ("take", X, np.zeros((4, 5), np.int64)), ("matmul", X, X.T),
     ("matmul", X, X[0]), ("matmul", np.ones((4, 1, 2, 3)), np.ones((5, 3, 2))), ("where", X > 1), ("where", X > 1, X, 0),
