@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from .. import limits
 from ..errors import OperatorError
 from ..ir.spans import ROUND, Kernel, Span, cubic, linear, scaled, sized, taps_of
 from . import onednn as dnn
@@ -96,6 +97,7 @@ def _resized(
     for span in active:
         shape[span.axis] = span.new
     site.require(x.size and all(shape), "a tensor is empty")
+    limits.admit(shape, x.dtype)  # before the coordinates, which are as many as the cells of an axis
     if not active:
         return x.view(x.shape, x.strides)
     places = [s.coordinates(coordinates) for s in active]

@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 from onnx import helper
-from tests.helpers.microsoft_nodes import check_gradients, feeds, lowered, ours, theirs, there
+from tests.helpers.microsoft_nodes import check_gradients, feeds, lowered, model, ours, theirs, there
 
+import singa_backend
 from singa_backend import OperatorError
 from singa_backend.comparison import tolerances
 from singa_backend.conform.fuzz import compare, generate
@@ -207,6 +208,31 @@ def test_cells_beyond_the_padding_count(oracle: Oracle) -> None:
         assert theirs(oracle, "QLinearAveragePool", inputs, **form | {"count_include_pad": count})[0].reshape(-1).tolist() == want
         (z,) = there(oracle, lowered("QLinearAveragePool", inputs, **form | {"count_include_pad": count}), feeds(inputs))
         assert z.reshape(-1).tolist() == want
+
+
+def plans_and_definitions(name: str, inputs: list[Any], **attributes: Any) -> list[np.ndarray]:
+    """The results of the definition, of the plan's first run, and of its next ones."""
+    made = model(name, inputs, **attributes)
+    runs = [singa_backend.prepare(made, optimize=level) for level in (0, 2)]
+    return [rep.run(feeds(inputs))[0] for rep in runs for _ in range(3)]
+
+
+def test_a_kernel_beyond_the_padded_input_counts_all_its_cells() -> None:
+    """ceil_mode is not the only way: SAME or VALID windows of a short axis, and pads of less than the kernel."""
+    x = RNG.integers(-99, 99, (1, 3, 2)).astype(np.int8)
+    inputs = [x, F(1), np.int8(0), F(1), np.int8(0)]
+    for attributes in ({"auto_pad": "VALID"}, {"auto_pad": "SAME_UPPER"}, {"pads": [0, 1]}):
+        where = {"kernel_shape": [3], "strides": [2], "count_include_pad": 1, **attributes}
+        for result in plans_and_definitions("QLinearAveragePool", inputs, **where):
+            assert np.array_equal(result[..., :1], np.rint(x.sum(-1, keepdims=True) / 3)), attributes
+
+
+def test_the_mean_of_nothing_is_the_lowest_integer() -> None:
+    """The mean of no reals is NaN, which QuantizeLinear rounds to its lowest integer."""
+    x, rest = np.zeros((2, 1, 0), np.int8), [F(0.5), np.int8(3), F(0.25), np.int8(-25)]
+    for name, attributes in (("QLinearGlobalAveragePool", {}), ("QLinearReduceMean", {"axes": [2], "keepdims": 1})):
+        for result in plans_and_definitions(name, [x, *rest], **attributes):
+            assert result.tolist() == [[[-128]], [[-128]]], name
 
 
 @pytest.mark.parametrize(
