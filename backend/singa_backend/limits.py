@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cache, wraps
 from pathlib import Path
 from typing import Any, ParamSpec, Protocol, TypeVar
@@ -250,6 +250,13 @@ class Budget:
         self.kept = 0
         self.nodes = 0
         self.exchanges = Exchanges()
+
+    def part(self, **limits: int) -> Budget:
+        """A budget for a part of the call: these limits where they are lower, and the deadline and the flag of the call."""
+        lower = {name: min(limit, getattr(self.limits, name)) for name, limit in limits.items()}
+        budget = Budget(replace(self.limits, live_bytes=self.live_bytes, **lower), self.cancel)
+        budget.end = self.end
+        return budget
 
     def begin(self, resident: int, *roots: Any) -> None:
         """Begin a run with these containers, which hold `resident` bytes."""

@@ -307,3 +307,13 @@ def test_operators_that_are_called_directly_have_the_default_limits() -> None:
         declarations["", "Tile"][13](xp, ONE, (1 << 40,))
     with pytest.raises(OperatorError):
         declarations["", "Tile"][13](xp, ONE, (-1,))
+
+
+def test_a_part_of_a_call_has_lower_limits_and_the_end_and_flag_of_the_call() -> None:
+    flag = threading.Event()
+    call = limits.Budget(Limits(nodes=100, deadline=60), flag, 12 * MIB)
+    part = call.part(nodes=7, tensor_bytes=1 << 60)
+    assert (part.limits.nodes, part.tensor_bytes, part.live_bytes, part.end) == (7, call.tensor_bytes, 9 * MIB, call.end)
+    flag.set()
+    with pytest.raises(ResourceExhausted, match="cancelled"):
+        part.watch()

@@ -159,9 +159,7 @@ def with_head(model: ModelProto, adapter: Adapter, folder: Path | None) -> Model
 
 def within_values(shapes: Iterable[Sequence[int]]) -> AbstractContextManager[Budget]:
     """A context in which a tensor is at most as large as the largest of these shapes, in float64."""
-    budget = current()
-    most = max((math.prod(s) for s in shapes), default=0) * 8
-    return spend(Budget(replace(budget.limits, tensor_bytes=max(1, min(most, budget.tensor_bytes))), budget.cancel))
+    return spend(current().part(tensor_bytes=max([1, *(8 * math.prod(s) for s in shapes)])))
 
 
 def origin_change(weight: Weight, change: LowRank) -> np.ndarray:

@@ -7,7 +7,7 @@ ONNX's operators then apply; an operator that has a kernel keeps its call.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -114,9 +114,9 @@ class Bodies:
 
 def _body(node: Node, given: Sequence[Given | None]) -> Graph | None:
     """The decomposition of a call as a graph with its inputs and outputs; None if it does not apply."""
-    operator, bounds = node.operator, limits.current().limits
+    operator = node.operator
     assert operator is not None
-    with limits.spend(limits.Budget(replace(bounds, nodes=min(bounds.nodes, NODES)))):
+    with limits.spend(limits.current().part(nodes=NODES)):
         builder = GraphBuilder(newest(""))
     inputs: list[Any] = []
     for i, g in enumerate(given):
