@@ -24,6 +24,7 @@ import onnx
 import pytest
 from click.testing import CliRunner
 from onnx import ModelProto, TensorProto, helper, numpy_helper, parser
+from tests.helpers import bounded
 from tests.helpers.paths import TESTS
 
 from singa import autograd, codegen, device, opt, sonnx
@@ -346,6 +347,20 @@ def test_identifiers() -> None:
     found = [names.new(w) for w in wishes]
     assert found[:9] == ["a_b", "a_b_2", "a_b_3", "blocks_0_conv", "taken_2", "if_2", "len_2", "value_3d", "value"]
     assert found[9].endswith("part18_part19") and len(found[9]) <= 48
+
+
+LONG = ("a_" * 45_000, "a/" * 45_000, "/" * 90_000, "._" * 45_000 + "z", "\u4e2d" * 90_000)
+
+
+def identifier(name: str) -> None:
+    assert 1 <= len(Identifiers(set()).new(name)) <= 48
+
+
+@pytest.mark.skipif(not bounded.available, reason="the system does not show the memory of a process")
+def test_the_end_of_a_long_name_is_its_identifier() -> None:
+    """The work does not grow with the square of the length: 90,000 characters took minutes."""
+    for name, answer in zip(LONG, bounded.calls(identifier, LONG), strict=True):
+        assert not answer["code"] and answer["seconds"] < 1, (name[:4], answer)
 
 
 @pytest.mark.parametrize("text", ["plain", 'a "b"', "it's", "\\", "\n\0", "é漢", "'\""])

@@ -8,7 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from onnx import numpy_helper
+from onnx import TensorProto, helper, numpy_helper
+
+from singa_backend import OperatorError, SingaBackend
 
 F = np.float32
 NAN = float("nan")
@@ -224,3 +226,15 @@ def test_tree_ensemble(check: Any, dtype: Any) -> None:
 ])  # fmt: skip
 def test_broken_ensembles(fails: Any, change: dict[str, Any], match: str) -> None:
     fails("TreeEnsemble", [np.zeros((1, 2), F)], match, **ensemble(F, **change))
+
+
+@pytest.mark.parametrize("device", ["CPU", "STRICT"])
+def test_an_ensemble_without_trees_is_refused(device: str) -> None:
+    attributes = {k: v for k, v in ensemble(F).items() if k not in ("opset", "domain")}
+    node = helper.make_node("TreeEnsemble", ["x"], ["y"], domain="ai.onnx.ml", **attributes)
+    del next(a for a in node.attribute if a.name == "tree_roots").ints[:]
+    values = [helper.make_tensor_value_info(n, TensorProto.FLOAT, [1, 2]) for n in "xy"]
+    graph = helper.make_graph([node], "g", values[:1], values[1:])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("ai.onnx.ml", 5)], ir_version=10)
+    with pytest.raises(OperatorError, match=r"tree_roots must have nodes in .* got none"):
+        SingaBackend.prepare(model, device).run([np.zeros((1, 2), F)])

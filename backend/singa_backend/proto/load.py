@@ -63,7 +63,7 @@ def open_light(model: ModelSource, *, small: int = SMALL) -> tuple[ModelProto, P
     """
     if not isinstance(model, (str, os.PathLike)):
         return load_model(model)
-    path = Path(model).resolve()
+    path = Path(os.path.realpath(model))
     try:
         status = path.stat()
     except OSError:

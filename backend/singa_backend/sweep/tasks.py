@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 import warnings
 from collections.abc import Callable
@@ -60,7 +61,7 @@ def serve(task: str, settings: SweepSettings | None) -> Callable[[Any], Answer]:
         except Exception as error:
             made |= _failure("error", error)
         if settings is not None:  # the result is that of every file of this content
-            for place in (str(Path(request).resolve()), str(request)):
+            for place in (os.path.realpath(request), str(request)):
                 made["reason"] = made["reason"].replace(place, Path(request).name)
         made["reason"] = made["reason"][:LONGEST]
         return made | {"seconds": round(time.perf_counter() - start, 3)}

@@ -197,7 +197,7 @@ def _path(name: Document, folder: Path) -> Path:
     if not parts or text.startswith("/") or ".." in parts or {"\\", ":", "\0"} & set(text):
         raise name.wrong("a path within the folder")
     found = folder.joinpath(*parts)
-    if not found.parent.resolve().is_relative_to(folder.resolve()):  # a folder in it may be a link
+    if not Path(os.path.realpath(found.parent)).is_relative_to(os.path.realpath(folder)):  # a folder in it may be a link
         raise name.wrong("a path within the folder")
     return found
 

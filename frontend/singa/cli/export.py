@@ -110,7 +110,7 @@ def _program(place: str) -> Any:
             raise InvalidInput(
                 f"there is no module {place!r}: {error}", code="SX361", hint="name a module or a file: net.py:Net"
             ) from None
-    path = Path(place).resolve()
+    path = Path(os.path.realpath(place))
     if not os.path.isfile(path):
         raise InvalidInput(f"there is no file {place!r}", code="SX361")
     spec = importlib.util.spec_from_file_location(f"sonnx_program_{path.stem}", path)

@@ -441,9 +441,9 @@ def _check_files(chosen: TrainOptions) -> None:
 
 def _check_distinct(others: Mapping[str, Path | None], written: Mapping[str, Path | None]) -> None:
     """Raise UsageError if a file that is written is another one of the command."""
-    known = {path.resolve(): name for name, path in others.items() if path}
+    known = {os.path.realpath(path): name for name, path in others.items() if path}
     for flag, path in written.items():
-        if path and is_regular(path) and (other := known.setdefault(path.resolve(), flag)) != flag:
+        if path and is_regular(path) and (other := known.setdefault(os.path.realpath(path), flag)) != flag:
             raise click.UsageError(f"{flag} must differ from {other}, got {path}")
 
 
