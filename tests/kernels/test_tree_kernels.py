@@ -18,9 +18,9 @@ from singa_backend.kernels.forests import Forest
 
 def agree(proto: ModelProto, x: np.ndarray, kernel: bool = True) -> None:
     """The plans of several batches return what the definition returns; `kernel`: whether no definition may compute."""
-    rep = SingaBackend.prepare(proto)
+    rep, definition = SingaBackend.prepare(proto), SingaBackend.prepare(proto, optimize=0)
     for batch in (x, x[:1], x[-1:], x[len(x) // 2 :][:1], x[: len(x) // 2 + 1], x[:2], x):
-        expected = SingaBackend.run_model(proto, {"x": batch}, optimize=0)
+        expected = definition.run({"x": batch})
         for _ in range(2):
             found = rep.run({"x": batch})
             for a, b in zip(found, expected, strict=True):
