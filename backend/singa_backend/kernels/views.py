@@ -33,12 +33,10 @@ def reshaped(x: Value, shape: Sequence[int]) -> Value | None:
     """A view of other shape; None if a copy is needed."""
     if math.prod(shape) != x.size or not x.size:
         return None
-    array = x.array.view()
     try:
-        array.shape = tuple(shape)
-    except AttributeError:
+        return x.like(x.array.reshape(tuple(shape), copy=False))
+    except ValueError:
         return None
-    return x.like(array)
 
 
 def copied(site: Site, x: Value, shape: Sequence[int]) -> Value:
