@@ -150,7 +150,7 @@ def test_a_target_that_is_out_of_range(name: str, bad: int) -> None:
 
 @pytest.mark.parametrize("name", [SOFTMAX, LIKELIHOOD])
 def test_a_mean_of_nothing(name: str) -> None:
-    """All targets are ignored, or the weights of those that occur are 0: the loss is NaN, as that of the definition."""
+    """All targets are ignored, or the weights of those that occur are 0: the loss is NaN, and its gradient 0 as PyTorch's."""
     arrays = [scores(6, 5), targets((6, 5)), np.abs(normal(5, seed=3))]
     plan, exact = both(loss(name, ignore_index=-1), arrays, [0])
     assert plan.joined == [name]
@@ -159,7 +159,7 @@ def test_a_mean_of_nothing(name: str) -> None:
             r.set([arrays[0], t, w])
         for got, wanted in zip(plan.run(), exact.run(), strict=True):
             same(got, wanted)
-        assert np.isnan(plan.run()[0])
+        assert np.isnan(plan.run()[0]) and not any(r.run()[1].any() for r in (plan, exact))
 
 
 @pytest.mark.parametrize("number", [np.nan, np.inf, -np.inf])

@@ -44,7 +44,7 @@ def negative_log_likelihood_loss_gradient(
 
 
 def _likelihood(op: Op, dy: V, x: V, target: V, weight: V, ignore_index: int | None, reduction: str) -> V:
-    """Return minus the weight of each target, at the position of its class."""
+    """Return minus the weight of each target, at the position of its class; a mean of nothing has the gradient 0."""
     index = target
     if ignore_index is not None:
         ignored = op.Equal(target, ignore_index)
@@ -53,7 +53,10 @@ def _likelihood(op: Op, dy: V, x: V, target: V, weight: V, ignore_index: int | N
     if ignore_index is not None:
         w = op.Where(ignored, 0, w)
     if reduction == "mean":
-        dy = op.Div(dy, op.ReduceSum(w, keepdims=0))
+        total = op.ReduceSum(w, keepdims=0)
+        if weight is not None or ignore_index is not None:
+            total = op.Where(op.Equal(total, 0), 1, total)
+        dy = op.Div(dy, total)
     values = op.Neg(op.Mul(w, dy))
     return op.ScatterElements(op.zeros_like(x), op.Unsqueeze(index, [1]), op.Unsqueeze(values, [1]), axis=1)
 
