@@ -172,14 +172,17 @@ def resumes(folder: Path, checkpoint: Path, *mode: str) -> None:
     assert target.read_bytes() == unbroken(folder, *mode)
 
 
+ALL = os.environ.get("SONNX_FAULTS") == "all"
+"""Whether every kill and way is tried (`tox -e faults`), or one of each kind."""
+
 KILLS = [
     ("save", "7", "sparseThreshold"), ("update", "30", "partialUpdate"),
     ("reduce", "40", "plain"), ("wait", "55", "sparseTopK"), ("gather", "9", "half"),
 ]  # fmt: skip
-"""Where a rank is killed: at which call of an operation.  With SONNX_FAULTS=all at each, otherwise at the first two."""
+"""Where a rank is killed: at which call of an operation."""
 
 
-@pytest.mark.parametrize(("point", "number", "mode"), KILLS if os.environ.get("SONNX_FAULTS") == "all" else KILLS[:2])
+@pytest.mark.parametrize(("point", "number", "mode"), KILLS if ALL else KILLS[:1])
 def test_a_rank_that_is_killed_leaves_a_checkpoint(point: str, number: str, mode: str, folder: Path, tmp_path: Path) -> None:
     checkpoint = tmp_path / "run.ckpt"
     tape = ["--no-graph"] * (point == "update")  # a graph does not call the optimizer
@@ -206,7 +209,7 @@ def epochs(epoch):
 """
 
 
-@pytest.mark.parametrize("batches", [False, True])
+@pytest.mark.parametrize("batches", [False, True] if ALL else [True])
 def test_all_options_continue_with_workers(batches: bool, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A rank is killed while it writes a checkpoint."""
     monkeypatch.chdir(tmp_path)
@@ -258,12 +261,8 @@ def workers_of(checkpoint: Path) -> list[int]:
     return found
 
 
-def moments() -> list[int]:
-    return list(range(20 if os.environ.get("SONNX_FAULTS") == "all" else 2))
-
-
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the processes are found in /proc")
-@pytest.mark.parametrize("seed", moments())
+@pytest.mark.parametrize("seed", range(20 if ALL else 1))
 def test_a_kill_at_a_random_moment(seed: int, folder: Path, tmp_path: Path) -> None:
     """At any moment: the command ends with a message, and the training continues to the bit."""
     rng = random.Random(seed)
