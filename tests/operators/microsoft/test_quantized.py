@@ -227,6 +227,13 @@ def test_a_kernel_beyond_the_padded_input_counts_all_its_cells() -> None:
             assert np.array_equal(result[..., :1], np.rint(x.sum(-1, keepdims=True) / 3)), attributes
 
 
+def test_a_window_of_padding_alone_is_0() -> None:
+    x = np.full((1, 1, 2), 9, np.int8)
+    where = {"kernel_shape": [2], "strides": [2], "pads": [2, 0], "count_include_pad": 1}
+    for result in plans_and_definitions("QLinearAveragePool", [x, F(1), np.int8(0), F(1), np.int8(5)], **where):
+        assert result.tolist() == [[[5, 14]]]
+
+
 def test_the_mean_of_nothing_is_the_lowest_integer() -> None:
     """The mean of no reals is NaN, which QuantizeLinear rounds to its lowest integer."""
     x, rest = np.zeros((2, 1, 0), np.int8), [F(0.5), np.int8(3), F(0.25), np.int8(-25)]

@@ -350,7 +350,9 @@ def qlinear_average_pool_body(
     y = op.call("AveragePool", [v], window, 1)[0]
     if count_include_pad:
         ones = op.Expand(op.constant(1, np.float32), op.Shape(v))
-        y = op.Div(op.Mul(y, op.call("LpPool", [ones], {**window, "p": 1}, 1)[0]), float(math.prod(kernel_shape)))
+        cells = op.call("LpPool", [ones], {**window, "p": 1}, 1)[0]
+        y = op.Where(op.Equal(cells, 0.0), 0.0, y)  # the mean of a window of padding alone is NaN
+        y = op.Div(op.Mul(y, cells), float(math.prod(kernel_shape)))
     y = op.Transpose(y, perm=spatial_last(rank)) if channels_last else y
     return rounded_body(op, y, y_scale, y_zero, op.dtype(x))
 
