@@ -6,6 +6,9 @@ import math
 import ml_dtypes
 import numpy as np
 import pytest
+from onnx import parser
+
+from singa_backend import OperatorError, SingaBackend
 
 NOTHING = np.zeros(0, np.float32)
 
@@ -195,3 +198,12 @@ def test_upsample(check, fails):
     fails("Upsample", [x, scales / 4], "scales must be at least 1", opset=9)
     fails("Upsample", [x[0]], "4 axes", opset=1, height_scale=2.0, width_scale=2.0)
     fails("Upsample", [x, scales], "cubic", opset=9, mode="cubic")
+
+
+def test_a_plan_refuses_the_axes_that_the_definition_refuses():
+    """Each axis, although there is a scale for each valid one."""
+    text = '<ir_version: 8, opset_import: ["": 18]> g (float[2, 4] x) => (float[m, n] y) <float[1] s = {2.0}> { y = Resize'
+    made = parser.parse_model(f"{text} <axes = [0, -32768]> (x, , s) }}")
+    for level in (0, 2):
+        with pytest.raises(OperatorError, match="axis must be in"):
+            SingaBackend.prepare(made, optimize=level).run([np.zeros((2, 4), np.float32)])

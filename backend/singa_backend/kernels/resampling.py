@@ -16,6 +16,7 @@ from .lowering import F32, channels_last, dense_desc, emit, pinned, require_plai
 from .onednn import MemoryDesc
 from .table import Site, kernel
 from .values import FINITE, Value, dense, last_order, strides_of
+from .views import axes_in
 
 NEAREST = (F32, np.dtype(np.int8), np.dtype(np.uint8))
 """The dtypes that oneDNN resamples."""
@@ -32,8 +33,8 @@ def resize(site: Site, x: Value, roi: Value | None = None, scales: Value | None 
     site.require(coordinates != "half_pixel_symmetric" or site.version >= 19, "not a mode of this version")
     site.require(a.get("nearest_mode", "floor") in ROUND and mode in ("nearest", "linear", "cubic"), "not a valid mode")
     axes = a.get("axes")
-    along = tuple(range(x.ndim)) if axes is None else tuple(v % x.ndim for v in axes if -x.ndim <= v < x.ndim)
-    site.require(along and len(set(along)) == len(along) == len(known[0] or known[1]), "not one value for each axis")
+    along = tuple(range(x.ndim)) if axes is None else axes_in(site, axes, x.ndim)
+    site.require(along and len(along) == len(known[0] or known[1]), "not one value for each axis")
     try:
         if known[0]:
             spans = [scaled(axis, x.shape[axis], scale) for axis, scale in zip(along, known[0], strict=True)]
