@@ -165,6 +165,9 @@ def test_a_cache_of_4_bits_has_the_even_features_in_the_low_ones(oracle: Oracle)
     mine = ours("GroupQueryAttention", args, CACHES, **attributes)
     assert mine[1][0, 0].tolist() == [[9 + 16 * 6, 15 + 16 * 0, *[8 + 16 * 8] * 6], [0] * 8]
     np.testing.assert_array_equal(mine[1], theirs(oracle, "GroupQueryAttention", args, CACHES, **attributes)[1])
+    for bits in (0, 3, -1, 2**32 + 1, 2**63 - 1):  # 2^(bits - 1) took memory and minutes
+        with pytest.raises(OperatorError, match=f"kv_cache_bit_width must be 4 or 8 for a quantized cache, got {bits}"):
+            ours("GroupQueryAttention", args, CACHES, **attributes | {"kv_cache_bit_width": bits})
 
 
 # --- Attention and MultiHeadAttention ---------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from singa_backend.conform.fuzz.recipes.microsoft.search import gpt2
 from singa_backend.ir.declaration import declarations
 from singa_backend.proto.schemas import MICROSOFT, load_domain, schemas
 
-VALUES = (1 << 12, 1 << 27, 1 << 28, (1 << 31) - 1, 1 << 62)
+VALUES = (1 << 12, 1 << 27, 1 << 28, (1 << 31) - 1, (1 << 32) + 1, 1 << 62)
 LIMITS: dict[str, Any] = {"tensor_bytes": 8 << 20, "live_bytes": 24 << 20, "iterations": 100_000, "executions": 1_000_000}
 MEBIBYTES, SECONDS = 64.0, 10.0
 

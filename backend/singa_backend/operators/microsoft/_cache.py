@@ -123,9 +123,16 @@ def _op_taken(op: Op, x: V, index: V, inside: V) -> V:
     return op.Where(op.Unsqueeze(inside, [1, 3]), op.Transpose(rows, perm=[0, 2, 1, 3]), op.constant(0, op.dtype(x)))
 
 
+def _half(bits: int) -> int:
+    """Return half the number of integers of a quantized cache."""
+    if bits not in (4, 8):
+        raise wrong(f"kv_cache_bit_width must be 4 or 8 for a quantized cache, got {bits}")
+    return 1 << (bits - 1)
+
+
 def quantized(xp: Xp, x: Array, scale: Array, bits: int) -> Array:
     """Return x / scale rounded to int8, or to pairs of 4 bits: the even features in the low ones, and 8 added."""
-    half = 2 ** (bits - 1)
+    half = _half(bits)
     whole = clamped(xp, xp.rint(x / scale), -half, half - 1)
     if bits == 8:
         return whole.astype(np.int8)
@@ -143,7 +150,7 @@ def restored(xp: Xp, x: Array, scale: Array, bits: int) -> Array:
 
 def op_quantized(op: Op, x: V, scale: V, bits: int) -> V:
     """As `quantized`, in ONNX's operators."""
-    half, scale = 2 ** (bits - 1), op.cast(scale, x)
+    half, scale = _half(bits), op.cast(scale, x)
     whole = op.Clip(op.Round(op.Div(x, scale)), -half, half - 1)
     if bits == 8:
         return op.Cast(whole, to=3)
