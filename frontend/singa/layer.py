@@ -403,7 +403,7 @@ class CrossEntropy(Layer):
 
 
 class BinaryCrossEntropy(Layer):
-    """Computes -sum(t * log(x + 1e-4) + (1 - t) * log(1.0001 - x)) / N."""
+    """Computes -sum(t * log(x) + (1 - t) * log(1 - x)) / N; the logarithms are finite at 0 and 1."""
 
     def forward(self, x: Tensor, t: Tensor) -> Tensor:
         """Compute the loss.

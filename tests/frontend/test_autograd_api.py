@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -136,8 +137,26 @@ def test_labels_that_cannot_be(labels: Any, code: str) -> None:
 
 def test_binary_cross_entropy() -> None:
     p, t = np.clip(sigmoid(SCORES), 0.1, 0.9), (SCORES > 0).astype(float)
-    want = -(t * np.log(p + 1e-4) + (1 - t) * np.log(1.0001 - p)).sum() / 4
+    want = -(t * np.log(p) + (1 - t) * np.log(1 - p)).sum() / 4
     np.testing.assert_allclose(autograd.binary_cross_entropy(leaf(p), Tensor(data=t)).data, [want])
+
+
+@pytest.mark.parametrize(("dtype", "most"), [(np.float64, 100), (np.float32, 80), (ml_dtypes.bfloat16, 80), (np.float16, 9)])
+def test_the_slope_of_a_binary_cross_entropy_is_that_of_its_logit(dtype: Any, most: int) -> None:
+    """sigmoid(z) - t, also where the prediction is wrong; 0 log 0 is 0, and probabilities of 0 and 1 are finite."""
+    for z in (-most, -most / 6, -3.0, 0.5):
+        x = leaf(np.array([[z]], dtype))
+        loss = autograd.binary_cross_entropy(autograd.sigmoid(x), Tensor(data=np.ones((1, 1), dtype)))
+        ((_, slope),) = autograd.backward(loss)
+        eps = float(ml_dtypes.finfo(dtype).eps)
+        np.testing.assert_allclose(np.float64(slope.data), sigmoid(np.array([[z]])) - 1, rtol=8 * eps)
+    for name in ("binary_cross_entropy", "cross_entropy"):
+        x = leaf(np.array([[0, 1, 0, 1]], dtype))
+        loss = getattr(autograd, name)(x, Tensor(data=np.array([[0, 1, 1, 0]], dtype)))
+        ((_, slope),) = autograd.backward(loss)
+        right = getattr(autograd, name)(leaf(np.array([[0, 1]], dtype)), Tensor(data=np.array([[0, 1]], dtype)))
+        assert np.isfinite(np.float64(loss.data)).all() and np.isfinite(np.float64(slope.data)[0, :2]).all()
+        assert right.data[0] == 0
 
 
 def test_dropout_in_inference_is_the_identity_and_its_seed_is_not_its_ratio() -> None:

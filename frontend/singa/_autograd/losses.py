@@ -133,7 +133,7 @@ def mse_loss(op: TensorOp, x: Any, *, t: Any) -> Tensor:
 def cross_entropy(op: TensorOp, x: Any, *, t: Any) -> Tensor:
     """The cross-entropy of probabilities: the mean over rows of -sum t log x.
 
-    Source: ONNX Log, Mul and ReduceSum.
+    Source: ONNX Max, Log, Mul and ReduceSum.  A probability below the smallest normal number of its dtype (1.2e-38) counts as it.
 
     Args:
         x: Tensor of probabilities of a float dtype, shape (N, ...).
@@ -146,14 +146,15 @@ def cross_entropy(op: TensorOp, x: Any, *, t: Any) -> Tensor:
         InvalidInput: The shapes of x and t differ (SX334).
     """
     _same_shape(op, x, t)
-    return _mean_over_rows(op, op.Neg(op.Mul(op.cast(t, x), op.Log(x))), x)
+    return _mean_over_rows(op, op.Neg(op.Mul(op.cast(t, x), _log(op, x, x))), x)
 
 
 @formula("BinaryCrossEntropy")
 def binary_cross_entropy(op: TensorOp, x: Any, *, t: Any) -> Tensor:
-    """The binary cross-entropy: the mean over rows of -sum [t log(x + 1e-4) + (1 - t) log(1.0001 - x)].
+    """The binary cross-entropy: the mean over rows of -sum [t log x + (1 - t) log(1 - x)].
 
-    Source: the formula of SINGA, in ONNX Log, Mul and ReduceSum; 1e-4 keeps the logarithms finite.
+    Source: ONNX Max, Log, Mul and ReduceSum.  A probability below the smallest normal number of its dtype (1.2e-38) counts
+    as it, which keeps the logarithms finite.  (SINGA adds 1e-4 to both: the gradient of a wrong prediction then vanishes.)
 
     Args:
         x: Tensor of probabilities of a float dtype, shape (N, ...).
@@ -167,7 +168,7 @@ def binary_cross_entropy(op: TensorOp, x: Any, *, t: Any) -> Tensor:
     """
     _same_shape(op, x, t)
     t = op.cast(t, x)
-    each = op.Add(op.Mul(t, op.Log(op.Add(x, 1e-4))), op.Mul(op.Sub(1, t), op.Log(op.Sub(1.0001, x))))
+    each = op.Add(op.Mul(t, _log(op, x, x)), op.Mul(op.Sub(1, t), _log(op, op.Sub(1, x), x)))
     return _mean_over_rows(op, op.Neg(each), x)
 
 
@@ -190,6 +191,12 @@ def ranking_loss(op: TensorOp, pos: Any, neg: Any, *, M: float = 0.2) -> Tensor:
     """
     _same_shape(op, pos, neg, "pos and neg")
     return op.Reshape(op.ReduceMean(op.Relu(op.Add(op.Sub(neg, pos), M)), keepdims=0), [1])
+
+
+def _log(op: TensorOp, p: Any, like: Any) -> Any:
+    """The logarithm of probabilities of the dtype of `like`, finite at 0."""
+    least = dtypes.float_info(op.dtype(like)).smallest_normal  # its reciprocal, a slope, is finite
+    return op.Log(op.Max(p, float(least)))
 
 
 def _mean_over_rows(op: TensorOp, each: Any, x: Any) -> Tensor:
