@@ -16,6 +16,7 @@ from singa_backend import dtypes
 from singa_backend.errors import InvalidInput, InvalidModel
 from singa_backend.io.files import new_folder, staged
 from singa_backend.io.places import free_name
+from singa_backend.limits import Limits
 from singa_backend.proto.load import load_model
 from singa_backend.proto.save import data_name, locations, locations_in_place, old_data, tensors
 from singa_backend.proto.save import save as write_model
@@ -108,6 +109,7 @@ __all__ = [
     "Int16",
     "Int32",
     "Int64",
+    "Limits",
     "OnnxAttributes",
     "OnnxNode",
     "Operator",
