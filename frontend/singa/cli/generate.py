@@ -68,7 +68,7 @@ _SEARCH = (
     click.option("--no-repeat-ngram", "no_repeat_ngram_size", type=_COUNT0, help="Never repeat so many tokens in a row."),
     click.option("--sequences", "num_return_sequences", type=click.IntRange(1, 4096), help="Texts for each prompt."),
     click.option("--beams", "num_beams", type=click.IntRange(1, 128), help="Follow so many sequences for each prompt."),
-    click.option("--length-penalty", type=FiniteNumber(0, 100), help="The larger, the longer the texts of a beam search."),
+    click.option("--length-penalty", type=FiniteNumber(-100, 100), help="The larger, the longer the texts of a beam search."),
     click.option("--stop", multiple=True, metavar="TEXT", help="End the text before this one (repeatable)."),
     click.option("--seed", type=SEED, help="The seed of the draws."),
 )

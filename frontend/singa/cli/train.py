@@ -104,7 +104,7 @@ class _Train(click.Command):
     default=SCHEDULES[0],
     show_default=True,
     type=click.Choice(SCHEDULES),
-    help="The learning rate after the warm-up; cosine falls to 0 at the last step of --epochs.",
+    help="The learning rate after the warm-up; cosine falls by half a cosine, to 0 after the last step.",
 )
 @click.option(
     "--warmup",
