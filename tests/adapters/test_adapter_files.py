@@ -325,6 +325,18 @@ def test_merge_refuses_before_it_writes(files: Path) -> None:
     np.testing.assert_allclose(ran(files, "n.onnx"), both, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize(("dtype", "factor"), [(np.float16, 300.0), (np.float32, 1e30), (np.float32, np.nan), (np.float32, np.inf)])
+def test_a_merged_weight_is_finite(dtype: Any, factor: float) -> None:
+    """The base is; a sum beyond the dtype, and factors that are not finite, are refused, and no file is written."""
+    text = '<ir_version: 8, opset_import: ["": 17]> g (float[N, 6] x) => (float[N, 8] y) { y = MatMul(x, w) }'
+    model = parser.parse_model(text.replace("float[", "float16[") if dtype == np.float16 else text)
+    model.graph.initializer.append(numpy_helper.from_array(np.ones((6, 8), dtype), "w"))
+    a, b = np.full((2, 6), factor, np.float32), np.full((8, 2), factor, np.float32)
+    with pytest.raises(InvalidInput, match="merged values must be finite, got 48 infinities or NaN of 48 in 'w'") as caught:
+        merge(model, Adapter({"w": LowRank(a, b, 1.0)}, {}, "", {}))
+    assert caught.value.code == "SX974"
+
+
 def test_the_table_of_an_adapter(files: Path) -> None:
     told = json.loads(invoke("adapter", files / "large.safetensors", "--json"))
     assert told["replaced"] == {"b": [3]} and told["base"] == base_digest(net())

@@ -107,7 +107,8 @@ def merge(model: ModelProto, adapter: Adapter, *, folder: Path | None = None, an
         The new model.
 
     Raises:
-        InvalidInput: the adapter does not fit the model (SX971), or changes a quantized weight (SX974).
+        InvalidInput: the adapter does not fit the model (SX971), changes a quantized weight, or makes a weight that is not finite
+            (SX974).
         InvalidModel: the model cannot be edited.
     """
     made = with_head(model, adapter, folder)
@@ -135,7 +136,14 @@ def merge(model: ModelProto, adapter: Adapter, *, folder: Path | None = None, an
     for name, change in adapter.changes.items():
         origin = found[name].main.origin
         now = tensor_data.tensor(origin.tensor, folder)
-        new = (now.astype(np.float64) + origin_change(found[name], change)).astype(now.dtype)
+        with np.errstate(over="ignore"):
+            new = (now.astype(np.float64) + origin_change(found[name], change)).astype(now.dtype)
+        if wrong := int((np.isfinite(now) & ~np.isfinite(new)).sum()):
+            raise InvalidInput(
+                f"merged values must be finite, got {wrong} infinities or NaN of {new.size} in {name!r}, of {dtypes.onnx_name(now.dtype)}",
+                code="SX974",
+                hint="the factors or the scale of the adapter are too large, or not finite; `sonnx adapter` shows them",
+            )
         origin.tensor.CopyFrom(numpy_helper.from_array(new, origin.tensor.name))
     return made
 
