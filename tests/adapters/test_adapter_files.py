@@ -325,7 +325,9 @@ def test_merge_refuses_before_it_writes(files: Path) -> None:
     np.testing.assert_allclose(ran(files, "n.onnx"), both, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize(("dtype", "factor"), [(np.float16, 300.0), (np.float32, 1e30), (np.float32, np.nan), (np.float32, np.inf)])
+@pytest.mark.parametrize(
+    ("dtype", "factor"), [(np.float16, 300.0), (np.float32, 1e30), (np.float32, np.nan), (np.float32, np.inf)]
+)
 def test_a_merged_weight_is_finite(dtype: Any, factor: float) -> None:
     """The base is; a sum beyond the dtype, and factors that are not finite, are refused, and no file is written."""
     text = '<ir_version: 8, opset_import: ["": 17]> g (float[N, 6] x) => (float[N, 8] y) { y = MatMul(x, w) }'

@@ -139,10 +139,11 @@ def merge(model: ModelProto, adapter: Adapter, *, folder: Path | None = None, an
         with np.errstate(over="ignore"):
             new = (now.astype(np.float64) + origin_change(found[name], change)).astype(now.dtype)
         if wrong := int((np.isfinite(now) & ~np.isfinite(new)).sum()):
+            dtype = dtypes.onnx_name(now.dtype)
             raise InvalidInput(
-                f"merged values must be finite, got {wrong} infinities or NaN of {new.size} in {name!r}, of {dtypes.onnx_name(now.dtype)}",
+                f"merged values must be finite, got {wrong} infinities or NaN of {new.size} in {name!r}, of {dtype}",
                 code="SX974",
-                hint="the factors or the scale of the adapter are too large, or not finite; `sonnx adapter` shows them",
+                hint="the factors or the scale of the adapter are too large, or not finite: `sonnx adapter` shows them",
             )
         origin.tensor.CopyFrom(numpy_helper.from_array(new, origin.tensor.name))
     return made
