@@ -109,6 +109,19 @@ def test_an_observed_step_runs_by_the_definitions() -> None:
     assert session_of(made).reason is None
 
 
+def test_the_pairs_of_a_step_are_names_of_outputs() -> None:
+    """The model has parameters named like the outputs of a step."""
+    weights = "float[3] w = {1,2,3}, float[3] v = {4,5,6}, float[3] loss = {7,8,9}"
+    source = graph(f"g (float[2,3] x) => (float[2,3] y) <{weights}> {{ a = Mul(x, w) b = Mul(a, v) y = Mul(b, loss) }}")
+    source.graph.initializer[1].name = source.graph.node[1].input[1] = "next:w"
+    step = sonnx.to_training_onnx(source, optimizer=opt.SGD(lr=0.1))
+    pairs, outputs = sonnx.step_pairs(step), [o.name for o in step.graph.output]
+    assert {"w", "next:w", "loss"} <= pairs.keys() and sorted(pairs.values()) == sorted(outputs[1:])
+    made = SingaBackend.prepare(step).run({"x": X, "target": np.array([1, 2])})
+    for name in ("w", "next:w", "loss"):
+        assert made[pairs[name]].shape == (3,) and not np.array_equal(made[pairs[name]], SingaBackend.prepare(step).states[name])
+
+
 def test_a_file_of_a_training_step_runs_by_a_plan() -> None:
     source = graph("g (float[2,3] x) => (float[2,4] y) <float[3,4] w = {1,2,3,4, 5,6,7,8, 9,1,2,3}> { y = MatMul(x, w) }")
     step = sonnx.to_training_onnx(source, optimizer=opt.SGD(lr=0.1, momentum=0.9))
