@@ -665,3 +665,21 @@ def test_reduce_command(files: tuple[Path, Path], tmp_path: Path) -> None:
     assert found.exit_code == 0 and "the last failure printed: No [m]\n" in found.output
     found = sonnx("reduce", right, "--command", "exit 1", "--to", tmp_path / "r", "--json")
     assert found.exit_code == 0 and json.loads(found.stdout)["nodes"] == [5, 1]
+
+
+def test_empty_values_are_not_compared(tmp_path: Path) -> None:
+    """A wrong model agrees with any other on no rows: the verdict is that nothing was compared."""
+    text = "g (float[N,3] x) => (float[N,3] y) { h = NAME(x) y = Relu(h) }"
+    models = [build(text.replace("NAME", name)) for name in ("Neg", "Abs")]
+    for i, model in enumerate(models):
+        onnx.save(model, tmp_path / f"{i}.onnx")
+    np.savez(tmp_path / "none.npz", x=np.zeros((0, 3), np.float32))
+    found = debug.compare(models[0], {"x": np.zeros((0, 3), np.float32)}, against=models[1])
+    assert found.rows and found.is_empty and not found.agrees
+    with pytest.raises(InvalidInput, match=r"nothing could be compared: all \d values are empty") as caught:
+        debug.bisect(models[0], {"x": np.zeros((0, 3), np.float32)}, against=models[1])
+    assert caught.value.code == "SX320"
+    line = [str(tmp_path / "0.onnx"), "--against", str(tmp_path / "1.onnx"), "--inputs", str(tmp_path / "none.npz")]
+    told = CliRunner().invoke(main, ["compare", *line])
+    assert told.exit_code == 1 and "nothing could be compared: all values are empty" in told.output
+    assert CliRunner().invoke(main, ["bisect", *line]).exit_code == 3

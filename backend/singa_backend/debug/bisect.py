@@ -184,6 +184,9 @@ def _first(setting: Setting, local: bool, progress: Callable[..., None] | None) 
 def _check_reached(setting: Setting, found: Comparison) -> None:
     """Raise InvalidInput (SX320) if nothing was compared, or if the other model cannot compute the values up to an output."""
     refusal = setting.refusal(found)
+    if refusal is None and found.rows and found.is_empty:
+        what = f"{setting.theirs.name}: nothing could be compared: all {len(found.rows)} values are empty"
+        raise InvalidInput(what, code="SX320", hint="pass inputs without a size of 0")
     if refusal is None and (found.rows or not found.not_compared):
         return
     why, hint = str(found.not_compared[0].failure), ""

@@ -171,9 +171,14 @@ class Comparison:
         return [n for n in self.not_compared if n.failure.how != "absent"]
 
     @property
+    def is_empty(self) -> bool:
+        """Whether no element was compared."""
+        return all(0 in (r.difference.shapes[0] or ()) for r in self.rows)
+
+    @property
     def agrees(self) -> bool:
-        """Whether both sides computed all nodes, at least one value was compared, and all values agree."""
-        return bool(self.rows) and self.first is None and not self.failed and all(r.agrees for r in self.rows)
+        """Whether both sides computed all nodes, at least one element was compared, and all values agree."""
+        return not self.is_empty and self.first is None and not self.failed and all(r.agrees for r in self.rows)
 
     def worst(self, count: int) -> list[Row]:
         """Return the rows with the largest errors in relation to their tolerance.

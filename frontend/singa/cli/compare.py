@@ -177,8 +177,8 @@ def _show(found: debug.Comparison, rows: list[debug.Row], source: debug.Source, 
         _show_first(found, found.first)
     elif found.agrees:
         echo(f"{found.mine} and {found.theirs} agree", style="green")
-    elif not found.rows:
-        echo("nothing could be compared", style="red")
+    elif found.is_empty and not wrong:
+        echo(f"nothing could be compared{': all values are empty' if found.rows else ''}", style="red")
     if found.refusal:
         echo(f"the other model cannot run: {found.refusal}", style="red")
 
