@@ -16,6 +16,7 @@ import pytest
 from tests.helpers.paths import PROJECT, TESTS
 
 from singa_backend.errors import InvalidInput, ResourceExhausted, SonnxError
+from singa_backend.io import documents
 from singa_backend.io.documents import DEPTH, DOCUMENT, Document, parse_document, read_document
 
 
@@ -58,6 +59,27 @@ def test_long_documents_are_refused() -> None:
 
 def test_depth_up_to_the_limit() -> None:
     assert len(json.dumps(parsed("[" * DEPTH + "]" * DEPTH).value)) == 2 * DEPTH
+
+
+@pytest.mark.parametrize(
+    "text", ["[" * 9999, '{"a":' * 9999, "[{}," * 500 + "[" * 500, "[" * 300 + "]" * 300, '[{"a":' * 200 + "1" + "}]" * 200]
+)
+def test_deep_documents_are_refused_before_they_are_parsed(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At the limit of recursion, finalizers fail that happen to run there."""
+    monkeypatch.setattr(documents.json, "loads", lambda *_, **__: pytest.fail("it was parsed"))
+    assert "must not be nested deeper than 64" in refused(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ['["' + "[" * 9999 + '"]', '["' + '\\"[' * 999 + '"]', "[" + "[]," * 9999 + "[]]", '{"a": [' + '{"b": []},' * 999 + "1]}"],
+)
+def test_brackets_in_texts_and_next_to_each_other_are_not_deep(text: str) -> None:
+    assert parsed(text).value == json.loads(text)
+
+
+def test_a_text_without_an_end_is_read_once() -> None:
+    refused("[" * 300 + '"' + '\\"' * 300_000 + "\\")
 
 
 READS: list[tuple[str, Callable[[Document], Any], str]] = [

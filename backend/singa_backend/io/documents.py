@@ -409,6 +409,8 @@ def parse_document(
         raise ResourceExhausted(f"{where} has about {count} values; the limit for a document is {values}", code="SX600")
     with typed(where, code):
         text = data if isinstance(data, str) else data.decode("utf-8-sig")
+        if _is_deep(text):
+            raise InvalidInput(f"{where}: it must not be nested deeper than {DEPTH} lists and objects", code=code, hint=hint)
         document = Document(json.loads(text, object_pairs_hook=_object), where, code, hint)
     fault = _fault(document.value, DEPTH)
     if fault is not None:
@@ -417,6 +419,32 @@ def parse_document(
             document = document._part(key, None)
         raise document.error(rule)
     return document
+
+
+_NO_BRACKETS = re.compile(r'"(?:[^"\\]++|\\.)*+\\?(?:"|\Z)|[^]["{}]++', re.DOTALL)
+"""A text, to its end if it has one, or characters between texts and brackets."""
+
+_PAIR = re.compile(r"\[\]|\{\}")
+
+_SAFE = 4 * DEPTH
+"""The depth that `json.loads` may reach: at Python's limit, a finalizer that happens to run there fails."""
+
+
+def _is_deep(text: str) -> bool:
+    """Whether the brackets of a text are nested deeper than `_SAFE`."""
+    if text.count("[") + text.count("{") <= _SAFE:
+        return False
+    marks = _NO_BRACKETS.sub("", text)
+    for _ in range(_SAFE):  # each removes the innermost level
+        if not marks:
+            return False
+        marks = _PAIR.sub("", marks)
+    depth = 0
+    for mark in marks:  # what has no partner
+        depth = depth + 1 if mark in "[{" else 0
+        if depth > _SAFE:
+            return True
+    return _PAIR.search(marks) is not None
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any] | _Twice:

@@ -178,8 +178,8 @@ def _recorded(
     for read, symbol in record.inputs:
         array = read.device.backend.get(read._data)
         proto.graph.initializer.append(numpy_helper.from_array(np.asarray(array), symbol.name))
-    for (name, _), output in zip(updated, proto.graph.output[1:], strict=True):  # names may be taken
-        proto.metadata_props.add(key=PAIR + name, value=output.name)
+    for (name, _), after in zip(updated, proto.graph.output[1:], strict=True):  # names may be taken
+        proto.metadata_props.add(key=PAIR + name, value=after.name)
     return proto
 
 
