@@ -146,7 +146,7 @@ def cross_entropy(op: TensorOp, x: Any, *, t: Any) -> Tensor:
         InvalidInput: The shapes of x and t differ (SX334).
     """
     _same_shape(op, x, t)
-    return _mean_over_rows(op, op.Neg(op.Mul(op.cast(t, x), _log(op, x, x))), x)
+    return _mean_over_rows(op, op.Neg(op.Mul(op.cast(t, x), _log(op, x))), x)
 
 
 @formula("BinaryCrossEntropy")
@@ -168,7 +168,7 @@ def binary_cross_entropy(op: TensorOp, x: Any, *, t: Any) -> Tensor:
     """
     _same_shape(op, x, t)
     t = op.cast(t, x)
-    each = op.Add(op.Mul(t, _log(op, x, x)), op.Mul(op.Sub(1, t), _log(op, op.Sub(1, x), x)))
+    each = op.Add(op.Mul(t, _log(op, x)), op.Mul(op.Sub(1, t), _log(op, op.Sub(1, x))))
     return _mean_over_rows(op, op.Neg(each), x)
 
 
@@ -193,9 +193,9 @@ def ranking_loss(op: TensorOp, pos: Any, neg: Any, *, M: float = 0.2) -> Tensor:
     return op.Reshape(op.ReduceMean(op.Relu(op.Add(op.Sub(neg, pos), M)), keepdims=0), [1])
 
 
-def _log(op: TensorOp, p: Any, like: Any) -> Any:
-    """The logarithm of probabilities of the dtype of `like`, finite at 0."""
-    least = dtypes.float_info(op.dtype(like)).smallest_normal  # its reciprocal, a slope, is finite
+def _log(op: TensorOp, p: Any) -> Any:
+    """The logarithm of probabilities, finite at 0."""
+    least = dtypes.float_info(op.dtype(p)).smallest_normal  # its reciprocal, a slope, is finite
     return op.Log(op.Max(p, float(least)))
 
 
