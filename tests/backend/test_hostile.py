@@ -1,4 +1,4 @@
-"""Each hostile model or input is refused by a typed error within a second, in little memory, without opening other files."""
+"""Each hostile model or input is refused by a typed error within seconds, in little memory, without opening other files."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ import pytest
 from tests.helpers.paths import TESTS
 
 HERE = TESTS / "hostile"
-SECONDS, MEBIBYTES = 1.0, 64.0
+SECONDS, MEBIBYTES = 4.0, 64.0
+"""Of processor time, which a busy neighbour on the same core can triple: the longest case takes 0.7 seconds on an idle machine."""
 SEED = int(os.environ.get("SONNX_HOSTILE_SEED", "11"))
 COUNT = int(os.environ.get("SONNX_HOSTILE_INPUTS", "300"))
 BLOCK = 50

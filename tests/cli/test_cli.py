@@ -108,8 +108,8 @@ def test_wrong_usage_exits_with_2(model: Path) -> None:
     assert sonnx("conform", "--report", "r", "-k", "x").exit_code == 2
 
 
-SIGNED = {"merge --weight"}
-"""Options that take numbers of both signs: an adapter may be subtracted."""
+SIGNED = {"merge --weight", "generate --length-penalty"}
+"""Options that take numbers of both signs: an adapter may be subtracted, long texts may be penalized."""
 
 
 def numeric_options() -> list[Any]:

@@ -61,7 +61,7 @@ def _sliced(site: Site, x: Value, starts: Sequence[int], ends: Sequence[int], ax
 def split(site: Site, x: Value, sizes: Value | None = None) -> tuple[Value | None, ...]:
     axis = axis_in(site, site.attributes["axis"], x.ndim)
     count, size = len(site.outputs), x.shape[axis]
-    given = ints(site, sizes, "the sizes") if sizes is not None else site.attributes.get("split")
+    given = ints(site, sizes, "the sizes", most=sizes.size) if sizes is not None else site.attributes.get("split")
     parts = site.attributes.get("num_outputs")
     if parts is not None:
         site.require(given is None and parts == count, "num_outputs is not the number of outputs")

@@ -12,11 +12,16 @@ from .table import Site, kernel
 from .values import Value, last_order, strides_of
 
 
-def ints(site: Site, value: Value | None, name: str) -> tuple[int, ...]:
-    """The integers of an input that is the same in every run."""
+MOST_INTS = 128
+"""Two numbers for each of 64 axes, which is what NumPy permits: more than any operator has but Split."""
+
+
+def ints(site: Site, value: Value | None, name: str, most: int = MOST_INTS) -> tuple[int, ...]:
+    """The integers of an input that is the same in every run; refuses more than `most`."""
     if value is None:
         return ()
     site.require(value.constant and value.dtype.kind in "iu", f"{name} depends on the data")
+    site.require(value.size <= most, f"{name} has more than {most} numbers")
     return tuple(int(v) for v in value.array.reshape(-1).tolist())
 
 
