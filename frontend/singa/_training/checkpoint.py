@@ -37,7 +37,7 @@ from .._core import random
 from .._core.tensor import Tensor
 from ..device import Device
 from .distributed import PARTIAL, RESIDUAL
-from .fit import History, Position
+from .fit import History, Position, weighted_mean
 from .state_files import read_described, read_states, write_states
 
 OPTIMIZER, LOOP, MEASURED, STATES, PART = "optimizer.", "fit.", "fit.validation.", "model.", "part."
@@ -61,6 +61,8 @@ DEFAULTS = {
     "--qlora": "none",
     "--head": "none",
     "--keep-best": "none",
+    "--ignore-index": "none",
+    "--class-axis": "none",
 }
 """The settings that a checkpoint has only if they have other values than these.  Versions without --train-constants trained the
 constants of a model; a model without constants has no such setting."""
@@ -186,6 +188,7 @@ class Checkpoint:
             f"{LOOP}run": np.frombuffer(json.dumps(run).encode(), np.uint8),
             f"{LOOP}order": order.astype(np.int32 if len(order) < 1 << 31 else np.int64),
             f"{LOOP}losses": np.array(place.history.losses, np.float64),
+            f"{LOOP}weights": np.array(place.history.weights, np.int64),
             RANDOM: random.get_state(self.device),
             **others,
             **{MEASURED + name: np.array(values, np.float64) for name, values in measured.items()},
@@ -412,6 +415,9 @@ def _place(run: Document, arrays: Mapping[str, np.ndarray], count: int | None, b
     finished = sum(steps) if most is None else epoch * most
     if losses.dtype != np.float64 or losses.shape != (finished + batch,):
         raise ValueError(f"{losses.size} losses after {finished + batch} steps")
+    weights = arrays.get(f"{LOOP}weights", np.ones(losses.shape, np.int64))  # versions before it did not write them
+    if weights.dtype != np.int64 or weights.shape != losses.shape or (weights < 0).any():
+        raise ValueError("weights of other batches")
     whole = count is not None and order.ndim == 1 and order.dtype.kind == "i" and np.array_equal(np.sort(order), np.arange(count))
     if not (whole if batch and count is not None else order.size == 0):
         raise ValueError("an order of other samples")
@@ -424,9 +430,10 @@ def _place(run: Document, arrays: Mapping[str, np.ndarray], count: int | None, b
     rng.bit_generator.state = run["rng"].matches(_RNG)
     validation = [{n: float(a[i]) for n, a in measured.items()} for i in range(epoch)] if measured else []
     ends = np.cumsum(steps) if most is None else most * np.arange(1, epoch + 1)
-    means = [float(np.mean(part)) for part in np.split(losses, ends)[:epoch]]
+    parts = list(zip(np.split(losses, ends), np.split(weights, ends), strict=True))[:epoch]
+    means = [weighted_mean(of.tolist(), by.tolist()) for of, by in parts]
     rows = order.astype(np.int64) if batch and count is not None else None
-    return Position(rng, batch, rows, epoch, History(losses.tolist(), validation, means))
+    return Position(rng, batch, rows, epoch, History(losses.tolist(), validation, means, weights.tolist()))
 
 
 def _digest(array: np.ndarray) -> int:
