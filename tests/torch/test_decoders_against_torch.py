@@ -47,7 +47,7 @@ class Block(nn.Module):
 
 
 class Decoder(nn.Module):
-    """As GPT-2: the table of tokens is the last layer, too."""
+    """As GPT-2: the table of tokens is the last layer, too. (With optimize=True the exporter would store a second one, transposed.)"""
 
     def __init__(self) -> None:
         super().__init__()
@@ -121,7 +121,7 @@ def exported() -> tuple[bytes, Decoder]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         program = torch.onnx.export(net, (ids,), dynamo=True, dynamic_shapes=sizes, input_names=["input_ids"],
-                                    output_names=["logits"], opset_version=18, verbose=False)  # fmt: skip
+                                    output_names=["logits"], opset_version=18, optimize=False, verbose=False)  # fmt: skip
     assert program is not None
     target.write(program.model_proto.SerializeToString())
     return target.getvalue(), net
