@@ -14,7 +14,8 @@ from click.core import ParameterSource
 from onnx import GraphProto, ModelProto, TensorProto, numpy_helper
 
 from singa_backend.collectives import Communicator
-from singa_backend.errors import DeviceUnavailable, UnsupportedModel
+from singa_backend.errors import DeviceUnavailable, InvalidInput, UnsupportedModel
+from singa_backend.inspection.trainable import rounded
 from singa_backend.passes.head import SIGMOIDS, ReplacedHead, last_activation, replace_head
 from singa_backend.proto.load import ModelSource, embed, load_model, open_light
 from singa_backend.proto.save import save
@@ -150,6 +151,7 @@ def prepared(chosen: TrainOptions, group: Communicator | None, starts: bool = Fa
     place.SetRandSeed(chosen.seed + (group.rank if group else 0))  # after the adapters, which all ranks begin with
     for name in head.parameters if head else ():
         tuned.unfreeze(name)
+    _check_roundings(tuned)
     tuned.set_optimizer(rule)  # from whose counter the model knows that a training is resumed, and records the first step too
     empty, folder = _without_weights(source, tuned) if lora is None else open_light(chosen.model)
     if lora is not None:
@@ -212,6 +214,20 @@ def _data(chosen: TrainOptions, model: SONNXModel, loss: TrainLoss) -> tuple[Arr
     if click.get_current_context().get_parameter_source("batch_size") is not ParameterSource.DEFAULT:
         raise click.UsageError(f"--batch-size must be left out: {chosen.data} returns batches")
     return data, held_out, None if data.per_epoch is None else batches(data.per_epoch, chosen.accumulate, chosen.epochs)
+
+
+def _check_roundings(model: SONNXModel) -> None:
+    """Refuse to train parameters whose values are quantized on the way to the output: their gradients are 0, or lack a part."""
+    found = rounded(model.imported.graph, [n for n, p in model.imported.parameters.items() if p.requires_grad])
+    if not found:
+        return
+    names = list(found)
+    listed = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+    what = f"parameters must not be quantized on the way to the output, through which gradients do not pass, got {listed}: "
+    hint = (
+        "train the float model and quantize it (sonnx quantize), or train it with quantization.FakeQuantize; --freeze leaves them"
+    )
+    raise InvalidInput(f"{what}{found[names[0]]}", code="SX399", hint=hint)
 
 
 def _targets(data: Arrays | BatchFunction) -> np.ndarray:
