@@ -38,6 +38,7 @@ from .._core.tensor import Tensor
 from ..device import Device
 from .distributed import PARTIAL, RESIDUAL
 from .fit import History, Position, weighted_mean
+from .optimizer import MASTER
 from .state_files import read_described, read_states, write_states
 
 OPTIMIZER, LOOP, MEASURED, STATES, PART = "optimizer.", "fit.", "fit.validation.", "model.", "part."
@@ -166,7 +167,7 @@ class Checkpoint:
             raise InvalidInput(
                 f"parameters must be finite after step {step}, got NaN or infinite values in {names}",
                 code="SX343",
-                hint="lower the learning rate",
+                hint="lower the learning rate, or bound the gradients (--clip-norm)",
             )
         others = self._others()
         if self.group and self.group.rank:
@@ -322,6 +323,7 @@ class Checkpoint:
         """Raise unless the states are those of this optimizer, for parameters of the model."""
         params = {n: tuple(p.shape) for n, p in self.model.get_params().items()}
         exchange = {n for n in states if n == PARTIAL or n.startswith(f"{RESIDUAL}.")} if self.group else set()
+        exchange |= {n for n in states if n.startswith(f"{MASTER}.")}  # of narrow parameters only
         kinds = {n: n.partition(".") for n in states if n != "step_counter" and n not in exchange}
         wanted = {"step_counter", *(f"{kind}.{p}" for kind in self.optimizer.kinds for _, _, p in kinds.values())}
         kept = {n: n.partition(".") for n in exchange if n != PARTIAL}

@@ -27,6 +27,7 @@ from .history import History as History
 from .history import Position as Position
 from .history import weighted_mean
 from .loader import ArrayLoader, positive
+from .nan import StatesBefore
 from .sources import ArgumentNames, in_order
 
 
@@ -189,14 +190,15 @@ def loop(
         model.train()
         first = len(history.losses) - place.batch
         why: list[str] = []
-        for value, weight in _losses(model, batches(), shares or Shares(weigh=model.batch_weight), why):
+        before = StatesBefore(model) if stop_at_nan else None
+        for value, weight in _losses(model, batches(), shares or Shares(weigh=model.batch_weight), why, before):
             history.losses.append(value)
             history.weights.append(weight)
             place.batch = len(history.losses) - first
             if progress is not None:
                 progress(f"epoch {place.epoch + 1}/{epochs}, loss {value:.4g}")
             if stop_at_nan and not np.isfinite(value):
-                hint = why[0] if why else "lower the learning rate; `sonnx compare` finds the first node with NaN"
+                hint = why[0] if why else "lower the learning rate, or bound the gradients"
                 raise InvalidInput(f"the loss of step {len(history.losses)} must be finite, got {value}", code="SX343", hint=hint)
             tell(place)
         if len(history.losses) == first:
@@ -210,19 +212,27 @@ def loop(
     return history
 
 
-def _losses(model: Trainable, batches: Iterable[Sequence[Any]], shares: Shares, why: list[str]) -> Iterator[tuple[float, int]]:
+def _losses(
+    model: Trainable, batches: Iterable[Sequence[Any]], shares: Shares, why: list[str], before: StatesBefore | None
+) -> Iterator[tuple[float, int]]:
     """Run the steps of an epoch, and yield the loss and the weight of each: of several batches, if gradients are accumulated.
 
-    `why` receives what is wrong with a batch whose loss is not finite.
+    `why` receives what is wrong with a batch whose loss is not finite; `before` keeps the values with which that is found.
     """
     optimizers = accumulating(model)
     losses: list[float] = []
     counts: list[tuple[int, int]] = []
     try:
         for batch in batches:
+            if before is not None and not losses:
+                before.note()
             losses.append(number(outcome(model(*batch))[1]))
             counts.append(shares.counted(batch))
-            if not np.isfinite(losses[-1]) and (found := _nan_in(batch)):
+            if (
+                not np.isfinite(losses[-1])
+                and counts[-1][0]
+                and (found := _nan_in(batch) or (before.cause(batch) if before else ""))
+            ):
                 why.append(found)
             if not any(o.accumulated for o in optimizers):
                 yield shares.mean(losses, counts), sum(n for _, n in counts)

@@ -342,7 +342,7 @@ class _Loop:
             self._draw()
         kept = self.made.kept
         if error.code == "SX343" and kept and self.written > 0:
-            error.hint = f"{kept.path} holds step {self.written}: resume it with a lower --lr"
+            error.hint = f"{error.hint}; {kept.path} holds step {self.written}: resume it with a lower --lr"
 
 
 def _curves(chosen: TrainOptions, made: TrainSetup) -> dict[str, Curve]:
