@@ -5,7 +5,7 @@ loss = autograd.softmax_cross_entropy(scores, t=labels)
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -130,14 +130,8 @@ def _mean_over_labels(op: TensorOp, x: Any, t: Any, weight: Any, ignore_index: i
     if not 0 <= label_smoothing <= 1:
         raise ValueError(f"label_smoothing must be in [0, 1], got {label_smoothing!r}")
     w = None if weight is None else _class_weights(op, x, weight)
-    # A column is class numbers of shape (N, 1); if x has one class, it is labels.
-    column = op.rank(t) == op.rank(x) == 2 and known_shape(op, t)[1] == 1 != known_shape(op, x)[1]
-    if column or op.rank(t) == op.rank(x) - 1:
-        checked = _check_classes(op, x, t, ignore_index)
-        ids = whole(op, t)
-        ids = op.Reshape(ids, [-1]) if op.rank(x) == 2 else ids
-        with collected(checked):  # the operator's own checks of the class numbers are not read
-            return op.Reshape(_of_classes(op, x, ids, w, ignore_index, label_smoothing), [1])
+    if _are_classes(op, x, t):
+        return _of_numbers(op, x, t, ignore_index, lambda ids, ignore: _of_classes(op, x, ids, w, ignore, label_smoothing))
     if ignore_index is not None:
         what = f"ignore_index must be used with class numbers, got labels of shape {op.shape(t)}"
         raise InvalidInput(what, code="SX334", hint="pass class numbers, or leave such rows out")
@@ -154,16 +148,31 @@ def _mean_over_labels(op: TensorOp, x: Any, t: Any, weight: Any, ignore_index: i
     return op.Reshape(op.ReduceMean(op.ReduceSum(each, [1], keepdims=0), keepdims=0), [1])
 
 
-def _of_classes(op: TensorOp, x: Any, ids: Any, w: Any, ignore_index: int | None, smoothing: float) -> Any:
-    """The loss for class numbers, without axes."""
-    ignore: dict[str, Any] = {} if ignore_index is None else {"ignore_index": int(ignore_index)}
+def _are_classes(op: TensorOp, x: Any, t: Any) -> bool:
+    """Whether targets are class numbers: a column (N, 1) too, unless there is one class."""
+    column = op.rank(t) == op.rank(x) == 2 and known_shape(op, t)[1] == 1 != known_shape(op, x)[1]
+    return column or op.rank(t) == op.rank(x) - 1
+
+
+def _of_numbers(op: TensorOp, x: Any, t: Any, ignore_index: int | None, compute: Callable[[Any, dict[str, Any]], Any]) -> Tensor:
+    """The loss for class numbers, after they were checked."""
+    checked = _check_classes(op, x, t, ignore_index)
+    ids = whole(op, t)
+    ids = op.Reshape(ids, [-1]) if op.rank(x) == 2 else ids
+    with collected(checked):  # the operator's own checks of the class numbers are not read
+        return op.Reshape(compute(ids, {} if ignore_index is None else {"ignore_index": int(ignore_index)}), [1])
+
+
+def _of_classes(op: TensorOp, x: Any, ids: Any, w: Any, ignore: dict[str, Any], smoothing: float) -> Any:
+    """The loss of scores for class numbers, without axes."""
+    ignore_index = ignore.get("ignore_index")
     if not smoothing:
         return op.SoftmaxCrossEntropyLoss(x, ids, w, **ignore)
     log = op.LogSoftmax(x, axis=1)
     exact = op.NegativeLogLikelihoodLoss(log, ids, w, **ignore)
     each = op.Neg(op.ReduceMean(log if w is None else op.Mul(log, _along_classes(op, w, x)), [1], keepdims=0))
     counts = op.full_like(each, 1)
-    ignored = None if ignore_index is None else op.Equal(ids, int(ignore_index))
+    ignored = None if ignore_index is None else op.Equal(ids, ignore_index)
     if w is not None:
         counts = op.Gather(w, ids if ignored is None else op.Where(ignored, 0, ids))
     if ignored is not None:
@@ -208,21 +217,30 @@ def mse_loss(op: TensorOp, x: Any, *, t: Any) -> Tensor:
 
 
 @formula("CrossEntropy")
-def cross_entropy(op: TensorOp, x: Any, *, t: Any) -> Tensor:
+def cross_entropy(op: TensorOp, x: Any, *, t: Any, ignore_index: int | None = None, axis: int | None = None) -> Tensor:
     """The cross-entropy of probabilities: the mean over rows of -sum t log x.
 
-    Source: ONNX Max, Log, Mul and ReduceSum.  A probability below the smallest normal number of its dtype (1.2e-38) counts as it.
+    Source: ONNX Max, Log, Mul and ReduceSum, for class numbers NegativeLogLikelihoodLoss.  A probability below the smallest
+    normal number of its dtype (1.2e-38) counts as it.
 
     Args:
         x: Tensor of probabilities of a float dtype, shape (N, ...).
-        t: Tensor of labels of the shape of x, which is cast to the dtype of x.
+        t: Tensor of labels of the shape of x, which is cast to the dtype of x; or of class numbers, as for
+            `softmax_cross_entropy`, of which the mean is over all.
+        ignore_index: A class number that marks positions without a loss; None if there are none.
+        axis: The axis of the classes, as for `softmax_cross_entropy`.
 
     Returns:
         Tensor of shape (1,), of the dtype of x.
 
     Raises:
-        InvalidInput: The shapes of x and t differ (SX334).
+        InvalidInput: The shapes of x and t differ, or both axes fit class numbers and `axis` is None (SX334); or a class number
+            is not an integer in [0, C) (SX335).
+        ValueError: axis is not 1 or -1.
     """
+    if _are_classes(op, x, t):
+        x, t = _classes_second(op, x, t, axis)
+        return _of_numbers(op, x, t, ignore_index, lambda ids, ignore: op.NegativeLogLikelihoodLoss(_log(op, x), ids, **ignore))
     _same_shape(op, x, t)
     return _mean_over_rows(op, op.Neg(op.Mul(op.cast(t, x), _log(op, x))), x)
 

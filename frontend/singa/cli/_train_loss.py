@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from .._core.tensor import Tensor
 
 LOSSES = ("softmax_cross_entropy", "next_token_cross_entropy", "mse_loss", "cross_entropy", "binary_cross_entropy")
-CLASSES, NEXT_TOKEN = LOSSES[:2]
-"""The losses of class numbers."""
+CLASSES, NEXT_TOKEN, _, PROBABILITIES = LOSSES[:4]
+"""The losses that take class numbers: of scores, of the scores of tokens, and of probabilities."""
 
 IGNORED = -100
 """The label without a loss in next_token_cross_entropy, unless another one is chosen."""
@@ -38,10 +38,10 @@ def label_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 def check_labels(name: str, ignore_index: int | None, class_axis: str | None) -> None:
     """Raise UsageError for options that have no effect on this loss."""
-    if ignore_index is not None and name not in (CLASSES, NEXT_TOKEN):
-        raise click.UsageError(f"--ignore-index needs --loss {CLASSES} or {NEXT_TOKEN}")
-    if class_axis is not None and name != CLASSES:
-        raise click.UsageError(f"--class-axis needs --loss {CLASSES}")
+    if ignore_index is not None and name not in (CLASSES, NEXT_TOKEN, PROBABILITIES):
+        raise click.UsageError(f"--ignore-index needs --loss {CLASSES}, {NEXT_TOKEN} or {PROBABILITIES}")
+    if class_axis is not None and name not in (CLASSES, PROBABILITIES):
+        raise click.UsageError(f"--class-axis needs --loss {CLASSES} or {PROBABILITIES}")
 
 
 class TrainLoss:
@@ -68,17 +68,21 @@ class TrainLoss:
         from .. import autograd
 
         options: dict[str, Any] = {} if self.ignore_index is None else {"ignore_index": self.ignore_index}
-        if self.name == CLASSES and self.axis is not None:
+        if self.name in (CLASSES, PROBABILITIES) and self.axis is not None:
             options["axis"] = self.axis
         loss: Tensor = getattr(autograd, self.name)(scores, targets, **options)
         return loss
 
     def weight(self, targets: Any) -> int:
         """How many targets of a batch have a loss: labels of losses of class numbers, samples of other ones."""
-        if self.name not in (CLASSES, NEXT_TOKEN):
+        if self.name not in (CLASSES, NEXT_TOKEN) and not (self.name == PROBABILITIES and self.counts_classes(targets)):
             return len(targets) if targets.ndim else 1
         labels = targets[:, 1:] if self.name == NEXT_TOKEN and targets.ndim > 1 else targets
         return int(labels.size if self.ignore_index is None else (labels != self.ignore_index).sum())
+
+    def counts_classes(self, targets: Any) -> bool:
+        """Whether targets are class numbers, one for each sample."""
+        return targets.ndim == 1 and (self.name == CLASSES or (self.name == PROBABILITIES and targets.dtype.kind in "iu"))
 
     def check(self, sizes: Sequence[Any] | None, targets: np.ndarray, where: str) -> None:
         """Find the axis of the classes, and refuse class numbers that the model does not have, before the first step.
@@ -93,7 +97,9 @@ class TrainLoss:
         """
         from .._autograd.losses import class_axes
 
-        if self.name not in (CLASSES, NEXT_TOKEN) or sizes is None or len(sizes) < 2 or not targets.size:
+        if self.name not in (CLASSES, NEXT_TOKEN, PROBABILITIES) or sizes is None or len(sizes) < 2 or not targets.size:
+            return
+        if self.name == PROBABILITIES and targets.ndim == len(sizes):
             return
         if self.axis is None and len(sizes) > 2 and len(axes := class_axes(sizes, targets.shape)) == 1:
             self.axis = axes[0]

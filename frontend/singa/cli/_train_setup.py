@@ -32,7 +32,7 @@ from ._train_adapters import (
     writes_adapter,
 )
 from ._train_data import Arrays, BatchFunction, FunctionName, columns_of, digest, read_data
-from ._train_loss import CLASSES, TrainLoss
+from ._train_loss import CLASSES, PROBABILITIES, TrainLoss
 from ._train_options import TrainOptions
 
 if TYPE_CHECKING:
@@ -166,9 +166,9 @@ def prepared(chosen: TrainOptions, group: Communicator | None, starts: bool = Fa
     tuned.train()
     tuned.graph(not chosen.no_graph, precision=chosen.precision)
     first = group is None or group.rank == 0
-    tally.classes = chosen.loss == CLASSES and _targets(data).ndim == 1
-    if chosen.records.keep_best == "accuracy" and not (chosen.loss == CLASSES and _targets(held_out or data).ndim == 1):
-        raise click.UsageError(f"--keep-best accuracy needs class numbers as targets, and --loss {CLASSES}")
+    tally.classes = compute.counts_classes(_targets(data))
+    if chosen.records.keep_best == "accuracy" and not compute.counts_classes(_targets(held_out or data)):
+        raise click.UsageError(f"--keep-best accuracy needs class numbers as targets, and --loss {CLASSES} or {PROBABILITIES}")
     records = Recorder(chosen.records, tally, tuned, rule, first)
     at = Position(np.random.default_rng(chosen.seed))
     made = TrainSetup(tuned, compute, empty, folder, data, held_out, steps, at, None, group, records, head)
@@ -244,8 +244,10 @@ def _warn(chosen: TrainOptions, made: TrainSetup) -> None:
         err.print(f"{what} ({names})", markup=False, highlight=False, soft_wrap=True)
     if chosen.loss == CLASSES and activation in ("Softmax", *SIGMOIDS):
         what = f"the output of the model is computed by {activation}, and --loss {chosen.loss} applies a softmax to it once more"
-        other = "cross_entropy" if activation == "Softmax" else "binary_cross_entropy"
-        err.print(f"{what}: it learns slowly; --loss {other} takes it as it is, with targets of the shape of the output",
+        other = f"{PROBABILITIES} takes it as it is" if activation == "Softmax" else (
+            "binary_cross_entropy takes it as it is, with targets of the shape of the output"
+        )  # fmt: skip
+        err.print(f"{what}: it learns slowly; --loss {other}",
                   markup=False, highlight=False, soft_wrap=True, style="yellow")  # fmt: skip
 
 

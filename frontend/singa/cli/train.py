@@ -50,7 +50,7 @@ from ._records import RecordOptions, record_options
 from ._tables import NUMBER, WHOLE, Columns
 from ._train_adapters import LORA, lora_options, node_pattern, with_base, writes_adapter
 from ._train_data import BatchFunction, DataPath
-from ._train_loss import CLASSES, check_labels, label_options, loss_option
+from ._train_loss import check_labels, label_options, loss_option
 from ._train_options import TrainOptions
 from ._train_setup import (
     DISTRIBUTED,
@@ -194,6 +194,8 @@ def command(**given: Any) -> None:
     chosen = TrainOptions(**given)
     context = click.get_current_context()
     _check_usage(chosen, context)
+    if chosen.records.patience is not None and chosen.records.keep_best is None:
+        chosen = replace(chosen, records=replace(chosen.records, keep_best="loss"))
     check_plot(chosen.plot)
     named = (chosen.checkpoint, chosen.target_file, chosen.records.metrics, chosen.records.tensorboard)
     chosen = replace(chosen, checkpoint=_target(chosen.checkpoint), target_file=_target(chosen.target_file))
@@ -246,7 +248,8 @@ class _Loop:
                 if isinstance(made.data, BatchFunction):
                     made.data.resume(made.at)
                 made.records.begin(len(self.losses))
-                with progress(left, "training", unit="steps", quiet=quiet) as step:
+                with progress(left, "training", unit="steps", quiet=quiet) as step, suppress(_Enough):
+                    self._look(made.at)
                     self._fit(step)
                 if self.written < len(self.losses) or chosen.every:
                     self._keep()
@@ -297,7 +300,7 @@ class _Loop:
         made = self.made
         assert made.held_out is not None
         inputs, targets = made.held_out
-        classes = self.chosen.loss == CLASSES and targets.ndim == 1
+        classes = made.compute.counts_classes(targets)
         source = ArrayLoader(*inputs, targets, batch_size=self.chosen.batch_size, device=device_of(made.model))
         made.model.eval()
         return evaluate(made.model, source, len(inputs), {"accuracy": accuracy} if classes else {})
@@ -317,6 +320,13 @@ class _Loop:
         made.records.tick()
         if stops:
             raise _Stopped
+        self._look(at)
+
+    def _look(self, at: Position) -> None:
+        """End the training if the validation has not improved for --patience epochs."""
+        best, patience = self.made.records.best, self.chosen.records.patience
+        if best is not None and patience is not None and best.epoch and not at.batch and at.epoch - best.epoch >= patience:
+            raise _Enough
 
     def _keep(self) -> None:
         if self.made.kept:
@@ -406,6 +416,7 @@ def _check_usage(chosen: TrainOptions, context: click.Context) -> None:
         "momentum": (chosen.optimizer == "sgd", "--optimizer sgd"),
         "precision": (not chosen.no_graph, "steps that run as a graph: it has no effect with --no-graph"),
         "keep_best": (chosen.validation, "--validation DATA"),
+        "patience": (chosen.validation, "--validation DATA"),
         "keep": (chosen.checkpoint, "--checkpoint PATH"),
         "sparsity": (chosen.dist_option.startswith("sparse"), "--dist-option sparseTopK or sparseThreshold"),
         **dict.fromkeys(LORA, (chosen.lora, "--lora RANK")),
@@ -456,6 +467,10 @@ def _target(path: Path | None) -> Path | None:
         return None
     check(path)
     return path.resolve() if is_regular(path) else path
+
+
+class _Enough(Exception):
+    """The validation has not improved for --patience epochs."""
 
 
 class _Stopped(Exception):
