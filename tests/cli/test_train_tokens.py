@@ -101,6 +101,13 @@ def test_inputs_that_are_there_are_used(folder: Path) -> None:
     np.testing.assert_array_equal(inputs["attention_mask"], mask)
 
 
+def test_the_tokens_may_be_their_own_labels(folder: Path) -> None:
+    run = ("--loss", "next_token_cross_entropy", "--lr", "1e-4", "-o", folder / "o.onnx", "--json")
+    told = json.loads(train(folder, *run, "--target", "input_ids").stdout)
+    np.savez(folder / "d.npz", input_ids=IDS, y=IDS)
+    assert json.loads(train(folder, *run).stdout) == told
+
+
 def test_other_inputs_are_still_required(tmp_path: Path) -> None:
     onnx.save(language_models.Decoder("pairs", cross=True).model(past=False), tmp_path / "m.onnx")
     np.savez(tmp_path / "d.npz", input_ids=IDS, labels=LABELS)

@@ -98,6 +98,16 @@ class DataColumns:
             raise InvalidInput(what, code="SX331", hint="save the arrays by name: np.savez(path, x=..., y=...)")
         return (*inputs, self.target)
 
+    @property
+    def scalars(self) -> set[str]:
+        """The inputs that the model declares without axes."""
+        return {v.name for v in self.declared if v.shape == ()}
+
+    def spread(self, names: Sequence[str], arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """The arrays of these names, the targets last, in which an input without axes has its value for each sample."""
+        samples = len(arrays[-1]) if arrays[-1].ndim else 0
+        return [np.full(samples, a) if not a.ndim and n in self.scalars else a for n, a in zip(names, arrays, strict=True)]
+
     def _fillers(self, there: Collection[str]) -> Mapping[str, Filler]:
         """How inputs of a decoder that are not there follow from its tokens."""
         from .._generation.empty_caches import fillers_of, token_input
@@ -165,9 +175,9 @@ def _stored(path: Path, columns: DataColumns) -> Arrays:
         names = columns.found(stored.names, str(path))
         headers = {n: stored.header(n) for n in names}
         for n, (shape, dtype) in headers.items():
-            if dtype.kind in "SU" or not shape:
+            if dtype.kind in "SU" or (not shape and n not in columns.scalars):
                 raise _no_samples(f"{path}: {n!r}", dtype, shape)
-        arrays = columns.cast(names, [stored[n] for n in names])
+        arrays = columns.cast(names, columns.spread(names, [stored[n] for n in names]))
     return arrays[:-1], arrays[-1]
 
 
@@ -242,7 +252,7 @@ def _batch(made: Any, columns: DataColumns, where: str) -> list[np.ndarray]:
         )
     if len(values) != len(names):
         raise InvalidInput(f"{where} must return {len(names)} arrays, {', '.join(names)}, got {len(values)}", code="SX331")
-    arrays = [np.asarray(converted(v)) for v in values]
+    arrays = columns.spread(names, [np.asarray(converted(v)) for v in values])
     for name, a in zip(names, arrays, strict=True):
         if not a.ndim or not len(a) or not dtypes.known(a.dtype) or a.dtype.kind in "SUO":
             raise _no_samples(f"{where}: {name!r}", a.dtype, a.shape)

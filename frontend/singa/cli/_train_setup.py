@@ -16,9 +16,11 @@ from onnx import GraphProto, ModelProto, TensorProto, numpy_helper
 from singa_backend.collectives import Communicator
 from singa_backend.errors import DeviceUnavailable, InvalidInput, UnsupportedModel
 from singa_backend.inspection.trainable import rounded
+from singa_backend.passes.branches import has_branches, lift_weights
 from singa_backend.passes.head import SIGMOIDS, ReplacedHead, last_activation, replace_head
 from singa_backend.proto.load import ModelSource, embed, load_model, open_light
 from singa_backend.proto.save import save
+from singa_backend.proto.values import Value
 
 from ._common import err
 from ._records import Recorder, Tally
@@ -183,9 +185,17 @@ def prepared(chosen: TrainOptions, group: Communicator | None, starts: bool = Fa
 
 
 def _source(chosen: TrainOptions) -> tuple[ModelSource, ReplacedHead | None]:
-    """The model to train: the file, or with --head its content with another last layer; an adapter adds that itself."""
+    """The model to train: the file, or its content with another last layer, or with the weights of branches as initializers.
+
+    An adapter adds the layer itself.
+    """
     if chosen.head is None:
-        return str(chosen.model), None
+        light, _ = open_light(chosen.model)
+        if chosen.lora is not None or not has_branches(light):
+            return str(chosen.model), None
+        proto, folder = load_model(chosen.model)
+        embed(proto, folder)
+        return (proto if lift_weights(proto) else str(chosen.model)), None
     if chosen.lora is not None:
         return str(chosen.model), new_head(chosen)
     proto, folder = load_model(chosen.model)
@@ -278,7 +288,7 @@ def tuned_model(
 
     class Tuned(SONNXModel):
         def train_one_batch(self, *batch: Tensor) -> tuple[Tensor, Tensor]:
-            y = self.forward(*batch[:-1])[0]
+            y = self.forward(*map(_of_batch, batch[:-1], self.imported.graph.inputs))[0]
             value = compute(y, batch[-1])
             update(value)
             return y, value
@@ -299,6 +309,13 @@ def tuned_model(
     for pattern in freeze:
         made.freeze(pattern)
     return made
+
+
+def _of_batch(x: Tensor, declared: Value) -> Tensor:
+    """An input of a batch; one that the model declares without axes has the same value for each sample."""
+    from .._core.tensor import op
+
+    return op.Gather(x, 0) if declared.shape == () and len(x.shape) == 1 else x
 
 
 def write_trained(chosen: TrainOptions, made: TrainSetup) -> None:
