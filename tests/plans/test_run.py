@@ -10,7 +10,9 @@ import pytest
 from onnx import parser
 
 from singa_backend import InvalidInput, Limits, OperatorError, ResourceExhausted, SingaBackend, SingaRep
+from singa_backend import limits as bounds
 from singa_backend.plans import planner
+from singa_backend.plans.trace import Tracer
 
 HEAD = '<ir_version: 10, opset_import: ["": 21]>'
 NET = f"""{HEAD} g (float[n, 3] x, float[n, 3] h) => (float[n, 3] y, float[3, n] t)
@@ -114,6 +116,57 @@ def test_options_of_a_run_hold(rep: SingaRep) -> None:
     with pytest.raises(ResourceExhausted):
         rep.run(feeds(1), limits=Limits(tensor_bytes=8))
     check(rep.run(feeds(1), validate=True), feeds(1))
+
+
+class SlowClock:
+    """A clock that only a test moves."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def before(self, function: Any, seconds: float) -> Any:
+        """The function, which takes this time."""
+
+        def slow(*args: Any, **kwargs: Any) -> Any:
+            self.now += seconds
+            return function(*args, **kwargs)
+
+        return slow
+
+
+@pytest.mark.parametrize("slow", [(planner, "fuse"), (Tracer, "_walk"), (Tracer, "_followers")])
+def test_a_deadline_shorter_than_the_making_of_a_plan(slow: tuple[Any, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = SlowClock()
+    monkeypatch.setattr(bounds, "time", clock)
+    monkeypatch.setattr(*slow, clock.before(getattr(*slow), 5.0))
+    rep = rep_of()
+    short = Limits(deadline=1.0)
+    with pytest.raises(ResourceExhausted, match="while a plan for these shapes was made") as caught:
+        rep.run(feeds(2), limits=short)
+    assert caught.value.code == "SX608" and "run again" in caught.value.hint
+    check(rep.run(feeds(2), limits=short), feeds(2))
+    assert rep._session.reason is None
+
+
+def test_making_a_plan_ends_after_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = SlowClock()
+    monkeypatch.setattr(bounds, "time", clock)
+    monkeypatch.setattr(Tracer, "_followers", clock.before(Tracer._followers, bounds.MAKING))
+    with pytest.raises(ResourceExhausted, match=r"has passed\n") as caught:
+        rep_of().run(feeds(2), limits=Limits(deadline=1.0))
+    assert caught.value.code == "SX608" and clock.now < 3 * bounds.MAKING
+
+
+def test_the_steps_of_a_first_run_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = SlowClock()
+    monkeypatch.setattr(bounds, "time", clock)
+    monkeypatch.setattr(Tracer, "_record", clock.before(Tracer._record, 2.0))  # at the end of a step
+    with pytest.raises(ResourceExhausted) as caught:
+        rep_of().run(feeds(2), limits=Limits(deadline=1.0))
+    assert caught.value.code == "SX608" and "made" not in caught.value.message
 
 
 def test_limits_of_the_model_hold_in_every_run() -> None:

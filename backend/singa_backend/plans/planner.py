@@ -568,6 +568,7 @@ class Planner:
                     outputs = self._trace(plan, inputs, budget)
                     self._used(key, plan)
                     self._recompute(plan)
+                    budget.plan_is_kept()
                     return NOT_FINITE if outputs is None else outputs
                 if plan.admitted is not budget.limits:
                     if not self._fits(plan, budget):
@@ -633,7 +634,7 @@ class Planner:
         """Make a plan by a run; return the outputs."""
         before = onednn.exchange_threads(self.options.threads)
         try:
-            with self.tracing:
+            with self.tracing, budget.clock(ticks=earlier is not None):
                 return plan.trace(inputs, budget, earlier)
         finally:
             if before:
