@@ -230,8 +230,8 @@ def test_threads_may_share_a_model() -> None:
 def test_the_plan_that_was_not_used_for_the_longest_time_is_forgotten() -> None:
     rep = rep_of()
     for n in range(1, planner.PLANS + 1):
-        rep.run(feeds(0, n))
-        rep.run(feeds(0, n))
+        for _ in range(1 + planner.REPEATS):
+            rep.run(feeds(0, n))
     rep.run(feeds(0, 1))
     rep.run(feeds(0, planner.PLANS + 1))
     assert rep._session._planner is not None
@@ -355,10 +355,25 @@ def test_shapes_that_change_in_every_run_are_not_compiled() -> None:
         given = feeds(n, n)
         check(rep.run(given), given)
     assert rep._session._planner is not None and len(rep._session._planner.plans) == planner.NOVEL
-    for _ in range(2):
-        given = feeds(0, 11)
+    given = feeds(0, 11)
+    for _ in range(2, planner.REPEATS + 1):
+        assert len(rep._session._planner.plans) == planner.NOVEL
         check(rep.run(given), given)
     assert len(rep._session._planner.plans) == planner.NOVEL + 1
-    given = feeds(0, 40)
-    check(rep.run(given), given)
-    assert len(rep._session._planner.plans) == planner.NOVEL + 2
+
+
+def test_plans_that_are_used_pay_for_others() -> None:
+    rep = rep_of()
+    for n in (2, 3, 2, 3, 2, 3, 2, 3, 4):
+        given = feeds(n, n)
+        check(rep.run(given), given)
+    assert rep._session._planner is not None and len(rep._session._planner.plans) == 3
+
+
+def test_shapes_that_seldom_repeat_are_not_compiled() -> None:
+    """A plan takes longer to make than the definitions to run: only shapes of several recent runs get one."""
+    rep, draws = rep_of(), np.random.default_rng(0)
+    for n in draws.integers(2, 100, 200):
+        given = feeds(n, n)
+        check(rep.run(given), given)
+    assert rep._session._planner is not None and len(rep._session._planner.plans) <= 2 * planner.NOVEL
