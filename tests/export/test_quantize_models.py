@@ -357,6 +357,49 @@ def test_a_bias_that_would_overflow_int32_widens_the_scale_of_its_weight() -> No
     assert np.abs(exact - found).max() < 0.01 * np.abs(exact).max()
 
 
+MOVES = {
+    "Gather": "Gather<axis=1>(w, i)", "GatherElements": "GatherElements<axis=0>(w, rows)", "Reshape": "Reshape(w, shape)",
+    "Slice": "Slice(w, one, four, one)", "Split": "Split<axis=1>(w, parts)", "Squeeze": "Squeeze(w3, one)",
+    "Unsqueeze": "Unsqueeze(w, zero)", "Transpose": "Transpose<perm=[1,0]>(w)", "Flatten": "Flatten<axis=0>(w)",
+    "Concat": "Concat<axis=1>(w, w)", "Expand": "Expand(w, twice)", "Pad": "Pad(w, pads)", "TopK": "TopK<axis=0>(w, four)",
+    "Identity": "Identity(w)", "Tile": "Tile(w, repeats)", "a chain": "Transpose<perm=[1,0]>(w2)", "MatMul": "MatMul(w, v)",
+    "Gemm with a bias": "Gemm(w, v, b)", "Add": "Add(w, w)", "Resize": "Resize<mode=\"nearest\">(w4, , , sizes)",
+    "AveragePool": "AveragePool<kernel_shape=[2]>(w5)",
+}  # fmt: skip
+"""What else reads a constant (8, 8) that is the weight of a MatMul."""
+BEFORE = {"w3": "w3 = Unsqueeze(w, one)", "w2": "wf = Flatten<axis=0>(w)  w2 = Reshape(wf, square)",
+          "w4": "w4 = Unsqueeze(w, both)", "w5": "w5 = Unsqueeze(w, zero)"}  # fmt: skip
+
+
+@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.parametrize("move", MOVES)
+def test_the_channels_of_a_weight_are_not_those_of_what_moves_it(move: str, first: bool, oracle: Oracle) -> None:
+    """Compared with the float model, and with onnxruntime."""
+    steps = [BEFORE[n] for n in BEFORE if n in re.findall(r"\w+", MOVES[move])]
+    results = {"Split": "t, t2", "TopK": "t, t2"}.get(move, "t")
+    lines = [*steps, f"{results} = {MOVES[move]}", "z = Neg(t)"]
+    body = "\n".join(["y = MatMul(x, w)", *lines] if first else [*lines, "y = MatMul(x, w)"])
+    numbers = {
+        "i": [1, 0, 3], "rows": np.zeros((2, 8), np.int64), "shape": [4, 2, 8], "zero": [0], "one": [1], "four": [4],
+        "parts": [3, 5], "twice": [2, 8, 8], "pads": [1, 1, 0, 0], "repeats": [2, 1], "both": [0, 1],
+        "sizes": [1, 1, 16, 8], "square": [8, 8],
+    }  # fmt: skip
+    w = normal(1, 8, 8) * np.geomspace(0.1, 1, 8).astype(np.float32)
+    model = built(
+        f'<ir_version: 9, opset_import: ["": 17]> g (float[n,8] x) => (float[n,8] y, float z) {{ {body} }}',
+        w=w, v=normal(3, 8, 3), b=normal(4, 3), **{n: np.array(v) for n, v in numbers.items()},
+    )  # fmt: skip
+    model.graph.output[1].type.tensor_type.ClearField("shape")
+    feeds = {"x": normal(2, 40, 8)}
+    made = sonnx.quantize(model, feeds, per_channel=True, reduce_range=True)
+    assert any(t.name == "w_scale" and t.dims == [8] for t in made.graph.initializer)
+    theirs = oracle.run(made.SerializeToString(), feeds)
+    for exact, ours, name in zip(sonnx.run_model(model, feeds), sonnx.run_model(made, feeds), "yz", strict=True):
+        for found in (ours, theirs[name]):
+            noise = 10 * np.log10(np.sum(np.square(exact)) / np.sum(np.square(exact - found)))
+            assert noise > 30, f"{name}: {noise:.1f} dB"
+
+
 SHARED = {
     "table": (("MatMul(x, w)", "float[n,3]"), ("Gather(w, i)", "float[n,2,3]"), normal(2, 5, 3)),
     "transposed": (("MatMul(x, w)", "float[n,3]"), ("Gemm<transB=1>(z, w)", "float[n,5]"), normal(2, 5, 3)),
