@@ -519,6 +519,74 @@ def test_options_that_do_not_exist_are_errors(options: dict[str, Any], words: st
     assert words in str(failed.value)
 
 
+def listed(model: ModelProto) -> ModelProto:
+    """A model of IR version 3, in which every initializer had to be an input."""
+    made = ModelProto()
+    made.CopyFrom(model)
+    made.ir_version = 3
+    made.graph.input.extend(onnx.helper.make_tensor_value_info(t.name, t.data_type, t.dims) for t in model.graph.initializer)
+    return made
+
+
+QUANTIZERS = {
+    "static": lambda model, feeds: sonnx.quantize(model, feeds),
+    "per channel": lambda model, feeds: sonnx.quantize(model, feeds, per_channel=True),
+    "dynamic": lambda model, feeds: sonnx.quantize(model, dynamic=True),
+    **{form: (lambda model, feeds, form=form: sonnx.quantize_weights(model, form)) for form in ("int4", "nf4")},
+}
+
+
+@pytest.mark.parametrize("how", QUANTIZERS)
+def test_files_that_list_their_weights_as_inputs(how: str, oracle: Oracle) -> None:
+    feeds = {"x": dyadic(7, 8, 2, 6, 6)}
+    made = QUANTIZERS[how](listed(net()), feeds)
+    onnx.checker.check_model(made, full_check=True)
+    assert [v.name for v in made.graph.input] == ["x"]
+    expected = sonnx.run_model(QUANTIZERS[how](net(), feeds), feeds)[0]
+    np.testing.assert_array_equal(sonnx.run_model(made, feeds)[0], expected)
+    np.testing.assert_allclose(oracle.run(made.SerializeToString(), feeds)["y"], expected, rtol=0.2, atol=0.5)
+
+
+def test_a_fault_of_the_source_is_not_a_fault_of_the_written_file(tmp_path: Path) -> None:
+    wrong = ModelProto()
+    wrong.CopyFrom(net())
+    wrong.graph.output[0].type.tensor_type.shape.dim[1].dim_value = 7  # it is 3
+    onnx.save(wrong, tmp_path / "m.onnx")
+    done = CliRunner().invoke(main, ["quantize", str(tmp_path / "m.onnx"), "--dynamic", "-o", str(tmp_path / "o.onnx")])
+    assert done.exit_code == 0, done.output
+    assert "refuses the original model" in done.output and (tmp_path / "o.onnx").exists()
+
+
+def test_the_weights_that_stay_float_have_a_reason(tmp_path: Path) -> None:
+    text = """<ir_version: 9, opset_import: ["": 17]> g (float[n,4] x, bool c) => (float[n,4] y) {
+        a = Gemm<alpha=0.5>(x, w, b)  e = MatMul(a, v)  f = Einsum<equation="ij,jk->ik">(e, u)  h = MatMul(f, t)
+        y = If(c) <then_branch = t () => (float[n,4] p) { p = MatMul(h, s) },
+                  else_branch = o () => (float[n,4] q) { q = Identity(h) }> }"""
+    names = {n: normal(i, 4, 4) for i, n in enumerate("wvus")} | {"b": normal(9, 4), "t": normal(10, 4, 4)}
+    model, data = built(text, **names), {"x": normal(1, 16, 4), "c": np.ones(16, bool)}
+    reasons = {}
+    for how in ("dynamic", "weights", "static"):
+        kept: list[Any] = []
+        if how == "dynamic":
+            sonnx.quantize(model, dynamic=True, kept=kept, exclude=[".*/3"])
+        elif how == "weights":
+            sonnx.quantize_weights(model, kept=kept, exclude=[".*/3"])
+        else:
+            sonnx.quantize(model, data, kept=kept, exclude_operators=["MatMul"], batch_size=1)
+        reasons[how] = {w.name: w.reason for w in kept}
+    excluded, einsum = "the node is excluded (/matmul/3)", "Einsum is not quantized"
+    assert reasons == {
+        "dynamic": {"w": "the Gemm has alpha, beta or transA", "u": einsum, "t": excluded,
+                    "s": "no node that is quantized reads it"},
+        "weights": {"w": "the Gemm has alpha or transA", "u": einsum, "t": excluded},
+        "static": {"v": "MatMul is excluded", "u": einsum, "t": "MatMul is excluded",
+                   "s": "no node that is quantized reads it"},
+    }  # fmt: skip
+    onnx.save(model, tmp_path / "m.onnx")
+    done = CliRunner().invoke(main, ["quantize", str(tmp_path / "m.onnx"), "--dynamic", "-o", str(tmp_path / "o.onnx")])
+    assert done.exit_code == 0 and "3 weights stay float" in done.output and f"u [4, 4]: {einsum}" in done.output
+
+
 def test_models_that_cannot_be_quantized_are_errors() -> None:
     old = ModelProto()
     old.CopyFrom(SMALL)

@@ -20,7 +20,7 @@ from onnx import NodeProto
 
 from . import scales
 from .graph import FloatGraph, attribute
-from .options import MOVED, STATIC, WEIGHTED, QuantizationOptions
+from .options import MOVED, STATIC, WEIGHTED, QuantizationOptions, why_not
 from .scales import Scheme
 
 _SINCE = {"MaxPool": 12, "Resize": 11}
@@ -67,6 +67,9 @@ class Static:
                 before = len(self.marked) + len(self.weights) + len(self.tables)
                 self._visit(i, node, readers)
                 touched += len(self.marked) + len(self.weights) + len(self.tables) > before
+                self.graph.keep(node, f"{node.op_type} quantizes it only with a quantized value")
+            else:
+                self.graph.keep(node, why_not(node, STATIC, self.options.operators))
         if touched:
             self._write()
         return touched

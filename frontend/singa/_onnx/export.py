@@ -416,7 +416,7 @@ def convert(
     proto = write_again(graph, target, model.graph.name, writer, deferred=True)
     report = ExportReport(opset=target)
     _fill_report(report, writer, writer.problems, chosen)
-    _finish(proto, report, chosen, path, writer.builder.arrays)
+    _finish(proto, report, chosen, path, writer.builder.arrays, source=model)
     return (proto, report) if with_report else proto
 
 
@@ -447,6 +447,7 @@ def _finish(
     path: Any,
     arrays: Mapping[str, np.ndarray],
     verify: Callable[[Path], None] | None = None,
+    source: ModelProto | None = None,
 ) -> None:
     """Complete, check and write a model; the data of large weights (`arrays`) are written to a file without a copy."""
     if path is None or options.optimize:
@@ -466,12 +467,13 @@ def _finish(
         helper.set_model_props(proto, {p.key: p.value for p in proto.metadata_props} | dict(options.metadata))
     report.ir_version = proto.ir_version
     check = options.check and not report.unmapped
-    if check and path is None and (warning := checker.require_valid(proto)):
+    if check and path is None and (warning := checker.require_valid(proto, source)):
         report.warnings.append(warning)
     if path is not None:
         save.save(
-            proto, Path(path), check=check, external=options.external_data, arrays=arrays, warnings=report.warnings, verify=verify
-        )
+            proto, Path(path), check=check, external=options.external_data, arrays=arrays, warnings=report.warnings,
+            verify=verify, source=source,
+        )  # fmt: skip
         report.path = os.fspath(path)
 
 
