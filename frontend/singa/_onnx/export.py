@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -53,6 +54,7 @@ from .export_inputs import (
     declared_types,
     distinct_names,
     example_tensors,
+    fixed_reshapes,
     model_device,
     opened_type,
     overridden_type,
@@ -350,6 +352,11 @@ class _Replay:
     def finish(self, path: Any, feeds: Sequence[np.ndarray] | None) -> tuple[ModelProto, ExportReport]:
         """Complete, check, write and run the model; raises UnsupportedModel for problems, unless `continue_on_error` is set."""
         _fill_report(self.report, self.writer, self.problems, self.options)
+        if self.options.dynamic_axes:
+            fixed = fixed_reshapes(self.proto)
+            self.report.warnings += fixed
+            for text in fixed:
+                warnings.warn(text, UserWarning, stacklevel=4)
         self.proto.functions.extend(self._functions)
         chosen = self.options
         runs = chosen.run and not chosen.training and not self.report.unmapped
