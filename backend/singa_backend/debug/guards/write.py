@@ -325,7 +325,7 @@ class _GuardWriter:
             for visit in walk(source, self.engine, None, feeds, BUDGET):
                 for name, value in visit.mine.items() if isinstance(visit.mine, dict) else ():
                     if name in found and (arrays := dict(parts(value))):
-                        tolerance = Tolerance(operators=source.carried.get(name, frozenset()))
+                        tolerance = source.widened(Tolerance(), name)
                         summaries = {e: summarize(a, level, tolerance, f"{case.name}\0{name}{e}") for e, a in arrays.items()}
                         found[name].cases[case.name] = summaries
                 self.step(note=visit.call.name)
