@@ -17,6 +17,7 @@ from singa.cli import main
 from singa_backend import debug
 from singa_backend.comparison.difference import Tolerance, difference
 from singa_backend.comparison.tolerances import COMPARE
+from singa_backend.debug import guards
 from singa_backend.passes.change_dtype import change_dtype
 
 DTYPES = [np.float16, ml_dtypes.bfloat16, np.float64]
@@ -119,6 +120,23 @@ def test_the_command_notes_dtypes_and_does_not_blame_them(tmp_path: Path) -> Non
     found = sonnx("compare", tmp_path / "half.onnx", "--against", tmp_path / "single.onnx", "--rtol", "0.05")
     assert found.exit_code == 0, found.output
     assert "17 values are float16 here and float there: compared with the tolerance of float16" in " ".join(found.stdout.split())
+
+
+@pytest.mark.parametrize("form", FORMS, ids=IDS)
+@pytest.mark.parametrize("against", ["onnxruntime", "definition"])
+def test_a_guard_of_the_original_checks_a_conversion(form: ModelProto, against: str, tmp_path: Path) -> None:
+    if against == "onnxruntime" and form.graph.initializer[0].data_type == TensorProto.BFLOAT16:
+        against = "sonnx"  # onnxruntime has no products of bfloat16 on the CPU
+    onnx.save(net(), tmp_path / "net.onnx")
+    guards.write_guard(tmp_path / "net.onnx", tmp_path / "net.guard")
+    found = guards.check_guard(tmp_path / "net.guard", model=form, against=against)
+    assert found.verdict == "pass" and found.compared == found.stored, (found.culprit, found.failures)
+    assert sum(found.mixed.values()) >= 15
+    wrong = ModelProto()
+    wrong.CopyFrom(form)
+    scaled(wrong, "w3", 2.0)
+    found = guards.check_guard(tmp_path / "net.guard", model=wrong, against=against, to=tmp_path / "part")
+    assert found.verdict == "fail" and found.culprit is not None and found.culprit.value == "m3", found.culprit
 
 
 # --- other kinds, and equal names -------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from ..comparison.difference import as_float, bytes_of, same_kind
-from ..engines.local import Engine, FailedRun
+from ..engines.local import Engine, FailedRun, Ours
 from ..errors import InvalidInput, SonnxError
 from .alignment import ValuePair
 from .spill import SpillStore
@@ -65,6 +65,15 @@ def attempt(
         return engine.run(part, source.folder, feeds)
     except SonnxError as error:
         return FailedRun.of(engine, error)
+
+
+def refusal(source: Source, inputs: Values) -> str:
+    """Why the definitions of this package cannot run a model with these inputs, or return only empty values; otherwise ""."""
+    outputs = [n for n in source.outputs if n in source.makers]
+    found = attempt(Ours(), source, source.calls, inputs, outputs) if outputs else {}
+    if isinstance(found, FailedRun):
+        return str(found)
+    return "all outputs are empty" if found and all(isinstance(v, np.ndarray) and not v.size for v in found.values()) else ""
 
 
 def _missing(source: Source, call: NodeCall, values: Values, engine: Engine) -> FailedRun | None:

@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..comparison.difference import Tolerance
-from ..engines.local import FailedRun, Ours
+from ..engines.local import Ours
 from ..errors import SonnxError
 from .align import DRAWS, Aligner, ModelSide, Side
 from .alignment import Alignment, Gap, ValuePair
 from .constants import confirmed, used
-from .lockstep import Values, attempt, check_fed, fed_to
+from .lockstep import Values, check_fed, fed_to, refusal
 from .repair import Repair
 from .sketch import further
 from .submodel import NodeCall, Source
@@ -51,7 +51,7 @@ def align_models(
         budget: the maximum bytes of stored values in memory.
     """
     check_fed(other, fed_to(other, inputs, names))
-    draws = drawn(source, inputs, lambda values: _runs(source, values) and _runs(other, fed_to(other, values, names)))
+    draws = drawn(source, inputs, lambda values: not refusal(source, values) and not refusal(other, fed_to(other, values, names)))
     mine = ModelSide(source, Ours(), draws, budget // 4)
     theirs = ModelSide(other, Ours(), [fed_to(other, values, names) for values in draws], budget // 4)
     return aligned(mine, theirs, names, given, tolerance, len(draws), budget)
@@ -76,7 +76,7 @@ def align_module(source: Source, side: TorchSide, inputs: Values, tolerance: Tol
             return False
         return True
 
-    draws = drawn(source, inputs, lambda values: _runs(source, values) and runs(values))
+    draws = drawn(source, inputs, lambda values: not refusal(source, values) and runs(values))
     names = dict(zip(source.outputs, side.outputs, strict=False)) if len(source.outputs) == len(side.outputs) else {}
     names = {a: b for a, b in names.items() if b in side.made and a in source.makers}
     found = aligned(ModelSide(source, Ours(), draws, budget // 4), side, names, {}, tolerance, len(draws), budget)
@@ -107,11 +107,6 @@ def drawn(source: Source, inputs: Values, runs: Any) -> list[Values]:
         if runs(values):
             draws.append(values)
     return draws
-
-
-def _runs(source: Source, values: Values) -> bool:
-    outputs = [n for n in source.outputs if n in source.makers]
-    return not isinstance(attempt(Ours(), source, source.calls, values, outputs), FailedRun)
 
 
 def _keep_names(aligner: Aligner, repair: Repair) -> None:

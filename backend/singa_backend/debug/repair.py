@@ -174,8 +174,7 @@ class Repair:
             if self._trials >= _TRIALS:
                 return False
             if self._tried(name, (other, layout), self._after([name])):
-                if name not in self.aligner.namesakes:
-                    self.aligner.pairs[name] = ValuePair(other, layout, "repair")
+                self.aligner.pairs[name] = ValuePair(other, layout, "repair")
                 self.culprits[name] = other
                 self.equal.discard(name)
                 self._set_aside(name, other)
@@ -412,7 +411,7 @@ class Repair:
                     self._ours[draw].take(changed)
                 self._ours[draw].put(changed, value)
         for a, (b, layout) in effect.pairs.items():
-            if a not in self.aligner.namesakes:
+            if a not in self.aligner.namesakes or a == b:
                 self.aligner.pairs[a] = ValuePair(b, layout, "repair")
         self.equal.update(effect.pairs)
         self.equal.update(effect.outputs)

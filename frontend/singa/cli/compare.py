@@ -179,10 +179,10 @@ def _show(found: debug.Comparison, rows: list[debug.Row], source: debug.Source, 
     count = len(found.rows)
     echo(f"{count} value{'s' * (count != 1)} compared, {wrong} differ")
     for (here, there), count in Counter(r.difference.dtypes for r in found.mixed).items():
-        narrow = narrowest(d for d in map(from_type_string, (f"tensor({here})", f"tensor({there})")) if d is not None)
-        echo(
-            f"{count} {'values are' if count > 1 else 'value is'} {here} here and {there} there: compared with the tolerance of {onnx_name(narrow)}"
-        )
+        kinds = [from_type_string(f"tensor({name})") for name in (here, there)]
+        narrow = onnx_name(narrowest(d for d in kinds if d is not None))
+        verb = "values are" if count > 1 else "value is"
+        echo(f"{count} {verb} {here} here and {there} there: compared with the tolerance of {narrow}")
     if found.both_nan:
         echo(f"NaN on both sides: {_names([r.value for r in found.both_nan])}", style="yellow")
     if found.nonfinite:
