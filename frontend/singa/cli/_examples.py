@@ -46,7 +46,7 @@ EXAMPLES = {
         "sonnx merge model.onnx task.safetensors -o merged.onnx",
         "sonnx merge model.onnx task.safetensors -o two.onnx --form inputs",
     ),
-    "opsets": ("sonnx opsets '^Softmax$'", "sonnx opsets '^Celu$' --oracle none"),
+    "opsets": ("sonnx opsets '^Mish$'", "sonnx opsets '^Celu$' --oracle none"),
     "optimize": ("sonnx optimize model.onnx -o small.onnx", "sonnx optimize --list"),
     "profile": (
         "sonnx profile model.onnx --trace run.json --html times.html",
