@@ -104,7 +104,7 @@ def read_peft(path: StrPath, model: ModelProto, *, folder: Path | None = None) -
         _check_owners(w, p, modules)
         change = LowRank(pair["A"], pair["B"], _scale(config, w.path, len(pair["A"])))
         changes[p.tensor] = change if p.rows is None else _in_rows(change, p, modules, changes.get(p.tensor))
-    values = {}
+    values: dict[str, np.ndarray] = {}
     for w in wanted[len(content.pairs) :]:
         value, tensor = _value(modules, w, found[w], content.values[w.path, w.name]), found[w].tensor
         if not np.array_equal(values.setdefault(tensor, value), value, equal_nan=True):

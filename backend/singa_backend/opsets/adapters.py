@@ -285,8 +285,8 @@ def conv_transpose_1(
     onnxruntime has the meaning of opset 11 in every opset, so a changed auto_pad would not do.
     """
     if output_shape:
-        sizes, kernel = ((op.shape(v) or ())[2:] for v in (x, w))
-        if not sizes or not all(isinstance(d, int) for d in (*sizes, *kernel)):
+        sizes, kernel = (tuple(d for d in (op.shape(v) or ())[2:] if isinstance(d, int)) for v in (x, w))
+        if not len(sizes) == len(kernel) == len(output_shape):
             raise Unwritable("before opset 11 output_shape requires known sizes of the input and the filters")
         at = transposed(sizes, kernel, strides, None, dilations, auto_pad, output_padding, output_shape, 11)
         reach = transposed(sizes, kernel, strides, None, dilations, "VALID", None, None, 11).sizes  # without output_padding
