@@ -12,6 +12,7 @@ EXAMPLES = {
     "conform": ("sonnx conform -k softmax", "sonnx conform -k '^test_relu' --results relu.json --junit relu.xml"),
     "convert": (
         "sonnx convert model.onnx -o older.onnx --opset 11",
+        "sonnx convert model.onnx -o half.onnx --dtype float16 --keep-io-types",
         "sonnx convert model.onnx -o fixed.onnx --shape x=1,3,8,8",
     ),
     "device-check": (
