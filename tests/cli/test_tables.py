@@ -71,8 +71,16 @@ def text_of(lines: list[tuple[str, str]]) -> str:
 def check(table: TextTable, width: int | None) -> None:
     lines = [line for line, _ in table.lines(width)]
     text = "\n".join(lines)
-    kinds = list(table.columns.kinds.values())
     words = re.findall(r"\S+", text)
+    optional = table.columns.optional  # columns are left out in this order, so the text is one of a table without some of them
+    fewer = [
+        TextTable(Columns(table.columns.kinds), table.title, table.rows)._without(optional[:n]) for n in range(len(optional))
+    ]
+    for one in fewer if width is not None else ():
+        one.title = table.title
+        if text == text_of(one.lines(width)):
+            table = one
+    kinds = list(table.columns.kinds.values())
     for i, kind in enumerate(kinds):
         cells = [row[i] for row, _ in table.rows]
         if kind is NUMBER:
@@ -130,6 +138,16 @@ def test_names_that_differ_in_one_place(width: int | None) -> None:
         table.add(f"{start}/{i}{start}/Conv", 10.0**-i)
         table.add(f"{start}/{i}{start}/{WIDE}", i)
     check(table, width)
+
+
+def test_columns_are_left_out_until_each_row_is_one_line() -> None:
+    columns = Columns({"value": NAME, "type": WORDS, "ULP": NUMBER, "of": NUMBER}, optional=("ULP", "type"))
+    table = columns.table()
+    for i in range(3):
+        table.add(f"layer.{i}.attention.output", f"float[1, 64, 56, {i}]", 8.21753e08 + i, 0.5)
+    counts = {w: (len(table.lines(w)), "ULP" in text_of(table.lines(w)), "type" in text_of(table.lines(w))) for w in (80, 52, 30)}
+    assert counts == {80: (6, True, True), 52: (6, False, True), 30: (6, False, False)}
+    assert all("ULP" in text_of(table.lines(w)) for w in (None, 10))  # in full, and as records
 
 
 def test_a_cut_keeps_the_ends_of_a_path() -> None:

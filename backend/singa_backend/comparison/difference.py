@@ -13,7 +13,7 @@ import numpy as np
 
 from .. import dtypes
 from . import verdict
-from .tolerances import EQUAL, ErrorBound, in_model
+from .tolerances import EQUAL, ErrorBound, in_model, narrowest, range_floor
 
 BLOCK = 1 << 16
 """Elements that are compared at a time."""
@@ -28,13 +28,19 @@ class Tolerance:
     Attributes:
         rtol: the relative tolerance; None for that of the registry (docs/tolerances.md) for the dtype and the operators.
         atol: the absolute tolerance; None for rtol times the median magnitude of the finite non-zero elements, so that an element
-            near zero is not compared more strictly than the others.  For integers None is 0.
+            near zero is not compared more strictly than the others, but at least the floor of operators whose results have a
+            bounded range.  For integers None is 0.
         operators: names of the operators from which the value has errors, those of other domains with their domain.
+        dtype: the narrowest float dtype to which a value was rounded before, whose tolerance it has; None for its own.
+        mixed: compare floats of different dtypes in the wider one, with the tolerance of the narrower one; otherwise the verdict
+            of such values is "dtype".
     """
 
     rtol: float | None = None
     atol: float | None = None
     operators: frozenset[str] = frozenset()
+    dtype: np.dtype[Any] | None = None
+    mixed: bool = False
 
     def of(self, theirs: np.ndarray) -> tuple[float, float]:
         """Return the tolerances for a value.
@@ -48,16 +54,19 @@ class Tolerance:
         bound = self.bound(theirs)
         return bound.rtol, bound.atol or 0.0
 
-    def bound(self, theirs: np.ndarray) -> ErrorBound:
+    def bound(self, theirs: np.ndarray, mine: np.dtype[Any] | None = None) -> ErrorBound:
         """Return the tolerances for a value, and where they come from.
 
         Args:
             theirs: the value that the other one is compared with, of any dtype and shape.
+            mine: the dtype of the other value; None for that of `theirs`.
 
         Returns:
             The relative and the absolute tolerance, and the reason: the registry's, or that they were given.
         """
         dtype = theirs.dtype
+        if dtypes.is_float(dtype):
+            dtype = narrowest(d for d in (mine, self.dtype, dtype) if d is not None)
         if not (dtypes.is_float(dtype) or dtype.kind == "c"):
             return EQUAL if self.atol is None else ErrorBound(0.0, f"atol was given; otherwise {EQUAL.reason}", self.atol)
         known = in_model(dtype, self.operators)
@@ -66,7 +75,9 @@ class Tolerance:
         reason = known.reason
         if given:
             reason = f"{' and '.join(given)} {'were' if len(given) > 1 else 'was'} given; otherwise rtol {known.rtol:g}: {reason}"
-        return ErrorBound(rtol, reason, self.atol if self.atol is not None else rtol * _magnitude(theirs))
+        if self.atol is not None:
+            return ErrorBound(rtol, reason, self.atol)
+        return ErrorBound(rtol, reason, max(rtol * _magnitude(theirs), range_floor(dtype, self.operators)))
 
 
 @dataclass(frozen=True)
@@ -80,6 +91,7 @@ class Difference:
         max_abs: the maximum absolute difference of elements that are finite in both values; None if not defined.
         max_rel: the maximum relative difference of such elements; None if not defined.
         ulps: the maximum difference of such elements in units in the last place; None if not defined.
+        rms: the root of the mean square of the errors of such elements, divided by that of the second value; None if not defined.
         excess: the maximum error as a multiple of the tolerance; infinite if NaN or Inf occurs in one value only.
         outside: the number of elements outside the tolerance.
         size: the number of elements.
@@ -97,6 +109,7 @@ class Difference:
     max_abs: float | None = None
     max_rel: float | None = None
     ulps: float | None = None
+    rms: float | None = None
     excess: float = 0.0
     outside: int = 0
     size: int = 0
@@ -111,6 +124,11 @@ class Difference:
     def agrees(self) -> bool:
         """Whether the values are equal within the tolerance."""
         return self.verdict == "agrees"
+
+    @property
+    def mixed(self) -> bool:
+        """Whether floats of different dtypes were compared."""
+        return self.dtypes[0] != self.dtypes[1] and self.tolerance is not None
 
     def __str__(self) -> str:
         if self.verdict in ("dtype", "shape", "kind"):
@@ -181,7 +199,7 @@ def _together(parts: list[Difference], names: tuple[str, str], shapes: Any) -> D
     if worst.verdict in ("dtype", "shape", "kind"):
         names, shapes = worst.dtypes, worst.shapes
     figures: dict[str, Any] = {}
-    for f in ("max_abs", "max_rel", "ulps"):
+    for f in ("max_abs", "max_rel", "ulps", "rms"):
         figures[f] = max((v for p in parts if (v := getattr(p, f)) is not None), default=None)
     counts: dict[str, Any] = {f: sum(getattr(p, f) for p in parts) for f in ("outside", "size")}
     counts |= {f: (sum(getattr(p, f)[0] for p in parts), sum(getattr(p, f)[1] for p in parts)) for f in ("nan", "inf")}
@@ -202,10 +220,11 @@ def _together(parts: list[Difference], names: tuple[str, str], shapes: Any) -> D
 def _arrays(mine: np.ndarray, theirs: np.ndarray, tolerance: Tolerance) -> Difference:
     names = (dtypes.onnx_name(mine.dtype), dtypes.onnx_name(theirs.dtype))
     shapes = (mine.shape, theirs.shape)
-    if names[0] != names[1] or shapes[0] != shapes[1]:
-        return Difference("dtype" if names[0] != names[1] else "shape", names, shapes, excess=math.inf)
+    mixed = names[0] != names[1]
+    if (mixed and not (tolerance.mixed and same_kind(mine.dtype, theirs.dtype))) or shapes[0] != shapes[1]:
+        return Difference("dtype" if mixed else "shape", names, shapes, excess=math.inf)
     a, b = mine.reshape(-1), theirs.reshape(-1)
-    bound = tolerance.bound(theirs)
+    bound = tolerance.bound(theirs, mine.dtype)
     rtol, atol = bound.rtol, bound.atol or 0.0
     floating = dtypes.is_float(mine.dtype) or mine.dtype.kind == "c"
     numeric = mine.dtype != dtypes.STRING
@@ -223,7 +242,8 @@ def _arrays(mine: np.ndarray, theirs: np.ndarray, tolerance: Tolerance) -> Diffe
         shapes,
         max_abs=total.max_abs if has else None,
         max_rel=total.max_rel if has else None,
-        ulps=total.ulps,
+        ulps=None if mixed else total.ulps,
+        rms=total.rms if has and (floating or mine.dtype.kind != "b") else None,
         excess=total.excess,
         outside=total.outside,
         size=mine.size,
@@ -244,16 +264,24 @@ class _Total:
         self.ulps: float | None = None
         self.outside = self.at = 0
         self.nan, self.inf = [0, 0], [0, 0]
+        self.squares = [0.0, 0.0]
+
+    @property
+    def rms(self) -> float | None:
+        """The root of the mean square of the errors, divided by that of the second value."""
+        error, size = self.squares
+        return math.sqrt(error / size) if size > 0 and math.isfinite(error) else 0.0 if error == 0 else None
 
     def add(self, start: int, x: np.ndarray, y: np.ndarray, floating: bool, numeric: bool, rtol: float, atol: float) -> None:
         """Add a block that begins at `start`."""
         if not numeric:
             self.note(start, np.asarray(x != y).astype(np.float64) * math.inf)
             return
+        wide = np.complex128 if x.dtype.kind == "c" else np.float64
         if x.dtype.kind != "c" and verdict.same_bits(x, y):
             self._same(x, floating)
+            self.square(1, np.abs(y.astype(wide)))
             return
-        wide = np.complex128 if x.dtype.kind == "c" else np.float64
         p, q = x.astype(wide), y.astype(wide)
         error, size = np.abs(p - q), np.abs(q)
         if not floating:  # float64 does not represent integers beyond 2**53, but their differences to the same precision
@@ -268,14 +296,20 @@ class _Total:
             for side, v in enumerate((p, q)):
                 self.nan[side] += int(np.isnan(v).sum())
                 self.inf[side] += int(np.isinf(v).sum())
-            error[~finite] = 0.0
+            error[~finite] = size[~finite] = 0.0
+        self.square(0, error)
+        self.square(1, size)
         self.max_abs = max(self.max_abs, float(error.max(initial=0.0)))
         relative = np.divide(error, size, out=np.zeros_like(error), where=(size > 0) & finite)
         self.max_rel = max(self.max_rel, float(relative.max(initial=0.0)))
-        steps = verdict.steps(x, y, finite)
+        steps = verdict.steps(x, y, finite) if x.dtype == y.dtype else None
         if steps is not None:
             self.ulps = max(self.ulps or 0.0, steps)
         self.note(start, excess)
+
+    def square(self, which: int, sizes: np.ndarray) -> None:
+        """Add the squares of magnitudes, of the errors or of the second value."""
+        self.squares[which] += float(np.square(sizes[np.isfinite(sizes)]).sum())
 
     def _same(self, x: np.ndarray, floating: bool) -> None:
         """Add a block whose bits are the same in both values: only elements that are not finite are counted."""
@@ -308,6 +342,19 @@ def _magnitude(x: np.ndarray) -> float:
     return float(np.median(sizes)) if sizes.size else 0.0
 
 
+def same_kind(a: np.dtype[Any], b: np.dtype[Any]) -> bool:
+    """Whether two dtypes are equal, or both real floats, or both complex."""
+    return a == b or (dtypes.is_float(a) and dtypes.is_float(b)) or a.kind == b.kind == "c"
+
+
+def as_float(value: Any, dtype: np.dtype[Any] | None) -> Any:
+    """A value in this dtype, if both are floats; otherwise as it is."""
+    if dtype is None or not isinstance(value, np.ndarray) or value.dtype == dtype or not same_kind(value.dtype, dtype):
+        return value
+    with np.errstate(all="ignore"):
+        return value.astype(dtype)
+
+
 def same_bits(a: Any, b: Any) -> bool:
     """Whether two values are equal bit for bit."""
     return a is b or verdict.same_bits(a, b)
@@ -320,4 +367,4 @@ def bytes_of(value: Any) -> int:
     return sum(map(bytes_of, value)) if isinstance(value, list) else 64 * len(value) if isinstance(value, dict) else 64
 
 
-__all__ = ["BLOCK", "Difference", "Tolerance", "bytes_of", "difference", "same_bits"]
+__all__ = ["BLOCK", "Difference", "Tolerance", "as_float", "bytes_of", "difference", "same_bits", "same_kind"]

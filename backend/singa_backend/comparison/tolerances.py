@@ -6,7 +6,8 @@ each dtype, for values whose errors may come from many nodes.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+import math
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -421,7 +422,49 @@ USES = (
 )  # fmt: skip
 """All places that compare values."""
 
+RANGES: Mapping[str, float] = {
+    **dict.fromkeys(("Cos", "Erf", "HardSigmoid", "Sigmoid", "Sin", "Softmax", "Softsign", "Tanh"), 1.0),
+    **dict.fromkeys(("Asin", "Atan"), math.pi / 2), "Acos": math.pi,
+    **dict.fromkeys(("Gelu", "HardSwish", "Mish", "Softplus", "Swish"), 1.0),
+    **dict.fromkeys((f"com.microsoft.{n}" for n in ("BiasGelu", "BiasSoftmax", "FastGelu", "Gelu", "QuickGelu")), 1.0),
+}  # fmt: skip
+"""The end of the range of operators that are bounded, or approach 0 on one side because one of their factors does.
+
+Far from 0 an engine that computes a complement, clamps the argument or flushes tiny numbers has an error that is small in
+relation to this end, not to the value.
+"""
+
 _IN_SINGLE = {"float64": "float32", "complex128": "complex64"}
+
+
+def range_floor(dtype: np.dtype[Any], operators: Collection[str]) -> float:
+    """Return the absolute error that is allowed near 0, because an operator's results have a bounded range.
+
+    Args:
+        dtype: of the value.
+        operators: qualified names of the operators from which it has errors; those in `RANGES` count.
+
+    Returns:
+        The steps of the operator's rule, of the end of its range, at most the tolerance of `COMPARE` for a value of that
+        magnitude; the maximum over the operators, 0 without any.
+    """
+    bounded = [n for n in operators if n in RANGES]
+    if not bounded or not dtypes.is_float(dtype):
+        return 0.0
+    eps, most = float(dtypes.float_info(dtype).eps), COMPARE.bound(dtype).rtol
+    return max(RANGES[n] * min(most, eps * (_BY_NAME[n].ulps + _BY_NAME[n].norm)) for n in bounded)
+
+
+def narrowest(kinds: Iterable[np.dtype[Any]]) -> np.dtype[Any]:
+    """Return the dtype for whose values `COMPARE` allows most.
+
+    Args:
+        kinds: dtypes, at least one.
+
+    Returns:
+        One of them; of equal tolerances the last.
+    """
+    return max(reversed(list(kinds)), key=lambda d: COMPARE.bound(d).rtol)
 
 
 def looser(operators: Collection[str]) -> frozenset[str]:

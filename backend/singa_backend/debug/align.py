@@ -18,7 +18,7 @@ from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
-from ..comparison.difference import Tolerance
+from ..comparison.difference import Tolerance, same_kind
 from ..dtypes import is_float
 from ..engines.local import Engine
 from ..proto.scopes import named_scope, stored_scopes
@@ -83,8 +83,8 @@ class Side(Protocol):
     def weight(self, name: str) -> np.ndarray | None:
         """A weight; None if there is none of this name."""
 
-    def carried(self, name: str) -> frozenset[str]:
-        """The operators that widen the tolerance of a value."""
+    def widened(self, tolerance: Tolerance, name: str) -> Tolerance:
+        """A tolerance with the errors of all nodes on which a value depends."""
 
 
 class ModelSide:
@@ -149,8 +149,8 @@ class ModelSide:
             found[int(np.prod(shape))] += names
         return found
 
-    def carried(self, name: str) -> frozenset[str]:
-        return self.source.carried.get(name, frozenset())
+    def widened(self, tolerance: Tolerance, name: str) -> Tolerance:
+        return self.source.widened(tolerance, name)
 
 
 def distinct(value: Any) -> bool:
@@ -170,6 +170,7 @@ class SketchTable:
         figures: of each value, an array (draws, figures).
         groups: the names of the values of each dtype and size.
         sizes: the dtype and the size of each value.
+        shapes: the shape of each value.
         moving: the values that differ between draws and have enough elements to be known by them.
         still: the values that are the same on all draws.
         distinct: those of them that do not equal another value by chance.
@@ -179,6 +180,7 @@ class SketchTable:
         found: dict[str, list[np.ndarray]] = {}
         different = set[str]()
         self.sizes: dict[str, tuple[Dtype, int]] = {}
+        self.shapes: dict[str, tuple[int, ...]] = {}
         for draw in draws:
             for name, value in side.stream(draw):
                 if name not in side.made:
@@ -186,7 +188,7 @@ class SketchTable:
                 figures = sketch(value)
                 if figures is not None:
                     found.setdefault(name, []).append(figures)
-                    self.sizes[name] = value.dtype, value.size
+                    self.sizes[name], self.shapes[name] = (value.dtype, value.size), value.shape
                     if draw == draws[-1] and figures.tobytes() == found[name][0].tobytes() and distinct(value):
                         different.add(name)
         self.figures = {n: np.array(f) for n, f in found.items() if len(f) == len(draws)}
@@ -276,19 +278,44 @@ class Aligner:
         self._tolerance, self.draws, self.budget = tolerance, draws, budget
         self.pairs: dict[str, ValuePair] = {}
         self.verified: Verified = {}
+        self.namesakes = frozenset[str]()
         sketched = range(min(2, draws))
         self.left, self.right = SketchTable(mine, sketched), SketchTable(theirs, sketched)
         self.finder = Finder(self.right, theirs.made)
 
     def tolerance(self, a: str, b: str) -> Tolerance:
         """The tolerance of a value and its candidate, as they are compared."""
-        operators = self.mine.carried(a) | self.theirs.carried(b)
-        return Tolerance(self._tolerance.rtol, self._tolerance.atol, operators)
+        return self.theirs.widened(self.mine.widened(self._tolerance, a), b)
 
     def run(self) -> None:
         """Find, verify and choose the pairs."""
         self.verified = self._verify(self._candidates())
+        self.namesakes = self._namesakes()
         self._choose()
+
+    def _namesakes(self) -> frozenset[str]:
+        """The values that are paired with the one of the same name, even if they differ; none if equal names mean other values.
+
+        They do if more values equal one of another name than the one of their own, or if most nodes have another operator.
+        """
+        mine, theirs = self.mine.made, self.theirs.made
+        same = [a for a in mine if self.names.get(a) == a and a in theirs and self.alike(a, a)]
+        others = [a for a in same if a in self.left.moving and a in self.verified and a not in self.verified[a]]
+        proven = sum(a in self.verified.get(a, ()) for a in same)
+        operators = sum(mine[a].operator == theirs[a].operator for a in same)
+        return frozenset(same if proven >= len(others) and 2 * operators >= len(same) else ())
+
+    def alike(self, a: str, b: str) -> bool:
+        """Whether two values may be partners: both floats, or of one dtype, and of one shape."""
+        left, right = self.left.sizes.get(a), self.right.sizes.get(b)
+        if left is None or right is None:  # not arrays of numbers, or empty
+            return left is right and self.mine.made[a].operator == self.theirs.made[b].operator
+        return same_kind(left[0], right[0]) and self.left.shapes[a] == self.right.shapes[b]
+
+    def same_kind(self, a: str, b: str) -> bool:
+        """Whether two values may be partners by their dtypes: codes of quantized values are none of floats."""
+        left, right = self.left.sizes.get(a), self.right.sizes.get(b)
+        return left is None or right is None or same_kind(left[0], right[0])
 
     def _candidates(self) -> dict[str, list[str]]:
         """For each value the values whose sketches agree, and its partner by name."""
@@ -305,7 +332,7 @@ class Aligner:
 
     def near(self, name: str, figures: np.ndarray, key: tuple[Dtype, int], at: int) -> list[str]:
         """The values of the other side whose sketch on the first draw is near these figures."""
-        rtol, _ = Tolerance(self._tolerance.rtol, self._tolerance.atol, self.mine.carried(name)).of(np.ones(1, key[0]))
+        rtol, _ = self.mine.widened(self._tolerance, name).of(np.ones(1, key[0]))
         return self.finder.near(key, figures, 4 * rtol, at)
 
     def _verify(self, candidates: dict[str, list[str]]) -> Verified:
@@ -357,6 +384,8 @@ class Aligner:
         if named in options:
             assert named is not None
             return ValuePair(named, options[named], "name" if named == a else "position")
+        if a in self.namesakes:
+            return ValuePair(a, how="name")
         if a in self.mine.outputs and named is not None:
             return ValuePair(named, how="position")
         if a in constants:

@@ -85,11 +85,11 @@ def bisect(
 ) -> Reproduction | None:
     """Find the first diverging node and write it as a model of one node.
 
-    Without `local` both sides run freely to the first node that diverges.  If that node does not diverge alone, the error
-    has accumulated, and the node that added most is returned.  Against the definition, where only a plan of several nodes
-    diverges, these nodes are written together.  With `local` each node receives the trusted side's inputs, and
-    the first that diverges alone is returned.  A node that this side refuses is a divergence; one that the trusted side
-    refuses is returned only if nothing diverges.
+    Without `local` both sides run freely to the first node that diverges.  A node that agrees if it reads the trusted side's
+    inputs does not: errors have accumulated.  If no node diverges and an output differs, the node that added most is returned.
+    Against the definition, where only a plan of several nodes diverges, these nodes are written together.  With `local` each
+    node receives the trusted side's inputs, and the first that diverges alone is returned.  A node that this side refuses is a
+    divergence; one that the trusted side refuses is returned only if nothing diverges.
 
     Args:
         model: a path, a ModelProto, bytes, or a Source.
@@ -140,6 +140,8 @@ def _reproduction(
     if found is None:
         return None
     visit, node, judge = found
+    if judge.result.accumulated is not None and judge.result.first is None:
+        return _accumulated(setting, visit, node, to, progress)
     if node.inputs_agreed is None or node.like or (setting.saved is not None and isinstance(visit.mine, dict)):
         part = _between(setting, visit, node, judge, to)
         if part is not None:
@@ -163,6 +165,15 @@ def _reproduction(
     return again
 
 
+def _accumulated(
+    setting: Setting, visit: Visit, node: Divergence, to: str | Path | None, progress: Callable[..., None] | None
+) -> Reproduction:
+    """The node that added most to the error, up to the first that is beyond the tolerance."""
+    written = _written(setting, *(_grew_most(setting, visit.call.index, progress) or (visit, node)), to)
+    written.accumulated, written.first = not written.alone, node
+    return written
+
+
 def _first(setting: Setting, local: bool, progress: Callable[..., None] | None) -> tuple[Visit, Divergence, Judge] | None:
     """The first visit that diverges; otherwise the first that the trusted side did not compute."""
     judge = Judge(setting, local)
@@ -178,6 +189,8 @@ def _first(setting: Setting, local: bool, progress: Callable[..., None] | None) 
             progress(note=call.name)
     if refused is None:
         _check_reached(setting, judge.result)
+        if judge.result.accumulated is not None and judge.added_up is not None:
+            return *judge.added_up, judge
     return refused
 
 

@@ -7,7 +7,7 @@ found.agrees, found.first, found.rows
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import cached_property
@@ -16,7 +16,7 @@ from typing import Any, TypeGuard
 
 from onnx import TypeProto
 
-from ..comparison.difference import Tolerance, difference, same_bits
+from ..comparison.difference import Tolerance, as_float, difference, same_bits
 from ..devices.device import DeviceLike, resolve
 from ..engines.command import CommandEngine, EngineCommand, read_outputs
 from ..engines.local import Engine, FailedRun, Foreign, Ours, Planned
@@ -29,7 +29,7 @@ from .align import scope_of
 from .alignment import Alignment, ValuePair
 from .comparison import Comparison, Divergence, NotCompared, Row
 from .diff import attribute_changes
-from .lockstep import Values, Visit, attempt, paired, walk, walk_models
+from .lockstep import Values, Visit, attempt, fed_to, paired, walk, walk_models
 from .pairing import align_models, align_module, named, needed
 from .repeats import Repeats
 from .submodel import NodeCall, Source
@@ -201,12 +201,15 @@ class Setting(AbstractContextManager["Setting"]):
             self.other = Source.of(against)
             self.theirs = Ours()
             self.theirs.name = f"sonnx on {self.other.path.name}" if self.other.path else "the other model"
+        if self.other is not None or self.saved is not None:  # of another model the dtypes may be others
+            self.tolerance = replace(self.tolerance, mixed=True)
 
     def _aligned_module(self, against: str, timeout: float) -> None:
         """Take the values of a PyTorch module's submodules, which are aligned with those of the model."""
         self.theirs = Ours()
         self.theirs.name = against
         with TorchSide(against, [v.name for v in self.source.inputs], self.budget, timeout) as side:
+            self.tolerance = replace(self.tolerance, mixed=True)
             self._of_module = align_module(self.source, side, self.inputs, self.tolerance, self.budget)
             self.saved = {}
             for name, pair in self._of_module.pairs.items():
@@ -250,33 +253,32 @@ class Setting(AbstractContextManager["Setting"]):
         return named(paired(self.source, self.other, self.names))
 
     @cached_property
+    def places(self) -> dict[int, int]:
+        """The position of each node of the judged model in the order of computation, by its index."""
+        return {call.index: i for i, call in enumerate(self.source.calls)}
+
+    @cached_property
     def repeats(self) -> Repeats | None:
         """The nodes of the judged model that compute the same as others; None without an alignment of two models."""
         if self.other is None or self.alignment is None:
             return None
         return Repeats(self.source, self.other, (self.alone, self.theirs), self.inputs, self.alignment, self.tolerance_alone)
 
-    @cached_property
-    def _their_operators(self) -> dict[str, frozenset[str]]:
-        """For each value that is paired with one of the other model, the operators of that model that widen its tolerance."""
-        carried = self.other.carried if self.other is not None else {}
-        return {n: carried[p.other] for n, p in self.pairs.items() if p.other in carried}
-
     def tolerance_of(self, value: str) -> Tolerance:
-        """The tolerance of a value with the errors of all nodes on which it depends."""
-        none = frozenset[str]()
-        return replace(self.tolerance, operators=self.source.carried.get(value, none) | self._their_operators.get(value, none))
+        """The tolerance of a value with the errors of all nodes on which it depends, in both models."""
+        mine = self.source.widened(self.tolerance, value)
+        return self.other.widened(mine, self.pairs[value].other) if self.other is not None and value in self.pairs else mine
 
-    def tolerance_alone(self, calls: Iterable[NodeCall]) -> Tolerance:
+    def tolerance_alone(self, calls: Sequence[NodeCall]) -> Tolerance:
         """The tolerance of values with the errors of these nodes only."""
-        return replace(self.tolerance, operators=frozenset[str]().union(*map(self.source.looser, calls)))
+        return self.source.widened_by(self.tolerance, calls)
 
     def refusal(self, found: Comparison) -> SonnxError | None:
         """Why the other model cannot run, if no value was compared, or some could not be reached; otherwise None."""
         if self.other is None or (found.rows and all(n.failure.how != "not reached" for n in found.not_compared)):
             return None
         try:
-            self.theirs.run(self.other.proto, self.other.folder, {self.names.get(n, n): v for n, v in self.inputs.items()})
+            self.theirs.run(self.other.proto, self.other.folder, fed_to(self.other, self.inputs, self.names))
         except SonnxError as error:
             return error
         return None
@@ -360,35 +362,37 @@ class Judge:
         if setting.alignment is not None:
             self._agreed |= dict.fromkeys((*setting.alignment.neutral, *setting.alignment.confirmed), True)
         self._doubtful = setting.alignment.doubtful if setting.alignment is not None else frozenset[str]()
+        self._fed: Values = {}  # in local mode, the values that only this side has, computed from the other side's
+        self.added_up: tuple[Visit, Divergence] | None = None
+        """The first node whose values are beyond the tolerance although it agrees with the trusted side's inputs."""
         self._followed = 0  # the number of nodes of the source whose outputs are known to follow a difference
 
     def judge(self, visit: Visit) -> Divergence | None:
         """Record one visit; returns the Divergence if the node diverges."""
         call, result, setting = visit.call, self.result, self.setting
         mine, theirs = visit.mine, visit.theirs
+        drawn = setting.source.draws(call)
+        alone = self._local(visit) if self.local and not drawn else None
         if isinstance(mine, dict) and isinstance(theirs, dict):
-            drawn = setting.source.draws(call)
-            alone = self._alone(visit) if self.local and not drawn else None
             if isinstance(alone, FailedRun):
                 return self._fails(visit, "mine", alone)
             rows = []
-            of_node = setting.tolerance_alone([call])
+            of_node = setting.tolerance_alone(self.between(call) if self.local and setting.other else [call])
             for name in call.outputs:
                 if name in mine and name in theirs:
                     whole = difference(mine[name], theirs[name], setting.tolerance_of(name))
                     own = whole
                     if self.local and (alone or of_node != setting.tolerance_of(name)):
                         own = difference((alone or mine)[name], theirs[name], of_node)
-                    carried = whole if self.local else None
-                    rows.append(Row(name, call.name, call.operator, call.index, own, carried, not drawn))
+                    carried, ends = whole if self.local else None, name in setting.source.outputs
+                    rows.append(Row(name, call.name, call.operator, call.index, own, carried, not drawn, output=ends))
                     if not rows[-1].agrees or name not in self._doubtful:
                         self._agreed[name] = rows[-1].agrees
             result.rows += rows
             wrong = [r for r in rows if not r.agrees]
             if not wrong:
                 return None
-            worst = max(wrong, key=lambda r: r.difference.excess)
-            return self._diverges(visit, [r.value for r in wrong], f"{worst.value!r}: {worst.difference}")
+            return self._beyond(visit, wrong)
         diverged = None
         if isinstance(mine, FailedRun):
             diverged = self._fails(visit, "mine", mine, also=isinstance(theirs, FailedRun) and theirs.how != "absent")
@@ -396,13 +400,58 @@ class Judge:
             self._fails(visit, "theirs", theirs, also=True)
         return diverged
 
-    def _alone(self, visit: Visit) -> Values | FailedRun | None:
-        """This side's outputs for the other's inputs; None if the inputs are equal bit for bit."""
-        if all(same_bits(visit.my_inputs[n], v) for n, v in visit.their_inputs.items() if n in visit.my_inputs):
+    def _beyond(self, visit: Visit, wrong: list[Row]) -> Divergence | None:
+        """Record values beyond the tolerance; the node diverges unless it agrees with the trusted side's inputs."""
+        worst = max(wrong, key=lambda r: r.difference.excess)
+        values, why = [r.value for r in wrong], f"{worst.value!r}: {worst.difference}"
+        if not self.local and self._adds_up(visit, wrong):
+            for row in wrong:
+                row.adds_up = self._agreed[row.value] = True
+            result, call = self.result, visit.call
+            if result.accumulated is None and any(r.output for r in wrong):
+                result.accumulated = Divergence(call.name, call.operator, call.index, values, why, False)
+            self.added_up = self.added_up or (visit, Divergence(call.name, call.operator, call.index, values, why, True))
             return None
-        return attempt(
-            self.setting.alone, self.setting.source, [visit.call], visit.my_inputs | visit.their_inputs, visit.call.outputs
-        )
+        return self._diverges(visit, values, why)
+
+    def _adds_up(self, visit: Visit, wrong: list[Row]) -> bool:
+        """Whether a node agrees with the inputs of the trusted side, which differ only because errors add up."""
+        setting, call = self.setting, visit.call
+        read = [n for n in call.uses if n in setting.source.makers]
+        if setting.plans or not read or any(not self._agreed.get(n) or n not in visit.their_inputs for n in read):
+            return False
+        alone = self._alone(visit)
+        if not isinstance(alone, dict) or not isinstance(visit.theirs, dict):
+            return False
+        return self._agree(alone, visit.theirs, wrong, setting.tolerance_alone([call]))
+
+    def _local(self, visit: Visit) -> Values | FailedRun | None:
+        """As `_alone`, in local mode; keeps the values that only this side has for the nodes that read them."""
+        setting, mine, theirs = self.setting, visit.mine, visit.theirs
+        if not isinstance(mine, dict) or (setting.other is None and not isinstance(theirs, dict)):
+            return None
+        alone = self._alone(visit)
+        if setting.other is not None:
+            if isinstance(alone, dict):
+                self._fed |= {n: v for n, v in alone.items() if not isinstance(theirs, dict) or n not in theirs}
+            dead = setting.source.dies.get(setting.places[visit.call.index], ())
+            self._fed = {n: v for n, v in self._fed.items() if n not in dead}
+        return alone
+
+    def _agree(self, alone: Values, theirs: Values, rows: Sequence[Row], tolerance: Tolerance) -> bool:
+        return all(difference(alone[r.value], theirs[r.value], tolerance).agrees for r in rows)
+
+    def _alone(self, visit: Visit) -> Values | FailedRun | None:
+        """This side's outputs for the other's inputs, in this side's dtypes; None if the inputs are equal bit for bit.
+
+        In local mode values that only this side has are computed from the other's inputs too.
+        """
+        call, mine = visit.call, visit.my_inputs
+        fed = {n: self._fed[n] for n in call.uses if n in self._fed}
+        fed |= {n: as_float(v, getattr(mine.get(n), "dtype", None)) for n, v in visit.their_inputs.items()}
+        if all(same_bits(mine[n], v) for n, v in fed.items() if n in mine):
+            return None
+        return attempt(self.setting.alone, self.setting.source, [call], mine | fed, call.outputs)
 
     def _fails(self, visit: Visit, side: str, failure: FailedRun, also: bool = False) -> Divergence | None:
         """Record a failure; it is a divergence only if the trusted side succeeded."""

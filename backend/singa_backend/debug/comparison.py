@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,6 +24,9 @@ class Row:
         difference: between the two sides; in local mode of the node alone, with the trusted side's inputs.
         carried: in local mode, the difference that includes errors of earlier nodes.
         judged: False for random values, which cannot be compared.
+        adds_up: whether the value is beyond the tolerance, although its node agrees if it reads the trusted side's inputs: the
+            rounding errors of earlier nodes add up.
+        output: whether it is an output of the graph.
     """
 
     value: str
@@ -32,11 +36,18 @@ class Row:
     difference: Difference
     carried: Difference | None = None
     judged: bool = True
+    adds_up: bool = False
+    output: bool = False
 
     @property
     def agrees(self) -> bool:
         """Whether the value is within the tolerance, or is not compared."""
         return self.difference.agrees or not self.judged
+
+    @property
+    def harmless(self) -> bool:
+        """Whether the value agrees, or is not an output and differs only because rounding errors add up."""
+        return self.agrees or (self.adds_up and not self.output)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the row as plain data.
@@ -46,6 +57,7 @@ class Row:
         """
         return {
             "value": self.value, "node": self.node, "operator": self.operator, "index": self.index, "judged": self.judged,
+            "adds_up": self.adds_up, "output": self.output,
             **self.difference.to_dict(), "carried": self.carried.to_dict() if self.carried else None,
         }  # fmt: skip
 
@@ -144,6 +156,7 @@ class Comparison:
         rows: all values that both sides have, in the order of the nodes.
         not_compared: nodes that one side refused, crashed at, did not reach or does not have.
         first: the first diverging node in that order.
+        accumulated: the first output that is beyond the tolerance although no node diverges; None if a node does, or all agree.
         origins: the nodes that diverge although their inputs do not differ, and are not computed from values that do.
         nonfinite: where the first NaN or infinity of this side comes from; None if no node made one.
         alignment: how the values were paired, if not by name.
@@ -155,6 +168,7 @@ class Comparison:
     rows: list[Row] = field(default_factory=list)
     not_compared: list[NotCompared] = field(default_factory=list)
     first: Divergence | None = None
+    accumulated: Divergence | None = None
     origins: list[Divergence] = field(default_factory=list)
     nonfinite: Origin | None = None
     alignment: Alignment | None = None
@@ -177,8 +191,13 @@ class Comparison:
 
     @property
     def agrees(self) -> bool:
-        """Whether both sides computed all nodes, at least one element was compared, and all values agree."""
-        return not self.is_empty and self.first is None and not self.failed and all(r.agrees for r in self.rows)
+        """Whether both sides computed all nodes, at least one element was compared, no node diverges, and all outputs agree."""
+        return not self.is_empty and self.first is None and not self.failed and all(r.harmless for r in self.rows)
+
+    @property
+    def mixed(self) -> list[Row]:
+        """The values that have floats of different dtypes on the two sides, and were compared."""
+        return [r for r in self.rows if r.difference.mixed]
 
     def worst(self, count: int) -> list[Row]:
         """Return the rows with the largest errors in relation to their tolerance.
@@ -187,9 +206,25 @@ class Comparison:
             count: the maximum number of rows.
 
         Returns:
-            The rows that differ first, largest error first.
+            The rows that differ first, those in which errors add up next, largest error first.
         """
-        return sorted(self.rows, key=lambda r: (r.agrees, -r.difference.excess, r.index))[:count]
+        return sorted(self.rows, key=lambda r: (r.agrees, r.harmless, -r.difference.excess, r.index))[:count]
+
+    def worst_layers(self, count: int) -> list[Row]:
+        """Return the rows with the largest errors of their own, in relation to the value.
+
+        Args:
+            count: the maximum number of rows.
+
+        Returns:
+            In local mode of a comparison of two models: the layers in the order of what they add to the error.
+        """
+
+        def share(row: Row) -> float:
+            rms = row.difference.rms
+            return rms if rms is not None else 0.0 if row.agrees else math.inf
+
+        return sorted(self.rows, key=lambda r: (-share(r), r.index))[:count]
 
     def to_dict(self) -> dict[str, Any]:
         """Return the comparison as plain data, for ``--json``.
@@ -199,7 +234,9 @@ class Comparison:
         """
         return {
             "mine": self.mine, "theirs": self.theirs, "agrees": self.agrees,
-            "first": self.first.to_dict() if self.first else None, "origins": [d.to_dict() for d in self.origins],
+            "first": self.first.to_dict() if self.first else None,
+            "accumulated": self.accumulated.to_dict() if self.accumulated else None,
+            "origins": [d.to_dict() for d in self.origins],
             "rows": [r.to_dict() for r in self.rows], "not_compared": [n.to_dict() for n in self.not_compared],
             "nonfinite": self.nonfinite.to_dict() if self.nonfinite else None, "both_nan": [r.value for r in self.both_nan],
             "alignment": self.alignment.to_dict() if self.alignment else None, "refusal": self.refusal,

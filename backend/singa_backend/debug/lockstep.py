@@ -13,8 +13,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..comparison.difference import bytes_of
-from ..engines.local import Engine, FailedRun
+import numpy as np
+
+from ..comparison.difference import as_float, bytes_of, same_kind
+from ..engines.local import Engine, FailedRun, Ours
 from ..errors import InvalidInput, SonnxError
 from .alignment import ValuePair
 from .spill import SpillStore
@@ -63,6 +65,15 @@ def attempt(
         return engine.run(part, source.folder, feeds)
     except SonnxError as error:
         return FailedRun.of(engine, error)
+
+
+def refusal(source: Source, inputs: Values) -> str:
+    """Why the definitions of this package cannot run a model with these inputs, or return only empty values; otherwise ""."""
+    outputs = [n for n in source.outputs if n in source.makers]
+    found = attempt(Ours(), source, source.calls, inputs, outputs) if outputs else {}
+    if isinstance(found, FailedRun):
+        return str(found)
+    return "all outputs are empty" if found and all(isinstance(v, np.ndarray) and not v.size for v in found.values()) else ""
 
 
 def _missing(source: Source, call: NodeCall, values: Values, engine: Engine) -> FailedRun | None:
@@ -213,7 +224,7 @@ def walk_models(
     """
     wanted = Counter(there.other for here, there in pairs.items() if here in source.makers)
     with SpillStore(budget) as store:
-        fed = {pairs[n].other if n in pairs else n: v for n, v in inputs.items()}
+        fed = fed_to(other, inputs, {n: pair.other for n, pair in pairs.items()})
         check_fed(other, fed)
         partner = _Partner(other, theirs, fed, wanted, store)
         my_values = dict(inputs)
@@ -228,16 +239,31 @@ def walk_models(
                 value = partner.take(pairs[name]) if name in pairs else None
                 if isinstance(value, FailedRun):
                     failure = value
-                elif name in pairs:
+                elif name in pairs and (name in source.outputs or _of_kind(result, name, value)):
                     found[name] = value
             their_values |= found
-            if isinstance(result, FailedRun) or source.draws(call):
+            if isinstance(result, FailedRun):
                 my_values |= found
-            absent = FailedRun(theirs.name, "absent", "the other model has no value of these names")
+            elif source.draws(call):
+                my_values |= {n: as_float(v, getattr(result.get(n), "dtype", None)) for n, v in found.items()}
+            absent = FailedRun(theirs.name, "absent", "the other model has no value of these names, or one of another kind")
             yield Visit(call, result, found or failure or absent, _read(call, my_values), _read(call, their_values))
             for name in source.dies.get(i, ()):
                 my_values.pop(name, None)
                 their_values.pop(name, None)
+
+
+def _of_kind(result: Values | FailedRun, name: str, value: Any) -> bool:
+    """Whether a value may be the partner of an output: integers, such as the codes of quantized values, are none of floats."""
+    mine = result[name] if isinstance(result, dict) else None
+    return not isinstance(mine, np.ndarray) or not isinstance(value, np.ndarray) or same_kind(mine.dtype, value.dtype)
+
+
+def fed_to(other: Source, values: Values, names: Mapping[str, str]) -> Values:
+    """The inputs by their names in the other model, floats in the dtypes that it declares."""
+    declared = {v.name: v.dtype for v in (*other.inputs, *other.optional_inputs)}
+    renamed = {names.get(n, n): v for n, v in values.items()}
+    return {n: as_float(v, declared.get(n)) for n, v in renamed.items()}
 
 
 def paired(source: Source, other: Source, names: Mapping[str, str]) -> dict[str, str]:

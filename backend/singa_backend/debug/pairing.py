@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..comparison.difference import Tolerance
-from ..engines.local import FailedRun, Ours
+from ..engines.local import Ours
 from ..errors import SonnxError
 from .align import DRAWS, Aligner, ModelSide, Side
 from .alignment import Alignment, Gap, ValuePair
 from .constants import confirmed, used
-from .lockstep import Values, attempt, check_fed
+from .lockstep import Values, check_fed, fed_to, refusal
 from .repair import Repair
 from .sketch import further
 from .submodel import NodeCall, Source
@@ -50,10 +50,10 @@ def align_models(
         tolerance: the user's tolerances.
         budget: the maximum bytes of stored values in memory.
     """
-    check_fed(other, _for(other, inputs, names))
-    draws = drawn(source, inputs, lambda values: _runs(source, values) and _runs(other, _for(other, values, names)))
+    check_fed(other, fed_to(other, inputs, names))
+    draws = drawn(source, inputs, lambda values: not refusal(source, values) and not refusal(other, fed_to(other, values, names)))
     mine = ModelSide(source, Ours(), draws, budget // 4)
-    theirs = ModelSide(other, Ours(), [_for(other, values, names) for values in draws], budget // 4)
+    theirs = ModelSide(other, Ours(), [fed_to(other, values, names) for values in draws], budget // 4)
     return aligned(mine, theirs, names, given, tolerance, len(draws), budget)
 
 
@@ -76,7 +76,7 @@ def align_module(source: Source, side: TorchSide, inputs: Values, tolerance: Tol
             return False
         return True
 
-    draws = drawn(source, inputs, lambda values: _runs(source, values) and runs(values))
+    draws = drawn(source, inputs, lambda values: not refusal(source, values) and runs(values))
     names = dict(zip(source.outputs, side.outputs, strict=False)) if len(source.outputs) == len(side.outputs) else {}
     names = {a: b for a, b in names.items() if b in side.made and a in source.makers}
     found = aligned(ModelSide(source, Ours(), draws, budget // 4), side, names, {}, tolerance, len(draws), budget)
@@ -109,16 +109,6 @@ def drawn(source: Source, inputs: Values, runs: Any) -> list[Values]:
     return draws
 
 
-def _for(other: Source, values: Values, names: Mapping[str, str]) -> Values:
-    """The inputs by their names in the other model."""
-    return {names.get(n, n): v for n, v in values.items()}
-
-
-def _runs(source: Source, values: Values) -> bool:
-    outputs = [n for n in source.outputs if n in source.makers]
-    return not isinstance(attempt(Ours(), source, source.calls, values, outputs), FailedRun)
-
-
 def _keep_names(aligner: Aligner, repair: Repair) -> None:
     """Pair further values where an output differs: by name, or, with another dtype or size, by operator and inputs."""
     pairs, theirs = aligner.pairs, aligner.theirs.made
@@ -134,13 +124,17 @@ def _keep_names(aligner: Aligner, repair: Repair) -> None:
             other = theirs.get(b)
             if a in pairs or a not in aligner.mine.made:
                 continue
+            if b and other and not aligner.same_kind(a, b):
+                continue
             if b and other and b not in taken and (other.operator == call.operator or (read and read <= set(other.uses))):
                 pairs[a] = ValuePair(b, how="name")
             elif read:
                 near = {r for n in read for r in readers.get(n, ()) if r not in taken and theirs[r].operator == call.operator}
                 near = {
-                    r for r in near if aligner.left.sizes.get(a) != aligner.right.sizes.get(r) and read <= set(theirs[r].uses)
-                }
+                    r for r in near
+                    if aligner.left.sizes.get(a) != aligner.right.sizes.get(r) and aligner.same_kind(a, r)
+                    and read <= set(theirs[r].uses)
+                }  # fmt: skip
                 if len(near) == 1:
                     pairs[a] = ValuePair(near.pop(), how="structure")
             taken |= {pairs[a].other} if a in pairs else set()

@@ -184,6 +184,10 @@ class Repair:
     def _choices(self, name: str) -> Iterator[tuple[str, ValueLayout | None]]:
         """The values that may replace a value, and their layouts: as they are, or in its shape."""
         call, made = self.source.makers[name], self.aligner.theirs.made
+        if name in self.aligner.namesakes:
+            if self._fitting(name, name):
+                yield name, None
+            return
         choices = self._partners(name, call)
         for other in choices:
             layout = self._fitting(name, other)
@@ -407,7 +411,8 @@ class Repair:
                     self._ours[draw].take(changed)
                 self._ours[draw].put(changed, value)
         for a, (b, layout) in effect.pairs.items():
-            self.aligner.pairs[a] = ValuePair(b, layout, "repair")
+            if a not in self.aligner.namesakes or a == b:
+                self.aligner.pairs[a] = ValuePair(b, layout, "repair")
         self.equal.update(effect.pairs)
         self.equal.update(effect.outputs)
         effect.outputs += itself

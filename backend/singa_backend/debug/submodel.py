@@ -5,7 +5,7 @@ from __future__ import annotations
 import graphlib
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from onnx import AttributeProto, ModelProto, NodeProto, SparseTensorProto, Tenso
 from .. import dtypes
 from ..backend import SingaBackend
 from ..comparison import tolerances
+from ..comparison.difference import Tolerance
 from ..errors import InvalidModel
 from ..ir.declaration import has_trait
 from ..proto import tensor_data
@@ -153,6 +154,8 @@ class Source:
     def looser(self, call: NodeCall) -> frozenset[str]:
         """Return the operators of a node, of its graphs and functions, that widen the tolerance of its outputs.
 
+        Those that compute in float32, and its own one if its results have a bounded range.
+
         Args:
             call: a node of this model.
 
@@ -169,16 +172,91 @@ class Source:
             elif (node.domain, node.op_type) not in entered:
                 entered.add((node.domain, node.op_type))
                 nodes += function.node
-        return tolerances.looser(found)
+        own = tolerances.qualified(call.proto.domain, call.operator)
+        return tolerances.looser(found) | (frozenset([own]) & tolerances.RANGES.keys())
 
     @cached_property
     def carried(self) -> dict[str, frozenset[str]]:
-        """The operators that widen the tolerance of each value, of all nodes on which it depends; only values that have some."""
+        """The operators that widen the tolerance of each value; only values that have some.
+
+        Those that compute in float32, of all nodes on which it depends; those of a bounded range, of its node, or of those whose
+        values it moves.
+        """
         found: dict[str, frozenset[str]] = {}
         for call in self.calls:
-            operators = self.looser(call).union(*(found[n] for n in call.uses if n in found))
+            moves = has_trait(plain_domain(call.proto.domain), call.operator, "moves")
+            read = frozenset[str]().union(*(found[n] for n in call.uses if n in found))
+            operators = self.looser(call) | (read if moves else tolerances.looser(read))
             found |= dict.fromkeys(call.outputs, operators) if operators else {}
         return found
+
+    @cached_property
+    def _floats(self) -> dict[str, np.dtype[Any]]:
+        """The dtypes of float values, as far as known; empty if the model has floats of one dtype only."""
+        graph = self.proto.graph
+        codes = {v.type.tensor_type.elem_type for v in (*graph.input, *graph.value_info, *graph.output)}
+        codes |= {w.data_type for w in self.weights.values() if isinstance(w, TensorProto)}
+        codes |= {a.i for call in self.calls for a in call.proto.attribute if a.name in ("to", "dtype", "output_dtype")}
+        if sum(dtypes.is_code(c) and dtypes.is_float(dtypes.numpy_dtype(c)) for c in codes) < 2:
+            return {}
+        found = {n: t.tensor_type.elem_type for n, t in self.types.items()}
+        found |= {n: w.data_type for n, w in self.weights.items() if isinstance(w, TensorProto)}
+        known = {n: dtypes.numpy_dtype(c) for n, c in found.items() if dtypes.is_code(c)}
+        return {n: d for n, d in known.items() if dtypes.is_float(d)}
+
+    def rounds(self, calls: Iterable[NodeCall]) -> np.dtype[Any] | None:
+        """Return the narrowest float dtype to which nodes round, if the model has floats of several dtypes.
+
+        Args:
+            calls: nodes of this model.
+
+        Returns:
+            The dtype; None if they round nothing, as nodes do that move values without a cast, or if it is not known.
+        """
+        found = list[np.dtype[Any]]()
+        for call in calls if self._floats else ():
+            made, read = ([self._floats[n] for n in names if n in self._floats] for names in (call.outputs, call.uses))
+            if has_trait(plain_domain(call.proto.domain), call.operator, "moves") and read:
+                made = [d for d in made if tolerances.narrowest((d, *read)) not in read]
+            found += made
+        return tolerances.narrowest(found) if found else None
+
+    @cached_property
+    def _rounded(self) -> dict[str, np.dtype[Any]]:
+        """The narrowest float dtype to which each value, or one on which it depends, was rounded, as far as known."""
+        found: dict[str, np.dtype[Any]] = {}
+        for call in self.calls if self._floats else ():
+            own = self.rounds([call])
+            before = [found[n] for n in call.uses if n in found] + ([own] if own else [])
+            found |= dict.fromkeys(call.outputs, tolerances.narrowest(before)) if before else {}
+        return found
+
+    def widened(self, tolerance: Tolerance, value: str) -> Tolerance:
+        """Return a tolerance with the errors of all nodes on which a value depends.
+
+        Args:
+            tolerance: to widen.
+            value: the name of a value of this model.
+
+        Returns:
+            The tolerance, with the operators and the narrowest dtype.
+        """
+        kinds = [d for d in (tolerance.dtype, self._rounded.get(value)) if d is not None]
+        operators = tolerance.operators | self.carried.get(value, frozenset[str]())
+        return replace(tolerance, operators=operators, dtype=tolerances.narrowest(kinds) if kinds else None)
+
+    def widened_by(self, tolerance: Tolerance, calls: Sequence[NodeCall]) -> Tolerance:
+        """Return a tolerance with the errors of some nodes only.
+
+        Args:
+            tolerance: to widen.
+            calls: nodes of this model.
+
+        Returns:
+            The tolerance, with the operators and the narrowest dtype.
+        """
+        operators = frozenset[str]().union(*map(self.looser, calls))
+        return replace(tolerance, operators=operators, dtype=self.rounds(calls))
 
     def attributes(self, node: NodeProto, opsets: Mapping[str, int] | None = None) -> dict[str, AttributeProto]:
         """Return the attributes of a node, also those that it leaves to the defaults of its schema or function.

@@ -19,6 +19,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from ..comparison.difference import Tolerance
 from ..errors import MissingDependency, SonnxError, did_you_mean
 from ..io.processes import START, Child, ChildFailure
 from .align import Made
@@ -119,8 +120,8 @@ class TorchSide(AbstractContextManager["TorchSide"]):
     def weight(self, name: str) -> np.ndarray | None:
         return None
 
-    def carried(self, name: str) -> frozenset[str]:
-        return frozenset()
+    def widened(self, tolerance: Tolerance, name: str) -> Tolerance:
+        return tolerance
 
     def described(self, name: str) -> str:
         """A value in words.

@@ -41,12 +41,14 @@ class Error:
         max_abs: the largest absolute difference; None if there is none, such as for other shapes.
         agrees: whether all outputs are within the tolerance.
         rows: what the details of the node list.
+        first: whether it is the first wrong node, or the first value that differs.
     """
 
     excess: float
     max_abs: float | None
     agrees: bool
     rows: list[tuple[str, str]]
+    first: bool = False
 
 
 Key = tuple[bool, str]
@@ -123,11 +125,19 @@ def errors_of(comparison: Document, main: Table) -> dict[int, Error]:
         if call is None or call.operator != row["operator"] or row["value"] not in call.outputs:
             raise _other("comparison", row["operator"], row["node"], row["value"])
         excess, largest, ulps = (_number(row, name, what, null=True) for name in ("excess", "max_abs", "ulps"))
-        agrees = row["verdict"] == "agrees" or not row["judged"]
+        agrees = row["verdict"] == "agrees" or not row["judged"] or row.get("adds_up") is True
         error = Error(math.inf if math.isnan(excess) else excess, None if math.isnan(largest) else largest, agrees, [])
         if not row["judged"]:
             error.excess = 0.0
-        verdict = "random, not compared" if not row["judged"] else "agrees" if agrees else f"{row['verdict']}"
+        verdict = (
+            "random, not compared"
+            if not row["judged"]
+            else "errors add up"
+            if row.get("adds_up") is True
+            else "agrees"
+            if agrees
+            else f"{row['verdict']}"
+        )
         error.rows = [(row["value"], verdict), ("of tolerance", ratio(error.excess))]
         error.rows += [] if error.max_abs is None else [("max abs", f"{error.max_abs:.6g}")]
         error.rows += [] if math.isnan(ulps) else [("ULP", f"{ulps:.6g}")]
@@ -136,6 +146,11 @@ def errors_of(comparison: Document, main: Table) -> dict[int, Error]:
             worse = max(before, error, key=lambda e: (not e.agrees, e.excess))
             error = Error(worse.excess, worse.max_abs, worse.agrees, before.rows + error.rows)
         found[call.index] = error
+    first = comparison.get("first")
+    if isinstance(first, Mapping) and first.get("index") in found:
+        one, known = found[first["index"]], first.get("inputs_agreed") is not None
+        one.first, one.agrees = True, False
+        one.rows.insert(0, ("first wrong node" if known else "first value that differs", str(first.get("why", ""))))
     for row in _rows(comparison, "sonnx.compare", "not_compared", what):
         _check(row, {"node": str, "operator": str, "index": int}, what)
         call = calls.get(row["index"])

@@ -95,7 +95,7 @@ def _inline_figures(item: Mapping[str, Any]) -> str:
 
 
 def _error(error: Mapping[str, Any]) -> str:
-    return f"{'' if error['ok'] else '✗ '}{error['words']} tolerance"
+    return f"{'first wrong: ' if error['first'] else ''}{'' if error['ok'] else '✗ '}{error['words']} tolerance"
 
 
 def figures(graphs: _Graphs, details: Mapping[str, Any]) -> str:
@@ -109,7 +109,11 @@ def figures(graphs: _Graphs, details: Mapping[str, Any]) -> str:
     if "error" in details:
         wrong = sorted(
             (e for e in every if "e" in e[2]),
-            key=lambda e: (e[2]["e"]["ok"], -(math.inf if e[2]["e"]["excess"] is None else e[2]["e"]["excess"])),
+            key=lambda e: (
+                not e[2]["e"]["first"],
+                e[2]["e"]["ok"],
+                -(math.inf if e[2]["e"]["excess"] is None else e[2]["e"]["excess"]),
+            ),
         )
         rows = (
             [

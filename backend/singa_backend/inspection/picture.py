@@ -246,7 +246,7 @@ class _Graph:
             vertex["m"] = {"seconds": time.seconds, "share": time.share, "b": round(time.share / self.longest, 4), "r": time.rows}
         if main and (error := self.marks.errors.get(call.index)) is not None:
             vertex["e"] = {"excess": None if error.excess == float("inf") else error.excess, "words": ratio(error.excess),
-                           "abs": error.max_abs, "ok": error.agrees, "r": error.rows}  # fmt: skip
+                           "abs": error.max_abs, "ok": error.agrees, "first": error.first, "r": error.rows}  # fmt: skip
         if main and (mark := self.marks.changes.get(call.index)) is not None:
             vertex["d"] = {"how": mark.how, "r": mark.rows}
         return vertex
@@ -347,7 +347,9 @@ class _Graph:
                           "r": [["time", f"{seconds * 1e3:.4g} ms, {share:.1%}"]]}  # fmt: skip
         errors = [v["e"] for v in inside if "e" in v]
         if errors:
-            found["e"] = max(errors, key=lambda e: (not e["ok"], float("inf") if e["excess"] is None else e["excess"]))
+            found["e"] = max(
+                errors, key=lambda e: (e["first"], not e["ok"], float("inf") if e["excess"] is None else e["excess"])
+            )
         changes = [v["d"]["how"] for v in inside if "d" in v]
         if changes:
             same = len(set(changes)) == 1 and len(changes) == len(nodes)

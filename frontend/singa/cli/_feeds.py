@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +60,40 @@ def known(name: str, declared: Mapping[str, Value]) -> Value:
         names = ", ".join(map(str, declared.values())) or "none"
         raise InvalidInput(f"the inputs must be {names}; unknown: {name!r}{did_you_mean(name, declared)}", code="SX301")
     return declared[name]
+
+
+_LADDER = (1, 2, 4, 8, 32, 64, 224)
+"""Sizes of open axes other than a batch, tried in this order until a model accepts them."""
+
+
+def accepted_inputs(
+    values: Sequence[Value], seed: int, sizes: dict[str, int], refusal: Callable[[dict[str, Any]], str]
+) -> tuple[dict[str, Any], str]:
+    """Draw inputs as `random_inputs`, with the first open sizes that a model accepts.
+
+    Args:
+        values: The inputs.
+        seed: The seed.
+        sizes: The symbolic sizes that the user chose.
+        refusal: Runs the model; returns why it refuses inputs, or "".
+
+    Returns:
+        The inputs, and a line about sizes other than 1 or the refusal of all; "" if 1 was accepted, or no size is open.
+    """
+    open_axes = [
+        (d, i == 0 and len(v.shape or ()) > 1) for v in values for i, d in enumerate(v.shape or ()) if isinstance(d, str)
+    ]
+    batches = {d for d, leads in open_axes if leads} - {d for d, leads in open_axes if not leads}
+    inner = [d for d in dict.fromkeys(d for d, _ in open_axes) if d not in sizes and d not in batches]
+    first, why = random_inputs(values, seed, sizes), ""
+    for size in _LADDER if inner else ():
+        feeds = first if size == 1 else random_inputs(values, seed, sizes | dict.fromkeys(inner, size))
+        reason = refusal(feeds)
+        if not reason:
+            named = ", ".join(f"{d}={size}" for d in inner)
+            return feeds, "" if size == 1 else f"open sizes: {named} (the model refuses 1: {why})"
+        why = why or reason
+    return first, f"open sizes: 1; the model refuses this and all others up to {_LADDER[-1]}: {why}; pass --size" if inner else ""
 
 
 def random_inputs(values: Sequence[Value], seed: int, sizes: dict[str, int]) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from singa_backend import Value
 from singa_backend.proto import test_data
 
 from . import _feeds
-from ._common import SEED, collected, model_argument, pairs_of
+from ._common import SEED, collected, err, model_argument, pairs_of
 
 if TYPE_CHECKING:
     from singa_backend.debug import Source
@@ -92,5 +92,14 @@ class InputOptions:
         return feeds
 
     def gather_of(self, source: Source) -> dict[str, Any]:
-        """Return the inputs of a model that is debugged."""
-        return self.gather(source.proto, source.inputs, optional=source.optional_inputs)
+        """Return the inputs of a model that is debugged; drawn ones have open sizes that it accepts, and a line tells them."""
+        feeds = self.gather(source.proto, source.inputs, optional=source.optional_inputs)
+        if self.given:
+            return feeds
+        from singa_backend.debug.lockstep import refusal
+
+        chosen = _feeds.sizes_of(self.sizes, source.inputs)
+        found, line = _feeds.accepted_inputs(source.inputs, self.seed or 0, chosen, lambda drawn: refusal(source, drawn))
+        if line:
+            err.print(line, style="yellow", highlight=False, soft_wrap=True)
+        return found

@@ -42,9 +42,11 @@ class Columns:
 
     Attributes:
         kinds: The kind of each column, by its title.
+        optional: The titles of columns that are left out, in this order, until each row is one line.
     """
 
     kinds: Mapping[str, Kind]
+    optional: tuple[str, ...] = ()
 
     def table(self, title: str = "") -> TextTable:
         """Return an empty table of these columns, with a title above it."""
@@ -83,11 +85,21 @@ class TextTable:
             unicode: Whether the output can show an ellipsis and a line; otherwise they are ASCII.
         """
         title = [(printable(self.title), "italic")] if self.title else []
+        for count in range(len(self.columns.optional) + 1 if self.columns.optional else 0):
+            found = self._without(self.columns.optional[:count])._grid(width, unicode, single=True)
+            if found is not None:
+                return [*title, *found, ("", "")]
         found = self._grid(width, unicode)
         return [*title, *(_records(self, width or 80) if found is None else found), ("", "")]
 
-    def _grid(self, width: int | None, unicode: bool) -> list[tuple[str, str]] | None:
-        """Return the lines of the rows, or None if they do not fit."""
+    def _without(self, titles: Sequence[str]) -> TextTable:
+        """Return the table without some columns."""
+        kept = [i for i, title in enumerate(self.columns.kinds) if title not in titles]
+        kinds = {t: k for t, k in self.columns.kinds.items() if t not in titles}
+        return TextTable(Columns(kinds), rows=[([row[i] for i in kept], style) for row, style in self.rows])
+
+    def _grid(self, width: int | None, unicode: bool, *, single: bool = False) -> list[tuple[str, str]] | None:
+        """Return the lines of the rows, or None if they do not fit; with `single`, if a cell is wrapped."""
         kinds, titles = list(self.columns.kinds.values()), list(self.columns.kinds)
         parts = [[line for row, _ in self.rows for line in row[i].split("\n")] for i in range(len(kinds))]
         whole = [max(map(cell_len, (*p, t))) for p, t in zip(parts, titles, strict=True)]
@@ -114,6 +126,8 @@ class TextTable:
                 [p for n in cell.split("\n") for p in ([cut[n]] if k is NAME else wrap(n, w) if k is WORDS else [n])]
                 for cell, cut, k, w in zip(row, fitted, kinds, widths, strict=True)
             ]
+            if single and any(len(lines) > cell.count("\n") + 1 for lines, cell in zip(cells_of, row, strict=True)):
+                return None
             made += [(line, style) for line in _row(cells_of, widths, kinds)]
         return made
 

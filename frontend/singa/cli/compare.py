@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,9 +13,10 @@ from typing import Any
 import click
 
 from singa_backend import debug
-from singa_backend.comparison.tolerances import ADDS_UP
+from singa_backend.comparison.tolerances import ADDS_UP, narrowest
 from singa_backend.debug.compare import AGAINST, is_engine
 from singa_backend.debug.torch_module import is_torch
+from singa_backend.dtypes import from_type_string, onnx_name
 from singa_backend.inspection import inspect
 from singa_backend.io.files import write_text
 from singa_backend.io.places import check
@@ -41,7 +43,11 @@ from ._progress import progress
 from ._tables import NAME, NUMBER, WORDS, Columns, TextTable
 
 _VALUES = Columns({"value": NAME, "node": NAME, "type": WORDS, "max abs": NUMBER, "max rel": NUMBER, "ULP": NUMBER, "NaN": NUMBER,
-                   "Inf": NUMBER, "of tolerance": NUMBER, "": WORDS})  # fmt: skip
+                   "Inf": NUMBER, "of tolerance": NUMBER, "": WORDS},
+                  optional=("Inf", "NaN", "ULP", "type", "max rel", "max abs"))  # fmt: skip
+
+_LAYERS = Columns({"value": NAME, "node": NAME, "type": WORDS, "own error": NUMBER, "accumulated": NUMBER, "max abs": NUMBER,
+                   "of tolerance": NUMBER, "": WORDS}, optional=("type", "max abs", "of tolerance"))  # fmt: skip
 
 _OPTIONS = (
     click.option("--against", metavar="ENGINE|MODEL|FILE", help="The trusted side: onnxruntime (the default), reference, sonnx "
@@ -56,7 +62,8 @@ _OPTIONS = (
     click.option("--rtol", type=TOLERANCE,
                  help="Relative tolerance, instead of that of the dtype and the operator (`sonnx tolerances`)."),
     click.option("--atol", type=TOLERANCE, help="Absolute tolerance, instead of rtol times the value's usual magnitude."),
-    click.option("--local", is_flag=True, help="Feed each node the trusted side's inputs, so that errors do not accumulate."),
+    click.option("--local", is_flag=True, help="Feed each node the trusted side's inputs, so that errors do not accumulate; of "
+                 "two models, rank the layers by their own error."),
     click.option("--budget", default=256, show_default=True, type=MEMORY, metavar="MIB",
                  help="Memory for the results of one chunk."),
     click.option("--timeout", default=60.0, show_default=True, type=SECONDS,
@@ -153,34 +160,60 @@ def command(
     if as_json:
         write_json(found.to_dict())
     else:
-        _show(found, found.rows if show_all else found.worst(worst), source, sides.local)
+        layers = sides.local and not is_engine(other)
+        rows = found.rows if show_all else found.worst_layers(worst) if layers else found.worst(worst)
+        _show(found, rows, source, sides.local, layers)
         wrote(page)
     if not found.agrees:
         sys.exit(NO)
 
 
-def _show(found: debug.Comparison, rows: list[debug.Row], source: debug.Source, local: bool) -> None:
+def _show(found: debug.Comparison, rows: list[debug.Row], source: debug.Source, local: bool, layers: bool) -> None:
     if rows:
-        show(_table(found, rows))
+        show(_layers(found, rows) if layers else _table(found, rows))
     _show_not_compared(found)
     first = next((r.value for r in found.rows if not r.agrees), "")
     for line in tolerances((r.difference for r in found.rows if r.judged), 1 if local else _depth(source, first)):
         echo(line)
-    wrong = sum(not r.agrees for r in found.rows)
+    wrong = sum(not r.agrees and not r.adds_up for r in found.rows)
     count = len(found.rows)
     echo(f"{count} value{'s' * (count != 1)} compared, {wrong} differ")
+    for (here, there), count in Counter(r.difference.dtypes for r in found.mixed).items():
+        kinds = [from_type_string(f"tensor({name})") for name in (here, there)]
+        narrow = onnx_name(narrowest(d for d in kinds if d is not None))
+        verb = "values are" if count > 1 else "value is"
+        echo(f"{count} {verb} {here} here and {there} there: compared with the tolerance of {narrow}")
     if found.both_nan:
         echo(f"NaN on both sides: {_names([r.value for r in found.both_nan])}", style="yellow")
     if found.nonfinite:
         echo(f"first NaN or infinity of {found.mine}: {found.nonfinite}", style="yellow")
     if found.first:
         _show_first(found, found.first)
-    elif found.agrees:
-        echo(f"{found.mine} and {found.theirs} agree", style="green")
-    elif found.is_empty and not wrong:
-        echo(f"nothing could be compared{': all values are empty' if found.rows else ''}", style="red")
     if found.refusal:
         echo(f"the other model cannot run: {found.refusal}", style="red")
+    if layers and rows and rows[0].difference.rms:
+        worst = rows[0] if rows is not found.rows else found.worst_layers(1)[0]
+        share = f"{worst.difference.rms:.3g} of the value (root mean square)"
+        echo(f"largest error of its own: {printable(worst.value)!r} of {worst.operator} {printable(worst.node)!r}: {share}")
+    _show_verdict(found)
+
+
+def _show_verdict(found: debug.Comparison) -> None:
+    """Print the last line: whether both sides agree."""
+    sides, adding = f"{found.mine} and {found.theirs}", sum(r.adds_up for r in found.rows)
+    if adding and not found.first:
+        verb = "value is" if adding == 1 else "values are"
+        echo(f"{adding} {verb} beyond the tolerance, but no node is wrong: rounding errors add up", style="yellow")
+    if found.agrees:
+        echo(f"{sides} agree", style="green")
+    elif found.is_empty and not any(not r.agrees for r in found.rows):
+        echo(f"nothing could be compared{': all values are empty' if found.rows else ''}", style="red")
+    elif found.first or any(not r.harmless for r in found.rows):
+        where = f": {found.accumulated}" if found.accumulated and not found.first else ""
+        echo(f"{sides} differ{where}", style="red")
+    else:
+        count = len(found.failed)
+        echo(f"it is not shown that {sides} agree: {count} node{'s were' if count != 1 else ' was'} not compared", style="red")
 
 
 def _show_not_compared(found: debug.Comparison) -> None:
@@ -271,8 +304,8 @@ def _table(found: debug.Comparison, rows: list[debug.Row]) -> TextTable:
         d = row.difference
         shapes = [t if s is None else f"{t}{list(s)}" for t, s in zip(d.dtypes, d.shapes, strict=True)]
         kind = shapes[0] if shapes[0] == shapes[1] else f"{shapes[0]} | {shapes[1]}"
-        style = "" if row.agrees else "red"
-        mark = "random" if not row.judged else "ok" if d.agrees else d.verdict
+        style = "" if row.agrees else "yellow" if row.adds_up else "red"
+        mark = "random" if not row.judged else "ok" if d.agrees else "adds up" if row.adds_up else d.verdict
         table.add(
             row.value,
             f"{row.operator} {row.node}",
@@ -284,6 +317,19 @@ def _table(found: debug.Comparison, rows: list[debug.Row]) -> TextTable:
             mark,
             style=style,
         )
+    return table
+
+
+def _layers(found: debug.Comparison, rows: list[debug.Row]) -> TextTable:
+    """The errors of layers with the trusted side's inputs, and with the inputs that they have, in relation to the value."""
+    table = _LAYERS.table(f"{found.mine} | {found.theirs}")
+    for row in rows:
+        d = row.difference
+        kind = " | ".join(dict.fromkeys(t if s is None else f"{t}{list(s)}" for t, s in zip(d.dtypes, d.shapes, strict=True)))
+        mark = "random" if not row.judged else "ok" if d.agrees else d.verdict
+        whole = row.carried.rms if row.carried else None
+        table.add(row.value, f"{row.operator} {row.node}", kind, *(d.rms, whole, d.max_abs, d.excess), mark,
+                  style="" if row.agrees else "red")  # fmt: skip
     return table
 
 

@@ -90,7 +90,7 @@ class GuardOptions:
 @json_option
 @exit_codes
 def command(action: str, file: Path, inputs: InputOptions, options: GuardOptions, as_json: bool) -> None:
-    r"""Keep the behaviour of a model in a small file, and check what a runtime computes with it.
+    """Keep the behaviour of a model in a small file, and check what a runtime computes with it.
 
     \b
     write MODEL -o GUARD    draw inputs, compute the values, and store some of each, without the weights
@@ -98,7 +98,7 @@ def command(action: str, file: Path, inputs: InputOptions, options: GuardOptions
     inputs GUARD -o NPZ     write the inputs, for a runtime elsewhere; check --against reads its values
 
     The exit code of check is 1 if a value differs, or if fewer than half of the values were compared ("weak").
-    """
+    """  # noqa: D301  # click reads the character
     _check_options(action, inputs, options)
     {"write": _write, "check": _check, "inputs": _inputs}[action](file, inputs, options, as_json)
 
@@ -204,6 +204,10 @@ def _show(found: guards.GuardCheck) -> None:
         echo(f"{found.model} is not the file that the guard was written from", style="yellow")
     for note in found.notes:
         echo(f"  {note}")
+    for (here, there), count in found.mixed.items():
+        echo(
+            f"{count} value{'s are' if count > 1 else ' is'} {here} here and {there} in the guard: compared as the narrower dtype"
+        )
     whole = {n.value for n in found.not_compared} - {r.value for r in found.rows}
     for why, count in Counter({n.value: n.why for n in found.not_compared if n.value in whole}.values()).most_common(4):
         names = sorted({n.value for n in found.not_compared if n.why == why and n.value in whole})

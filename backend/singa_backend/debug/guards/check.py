@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from ... import dtypes
-from ...comparison.difference import Difference
+from ...comparison.difference import Difference, Tolerance, as_float
 from ...engines.command import EngineCommand
 from ...engines.local import Engine, FailedRun, Foreign, Planned
 from ...errors import InvalidInput, SonnxError, did_you_mean
@@ -112,6 +113,12 @@ class GuardCheck:
     def compared(self) -> int:
         """The number of values that were compared in at least one case."""
         return len({r.value for r in self.rows})
+
+    @property
+    def mixed(self) -> dict[tuple[str, str], int]:
+        """The numbers of values that were compared with floats of another dtype, by the two dtypes."""
+        pairs = {r.value: r.difference.dtypes for r in self.rows if r.difference.mixed}
+        return dict(Counter(pairs.values()))
 
     @property
     def differing(self) -> list[GuardRow]:
@@ -309,13 +316,13 @@ class _Checker:
 
     def _accepted(self, source: Source, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """The inputs of the guard that the model has; raises InvalidInput if it needs others."""
-        known = {v.name for v in (*source.inputs, *source.optional_inputs)}
+        known = {v.name: v.dtype for v in (*source.inputs, *source.optional_inputs)}
         missing = [v.name for v in source.inputs if v.name not in feeds]
         if missing:
             raise InvalidInput(
                 f"the model must have the inputs of the guard, {', '.join(map(repr, feeds))}; it needs {missing[0]!r}", code=CODE
             )
-        return {n: v for n, v in feeds.items() if n in known}
+        return {n: as_float(v, known[n]) for n, v in feeds.items() if n in known}
 
     def _inner(
         self, engine: Engine, case: str, values: Sequence[GuardedValue], feeds: Values, found: Values, refused: dict[str, str]
@@ -323,7 +330,7 @@ class _Checker:
         """Run the model with these values as outputs; values that the engine refuses are found by halving."""
         source = self.source
         assert source is not None
-        known = {v.name: _empty(v, case) for v in values if "" in v.cases[case]}
+        known = {v.name: _empty(v, case, source) for v in values if "" in v.cases[case]}
         names = [v.name for v in values]
         calls = _needed(source, names)
         made = attempt(engine, source, calls, feeds, names, known)
@@ -348,7 +355,8 @@ class _Checker:
                 shape = (len(arrays),), (len(stored),)
                 worst = Difference("kind", ("sequence" if "" not in arrays else "tensor", "another kind or length"), shape)
             else:
-                each = [judge(arrays[e], s, level, f"{case.name}\0{value.name}{e}") for e, s in stored.items()]
+                rounded = self.source.widened(Tolerance(), value.name).dtype if self.source else None
+                each = [judge(arrays[e], s, level, f"{case.name}\0{value.name}{e}", rounded) for e, s in stored.items()]
                 worst = max(each, key=lambda d: (not d.agrees, d.excess))
             self.made.rows.append(GuardRow(value.name, value.node, value.operator, case.name, worst))
 
@@ -432,10 +440,11 @@ def _needed(source: Source, names: Sequence[str]) -> list[NodeCall]:
     return found[::-1]
 
 
-def _empty(value: GuardedValue, case: str) -> np.ndarray:
-    """An array of a value's type without memory of its own."""
+def _empty(value: GuardedValue, case: str, source: Source) -> np.ndarray:
+    """An array of a value's type in the checked model, without memory of its own."""
     stored = value.cases[case][""]
-    return np.broadcast_to(np.zeros((), stored.dtype), stored.shape)
+    code = source.types[value.name].tensor_type.elem_type if value.name in source.types else 0
+    return np.broadcast_to(np.zeros((), dtypes.numpy_dtype(code) if dtypes.is_code(code) else stored.dtype), stored.shape)
 
 
 def _chunks(values: Sequence[GuardedValue], case: str) -> list[list[GuardedValue]]:

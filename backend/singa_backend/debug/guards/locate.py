@@ -206,7 +206,7 @@ class GuardSearch:
             part, feeds, theirs = repro.read(Path(place))
             folder, right = self._folder(found.node.node), Ours().run(part.proto, part.folder, feeds)
             repro.write(folder, part, part.calls, feeds, part.outputs, right)
-        tolerance = Tolerance(operators=frozenset[str]().union(*map(part.looser, part.calls)))
+        tolerance = part.widened_by(Tolerance(), part.calls)
         wrong = theirs if self.against != "sonnx" else {}
         notes = [f"alone, {n!r}: {d}" for n, v in wrong.items() if not (d := difference(v, right[n], tolerance)).agrees]
         notes += [f"alone: {found.failure}"] if found.failure else []

@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 
 from ... import dtypes
-from ...comparison.difference import Difference, Tolerance, difference
+from ...comparison.difference import Difference, Tolerance, difference, same_kind
+from ...comparison.tolerances import COMPARE, narrowest
 from .draws import digest, key_of, words
 
 
@@ -176,15 +177,22 @@ def summarize(value: np.ndarray, level: Level, tolerance: Tolerance, key: str) -
     )
 
 
-def judge(value: Any, stored: Summary, level: Level, key: str) -> Difference:
-    """Compare an array with the summary of the trusted one."""
-    tolerance = Tolerance(stored.rtol, stored.atol)
+def judge(value: Any, stored: Summary, level: Level, key: str, rounded: np.dtype[Any] | None = None) -> Difference:
+    """Compare an array with the summary of the trusted one.
+
+    Floats of another dtype have the tolerance of the narrower one, or of `rounded`, to which a value was rounded before.
+    """
     if not isinstance(value, np.ndarray):
         return difference(value, np.zeros(stored.shape, stored.dtype))
     plain = real(value)
     names = (dtypes.onnx_name(plain.dtype), dtypes.onnx_name(stored.dtype))
-    if names[0] != names[1] or plain.shape != stored.shape:
+    if not same_kind(plain.dtype, stored.dtype) or plain.shape != stored.shape:
         return Difference("dtype" if names[0] != names[1] else "shape", names, (plain.shape, stored.shape), excess=math.inf)
+    narrow = narrowest(d for d in (plain.dtype, rounded, stored.dtype) if d is not None)
+    if not exact(stored.dtype) and narrow != stored.dtype:
+        wider = COMPARE.bound(narrow).rtol / COMPARE.bound(stored.dtype).rtol
+        stored = replace(stored, rtol=stored.rtol * wider, atol=stored.atol * wider)
+    tolerance = Tolerance(stored.rtol, stored.atol, mixed=True)
     at = positions(plain.shape, level, key_of(key))
     found = difference(plain.reshape(-1)[at], stored.elements, tolerance)
     if found.at:

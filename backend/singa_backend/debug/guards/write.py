@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import onnx
-from onnx import ModelProto
+from onnx import ModelProto, helper
 
 from ... import dtypes
 from ...comparison.difference import Tolerance
@@ -20,6 +20,7 @@ from ...engines.local import Engine, FailedRun, Ours
 from ...errors import InvalidInput, ResourceExhausted, SonnxError
 from ...io.files import write_text
 from ...io.installation import version
+from ...kernels.work import flops
 from ...limits import check_number
 from ...proto.load import ModelSource
 from ...proto.source import file_digest
@@ -51,7 +52,18 @@ class _Noisy(Ours):
         outputs = super().run(model, folder, inputs)
         node = model.graph.node[0]
         allowed = rule(node.domain, node.op_type)
-        return {n: _noise(n, v, allowed.ulps / 4, allowed.norm / 64, allowed.single) for n, v in outputs.items()}
+        norm = max(allowed.norm / 64, math.sqrt(3 * _summands(model, inputs, outputs))) if allowed.norm else 0.0
+        return {n: _noise(n, v, allowed.ulps / 4, norm, allowed.single) for n, v in outputs.items()}
+
+
+def _summands(model: ModelProto, inputs: Mapping[str, Any], outputs: Mapping[str, Any]) -> float:
+    """The operations for each element of a node's first output: of sums in another order, errors are a random walk."""
+    node = model.graph.node[0]
+    sizes = {t.name: tuple(t.dims) for t in model.graph.initializer} | {n: np.shape(v) for n, v in inputs.items()}
+    shape = np.shape(next(iter(outputs.values()), ()))
+    attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}
+    work = flops(node.domain, node.op_type, attributes, [sizes.get(n) for n in node.input], shape)
+    return (work or 0) / max(1, math.prod(shape))
 
 
 def _noise(name: str, value: Any, ulps: float, norm: float, single: bool) -> Any:
@@ -325,7 +337,7 @@ class _GuardWriter:
             for visit in walk(source, self.engine, None, feeds, BUDGET):
                 for name, value in visit.mine.items() if isinstance(visit.mine, dict) else ():
                     if name in found and (arrays := dict(parts(value))):
-                        tolerance = Tolerance(operators=source.carried.get(name, frozenset()))
+                        tolerance = source.widened(Tolerance(), name)
                         summaries = {e: summarize(a, level, tolerance, f"{case.name}\0{name}{e}") for e, a in arrays.items()}
                         found[name].cases[case.name] = summaries
                 self.step(note=visit.call.name)
