@@ -104,6 +104,19 @@ def test_several_texts_and_the_search(place: Path) -> None:
     assert len(tokens) >= 8 and len(set(tokens)) == len(tokens) and len(tokens) <= 9
 
 
+@pytest.mark.parametrize("penalty", [-100, -2, 0, 2, 100])
+def test_the_length_penalty_has_the_range_of_the_keyword(penalty: int, place: Path) -> None:
+    words = ("--prompt", "sea", "--beams", 3, "--max-new-tokens", 6, "--length-penalty", penalty, "--json")
+    document = json.loads(run(place / "gpt2", *words).output)
+    expected = sonnx.Generator(place / "gpt2").generate("sea", num_beams=3, max_new_tokens=6, length_penalty=penalty)
+    assert [tuple(t["tokens"]) for t in document["texts"]] == [t.tokens for t in expected.texts]
+
+
+@pytest.mark.parametrize("penalty", ["-101", "101"])
+def test_a_length_penalty_beyond_its_range(penalty: str, place: Path) -> None:
+    assert run(place / "gpt2", "--prompt", "sea", "--beams", 3, "--length-penalty", penalty).exit_code == 2
+
+
 def test_a_chat_and_standard_input(place: Path) -> None:
     plain = run(place / "gpt2", "--prompt", "[system]Brief.[user]Hi", "--max-new-tokens", 5).output
     assert run(place / "gpt2", "--chat", "--system", "Brief.", "--prompt", "Hi", "--max-new-tokens", 5).output == plain

@@ -14,12 +14,15 @@ import pytest
 import sklearn
 from sklearn import (
     base,
+    calibration,
     cluster,
     compose,
     decomposition,
     ensemble,
     gaussian_process,
     linear_model,
+    model_selection,
+    multioutput,
     naive_bayes,
     neighbors,
     neural_network,
@@ -32,8 +35,9 @@ from sklearn import (
 from singa import opt, sonnx
 from singa._core import tape
 from singa._core.tensor import Tensor
+from singa._importers._common import ExporterFailure
 from singa_backend import SingaBackend
-from singa_backend.errors import InvalidInput
+from singa_backend.errors import InvalidInput, SonnxError
 
 RNG = np.random.default_rng(3)
 X = RNG.standard_normal((60, 5)).astype(np.float32)
@@ -108,6 +112,66 @@ def test_columns_by_name(framed: bool) -> None:
     found = ours(model, *(np.asarray(c, object if c is WORDS else None).reshape(-1, 1) for c in columns.values()))
     np.testing.assert_array_equal(found[0], fitted.predict(frame))
     np.testing.assert_allclose(found[1], fitted.predict_proba(frame), rtol=1e-4, atol=1e-5)
+
+
+HOLES = np.random.default_rng(7).random((200, 4)) < 0.15
+GAPPED = np.where(HOLES, np.nan, np.random.default_rng(8).standard_normal((200, 4))).astype(np.float32)
+LEVEL = np.nan_to_num(GAPPED[:, 0] + GAPPED[:, 1] * GAPPED[:, 2]) + 3 * HOLES[:, 0] - 2 * HOLES[:, 3]
+
+WITH_GAPS = [
+    tree.DecisionTreeClassifier(max_depth=6), tree.DecisionTreeRegressor(max_depth=6), tree.ExtraTreeClassifier(max_depth=6),
+    tree.ExtraTreeRegressor(max_depth=6), ensemble.RandomForestClassifier(7), ensemble.RandomForestRegressor(7),
+    ensemble.ExtraTreesClassifier(7), ensemble.ExtraTreesRegressor(7), ensemble.IsolationForest(n_estimators=7),
+    ensemble.HistGradientBoostingClassifier(max_iter=5), ensemble.BaggingClassifier(tree.DecisionTreeClassifier(max_depth=4), 4),
+    ensemble.BaggingRegressor(tree.DecisionTreeRegressor(max_depth=4), 4),
+    ensemble.StackingRegressor([("a", tree.DecisionTreeRegressor(max_depth=4)), ("b", ensemble.RandomForestRegressor(4))],
+                               tree.DecisionTreeRegressor(max_depth=3)),
+    pipeline.make_pipeline(preprocessing.StandardScaler(), ensemble.RandomForestClassifier(4, max_depth=4)),
+    model_selection.GridSearchCV(tree.DecisionTreeClassifier(), {"max_depth": [3, 4]}),
+    multioutput.MultiOutputRegressor(tree.DecisionTreeRegressor(max_depth=4)),
+    calibration.CalibratedClassifierCV(tree.DecisionTreeClassifier(max_depth=3)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("estimator", WITH_GAPS, ids=name)
+def test_trees_that_are_fitted_with_missing_values(estimator: Any, dtype: Any) -> None:
+    """They send each missing value as scikit-learn does, also if the samples of the import have none."""
+    target = LEVEL if base.is_regressor(estimator) else np.digitize(LEVEL, [-1, 1])
+    if isinstance(estimator, multioutput.MultiOutputRegressor):
+        target = np.stack([LEVEL, -LEVEL], 1)
+    x = GAPPED.astype(dtype)
+    fitted = base.clone(estimator).set_params(**dict.fromkeys({"random_state"} & set(estimator.get_params()), 0)).fit(x, target)
+    if isinstance(fitted, (ensemble.IsolationForest, calibration.CalibratedClassifierCV)) and dtype == np.float64:
+        with pytest.raises(SonnxError):  # skl2onnx mixes float32 and float64
+            sonnx.from_sklearn(fitted, np.nan_to_num(x[:8]))
+        return
+    found = ours(sonnx.from_sklearn(fitted, np.nan_to_num(x[:8])), x)
+    expected = fitted.predict(x)
+    np.testing.assert_allclose(found[0].reshape(expected.shape), expected, rtol=1e-3, atol=1e-4)
+    if hasattr(fitted, "predict_proba"):
+        np.testing.assert_allclose(found[1], fitted.predict_proba(x), rtol=1e-4, atol=1e-5)
+
+
+def test_a_path_of_decisions_with_missing_values() -> None:
+    fitted = tree.DecisionTreeRegressor(max_depth=4, random_state=0).fit(GAPPED, LEVEL)
+    options = {id(fitted): {"decision_leaf": True}}
+    found = ours(sonnx.from_sklearn(fitted, GAPPED[:8], options=options, check=False), GAPPED)
+    np.testing.assert_allclose(found[0].ravel(), fitted.predict(GAPPED), rtol=1e-4, atol=1e-4)
+    np.testing.assert_array_equal(found[1].ravel(), fitted.apply(GAPPED))
+
+
+@pytest.mark.parametrize("opset", [None, 15])
+def test_an_isolation_forest_is_imported_at_any_opset(opset: int | None) -> None:
+    fitted = ensemble.IsolationForest(n_estimators=5, random_state=0).fit(X)
+    found = ours(sonnx.from_sklearn(fitted, X, opset=opset), X)
+    np.testing.assert_array_equal(found[0].ravel(), fitted.predict(X))
+
+
+def test_the_hint_names_the_argument_of_this_call() -> None:
+    with pytest.raises(ExporterFailure, match="target_opset") as caught:
+        sonnx.from_sklearn(tree.DecisionTreeClassifier().fit(X, CLASSES), X, opset=99)
+    assert caught.value.hint == "target_opset of the exporter is the argument opset of this call"
 
 
 GAPS = np.random.default_rng(4).random((600, 5)) < 0.1

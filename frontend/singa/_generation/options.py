@@ -55,9 +55,10 @@ def _list(read: Callable[[Document], Any], low: int = 0) -> Callable[[Document],
 
 
 def _text(value: Document) -> str:
-    if not value.text():
+    text = value.text()
+    if not text:
         raise value.wrong("a text that is not empty")
-    return value.value
+    return text
 
 
 def _biases(value: Document) -> tuple[tuple[tuple[int, ...], float], ...]:

@@ -148,7 +148,8 @@ def _bias(pairs: Sequence[tuple[tuple[int, ...], float]], option: str) -> Proces
             begin = len(tokens) - len(sequence) + 1
             if begin >= 0 and tuple(tokens[begin:]) == sequence[:-1]:
                 sums[sequence[-1]] += bias
-        return scores + sums
+        total: np.ndarray = scores + sums
+        return total
 
     return process
 
@@ -170,7 +171,8 @@ def _decay(start: int, factor: float, end: Sequence[int]) -> Processor:
 def _entropic(p: np.ndarray, share: float) -> np.ndarray:
     """The first token, and those up to which the entropy is at most a share of the whole."""
     sums = np.cumsum(-p * np.log(p))
-    return (sums <= sums[-1] * share) | (np.arange(len(p)) == 0)
+    kept: np.ndarray = (sums <= sums[-1] * share) | (np.arange(len(p)) == 0)
+    return kept
 
 
 def _typical(p: np.ndarray, mass: float) -> np.ndarray:

@@ -66,7 +66,10 @@ def exporting(framework: str, version: str, hint: str = "") -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        raise ExporterFailure(framework, version, f"{type(error).__name__}: {error}", hint=hint) from error
+        text = f"{type(error).__name__}: {error}"
+        theirs = next((name for name in ("target_opset", "opset_version") if name in text), "")
+        advice = f"{theirs} of the exporter is the argument opset of this call" if theirs else ""
+        raise ExporterFailure(framework, version, text, hint=hint or advice) from error
 
 
 def needed(call: str, *modules: str, install: str) -> list[ModuleType]:

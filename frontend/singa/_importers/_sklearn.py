@@ -14,9 +14,9 @@ from singa_backend.errors import InvalidInput
 
 from .._onnx.model import SONNXModel
 from ..device import DeviceLike
+from . import _sklearn_boosting, _sklearn_missing
 from ._cleaning import rename
 from ._common import TOLERANCE, as_array, check_names, exporting, made, needed, outputs, verify
-from ._sklearn_boosting import converters
 
 _TYPES = {"float32": "FloatTensorType", "float64": "DoubleTensorType", "int64": "Int64TensorType", "int32": "Int32TensorType",
           "bool": "BooleanTensorType"}  # fmt: skip
@@ -68,8 +68,8 @@ def from_sklearn(
     Example:
         >>> model = from_sklearn(pipeline, samples)
     """
-    modules = ("sklearn", "sklearn.ensemble", "skl2onnx", "skl2onnx.common.data_types")
-    sklearn, ensemble, skl2onnx, types = needed("from_sklearn", *modules, install="scikit-learn skl2onnx")
+    modules = ("sklearn", "sklearn.tree", "sklearn.ensemble", "skl2onnx", "skl2onnx.common.data_types")
+    sklearn, tree, ensemble, skl2onnx, types = needed("from_sklearn", *modules, install="scikit-learn skl2onnx")
     who = ("scikit-learn", f"{sklearn.__version__} (skl2onnx {skl2onnx.__version__})")
     columns, samples = _columns(inputs)
     check_names("input_names", input_names, len(columns))
@@ -77,7 +77,10 @@ def from_sklearn(
     declared = [(n, _type(types, n, a)) for n, a in columns.items()]
     hint = "an estimator without a ColumnTransformer takes one matrix: pass one array" if len(columns) > 1 else ""
     with exporting(*who, hint):
-        how = {"target_opset": opset, "options": options, "custom_conversion_functions": converters(ensemble)}
+        custom = _sklearn_boosting.converters(ensemble) | _sklearn_missing.converters(tree, ensemble)
+        newest = skl2onnx.get_latest_tested_opset_version() if opset is None else opset
+        versions = {"": newest, "ai.onnx.ml": 3}  # an IsolationForest is not written with a newer one
+        how = {"target_opset": versions, "options": options, "custom_conversion_functions": custom}
         proto = skl2onnx.convert_sklearn(estimator, initial_types=declared, **how)
     if options is None:
         _without_maps(proto)

@@ -50,7 +50,8 @@ class Beams:
     def _keep(self, batch: int, total: np.float32, tokens: np.ndarray) -> None:
         """Take an ended sequence among the best ones of its batch entry, behind those of an equal score."""
         length = self.sequences.shape[1] + 1 - self.start if self.new_only else len(tokens)
-        score = total / np.float32(np.float32(length) ** np.float32(self.penalty))
+        with np.errstate(over="ignore", under="ignore", divide="ignore"):  # a large penalty: -0 or -inf
+            score = total / np.float32(np.float32(length) ** np.float32(self.penalty))
         best = self.best[batch]
         if len(best) == self.beams:
             if score <= best[-1][0]:
