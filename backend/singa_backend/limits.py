@@ -15,9 +15,8 @@ import errno
 import math
 import os
 import sys
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, fields, replace
 from functools import cache, wraps
@@ -26,6 +25,7 @@ from typing import Any, ParamSpec, Protocol, TypeVar
 
 import numpy as np
 
+from .deadline import SHORTEST, Deadline
 from .errors import InvalidInput, OperatorError, ResourceExhausted
 
 __all__ = ["Flag", "Limits"]
@@ -37,8 +37,6 @@ GIB = 1 << 30
 _OBJECT = np.dtype(object)
 _NODE = 4096
 """Approximate bytes of a node that was read: calls of functions can multiply nodes."""
-MAKING = 60.0
-"""The seconds that making plans may take in addition to a deadline."""
 _ENTRY = 112
 """Approximate bytes that Python uses for an array or a string in addition to its content."""
 
@@ -123,10 +121,6 @@ def check_number(name: str, value: Any, low: float, *, whole: bool = False) -> N
     if isinstance(value, bool) or not isinstance(value, kinds) or not (low <= value <= sys.float_info.max):
         kind = "an integer" if whole else "a finite number"
         raise InvalidInput(f"{name} must be {kind} of at least {low}, got {value!r}", code="SX309")
-
-
-SHORTEST = 1e-6
-"""The shortest time limit, in seconds."""
 
 
 @cache
@@ -231,7 +225,7 @@ class Budget:
     Attributes:
         roots: containers of live values: frames of the running graphs, and values that operator bodies hold.
         exchanges: what the run has exchanged with other processes.
-        ticks: whether the present time counts towards the deadline.
+        deadline: when the call must end; None if there is no limit.
     """
 
     def __init__(self, limits: Limits, cancel: Flag | None = None, memory: int | None = None) -> None:
@@ -244,8 +238,8 @@ class Budget:
         self.tensor_bytes = limits.tensor_bytes
         self.live_bytes = limits.live_bytes or (memory or physical_memory()) * 3 // 4
         self.left = limits.executions
-        self.end = None if limits.deadline is None else time.monotonic() + limits.deadline
-        self.watched = self.end is not None or cancel is not None
+        self.deadline = None if limits.deadline is None else Deadline(limits.deadline)
+        self.watched = self.deadline is not None or cancel is not None
         self.alarm = limits.executions + 1 if self.watched else 0  # below this many executions left, `watch`
         self.low_rank = limits.rank < 64
         self.roots: list[Any] = []
@@ -254,15 +248,13 @@ class Budget:
         self.room = self.live_bytes
         self.kept = 0
         self.nodes = 0
-        self.ticks = True
-        self._turned = self._spared = 0.0
         self.exchanges = Exchanges()
 
     def part(self, **limits: int) -> Budget:
         """A budget for a part of the call: these limits where they are lower, and the deadline and the flag of the call."""
         lower = {name: min(limit, getattr(self.limits, name)) for name, limit in limits.items()}
         budget = Budget(replace(self.limits, live_bytes=self.live_bytes, **lower), self.cancel)
-        budget.end = self.end
+        budget.deadline = self.deadline
         return budget
 
     def begin(self, resident: int, *roots: Any) -> None:
@@ -320,44 +312,25 @@ class Budget:
         """Raise if the executions are used up, the deadline has passed or the flag is set."""
         if self.left < 0:
             raise exhausted("executions", "SX605", f"more than {self.limits.executions} nodes were executed")
-        if self.end is not None and time.monotonic() - min(self._spared_until(time.monotonic()), MAKING) > self.end:
+        if self.deadline is not None and self.deadline.remaining() <= 0:
             raise exhausted("deadline", "SX608", f"the deadline of {self.limits.deadline} seconds has passed")
         if self.cancel is not None and self.cancel.is_set():
             raise ResourceExhausted("the call was cancelled by its flag", code="SX609")
 
-    @contextmanager
-    def clock(self, ticks: bool) -> Iterator[None]:
+    def clock(self, runs: bool) -> AbstractContextManager[None]:
         """A context whose time counts towards the deadline, or does not: it makes what later runs need not make again."""
-        if self.end is None:
-            yield
-            return
-        before = self._turn(ticks)
-        try:
-            yield
-        finally:
-            self._turn(before)
-
-    def _turn(self, ticks: bool) -> bool:
-        now, before = time.monotonic(), self.ticks
-        self._spared, self._turned, self.ticks = self._spared_until(now), now, ticks
-        return before
-
-    def _spared_until(self, now: float) -> float:
-        """The seconds up to now that do not count."""
-        return self._spared if self.ticks else self._spared + now - self._turned
+        return nullcontext() if self.deadline is None else self.deadline.clock(runs)
 
     def plan_is_kept(self) -> None:
-        """Count the time that did not count: what was made in it is kept.  Raises if the deadline has passed."""
-        if self.end is not None and self.ticks:
-            self._spared = 0.0
-            if time.monotonic() > self.end:
-                message = f"the deadline of {self.limits.deadline} seconds has passed while a plan for these shapes was made"
-                raise ResourceExhausted(message, code="SX608", hint="the plan is kept: run again")
+        """Count the time in which a plan was made that is kept.  Raises if the deadline has passed."""
+        if self.deadline is not None and not self.deadline.plan_is_kept():
+            what = f"the deadline of {self.limits.deadline} seconds has passed while a plan for these shapes was made"
+            raise ResourceExhausted(what, code="SX608", hint="the plan is kept: run again")
 
     def remaining(self) -> float | None:
         """The seconds before the deadline; None without one.  Raises if it has passed, or the flag is set."""
         self.watch()
-        return None if self.end is None else max(SHORTEST, self.end - time.monotonic())
+        return None if self.deadline is None else max(SHORTEST, self.deadline.remaining())
 
     def check_rounds(self, count: int) -> None:
         """Raise if a loop of `count` iterations exceeds the limit."""

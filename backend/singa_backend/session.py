@@ -307,7 +307,7 @@ class Session:
             if isinstance(other, UseDefinitions):
                 return other
             return other._planned_run([*inputs, *(replaced[n] for n in names)], {}, budget, weights)
-        with budget.clock(ticks=False):
+        with budget.clock(runs=False):
             planner = self._current(weights)
         return planner if isinstance(planner, UseDefinitions) else planner.run(inputs, budget)
 

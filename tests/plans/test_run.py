@@ -10,7 +10,7 @@ import pytest
 from onnx import parser
 
 from singa_backend import InvalidInput, Limits, OperatorError, ResourceExhausted, SingaBackend, SingaRep
-from singa_backend import limits as bounds
+from singa_backend import deadline as bounds
 from singa_backend.plans import planner
 from singa_backend.plans.trace import Tracer
 

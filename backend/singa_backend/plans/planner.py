@@ -638,7 +638,7 @@ class Planner:
         """Make a plan by a run; return the outputs."""
         before = onednn.exchange_threads(self.options.threads)
         try:
-            with self.tracing, budget.clock(ticks=earlier is not None):
+            with self.tracing, budget.clock(runs=earlier is not None):
                 return plan.trace(inputs, budget, earlier)
         finally:
             if before:

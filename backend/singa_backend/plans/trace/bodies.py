@@ -152,7 +152,7 @@ class BodyTraces(Definitions):
         checks, visitor = ValueChecks(), copy.copy(self.state.visitor)
         visitor.xp = checks
         arrays = [v.read() if isinstance(v, Value) else None for v in values]
-        with self.budget.clock(ticks=True):
+        with self.budget.clock(runs=True):
             results = visitor.visit(call.node, arrays, [])
         self.budget.left += 1  # counted with the call
         return None if checks.reads else _ranges(checks.ranges, values, arrays), results

@@ -57,7 +57,7 @@ class DefinitionStep:
         for outer, entry in self.captured:
             frame[outer] = _content(entry)
         values = [None if e is None else _content(e) for e in self.inputs]
-        with self.state.visitor.budget.clock(ticks=True):
+        with self.state.visitor.budget.clock(runs=True):
             return self.state.visit(self.call.node, values, frame, self.bodies)
 
     def bind(self) -> Bound:
