@@ -37,7 +37,8 @@ from .._core import random
 from .._core.tensor import Tensor
 from ..device import Device
 from .distributed import PARTIAL, RESIDUAL
-from .fit import History, Position, weighted_mean
+from .fit import History, Position
+from .history import weighted_mean
 from .optimizer import MASTER
 from .state_files import read_described, read_states, write_states
 

@@ -186,11 +186,11 @@ def loop(
     positive("epochs", epochs)
     tell = reached or (lambda _: None)
     history = place.history
+    before = StatesBefore(model) if stop_at_nan else None
     while place.epoch < epochs:
         model.train()
         first = len(history.losses) - place.batch
         why: list[str] = []
-        before = StatesBefore(model) if stop_at_nan else None
         for value, weight in _losses(model, batches(), shares or Shares(weigh=model.batch_weight), why, before):
             history.losses.append(value)
             history.weights.append(weight)

@@ -59,8 +59,11 @@ def first_nan(loss: Tensor) -> str:
 _GROWN = "; if values have grown, lower the learning rate or bound the gradients"
 
 
+_EACH = 16
+
+
 class StatesBefore:
-    """The values that a step of a training changes, as they were before it: those of the model that train, and its statistics.
+    """The values that steps of a training change, as they were before: those of the model that train, and its statistics.
 
     Args:
         model: The model.
@@ -69,13 +72,17 @@ class StatesBefore:
     def __init__(self, model: Any) -> None:
         self._model = model
         self._copies: dict[int, tuple[Tensor, Any]] = {}
+        self._steps = 0
 
     def _states(self) -> dict[int, Tensor]:
         fixed = {id(p) for p in self._model.get_params().values() if not p.requires_grad}
         return {id(t): t for t in self._model.get_states().values() if id(t) not in fixed}
 
     def note(self) -> None:
-        """Copy the values, before a step."""
+        """Copy the values, before each of the first steps, and later before one of so many: a copy takes time."""
+        self._steps += 1
+        if self._steps > _EACH and self._steps % _EACH:
+            return
         for key, t in self._states().items():
             known = self._copies.get(key)
             if known is not None and known[0] is t and known[1].shape == t._data.shape and known[1].dtype == t._data.dtype:

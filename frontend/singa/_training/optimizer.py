@@ -27,8 +27,7 @@ from .nan import refuse_nan
 from .schedules import DecayScheduler, is_constant, positive, schedule_of
 
 _SEP = "."
-MASTER = "master"
-"""The kind of the states that are float32 copies of narrower parameters."""
+MASTER = "master"  # the kind of the states that are float32 copies of narrower parameters
 
 
 class Optimizer(Accumulates):
@@ -347,10 +346,10 @@ class Optimizer(Accumulates):
         self._check_shapes(name, param_value, param_grad)
         self.make_states(name, param_value)
         with tape.no_tape():
-            master = self._states[MASTER].get(name)
+            masters = [self._states[MASTER][name]] if name in self._states[MASTER] else []
             p, g = _wide(param_value), _wide(param_grad)
             g = op.cast(g, p)
-            if master is not None:  # where it does not round to the parameter, that was set since
+            for master in masters:  # where it does not round to the parameter, that was set since
                 p = op.Where(op.Equal(op.cast(master, param_value), param_value), master, p)
             states = [self._states[kind][name] for kind in self.kinds]
             self._current = name
@@ -360,7 +359,6 @@ class Optimizer(Accumulates):
                 new, *updated = self.rule(p, g, *states)
             finally:
                 self._current = ""
-            masters = () if master is None else (master,)
             for t, value in zip((param_value, *states, *masters), (new, *updated, *(new for _ in masters)), strict=True):
                 trace.assign(t, op.cast(value, t).raw)
 
@@ -434,10 +432,7 @@ class Optimizer(Accumulates):
     # --- states
 
     def make_states(self, name: str, p: Tensor) -> None:
-        """Create the missing states of a parameter, filled with zeros, on its device.
-
-        A parameter that is narrower than float32 has a float32 copy among them, "master", which accumulates what its dtype
-        cannot represent.
+        """Create the missing states of a parameter, filled with zeros, on its device; of a narrow one also its float32 copy.
 
         Args:
             name: Key of the states.
@@ -466,8 +461,7 @@ class Optimizer(Accumulates):
         """Collect the states of the optimizer.
 
         Returns:
-            `step_counter`, and the states of each parameter as `<kind>.<parameter>`, such as `moments.conv1.W`; of a parameter
-            narrower than float32 also "master.<parameter>", its float32 copy.
+            `step_counter`, and the states of each parameter as `<kind>.<parameter>`, such as `moments.conv1.W`, or `master.W`.
         """
         named = {f"{kind}{_SEP}{name}": t for kind, group in self._states.items() for name, t in group.items()}
         return {"step_counter": self.step_counter, **named, **self._sums.states()}
