@@ -7,7 +7,8 @@ Nodes whose operator does not take the new dtype in the model's opset compute in
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+import re
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,9 @@ from . import GraphEditor, ModelEditor, NodeEditor
 
 WIDE = frozenset(TensorProto.DataType.Value(n) for n in ("FLOAT", "DOUBLE", "FLOAT16", "BFLOAT16"))
 """The dtypes that are changed: 8-bit floats are storage formats with separate scales."""
+
+FLOATS = ("float16", "bfloat16", "float32", "float64")
+"""The dtypes to which `convert` changes floats."""
 
 _ATTRIBUTES = ("to", "dtype", "output_datatype", "output_dtype")
 """The attributes that determine the dtype of an output."""
@@ -77,6 +81,24 @@ def change_dtype(
     for v in (*model.graph.input, *model.graph.output):
         if v.name in types:
             v.type.CopyFrom(types[v.name])
+
+
+def excluding(model: ModelProto, exclude: Sequence[str], operators: Sequence[str]) -> Callable[[NodeEditor], bool]:
+    """Whether a node keeps its dtype; raises InvalidInput (SX355) for a pattern or an operator that the model does not have."""
+    nodes = [node for graph in ModelEditor(model).main.walk() for node in graph.nodes]
+    try:
+        patterns = [re.compile(text) for text in exclude]
+    except re.error as error:
+        raise InvalidInput(f"exclude must be regular expressions, got {list(exclude)}: {error}", code="SX355") from None
+    for pattern in patterns:
+        if not any(pattern.fullmatch(node.name) for node in nodes):
+            raise InvalidInput(f"exclude must match names of nodes; {pattern.pattern!r} matches none", code="SX355")
+    present = sorted({node.op_type for node in nodes})
+    for operator in operators:
+        if operator not in present:
+            what = f"exclude_operators must be operators of the model ({', '.join(present)}), got {operator!r}"
+            raise InvalidInput(what, code="SX355")
+    return lambda node: node.op_type in operators or any(p.fullmatch(node.name) for p in patterns)
 
 
 class _Change:

@@ -41,7 +41,7 @@ def names(graph: GraphProto) -> set[str]:
 
 
 def unlist_weights(model: ModelProto) -> None:
-    """Write a model of IR version 3 or older as 4, in place: every initializer had to be an input, which nobody could override."""
+    """Write a model of IR version 3 or older as 4, in place: every initializer had to be an input, which nobody could replace."""
     if model.ir_version < 4:
         weights = {t.name for t in model.graph.initializer}
         for value in [v for v in model.graph.input if v.name in weights]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from onnx import ModelProto
 
@@ -88,17 +89,19 @@ def quantize(
         what = "dynamic quantization takes no calibration data" if dynamic else "static quantization needs calibration data"
         raise InvalidInput(what, code="SX396", hint="dynamic=True quantizes without data (sonnx quantize --dynamic)")
     proto, folder = load_model(model)
+    graph = _quantized(proto, folder, options, data, batch_size)
+    if kept is not None:
+        kept += float_weights(proto, graph.model, graph.reasons)
+    return graph.model
+
+
+def _quantized(
+    proto: ModelProto, folder: Path | None, options: QuantizationOptions, data: Data | None, batch_size: int | None
+) -> FloatGraph:
+    """Quantize a copy of a model; returns its graph, which has the reasons of what stays float."""
     made = ModelProto()
     made.CopyFrom(proto)
     embed(made, folder)
-    graph = _quantized(made, options, data, batch_size)
-    if kept is not None:
-        kept += float_weights(proto, made, graph.reasons)
-    return made
-
-
-def _quantized(made: ModelProto, options: QuantizationOptions, data: Data | None, batch_size: int | None) -> FloatGraph:
-    """Quantize a copy of a model in place."""
     unlist_weights(made)
     graph = FloatGraph(made)
     if data is None:

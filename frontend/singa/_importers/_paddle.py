@@ -124,12 +124,7 @@ def from_paddle(
     check_axes(dynamic_axes, names)
     specs = partial(_specs, paddle, args, dict(zip(names, fed, strict=True)), dynamic_axes)
     own = _own_names(layer)
-
-    def called() -> Any:
-        with exporting(*who), _mode(paddle, layer, False, {}), paddle.no_grad():
-            return layer(*args)
-
-    result = called()
+    result = _called(paddle, layer, args, who)
     proto = _traced(paddle, layer, specs, train, opset or _OPSET, who)
     _to_initializers(proto, own)
     _as_given(proto, result)
@@ -141,8 +136,15 @@ def from_paddle(
     choose(model, lambda name: name in trained)
     if check:
         expected = [as_array(y) for y in leaves(result)]
-        verify(model, outputs(model, names, fed), expected, tolerance, who, lambda: [as_array(y) for y in leaves(called())])
+        again = partial(_called, paddle, layer, args, who)
+        verify(model, outputs(model, names, fed), expected, tolerance, who, lambda: [as_array(y) for y in leaves(again())])
     return model
+
+
+def _called(paddle: Any, layer: Any, args: Sequence[Any], who: tuple[str, str]) -> Any:
+    """The outputs of the layer in inference."""
+    with exporting(*who), _mode(paddle, layer, False, {}), paddle.no_grad():
+        return layer(*args)
 
 
 def _version(package: str) -> str:

@@ -7,6 +7,7 @@ import io
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from importlib.util import find_spec
 from typing import Any
 
@@ -104,13 +105,15 @@ def from_pytorch(
     model = made(proto, device, model_class, train)
     _choose(module, model, train)
     if check:
-
-        def called() -> list[np.ndarray]:
-            with _mode(torch, module, False), torch.no_grad():
-                return [_array(torch, y) for y in leaves(module(*args, **kwargs))]
-
+        called = partial(_called, torch, module, args, kwargs)
         verify(model, outputs(model, names or [], [_array(torch, x) for x in fed]), called(), tolerance, who, called)
     return model
+
+
+def _called(torch: Any, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[np.ndarray]:
+    """The outputs of the module in inference."""
+    with _mode(torch, module, False), torch.no_grad():
+        return [_array(torch, y) for y in leaves(module(*args, **kwargs))]
 
 
 def _export(

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -32,8 +31,7 @@ from singa_backend.opsets.convert import convert as write_again
 from singa_backend.opsets.model import finish, to_model
 from singa_backend.opsets.target_schema import Unwritable
 from singa_backend.opsets.writer import LEAST, UNWRITTEN, OpsetWriter
-from singa_backend.passes import ModelEditor, NodeEditor
-from singa_backend.passes.change_dtype import change_dtype
+from singa_backend.passes.change_dtype import FLOATS, change_dtype, excluding
 from singa_backend.proto import checker, save
 from singa_backend.proto.load import ModelSource, load_model
 from singa_backend.proto.messages import reads
@@ -443,32 +441,10 @@ def convert(
     _fill_report(report, writer, writer.problems, chosen)
     if narrows:
         save.attach_data(proto.graph, writer.builder.arrays)
-        excluded = _excluded(proto, exclude, exclude_operators)
+        excluded = excluding(proto, exclude, exclude_operators)
         change_dtype(proto, np.dtype(dtype), keep_io_types=keep_io_types, excluded=excluded)
     _finish(proto, report, chosen, path, {} if narrows else writer.builder.arrays, source=model)
     return (proto, report) if with_report else proto
-
-
-FLOATS = ("float16", "bfloat16", "float32", "float64")
-"""The dtypes to which `convert` changes floats."""
-
-
-def _excluded(model: ModelProto, exclude: Sequence[str], operators: Sequence[str]) -> Callable[[NodeEditor], bool]:
-    """Whether a node keeps its dtype; raises InvalidInput (SX355) for a pattern or an operator that the model does not have."""
-    nodes = [node for graph in ModelEditor(model).main.walk() for node in graph.nodes]
-    try:
-        patterns = [re.compile(text) for text in exclude]
-    except re.error as error:
-        raise InvalidInput(f"exclude must be regular expressions, got {list(exclude)}: {error}", code="SX355") from None
-    for pattern in patterns:
-        if not any(pattern.fullmatch(node.name) for node in nodes):
-            raise InvalidInput(f"exclude must match names of nodes; {pattern.pattern!r} matches none", code="SX355")
-    present = sorted({node.op_type for node in nodes})
-    for operator in operators:
-        if operator not in present:
-            what = f"exclude_operators must be operators of the model ({', '.join(present)}), got {operator!r}"
-            raise InvalidInput(what, code="SX355")
-    return lambda node: node.op_type in operators or any(p.fullmatch(node.name) for p in patterns)
 
 
 def _fill_report(report: ExportReport, writer: OpsetWriter, problems: Sequence[UnsupportedModel], options: Options) -> None:

@@ -11,6 +11,7 @@ from onnx import ModelProto
 
 from singa._onnx import export
 from singa._onnx.export_options import ExportReport
+from singa_backend.passes.change_dtype import FLOATS
 from singa_backend.proto.load import load_model
 from singa_backend.proto.messages import graphs
 
@@ -29,7 +30,7 @@ _CHANGES = Columns({"operator": NAME, "nodes before": NUMBER, "after": NUMBER})
 @write_options(values=False)
 @LOWER
 @FUNCTIONS
-@click.option("--dtype", type=click.Choice(export.FLOATS), help="The dtype of floats.")
+@click.option("--dtype", type=click.Choice(FLOATS), help="The dtype of floats.")
 @click.option("--keep-io-types", is_flag=True, help="With --dtype: the inputs and outputs keep their dtypes.")
 @click.option("--exclude", multiple=True, metavar="PATTERN", help="With --dtype: nodes that keep theirs, by name (repeatable).")
 @click.option(
