@@ -37,6 +37,8 @@ GIB = 1 << 30
 _OBJECT = np.dtype(object)
 _NODE = 4096
 """Approximate bytes of a node that was read: calls of functions can multiply nodes."""
+MAKING = 60.0
+"""The seconds that making plans may take in addition to a deadline."""
 _ENTRY = 112
 """Approximate bytes that Python uses for an array or a string in addition to its content."""
 
@@ -67,7 +69,9 @@ class Limits:
         iterations: number of iterations of one Loop or Scan, or of another loop whose length depends on values.  Default: 10^6.
         nesting: depth of If, Loop, Scan and functions within each other.  Default: 64.
         rank: number of dimensions of a tensor.  Default: 64, NumPy's maximum.
-        deadline: seconds, checked between nodes and iterations.  Default: None, no deadline.
+        deadline: seconds, checked between nodes and iterations.  If it passes while the plan for new shapes is made, the plan is
+            finished (for at most a minute) and kept, so that the next run has it, and then the call fails.  Default: None, no
+            deadline.
         nodes: number of nodes that are read; a function counts once for each set of attributes of its calls.  Default: 10^6.
         model_bytes: bytes of the model file.  Default: 2 GiB, the maximum of Protocol Buffers.
         entries: number of inputs or outputs of one node, and of numbers in an attribute that configures it, such as axes or a
@@ -227,6 +231,7 @@ class Budget:
     Attributes:
         roots: containers of live values: frames of the running graphs, and values that operator bodies hold.
         exchanges: what the run has exchanged with other processes.
+        ticks: whether the present time counts towards the deadline.
     """
 
     def __init__(self, limits: Limits, cancel: Flag | None = None, memory: int | None = None) -> None:
@@ -249,6 +254,8 @@ class Budget:
         self.room = self.live_bytes
         self.kept = 0
         self.nodes = 0
+        self.ticks = True
+        self._turned = self._spared = 0.0
         self.exchanges = Exchanges()
 
     def part(self, **limits: int) -> Budget:
@@ -313,10 +320,39 @@ class Budget:
         """Raise if the executions are used up, the deadline has passed or the flag is set."""
         if self.left < 0:
             raise exhausted("executions", "SX605", f"more than {self.limits.executions} nodes were executed")
-        if self.end is not None and time.monotonic() > self.end:
+        if self.end is not None and time.monotonic() - min(self._spared_until(time.monotonic()), MAKING) > self.end:
             raise exhausted("deadline", "SX608", f"the deadline of {self.limits.deadline} seconds has passed")
         if self.cancel is not None and self.cancel.is_set():
             raise ResourceExhausted("the call was cancelled by its flag", code="SX609")
+
+    @contextmanager
+    def clock(self, ticks: bool) -> Iterator[None]:
+        """A context whose time counts towards the deadline, or does not: it makes what later runs need not make again."""
+        if self.end is None:
+            yield
+            return
+        before = self._turn(ticks)
+        try:
+            yield
+        finally:
+            self._turn(before)
+
+    def _turn(self, ticks: bool) -> bool:
+        now, before = time.monotonic(), self.ticks
+        self._spared, self._turned, self.ticks = self._spared_until(now), now, ticks
+        return before
+
+    def _spared_until(self, now: float) -> float:
+        """The seconds up to now that do not count."""
+        return self._spared if self.ticks else self._spared + now - self._turned
+
+    def plan_is_kept(self) -> None:
+        """Count the time that did not count: what was made in it is kept.  Raises if the deadline has passed."""
+        if self.end is not None and self.ticks:
+            self._spared = 0.0
+            if time.monotonic() > self.end:
+                message = f"the deadline of {self.limits.deadline} seconds has passed while a plan for these shapes was made"
+                raise ResourceExhausted(message, code="SX608", hint="the plan is kept: run again")
 
     def remaining(self) -> float | None:
         """The seconds before the deadline; None without one.  Raises if it has passed, or the flag is set."""

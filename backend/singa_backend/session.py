@@ -307,7 +307,8 @@ class Session:
             if isinstance(other, UseDefinitions):
                 return other
             return other._planned_run([*inputs, *(replaced[n] for n in names)], {}, budget, weights)
-        planner = self._current(weights)
+        with budget.clock(ticks=False):
+            planner = self._current(weights)
         return planner if isinstance(planner, UseDefinitions) else planner.run(inputs, budget)
 
     def _with_inputs(self, names: tuple[str, ...]) -> Session | UseDefinitions:

@@ -340,17 +340,20 @@ class SoftMaxCrossEntropy(Layer):
         weight: The weight of each class, a Tensor or sequence of shape (C,); None for equal weights.
         ignore_index: A class number that marks positions without a loss; None if there are none.
         label_smoothing: The share of the labels, in [0, 1], that is distributed equally over all classes.
+        axis: The axis of the classes, 1 or -1; None for the one that the shape of class numbers leaves.
     """
 
-    def __init__(self, weight: Any = None, ignore_index: int | None = None, label_smoothing: float = 0.0) -> None:
+    def __init__(
+        self, weight: Any = None, ignore_index: int | None = None, label_smoothing: float = 0.0, axis: int | None = None
+    ) -> None:
         super().__init__()
-        self.weight, self.ignore_index, self.label_smoothing = weight, ignore_index, label_smoothing
+        self.weight, self.ignore_index, self.label_smoothing, self.axis = weight, ignore_index, label_smoothing, axis
 
     def forward(self, x: Tensor, t: Tensor) -> Tensor:
         """Compute the loss.
 
         Args:
-            x: Scores (logits) of shape (N, C, d1, ...).
+            x: Scores (logits) of shape (N, C, d1, ...), or (N, d1, ..., C).
             t: Class numbers of shape (N, d1, ...), or probabilities of the classes, of the shape of x.
 
         Returns:
@@ -360,8 +363,8 @@ class SoftMaxCrossEntropy(Layer):
             InvalidInput: If the shapes do not match (SX334), or a class number is outside [0, C) (SX335).
             ValueError: If label_smoothing is not in [0, 1].
         """
-        trace.depends(self, lambda: (repr(self.weight), self.ignore_index, self.label_smoothing))
-        return losses.softmax_cross_entropy(x, t, self.weight, self.ignore_index, self.label_smoothing)
+        trace.depends(self, lambda: (repr(self.weight), self.ignore_index, self.label_smoothing, self.axis))
+        return losses.softmax_cross_entropy(x, t, self.weight, self.ignore_index, self.label_smoothing, self.axis)
 
 
 class MeanSquareError(Layer):

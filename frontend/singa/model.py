@@ -377,7 +377,7 @@ class Model(Layer):
         optimizers = self._optimizers()
         for optimizer in optimizers:
             if isinstance(optimizer, Accumulates):
-                optimizer._begin(rows_of(input))
+                optimizer._begin(self.batch_weight(*input))
         groups = [o.sync_group() for o in optimizers if hasattr(o, "sync_group")]
         return sync_norm.together(groups[0]) if groups else contextlib.nullcontext()
 
@@ -664,6 +664,19 @@ class Model(Layer):
         with self._in_mode(False):
             made = predict(self, source, None if given else self._input_count(), names)
         return made[0] if len(made) == 1 else made
+
+    def batch_weight(self, *batch: Any) -> int:
+        """Return the weight of a batch in means over batches, and of its gradients if several batches are accumulated.
+
+        Override it for a loss that is a mean over something other than samples, such as tokens.
+
+        Args:
+            *batch: The arguments of `train_one_batch`; if several processes train, the targets of a part of them.
+
+        Returns:
+            The number of samples: the size of axis 0 of the last Tensor, the targets.
+        """
+        return rows_of(batch)
 
     def _names(self, target: str | None = None, only_inputs: bool = False) -> ArgumentNames:
         """The names by which batches that are dicts are read."""

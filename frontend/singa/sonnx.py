@@ -77,6 +77,7 @@ if TYPE_CHECKING:
     from singa_backend.passes.head import ReplacedHead, replace_head
     from singa_backend.quantization import quantization_errors, quantize, quantize_weights
 
+    from ._generation.empty_caches import decoder_inputs
     from ._generation.generator import GeneratedText, GeneratedTexts, Generator
     from ._importers import ExporterFailure, from_onnx, from_paddle, from_pytorch, from_sklearn, from_tensorflow
 
@@ -136,6 +137,7 @@ __all__ = [
     "compare",
     "convert",
     "cpu_dev",
+    "decoder_inputs",
     "define_operator",
     "export",
     "export_and_check",
@@ -177,6 +179,7 @@ __all__ = [
 _LAZY = {
     **dict.fromkeys(("bisect", "compare", "reduce"), "singa_backend.debug"),
     **dict.fromkeys(("check", "inspect", "trainable_report"), "singa_backend.inspection"),
+    "decoder_inputs": "singa._generation.empty_caches",
     **dict.fromkeys(("GeneratedText", "GeneratedTexts", "Generator"), "singa._generation.generator"),
     "optimize": "singa_backend.passes",
     **dict.fromkeys(("change_layout", "transpose_layout"), "singa_backend.passes.change_layout"),

@@ -250,6 +250,32 @@ def test_tied_weights_are_refused(tmp_path: Path) -> None:
         read_peft(folder(tmp_path / "p", pair("head", 6, 10)), model)
 
 
+TIED = """g (int64[n] i) => (float[n,10] y) {
+    e = Gather(emb__weight, i)  t = Transpose<perm=[1,0]>(emb__weight)  y = MatMul(e, t) }"""
+
+
+def test_tied_values_are_one_value(tmp_path: Path) -> None:
+    """PEFT saves the embedding and the last layer, which are one tensor of the network."""
+    model = model_of(TIED, {"e": "/emb/Gather", "y": "/head/MatMul"}, emb__weight=normal(10, 6))
+    new = normal(10, 6, seed=5)
+    for kind in ("", "base_layer."):
+        saved = {f"emb.{kind}weight": new, f"head.{kind}weight": new}
+        assert [*read_peft(folder(tmp_path / "p", saved), model).values] == ["emb.weight"]
+        with pytest.raises(InvalidInput, match=r"one tensor 'emb\.weight' for several modules, the adapter has two values"):
+            read_peft(folder(tmp_path / "p", saved | {f"head.{kind}weight": new + 1}), model)
+
+
+@pytest.mark.parametrize("join", [insert, merge])
+def test_a_saved_base_layer_is_changed_too(tmp_path: Path, join: Any) -> None:
+    """PEFT saves the base layer of an adapted embedding or last layer; `merge` lost its change."""
+    tensors, base = pair("a.fc", 6, 5), normal(5, 6, seed=9)
+    adapter = read_peft(folder(tmp_path / "p", tensors | {"a.fc.base_layer.weight": base}), two())
+    x = normal(3, 6)
+    w = base.astype(np.float64) + 2 * tensors["a.fc.lora_B.weight"] @ tensors["a.fc.lora_A.weight"]
+    expected = np.maximum(x @ w.T + normal(5), 0) @ normal(5, 4) + normal(4)
+    np.testing.assert_allclose(run_model(join(two(), adapter), [x])[0], expected, rtol=1e-4, atol=1e-5)
+
+
 # --- writing
 
 

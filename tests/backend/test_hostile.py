@@ -18,7 +18,7 @@ from tests.helpers.paths import TESTS
 
 HERE = TESTS / "hostile"
 SECONDS, MEBIBYTES = 4.0, 64.0
-"""Of processor time, which a busy neighbour on the same core can triple: the longest case takes 0.7 seconds on an idle machine."""
+"""Seconds of processor time, which a busy neighbour on the core can triple: the longest case takes 0.7 on an idle machine."""
 SEED = int(os.environ.get("SONNX_HOSTILE_SEED", "11"))
 COUNT = int(os.environ.get("SONNX_HOSTILE_INPUTS", "300"))
 BLOCK = 50

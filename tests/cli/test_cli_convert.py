@@ -47,6 +47,73 @@ def test_convert(model: Path, tmp_path: Path) -> None:
     np.testing.assert_allclose(ours, theirs, rtol=1e-6)
 
 
+NET = """<ir_version: 9, opset_import: ["": 17]> g (float[n, 4] x, bool c) => (float[n, 4] y, float[n, 4] again, int64[2] s) {
+    a = MatMul(x, w)  b = Add(a, v)  m = ReduceMean<axes=[-1]>(b)  d = Sub(b, m)  e = Exp(d)  t = Softmax(e)  s = Shape(t)
+    y = If(c) <then_branch = p () => (float[n, 4] q) { q = MatMul(t, w) },
+               else_branch = r () => (float[n, 4] u) { u = Add(t, x) }>
+    again = Identity(x) }"""
+
+
+@pytest.fixture
+def net(tmp_path: Path) -> Path:
+    made = parser.parse_model(NET)
+    for name, shape in (("w", (4, 4)), ("v", (4,))):
+        values = np.random.default_rng(len(shape)).standard_normal(shape).astype(np.float32)
+        made.graph.initializer.append(onnx.numpy_helper.from_array(values, name))
+    onnx.save(made, tmp_path / "net.onnx")
+    return tmp_path / "net.onnx"
+
+
+@pytest.mark.parametrize("keep", [True, False])
+@pytest.mark.parametrize("kept", [(), ("Softmax", "Exp"), ("MatMul",), ("Add", "Sub", "ReduceMean")])
+@pytest.mark.parametrize("condition", [True, False])
+def test_other_floats(net: Path, tmp_path: Path, kept: tuple[str, ...], keep: bool, condition: bool, oracle: Any) -> None:
+    options = [*(["--keep-io-types"] if keep else []), *(o for name in kept for o in ("--exclude-operator", name))]
+    done = sonnx("convert", net, "-o", tmp_path / "half.onnx", "--dtype", "float16", *options)
+    assert done.exit_code == 0, done.output
+    made = onnx.load(tmp_path / "half.onnx")
+    onnx.checker.check_model(made, full_check=True)
+    outside = onnx.TensorProto.FLOAT if keep else onnx.TensorProto.FLOAT16
+    assert {v.type.tensor_type.elem_type for v in (made.graph.input[0], *made.graph.output[:2])} == {outside}
+    types = {t.name: t.data_type for t in made.graph.initializer}
+    assert types["w"] == (onnx.TensorProto.FLOAT if "MatMul" in kept else onnx.TensorProto.FLOAT16)
+    x, c = np.random.default_rng(1).standard_normal((3, 4)).astype(np.float32), np.array(condition)
+    expected = face.run_model(onnx.load(net), [x, c])
+    feeds = {"x": x if keep else x.astype(np.float16), "c": c}
+    for found in (face.run_model(made, feeds), [*oracle.run(made.SerializeToString(), feeds).values()]):
+        for ours, theirs in zip(found, expected, strict=True):
+            np.testing.assert_allclose(ours.astype(np.float64), theirs, rtol=1e-2, atol=1e-2)
+
+
+def test_an_excluded_node_keeps_its_numbers(tmp_path: Path) -> None:
+    """A mask of -1e9 does not fit in float16; between two excluded nodes nothing is rounded."""
+    text = """<ir_version: 9, opset_import: ["": 17]> g (float[n, 4] x) => (float[n, 4] y) {
+        a = Mul(x, big)  b = Div(a, big)  y = Neg(b) }"""
+    made = parser.parse_model(text)
+    made.graph.initializer.append(onnx.numpy_helper.from_array(np.array(1e9, np.float32), "big"))
+    for node in made.graph.node:
+        node.name = f"/{node.op_type}"
+    onnx.save(made, tmp_path / "m.onnx")
+    refused = sonnx("convert", tmp_path / "m.onnx", "-o", tmp_path / "h.onnx", "--dtype", "float16")
+    assert refused.exit_code == 3 and "SX388" in refused.output and "'big'" in refused.output
+    options = ("--dtype", "float16", "--keep-io-types", "--exclude", "/(Mul|Div)")
+    assert sonnx("convert", tmp_path / "m.onnx", "-o", tmp_path / "h.onnx", *options).exit_code == 0
+    half = onnx.load(tmp_path / "h.onnx")
+    assert [n.op_type for n in half.graph.node] == ["Mul", "Div", "Cast", "Neg", "Cast"]
+    np.testing.assert_allclose(face.run_model(half, [np.ones((1, 4), np.float32)])[0], -1)
+
+
+@pytest.mark.parametrize(("options", "says"), [
+    (["--keep-io-types"], "need a dtype"),
+    (["--dtype", "float16", "--exclude", "nothing"], "'nothing' matches none"),
+    (["--dtype", "float16", "--exclude", "("], "must be regular expressions"),
+    (["--dtype", "float16", "--exclude-operator", "Conv"], "must be operators of the model (Erf, Gelu), got 'Conv'"),
+])  # fmt: skip
+def test_choices_of_floats_that_do_not_exist(model: Path, tmp_path: Path, options: list[str], says: str) -> None:
+    done = sonnx("convert", model, "-o", tmp_path / "o.onnx", *options)
+    assert done.exit_code == 3 and says in " ".join(done.output.split()) and not (tmp_path / "o.onnx").exists()
+
+
 def test_convert_says_all_that_cannot_be_written_and_writes_nothing(model: Path, tmp_path: Path) -> None:
     target = tmp_path / "old.onnx"
     found = sonnx("convert", model, "-o", target, "--opset", 8, "--json")

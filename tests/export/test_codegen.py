@@ -256,6 +256,10 @@ MADE: dict[str, tuple[ModelProto, list[Any]]] = {
             y = Softmax <axis = 1> (a) }
         <domain: "local", opset_import: ["": 11]> twice (v, m) => (o) { p = MatMul (v, m) c = Constant <value = float {2.0}> ()
             q = Clip (p) o = Mul (q, c) }""", opset=11, w=W45), [X34]),
+    "an output_shape before opset 11": (text_model("""g (float[1, 2, 5] x) => (float[1, 3, 8] y, float[1, 3, 8] z) {
+        y = ConvTranspose <output_shape = [8], strides = [2], kernel_shape = [1]> (x, w)
+        z = ConvTranspose <output_shape = [8], strides = [2], auto_pad = "SAME_UPPER"> (x, w) }""", opset=10,
+        w=RNG.normal(size=(2, 3, 1)).astype(F)), [RNG.normal(size=(1, 2, 5)).astype(F)]),
     "nothing but names": (text_model("g (float[n] x, float[n] z) => (float[n] x, float[2] w) { }", w=B5[:2]), [X34[0], X34[1]]),
     "empty arrays": (text_model("""g (float[n, 0] x) => (float[n, 3] y, float[a, 4] z) { y = MatMul (x, w)
         i = Constant <value_ints = [0]> ()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import tempfile
+import warnings
 import weakref
 from collections import Counter
 from pathlib import Path
@@ -677,6 +678,35 @@ class Lying(autograd.Operator):
 
 
 @sonnx.exporter(Lying)
+class Reshaped(model.Model):
+    """To fixed sizes, or to sizes of which one follows from the batch."""
+
+    def __init__(self, sizes: list[int]) -> None:
+        super().__init__()
+        self.sizes = sizes
+
+    def forward(self, x: Any) -> Any:
+        return autograd.reshape(autograd.relu(x), self.sizes)
+
+
+@pytest.mark.parametrize(("sizes", "axes", "says"), [
+    ([6, 6], {"x": {0: "batch"}}, "axis 0"), ([6, 6], {"x": {0: "n", 1: "m"}}, "axes 0, 1"), ([2, 2, 9], {"x": [0]}, "axis 0"),
+    ([-1, 9], {"x": {0: "batch"}}, ""), ([4, 3, 3], {"x": {0: "batch"}}, ""), ([6, 6], {}, ""),
+])  # fmt: skip
+def test_fixed_sizes_of_an_open_value_are_reported(sizes: list[int], axes: Any, says: str) -> None:
+    """4 by 9 values: an open axis is followed where its size, or a multiple of it, occurs."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        proto, report = sonnx.export(Reshaped(sizes), [named(values(4, 9), "x")], dynamic_axes=axes, with_report=True)
+    told = [w for w in report.warnings if "fixed sizes" in w]
+    assert [str(w.message) for w in caught if "fixed sizes" in str(w.message)] == told and len(told) == bool(says)
+    if says:
+        name = next(n.name for n in proto.graph.node if n.op_type == "Reshape")
+        assert told[0].startswith(f"{name!r} (Reshape) has the fixed sizes {sizes}, so {says} of its input 'Relu#0:0'")
+    elif axes:
+        assert sonnx.run_model(proto, [np.ones((5, 9), F)])[0].size == 45
+
+
 def _lying(op: Any, lying: Lying, x: Any) -> Any:
     return op.Mul(x, 3.0)
 

@@ -357,6 +357,49 @@ def test_a_bias_that_would_overflow_int32_widens_the_scale_of_its_weight() -> No
     assert np.abs(exact - found).max() < 0.01 * np.abs(exact).max()
 
 
+MOVES = {
+    "Gather": "Gather<axis=1>(w, i)", "GatherElements": "GatherElements<axis=0>(w, rows)", "Reshape": "Reshape(w, shape)",
+    "Slice": "Slice(w, one, four, one)", "Split": "Split<axis=1>(w, parts)", "Squeeze": "Squeeze(w3, one)",
+    "Unsqueeze": "Unsqueeze(w, zero)", "Transpose": "Transpose<perm=[1,0]>(w)", "Flatten": "Flatten<axis=0>(w)",
+    "Concat": "Concat<axis=1>(w, w)", "Expand": "Expand(w, twice)", "Pad": "Pad(w, pads)", "TopK": "TopK<axis=0>(w, four)",
+    "Identity": "Identity(w)", "Tile": "Tile(w, repeats)", "a chain": "Transpose<perm=[1,0]>(w2)", "MatMul": "MatMul(w, v)",
+    "Gemm with a bias": "Gemm(w, v, b)", "Add": "Add(w, w)", "Resize": "Resize<mode=\"nearest\">(w4, , , sizes)",
+    "AveragePool": "AveragePool<kernel_shape=[2]>(w5)",
+}  # fmt: skip
+"""What else reads a constant (8, 8) that is the weight of a MatMul."""
+BEFORE = {"w3": "w3 = Unsqueeze(w, one)", "w2": "wf = Flatten<axis=0>(w)  w2 = Reshape(wf, square)",
+          "w4": "w4 = Unsqueeze(w, both)", "w5": "w5 = Unsqueeze(w, zero)"}  # fmt: skip
+
+
+@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.parametrize("move", MOVES)
+def test_the_channels_of_a_weight_are_not_those_of_what_moves_it(move: str, first: bool, oracle: Oracle) -> None:
+    """Compared with the float model, and with onnxruntime."""
+    steps = [BEFORE[n] for n in BEFORE if n in re.findall(r"\w+", MOVES[move])]
+    results = {"Split": "t, t2", "TopK": "t, t2"}.get(move, "t")
+    lines = [*steps, f"{results} = {MOVES[move]}", "z = Neg(t)"]
+    body = "\n".join(["y = MatMul(x, w)", *lines] if first else [*lines, "y = MatMul(x, w)"])
+    numbers = {
+        "i": [1, 0, 3], "rows": np.zeros((2, 8), np.int64), "shape": [4, 2, 8], "zero": [0], "one": [1], "four": [4],
+        "parts": [3, 5], "twice": [2, 8, 8], "pads": [1, 1, 0, 0], "repeats": [2, 1], "both": [0, 1],
+        "sizes": [1, 1, 16, 8], "square": [8, 8],
+    }  # fmt: skip
+    w = normal(1, 8, 8) * np.geomspace(0.1, 1, 8).astype(np.float32)
+    model = built(
+        f'<ir_version: 9, opset_import: ["": 17]> g (float[n,8] x) => (float[n,8] y, float z) {{ {body} }}',
+        w=w, v=normal(3, 8, 3), b=normal(4, 3), **{n: np.array(v) for n, v in numbers.items()},
+    )  # fmt: skip
+    model.graph.output[1].type.tensor_type.ClearField("shape")
+    feeds = {"x": normal(2, 40, 8)}
+    made = sonnx.quantize(model, feeds, per_channel=True, reduce_range=True)
+    assert any(t.name == "w_scale" and t.dims == [8] for t in made.graph.initializer)
+    theirs = oracle.run(made.SerializeToString(), feeds)
+    for exact, ours, name in zip(sonnx.run_model(model, feeds), sonnx.run_model(made, feeds), "yz", strict=True):
+        for found in (ours, theirs[name]):
+            noise = 10 * np.log10(np.sum(np.square(exact)) / np.sum(np.square(exact - found)))
+            assert noise > 30, f"{name}: {noise:.1f} dB"
+
+
 SHARED = {
     "table": (("MatMul(x, w)", "float[n,3]"), ("Gather(w, i)", "float[n,2,3]"), normal(2, 5, 3)),
     "transposed": (("MatMul(x, w)", "float[n,3]"), ("Gemm<transB=1>(z, w)", "float[n,5]"), normal(2, 5, 3)),
@@ -474,6 +517,74 @@ def test_options_that_do_not_exist_are_errors(options: dict[str, Any], words: st
     with pytest.raises(InvalidInput, match=r"SX39[67]") as failed:
         sonnx.quantize(SMALL, ROWS, **options)
     assert words in str(failed.value)
+
+
+def listed(model: ModelProto) -> ModelProto:
+    """A model of IR version 3, in which every initializer had to be an input."""
+    made = ModelProto()
+    made.CopyFrom(model)
+    made.ir_version = 3
+    made.graph.input.extend(onnx.helper.make_tensor_value_info(t.name, t.data_type, t.dims) for t in model.graph.initializer)
+    return made
+
+
+QUANTIZERS = {
+    "static": lambda model, feeds: sonnx.quantize(model, feeds),
+    "per channel": lambda model, feeds: sonnx.quantize(model, feeds, per_channel=True),
+    "dynamic": lambda model, feeds: sonnx.quantize(model, dynamic=True),
+    **{form: (lambda model, feeds, form=form: sonnx.quantize_weights(model, form)) for form in ("int4", "nf4")},
+}
+
+
+@pytest.mark.parametrize("how", QUANTIZERS)
+def test_files_that_list_their_weights_as_inputs(how: str, oracle: Oracle) -> None:
+    feeds = {"x": dyadic(7, 8, 2, 6, 6)}
+    made = QUANTIZERS[how](listed(net()), feeds)
+    onnx.checker.check_model(made, full_check=True)
+    assert [v.name for v in made.graph.input] == ["x"]
+    expected = sonnx.run_model(QUANTIZERS[how](net(), feeds), feeds)[0]
+    np.testing.assert_array_equal(sonnx.run_model(made, feeds)[0], expected)
+    np.testing.assert_allclose(oracle.run(made.SerializeToString(), feeds)["y"], expected, rtol=0.2, atol=0.5)
+
+
+def test_a_fault_of_the_source_is_not_a_fault_of_the_written_file(tmp_path: Path) -> None:
+    wrong = ModelProto()
+    wrong.CopyFrom(net())
+    wrong.graph.output[0].type.tensor_type.shape.dim[1].dim_value = 7  # it is 3
+    onnx.save(wrong, tmp_path / "m.onnx")
+    done = CliRunner().invoke(main, ["quantize", str(tmp_path / "m.onnx"), "--dynamic", "-o", str(tmp_path / "o.onnx")])
+    assert done.exit_code == 0, done.output
+    assert "refuses the original model" in done.output and (tmp_path / "o.onnx").exists()
+
+
+def test_the_weights_that_stay_float_have_a_reason(tmp_path: Path) -> None:
+    text = """<ir_version: 9, opset_import: ["": 17]> g (float[n,4] x, bool c) => (float[n,4] y) {
+        a = Gemm<alpha=0.5>(x, w, b)  e = MatMul(a, v)  f = Einsum<equation="ij,jk->ik">(e, u)  h = MatMul(f, t)
+        y = If(c) <then_branch = t () => (float[n,4] p) { p = MatMul(h, s) },
+                  else_branch = o () => (float[n,4] q) { q = Identity(h) }> }"""
+    names = {n: normal(i, 4, 4) for i, n in enumerate("wvus")} | {"b": normal(9, 4), "t": normal(10, 4, 4)}
+    model, data = built(text, **names), {"x": normal(1, 16, 4), "c": np.ones(16, bool)}
+    reasons = {}
+    for how in ("dynamic", "weights", "static"):
+        kept: list[Any] = []
+        if how == "dynamic":
+            sonnx.quantize(model, dynamic=True, kept=kept, exclude=[".*/3"])
+        elif how == "weights":
+            sonnx.quantize_weights(model, kept=kept, exclude=[".*/3"])
+        else:
+            sonnx.quantize(model, data, kept=kept, exclude_operators=["MatMul"], batch_size=1)
+        reasons[how] = {w.name: w.reason for w in kept}
+    excluded, einsum = "the node is excluded (/matmul/3)", "Einsum is not quantized"
+    assert reasons == {
+        "dynamic": {"w": "the Gemm has alpha, beta or transA", "u": einsum, "t": excluded,
+                    "s": "no node that is quantized reads it"},
+        "weights": {"w": "the Gemm has alpha or transA", "u": einsum, "t": excluded},
+        "static": {"v": "MatMul is excluded", "u": einsum, "t": "MatMul is excluded",
+                   "s": "no node that is quantized reads it"},
+    }  # fmt: skip
+    onnx.save(model, tmp_path / "m.onnx")
+    done = CliRunner().invoke(main, ["quantize", str(tmp_path / "m.onnx"), "--dynamic", "-o", str(tmp_path / "o.onnx")])
+    assert done.exit_code == 0 and "3 weights stay float" in done.output and f"u [4, 4]: {einsum}" in done.output
 
 
 def test_models_that_cannot_be_quantized_are_errors() -> None:

@@ -206,6 +206,67 @@ def test_casts_to_four_bits_on_both_sides_of_opset_24() -> None:
     assert run(same(model(text, 21), 24, x), x)[0].astype(int).tolist() == [-8, -2, 2, 7, 7]  # rounded and saturated
 
 
+# --- transposed convolutions by their output_shape
+
+
+def _spread(
+    draw: np.random.Generator, *, opset: int, auto_pad: str, rank: int, beyond: bool = False
+) -> tuple[ModelProto, list[np.ndarray]]:
+    """A ConvTranspose whose output_shape crops an odd or even number of cells, or, with `beyond`, adds some at the end."""
+    size, kernel, strides, dilations = (draw.integers(low, high, rank) for low, high in ((2, 6), (1, 5), (1, 4), (1, 3)))
+    padding = [int(draw.integers(0, stride)) for stride in strides]  # onnxruntime refuses more
+    reach = (size - 1) * strides + (kernel - 1) * dilations + 1 + padding
+    room = np.maximum(strides, dilations) - 1 - padding
+    out = reach + draw.integers(0, room + 1) if beyond else np.maximum(1, reach - draw.integers(0, 4, rank))
+    filters = draw.standard_normal((2, 3, *kernel)).astype(np.float32)
+    node = helper.make_node(
+        "ConvTranspose", ["x", "w"], ["y"], strides=strides.tolist(), dilations=dilations.tolist(), auto_pad=auto_pad,
+        output_padding=padding, output_shape=out.tolist(),
+    )  # fmt: skip
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 2, *size.tolist()])
+    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, [None] * (rank + 2))
+    graph = helper.make_graph([node], "g", [x], [y], [numpy_helper.from_array(filters, "w")])
+    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
+    return proto, [draw.standard_normal((1, 2, *size)).astype(np.float32)]
+
+
+@pytest.mark.parametrize("auto_pad", ["NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID"])
+@pytest.mark.parametrize(("opset", "targets"), [(9, (10, 11, 22)), (11, (8, 10, 22)), (22, (7, 10, 11))])
+def test_output_shape_of_a_transposed_convolution_keeps_its_cells(opset: int, targets: tuple[int, ...], auto_pad: str) -> None:
+    draw = np.random.default_rng(opset)
+    for case in range(24):
+        proto, feeds = _spread(draw, opset=opset, auto_pad=auto_pad, rank=1 + case % 2, beyond=case % 4 == 3)
+        for target in targets:
+            written = same(proto, target, *feeds)
+            assert opset < 11 or target > 10 or all(a.name != "output_shape" for a in written.graph.node[0].attribute)
+
+
+@pytest.mark.parametrize("auto_pad", ["NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID"])
+def test_written_transposed_convolutions_against_onnxruntime(auto_pad: str, oracle: Any) -> None:
+    """onnxruntime has the meaning of opset 11 at every opset: what is written for older ones must not depend on it."""
+    draw = np.random.default_rng(43)
+    for case in range(24):
+        proto, feeds = _spread(draw, opset=22, auto_pad=auto_pad, rank=1 + case % 2)
+        expected = run(proto, *feeds)[0]
+        for target in (8, 10, 11):
+            y = oracle.run(at(proto, target).SerializeToString(), {"x": feeds[0]})["y"]
+            np.testing.assert_allclose(y, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_output_shape_with_all_axes_is_written_with_the_spatial_ones() -> None:
+    text = "g (float[1, 2, 4] x) => (float[1, 3, 8] y) { y = ConvTranspose <output_shape = [1, 3, 8], strides = [2]> (x, w) }"
+    written = same(model(text, 8, w=np.arange(18, dtype=np.float32).reshape(2, 3, 3)), 11, np.ones((1, 2, 4), np.float32))
+    assert next(list(a.ints) for a in written.graph.node[0].attribute if a.name == "output_shape") == [8]
+
+
+def test_output_shape_without_known_sizes_is_refused_before_opset_11() -> None:
+    text = "g (float[1, 2, n] x) => (float[1, 3, 8] y) { y = ConvTranspose <output_shape = [8], strides = [2]> (x, w) }"
+    proto = model(text, w=np.ones((2, 3, 3), np.float32))
+    error = refused(proto, 10)
+    assert (error.operator, error.least) == ("ConvTranspose", 11) and "known sizes of the input" in error.message
+    same(proto, 11, np.ones((1, 2, 4), np.float32))
+
+
 # --- graphs within nodes
 
 IF = """g (float[2, 4] x, bool c) => (float[2, 4] y) {

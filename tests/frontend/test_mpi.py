@@ -535,9 +535,12 @@ def none_left(target: Path) -> bool:
     return not group_of(target)
 
 
+ALL_SIGNALS = [(name, when) for name in ("SIGTERM", "SIGINT", "SIGHUP", "SIGKILL") for when in ("start", "steps")]
+SIGNALS = [("SIGTERM", "steps"), ("SIGINT", "start"), ("SIGKILL", "steps")]
+
+
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the processes are found in /proc")
-@pytest.mark.parametrize("when", ["start", "steps"])
-@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGHUP", "SIGKILL"])
+@pytest.mark.parametrize(("name", "when"), ALL_SIGNALS if ALL else SIGNALS)
 def test_a_signal_ends_all_processes(name: str, when: str, folder: Path, tmp_path: Path) -> None:
     """Also one that the command cannot handle; while the workers start, and while they train."""
     target, checkpoint = tmp_path / "curves.html", tmp_path / "run.ckpt"

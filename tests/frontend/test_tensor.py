@@ -288,6 +288,19 @@ def test_an_operand_of_another_kind_is_a_typed_error(use: Any, value: Any) -> No
     assert caught.value.code in ("SX311", "SX315", "SX406")
 
 
+@pytest.mark.parametrize("several", [list, tuple])
+@pytest.mark.parametrize(
+    "use", [lambda x, v: v - x, lambda x, v: x * v, lambda x, v: x @ v, lambda x, v: x > v, lambda x, v: x.__iadd__(v),
+            lambda x, v: tensor.eltwise_mult(v, x), lambda x, v: x**v]
+)  # fmt: skip
+def test_a_list_of_tensors_is_not_an_operand(use: Any, several: Any) -> None:
+    """It became an array of their values: without their gradients, and with one more axis."""
+    x = t(2, 2)
+    with pytest.raises(InvalidInput, match=r"must be a tensor, got a (list|tuple) of tensors") as caught:
+        use(x, several([x]))
+    assert caught.value.code == "SX311" and "net.forward(x)[0]" in caught.value.hint
+
+
 class Exchanged:
     def __init__(self, capsule: Any, device: Any) -> None:
         self.capsule, self.device = capsule, device

@@ -149,7 +149,7 @@ def test_a_schedule_continues(folder: Path) -> None:
         start = kept.read(len(y), 4) if first else None
         history = fit(net, x, y, epochs=4, batch_size=4, start=start)
         every = {**net.get_states(), **net.optimizer.get_states(), "lr": net.optimizer.lr_value}
-        return history.losses, {n: np.asarray(t.data).tobytes() for n, t in every.items()}
+        return history.losses, history.epochs, history.weights, {n: np.asarray(t.data).tobytes() for n, t in every.items()}
 
     tape, recorded = ([trained(graph, first) for first in (None, 1, 3)] for graph in (False, True))
     assert tape[0] == tape[1] == tape[2] and recorded[0] == recorded[1] == recorded[2]

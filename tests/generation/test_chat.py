@@ -43,6 +43,40 @@ def test_a_template_makes_the_prompt(tmp_path: Path) -> None:
     )
 
 
+def test_what_a_template_may_use(tmp_path: Path) -> None:
+    names = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
+    tokens = {f"{n}_token": f"<{n}>" for n in names}
+    made = generator(tmp_path / "a", "".join(f"{{{{ {n} }}}}" for n in tokens), **tokens)
+    assert made.chat_prompt(USER) == "".join(tokens.values())
+    older = generator(tmp_path / "b", "{{ sep_token }}{{ eos_token }}", eos_token="<e>")
+    (older.folder / "special_tokens_map.json").write_text(json.dumps({"sep_token": {"content": "<sep>"}, "eos_token": "<other>"}))
+    assert older.chat_prompt(USER) == "<sep><e>"
+    absent = generator(tmp_path / "c", "{{ tools is none }}{{ documents is none }}")
+    assert absent.chat_prompt(USER) == "TrueTrue"
+    used = generator(tmp_path / "d", "{{ tools[0].name }}{{ documents | length }}{{ enable_thinking }}")
+    assert used.chat_prompt(USER, tools=[{"name": "add"}], documents=[{}], enable_thinking=False) == "add1False"
+    both = [{"name": "tool_use", "template": "with"}, {"name": "default", "template": "without"}]
+    assert generator(tmp_path / "e", both).chat_prompt(USER, tools=[]) == "with"
+    calls = [*USER, {"role": "assistant", "content": None, "tool_calls": [{"name": "add"}]}]
+    assert generator(tmp_path / "f", "{{ messages[1].content is defined }}").chat_prompt(calls) == "False"
+
+
+@pytest.mark.parametrize(("template", "expected"), [
+    ("{{ {'b': 1, 'a': 'é<'} | tojson }}", '{"b": 1, "a": "é<"}'),
+    ("{{ {'b': 1, 'a': 'é'} | tojson(sort_keys=True, ensure_ascii=True, separators=(',', ':')) }}", r'{"a":"\u00e9","b":1}'),
+    ("{{ [1] | tojson(indent=2) }}", "[\n  1\n]"),
+    ("{% generation %}{{ messages[0].content }}{% endgeneration %}!", "Hi!"),
+])  # fmt: skip
+def test_the_filter_and_the_tag_of_transformers(template: str, expected: str, tmp_path: Path) -> None:
+    assert generator(tmp_path / "folder", template).chat_prompt(USER) == expected
+
+
+@pytest.mark.parametrize("arguments", [{"tools": "add"}, {"tools": [1]}, {"documents": {}}, {"x": object()}])
+def test_variables_that_are_refused(arguments: dict[str, Any], tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match="SX391"):
+        generator(tmp_path / "folder", TEMPLATE).chat_prompt(USER, **arguments)
+
+
 def refusal(made: sonnx.Generator, messages: Any = USER, kind: type[SonnxError] = InvalidInput) -> SonnxError:
     with pytest.raises(kind) as caught:
         made.chat_prompt(messages)

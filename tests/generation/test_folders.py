@@ -51,8 +51,21 @@ GENAI = [
     ((*DECODER, "inputs"), "past_key_names", "%s.%d", "must be a name with one %d"),
     ((*DECODER, "outputs"), "present_key_names", None, "$.model.decoder.outputs.present_key_names must not be null"),
     (("search",), "top_p", 1.5, "$.search.top_p must be a finite number of at least 0 and at most 1, got 1.5"),
-    (("search",), "temperature", 0, "search.temperature must be above 0"),
-    (("search",), "temperature", "hot", "search.temperature must be a finite number of at least 0, got 'hot'"),
+    (("search",), "temperature", "hot", "search.temperature must be a finite number of at least 0 and at most 1e+06, got 'hot'"),
+    (("search",), "repetition_penalty", 0, "search.repetition_penalty must be above 0"),
+    (("search",), "bad_words_ids", [[1], []], "search.bad_words_ids[1] must be a list of 1 to"),
+    (("search",), "bad_words_ids", [[1], [-2]], "search.bad_words_ids[1][0] must be an integer from 0"),
+    (("search",), "sequence_bias", [[[1, 2]]], "search.sequence_bias[0] must be a list of 2 values, got 1"),
+    (("search",), "sequence_bias", [[[1], "a"]], "search.sequence_bias[0][1] must be a finite number"),
+    (("search",), "exponential_decay_length_penalty", [3], "must be a list of 2 values, got 1"),
+    (("search",), "min_p", 1.5, "search.min_p must be a finite number of at least 0 and at most 1"),
+    (("search",), "typical_p", 0, "search.typical_p must be above 0"),
+    (("search",), "stop_strings", ["a", ""], "search.stop_strings[1] must be a text that is not empty"),
+    (("search",), "guidance_scale", 1.5, "search.guidance_scale must not be set: it changes the tokens, and is not supported"),
+    (("search",), "watermarking_config", {}, "search.watermarking_config must not be set"),
+    (("search",), "token_healing", True, "search.token_healing must not be set"),
+    (("search",), "penalty_alpha", 0.6, "search.penalty_alpha must not be set"),
+    (("search",), "max_time", 2.0, "search.max_time must not be set"),
     (("search",), "max_length", -3, "search.max_length must be an integer from 1 to"),
     (("search",), "do_sample", "yes", "search.do_sample must be true or false, got 'yes'"),
     (("search",), "past_present_share_buffer", 1, "must be true or false, got 1"),
@@ -240,22 +253,32 @@ def test_encoders(tmp_path: Path) -> None:
         ([1] * 512, {}, "SX390", "must be shorter than the 512 tokens"),
         ("abc", {"max_length": 3}, "SX390", "above the 3 tokens of the prompt"),
         ("a", {"max_new_tokens": 0}, "SX390", "max_new_tokens must be an integer from 1"),
-        ("a", {"max_new_tokens": 2.0}, "SX390", "max_new_tokens"),
+        ("a", {"max_new_tokens": 2.5}, "SX390", "max_new_tokens"),
         ("a", {"min_new_tokens": 9, "max_new_tokens": 8}, "SX390", "at most the maximum, got 9 and 8"),
         ("a", {"seed": -1}, "SX390", "seed"),
         ("a", {"temperature": -1}, "SX390", "temperature"),
         ("a", {"temperature": float("nan")}, "SX390", "temperature"),
-        ("a", {"top_p": 0}, "SX390", "above 0"),
+        ("a", {"top_p": -0.1}, "SX390", "top_p must be a finite number of at least 0 and at most 1"),
         ("a", {"top_p": 1.1}, "SX390", "at most 1"),
         ("a", {"top_k": -1}, "SX390", "top_k"),
         ("a", {"repetition_penalty": 0}, "SX390", "above 0"),
         ("a", {"sample": True, "temperature": 0}, "SX390", "above 0 for a search that samples"),
-        ("a", {"sample": 1}, "SX390", "sample must be True"),
+        ("a", {"sample": 1}, "SX390", "sample must be true or false"),
         ("a", {"num_return_sequences": 2}, "SX390", "must be 1 for a greedy search"),
         ("a", {"num_return_sequences": 5000}, "SX390", "4096"),
         (["a"] * 3, {"num_return_sequences": 2000, "sample": True}, "SX390", "1 to 4096 sequences, got 6000"),
         ("a", {"stop": [""]}, "SX390", "not empty"),
-        ("a", {"stop": 7}, "SX390", "stop must be a list"),
+        ("a", {"stop": 7}, "SX390", "stop must be a text"),
+        ("a", {"stop": ["a", 7]}, "SX390", "stop[1] must be a text, got 7"),
+        ("a", {"bad_words_ids": 7}, "SX390", "bad_words_ids must be a list"),
+        ("a", {"sequence_bias": {(1, -2): 1.0}}, "SX390", "sequence_bias[0][0][1] must be an integer from 0"),
+        ("a", {"max_new_tokens": 10**400}, "SX390", "max_new_tokens must be an integer"),
+        ("a", {"temperature": 10**400}, "SX390", "temperature must be a finite number"),
+        ("a", {"sample": False, "top_k": 5}, "SX390", "top_k must be absent from a search that it does not affect, got 5"),
+        ("a", {"temperature": 0, "min_p": 0.5}, "SX390", "min_p must be absent"),
+        ("a", {"sample": False, "temperature": 0.5}, "SX390", "temperature must be absent"),
+        ("a", {"length_penalty": 2}, "SX390", "length_penalty must be absent"),
+        ("a", {"early_stopping": True}, "SX390", "early_stopping must be absent"),
         ("a", {"end_tokens": [-1]}, "SX390", "end_tokens"),
         ("a", {"beams": 2}, "SX364", "beams"),
     ],
@@ -318,6 +341,14 @@ def test_a_forced_token_beyond_the_words_is_refused_when_it_runs(search: dict[st
     config.pop("vocab_size", None)
     files = {"encoder_model": encoder(), "decoder_model": decoder.model(past=False)}
     generator = sonnx.Generator(write(tmp_path / "folder", files, config))
-    with pytest.raises(InvalidInput, match="forced_bos_token_id must be a token of the model, an integer from 0 to") as caught:
+    with pytest.raises(InvalidInput, match="forced_bos_token_id must have tokens of the model, integers from 0 to") as caught:
         generator.generate("a", max_new_tokens=3, **search)
     assert caught.value.code == "SX374"
+
+
+@pytest.mark.parametrize("option", ["bad_words_ids", "sequence_bias"])
+def test_a_sequence_beyond_the_words_is_refused_when_it_runs(option: str, tmp_path: Path) -> None:
+    value = [[5], [6, 999]] if option == "bad_words_ids" else [[[5], 1.0], [[6, 999], 1.0]]
+    generator = sonnx.Generator(write(tmp_path / "folder", {"model": Decoder().model()}, generation_config={option: value}))
+    with pytest.raises(InvalidInput, match=f"{option} must have tokens of the model, integers from 0 to 259, got 999"):
+        generator.generate("a", max_new_tokens=3)

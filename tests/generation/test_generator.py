@@ -292,6 +292,98 @@ def test_the_defaults_of_a_folder(tmp_path: Path) -> None:
     assert greedy_texts == generator.generate("a", temperature=0).texts == generator.generate("a", top_k=1, seed=9).texts
 
 
+@pytest.mark.parametrize("value", [{"temperature": 0}, {"top_p": 0}, {"temperature": 0.0, "top_k": 50, "min_p": 0.1}])
+def test_options_of_a_folder_that_does_not_sample_have_no_effect(value: dict[str, Any], tmp_path: Path) -> None:
+    folder = write(tmp_path / "folder", {"model": Decoder().model()}, generation_config={"do_sample": False, **value})
+    plain = write(tmp_path / "plain", {"model": Decoder().model()})
+    expected = sonnx.Generator(plain).generate("a", max_new_tokens=6).texts
+    assert sonnx.Generator(folder).generate("a", max_new_tokens=6).texts == expected
+    drawn = {"do_sample": True, **value}
+    folder = write(tmp_path / "folder", {}, generation_config=drawn)
+    if "temperature" in value:
+        with pytest.raises(InvalidInput, match=r"SX374.*temperature must be above 0, got 0"):
+            sonnx.Generator(folder)
+    else:
+        assert sonnx.Generator(folder).generate("a", max_new_tokens=6).texts == expected  # only the most likely token is left
+
+
+def test_the_tokens_that_a_folder_excludes_or_forces(oracle: Oracle, tmp_path: Path) -> None:
+    """Each key alone changes the greedy tokens to the most likely ones that it allows, by the logits of onnxruntime."""
+    whole, prompt = Decoder("").model(), encoded("sea")
+
+    def expected(excluded: Any, forced: dict[int, int]) -> tuple[int, ...]:
+        new: list[int] = []
+        for i in range(8):
+            ids = np.array([prompt + new])
+            feeds = {"input_ids": ids, "attention_mask": np.ones_like(ids), "position_ids": np.arange(ids.size)[None]}
+            logits = oracle.run(whole.SerializeToString(), feeds)["logits"][0, -1].copy()
+            logits[excluded(new)] = -np.inf
+            new.append(forced.get(i, int(logits.argmax())))
+        return tuple(new)
+
+    free = expected(lambda new: [], {})
+    keys: list[tuple[dict[str, Any], Any, dict[int, int]]] = [
+        ({"bad_words_ids": [[free[0]], [free[1], free[2]]]}, lambda n: [free[0]] + [free[2]] * (n[-1:] == [free[1]]), {}),
+        ({"suppress_tokens": [free[0], free[3]]}, lambda n: [free[0], free[3]], {}),
+        ({"begin_suppress_tokens": [free[0]]}, lambda n: [] if n else [free[0]], {}),
+        ({"forced_eos_token_id": 65}, lambda n: [], {7: 65}),
+        ({"sequence_bias": [[[free[0]], -100.0]]}, lambda n: [free[0]], {}),
+    ]
+    model = {"model": Decoder().model()}
+    for i, (config, excluded, forced) in enumerate(keys):
+        generator = sonnx.Generator(write(tmp_path / str(i), model, generation_config=config))
+        tokens = generator.generate("sea", max_new_tokens=8, end_tokens=[]).texts[0].tokens
+        assert tokens == expected(excluded, forced) != free, config
+        assert generator.generate("sea", max_new_tokens=8, end_tokens=[], num_beams=1).texts[0].tokens == tokens
+        first = generator.generate("sea", max_new_tokens=1, end_tokens=[], num_beams=3).texts[0].tokens
+        assert first == ((65,) if "forced_eos_token_id" in config else tokens[:1])
+
+
+def test_the_stops_and_the_seed_of_a_folder(tmp_path: Path) -> None:
+    model = {"model": script(encoded("one two three"))}
+    generator = sonnx.Generator(write(tmp_path / "folder", model, generation_config={"stop_strings": " th"}))
+    assert generator.generate([1]).texts[0].text == "one two"
+    assert generator.generate([1], stop=[]).texts[0].text == "one two three"
+    config = genai(do_sample=True, temperature=2.0, random_seed=5)
+    place = write(tmp_path / "seed", {"model": Decoder().model()}, genai_config=config)
+    assert sonnx.Generator(place).generate("a").seed == 5
+    (place / "genai_config.json").write_text(json.dumps(genai(do_sample=True, random_seed=-1)))
+    assert sonnx.Generator(place).generate("a", max_new_tokens=1).seed not in (5, -1)
+
+
+@pytest.mark.parametrize(("stop", "text"), [
+    ("<s>", "ab"), ("b<s>", "a"), ("<s>cd", "ab"), ("d</s>", "abc"), ("<s>d", "abcd"), ("<s></s>", "abcd"), ("</s>!", "abcd"),
+])  # fmt: skip
+def test_a_stop_that_is_or_holds_a_special_token(stop: str, text: str, tmp_path: Path) -> None:
+    written = [*b"ab", BEGIN, *b"cd", models.END, BEGIN, models.END]
+    generator = sonnx.Generator(write(tmp_path / "folder", {"model": script(written)}))
+    found = generator.generate([1], stop=stop, end_tokens=[], max_new_tokens=8).texts[0]
+    assert found.text == "".join(generator.stream([1], stop=stop, end_tokens=[], max_new_tokens=8)) == text
+    assert found.end == ("stop" if stop in "ab<s>cd</s><s></s>" else "length")
+
+
+def test_a_text_ends_where_the_tables_of_positions_end(tmp_path: Path) -> None:
+    """With a reason of its own, if the configuration says nothing, or more; and with a warning, which a stream needs."""
+    rotary = genai()
+    rotary["model"]["decoder"] |= {"num_key_value_heads": 1, "head_size": models.WIDE}
+    learned = {k: v for k, v in models.CONFIG.items() if k != "n_positions"}
+    rotary["model"]["context_length"] = 1 << 20
+    folders = {
+        "learned": write(tmp_path / "learned", {"model": Decoder().model()}, learned),
+        "rotary": write(tmp_path / "rotary", {"model": models.grouped()}, genai_config=rotary),
+        "configured": write(tmp_path / "configured", {"model": Decoder().model()}, models.CONFIG | {"n_positions": 500}),
+    }
+    for name, folder in folders.items():
+        generator, most = sonnx.Generator(folder), 500 if name == "configured" else models.PLACES
+        prompt: dict[str, Any] = {"max_new_tokens": 30, "end_tokens": []}
+        with pytest.warns(UserWarning, match=f"can attend to no more tokens, at {most} with those of the prompt"):
+            found = generator.generate([[5] * (most - 20)], **prompt).texts[0]
+        assert found.end == "context" and len(found.tokens) == 20
+        with pytest.warns(UserWarning, match="can attend to no more tokens"):
+            assert "".join(generator.stream([5] * (most - 3), **prompt))
+        assert generator.generate([[5] * 9], **prompt).texts[0].end == "length"
+
+
 def test_a_flag_and_limits_end_a_call(tmp_path: Path) -> None:
     import threading
 
@@ -415,7 +507,10 @@ def test_a_beam_search_finds_what_a_greedy_one_misses(tmp_path: Path) -> None:
         ({"num_beams": 3, "num_return_sequences": 4}, "at most num_beams 3"),
         ({"num_beams": 3, "stop": "x"}, "stop must be empty"),
         ({"num_beams": 129}, "num_beams must be an integer from 1 to 128"),
-        ({"num_beams": 2, "length_penalty": float("nan")}, "length_penalty must be a number"),
+        (
+            {"num_beams": 2, "length_penalty": float("nan")},
+            "length_penalty must be a finite number of at least -100 and at most 100",
+        ),
         ({"num_beams": 2, "early_stopping": "never"}, "early_stopping must be True, False or None"),
     ],
 )

@@ -44,6 +44,20 @@ def test_outside_the_image_a_grid_reads_by_its_padding(padding_mode: str) -> Non
     assert dgrid[0, 0, 0, 1] == pytest.approx({"zeros": 0, "border": 0, "reflection": -2}[padding_mode])
 
 
+@pytest.mark.parametrize("padding_mode", ["border", "reflection"])
+@pytest.mark.parametrize("align_corners", [0, 1])
+def test_the_first_and_last_pixel_have_no_slope(padding_mode: str, align_corners: int) -> None:
+    """As in PyTorch, whose clip of a coordinate passes no gradient at both ends; the slope was that inside at the first one."""
+    x = np.array([0.0, 1.0, 4.0]).reshape(1, 1, 1, 3)
+    ends = 1.0 if align_corners else 2 / 3
+    grid = np.zeros((1, 1, 4, 2))
+    grid[0, 0, :, 0] = [-ends, ends, -ends / 2, ends / 2]
+    grid[0, 0, :2, 0] = np.where(align_corners, grid[0, 0, :2, 0], [np.nextafter(-ends, -1), np.nextafter(ends, 1)])
+    _, dgrid = gradients("GridSample", [x, grid], mode="linear", padding_mode=padding_mode, align_corners=align_corners)
+    scale = 1.0 if align_corners else 1.5  # pixels for a step of 1 in the grid
+    np.testing.assert_allclose(dgrid[0, 0, :, 0], [0, 0, scale, 3 * scale], atol=1e-12)
+
+
 def test_an_image_without_pixels_or_a_grid_without_places() -> None:
     dx, dgrid = gradients("GridSample", [np.zeros((1, 2, 0, 3)), np.zeros((1, 2, 2, 2))])
     assert dx.shape == (1, 2, 0, 3) and not dgrid.any()

@@ -393,7 +393,7 @@ def genai_folders() -> Kind:
     from singa import sonnx
     from singa._generation.chat import ChatTemplate
     from singa._generation.config import read_folder
-    from singa._generation.search import SearchOptions
+    from singa._generation.options import SearchOptions
 
     config = genai(top_k=4, temperature=0.7, do_sample=True, num_beams=1)
     chat = {"chat_template": "{{ bos_token }}{{ messages[0]['content'] }}", "bos_token": {"content": "<s>"}}

@@ -1,6 +1,6 @@
 """Random graphs through every pass, and through all: what our executor computes is the same before and after.
 
-SONNX_PASS_GRAPHS says how many graphs (200 where it is not set).  Values hold NaN, infinities and -0.0; sizes may be 0 and 1, and
+SONNX_PASS_GRAPHS says how many graphs (100 where it is not set).  Values hold NaN, infinities and -0.0; sizes may be 0 and 1, and
 may be open in the file.  Bits must be equal, except after sums, whose terms may be added in another order.
 """
 
@@ -19,7 +19,7 @@ from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 from singa_backend import SingaBackend, SonnxError, dtypes
 from singa_backend.passes import PASSES, optimize
 
-GRAPHS = int(os.environ.get("SONNX_PASS_GRAPHS", "200"))
+GRAPHS = int(os.environ.get("SONNX_PASS_GRAPHS", "100"))
 CHUNK = 20
 F = np.float32
 SPECIAL = np.array([0.0, -0.0, np.inf, -np.inf, np.nan, 1.0, -1.0, 0.5], F)

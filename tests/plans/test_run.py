@@ -10,7 +10,9 @@ import pytest
 from onnx import parser
 
 from singa_backend import InvalidInput, Limits, OperatorError, ResourceExhausted, SingaBackend, SingaRep
+from singa_backend import limits as bounds
 from singa_backend.plans import planner
+from singa_backend.plans.trace import Tracer
 
 HEAD = '<ir_version: 10, opset_import: ["": 21]>'
 NET = f"""{HEAD} g (float[n, 3] x, float[n, 3] h) => (float[n, 3] y, float[3, n] t)
@@ -116,6 +118,57 @@ def test_options_of_a_run_hold(rep: SingaRep) -> None:
     check(rep.run(feeds(1), validate=True), feeds(1))
 
 
+class SlowClock:
+    """A clock that only a test moves."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def before(self, function: Any, seconds: float) -> Any:
+        """The function, which takes this time."""
+
+        def slow(*args: Any, **kwargs: Any) -> Any:
+            self.now += seconds
+            return function(*args, **kwargs)
+
+        return slow
+
+
+@pytest.mark.parametrize("slow", [(planner, "fuse"), (Tracer, "_walk"), (Tracer, "_followers")])
+def test_a_deadline_shorter_than_the_making_of_a_plan(slow: tuple[Any, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = SlowClock()
+    monkeypatch.setattr(bounds, "time", clock)
+    monkeypatch.setattr(*slow, clock.before(getattr(*slow), 5.0))
+    rep = rep_of()
+    short = Limits(deadline=1.0)
+    with pytest.raises(ResourceExhausted, match="while a plan for these shapes was made") as caught:
+        rep.run(feeds(2), limits=short)
+    assert caught.value.code == "SX608" and "run again" in caught.value.hint
+    check(rep.run(feeds(2), limits=short), feeds(2))
+    assert rep._session.reason is None
+
+
+def test_making_a_plan_ends_after_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = SlowClock()
+    monkeypatch.setattr(bounds, "time", clock)
+    monkeypatch.setattr(Tracer, "_followers", clock.before(Tracer._followers, bounds.MAKING))
+    with pytest.raises(ResourceExhausted, match=r"has passed\n") as caught:
+        rep_of().run(feeds(2), limits=Limits(deadline=1.0))
+    assert caught.value.code == "SX608" and clock.now < 3 * bounds.MAKING
+
+
+def test_the_steps_of_a_first_run_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = SlowClock()
+    monkeypatch.setattr(bounds, "time", clock)
+    monkeypatch.setattr(Tracer, "_record", clock.before(Tracer._record, 2.0))  # at the end of a step
+    with pytest.raises(ResourceExhausted) as caught:
+        rep_of().run(feeds(2), limits=Limits(deadline=1.0))
+    assert caught.value.code == "SX608" and "made" not in caught.value.message
+
+
 def test_limits_of_the_model_hold_in_every_run() -> None:
     made = rep_of()
     rep = SingaRep(made.graph, made.device, Limits(deadline=1e-9))
@@ -177,8 +230,8 @@ def test_threads_may_share_a_model() -> None:
 def test_the_plan_that_was_not_used_for_the_longest_time_is_forgotten() -> None:
     rep = rep_of()
     for n in range(1, planner.PLANS + 1):
-        rep.run(feeds(0, n))
-        rep.run(feeds(0, n))
+        for _ in range(1 + planner.REPEATS):
+            rep.run(feeds(0, n))
     rep.run(feeds(0, 1))
     rep.run(feeds(0, planner.PLANS + 1))
     assert rep._session._planner is not None
@@ -302,10 +355,25 @@ def test_shapes_that_change_in_every_run_are_not_compiled() -> None:
         given = feeds(n, n)
         check(rep.run(given), given)
     assert rep._session._planner is not None and len(rep._session._planner.plans) == planner.NOVEL
-    for _ in range(2):
-        given = feeds(0, 11)
+    given = feeds(0, 11)
+    for _ in range(2, planner.REPEATS + 1):
+        assert len(rep._session._planner.plans) == planner.NOVEL
         check(rep.run(given), given)
     assert len(rep._session._planner.plans) == planner.NOVEL + 1
-    given = feeds(0, 40)
-    check(rep.run(given), given)
-    assert len(rep._session._planner.plans) == planner.NOVEL + 2
+
+
+def test_plans_that_are_used_pay_for_others() -> None:
+    rep = rep_of()
+    for n in (2, 3, 2, 3, 2, 3, 2, 3, 4):
+        given = feeds(n, n)
+        check(rep.run(given), given)
+    assert rep._session._planner is not None and len(rep._session._planner.plans) == 3
+
+
+def test_shapes_that_seldom_repeat_are_not_compiled() -> None:
+    """A plan takes longer to make than the definitions to run: only shapes of several recent runs get one."""
+    rep, draws = rep_of(), np.random.default_rng(0)
+    for n in draws.integers(2, 100, 200):
+        given = feeds(n, n)
+        check(rep.run(given), given)
+    assert rep._session._planner is not None and len(rep._session._planner.plans) <= 2 * planner.NOVEL

@@ -133,6 +133,8 @@ def merge(model: ModelProto, adapter: Adapter, *, folder: Path | None = None, an
     for name, value in adapter.values.items():
         _replace(editor.main, name, value)
     editor.write()
+    if adapter.values:  # a weight may be both replaced and changed
+        found = weights(ModelEditor(made, folder))
     for name, change in adapter.changes.items():
         origin = found[name].main.origin
         now = tensor_data.tensor(origin.tensor, folder)

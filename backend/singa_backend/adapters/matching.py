@@ -95,8 +95,13 @@ def _shared(found: dict[Wanted, list[ModuleParameter]]) -> int:
 
 
 def _found(modules: Modules, wanted: Sequence[Wanted], renaming: _Renaming) -> dict[Wanted, list[ModuleParameter]]:
-    """The parameters under the renamed paths; of a kind, if one is wanted."""
-    return {w: [p for p in modules.parameters.get((renaming.of(w.path), w.name), ()) if w.kind in ("", p.kind)] for w in wanted}
+    """The parameters under the renamed paths: of a kind, if one is wanted, otherwise each tensor once."""
+    found: dict[Wanted, list[ModuleParameter]] = {}
+    for w in wanted:
+        every = modules.parameters.get((renaming.of(w.path), w.name), ())
+        once = {(p.tensor, p.rows): p for p in reversed(every)}
+        found[w] = [p for p in every if p.kind == w.kind] if w.kind else list(once.values())
+    return found
 
 
 def _renamings(modules: Modules, wanted: Sequence[Wanted]) -> Iterator[_Renaming]:
@@ -119,7 +124,7 @@ def _renamings(modules: Modules, wanted: Sequence[Wanted]) -> Iterator[_Renaming
 
 
 def _check(modules: Modules, found: dict[Wanted, list[ModuleParameter]], source: str) -> None:
-    """Raise InvalidInput unless each has one parameter, and each parameter is that of one."""
+    """Raise InvalidInput unless each has one parameter, and each changed parameter is that of one."""
     problems: list[str] = []
     for w, parameters in found.items():
         if not parameters:
@@ -129,7 +134,7 @@ def _check(modules: Modules, found: dict[Wanted, list[ModuleParameter]], source:
             problems.append(f"{w.path}.{w.name} may be {' or '.join(repr(p.tensor) for p in parameters[:4])}")
     owners: dict[tuple[str, object], str] = {}
     for w, parameters in found.items():
-        if len(parameters) == 1:
+        if len(parameters) == 1 and w.kind:  # one value may be that of several modules
             other = owners.setdefault((parameters[0].tensor, parameters[0].rows), w.path)
             if other != w.path:
                 problems.append(f"{other} and {w.path} are one tensor of the model, {parameters[0].tensor!r}")

@@ -104,9 +104,12 @@ def read_peft(path: StrPath, model: ModelProto, *, folder: Path | None = None) -
         _check_owners(w, p, modules)
         change = LowRank(pair["A"], pair["B"], _scale(config, w.path, len(pair["A"])))
         changes[p.tensor] = change if p.rows is None else _in_rows(change, p, modules, changes.get(p.tensor))
-    values = {}
+    values: dict[str, np.ndarray] = {}
     for w in wanted[len(content.pairs) :]:
-        values[found[w].tensor] = _value(modules, w, found[w], content.values[w.path, w.name])
+        value, tensor = _value(modules, w, found[w], content.values[w.path, w.name]), found[w].tensor
+        if not np.array_equal(values.setdefault(tensor, value), value, equal_nan=True):
+            what = f"module {w.path!r}: the model has one tensor {tensor!r} for several modules, the adapter has two values"
+            raise InvalidInput(what, code="SX981", hint="export the network without tied weights")
     resized = {n: v.shape for n, v in values.items() if v.shape != modules.shape(n)}
     settings = {
         "head": _head(model, folder, resized) or list(resized) or None,

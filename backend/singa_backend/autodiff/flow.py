@@ -28,6 +28,14 @@ CODES = {"missing": "SX830", "unwritable": "SX831", "no gradient": "SX832", "not
 SHOWN = 20
 """Maximum number of nodes that the reason for one parameter names."""
 _SCOPES = 100_000
+_QUANTIZED = (
+    dtypes.SUB_BYTE_INTS
+    | dtypes.FLOAT8
+    | dtypes.FLOAT6
+    | dtypes.FLOAT4
+    | {np.dtype(t) for t in (np.int8, np.uint8, np.int16, np.uint16)}
+)
+_QUANTIZED_TYPES = {f"tensor({dtypes.onnx_name(d)})" for d in _QUANTIZED}
 _SIZES = ("Shape", "Size")
 """Operators whose outputs do not depend on the values of their inputs: there is nothing to differentiate."""
 
@@ -49,6 +57,7 @@ class Flow:
         needs: all dependencies.
         types: the dtypes that are known.
         stops: the nodes at which gradients end.
+        roundings: the nodes that round floats to integers or floats of at most 16 bits, which quantized models compute with.
     """
 
     def __init__(self, graph: Graph) -> None:
@@ -57,6 +66,7 @@ class Flow:
         self.needs: dict[Key, set[Key]] = {}
         self.types: dict[Key, np.dtype[Any]] = {}
         self.stops: list[Stop] = []
+        self.roundings: list[Stop] = []
         self._scopes = 0
         self._known: dict[int, int] = {}
         self._enter(graph, "")
@@ -107,9 +117,10 @@ class Flow:
                 if key in reaching:
                     return True
                 continue
+            quantized = self.types.get(key) in _QUANTIZED
             for target in self._targets.get(key, ()):
-                indexed = self.floats(target) and any(self.floats(source) for source in self.needs[target])
-                if target not in seen and not indexed:  # with a float input, the integers only choose among its values
+                indexed = not quantized and self.floats(target) and any(self.floats(source) for source in self.needs[target])
+                if target not in seen and not indexed:  # with a float input, wide integers only choose among its values
                     seen.add(target)
                     pending.append(target)
         return False
@@ -184,11 +195,25 @@ class Flow:
                 self.stops.append(Stop(key, ends, here))
             for o in ends:
                 self.link(key, o, here is None and not through)
+            if here is None or here is problem:
+                self._rounds(node, title, key, ends)
         for key in captured:
             if problem is not None and self.floats(key):
                 self.stops.append(Stop(key, ends, problem))
             for o in ends:
                 self.link(key, o, problem is None and not through)
+
+    def _rounds(self, node: Node, title: str, key: Key, ends: set[Key]) -> None:
+        """Note a node that rounds a float."""
+        if node.operator is None or node.forward_graph is not None or not self.floats(key):
+            return
+        first = schemas[node.domain, node.op_type][node.operator.version].outputs[:1]
+        always = any(set(o.types) <= _QUANTIZED_TYPES for o in first)  # the dtype of one may not be known
+        narrow = {o for o in ends if self.types.get(o) in _QUANTIZED or (always and o not in self.types)}
+        if narrow:
+            self.roundings.append(
+                Stop(key, narrow, Problem(f"{node.op_type} rounds it", CODES["no gradient"], title, node.op_type))
+            )
 
     def _problem(self, node: Node, title: str) -> Problem | None:
         """Why no gradient passes this node, for any input."""

@@ -132,6 +132,27 @@ def trainable_report(
     return report
 
 
+def rounded(graph: Graph, names: Sequence[str]) -> dict[str, Problem]:
+    """Find the parameters whose values are rounded to a quantized type on the way to the first output.
+
+    Their gradients are zero there, or lack what passes the rounding.
+
+    Args:
+        graph: the graph.
+        names: the parameters.
+
+    Returns:
+        For each of them that is rounded, the first node that does so.
+    """
+    paths = _Paths(graph, [graph.outputs[0].name])
+    found: dict[str, Problem] = {}
+    for stop in paths.flow.roundings:
+        if stop.outputs & paths.useful and paths.flow.matters(stop, paths.reaching):
+            before = paths.flow.before({stop.key})
+            found |= {n: stop.problem for n in names if n not in found and (0, graph.slots.get(n, -1)) in before}
+    return found
+
+
 def _graph(model: ModelSource | Graph) -> tuple[Graph, str]:
     """The graph of a model, and the name of its file, or of the graph."""
     if isinstance(model, Graph):

@@ -36,7 +36,7 @@ def conv_gradient(site: Site, dy: Value, x: Value, w: Value) -> tuple[Value | No
     return _gradients(site, kinds, dy, x, w, partial(filters_of, group=group), at)
 
 
-@gradient("ConvTranspose", 1, 11, 22, reads=("dy0", "x0", "x1"))
+@gradient("ConvTranspose", 11, 22, reads=("dy0", "x0", "x1"))
 def conv_transpose_gradient(site: Site, dy: Value, x: Value, w: Value) -> tuple[Value | None, ...]:
     """The gradients of a transposed convolution for its input, its filters and its bias."""
     group = _require(site, dy, x, w)

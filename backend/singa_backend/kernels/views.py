@@ -11,7 +11,6 @@ from .lowering import copy
 from .table import Site, kernel
 from .values import Value, last_order, strides_of
 
-
 MOST_INTS = 128
 """Two numbers for each of 64 axes, which is what NumPy permits: more than any operator has but Split."""
 

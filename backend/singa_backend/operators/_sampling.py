@@ -102,6 +102,8 @@ def grid_taps(op: Op, x: V, size: V, mode: str, padding: str, align: bool) -> li
         x = op.Where(outside, op.Min(op.Max(x, 0), top), x)
     else:
         x = op.Where(outside, _reflected(op, x, low, high), x)
+    if mode == "linear" and padding != "zeros":  # the value of the border pixel, and as in PyTorch no gradient there
+        x = op.Where(op.LessOrEqual(x, 0), op.cast(op.constant(0), x), op.Where(op.GreaterOrEqual(x, top), top, x))
     floor = op.Floor(x)
     t = op.Sub(x, floor)
     taps: list[tuple[V, V | None]]

@@ -13,7 +13,7 @@ from .. import limits
 from ..devices.namespaces import Xp
 from ..errors import OperatorError
 from ..interpreters.base import Op, V
-from ..ir.declaration import Ints, Version, WorkShape, operator
+from ..ir.declaration import Ints, WorkShape, operator
 from ..ir.shapes import KnownShapes, Shape
 from ..ir.windows import SAME, Windows, per_axis, transposed, windows
 from ._api import Array
@@ -316,32 +316,10 @@ def _windows_of(op: Op, seen: V, length: V, k: V) -> V:
 # --- the adjoint: windows write instead of read -----------------------------------------------------------------------
 
 
-@operator("ConvTranspose", 1, 11, 22,
-          traits=("product", "rank_of_first", "finite", "linear", "reads_quantized"),
-          weights={0: "the input", 1: "the weight", 2: "the bias"})  # fmt: skip
-def conv_transpose(
-    xp: Xp,
-    x: Array,
-    w: Array,
-    b: Array | None = None,
-    *,
-    auto_pad: str = "NOTSET",
-    dilations: Ints | None = None,
-    group: int = 1,
-    kernel_shape: Ints | None = None,
-    output_padding: Ints | None = None,
-    output_shape: Ints | None = None,
-    pads: Ints | None = None,
-    strides: Ints | None = None,
-    version: Version = 22,
-) -> Array:
+def spread(xp: Xp, x: Array, w: Array, at: Windows, group: int) -> Array:
     """Add to Y[n, g, m], at window o and offset j, the sum over c of W[g, c, m, j] * X[n, g, c, o], for all o and j."""
     n, c = x.shape[:2]
     sizes = spatial(x)
-    check_filters(x, w, group, kernel_shape)
-    if w.shape[0] != c or c % group:
-        raise OperatorError(f"cannot split x of shape {x.shape} and filters of shape {w.shape} into {group} groups", code="SX404")
-    at = transposed(sizes, tuple(w.shape[2:]), strides, pads, dilations, auto_pad, output_padding, output_shape, version)
     m = w.shape[1]
     offsets, each = math.prod(at.kernel), group * m * math.prod(sizes)
     filters = xp.ascontiguousarray(w.reshape(group, c // group, m, offsets).transpose(0, 3, 2, 1))  # one matrix for each offset
@@ -376,8 +354,51 @@ def conv_transpose(
                     y[(here, ..., *there)] += part[(slice(None), slice(None), k, ..., *seen)]
     if y is None:  # no window, or no sample
         y = xp.zeros((n, group, m, *at.sizes), dtype=x.dtype)
-    y = y.reshape(n, group * m, *at.sizes)
-    return y if b is None else y + per_channel(b, group * m, y.ndim)
+    return y.reshape(n, group * m, *at.sizes)
+
+
+def _spread_windows(
+    x: Array,
+    w: Array,
+    group: int,
+    kernel_shape: Ints | None,
+    strides: Ints | None,
+    pads: Ints | None,
+    dilations: Ints | None,
+    auto_pad: str,
+    output_padding: Ints | None,
+    output_shape: Ints | None,
+    version: int,
+) -> Windows:
+    """Return the windows of a transposed convolution of x by filters w; raise OperatorError if the shapes do not match."""
+    sizes = spatial(x)
+    check_filters(x, w, group, kernel_shape)
+    if w.shape[0] != x.shape[1] or x.shape[1] % group:
+        raise OperatorError(f"cannot split x of shape {x.shape} and filters of shape {w.shape} into {group} groups", code="SX404")
+    return transposed(sizes, tuple(w.shape[2:]), strides, pads, dilations, auto_pad, output_padding, output_shape, version)
+
+
+@operator("ConvTranspose", 11, 22,
+          traits=("product", "rank_of_first", "finite", "linear", "reads_quantized"),
+          weights={0: "the input", 1: "the weight", 2: "the bias"})  # fmt: skip
+def conv_transpose(
+    xp: Xp,
+    x: Array,
+    w: Array,
+    b: Array | None = None,
+    *,
+    auto_pad: str = "NOTSET",
+    dilations: Ints | None = None,
+    group: int = 1,
+    kernel_shape: Ints | None = None,
+    output_padding: Ints | None = None,
+    output_shape: Ints | None = None,
+    pads: Ints | None = None,
+    strides: Ints | None = None,
+) -> Array:
+    at = _spread_windows(x, w, group, kernel_shape, strides, pads, dilations, auto_pad, output_padding, output_shape, 11)
+    y = spread(xp, x, w, at, group)
+    return y if b is None else y + per_channel(b, y.shape[1], y.ndim)
 
 
 @conv_transpose.flops
@@ -407,7 +428,6 @@ def conv_transpose_gradient(
     output_shape: Ints | None,
     pads: Ints | None,
     strides: Ints | None,
-    version: int,
     needs: tuple[bool, ...],
 ) -> tuple[V, ...]:
     """The gradient by x is the convolution of dy; by the filters, that of Conv with x and y exchanged."""
@@ -418,8 +438,7 @@ def conv_transpose_gradient(
         full = op.Add(extent(op, cells(op, x), kernel, strides, dilations), list(per_axis("", output_padding, rank, low=0)))
         total = op.Max(op.Sub(full, cells(op, dy)), [0])
         half = op.Div(total, 2)
-        more_at_end = (auto_pad == "SAME_UPPER") != (bool(output_shape) and version == 1)
-        begins = half if more_at_end else op.Sub(total, half)
+        begins = half if auto_pad == "SAME_UPPER" else op.Sub(total, half)
     else:
         begins = before(op, x, dy, kernel, strides, dilations, pads, auto_pad)
     seen = framed(op, dy, x, kernel, strides, dilations, begins)
@@ -431,3 +450,51 @@ def conv_transpose_gradient(
     if len(needs) > 2 and needs[2]:
         db = op.ReduceSum(dy, op.axes_but(dy, 1), keepdims=0)
     return dx, dw, db
+
+
+@operator("ConvTranspose", 1)
+def conv_transpose_1(
+    xp: Xp,
+    x: Array,
+    w: Array,
+    b: Array | None = None,
+    *,
+    auto_pad: str = "NOTSET",
+    dilations: Ints | None = None,
+    group: int = 1,
+    kernel_shape: Ints | None = None,
+    output_padding: Ints | None = None,
+    output_shape: Ints | None = None,
+    pads: Ints | None = None,
+    strides: Ints | None = None,
+) -> Array:
+    """Before opset 11, output_shape put an odd cell of padding at the end except for SAME_UPPER, and could have all axes."""
+    at = _spread_windows(x, w, group, kernel_shape, strides, pads, dilations, auto_pad, output_padding, output_shape, 1)
+    y = spread(xp, x, w, at, group)
+    return y if b is None else y + per_channel(b, y.shape[1], y.ndim)
+
+
+@conv_transpose_1.decomposition
+def conv_transpose_1_decomposition(
+    op: Op,
+    x: V,
+    w: V,
+    b: V,
+    auto_pad: str,
+    dilations: Ints | None,
+    group: int,
+    kernel_shape: Ints | None,
+    output_padding: Ints | None,
+    output_shape: Ints | None,
+    pads: Ints | None,
+    strides: Ints | None,
+) -> V:
+    """With output_shape, auto_pad only places the odd cell: the other end has the old meaning."""
+    if output_shape:
+        rank = op.rank(x) - 2
+        output_shape = tuple(output_shape[2:] if len(output_shape) == rank + 2 else output_shape)
+        auto_pad = "SAME_LOWER" if auto_pad == "SAME_UPPER" else "SAME_UPPER"
+    return op.ConvTranspose(
+        x, w, b, auto_pad=auto_pad, dilations=dilations, group=group, kernel_shape=kernel_shape, output_padding=output_padding,
+        output_shape=output_shape, pads=None if output_shape else pads, strides=strides,
+    )  # fmt: skip

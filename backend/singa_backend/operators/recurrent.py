@@ -475,6 +475,11 @@ def lstm_layers(
             if made is not None:
                 return made
             gates = xt + product
+            if p is None and not given["input_forget"]:
+                gates[:, : 3 * n] = f(gates[:, : 3 * n])
+                i, o, forget, new = (gates[:, k * n : k * n + n] for k in range(4))
+                c = forget * c + i * g(new)
+                return o * h(c), c
             i, o, forget, new = (gates[:, k * n : k * n + n] for k in range(4))
             i = f(see(i, pi, c))
             forget = 1 - i if given["input_forget"] else f(see(forget, pf, c))

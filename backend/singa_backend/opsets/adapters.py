@@ -16,6 +16,7 @@ from onnx import TensorProto
 from .. import dtypes
 from ..interpreters.base import Subgraph, V
 from ..interpreters.builder import Symbol
+from ..ir.windows import transposed
 from .target_schema import Unwritable
 from .writer import OpsetWriter, adapter
 
@@ -259,6 +260,44 @@ def cast_23(op: OpsetWriter, x: V, to: int, saturate: int, round_mode: str) -> A
 @adapter("CastLike", 21, 23)
 def cast_like_23(op: OpsetWriter, x: V, target_type: V, saturate: int, round_mode: str) -> Any:
     return op.Cast(x, to=dtypes.onnx_code(op.dtype(target_type)), saturate=saturate, round_mode=round_mode)
+
+
+# --- windows ----------------------------------------------------------------------------------------------------------
+
+
+@adapter("ConvTranspose", 1)
+def conv_transpose_1(
+    op: OpsetWriter,
+    x: V,
+    w: V,
+    b: V,
+    auto_pad: str,
+    dilations: Any,
+    group: int,
+    kernel_shape: Any,
+    output_padding: Any,
+    output_shape: Any,
+    pads: Any,
+    strides: Any,
+) -> Any:
+    """Before opset 11 an output_shape put an odd cell of padding at the other end: the pads are written in its place.
+
+    onnxruntime has the meaning of opset 11 in every opset, so a changed auto_pad would not do.
+    """
+    if output_shape:
+        sizes, kernel = (tuple(d for d in (op.shape(v) or ())[2:] if isinstance(d, int)) for v in (x, w))
+        if not len(sizes) == len(kernel) == len(output_shape):
+            raise Unwritable("before opset 11 output_shape requires known sizes of the input and the filters")
+        at = transposed(sizes, kernel, strides, None, dilations, auto_pad, output_padding, output_shape, 11)
+        reach = transposed(sizes, kernel, strides, None, dilations, "VALID", None, None, 11).sizes  # without output_padding
+        after = [out + begin - size for out, begin, size in zip(output_shape, at.begins, reach, strict=True)]
+        auto_pad, pads = "NOTSET", [*at.begins, *(max(0, -cells) for cells in after)]
+        output_padding = [max(0, cells) for cells in after] if max(after) > 0 else None
+    attributes = {
+        "auto_pad": None if auto_pad == "NOTSET" else auto_pad, "dilations": dilations, "group": None if group == 1 else group,
+        "kernel_shape": kernel_shape, "output_padding": output_padding, "pads": pads, "strides": strides,
+    }  # fmt: skip
+    return op.at_target("ConvTranspose", [x, w, b], {n: v for n, v in attributes.items() if v is not None})
 
 
 # --- rows and axes ----------------------------------------------------------------------------------------------------

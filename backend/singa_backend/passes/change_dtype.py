@@ -7,6 +7,7 @@ Nodes whose operator does not take the new dtype in the model's opset compute in
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection
 from typing import Any
 
 import numpy as np
@@ -46,7 +47,13 @@ def fitted(array: np.ndarray, dtype: np.dtype[Any], name: str) -> np.ndarray:
     return made
 
 
-def change_dtype(model: ModelProto, dtype: dtypes.DTypeLike) -> None:
+def change_dtype(
+    model: ModelProto,
+    dtype: dtypes.DTypeLike,
+    *,
+    keep_io_types: bool = False,
+    excluded: Callable[[NodeEditor], bool] = lambda node: False,
+) -> None:
     """Change every float of 16 bits or more to one dtype, **in place**; names do not change.
 
     Integers, 8-bit floats and constants that operators take in one float dtype only, such as the scales of a Resize, stay.
@@ -54,22 +61,34 @@ def change_dtype(model: ModelProto, dtype: dtypes.DTypeLike) -> None:
     Args:
         model: the model, without external data. Calls of functions compute in their old dtype, between Casts.
         dtype: float16, bfloat16, float32 or float64.
+        keep_io_types: whether the inputs and outputs of the model keep their dtypes, with a Cast after or before them.
+        excluded: whether a node without inner graphs computes in its old dtype, with its own weights.
 
     Raises:
         InvalidInput: a constant does not fit in the dtype (SX388); then nothing is changed.
         InvalidModel: as for `optimize`.
     """
     editor = ModelEditor(model)
-    _Change(editor, np.dtype(dtype)).run()
+    ends = [v for v in (*model.graph.input, *model.graph.output) if keep_io_types]
+    _Change(editor, np.dtype(dtype), {v.name for v in ends}, excluded).run()
+    types = {v.name: TypeProto.FromString(v.type.SerializeToString()) for v in ends}
     editor.write()
     _declare(model.graph, dtypes.onnx_code(dtype), {t.name: t.data_type for t in model.graph.initializer})
+    for v in (*model.graph.input, *model.graph.output):
+        if v.name in types:
+            v.type.CopyFrom(types[v.name])
 
 
 class _Change:
     """The change of one model."""
 
-    def __init__(self, editor: ModelEditor, dtype: np.dtype[Any]) -> None:
+    def __init__(
+        self, editor: ModelEditor, dtype: np.dtype[Any], ends: Collection[str], excluded: Callable[[NodeEditor], bool]
+    ) -> None:
         self.editor, self.dtype, self.code = editor, dtype, dtypes.onnx_code(dtype)
+        self.ends, self.excluded = ends, excluded
+        self.wide: dict[tuple[int, str], str] = {}
+        """The value in its old dtype, by graph and name, if it exists before a Cast to the new one."""
         self.string = f"tensor({dtypes.onnx_name(dtype)})"
         self.types = {key: {n: t.dtype for n, t in found.items()} for key, found in editor.types.items()}
         self.graphs = list(editor.main.walk())
@@ -79,11 +98,42 @@ class _Change:
         self.kept = self._settings()
 
     def run(self) -> None:
+        main = self.editor.main
+        kept = {n: self._type(main, n) for n in self.ends if self._type(main, n) not in (0, self.code)}
+        for name in [n for n in main.inputs if n in kept and n not in main.initializers]:
+            self._separate(name, kept[name])
         for graph in self.graphs:
             found = {n: t for n, t in graph.initializers.items() if t.data_type in WIDE and (id(graph), n) not in self.kept}
             graph.initializers.update({n: self._tensor(t, n) for n, t in found.items()})
             for node in graph.nodes:
                 self._node(graph, node)
+        for name in [n for n in main.outputs if n in kept and main.producer(n) is not None]:
+            self._restore(name, kept[name])
+        for graph in self.graphs:
+            for key, name in self.wide:
+                cast = graph.producer(name) if key == id(graph) and not graph.used(name) else None
+                if cast is not None:  # each reader takes the old dtype
+                    graph.remove(cast)
+
+    def _separate(self, name: str, code: int) -> None:
+        """Let the nodes read a cast copy of an input, which keeps its dtype."""
+        main = self.editor.main
+        copy = self.editor.fresh(f"{name}_{_word(self.code)}")
+        main.replace(name, copy)
+        cast = NodeEditor("Cast", [name], [copy])
+        cast.set(to=self.code)
+        main.insert(cast, before=main.nodes[0] if len(main) else None)
+        self.types[id(main)][copy], self.wide[id(main), copy] = code, name
+
+    def _restore(self, name: str, code: int) -> None:
+        """Cast an output to the dtype that it had; nodes read it in the new one."""
+        main = self.editor.main
+        node = main.producer(name)
+        assert node is not None
+        inner = self.editor.fresh(f"{name}_{_word(self.code)}")
+        main.rename_output(node, list(node.outputs).index(name), inner)
+        main.replace(name, inner)
+        main.add("Cast", [self.wide.get((id(main), name), inner)], after=node, name=name, to=code)
 
     def _complete(self, graph: GraphEditor) -> None:
         """Add the dtypes that onnx's inference does not know: those that follow from schemas, attributes and subgraphs."""
@@ -142,6 +192,8 @@ class _Change:
 
     def _takes(self, graph: GraphEditor, node: NodeEditor, i: int, output: bool = False) -> bool:
         """Whether an input or output may have the new dtype."""
+        if not node.graphs and self.excluded(node):
+            return False
         allowed = self._allowed(graph, node, i, output)
         return allowed is not None and self.string in allowed
 
@@ -155,7 +207,8 @@ class _Change:
                     owner = graph.owner(name) if name else None
                     if owner is not None and (name in owner.initializers or _is_constant(owner.producer(name))):
                         floats = [t for t in self._allowed(graph, node, i) or () if _code(t) in WIDE]
-                        (fixed if len(floats) == 1 and not self._takes(graph, node, i) else free).add((id(owner), name))
+                        alone = len(floats) == 1 or (not node.graphs and self.excluded(node))
+                        (fixed if alone and not self._takes(graph, node, i) else free).add((id(owner), name))
             for name in graph.outputs:
                 owner = graph.owner(name)
                 free.add((id(owner), name))
@@ -170,7 +223,8 @@ class _Change:
         for i, name in enumerate(inputs):
             owner, was = graph.owner(name) if name else None, self._type(graph, name)
             if was and was != self.code and (id(owner), name) not in self.kept and not self._takes(graph, node, i):
-                inputs[i] = graph.add("Cast", [name], before=node, like=f"{name}_{_word(was)}", to=was).outputs[0]
+                wide = self.wide.get((id(owner), name))
+                inputs[i] = wide or graph.add("Cast", [name], before=node, like=f"{name}_{_word(was)}", to=was).outputs[0]
         casts = inputs != list(node.inputs)
         if casts:
             graph.rewire(node, inputs)
@@ -182,6 +236,7 @@ class _Change:
             inner = self.editor.fresh(f"{name}_{_word(was)}")
             graph.rename_output(node, i, inner)
             graph.add("Cast", [inner], after=node, name=name, to=self.code)
+            self.wide[id(graph), name] = inner
             keeps = True
         if not keeps:
             self._attributes(graph, node, casts)

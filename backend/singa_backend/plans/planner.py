@@ -50,8 +50,11 @@ PLANS = 16
 
 _SMALL = 1 << 12
 
-NOVEL = 4
-"""After this number of plans in a row that no second run has used, new shapes are computed by the definitions at first."""
+NOVEL = 2
+"""After this number of plans that later runs have not paid for, new shapes are computed by the definitions at first."""
+
+REPEATS = 4
+"""The number of runs that pay for a plan; and that of runs with the same shapes, among the last shapes, which then get one."""
 
 OPENED = 4
 """The number of open plans that are kept: each takes inputs of one batch."""
@@ -80,7 +83,7 @@ class UseDefinitions:
 
 NOT_FINITE = UseDefinitions("an input has a NaN or an infinity, and kernels of the plan need finite inputs")
 EXCEEDS = UseDefinitions("the plan exceeds a limit of the run")
-NEW_SHAPES = UseDefinitions(f"the shapes are new, and none of the last {NOVEL} plans was used again")
+NEW_SHAPES = UseDefinitions("the shapes are new, and plans of other new shapes were not used again")
 REFUSED = UseDefinitions("a kernel refused a value, and the definitions report the error or compute the result")
 MOVING = UseDefinitions("sizes of results differ between runs of equal shapes")
 MEMORY = UseDefinitions("the plan needs more memory than the limits permit")
@@ -234,7 +237,8 @@ class Plan:
         Returns:
             New arrays; None if it needs finite inputs and they are not.
         """
-        self.planner.unused = 0
+        if self.planner.unused:
+            self.planner.unused = max(self.planner.unused - 1 / REPEATS, 0.0)
         plain = self.is_plain and budget is None and execute is None
         threads, parallel = self.planner.options.threads, self.facts.parallel
         before = onednn.exchange_threads(threads) if parallel else 0
@@ -407,9 +411,9 @@ class Planner:
         limits: the bounds of a run that does not set its own.
         weights: a value that differs from later ones if an initializer has changed since.
         latest: the plan that was used last.
-        unused: the number of plans that were made since a plan was used again.
+        unused: the number of plans that were made, less what later runs have paid for them.
         gradients: the gradients that one kernel computes, and why others are not.
-        seen: shapes with which the definitions have run.
+        seen: the shapes of the last runs without a plan of them, and the number of these runs.
         shared: packed weights and folded constants, which all plans share.
         dynamic: the ids of nodes whose output shapes have differed between runs of one plan.
         caches: the inputs that only a Concat reads, whose result is an output and begins with them; with its axis.
@@ -449,7 +453,7 @@ class Planner:
         self.dynamic: set[int] = set()
         self.unused = 0
         self.warned = False
-        self.seen: OrderedDict[Any, None] = OrderedDict()
+        self.seen: OrderedDict[Any, int] = OrderedDict()
         self.lock = threading.Lock()
         self.tracing = threading.RLock()  # a trace may add branches to the region
         _planners.add(self)
@@ -554,12 +558,12 @@ class Planner:
             try:
                 if plan is None:
                     continues = self._continues(key)
-                    novel = execute is None and self._is_novel(key)
-                    if novel and self.is_open:
+                    times = REPEATS if execute is not None else self._times(key)
+                    if times == 1 and self.is_open:
                         opened, outputs = self._run_open(key, inputs, budget)
                         if opened:
                             return NOT_FINITE if outputs is None else outputs
-                    if self.unused >= NOVEL and novel and not continues:
+                    if self.unused >= NOVEL and times < REPEATS and not continues:
                         return NEW_SHAPES
                     if self.exchanges and not all(is_finite(x) for x in inputs if _is_plain(x)):
                         return NOT_FINITE  # a trace finds it at its end, and other processes would have its results
@@ -568,6 +572,7 @@ class Planner:
                     outputs = self._trace(plan, inputs, budget)
                     self._used(key, plan)
                     self._recompute(plan)
+                    budget.plan_is_kept()
                     return NOT_FINITE if outputs is None else outputs
                 if plan.admitted is not budget.limits:
                     if not self._fits(plan, budget):
@@ -633,7 +638,7 @@ class Planner:
         """Make a plan by a run; return the outputs."""
         before = onednn.exchange_threads(self.options.threads)
         try:
-            with self.tracing:
+            with self.tracing, budget.clock(ticks=earlier is not None):
                 return plan.trace(inputs, budget, earlier)
         finally:
             if before:
@@ -674,15 +679,14 @@ class Planner:
         """The open plan for inputs of these types, shapes and dtypes, if there is one."""
         return next((o.plan for o in reversed(self.opened) if o.takes(key)), None)
 
-    def _is_novel(self, key: Any) -> bool:
-        """Whether no run has had these shapes; they are noted.  A plan takes longer to make than the definitions to run."""
+    def _times(self, key: Any) -> int:
+        """The number of runs with these shapes, this one included.  A plan takes longer to make than the definitions to run."""
         with self.lock:
-            novel = key not in self.seen
-            self.seen[key] = None
+            self.seen[key] = times = self.seen.get(key, 0) + 1
             self.seen.move_to_end(key)
             while len(self.seen) > PLANS:
                 self.seen.popitem(last=False)
-        return novel
+        return times
 
     def _used(self, key: Any, plan: Plan) -> None:
         """Keep a plan, and forget the one that was used least recently."""

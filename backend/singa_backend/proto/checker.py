@@ -173,19 +173,23 @@ def _timeout(data: bytes) -> float:
     return min(TIMEOUT, LEAST_TIMEOUT + len(data) / BYTES_PER_SECOND)
 
 
-def require_valid(model: ModelProto) -> str:
+def require_valid(model: ModelProto, source: ModelProto | None = None) -> str:
     """Check a model that is about to be written.
 
     Args:
         model: the model.
+        source: the model that was read, if `model` was computed from one.
 
     Returns:
-        A warning if its types were not checked, because onnx's inference died or took too long; otherwise "".
+        A warning if its types were not checked, because onnx's inference died or took too long, or if the checker refuses the
+        source too; otherwise "".
 
     Raises:
         InvalidModel: the checker refuses the model, or returned no answer about its structure (SX109).
     """
     found = check_model(_known_to_onnx(model))
+    if found.valid is False and source is not None and (before := check_model(_known_to_onnx(source))).valid is False:
+        return f"the written model was not checked, because onnx's checker refuses the original model: {before.message[:2000]}"
     if found.valid is False:
         raise InvalidModel(f"onnx's checker refuses the model to be written: {found.message[:2000]}", code="SX109")
     if found.valid is None and not found.structure:

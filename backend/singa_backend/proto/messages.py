@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from google.protobuf.message import Message
-from onnx import GraphProto, NodeProto, OperatorSetIdProto
+from onnx import GraphProto, ModelProto, NodeProto, OperatorSetIdProto
 
 from ..limits import check_nesting
 from .schemas import plain_domain
@@ -38,6 +38,15 @@ def defined(graph: GraphProto) -> set[str]:
 def names(graph: GraphProto) -> set[str]:
     """The names of every value in a graph and the graphs within it."""
     return defined(graph).union(*(names(inner) for node in graph.node for inner in graphs(node)))
+
+
+def unlist_weights(model: ModelProto) -> None:
+    """Write a model of IR version 3 or older as 4, in place: every initializer had to be an input, which nobody could override."""
+    if model.ir_version < 4:
+        weights = {t.name for t in model.graph.initializer}
+        for value in [v for v in model.graph.input if v.name in weights]:
+            model.graph.input.remove(value)
+        model.ir_version = 4
 
 
 class FreshNames:

@@ -72,6 +72,7 @@ def save(
     arrays: Mapping[str, np.ndarray] | None = None,
     warnings: list[str] | None = None,
     verify: Callable[[Path], object] | None = None,
+    source: ModelProto | None = None,
 ) -> list[Path]:
     """Write a model to `path`, and its external data, if it has any, to one file next to it; returns the written paths.
 
@@ -87,6 +88,7 @@ def save(
         arrays: the data of the tensors that `defer_data` returned.
         warnings: a list that receives what the checker could not check.
         verify: called with the complete file before it is moved to its place; after an error nothing of it is left.
+        source: the model that was read, if `model` was computed from one: a fault that it has too is a warning.
 
     Raises:
         InvalidInput: the file cannot be written; the old one remains.
@@ -117,7 +119,7 @@ def save(
                 stage.remove_later(old)
         attach_data(model.graph, arrays)
         stage.write(name, model.SerializeToString())
-        if check and (warning := require_valid(model)) and warnings is not None:
+        if check and (warning := require_valid(model, source)) and warnings is not None:
             warnings.append(warning)
         if verify is not None:
             verify(stage / name)

@@ -3,5 +3,6 @@
 from .accuracy import ErrorRow, quantization_errors
 from .few_bits import quantize_weights
 from .model import quantize
+from .options import FloatWeight
 
-__all__ = ["ErrorRow", "quantization_errors", "quantize", "quantize_weights"]
+__all__ = ["ErrorRow", "FloatWeight", "quantization_errors", "quantize", "quantize_weights"]

@@ -13,7 +13,7 @@ from onnx import NodeProto, TensorProto
 
 from . import scales
 from .graph import FloatGraph, attribute
-from .options import QuantizationOptions
+from .options import DYNAMIC, QuantizationOptions, why_not
 
 
 @dataclass(frozen=True)
@@ -45,24 +45,28 @@ class Dynamic:
         """Quantize the graph; returns the number of nodes that were quantized."""
         touched = 0
         for i, node in enumerate(list(self.graph.graph.node)):
-            if i in self.chosen and self._fits(node):
+            reason = self._misfit(node) if i in self.chosen else why_not(node, DYNAMIC, self.options.operators)
+            if not reason:
                 {"Gather": self._gather, "Conv": self._conv}.get(node.op_type, self._matmul)(node)
                 touched += 1
             else:
+                self.graph.keep(node, reason)
                 self.nodes.append(node)
         if touched:
             self.graph.replace_nodes(self.nodes)
         return touched
 
-    def _fits(self, node: NodeProto) -> bool:
-        """Whether the weight is constant, and the form exists; a Gemm must be a MatMul with a bias."""
+    def _misfit(self, node: NodeProto) -> str:
+        """The reason why a node has no quantized form: the weight must be constant, and a Gemm a MatMul with a bias."""
         weight = self.graph.constants.get(node.input[0 if node.op_type == "Gather" else 1])
         if weight is None:
-            return False
+            return f"it is not the weight of {node.op_type}"
         if node.op_type == "Gemm":
             plain = attribute(node, "alpha", 1.0) == 1.0 and attribute(node, "beta", 1.0) == 1.0
-            return plain and not attribute(node, "transA", 0)
-        return node.op_type != "MatMul" or (weight.ndim >= 2 and node.input[0] not in self.graph.constants)
+            return "" if plain and not attribute(node, "transA", 0) else "the Gemm has alpha, beta or transA"
+        if node.op_type == "MatMul" and (weight.ndim < 2 or node.input[0] in self.graph.constants):
+            return "both operands of the MatMul are constant, or one is a vector"
+        return ""
 
     def _activation(self, name: str) -> _Integers:
         if name not in self.activations:

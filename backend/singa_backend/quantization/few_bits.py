@@ -16,9 +16,9 @@ from ..operators.microsoft.few_bits import TABLES
 from ..passes import GraphEditor, ModelEditor, NodeEditor
 from ..proto import tensor_data
 from ..proto.load import ModelSource, embed, load_model
-from ..proto.messages import imported
+from ..proto.messages import imported, unlist_weights
 from ..proto.schemas import MICROSOFT
-from .options import FORMS, checked_choice, select
+from .options import FORMS, FloatWeight, checked_choice, float_weights, select, why_not
 
 PRODUCTS = ("Gemm", "MatMul")
 """The operators whose weights are quantized."""
@@ -40,6 +40,7 @@ def quantize_weights(
     operators: Sequence[str] | None = None,
     exclude: Sequence[str] = (),
     exclude_operators: Sequence[str] = (),
+    kept: list[FloatWeight] | None = None,
 ) -> ModelProto:
     """Quantize the constant matrices of MatMul and Gemm by blocks; activations stay float32.
 
@@ -56,6 +57,7 @@ def quantize_weights(
         exclude: regular expressions; nodes whose whole names match one are not quantized.  A node without a name is named by
             its operator and position, such as Conv_3, or its operator and outputs, such as "Conv of 'y'".
         exclude_operators: operators that are not quantized.
+        kept: a list that receives the weights that stay float, each with the reason.
 
     Returns:
         The quantized model; the given one is not changed.
@@ -80,11 +82,17 @@ def quantize_weights(
     made = ModelProto()
     made.CopyFrom(proto)
     embed(made, folder)
+    unlist_weights(made)
     editor = ModelEditor(made)
     work = _FewBits(editor, form, size, bool(symmetric))
     places = [(graph, node) for graph in editor.main.walk() for node in graph.nodes]
     at = select([node for _, node in places], chosen, patterns)
-    count = sum(work.quantize(graph, node) for i, (graph, node) in enumerate(places) if i in at)
+    reasons: dict[str, str] = {}
+    count = 0
+    for i, (graph, node) in enumerate(places):
+        reason = work.quantize(graph, node) if i in at else why_not(node, PRODUCTS, chosen)
+        count += not reason
+        reasons |= dict.fromkeys(node.inputs if reason else (), reason)
     if not count:
         kinds = ", ".join(sorted(chosen)) or "none"
         what = f"the model has no weights to quantize: constant float32 matrices of these operators ({kinds}), not excluded"
@@ -94,6 +102,8 @@ def quantize_weights(
     if MICROSOFT not in imported(made.opset_import):
         made.opset_import.append(helper.make_opsetid(MICROSOFT, 1))
     made.producer_name = "sonnx"
+    if kept is not None:
+        kept += float_weights(proto, made, reasons)
     return made
 
 
@@ -106,19 +116,19 @@ class _FewBits:
         """The names of the parts of a quantized matrix, K and N, by its graph, its name, and whether it is transposed."""
         self.replaced: list[tuple[GraphEditor, str]] = []
 
-    def quantize(self, graph: GraphEditor, node: NodeEditor) -> bool:
-        """Replace a product; returns whether its weight is a constant matrix."""
+    def quantize(self, graph: GraphEditor, node: NodeEditor) -> str:
+        """Replace a product; returns the reason why its weight has no quantized form, "" if it is replaced."""
         if not node.plain or (node.is_("Gemm") and (node.get("alpha", 1.0), node.get("transA", 0)) != (1.0, 0)):
-            return False
+            return "the Gemm has alpha or transA"
         name, flipped = node.input(1), bool(node.is_("Gemm") and node.get("transB", 0))
         owner = graph.owner(name)
         while owner is not None and (maker := owner.producer(name)) is not None and maker.is_("Transpose"):
             if maker.get("perm", (1, 0)) != (1, 0):
-                return False
+                return "its Transpose keeps the order of the axes"
             name, flipped = maker.input(0), not flipped
             owner = owner.owner(name)
-        if owner is None or owner.in_function or (owner.outer is None and name in owner.inputs and self.editor.ir_version >= 4):
-            return False
+        if owner is None or owner.in_function or (owner.outer is None and name in owner.inputs):
+            return "it is also an input, so a caller may replace it, or computed in a function"
         found = owner.tensor(name)
         tensor = found.get("value") if isinstance(found, NodeEditor) else found
         if (
@@ -127,13 +137,13 @@ class _FewBits:
             or len(tensor.dims) != 2
             or 0 in tensor.dims
         ):
-            return False
+            return f"it is not the constant float matrix of {node.op_type}"
         key = (id(owner), name, flipped)
         if key not in self.made:
             self.made[key] = self._stored(owner, name, tensor, flipped)
         self.replaced.append((graph, node.input(1)))
         self._replace(graph, node, *self.made[key])
-        return True
+        return ""
 
     def _stored(self, owner: GraphEditor, name: str, tensor: TensorProto, flipped: bool) -> tuple[list[str], int, int]:
         """Add the parts of a quantized matrix to the graph that holds it."""
@@ -200,8 +210,6 @@ class _FewBits:
                     owner.remove(maker)
                 else:
                     owner.initializers.pop(name, None)
-                    if name in owner.inputs:
-                        owner.inputs.remove(name)
                 name = maker.input(0) if maker is not None and maker.is_("Transpose") else ""
                 owner = owner.owner(name) if name else None
 

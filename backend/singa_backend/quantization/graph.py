@@ -27,6 +27,7 @@ class FloatGraph:
         fresh: makes names that are not in use.
         inputs: the names of inputs that are not initializers.
         outputs: the names of the outputs.
+        reasons: why constants stay float.
     """
 
     def __init__(self, model: ModelProto) -> None:
@@ -38,7 +39,7 @@ class FloatGraph:
                 lifted.CopyFrom(node.attribute[0].t)
                 lifted.name = node.output[0]
                 self.graph.node.remove(node)
-        given = {v.name for v in self.graph.input} if model.ir_version >= 4 else set()  # the caller may override these
+        given = {v.name for v in self.graph.input}  # the caller may override these
         self.constants = {
             t.name: np.asarray(numpy_helper.to_array(t))
             for t in self.graph.initializer
@@ -48,12 +49,17 @@ class FloatGraph:
         self.fresh = FreshNames(names(self.graph) | {n.name for n in self.graph.node})
         self.inputs = {v.name for v in self.graph.input} - {t.name for t in self.graph.initializer}
         self.outputs = {v.name for v in self.graph.output}
+        self.reasons: dict[str, str] = {}
 
     def require_opset(self, lowest: int, what: str) -> None:
         """Check the opset of the model; raises InvalidInput (SX397)."""
         if self.opset < lowest:
             hint = f"sonnx convert MODEL --opset {lowest} -o OUT"
             raise InvalidInput(f"{what} needs opset {lowest} or newer, the model has {self.opset}", code="SX397", hint=hint)
+
+    def keep(self, node: NodeProto, reason: str) -> None:
+        """Note why a node leaves the constants that it reads float."""
+        self.reasons |= {n: reason for n in node.input if n in self.constants}
 
     def readers(self) -> Counter[str]:
         """How many nodes read each value; a captured value or an output counts once more."""
@@ -84,8 +90,6 @@ class FloatGraph:
         for t in [t for t in self.graph.initializer if t.name in self.constants and t.name in self.used - used]:
             self.graph.initializer.remove(t)
         known = {t.name for t in self.graph.initializer}
-        for v in [v for v in self.graph.input if v.name in self.constants and v.name not in known]:
-            self.graph.input.remove(v)
         made |= known | {v.name for v in self.graph.input}
         for v in [v for v in self.graph.value_info if v.name not in made]:
             self.graph.value_info.remove(v)

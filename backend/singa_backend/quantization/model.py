@@ -9,10 +9,11 @@ from onnx import ModelProto
 from ..backend import SingaBackend
 from ..errors import InvalidInput
 from ..proto.load import ModelSource, embed, load_model
+from ..proto.messages import unlist_weights
 from .calibration import Batches, Data, ranges
 from .dynamic import Dynamic
 from .graph import FloatGraph
-from .options import QuantizationOptions, checked
+from .options import FloatWeight, QuantizationOptions, checked, float_weights
 from .static import Static
 
 
@@ -34,6 +35,7 @@ def quantize(
     exclude: Sequence[str] = (),
     exclude_operators: Sequence[str] = (),
     batch_size: int | None = None,
+    kept: list[FloatWeight] | None = None,
 ) -> ModelProto:
     """Quantize the weights and activations of a float32 model to 8 bits, after its training.
 
@@ -63,6 +65,7 @@ def quantize(
             its operator and position, such as Conv_3, or its operator and outputs, such as "Conv of 'y'".
         exclude_operators: operators that are not quantized.
         batch_size: the number of samples of a run, by default 8, if the model does not fix it.
+        kept: a list that receives the weights that stay float, each with the reason.
 
     Returns:
         The quantized model; the given one is not changed.
@@ -88,11 +91,15 @@ def quantize(
     made = ModelProto()
     made.CopyFrom(proto)
     embed(made, folder)
-    return _quantized(made, options, data, batch_size)
+    graph = _quantized(made, options, data, batch_size)
+    if kept is not None:
+        kept += float_weights(proto, made, graph.reasons)
+    return made
 
 
-def _quantized(made: ModelProto, options: QuantizationOptions, data: Data | None, batch_size: int | None) -> ModelProto:
+def _quantized(made: ModelProto, options: QuantizationOptions, data: Data | None, batch_size: int | None) -> FloatGraph:
     """Quantize a copy of a model in place."""
+    unlist_weights(made)
     graph = FloatGraph(made)
     if data is None:
         graph.require_opset(11, "DynamicQuantizeLinear")
@@ -112,4 +119,4 @@ def _quantized(made: ModelProto, options: QuantizationOptions, data: Data | None
         what = f"the model has no node to quantize: of these operators ({kinds}), on float32, and not excluded"
         raise InvalidInput(what, code="SX397")
     made.producer_name = "sonnx"
-    return made
+    return graph

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
-from onnx import NodeProto
+from onnx import ModelProto, NodeProto, TensorProto
 
 from ..errors import InvalidInput, did_you_mean
 from ..passes import NodeEditor
 from ..passes.index import node_title
+from ..proto.messages import graphs, names, reads
 
 METHODS = ("minmax", "entropy", "percentile")
 """How the range of an activation is chosen."""
@@ -68,18 +69,68 @@ class QuantizationOptions:
         return select(nodes, self.operators, self.exclude)
 
 
+@dataclass(frozen=True)
+class FloatWeight:
+    """A constant with two or more axes that a quantization leaves as it is.
+
+    Attributes:
+        name: its name.
+        shape: its sizes.
+        dtype: its dtype.
+        reason: why it stays.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    reason: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields by their names."""
+        return asdict(self)
+
+
+def float_weights(source: ModelProto, made: ModelProto, reasons: Mapping[str, str]) -> list[FloatWeight]:
+    """The weights of a model that its quantization leaves float, each with its reason; `reasons` are those of the main graph."""
+    found, pending, there = list[FloatWeight](), [(made.graph, "")], names(source.graph)
+    listed = {v.name for v in made.graph.input}
+    while pending:
+        graph, place = pending.pop(0)
+        pending += [(inner, f"it is in a graph of {node.op_type}") for node in graph.node for inner in graphs(node)]
+        used = {n for node in graph.node for n in reads(node)}
+        for tensor in graph.initializer:
+            code = tensor.data_type
+            if len(tensor.dims) > 1 and tensor.name in used & there and code in _FLOATS:
+                dtype = TensorProto.DataType.Name(code).lower()
+                reason = f"it is {dtype}, not float" if code != TensorProto.FLOAT else place or reasons.get(tensor.name, "")
+                if not place and tensor.name in listed:
+                    reason = "it is also an input, so a caller may replace it"
+                found.append(FloatWeight(tensor.name, tuple(tensor.dims), dtype, reason or "no node that is quantized reads it"))
+    return found
+
+
+_FLOATS = (TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.BFLOAT16)
+
+
+def why_not(node: NodeProto | NodeEditor, known: Iterable[str], operators: Collection[str]) -> str:
+    """The reason why `select` leaves out a node."""
+    if node.domain not in ("", "ai.onnx") or node.op_type not in known:
+        return f"{node.op_type} is not quantized"
+    return f"the node is excluded ({node.name or node.op_type})" if node.op_type in operators else f"{node.op_type} is excluded"
+
+
 def select(nodes: Sequence[NodeProto | NodeEditor], operators: Collection[str], exclude: Sequence[re.Pattern[str]]) -> set[int]:
     """The indices of the nodes of these operators whose names match no pattern.
 
     Raises:
         InvalidInput: a pattern matches no node (SX397).
     """
-    names = [_names(node, i) for i, node in enumerate(nodes)]
+    titles = [_names(node, i) for i, node in enumerate(nodes)]
     excluded: set[int] = set()
     for pattern in exclude:
-        matching = {i for i, of in enumerate(names) if any(map(pattern.fullmatch, of))}
+        matching = {i for i, of in enumerate(titles) if any(map(pattern.fullmatch, of))}
         if not matching:
-            hint = did_you_mean(pattern.pattern, [name for of in names for name in of])
+            hint = did_you_mean(pattern.pattern, [name for of in titles for name in of])
             raise InvalidInput(f"exclude must match names of nodes; {pattern.pattern!r} matches none{hint}", code="SX397")
         excluded |= matching
     return {

@@ -5,7 +5,8 @@ The rules by operator are those of onnxruntime's quantize_static, except where i
 * a Clip whose bounds do not include 0 is kept;
 * a `beta` of Gemm is multiplied into its bias;
 * the channels of a MatMul's weight are those of its last axis, and a constant first operand has one scale;
-* a bias that is not one number for each channel stays float32 if the weight has a scale for each channel.
+* a bias that is not one number for each channel stays float32 if the weight has a scale for each channel;
+* a part or another view of a constant that has a scale for each channel has one scale, that of its range.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from onnx import NodeProto
 
 from . import scales
 from .graph import FloatGraph, attribute
-from .options import MOVED, STATIC, WEIGHTED, QuantizationOptions
+from .options import MOVED, STATIC, WEIGHTED, QuantizationOptions, why_not
 from .scales import Scheme
 
 _SINCE = {"MaxPool": 12, "Resize": 11}
@@ -66,6 +67,9 @@ class Static:
                 before = len(self.marked) + len(self.weights) + len(self.tables)
                 self._visit(i, node, readers)
                 touched += len(self.marked) + len(self.weights) + len(self.tables) > before
+                self.graph.keep(node, f"{node.op_type} quantizes it only with a quantized value")
+            else:
+                self.graph.keep(node, why_not(node, STATIC, self.options.operators))
         if touched:
             self._write()
         return touched
@@ -95,7 +99,10 @@ class Static:
             return
         rank = self.graph.constants[name].ndim
         inside = self.options.per_channel and axis is not None and -rank <= axis < rank
-        self.weights[name] = axis % rank if inside and axis is not None else None
+        if inside and axis is not None:
+            self.weights[name] = axis % rank
+        else:
+            self.weights.setdefault(name, None)  # another reader may need its channels
         self.tables.discard(name)
 
     def _visit(self, i: int, node: NodeProto, readers: Mapping[str, int]) -> None:
@@ -205,11 +212,13 @@ class Static:
             while source is not None and source not in found:
                 source = self.marked.get(source)
             if name not in found and source is not None:
-                found[name] = found[source]
+                moves = found[source].axis is not None  # the node moves the axis, or selects along it: one scale fits all
+                own = scales.of_range(*self.ranges[name], o.activations, o.symmetric_activations) if moves else None
+                found[name] = own or found[source]
         for bias in self.biases:
             if bias.w in self.weights and bias.x in found:
                 values = self._bias(bias)
-                if self._one_each(bias, found[bias.w], values):
+                if self._one_each(found[bias.x], found[bias.w], values):
                     found[bias.w] = scales.bias_fits(found[bias.w], found[bias.x].scale, values)
         return found
 
@@ -218,8 +227,9 @@ class Static:
         beta = attribute(bias.node, "beta", 1.0) if bias.node.op_type == "Gemm" else 1.0
         return values if beta == 1.0 else np.asarray(values * np.float32(beta))
 
-    def _one_each(self, bias: _Bias, w: Scheme, values: np.ndarray) -> bool:
-        return w.axis is None or values.shape == w.scale.shape
+    def _one_each(self, x: Scheme, w: Scheme, values: np.ndarray) -> bool:
+        """Whether each number of a bias has one scale: that of the input, with that of its channel of the weight."""
+        return x.axis is None and (w.axis is None or values.shape == w.scale.shape)
 
     def _write(self) -> None:
         graph, schemes = self.graph, self._schemes()
@@ -283,7 +293,7 @@ class Static:
         if bias.x not in schemes or bias.w not in schemes:
             return
         values, name = self._bias(bias), node.input[2]
-        if not self._one_each(bias, schemes[bias.w], values):
+        if not self._one_each(schemes[bias.x], schemes[bias.w], values):
             return
         scale = np.asarray(schemes[bias.x].scale * schemes[bias.w].scale)
         if not np.all(scale >= np.finfo(np.float32).tiny):

@@ -5,6 +5,7 @@ loss = autograd.softmax_cross_entropy(scores, t=labels)
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,8 +23,9 @@ __all__: list[str] = []
 
 @formula("SoftMaxCrossEntropy")
 def softmax_cross_entropy(
-    op: TensorOp, x: Any, *, t: Any, weight: Any = None, ignore_index: int | None = None, label_smoothing: float = 0.0
-) -> Tensor:
+    op: TensorOp, x: Any, *, t: Any, weight: Any = None, ignore_index: int | None = None, label_smoothing: float = 0.0,
+    axis: int | None = None,
+) -> Tensor:  # fmt: skip
     """The softmax cross-entropy: the mean over rows of -sum (t / sum t) log softmax(x).
 
     Source: ONNX SoftmaxCrossEntropyLoss for class numbers, the formula for labels.  The gradient of x is
@@ -31,35 +33,105 @@ def softmax_cross_entropy(
     cross_entropy mean: the mean over class numbers is divided by the sum of their weights, that over labels by their number.
 
     Args:
-        x: Tensor of scores of a float dtype, shape (N, C, d1, ...).
+        x: Tensor of scores of a float dtype, shape (N, C, d1, ...), or (N, d1, ..., C) with `axis=-1`.
         t: Tensor of class numbers, shape (N, d1, ...), or (N, 1) for x of rank 2, integers of any numeric dtype in [0, C); or of
             one-hot or soft labels, of the shape of x.
         weight: The weight of each class, a Tensor or sequence of shape (C,); None for equal weights.
         ignore_index: A class number that marks positions without a loss, which may be outside [0, C); None if there are none.
-            The loss is NaN if all positions are without one.
+            If all positions are without one, the loss is NaN, and its gradient 0.
         label_smoothing: The share of the labels, in [0, 1], that is distributed equally over all classes.
+        axis: The axis of the classes, 1 or -1; None for the one that the shape of class numbers leaves, and for 1 with labels of
+            the shape of x.  Scores of tokens, (N, T, C), have their classes along the last axis.
 
     Returns:
         Tensor of shape (1,), of the dtype of x.
 
     Raises:
-        InvalidInput: x has a rank below 2, the shape of t or of weight does not fit, or ignore_index is passed with labels
-            (SX334); or a class number is not an integer in [0, C) (SX335).
+        InvalidInput: x has a rank below 2, the shape of t or of weight does not fit, both axes fit and `axis` is None, or
+            ignore_index is passed with labels (SX334); or a class number is not an integer in [0, C) (SX335).
+        ValueError: label_smoothing is not in [0, 1], or axis is not one of these.
+    """
+    x, t = _classes_second(op, x, t, axis)
+    return _mean_over_labels(op, x, t, weight, ignore_index, label_smoothing)
+
+
+@formula("NextTokenCrossEntropy")
+def next_token_cross_entropy(
+    op: TensorOp, x: Any, *, t: Any, weight: Any = None, ignore_index: int = -100, label_smoothing: float = 0.0
+) -> Tensor:
+    """The softmax cross-entropy of a language model: the scores at a token are those of the next one.
+
+    The mean is over the tokens 1, ..., T - 1 of all sequences that are not ignored, as for the labels of a causal model of
+    transformers.
+
+    Args:
+        x: Tensor of scores of a float dtype, shape (N, T, C).
+        t: Tensor of the tokens themselves, which are not shifted, shape (N, T), integers of any numeric dtype in [0, C).
+        weight: As for `softmax_cross_entropy`.
+        ignore_index: The number that marks tokens without a loss, such as padding and prompts.
+        label_smoothing: As for `softmax_cross_entropy`.
+
+    Returns:
+        Tensor of shape (1,), of the dtype of x.
+
+    Raises:
+        InvalidInput: x does not have rank 3, or the shape of t or of weight does not fit (SX334); or a token is not an integer
+            in [0, C) (SX335).
         ValueError: label_smoothing is not in [0, 1].
     """
+    if op.rank(x) != 3 or op.rank(t) != 2:
+        what = f"the scores must have shape (N, T, C) and the tokens (N, T), got {op.shape(x)} and {op.shape(t)}"
+        raise InvalidInput(what, code="SX334")
+    ids = t if op.dtype(t).kind == "f" else op.Cast(t, to=dtypes.onnx_code(np.int64))  # a float is checked to be an integer
+    first, rest = op.Slice(ids, [0], [1], [1]), op.Slice(ids, [1], [np.iinfo(np.int64).max], [1])
+    x, ids = _classes_second(op, x, op.Concat(rest, op.full_like(first, ignore_index), axis=1), -1)
+    return _mean_over_labels(op, x, ids, weight, ignore_index, label_smoothing)
+
+
+def _classes_second(op: TensorOp, x: Any, t: Any, axis: int | None) -> tuple[Any, Any]:
+    """Scores and targets with the classes along axis 1: positions of scores whose classes are along the last axis become rows."""
+    rank = op.rank(x)
+    if axis not in (None, 1, -1, rank - 1):
+        raise ValueError(f"axis must be 1 or -1, got {axis!r}")
+    if rank < 3 or axis == 1:
+        return x, t
+    sizes, labels = known_shape(op, x), known_shape(op, t)
+    if axis is None:
+        axes = class_axes(sizes, labels)
+        if len(axes) == 2:
+            what = f"the classes of scores {sizes} with class numbers {labels} may be along axis 1 or the last axis"
+            hint = "pass axis=1, or axis=-1 for scores of tokens, (N, T, C); sonnx train has --class-axis"
+            raise InvalidInput(what, code="SX334", hint=hint)
+        if axes != [-1]:
+            return x, t
+    if not trace.alike(sizes if len(labels) == rank else sizes[:-1], labels):
+        what = f"t must have a class number for each position of x, shape {sizes[:-1]}, or the shape of x, {sizes}, got {labels}"
+        raise InvalidInput(what, code="SX334")
+    rows = op.Reshape(x, op.Concat(op.constant([-1], np.int64), op.Shape(x, start=-1), axis=0))
+    return rows, op.Reshape(t, [-1] if len(labels) < rank else op.Shape(rows))
+
+
+def class_axes(scores: Sequence[Any], labels: Sequence[Any]) -> list[int]:
+    """The axes, of 1 and -1, that the classes may have in scores with class numbers of these shapes.
+
+    Sizes that are not known fit every size, but of two axes the one whose size is known is that of the classes.
+    """
+    if len(scores) < 3:
+        return [1]
+    fits = [a for a in (1, -1) if trace.alike((*scores[:a], *scores[a:][1:]), labels)]
+    known = [a for a in fits if isinstance(scores[a], int)]
+    return known if len(known) == 1 else fits
+
+
+def _mean_over_labels(op: TensorOp, x: Any, t: Any, weight: Any, ignore_index: int | None, label_smoothing: float) -> Tensor:
+    """The loss of scores whose classes are along axis 1."""
     if op.rank(x) < 2:
         raise InvalidInput(f"the scores must have shape (N, C, ...), got shape {op.shape(x)}", code="SX334")
     if not 0 <= label_smoothing <= 1:
         raise ValueError(f"label_smoothing must be in [0, 1], got {label_smoothing!r}")
     w = None if weight is None else _class_weights(op, x, weight)
-    # A column is class numbers of shape (N, 1); if x has one class, it is labels.
-    column = op.rank(t) == op.rank(x) == 2 and known_shape(op, t)[1] == 1 != known_shape(op, x)[1]
-    if column or op.rank(t) == op.rank(x) - 1:
-        checked = _check_classes(op, x, t, ignore_index)
-        ids = whole(op, t)
-        ids = op.Reshape(ids, [-1]) if op.rank(x) == 2 else ids
-        with collected(checked):  # the operator's own checks of the class numbers are not read
-            return op.Reshape(_of_classes(op, x, ids, w, ignore_index, label_smoothing), [1])
+    if _are_classes(op, x, t):
+        return _of_numbers(op, x, t, ignore_index, lambda ids, ignore: _of_classes(op, x, ids, w, ignore, label_smoothing))
     if ignore_index is not None:
         what = f"ignore_index must be used with class numbers, got labels of shape {op.shape(t)}"
         raise InvalidInput(what, code="SX334", hint="pass class numbers, or leave such rows out")
@@ -76,16 +148,31 @@ def softmax_cross_entropy(
     return op.Reshape(op.ReduceMean(op.ReduceSum(each, [1], keepdims=0), keepdims=0), [1])
 
 
-def _of_classes(op: TensorOp, x: Any, ids: Any, w: Any, ignore_index: int | None, smoothing: float) -> Any:
-    """The loss for class numbers, without axes."""
-    ignore: dict[str, Any] = {} if ignore_index is None else {"ignore_index": int(ignore_index)}
+def _are_classes(op: TensorOp, x: Any, t: Any) -> bool:
+    """Whether targets are class numbers: a column (N, 1) too, unless there is one class."""
+    column = op.rank(t) == op.rank(x) == 2 and known_shape(op, t)[1] == 1 != known_shape(op, x)[1]
+    return column or op.rank(t) == op.rank(x) - 1
+
+
+def _of_numbers(op: TensorOp, x: Any, t: Any, ignore_index: int | None, compute: Callable[[Any, dict[str, Any]], Any]) -> Tensor:
+    """The loss for class numbers, after they were checked."""
+    checked = _check_classes(op, x, t, ignore_index)
+    ids = whole(op, t)
+    ids = op.Reshape(ids, [-1]) if op.rank(x) == 2 else ids
+    with collected(checked):  # the operator's own checks of the class numbers are not read
+        return op.Reshape(compute(ids, {} if ignore_index is None else {"ignore_index": int(ignore_index)}), [1])
+
+
+def _of_classes(op: TensorOp, x: Any, ids: Any, w: Any, ignore: dict[str, Any], smoothing: float) -> Any:
+    """The loss of scores for class numbers, without axes."""
+    ignore_index = ignore.get("ignore_index")
     if not smoothing:
         return op.SoftmaxCrossEntropyLoss(x, ids, w, **ignore)
     log = op.LogSoftmax(x, axis=1)
     exact = op.NegativeLogLikelihoodLoss(log, ids, w, **ignore)
     each = op.Neg(op.ReduceMean(log if w is None else op.Mul(log, _along_classes(op, w, x)), [1], keepdims=0))
     counts = op.full_like(each, 1)
-    ignored = None if ignore_index is None else op.Equal(ids, int(ignore_index))
+    ignored = None if ignore_index is None else op.Equal(ids, ignore_index)
     if w is not None:
         counts = op.Gather(w, ids if ignored is None else op.Where(ignored, 0, ids))
     if ignored is not None:
@@ -130,21 +217,30 @@ def mse_loss(op: TensorOp, x: Any, *, t: Any) -> Tensor:
 
 
 @formula("CrossEntropy")
-def cross_entropy(op: TensorOp, x: Any, *, t: Any) -> Tensor:
+def cross_entropy(op: TensorOp, x: Any, *, t: Any, ignore_index: int | None = None, axis: int | None = None) -> Tensor:
     """The cross-entropy of probabilities: the mean over rows of -sum t log x.
 
-    Source: ONNX Max, Log, Mul and ReduceSum.  A probability below the smallest normal number of its dtype (1.2e-38) counts as it.
+    Source: ONNX Max, Log, Mul and ReduceSum, for class numbers NegativeLogLikelihoodLoss.  A probability below the smallest
+    normal number of its dtype (1.2e-38) counts as it.
 
     Args:
         x: Tensor of probabilities of a float dtype, shape (N, ...).
-        t: Tensor of labels of the shape of x, which is cast to the dtype of x.
+        t: Tensor of labels of the shape of x, which is cast to the dtype of x; or of class numbers, as for
+            `softmax_cross_entropy`, of which the mean is over all.
+        ignore_index: A class number that marks positions without a loss; None if there are none.
+        axis: The axis of the classes, as for `softmax_cross_entropy`.
 
     Returns:
         Tensor of shape (1,), of the dtype of x.
 
     Raises:
-        InvalidInput: The shapes of x and t differ (SX334).
+        InvalidInput: The shapes of x and t differ, or both axes fit class numbers and `axis` is None (SX334); or a class number
+            is not an integer in [0, C) (SX335).
+        ValueError: axis is not 1 or -1.
     """
+    if _are_classes(op, x, t):
+        x, t = _classes_second(op, x, t, axis)
+        return _of_numbers(op, x, t, ignore_index, lambda ids, ignore: op.NegativeLogLikelihoodLoss(_log(op, x), ids, **ignore))
     _same_shape(op, x, t)
     return _mean_over_rows(op, op.Neg(op.Mul(op.cast(t, x), _log(op, x))), x)
 
@@ -220,7 +316,8 @@ def _check_classes(op: TensorOp, x: Any, t: Any, ignore_index: int | None) -> Ch
     shape = known_shape(op, t)
     if not trace.alike((rows, *places), (shape[0], *shape[1:]) if places else shape[:1]):
         what = f"t must have one label for each row of x, shape {(rows, *places)}, got {shape}"
-        raise InvalidInput(what, code="SX334")
+        hint = "the classes are along axis 1, or along the last axis of scores of tokens, (N, T, C)" if places else ""
+        raise InvalidInput(what, code="SX334", hint=hint)
     if trace.current() is not None or not isinstance(t, Tensor):
         return None
     values = np.asarray(t.device.backend.get(t.data)).reshape(-1)

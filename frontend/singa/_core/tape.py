@@ -547,6 +547,9 @@ def _same_device(a: Device, b: Device, where: str) -> None:
 def _value_on(device: Device, x: Any) -> Any:
     """The value to compute with; constants, and arrays of the host, are moved to the device."""
     if not _is_tensor(x):
+        if isinstance(x, (list, tuple)) and any(map(_is_tensor, x)):  # an array of their values has no gradient
+            hint = "take one of them: a model from a file returns a list, net.forward(x)[0]"
+            raise InvalidInput(f"an operand must be a tensor, got a {type(x).__name__} of tensors", code="SX311", hint=hint)
         return device.backend.put(x) if isinstance(x, np.ndarray) and trace.current() is None else x
     if x._follows_device and x.device is not device and trace.current() is None:
         return device.backend.put(x.device.backend.get(x._data))

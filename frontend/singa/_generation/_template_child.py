@@ -80,9 +80,22 @@ def _prompt(template: Any, arguments: dict[str, Any]) -> bytes:
 
 def _environment() -> Any:
     """A sandbox in which a template reads nothing but its arguments, and changes nothing."""
-    from jinja2 import sandbox
+    from jinja2 import ext, nodes, sandbox
 
-    options = {"trim_blocks": True, "lstrip_blocks": True, "extensions": ["jinja2.ext.loopcontrols"]}
+    class Generation(ext.Extension):
+        """The tag that marks what a model has written, as in transformers: its content is written as it is."""
+
+        tags = {"generation"}  # noqa: RUF012 - the type of the base class
+
+        def parse(self, parser: Any) -> Any:
+            line = next(parser.stream).lineno
+            body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+            return nodes.CallBlock(self.call_method("_written"), [], [], body).set_lineno(line)
+
+        def _written(self, caller: Callable[[], str]) -> str:
+            return caller()
+
+    options = {"trim_blocks": True, "lstrip_blocks": True, "extensions": ["jinja2.ext.loopcontrols", Generation]}
     environment: Any = sandbox.ImmutableSandboxedEnvironment(**options)
     environment.filters["tojson"] = _json
     environment.globals |= {"raise_exception": _raise, "strftime_now": _now}
@@ -101,8 +114,10 @@ def _bound() -> None:
         resource.setrlimit(resource.RLIMIT_AS, (most, most))
 
 
-def _json(value: Any, ensure_ascii: bool = False, indent: int | None = None, **_: Any) -> str:
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent)
+def _json(
+    value: Any, ensure_ascii: bool = False, indent: int | str | None = None, separators: Any = None, sort_keys: bool = False
+) -> str:
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
 def _raise(text: str) -> None:

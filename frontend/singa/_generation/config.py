@@ -63,7 +63,6 @@ class ModelFolder:
         pad: the token that fills a sequence that has ended.
         begin: the token of an empty prompt; None if there is none.
         start: the first token of a decoder after an encoder; None if there is none.
-        forced: the token that follows `start`; None for any.
         context: the maximum number of tokens; None if it is not known.
         vocabulary: the number of tokens that the model knows; None if it is not known.
         search: the defaults of the search.
@@ -82,7 +81,6 @@ class ModelFolder:
     pad: int = 0
     begin: int | None = None
     start: int | None = None
-    forced: int | None = None
     context: int | None = None
     vocabulary: int | None = None
 
@@ -237,7 +235,6 @@ def _optimum(folder: Path, config: Document) -> ModelFolder:
         start=next((t for k in ("decoder_start_token_id", "bos_token_id", "pad_token_id") if (t := first(k)) is not None), None)
         if encoder
         else None,
-        forced=first("forced_bos_token_id") if encoder else None,
         context=None if encoder else size(1, "max_position_embeddings", "n_positions", "n_ctx"),
         vocabulary=nested.maybe("vocab_size", Document.integer, 1),
     )

@@ -96,6 +96,7 @@ class DecoderFile:
         caches: the caches.
         batch: the number of sequences that the file declares; 0 for any.
         packs: whether its attention reads the mask as the number of tokens of each sequence, and takes a past of any length.
+        places: the number of positions for which it has rows in its tables of rotations or of positions; None if it has none.
     """
 
     rep: SingaRep
@@ -110,6 +111,7 @@ class DecoderFile:
     caches: tuple[PastCache, ...]
     batch: int
     packs: bool
+    places: int | None
     dtypes: dict[str, np.dtype[Any]] = field(default_factory=dict)
 
     @classmethod
@@ -149,7 +151,7 @@ class DecoderFile:
         packing = any(n.op_type in _PACKING for n in nodes)
         return cls(
             rep, ids, found[ids], mask, positions, hidden, hidden_mask, branch, logits, caches, batch,
-            packing, found,
+            packing, _places(nodes, rep.graph.states, positions), found,
         )  # fmt: skip
 
     @property
@@ -175,6 +177,24 @@ def _windows(nodes: Sequence[Node]) -> dict[str, int]:
     """The windows of the inputs that are sliding caches."""
     sliding = [n for n in nodes if n.op_type in _PACKING and n.attributes.get("sliding_window_cache")]
     return {name: int(n.attributes["local_window_size"]) for n in sliding for name in n.input_names[3:5]}
+
+
+def _places(nodes: Sequence[Node], states: Mapping[str, np.ndarray], positions: str) -> int | None:
+    """The rows of the smallest table that positions index: of a rotation, or of a Gather by the input of positions."""
+    tables = [
+        states[name].shape[0]
+        for n in nodes
+        for i, name in enumerate(n.input_names)
+        if name in states
+        and states[name].ndim == 2
+        and (_formal(n, i) == "cos_cache" or (i == 0 and n.input_names[1:] == (positions,)))
+    ]
+    return min(tables, default=None)
+
+
+def _formal(node: Node, at: int) -> str:
+    """The name of an input in the schema of its operator."""
+    return "" if node.operator is None or at >= len(node.operator.schema.inputs) else node.operator.schema.inputs[at].name
 
 
 def _caches(

@@ -6,7 +6,7 @@ import os
 import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -22,7 +22,9 @@ from .chat import ChatTemplate
 from .config import read_folder, unfit
 from .decoders import DecoderFile, Decoding, run_within, unsupported
 from .last_rows import keep_last_row
-from .search import SEQUENCES, Sampler, SearchOptions, refused
+from .options import SEQUENCES, SearchOptions, refused
+from .processors import Span
+from .search import Sampler
 from .tokens import TOKENIZER, Characters, TextTokenizer, TextWriter
 
 if TYPE_CHECKING:
@@ -40,7 +42,8 @@ class GeneratedText:
         prompt: the index of the prompt.
         text: the new text, without the text or the token that ended it; an incomplete character at the end is left out.
         tokens: the new tokens, without the one that ended the sequence.
-        end: why it ended: "end" (a token that ends a sequence), "stop" (a text of `stop`) or "length".
+        end: why it ended: "end" (a token that ends a sequence), "stop" (a text of `stop`), "length" (the maximum number of
+            tokens) or "context" (the number of tokens that the model can attend to).
     """
 
     prompt: int
@@ -84,6 +87,7 @@ class _Row:
         sampler: chooses the next token.
         writer: its text.
         most: the maximum number of new tokens.
+        reason: why that number ends it: "length" or "context".
         end: why it ended; "" before.
         ended: whether the last token is one that ends a sequence.
     """
@@ -95,6 +99,7 @@ class _Row:
     sampler: Sampler
     writer: TextWriter
     most: int
+    reason: str
     end: str = ""
     ended: bool = False
 
@@ -112,7 +117,7 @@ class _Row:
         if self.writer.stopped:
             self.end = "stop"
         elif self.new >= self.most:
-            self.end = "length"
+            self.end = self.reason
             piece += self.writer.finish()
         return piece
 
@@ -194,6 +199,8 @@ class Generator:
         self._later = self._first
         if found.continued is not None:
             self._later = self._decoder(found.continued, device, {"adapter": adapter, **options})
+        places = [n for n in (self._folder.context, self._first.places, self._later.places) if n is not None]
+        self._folder = replace(self._folder, context=min(places, default=None))
         self._encoder: SingaRep | None = None
         if found.encoder is not None:
             self._encoder = SingaBackend.prepare(found.encoder, device, **options)
@@ -242,18 +249,23 @@ class Generator:
             **search: the search.  Options that are absent or None have the values of the folder's configuration.
                 `max_new_tokens` and `max_length` (with the prompt) bound the length, by default to 256 new tokens;
                 `min_new_tokens` and `min_length` exclude the tokens that end a sequence before.  `sample=True` draws tokens,
-                as do `temperature` above 0, `top_k` and `top_p`; `sample=False` and `temperature=0` take the most likely one.
-                `seed` makes draws reproducible.  `repetition_penalty`, `no_repeat_ngram_size`: as in transformers.
+                as do `temperature` above 0, `top_k`, `top_p`, `min_p`, `typical_p`, `top_h`, `epsilon_cutoff` and `eta_cutoff`;
+                `sample=False` and `temperature=0` take the most likely one.  `seed` makes draws reproducible.
+                As in transformers: `repetition_penalty`, `no_repeat_ngram_size`, `encoder_repetition_penalty`,
+                `encoder_no_repeat_ngram_size`, `bad_words_ids`, `sequence_bias`, `suppress_tokens`, `begin_suppress_tokens`,
+                `forced_bos_token_id`, `forced_eos_token_id`, `exponential_decay_length_penalty`, `remove_invalid_values` and
+                `renormalize_logits`.
                 `num_return_sequences`: the number of sequences for each prompt.  `num_beams`: the number of sequences that a beam
                 search follows, with `length_penalty` and `early_stopping` as in transformers.  `end_tokens`: the tokens that end
                 a sequence.
-                `stop`: a text or a list of texts that end it.
+                `stop`: a text or a list of texts that end it; they may contain special tokens, such as "<|im_end|>".
 
         Returns:
             The sequences and their times.
 
         Raises:
-            InvalidInput: a prompt is empty or has unknown tokens (SX375), or an option is out of its bounds (SX390).
+            InvalidInput: a prompt is empty or has unknown tokens (SX375), or an option is out of its bounds or has no effect
+                (SX390), or a token of the folder's configuration is not one of the model (SX374).
             UnknownKeyword: a keyword is not one of these.
             OperatorError: the model cannot compute with these tokens, or returns NaN (SX410).
             ResourceExhausted: a limit was reached, the deadline has passed (SX608), or the flag was set (SX609).
@@ -292,26 +304,37 @@ class Generator:
             raise refused(f"num_return_sequences must be 1 for a stream, got {len(call.rows)}")
         return (piece for _, piece in self._pieces(call) if piece)
 
-    def chat_prompt(self, messages: Sequence[Mapping[str, Any]]) -> str:
+    def chat_prompt(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        documents: Sequence[Mapping[str, Any]] | None = None,
+        **variables: Any,
+    ) -> str:
         """Return the prompt of a conversation, by the chat template of the folder.
 
         The template runs in a sandbox of jinja2, in a child process with bounded memory and time.  The prompt contains the
         special tokens: pass it with `special_tokens=False`.
 
         Args:
-            messages: dicts with the texts `role`, such as "user", and `content`.
+            messages: dicts with the texts `role`, such as "user", and `content`, which a message with `tool_calls` may lack.
+            tools: the tools that the model may call: dicts of their JSON schemas.  A folder with a template named "tool_use" uses
+                it for them.
+            documents: dicts of the documents that the answer may quote.
+            **variables: other variables of the template, such as `enable_thinking=False`.
 
         Returns:
             The text, up to where the answer begins.
 
         Raises:
-            InvalidInput: the folder has no template, or it refuses the messages (SX391).
+            InvalidInput: the folder has no template, or it refuses the messages, or a value is not one of JSON (SX391).
             ResourceExhausted: the template needs too much memory or time (SX600), or the deadline has passed (SX608).
             MissingDependency: jinja2 is not installed (SX700).
         """
         with spend(Budget(self._limits)):
             self._chat = self._chat or ChatTemplate(self.folder)
-            return self._chat.text(messages)
+            return self._chat.text(messages, tools, documents, variables)
 
     # --- a call
 
@@ -334,15 +357,16 @@ class Generator:
         rows: list[_Row] = []
         for i, source in enumerate(sources):
             tokens = source if self._encoder is None else [folder.start or 0]
-            low, most = options.lengths(len(tokens), folder)
+            low, most, reason = options.lengths(len(tokens), folder)
             if most > self._limits.iterations:
                 what = f"{most} new tokens are requested; the limit is {self._limits.iterations} iterations"
                 raise exhausted("iterations", "SX606", what)
             before = source if self._encoder is None else []
+            span = Span(tuple(source), len(tokens), low, most, end)
             for _ in range(count):
-                sampler = Sampler(options, end, low, len(rows), folder.forced)
-                writer = TextWriter(Characters(self._tokenizer.decode, before), options.stop)
-                rows.append(_Row(len(rows), i, list(tokens), len(tokens), sampler, writer, most))
+                sampler = Sampler(options, span, len(rows))
+                writer = TextWriter(Characters(self._tokenizer.decode, before), options.stop or (), self._tokenizer.special)
+                rows.append(_Row(len(rows), i, list(tokens), len(tokens), sampler, writer, most, reason))
         return _Call(options, rows, sources, budget)
 
     def _tokens(self, prompt: Prompt, special: bool) -> list[int]:
@@ -369,9 +393,12 @@ class Generator:
         if call.options.beams > 1:
             for prompt in range(len(call.sources)):
                 yield from self._beamed(call, [r for r in call.rows if r.prompt == prompt])
-            return
-        for rows in self._groups(call.rows):
-            yield from self._grown(call, rows)
+        else:
+            for rows in self._groups(call.rows):
+                yield from self._grown(call, rows)
+        if any(r.end == "context" for r in call.rows):
+            what = f"a text ends where the model can attend to no more tokens, at {self._folder.context} with those of the prompt"
+            warnings.warn(what, UserWarning, stacklevel=3)
 
     def _groups(self, rows: Sequence[_Row]) -> Iterator[list[_Row]]:
         """The sequences that run together: of any length if they may be padded on the left, otherwise of one."""
@@ -413,7 +440,7 @@ class Generator:
         decoding, tokens = self._begun(call, [first] * options.beams)
         penalty = 1.0 if options.length_penalty is None else options.length_penalty
         prompt = np.array([first.tokens], np.int32)
-        search = Beams(prompt, options.beams, penalty, options.early_stopping or False, end, self._folder.pad, new_only=True)
+        search = Beams(prompt, options.beams, penalty, options.early_stopping is True, end, self._folder.pad, new_only=True)
         while not search.done.all():
             sums = first.sampler.sums(decoding.step(tokens), search.sums, search.sequences, decoding.count - 1)
             chosen, sources = search.advance(sums, last=decoding.count == first.most)

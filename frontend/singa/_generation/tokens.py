@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,9 @@ CONTEXT = 6
 class TextTokenizer:
     """The tokenizer of a folder: tokenizer.json, as the library `tokenizers` writes it.
 
+    Attributes:
+        special: the texts of the special tokens, which `decode` leaves out.
+
     Raises:
         MissingDependency: the library is not installed (SX700).
         InvalidInput: the file is missing or damaged (SX374, SX375).
@@ -53,6 +56,7 @@ class TextTokenizer:
         )
         self._tokenizer.no_padding()
         self._tokenizer.no_truncation()
+        self.special: dict[int, str] = {n: t.content for n, t in self._tokenizer.get_added_tokens_decoder().items() if t.special}
 
     def encode(self, text: str, special: bool) -> list[int]:
         """The tokens of a text; `special`: with those that the tokenizer adds, such as one that begins a text."""
@@ -121,34 +125,45 @@ class TextWriter:
     Args:
         characters: the text of the tokens.
         stops: the texts that end it; they are not part of it.
+        special: the texts of special tokens, which may be in `stops`, but are not part of the text.
 
     Attributes:
         stopped: whether one of them occurred.
         text: what was returned so far.
     """
 
-    def __init__(self, characters: Characters, stops: Sequence[str] = ()) -> None:
-        self._characters, self._stops = characters, tuple(stops)
+    def __init__(self, characters: Characters, stops: Sequence[str] = (), special: Mapping[int, str] | None = None) -> None:
+        self._characters, self._stops, self._special = characters, tuple(stops), special or {}
         self._held = ""
+        self._shown: list[bool] = []  # for each character of what is held, whether it is part of the text
         self.stopped = False
         self.text = ""
 
     def add(self, token: int) -> str:
         """The text that this token completes, and that no text to stop at begins with."""
-        return self._take(self._characters.add(token), last=False)
+        self._hold(self._characters.add(token), True)
+        self._hold(self._special.get(token, ""), False)
+        return self._take(last=False)
 
     def finish(self) -> str:
         """The remaining text."""
-        return "" if self.stopped else self._take(self._characters.rest(), last=True)
+        if self.stopped:
+            return ""
+        self._hold(self._characters.rest(), True)
+        return self._take(last=True)
 
-    def _take(self, piece: str, last: bool) -> str:
-        held = self._held + piece
-        found = min((at for s in self._stops if (at := held.find(s)) >= 0), default=-1)
-        if found >= 0:
-            self.stopped, ready, self._held = True, held[:found], ""
-        else:
-            keep = 0 if last else _beginning(held, self._stops)
-            ready, self._held = held[: len(held) - keep], held[len(held) - keep :]
+    def _hold(self, piece: str, shown: bool) -> None:
+        self._held += piece
+        self._shown += [shown] * len(piece)
+
+    def _take(self, last: bool) -> str:
+        held = self._held
+        end = min((at for s in self._stops if (at := held.find(s)) >= 0), default=-1)
+        self.stopped = end >= 0
+        if not self.stopped:
+            end = len(held) - (0 if last else _beginning(held, self._stops))
+        ready = "".join(c for c, shown in zip(held[:end], self._shown, strict=False) if shown)
+        self._held, self._shown = ("", []) if self.stopped else (held[end:], self._shown[end:])
         self.text += ready
         return ready
 

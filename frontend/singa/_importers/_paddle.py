@@ -124,8 +124,12 @@ def from_paddle(
     check_axes(dynamic_axes, names)
     specs = partial(_specs, paddle, args, dict(zip(names, fed, strict=True)), dynamic_axes)
     own = _own_names(layer)
-    with exporting(*who), _mode(paddle, layer, False, {}), paddle.no_grad():
-        result = layer(*args)
+
+    def called() -> Any:
+        with exporting(*who), _mode(paddle, layer, False, {}), paddle.no_grad():
+            return layer(*args)
+
+    result = called()
     proto = _traced(paddle, layer, specs, train, opset or _OPSET, who)
     _to_initializers(proto, own)
     _as_given(proto, result)
@@ -137,7 +141,7 @@ def from_paddle(
     choose(model, lambda name: name in trained)
     if check:
         expected = [as_array(y) for y in leaves(result)]
-        verify(model, outputs(model, names, fed), expected, tolerance, who)
+        verify(model, outputs(model, names, fed), expected, tolerance, who, lambda: [as_array(y) for y in leaves(called())])
     return model
 
 

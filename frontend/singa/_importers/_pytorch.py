@@ -104,9 +104,12 @@ def from_pytorch(
     model = made(proto, device, model_class, train)
     _choose(module, model, train)
     if check:
-        with _mode(torch, module, False), torch.no_grad():
-            expected = [_array(torch, y) for y in leaves(module(*args, **kwargs))]
-        verify(model, outputs(model, names or [], [_array(torch, x) for x in fed]), expected, tolerance, who)
+
+        def called() -> list[np.ndarray]:
+            with _mode(torch, module, False), torch.no_grad():
+                return [_array(torch, y) for y in leaves(module(*args, **kwargs))]
+
+        verify(model, outputs(model, names or [], [_array(torch, x) for x in fed]), called(), tolerance, who, called)
     return model
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -103,7 +104,7 @@ def from_tensorflow(
     flat = _flat(tf, _caller(tf, model), form)
     tensors = [x if tf.is_tensor(x) else _drawn(tf, x) for x in specs]
     with exporting(*who):
-        expected = [as_array(y) for y in flat(*tensors)] if check or train else []  # the first call creates weights
+        expected = _arrays(flat, tensors) if check or train else []  # the first call creates weights
         if train:
             proto, trained = _for_training(tf, tf2onnx, model, flat, signature, opset)
         else:
@@ -112,8 +113,14 @@ def from_tensorflow(
     found = made(proto, device, model_class, train)
     choose(found, lambda name: None if trained is None else name in trained)
     if check:
-        verify(found, outputs(found, names, tensors), expected, tolerance, who)
+        again = partial(_arrays, flat, tensors)
+        verify(found, outputs(found, names, tensors), expected, tolerance, who, again)
     return found
+
+
+def _arrays(flat: Callable[..., list[Any]], tensors: Sequence[Any]) -> list[np.ndarray]:
+    """The outputs of the model as arrays."""
+    return [as_array(y) for y in flat(*tensors)]
 
 
 def _flat(tf: Any, call: Callable[..., Any], form: Any) -> Callable[..., list[Any]]:

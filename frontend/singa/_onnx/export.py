@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
+import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -30,6 +32,8 @@ from singa_backend.opsets.convert import convert as write_again
 from singa_backend.opsets.model import finish, to_model
 from singa_backend.opsets.target_schema import Unwritable
 from singa_backend.opsets.writer import LEAST, UNWRITTEN, OpsetWriter
+from singa_backend.passes import ModelEditor, NodeEditor
+from singa_backend.passes.change_dtype import change_dtype
 from singa_backend.proto import checker, save
 from singa_backend.proto.load import ModelSource, load_model
 from singa_backend.proto.messages import reads
@@ -50,6 +54,7 @@ from .export_inputs import (
     declared_types,
     distinct_names,
     example_tensors,
+    fixed_reshapes,
     model_device,
     opened_type,
     overridden_type,
@@ -347,6 +352,11 @@ class _Replay:
     def finish(self, path: Any, feeds: Sequence[np.ndarray] | None) -> tuple[ModelProto, ExportReport]:
         """Complete, check, write and run the model; raises UnsupportedModel for problems, unless `continue_on_error` is set."""
         _fill_report(self.report, self.writer, self.problems, self.options)
+        if self.options.dynamic_axes:
+            fixed = fixed_reshapes(self.proto)
+            self.report.warnings += fixed
+            for text in fixed:
+                warnings.warn(text, UserWarning, stacklevel=4)
         self.proto.functions.extend(self._functions)
         chosen = self.options
         runs = chosen.run and not chosen.training and not self.report.unmapped
@@ -373,15 +383,24 @@ def convert(
     path: str | os.PathLike[str] | None = None,
     *,
     with_report: bool = False,
+    dtype: str | None = None,
+    keep_io_types: bool = False,
+    exclude: Sequence[str] = (),
+    exclude_operators: Sequence[str] = (),
     **options: Any,
 ) -> Any:
-    """Convert an ONNX model to an older or newer opset; names, weights, inputs and outputs do not change.
+    """Convert an ONNX model to an older or newer opset, or to other floats; names, inputs and outputs do not change.
 
     Args:
         source: a ModelProto, its bytes, or the path of its file.
         opset: the opset of the result, 7 to the newest; None for that of the model, at least 7.
         path: the file to write; it is moved into place when it is complete.  None to write no file.
         with_report: whether to return the report too.
+        dtype: the floats of the result: "float16", "bfloat16", "float32" or "float64"; None for their own.  Operators that
+            do not take it in this opset compute in their old dtype.
+        keep_io_types: whether the inputs and outputs keep their dtypes if `dtype` changes the others.
+        exclude: regular expressions; nodes whose whole names match one keep their dtypes, and their weights.
+        exclude_operators: operators whose nodes keep their dtypes, and their weights.
         **options: the fields of `singa.exporting.Options` except `training`, `input_names`, `output_names`, `dynamic_axes`.
 
     Returns:
@@ -391,12 +410,13 @@ def convert(
         InvalidModel: the model violates ONNX's rules, or onnx's checker refuses the result (SX109).
         UnsupportedModel: the opset cannot express some operators (SX206); `problems` lists all of them, with the minimum opset.
         InvalidInput: an option is not supported or does not match the graph (SX323, SX355), or the file cannot be written
-            (SX351, SX352).
+            (SX351, SX352), or a constant does not fit in the dtype (SX388).
         ResourceExhausted: the model exceeds a limit.
         UnknownKeyword: an option is unknown.
 
     Example:
         >>> sonnx.convert("net.onnx", 11, "older.onnx")
+        >>> sonnx.convert("net.onnx", path="half.onnx", dtype="float16", keep_io_types=True)
     """
     chosen = options_of("convert", {"opset": opset, **options})
     for name in ("training", "input_names", "output_names", "dynamic_axes"):
@@ -406,6 +426,11 @@ def convert(
                 code="SX355",
                 hint=f"sonnx.export(sonnx.SONNXModel(...), {name}=...)",
             )
+    narrows = dtype is not None
+    if not narrows and (keep_io_types or exclude or exclude_operators):
+        raise InvalidInput("keep_io_types, exclude and exclude_operators need a dtype", code="SX355", hint='dtype="float16"')
+    if narrows and dtype not in FLOATS:
+        raise InvalidInput(f"dtype must be one of {', '.join(FLOATS)}, got {dtype!r}", code="SX355")
     model, folder = load_model(source)
     graph = read(model, folder)
     target = opset or max(LEAST, graph.opsets.get("", LEAST))
@@ -416,8 +441,34 @@ def convert(
     proto = write_again(graph, target, model.graph.name, writer, deferred=True)
     report = ExportReport(opset=target)
     _fill_report(report, writer, writer.problems, chosen)
-    _finish(proto, report, chosen, path, writer.builder.arrays)
+    if narrows:
+        save.attach_data(proto.graph, writer.builder.arrays)
+        excluded = _excluded(proto, exclude, exclude_operators)
+        change_dtype(proto, np.dtype(dtype), keep_io_types=keep_io_types, excluded=excluded)
+    _finish(proto, report, chosen, path, {} if narrows else writer.builder.arrays, source=model)
     return (proto, report) if with_report else proto
+
+
+FLOATS = ("float16", "bfloat16", "float32", "float64")
+"""The dtypes to which `convert` changes floats."""
+
+
+def _excluded(model: ModelProto, exclude: Sequence[str], operators: Sequence[str]) -> Callable[[NodeEditor], bool]:
+    """Whether a node keeps its dtype; raises InvalidInput (SX355) for a pattern or an operator that the model does not have."""
+    nodes = [node for graph in ModelEditor(model).main.walk() for node in graph.nodes]
+    try:
+        patterns = [re.compile(text) for text in exclude]
+    except re.error as error:
+        raise InvalidInput(f"exclude must be regular expressions, got {list(exclude)}: {error}", code="SX355") from None
+    for pattern in patterns:
+        if not any(pattern.fullmatch(node.name) for node in nodes):
+            raise InvalidInput(f"exclude must match names of nodes; {pattern.pattern!r} matches none", code="SX355")
+    present = sorted({node.op_type for node in nodes})
+    for operator in operators:
+        if operator not in present:
+            what = f"exclude_operators must be operators of the model ({', '.join(present)}), got {operator!r}"
+            raise InvalidInput(what, code="SX355")
+    return lambda node: node.op_type in operators or any(p.fullmatch(node.name) for p in patterns)
 
 
 def _fill_report(report: ExportReport, writer: OpsetWriter, problems: Sequence[UnsupportedModel], options: Options) -> None:
@@ -447,6 +498,7 @@ def _finish(
     path: Any,
     arrays: Mapping[str, np.ndarray],
     verify: Callable[[Path], None] | None = None,
+    source: ModelProto | None = None,
 ) -> None:
     """Complete, check and write a model; the data of large weights (`arrays`) are written to a file without a copy."""
     if path is None or options.optimize:
@@ -466,12 +518,13 @@ def _finish(
         helper.set_model_props(proto, {p.key: p.value for p in proto.metadata_props} | dict(options.metadata))
     report.ir_version = proto.ir_version
     check = options.check and not report.unmapped
-    if check and path is None and (warning := checker.require_valid(proto)):
+    if check and path is None and (warning := checker.require_valid(proto, source)):
         report.warnings.append(warning)
     if path is not None:
         save.save(
-            proto, Path(path), check=check, external=options.external_data, arrays=arrays, warnings=report.warnings, verify=verify
-        )
+            proto, Path(path), check=check, external=options.external_data, arrays=arrays, warnings=report.warnings,
+            verify=verify, source=source,
+        )  # fmt: skip
         report.path = os.fspath(path)
 
 

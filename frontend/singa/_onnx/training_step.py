@@ -46,8 +46,11 @@ PAIR = "sonnx.next."
 
 _NOT_EXPORTED = "a step with all-reduce operators is not exported: they refer to the communicator of this process"
 
-LABELS = frozenset({"softmax_cross_entropy"})
-"""The losses whose default target is class numbers."""
+LABELS = {"softmax_cross_entropy": 1, "next_token_cross_entropy": 2}
+"""The losses whose default target is class numbers, and how many axes of the output these have."""
+
+LOSSES = (*LABELS, "mse_loss", "cross_entropy", "binary_cross_entropy")
+"""The losses that have names."""
 
 
 @reports_shortage
@@ -69,12 +72,13 @@ def to_training_onnx(
 
     Args:
         model: a SONNXModel, an ONNX model (a ModelProto, its bytes, or a path), or a compiled Model (which needs `inputs`).
-        loss: the name of a loss ("softmax_cross_entropy", "mse_loss", "cross_entropy" or "binary_cross_entropy"), or a function
-            of (output, target) that returns a Tensor of one element.
+        loss: the name of a loss ("softmax_cross_entropy", "next_token_cross_entropy", "mse_loss", "cross_entropy" or
+            "binary_cross_entropy"), or a function of (output, target) that returns a Tensor of one element.
         optimizer: an optimizer of `singa.opt`; None for SGD(lr=0.1).  Its states start at their current values, or at zero.
         inputs: example Tensors or arrays, with the shapes and dtypes of the inputs; None for a model that came from a file.
         target: an example Tensor, or (dtype, shape) with names for open sizes.  None for int64 class numbers of the batch size
-            if the loss is "softmax_cross_entropy", otherwise for the dtype and shape of the output.
+            if the loss is "softmax_cross_entropy", and tokens, (N, T), if it is "next_token_cross_entropy"; otherwise for the
+            dtype and shape of the output.
         opset: the opset of the file, 18 or later.  None for the newest that a released onnxruntime supports, raised if an
             operator needs a newer one.
         output: the index of the model's output that the loss takes.
@@ -198,9 +202,8 @@ def step_pairs(step: ModelProto) -> dict[str, str]:
 def _loss(loss: str | Callable[..., Tensor]) -> Callable[..., Tensor]:
     if callable(loss):
         return loss
-    known = ("softmax_cross_entropy", "mse_loss", "cross_entropy", "binary_cross_entropy")
-    if loss not in known:
-        text = f"loss must be a function, or one of {', '.join(known)}, got {loss!r}"
+    if loss not in LOSSES:
+        text = f"loss must be a function, or one of {', '.join(LOSSES)}, got {loss!r}"
         raise InvalidInput(text, code="SX322", hint="pass a function of (output, target) for another loss")
     function: Callable[..., Tensor] = getattr(losses, loss)
     return function
@@ -241,5 +244,5 @@ def _target(y: Tensor, target: Any, loss: Any) -> TypeProto:
         dtype, shape = target
         return helper.make_tensor_type_proto(dtypes.onnx_code(dtype_of(dtype)), shape)
     if loss in LABELS:
-        return helper.make_tensor_type_proto(dtypes.onnx_code(np.int64), y.shape[:1])
+        return helper.make_tensor_type_proto(dtypes.onnx_code(np.int64), y.shape[: LABELS[loss]])
     return helper.make_tensor_type_proto(dtypes.onnx_code(op.dtype(y)), y.shape)

@@ -36,7 +36,7 @@ Finish = Callable[[Iterable[tuple[Tensor, Tensor]]], None]
 
 
 class GradientSums:
-    """The sums of gradients since the last update, each gradient weighted by the samples of its micro-batch.
+    """The sums of gradients since the last update, each gradient weighted by the samples of its micro-batch, or another weight.
 
     Args:
         key_of: Returns the key of a parameter's states.
@@ -71,11 +71,11 @@ class GradientSums:
         """Set the weight of the next micro-batch.
 
         Args:
-            samples: The number of its samples.
+            samples: The number of its samples, or another weight.
             share: The weight of the part that this process computes, relative to an equal part.
         """
         if not self.count:
-            self._first = samples
+            self._first = max(samples, 1)
         self._relative = samples / self._first if self.adds and self._first else 1.0
         self._share = share
         if self._is_weighted():
@@ -151,7 +151,7 @@ class GradientSums:
         key, finish, options = self._last
         with deferred():
             for inverse in [self._inverse(self._sums[k]) for k, _ in found]:
-                inverse.device.backend.write(inverse._data, inverse._data.dtype.type(1 / self._total))
+                inverse.device.backend.write(inverse._data, inverse._data.dtype.type(1 / (self._total or 1)))
             update = partial(self._update, found, finish)
             if options is None or not self._recorded(found, (key, options), update, options):
                 update()
@@ -304,7 +304,8 @@ class Accumulates:
 
         Each call of the optimizer on a loss then adds gradients; every `steps` calls, it updates, and `step_counter` and the
         schedules advance. Gradients are limited (`clip_gradients`) after the mean. A step of a Model weights a gradient by the
-        samples of its batch, so that the mean is the gradient of one large batch if the loss is a mean over samples. In
+        samples of its batch (`Model.batch_weight`), so that the mean is the gradient of one large batch if the loss is a mean
+        over samples. In
         `DistOpt`, processes exchange gradients at an update only. The sums are float32 or wider, as many as the parameters.
 
         Args:

@@ -37,7 +37,8 @@ from .._core import random
 from .._core.tensor import Tensor
 from ..device import Device
 from .distributed import PARTIAL, RESIDUAL
-from .fit import History, Position
+from .fit import History, Position, weighted_mean
+from .optimizer import MASTER
 from .state_files import read_described, read_states, write_states
 
 OPTIMIZER, LOOP, MEASURED, STATES, PART = "optimizer.", "fit.", "fit.validation.", "model.", "part."
@@ -61,6 +62,8 @@ DEFAULTS = {
     "--qlora": "none",
     "--head": "none",
     "--keep-best": "none",
+    "--ignore-index": "none",
+    "--class-axis": "none",
 }
 """The settings that a checkpoint has only if they have other values than these.  Versions without --train-constants trained the
 constants of a model; a model without constants has no such setting."""
@@ -164,7 +167,7 @@ class Checkpoint:
             raise InvalidInput(
                 f"parameters must be finite after step {step}, got NaN or infinite values in {names}",
                 code="SX343",
-                hint="lower the learning rate",
+                hint="lower the learning rate, or bound the gradients (--clip-norm)",
             )
         others = self._others()
         if self.group and self.group.rank:
@@ -186,6 +189,7 @@ class Checkpoint:
             f"{LOOP}run": np.frombuffer(json.dumps(run).encode(), np.uint8),
             f"{LOOP}order": order.astype(np.int32 if len(order) < 1 << 31 else np.int64),
             f"{LOOP}losses": np.array(place.history.losses, np.float64),
+            f"{LOOP}weights": np.array(place.history.weights, np.int64),
             RANDOM: random.get_state(self.device),
             **others,
             **{MEASURED + name: np.array(values, np.float64) for name, values in measured.items()},
@@ -319,6 +323,7 @@ class Checkpoint:
         """Raise unless the states are those of this optimizer, for parameters of the model."""
         params = {n: tuple(p.shape) for n, p in self.model.get_params().items()}
         exchange = {n for n in states if n == PARTIAL or n.startswith(f"{RESIDUAL}.")} if self.group else set()
+        exchange |= {n for n in states if n.startswith(f"{MASTER}.")}  # of narrow parameters only
         kinds = {n: n.partition(".") for n in states if n != "step_counter" and n not in exchange}
         wanted = {"step_counter", *(f"{kind}.{p}" for kind in self.optimizer.kinds for _, _, p in kinds.values())}
         kept = {n: n.partition(".") for n in exchange if n != PARTIAL}
@@ -412,6 +417,9 @@ def _place(run: Document, arrays: Mapping[str, np.ndarray], count: int | None, b
     finished = sum(steps) if most is None else epoch * most
     if losses.dtype != np.float64 or losses.shape != (finished + batch,):
         raise ValueError(f"{losses.size} losses after {finished + batch} steps")
+    weights = arrays.get(f"{LOOP}weights", np.ones(losses.shape, np.int64))  # versions before it did not write them
+    if weights.dtype != np.int64 or weights.shape != losses.shape or (weights < 0).any():
+        raise ValueError("weights of other batches")
     whole = count is not None and order.ndim == 1 and order.dtype.kind == "i" and np.array_equal(np.sort(order), np.arange(count))
     if not (whole if batch and count is not None else order.size == 0):
         raise ValueError("an order of other samples")
@@ -424,9 +432,10 @@ def _place(run: Document, arrays: Mapping[str, np.ndarray], count: int | None, b
     rng.bit_generator.state = run["rng"].matches(_RNG)
     validation = [{n: float(a[i]) for n, a in measured.items()} for i in range(epoch)] if measured else []
     ends = np.cumsum(steps) if most is None else most * np.arange(1, epoch + 1)
-    means = [float(np.mean(part)) for part in np.split(losses, ends)[:epoch]]
+    parts = list(zip(np.split(losses, ends), np.split(weights, ends), strict=True))[:epoch]
+    means = [weighted_mean(of.tolist(), by.tolist()) for of, by in parts]
     rows = order.astype(np.int64) if batch and count is not None else None
-    return Position(rng, batch, rows, epoch, History(losses.tolist(), validation, means))
+    return Position(rng, batch, rows, epoch, History(losses.tolist(), validation, means, weights.tolist()))
 
 
 def _digest(array: np.ndarray) -> int:

@@ -7,7 +7,6 @@ import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -26,7 +25,9 @@ from .best import KeepBest
 from .callbacks import Callbacks
 from .history import History as History
 from .history import Position as Position
+from .history import weighted_mean
 from .loader import ArrayLoader, positive
+from .nan import StatesBefore
 from .sources import ArgumentNames, in_order
 
 
@@ -38,6 +39,8 @@ class Trainable(Protocol):
     def forward(self, *input: Any) -> Any: ...
 
     def train_one_batch(self, *input: Any) -> Any: ...
+
+    def batch_weight(self, *batch: Any) -> int: ...
 
     def train(self) -> None: ...
 
@@ -54,8 +57,7 @@ def fit(
     epochs: int = 1,
     batch_size: int = 32,
     seed: int = 0,
-    validation: tuple[Any, Any] | None = None,
-    evaluate: Callable[[Any, Any], dict[str, float]] | None = None,
+    measure: Callable[[], dict[str, float]] | None = None,
     progress: Callable[..., None] | None = None,
     stop_at_nan: bool = True,
     start: Position | None = None,
@@ -71,8 +73,7 @@ def fit(
         epochs: The number of passes over the samples.
         batch_size: The number of samples in a batch; the last batch of an epoch may be smaller.
         seed: The seed of the order of samples: the same seed produces the same batches in the same order.
-        validation: Inputs and targets to evaluate after each epoch.
-        evaluate: Computes measurements from the output for the validation inputs and from the targets.
+        measure: Computes the measurements after an epoch.
         progress: Called with a line of text after each step.
         stop_at_nan: Whether to stop if the loss is NaN or infinite.
         start: The point at which to continue; None for the beginning.
@@ -92,31 +93,19 @@ def fit(
     loader = ArrayLoader(*xs, y, batch_size=batch_size * micro, shuffle=True, device=device_of(model))
     place = start or Position(np.random.default_rng(seed))
     loader._start(place)
-    shares = Shares(group, optimizers)
+    shares = Shares(group, optimizers, model.batch_weight)
 
     def batches() -> Iterator[tuple[Tensor, ...]]:
         order = place.order
         for step in loader._rows():
             order = place.order
             for first in range(0, len(step), batch_size):
-                yield loader._batch(shares.own(step[first : first + batch_size]), loader.device)
+                rows = step[first : first + batch_size]
+                yield loader._batch(shares.own(rows, loader.arrays[-1][rows]), loader.device)
         place.order = order  # until the update of the last batches, after which the epoch ends
 
-    measured = None
-    if validation is not None and evaluate is not None:
-        measured = partial(measure, model, *validation, batch_size=batch_size, evaluate=evaluate)
-    return loop(model, batches, place, epochs=epochs, measure=measured, progress=progress, stop_at_nan=stop_at_nan,
+    return loop(model, batches, place, epochs=epochs, measure=measure, progress=progress, stop_at_nan=stop_at_nan,
                 reached=reached, shares=shares)  # fmt: skip
-
-
-def measure(
-    model: Any, x: Any, y: np.ndarray, *, batch_size: int, evaluate: Callable[[np.ndarray, np.ndarray], dict[str, float]]
-) -> dict[str, float]:
-    """The measurements of a model on a validation: inputs and targets, arrays with the samples along axis 0."""
-    inputs = x if isinstance(x, (list, tuple)) else [x]
-    model.eval()
-    source = ArrayLoader(*inputs, batch_size=batch_size, device=device_of(model))
-    return evaluate(predict(model, source, len(inputs))[0], y)
 
 
 class Shares:
@@ -125,33 +114,41 @@ class Shares:
     Args:
         group: The ranks; None for one process.
         optimizers: The optimizers of the model, which are told the part of this rank.
+        weigh: Computes the weight of a part from its targets.
     """
 
-    def __init__(self, group: Communicator | None = None, optimizers: Sequence[Any] = ()) -> None:
-        self.group = group if group is not None and group.size > 1 else None
+    def __init__(
+        self,
+        group: Communicator | None = None,
+        optimizers: Sequence[Any] = (),
+        weigh: Callable[..., int] = lambda *batch: rows_of(batch),
+    ) -> None:
+        self.group, self._weigh = group if group is not None and group.size > 1 else None, weigh
         self._optimizers = [o for o in optimizers if hasattr(o, "set_share")]
         self._now: tuple[int, int] | None = None
 
-    def own(self, rows: np.ndarray) -> np.ndarray:
-        """The rows of a batch that this rank computes; the first one, with a weight of 0, if it has none."""
+    def own(self, rows: np.ndarray, targets: np.ndarray) -> np.ndarray:
+        """The rows of a batch, with these targets, that this rank computes; the first one, with a weight of 0, if it has none."""
         if self.group is None:
             return rows
-        mine = np.array_split(rows, self.group.size)[self.group.rank]
-        self._now = (len(mine), len(rows))
+        size, rank = self.group.size, self.group.rank
+        mine = np.array_split(rows, size)[rank]
+        every, part = (Tensor(data=t, requires_grad=False) for t in (targets, np.array_split(targets, size)[rank]))
+        self._now = (self._weigh(part) if len(mine) else 0, self._weigh(every))
         for optimizer in self._optimizers:
-            optimizer.set_share(*self._now)
+            optimizer.set_share(self._now[0], max(self._now[1], 1))
         return mine if len(mine) else rows[:1]
 
     def counted(self, batch: Sequence[Any]) -> tuple[int, int]:
-        """The samples of a batch of this rank, and of all."""
-        return self._now or (rows_of(batch),) * 2
+        """The weight of a batch of this rank, and of all."""
+        return self._now or (self._weigh(*batch),) * 2
 
     def mean(self, losses: Sequence[float], counts: Sequence[tuple[int, int]]) -> float:
-        """The mean of the losses of a step over the samples of all ranks."""
+        """The mean of the losses of a step over the weights of all ranks."""
         if self.group is None:
-            return losses[0] if len(losses) == 1 else float(np.average(losses, weights=[n for n, _ in counts]))
+            return weighted_mean(losses, [n for n, _ in counts])
         summed = sum((value * own for value, (own, _) in zip(losses, counts, strict=True) if own), 0.0)
-        return float(total(self.group, np.array([summed]))[0]) / sum(n for _, n in counts)
+        return float(total(self.group, np.array([summed]))[0]) / max(sum(n for _, n in counts), 1)
 
 
 def loop(
@@ -193,13 +190,15 @@ def loop(
         model.train()
         first = len(history.losses) - place.batch
         why: list[str] = []
-        for value in _losses(model, batches(), shares or Shares(), why):
+        before = StatesBefore(model) if stop_at_nan else None
+        for value, weight in _losses(model, batches(), shares or Shares(weigh=model.batch_weight), why, before):
             history.losses.append(value)
+            history.weights.append(weight)
             place.batch = len(history.losses) - first
             if progress is not None:
                 progress(f"epoch {place.epoch + 1}/{epochs}, loss {value:.4g}")
             if stop_at_nan and not np.isfinite(value):
-                hint = why[0] if why else "lower the learning rate; `sonnx compare` finds the first node with NaN"
+                hint = why[0] if why else "lower the learning rate, or bound the gradients"
                 raise InvalidInput(f"the loss of step {len(history.losses)} must be finite, got {value}", code="SX343", hint=hint)
             tell(place)
         if len(history.losses) == first:
@@ -207,33 +206,41 @@ def loop(
             raise InvalidInput(f"epoch {place.epoch + 1} must have at least one batch, got none", code="SX342", hint=hint)
         if measure is not None:
             history.validation.append(measure())
-        history.epochs.append(float(np.mean(history.losses[first:])))
+        history.end_epoch(first)
         place.epoch, place.batch, place.order = place.epoch + 1, 0, None
         tell(place)
     return history
 
 
-def _losses(model: Trainable, batches: Iterable[Sequence[Any]], shares: Shares, why: list[str]) -> Iterator[float]:
-    """Run the steps of an epoch, and yield the loss of each: of several batches, if gradients are accumulated.
+def _losses(
+    model: Trainable, batches: Iterable[Sequence[Any]], shares: Shares, why: list[str], before: StatesBefore | None
+) -> Iterator[tuple[float, int]]:
+    """Run the steps of an epoch, and yield the loss and the weight of each: of several batches, if gradients are accumulated.
 
-    `why` receives what is wrong with a batch whose loss is not finite.
+    `why` receives what is wrong with a batch whose loss is not finite; `before` keeps the values with which that is found.
     """
     optimizers = accumulating(model)
     losses: list[float] = []
     counts: list[tuple[int, int]] = []
     try:
         for batch in batches:
+            if before is not None and not losses:
+                before.note()
             losses.append(number(outcome(model(*batch))[1]))
             counts.append(shares.counted(batch))
-            if not np.isfinite(losses[-1]) and (found := _nan_in(batch)):
+            if (
+                not np.isfinite(losses[-1])
+                and counts[-1][0]
+                and (found := _nan_in(batch) or (before.cause(batch) if before else ""))
+            ):
                 why.append(found)
             if not any(o.accumulated for o in optimizers):
-                yield shares.mean(losses, counts)
+                yield shares.mean(losses, counts), sum(n for _, n in counts)
                 losses, counts = [], []
         if losses:  # an incomplete group
             for o in optimizers:
                 o.flush()
-            yield shares.mean(losses, counts)
+            yield shares.mean(losses, counts), sum(n for _, n in counts)
     finally:  # an exception in a group
         for o in optimizers:
             o.discard_gradients()
@@ -350,7 +357,7 @@ def evaluate(
         InvalidInput: The step does not return a loss (SX387), or there is no batch (SX342).
     """
     losses: list[float] = []
-    rows: list[int] = []
+    weights: list[int] = []
     scores: list[np.ndarray] = []
     targets: list[np.ndarray] = []
     for batch in in_order(source, device_of(model), names or ArgumentNames(None, None)):
@@ -358,8 +365,8 @@ def evaluate(
             out, loss = outcome(model.train_one_batch(*batch))
         losses.append(number(loss))
         target = arrayed(batch[-1], "a batch must have Tensors")
-        rows.append(len(target) if target.ndim else 1)
-        if metrics is None and (target.dtype.kind not in "iu" or target.ndim != 1):
+        weights.append(model.batch_weight(*batch))
+        if not metrics and (metrics is not None or target.dtype.kind not in "iu" or target.ndim != 1):
             continue
         if out is None:
             out = model.forward(*batch[: len(batch) - 1 if count is None else count])
@@ -368,7 +375,7 @@ def evaluate(
         targets.append(target)
     if not losses:
         raise InvalidInput("there must be at least one batch, got none", code="SX342")
-    found = {"loss": float(np.average(losses, weights=rows))}
+    found = {"loss": weighted_mean(losses, weights)}
     if scores:
         every, wanted = np.concatenate(scores), np.concatenate(targets)
         if metrics is None:

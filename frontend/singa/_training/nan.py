@@ -1,16 +1,20 @@
-"""Find the first node that produced a NaN."""
+"""Find the first node that produced a NaN: on the tape, or in a step of `fit`, which is computed once more by the definitions."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
+from singa_backend import NonFinite, prepare
 from singa_backend.comparison import finite
 from singa_backend.devices.device import device_of
-from singa_backend.errors import InvalidInput
+from singa_backend.errors import InvalidInput, SonnxError
+from singa_backend.runtime.origins import Origin
 
+from .._core import tape
 from .._core.tape import Dummy, Operator
 from .._core.tensor import Tensor
+from .step import Step
 
 
 def refuse_nan(loss: Tensor) -> None:
@@ -50,6 +54,67 @@ def first_nan(loss: Tensor) -> str:
         if not isinstance(node, Dummy) and any(_has_nan(x) for x in nodes[node]):
             return f"the first node that produced one is {node.name}{_operands(node)}"
     return ""
+
+
+_GROWN = "; if values have grown, lower the learning rate or bound the gradients"
+
+
+class StatesBefore:
+    """The values that a step of a training changes, as they were before it: those of the model that train, and its statistics.
+
+    Args:
+        model: The model.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        self._copies: dict[int, tuple[Tensor, Any]] = {}
+
+    def _states(self) -> dict[int, Tensor]:
+        fixed = {id(p) for p in self._model.get_params().values() if not p.requires_grad}
+        return {id(t): t for t in self._model.get_states().values() if id(t) not in fixed}
+
+    def note(self) -> None:
+        """Copy the values, before a step."""
+        for key, t in self._states().items():
+            known = self._copies.get(key)
+            if known is not None and known[0] is t and known[1].shape == t._data.shape and known[1].dtype == t._data.dtype:
+                known[1][...] = t._data
+            else:
+                self._copies[key] = (t, t.device.backend.copy(t._data))
+
+    def cause(self, batch: Sequence[Any]) -> str:
+        """Where the first NaN or infinity of the loss of a batch came from, with these values; "" if that is not known."""
+        if self._states().keys() - self._copies.keys():  # the first step has created them
+            return ""
+        lost = [t.name for t, copy in self._copies.values() if any(finite.counts(t.device.backend.get(copy)))]
+        if lost:
+            return f"{', '.join(map(repr, lost[:3]))} held NaN or infinity before the step{_GROWN}"
+        now = [(t, t.device.backend.copy(t._data), copy) for t, copy in self._copies.values()]
+        try:
+            for t, _, copy in now:
+                t._data[...] = copy
+            found = _origin(self._model, batch)
+            return "" if found is None else f"{found}{_GROWN if found.kind != 'node' or not found.nan else ''}"
+        finally:
+            for t, value, _ in now:
+                t._data[...] = value
+
+
+def _origin(model: Any, batch: Sequence[Any]) -> Origin | None:
+    """Record the loss of a step as a graph, and run it once by the definitions."""
+    if not all(isinstance(t, Tensor) and not isinstance(t._data, list) for t in batch):
+        return None
+    try:
+        with tape.measuring():
+            step = Step(model.train_one_batch, tuple(batch), {})
+        values = [t.device.backend.get(t._data) for t in (*batch, *step._reads)]
+        prepare(step.onnx, optimize=0).run(values, validate=True)
+    except NonFinite as error:
+        return error.origin
+    except SonnxError:  # the step cannot become a graph, or fails in another way
+        return None
+    return None
 
 
 def _operands(node: Operator) -> str:

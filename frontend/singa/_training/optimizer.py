@@ -27,6 +27,8 @@ from .nan import refuse_nan
 from .schedules import DecayScheduler, is_constant, positive, schedule_of
 
 _SEP = "."
+MASTER = "master"
+"""The kind of the states that are float32 copies of narrower parameters."""
 
 
 class Optimizer(Accumulates):
@@ -61,7 +63,7 @@ class Optimizer(Accumulates):
         self.step_counter = Tensor(data=np.zeros(1, np.int64), requires_grad=False, name="step_counter")
         self._schedules: dict[str, DecayScheduler] = {}
         self._values: dict[str, Tensor] = {}
-        self._states: dict[str, dict[str, Tensor]] = {kind: {} for kind in self.kinds}
+        self._states: dict[str, dict[str, Tensor]] = {kind: {} for kind in (*self.kinds, MASTER)}
         self._loaded: set[str] = set()
         self._keys: dict[int, tuple[weakref.ref[Tensor], str]] = {}
         self._shared: dict[Any, Tensor] | None = None
@@ -345,8 +347,11 @@ class Optimizer(Accumulates):
         self._check_shapes(name, param_value, param_grad)
         self.make_states(name, param_value)
         with tape.no_tape():
+            master = self._states[MASTER].get(name)
             p, g = _wide(param_value), _wide(param_grad)
             g = op.cast(g, p)
+            if master is not None:  # where it does not round to the parameter, that was set since
+                p = op.Where(op.Equal(op.cast(master, param_value), param_value), master, p)
             states = [self._states[kind][name] for kind in self.kinds]
             self._current = name
             try:
@@ -355,7 +360,8 @@ class Optimizer(Accumulates):
                 new, *updated = self.rule(p, g, *states)
             finally:
                 self._current = ""
-            for t, value in zip((param_value, *states), (new, *updated), strict=True):
+            masters = () if master is None else (master,)
+            for t, value in zip((param_value, *states, *masters), (new, *updated, *(new for _ in masters)), strict=True):
                 trace.assign(t, op.cast(value, t).raw)
 
     def rule(self, p: Tensor, g: Tensor, *states: Tensor) -> tuple[Tensor, ...]:
@@ -419,8 +425,8 @@ class Optimizer(Accumulates):
         """Raise InvalidInput if the gradient (SX329) or a state (SX327) of a parameter has another shape."""
         if not trace.alike(p.shape, g.shape):
             raise InvalidInput(f"the gradient of {name!r} must have the parameter's shape {p.shape}, got {g.shape}", code="SX329")
-        for kind in self.kinds:
-            state = self._states[kind].get(name)
+        for kind, group in self._states.items():
+            state = group.get(name)
             if state is not None and tuple(state.shape) != tuple(p.shape):
                 what = f"the state {kind}{_SEP}{name} must have the parameter's shape {p.shape}, got {state.shape}"
                 raise InvalidInput(what, code="SX327", hint="it belongs to another model")
@@ -429,6 +435,9 @@ class Optimizer(Accumulates):
 
     def make_states(self, name: str, p: Tensor) -> None:
         """Create the missing states of a parameter, filled with zeros, on its device.
+
+        A parameter that is narrower than float32 has a float32 copy among them, "master", which accumulates what its dtype
+        cannot represent.
 
         Args:
             name: Key of the states.
@@ -441,7 +450,9 @@ class Optimizer(Accumulates):
         self._place(p.device)
         for kind, group in self._states.items():
             t = group.get(name)
-            if t is None:
+            if kind == MASTER and _wide_dtype(op.dtype(p)) == op.dtype(p):
+                group.pop(name, None)
+            elif t is None:
                 dtype = _wide_dtype(op.dtype(p))
                 group[name] = Tensor(p.shape, p.device, dtype, requires_grad=False, name=f"{kind}{_SEP}{name}")
             elif name in self._loaded:
@@ -455,7 +466,8 @@ class Optimizer(Accumulates):
         """Collect the states of the optimizer.
 
         Returns:
-            `step_counter`, and the states of each parameter as `<kind>.<parameter>`, such as `moments.conv1.W`.
+            `step_counter`, and the states of each parameter as `<kind>.<parameter>`, such as `moments.conv1.W`; of a parameter
+            narrower than float32 also "master.<parameter>", its float32 copy.
         """
         named = {f"{kind}{_SEP}{name}": t for kind, group in self._states.items() for name, t in group.items()}
         return {"step_counter": self.step_counter, **named, **self._sums.states()}
@@ -473,7 +485,7 @@ class Optimizer(Accumulates):
         """
         counter: np.ndarray | None = None
         states, write_sums = self._sums.split(states)
-        groups: dict[str, dict[str, np.ndarray]] = {kind: {} for kind in self.kinds}
+        groups: dict[str, dict[str, np.ndarray]] = {kind: {} for kind in self._states}
         for key, value in states.items():
             kind, _, name = key.partition(_SEP)
             if key == "step_counter":

@@ -12,6 +12,7 @@ EXAMPLES = {
     "conform": ("sonnx conform -k softmax", "sonnx conform -k '^test_relu' --results relu.json --junit relu.xml"),
     "convert": (
         "sonnx convert model.onnx -o older.onnx --opset 11",
+        "sonnx convert model.onnx -o half.onnx --dtype float16 --keep-io-types",
         "sonnx convert model.onnx -o fixed.onnx --shape x=1,3,8,8",
     ),
     "device-check": (
@@ -45,7 +46,7 @@ EXAMPLES = {
         "sonnx merge model.onnx task.safetensors -o merged.onnx",
         "sonnx merge model.onnx task.safetensors -o two.onnx --form inputs",
     ),
-    "opsets": ("sonnx opsets '^Softmax$'", "sonnx opsets '^Celu$' --oracle none"),
+    "opsets": ("sonnx opsets '^Mish$'", "sonnx opsets '^Celu$' --oracle none"),
     "optimize": ("sonnx optimize model.onnx -o small.onnx", "sonnx optimize --list"),
     "profile": (
         "sonnx profile model.onnx --trace run.json --html times.html",

@@ -24,7 +24,7 @@ COMMANDS = {
     "compare": ("singa.cli.compare", "Compare MODEL, node by node, with another engine."),
     "completion": ("singa.cli.completion", "Print the completion script of a shell."),
     "conform": ("singa.cli.conform", "Run ONNX's own suite under the strict verdict."),
-    "convert": ("singa.cli.convert", "Write MODEL at another opset, older or newer."),
+    "convert": ("singa.cli.convert", "Write MODEL at another opset, or with other floats."),
     "device-check": ("singa.cli.device_check", "Test a CUDA device in stages with deadlines."),
     "diff": ("singa.cli.diff", "Show how two models differ as graphs."),
     "doctor": ("singa.cli.doctor", "Show what sonnx computes with, and how to speed it up."),

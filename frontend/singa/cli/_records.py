@@ -32,12 +32,14 @@ class RecordOptions:
 
     Attributes:
         keep_best: The measurement of the validation that selects the epoch whose model is written; None for the last epoch.
+        patience: The number of epochs without an improvement of it after which the training ends; None for no end.
         keep: The number of checkpoints.
         metrics: The .csv file.
         tensorboard: The folder of events.
     """
 
     keep_best: str | None
+    patience: int | None
     keep: int
     metrics: Path | None
     tensorboard: Path | None
@@ -46,6 +48,8 @@ class RecordOptions:
 record_options = (
     click.option("--keep-best", type=click.Choice(METRICS), metavar="METRIC",
                  help="Write the model of the epoch with the lowest validation loss, or the highest accuracy."),
+    click.option("--patience", type=click.IntRange(1), metavar="EPOCHS",
+                 help="End after EPOCHS epochs without an improvement of --keep-best (loss), and write the best epoch."),
     click.option("--keep", default=1, show_default=True, type=click.IntRange(1),
                  help="Checkpoints that are kept: earlier ones as NAME.step-000123.ckpt."),
     click.option("--metrics", type=OutputPath(dir_okay=False, alone="--resume continues it"),

@@ -9,7 +9,7 @@ import os
 import re
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -25,7 +25,10 @@ from singa_backend.errors import InvalidInput
 from singa_backend.io.archives import open_arrays
 
 if TYPE_CHECKING:
+    from singa_backend.proto.values import Value
+
     from .._core.tensor import Tensor
+    from .._generation.empty_caches import Filler
     from .._onnx.model import SONNXModel
     from .._training.fit import Position, Shares
     from ..device import Device
@@ -68,12 +71,14 @@ class DataColumns:
         inputs: The names of the inputs of the model.
         kinds: Their dtypes; None for any.
         target: The name of the targets.
+        declared: The inputs as the model declares them, of which a decoder's follow from its tokens if data lack them.
     """
 
     option: str
     inputs: tuple[str, ...]
     kinds: tuple[np.dtype[Any] | None, ...]
     target: str
+    declared: tuple[Value, ...] = ()
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -83,7 +88,8 @@ class DataColumns:
     def found(self, names: Iterable[str], where: str) -> tuple[str, ...]:
         """The names under which the arrays are stored; raises InvalidInput (SX331) for those that are not there."""
         there = list(names)
-        inputs = self.inputs
+        follows = self._fillers(there)
+        inputs = tuple(n for n in self.inputs if n not in follows)
         if len(inputs) == 1 and inputs[0] not in there and "x" in there:
             inputs = ("x",)
         lacking = [n for n in (*inputs, self.target) if n not in there]
@@ -92,16 +98,48 @@ class DataColumns:
             raise InvalidInput(what, code="SX331", hint="save the arrays by name: np.savez(path, x=..., y=...)")
         return (*inputs, self.target)
 
-    def cast(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """The arrays, in order, the inputs in the dtypes of the model."""
-        kinds = (*self.kinds, None)
-        return [a if k is None or a.dtype == k else a.astype(k) for a, k in zip(arrays, kinds, strict=True)]
+    @property
+    def scalars(self) -> set[str]:
+        """The inputs that the model declares without axes."""
+        return {v.name for v in self.declared if v.shape == ()}
+
+    def spread(self, names: Sequence[str], arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """The arrays of these names, the targets last, in which an input without axes has its value for each sample."""
+        samples = len(arrays[-1]) if arrays[-1].ndim else 0
+        return [np.full(samples, a) if not a.ndim and n in self.scalars else a for n, a in zip(names, arrays, strict=True)]
+
+    def _fillers(self, there: Collection[str]) -> Mapping[str, Filler]:
+        """How inputs of a decoder that are not there follow from its tokens."""
+        from .._generation.empty_caches import fillers_of, token_input
+
+        return fillers_of(self.declared, there) if token_input(self.declared) else {}
+
+    def cast(self, names: Sequence[str], arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """All arrays, in order, the inputs in the dtypes of the model.
+
+        Args:
+            names: What `found` has returned.
+            arrays: The arrays that are stored under these names.
+        """
+        from .._generation.empty_caches import token_input
+
+        *inputs, targets = arrays
+        follows = self._fillers(names)
+        rest, made = iter(inputs), []
+        for name, kind in zip(self.inputs, self.kinds, strict=True):
+            a = None if name in follows else next(rest)
+            made.append(a if a is None or kind is None or a.dtype == kind else a.astype(kind))
+        tokens = made[self.inputs.index(token_input(self.declared))] if follows else None
+        if tokens is not None and tokens.ndim != 2:
+            raise InvalidInput(f"{self.option}: tokens must have shape (N, T), got {list(tokens.shape)}", code="SX331")
+        filled = zip(self.inputs, made, strict=True)
+        return [*(follows[n](tokens) if a is None else a for n, a in filled), targets]  # type: ignore[arg-type]
 
 
 def columns_of(option: str, model: SONNXModel, target: str) -> DataColumns:
     """What the data of a model must have."""
     inputs = model.imported.graph.inputs
-    return DataColumns(option, tuple(v.name for v in inputs), tuple(v.dtype for v in inputs), target)
+    return DataColumns(option, tuple(v.name for v in inputs), tuple(v.dtype for v in inputs), target, tuple(inputs))
 
 
 Arrays = tuple[list[np.ndarray], np.ndarray]
@@ -137,9 +175,9 @@ def _stored(path: Path, columns: DataColumns) -> Arrays:
         names = columns.found(stored.names, str(path))
         headers = {n: stored.header(n) for n in names}
         for n, (shape, dtype) in headers.items():
-            if dtype.kind in "SU" or not shape:
+            if dtype.kind in "SU" or (not shape and n not in columns.scalars):
                 raise _no_samples(f"{path}: {n!r}", dtype, shape)
-        arrays = columns.cast([stored[n] for n in names])
+        arrays = columns.cast(names, columns.spread(names, [stored[n] for n in names]))
     return arrays[:-1], arrays[-1]
 
 
@@ -202,24 +240,25 @@ def _batch(made: Any, columns: DataColumns, where: str) -> list[np.ndarray]:
     """The arrays of a batch, or of all samples, in the order of the model."""
     from .._training.sources import converted
 
+    names: Sequence[str] = columns.names
     if isinstance(made, Mapping):
-        values = [made[n] for n in columns.found(map(str, made), where)]
+        names = columns.found(map(str, made), where)
+        values = [made[n] for n in names]
     elif isinstance(made, (list, tuple)):
         values = list(made)
     else:
         raise InvalidInput(
             f"{where} must return arrays or batches by name or as tuples, got a {type(made).__name__}", code="SX331"
         )
-    if len(values) != len(columns.names):
-        names = ", ".join(columns.names)
-        raise InvalidInput(f"{where} must return {len(columns.names)} arrays, {names}, got {len(values)}", code="SX331")
-    arrays = [np.asarray(converted(v)) for v in values]
-    for name, a in zip(columns.names, arrays, strict=True):
+    if len(values) != len(names):
+        raise InvalidInput(f"{where} must return {len(names)} arrays, {', '.join(names)}, got {len(values)}", code="SX331")
+    arrays = columns.spread(names, [np.asarray(converted(v)) for v in values])
+    for name, a in zip(names, arrays, strict=True):
         if not a.ndim or not len(a) or not dtypes.known(a.dtype) or a.dtype.kind in "SUO":
             raise _no_samples(f"{where}: {name!r}", a.dtype, a.shape)
     if len({len(a) for a in arrays}) > 1:
         raise InvalidInput(f"{where}: arrays must have one number of samples, got {[len(a) for a in arrays]}", code="SX331")
-    return columns.cast(arrays)
+    return columns.cast(names, arrays)
 
 
 class BatchFunction:
@@ -331,7 +370,7 @@ class BatchFunction:
                 self._firsts.append(one)
                 _agree(one, group, str(self.named))
             self._now.update(one.encode())
-            mine = shares.own(np.arange(len(batch[0])))
+            mine = shares.own(np.arange(len(batch[-1])), batch[-1])
             yield [Tensor(data=a[mine], device=device, requires_grad=False) for a in batch]
         self._digests.append(self._now.hexdigest())
         self.counts.append(-(-count // self.together))
@@ -380,32 +419,3 @@ def digest(arrays: Sequence[Any]) -> str:
         strings = array.dtype == object
         found.update(repr(array.tolist()).encode() if strings else np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
     return f"sha256:{found.hexdigest()}"
-
-
-def check_targets(model_sizes: Sequence[Any] | None, targets: np.ndarray, where: str) -> None:
-    """Refuse class numbers that the model does not have, before the first step.
-
-    Args:
-        model_sizes: The declared shape of the scores; None if it is not known.
-        targets: The targets.
-        where: The option that names the data.
-
-    Raises:
-        InvalidInput: A class number is outside [0, C), or one-hot labels have another number of classes (SX335, SX334).
-    """
-    classes = model_sizes[1] if model_sizes is not None and len(model_sizes) > 1 else None
-    if not isinstance(classes, int) or not targets.size:
-        return
-    assert model_sizes is not None
-    if targets.ndim == len(model_sizes) and targets.shape[1] != 1:
-        if targets.shape[1] != classes:
-            what = f"{where}: the labels must have {classes} classes, as the output of the model, got shape {list(targets.shape)}"
-            raise InvalidInput(what, code="SX334", hint=f"--head {targets.shape[1]} writes a last layer of as many")
-        return
-    if targets.dtype.kind not in "iuf" or classes == 1:
-        return
-    low, high = targets.min(), targets.max()
-    if low < 0 or high >= classes:
-        what = f"{where}: class numbers must be in [0, {classes}), as the output of the model, got {low} to {high}"
-        hint = f"--head {int(high) + 1} writes a last layer of as many classes" if low >= 0 else "class numbers start at 0"
-        raise InvalidInput(what, code="SX335", hint=hint)

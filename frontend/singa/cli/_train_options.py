@@ -19,6 +19,8 @@ class TrainOptions:
     head: int | None
     target: str
     loss: str
+    ignore_index: int | None
+    class_axis: str | None
     optimizer: str
     lr: float
     momentum: float

@@ -14,10 +14,13 @@ from click.core import ParameterSource
 from onnx import GraphProto, ModelProto, TensorProto, numpy_helper
 
 from singa_backend.collectives import Communicator
-from singa_backend.errors import DeviceUnavailable, UnsupportedModel
+from singa_backend.errors import DeviceUnavailable, InvalidInput, UnsupportedModel
+from singa_backend.inspection.trainable import rounded
+from singa_backend.passes.branches import has_branches, lift_weights
 from singa_backend.passes.head import SIGMOIDS, ReplacedHead, last_activation, replace_head
 from singa_backend.proto.load import ModelSource, embed, load_model, open_light
 from singa_backend.proto.save import save
+from singa_backend.proto.values import Value
 
 from ._common import err
 from ._records import Recorder, Tally
@@ -30,7 +33,8 @@ from ._train_adapters import (
     write_adapter,
     writes_adapter,
 )
-from ._train_data import Arrays, BatchFunction, FunctionName, check_targets, columns_of, digest, read_data
+from ._train_data import Arrays, BatchFunction, FunctionName, columns_of, digest, read_data
+from ._train_loss import CLASSES, PROBABILITIES, TrainLoss
 from ._train_options import TrainOptions
 
 if TYPE_CHECKING:
@@ -41,14 +45,11 @@ if TYPE_CHECKING:
     from ..device import Device
     from ..opt import DistOpt
 
-LOSSES = ("softmax_cross_entropy", "mse_loss", "cross_entropy", "binary_cross_entropy")
-
 SCHEDULES = ("constant", "cosine")
 
 OPTIMIZERS = ("sgd", "adam", "adamw", "rmsprop", "adagrad")
 
 target_option = click.option("--target", default="y", show_default=True, help="The name of the targets in the .npz.")
-loss_option = click.option("--loss", default=LOSSES[0], show_default=True, type=click.Choice(LOSSES))
 optimizer_option = click.option("--optimizer", default="sgd", show_default=True, type=click.Choice(OPTIMIZERS))
 freeze_option = click.option("--freeze", multiple=True, metavar="PATTERN", help="Do not train parameters whose names match.")
 
@@ -75,7 +76,7 @@ class TrainSetup:
     """
 
     model: SONNXModel
-    compute: Callable[..., Any]
+    compute: TrainLoss
     empty: ModelProto
     folder: Path | None
     data: Arrays | BatchFunction
@@ -147,15 +148,17 @@ def prepared(chosen: TrainOptions, group: Communicator | None, starts: bool = Fa
         if getattr(rule, "_has_rows", True):  # a worker without a sample computes one of another worker
             tally.add(scores, targets)
 
-    tuned, compute = tuned_model(source, place, chosen.loss, update, chosen.freeze, chosen.train_constants, lora, counted)
+    compute = TrainLoss(chosen.loss, chosen.ignore_index, None if chosen.class_axis is None else int(chosen.class_axis))
+    tuned = tuned_model(source, place, compute, update, chosen.freeze, chosen.train_constants, lora, counted)
     place.SetRandSeed(chosen.seed + (group.rank if group else 0))  # after the adapters, which all ranks begin with
     for name in head.parameters if head else ():
         tuned.unfreeze(name)
+    _check_roundings(tuned)
     tuned.set_optimizer(rule)  # from whose counter the model knows that a training is resumed, and records the first step too
     empty, folder = _without_weights(source, tuned) if lora is None else open_light(chosen.model)
     if lora is not None:
         check_adapter_output(chosen, tuned)
-    data, held_out, steps = _data(chosen, tuned)
+    data, held_out, steps = _data(chosen, tuned, compute)
     if steps is not None and chosen.warmup >= steps:
         raise click.UsageError(f"--warmup must be below the number of steps, {steps}, got {chosen.warmup}")
     if steps is None and chosen.schedule == "cosine":
@@ -165,9 +168,9 @@ def prepared(chosen: TrainOptions, group: Communicator | None, starts: bool = Fa
     tuned.train()
     tuned.graph(not chosen.no_graph, precision=chosen.precision)
     first = group is None or group.rank == 0
-    tally.classes = chosen.loss == LOSSES[0] and _targets(data).ndim == 1
-    if chosen.records.keep_best == "accuracy" and not (chosen.loss == LOSSES[0] and _targets(held_out or data).ndim == 1):
-        raise click.UsageError(f"--keep-best accuracy needs class numbers as targets, and --loss {LOSSES[0]}")
+    tally.classes = compute.counts_classes(_targets(data))
+    if chosen.records.keep_best == "accuracy" and not compute.counts_classes(_targets(held_out or data)):
+        raise click.UsageError(f"--keep-best accuracy needs class numbers as targets, and --loss {CLASSES} or {PROBABILITIES}")
     records = Recorder(chosen.records, tally, tuned, rule, first)
     at = Position(np.random.default_rng(chosen.seed))
     made = TrainSetup(tuned, compute, empty, folder, data, held_out, steps, at, None, group, records, head)
@@ -182,9 +185,17 @@ def prepared(chosen: TrainOptions, group: Communicator | None, starts: bool = Fa
 
 
 def _source(chosen: TrainOptions) -> tuple[ModelSource, ReplacedHead | None]:
-    """The model to train: the file, or with --head its content with another last layer; an adapter adds that itself."""
+    """The model to train: the file, or its content with another last layer, or with the weights of branches as initializers.
+
+    An adapter adds the layer itself.
+    """
     if chosen.head is None:
-        return str(chosen.model), None
+        light, _ = open_light(chosen.model)
+        if chosen.lora is not None or not has_branches(light):
+            return str(chosen.model), None
+        proto, folder = load_model(chosen.model)
+        embed(proto, folder)
+        return (proto if lift_weights(proto) else str(chosen.model)), None
     if chosen.lora is not None:
         return str(chosen.model), new_head(chosen)
     proto, folder = load_model(chosen.model)
@@ -192,7 +203,7 @@ def _source(chosen: TrainOptions) -> tuple[ModelSource, ReplacedHead | None]:
     return proto, replace_head(proto, chosen.head, seed=chosen.seed)
 
 
-def _data(chosen: TrainOptions, model: SONNXModel) -> tuple[Arrays | BatchFunction, Arrays | None, int | None]:
+def _data(chosen: TrainOptions, model: SONNXModel, loss: TrainLoss) -> tuple[Arrays | BatchFunction, Arrays | None, int | None]:
     """The data, those of the validation, and the number of steps, if it is known; all of them fit the model."""
     from .._training.fit import batches
     from .._training.loader import ArrayLoader
@@ -201,8 +212,7 @@ def _data(chosen: TrainOptions, model: SONNXModel) -> tuple[Arrays | BatchFuncti
         found = read_data(source, columns_of(option, model, chosen.target))
         if isinstance(found, tuple):
             ArrayLoader(*found[0], found[1], batch_size=chosen.batch_size)  # as many samples in all
-        if chosen.loss == LOSSES[0]:
-            check_targets(model.imported.graph.outputs[0].shape, _targets(found), option)
+        loss.check(model.imported.graph.outputs[0].shape, _targets(found), option)
         return found
 
     data = read("--data", chosen.data)
@@ -214,6 +224,20 @@ def _data(chosen: TrainOptions, model: SONNXModel) -> tuple[Arrays | BatchFuncti
     if click.get_current_context().get_parameter_source("batch_size") is not ParameterSource.DEFAULT:
         raise click.UsageError(f"--batch-size must be left out: {chosen.data} returns batches")
     return data, held_out, None if data.per_epoch is None else batches(data.per_epoch, chosen.accumulate, chosen.epochs)
+
+
+def _check_roundings(model: SONNXModel) -> None:
+    """Refuse to train parameters whose values are quantized on the way to the output: their gradients are 0, or lack a part."""
+    found = rounded(model.imported.graph, [n for n, p in model.imported.parameters.items() if p.requires_grad])
+    if not found:
+        return
+    names = list(found)
+    listed = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+    what = f"parameters must not be quantized on the way to the output, through which gradients do not pass, got {listed}: "
+    hint = (
+        "train the float model and quantize it (sonnx quantize), or train it with quantization.FakeQuantize; --freeze leaves them"
+    )
+    raise InvalidInput(f"{what}{found[names[0]]}", code="SX399", hint=hint)
 
 
 def _targets(data: Arrays | BatchFunction) -> np.ndarray:
@@ -228,47 +252,50 @@ def _warn(chosen: TrainOptions, made: TrainSetup) -> None:
         names = ", ".join(head.parameters)
         what = f"new last layer: {head.node}, {head.outputs} outputs in place of {head.before}, from {head.features} values"
         err.print(f"{what} ({names})", markup=False, highlight=False, soft_wrap=True)
-    if chosen.loss == LOSSES[0] and activation in ("Softmax", *SIGMOIDS):
+    if chosen.loss == CLASSES and activation in ("Softmax", *SIGMOIDS):
         what = f"the output of the model is computed by {activation}, and --loss {chosen.loss} applies a softmax to it once more"
-        other = "cross_entropy" if activation == "Softmax" else "binary_cross_entropy"
-        err.print(f"{what}: it learns slowly; --loss {other} takes it as it is, with targets of the shape of the output",
+        other = f"{PROBABILITIES} takes it as it is" if activation == "Softmax" else (
+            "binary_cross_entropy takes it as it is, with targets of the shape of the output"
+        )  # fmt: skip
+        err.print(f"{what}: it learns slowly; --loss {other}",
                   markup=False, highlight=False, soft_wrap=True, style="yellow")  # fmt: skip
 
 
 def tuned_model(
     source: ModelSource,
     place: Device,
-    loss: str,
+    compute: TrainLoss,
     update: Any,
     freeze: Sequence[str],
     train_constants: bool = False,
     lora: Mapping[str, Any] | None = None,
     counted: Callable[[Tensor, Tensor], None] | None = None,
-) -> tuple[SONNXModel, Callable[..., Any]]:
-    """The model of a file with a training step, and its loss.
+) -> SONNXModel:
+    """The model of a file with a training step.
 
     Args:
         source: The file, or the model.
         place: The device.
-        loss: The name of the loss, one of LOSSES.
+        compute: The loss.
         update: What the step calls with the loss: an optimizer.
         freeze: Patterns of the names of parameters that do not train.
         train_constants: Whether constants train.
         lora: The arguments of `sonnx.lora`; None to train the parameters themselves.
         counted: Called with the output and the targets after each batch.
     """
-    from .. import autograd
     from .._onnx.lora import lora as with_adapter
     from .._onnx.model import SONNXModel
 
-    compute: Callable[..., Any] = getattr(autograd, loss)
-
     class Tuned(SONNXModel):
         def train_one_batch(self, *batch: Tensor) -> tuple[Tensor, Tensor]:
-            y = self.forward(*batch[:-1])[0]
+            y = self.forward(*map(_of_batch, batch[:-1], self.imported.graph.inputs))[0]
             value = compute(y, batch[-1])
             update(value)
             return y, value
+
+        def batch_weight(self, *batch: Tensor) -> int:
+            t = batch[-1]
+            return compute.weight(np.asarray(t.device.backend.get(t.data)))
 
         def __call__(self, *batch: Any, **kwargs: Any) -> Any:
             found = super().__call__(*batch, **kwargs)
@@ -281,7 +308,14 @@ def tuned_model(
         with_adapter(made, **lora)
     for pattern in freeze:
         made.freeze(pattern)
-    return made, compute
+    return made
+
+
+def _of_batch(x: Tensor, declared: Value) -> Tensor:
+    """An input of a batch; one that the model declares without axes has the same value for each sample."""
+    from .._core.tensor import op
+
+    return op.Gather(x, 0) if declared.shape == () and len(x.shape) == 1 else x
 
 
 def write_trained(chosen: TrainOptions, made: TrainSetup) -> None:
@@ -340,6 +374,8 @@ def _checkpoint(chosen: TrainOptions, made: TrainSetup, rule: Any, place: Device
         "--data": _identity(made.data),
         "--validation": _identity(made.held_out) if made.held_out else "none",
         "--loss": chosen.loss,
+        **({"--ignore-index": str(chosen.ignore_index)} if chosen.ignore_index is not None else {}),
+        **({"--class-axis": chosen.class_axis} if chosen.class_axis is not None else {}),
         "--optimizer": f"{optimizer} without momentum" if optimizer == "sgd" and not chosen.momentum else optimizer,
         "--batch-size": str(chosen.batch_size) if isinstance(made.data, tuple) else "that of --data",
         "--freeze": ", ".join(sorted(chosen.freeze)) or "none",

@@ -17,7 +17,8 @@ from singa_backend.errors import InvalidInput
 from singa_backend.kernels.table import Options
 from singa_backend.plans.profile import Profile
 
-from ._train_setup import LOSSES, rule_of, tuned_model
+from ._train_loss import CLASSES, NEXT_TOKEN, TrainLoss
+from ._train_setup import rule_of, tuned_model
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,7 @@ def profiled_training(
 
     place = resolve(device)
     place.SetRandSeed(0)
-    model, _ = tuned_model(path, place, chosen.loss, rule_of(chosen.optimizer), chosen.freeze)
+    model = tuned_model(path, place, TrainLoss(chosen.loss), rule_of(chosen.optimizer), chosen.freeze)
     lacking = [n for n in names if n not in feeds]
     if lacking:
         raise InvalidInput(f"the inputs must have {', '.join(map(repr, lacking))} for a training step", code="SX331")
@@ -92,8 +93,10 @@ def profiled_training(
 
 
 def _drawn(loss: str, shape: tuple[int, ...]) -> np.ndarray:
-    """Random targets for an output of this shape: class numbers for softmax_cross_entropy, numbers in [0, 1) for other losses."""
+    """Random targets for an output of this shape: class numbers for losses of these, numbers in [0, 1) for other ones."""
     generator = np.random.default_rng(0)
-    if loss == LOSSES[0] and len(shape) >= 2:
+    if loss == NEXT_TOKEN:
+        return generator.integers(0, shape[-1], shape[:-1])
+    if loss == CLASSES and len(shape) >= 2:
         return generator.integers(0, shape[1], (shape[0], *shape[2:]))
     return generator.random(shape, np.float32)

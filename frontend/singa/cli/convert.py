@@ -29,11 +29,21 @@ _CHANGES = Columns({"operator": NAME, "nodes before": NUMBER, "after": NUMBER})
 @write_options(values=False)
 @LOWER
 @FUNCTIONS
+@click.option("--dtype", type=click.Choice(export.FLOATS), help="The dtype of floats.")
+@click.option("--keep-io-types", is_flag=True, help="With --dtype: the inputs and outputs keep their dtypes.")
+@click.option("--exclude", multiple=True, metavar="PATTERN", help="With --dtype: nodes that keep theirs, by name (repeatable).")
+@click.option(
+    "--exclude-operator",
+    "exclude_operators",
+    multiple=True,
+    metavar="OPERATOR",
+    help="With --dtype: nodes of this operator keep theirs (repeatable).",
+)
 @click.option("--verbose", "-v", is_flag=True, help="Show every operator, attribute and warning.")
 @json_option
 @exit_codes
 def command(model: Path, path: Path, verbose: bool, as_json: bool, **options: Any) -> None:
-    """Write MODEL at another opset, older or newer (default: its own), and check it.
+    """Write MODEL at another opset, older or newer (default: its own), or with other floats, and check it.
 
     Operators are written in the opset's version, or composed of others if it has none. If an operator has no form in this opset,
     nothing is written and the exit code is 3; the message names each such operator and its minimum opset.

@@ -41,6 +41,7 @@ class SearchArguments:
     temperature: float | None
     top_k: int | None
     top_p: float | None
+    min_p: float | None
     repetition_penalty: float | None
     no_repeat_ngram_size: int | None
     num_return_sequences: int | None
@@ -61,7 +62,8 @@ _SEARCH = (
     click.option("--sample/--greedy", default=None, help="Draw tokens, or take the most likely one."),
     click.option("--temperature", type=FiniteNumber(0, 1e6), help="Draw; logits are divided by it. 0: greedy."),
     click.option("--top-k", type=_COUNT0, help="Draw from the K most likely tokens; 0: from all."),
-    click.option("--top-p", type=FiniteNumber(0, 1, min_open=True), help="Draw from the most likely tokens that sum to P."),
+    click.option("--top-p", type=FiniteNumber(0, 1), help="Draw from the most likely tokens that sum to P."),
+    click.option("--min-p", type=FiniteNumber(0, 1), help="Draw from tokens of at least P times the highest probability."),
     click.option(
         "--repetition-penalty", type=FiniteNumber(0, 1e6, min_open=True), help="Above 1: less likely to repeat a token."
     ),

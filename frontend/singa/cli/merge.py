@@ -69,11 +69,15 @@ def command(
     else:
         one = combined(found, weights or [1.0] * len(found), proto, folder=folder)
         made = (merge if form == "merged" else insert)(proto, one, folder=folder, any_base=True)
-    written = save(made, target, folder=folder)
+    notes: list[str] = []
+    written = save(made, target, folder=folder, warnings=notes, source=proto)
     changed = sorted({n for a in found for n in a.changes})
     replaced = sorted({n for a in found for n in a.values})
     if as_json:
-        write_json({"written": [os.fspath(p) for p in written], "form": form, "changed": changed, "replaced": replaced})
+        facts = {"written": [os.fspath(p) for p in written], "form": form, "changed": changed, "replaced": replaced}
+        write_json(facts | {"notes": notes})
         return
     what = f"{len(changed)} weights changed" + (f", {len(replaced)} tensors replaced" if replaced else "")
+    for note in notes:
+        echo(note, style="yellow")
     echo(f"{what}; wrote {' and '.join(map(str, written))}")

@@ -34,7 +34,8 @@ from ._common import (
 )
 from ._inputs import InputOptions, model_options
 from ._tables import NAME, NUMBER, WORDS, Columns
-from ._train_setup import freeze_option, loss_option, optimizer_option, target_option
+from ._train_loss import loss_option
+from ._train_setup import freeze_option, optimizer_option, target_option
 from ._training_steps import StepOptions, check_step, profiled_training
 
 WAITED = 0.1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import shlex
 from pathlib import Path
@@ -12,7 +13,7 @@ import click
 from singa_backend.io.places import check
 from singa_backend.proto.load import load_model
 from singa_backend.proto.save import save
-from singa_backend.quantization import ErrorRow, quantization_errors, quantize_weights
+from singa_backend.quantization import ErrorRow, FloatWeight, quantization_errors, quantize_weights
 from singa_backend.quantization import quantize as rewrite
 from singa_backend.quantization.accuracy import worst
 from singa_backend.quantization.options import FORMS, INTEGERS, METHODS
@@ -122,6 +123,8 @@ def command(
     check(target)
     proto = load_model(model)[0]
     chosen: dict[str, Any] = {"operators": operators or None, "exclude": exclude, "exclude_operators": exclude_operators}
+    kept: list[FloatWeight] = []
+    chosen["kept"] = kept
     if weight_only is not None:
         made = quantize_weights(model, weight_only, block_size=block_size, symmetric=bool(symmetric_weights), **chosen)
     else:
@@ -133,14 +136,29 @@ def command(
     rows = [] if data is None else quantization_errors(model, made, data, batch_size=batch_size)
     large = worst(rows)
     nodes = [len(p.graph.node) for p in (proto, made)]
-    written = save(made, target)
+    notes: list[str] = []
+    written = save(made, target, warnings=notes, source=proto)
     if as_json:
         told = {"written": [str(p) for p in written], "nodes": nodes, "errors": [row.to_dict() for row in rows]}
-        write_json(told | {"worst": [row.node for row in large]})
+        told |= {"worst": [row.node for row in large], "float": [w.to_dict() for w in kept], "notes": notes}
+        write_json(told)
         return
     if rows:
         _show(rows, large)
+    _show_float(kept)
+    for note in notes:
+        echo(note, style="yellow")
     echo(f"{nodes[0]} -> {nodes[1]} nodes; wrote {' and '.join(map(str, written))}")
+
+
+def _show_float(kept: list[FloatWeight]) -> None:
+    """List the largest weights that stay float."""
+    if kept:
+        echo(f"{len(kept)} {'weight stays' if len(kept) == 1 else 'weights stay'} float:")
+    for weight in sorted(kept, key=lambda w: -math.prod(w.shape))[:_LISTED]:
+        echo(f"  {weight.name} {list(weight.shape)}: {weight.reason}")
+    if len(kept) > _LISTED:
+        echo(f"  and {len(kept) - _LISTED} more; --json lists all")
 
 
 def _show(rows: list[ErrorRow], large: list[ErrorRow]) -> None:

@@ -50,14 +50,13 @@ from ._records import RecordOptions, record_options
 from ._tables import NUMBER, WHOLE, Columns
 from ._train_adapters import LORA, lora_options, node_pattern, with_base, writes_adapter
 from ._train_data import BatchFunction, DataPath
+from ._train_loss import check_labels, label_options, loss_option
 from ._train_options import TrainOptions
 from ._train_setup import (
     DISTRIBUTED,
-    LOSSES,
     SCHEDULES,
     TrainSetup,
     freeze_option,
-    loss_option,
     optimizer_option,
     prepared,
     target_option,
@@ -95,6 +94,7 @@ class _Train(click.Command):
 @click.option("--head", type=click.IntRange(1), metavar="N", help="Replace the last layer by a new one with N outputs.")
 @target_option
 @loss_option
+@label_options
 @optimizer_option
 @click.option("--lr", default=0.01, show_default=True, type=FiniteNumber(min=0), help="Learning rate.")
 @click.option("--momentum", default=0.9, show_default=True, type=FiniteNumber(min=0), help="The momentum of sgd.")
@@ -194,6 +194,8 @@ def command(**given: Any) -> None:
     chosen = TrainOptions(**given)
     context = click.get_current_context()
     _check_usage(chosen, context)
+    if chosen.records.patience is not None and chosen.records.keep_best is None:
+        chosen = replace(chosen, records=replace(chosen.records, keep_best="loss"))
     check_plot(chosen.plot)
     named = (chosen.checkpoint, chosen.target_file, chosen.records.metrics, chosen.records.tensorboard)
     chosen = replace(chosen, checkpoint=_target(chosen.checkpoint), target_file=_target(chosen.target_file))
@@ -246,7 +248,8 @@ class _Loop:
                 if isinstance(made.data, BatchFunction):
                     made.data.resume(made.at)
                 made.records.begin(len(self.losses))
-                with progress(left, "training", unit="steps", quiet=quiet) as step:
+                with progress(left, "training", unit="steps", quiet=quiet) as step, suppress(_Enough):
+                    self._look(made.at)
                     self._fit(step)
                 if self.written < len(self.losses) or chosen.every:
                     self._keep()
@@ -259,18 +262,17 @@ class _Loop:
 
     def _fit(self, step: Step) -> None:
         """Run the steps of all epochs."""
-        from .._training.fit import Shares, accumulating, device_of, fit, loop, measure
+        from .._training.fit import Shares, accumulating, device_of, fit, loop
 
         chosen, made = self.chosen, self.made
         data, tell = made.data, partial(self._counted, step)
+        measured = None if made.held_out is None else self._measured
         if isinstance(data, tuple):
-            fit(made.model, *data, epochs=chosen.epochs, batch_size=chosen.batch_size, validation=made.held_out,
-                evaluate=self._measured, progress=tell, start=made.at, reached=self._reached, group=made.group)  # fmt: skip
+            fit(made.model, *data, epochs=chosen.epochs, batch_size=chosen.batch_size, measure=measured,
+                progress=tell, start=made.at, reached=self._reached, group=made.group)  # fmt: skip
             return
         device, group = device_of(made.model), made.group
-        shares, measured = Shares(group, accumulating(made.model)), None
-        if made.held_out is not None:
-            measured = partial(measure, made.model, *made.held_out, batch_size=chosen.batch_size, evaluate=self._measured)
+        shares = Shares(group, accumulating(made.model), made.model.batch_weight)
         loop(made.model, lambda: data.batches(made.at, shares, group, device), made.at, epochs=chosen.epochs,
              measure=measured, progress=tell, reached=self._reached, shares=shares)  # fmt: skip
 
@@ -290,15 +292,18 @@ class _Loop:
             write_trained(chosen, made)
         self._draw()
 
-    def _measured(self, scores: np.ndarray, targets: np.ndarray) -> dict[str, float]:
+    def _measured(self) -> dict[str, float]:
         """The measurements of the validation."""
-        from .._core.tensor import Tensor
-        from .._training.fit import accuracy
+        from .._training.fit import accuracy, device_of, evaluate
+        from .._training.loader import ArrayLoader
 
-        found = {"loss": float(self.made.compute(Tensor(data=scores), Tensor(data=targets)).data.reshape(-1)[0])}
-        if self.chosen.loss == LOSSES[0] and targets.ndim == 1:
-            found["accuracy"] = accuracy(scores, targets)
-        return found
+        made = self.made
+        assert made.held_out is not None
+        inputs, targets = made.held_out
+        classes = made.compute.counts_classes(targets)
+        source = ArrayLoader(*inputs, targets, batch_size=self.chosen.batch_size, device=device_of(made.model))
+        made.model.eval()
+        return evaluate(made.model, source, len(inputs), {"accuracy": accuracy} if classes else {})
 
     def _reached(self, at: Position) -> None:
         """After a step or an epoch: write the checkpoint if it is due, and stop if a process has received a signal."""
@@ -315,6 +320,13 @@ class _Loop:
         made.records.tick()
         if stops:
             raise _Stopped
+        self._look(at)
+
+    def _look(self, at: Position) -> None:
+        """End the training if the validation has not improved for --patience epochs."""
+        best, patience = self.made.records.best, self.chosen.records.patience
+        if best is not None and patience is not None and best.epoch and not at.batch and at.epoch - best.epoch >= patience:
+            raise _Enough
 
     def _keep(self) -> None:
         if self.made.kept:
@@ -340,7 +352,7 @@ class _Loop:
             self._draw()
         kept = self.made.kept
         if error.code == "SX343" and kept and self.written > 0:
-            error.hint = f"{kept.path} holds step {self.written}: resume it with a lower --lr"
+            error.hint = f"{error.hint}; {kept.path} holds step {self.written}: resume it with a lower --lr"
 
 
 def _curves(chosen: TrainOptions, made: TrainSetup) -> dict[str, Curve]:
@@ -404,6 +416,7 @@ def _check_usage(chosen: TrainOptions, context: click.Context) -> None:
         "momentum": (chosen.optimizer == "sgd", "--optimizer sgd"),
         "precision": (not chosen.no_graph, "steps that run as a graph: it has no effect with --no-graph"),
         "keep_best": (chosen.validation, "--validation DATA"),
+        "patience": (chosen.validation, "--validation DATA"),
         "keep": (chosen.checkpoint, "--checkpoint PATH"),
         "sparsity": (chosen.dist_option.startswith("sparse"), "--dist-option sparseTopK or sparseThreshold"),
         **dict.fromkeys(LORA, (chosen.lora, "--lora RANK")),
@@ -413,6 +426,7 @@ def _check_usage(chosen: TrainOptions, context: click.Context) -> None:
         passed = context.get_parameter_source(name) not in (ParameterSource.DEFAULT, None)
         if passed and getattr(chosen if hasattr(chosen, name) else chosen.records, name) and not there:
             raise click.UsageError(f"--{name.replace('_', '-')} needs {what}")
+    check_labels(chosen.loss, chosen.ignore_index, chosen.class_axis)
     if chosen.target_file and writes_adapter(chosen) and chosen.lora is None:
         raise click.UsageError(f"-o FILE{chosen.target_file.suffix} is the file of an adapter: it needs --lora RANK")
     if launched not in (1, chosen.workers) and chosen.workers > 1:
@@ -453,6 +467,10 @@ def _target(path: Path | None) -> Path | None:
         return None
     check(path)
     return path.resolve() if is_regular(path) else path
+
+
+class _Enough(Exception):
+    """The validation has not improved for --patience epochs."""
 
 
 class _Stopped(Exception):

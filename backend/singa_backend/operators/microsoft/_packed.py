@@ -107,11 +107,14 @@ def zero_points_body(op: Op, zero: V, bits: int, shape: list[int]) -> V:
 def dequantized_body(op: Op, packed: V, scales: V, zero: V, bits: int, block: int, k: int, rows: list[int]) -> V:
     """Write the weights as rows x k; `scales` has shape rows x blocks, `zero` is as in the node.
 
-    Constants become those of DequantizeLinear, if their bytes are known.
+    Constants become those of DequantizeLinear, if their bytes are known; before opset 21, which has no blocks, a byte for each
+    weight.
     """
     blocks = -(-k // block)
     values, points = known_bytes(op, packed), known_bytes(op, zero)
-    if values is not None and (zero is None or (points is not None and points.dtype == np.uint8)):
+    constant = values is not None and (zero is None or (points is not None and points.dtype == np.uint8))
+    blocked = op.target is None or op.target >= 21
+    if constant and values is not None and blocked:
         count = int(np.prod(rows))
         q = narrow(values.reshape(count, -1), bits)[:, :k]
         if points is None:
@@ -121,7 +124,16 @@ def dequantized_body(op: Op, packed: V, scales: V, zero: V, bits: int, block: in
         scales = scales if len(rows) == 1 else op.Reshape(scales, [count, blocks])
         w = op.DequantizeLinear(op.constant(q, q.dtype), scales, op.constant(z, q.dtype), axis=1, block_size=block)
         return w if len(rows) == 1 else op.Reshape(w, [*rows, k])
-    q = op.Reshape(op.Cast(unpacked_body(op, packed, bits), to=FLOAT), [*rows, blocks, block])
-    centred = op.Sub(q, op.Unsqueeze(zero_points_body(op, zero, bits, [*rows, blocks]), [-1]))
+    if constant and values is not None:
+        integers: V = op.constant(narrow(values.reshape(-1, values.shape[-1]), bits).astype(np.uint8), np.uint8)
+    else:
+        integers = unpacked_body(op, packed, bits)
+    if constant and points is not None:
+        each = narrow(points.reshape(-1, bytes_of(blocks, bits)), bits)[:, :blocks].astype(np.float32)
+        middle: V = op.constant(each.reshape(*rows, blocks))
+    else:
+        middle = zero_points_body(op, zero, bits, [*rows, blocks])
+    q = op.Reshape(op.Cast(integers, to=FLOAT), [*rows, blocks, block])
+    centred = op.Sub(q, op.Unsqueeze(middle, [-1]))
     w = op.Reshape(op.Mul(centred, op.Unsqueeze(scales, [-1])), [*rows, blocks * block])
     return op.Slice(w, [0], [k], [-1]) if k < blocks * block else w

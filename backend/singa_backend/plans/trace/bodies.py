@@ -152,7 +152,8 @@ class BodyTraces(Definitions):
         checks, visitor = ValueChecks(), copy.copy(self.state.visitor)
         visitor.xp = checks
         arrays = [v.read() if isinstance(v, Value) else None for v in values]
-        results = visitor.visit(call.node, arrays, [])
+        with self.budget.clock(ticks=True):
+            results = visitor.visit(call.node, arrays, [])
         self.budget.left += 1  # counted with the call
         return None if checks.reads else _ranges(checks.ranges, values, arrays), results
 

@@ -110,7 +110,7 @@ class Chooser(BodyTraces):
     def _run_steps(self, site: TraceSite, one: Kernel, calls: Sequence[RegionCall]) -> None:
         origins = tuple({id(n): n for c in calls for n in (c.origins or (c.node,))}.values())
         bound = [step.bind() for step in site.steps]  # before any runs: a kernel may still decline
-        with onednn.using_threads(1) if self.single else nullcontext():
+        with onednn.using_threads(1) if self.single else nullcontext(), self.budget.clock(ticks=True):
             for step, pieces in zip(site.steps, bound, strict=True):
                 step.origins = origins
                 step.kernel = step.kernel or one.name
@@ -187,7 +187,8 @@ class Chooser(BodyTraces):
         outputs = self.shared.folded.get(key) if key is not None else None
         if outputs is None:
             arrays = [v.array if isinstance(v, Value) else v for v in self._values(call)]
-            outputs = self.state.visitor.visit(call.node, arrays, [])
+            with self.budget.clock(ticks=True):
+                outputs = self.state.visitor.visit(call.node, arrays, [])
             self.budget.left += 1  # counted below
             if any(not isinstance(o, np.ndarray) for i, o in zip(call.outputs, outputs, strict=False) if i != ABSENT):
                 return self._loose(call, outputs)

@@ -57,7 +57,8 @@ class DefinitionStep:
         for outer, entry in self.captured:
             frame[outer] = _content(entry)
         values = [None if e is None else _content(e) for e in self.inputs]
-        return self.state.visit(self.call.node, values, frame, self.bodies)
+        with self.state.visitor.budget.clock(ticks=True):
+            return self.state.visit(self.call.node, values, frame, self.bodies)
 
     def bind(self) -> Bound:
         """The call of a run."""
