@@ -108,8 +108,8 @@ def test_wrong_usage_exits_with_2(model: Path) -> None:
     assert sonnx("conform", "--report", "r", "-k", "x").exit_code == 2
 
 
-SIGNED = {"merge --weight", "generate --length-penalty"}
-"""Options that take numbers of both signs: an adapter may be subtracted, long texts may be penalized."""
+SIGNED = {"merge --weight", "generate --length-penalty", "train --ignore-index"}
+"""Options that take numbers of both signs: an adapter may be subtracted, long texts penalized, -100 marks no class."""
 
 
 def numeric_options() -> list[Any]:
