@@ -168,6 +168,10 @@ class Faulty:
 def test_faults_are_seen(how: str, strict: str, official: str, reason: str) -> None:
     r = worker.run_case(_case(), Faulty, how)
     assert (r.strict, r.official) == (strict, official) and reason in r.reason
+    judged = gaps.judge([r], {})
+    assert judged.good == (how in ("right", "optout")) and (judged.explained == {r.name: "not supported: no"}) == (
+        how == "optout"
+    )
 
 
 def test_a_run_survives_death_and_hanging(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ import numpy as np
 import onnx
 import pytest
 from click.testing import CliRunner, Result
-from onnx import ModelProto, numpy_helper, parser
+from onnx import ModelProto, TensorProto, helper, numpy_helper, parser
 from tests.helpers import bounded, planted
 from tests.helpers.paths import PROJECT
 
@@ -527,3 +527,17 @@ def test_blocks_of_drawn_inputs_are_one_stream() -> None:
     found = draw(NORMAL, np.dtype(np.int64), (count,), 1000, 7)
     for at in (1, draws._BLOCK - 1, draws._BLOCK, count - 1):
         assert found[at] == split_mix(7, at) % 1000
+
+
+def test_a_long_model_of_long_names_has_fewer_values(tmp_path: Path) -> None:
+    """The names of nodes and values take more of the file than was estimated."""
+    name = lambda i: f"/{'encoder.block/' * 20}{i}"  # noqa: E731
+    nodes = [helper.make_node("Add", [name(i), "b"], [name(i + 1)], name=name(i)) for i in range(60)]
+    ends = [helper.make_tensor_value_info(name(i), TensorProto.FLOAT, ["n", 300]) for i in (0, 60)]
+    weight = numpy_helper.from_array(np.ones(300, np.float32), "b")
+    graph = helper.make_graph(nodes, "g", ends[:1], ends[1:], [weight])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    made = guards.write_guard(model, tmp_path / "long.guard", size=32 << 10)
+    assert (tmp_path / "long.guard").stat().st_size <= 32 << 10
+    assert 1 < len(made.values) < 60 and made.values[-1].output and max(v.covers for v in made.values) > 1
+    assert guards.check_guard(tmp_path / "long.guard", model=model, against="sonnx").verdict == "pass"

@@ -38,6 +38,8 @@ class Item(pytest.Item):
 
     def runtest(self) -> None:
         result = worker.run_case(self._load(), self._engine(), self._device)
+        if result.opted_out:
+            pytest.skip(result.reason)
         if result.strict != "passed":
             raise NotPassed(f"{result.strict}: {result.reason}")
 

@@ -40,6 +40,7 @@ class Result:
         official: The verdict of ONNX's own comparison: "passed" or "failed".
         executed: For each schema version that ran, the (type parameter, dtype) pairs and the attributes that it ran with.
         under_test: The schema version that a node case tests; None for other cases.
+        opted_out: Whether the backend declares that it does not support the case (BackendIsNotSupposedToImplementIt).
     """
 
     name: str
@@ -52,6 +53,7 @@ class Result:
     seconds: float = 0.0
     executed: dict[Cell, tuple[set[tuple[str, str]], set[str]]] = field(default_factory=dict)
     under_test: Cell | None = None
+    opted_out: bool = False
 
 
 def run_case(case: Case, backend: Any, device: str, path: Path | None = None) -> Result:
@@ -76,7 +78,7 @@ def run_case(case: Case, backend: Any, device: str, path: Path | None = None) ->
         result.strict = "failed" if result.reason else "passed"
         result.official = "failed" if result.official_reason else "passed"
     except unittest.SkipTest as skip:  # ONNX counts this opt-out as a pass
-        result.strict, result.reason = "unsupported", str(skip)
+        result.strict, result.reason, result.opted_out = "unsupported", f"not supported: {skip}", True
     except UnsupportedModel as error:
         result.strict, result.official, result.reason = "unsupported", "failed", str(error)
     except SonnxError as error:

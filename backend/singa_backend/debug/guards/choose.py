@@ -77,12 +77,12 @@ def select(
     for level in LEVELS[:2]:
         if sum(cost(n, types, level) for _, n in values) <= budget:
             return list(values), level
-    level = LEVELS[1]
     live = _live(source)
     ends = [(c, n) for c, n in values if n in source.outputs]
+    level = next((one for one in LEVELS[1:] if sum(cost(n, types, one) for _, n in ends) <= budget), LEVELS[-1])
     rest = [(c, n) for c, n in values if n not in source.outputs and _arrays(n, types)]
     left = budget - sum(cost(n, types, level) for _, n in ends)
-    low, high = 0, len(rest)
+    low, high = 0, len(rest) if left > 0 else 0
     while low < high:  # the largest number of values that fits
         count = (low + high + 1) // 2
         if sum(cost(n, types, level) for _, n in _narrow(rest, count, live)) <= left:

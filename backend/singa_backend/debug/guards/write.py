@@ -202,7 +202,14 @@ class _GuardWriter:
                 "no value of the model can be stored: " + "; ".join(found.notes or ["it has no nodes"]), code="SX991"
             )
         text = found.text(self.size)
-        if (count := len(text.encode())) > self.size:
+        while (count := len(text.encode())) > self.size and any(not v.output for v in found.values):
+            found.values = _fewer(found.values, self.size / count)
+            found.notes = [*self.left_out, *self.notes, f"{len(found.values)} values are left, so that the file fits"]
+            names = {v.name for v in found.values}
+            for value in found.values:
+                value.covers = len(between(by_value, value.name, names - {value.name}))
+            text = found.text(self.size)
+        if count > self.size:
             what = f"the guard must be at most {self.size} bytes, got {count}"
             raise InvalidInput(what, code="SX991", hint="pass a larger size, or smaller inputs")
         write_text(path, text)
@@ -375,6 +382,14 @@ class _GuardWriter:
             shown = ", ".join(lost[:4]) + (f" and {len(lost) - 4} more" if lost[4:] else "")
             why = f"{len(lost)} values of the case {case!r} are left out, because they change with the rounding of earlier nodes"
             self.notes.append(f"{why}: {shown}"[:400])
+
+
+def _fewer(values: Sequence[GuardedValue], share: float) -> list[GuardedValue]:
+    """This share of the values, evenly spread, with all outputs, and at least one other less."""
+    inner = [v for v in values if not v.output]
+    count = min(len(inner) - 1, int(len(inner) * share * 0.9))
+    kept = {inner[i * len(inner) // count].name for i in range(count)}
+    return [v for v in values if v.output or v.name in kept]
 
 
 def excess(value: Any, summaries: Mapping[str, Summary], level: Level, key: str) -> dict[str, float]:
