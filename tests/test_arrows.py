@@ -21,7 +21,7 @@ PROJECT = Path(__file__).parents[1]
 LAYERS = {
     "singa_backend": [
         "rendering",
-        "deprecation errors machine",
+        "deadline deprecation errors machine",
         "dtypes limits",
         "io",
         "proto devices comparison",

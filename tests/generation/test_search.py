@@ -14,7 +14,7 @@ from tests.helpers.language_models import END, WORDS, Decoder, write
 
 from singa import sonnx
 from singa._generation.options import SearchOptions
-from singa._generation.processors import Span, filters, repeated
+from singa._generation.processors import SequenceSpan, filters, repeated
 from singa._generation.search import Sampler, most_likely
 from singa_backend.backend import SingaRep
 
@@ -41,14 +41,14 @@ def test_the_kept_tokens_are_the_most_likely_ones(x: np.ndarray, temperature: fl
 def test_draws_have_the_probabilities() -> None:
     """At numbers that are spread evenly, each token is drawn as often as its probability says."""
     x = np.array([1.0, 3.0, -2.0, 2.5], np.float32)
-    sampler = Sampler(SearchOptions(sample=True, temperature=1.5, top_k=3, seed=0), Span(), 0)
+    sampler = Sampler(SearchOptions(sample=True, temperature=1.5, top_k=3, seed=0), SequenceSpan(), 0)
     drawn = np.bincount([sampler._drawn(x, (i + 0.5) / 10_000) for i in range(10_000)], minlength=4) / 10_000
     expected = softmax(np.where(x < 0, -np.inf, x / 1.5))
     np.testing.assert_allclose(drawn, expected, atol=2e-4)
 
 
 def test_a_draw_at_the_ends_of_the_interval() -> None:
-    sampler = Sampler(SearchOptions(sample=True, seed=0), Span(), 0)
+    sampler = Sampler(SearchOptions(sample=True, seed=0), SequenceSpan(), 0)
     x = np.array([-np.inf, 0.0, -np.inf, -800.0], np.float32)
     assert {sampler._drawn(x, n) for n in (0.0, 0.5, np.nextafter(1.0, 0))} == {1}
 
@@ -64,7 +64,7 @@ def test_the_penalty_the_ngrams_and_the_minimum(x: np.ndarray, data: Any) -> Non
     tokens, size = data.draw(st.lists(token, min_size=1, max_size=12)), data.draw(st.integers(0, 3))
     penalty, least, new = data.draw(st.floats(0.5, 3)), data.draw(st.integers(0, 3)), data.draw(st.integers(0, 3))
     options = SearchOptions(repetition_penalty=penalty, no_repeat_ngram_size=size)
-    found = Sampler(options, Span(least=least, end=(0, 999)), 0)._processed(x.copy(), tokens, new)
+    found = Sampler(options, SequenceSpan(least=least, end=(0, 999)), 0)._processed(x.copy(), tokens, new)
     expected = penalised(x, tokens, penalty)
     for i in range(len(x)):
         grams = [tuple([*tokens, i][j : j + size]) for j in range(len(tokens) + 2 - size)] if size else []

@@ -63,7 +63,7 @@ def grouped() -> tuple[onnx.ModelProto, dict[str, torch.Tensor], Callable[[dict[
     """The decoder of genai's kind, its weights, and its scores in PyTorch."""
     model = language_models.grouped()
     for t in model.graph.initializer:
-        if t.name[0] in "qkvo" and t.name[1:].isdigit() or t.name == "head":
+        if (t.name[0] in "qkvo" and t.name[1:].isdigit()) or t.name == "head":
             t.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(t) / 3, t.name))
     weights = {t.name: torch.from_numpy(numpy_helper.to_array(t).copy()) for t in model.graph.initializer}
     heads, size = language_models.HEADS, language_models.WIDE

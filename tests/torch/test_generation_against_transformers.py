@@ -21,7 +21,7 @@ from transformers.generation.utils import GenerationMixin
 from singa import sonnx
 from singa._generation.config import ModelFolder
 from singa._generation.options import _GROUPS, _KEYS, _READERS, _UNSUPPORTED, SearchOptions
-from singa._generation.processors import TOP_H, Span
+from singa._generation.processors import TOP_H, SequenceSpan
 from singa._generation.search import Sampler, most_likely
 from singa._generation.tokens import Characters, TextTokenizer, TextWriter
 from singa_backend.io.documents import Document
@@ -99,7 +99,7 @@ def test_scores_after_the_processors(config: dict[str, Any]) -> None:
             if "remove_invalid_values" in config:
                 logits[[2, 11, 12]] = np.nan, np.inf, -np.inf
             least = max(options.min_new_tokens or 0, (options.min_length or 0) - start)
-            span = Span(tuple(tokens[:start]), start, least, most, tuple(ENDS))
+            span = SequenceSpan(tuple(tokens[:start]), start, least, most, tuple(ENDS))
             found = Sampler(options, span, 0)._processed(logits.copy(), tokens, new)
             ids = torch.tensor([tokens])
             expected = processors_of(config, start, ids[:, :start], most)(ids, torch.tensor(logits[None])).numpy()[0]
@@ -111,7 +111,7 @@ def test_scores_after_the_processors(config: dict[str, Any]) -> None:
 @pytest.mark.parametrize("config", cases(DRAWS), ids=lambda c: "-".join(c))
 def test_the_tokens_of_draws_and_their_probabilities(config: dict[str, Any]) -> None:
     draw, options = np.random.default_rng(2), options_of({**config, "do_sample": True, "top_k": config.get("top_k", 0)})
-    sampler = Sampler(options, Span(), 0)
+    sampler = Sampler(options, SequenceSpan(), 0)
     for _ in range(20):
         logits = draw.normal(0, draw.choice([0.3, 2, 6]), 150).astype(np.float32)
         most = TOP_H if options.top_h is not None else options.top_k or 0

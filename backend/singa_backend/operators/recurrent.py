@@ -471,16 +471,14 @@ def lstm_layers(
         def step(xt: Array, state: tuple[Array, ...]) -> tuple[Array, ...]:
             before, c = state
             product = seen(before) @ recur
-            made: tuple[Array, ...] | None = xp.lstm_cell(xt, product, c) if usual else None
-            if made is not None:
-                return made
+            if usual and (made := xp.lstm_cell(xt, product, c)) is not None:
+                return tuple(made)
             gates = xt + product
+            i, o, forget, new = (gates[:, k * n : k * n + n] for k in range(4))
             if p is None and not given["input_forget"]:
                 gates[:, : 3 * n] = f(gates[:, : 3 * n])
-                i, o, forget, new = (gates[:, k * n : k * n + n] for k in range(4))
                 c = forget * c + i * g(new)
                 return o * h(c), c
-            i, o, forget, new = (gates[:, k * n : k * n + n] for k in range(4))
             i = f(see(i, pi, c))
             forget = 1 - i if given["input_forget"] else f(see(forget, pf, c))
             c = forget * c + i * g(new)

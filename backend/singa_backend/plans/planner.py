@@ -451,7 +451,7 @@ class Planner:
         self._inputs = graph.inputs
         self._renew()
         self.dynamic: set[int] = set()
-        self.unused = 0
+        self.unused = 0.0
         self.warned = False
         self.seen: OrderedDict[Any, int] = OrderedDict()
         self.lock = threading.Lock()
@@ -570,9 +570,7 @@ class Planner:
                     self.unused += 1
                     plan = Plan(self)
                     outputs = self._trace(plan, inputs, budget)
-                    self._used(key, plan)
-                    self._recompute(plan)
-                    budget.plan_is_kept()
+                    self._keep(key, plan, budget)
                     return NOT_FINITE if outputs is None else outputs
                 if plan.admitted is not budget.limits:
                     if not self._fits(plan, budget):
@@ -614,6 +612,11 @@ class Planner:
                 budget.restart()
                 return MEMORY  # the definitions may need less
         return MOVING
+
+    def _keep(self, key: Any, plan: Plan, budget: limits.Budget) -> None:
+        self._used(key, plan)
+        self._recompute(plan)
+        budget.plan_is_kept()
 
     def _recompute(self, plan: Plan) -> None:
         """Let values be computed again if the arena of a plan exceeds its bound; the next run makes another plan."""

@@ -23,7 +23,7 @@ from .config import read_folder, unfit
 from .decoders import DecoderFile, Decoding, run_within, unsupported
 from .last_rows import keep_last_row
 from .options import SEQUENCES, SearchOptions, refused
-from .processors import Span
+from .processors import SequenceSpan
 from .search import Sampler
 from .tokens import TOKENIZER, Characters, TextTokenizer, TextWriter
 
@@ -362,7 +362,7 @@ class Generator:
                 what = f"{most} new tokens are requested; the limit is {self._limits.iterations} iterations"
                 raise exhausted("iterations", "SX606", what)
             before = source if self._encoder is None else []
-            span = Span(tuple(source), len(tokens), low, most, end)
+            span = SequenceSpan(tuple(source), len(tokens), low, most, end)
             for _ in range(count):
                 sampler = Sampler(options, span, len(rows))
                 writer = TextWriter(Characters(self._tokenizer.decode, before), options.stop or (), self._tokenizer.special)

@@ -23,7 +23,7 @@ TOP_H = 100
 
 
 @dataclass(frozen=True)
-class Span:
+class SequenceSpan:
     """What processors need to know about one sequence.
 
     Attributes:
@@ -41,7 +41,7 @@ class Span:
     end: tuple[int, ...] = ()
 
 
-def processors(options: SearchOptions, span: Span) -> Iterator[Processor]:
+def processors(options: SearchOptions, span: SequenceSpan) -> Iterator[Processor]:
     """The processors of a sequence, in the order in which they run."""
     chosen = options
     if chosen.sequence_bias:

@@ -9,7 +9,7 @@ import numpy as np
 from singa_backend.errors import OperatorError
 
 from .options import SearchOptions
-from .processors import TOP_H, Filter, Span, filters, log_softmax, processors
+from .processors import TOP_H, Filter, SequenceSpan, filters, log_softmax, processors
 
 
 class Sampler:
@@ -21,7 +21,7 @@ class Sampler:
         row: the number of the sequence: each has random numbers of its own.
     """
 
-    def __init__(self, options: SearchOptions, span: Span, row: int) -> None:
+    def __init__(self, options: SearchOptions, span: SequenceSpan, row: int) -> None:
         self._options = options
         self._processors = list(processors(options, span))
         self._filters = list(filters(options))
