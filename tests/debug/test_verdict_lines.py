@@ -84,8 +84,8 @@ def test_sizes_that_no_try_reaches_are_said(tmp_path: Path) -> None:
 def test_a_row_is_one_line_at_80_columns(columns: Any) -> None:
     table = columns.table("sonnx | onnxruntime")
     for i in range(8):
-        cells = {"value": f"/model.{i}/cv1/act/Mul_output_0", "node": f"Mul /model.{i}/cv1/act/Mul", "type": "float[1, 256, 20, 20]",
-                 "": "differs"}  # fmt: skip
+        name = f"/model.{i}/cv1/act/Mul"
+        cells = {"value": f"{name}_output_0", "node": f"Mul {name}", "type": "float[1, 256, 20, 20]", "": "differs"}
         table.add(*(cells.get(title, 1.23456e-10 * (i + 1)) for title in columns.kinds))
     lines = [line for line, _ in table.lines(80)]
     rows = [line for line in lines if "/" in line]

@@ -47,7 +47,7 @@ class Block(nn.Module):
 
 
 class Decoder(nn.Module):
-    """As GPT-2: the table of tokens is the last layer, too. (With optimize=True the exporter would store a second one, transposed.)"""
+    """As GPT-2: the table of tokens is the last layer, too.  (With optimize=True the exporter would store it twice.)"""
 
     def __init__(self) -> None:
         super().__init__()

@@ -20,10 +20,10 @@ from ..errors import InvalidInput, SonnxError
 from ..proto import test_data
 from ..proto.load import ModelSource
 from . import repro
-from .compare import BUDGET, Setting, is_saved
 from .comparison import Comparison, Divergence
 from .judge import Judge
 from .lockstep import Values, Visit, attempt
+from .setting import BUDGET, Setting, is_saved
 from .submodel import NodeCall, Source
 from .torch_module import is_torch
 

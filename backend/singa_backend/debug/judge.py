@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from ..comparison.difference import Tolerance, as_float, difference, same_bits
 from ..engines.local import FailedRun
@@ -11,10 +10,8 @@ from .align import scope_of
 from .comparison import Comparison, Divergence, NotCompared, Row
 from .diff import attribute_changes
 from .lockstep import Values, Visit, attempt
+from .setting import Setting
 from .submodel import NodeCall
-
-if TYPE_CHECKING:
-    from .compare import Setting
 
 _LOCATED = 4
 """The most divergences of several nodes for which the wrong node is searched."""

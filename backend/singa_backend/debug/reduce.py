@@ -29,8 +29,8 @@ from ..proto import test_data
 from ..proto.checker import check_model, infer_shapes
 from ..proto.load import ModelSource
 from . import repro
-from .compare import BUDGET, DEFINITION, trusted
 from .lockstep import Values, walk
+from .setting import BUDGET, DEFINITION, trusted
 from .spill import SpillStore
 from .submodel import NodeCall, Source
 

@@ -12,10 +12,11 @@ from onnx import defs
 
 from .. import dtypes
 from ..comparison import finite
+from ..deadline import SHORTEST
 from ..errors import Problem, SonnxError
 from ..ir.graph import Graph
 from ..ir.reader import read
-from ..limits import SHORTEST, Budget, Limits, check_number, spend
+from ..limits import Budget, Limits, check_number, spend
 from ..proto.checker import CheckerResult, check_and_infer
 from ..proto.load import ModelSource, load_model
 from ..proto.schemas import plain_domain, schemas, type_strings

@@ -17,9 +17,10 @@ import numpy as np
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, numpy_helper
 
 from .. import dtypes
+from ..deadline import SHORTEST
 from ..errors import SonnxError
 from ..ir.declaration import declarations
-from ..limits import SHORTEST, check_number
+from ..limits import check_number
 from ..plans.profile import Profile
 from ..proto import tensor_data
 from ..proto.checker import CheckerResult, check_and_infer, value_of

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 import onnx
 
+from ..deadline import SHORTEST
 from ..errors import InvalidInput, MissingDependency, did_you_mean
 from ..io.installation import version
-from ..limits import SHORTEST, check_number
+from ..limits import check_number
 
 TASKS = {
     "check": "whether the model is valid and supported; it is not run",

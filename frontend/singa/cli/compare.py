@@ -14,7 +14,7 @@ import click
 
 from singa_backend import debug
 from singa_backend.comparison.tolerances import ADDS_UP, narrowest
-from singa_backend.debug.compare import AGAINST, is_engine
+from singa_backend.debug.setting import AGAINST, is_engine
 from singa_backend.debug.torch_module import is_torch
 from singa_backend.dtypes import from_type_string, onnx_name
 from singa_backend.inspection import inspect

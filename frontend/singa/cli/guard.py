@@ -12,7 +12,7 @@ import click
 
 from singa_backend import debug
 from singa_backend.debug import guards
-from singa_backend.debug.compare import AGAINST, is_engine
+from singa_backend.debug.setting import AGAINST, is_engine
 from singa_backend.io.files import write_npz
 from singa_backend.io.places import check as check_place
 from singa_backend.proto.named_arrays import named_arrays

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from singa_backend import debug
-from singa_backend.debug.compare import AGAINST, is_engine
+from singa_backend.debug.setting import AGAINST, is_engine
 from singa_backend.rendering import printable
 
 from ._common import (

@@ -13,17 +13,18 @@ import numpy as np
 
 from ... import dtypes
 from ...comparison.difference import Difference, Tolerance, as_float
+from ...deadline import SHORTEST
 from ...engines.command import EngineCommand
 from ...engines.local import Engine, FailedRun, Foreign, Planned
 from ...errors import InvalidInput, SonnxError, did_you_mean
 from ...io.archives import open_arrays
 from ...io.junit import JUnitCase, write_suite
-from ...limits import SHORTEST, check_number
+from ...limits import check_number
 from ...proto import test_data
 from ...proto.load import ModelSource
 from ...proto.source import file_digest
-from ..compare import AGAINST, BUDGET, is_engine, is_saved, trusted
 from ..lockstep import Values, attempt
+from ..setting import AGAINST, BUDGET, is_engine, is_saved, trusted
 from ..submodel import NodeCall, Source
 from .document import CODE, Guard, GuardCase, GuardedValue, read_guard
 from .locate import Culprit, GuardSearch, origin_of

@@ -16,8 +16,8 @@ from ...engines.local import FailedRun, Ours
 from ...errors import SonnxError
 from .. import repro
 from ..bisect import bisect
-from ..compare import DEFINITION
 from ..lockstep import attempt
+from ..setting import DEFINITION
 from ..submodel import NodeCall, Source
 from .choose import attributes_hash, between, makers, weight_hash
 from .document import Guard, GuardNode

@@ -24,8 +24,8 @@ from ...kernels.work import flops
 from ...limits import check_number
 from ...proto.load import ModelSource
 from ...proto.source import file_digest
-from ..compare import BUDGET, trusted
 from ..lockstep import Values, walk
+from ..setting import BUDGET, trusted
 from ..submodel import NodeCall, Source
 from .choose import Types, between, index_bounds, makers, node_of, select, stable_values, weight_hash
 from .document import Guard, GuardCase, GuardedValue, GuardInput
