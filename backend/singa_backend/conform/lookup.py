@@ -15,6 +15,14 @@ WORKS = {
 }
 """The words of the column "works", and what they mean."""
 
+OF_BACKENDS = {
+    "yes": "every case of ONNX's suite that calls this version passes, on every device of this report",
+    "partly": "some cases that call this version do not pass on some device",
+    "unrun": "no case calls this version",
+    "no": "the backend refuses every case that calls this version",
+}
+"""What they mean for a backend other than this package."""
+
 UNCHECKED = "unchecked"
 
 GRADIENTS = {
