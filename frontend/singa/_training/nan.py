@@ -90,7 +90,7 @@ class StatesBefore:
         for key, t in self._states().items():
             known = self._copies.get(key)
             if known is not None and known[0] is t and known[1].shape == t._data.shape and known[1].dtype == t._data.dtype:
-                known[1][...] = t._data
+                t.device.backend.write(known[1], t._data)
             else:
                 self._copies[key] = (t, t.device.backend.copy(t._data))
 
@@ -104,14 +104,14 @@ class StatesBefore:
         now = [(t, t.device.backend.copy(t._data), copy) for t, copy in self._copies.values()]
         try:
             for t, _, copy in now:
-                t._data[...] = copy
+                t.device.backend.write(t._data, copy)
             origin = _origin(self._model, batch)
             since = self._steps - self._kept
             earlier = f" (with the parameters of {since} steps before)" if since else ""
             return "" if origin is None else f"{origin}{earlier}{_GROWN if origin.kind != 'node' or not origin.nan else ''}"
         finally:
             for t, value, _ in now:
-                t._data[...] = value
+                t.device.backend.write(t._data, value)
 
 
 def _origin(model: Any, batch: Sequence[Any]) -> Origin | None:
