@@ -1,4 +1,4 @@
-"""The time at which a call must end: the time in which it makes what later calls need not make again does not count."""
+"""The time at which a call must end: what later calls need not make again is finished first, for at most a minute."""
 
 from __future__ import annotations
 
@@ -42,11 +42,10 @@ class Deadline:
         finally:
             self._turn(before)
 
-    def plan_is_kept(self) -> bool:
-        """Count the time in which the clock stood: what was made is kept.  Returns whether the call is still in time."""
+    def count_spared(self) -> None:
+        """Count the time in which the clock stood: nothing more is made."""
         if self.runs:
             self._spared = 0.0
-        return self.remaining() > 0
 
     def _turn(self, runs: bool) -> bool:
         now, before = time.monotonic(), self.runs

@@ -321,9 +321,15 @@ class Budget:
         """A context whose time counts towards the deadline, or does not: it makes what later runs need not make again."""
         return nullcontext() if self.deadline is None else self.deadline.clock(runs)
 
+    def count_spared(self) -> None:
+        """Count the time that did not count towards the deadline: nothing more is made."""
+        if self.deadline is not None:
+            self.deadline.count_spared()
+
     def plan_is_kept(self) -> None:
         """Count the time in which a plan was made that is kept.  Raises if the deadline has passed."""
-        if self.deadline is not None and not self.deadline.plan_is_kept():
+        self.count_spared()
+        if self.deadline is not None and self.deadline.remaining() <= 0:
             what = f"the deadline of {self.limits.deadline} seconds has passed while a plan for these shapes was made"
             raise ResourceExhausted(what, code="SX608", hint="the plan is kept: run again")
 

@@ -241,6 +241,7 @@ class Session:
             self.reason = None
             return found
         self.reason = found
+        budget.count_spared()
         budget.exchanges.at = 0
         executor, values = self._executor, dict(replaced or {})
         made = executor.run(graph or self.graph, inputs, values, budget, observer, to_host)

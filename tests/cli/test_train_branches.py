@@ -90,3 +90,14 @@ def test_the_weights_of_the_branch_that_runs_train(tmp_path: Path, rate: int) ->
     np.testing.assert_allclose(outputs(trained, x, rate), x @ w, rtol=1e-4, atol=1e-5)
     for other in {16, 8, 1} - {rate}:
         np.testing.assert_array_equal(outputs(trained, x, other), outputs(model(), x, other))
+
+
+def test_an_input_without_axes_has_one_value(tmp_path: Path) -> None:
+    onnx.save(model(), tmp_path / "m.onnx")
+    x, y = RNG.normal(size=(4, 6)).astype(F), RNG.integers(0, 3, 4)
+    line = ["train", tmp_path / "m.onnx", "--data", tmp_path / "d.npz", "-o", tmp_path / "o.onnx"]
+    for rates, code in (([16, 16, 16, 16], 0), ([16, 8, 16, 16], 3)):
+        np.savez(tmp_path / "d.npz", x=x, rate=np.array(rates), y=y)
+        done = CliRunner().invoke(main, [str(a) for a in line])
+        assert done.exit_code == code, done.output
+    assert "'rate' has no axes in the model and must have one value, got 4 that differ" in " ".join(done.output.split())

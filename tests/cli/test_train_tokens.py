@@ -180,3 +180,20 @@ def test_ignored_labels(tmp_path: Path) -> None:
 )
 def test_options_without_an_effect_are_refused(tmp_path: Path, given: tuple[Any, ...]) -> None:
     assert "needs --loss" in train(tagger(tmp_path, 3), *given, "-o", tmp_path / "o.onnx", code=2).output
+
+
+def test_labels_without_a_loss_are_refused(tmp_path: Path) -> None:
+    tagger(tmp_path, 3)
+    stored = dict(np.load(tmp_path / "d.npz"))
+    np.savez(tmp_path / "none.npz", x=stored["x"], y=np.full_like(stored["y"], 7))
+    for given in (("--data", tmp_path / "none.npz"), ("--data", tmp_path / "d.npz", "--validation", tmp_path / "none.npz")):
+        done = run("train", tmp_path / "m.onnx", *given, "--ignore-index", 7, "-o", tmp_path / "o.onnx", code=3)
+        assert f"{given[-2]}: at least one label must have a loss" in " ".join(done.output.split())
+    assert not (tmp_path / "o.onnx").exists()
+
+
+def test_a_mask_is_required_unless_the_loss_is_that_of_a_decoder(tmp_path: Path) -> None:
+    onnx.save(DECODERS["exported"](), tmp_path / "m.onnx")
+    np.savez(tmp_path / "d.npz", input_ids=IDS, y=IDS)
+    done = train(tmp_path, "--class-axis", -1, "-o", tmp_path / "o.onnx", code=3)
+    assert "must contain 'attention_mask'" in " ".join(done.output.split())

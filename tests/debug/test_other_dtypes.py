@@ -177,7 +177,7 @@ def test_an_8_bit_table_is_named_and_not_a_later_product(table: str, align: bool
     assert {"e", "h", "r", "y"} <= {r.value for r in found.rows} and "q" not in {r.value for r in found.rows}
 
 
-@pytest.mark.parametrize("mine", ["uint8", "int8", "int32"])
+@pytest.mark.parametrize("mine", ["uint8", "int8", "int32", ml_dtypes.float8_e4m3fn])
 @pytest.mark.parametrize("align", [True, False])
 def test_a_value_of_another_kind_is_no_partner(mine: str, align: bool) -> None:
     """The name `q` means codes in one model and floats in the other."""

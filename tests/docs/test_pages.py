@@ -12,6 +12,7 @@ from itertools import groupby
 from pathlib import Path
 
 import pytest
+from packaging.version import Version
 from tests.docs.test_docstrings import MODULES, public_values
 from tests.helpers.paths import PROJECT
 from tests.test_arrows import FOLDERS, LAYERS
@@ -59,6 +60,17 @@ def test_every_environment_of_tox_is_described() -> None:
     assert len(names) > 20
     described = {n for line in re.findall(r"tox -e ([\w,-]+)", text("CONTRIBUTING.md")) for n in line.split(",")}
     assert [n for n in names if n not in described] == []
+
+
+def test_the_oldest_environment_has_the_lower_bounds_of_the_project() -> None:
+    tox = configparser.ConfigParser(interpolation=None)
+    tox.read_string(text("tox.ini"))
+    pinned = {name: Version(v) for name, v in re.findall(r"^([\w.-]+)==(\S+)$", tox["testenv:oldest"]["deps"], re.MULTILINE)}
+    project = tomllib.loads(text("pyproject.toml"))["project"]
+    extras = ("text", "image", "plot", "tensorboard", "generate", "lora", "oracle", "mpi")
+    required = [*project["dependencies"], *(p for name in extras for p in project["optional-dependencies"][name])]
+    lowest = {found[1]: Version(found[2]) for p in required if (found := re.fullmatch(r"([\w.-]+)>=([\d.]+)", p))}
+    assert pinned == lowest
 
 
 def test_every_path_that_contributing_names_exists() -> None:

@@ -218,3 +218,10 @@ def test_workers_count_tokens(size: int) -> None:
     for found in LocalGroup(3).run(trained):
         for mine, theirs in zip(found, one, strict=True):
             np.testing.assert_allclose(mine, theirs, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("loss", [autograd.softmax_cross_entropy, autograd.cross_entropy])
+def test_labels_of_the_shape_of_the_scores_have_no_ignored_one(loss: Any) -> None:
+    labels = tensor(np.full((N, C), 1 / C, F))
+    with pytest.raises(InvalidInput, match="ignore_index must be used with class numbers"):
+        loss(tensor(np.full((N, C), 1 / C, F)), labels, ignore_index=1)

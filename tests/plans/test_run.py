@@ -11,6 +11,7 @@ from onnx import parser
 
 from singa_backend import InvalidInput, Limits, OperatorError, ResourceExhausted, SingaBackend, SingaRep
 from singa_backend import deadline as bounds
+from singa_backend.kernels.table import Invalid
 from singa_backend.plans import planner
 from singa_backend.plans.trace import Tracer
 
@@ -137,6 +138,11 @@ class SlowClock:
         return slow
 
 
+def refuse(*args: Any) -> Any:
+    """A kernel refuses a value in a trace."""
+    raise Invalid
+
+
 @pytest.mark.parametrize("slow", [(planner, "fuse"), (Tracer, "_walk"), (Tracer, "_followers")])
 def test_a_deadline_shorter_than_the_making_of_a_plan(slow: tuple[Any, str], monkeypatch: pytest.MonkeyPatch) -> None:
     clock = SlowClock()
@@ -149,6 +155,16 @@ def test_a_deadline_shorter_than_the_making_of_a_plan(slow: tuple[Any, str], mon
     assert caught.value.code == "SX608" and "run again" in caught.value.hint
     check(rep.run(feeds(2), limits=short), feeds(2))
     assert rep._session.reason is None
+
+
+def test_the_time_of_a_plan_that_is_not_kept_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = SlowClock()
+    monkeypatch.setattr(bounds, "time", clock)
+    monkeypatch.setattr(planner.Plan, "trace", clock.before(refuse, 5.0))
+    rep = rep_of()
+    with pytest.raises(ResourceExhausted, match="has passed") as caught:
+        rep.run(feeds(2), limits=Limits(deadline=1.0))
+    assert caught.value.code == "SX608" and caught.value.node
 
 
 def test_making_a_plan_ends_after_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:

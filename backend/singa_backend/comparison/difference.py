@@ -343,8 +343,9 @@ def _magnitude(x: np.ndarray) -> float:
 
 
 def same_kind(a: np.dtype[Any], b: np.dtype[Any]) -> bool:
-    """Whether two dtypes are equal, or both real floats, or both complex."""
-    return a == b or (dtypes.is_float(a) and dtypes.is_float(b)) or a.kind == b.kind == "c"
+    """Whether two dtypes are equal, or both real floats of 16 bits or more, or both complex; narrower floats are codes."""
+    floats = all(dtypes.is_float(d) and d.itemsize > 1 for d in (a, b))
+    return a == b or floats or a.kind == b.kind == "c"
 
 
 def as_float(value: Any, dtype: np.dtype[Any] | None) -> Any:

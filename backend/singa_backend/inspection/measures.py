@@ -148,7 +148,7 @@ def errors_of(comparison: Document, main: Table) -> dict[int, Error]:
         found[call.index] = error
     first = comparison.get("first")
     if isinstance(first, Mapping) and first.get("index") in found:
-        one, known = found[first["index"]], first.get("inputs_agreed") is not None
+        one, known = found[first["index"]], first.get("inputs_agreed") is True
         one.first, one.agrees = True, False
         one.rows.insert(0, ("first wrong node" if known else "first value that differs", str(first.get("why", ""))))
     for row in _rows(comparison, "sonnx.compare", "not_compared", what):

@@ -5,6 +5,7 @@ names = lift_weights(model)              # in place: the new initializers
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, numpy_helper
@@ -28,18 +29,21 @@ def lift_weights(model: ModelProto) -> list[str]:
     """
     if any(_is_float(t) for t in model.graph.initializer):
         return []
-    names = FreshNames({v for graph in _graphs(model.graph) for v in _names(graph)})
+    graphs = Counter(v for graph in _graphs(model.graph) for v in set(_names(graph)))
+    names = FreshNames(set(graphs))
     lifted: list[str] = []
     for graph in list(_branches(model.graph)):
         ends = {o.name for o in graph.output}
-        for node in list(graph.node):
+        for at in reversed(range(len(graph.node))):
+            node = graph.node[at]
             tensor = None if ends & set(node.output) else _weight(node)
             if tensor is None:
                 continue
             old = node.output[0]
-            tensor.name = old if sum(old in set(_names(g)) for g in _graphs(model.graph)) == 1 else names.new(old)
-            graph.node.remove(node)
+            tensor.name = old if graphs[old] == 1 else names.new(old)
+            del graph.node[at]
             if tensor.name != old:
+                graphs[old] -= 1
                 _rename(graph, old, tensor.name)
             model.graph.initializer.append(tensor)
             lifted.append(tensor.name)

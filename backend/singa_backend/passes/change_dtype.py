@@ -73,7 +73,8 @@ def change_dtype(
         InvalidModel: as for `optimize`.
     """
     editor = ModelEditor(model)
-    ends = [v for v in (*model.graph.input, *model.graph.output) if keep_io_types]
+    stored = {t.name for t in model.graph.initializer}  # which may be inputs or outputs too, and have the new dtype
+    ends = [v for v in (*model.graph.input, *model.graph.output) if keep_io_types and v.name not in stored]
     _Change(editor, np.dtype(dtype), {v.name for v in ends}, excluded).run()
     types = {v.name: TypeProto.FromString(v.type.SerializeToString()) for v in ends}
     editor.write()

@@ -132,9 +132,7 @@ def _mean_over_labels(op: TensorOp, x: Any, t: Any, weight: Any, ignore_index: i
     w = None if weight is None else _class_weights(op, x, weight)
     if _are_classes(op, x, t):
         return _of_numbers(op, x, t, ignore_index, lambda ids, ignore: _of_classes(op, x, ids, w, ignore, label_smoothing))
-    if ignore_index is not None:
-        what = f"ignore_index must be used with class numbers, got labels of shape {op.shape(t)}"
-        raise InvalidInput(what, code="SX334", hint="pass class numbers, or leave such rows out")
+    _refuse_ignored(op, t, ignore_index)
     _same_shape(op, x, t)
     t = op.cast(t, x)
     share = op.Div(t, op.ReduceSum(t, [1], keepdims=1))
@@ -146,6 +144,13 @@ def _mean_over_labels(op: TensorOp, x: Any, t: Any, weight: Any, ignore_index: i
     if op.rank(x) == 2:
         return _mean_over_rows(op, each, x)
     return op.Reshape(op.ReduceMean(op.ReduceSum(each, [1], keepdims=0), keepdims=0), [1])
+
+
+def _refuse_ignored(op: TensorOp, t: Any, ignore_index: int | None) -> None:
+    """Raise InvalidInput for an ignored class number with labels that are not class numbers."""
+    if ignore_index is not None:
+        what = f"ignore_index must be used with class numbers, got labels of shape {op.shape(t)}"
+        raise InvalidInput(what, code="SX334", hint="pass class numbers, or leave such rows out")
 
 
 def _are_classes(op: TensorOp, x: Any, t: Any) -> bool:
@@ -241,6 +246,7 @@ def cross_entropy(op: TensorOp, x: Any, *, t: Any, ignore_index: int | None = No
     if _are_classes(op, x, t):
         x, t = _classes_second(op, x, t, axis)
         return _of_numbers(op, x, t, ignore_index, lambda ids, ignore: op.NegativeLogLikelihoodLoss(_log(op, x), ids, **ignore))
+    _refuse_ignored(op, t, ignore_index)
     _same_shape(op, x, t)
     return _mean_over_rows(op, op.Neg(op.Mul(op.cast(t, x), _log(op, x))), x)
 

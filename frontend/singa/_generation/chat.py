@@ -129,7 +129,10 @@ def _section(folder: Path, name: str) -> Document:
 def _texts(folder: Path, section: Document) -> dict[str, str]:
     """The texts of the templates by name; files come before those in the configuration."""
     files = {"default": folder / "chat_template.jinja"}
-    files |= {f.stem: f for f in sorted((folder / "additional_chat_templates").glob("*.jinja"))[:MOST_TEMPLATES]}
+    files |= {f.stem: f for f in sorted((folder / "additional_chat_templates").glob("*.jinja"))}
+    if len(files) > 1 + MOST_TEMPLATES:
+        what = f"{folder} must have at most {MOST_TEMPLATES} additional chat templates, got {len(files) - 1}"
+        raise InvalidInput(what, code=FOLDER)
     texts = {name: _read(file) for name, file in files.items() if os.path.isfile(file)}
     value = section.get("chat_template")
     if not texts and value is not None:

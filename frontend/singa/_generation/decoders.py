@@ -187,7 +187,7 @@ def _places(nodes: Sequence[Node], states: Mapping[str, np.ndarray], positions: 
         for i, name in enumerate(n.input_names)
         if name in states
         and states[name].ndim == 2
-        and (_formal(n, i) == "cos_cache" or (i == 0 and n.input_names[1:] == (positions,)))
+        and (_formal(n, i) == "cos_cache" or (i == 0 and positions and n.input_names[1:] == (positions,)))
     ]
     return min(tables, default=None)
 

@@ -55,14 +55,14 @@ def _convert(scope: Any, operator: Any, container: Any) -> None:
 @contextmanager
 def _finite(trees: list[Any]) -> Iterator[None]:
     """Let infinite thresholds be the largest float32, in place: no value that scikit-learn accepts is above it."""
-    infinite = [(t.threshold, np.flatnonzero(np.isinf(t.threshold))) for t in trees]
+    infinite = [(t.threshold, np.isinf(t.threshold), t.threshold.copy()) for t in trees]
     try:
-        for thresholds, places in infinite:
-            thresholds[places] = np.finfo(np.float32).max
+        for thresholds, places, before in infinite:
+            thresholds[places] = np.copysign(np.finfo(np.float32).max, before[places])
         yield
     finally:
-        for thresholds, places in infinite:
-            thresholds[places] = np.inf
+        for thresholds, places, before in infinite:
+            thresholds[places] = before[places]
 
 
 def _written(nodes: list[NodeProto]) -> Iterator[tuple[Any, dict[str, np.ndarray]]]:

@@ -418,7 +418,7 @@ def _place(run: Document, arrays: Mapping[str, np.ndarray], count: int | None, b
     finished = sum(steps) if most is None else epoch * most
     if losses.dtype != np.float64 or losses.shape != (finished + batch,):
         raise ValueError(f"{losses.size} losses after {finished + batch} steps")
-    weights = arrays.get(f"{LOOP}weights", np.ones(losses.shape, np.int64))  # versions before it did not write them
+    weights = arrays.get(f"{LOOP}weights", np.full(losses.shape, batch_size, np.int64))  # older versions did not write them
     if weights.dtype != np.int64 or weights.shape != losses.shape or (weights < 0).any():
         raise ValueError("weights of other batches")
     whole = count is not None and order.ndim == 1 and order.dtype.kind == "i" and np.array_equal(np.sort(order), np.arange(count))

@@ -8,7 +8,7 @@ from typing import Any
 from singa_backend import NonFinite, prepare
 from singa_backend.comparison import finite
 from singa_backend.devices.device import device_of
-from singa_backend.errors import InvalidInput, SonnxError
+from singa_backend.errors import InvalidInput
 from singa_backend.runtime.origins import Origin
 
 from .._core import tape
@@ -59,7 +59,10 @@ def first_nan(loss: Tensor) -> str:
 _GROWN = "; if values have grown, lower the learning rate or bound the gradients"
 
 
+"""What may help if not one value, but the size of all is the cause."""
+
 _EACH = 16
+"""The values are kept before each of so many first steps, then before one of so many."""
 
 
 class StatesBefore:
@@ -72,7 +75,7 @@ class StatesBefore:
     def __init__(self, model: Any) -> None:
         self._model = model
         self._copies: dict[int, tuple[Tensor, Any]] = {}
-        self._steps = 0
+        self._steps = self._kept = 0
 
     def _states(self) -> dict[int, Tensor]:
         fixed = {id(p) for p in self._model.get_params().values() if not p.requires_grad}
@@ -83,10 +86,11 @@ class StatesBefore:
         self._steps += 1
         if self._steps > _EACH and self._steps % _EACH:
             return
+        self._kept = self._steps
         for key, t in self._states().items():
             known = self._copies.get(key)
             if known is not None and known[0] is t and known[1].shape == t._data.shape and known[1].dtype == t._data.dtype:
-                known[1][...] = t._data
+                t.device.backend.write(known[1], t._data)
             else:
                 self._copies[key] = (t, t.device.backend.copy(t._data))
 
@@ -100,12 +104,14 @@ class StatesBefore:
         now = [(t, t.device.backend.copy(t._data), copy) for t, copy in self._copies.values()]
         try:
             for t, _, copy in now:
-                t._data[...] = copy
-            found = _origin(self._model, batch)
-            return "" if found is None else f"{found}{_GROWN if found.kind != 'node' or not found.nan else ''}"
+                t.device.backend.write(t._data, copy)
+            origin = _origin(self._model, batch)
+            since = self._steps - self._kept
+            earlier = f" (with the parameters of {since} steps before)" if since else ""
+            return "" if origin is None else f"{origin}{earlier}{_GROWN if origin.kind != 'node' or not origin.nan else ''}"
         finally:
             for t, value, _ in now:
-                t._data[...] = value
+                t.device.backend.write(t._data, value)
 
 
 def _origin(model: Any, batch: Sequence[Any]) -> Origin | None:
@@ -119,7 +125,7 @@ def _origin(model: Any, batch: Sequence[Any]) -> Origin | None:
         prepare(step.onnx, optimize=0).run(values, validate=True)
     except NonFinite as error:
         return error.origin
-    except SonnxError:  # the step cannot become a graph, or fails in another way
+    except Exception:  # the step cannot become a graph, or fails in another way: SX343 is the error to report
         return None
     return None
 

@@ -71,7 +71,8 @@ class DataColumns:
         inputs: The names of the inputs of the model.
         kinds: Their dtypes; None for any.
         target: The name of the targets.
-        declared: The inputs as the model declares them, of which a decoder's follow from its tokens if data lack them.
+        declared: The inputs as the model declares them.
+        decodes: Whether inputs that data lack follow from the tokens: the mask, the positions and the caches of a decoder.
     """
 
     option: str
@@ -79,6 +80,7 @@ class DataColumns:
     kinds: tuple[np.dtype[Any] | None, ...]
     target: str
     declared: tuple[Value, ...] = ()
+    decodes: bool = False
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -104,15 +106,23 @@ class DataColumns:
         return {v.name for v in self.declared if v.shape == ()}
 
     def spread(self, names: Sequence[str], arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """The arrays of these names, the targets last, in which an input without axes has its value for each sample."""
+        """The arrays of these names, the targets last, in which an input without axes has its value for each sample.
+
+        Raises:
+            InvalidInput: The values of an input without axes differ, which one run cannot take (SX331).
+        """
         samples = len(arrays[-1]) if arrays[-1].ndim else 0
+        for name, a in zip(names, arrays, strict=True):
+            if name in self.scalars and a.ndim and a.size and (a != a.flat[0]).any():
+                what = f"{self.option}: {name!r} has no axes in the model and must have one value, got {a.size} that differ"
+                raise InvalidInput(what, code="SX331", hint="train with the samples of one value at a time")
         return [np.full(samples, a) if not a.ndim and n in self.scalars else a for n, a in zip(names, arrays, strict=True)]
 
     def _fillers(self, there: Collection[str]) -> Mapping[str, Filler]:
         """How inputs of a decoder that are not there follow from its tokens."""
         from .._generation.empty_caches import fillers_of, token_input
 
-        return fillers_of(self.declared, there) if token_input(self.declared) else {}
+        return fillers_of(self.declared, there) if self.decodes and token_input(self.declared) else {}
 
     def cast(self, names: Sequence[str], arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
         """All arrays, in order, the inputs in the dtypes of the model.
@@ -125,21 +135,22 @@ class DataColumns:
 
         *inputs, targets = arrays
         follows = self._fillers(names)
-        rest, made = iter(inputs), []
+        rest, made = iter(inputs), list[Any]()
         for name, kind in zip(self.inputs, self.kinds, strict=True):
             a = None if name in follows else next(rest)
             made.append(a if a is None or kind is None or a.dtype == kind else a.astype(kind))
         tokens = made[self.inputs.index(token_input(self.declared))] if follows else None
         if tokens is not None and tokens.ndim != 2:
             raise InvalidInput(f"{self.option}: tokens must have shape (N, T), got {list(tokens.shape)}", code="SX331")
-        filled = zip(self.inputs, made, strict=True)
-        return [*(follows[n](tokens) if a is None else a for n, a in filled), targets]  # type: ignore[arg-type]
+        if tokens is None:
+            return [*made, targets]
+        return [*(follows[n](tokens) if a is None else a for n, a in zip(self.inputs, made, strict=True)), targets]
 
 
-def columns_of(option: str, model: SONNXModel, target: str) -> DataColumns:
+def columns_of(option: str, model: SONNXModel, target: str, decodes: bool) -> DataColumns:
     """What the data of a model must have."""
     inputs = model.imported.graph.inputs
-    return DataColumns(option, tuple(v.name for v in inputs), tuple(v.dtype for v in inputs), target, tuple(inputs))
+    return DataColumns(option, tuple(v.name for v in inputs), tuple(v.dtype for v in inputs), target, tuple(inputs), decodes)
 
 
 Arrays = tuple[list[np.ndarray], np.ndarray]

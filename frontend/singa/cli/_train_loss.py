@@ -93,10 +93,14 @@ class TrainLoss:
             where: The option that names the data.
 
         Raises:
-            InvalidInput: A class number is outside [0, C), or one-hot labels have another number of classes (SX335, SX334).
+            InvalidInput: No label has a loss, a class number is outside [0, C), or one-hot labels have another number of
+                classes (SX335, SX334).
         """
         from .._autograd.losses import class_axes
 
+        if targets.size and not self.weight(targets):
+            what = f"{where}: at least one label must have a loss, got none that is not {self.ignore_index}"
+            raise InvalidInput(what, code="SX335", hint="--ignore-index chooses the label without a loss")
         if self.name not in (CLASSES, NEXT_TOKEN, PROBABILITIES) or sizes is None or len(sizes) < 2 or not targets.size:
             return
         if self.name == PROBABILITIES and targets.ndim == len(sizes):

@@ -34,7 +34,7 @@ from ._train_adapters import (
     writes_adapter,
 )
 from ._train_data import Arrays, BatchFunction, FunctionName, columns_of, digest, read_data
-from ._train_loss import CLASSES, PROBABILITIES, TrainLoss
+from ._train_loss import CLASSES, NEXT_TOKEN, PROBABILITIES, TrainLoss
 from ._train_options import TrainOptions
 
 if TYPE_CHECKING:
@@ -209,7 +209,7 @@ def _data(chosen: TrainOptions, model: SONNXModel, loss: TrainLoss) -> tuple[Arr
     from .._training.loader import ArrayLoader
 
     def read(option: str, source: Path | FunctionName) -> Arrays | BatchFunction:
-        found = read_data(source, columns_of(option, model, chosen.target))
+        found = read_data(source, columns_of(option, model, chosen.target, chosen.loss == NEXT_TOKEN))
         if isinstance(found, tuple):
             ArrayLoader(*found[0], found[1], batch_size=chosen.batch_size)  # as many samples in all
         loss.check(model.imported.graph.outputs[0].shape, _targets(found), option)
