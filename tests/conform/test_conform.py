@@ -284,10 +284,12 @@ class Vendor:
 
 
 def test_the_report_of_another_backend(tmp_path: Path) -> None:
-    chosen = [c for c in cases.load(["node"], r"^test_(relu|neg|tanh|clip|softplus_example_expanded_ver18)$")]
+    chosen = cases.load(["node"], r"^test_(relu|neg|tanh|clip|softplus_example_expanded_ver18)$")
     found = [worker.run_case(case, Vendor, "gpu0") for case in chosen]
     run = results.to_json(found, gaps.judge(found, {}), "vendor:Engine", "gpu0", "0" * 16)
     assert run["environment"]["device"] == "gpu0"
+    failing = {r["operator"]: (r["cases"], r["passed"], r["unsupported"]) for r in results.failing_operators(run)}
+    assert failing == {"Neg-13": (1, 0, 0), "Tanh-13": (1, 0, 1)}
     built = report.build([run], tmp_path)
     rows = {f"{r['operator']}-{r['version']}": r for r in built["rows"] if r["domain"] == "ai.onnx"}
     words = {"Relu-14": "yes", "Neg-13": "partly", "Tanh-13": "no", "Exp-13": "yes", "Softmax-13": "unrun"}

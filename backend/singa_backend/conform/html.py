@@ -70,10 +70,8 @@ def compact(report: dict[str, Any]) -> dict[str, Any]:
             }
         )
     fuzz = report.get("fuzz")
-    shared = {
-        k: report.get(k)
-        for k in ("backend", "onnx", "manifest", "versions", "opsets", "totals", "gaps", "unexpected", "releases")
-    }
+    keys = ("backend", "onnx", "manifest", "versions", "opsets", "totals", "gaps", "unexpected", "releases")
+    shared = {k: report.get(k) for k in keys}
     return {**shared, "fuzz": fuzz and {"count": fuzz.get("count"), "words": generated_words(fuzz)}, "domains": domains,
             "works": lookup.OF_BACKENDS if report.get("backend") else lookup.WORKS, "gradients": lookup.GRADIENTS,
             "means": {"strict": VERDICTS[0], "official": VERDICTS[1], "cells": CELLS, "generated": GENERATED},

@@ -42,7 +42,8 @@ _CELL = {
     "failed?": [str], "unsupported?": int,
 }  # fmt: skip
 _SUITE = {
-    "backend?": str, "environment": {"onnx": str, "device": str, "emulated?": bool}, "manifest": str, "totals": _TOTALS, "gaps": {"*": str},
+    "backend?": str, "environment": {"onnx": str, "device": str, "emulated?": bool}, "manifest": str, "totals": _TOTALS,
+    "gaps": {"*": str},
     "unexpected?": [str], "executed": [_CELL],
 }  # fmt: skip
 _RELEASE = {"environment": {"device": str, "release": str}, "totals": _TOTALS, "gaps?": {"*": str}, "executed": [_CELL]}

@@ -27,6 +27,7 @@ from ..io.places import check_folder_of
 from ..proto.schemas import DOMAINS
 from ..rendering import json_text
 from .gaps import Judgement
+from .lookup import named
 from .worker import OURS, Cell, Result
 
 
@@ -168,6 +169,20 @@ def _executed(results: Sequence[Result]) -> list[dict[str, Any]]:
             }
         )
     return out
+
+
+def failing_operators(document: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the operator versions of a run of which a case does not pass, those with the most such cases first.
+
+    Args:
+        document: The JSON of the run.
+
+    Returns:
+        For each: `operator` ("Softmax-13", "ai.onnx.ml:Scaler-1"), `cases`, `passed` and `unsupported`.
+    """
+    rows = [e for e in document["executed"] if e["passed"] < e["cases"]]
+    rows.sort(key=lambda e: (e["passed"] - e["cases"], e["domain"], e["operator"], e["version"]))
+    return [{"operator": named(e), **{k: e[k] for k in ("cases", "passed", "unsupported")}} for e in rows]
 
 
 def write_junit(results: Sequence[Result], judgement: Judgement, path: Path) -> None:
