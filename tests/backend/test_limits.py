@@ -313,7 +313,12 @@ def test_a_part_of_a_call_has_lower_limits_and_the_end_and_flag_of_the_call() ->
     flag = threading.Event()
     call = limits.Budget(Limits(nodes=100, deadline=60), flag, 12 * MIB)
     part = call.part(nodes=7, tensor_bytes=1 << 60)
-    assert (part.limits.nodes, part.tensor_bytes, part.live_bytes, part.end) == (7, call.tensor_bytes, 9 * MIB, call.end)
+    assert (part.limits.nodes, part.tensor_bytes, part.live_bytes, part.deadline) == (
+        7,
+        call.tensor_bytes,
+        9 * MIB,
+        call.deadline,
+    )
     flag.set()
     with pytest.raises(ResourceExhausted, match="cancelled"):
         part.watch()

@@ -75,7 +75,7 @@ FREE = {
     "--aux": "a name in the model", "--inputs": "names in the model",
     "--outputs": "names in the model", "--raises": "any code", "--command": "any program", "--against-command": "any program",
     "--operator": "a name in the model", "--name": "a name in the model", "--extra-opset": "a domain and a version",
-    "--release": "a version in the manifest", "--exclude": "a pattern",
+    "--release": "a version in the manifest", "--exclude": "a pattern", "--ignore-index": "any integer",
     "--exclude-operator": "any name", "--metadata": "any text", "--doc": "any text",
     "--case": "a name in a file", "--input-name": "any name", "--output-name": "any name",
     "--pass": "checked by tests of the passes",

@@ -278,6 +278,7 @@ autograd.pooling_2d(autograd.PoolingHandle((2, 2), (1, 1), is_max=False), im)
 autograd.batchnorm_2d(autograd.BatchNormHandle(), im, v, v, s.clone(), s.clone())
 t = s.clone(); r = s.clone(); autograd.batchnorm_2d(autograd.BatchNormHandle(), im, v, v, t, r); [t, r]
 autograd.softmax_cross_entropy(y, p)
+autograd.next_token_cross_entropy(tensor.reshape(y, (1, 3, 4)), tensor.from_numpy(np.array([[2, 0, 2]], np.int64), dev))
 autograd.mse_loss(x, y)
 autograd.cross_entropy(autograd.softmax(y), p)
 autograd.binary_cross_entropy(autograd.sigmoid(y), p)

@@ -678,6 +678,10 @@ class Lying(autograd.Operator):
 
 
 @sonnx.exporter(Lying)
+def _lying(op: Any, lying: Lying, x: Any) -> Any:
+    return op.Mul(x, 3.0)
+
+
 class Reshaped(model.Model):
     """To fixed sizes, or to sizes of which one follows from the batch."""
 
@@ -705,10 +709,6 @@ def test_fixed_sizes_of_an_open_value_are_reported(sizes: list[int], axes: Any, 
         assert told[0].startswith(f"{name!r} (Reshape) has the fixed sizes {sizes}, so {says} of its input 'Relu#0:0'")
     elif axes:
         assert sonnx.run_model(proto, [np.ones((5, 9), F)])[0].size == 45
-
-
-def _lying(op: Any, lying: Lying, x: Any) -> Any:
-    return op.Mul(x, 3.0)
 
 
 class Fixed(model.Model):

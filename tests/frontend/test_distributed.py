@@ -826,6 +826,7 @@ def test_checkpoints_with_other_states_of_ranks_are_refused(name: str, value: np
         net(tensor.Tensor(data=X[rows]), tensor.Tensor(data=Y[rows]), "sparseTopK")
         place = Position(np.random.default_rng(0), batch=1, order=np.arange(64))
         place.history.losses.append(1.0)
+        place.history.weights.append(16)
         checkpoint.write(place)
 
     LocalGroup(2).run(write)

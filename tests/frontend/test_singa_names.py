@@ -66,6 +66,7 @@ CASES = {
     "ConstantOfShape": ([np.array([2, 3])], {}),
     "GlobalAveragePool": ([IMAGE], {}),
     "SoftMaxCrossEntropy": ([A], {"t": LABELS}),
+    "NextTokenCrossEntropy": ([(1, 2, 3)], {"t": Tensor(data=np.array([[1, 0]]), requires_grad=False)}),
     "MeanSquareError": ([A], {"t": LABELS}),
     "CrossEntropy": ([A], {"t": LABELS}),
     "BinaryCrossEntropy": ([A], {"t": LABELS}),

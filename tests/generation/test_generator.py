@@ -405,7 +405,7 @@ def test_a_flag_and_limits_end_a_call(tmp_path: Path) -> None:
 @pytest.mark.parametrize("search", [{}, {"num_beams": 2}, {"num_return_sequences": 2, "temperature": 1.0}])
 def test_the_deadline_bounds_a_whole_call(search: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each reading of the clock is a second: a deadline ends the call, although each run alone would be within it."""
-    from singa_backend import limits as bounds
+    from singa_backend import deadline
 
     folder = write(tmp_path / "folder", {"model": Decoder().model()})
     options = {"max_new_tokens": 8, "end_tokens": [], **search}
@@ -418,7 +418,7 @@ def test_the_deadline_bounds_a_whole_call(search: dict[str, Any], tmp_path: Path
         now[0] += 1000.0
         return now[0]
 
-    monkeypatch.setattr(bounds, "time", SimpleNamespace(monotonic=clock))
+    monkeypatch.setattr(deadline, "time", SimpleNamespace(monotonic=clock))
     run = SingaRep.run
 
     def counted(self: Any, *arguments: Any, limits: Any = None, **keywords: Any) -> Any:

@@ -567,7 +567,6 @@ class Planner:
                         return NEW_SHAPES
                     if self.exchanges and not all(is_finite(x) for x in inputs if _is_plain(x)):
                         return NOT_FINITE  # a trace finds it at its end, and other processes would have its results
-                    self.unused += 1
                     plan = Plan(self)
                     outputs = self._trace(plan, inputs, budget)
                     self._keep(key, plan, budget)
@@ -614,8 +613,11 @@ class Planner:
         return MOVING
 
     def _keep(self, key: Any, plan: Plan, budget: limits.Budget) -> None:
+        is_new = key not in self.plans  # another thread may have made it too
         self._used(key, plan)
         self._recompute(plan)
+        if is_new and self.plans:  # without plans values are computed again, and the next run makes another one
+            self.unused += 1
         budget.plan_is_kept()
 
     def _recompute(self, plan: Plan) -> None:

@@ -57,8 +57,6 @@ def first_nan(loss: Tensor) -> str:
 
 
 _GROWN = "; if values have grown, lower the learning rate or bound the gradients"
-
-
 """What may help if not one value, but the size of all is the cause."""
 
 _EACH = 16

@@ -62,7 +62,7 @@ def exit_codes(command: Callable[..., Any]) -> Callable[..., Any]:
                 raise
             if kwargs.get("as_json") and not launched_rank():  # one document for all workers
                 write_json(error.to_dict(), name="error")
-            elif first_to_tell(str(error)):
+            elif first_to_tell(error.message):  # a hint may have values of one worker
                 err.print(Text(type(error).__name__, "red"), str(error), highlight=False, soft_wrap=True)
             sys.exit(LOST if isinstance(error, CommunicationError) else REFUSED)
 

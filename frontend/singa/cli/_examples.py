@@ -13,7 +13,6 @@ EXAMPLES = {
     "convert": (
         "sonnx convert model.onnx -o older.onnx --opset 11",
         "sonnx convert model.onnx -o half.onnx --dtype float16 --keep-io-types",
-        "sonnx convert model.onnx -o fixed.onnx --shape x=1,3,8,8",
     ),
     "device-check": (
         "sonnx device-check --to device-check",
