@@ -265,8 +265,21 @@ def test_node_cases_are_generated_once(tmp_path: Path, monkeypatch: pytest.Monke
     assert len(cases.load(["node"])) == 3  # the damaged file was replaced
 
 
+def test_the_cases_of_few_environments_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "node-mine.zip").write_text("no archive")
+    os.utime(tmp_path / "node-mine.zip", (0, 0))
+    for i in range(5):
+        monkeypatch.setattr(kept_cases, "path", lambda i=i: tmp_path / f"node-{i}.zip")
+        kept_cases.write([])
+        os.utime(tmp_path / f"node-{i}.zip", (i + 1, i + 1))
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["node-2.zip", "node-3.zip", "node-4.zip", "node-mine.zip"]
+    assert kept_cases.read("") == []
+
+
 class Vendor:
     """A backend of others: it refuses Tanh, and computes Neg wrong."""
+
+    _session = "an attribute of this name is not an executor of this package"
 
     def __init__(self, session: ReferenceEvaluator, factor: float) -> None:
         self.session, self.factor = session, factor
@@ -292,12 +305,16 @@ def test_the_report_of_another_backend(tmp_path: Path) -> None:
     assert failing == {"Neg-13": (1, 0, 0), "Tanh-13": (1, 0, 1)}
     built = report.build([run], tmp_path)
     rows = {f"{r['operator']}-{r['version']}": r for r in built["rows"] if r["domain"] == "ai.onnx"}
-    words = {"Relu-14": "yes", "Neg-13": "partly", "Tanh-13": "no", "Exp-13": "yes", "Softmax-13": "unrun"}
+    words = {"Relu-14": "yes", "Neg-13": "no", "Tanh-13": "no", "Exp-13": "yes", "Softmax-13": "unrun"}
     assert {name: lookup.works(rows[name]) for name in words} == words
+    assert {n: rows[n]["reason"] for n in ("Neg-13", "Tanh-13", "Relu-14")} == {
+        "Neg-13": "no case passes", "Tanh-13": "every case is refused", "Relu-14": "",
+    }  # fmt: skip
     assert rows["Relu-14"]["devices"]["gpu0"]["dtypes"] == {"T": ["float32"]}
     assert rows["Clip-13"]["devices"]["gpu0"]["tested_passed"] == 1
     report.write(built, tmp_path)
     page = (tmp_path / "support.md").read_text()
+    assert "* gpu0: unsupported: NotImplementedError: Tanh\n  * `test_tanh`\n" in page and "AllReduce" not in page
     assert page.startswith("# What vendor:Engine supports\n") and "gradient" not in page and "sonnx supports" not in page
     assert report.stale(built, tmp_path) == ""
     assert report.keep([run], tmp_path) == []

@@ -19,7 +19,7 @@ from onnx import TypeProto, load_model_from_string, numpy_helper
 from ..errors import SonnxError
 from ..io.archives import Archive, open_archive
 from ..io.documents import parse_document
-from ..io.files import writing
+from ..io.files import names_in, remove, writing
 from ..proto import test_data
 from ..rendering import json_text
 
@@ -29,6 +29,9 @@ FORM = 1
 MARK = b"PK"
 _INDEX = "index.json"
 _MOST = 1 << 30
+_FILES = 3
+"""The files that are kept: those of the environments that were written last."""
+
 _ENTRY = {"name": str, "rtol": float, "atol": float, "data": [[int, int]]}
 
 Stored = tuple[str, bytes, list[tuple[list[Any], list[Any]]], float, float]
@@ -78,8 +81,17 @@ def _case(archive: Archive, entry: Any) -> Stored:
 
 
 def write(cases: Iterable[Stored]) -> None:
-    """Keep all node cases; nothing is kept if the file cannot be written."""
-    with suppress(SonnxError), writing(path(), parents=True, mark=MARK) as file, zipfile.ZipFile(file, "w") as pack:
+    """Keep all node cases, and remove the oldest files of other environments; nothing is kept if no file can be written."""
+    with suppress(SonnxError, OSError):  # another process may have removed a file
+        _write(cases)
+        folder = path().parent
+        files = [folder / name for name in names_in(folder) if name.startswith("node-")]
+        for old in sorted(files, key=lambda f: f.stat().st_mtime)[:-_FILES]:
+            remove(old, MARK)
+
+
+def _write(cases: Iterable[Stored]) -> None:
+    with writing(path(), parents=True, mark=MARK) as file, zipfile.ZipFile(file, "w") as pack:
         index = []
         for name, model, data, rtol, atol in cases:
             graph = load_model_from_string(model).graph

@@ -17,9 +17,9 @@ WORKS = {
 
 OF_BACKENDS = {
     "yes": "every case of ONNX's suite that calls this version passes, on every device of this report",
-    "partly": "some cases that call this version do not pass on some device",
+    "partly": "some cases that call this version pass, others do not",
     "unrun": "no case calls this version",
-    "no": "the backend refuses every case that calls this version",
+    "no": "no case that calls this version passes",
 }
 """What they mean for a backend other than this package."""
 

@@ -21,7 +21,7 @@ from ..dtypes import from_type_string
 from ..io.documents import read_document
 from ..io.files import write_text
 from ..ir.declaration import declarations
-from ..proto.schemas import DOMAINS, LAX, MICROSOFT, newest, schemas
+from ..proto.schemas import DOMAINS, LAX, MICROSOFT, is_custom, newest, schemas
 from ..rendering import json_text
 from . import gaps, html, lookup, releases
 from .cases import ConformanceError, data_file
@@ -43,8 +43,8 @@ _CELL = {
 }  # fmt: skip
 _SUITE = {
     "backend?": str, "environment": {"onnx": str, "device": str, "emulated?": bool}, "manifest": str, "totals": _TOTALS,
-    "gaps": {"*": str},
-    "unexpected?": [str], "executed": [_CELL],
+    "gaps": {"*": str}, "unexpected?": [str], "executed": [_CELL],
+    "reasons?": [{"verdict": str, "reason": str, "cases": [str]}],
 }  # fmt: skip
 _RELEASE = {"environment": {"device": str, "release": str}, "totals": _TOTALS, "gaps?": {"*": str}, "executed": [_CELL]}
 _RELEASES = {"environment": {"device": str, "release": str}, "releases": {"*": _PART}, "executed": [_CELL]}
@@ -71,7 +71,7 @@ def build(runs: Sequence[dict[str, Any]], folder: Path | None = None) -> dict[st
     A run whose environment names a `release` executed the cases of that release of onnx ("all": of those in its `releases`,
     each distinct case once); it has a separate column and is not a device.
 
-    Of a backend other than this package the report has what `runs` executed, and nothing else.
+    Of a backend other than this package the report has what `runs` executed of ONNX's operators, and nothing else.
 
     Raises:
         ConformanceError: No run is of the current suite, or the runs are of several backends.
@@ -98,14 +98,22 @@ def build(runs: Sequence[dict[str, Any]], folder: Path | None = None) -> dict[st
     generated = _generated(folder) if ours else {}
     judged, verdicts = _judged(generated), _verdicts(folder)
     rows = []
-    known = {key: versions for key, versions in schemas.items() if key[0] not in (MICROSOFT, LAX)}  # reports/microsoft.md
+    known = {
+        (domain, name): versions
+        for (domain, name), versions in schemas.items()
+        if not is_custom(domain) or (ours and domain not in (MICROSOFT, LAX))  # reports/microsoft.md
+    }
     for (domain, name), versions in sorted(known.items()):
         for version, schema in sorted(versions.items()):
             shown = DOMAINS.get(domain, domain)
             key, allowed = (shown, name, version), _allowed(schema)
             entries = [executed[d][key] for d in devices if key in executed[d]]
-            declared = version in declarations.get((domain, name), {}) if ours else not _all_refused(entries)
-            reason = missing.get((domain, name, version), "no reason is recorded") if ours else "every case is refused"
+            if ours:
+                declared = version in declarations.get((domain, name), {})
+                reason = "" if declared else missing.get((domain, name, version), "no reason is recorded")
+            else:
+                reason = _none_passes(entries)
+                declared = not reason
             rows.append(
                 {
                     "domain": shown,
@@ -114,7 +122,7 @@ def build(runs: Sequence[dict[str, Any]], folder: Path | None = None) -> dict[st
                     "deprecated": schema.deprecated,
                     "latest": version == max(versions),
                     "declared": declared,
-                    "reason": "" if declared else reason,
+                    "reason": reason,
                     "dtypes_allowed": _by_parameter(allowed),
                     "devices": {d: _cell(schema, allowed, executed[d].get(key)) for d in devices}
                     | {d: cells.get(key) or _cell(schema, allowed, None) for d, (_, cells) in reported.items()},
@@ -131,8 +139,8 @@ def build(runs: Sequence[dict[str, Any]], folder: Path | None = None) -> dict[st
         "manifest": first["manifest"],
         "environments": {n: run["environment"] for n, run in shown_devices.items()},
         "totals": {n: run["totals"] for n, run in shown_devices.items()},
-        "gaps": {n: run["gaps"] for n, run in shown_devices.items()},
-        "unexpected": {n: run.get("unexpected", []) for n, run in shown_devices.items()},
+        "gaps": {n: run["gaps"] if ours else _reasons(run) for n, run in shown_devices.items()},
+        "unexpected": {n: run.get("unexpected", []) if ours else [] for n, run in shown_devices.items()},
         "versions": {"known": len(rows), "declared": sum(r["declared"] for r in rows)},
         "opsets": {DOMAINS.get(d, d): newest(d) for d in dict.fromkeys(domain for domain, _ in sorted(known))},
         "releases": {n: found for label, run in old.items() for n, found in _releases(label, run)},
@@ -141,9 +149,21 @@ def build(runs: Sequence[dict[str, Any]], folder: Path | None = None) -> dict[st
     }
 
 
-def _all_refused(entries: Sequence[dict[str, Any]]) -> bool:
-    """Whether cases ran, and the backend has refused each of them."""
-    return bool(entries) and all(e.get("unsupported") == e["cases"] for e in entries)
+def _reasons(run: dict[str, Any]) -> dict[str, str]:
+    """The reasons of all cases that do not pass: those of another backend have no list of gaps."""
+    told = {
+        f"official:{name}" if group["verdict"] == "official" else name: f"{group['verdict']}: {group['reason']}"
+        for group in run.get("reasons", ())
+        for name in group["cases"]
+    }
+    return run["gaps"] | told
+
+
+def _none_passes(entries: Sequence[dict[str, Any]]) -> str:
+    """That no case passes, of those that ran; "" if one does, or none ran."""
+    if not entries or any(e["passed"] for e in entries):
+        return ""
+    return "every case is refused" if all(e.get("unsupported") == e["cases"] for e in entries) else "no case passes"
 
 
 def label(run: dict[str, Any]) -> str:

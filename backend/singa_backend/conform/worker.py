@@ -57,13 +57,13 @@ class Result:
 
 def run_case(case: Case, backend: Any, device: str, path: Path | None = None) -> Result:
     """Run one case in this process, under both verdicts; with `path`, its model is that of a file, with external data."""
-    start = time.perf_counter()
+    start, observed = time.perf_counter(), _is_observed(backend)
     result = Result(case.name, case.kind, "passed", "passed")
     try:
         rep = backend.prepare(path if path is not None else load_model_from_string(case.model), device)
         for inputs, expected in case.data:
             before = copy.deepcopy(inputs)
-            defined = _observe(rep, inputs, result)
+            defined = _observe(rep, inputs, result) if observed else []
             outputs = list(rep.run(inputs))
             result.official_reason = result.official_reason or official.official(outputs, expected, case.rtol, case.atol)
             result.reason = result.reason or verdict.strict(outputs, expected, case.rtol, case.atol)
@@ -86,7 +86,7 @@ def run_case(case: Case, backend: Any, device: str, path: Path | None = None) ->
         result.strict = "unsupported" if any(k.__name__ in _UNSUPPORTED for k in type(error).__mro__) else "error"
         result.official, result.reason = "failed", described(error, 3)
     result.seconds = time.perf_counter() - start
-    if not _is_observed(backend):
+    if not observed:
         result.executed, result.under_test = calls_of(case)
     return result
 
@@ -98,12 +98,12 @@ def _is_observed(backend: Any) -> bool:
 
 
 def _observe(rep: Any, inputs: list[Any], result: Result) -> list[Any]:
-    """Record which versions, dtypes and attributes a run of our own executor computes; other backends are not observed.
+    """Record which versions, dtypes and attributes a run of this package's executor computes.
 
     An observed run computes by the definitions, which round alike on every machine; the runs that are judged do not.
 
     Returns:
-        The outputs; none if the backend is not observed.
+        The outputs; none if the result of `prepare` has no executor.
     """
     session = getattr(rep, "_session", None)
     if session is None:
