@@ -87,7 +87,7 @@ def command(
         return
     _check_backend(backend, device)
     if not as_json:
-        err.print("generating the cases of the installed onnx ...", style="dim")
+        err.print("loading the cases of the installed onnx ...", style="dim")
     chosen = cases.load(kinds or cases.KINDS, select)
     if renew_manifest:
         results.save(cases.manifest_of(chosen), cases.data_file("manifest.json"))
