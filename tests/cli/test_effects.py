@@ -65,7 +65,7 @@ BASES = {
 WRONG = {
     "--device": ["GPU9"], "--backend": ["nowhere:Nothing"], "--limit": ["bits=3"], "--size": ["x"], "--map": ["x"],
     "--input": ["x"], "--against": ["nowhere.onnx"], "--random": ["-1"], "--exclude": [], "--select": ["("],
-    "--by": ["nowhere.onnx"],
+    "--by": ["nowhere.onnx"], "--operators": ["nowhere_at_all"],
 }  # fmt: skip
 """Values that options of text refuse."""
 
