@@ -61,7 +61,7 @@ def load(kinds: Sequence[str] = KINDS, select: str = "") -> list[Case]:
     for kind in kinds:
         kept = kept_cases.read(select) if kind == "node" else None
         if kept is not None:
-            cases += [Case(name, kind, *rest) for name, *rest in kept]
+            cases += [Case(one[0], kind, *one[1:]) for one in kept]
             continue
         made = generated(kind)
         if kind == "node":
