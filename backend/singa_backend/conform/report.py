@@ -70,7 +70,6 @@ def build(runs: Sequence[dict[str, Any]], folder: Path | None = None) -> dict[st
 
     A run whose environment names a `release` executed the cases of that release of onnx ("all": of those in its `releases`,
     each distinct case once); it has a separate column and is not a device.
-
     Of a backend other than this package the report has what `runs` executed of ONNX's operators, and nothing else.
 
     Raises:
