@@ -67,10 +67,15 @@ def attempt(
         return FailedRun.of(engine, error)
 
 
-def refusal(source: Source, inputs: Values) -> str:
-    """Why the definitions of this package cannot run a model with these inputs, or return only empty values; otherwise ""."""
+def refusal(source: Source, inputs: Values, engine: Engine | None = None) -> str:
+    """Why an engine cannot run a model with these inputs, or returns only empty values; otherwise "".
+
+    engine: by default the definitions of this package.
+    """
     outputs = [n for n in source.outputs if n in source.makers]
-    found = attempt(Ours(), source, source.calls, inputs, outputs) if outputs else {}
+    known = attempt(Ours(), source, source.calls, inputs, outputs) if engine is not None and engine.typed else None
+    types = known if isinstance(known, dict) else None
+    found = attempt(engine or Ours(), source, source.calls, inputs, outputs, types) if outputs else {}
     if isinstance(found, FailedRun):
         return str(found)
     return "all outputs are empty" if found and all(isinstance(v, np.ndarray) and not v.size for v in found.values()) else ""
