@@ -22,6 +22,7 @@ from singa_backend.proto.load import ModelSource, embed, load_model, open_light
 from singa_backend.proto.save import save
 from singa_backend.proto.values import Value
 
+from .._autograd.loss_names import CLASSES, NEXT_TOKEN, PROBABILITIES
 from ._common import err
 from ._records import Recorder, Tally
 from ._train_adapters import (
@@ -34,7 +35,7 @@ from ._train_adapters import (
     writes_adapter,
 )
 from ._train_data import Arrays, BatchFunction, FunctionName, columns_of, digest, read_data
-from ._train_loss import CLASSES, NEXT_TOKEN, PROBABILITIES, TrainLoss
+from ._train_loss import TrainLoss
 from ._train_options import TrainOptions
 
 if TYPE_CHECKING:
@@ -295,7 +296,8 @@ def tuned_model(
 
         def batch_weight(self, *batch: Tensor) -> int:
             t = batch[-1]
-            return compute.weight(np.asarray(t.device.backend.get(t.data)))
+            with t.device.backend.active():
+                return compute.weight(t.data)
 
         def __call__(self, *batch: Any, **kwargs: Any) -> Any:
             found = super().__call__(*batch, **kwargs)
@@ -374,7 +376,7 @@ def _checkpoint(chosen: TrainOptions, made: TrainSetup, rule: Any, place: Device
         "--data": _identity(made.data),
         "--validation": _identity(made.held_out) if made.held_out else "none",
         "--loss": chosen.loss,
-        **({"--ignore-index": str(chosen.ignore_index)} if chosen.ignore_index is not None else {}),
+        **({"--ignore-index": str(ignored)} if (ignored := made.compute.ignore_index) is not None else {}),
         **({"--class-axis": chosen.class_axis} if chosen.class_axis is not None else {}),
         "--optimizer": f"{optimizer} without momentum" if optimizer == "sgd" and not chosen.momentum else optimizer,
         "--batch-size": str(chosen.batch_size) if isinstance(made.data, tuple) else "that of --data",
