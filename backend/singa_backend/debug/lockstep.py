@@ -68,7 +68,15 @@ def attempt(
 
 
 def refusal(source: Source, inputs: Values) -> str:
-    """Why the definitions of this package cannot run a model with these inputs, or return only empty values; otherwise ""."""
+    """Run a model by the definitions, to learn whether it takes inputs.
+
+    Args:
+        source: the model.
+        inputs: the inputs by name.
+
+    Returns:
+        Why the model cannot run with these inputs, or that all its outputs are empty; "" if neither is so.
+    """
     outputs = [n for n in source.outputs if n in source.makers]
     found = attempt(Ours(), source, source.calls, inputs, outputs) if outputs else {}
     if isinstance(found, FailedRun):
