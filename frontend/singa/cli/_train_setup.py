@@ -34,7 +34,7 @@ from ._train_adapters import (
     write_adapter,
     writes_adapter,
 )
-from ._train_data import Arrays, BatchFunction, FunctionName, columns_of, digest, read_data
+from ._train_data import Arrays, BatchFunction, FunctionName, columns_of, digest, read_data, sample_axis
 from ._train_loss import TrainLoss
 from ._train_options import TrainOptions
 
@@ -289,7 +289,8 @@ def tuned_model(
 
     class Tuned(SONNXModel):
         def train_one_batch(self, *batch: Tensor) -> tuple[Tensor, Tensor]:
-            y = self.forward(*map(_of_batch, batch[:-1], self.imported.graph.inputs))[0]
+            inputs = self.imported.graph.inputs
+            y = self.forward(*(_of_batch(x, v, inputs) for x, v in zip(batch[:-1], inputs, strict=True)))[0]
             value = compute(y, batch[-1])
             update(value)
             return y, value
@@ -313,11 +314,14 @@ def tuned_model(
     return made
 
 
-def _of_batch(x: Tensor, declared: Value) -> Tensor:
-    """An input of a batch; one that the model declares without axes has the same value for each sample."""
+def _of_batch(x: Tensor, declared: Value, inputs: Sequence[Value]) -> Tensor:
+    """An input as the model takes it, of a batch whose samples are along axis 0: see `DataColumns.spread`."""
     from .._core.tensor import op
 
-    return op.Gather(x, 0) if declared.shape == () and len(x.shape) == 1 else x
+    axis = sample_axis(declared, inputs)
+    if axis is None:
+        return op.Gather(x, 0) if len(x.shape) == len(declared.shape or ()) + 1 else x
+    return op.Transpose(x, perm=[*range(1, axis + 1), 0, *range(axis + 1, len(x.shape))]) if axis else x
 
 
 def write_trained(chosen: TrainOptions, made: TrainSetup) -> None:
