@@ -201,7 +201,9 @@ def _source(chosen: TrainOptions) -> tuple[ModelSource, ReplacedHead | None]:
         return str(chosen.model), new_head(chosen)
     proto, folder = load_model(chosen.model)
     embed(proto, folder)
-    return proto, replace_head(proto, chosen.head, seed=chosen.seed)
+    if has_branches(proto):
+        lift_weights(proto)
+    return proto, replace_head(proto, chosen.head, seed=chosen.seed, at=chosen.at)
 
 
 def _data(chosen: TrainOptions, model: SONNXModel, loss: TrainLoss) -> tuple[Arrays | BatchFunction, Arrays | None, int | None]:
@@ -251,7 +253,8 @@ def _warn(chosen: TrainOptions, made: TrainSetup) -> None:
     head, activation = made.head, last_activation(made.empty)
     if head and not chosen.as_json:
         names = ", ".join(head.parameters)
-        what = f"new last layer: {head.node}, {head.outputs} outputs in place of {head.before}, from {head.features} values"
+        place = f"at {head.at!r}" if head.at else f"in place of {head.before}"
+        what = f"new last layer: {head.node}, {head.outputs} outputs {place}, from {head.features} values"
         err.print(f"{what} ({names})", markup=False, highlight=False, soft_wrap=True)
     if chosen.loss == CLASSES and activation in ("Softmax", *SIGMOIDS):
         what = f"the output of the model is computed by {activation}, and --loss {chosen.loss} applies a softmax to it once more"
@@ -394,6 +397,7 @@ def _checkpoint(chosen: TrainOptions, made: TrainSetup, rule: Any, place: Device
         **({"--accumulate": str(chosen.accumulate)} if chosen.accumulate > 1 else {}),
         **({"--sync-batch-norm": "yes"} if chosen.sync_batch_norm and group else {}),
         **({"--head": str(chosen.head)} if chosen.head is not None else {}),
+        **({"--at": chosen.at} if chosen.at is not None else {}),
         **({"--keep-best": chosen.records.keep_best} if chosen.records.keep_best else {}),
         **({"--precision": chosen.precision} if chosen.precision != "float32" else {}),
         **({"--workers": str(group.size), "--dist-option": _exchanged(chosen.dist_option, chosen.sparsity)} if group else {}),
