@@ -180,19 +180,25 @@ def test_a_cut_model_ends_in_a_new_layer(name: str, opset: int, constants: bool)
     ("x", InvalidInput, "got 'x'"),
     ("i", UnsupportedModel, "'i' must be float, got int64"),
     ("s", UnsupportedModel, "'s' must have two axes or more, got shape"),
+    ("v", UnsupportedModel, "'v' must have two axes or more, got an unknown rank"),
     ("u", UnsupportedModel, "axis 1 of 'u', its features, must have a known size"),
 ])  # fmt: skip
 def test_values_that_no_layer_can_follow_are_refused(at: str, error: type[Exception], told: str) -> None:
     model = net(
-        "(float[n, k] x) => (float[n, 6] y) { h = MatMul(x, w) \n i = ArgMax(h) \n s = ReduceSum<keepdims = 0>(h) \n u = Abs(x) "
+        "(float[n, k] x, int64[r] r) => (float[n, 6] y) { h = MatMul(x, w) \n i = ArgMax(h) \n s = ReduceSum<keepdims = 0>(h) \n u = Abs(x) \n v = Reshape(x, r)"
         "\n y = Mul(h, s) }",
         {"w": (6, 6)},
     )
-    model.graph.output.extend(onnx.helper.make_empty_tensor_value_info(n) for n in "iu")
+    model.graph.output.extend(onnx.helper.make_empty_tensor_value_info(n) for n in "iuv")
     before = model.SerializeToString()
     with pytest.raises(error, match="SX369") as found:
         sonnx.replace_head(model, 3, at=at)
     assert told in str(found.value) and model.SerializeToString() == before
+
+
+def test_a_declared_shape_serves_where_no_other_is_known() -> None:
+    model = net("(float[n, 6] x, int64[r] r) => (float[n, 8] y) { y = Reshape(x, r) }", {})
+    assert sonnx.replace_head(model, 3, at="y").features == 8 and sizes(model.graph.output[0]) == ["n", 3]
 
 
 def test_a_value_of_a_softmax_that_something_else_reads_is_refused() -> None:

@@ -18,6 +18,7 @@ from .. import dtypes
 from ..errors import InvalidInput, UnsupportedModel, did_you_mean
 from ..ir.declaration import has_trait
 from ..limits import admit
+from ..proto.values import sizes
 from .cleaning import remove_dead, remove_dead_functions
 from .index import GraphIndex, NodeEditor
 from .model import ModelEditor
@@ -413,16 +414,16 @@ def _cut(editor: ModelEditor, at: str, outputs: int, rng: np.random.Generator) -
     adds = main.add_constant(bias, "head.bias", trains=stored)
     if plain:
         product = main.add("MatMul", [at, holds])
-        last, sizes = main.add("Add", [product.outputs[0], adds], like="scores"), (*shape[:-1], outputs)
+        last, places = main.add("Add", [product.outputs[0], adds], like="scores"), shape[:-1]
     else:
         x = at if len(shape) == 2 else main.add("Flatten", main.add("GlobalAveragePool", [at]).outputs, axis=1).outputs[0]
         product = last = main.add("Gemm", [x, holds, adds], like="scores", transB=1)
-        sizes = (shape[0], outputs)
+        places = shape[:1]
     main.outputs = NameList(last.outputs)
     remove_dead_functions(editor)
     editor.write()
     del model.graph.output[1:]
-    model.graph.output[0].type.CopyFrom(helper.make_tensor_type_proto(dtypes.onnx_code(dtype), sizes))
+    model.graph.output[0].type.CopyFrom(helper.make_tensor_type_proto(dtypes.onnx_code(dtype), [*places, outputs]))
     return ReplacedHead(product.title, holds, adds, features, 0, outputs, "", at)
 
 
@@ -433,17 +434,21 @@ def _features(editor: ModelEditor, at: str) -> tuple[tuple[int | str | None, ...
         raise _none(f"a new layer needs opset 7 or later, got {opset}", "sonnx convert writes the model at a later opset")
     dtype = dtypes.numpy_dtype(type.dtype) if type.dtype else np.dtype(np.float32)
     if not dtypes.is_float(dtype):
-        raise _none(f"{at!r} must be float, got {dtypes.onnx_name(dtype)}")
+        raise _none(f"{at!r} must be float, got {dtypes.onnx_name(dtype)}", _OTHER)
     shape = type.shape
+    if shape is None:  # what the file declares serves where nothing else is known
+        every = (*editor.model.graph.value_info, *editor.model.graph.output)
+        shape = next((tuple(sizes(v.type.tensor_type)) for v in every if v.name == at and v.type.tensor_type.HasField("shape")), None)
     if shape is None or len(shape) < 2:
-        raise _none(f"{at!r} must have two axes or more, got shape {shape}")
+        raise _none(f"{at!r} must have two axes or more, got {'an unknown rank' if shape is None else f'shape {shape}'}", _OTHER)
     axis = 1 if len(shape) > 3 or (len(shape) == 3 and not isinstance(shape[2], int)) else len(shape) - 1
     if not isinstance(shape[axis], int) or not shape[axis]:
-        raise _none(f"axis {axis} of {at!r}, its features, must have a known size, got shape {shape}")
+        raise _none(f"axis {axis} of {at!r}, its features, must have a known size, got shape {shape}", _OTHER)
     return shape, axis, dtype
 
 
 _AT = "cut the model at a value in front of its end, which the new layer then follows: --head N --at VALUE, in Python at="
+_OTHER = "pass another value: sonnx inspect --nodes lists them"
 
 
 def _none(why: str, hint: str = _AT) -> UnsupportedModel:
