@@ -27,8 +27,8 @@ class Deep(Model):
 
     def __init__(self, images: bool, dropout: float = 0.0) -> None:
         super().__init__()
-        self.layers_ = [layer.Conv2d(8, 3, padding=1) if images else layer.Linear(64) for _ in range(8)]
-        self.norms = [layer.BatchNorm2d() if images else layer.Dropout(dropout) for _ in range(8)]
+        self.layers_ = [layer.Conv2d(8, 3, padding=1) if images else layer.Linear(64) for _ in range(12)]
+        self.norms = [layer.BatchNorm2d() if images else layer.Dropout(dropout) for _ in range(12)]
         for n, (one, norm) in enumerate(zip(self.layers_, self.norms, strict=True)):
             setattr(self, f"layer{n}", one)
             setattr(self, f"norm{n}", norm)
@@ -58,7 +58,7 @@ def trained(images: bool, bound: int | None, dropout: float = 0.0) -> tuple[Deep
     net.compile([x], is_train=True, use_graph=True, activation_memory=bound)
     rng = np.random.default_rng(1)
     net.set_params({n: (rng.standard_normal(p.shape) * 0.3).astype(F) for n, p in net.get_params().items()})
-    return net, [float(np.asarray(net(x, t).data).reshape(-1)[0]) for _ in range(8)]
+    return net, [float(np.asarray(net(x, t).data).reshape(-1)[0]) for _ in range(12)]
 
 
 def arena(net: Deep) -> int:
