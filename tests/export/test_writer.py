@@ -244,7 +244,9 @@ def test_output_shape_of_a_transposed_convolution_keeps_its_cells(opset: int, ta
 def _by_shape(*out: int) -> ModelProto:
     """A ConvTranspose with a stride of 2, of which 4 cells reach 9 cells of each axis."""
     names = [f"float[1, 2, {', '.join(['4'] * len(out))}] x", f"float[1, 3, {', '.join(map(str, out))}] y"]
-    text = f"g ({names[0]}) => ({names[1]}) {{ y = ConvTranspose <strides = {[2] * len(out)}, output_shape = {list(out)}> (x, w) }}"
+    text = (
+        f"g ({names[0]}) => ({names[1]}) {{ y = ConvTranspose <strides = {[2] * len(out)}, output_shape = {list(out)}> (x, w) }}"
+    )
     return model(text, w=np.arange(1, 7 + 6 * (3 ** len(out) - 1), dtype=np.float32).reshape(2, 3, *[3] * len(out)))
 
 

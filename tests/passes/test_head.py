@@ -185,7 +185,8 @@ def test_a_cut_model_ends_in_a_new_layer(name: str, opset: int, constants: bool)
 ])  # fmt: skip
 def test_values_that_no_layer_can_follow_are_refused(at: str, error: type[Exception], told: str) -> None:
     model = net(
-        "(float[n, k] x, int64[r] r) => (float[n, 6] y) { h = MatMul(x, w) \n i = ArgMax(h) \n s = ReduceSum<keepdims = 0>(h) \n u = Abs(x) \n v = Reshape(x, r)"
+        "(float[n, k] x, int64[r] r) => (float[n, 6] y) { h = MatMul(x, w) \n i = ArgMax(h) "
+        "\n s = ReduceSum<keepdims = 0>(h) \n u = Abs(x) \n v = Reshape(x, r)"
         "\n y = Mul(h, s) }",
         {"w": (6, 6)},
     )
@@ -203,7 +204,8 @@ def test_a_declared_shape_serves_where_no_other_is_known() -> None:
 
 def test_a_value_of_a_softmax_that_something_else_reads_is_refused() -> None:
     model = net(
-        "(float[n, 6] x) => (float[n, 6] y) { p = MatMul(x, w) \n e = Exp(p) \n s = ReduceSum(e, one) \n y = Div(e, s) \n z = Abs(e) }",
+        "(float[n, 6] x) => (float[n, 6] y) { p = MatMul(x, w) \n e = Exp(p) \n s = ReduceSum(e, one) "
+        "\n y = Div(e, s) \n z = Abs(e) }",
         {"w": (6, 6), "one": np.array([1])},
     )
     with pytest.raises(UnsupportedModel, match=r"'e' in the softmax of .* is used twice"):

@@ -71,9 +71,9 @@ def replace_head(
     +-1/sqrt(features), in the dtype of the old ones, and keep their names unless another node reads them. A Gemm loses its
     factors `alpha` and `beta`. Of the declarations, only the sizes of the output change.
 
-    With `at`, the model is cut instead: it ends at a value, and a new layer computes its only output, `scores`, from it. A value of
-    shape (N, F) or (N, T, F) is multiplied along its last axis; images (N, C, H, W), and (N, C, L) with an open L, are averaged over
-    their places first. What only the old outputs needed is removed, inputs too.
+    With `at`, the model is cut instead: it ends at a value, and a new layer computes its only output, `scores`, from it. A value
+    of shape (N, F) or (N, T, F) is multiplied along its last axis; images (N, C, H, W), and (N, C, L) with an open L, are
+    averaged over their places first. What only the old outputs needed is removed, inputs too.
 
     Args:
         model: the model to change.
@@ -156,7 +156,7 @@ def _activation(graph: GraphIndex, name: str, inner: int = 0) -> str:
 
 
 def _written_softmax(graph: GraphIndex, node: NodeEditor) -> list[NodeEditor]:
-    """The nodes of a softmax that ends at a Div: Exp(z) / ReduceSum(Exp(z)), the Div first and what reads z last; none otherwise."""
+    """The nodes of Exp(z) / ReduceSum(Exp(z)) if this Div ends it, from the Div to what reads z; none otherwise."""
     if not node.is_("Div"):
         return []
     exponential, total = graph.producer(node.input(0)), graph.producer(node.input(1))
@@ -438,7 +438,9 @@ def _features(editor: ModelEditor, at: str) -> tuple[tuple[int | str | None, ...
     shape = type.shape
     if shape is None:  # what the file declares serves where nothing else is known
         every = (*editor.model.graph.value_info, *editor.model.graph.output)
-        shape = next((tuple(sizes(v.type.tensor_type)) for v in every if v.name == at and v.type.tensor_type.HasField("shape")), None)
+        shape = next(
+            (tuple(sizes(v.type.tensor_type)) for v in every if v.name == at and v.type.tensor_type.HasField("shape")), None
+        )
     if shape is None or len(shape) < 2:
         raise _none(f"{at!r} must have two axes or more, got {'an unknown rank' if shape is None else f'shape {shape}'}", _OTHER)
     axis = 1 if len(shape) > 3 or (len(shape) == 3 and not isinstance(shape[2], int)) else len(shape) - 1

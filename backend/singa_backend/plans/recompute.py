@@ -2,8 +2,8 @@
 
 At the step of a plan at which the most bytes are live, many values wait for a later use: in a training step, the activations for
 the gradients.  A value whose calls are cloned before that use need not wait.  The cheapest values for their bytes are chosen
-first, one after the other, until the estimate of the live bytes fits; if it does not, other choices are tried.  This is rematerialization as in "Training Deep Nets with
-Sublinear Memory Cost" (Chen et al., 2016), by the sizes and costs of one trace.
+first, one after the other, until the estimate of the live bytes fits; if it does not, other choices are tried.  This is
+rematerialization as in "Training Deep Nets with Sublinear Memory Cost" (Chen et al., 2016), by the sizes and costs of one trace.
 """
 
 from __future__ import annotations
@@ -170,24 +170,26 @@ def recompute(region: Region, homes: dict[int, Home], budget: int) -> Recomputed
     Returns:
         The estimates; the one after may exceed the budget, if no further value can be computed again.
     """
-    search = _Search(region, homes, budget)
-    for choose in (search.cheapest_first, search.in_segments, search.one_by_one, search.all_choices):
-        if search.lowest > budget:
-            choose()
-    if not search.chosen:
-        return Recomputed(search.before, search.before)
-    clones = search.clones
-    region.calls = clones.calls
+    made = Recomputed(*[_peak(region.calls, region.outputs, homes)[0]] * 2)
+    while made.bytes_after > budget:  # then the most bytes are live elsewhere
+        search = _Search(region, homes, budget)
+        for choose in (search.cheapest_first, search.in_segments, search.one_by_one, search.all_choices):
+            if search.lowest > budget:
+                choose()
+        if not search.chosen:
+            break
+        region.calls, homes = search.clones.calls, search.clones.homes
+        made.bytes_after, made.chosen = search.lowest, made.chosen | search.chosen
+        made.calls += search.clones.count
     if region.last is not None:
-        region.last += clones.count
-    return Recomputed(search.before, search.lowest, clones.count, search.chosen)
+        region.last += made.calls
+    return made
 
 
 class _Search:
-    """A search for values to compute again, of which no choice that fits needs fewer bytes than the one that is kept.
+    """A search for values to compute again, which ends at a choice that fits.
 
     Attributes:
-        before: the bytes without a choice.
         lowest: the bytes of the best choice.
         chosen: its buffers.
         clones: its calls.
@@ -195,10 +197,10 @@ class _Search:
 
     def __init__(self, region: Region, homes: dict[int, Home], budget: int) -> None:
         self.region, self.homes, self.budget = region, homes, budget
-        self.before, self.peak = _peak(region.calls, region.outputs, homes)
+        self.lowest, self.peak = _peak(region.calls, region.outputs, homes)
         self.waiting = _waiting(region, homes, self.peak)
         self.makers = {o: c for c in region.calls[: self.peak] for o in c.outputs if o != ABSENT}
-        self.lowest, self.chosen, self.clones = self.before, frozenset[Hashable](), _Clones(region.calls, homes)
+        self.chosen, self.clones = frozenset[Hashable](), _Clones(region.calls, homes)
         self._seen: set[frozenset[Hashable]] = {self.chosen}
         self._left = 0
         kept = {i for ids in self.waiting.values() for i in ids}

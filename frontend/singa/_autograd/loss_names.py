@@ -1,4 +1,4 @@
-"""The names of the losses that commands and exports take, and the label without a loss; it imports nothing, so commands start fast."""
+"""The names of the losses of commands and exports, and the label without a loss.  It imports nothing: commands start fast."""
 
 LOSSES = ("softmax_cross_entropy", "next_token_cross_entropy", "mse_loss", "cross_entropy", "binary_cross_entropy")
 CLASSES, NEXT_TOKEN, _, PROBABILITIES = LOSSES[:4]

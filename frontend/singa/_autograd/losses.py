@@ -16,8 +16,8 @@ from singa_backend.errors import InvalidInput
 
 from .._core import trace
 from .._core.tensor import Tensor
-from .loss_names import IGNORED
 from .formula import TensorOp, formula, known_shape, whole
+from .loss_names import IGNORED
 
 __all__: list[str] = []
 

@@ -20,7 +20,7 @@ _LABEL_OPTIONS = (
     click.option("--ignore-index", type=int, metavar="N", show_default=f"none, for {NEXT_TOKEN} {IGNORED}",
                  help="Labels that are N have no loss: padding, prompts."),
     click.option("--class-axis", type=click.Choice(["1", "-1"]), show_default="the axis that the shape of the labels leaves",
-                 help=f"The axis of the classes in scores with several labels for a sample (--loss {CLASSES} or {PROBABILITIES})."),
+                 help=f"The axis of the classes, with several labels for a sample (--loss {CLASSES} or {PROBABILITIES})."),
 )  # fmt: skip
 
 
