@@ -16,6 +16,8 @@ from tests.helpers import language_models
 from singa import autograd, sonnx
 from singa._core.tensor import Tensor
 from singa.cli import main
+from singa.cli._train_loss import TrainLoss
+from singa_backend.devices.strict import StrictNamespace
 from singa_backend.errors import UnsupportedModel
 
 F = np.float32
@@ -202,6 +204,7 @@ def test_a_mask_is_required_unless_the_loss_is_that_of_a_decoder(tmp_path: Path)
 def test_the_default_of_ignored_labels_is_that_number(folder: Path) -> None:
     """A training continues whether the number is passed or not, and not with another one."""
     run = (*NEXT, "--checkpoint", folder / "c.ckpt")
+    np.savez(folder / "d.npz", input_ids=IDS, labels=IDS)
     train(folder, *run)
     train(folder, *run, "--resume", "--epochs", 2, "--ignore-index", -100)
     done = train(folder, *run, "--resume", "--epochs", 3, "--ignore-index", -1, code=3)

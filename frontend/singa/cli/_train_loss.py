@@ -69,11 +69,16 @@ class TrainLoss:
         return loss
 
     def weight(self, targets: Any) -> int:
-        """How many targets of a batch have a loss: labels of losses of class numbers, samples of other ones."""
+        """How many targets of a batch, an array of a device, have a loss: labels of losses of class numbers, samples of others."""
+        from singa_backend.devices.device import device_of
+
         if self.name not in (CLASSES, NEXT_TOKEN) and not (self.name == PROBABILITIES and self.counts_classes(targets)):
             return len(targets) if targets.ndim else 1
         labels = targets[:, 1:] if self.name == NEXT_TOKEN and targets.ndim > 1 else targets
-        return int(labels.size if self.ignore_index is None else (labels != self.ignore_index).sum())
+        if self.ignore_index is None:
+            return int(labels.size)
+        counted = (labels != self.ignore_index).sum()
+        return int(device_of(counted).get(counted))
 
     def counts_classes(self, targets: Any) -> bool:
         """Whether targets are class numbers, one for each sample."""
