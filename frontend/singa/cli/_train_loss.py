@@ -69,7 +69,7 @@ class TrainLoss:
         return loss
 
     def weight(self, targets: Any) -> int:
-        """How many targets of a batch, an array of a device, have a loss: labels of losses of class numbers, samples of others."""
+        """How many targets, an array of a device, have a loss: labels of losses of class numbers, samples of other ones."""
         from singa_backend.devices.device import device_of
 
         if self.name not in (CLASSES, NEXT_TOKEN) and not (self.name == PROBABILITIES and self.counts_classes(targets)):
