@@ -85,7 +85,19 @@ def change_dtype(
 
 
 def excluding(model: ModelProto, exclude: Sequence[str], operators: Sequence[str]) -> Callable[[NodeEditor], bool]:
-    """Whether a node keeps its dtype; raises InvalidInput (SX355) for a pattern or an operator that the model does not have."""
+    """Make the choice of the nodes that keep their dtypes.
+
+    Args:
+        model: the model.
+        exclude: regular expressions, which whole names of nodes match.
+        operators: operators, all of whose nodes keep their dtypes.
+
+    Returns:
+        A function that returns whether a node keeps its dtype.
+
+    Raises:
+        InvalidInput: a pattern is not a regular expression, or a pattern or an operator fits no node of the model (SX355).
+    """
     nodes = [node for graph in ModelEditor(model).main.walk() for node in graph.nodes]
     try:
         patterns = [re.compile(text) for text in exclude]

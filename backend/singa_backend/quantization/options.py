@@ -91,7 +91,16 @@ class FloatWeight:
 
 
 def float_weights(source: ModelProto, made: ModelProto, reasons: Mapping[str, str]) -> list[FloatWeight]:
-    """The weights of a model that its quantization leaves float, each with its reason; `reasons` are those of the main graph."""
+    """List the weights of a model that its quantization leaves float, each with its reason.
+
+    Args:
+        source: the model before the quantization.
+        made: the quantized model.
+        reasons: why a weight of the main graph stays, by its name.
+
+    Returns:
+        The float initializers with two axes or more that nodes read, also those in graphs of nodes.
+    """
     found, pending, there = list[FloatWeight](), [(made.graph, "")], names(source.graph)
     listed = {v.name for v in made.graph.input}
     while pending:
@@ -113,7 +122,16 @@ _FLOATS = (TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16, TensorPro
 
 
 def why_not(node: NodeProto | NodeEditor, known: Iterable[str], operators: Collection[str]) -> str:
-    """The reason why `select` leaves out a node."""
+    """Tell why `select` leaves out a node.
+
+    Args:
+        node: the node.
+        known: the operators that can be quantized.
+        operators: the operators that are chosen.
+
+    Returns:
+        The reason, as a part of a sentence.
+    """
     if node.domain not in ("", "ai.onnx") or node.op_type not in known:
         return f"{node.op_type} is not quantized"
     return f"the node is excluded ({node.name or node.op_type})" if node.op_type in operators else f"{node.op_type} is excluded"

@@ -84,6 +84,9 @@ def accepted_inputs(
 
     Returns:
         The inputs, and a line about sizes other than 1 or the refusal of all; "" if 1 was accepted, or no size is open.
+
+    Raises:
+        InvalidInput: An input is not a tensor, or its dtype or shape is not declared.
     """
     axes = [(_size_name(v, i), i == 0 and len(v.shape or ()) > 1)
             for v in values for i, d in enumerate(v.shape or ()) if not isinstance(d, int)]  # fmt: skip

@@ -62,6 +62,25 @@ class DataPath(click.Path):
         return super().convert(value, param, context)
 
 
+def sample_axis(value: Value, inputs: Sequence[Value]) -> int | None:
+    """Return the axis along which an input has its samples.
+
+    Args:
+        value: The input.
+        inputs: All inputs of the model.
+
+    Returns:
+        0 if its first size is open, or that of the first input whose first size is open (of the first input with axes if there
+        is no such one).  Otherwise the axis with that size, as 1 of a state (2, batch, 128); None if there is none: all samples
+        have one value.
+    """
+    firsts = [v.shape[0] for v in inputs if v.shape]
+    batch = next((size for size in firsts if not isinstance(size, int)), firsts[0] if firsts else None)
+    if value.shape is None or (value.shape and (not isinstance(value.shape[0], int) or value.shape[0] == batch)):
+        return 0
+    return next((i for i, size in enumerate(value.shape) if size == batch), None)
+
+
 @dataclass(frozen=True)
 class DataColumns:
     """What data must have.
@@ -106,7 +125,7 @@ class DataColumns:
         return {v.name for v in self.declared if v.shape == ()}
 
     def spread(self, names: Sequence[str], arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """The arrays of these names, the targets last, in which an input without axes has its value for each sample.
+        """The arrays of these names, the targets last, with the samples along axis 0; a value for all samples is repeated.
 
         Raises:
             InvalidInput: The values of an input without axes differ, which one run cannot take (SX331).
@@ -116,7 +135,20 @@ class DataColumns:
             if name in self.scalars and a.ndim and a.size and (a != a.flat[0]).any():
                 what = f"{self.option}: {name!r} has no axes in the model and must have one value, got {a.size} that differ"
                 raise InvalidInput(what, code="SX331", hint="train with the samples of one value at a time")
-        return [np.full(samples, a) if not a.ndim and n in self.scalars else a for n, a in zip(names, arrays, strict=True)]
+        inputs = {v.name: v for v in self.declared}
+        *columns, targets = arrays
+        return [*(self._by_samples(inputs.get(n), a, samples) for n, a in zip(names, columns, strict=False)), targets]
+
+    def _by_samples(self, value: Value | None, a: np.ndarray, samples: int) -> np.ndarray:
+        """An array of the data with the samples along axis 0."""
+        shape = () if value is None else value.shape
+        if value is None or shape is None or len(shape) != a.ndim:
+            return a
+        axis = sample_axis(value, self.declared)
+        if axis is not None:
+            return np.moveaxis(a, axis, 0)
+        is_whole = all(size in (s, None) or isinstance(s, str) for size, s in zip(a.shape, shape, strict=True))
+        return np.broadcast_to(a, (samples, *a.shape)) if is_whole else a
 
     def _fillers(self, there: Collection[str]) -> Mapping[str, Filler]:
         """How inputs of a decoder that are not there follow from its tokens."""

@@ -92,6 +92,7 @@ class _Train(click.Command):
     help="A second .npz or module:function, evaluated after each epoch.",
 )
 @click.option("--head", type=click.IntRange(1), metavar="N", help="Replace the last layer by a new one with N outputs.")
+@click.option("--at", metavar="VALUE", help="Cut the model at this value, and put the new layer of --head there.")
 @target_option
 @loss_option
 @label_options
@@ -413,6 +414,7 @@ def _check_usage(chosen: TrainOptions, context: click.Context) -> None:
     needs = {
         "every": (chosen.checkpoint, "--checkpoint PATH"),
         "resume": (chosen.checkpoint, "--checkpoint PATH"),
+        "at": (chosen.head, "--head N"),
         "momentum": (chosen.optimizer == "sgd", "--optimizer sgd"),
         "precision": (not chosen.no_graph, "steps that run as a graph: it has no effect with --no-graph"),
         "keep_best": (chosen.validation, "--validation DATA"),
@@ -426,6 +428,9 @@ def _check_usage(chosen: TrainOptions, context: click.Context) -> None:
         passed = context.get_parameter_source(name) not in (ParameterSource.DEFAULT, None)
         if passed and getattr(chosen if hasattr(chosen, name) else chosen.records, name) and not there:
             raise click.UsageError(f"--{name.replace('_', '-')} needs {what}")
+    if chosen.at is not None and chosen.lora is not None:
+        write = "write the model with its new layer first, sonnx.replace_head(model, N, at=VALUE) in Python"
+        raise click.UsageError(f"--at must be passed without --lora: {write}, and train that one with --lora")
     check_labels(chosen.loss, chosen.ignore_index, chosen.class_axis)
     if chosen.target_file and writes_adapter(chosen) and chosen.lora is None:
         raise click.UsageError(f"-o FILE{chosen.target_file.suffix} is the file of an adapter: it needs --lora RANK")
