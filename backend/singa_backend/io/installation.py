@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import tomllib
 import warnings
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as installed_version
@@ -28,6 +27,8 @@ def version() -> str:
         return installed_version("sonnx")
     except PackageNotFoundError:
         pass
+    import tomllib
+
     try:
         project = tomllib.loads(PYPROJECT.read_text("utf-8"))["project"]
     except (OSError, ValueError, KeyError):
