@@ -163,6 +163,17 @@ def test_version_names_the_libraries_and_loads_none() -> None:
     assert found["schema"] == "sonnx.version" and found["versions"]["onnx"] == version("onnx")
 
 
+def test_no_help_loads_the_libraries() -> None:
+    code = (
+        "import sys\nfrom click.testing import CliRunner\nfrom singa.cli._main import COMMANDS, main\n"
+        "for name in COMMANDS: print(name, CliRunner().invoke(main, [name, '--help']).exit_code)\n"
+        "import singa_backend, singa\nassert 'prepare' in dir(singa_backend) and 'limits' not in vars(singa_backend)\n"
+        "assert not {'numpy', 'onnx', 'cupy'} & set(sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.stderr, done.stdout.splitlines()) == ("", [f"{name} 0" for name in COMMANDS])
+
+
 def test_onednn_of_a_setting_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SONNX_ONEDNN", "off")
     assert "oneDNN SONNX_ONEDNN=off" in CliRunner().invoke(main, ["--version"]).output

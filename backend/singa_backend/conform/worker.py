@@ -14,15 +14,13 @@ from typing import Any
 
 from onnx import load_model_from_string
 
+from ..choices import OURS as OURS
 from ..comparison import verdict
 from ..engines.oracle import imported, unusable
 from ..errors import SonnxError, UnsupportedModel, described
 from ..io.processes import ChildFailure, ask_all
 from . import official
 from .cases import Case, ConformanceError
-
-OURS = "singa_backend:SingaBackend"
-"""The backend of this package."""
 
 _UNSUPPORTED = ("NotImplementedError", "NotImplemented")
 """Classes of exceptions by which a backend refuses an operator: Python's, and onnxruntime's, which this process may not have."""

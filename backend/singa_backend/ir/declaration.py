@@ -185,7 +185,7 @@ class Declaration:
 
     @cached_property
     def _parameters(self) -> list[tuple[str, Any, inspect.Parameter]]:
-        """The parameters after the namespace, each with the kind and type of its annotation; read on first use, which takes time."""
+        """The parameters after the namespace, each with the kind and type of its annotation; reading takes time."""
         parameters = list(inspect.signature(self.body, eval_str=True).parameters.values())[1:]
         return [(*_annotation(p.annotation), p) for p in parameters]
 

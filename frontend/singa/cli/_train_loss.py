@@ -6,11 +6,12 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
-import numpy as np
 
 from singa_backend.errors import InvalidInput
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from .._core.tensor import Tensor
 
 LOSSES = ("softmax_cross_entropy", "next_token_cross_entropy", "mse_loss", "cross_entropy", "binary_cross_entropy")
