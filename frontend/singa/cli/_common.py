@@ -147,7 +147,7 @@ class FiniteNumber(click.FloatRange):
         return number
 
 
-class LateChoice(click.ParamType):
+class LateChoice(click.types.StringParamType):
     """A choice whose values are read when they are needed, because their module takes long to import."""
 
     name = "choice"
