@@ -1,4 +1,7 @@
-"""The modules and public names of the package as attributes, imported on first use; the modules that declare operators."""
+"""The modules and public names of the package as attributes, imported on first use; the modules that declare operators.
+
+The import of `installation` warns of another package `singa`.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from .domains import waiting
+from .io import installation as installation
 
 waiting.update(
     {

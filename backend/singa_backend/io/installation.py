@@ -9,8 +9,6 @@ from __future__ import annotations
 import importlib.util
 import os
 import warnings
-from importlib.metadata import PackageNotFoundError
-from importlib.metadata import version as installed_version
 from pathlib import Path
 
 PYPROJECT = Path(__file__).parents[3] / "pyproject.toml"
@@ -23,6 +21,9 @@ def version() -> str:
     Returns:
         The version; "unknown" if sonnx is neither installed nor a checkout.
     """
+    from importlib.metadata import PackageNotFoundError
+    from importlib.metadata import version as installed_version
+
     try:
         return installed_version("sonnx")
     except PackageNotFoundError:
