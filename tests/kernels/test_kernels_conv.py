@@ -296,6 +296,28 @@ def test_a_bias_is_added_once_if_the_window_exceeds_a_cache(
     assert kernels.index("conv") < kernels.index("bias") == len(kernels) - 1
 
 
+@pytest.mark.parametrize("seed", range(40))
+def test_transposed_convolutions_of_one_axis_interleave_the_cells_of_a_stride(seed: int) -> None:
+    draws = np.random.default_rng(seed)
+    n, c, m, length = (int(v) for v in draws.integers(1, 9, 4))
+    stride = int(draws.integers(2, 6))
+    kernel = stride + int(draws.integers(0, 9))
+    begin, end = (int(draws.integers(0, min(kernel, (length - 1) * stride + kernel) // 2 + 1)) for _ in range(2))
+    attributes = {"strides": [stride], "pads": [begin, end], "output_padding": [int(draws.integers(0, stride))]}
+    known = {"w": normal(c, m, kernel, seed=seed), "b": normal(m, seed=seed + 1), "slope": normal(m, 1, seed=seed + 2)}
+    nodes = [node("ConvTranspose", "x", "w", "b", to="c", **attributes), node("PRelu", "c", "slope")]
+    agree(nodes, {"x": normal(n, c, length, seed=seed + 3)}, known)
+
+
+def test_a_transposed_convolution_of_one_axis_is_a_convolution(monkeypatch: pytest.MonkeyPatch) -> None:
+    def searches_for_blocks(*_: Any, **__: Any) -> Any:
+        raise AssertionError("for 0.2 s")
+
+    monkeypatch.setattr(onednn, "deconvolution", searches_for_blocks)
+    nodes = [node("ConvTranspose", "x", "w", to="c", strides=[4], pads=[2, 2]), node("LeakyRelu", "c")]
+    agree(nodes, {"x": normal(1, 16, 700)}, {"w": normal(16, 8, 8)})
+
+
 @pytest.mark.parametrize("op", ["MaxPool", "AveragePool"])
 @pytest.mark.parametrize(
     ("shape", "attributes"),

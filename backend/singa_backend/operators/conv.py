@@ -22,8 +22,8 @@ from ._flops import size, window
 from ._shapes import convolved, windowed
 from ._windows import before, cells, extent, framed, frames, places, spatial, unframed
 
-BLOCK, COLUMNS = 1 << 19, 128
-"""Approximate number of window elements copied at a time on the host, which bounds memory; and the minimum number of windows."""
+BLOCK, COLUMNS = 1 << 17, 128
+"""Approximate number of window elements copied at a time on the host, which fit its cache; and the minimum number of windows."""
 
 
 def convolve(xp: Xp, x: Array, w: Array, at: Windows, group: int) -> Array:

@@ -54,7 +54,10 @@ NOVEL = 2
 """After this number of plans that later runs have not paid for, new shapes are computed by the definitions at first."""
 
 REPEATS = 4
-"""The number of runs that pay for a plan; and that of runs with the same shapes, among the last shapes, which then get one."""
+"""The number of runs with the same shapes, among the last shapes, after which these get a plan."""
+
+PAYING = 16
+"""The number of runs of plans that pay for one more whose shapes may not come again."""
 
 OPENED = 4
 """The number of open plans that are kept: each takes inputs of one batch."""
@@ -238,7 +241,7 @@ class Plan:
             New arrays; None if it needs finite inputs and they are not.
         """
         if self.planner.unused:
-            self.planner.unused = max(self.planner.unused - 1 / REPEATS, 0.0)
+            self.planner.unused = max(self.planner.unused - 1 / PAYING, 0.0)
         plain = self.is_plain and budget is None and execute is None
         threads, parallel = self.planner.options.threads, self.facts.parallel
         before = onednn.exchange_threads(threads) if parallel else 0
@@ -563,7 +566,7 @@ class Planner:
                         opened, outputs = self._run_open(key, inputs, budget)
                         if opened:
                             return NOT_FINITE if outputs is None else outputs
-                    if self.unused >= NOVEL and times < REPEATS and not continues:
+                    if self.unused + 1 > NOVEL and times < REPEATS and not continues:
                         return NEW_SHAPES
                     if self.exchanges and not all(is_finite(x) for x in inputs if _is_plain(x)):
                         return NOT_FINITE  # a trace finds it at its end, and other processes would have its results
