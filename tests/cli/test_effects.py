@@ -20,7 +20,7 @@ from onnx import numpy_helper, parser
 from tests.helpers.language_models import Decoder, write
 
 from singa.cli import main
-from singa.cli._common import CROWD
+from singa.cli._common import CROWD, LateChoice
 from singa.cli._main import COMMANDS
 from singa_backend.adapters import Adapter, LowRank
 from singa_backend.machine import usable_cores
@@ -149,7 +149,7 @@ def wrong(parameter: click.Parameter) -> list[str]:
         step = 0 if getattr(kind, "min_open", False) else 1
         bounds = [str(kind.min - step)] if kind.min is not None else []
         return [*bounds, *([str(kind.max * 2)] if kind.max is not None else []), "x", *(["nan"] if step == 0 else [])]
-    if isinstance(kind, click.Choice):
+    if isinstance(kind, (click.Choice, LateChoice)):
         return ["no-such-choice"]
     if isinstance(kind, click.Path):
         if name not in WRITTEN:

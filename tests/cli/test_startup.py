@@ -82,7 +82,7 @@ def test_the_version_of_a_checkout_is_that_of_the_project(tmp_path: Path, monkey
     def not_installed(name: str) -> str:
         raise PackageNotFoundError(name)
 
-    monkeypatch.setattr(installation, "installed_version", not_installed)
+    monkeypatch.setattr("importlib.metadata.version", not_installed)
     monkeypatch.setattr(installation, "PYPROJECT", PROJECT / "pyproject.toml")
     assert installation.version() == VERSION
     monkeypatch.setattr(installation, "PYPROJECT", tmp_path / "pyproject.toml")
@@ -91,7 +91,7 @@ def test_the_version_of_a_checkout_is_that_of_the_project(tmp_path: Path, monkey
         assert installation.version() == "unknown", text
     (tmp_path / "pyproject.toml").unlink()
     assert installation.version() == "unknown"
-    monkeypatch.setattr(installation, "installed_version", lambda name: "1.2.3")
+    monkeypatch.setattr("importlib.metadata.version", lambda name: "1.2.3")
     assert installation.version() == "1.2.3"
 
 

@@ -37,6 +37,7 @@ from ..proto.schemas import DOMAINS
 from ..proto.test_data import value
 from ..rendering import json_text
 from . import gaps, results, worker
+from .calls import Cell
 from .cases import KINDS, Case, ConformanceError, data_file, light_inputs
 from .fuzz.generate import shown_domain
 
@@ -385,7 +386,7 @@ def summary(runs: dict[str, Run], proofs: dict[str, dict[str, str]], seen: Seen,
     The document has no times, so that two runs of one source produce the same.
     """
     about = results.environment(device)
-    cells: dict[worker.Cell, list[worker.Result]] = defaultdict(list)
+    cells: dict[Cell, list[worker.Result]] = defaultdict(list)
     for result in seen.values():
         for cell in result.executed:
             cells[cell].append(result)

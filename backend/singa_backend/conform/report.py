@@ -156,7 +156,8 @@ def _reasons(run: dict[str, Any]) -> dict[str, str]:
         for group in run.get("reasons", ())
         for name in group["cases"]
     }
-    return run["gaps"] | told
+    reasons: dict[str, str] = run["gaps"] | told
+    return reasons
 
 
 def _none_passes(entries: Sequence[dict[str, Any]]) -> str:

@@ -26,9 +26,10 @@ from ..io.junit import JUnitCase, write_suite
 from ..io.places import check_folder_of
 from ..proto.schemas import DOMAINS
 from ..rendering import json_text
+from .calls import Cell
 from .gaps import Judgement
 from .lookup import named
-from .worker import OURS, Cell, Result
+from .worker import OURS, Result
 
 
 def environment(device: str, *witnesses: str, ours: bool = True) -> dict[str, str | bool]:

@@ -15,15 +15,13 @@ import numpy as np
 from onnx import AttributeProto, ModelProto, TensorProto, TypeProto, numpy_helper
 
 from .. import dtypes
+from ..choices import FLOATS as FLOATS
 from ..errors import InvalidInput
 from ..proto.schemas import opset_of, schema_version, schemas, type_strings
 from . import GraphEditor, ModelEditor, NodeEditor
 
 WIDE = frozenset(TensorProto.DataType.Value(n) for n in ("FLOAT", "DOUBLE", "FLOAT16", "BFLOAT16"))
 """The dtypes that are changed: 8-bit floats are storage formats with separate scales."""
-
-FLOATS = ("float16", "bfloat16", "float32", "float64")
-"""The dtypes to which `convert` changes floats."""
 
 _ATTRIBUTES = ("to", "dtype", "output_datatype", "output_dtype")
 """The attributes that determine the dtype of an output."""

@@ -10,19 +10,16 @@ from typing import Any
 import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto
 
+from ..choices import FORMS as FORMS
+from ..choices import METHODS as METHODS
+from ..choices import QUANTIZED
 from ..errors import InvalidInput, did_you_mean
 from ..passes import NodeEditor
 from ..passes.index import node_title
 from ..proto.messages import graphs, names, reads
 
-METHODS = ("minmax", "entropy", "percentile")
-"""How the range of an activation is chosen."""
-
-INTEGERS = {"int8": np.dtype(np.int8), "uint8": np.dtype(np.uint8)}
+INTEGERS = {name: np.dtype(name) for name in QUANTIZED}
 """The dtypes of quantized values."""
-
-FORMS = {"int2": 2, "int4": 4, "int8": 8, "fp4": 4, "nf4": 4}
-"""The forms of weights, and the bits of each: integers with a scale and a zero point for each block, or codes of floats."""
 
 WEIGHTED, MOVED, OTHER = "weighted", "moved", ""
 """How an operator is quantized: a weight is the second input and a bias the third; the result has the scale of the first input,

@@ -13,18 +13,16 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
 import click
-import numpy as np
 
-from singa_backend import dtypes
-from singa_backend.collectives import Communicator
-from singa_backend.collectives.communicator import total
 from singa_backend.errors import InvalidInput
-from singa_backend.io.archives import open_arrays
 
 if TYPE_CHECKING:
+    import numpy as np
+
+    from singa_backend.collectives import Communicator
     from singa_backend.proto.values import Value
 
     from .._core.tensor import Tensor
@@ -185,7 +183,7 @@ def columns_of(option: str, model: SONNXModel, target: str, decodes: bool) -> Da
     return DataColumns(option, tuple(v.name for v in inputs), tuple(v.dtype for v in inputs), target, tuple(inputs), decodes)
 
 
-Arrays = tuple[list[np.ndarray], np.ndarray]
+Arrays: TypeAlias = "tuple[list[np.ndarray], np.ndarray]"
 """The inputs and the targets of all samples."""
 
 
@@ -212,6 +210,8 @@ def read_data(source: Path | FunctionName, columns: DataColumns) -> Arrays | Bat
 
 
 def _stored(path: Path, columns: DataColumns) -> Arrays:
+    from singa_backend.io.archives import open_arrays
+
     if path.suffix == ".py":
         raise click.UsageError(f"{columns.option} takes an .npz file, or a function as {path.stem}:FUNCTION, got {path}")
     with open_arrays(path, "SX307") as stored:
@@ -281,6 +281,10 @@ def _told(named: FunctionName, error: Exception) -> NoReturn:
 
 def _batch(made: Any, columns: DataColumns, where: str) -> list[np.ndarray]:
     """The arrays of a batch, or of all samples, in the order of the model."""
+    import numpy as np
+
+    from singa_backend import dtypes
+
     from .._training.sources import converted
 
     names: Sequence[str] = columns.names
@@ -400,6 +404,8 @@ class BatchFunction:
         self, place: Position, shares: Shares, group: Communicator | None, device: Device | None
     ) -> Iterator[list[Tensor]]:
         """The batches of the present epoch that remain, or the part of one rank in them; each is noted."""
+        import numpy as np
+
         from .._core.tensor import Tensor
 
         source, self._rest = self._rest or self._epoch(place.epoch), None
@@ -420,6 +426,8 @@ class BatchFunction:
 
     def joined(self) -> Arrays:
         """The samples of all batches of an epoch."""
+        import numpy as np
+
         parts = list(self._epoch(0))
         if any(a.shape[1:] != b.shape[1:] for part in parts for a, b in zip(part, parts[0], strict=True)):
             what = f"{self.named} must return batches whose samples have one shape, for {self.columns.option}"
@@ -444,6 +452,10 @@ class BatchFunction:
 
 def _agree(one: str, group: Communicator | None, name: str) -> None:
     """Raise InvalidInput (SX331) unless all ranks have the same batch."""
+    import numpy as np
+
+    from singa_backend.collectives.communicator import total
+
     if group is None:
         return
     found = np.zeros(group.size, np.int64)
@@ -456,6 +468,8 @@ def _agree(one: str, group: Communicator | None, name: str) -> None:
 
 def digest(arrays: Sequence[Any]) -> str:
     """The identity of arrays: their dtypes, shapes and values."""
+    import numpy as np
+
     found = hashlib.sha256()
     for array in arrays:
         found.update(f"{array.dtype.str} {array.shape} ".encode())

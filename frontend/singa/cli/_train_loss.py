@@ -6,13 +6,14 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
-import numpy as np
 
 from singa_backend.errors import InvalidInput
 
 from .._autograd.loss_names import CLASSES, IGNORED, LOSSES, NEXT_TOKEN, PROBABILITIES
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from .._core.tensor import Tensor
 
 loss_option = click.option("--loss", default=CLASSES, show_default=True, type=click.Choice(LOSSES))

@@ -9,18 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-import numpy as np
 from click.core import ParameterSource
-from onnx import GraphProto, ModelProto, TensorProto, numpy_helper
 
-from singa_backend.collectives import Communicator
 from singa_backend.errors import DeviceUnavailable, InvalidInput, UnsupportedModel
-from singa_backend.inspection.trainable import rounded
-from singa_backend.passes.branches import has_branches, lift_weights
-from singa_backend.passes.head import SIGMOIDS, ReplacedHead, last_activation, replace_head
-from singa_backend.proto.load import ModelSource, embed, load_model, open_light
-from singa_backend.proto.save import save
-from singa_backend.proto.values import Value
 
 from .._autograd.loss_names import CLASSES, NEXT_TOKEN, PROBABILITIES
 from ._common import err
@@ -39,6 +30,14 @@ from ._train_loss import TrainLoss
 from ._train_options import TrainOptions
 
 if TYPE_CHECKING:
+    import numpy as np
+    from onnx import GraphProto, ModelProto, TensorProto
+
+    from singa_backend.collectives import Communicator
+    from singa_backend.passes.head import ReplacedHead
+    from singa_backend.proto.load import ModelSource
+    from singa_backend.proto.values import Value
+
     from .._core.tensor import Tensor
     from .._onnx.model import SONNXModel
     from .._training.checkpoint import Checkpoint
@@ -131,6 +130,10 @@ def prepared(chosen: TrainOptions, group: Communicator | None, starts: bool = Fa
         SonnxError: The model, the data, an option or the checkpoint is refused.
         click.UsageError: An option does not fit the data or the checkpoint.
     """
+    import numpy as np
+
+    from singa_backend.proto.load import open_light
+
     from .. import opt
     from .._training.fit import Position
 
@@ -190,6 +193,10 @@ def _source(chosen: TrainOptions) -> tuple[ModelSource, ReplacedHead | None]:
 
     An adapter adds the layer itself.
     """
+    from singa_backend.passes.branches import has_branches, lift_weights
+    from singa_backend.passes.head import replace_head
+    from singa_backend.proto.load import embed, load_model, open_light
+
     if chosen.head is None:
         light, _ = open_light(chosen.model)
         if chosen.lora is not None or not has_branches(light):
@@ -231,6 +238,8 @@ def _data(chosen: TrainOptions, model: SONNXModel, loss: TrainLoss) -> tuple[Arr
 
 def _check_roundings(model: SONNXModel) -> None:
     """Refuse to train parameters whose values are quantized on the way to the output: their gradients are 0, or lack a part."""
+    from singa_backend.inspection.trainable import rounded
+
     found = rounded(model.imported.graph, [n for n, p in model.imported.parameters.items() if p.requires_grad])
     if not found:
         return
@@ -250,6 +259,8 @@ def _targets(data: Arrays | BatchFunction) -> np.ndarray:
 
 def _warn(chosen: TrainOptions, made: TrainSetup) -> None:
     """Tell what was replaced, and of a softmax before a softmax."""
+    from singa_backend.passes.head import SIGMOIDS, last_activation
+
     head, activation = made.head, last_activation(made.empty)
     if head and not chosen.as_json:
         names = ", ".join(head.parameters)
@@ -329,6 +340,8 @@ def _of_batch(x: Tensor, declared: Value, inputs: Sequence[Value]) -> Tensor:
 
 def write_trained(chosen: TrainOptions, made: TrainSetup) -> None:
     """Write the trained model, or its adapter."""
+    from singa_backend.proto.save import save
+
     assert chosen.target_file is not None
     if chosen.lora is None:
         save(updated(made.empty, made.model), chosen.target_file, folder=made.folder, check=False)
@@ -453,6 +466,10 @@ def _exchanged(dist_option: str, sparsity: float) -> str:
 
 def _without_weights(source: ModelSource, model: SONNXModel) -> tuple[ModelProto, Path | None]:
     """The model without the data of its trained tensors, and its folder; raises UnsupportedModel if it has no place for some."""
+    from onnx import ModelProto, TensorProto
+
+    from singa_backend.proto.load import load_model
+
     proto, folder = load_model(source)
     if proto is source:
         proto = ModelProto()
@@ -482,6 +499,9 @@ def _stored(graph: GraphProto, names: Container[str]) -> Iterator[tuple[str, Ten
 
 def updated(proto: ModelProto, model: SONNXModel) -> ModelProto:
     """Write the current values of the parameters and running statistics into a model of `_without_weights`, and return it."""
+    import numpy as np
+    from onnx import numpy_helper
+
     states = model.get_states()
     for name, tensor in _stored(proto.graph, states):
         value = states[name]
@@ -491,6 +511,9 @@ def updated(proto: ModelProto, model: SONNXModel) -> ModelProto:
 
 def _structure(proto: ModelProto) -> np.ndarray:
     """The bytes of a model without the data of its initializers."""
+    import numpy as np
+    from onnx import ModelProto, TensorProto
+
     bare = ModelProto()
     bare.CopyFrom(proto)
     for tensor in bare.graph.initializer:

@@ -15,11 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
-import numpy as np
 from click.core import ParameterSource
 
-from singa_backend.collectives import LocalGroup, communicator, launched_size
-from singa_backend.collectives.communicator import total
 from singa_backend.errors import InvalidInput
 from singa_backend.io.places import STANDARD_OUTPUT, check, is_regular
 
@@ -207,6 +204,11 @@ def command(**given: Any) -> None:
 
 def _run(chosen: TrainOptions, arguments: Sequence[str], named: Sequence[Path | None]) -> None:
     """Train, and write and print the results; or start the workers."""
+    import numpy as np
+
+    from singa_backend.collectives import LocalGroup, communicator, launched_size
+    from singa_backend.collectives.communicator import total
+
     if chosen.workers > 1 and launched_size() == 1:
         check_launcher()
         prepared(chosen, LocalGroup(chosen.workers).ranks[0], starts=True)  # what a worker would refuse is refused here, once
@@ -368,6 +370,8 @@ def _curves(chosen: TrainOptions, made: TrainSetup) -> dict[str, Curve]:
 
 def _ends(chosen: TrainOptions, made: TrainSetup) -> list[int]:
     """The last step of each epoch."""
+    import numpy as np
+
     if isinstance(made.data, BatchFunction):
         return [int(n) for n in np.cumsum(made.data.counts)]
     each = (made.steps or 0) // chosen.epochs
@@ -406,6 +410,8 @@ def _tell(chosen: TrainOptions, made: TrainSetup) -> None:
 
 def _check_usage(chosen: TrainOptions, context: click.Context) -> None:
     """Raise UsageError for options that are missing, contradict each other, or would have no effect."""
+    from singa_backend.collectives import launched_size
+
     if not chosen.target_file and not chosen.checkpoint:
         raise click.UsageError("pass -o OUT to write the trained model, or --checkpoint PATH to keep the state of the training")
     launched = launched_size()
