@@ -172,7 +172,7 @@ def recompute(region: Region, homes: dict[int, Home], budget: int) -> Recomputed
     """
     made = Recomputed(*[_peak(region.calls, region.outputs, homes)[0]] * 2)
     while made.bytes_after > budget:  # then the most bytes are live elsewhere
-        search = _Search(region, homes, budget)
+        search = _ChoiceSearch(region, homes, budget)
         for choose in (search.cheapest_first, search.in_segments, search.one_by_one, search.all_choices):
             if search.lowest > budget:
                 choose()
@@ -186,7 +186,7 @@ def recompute(region: Region, homes: dict[int, Home], budget: int) -> Recomputed
     return made
 
 
-class _Search:
+class _ChoiceSearch:
     """A search for values to compute again, which ends at a choice that fits.
 
     Attributes:
