@@ -65,7 +65,7 @@ BASES = {
 WRONG = {
     "--device": ["GPU9"], "--backend": ["nowhere:Nothing"], "--limit": ["bits=3"], "--size": ["x"], "--map": ["x"],
     "--input": ["x"], "--against": ["nowhere.onnx"], "--random": ["-1"], "--exclude": [], "--select": ["("],
-    "--by": ["nowhere.onnx"],
+    "--by": ["nowhere.onnx"], "--operators": ["nowhere_at_all"],
 }  # fmt: skip
 """Values that options of text refuse."""
 
@@ -185,7 +185,8 @@ def run(line: list[str]) -> tuple[int, str]:
 
 
 @pytest.mark.parametrize(("name", "option", "value"), list(cases()))
-def test_a_refused_option_has_no_effect(name: str, option: str, value: str, place: Path) -> None:
+def test_a_refused_option_has_no_effect(name: str, option: str, value: str, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(place / "cache"))  # empty, so that a command that uses it would write
     before = contents(place)
     line = [name, *BASES[name].split(), *NEEDS.get((name, option), "").split(), option, value]
     if (name, option) == ("conform", "--report"):  # it needs the whole suite

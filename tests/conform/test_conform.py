@@ -11,12 +11,13 @@ from xml.etree import ElementTree
 import ml_dtypes
 import numpy as np
 import pytest
-from onnx import parser
+from onnx import ModelProto, parser
+from onnx.reference import ReferenceEvaluator
 
 from singa_backend import SingaBackend
 from singa_backend.comparison import verdict
 from singa_backend.comparison.difference import difference
-from singa_backend.conform import cases, gaps, official, report, results, worker
+from singa_backend.conform import cases, gaps, kept_cases, lookup, official, report, results, worker
 
 F = np.float32
 
@@ -244,6 +245,82 @@ def test_light_models_come_with_input_and_output() -> None:
     (inputs, outputs), *_ = found["test_squeezenet"].data
     assert inputs[0].shape == (1, 3, 224, 224) and inputs[0].reshape(-1)[-1] == pytest.approx(1, abs=1e-4)
     assert outputs[0].size == 1000
+
+
+def test_node_cases_are_generated_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = cases.generated("node")
+    monkeypatch.setattr(kept_cases, "path", lambda: tmp_path / "cache" / "node.zip")
+    monkeypatch.setattr(cases, "generated", lambda kind: made)
+    assert cases.load(["node"]) == made
+    monkeypatch.setattr(cases, "generated", lambda kind: pytest.fail("generated again"))
+    kept = cases.load(["node"])
+    assert [c.name for c in kept] == [c.name for c in made]
+    for one, other in zip(kept, made, strict=True):
+        assert (one.digest(), one.rtol, one.atol) == (other.digest(), other.rtol, other.atol), one.name
+        assert verdict.same_bits([list(d) for d in one.data], [list(d) for d in other.data]), one.name
+    assert [c.name for c in cases.load(["node"], "^test_relu$")] == ["test_relu"]
+    (tmp_path / "cache" / "node.zip").write_bytes(b"PK damaged")
+    monkeypatch.setattr(cases, "generated", lambda kind: made[:3])
+    assert [c.name for c in cases.load(["node"])] == [c.name for c in made[:3]]
+    assert len(cases.load(["node"])) == 3  # the damaged file was replaced
+
+
+def test_the_cases_of_few_environments_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "node-mine.zip").write_text("no archive")
+    os.utime(tmp_path / "node-mine.zip", (0, 0))
+    for i in range(5):
+        monkeypatch.setattr(kept_cases, "path", lambda i=i: tmp_path / f"node-{i}.zip")
+        kept_cases.write([])
+        os.utime(tmp_path / f"node-{i}.zip", (i + 1, i + 1))
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["node-2.zip", "node-3.zip", "node-4.zip", "node-mine.zip"]
+    assert kept_cases.read("") == []
+
+
+class Vendor:
+    """A backend of others: it refuses Tanh, and computes Neg wrong."""
+
+    _session = "an attribute of this name is not an executor of this package"
+
+    def __init__(self, session: ReferenceEvaluator, factor: float) -> None:
+        self.session, self.factor = session, factor
+
+    @classmethod
+    def prepare(cls, model: ModelProto, device: str = "CPU") -> Vendor:
+        called = {n.op_type for n in model.graph.node}
+        if "Tanh" in called:
+            raise NotImplementedError("Tanh")
+        return cls(ReferenceEvaluator(model), 2.0 if "Neg" in called else 1.0)
+
+    def run(self, inputs: list[Any]) -> list[Any]:
+        outputs = self.session.run(None, dict(zip(self.session.input_names, inputs, strict=True)))
+        return [y * y.dtype.type(self.factor) for y in outputs]
+
+
+def test_the_report_of_another_backend(tmp_path: Path) -> None:
+    chosen = cases.load(["node"], r"^test_(relu|neg|tanh|clip|softplus_example_expanded_ver18)$")
+    found = [worker.run_case(case, Vendor, "gpu0") for case in chosen]
+    run = results.to_json(found, gaps.judge(found, {}), "vendor:Engine", "gpu0", "0" * 16)
+    assert run["environment"]["device"] == "gpu0"
+    failing = {r["operator"]: (r["cases"], r["passed"], r["unsupported"]) for r in results.failing_operators(run)}
+    assert failing == {"Neg-13": (1, 0, 0), "Tanh-13": (1, 0, 1)}
+    built = report.build([run], tmp_path)
+    rows = {f"{r['operator']}-{r['version']}": r for r in built["rows"] if r["domain"] == "ai.onnx"}
+    words = {"Relu-14": "yes", "Neg-13": "no", "Tanh-13": "no", "Exp-13": "yes", "Softmax-13": "unrun"}
+    assert {name: lookup.works(rows[name]) for name in words} == words
+    assert {n: rows[n]["reason"] for n in ("Neg-13", "Tanh-13", "Relu-14")} == {
+        "Neg-13": "no case passes", "Tanh-13": "every case is refused", "Relu-14": "",
+    }  # fmt: skip
+    assert rows["Relu-14"]["devices"]["gpu0"]["dtypes"] == {"T": ["float32"]}
+    assert rows["Clip-13"]["devices"]["gpu0"]["tested_passed"] == 1
+    report.write(built, tmp_path)
+    page = (tmp_path / "support.md").read_text()
+    assert "* gpu0: unsupported: NotImplementedError: Tanh\n  * `test_tanh`\n" in page and "AllReduce" not in page
+    assert page.startswith("# What vendor:Engine supports\n") and "gradient" not in page and "sonnx supports" not in page
+    assert report.stale(built, tmp_path) == ""
+    assert report.keep([run], tmp_path) == []
+    ours = results.to_json([], gaps.judge([], {}), worker.OURS, "CPU", "0" * 16)
+    with pytest.raises(cases.ConformanceError, match="one backend, got runs of singa_backend:SingaBackend and vendor:Engine"):
+        report.build([run, ours])
 
 
 @pytest.mark.row("Q3")

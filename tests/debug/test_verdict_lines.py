@@ -80,6 +80,54 @@ def test_sizes_that_no_try_reaches_are_said(tmp_path: Path) -> None:
     assert found.exit_code != 0 and "the model refuses this and all others up to 224: " in found.stderr
 
 
+@pytest.mark.parametrize(("shape", "told"), [
+    ("?,1,?,?", "open sizes: unnamed axes=4 (the model refuses 1: "), ("?,1,height,?", "open sizes: height=4, unnamed axes=4 ("),
+])  # fmt: skip
+def test_unnamed_axes_have_sizes_that_the_model_accepts(shape: str, told: str, tmp_path: Path) -> None:
+    model = pools(3)
+    for dim, size in zip(model.graph.input[0].type.tensor_type.shape.dim, shape.split(","), strict=True):
+        dim.ClearField("value")
+        if size.isdigit():
+            dim.dim_value = int(size)
+        elif size != "?":
+            dim.dim_param = size
+    onnx.save(model, tmp_path / "m.onnx")
+    found = sonnx("compare", tmp_path / "m.onnx", "--against", "definition", "--all")
+    assert found.exit_code == 0 and told in found.stderr and "float[1, 1, 2, 2]" in found.stdout, found.output
+
+
+ENGINE = """
+from onnx.backend.base import Backend, BackendRep
+from onnx.reference import ReferenceEvaluator
+
+class Rep(BackendRep):
+    def __init__(self, model):
+        self.session = ReferenceEvaluator(model)
+
+    def run(self, inputs, **_):
+        if LEAST is None or max(inputs[0].shape) < LEAST:
+            raise ValueError("too small" if LEAST is None else f"too small: {inputs[0].shape}")
+        return tuple(self.session.run(None, dict(zip(self.session.input_names, inputs))))
+
+class Engine(Backend):
+    prepare = classmethod(lambda cls, model, device="CPU", **_: Rep(model))
+"""
+
+
+@pytest.mark.parametrize(("least", "code", "told"), [
+    ("8", 0, "open sizes: height=8, width=8 (the model refuses 1: "),
+    ("None", 1, "open sizes: height=1, width=1, which the other side refuses, as others: "),
+])  # fmt: skip
+def test_open_sizes_are_those_that_both_sides_accept(
+    least: str, code: int, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / f"least_{least.lower()}.py").write_text(ENGINE.replace("LEAST", least))
+    onnx.save(pools(1), "m.onnx")
+    found = sonnx("compare", "m.onnx", "--against", f"least_{least.lower()}:Engine")
+    assert found.exit_code == code and told in found.stderr and found.stderr.count("open sizes") == 1, found.output
+
+
 @pytest.mark.parametrize("columns", [_VALUES, _LAYERS])
 def test_a_row_is_one_line_at_80_columns(columns: Any) -> None:
     table = columns.table("sonnx | onnxruntime")

@@ -21,6 +21,7 @@ from onnx.backend.test.loader import load_model_tests
 from ..errors import SonnxError
 from ..io.documents import read_document
 from ..proto.test_data import data_set
+from . import kept_cases
 
 KINDS = ("node", "real", "simple", "pytorch-converted", "pytorch-operator")
 """ONNX's kinds of cases; "real" are the light models in the wheel."""
@@ -57,13 +58,23 @@ def _sketch(value: Any) -> Any:
 def load(kinds: Sequence[str] = KINDS, select: str = "") -> list[Case]:
     """Load the installed onnx's cases of these kinds whose names match the regular expression `select`."""
     cases = []
+    for kind in kinds:
+        kept = kept_cases.read(select) if kind == "node" else None
+        if kept is not None:
+            cases += [Case(name, kind, *rest) for name, *rest in kept]
+            continue
+        made = generated(kind)
+        if kind == "node":
+            kept_cases.write((c.name, c.model, c.data, c.rtol, c.atol) for c in made)
+        cases += [c for c in made if re.search(select, c.name)]
+    return cases
+
+
+def generated(kind: str) -> list[Case]:
+    """Generate, or read from the installed onnx, the cases of a kind."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the generators provoke infinities on purpose
-        for kind in kinds:
-            for case in load_model_tests(kind=kind):
-                if re.search(select, case.name):
-                    cases.append(_case(case, kind))
-    return cases
+        return [_case(case, kind) for case in load_model_tests(kind=kind)]
 
 
 def _case(case: Any, kind: str) -> Case:

@@ -37,7 +37,7 @@ from ..ir.graph import Graph
 from ..ir.reader import read
 from ..opsets.model import to_model
 from ..proto.messages import graphs
-from ..proto.schemas import LAX, MICROSOFT, newest, schemas, type_strings
+from ..proto.schemas import LAX, MICROSOFT, is_custom, newest, schemas, type_strings
 from ..runtime.executor import Executor
 from .fuzz import generate, regular_cases
 
@@ -301,7 +301,7 @@ def _point(case: generate.NodeCase, rng: np.random.Generator, every: bool = Fals
     opset = newest("")
     if not _onnxruntimes(case.domain):  # their bodies are written at the newest opset, as training does
         opset = int(rng.integers(max(LEAST_OPSET, case.opset if not case.domain else 0), newest("") + 1))
-    single = _onnxruntimes(case.domain) and not any(_doubles(formal[i].type_str, case.schema) for i in _positions(case, formal))
+    single = is_custom(case.domain) and not any(_doubles(formal[i].type_str, case.schema) for i in _positions(case, formal))
     if single:
         feeds = narrowed(feeds)
     point = Point(case, graph, opset, feeds, tuple(asked), [], frozenset(free), single=single)

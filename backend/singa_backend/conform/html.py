@@ -70,9 +70,10 @@ def compact(report: dict[str, Any]) -> dict[str, Any]:
             }
         )
     fuzz = report.get("fuzz")
-    shared = {k: report.get(k) for k in ("onnx", "manifest", "versions", "opsets", "totals", "gaps", "unexpected", "releases")}
+    keys = ("backend", "onnx", "manifest", "versions", "opsets", "totals", "gaps", "unexpected", "releases")
+    shared = {k: report.get(k) for k in keys}
     return {**shared, "fuzz": fuzz and {"count": fuzz.get("count"), "words": generated_words(fuzz)}, "domains": domains,
-            "works": lookup.WORKS, "gradients": lookup.GRADIENTS,
+            "works": lookup.OF_BACKENDS if report.get("backend") else lookup.WORKS, "gradients": lookup.GRADIENTS,
             "means": {"strict": VERDICTS[0], "official": VERDICTS[1], "cells": CELLS, "generated": GENERATED},
             "dtypes": names, "cells": list(dtype_cells(report).items()), "rows": rows, "devices": list(report["totals"]),
             "about": {d: about(d) for d in report["totals"] if about(d)}, "environments": report["environments"]}  # fmt: skip

@@ -15,6 +15,14 @@ WORKS = {
 }
 """The words of the column "works", and what they mean."""
 
+OF_BACKENDS = {
+    "yes": "every case of ONNX's suite that calls this version passes, on every device of this report",
+    "partly": "some cases that call this version pass, others do not",
+    "unrun": "no case calls this version",
+    "no": "no case that calls this version passes",
+}
+"""What they mean for a backend other than this package."""
+
 UNCHECKED = "unchecked"
 
 GRADIENTS = {

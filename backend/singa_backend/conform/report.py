@@ -21,12 +21,13 @@ from ..dtypes import from_type_string
 from ..io.documents import read_document
 from ..io.files import write_text
 from ..ir.declaration import declarations
-from ..proto.schemas import DOMAINS, LAX, MICROSOFT, newest, schemas
+from ..proto.schemas import DOMAINS, LAX, MICROSOFT, is_custom, newest, schemas
 from ..rendering import json_text
 from . import gaps, html, lookup, releases
 from .cases import ConformanceError, data_file
 from .markdown import EMULATED, by_release, markdown
 from .results import MARK, WRITER, load, publish, stale_page, well_formed
+from .worker import OURS
 
 Row = dict[str, Any]
 Cells = dict[str, list[str]]
@@ -38,11 +39,12 @@ _PART = {"totals": _TOTALS, "gaps?": {"*": (str, list)}, "unexpected?": [str]}
 _CELL = {
     "domain": str, "operator": str, "version": int, "cases": int, "passed": int, "official?": (int, type(None)), "tested?": int,
     "tested_passed?": int, "dtypes?": [[str, str]], "attributes?": [str], "max_ulp?": (int, float, type(None)), "names?": [str],
-    "failed?": [str],
+    "failed?": [str], "unsupported?": int,
 }  # fmt: skip
 _SUITE = {
-    "environment": {"onnx": str, "device": str, "emulated?": bool}, "manifest": str, "totals": _TOTALS, "gaps": {"*": str},
-    "unexpected?": [str], "executed": [_CELL],
+    "backend?": str, "environment": {"onnx": str, "device": str, "emulated?": bool}, "manifest": str, "totals": _TOTALS,
+    "gaps": {"*": str}, "unexpected?": [str], "executed": [_CELL],
+    "reasons?": [{"verdict": str, "reason": str, "cases": [str]}],
 }  # fmt: skip
 _RELEASE = {"environment": {"device": str, "release": str}, "totals": _TOTALS, "gaps?": {"*": str}, "executed": [_CELL]}
 _RELEASES = {"environment": {"device": str, "release": str}, "releases": {"*": _PART}, "executed": [_CELL]}
@@ -69,12 +71,20 @@ def build(runs: Sequence[dict[str, Any]], folder: Path | None = None) -> dict[st
     A run whose environment names a `release` executed the cases of that release of onnx ("all": of those in its `releases`,
     each distinct case once); it has a separate column and is not a device.
 
+    Of a backend other than this package the report has what `runs` executed of ONNX's operators, and nothing else.
+
     Raises:
-        ConformanceError: No run is of the current suite.
+        ConformanceError: No run is of the current suite, or the runs are of several backends.
     """
+    backends = sorted({run.get("backend", OURS) for run in runs})
+    if len(backends) > 1:
+        hint = "write one report for each backend: sonnx report RUNS --to FOLDER"
+        raise ConformanceError(f"a report must be of one backend, got runs of {' and '.join(backends)}", code="SX809", hint=hint)
+    ours = backends == [OURS]
     missing = gaps.undeclared(data_file("undeclared.txt"))
     named = {label(run): run for run in runs}
-    named |= {name: run for name, run in kept(folder).items() if name not in named}
+    if ours:
+        named |= {name: run for name, run in kept(folder).items() if name not in named}
     devices = {n: r for n, r in named.items() if "release" not in r["environment"]}
     old = {n: r for n, r in sorted(named.items(), key=by_release) if "release" in r["environment"]}
     if not devices:
@@ -84,16 +94,26 @@ def build(runs: Sequence[dict[str, Any]], folder: Path | None = None) -> dict[st
             hint="sonnx conform --results cpu.json",
         )
     executed = {n: {(e["domain"], e["operator"], e["version"]): e for e in run["executed"]} for n, run in named.items()}
-    reported = _columns(folder, str(next(iter(devices.values()))["manifest"]), devices)
-    generated = _generated(folder)
+    reported = _columns(folder, str(next(iter(devices.values()))["manifest"]), devices) if ours else {}
+    generated = _generated(folder) if ours else {}
     judged, verdicts = _judged(generated), _verdicts(folder)
     rows = []
-    known = {key: versions for key, versions in schemas.items() if key[0] not in (MICROSOFT, LAX)}  # reports/microsoft.md
+    known = {
+        (domain, name): versions
+        for (domain, name), versions in schemas.items()
+        if not is_custom(domain) or (ours and domain not in (MICROSOFT, LAX))  # reports/microsoft.md
+    }
     for (domain, name), versions in sorted(known.items()):
         for version, schema in sorted(versions.items()):
             shown = DOMAINS.get(domain, domain)
-            declared = version in declarations.get((domain, name), {})
             key, allowed = (shown, name, version), _allowed(schema)
+            entries = [executed[d][key] for d in devices if key in executed[d]]
+            if ours:
+                declared = version in declarations.get((domain, name), {})
+                reason = "" if declared else missing.get((domain, name, version), "no reason is recorded")
+            else:
+                reason = _none_passes(entries)
+                declared = not reason
             rows.append(
                 {
                     "domain": shown,
@@ -102,30 +122,48 @@ def build(runs: Sequence[dict[str, Any]], folder: Path | None = None) -> dict[st
                     "deprecated": schema.deprecated,
                     "latest": version == max(versions),
                     "declared": declared,
-                    "reason": "" if declared else missing.get((domain, name, version), "no reason is recorded"),
+                    "reason": reason,
                     "dtypes_allowed": _by_parameter(allowed),
                     "devices": {d: _cell(schema, allowed, executed[d].get(key)) for d in devices}
                     | {d: cells.get(key) or _cell(schema, allowed, None) for d, (_, cells) in reported.items()},
                     "releases": {r: _old(allowed, executed[r][key]) for r in old if key in executed[r]},
                     "fuzz": _by_parameter(judged.get((domain, name, version), set()) & allowed),
-                    "gradient": lookup.gradient(domain, name, version, verdicts.get(key)),
+                    "gradient": lookup.gradient(domain, name, version, verdicts.get(key)) if ours else "",
                 }
             )
     first = next(iter(devices.values()))
     shown_devices = devices | {n: run for n, (run, _) in reported.items()}
     return {
+        **({} if ours else {"backend": backends[0]}),
         "onnx": first["environment"]["onnx"],
         "manifest": first["manifest"],
         "environments": {n: run["environment"] for n, run in shown_devices.items()},
         "totals": {n: run["totals"] for n, run in shown_devices.items()},
-        "gaps": {n: run["gaps"] for n, run in shown_devices.items()},
-        "unexpected": {n: run.get("unexpected", []) for n, run in shown_devices.items()},
+        "gaps": {n: run["gaps"] if ours else _reasons(run) for n, run in shown_devices.items()},
+        "unexpected": {n: run.get("unexpected", []) if ours else [] for n, run in shown_devices.items()},
         "versions": {"known": len(rows), "declared": sum(r["declared"] for r in rows)},
         "opsets": {DOMAINS.get(d, d): newest(d) for d in dict.fromkeys(domain for domain, _ in sorted(known))},
         "releases": {n: found for label, run in old.items() for n, found in _releases(label, run)},
         "fuzz": {k: generated[k] for k in ("count", "seed", "totals") if k in generated} or None,
         "rows": rows,
     }
+
+
+def _reasons(run: dict[str, Any]) -> dict[str, str]:
+    """The reasons of all cases that do not pass: those of another backend have no list of gaps."""
+    told = {
+        f"official:{name}" if group["verdict"] == "official" else name: f"{group['verdict']}: {group['reason']}"
+        for group in run.get("reasons", ())
+        for name in group["cases"]
+    }
+    return run["gaps"] | told
+
+
+def _none_passes(entries: Sequence[dict[str, Any]]) -> str:
+    """That no case passes, of those that ran; "" if one does, or none ran."""
+    if not entries or any(e["passed"] for e in entries):
+        return ""
+    return "every case is refused" if all(e.get("unsupported") == e["cases"] for e in entries) else "no case passes"
 
 
 def label(run: dict[str, Any]) -> str:
@@ -206,6 +244,8 @@ def keep(runs: Sequence[dict[str, Any]], folder: Path) -> list[Path]:
     """Save the runs that not every machine can repeat (old releases, GPUs) for later reports."""
     written = []
     for run in runs:
+        if run.get("backend", OURS) != OURS:
+            continue
         if label(run) == "all":
             written.append(folder / "releases.json")
             releases.save(run, written[-1], MARK)
@@ -314,7 +354,7 @@ def _difference(key: str, here: Any, there: Any) -> str:
 
 def _comparable(report: dict[str, Any], devices: Sequence[str], releases: Sequence[str]) -> dict[str, Any]:
     """Return the report without what may differ between machines, for these devices and releases only."""
-    keep = {k: report.get(k) for k in ("onnx", "manifest", "versions", "opsets", "fuzz")}
+    keep = {k: report.get(k) for k in ("backend", "onnx", "manifest", "versions", "opsets", "fuzz")}
     for part in ("totals", "gaps", "unexpected"):
         keep[part] = {d: report.get(part, {}).get(d) for d in devices}
     keep["releases"] = {r: report.get("releases", {}).get(r) for r in releases}

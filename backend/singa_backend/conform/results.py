@@ -27,12 +27,19 @@ from ..io.places import check_folder_of
 from ..proto.schemas import DOMAINS
 from ..rendering import json_text
 from .gaps import Judgement
-from .worker import Cell, Result
+from .lookup import named
+from .worker import OURS, Cell, Result
 
 
-def environment(device: str, *witnesses: str) -> dict[str, str | bool]:
-    """Return the versions of what ran and of the witness packages; on a GPU also those of CUDA, and the device."""
-    device = device.upper()  # as `resolve` reads it; the report compares these names
+def environment(device: str, *witnesses: str, ours: bool = True) -> dict[str, str | bool]:
+    """Return the versions of what ran and of the witness packages; on a GPU also those of CUDA, and the device.
+
+    Args:
+        device: The device.
+        witnesses: Names of packages.
+        ours: Whether it is a device of this package; otherwise nothing is known of it but its name.
+    """
+    device = device.upper() if ours else device  # as `resolve` reads it; the report compares these names
     out: dict[str, str | bool] = {
         "onnx": onnx.__version__,
         "numpy": np.__version__,
@@ -42,7 +49,7 @@ def environment(device: str, *witnesses: str) -> dict[str, str | bool]:
         "device": device,
         **{name: _version(name) for name in witnesses},
     }
-    if device.startswith("CUDA"):
+    if ours and device.startswith("CUDA"):
         import cupy
 
         out["cupy"] = cupy.__version__
@@ -77,7 +84,7 @@ def to_json(results: Sequence[Result], judgement: Judgement, backend: str, devic
     """Return a run as plain data: its environment, totals, cases, and what was executed per schema version."""
     return {
         "backend": backend,
-        "environment": environment(device),
+        "environment": environment(device, ours=backend == OURS),
         "manifest": manifest,
         "totals": totals(results),
         "gaps": judgement.explained,
@@ -153,6 +160,7 @@ def _executed(results: Sequence[Result]) -> list[dict[str, Any]]:
                 "official": _passed(mine, "official"),
                 "tested": len(tested),
                 "tested_passed": _passed(tested, "strict"),
+                "unsupported": sum(r.strict == "unsupported" for r in mine),
                 "dtypes": sorted(map(list, set().union(*(pairs for pairs, _ in good)))),
                 "attributes": sorted(set().union(*(given for _, given in good))),
                 "max_ulp": max((r.ulps for r in tested if r.ulps is not None), default=None),
@@ -161,6 +169,20 @@ def _executed(results: Sequence[Result]) -> list[dict[str, Any]]:
             }
         )
     return out
+
+
+def failing_operators(document: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the operator versions of a run of which a case does not pass, those with the most such cases first.
+
+    Args:
+        document: The JSON of the run.
+
+    Returns:
+        For each: `operator` ("Softmax-13", "ai.onnx.ml:Scaler-1"), `cases`, `passed` and `unsupported`.
+    """
+    rows = [e for e in document["executed"] if e["passed"] < e["cases"]]
+    rows.sort(key=lambda e: (e["passed"] - e["cases"], e["domain"], e["operator"], e["version"]))
+    return [{"operator": named(e), **{k: e[k] for k in ("cases", "passed", "unsupported")}} for e in rows]
 
 
 def write_junit(results: Sequence[Result], judgement: Judgement, path: Path) -> None:

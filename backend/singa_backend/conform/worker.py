@@ -19,6 +19,7 @@ from ..engines.oracle import imported, unusable
 from ..errors import SonnxError, UnsupportedModel, described
 from ..io.processes import ChildFailure, ask_all
 from . import official
+from .calls import Cell, Executed, calls_of
 from .cases import Case, ConformanceError
 
 OURS = "singa_backend:SingaBackend"
@@ -26,9 +27,6 @@ OURS = "singa_backend:SingaBackend"
 
 _UNSUPPORTED = ("NotImplementedError", "NotImplemented")
 """Classes of exceptions by which a backend refuses an operator: Python's, and onnxruntime's, which this process may not have."""
-
-Cell = tuple[str, str, int]
-"""(domain, operator, since-version)"""
 
 
 @dataclass
@@ -38,7 +36,8 @@ class Result:
     Attributes:
         strict: The strict verdict: "passed", "failed", "unsupported", "error", "died" or "timeout".
         official: The verdict of ONNX's own comparison: "passed" or "failed".
-        executed: For each schema version that ran, the (type parameter, dtype) pairs and the attributes that it ran with.
+        executed: For each schema version that ran, the (type parameter, dtype) pairs and the attributes that it ran with; for a
+            backend that is not observed, those that the model calls.
         under_test: The schema version that a node case tests; None for other cases.
         opted_out: Whether the backend declares that it does not support the case (BackendIsNotSupposedToImplementIt).
     """
@@ -51,20 +50,20 @@ class Result:
     official_reason: str = ""
     ulps: float | None = None
     seconds: float = 0.0
-    executed: dict[Cell, tuple[set[tuple[str, str]], set[str]]] = field(default_factory=dict)
+    executed: Executed = field(default_factory=dict)
     under_test: Cell | None = None
     opted_out: bool = False
 
 
 def run_case(case: Case, backend: Any, device: str, path: Path | None = None) -> Result:
     """Run one case in this process, under both verdicts; with `path`, its model is that of a file, with external data."""
-    start = time.perf_counter()
+    start, observed = time.perf_counter(), _is_observed(backend)
     result = Result(case.name, case.kind, "passed", "passed")
     try:
         rep = backend.prepare(path if path is not None else load_model_from_string(case.model), device)
         for inputs, expected in case.data:
             before = copy.deepcopy(inputs)
-            defined = _observe(rep, inputs, result)
+            defined = _observe(rep, inputs, result) if observed else []
             outputs = list(rep.run(inputs))
             result.official_reason = result.official_reason or official.official(outputs, expected, case.rtol, case.atol)
             result.reason = result.reason or verdict.strict(outputs, expected, case.rtol, case.atol)
@@ -87,16 +86,24 @@ def run_case(case: Case, backend: Any, device: str, path: Path | None = None) ->
         result.strict = "unsupported" if any(k.__name__ in _UNSUPPORTED for k in type(error).__mro__) else "error"
         result.official, result.reason = "failed", described(error, 3)
     result.seconds = time.perf_counter() - start
+    if not observed:
+        result.executed, result.under_test = calls_of(case)
     return result
 
 
+def _is_observed(backend: Any) -> bool:
+    """Whether a backend, a class or a module, is of this package."""
+    module = backend.__module__ if isinstance(backend, type) else getattr(backend, "__name__", "")
+    return str(module).partition(".")[0] == OURS.partition(":")[0]
+
+
 def _observe(rep: Any, inputs: list[Any], result: Result) -> list[Any]:
-    """Record which versions, dtypes and attributes a run of our own executor computes; other backends are not observed.
+    """Record which versions, dtypes and attributes a run of this package's executor computes.
 
     An observed run computes by the definitions, which round alike on every machine; the runs that are judged do not.
 
     Returns:
-        The outputs; none if the backend is not observed.
+        The outputs; none if the result of `prepare` has no executor.
     """
     session = getattr(rep, "_session", None)
     if session is None:

@@ -81,7 +81,7 @@ class Alignment:
         neutral: constants that a culprit reads and that have no partner, but have the same effect as those of the other side.
         confirmed: constants, with a partner or without, from which a value that agrees is computed.
         doubtful: constants that equal their partner, perhaps by chance: no effect of them confirms it.
-        unit: what the other side consists of: "nodes" or "values of submodules".
+        unit: what the other side consists of: "nodes", or "values" of a module.
         used: values without a partner from which values that agree are computed.
         alike: all values of the other side that agree with a value, if there are several.
     """

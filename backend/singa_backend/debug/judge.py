@@ -184,6 +184,9 @@ class Judge:
             if joined and found.submodule not in scopes:
                 found.submodule = joined[-1]
                 found.notes.append(f"its node was exported from {joined[-1]!r}, whose value the file does not have")
+        if setting.owners and found.among > 1:
+            names = ", ".join(map(repr, found.unknown[:3]))
+            found.notes.append(f"it is not narrower: PyTorch computes no value that corresponds to {names}")
         for name, other in dict.fromkeys(missing):
             if setting.other is not None:
                 found.notes.append(f"the other model has {setting.other.makers[other]} after {name!r}")

@@ -67,18 +67,21 @@ def attempt(
         return FailedRun.of(engine, error)
 
 
-def refusal(source: Source, inputs: Values) -> str:
-    """Run a model by the definitions, to learn whether it takes inputs.
+def refusal(source: Source, inputs: Values, engine: Engine | None = None) -> str:
+    """Run a model, to learn whether it takes inputs.
 
     Args:
         source: the model.
         inputs: the inputs by name.
+        engine: runs the model; by default the definitions of this package.
 
     Returns:
         Why the model cannot run with these inputs, or that all its outputs are empty; "" if neither is so.
     """
     outputs = [n for n in source.outputs if n in source.makers]
-    found = attempt(Ours(), source, source.calls, inputs, outputs) if outputs else {}
+    known = attempt(Ours(), source, source.calls, inputs, outputs) if engine is not None and engine.typed else None
+    types = known if isinstance(known, dict) else None
+    found = attempt(engine or Ours(), source, source.calls, inputs, outputs, types) if outputs else {}
     if isinstance(found, FailedRun):
         return str(found)
     return "all outputs are empty" if found and all(isinstance(v, np.ndarray) and not v.size for v in found.values()) else ""

@@ -80,7 +80,7 @@ def align_module(source: Source, side: TorchSide, inputs: Values, tolerance: Tol
     names = dict(zip(source.outputs, side.outputs, strict=False)) if len(source.outputs) == len(side.outputs) else {}
     names = {a: b for a, b in names.items() if b in side.made and a in source.makers}
     found = aligned(ModelSide(source, Ours(), draws, budget // 4), side, names, {}, tolerance, len(draws), budget)
-    found.unit = "values of submodules"
+    found.unit = "values"
     return found
 
 

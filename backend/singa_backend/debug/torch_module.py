@@ -1,6 +1,8 @@
-"""A PyTorch module as the trusted side: the outputs of its submodules, and their inputs, by hooks in a child process.
+"""A PyTorch module as the trusted side: what its submodules and its operators compute, recorded in a child process.
 
 PyTorch is the user's.  The child imports MODULE, calls FUNCTION for the module, and runs it in inference mode without gradients.
+Hooks record what each submodule returns and receives.  A dispatch mode records the results of operators; an operator that PyTorch
+can also write in smaller ones, such as softmax, is computed a second time by them, for the values between.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
@@ -38,10 +40,11 @@ def is_torch(against: Any) -> bool:
 
 @dataclass(frozen=True)
 class Captured:
-    """A tensor that a submodule returned or received.
+    """A tensor that a submodule returned or received, or that an operator in it computed.
 
     Attributes:
-        name: "layers.0.norm", "layers.0.norm[1]" for its second tensor, "layers.0.norm#2" for its second call.
+        name: "layers.0.norm", "layers.0.norm[1]" for its second tensor, "layers.0.norm#2" for its second call;
+            "layers.0.attend: bmm" for an operator, "layers.0.norm: native_layer_norm/rsqrt" for one of which it consists.
         owner: the path of the submodule that computed it; "" for the module itself.
         kind: the class of that submodule.
         value: an array.
@@ -177,26 +180,68 @@ def _run(module: Any, inputs: list[tuple[str, Any]]) -> tuple[list[Captured], li
     torch = import_module("torch")
     tensors = {name: _tensor(torch, value) for name, value in inputs}
     known = inspect.signature(module.forward).parameters
-    recorder = _HookRecorder(torch, module)
-    with torch.no_grad(), recorder:
+    recorder = _Recorder(torch, module)
+    with torch.no_grad(), recorder, _operators(torch, recorder), _unfused(torch):
         recorder.given(list(tensors.values()))
         result = module(**tensors) if tensors.keys() <= known.keys() else module(*tensors.values())
     return recorder.captured, recorder.names_of(result)
 
 
-class _HookRecorder(AbstractContextManager["_HookRecorder"]):
-    """Hooks on all submodules, which copy each tensor at its first appearance."""
+@contextmanager
+def _unfused(torch: Any) -> Iterator[None]:
+    """Without the kernels of a whole encoder layer or attention, in which submodules and operators do not occur."""
+    mha = torch.backends.mha
+    before = mha.get_fastpath_enabled()
+    mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        mha.set_fastpath_enabled(before)
+
+
+def _operators(torch: Any, recorder: _Recorder) -> Any:
+    """Return the mode that records the results of operators."""
+    table = import_module("torch._decomp").decomposition_table
+
+    class Operators(import_module("torch.utils._python_dispatch").TorchDispatchMode):  # type: ignore[misc]  # of the user's PyTorch
+        inside = ""
+        """The operators that are computed by smaller ones, and a slash after each."""
+
+        def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            kwargs, changes = kwargs or {}, function._schema.is_mutable
+            result = function(*args, **kwargs)
+            new = recorder.new(result, () if changes else (args, kwargs))
+            name = self.inside + function._schema.name.rpartition("::")[2].strip("_")
+            if new and not self.inside and not changes and function in table:
+                self.inside = f"{name}/"
+                with recorder.parts(new), suppress(Exception), self:  # a value between is a help only
+                    table[function](*args, **kwargs)
+                self.inside = ""
+            recorder.computed(name, new)
+            return result
+
+    return Operators()
+
+
+class _Recorder(AbstractContextManager["_Recorder"]):
+    """Copies each tensor at its first appearance: those of submodules by hooks, and those of operators."""
 
     def __init__(self, torch: Any, module: Any) -> None:
         self.torch, self.module = torch, module
-        self.captured: list[Captured] = []
+        self._values: list[Captured | None] = []
         self._seen: dict[tuple[int, int], str] = {}  # a tensor and its version -> its name
+        self._places: dict[tuple[int, int, int], int] = {}  # the memory of a tensor of an operator -> its place in the values
         self._kept: list[Any] = []  # so that no identity is used again
         self._calls: dict[str, int] = {}
         self._active: list[tuple[str, str]] = []
         self._hooks: list[Any] = []
 
-    def __enter__(self) -> _HookRecorder:
+    @property
+    def captured(self) -> list[Captured]:
+        """The tensors, in the order of computation."""
+        return [one for one in self._values if one is not None]
+
+    def __enter__(self) -> _Recorder:
         for path, part in self.module.named_modules():
             self._hooks.append(part.register_forward_pre_hook(self._before(path, type(part).__name__), with_kwargs=True))
             self._hooks.append(part.register_forward_hook(self._after(path), with_kwargs=True))
@@ -214,7 +259,7 @@ class _HookRecorder(AbstractContextManager["_HookRecorder"]):
 
     def _before(self, path: str, kind: str) -> Callable[..., None]:
         def hook(part: Any, args: Any, kwargs: Any) -> None:
-            self._calls[path] = self._calls.get(path, 0) + 1
+            self._called(path, count=True)
             if self._active:  # computed by the submodule that calls this one
                 owner, of = self._active[-1]
                 for i, tensor in enumerate(self._tensors((args, kwargs))):
@@ -231,16 +276,45 @@ class _HookRecorder(AbstractContextManager["_HookRecorder"]):
 
         return hook
 
-    def _called(self, path: str) -> str:
-        count = self._calls[path]
-        return (path or "the module") + (f"#{count}" if count > 1 else "")
+    def _called(self, path: str, count: bool = False) -> str:
+        """The name of the last call of a submodule or an operator, or of one more."""
+        number = self._calls[path] = self._calls.get(path, 0) + count
+        return (path or "the module") + (f"#{number}" if number > 1 else "")
 
     def _capture(self, name: str, owner: str, kind: str, tensor: Any) -> None:
         key = id(tensor), tensor._version
         if key not in self._seen:
             self._seen[key] = name
             self._kept.append(tensor)
-            self.captured.append(Captured(name, owner, kind, _array(self.torch, tensor)))
+            one = Captured(name, owner, kind, _array(self.torch, tensor))
+            place = self._places.pop(_memory(tensor), None)
+            if place is None:
+                self._values.append(one)
+            else:  # the name of a submodule says more
+                self._values[place] = one
+
+    def new(self, result: Any, read: Any) -> list[Any]:
+        """The tensors of a result that do not share the memory of what an operator reads."""
+        known = {_memory(t)[0] for t in self._tensors(read)}
+        return [t for t in self._tensors(result) if t.numel() and _memory(t)[0] not in known]
+
+    def computed(self, operator: str, tensors: Sequence[Any]) -> None:
+        """Record the tensors that an operator has computed."""
+        owner, kind = self._active[-1] if self._active else ("", type(self.module).__name__)
+        for tensor in tensors:
+            self._kept.append(tensor)
+            self._places[_memory(tensor)] = len(self._values)
+            name = self._called(f"{owner or 'the module'}: {operator}", count=True)
+            self._values.append(Captured(name, owner, kind, _array(self.torch, tensor)))
+
+    @contextmanager
+    def parts(self, whole: Sequence[Any]) -> Iterator[None]:
+        """A context that records the operators of which one consists, without the values that are those of the whole."""
+        first, results = len(self._values), [_array(self.torch, t) for t in whole]
+        yield
+        for place, one in enumerate(self._values[first:], first):
+            if one and any(y.shape == one.value.shape and np.allclose(one.value, y, 1e-4, 1e-6, True) for y in results):
+                self._values[place] = None
 
     def names_of(self, result: Any) -> list[str]:
         """The names of the tensors that the module returns."""
@@ -256,6 +330,11 @@ class _HookRecorder(AbstractContextManager["_HookRecorder"]):
         elif isinstance(tree, (tuple, list)):
             for value in tree:
                 yield from self._tensors(value)
+
+
+def _memory(tensor: Any) -> tuple[int, int, int]:
+    """The address of the memory of a tensor, the version of its values, and their number."""
+    return tensor.untyped_storage().data_ptr(), tensor._version, tensor.numel()
 
 
 def _tensor(torch: Any, value: np.ndarray) -> Any:

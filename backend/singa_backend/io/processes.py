@@ -138,7 +138,7 @@ class Child:
             name = f"{make.__module__}.{make.__qualname__}"
             raise ValueError(f"the function of a Child must be at the top of a module that a child can import, got {name}")
         file = os.path.abspath(make.__code__.co_filename) if alone else ""
-        self._setup = (memory, make.__module__, make.__qualname__, arguments, file)
+        self._setup = (memory, make.__module__, make.__qualname__, arguments, file, [] if alone else preloaded)
         self._process: subprocess.Popen[bytes] | None = None
         self._pipe: Connection | None = None
         self._lifeline: Lifeline | None = None
@@ -270,6 +270,9 @@ def _kill(process: subprocess.Popen[bytes], parent: int) -> None:
 
 
 _children: weakref.WeakSet[Child] = weakref.WeakSet()
+
+preloaded: list[str] = []
+"""Modules that each child imports first, such as those that declare custom operators; not by a child that is `alone`."""
 
 _environment: dict[str, str] = {}
 """Variables of the children that this process does not set itself."""
@@ -423,9 +426,11 @@ def _main() -> None:
         Lifeline.attach(int(sys.argv[2]))
     requests: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     threading.Thread(target=_read, args=(pipe, requests), daemon=True).start()
-    memory, module, name, arguments, file = pickle.loads(requests.get())
+    memory, module, name, arguments, file, first = pickle.loads(requests.get())
     if memory:
         _bound(memory)
+    for other in first:
+        importlib.import_module(other)
     answer = getattr(_loaded(module, file), name)(*arguments)
     found = None
     while True:

@@ -448,6 +448,15 @@ def by_public_name(operators: Any) -> dict[tuple[str, str], dict[int, str]]:
     return found
 
 
+def registered(module: str) -> list[CustomOperator]:
+    """The operators that a module, or one of a package, has registered."""
+    return [
+        one
+        for (domain, *_), one in _made.items()
+        if not is_private(domain) and f"{one.declaration.body.__module__}.".startswith(f"{module}.")
+    ]
+
+
 def scoped(found: Sequence[Declaration]) -> list[CustomOperator]:
     """The operators with these declarations that `define_operator` made."""
     return [_made[d.domain, d.name, d.versions[0]] for d in found if is_private(d.domain) and d.domain != LAX]

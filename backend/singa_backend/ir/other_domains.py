@@ -49,7 +49,7 @@ def of_domain(domain: str, name: str, lines: str) -> str:
     if domain == MICROSOFT:
         training = _TRAINING if name.endswith("Grad") else ""
         known = next((text for key, text in _MICROSOFT_ONLY.items() if name.startswith(key)), training) or known
-    own = f"add its operators to the model as functions, or define them{lines and f':{lines}'}"
+    own = f"add its operators to the model as functions, or define them, in a module for --operators{lines and f':{lines}'}"
     return f"{known}; or {own}" if known else f"the domain {domain!r} is not one of ONNX's: {own}"
 
 

@@ -21,6 +21,7 @@ from rich.console import Console
 from rich.text import Text
 from typing_extensions import override
 
+from . import _operators
 from ._group import first_to_tell
 from ._interrupts import is_interrupt
 
@@ -47,15 +48,20 @@ err = _Console(stderr=True, markup=False, emoji=False)
 
 
 def exit_codes(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Decorate a command: print a SonnxError (as JSON with --json) and exit with REFUSED, or LOST if another process ended."""
+    """Decorate a command: print a SonnxError (as JSON with --json) and exit with REFUSED, or LOST if another process ended.
+
+    The modules of `--operators` are imported first.
+    """
 
     @wraps(command)
     def run(*args: Any, **kwargs: Any) -> Any:
         from singa_backend.collectives import launched_rank
         from singa_backend.errors import CommunicationError, SonnxError
 
+        modules = kwargs.pop(_operators.NAME, ())
         try:
             with _messages_apart(kwargs.get("as_json", False)):
+                _operators.load(modules)
                 return command(*args, **kwargs)
         except SonnxError as error:
             if is_interrupt(error):

@@ -67,7 +67,11 @@ _LADDER = (1, 2, 4, 8, 32, 64, 224)
 
 
 def accepted_inputs(
-    values: Sequence[Value], seed: int, sizes: dict[str, int], refusal: Callable[[dict[str, Any]], str]
+    values: Sequence[Value],
+    seed: int,
+    sizes: dict[str, int],
+    refusal: Callable[[dict[str, Any]], str],
+    other: Callable[[dict[str, Any]], str] | None = None,
 ) -> tuple[dict[str, Any], str]:
     """Draw inputs as `random_inputs`, with the first open sizes that a model accepts.
 
@@ -76,6 +80,7 @@ def accepted_inputs(
         seed: The seed.
         sizes: The symbolic sizes that the user chose.
         refusal: Runs the model; returns why it refuses inputs, or "".
+        other: The same by the engine to compare with, if any.
 
     Returns:
         The inputs, and a line about sizes other than 1 or the refusal of all; "" if 1 was accepted, or no size is open.
@@ -83,20 +88,37 @@ def accepted_inputs(
     Raises:
         InvalidInput: An input is not a tensor, or its dtype or shape is not declared.
     """
-    open_axes = [
-        (d, i == 0 and len(v.shape or ()) > 1) for v in values for i, d in enumerate(v.shape or ()) if isinstance(d, str)
-    ]
-    batches = {d for d, leads in open_axes if leads} - {d for d, leads in open_axes if not leads}
-    inner = [d for d in dict.fromkeys(d for d, _ in open_axes) if d not in sizes and d not in batches]
-    first, why = random_inputs(values, seed, sizes), ""
+    axes = [(_size_name(v, i), i == 0 and len(v.shape or ()) > 1)
+            for v in values for i, d in enumerate(v.shape or ()) if not isinstance(d, int)]  # fmt: skip
+    batches = {d for d, leads in axes if leads} - {d for d, leads in axes if not leads}
+    inner = [d for d in dict.fromkeys(d for d, _ in axes) if d is not None and d not in sizes and d not in batches]
+    first, why, theirs = random_inputs(values, seed, sizes), "", ""
+    ours: tuple[int, dict[str, Any]] | None = None
     for size in _LADDER if inner else ():
         feeds = first if size == 1 else random_inputs(values, seed, sizes | dict.fromkeys(inner, size))
         reason = refusal(feeds)
+        if not reason and other is not None:
+            ours, before, theirs = ours or (size, feeds), theirs, other(feeds)
+            if theirs and theirs == before:
+                break  # it does not depend on the size
+            reason = theirs
         if not reason:
-            named = ", ".join(f"{d}={size}" for d in inner)
-            return feeds, "" if size == 1 else f"open sizes: {named} (the model refuses 1: {why})"
+            return feeds, "" if size == 1 else f"open sizes: {_named(inner, size)} (the model refuses 1: {why})"
         why = why or reason
+    if ours is not None:
+        return ours[1], f"open sizes: {_named(inner, ours[0])}, which the other side refuses, as others: {theirs}; pass --size"
     return first, f"open sizes: 1; the model refuses this and all others up to {_LADDER[-1]}: {why}; pass --size" if inner else ""
+
+
+def _size_name(value: Value, axis: int) -> str | None:
+    """The name of an open size; "" for an unnamed one, and None if that may be a batch."""
+    assert value.shape is not None
+    size = value.shape[axis]
+    return size if isinstance(size, str) else None if axis == 0 and len(value.shape) > 1 else ""
+
+
+def _named(names: Sequence[str], size: int) -> str:
+    return ", ".join(f"{name or 'unnamed axes'}={size}" for name in names)
 
 
 def random_inputs(values: Sequence[Value], seed: int, sizes: dict[str, int]) -> dict[str, Any]:
@@ -105,7 +127,7 @@ def random_inputs(values: Sequence[Value], seed: int, sizes: dict[str, int]) -> 
     Args:
         values: The inputs.
         seed: The seed.
-        sizes: The symbolic sizes by name; others are 1.
+        sizes: The symbolic sizes by name, with that of unnamed axes as ""; others, and an unnamed batch, are 1.
 
     Raises:
         InvalidInput: An input is not a tensor, or its dtype or shape is not declared.
@@ -119,7 +141,8 @@ def _random(value: Value, generator: np.random.Generator, sizes: dict[str, int])
         raise InvalidInput(
             f"input {value} has no declared dtype and shape for random values", code="SX308", hint="pass it with --input"
         )
-    shape = [d if isinstance(d, int) else sizes.get(d or "", 1) for d in value.shape]
+    names = [d if isinstance(d, int) else _size_name(value, i) for i, d in enumerate(value.shape)]
+    shape = [d if isinstance(d, int) else 1 if d is None else sizes.get(d, 1) for d in names]
     limits.admit(shape, np.float64)  # a model may declare any size
     if value.dtype == STRING:
         return np.array([f"s{i}" for i in generator.integers(0, 100, shape).reshape(-1)], object).reshape(shape)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -91,15 +93,29 @@ class InputOptions:
             feeds[name] = _feeds.from_file(Path(file), named[name])
         return feeds
 
-    def gather_of(self, source: Source) -> dict[str, Any]:
-        """Return the inputs of a model that is debugged; drawn ones have open sizes that it accepts, and a line tells them."""
+    def gather_of(self, source: Source, other: Any = None) -> dict[str, Any]:
+        """Return the inputs of a model that is debugged; drawn ones have open sizes that it accepts, and a line tells them.
+
+        Args:
+            source: The model.
+            other: The trusted side; if it is an engine, it must accept the sizes too.
+        """
         feeds = self.gather(source.proto, source.inputs, optional=source.optional_inputs)
         if self.given:
             return feeds
         from singa_backend.debug.lockstep import refusal
+        from singa_backend.debug.setting import is_engine, trusted
 
         chosen = _feeds.sizes_of(self.sizes, source.inputs)
-        found, line = _feeds.accepted_inputs(source.inputs, self.seed or 0, chosen, lambda drawn: refusal(source, drawn))
+        with ExitStack() as stack:
+            engine = cache(lambda: stack.enter_context(closing(trusted(other))))  # a process, which most models do not need
+            found, line = _feeds.accepted_inputs(
+                source.inputs,
+                self.seed or 0,
+                chosen,
+                lambda drawn: refusal(source, drawn),
+                (lambda drawn: refusal(source, drawn, engine())) if isinstance(other, str) and is_engine(other) else None,
+            )
         if line:
             err.print(line, style="yellow", highlight=False, soft_wrap=True)
         return found

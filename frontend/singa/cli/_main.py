@@ -112,10 +112,13 @@ class LazyGroup(click.Group):
     def get_command(self, context: click.Context, name: str) -> click.Command | None:
         if name not in COMMANDS:
             return None
+        from . import _operators
         from ._examples import EXAMPLES
 
         found = import_module(COMMANDS[name][0]).command
         assert isinstance(found, click.Command)
+        if name not in _operators.WITHOUT and _operators.OPTION not in found.params:
+            found.params.append(_operators.OPTION)
         found.epilog = "\n".join(("\b", "Examples:", *(f"  {line}" for line in EXAMPLES[name])))
         return found
 

@@ -31,7 +31,7 @@ def command(model: Path, inputs: InputOptions, sides: Sides, to: Path | None, de
     check_places(folders=(to,))
     other = trusted(sides.against, sides.program, device)
     source = debug.Source.of(model)
-    feeds = inputs.gather_of(source)
+    feeds = inputs.gather_of(source, other)
     with progress(len(source.calls), "comparing", unit="nodes", quiet=as_json) as step:
         found = debug.bisect(source, feeds, against=other, device=device, to=to, progress=step, **sides.settings())
     if as_json:

@@ -152,7 +152,7 @@ def command(
     if page:
         check(page, parents=True, keeps=(model, sides.against, inputs.archive))
     source = debug.Source.of(model)
-    feeds = inputs.gather_of(source)
+    feeds = inputs.gather_of(source, other)
     with progress(None if optimised else len(source.calls), "comparing", unit="nodes", quiet=as_json) as step:
         found = debug.compare(source, feeds, against=other, device=device, optimised=optimised, progress=step, **sides.settings())
     if page:

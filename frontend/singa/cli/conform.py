@@ -33,6 +33,10 @@ from ._progress import progress
 from ._tables import NUMBER, WHOLE, Columns
 from ._verdicts import show_counts, show_failures, show_meaning
 
+_LISTED = 30
+"""The operators that are listed."""
+
+_OPERATORS = Columns({"operator": WHOLE, "cases": NUMBER, "passed": NUMBER, "not supported": NUMBER})
 _KINDS = Columns({"kind": WHOLE, "cases": NUMBER, "strict": NUMBER, "official": NUMBER})
 
 
@@ -83,7 +87,7 @@ def command(
         return
     _check_backend(backend, device)
     if not as_json:
-        err.print("generating the cases of the installed onnx ...", style="dim")
+        err.print("loading the cases of the installed onnx ...", style="dim")
     chosen = cases.load(kinds or cases.KINDS, select)
     if renew_manifest:
         results.save(cases.manifest_of(chosen), cases.data_file("manifest.json"))
@@ -109,11 +113,11 @@ def command(
         results.write_junit(found, judged, junit)
     pages = report.write(report.build([document], folder), folder) if folder else []
     if as_json:
-        write_json(
-            {k: document[k] for k in ("totals", "gaps", "unexpected", "reasons", "closed_gaps", "environment", "manifest")}
-        )
+        keys = ("totals", "gaps", "unexpected", "reasons", "closed_gaps", "environment", "manifest")
+        write_json({k: document[k] for k in keys} | {"operators": results.failing_operators(document)})
     else:
         _show_conformance(found, judged, document["totals"])
+        _show_operators(results.failing_operators(document))
         if found:
             show_meaning(judged, whole and not pages)
         wrote(target, junit, *pages)
@@ -169,3 +173,15 @@ def _show_conformance(found: list[worker.Result], judged: gaps.Judgement, totals
     show(table)
     show_counts(found, judged, cases.data_file("gaps.txt"))
     show_failures(judged)
+
+
+def _show_operators(rows: list[dict[str, Any]]) -> None:
+    """Print the operator versions of which a case does not pass."""
+    if not rows:
+        return
+    table = _OPERATORS.table("operators with cases that do not pass")
+    for row in rows[:_LISTED]:
+        table.add(row["operator"], row["cases"], row["passed"], row["unsupported"])
+    show(table)
+    if len(rows) > _LISTED:
+        echo(f"... and {len(rows) - _LISTED} others; --results FILE lists all of them, --report FOLDER writes their pages")

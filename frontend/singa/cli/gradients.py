@@ -12,6 +12,7 @@ from singa_backend.conform import gradient_matrix, microsoft
 from singa_backend.conform.gradient_matrix import page
 from singa_backend.proto.schemas import MICROSOFT
 
+from . import _operators
 from ._common import (
     NO,
     OUTPUT_FOLDER,
@@ -76,6 +77,7 @@ def command(
 
     The exit code is 1 if one is wrong, or if one is missing, drawn too rarely or contradicted by onnxruntime without a reason
     in gradients.toml.  SELECT names the domain of an operator that ONNX lacks ('ai.singa:Philox', 'com.microsoft:Gelu').
+    With --operators, those of the modules are compared.
     """
     onnxruntimes = MICROSOFT in select
     if check:
@@ -91,9 +93,10 @@ def command(
         raise click.UsageError("--second writes no matrix: leave out --to")
     check_places(pages=(folder, microsoft.FILES if onnxruntimes else page.FILES))
     entries = gradient_matrix.read()
-    rows = gradient_matrix.listed(select)
+    custom = [(one.domain, one.name, one.version) for one in _operators.loaded()]
+    rows = gradient_matrix.listed(select, custom)
     if not rows:
-        raise click.UsageError(f"no operator version matches {select!r}")
+        raise click.UsageError(f"no operator version{' of --operators' if custom else ''} matches {select!r}")
     if folder and not onnxruntimes and any(r.domain not in gradient_matrix.DOMAINS for r in rows):
         raise click.UsageError("--to keeps rows of ONNX's operators and com.microsoft only: leave it out for other domains")
     engine = None if second else witness(oracle, as_json)
@@ -116,7 +119,7 @@ def command(
     if as_json:
         write_json(document)
     else:
-        _show(document, bool(select))
+        _show(document, bool(select or custom))
         wrote(*pages)
     sys.exit(NO if (bad if second else document["unexplained"]) else 0)
 

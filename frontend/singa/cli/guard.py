@@ -17,6 +17,7 @@ from singa_backend.io.files import write_npz
 from singa_backend.io.places import check as check_place
 from singa_backend.proto.named_arrays import named_arrays
 
+from . import _operators
 from ._common import (
     NO,
     OUTPUT,
@@ -110,7 +111,7 @@ def _check_options(action: str, inputs: InputOptions, options: GuardOptions) -> 
     own = {"write": {"target", "engine", "most", "files", "archive", "data", "seed", "sizes"}, "inputs": {"target", "case"},
            "check": set(_CHECK) | {"case"}}[action]  # fmt: skip
     names = {p.name: p.opts[0] for p in context.command.params}
-    wrong = sorted(names[n] for n in given - own - {"action", "file", "as_json"} if n in names)
+    wrong = sorted(names[n] for n in given - own - {"action", "file", "as_json", _operators.NAME} if n in names)
     if wrong:
         raise click.UsageError(f"{wrong[0]} is not an option of `sonnx guard {action}`")
     if action != "check" and options.target is None:

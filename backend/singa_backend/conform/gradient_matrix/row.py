@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections import Counter
+from collections.abc import Collection
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -31,6 +32,9 @@ _DRAWN = 3
 """The maximum number of drawn points, in multiples of the requested ones: points at kinks do not count."""
 _DEATHS = 2
 """The number of deaths and timeouts after which a row no longer uses the witness."""
+_KINKS = "differences of two step sizes disagree at the others: the function bends there, or rounds to a type below its inputs'"
+_UNDRAWN = "no other inputs that it accepts were drawn: a recipe draws them (docs/operators.md)"
+"""Why a custom operator has too few points."""
 _SAYS = 3
 """The maximum number of messages, and of refusals, of a row."""
 
@@ -98,21 +102,25 @@ class MatrixRow:
         return cls(**kept | {"domain": back.get(data["domain"], data["domain"])})
 
 
-def listed(select: str = "") -> list[MatrixRow]:
+def listed(select: str = "", only: Collection[tuple[str, str, int]] = ()) -> list[MatrixRow]:
     """Return a row for each schema version whose name matches ("Softmax-13", "ai.onnx.ml:Scaler-1"), as it is declared.
 
     Operators of other domains than ONNX's are among them if `select` names the domain ("ai.singa:Philox"); with
     com.microsoft, also those that onnxruntime reads in ONNX's domain ("com.microsoft.lax:Affine"), and none that it only lists.
+
+    only: Of these versions only, unless it is empty.
     """
     if MICROSOFT in select:
         load_domain(MICROSOFT)
     rows = []
     for (domain, name), versions in sorted(schemas.items()):
-        if domain not in DOMAINS and (MICROSOFT if domain == LAX else domain) not in select:
+        if not only and domain not in DOMAINS and (MICROSOFT if domain == LAX else domain) not in select:
             continue
         if domain == MICROSOFT and (domain, name) in undeclared:
             continue
         for version, schema in sorted(versions.items()):
+            if only and (domain, name, version) not in only:
+                continue
             found = gradient_support(domain, name, version)
             row = MatrixRow(
                 domain, name, version, version == max(versions), bool(schema.deprecated), found.kind, found.how, found.why
@@ -150,6 +158,8 @@ def judged(
         row.verdict = "wrong"
     elif row.kind == DIFFERENTIABLE:
         row.verdict = "checked" if row.agreed >= count else "few"
+        if row.verdict == "few" and is_custom(row.domain):
+            _say(row, f"{row.agreed} of {count} points: {_KINKS if row.kinks else _UNDRAWN}")
     row.seconds = time.perf_counter() - start
     return row
 
