@@ -170,7 +170,8 @@ def recompute(region: Region, homes: dict[int, Home], budget: int) -> Recomputed
     Returns:
         The estimates; the one after may exceed the budget, if no further value can be computed again.
     """
-    made = Recomputed(*[_peak(region.calls, region.outputs, homes)[0]] * 2)
+    before, _ = _peak(region.calls, region.outputs, homes)
+    made = Recomputed(before, before)
     while made.bytes_after > budget:  # then the most bytes are live elsewhere
         search = _ChoiceSearch(region, homes, budget)
         for choose in (search.cheapest_first, search.in_segments, search.one_by_one, search.all_choices):
