@@ -65,7 +65,7 @@ BASES = {
 WRONG = {
     "--device": ["GPU9"], "--backend": ["nowhere:Nothing"], "--limit": ["bits=3"], "--size": ["x"], "--map": ["x"],
     "--input": ["x"], "--against": ["nowhere.onnx"], "--random": ["-1"], "--exclude": [], "--select": ["("],
-    "--by": ["nowhere.onnx"], "--operators": ["nowhere_at_all"],
+    "--by": ["nowhere.onnx"], "--operators": ["nowhere_at_all"], "--at": ["nowhere"],
 }  # fmt: skip
 """Values that options of text refuse."""
 
@@ -90,7 +90,7 @@ NEEDS = {
     ("quantize", "--block-size"): "--weight-only int4",
     ("fuzz", "--write"): "--only 1", ("train", "--sparsity"): "--dist-option sparseTopK --workers 2",
     **{("train", name): "--lora 2" for name in ("--lora-alpha", "--lora-dropout", "--lora-bias", "--rslora", "--qlora")},
-    ("sweep", "--random"): "--task run", ("sweep", "--against"): "--task compare",
+    ("train", "--at"): "--head 2", ("sweep", "--random"): "--task run", ("sweep", "--against"): "--task compare",
     ("conform", "--cache"): "--release 1.2.1", ("conform", "--report"): "",
 }  # fmt: skip
 """Further arguments that an option needs."""

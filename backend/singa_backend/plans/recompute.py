@@ -170,10 +170,10 @@ def recompute(region: Region, homes: dict[int, Home], budget: int) -> Recomputed
     Returns:
         The estimates; the one after may exceed the budget, if no further value can be computed again.
     """
-    peak = _peak(region.calls, region.outputs, homes)[0]
-    made = Recomputed(peak, peak)
+    before, _ = _peak(region.calls, region.outputs, homes)
+    made = Recomputed(before, before)
     while made.bytes_after > budget:  # then the most bytes are live elsewhere
-        search = _Search(region, homes, budget)
+        search = _ChoiceSearch(region, homes, budget)
         for choose in (search.cheapest_first, search.in_segments, search.one_by_one, search.all_choices):
             if search.lowest > budget:
                 choose()
@@ -187,7 +187,7 @@ def recompute(region: Region, homes: dict[int, Home], budget: int) -> Recomputed
     return made
 
 
-class _Search:
+class _ChoiceSearch:
     """A search for values to compute again, which ends at a choice that fits.
 
     Attributes:

@@ -20,7 +20,7 @@ Sizes = Sequence["int | str | None"]
 
 
 @dataclass
-class _Call:
+class _SizedCall:
     """A node that has sizes as a constant.
 
     Attributes:
@@ -83,7 +83,9 @@ def fixed_sizes(proto: ModelProto, examples: Mapping[str, Sequence[int]]) -> lis
         example = closed.get(node.input[0], ())
         closed_sizes = [int(d) for d in example if isinstance(d, int)]
         numbers = {i: numpy_helper.to_array(constants[n]).tolist() for i, n in enumerate(node.input) if i and n in constants}
-        call = _Call(node, opened[node.input[0]], closed_sizes if len(closed_sizes) == len(example) else None, sources, numbers)
+        call = _SizedCall(
+            node, opened[node.input[0]], closed_sizes if len(closed_sizes) == len(example) else None, sources, numbers
+        )
         _RULES[node.op_type](call, numbers[place])
         warnings += _told(call, numbers[place], what)
     return warnings
@@ -96,7 +98,7 @@ def _shapes(proto: ModelProto) -> dict[str, Sizes]:
     return fixed | {name: sizes(t) for name, t in every if t.HasField("shape")}
 
 
-def _told(call: _Call, values: list[int], what: str) -> list[str]:
+def _told(call: _SizedCall, values: list[int], what: str) -> list[str]:
     name = f"{call.node.name!r} ({call.node.op_type}) has the fixed {what} {values}"
     if call.fixed:
         axes = f"axis {call.fixed[0]}" if len(call.fixed) == 1 else f"axes {', '.join(map(str, call.fixed))}"
@@ -107,7 +109,7 @@ def _told(call: _Call, values: list[int], what: str) -> list[str]:
     return []
 
 
-def _reshape(call: _Call, target: list[int]) -> None:
+def _reshape(call: _SizedCall, target: list[int]) -> None:
     """An open axis must be within one that is not fixed: the places of both in memory are known by the example."""
     if min(target, default=0) > 0:
         call.fixed = call.axes
@@ -121,7 +123,7 @@ def _reshape(call: _Call, target: list[int]) -> None:
     call.fixed = [a for a in call.axes if not any(low <= places[a][0] and places[a][1] <= high for low, high in free)]
 
 
-def _expand(call: _Call, shape: list[int]) -> None:
+def _expand(call: _SizedCall, shape: list[int]) -> None:
     offset = len(shape) - len(call.data)
     for i, size in enumerate(shape):
         axis = i - offset
@@ -132,18 +134,18 @@ def _expand(call: _Call, shape: list[int]) -> None:
             call.copied.append(size)
 
 
-def _tile(call: _Call, repeats: list[int]) -> None:
+def _tile(call: _SizedCall, repeats: list[int]) -> None:
     call.copied = [n for n, size in zip(repeats, call.data, strict=False) if n > 1 and n in call.opened and size == 1]
 
 
-def _slice(call: _Call, ends: list[int]) -> None:
+def _slice(call: _SizedCall, ends: list[int]) -> None:
     axes = call.constants.get(3, list(range(len(ends)))) if len(call.node.input) < 4 or 3 in call.constants else []
     for axis, end in zip((a % len(call.data) for a in axes), ends, strict=False):
         if axis in call.axes and call.example is not None and end == call.example[axis]:
             call.fixed.append(axis)
 
 
-def _resize(call: _Call, wanted: list[int]) -> None:
+def _resize(call: _SizedCall, wanted: list[int]) -> None:
     listed = next((list(a.ints) for a in call.node.attribute if a.name == "axes"), list(range(len(wanted))))
     for axis, size in zip((a % len(call.data) for a in listed), wanted, strict=False):
         if axis in call.axes and call.example is not None and size == call.example[axis]:
