@@ -18,11 +18,13 @@ import onnx
 from onnx import ModelProto, TensorProto, numpy_helper
 from onnx.backend.test.loader import load_model_tests
 
-from ..choices import KINDS as KINDS
 from ..errors import SonnxError
 from ..io.documents import read_document
 from ..proto.test_data import data_set
 from . import kept_cases
+
+KINDS = ("node", "real", "simple", "pytorch-converted", "pytorch-operator")
+"""ONNX's kinds of cases; "real" are the light models in the wheel."""
 
 
 class ConformanceError(SonnxError):
@@ -59,7 +61,7 @@ def load(kinds: Sequence[str] = KINDS, select: str = "") -> list[Case]:
     for kind in kinds:
         kept = kept_cases.read(select) if kind == "node" else None
         if kept is not None:
-            cases += [Case(name, kind, model, data, rtol, atol) for name, model, data, rtol, atol in kept]
+            cases += [Case(one[0], kind, *one[1:]) for one in kept]
             continue
         made = generated(kind)
         if kind == "node":

@@ -76,11 +76,8 @@ def build(runs: Sequence[dict[str, Any]], folder: Path | None = None) -> dict[st
     Raises:
         ConformanceError: No run is of the current suite, or the runs are of several backends.
     """
-    backends = sorted({run.get("backend", OURS) for run in runs})
-    if len(backends) > 1:
-        hint = "write one report for each backend: sonnx report RUNS --to FOLDER"
-        raise ConformanceError(f"a report must be of one backend, got runs of {' and '.join(backends)}", code="SX809", hint=hint)
-    ours = backends == [OURS]
+    backend = _backend(runs)
+    ours = backend == OURS
     missing = gaps.undeclared(data_file("undeclared.txt"))
     named = {label(run): run for run in runs}
     if ours:
@@ -99,21 +96,18 @@ def build(runs: Sequence[dict[str, Any]], folder: Path | None = None) -> dict[st
     judged, verdicts = _judged(generated), _verdicts(folder)
     rows = []
     known = {
-        (domain, name): versions
-        for (domain, name), versions in schemas.items()
-        if not is_custom(domain) or (ours and domain not in (MICROSOFT, LAX))  # reports/microsoft.md
-    }
+        key: versions for key, versions in schemas.items()
+        if not is_custom(key[0]) or (ours and key[0] not in (MICROSOFT, LAX))  # reports/microsoft.md
+    }  # fmt: skip
     for (domain, name), versions in sorted(known.items()):
         for version, schema in sorted(versions.items()):
             shown = DOMAINS.get(domain, domain)
             key, allowed = (shown, name, version), _allowed(schema)
             entries = [executed[d][key] for d in devices if key in executed[d]]
+            reason = _none_passes(entries)
             if ours:
-                declared = version in declarations.get((domain, name), {})
-                reason = "" if declared else missing.get((domain, name, version), "no reason is recorded")
-            else:
-                reason = _none_passes(entries)
-                declared = not reason
+                unknown = missing.get((domain, name, version), "no reason is recorded")
+                reason = "" if version in declarations.get((domain, name), {}) else unknown
             rows.append(
                 {
                     "domain": shown,
@@ -121,7 +115,7 @@ def build(runs: Sequence[dict[str, Any]], folder: Path | None = None) -> dict[st
                     "version": version,
                     "deprecated": schema.deprecated,
                     "latest": version == max(versions),
-                    "declared": declared,
+                    "declared": not reason,
                     "reason": reason,
                     "dtypes_allowed": _by_parameter(allowed),
                     "devices": {d: _cell(schema, allowed, executed[d].get(key)) for d in devices}
@@ -134,7 +128,7 @@ def build(runs: Sequence[dict[str, Any]], folder: Path | None = None) -> dict[st
     first = next(iter(devices.values()))
     shown_devices = devices | {n: run for n, (run, _) in reported.items()}
     return {
-        **({} if ours else {"backend": backends[0]}),
+        **({} if ours else {"backend": backend}),
         "onnx": first["environment"]["onnx"],
         "manifest": first["manifest"],
         "environments": {n: run["environment"] for n, run in shown_devices.items()},
@@ -149,6 +143,16 @@ def build(runs: Sequence[dict[str, Any]], folder: Path | None = None) -> dict[st
     }
 
 
+def _backend(runs: Sequence[dict[str, Any]]) -> str:
+    """The backend of runs; raises ConformanceError if they are of several."""
+    first, *others = sorted({run.get("backend", OURS) for run in runs}) or [OURS]
+    if others:
+        hint = "write one report for each backend: sonnx report RUNS --to FOLDER"
+        names = " and ".join([first, *others])
+        raise ConformanceError(f"a report must be of one backend, got runs of {names}", code="SX809", hint=hint)
+    return str(first)
+
+
 def _reasons(run: dict[str, Any]) -> dict[str, str]:
     """The reasons of all cases that do not pass: those of another backend have no list of gaps."""
     told = {
@@ -156,8 +160,7 @@ def _reasons(run: dict[str, Any]) -> dict[str, str]:
         for group in run.get("reasons", ())
         for name in group["cases"]
     }
-    reasons: dict[str, str] = run["gaps"] | told
-    return reasons
+    return {**run["gaps"], **told}
 
 
 def _none_passes(entries: Sequence[dict[str, Any]]) -> str:

@@ -180,7 +180,7 @@ def _run(module: Any, inputs: list[tuple[str, Any]]) -> tuple[list[Captured], li
     torch = import_module("torch")
     tensors = {name: _tensor(torch, value) for name, value in inputs}
     known = inspect.signature(module.forward).parameters
-    recorder = _Recorder(torch, module)
+    recorder = _ModuleRecorder(torch, module)
     with torch.no_grad(), recorder, _operators(torch, recorder), _unfused(torch):
         recorder.given(list(tensors.values()))
         result = module(**tensors) if tensors.keys() <= known.keys() else module(*tensors.values())
@@ -199,11 +199,11 @@ def _unfused(torch: Any) -> Iterator[None]:
         mha.set_fastpath_enabled(before)
 
 
-def _operators(torch: Any, recorder: _Recorder) -> Any:
+def _operators(torch: Any, recorder: _ModuleRecorder) -> Any:
     """Return the mode that records the results of operators."""
     table = import_module("torch._decomp").decomposition_table
 
-    class Operators(import_module("torch.utils._python_dispatch").TorchDispatchMode):  # type: ignore[misc]  # of the user's PyTorch
+    class OperatorMode(import_module("torch.utils._python_dispatch").TorchDispatchMode):  # type: ignore[misc]  # of the user's PyTorch
         inside = ""
         """The operators that are computed by smaller ones, and a slash after each."""
 
@@ -220,10 +220,10 @@ def _operators(torch: Any, recorder: _Recorder) -> Any:
             recorder.computed(name, new)
             return result
 
-    return Operators()
+    return OperatorMode()
 
 
-class _Recorder(AbstractContextManager["_Recorder"]):
+class _ModuleRecorder(AbstractContextManager["_ModuleRecorder"]):
     """Copies each tensor at its first appearance: those of submodules by hooks, and those of operators."""
 
     def __init__(self, torch: Any, module: Any) -> None:
@@ -241,7 +241,7 @@ class _Recorder(AbstractContextManager["_Recorder"]):
         """The tensors, in the order of computation."""
         return [one for one in self._values if one is not None]
 
-    def __enter__(self) -> _Recorder:
+    def __enter__(self) -> _ModuleRecorder:
         for path, part in self.module.named_modules():
             self._hooks.append(part.register_forward_pre_hook(self._before(path, type(part).__name__), with_kwargs=True))
             self._hooks.append(part.register_forward_hook(self._after(path), with_kwargs=True))
