@@ -1,61 +1,10 @@
 """The ONNX backend: operators, graphs, executors, and the runner of ONNX's conformance suite."""
 
-from . import operators
-from .backend import Outputs, SingaBackend, SingaRep, is_compatible, prepare, run_model, run_node, supports_device
-from .errors import (
-    ConstantTrainsWarning,
-    DeviceFailure,
-    DeviceUnavailable,
-    InvalidInput,
-    InvalidModel,
-    MissingDependency,
-    NoGradientWarning,
-    OperatorError,
-    Problem,
-    ResourceExhausted,
-    SonnxError,
-    UnsupportedModel,
-)
-from .io import installation
-from .ir.custom import CustomOperator, define_operator, register_operator
-from .ir.graph import Graph, Node
-from .ir.reader import read
-from .limits import Limits
-from .plans.profile import Profile
-from .proto.values import Value
-from .runtime.origins import NonFinite
+from typing import TYPE_CHECKING
 
-__all__ = [
-    "ConstantTrainsWarning",
-    "CustomOperator",
-    "DeviceFailure",
-    "DeviceUnavailable",
-    "Graph",
-    "InvalidInput",
-    "InvalidModel",
-    "Limits",
-    "MissingDependency",
-    "NoGradientWarning",
-    "Node",
-    "NonFinite",
-    "OperatorError",
-    "Outputs",
-    "Problem",
-    "Profile",
-    "ResourceExhausted",
-    "SingaBackend",
-    "SingaRep",
-    "SonnxError",
-    "UnsupportedModel",
-    "Value",
-    "define_operator",
-    "installation",
-    "is_compatible",
-    "operators",
-    "prepare",
-    "read",
-    "register_operator",
-    "run_model",
-    "run_node",
-    "supports_device",
-]
+from ._lazy import __dir__ as __dir__
+from ._lazy import __getattr__ as __getattr__
+
+if TYPE_CHECKING:
+    from ._names import *  # noqa: F403 - `_names.__all__` lists them
+    from ._names import __all__ as __all__

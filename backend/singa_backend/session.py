@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from . import operators as operators  # declared before the time of a run begins
 from .devices.device import Device
 from .ir.graph import Graph, Node
 from .kernels.table import Invalid, Options

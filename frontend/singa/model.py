@@ -10,6 +10,7 @@ import signal
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -99,6 +100,7 @@ class Model(Layer):
     """
 
     _mode: bool | None = None
+    _weight: int | None = None  # of the batch of the present step, if something has read it
     _tape_first = False  # whether states must follow parameters that `to` has changed
     history: History | None = None
     precision = "float32"
@@ -374,12 +376,19 @@ class Model(Layer):
 
     def _begun(self, input: tuple[Any, ...]) -> contextlib.AbstractContextManager[None]:
         """Begin a step on a batch; the context in which it computes."""
+        self._weight = None
         optimizers = self._optimizers()
         for optimizer in optimizers:
             if isinstance(optimizer, Accumulates):
-                optimizer._begin(self.batch_weight(*input))
+                optimizer._begin(partial(self._weighed, input))
         groups = [o.sync_group() for o in optimizers if hasattr(o, "sync_group")]
         return sync_norm.together(groups[0]) if groups else contextlib.nullcontext()
+
+    def _weighed(self, batch: Sequence[Any]) -> int:
+        """The weight of the batch of the present step, which is computed once."""
+        if self._weight is None:
+            self._weight = self.batch_weight(*batch)
+        return self._weight
 
     def _recorded_step(self, input: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if not self.graph_mode or self.not_traceable:
@@ -538,6 +547,9 @@ class Model(Layer):
     ) -> History:
         """Train the model: call its `train_one_batch` for the batches of several epochs.
 
+        It keeps a copy of the parameters that train and of the running statistics, as they were up to 16 steps before: a loss
+        that becomes NaN or infinite is then computed again, to name the node that made it (SX343).
+
         Afterwards the model is in the mode in which it was before. On Ctrl-C, the current step is completed, then
         KeyboardInterrupt is raised; `history` has the measurements so far. With `optimizer.accumulate_gradients(n)`, a step is n
         batches, at the end of an epoch those that remain.
@@ -629,7 +641,8 @@ class Model(Layer):
             target: As for `fit`.
 
         Returns:
-            "loss", the mean over the samples, and the value of each metric.
+            "loss", the mean over the batches, each with the weight `batch_weight` (by default its number of samples); and the
+            value of each metric.
 
         Raises:
             InvalidInput: The data have no batch or differ in length, `metrics` are not functions or return more than a number

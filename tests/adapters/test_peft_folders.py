@@ -15,6 +15,7 @@ from onnx import ModelProto, helper, numpy_helper, parser
 from singa import sonnx
 from singa_backend import run_model
 from singa_backend.adapters import Adapter, LowRank, insert, merge
+from singa_backend.adapters.files import combined
 from singa_backend.adapters.modules import Modules
 from singa_backend.adapters.peft import CONFIG, WEIGHTS, read_peft, write_peft
 from singa_backend.errors import InvalidInput
@@ -240,29 +241,103 @@ def test_unmatched_and_ambiguous_modules_are_listed_with_candidates(tmp_path: Pa
         read_peft(folder(tmp_path / "p", {"a.fc.bias": normal(2, 2)}), two())
 
 
-def test_tied_weights_are_refused(tmp_path: Path) -> None:
-    text = """g (int64[n] i) => (float[n,10] y) {
-        e = Gather(emb__weight, i)
-        t = Transpose<perm=[1,0]>(emb__weight)
-        y = MatMul(e, t) }"""
-    model = model_of(text, {"e": "/emb/Gather", "y": "/head/MatMul"}, emb__weight=normal(10, 6))
-    with pytest.raises(InvalidInput, match=r"one tensor 'emb\.weight' for several modules \(emb, head\)"):
-        read_peft(folder(tmp_path / "p", pair("head", 6, 10)), model)
-
-
 TIED = """g (int64[n] i) => (float[n,10] y) {
     e = Gather(emb__weight, i)  t = Transpose<perm=[1,0]>(emb__weight)  y = MatMul(e, t) }"""
+"""An embedding and a last layer with one tensor."""
+
+
+def tied() -> ModelProto:
+    return model_of(TIED, {"e": "/emb/Gather", "y": "/head/MatMul"}, emb__weight=normal(10, 6))
+
+
+def folded() -> ModelProto:
+    """As PyTorch's exporter writes it: the tensor has the name of the last layer, which reads a transposed copy."""
+    text = "g (int64[n] i) => (float[n,10] y) { e = Gather(head__weight, i)  y = MatMul(e, val_3) }"
+    names = {"e": "/emb/Gather", "y": "/head/MatMul"}
+    return model_of(text, names, head__weight=normal(10, 6), val_3=np.ascontiguousarray(normal(10, 6).T))
+
+
+HEAD = pair("head", 6, 10)
+TABLE = {"emb.lora_embedding_A": normal(2, 10, seed=3), "emb.lora_embedding_B": normal(6, 2, seed=4)}
+OTHER = normal(10, 6, seed=5)
+
+
+def product(t: Mapping[str, np.ndarray], path: str) -> np.ndarray:
+    """The change of a weight (10, 6) at scale 2."""
+    if f"{path}.lora_embedding_A" in t:
+        return np.asarray(2 * (t[f"{path}.lora_embedding_B"] @ t[f"{path}.lora_embedding_A"]).T)
+    return np.asarray(2 * t[f"{path}.lora_B.weight"] @ t[f"{path}.lora_A.weight"])
+
+
+@pytest.mark.parametrize("model", [tied, folded])
+@pytest.mark.parametrize(
+    ("saved", "table", "head"),
+    [
+        (HEAD, normal(10, 6), normal(10, 6) + product(HEAD, "head")),
+        (HEAD | {"head.base_layer.weight": normal(10, 6)}, normal(10, 6), normal(10, 6) + product(HEAD, "head")),
+        (HEAD | {"head.base_layer.weight": OTHER, "emb.weight": OTHER}, OTHER, OTHER + product(HEAD, "head")),
+        (TABLE, normal(10, 6) + product(TABLE, "emb"), normal(10, 6)),
+        (HEAD | TABLE, normal(10, 6) + product(TABLE, "emb"), normal(10, 6) + product(HEAD, "head")),
+        ({"head.weight": OTHER}, normal(10, 6), OTHER),
+        ({"emb.weight": OTHER}, OTHER, normal(10, 6)),
+        ({"emb.weight": OTHER, "head.weight": OTHER + 1}, OTHER, OTHER + 1),
+        ({"emb.weight": OTHER, "head.weight": OTHER}, OTHER, OTHER),
+    ],
+    ids=["head", "head and base", "head and new bases", "table", "both", "new head", "new table", "both new", "new and tied"],
+)
+def test_tied_modules_change_as_the_adapter_does(
+    saved: dict[str, np.ndarray], table: np.ndarray, head: np.ndarray, model: Any, tmp_path: Path
+) -> None:
+    """PEFT changes one of the modules, and saves the base layer of an embedding or a last layer."""
+    ids = np.array([7, 0, 3], np.int64)
+    expected = table[ids].astype(np.float64) @ head.T
+    adapter = read_peft(folder(tmp_path / "p", saved), model())
+    adapter.save(tmp_path / "a.safetensors")
+    write_peft(adapter, tmp_path / "q", model())
+    before = model().SerializeToString()
+    for one in (adapter, Adapter.load(tmp_path / "a.safetensors"), read_peft(tmp_path / "q", model())):
+        for join in (insert, merge):
+            np.testing.assert_allclose(run_model(join(model(), one), [ids])[0], expected, rtol=1e-4, atol=1e-4)
+    rep = sonnx.prepare(model(), adapters={"one": adapter})
+    np.testing.assert_allclose(rep.run({"i": ids}, adapter="one")[0], expected, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(rep.run({"i": ids})[0], normal(10, 6)[ids] @ normal(10, 6).T, rtol=1e-4, atol=1e-4)
+    assert model().SerializeToString() == before
 
 
 def test_tied_values_are_one_value(tmp_path: Path) -> None:
-    """PEFT saves the embedding and the last layer, which are one tensor of the network."""
-    model = model_of(TIED, {"e": "/emb/Gather", "y": "/head/MatMul"}, emb__weight=normal(10, 6))
-    new = normal(10, 6, seed=5)
-    for kind in ("", "base_layer."):
-        saved = {f"emb.{kind}weight": new, f"head.{kind}weight": new}
-        assert [*read_peft(folder(tmp_path / "p", saved), model).values] == ["emb.weight"]
-        with pytest.raises(InvalidInput, match=r"one tensor 'emb\.weight' for several modules, the adapter has two values"):
-            read_peft(folder(tmp_path / "p", saved | {f"head.{kind}weight": new + 1}), model)
+    both = {"emb.weight": OTHER, "head.weight": OTHER}
+    assert [*read_peft(folder(tmp_path / "p", both), tied()).values] == ["emb.weight"]
+
+
+@pytest.mark.parametrize("names", [("/emb/Gather", "/head/MatMul"), ("/net/emb/Gather", "/net/head/MatMul")])
+def test_a_change_of_all_tied_modules_is_written_for_each(names: tuple[str, str], tmp_path: Path) -> None:
+    model = model_of(TIED, dict(zip("ey", names, strict=True)), emb__weight=normal(10, 6))
+    adapter = Adapter(
+        {"emb.weight": LowRank(normal(2, 6), normal(10, 2), 0.5)}, {}, "", {"modules": {"emb.weight": ["head", "weight"]}}
+    )
+    w, ids = normal(10, 6) + 0.5 * (normal(10, 2) @ normal(2, 6)).astype(np.float64), np.array([7, 0, 3], np.int64)
+    _, found = written(adapter, model, tmp_path / "q")
+    np.testing.assert_array_equal(found["base_model.model.emb.lora_embedding_A"], normal(10, 2).T)
+    np.testing.assert_array_equal(found["base_model.model.head.lora_B.weight"], normal(10, 2))
+    assert len(found) == 4
+    for one in (adapter, read_peft(tmp_path / "q", model)):
+        np.testing.assert_allclose(run_model(merge(model, one), [ids])[0], w[ids] @ w.T, rtol=1e-4, atol=1e-4)
+
+
+def test_a_changed_head_adds_to_another_one_but_not_to_a_change_of_all_modules(tmp_path: Path) -> None:
+    ids = np.array([7, 0], np.int64)
+    one = read_peft(folder(tmp_path / "p", HEAD), tied())
+    w = normal(10, 6).astype(np.float64)
+    two = combined([one, one], [0.5, 0.25], tied())
+    np.testing.assert_allclose(run_model(insert(tied(), two), [ids])[0], w[ids] @ (w + 0.75 * product(HEAD, "head")).T, rtol=1e-4)
+    whole = Adapter({"emb.weight": LowRank(normal(2, 6), normal(10, 2), 1.0)}, {}, "", {})
+    with pytest.raises(
+        InvalidInput, match=r"changes the tensor 'emb\.weight' in all modules, another one in 'head' only"
+    ) as caught:
+        combined([one, whole], [1.0, 1.0], tied())
+    assert caught.value.code == "SX971"
+    with pytest.raises(InvalidInput, match=r"needs a copy 'head\.weight' of a weight 'emb\.weight' for the module 'head'"):
+        insert(model_of(TIED, {"e": "/emb/Gather", "y": "/other/MatMul"}, emb__weight=normal(10, 6)), one)
 
 
 @pytest.mark.parametrize("join", [insert, merge])

@@ -20,7 +20,7 @@ from onnx import numpy_helper, parser
 from tests.helpers.language_models import Decoder, write
 
 from singa.cli import main
-from singa.cli._common import CROWD
+from singa.cli._common import CROWD, LateChoice
 from singa.cli._main import COMMANDS
 from singa_backend.adapters import Adapter, LowRank
 from singa_backend.machine import usable_cores
@@ -65,7 +65,7 @@ BASES = {
 WRONG = {
     "--device": ["GPU9"], "--backend": ["nowhere:Nothing"], "--limit": ["bits=3"], "--size": ["x"], "--map": ["x"],
     "--input": ["x"], "--against": ["nowhere.onnx"], "--random": ["-1"], "--exclude": [], "--select": ["("],
-    "--by": ["nowhere.onnx"], "--operators": ["nowhere_at_all"],
+    "--by": ["nowhere.onnx"], "--operators": ["nowhere_at_all"], "--at": ["nowhere"],
 }  # fmt: skip
 """Values that options of text refuse."""
 
@@ -90,7 +90,7 @@ NEEDS = {
     ("quantize", "--block-size"): "--weight-only int4",
     ("fuzz", "--write"): "--only 1", ("train", "--sparsity"): "--dist-option sparseTopK --workers 2",
     **{("train", name): "--lora 2" for name in ("--lora-alpha", "--lora-dropout", "--lora-bias", "--rslora", "--qlora")},
-    ("sweep", "--random"): "--task run", ("sweep", "--against"): "--task compare",
+    ("train", "--at"): "--head 2", ("sweep", "--random"): "--task run", ("sweep", "--against"): "--task compare",
     ("conform", "--cache"): "--release 1.2.1", ("conform", "--report"): "",
 }  # fmt: skip
 """Further arguments that an option needs."""
@@ -149,7 +149,7 @@ def wrong(parameter: click.Parameter) -> list[str]:
         step = 0 if getattr(kind, "min_open", False) else 1
         bounds = [str(kind.min - step)] if kind.min is not None else []
         return [*bounds, *([str(kind.max * 2)] if kind.max is not None else []), "x", *(["nan"] if step == 0 else [])]
-    if isinstance(kind, click.Choice):
+    if isinstance(kind, (click.Choice, LateChoice)):
         return ["no-such-choice"]
     if isinstance(kind, click.Path):
         if name not in WRITTEN:

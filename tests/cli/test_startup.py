@@ -17,6 +17,7 @@ from tests.helpers.paths import PROJECT
 
 import singa
 import singa.cli
+import singa_backend
 from singa.cli._main import COMMANDS, main
 from singa_backend.io import installation
 
@@ -36,6 +37,29 @@ def test_an_import_loads_no_test_tools(code: str) -> None:
     found = loaded(code)
     assert not found & set(HEAVY)
     assert not {m for m in found if m.startswith(("singa_backend.conform", "singa_backend.debug", "singa.cli", "rich", "click"))}
+
+
+def test_operators_are_declared_when_a_model_needs_them() -> None:
+    code = (
+        "import sys\nfrom onnx import parser\nfrom singa_backend.ir.reader import read\n"
+        "assert 'singa_backend.operators' not in sys.modules\n"
+        'text = \'<ir_version: 8, opset_import: ["": 17, "com.microsoft": 1, "ai.singa": 1]> g (float[2,3] x, float[3] b) \'\n'
+        "text += '=> (float[2,3] y) { h = com.microsoft.BiasGelu (x, b) y = Relu (h) }'\n"
+        "assert all(n.operator for n in read(parser.parse_model(text)).nodes)"
+    )
+    assert {"singa_backend.operators", "singa_backend.operators.microsoft"} <= loaded(code)
+
+
+def test_names_of_the_backend_are_found_on_first_use() -> None:
+    code = (
+        "import singa_backend, sys; assert 'numpy' not in sys.modules; assert {'prepare', 'Limits'} <= set(dir(singa_backend))\n"
+    )
+    found = loaded(
+        code + "from singa_backend import *; assert prepare is singa_backend.prepare and singa_backend.limits.Limits is Limits"
+    )
+    assert "singa_backend.backend" in found
+    with pytest.raises(AttributeError, match="nothing"):
+        singa_backend.nothing  # noqa: B018
 
 
 def test_help_loads_no_command() -> None:
@@ -82,7 +106,7 @@ def test_the_version_of_a_checkout_is_that_of_the_project(tmp_path: Path, monkey
     def not_installed(name: str) -> str:
         raise PackageNotFoundError(name)
 
-    monkeypatch.setattr(installation, "installed_version", not_installed)
+    monkeypatch.setattr("importlib.metadata.version", not_installed)
     monkeypatch.setattr(installation, "PYPROJECT", PROJECT / "pyproject.toml")
     assert installation.version() == VERSION
     monkeypatch.setattr(installation, "PYPROJECT", tmp_path / "pyproject.toml")
@@ -91,7 +115,7 @@ def test_the_version_of_a_checkout_is_that_of_the_project(tmp_path: Path, monkey
         assert installation.version() == "unknown", text
     (tmp_path / "pyproject.toml").unlink()
     assert installation.version() == "unknown"
-    monkeypatch.setattr(installation, "installed_version", lambda name: "1.2.3")
+    monkeypatch.setattr("importlib.metadata.version", lambda name: "1.2.3")
     assert installation.version() == "1.2.3"
 
 

@@ -101,3 +101,38 @@ def test_an_input_without_axes_has_one_value(tmp_path: Path) -> None:
         done = CliRunner().invoke(main, [str(a) for a in line])
         assert done.exit_code == code, done.output
     assert "'rate' has no axes in the model and must have one value, got 4 that differ" in " ".join(done.output.split())
+
+
+@pytest.mark.parametrize("sizes", ["named", "unnamed", "fixed"])
+@pytest.mark.parametrize("first", [True, False])
+def test_the_samples_of_a_state_are_along_the_axis_of_the_batch(tmp_path: Path, sizes: str, first: bool) -> None:
+    """A state (3, batch, 4), and a table that all samples share, as models of recurrent layers have them."""
+    n = 2 if sizes == "fixed" else "n"
+    text = f"""<ir_version: 8, opset_import: ["": 17]> g (float[{n}, 6] x, float[3, {n}, 4] state, float[3, 4] table)
+        => (float[{n}, 3] y) {{
+        t = Unsqueeze (table, one) moved = Mul (state, t) inner = ReduceSum <keepdims = 0> (moved, zero)
+        both = Concat <axis = 1> (x, inner) y = MatMul (both, w) }}"""
+    proto = onnx.parser.parse_model(text)
+    if sizes == "unnamed":
+        for value in (*proto.graph.input, *proto.graph.output):
+            for d in value.type.tensor_type.shape.dim:
+                if d.dim_param:
+                    d.Clear()
+    w = RNG.normal(size=(10, 3)).astype(F)
+    constants = {"w": w, "one": np.array([1]), "zero": np.array([0])}
+    proto.graph.initializer.extend(numpy_helper.from_array(a, k) for k, a in constants.items())
+    if not first and sizes != "fixed":  # the order of the inputs does not matter if the size of the batch is open
+        proto.graph.input.append(proto.graph.input.pop(0))
+    onnx.save(proto, tmp_path / "m.onnx")
+    x, state, table = (RNG.normal(size=s).astype(F) for s in ((8, 6), (3, 8, 4), (3, 4)))
+    y = RNG.integers(0, 3, 8)
+    np.savez(tmp_path / "d.npz", x=x, state=state, table=table, y=y)
+    line = ["train", tmp_path / "m.onnx", "--data", tmp_path / "d.npz", "--validation", tmp_path / "d.npz", "--batch-size", 2,
+            "--lr", 0, "--json", "-o", tmp_path / "o.onnx"]  # fmt: skip
+    done = CliRunner().invoke(main, [str(a) for a in line])
+    assert done.exit_code == 0, done.output
+    p = np.exp(np.concatenate([x, (state * table[:, None]).sum(0)], 1).astype(np.float64) @ w)
+    wanted = -np.log((p / p.sum(1, keepdims=True))[np.arange(8), y]).mean()
+    told = json.loads(done.stdout)
+    assert np.mean(told["losses"]) == pytest.approx(wanted, rel=1e-5)
+    assert told["validation"][0]["loss"] == pytest.approx(wanted, rel=1e-5)

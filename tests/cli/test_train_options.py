@@ -141,6 +141,7 @@ def test_a_new_head_trains_on_more_classes(folder: Path) -> None:
         "before": 3,
         "outputs": 5,
         "activation": "",
+        "at": "",
     }
     other = fine(train(folder, "--head", "5", "--seed", "1", "--lr", "0", "-o", "@p.onnx", data="@five.npz"))
     assert other.exit_code == 0 and not np.array_equal(states(folder / "p.onnx")["w2"], after["w2"])
@@ -154,6 +155,34 @@ def test_the_head_trains_as_a_program_trains_it(folder: Path) -> None:
     onnx.save(proto, folder / "m.onnx")
     fine(train(folder, "--seed", "0", "-o", "@b.onnx"))
     assert bits(folder / "a.onnx") == bits(folder / "b.onnx")
+
+
+def test_a_new_head_at_a_value_trains_as_a_program_trains_it(folder: Path) -> None:
+    done = fine(train(folder, "--head", "4", "--at", "r", "--seed", "3", "-o", "@a.onnx"))
+    assert "new last layer: Gemm_of_scores, 4 outputs at 'r', from 8 values (head.weight, head.bias)" in done.stderr
+    proto = onnx.load(folder / "m.onnx")
+    assert sonnx.replace_head(proto, 4, seed=3, at="r").at == "r"
+    onnx.save(proto, folder / "m.onnx")
+    fine(train(folder, "--seed", "3", "-o", "@b.onnx"))
+    assert bits(folder / "a.onnx") == bits(folder / "b.onnx")
+    assert not np.array_equal(states(folder / "a.onnx")["head.weight"], states(folder / "m.onnx")["head.weight"])
+
+
+def test_a_training_with_a_cut_model_continues(folder: Path) -> None:
+    run = ("--head", "4", "--at", "r", "--checkpoint", "@c.ckpt")
+    fine(train(folder, *run, epochs=1))
+    fine(train(folder, *run, "--resume", "-o", "@o.onnx"))
+    fine(train(folder, "--head", "4", "--at", "r", "-o", "@p.onnx"))
+    assert bits(folder / "o.onnx") == bits(folder / "p.onnx")
+    assert train(folder, "--head", "4", "--at", "h", "--checkpoint", "@c.ckpt", "--resume").exit_code == 3
+
+
+@pytest.mark.parametrize(("flags", "told"), [
+    (("--at", "r"), "--at needs --head N"), (("--head", "4", "--at", "r", "--lora", "2"), "--at must be passed without --lora"),
+])  # fmt: skip
+def test_a_cut_needs_a_new_head_and_no_adapter(folder: Path, flags: tuple[str, ...], told: str) -> None:
+    refused = train(folder, *flags, "-o", "@o.onnx")
+    assert refused.exit_code == 2 and told in " ".join(refused.stderr.split())
 
 
 @pytest.mark.parametrize(("flags", "told"), [

@@ -16,6 +16,8 @@ from tests.helpers import language_models
 from singa import autograd, sonnx
 from singa._core.tensor import Tensor
 from singa.cli import main
+from singa.cli._train_loss import TrainLoss
+from singa_backend.devices.strict import StrictNamespace
 from singa_backend.errors import UnsupportedModel
 
 F = np.float32
@@ -197,3 +199,20 @@ def test_a_mask_is_required_unless_the_loss_is_that_of_a_decoder(tmp_path: Path)
     np.savez(tmp_path / "d.npz", input_ids=IDS, y=IDS)
     done = train(tmp_path, "--class-axis", -1, "-o", tmp_path / "o.onnx", code=3)
     assert "must contain 'attention_mask'" in " ".join(done.output.split())
+
+
+def test_the_default_of_ignored_labels_is_that_number(folder: Path) -> None:
+    """A training continues whether the number is passed or not, and not with another one."""
+    run = (*NEXT, "--checkpoint", folder / "c.ckpt")
+    np.savez(folder / "d.npz", input_ids=IDS, labels=IDS)
+    train(folder, *run)
+    train(folder, *run, "--resume", "--epochs", 2, "--ignore-index", -100)
+    done = train(folder, *run, "--resume", "--epochs", 3, "--ignore-index", -1, code=3)
+    assert "--ignore-index" in done.output and "SX381" in done.output
+
+
+def test_labels_are_counted_where_they_are() -> None:
+    """An array of a device is not copied to the host; its sum is one number."""
+    namespace = StrictNamespace()
+    for loss, wanted in (("next_token_cross_entropy", (LABELS[:, 1:] != -100).sum()), ("softmax_cross_entropy", LABELS.size)):
+        assert TrainLoss(loss).weight(namespace.asarray(LABELS)) == wanted

@@ -183,8 +183,8 @@ def test_many_reasons_are_cut_with_a_count(capsys: pytest.CaptureFixture[str]) -
 def test_every_page_that_is_written_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The whole suite takes minutes: one case stands for it."""
     one = [Result("test_relu", "node", "passed", "passed")]
-    monkeypatch.setattr("singa.cli.conform.cases.load", lambda *_: [])
-    monkeypatch.setattr("singa.cli.conform.cases.check_manifest", lambda _: "0" * 16)
+    monkeypatch.setattr("singa_backend.conform.cases.load", lambda *_: [])
+    monkeypatch.setattr("singa_backend.conform.cases.check_manifest", lambda _: "0" * 16)
     monkeypatch.setattr(worker, "run", lambda *_, **__: one)
     found = sonnx("conform", "--report", tmp_path / "r")
     wrote = [line for line in found.stdout.splitlines() if line.startswith("wrote ")]

@@ -19,7 +19,6 @@ import pytest
 from click.testing import CliRunner, Result
 
 from singa.cli import _device_stages as stages
-from singa.cli import device_check as command
 from singa.cli import main
 from singa_backend import SingaBackend
 from singa_backend.conform import device_check, device_check_load, device_check_stages
@@ -116,7 +115,7 @@ def test_every_stage_is_written_as_it_ends(
             yield StageResult(f"stage{i}", status, 1.5, "why" * (status != PASSED), {"n": i})
             seen.append(len(lines(tmp_path / "r")))
 
-    monkeypatch.setattr(command.device_check, "run", run)
+    monkeypatch.setattr(device_check, "run", run)
     found = sonnx("--to", tmp_path / "r")
     assert (found.exit_code, seen) == (code, [1, 2])
     keys = ["stage", "status", "seconds", "reason", "details"]
@@ -162,7 +161,7 @@ def test_the_results_of_an_earlier_run_go_at_once(tmp_path: Path, monkeypatch: p
         yield
 
     (tmp_path / "results.jsonl").write_text('{"stage": "versions", "status": "passed"}\n')
-    monkeypatch.setattr(command.device_check, "run", cut)
+    monkeypatch.setattr(device_check, "run", cut)
     assert sonnx("--to", tmp_path).exit_code != 0 and lines(tmp_path) == []
     (tmp_path / "file").touch()
     assert sonnx("--to", tmp_path / "file" / "folder").exit_code == 3  # before a stage runs
@@ -466,7 +465,7 @@ def test_the_page_of_a_check_names_what_did_not_pass(tmp_path: Path, monkeypatch
         yield StageResult("versions", PASSED, 1.0, "", {"name": "a | device", "packages": {"numpy": "2"}, "emulated": True})
         yield StageResult("traps", FAILED, 2.0, "1 of 65 differs\nTraceback", {"calls": 65, "wrong": ["x"] * 99})
 
-    monkeypatch.setattr(command.device_check, "run", run)
+    monkeypatch.setattr(device_check, "run", run)
     sonnx("--to", tmp_path)
     found = (tmp_path / "results.md").read_text()
     assert found == page(lines(tmp_path))

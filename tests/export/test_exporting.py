@@ -13,12 +13,13 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, checker, helper
+from onnx import TensorProto, checker, helper, numpy_helper, parser
 from tests.helpers.paths import TESTS
 
 from singa import autograd, initializer, layer, model, opt, sonnx, tensor
 from singa._core import provenance, tape
 from singa._core.ops import op
+from singa._onnx.fixed_sizes import fixed_sizes
 from singa_backend import SingaBackend
 from singa_backend.engines.oracle import Oracle
 from singa_backend.errors import InvalidInput, InvalidModel, UnsupportedModel
@@ -709,6 +710,64 @@ def test_fixed_sizes_of_an_open_value_are_reported(sizes: list[int], axes: Any, 
         assert told[0].startswith(f"{name!r} (Reshape) has the fixed sizes {sizes}, so {says} of its input 'Relu#0:0'")
     elif axes:
         assert sonnx.run_model(proto, [np.ones((5, 9), F)])[0].size == 45
+
+
+RELU = autograd.relu
+EXPANDED: dict[str, tuple[Any, str]] = {
+    "halves of the batch": (lambda x: autograd.reshape(RELU(x), [2, -1]), "(Reshape) has the fixed sizes [2, -1], so axis 0"),
+    "a part of the batch": (lambda x: autograd.reshape(RELU(x), [-1, 2, 9]), "(Reshape) has the fixed sizes [-1, 2, 9]"),
+    "the rest last": (lambda x: autograd.reshape(RELU(x), [x.shape[0], -1]), ""),
+    "the rest first": (lambda x: autograd.reshape(RELU(x), [-1, 3, 3]), ""),
+    "expanded": (lambda x: autograd.expand(RELU(x), (x.shape[0], 9)), "(Expand) has the fixed sizes [4, 9], so axis 0"),
+    "one more axis": (lambda x: autograd.expand(RELU(x), (2, 1, 1)), ""),
+    "a row for each sample": (lambda x: autograd.mul(x, autograd.expand(row(), (x.shape[0], 9))), "of which 4 is the size"),
+    "a row, repeated": (lambda x: autograd.mul(x, autograd.tile(row(), (x.shape[0], 1))), "(Tile) has the fixed repeats [4, 1]"),
+    "columns, repeated": (lambda x: autograd.tile(RELU(x), (1, 2)), ""),
+    "up to the last sample": (lambda x: RELU(x)[1 : x.shape[0]], "(Slice) has the fixed ends [4], so axis 0"),
+    "without the last sample": (lambda x: autograd.slice(RELU(x), [0], [-1], [0], [1]), ""),
+    "columns": (lambda x: RELU(x)[:, 4:9], ""),
+}
+
+
+def row() -> Any:
+    return tensor.from_numpy(np.ones((1, 9), F))
+
+
+class Applied(model.Model):
+    def __init__(self, function: Any) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: Any) -> Any:
+        return self.function(x)
+
+
+@pytest.mark.parametrize("name", EXPANDED)
+def test_constants_that_an_open_size_should_change_are_reported(name: str) -> None:
+    """If none is, the file has the values of the model at another size too."""
+    function, says = EXPANDED[name]
+    net, x = Applied(function), values(4, 9)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        proto, report = sonnx.export(net, [named(x, "x")], dynamic_axes={"x": {0: "batch"}}, with_report=True)
+    told = [w for w in report.warnings if "has the fixed" in w]
+    assert len(told) == bool(says) and all(says in w for w in told), told
+    if not says:
+        more = np.concatenate([x, -x[:3]])
+        np.testing.assert_array_equal(sonnx.run_model(proto, [more])[0], net.forward(tensor.from_numpy(more)).data)
+
+
+@pytest.mark.parametrize(("attributes", "target", "told"), [
+    ("", [4, 1, 6, 6], 1), ("axes = [2, 3], ", [6, 6], 0), ("axes = [0, -1], ", [4, 6], 1), ("", [8, 1, 3, 3], 0),
+])  # fmt: skip
+def test_sizes_of_a_resize_that_are_those_of_the_example_are_reported(attributes: str, target: list[int], told: int) -> None:
+    proto = parser.parse_model(
+        '<ir_version: 10, opset_import: ["": 21]> g (float[n, 1, 3, 3] x) => (float[a, b, c, d] y) '
+        f'{{ y = Resize <{attributes}mode = "nearest"> (x, , , sizes) }}'
+    )
+    proto.graph.initializer.append(numpy_helper.from_array(np.array(target), "sizes"))
+    found = fixed_sizes(proto, {"x": (4, 1, 3, 3)})
+    assert len(found) == told and all("(Resize) has the fixed sizes" in w and "axis 0 of its input 'x'" in w for w in found)
 
 
 class Fixed(model.Model):

@@ -241,6 +241,25 @@ def test_output_shape_of_a_transposed_convolution_keeps_its_cells(opset: int, ta
             assert opset < 11 or target > 10 or all(a.name != "output_shape" for a in written.graph.node[0].attribute)
 
 
+def _by_shape(*out: int) -> ModelProto:
+    """A ConvTranspose with a stride of 2, of which 4 cells reach 9 cells of each axis."""
+    names = [f"float[1, 2, {', '.join(['4'] * len(out))}] x", f"float[1, 3, {', '.join(map(str, out))}] y"]
+    text = (
+        f"g ({names[0]}) => ({names[1]}) {{ y = ConvTranspose <strides = {[2] * len(out)}, output_shape = {list(out)}> (x, w) }}"
+    )
+    return model(text, w=np.arange(1, 7 + 6 * (3 ** len(out) - 1), dtype=np.float32).reshape(2, 3, *[3] * len(out)))
+
+
+@pytest.mark.parametrize("out", [(11,), (15,), (9, 14), (7, 10), (15, 15)])
+def test_an_output_shape_beyond_the_windows_is_written_before_opset_11(out: tuple[int, ...]) -> None:
+    same(_by_shape(*out), 10, np.ones((1, 2, *[4] * len(out)), np.float32))
+
+
+def test_an_output_shape_that_crops_one_axis_and_exceeds_another_is_refused_before_opset_11() -> None:
+    error = refused(_by_shape(8, 12), 10)
+    assert error.least == 11 and "crop all axes or none" in error.message
+
+
 @pytest.mark.parametrize("auto_pad", ["NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID"])
 def test_written_transposed_convolutions_against_onnxruntime(auto_pad: str, oracle: Any) -> None:
     """onnxruntime has the meaning of opset 11 at every opset: what is written for older ones must not depend on it."""

@@ -225,3 +225,23 @@ def test_labels_of_the_shape_of_the_scores_have_no_ignored_one(loss: Any) -> Non
     labels = tensor(np.full((N, C), 1 / C, F))
     with pytest.raises(InvalidInput, match="ignore_index must be used with class numbers"):
         loss(tensor(np.full((N, C), 1 / C, F)), labels, ignore_index=1)
+
+
+@pytest.mark.parametrize("graph", [False, True])
+def test_the_labels_of_a_step_are_counted_once(graph: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether fit or the sums of gradients need the number, or both; not at all if neither does."""
+    counts: list[int] = []
+    counted = Tokens.batch_weight
+    monkeypatch.setattr(Tokens, "batch_weight", lambda self, *batch: counts.append(1) or counted(self, *batch))
+    ids, t = drawn_batch()
+    for accumulated in (1, 2):
+        net = Tokens()
+        net.optimizer.accumulate_gradients(accumulated)
+        net.graph(graph)
+        history = net.fit([(ids, t)] * 4)
+        assert len(counts) == 4 and sum(history.weights) == 4 * (t[:, 1:] != -100).sum()
+        counts.clear()
+        net.train()
+        net(tensor(ids), tensor(t))
+        assert len(counts) == accumulated - 1
+        counts.clear()

@@ -38,20 +38,16 @@ import pytest
 from onnx import ModelProto, numpy_helper, parser
 
 from singa import codegen, layer, model, snapshot, sonnx, tensor
-from singa.cli import compare as compare_command
-from singa.cli import device_check as device_check_command
-from singa.cli import inspect as inspect_command
 from singa.cli import main
-from singa.cli import optimize as optimize_command
-from singa.cli import profile as profile_command
-from singa_backend import SonnxError, debug
+from singa_backend import SonnxError, debug, inspection
 from singa_backend.adapters import Adapter, LowRank
-from singa_backend.conform import foreign, gaps, releases, results, worker
+from singa_backend.conform import device_check, foreign, gaps, releases, results, worker
 from singa_backend.conform.device_check import StageResult
 from singa_backend.debug.guards.document import Guard
 from singa_backend.debug.guards.summary import Level
 from singa_backend.io import files, temporary
 from singa_backend.io.files import write_text
+from singa_backend.plans.profile import Profile
 from singa_backend.proto import checker, save, test_data
 from singa_backend.sweep import SweepReport, SweepRow, SweepSettings
 from singa_backend.sweep.results import SweepStore
@@ -477,7 +473,7 @@ def inspect(new: int) -> None:
     class Seen:
         html, to_dict = staticmethod(lambda *_: f"page {new}" * 1000), staticmethod(dict)
 
-    inspect_command.inspect_model = lambda *_, **__: Seen  # type: ignore[assignment]
+    inspection.inspect = lambda *_, **__: Seen  # type: ignore[assignment]
     sonnx_command("inspect", f"in{new}/m.onnx", "--html", "p.html", "--json")
 
 
@@ -486,14 +482,14 @@ def compare_page(new: int) -> None:
     class Seen:
         html = staticmethod(lambda **_: f"page {new}" * 1000)
 
-    compare_command.inspect = lambda *_, **__: Seen  # type: ignore[assignment]
+    inspection.inspect = lambda *_, **__: Seen  # type: ignore[assignment]
     sonnx_command("compare", f"in{new}/m.onnx", "--against", "sonnx", "--html", "p.html", "--json")
 
 
 @case(texts("r/results.jsonl"), covers="device-check --to", interim=(digest(""),))  # the lines of an earlier run go at once
 def check_of_a_device(new: int) -> None:
     outcomes = [StageResult("versions", "passed", 1.0, "", {"n": [new] * 1000})]
-    device_check_command.device_check.run = lambda *_: iter(outcomes)  # type: ignore[assignment]
+    device_check.run = lambda *_: iter(outcomes)  # type: ignore[assignment]
     sonnx_command("device-check", "--to", "r", "--json")
 
 
@@ -509,8 +505,8 @@ def profiled(new: int, *options: str) -> None:
     class Seen:
         html = staticmethod(lambda _: f"page {new}" * 1000)
 
-    profile_command.inspect = lambda *_, **__: Seen  # type: ignore[assignment]  # the picture holds times
-    profile_command.Profile.chrome_trace = lambda _: [f"step {new}"] * 1000  # type: ignore[method-assign]  # as does the trace
+    inspection.inspect = lambda *_, **__: Seen  # type: ignore[assignment]  # the picture holds times
+    Profile.chrome_trace = lambda _: [f"step {new}"] * 1000  # type: ignore[method-assign]  # as does the trace
     sonnx_command("profile", f"in{new}/m.onnx", "--runs", "1", "--json", *options)
 
 
@@ -743,9 +739,9 @@ def inject(name: str, kills: int, every: int, home: Path) -> dict[str, Any]:
 def serve() -> None:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # commands print their results
-    assert save.require_valid and optimize_command.check_model  # type: ignore[attr-defined]
+    assert save.require_valid  # type: ignore[attr-defined]
     save.require_valid = lambda *_, **__: ""  # type: ignore[attr-defined]
-    optimize_command.check_model = lambda *_, **__: checker.CheckerResult(True)  # type: ignore[attr-defined]
+    checker.check_model = lambda *_, **__: checker.CheckerResult(True)  # type: ignore[assignment]
     os.fsync = lambda handle: None  # type: ignore[assignment]  # slow, and a process that dies does not need it
     sys.unraisablehook = lambda error: None
     with tempfile.TemporaryDirectory() as name:

@@ -250,7 +250,9 @@ def test_conv_transpose_fails(fails: Any) -> None:
     x, w = normal(1, 2, 3), normal(2, 3, 2)
     fails("ConvTranspose", [x, normal(3, 1, 2)], "groups", opset=11)
     fails("ConvTranspose", [x, w], "must not exceed the unpadded output shape", opset=11, pads=[3, 2])
-    fails("ConvTranspose", [x, w], "output_padding", opset=11, output_padding=[1])
+    for opset in (1, 11, 22):
+        fails("ConvTranspose", [x, w], "output_padding", opset=opset, output_padding=[1])
+    fails("ConvTranspose", [x, w], "auto_pad", opset=1, auto_pad="SOME", output_shape=[4])
     fails("ConvTranspose", [x, w], "output_shape", opset=11, output_shape=[1, 3, 4])
     fails("ConvTranspose", [x, w], "auto_pad", opset=11, auto_pad="SOME", output_shape=[4])
 

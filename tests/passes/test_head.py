@@ -45,6 +45,16 @@ NETS = {
         "(float[n, 5, 6] x) => (float[n, 5, 10] y) { f = Reshape(x, s0) \n p = Gemm(f, fc, b) \n y = Reshape(p, s1) }",
         {"fc": (6, 10), "b": (10,), "s0": np.array([-1, 6]), "s1": np.array([-1, 5, 10])}, ("fc", "b"),
     ),
+    "a softmax in parts": (
+        "(float[n, 6] x) => (float[n, 10] y) { p = Gemm(x, fc, b) \n m = ReduceMax<axes = [1]>(p) \n z = Sub(p, m) "
+        "\n e = Exp(z) \n s = ReduceSum(e, one) \n y = Div(e, s) }",
+        {"fc": (6, 10), "b": (10,), "one": np.array([1])}, ("fc", "b"),
+    ),
+    "a softmax in parts, without its largest value": (
+        "(float[n, 6] x) => (float[n, 10] y) { p = MatMul(x, fc) \n e = Exp(p) \n s = ReduceSum(e, one) \n d = Div(e, s) "
+        "\n y = Identity(d) }",
+        {"fc": (6, 10), "one": np.array([1])}, ("fc",),
+    ),
 }  # fmt: skip
 
 
@@ -95,13 +105,111 @@ def test_only_the_head_changes(name: str, outputs: int) -> None:
 
 
 def test_what_makes_probabilities_is_told() -> None:
-    for name, what in (("gemm", ""), ("as SqueezeNet", "Softmax"), ("a segmentation", "Sigmoid")):
+    parts = [(n, "Softmax") for n in NETS if n.startswith("a softmax in parts")]
+    for name, what in (("gemm", ""), ("as SqueezeNet", "Softmax"), ("a segmentation", "Sigmoid"), *parts):
         model = net(*NETS[name][:2])
         assert last_activation(model) == what and sonnx.replace_head(model, 4).activation == what
     logarithms = net(
         "(float[n, 6] x) => (float[n, 10] y) { p = MatMul(x, fc) \n s = Softmax<axis = -1>(p) \n y = Log(s) }", {"fc": (6, 10)}
     )
     assert last_activation(logarithms) == ""  # what a loss that applies a softmax takes
+
+
+@pytest.mark.parametrize(("parts", "what"), [
+    ("s = Sigmoid(p) \n q = Sub(one, s) \n y = Concat<axis = 1>(q, s)", "Softmax"),
+    ("s = Sigmoid(p) \n q = Sub(one, s) \n y = Concat<axis = 1>(s, q)", "Softmax"),
+    ("s = Sigmoid(p) \n q = Sigmoid(x) \n y = Concat<axis = 1>(s, q)", "Sigmoid"),
+    ("s = Softmax(p) \n q = Softmax(x) \n y = Concat<axis = 1>(s, q)", ""),  # their sum is 2
+    ("s = Sigmoid(p) \n y = Concat<axis = 1>(s, p)", ""),
+])  # fmt: skip
+def test_probabilities_that_a_concat_joins(parts: str, what: str) -> None:
+    """Their number does not follow from a weight: the model is cut instead."""
+    model = net(f"(float[n, 6] x) => (float[n, k] y) {{ p = MatMul(x, w) \n {parts} }}", {"w": (6, 1), "one": np.ones(1, F)})
+    assert last_activation(model) == what
+    with pytest.raises(UnsupportedModel, match=r"(?s)SX369.*Concat of 'y' is at the end.*--at VALUE"):
+        sonnx.replace_head(model, 3)
+    assert sonnx.replace_head(model, 3, at="p").at == "p" and [n.op_type for n in model.graph.node] == ["MatMul", "Gemm"]
+
+
+CUTS = {
+    "rows": ("h", "float[n, 6] x", "h = MatMul(x, w0)", {"w0": (6, 8)}, 8, lambda h: h),
+    "tokens": ("h", "float[n, t, 6] x", "h = MatMul(x, w0)", {"w0": (6, 8)}, 8, lambda h: h),
+    "images": ("h", "float[n, 3, 5, 5] x", "h = Conv(x, w0)", {"w0": (8, 3, 2, 2)}, 8, lambda h: h.mean((2, 3))),
+    "signals": ("h", "float[n, 3, t] x", "h = Conv(x, w0)", {"w0": (8, 3, 2)}, 8, lambda h: h.mean(2)),
+    "volumes": ("h", "float[n, 3, 5, 5, 5] x", "h = Conv(x, w0)", {"w0": (8, 3, 2, 2, 2)}, 8, lambda h: h.mean((2, 3, 4))),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CUTS)
+@pytest.mark.parametrize("opset", [7, 13, 21])
+@pytest.mark.parametrize("constants", [False, True])
+def test_a_cut_model_ends_in_a_new_layer(name: str, opset: int, constants: bool) -> None:
+    """Nodes, outputs, inputs and weights that only the old outputs needed are gone."""
+    at, x, node, shapes, features, pool = CUTS[name]
+    model = parser.parse_model(
+        f'<ir_version: 10, opset_import: ["": {opset}]> g ({x}, float[6] extra) => (float[k] y, float[l] z) '
+        f"{{ {node} \n t = Tanh(h) \n y = Concat<axis = 0>(t, t) \n z = Mul(extra, old) }}"
+    )
+    rng = np.random.default_rng(0)
+    for key, shape in (*shapes.items(), ("old", (6,))):
+        model.graph.initializer.append(numpy_helper.from_array(rng.normal(size=shape).astype(F), key))
+    whole = copy.deepcopy(model)
+    whole.graph.output.append(onnx.helper.make_tensor_value_info("h", 1, None))
+    if constants:
+        for t in reversed(model.graph.initializer):
+            model.graph.node.insert(0, onnx.helper.make_node("Constant", [], [t.name], value=t))
+        del model.graph.initializer[:]
+    made = sonnx.replace_head(model, 3, at=at, seed=5)
+    onnx.checker.check_model(model, full_check=True)
+    assert (made.features, made.before, made.outputs, made.activation, made.at) == (features, 0, 3, "", "h")
+    assert [v.name for v in model.graph.input] == ["x"] and [v.name for v in model.graph.output] == ["scores"]
+    assert not {"Tanh", "Concat", "Mul"} & {n.op_type for n in model.graph.node}
+    feed = rng.normal(size=[{"n": 2, "t": 4}.get(str(s), s) for s in sizes(model.graph.input[0])]).astype(F)
+    trained = {n: p for n, p in sonnx.SONNXModel(model).get_params().items() if p.requires_grad}
+    assert set(trained) == {*shapes, *made.parameters}
+    h = pool(sonnx.prepare(whole).run([feed, np.zeros(6, F)])[2].astype(np.float64))
+    w, b = (np.asarray(trained[n].data, np.float64) for n in made.parameters)
+    assert np.abs(w).max() <= 1 / np.sqrt(features) < 1.25 * np.abs(w).max()
+    y = sonnx.prepare(model).run([feed])[0]
+    np.testing.assert_allclose(y, h @ (w if w.shape[0] == features else w.T) + b, rtol=1e-5, atol=1e-5)
+    assert len(sizes(model.graph.output[0])) == y.ndim and sizes(model.graph.output[0])[-1] == 3
+
+
+@pytest.mark.parametrize(("at", "error", "told"), [
+    ("hh", InvalidInput, "at must be a value that a node of the main graph computes, got 'hh'; did you mean 'h'?"),
+    ("x", InvalidInput, "got 'x'"),
+    ("i", UnsupportedModel, "'i' must be float, got int64"),
+    ("s", UnsupportedModel, "'s' must have two axes or more, got shape"),
+    ("v", UnsupportedModel, "'v' must have two axes or more, got an unknown rank"),
+    ("u", UnsupportedModel, "axis 1 of 'u', its features, must have a known size"),
+])  # fmt: skip
+def test_values_that_no_layer_can_follow_are_refused(at: str, error: type[Exception], told: str) -> None:
+    model = net(
+        "(float[n, k] x, int64[r] r) => (float[n, 6] y) { h = MatMul(x, w) \n i = ArgMax(h) "
+        "\n s = ReduceSum<keepdims = 0>(h) \n u = Abs(x) \n v = Reshape(x, r)"
+        "\n y = Mul(h, s) }",
+        {"w": (6, 6)},
+    )
+    model.graph.output.extend(onnx.helper.make_empty_tensor_value_info(n) for n in "iuv")
+    before = model.SerializeToString()
+    with pytest.raises(error, match="SX369") as found:
+        sonnx.replace_head(model, 3, at=at)
+    assert told in str(found.value) and model.SerializeToString() == before
+
+
+def test_a_declared_shape_serves_where_no_other_is_known() -> None:
+    model = net("(float[n, 6] x, int64[r] r) => (float[n, 8] y) { y = Reshape(x, r) }", {})
+    assert sonnx.replace_head(model, 3, at="y").features == 8 and sizes(model.graph.output[0]) == ["n", 3]
+
+
+def test_a_value_of_a_softmax_that_something_else_reads_is_refused() -> None:
+    model = net(
+        "(float[n, 6] x) => (float[n, 6] y) { p = MatMul(x, w) \n e = Exp(p) \n s = ReduceSum(e, one) "
+        "\n y = Div(e, s) \n z = Abs(e) }",
+        {"w": (6, 6), "one": np.array([1])},
+    )
+    with pytest.raises(UnsupportedModel, match=r"'e' in the softmax of .* is used twice"):
+        sonnx.replace_head(model, 3)
 
 
 def test_an_initializer_that_other_nodes_read_stays() -> None:
@@ -176,7 +284,7 @@ def test_a_classifier_of_ai_onnx_ml_is_refused() -> None:
     with pytest.raises(UnsupportedModel, match="2 outputs"):
         sonnx.replace_head(model, 3)
     del model.graph.output[0]
-    with pytest.raises(UnsupportedModel, match=r"(?s)LinearClassifier.*ai\.onnx\.ml.*SONNXModel"):
+    with pytest.raises(UnsupportedModel, match=r"(?s)LinearClassifier.*ai\.onnx\.ml.*--at VALUE"):
         sonnx.replace_head(model, 3)
 
 

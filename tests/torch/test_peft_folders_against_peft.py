@@ -45,6 +45,25 @@ class Small(nn.Module):
         return self.head(self.body(h).mean(1))
 
 
+class Tied(nn.Module):
+    """An embedding and a last layer with one weight, as language models have it; PEFT saves their base layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.emb, self.body, self.head = nn.Embedding(20, 8), nn.Linear(8, 8), nn.Linear(8, 20, bias=False)
+        self.head.weight = self.emb.weight
+        self.config = {"tie_word_embeddings": True}
+
+    def get_input_embeddings(self) -> nn.Module:
+        return self.emb
+
+    def get_output_embeddings(self) -> nn.Module:
+        return self.head
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(torch.tanh(self.body(self.emb(x))))
+
+
 class Logits(nn.Module):
     """A network of transformers as a function of tokens; the wrapper puts `net.` in front of the paths."""
 
@@ -125,6 +144,34 @@ def expected(name: str, net: nn.Module) -> np.ndarray:
 
 
 CASES = [("small", False), ("small", True), ("bert", False), ("bert", True), ("gpt2", True)]
+
+
+@pytest.mark.parametrize("optimize", [False, True])
+@pytest.mark.parametrize("settings", [
+    {"target_modules": ["head"]}, {"target_modules": ["emb"]}, {"target_modules": ["emb", "head"]},
+    {"target_modules": ["emb", "head"], "ensure_weight_tying": True}, {"target_modules": ["body"], "modules_to_save": ["head"]},
+    {"target_modules": ["body"], "modules_to_save": ["emb"]}, {"target_modules": ["body"], "modules_to_save": ["emb", "head"]},
+], ids=str)  # fmt: skip
+def test_tied_weights_are_those_of_peft(settings: dict[str, Any], optimize: bool, tmp_path: Path) -> None:
+    """The exporter writes one tensor for both modules, or a transposed copy with another name."""
+    torch.manual_seed(0)
+    base = Tied().eval()
+    program = torch.onnx.export(copy.deepcopy(base), (TOKENS,), dynamo=True, optimize=optimize, verbose=False)
+    net = get_peft_model(copy.deepcopy(base), LoraConfig(r=2, **settings)).eval()
+    for p in net.parameters():
+        if p.requires_grad:
+            p.data += 0.3 * torch.randn_like(p)
+    net.save_pretrained(tmp_path / "in")
+    with torch.no_grad():
+        want = PeftModel.from_pretrained(copy.deepcopy(base), tmp_path / "in").eval()(TOKENS).numpy()
+        assert np.abs(want - base(TOKENS).numpy()).max() > 1e-2
+    adapter = read_peft(tmp_path / "in", program.model_proto)
+    for join in (insert, merge):
+        np.testing.assert_allclose(run_model(join(program.model_proto, adapter), [TOKENS.numpy()])[0], want, rtol=1e-4, atol=1e-5)
+    write_peft(adapter, tmp_path / "out", program.model_proto)
+    with torch.no_grad():
+        again = PeftModel.from_pretrained(copy.deepcopy(base), tmp_path / "out").eval()(TOKENS).numpy()
+    np.testing.assert_allclose(again, want, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(("name", "dynamo"), CASES)

@@ -140,6 +140,7 @@ def _settings(stored: Document) -> dict[str, Any]:
     text, flag = (str, type(None)), (bool, type(None))
     stored.matches({"bias?": text, "rslora?": flag, "fan_in_fan_out?": flag})
     stored.maybe("modules", Document.matches, {"*": [str, str]})
+    stored.maybe("untied", Document.matches, {"*": [str, str, str]})
     stored.maybe("rank", Document.integer, 1)
     stored.maybe("alpha", Document.number, -math.inf)
     stored.maybe("dropout", Document.number, 0, 1)

@@ -13,6 +13,7 @@ import numpy as np
 from onnx import ModelProto, TensorProto
 
 from .. import dtypes
+from ..choices import BIASES as BIASES
 from ..errors import InvalidInput
 from ..ir.declaration import newest_declaration
 from ..passes import ModelEditor, NodeEditor
@@ -20,9 +21,6 @@ from ..passes.head import replace_head
 from ..proto import tensor_data
 from .adapter import Adapter, LowRank, base_digest
 from .uses import CONVOLUTION, LOOKUP, Weight, by_default, passes_on, trace, weights
-
-BIASES = ("none", "all", "lora_only")
-"""Which biases train: none, all, or those of the products that an adapter changes."""
 
 _ADAPTED = (
     "an adapter changes weights of MatMul, Gemm and Conv and of onnxruntime's products, tables of Gather, and other matrices of "

@@ -20,6 +20,7 @@ from .insert import insert
 from .modules import Modules
 from .onnxruntime import adapter_feeds, adapter_inputs, bound, read_onnx_adapter, write_onnx_adapter
 from .peft import read_peft, write_peft
+from .ties import joint_ties, without_ties
 
 AdapterSource: TypeAlias = Adapter | StrPath
 """An adapter, or the path of its file or of PEFT's folder."""
@@ -145,8 +146,8 @@ def combined(adapters: Sequence[Adapter], factors: Sequence[float], model: Model
             added = LowRank(change.a, change.b, change.scale * factor)
             changes[name] = _joined(name, changes[name], added) if name in changes else added
     values = {}
-    names = dict.fromkeys(n for a in adapters for n in a.values)
-    modules = Modules.of(model, folder) if names else Modules()
+    names, ties = dict.fromkeys(n for a in adapters for n in a.values), joint_ties(adapters)
+    modules = Modules.of(without_ties(model, ties, folder), folder) if names else Modules()
     for name in names:
         parts = [(a.values[name], f) for a, f in zip(adapters, factors, strict=True) if name in a.values]
         shapes = {v.shape for v, _ in parts}
@@ -162,7 +163,7 @@ def combined(adapters: Sequence[Adapter], factors: Sequence[float], model: Model
         total = base + sum(f * (v.astype(np.float64) - base) for v, f in parts)
         values[name] = total.astype(parts[0][0].dtype)
     settings = next(({"head": a.settings["head"]} for a in adapters if a.settings.get("head")), {})
-    return Adapter(changes, values, next(iter(bases), ""), settings)
+    return Adapter(changes, values, next(iter(bases), ""), settings | ties)
 
 
 def _joined(name: str, one: LowRank, two: LowRank) -> LowRank:

@@ -21,6 +21,7 @@ from ..passes.typed_graph import constant_node
 from ..proto import tensor_data
 from ..proto.schemas import MICROSOFT
 from .adapter import Adapter, LowRank, base_digest, check_digest
+from .ties import without_ties
 from .uses import CONVOLUTION, INSIDE, LEFT, LOOKUP, Weight, WeightUse, weights
 
 RANK = "lora_rank"
@@ -152,12 +153,12 @@ def merge(model: ModelProto, adapter: Adapter, *, folder: Path | None = None, an
 
 
 def with_head(model: ModelProto, adapter: Adapter, folder: Path | None) -> ModelProto:
-    """A copy of a model, with a new last layer if the settings of an adapter have the number of its outputs.
+    """A copy of a model, with the copies of tied weights and the new last layer that the settings of an adapter name.
 
     The adapter has the values of the layer, so that the layer is at most as large as the largest of them.
     """
     made = ModelProto()
-    made.CopyFrom(model)
+    made.CopyFrom(without_ties(model, adapter.settings, folder))
     head = adapter.settings.get("head")
     if type(head) is int:
         try:

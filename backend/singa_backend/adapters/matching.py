@@ -98,10 +98,17 @@ def _found(modules: Modules, wanted: Sequence[Wanted], renaming: _Renaming) -> d
     """The parameters under the renamed paths: of a kind, if one is wanted, otherwise each tensor once."""
     found: dict[Wanted, list[ModuleParameter]] = {}
     for w in wanted:
-        every = modules.parameters.get((renaming.of(w.path), w.name), ())
+        every = _closest(modules.parameters.get((renaming.of(w.path), w.name), ()), w)
         once = {(p.tensor, p.rows): p for p in reversed(every)}
-        found[w] = [p for p in every if p.kind == w.kind] if w.kind else list(once.values())
+        found[w] = every if w.kind else list(once.values())
     return found
+
+
+def _closest(parameters: Sequence[ModuleParameter], w: Wanted) -> list[ModuleParameter]:
+    """Those of the wanted kind that the module uses and that have its name; of one condition less, if there are none."""
+    fitting = [p for p in parameters if w.kind in ("", p.kind)]
+    ranks = [(p.scoped, p.tensor == f"{p.path}.{w.name}") for p in fitting]
+    return [p for p, rank in zip(fitting, ranks, strict=True) if rank == max(ranks)]
 
 
 def _renamings(modules: Modules, wanted: Sequence[Wanted]) -> Iterator[_Renaming]:
@@ -132,10 +139,10 @@ def _check(modules: Modules, found: dict[Wanted, list[ModuleParameter]], source:
             problems.append(f"{w.path}.{w.name} is not in the model{near}")
         elif len(parameters) > 1:
             problems.append(f"{w.path}.{w.name} may be {' or '.join(repr(p.tensor) for p in parameters[:4])}")
-    owners: dict[tuple[str, object], str] = {}
+    owners: dict[tuple[str, str, object], str] = {}
     for w, parameters in found.items():
         if len(parameters) == 1 and w.kind:  # one value may be that of several modules
-            other = owners.setdefault((parameters[0].tensor, parameters[0].rows), w.path)
+            other = owners.setdefault((parameters[0].tensor, parameters[0].path, parameters[0].rows), w.path)
             if other != w.path:
                 problems.append(f"{other} and {w.path} are one tensor of the model, {parameters[0].tensor!r}")
     if problems:

@@ -7,7 +7,7 @@ each node (`pkg.torch.onnx.name_scopes`).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -41,6 +41,8 @@ class ModuleParameter:
         flipped: whether the file holds the transpose of what a linear module of PyTorch holds.
         dense: whether the tensor holds the values themselves, not integers or codes.
         rows: the first and the end of the outputs that the module computes, if it is packed with others into one product.
+        path: the path of the module.
+        scoped: whether a node of the module uses the tensor; otherwise only the name of the tensor has the path.
     """
 
     tensor: str
@@ -51,6 +53,8 @@ class ModuleParameter:
     flipped: bool = False
     dense: bool = True
     rows: tuple[int, int] | None = None
+    path: str = field(default="", compare=False)
+    scoped: bool = field(default=False, compare=False)
 
 
 @dataclass
@@ -59,13 +63,13 @@ class Modules:
 
     Attributes:
         parameters: by the path of the module and the name of the parameter, every tensor that may be meant.
-        owners: the paths of the modules whose nodes use a weight, by the name of the tensor.
+        uses: how nodes use a weight, by the name of the tensor.
         tensors: the initializers and constants of the main graph, by name.
         folder: the folder of external data.
     """
 
     parameters: dict[tuple[str, str], list[ModuleParameter]] = field(default_factory=dict)
-    owners: dict[str, set[str]] = field(default_factory=dict)
+    uses: dict[str, list[WeightUse]] = field(default_factory=dict)
     tensors: dict[str, TensorProto] = field(default_factory=dict)
     folder: Path | None = None
 
@@ -79,6 +83,7 @@ class Modules:
                 found.tensors[node.outputs[0]] = tensor
         found.tensors |= editor.main.initializers
         for weight in uses.weights(editor).values():
+            found.uses[weight.name] = weight.uses
             for use in weight.uses:
                 found._use(weight.name, use)
         for name in editor.main.initializers:
@@ -94,24 +99,27 @@ class Modules:
             name, _KINDS[use.kind], use.inputs * use.group, use.outputs, use.group, flipped, not use.origin.quantized
         )
         paths = list(dict.fromkeys(_paths(use.node)))
-        self.owners.setdefault(name, set()).update(paths)
         for path in paths:
             for part, rows in _packed(use, path).items():
-                self._add(part, WEIGHT, replace(weight, outputs=rows[1] - rows[0], rows=rows))
+                self._add(part, WEIGHT, replace(weight, outputs=rows[1] - rows[0], rows=rows, path=path, scoped=True))
         entries = [(WEIGHT, weight), *([(BIAS, ModuleParameter(use.bias))] if use.bias else [])]
         for last, parameter in entries:
             path = parameter.tensor.removesuffix(f".{last}")
             for p in dict.fromkeys([*paths, *([path] if path != parameter.tensor else [])]):
-                self._add(p, last, parameter)
+                self._add(p, last, replace(parameter, scoped=p in paths))
 
     def _add(self, path: str, name: str, parameter: ModuleParameter) -> None:
         """Note a parameter, unless its tensor is known there with a kind."""
         known = self.parameters.setdefault((path, name), [])
-        if all(
-            p.tensor != parameter.tensor or p.rows != parameter.rows or (p.kind and parameter.kind and p.kind != parameter.kind)
-            for p in known
-        ):
-            known.append(parameter)
+        for i, p in enumerate(known):
+            if (
+                p.tensor == parameter.tensor
+                and p.rows == parameter.rows
+                and (not parameter.kind or p.kind in ("", parameter.kind))
+            ):
+                known[i] = replace(p, scoped=p.scoped or parameter.scoped)
+                return
+        known.append(replace(parameter, path=parameter.path or path))
 
     def shape(self, tensor: str) -> tuple[int, ...] | None:
         """The shape of a tensor of the main graph; None if there is none of this name."""
@@ -126,10 +134,33 @@ class Modules:
         return [path for path, of in self.parameters if of == name]
 
     def path_of(self, tensor: str) -> tuple[str, str, ModuleParameter] | None:
-        """The module, the name and the entry of a tensor, the entry of its own name first; None if it has none."""
+        """The module, the name and the entry of a tensor, one with a kind and its own name first; None if it has none."""
         every = [(path, name, p) for (path, name), entries in self.parameters.items() for p in entries]
         found = [f for f in every if f[2].tensor == tensor and f[2].rows is None]
-        return min(found, key=lambda f: (f"{f[0]}.{f[1]}" != tensor, not f[2].kind), default=None)
+        return min(found, key=lambda f: (not f[2].kind, not f[2].scoped, f"{f[0]}.{f[1]}" != tensor), default=None)
+
+    def users(self, tensor: str) -> list[ModuleParameter]:
+        """The modules whose nodes use a weight, each node once; that of the layout of a change first."""
+        every = [
+            p
+            for entries in self.parameters.values()
+            for p in entries
+            if p.tensor == tensor and p.scoped and p.kind and not p.rows
+        ]
+        users: list[ModuleParameter] = []
+        covered: set[int] = set()
+        for p in sorted(every, key=lambda p: p.kind == TABLE):
+            nodes = {id(use) for use in uses_of_module(self.uses.get(tensor, []), p.path, p.kind)}
+            if nodes - covered:
+                users.append(p)
+                covered |= nodes
+        return users
+
+
+def uses_of_module(uses: Sequence[WeightUse], path: str, kind: str) -> list[WeightUse]:
+    """The uses of a tensor by a module: by nodes with its path; otherwise by those without a path, and of the kind."""
+    own = [use for use in uses if path in _paths(use.node)]
+    return own or [use for use in uses if not any(_paths(use.node)) and kind in ("", _KINDS[use.kind])]
 
 
 def _packed(use: WeightUse, path: str) -> dict[str, tuple[int, int]]:

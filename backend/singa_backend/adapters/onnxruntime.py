@@ -22,6 +22,7 @@ from .flat_file import FILE, read_parameters, write_parameters
 from .insert import check_fit, factor_inputs, factor_names, insert
 from .matching import Wanted, match
 from .modules import WEIGHT, ModuleParameter, Modules
+from .ties import UNTIED, Separation, joint_ties, without_ties
 from .uses import weights
 
 _FACTOR = re.compile(r"(?:base_model\.model\.)?(?P<path>.+)[./]lora_(?P<part>[AB])(?:\.default)?(?:[./](?:weight|MatMul))?")
@@ -51,9 +52,9 @@ def adapter_inputs(
     """
     changes: dict[str, LowRank] = {}
     values: dict[str, np.ndarray] = {}
-    editor = ModelEditor(model, folder)
+    base, ties = None if any_base or not any(a.base for a in adapters) else base_digest(model, folder), joint_ties(adapters)
+    editor = ModelEditor(without_ties(model, ties, folder), folder)
     found = weights(editor)
-    base = None if any_base or not any(a.base for a in adapters) else base_digest(model, folder)
     for adapter in adapters:
         if type(adapter.settings.get("head")) is int:
             insert(model, adapter, folder=folder, inputs=True, any_base=any_base)  # raises for an adapter that does not fit
@@ -65,7 +66,7 @@ def adapter_inputs(
                 what = f"the adapters differ in the shape of the change of {name!r}: {known.a.shape} and {change.a.shape}"
                 raise InvalidInput(what, code="SX971", hint="merge one of them")
         values |= adapter.values
-    made = insert(model, Adapter(changes, {}, "", {}), folder=folder, inputs=True)
+    made = insert(model, Adapter(changes, {}, "", ties), folder=folder, inputs=True)
     if made.ir_version < 4:
         made.ir_version = 4  # an initializer may be overridden since then
     modules = Modules.of(made, folder)
@@ -164,13 +165,14 @@ def read_onnx_adapter(path: StrPath, model: ModelProto, *, folder: Path | None =
     lacking = [p for p, pair in pairs.items() if set(pair) != {"A", "B"}]
     if lacking:
         raise InvalidInput(f"{Path(path)}: {lacking[0]!r} must have A and B, and has one of them", code=FILE)
-    own = {p: pairs[p] for p in pairs if p in modules.owners}
+    own = {p: pairs[p] for p in pairs if p in modules.uses}
     changes = {p: LowRank(pair["A"], pair["B"], 1.0) for p, pair in own.items()}
     wanted = [Wanted(p.strip("/").replace("/", "."), WEIGHT, "linear") for p in pairs if p not in own]
     parameters = match(modules, wanted, str(path)) if wanted else {}
+    names = Separation(modules, ModelEditor(model, folder).fresh)
     for w, p in zip(wanted, [p for p in pairs if p not in own], strict=True):
-        changes[parameters[w].tensor] = _turned(pairs[p], parameters[w], p, path)
-    return Adapter(changes, values, "", {})
+        changes[names.name(parameters[w])] = _turned(pairs[p], parameters[w], p, path)
+    return Adapter(changes, values, "", {UNTIED: names.ties} if names.ties else {})
 
 
 def _turned(pair: dict[str, np.ndarray], p: ModuleParameter, name: str, path: StrPath) -> LowRank:

@@ -23,11 +23,13 @@ from ..io.documents import Document, read_document
 from ..io.files import staged, staged_folder
 from ..io.places import StrPath
 from ..limits import admit, check_rank, check_rounds
+from ..passes import ModelEditor
 from ..passes.head import replace_head
 from .adapter import Adapter, LowRank, safetensors_numpy
 from .insert import within_values
 from .matching import Wanted, match
 from .modules import BIAS, CONVOLUTION, LINEAR, TABLE, WEIGHT, ModuleParameter, Modules
+from .ties import UNTIED, Separation, without_ties
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 """The files of the folder."""
@@ -98,19 +100,18 @@ def read_peft(path: StrPath, model: ModelProto, *, folder: Path | None = None) -
     if patterns:  # a search costs less than the compilation of an expression
         check_rounds(patterns * (len(content.pairs) + 100))
     changes: dict[str, LowRank] = {}
+    names = Separation(modules, ModelEditor(model, folder).fresh)
     for w in wanted[: len(content.pairs)]:
         pair, p = content.pairs[w.path], found[w]
         _check_shapes(w.path, pair, p)
-        _check_owners(w, p, modules)
         change = LowRank(pair["A"], pair["B"], _scale(config, w.path, len(pair["A"])))
-        changes[p.tensor] = change if p.rows is None else _in_rows(change, p, modules, changes.get(p.tensor))
-    values: dict[str, np.ndarray] = {}
-    for w in wanted[len(content.pairs) :]:
-        value, tensor = _value(modules, w, found[w], content.values[w.path, w.name]), found[w].tensor
-        if not np.array_equal(values.setdefault(tensor, value), value, equal_nan=True):
-            what = f"module {w.path!r}: the model has one tensor {tensor!r} for several modules, the adapter has two values"
-            raise InvalidInput(what, code="SX981", hint="export the network without tied weights")
-    resized = {n: v.shape for n, v in values.items() if v.shape != modules.shape(n)}
+        name = names.name(p)
+        changes[name] = change if p.rows is None else _in_rows(change, p, modules, changes.get(name))
+    values = names.values(
+        (found[w], _value(modules, w, found[w], content.values[w.path, w.name])) for w in wanted[len(content.pairs) :]
+    )
+    model = without_ties(model, {UNTIED: names.ties}, folder)
+    resized = {n: v.shape for n, v in values.items() if v.shape != modules.shape(names.ties.get(n, (n,))[0])}
     settings = {
         "head": _head(model, folder, resized) or list(resized) or None,
         "rank": config["r"],
@@ -119,7 +120,8 @@ def read_peft(path: StrPath, model: ModelProto, *, folder: Path | None = None) -
         "bias": config["bias"],
         "rslora": config["use_rslora"],
         "fan_in_fan_out": config["fan_in_fan_out"],
-        "modules": {found[w].tensor: [w.path, w.name] for w in wanted if found[w].rows is None},
+        "modules": {names.current(found[w]): [w.path, w.name] for w in wanted if found[w].rows is None},
+        **({UNTIED: names.ties} if names.ties else {}),
     }
     return Adapter(changes, values, "", settings)
 
@@ -299,15 +301,6 @@ def _in_rows(change: LowRank, p: ModuleParameter, modules: Modules, others: LowR
     return LowRank(np.concatenate([others.a, change.a]), np.concatenate([others.b, b], axis=1), others.scale)
 
 
-def _check_owners(w: Wanted, p: ModuleParameter, modules: Modules) -> None:
-    """Raise InvalidInput (SX981) if other modules use the same tensor: PEFT changes one of them."""
-    owners = modules.owners.get(p.tensor, set())
-    if len(owners) > 1:
-        shown = ", ".join(sorted(owners)[:4])
-        what = f"module {w.path!r}: the model has one tensor {p.tensor!r} for several modules ({shown}), the adapter changes one"
-        raise InvalidInput(what, code="SX981", hint="export the network without tied weights")
-
-
 def _value(modules: Modules, w: Wanted, p: ModuleParameter, array: np.ndarray) -> np.ndarray:
     """A value in the layout of the file; raises InvalidInput (SX981) if it is not one for this tensor."""
     array = np.ascontiguousarray(array.T) if _turned(p, w.path, w.name) else array
@@ -366,7 +359,7 @@ def write_peft(adapter: Adapter, path: StrPath, model: ModelProto, *, folder: Pa
     if os.path.exists(home) and (not os.path.isdir(home) or any(os.path.lexists(home / n) for n in (CONFIG, WEIGHTS))):
         what = "holds an adapter" if os.path.isdir(home) else "is a file"
         raise InvalidInput(f"{home} cannot be written: it {what}", code="SX351", hint="pass a new folder")
-    config, made = _peft_form(adapter, Modules.of(model, folder))
+    config, made = _peft_form(adapter, Modules.of(without_ties(model, adapter.settings, folder), folder))
     texts = {CONFIG: json.dumps(config, indent=2, sort_keys=True) + "\n"}
     data = save({n: np.ascontiguousarray(x) for n, x in made.items()}, {"format": "pt"})
     if os.path.exists(home):
@@ -385,21 +378,24 @@ def _peft_form(adapter: Adapter, modules: Modules) -> tuple[dict[str, Any], dict
     made: dict[str, np.ndarray] = {}
     scales: dict[str, tuple[int, float]] = {}
     for tensor, change in adapter.changes.items():
-        path, p = _place(modules, known, tensor)
-        table = p is not None and p.kind == TABLE
-        for part, array in (("A", _whole(change, p)), ("B", change.b)):
-            made[f"{_PREFIX}{path}.lora_{'embedding_' if table else ''}{part}{'' if table else '.weight'}"] = array
-        scales[path] = (int(change.a.shape[0]), float(change.scale))
+        every = _users(modules, *_place(modules, known, tensor))
+        for path, p in every:
+            table = p is not None and p.kind == TABLE
+            a, b = _whole(change, p), change.b
+            if table and every[0][1] is not None and every[0][1].kind != TABLE:  # the rows of a table are outputs of a layer
+                a, b = b.T, a.T
+            for part, array in (("A", a), ("B", b)):
+                made[f"{_PREFIX}{path}.lora_{'embedding_' if table else ''}{part}{'' if table else '.weight'}"] = array
+            scales[path] = (int(change.a.shape[0]), float(change.scale))
     values: dict[str, dict[str, np.ndarray]] = {}
     homes: dict[str, str] = {}
     for tensor, array in adapter.values.items():
-        path, name, p = _named(modules, known, tensor)
-        homes[path] = (modules.path_of(tensor) or (path,))[0]
-        values.setdefault(path, {})[name] = array.T if _turned(p, path, name) else array
-    saved = [path for path, of in values.items() if set(of) != {BIAS}]
+        first, name, parameter = _named(modules, known, tensor)
+        for path, p in _users(modules, first, parameter) if name == WEIGHT else [(first, parameter)]:
+            homes[path] = p.path if p is not None else path
+            values.setdefault(path, {})[name] = array.T if _turned(p, path, name) else array
+    saved = [path for path, of in values.items() if path not in scales and set(of) != {BIAS}]
     for path in saved:
-        if path in scales:
-            raise InvalidInput(f"module {path!r} has a low-rank change and a new weight: PEFT has one of them", code="SX981")
         for name in (WEIGHT, BIAS):
             for p in modules.parameters.get((homes[path], name), ())[:1]:
                 if name not in values[path] and p.dense:
@@ -408,7 +404,7 @@ def _peft_form(adapter: Adapter, modules: Modules) -> tuple[dict[str, Any], dict
     for path, of in values.items():
         layer = "base_layer." if path in scales else ""
         made |= {f"{_PREFIX}{path}.{layer}{name}": array for name, array in of.items()}
-    biases = [path for path in values if path not in saved]
+    biases = [path for path, of in values.items() if path not in saved and BIAS in of]
     bias = "none" if not biases else "lora_only" if all(p in scales for p in biases) else "all"
     return _settings(settings, scales, saved, bias, modules.paths()), made
 
@@ -434,6 +430,17 @@ def _place(modules: Modules, known: Mapping[str, Any], tensor: str) -> tuple[str
     if name != WEIGHT or (p is not None and p.kind not in (LINEAR, CONVOLUTION, TABLE)):
         raise InvalidInput(f"tensor {tensor!r} is not the weight of a module that PEFT adapts: {path}.{name}", code="SX981")
     return path, p
+
+
+def _users(modules: Modules, path: str, p: ModuleParameter | None) -> list[tuple[str, ModuleParameter | None]]:
+    """All modules that use the weight of a module, with the beginning that its path has; the first has the layout of a change."""
+    every = [] if p is None else modules.users(p.tensor)
+    if len(every) < 2:
+        return [(path, p)]
+    mine = next((q.path for q in every if f".{q.path}".endswith(f".{path}") or f".{path}".endswith(f".{q.path}")), path)
+    old = mine.removesuffix(path) if mine.endswith(path) else ""
+    new = path.removesuffix(mine) if path.endswith(mine) else ""
+    return [(new + q.path.removeprefix(old), q) for q in every]
 
 
 def _named(modules: Modules, known: Mapping[str, Any], tensor: str) -> tuple[str, str, ModuleParameter | None]:

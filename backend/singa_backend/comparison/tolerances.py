@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from .. import dtypes
+from ..choices import CASE_ATOL, CASE_RTOL
 
 
 @dataclass(frozen=True)
@@ -330,8 +331,8 @@ CASES = ToleranceUse(
     "`sonnx conform`, `sonnx run --data` and `--against`, the pytest plugin",
     "|ours - expected| <= atol + rtol * |expected|",
     {
-        **dict.fromkeys((*_FLOATS, "float16", *_COMPLEX), ErrorBound(1e-3, _CASE, 1e-7)),
-        "bfloat16": ErrorBound(2.0**-6, "two steps of bfloat16, if the case's own tolerance is lower", 1e-7),
+        **dict.fromkeys((*_FLOATS, "float16", *_COMPLEX), ErrorBound(CASE_RTOL, _CASE, CASE_ATOL)),
+        "bfloat16": ErrorBound(2.0**-6, "two steps of bfloat16, if the case's own tolerance is lower", CASE_ATOL),
         NARROW: ErrorBound(0.0, "floats of 8 and fewer bits are stored, not computed: equal codes", 0.0),
         OTHERS: EQUAL,
     },

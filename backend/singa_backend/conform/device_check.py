@@ -12,15 +12,12 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any
 
+from ..choices import TOTAL as TOTAL
 from ..errors import DeviceUnavailable, SonnxError, described
 from ..io.processes import Child, ChildFailure
 
 PASSED, FAILED, NOT_RUN, ONE_DEVICE = "passed", "failed", "not run", "one device"
 """The statuses; "one device" is that of a stage that needs two devices on a machine that has one."""
-
-
-TOTAL = 600.0
-"""The seconds that all stages together may take, unless `CheckSetup` has another number."""
 
 
 class Wrong(Exception):

@@ -14,6 +14,7 @@ from typing import Any
 
 from onnx import load_model_from_string
 
+from ..choices import OURS as OURS
 from ..comparison import verdict
 from ..engines.oracle import imported, unusable
 from ..errors import SonnxError, UnsupportedModel, described
@@ -21,9 +22,6 @@ from ..io.processes import ChildFailure, ask_all
 from . import official
 from .calls import Cell, Executed, calls_of
 from .cases import Case, ConformanceError
-
-OURS = "singa_backend:SingaBackend"
-"""The backend of this package."""
 
 _UNSUPPORTED = ("NotImplementedError", "NotImplemented")
 """Classes of exceptions by which a backend refuses an operator: Python's, and onnxruntime's, which this process may not have."""

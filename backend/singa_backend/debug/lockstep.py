@@ -68,9 +68,15 @@ def attempt(
 
 
 def refusal(source: Source, inputs: Values, engine: Engine | None = None) -> str:
-    """Why an engine cannot run a model with these inputs, or returns only empty values; otherwise "".
+    """Run a model, to learn whether it takes inputs.
 
-    engine: by default the definitions of this package.
+    Args:
+        source: the model.
+        inputs: the inputs by name.
+        engine: runs the model; by default the definitions of this package.
+
+    Returns:
+        Why the model cannot run with these inputs, or that all its outputs are empty; "" if neither is so.
     """
     outputs = [n for n in source.outputs if n in source.makers]
     known = attempt(Ours(), source, source.calls, inputs, outputs) if engine is not None and engine.typed else None

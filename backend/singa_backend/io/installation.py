@@ -8,10 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import tomllib
 import warnings
-from importlib.metadata import PackageNotFoundError
-from importlib.metadata import version as installed_version
 from pathlib import Path
 
 PYPROJECT = Path(__file__).parents[3] / "pyproject.toml"
@@ -24,10 +21,15 @@ def version() -> str:
     Returns:
         The version; "unknown" if sonnx is neither installed nor a checkout.
     """
+    from importlib.metadata import PackageNotFoundError
+    from importlib.metadata import version as installed_version
+
     try:
         return installed_version("sonnx")
     except PackageNotFoundError:
         pass
+    import tomllib
+
     try:
         project = tomllib.loads(PYPROJECT.read_text("utf-8"))["project"]
     except (OSError, ValueError, KeyError):

@@ -9,7 +9,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-import secrets
 import shutil
 import stat
 import zlib
@@ -42,7 +41,7 @@ def _name(half: str) -> str:
 def claim(home: Path) -> tuple[Path, int]:
     """A new temporary folder, and the handle of its lock."""
     for _ in range(100):
-        top = home / _name(secrets.token_hex(4))
+        top = home / _name(os.urandom(4).hex())
         try:
             os.mkdir(top, 0o700)
         except FileExistsError:

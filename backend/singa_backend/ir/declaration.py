@@ -65,6 +65,7 @@ from onnx import defs
 
 from .. import dtypes
 from ..devices.namespaces import Xp
+from ..domains import load_domain, waiting
 from ..errors import InvalidInput, OperatorError
 from ..proto.schemas import is_custom, schemas
 from .shapes import ShapesRule, SizesRule
@@ -141,7 +142,11 @@ class OperatorRule:
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self.function = function
-        self.names = tuple(inspect.signature(function).parameters)[1:]
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """The parameters after `op`."""
+        return tuple(inspect.signature(self.function).parameters)[1:]
 
     def __call__(self, op: Any, known: dict[str, Any]) -> Any:
         return self.function(op, **{name: known[name] for name in self.names})
@@ -165,11 +170,6 @@ class Declaration:
     symbol: str = ""
     absent: dict[str, Any] = field(default_factory=dict)
     element: str = ""
-    inputs: tuple[Input, ...] = ()
-    attributes: dict[str, Any] = field(default_factory=dict)  # name -> default, REQUIRED if there is none
-    services: dict[str, str] = field(
-        default_factory=dict
-    )  # parameter -> "run", "wanted", "version", "derived" or "forward_graph"
     gradient_rule: OperatorRule | None = None
     decomposition_rule: OperatorRule | None = None
     flops_rule: FlopsRule | None = None
@@ -179,23 +179,35 @@ class Declaration:
     floats: dict[str, bool] = field(default_factory=dict)  # attributes of type FLOAT or FLOATS -> whether it is FLOATS
 
     def __post_init__(self) -> None:
-        inputs: list[Input] = []
-        for parameter in list(inspect.signature(self.body, eval_str=True).parameters.values())[1:]:
-            kind, base = _annotation(parameter.annotation)
-            if kind in ("run", "wanted", "version", "derived", "forward_graph"):
-                self.services[parameter.name] = kind
-            elif parameter.kind == parameter.KEYWORD_ONLY:
-                default = parameter.default
-                if parameter.name in self.floats and default is not REQUIRED and default is not None:
-                    default = single(default, parameter.name, self.name, self.floats[parameter.name])
-                self.attributes[parameter.name] = default
-            else:
-                variadic = parameter.kind == parameter.VAR_POSITIONAL
-                inputs.append(Input(parameter.name, parameter.default, variadic, _form(base) if kind == "host" else None))
-        self.inputs = tuple(inputs)
-        if self.floats:
-            defaults = {n: v for n, v in self.attributes.items() if v is not REQUIRED}
-            self.body.__kwdefaults__ = {**(self.body.__kwdefaults__ or {}), **defaults}
+        if self.floats and (defaults := self.body.__kwdefaults__):
+            rounded = {n: single(defaults[n], n, self.name, s) for n, s in self.floats.items() if defaults.get(n) is not None}
+            self.body.__kwdefaults__ = {**defaults, **rounded}
+
+    @cached_property
+    def _parameters(self) -> list[tuple[str, Any, inspect.Parameter]]:
+        """The parameters after the namespace, each with the kind and type of its annotation; reading takes time."""
+        parameters = list(inspect.signature(self.body, eval_str=True).parameters.values())[1:]
+        return [(*_annotation(p.annotation), p) for p in parameters]
+
+    @cached_property
+    def services(self) -> dict[str, str]:
+        """Parameter -> "run", "wanted", "version", "derived" or "forward_graph"."""
+        return {p.name: kind for kind, _, p in self._parameters if kind not in ("", "host")}
+
+    @cached_property
+    def attributes(self) -> dict[str, Any]:
+        """Name -> default, REQUIRED if there is none."""
+        named = (p for _, _, p in self._parameters if p.name not in self.services)
+        return {p.name: p.default for p in named if p.kind == p.KEYWORD_ONLY}
+
+    @cached_property
+    def inputs(self) -> tuple[Input, ...]:
+        """The inputs, in the order of the schema."""
+        return tuple(
+            Input(p.name, p.default, p.kind == p.VAR_POSITIONAL, _form(base) if kind == "host" else None)
+            for kind, base, p in self._parameters
+            if p.name not in self.services and p.kind != p.KEYWORD_ONLY
+        )
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.body(*args, **kwargs)
@@ -382,6 +394,8 @@ undeclared: dict[tuple[str, str], str] = {}
 
 def newest_declaration(domain: str, name: str) -> Declaration | None:
     """The declaration of an operator's newest version; None if the operator is not declared."""
+    if domain in waiting:
+        load_domain(domain)
     known = declarations.get((domain, name))
     return known[max(known)] if known else None
 

@@ -124,6 +124,7 @@ def read(
         UnsupportedModel: the model is valid; `problems` lists everything in it that is not implemented.
         ResourceExhausted: a limit of the current call was reached.
     """
+    load_domain("")
     own = by_public_name(operators)
     with ensured():
         return _read(model, folder, within, maps or tensor_data.Maps(), own, calls)

@@ -203,6 +203,30 @@ def split(totals: Iterator[int] | Sequence[int], *, more_at_end: bool) -> tuple[
     return (small, large) if more_at_end else (large, small)
 
 
+_OTHER_END = {"NOTSET": "SAME_UPPER", "VALID": "SAME_UPPER", "SAME_LOWER": "SAME_UPPER", "SAME_UPPER": "SAME_LOWER"}
+"""The auto_pad that places the odd cell of padding at the other end."""
+
+
+def before_11(rank: int, auto_pad: str, output_shape: Sequence[int] | None) -> tuple[str, Ints | None]:
+    """Translate attributes of ConvTranspose before version 11 into those of version 11.
+
+    An output_shape put the odd cell of padding at the end except for SAME_UPPER, in version 11 only for SAME_UPPER, and could
+    have the batch and the channels too.
+
+    Args:
+        rank: The number of spatial axes.
+        auto_pad: Attribute auto_pad.
+        output_shape: Attribute output_shape.
+
+    Returns:
+        auto_pad and output_shape of version 11.
+    """
+    if not output_shape:
+        return auto_pad, None
+    spatial = tuple(output_shape[2:] if len(output_shape) == rank + 2 else output_shape)
+    return _OTHER_END.get(auto_pad, auto_pad), spatial
+
+
 def transposed(
     sizes: Ints,
     kernel: Ints,
@@ -212,7 +236,6 @@ def transposed(
     auto_pad: str,
     output_padding: Ints | None,
     output_shape: Ints | None,
-    version: int,
 ) -> Windows:
     """Compute the windows of a transposed convolution: over the output, one for each cell of the input.
 
@@ -225,7 +248,6 @@ def transposed(
         auto_pad: As for `windows`.
         output_padding: Cells that are added to the end of each axis of the output.
         output_shape: Spatial shape of the output, which then determines the pads.
-        version: The schema version.
 
     Raises:
         OperatorError: If an attribute has the wrong number of values or a value out of range.
@@ -233,7 +255,7 @@ def transposed(
     rank = len(sizes)
     strides, dilations = per_axis("strides", strides, rank), per_axis("dilations", dilations, rank)
     extra = per_axis("output_padding", output_padding, rank, low=0)
-    if version >= 11 and any(e >= max(s, d) for e, s, d in zip(extra, strides, dilations, strict=True)):
+    if any(e >= max(s, d) for e, s, d in zip(extra, strides, dilations, strict=True)):
         raise OperatorError(
             f"output_padding must be below the strides {strides} or the dilations {dilations}, got {extra}", code="SX404"
         )
@@ -245,17 +267,11 @@ def transposed(
         if min(out) < 0:
             raise OperatorError(f"pads must not exceed the unpadded output shape {full}, got {begins} and {ends}", code="SX404")
         return _effective(Windows(out, kernel, strides, dilations, begins, ends, sizes))
-    more_at_end = auto_pad == "SAME_UPPER"
     if output_shape:
         explicit(auto_pad)
-        if version == 1:
-            # In version 1 the odd cell of padding is at the end except for SAME_UPPER; in 11 or later only for SAME_UPPER.
-            more_at_end = not more_at_end
-            if len(output_shape) == rank + 2:  # version 11 excludes the batch and the channels
-                output_shape = output_shape[2:]
         out = per_axis("output_shape", output_shape, rank)
     else:
         out = tuple(size * s for size, s in zip(sizes, strides, strict=True))
     # If the output is larger than the windows reach, the remaining cells are at the end (convtranspose_output_shape).
-    begins, ends = split([max(0, f - o) for f, o in zip(full, out, strict=True)], more_at_end=more_at_end)
+    begins, ends = split([max(0, f - o) for f, o in zip(full, out, strict=True)], more_at_end=auto_pad == "SAME_UPPER")
     return _effective(Windows(out, kernel, strides, dilations, begins, ends, sizes))

@@ -44,7 +44,7 @@ def conv_transpose_gradient(site: Site, dy: Value, x: Value, w: Value) -> tuple[
     site.require(x.shape[1] == w.shape[0] and w.shape[0] % group == 0, "the shapes do not match")
     at = geometry(
         site, transposed, x.shape[2:], w.shape[2:], a.get("strides"), a.get("pads"), a.get("dilations"),
-        a.get("auto_pad", "NOTSET"), a.get("output_padding"), a.get("output_shape"), site.version,
+        a.get("auto_pad", "NOTSET"), a.get("output_padding"), a.get("output_shape"),
     )  # fmt: skip
     require_gradient(site, dy, (x.shape[0], w.shape[1] * group, *at.sizes))
     kinds = (dnn.deconvolution, backward.deconvolution_backward_data, backward.deconvolution_backward_weights)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import OperatorError
-from ..ir.windows import Windows, transposed, windows
+from ..ir.windows import Windows, before_11, transposed, windows
 from . import epilogue
 from . import onednn as dnn
 from .lowering import (
@@ -64,9 +64,11 @@ def conv_transpose(site: Site, x: Value, w: Value, b: Value | None = None) -> Va
     group = a.get("group", 1)
     require_filters(site, x, w, group)
     site.require(x.shape[1] == w.shape[0] and w.shape[0] % group == 0, "the shapes do not match")
+    placed = a.get("auto_pad", "NOTSET"), a.get("output_shape")
+    auto_pad, output_shape = placed if site.version >= 11 else before_11(x.ndim - 2, *placed)
     at = geometry(
         site, transposed, x.shape[2:], w.shape[2:], a.get("strides"), a.get("pads"), a.get("dilations"),
-        a.get("auto_pad", "NOTSET"), a.get("output_padding"), a.get("output_shape"), site.version,
+        auto_pad, a.get("output_padding"), output_shape,
     )  # fmt: skip
     shape = (x.shape[0], w.shape[1] * group, *at.sizes)
     fixed = w.constant and (b is None or b.constant)

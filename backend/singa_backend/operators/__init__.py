@@ -1,8 +1,10 @@
 """ONNX operators, one family per file; each operator is declared once (see `singa_backend.ir.declaration`).
 
-The operators of onnxruntime, in `microsoft`, are declared when the first file names them (`onnxruntime`).
+They are declared when something first needs one, and those of onnxruntime, in `microsoft`, when the first file names them
+(`singa_backend.domains`).
 """
 
+from ..domains import declared
 from . import (
     activation,
     arithmetic,
@@ -28,7 +30,6 @@ from . import (
     ml_svm,
     ml_tree,
     normalization,
-    onnxruntime,
     order,
     pad_slice,
     philox,
@@ -75,7 +76,6 @@ __all__ = [
     "ml_svm",
     "ml_tree",
     "normalization",
-    "onnxruntime",
     "order",
     "pad_slice",
     "philox",
@@ -96,3 +96,5 @@ __all__ = [
     "training",
     "unary",
 ]
+
+declared(__name__)

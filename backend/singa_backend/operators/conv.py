@@ -15,7 +15,7 @@ from ..errors import OperatorError
 from ..interpreters.base import Op, V
 from ..ir.declaration import Ints, WorkShape, operator
 from ..ir.shapes import KnownShapes, Shape
-from ..ir.windows import SAME, Windows, per_axis, transposed, windows
+from ..ir.windows import SAME, Windows, before_11, per_axis, transposed, windows
 from ._api import Array
 from ._common import clamped
 from ._flops import size, window
@@ -357,27 +357,6 @@ def spread(xp: Xp, x: Array, w: Array, at: Windows, group: int) -> Array:
     return y.reshape(n, group * m, *at.sizes)
 
 
-def _spread_windows(
-    x: Array,
-    w: Array,
-    group: int,
-    kernel_shape: Ints | None,
-    strides: Ints | None,
-    pads: Ints | None,
-    dilations: Ints | None,
-    auto_pad: str,
-    output_padding: Ints | None,
-    output_shape: Ints | None,
-    version: int,
-) -> Windows:
-    """Return the windows of a transposed convolution of x by filters w; raise OperatorError if the shapes do not match."""
-    sizes = spatial(x)
-    check_filters(x, w, group, kernel_shape)
-    if w.shape[0] != x.shape[1] or x.shape[1] % group:
-        raise OperatorError(f"cannot split x of shape {x.shape} and filters of shape {w.shape} into {group} groups", code="SX404")
-    return transposed(sizes, tuple(w.shape[2:]), strides, pads, dilations, auto_pad, output_padding, output_shape, version)
-
-
 @operator("ConvTranspose", 11, 22,
           traits=("product", "rank_of_first", "finite", "linear", "reads_quantized"),
           weights={0: "the input", 1: "the weight", 2: "the bias"})  # fmt: skip
@@ -396,7 +375,11 @@ def conv_transpose(
     pads: Ints | None = None,
     strides: Ints | None = None,
 ) -> Array:
-    at = _spread_windows(x, w, group, kernel_shape, strides, pads, dilations, auto_pad, output_padding, output_shape, 11)
+    sizes = spatial(x)
+    check_filters(x, w, group, kernel_shape)
+    if w.shape[0] != x.shape[1] or x.shape[1] % group:
+        raise OperatorError(f"cannot split x of shape {x.shape} and filters of shape {w.shape} into {group} groups", code="SX404")
+    at = transposed(sizes, tuple(w.shape[2:]), strides, pads, dilations, auto_pad, output_padding, output_shape)
     y = spread(xp, x, w, at, group)
     return y if b is None else y + per_channel(b, y.shape[1], y.ndim)
 
@@ -469,9 +452,9 @@ def conv_transpose_1(
     strides: Ints | None = None,
 ) -> Array:
     """Before opset 11, output_shape put an odd cell of padding at the end except for SAME_UPPER, and could have all axes."""
-    at = _spread_windows(x, w, group, kernel_shape, strides, pads, dilations, auto_pad, output_padding, output_shape, 1)
-    y = spread(xp, x, w, at, group)
-    return y if b is None else y + per_channel(b, y.shape[1], y.ndim)
+    auto_pad, output_shape = before_11(x.ndim - 2, auto_pad, output_shape)
+    return conv_transpose(xp, x, w, b, auto_pad=auto_pad, dilations=dilations, group=group, kernel_shape=kernel_shape,
+                          output_padding=output_padding, output_shape=output_shape, pads=pads, strides=strides)  # fmt: skip
 
 
 @conv_transpose_1.decomposition
@@ -490,10 +473,7 @@ def conv_transpose_1_decomposition(
     strides: Ints | None,
 ) -> V:
     """With output_shape, auto_pad only places the odd cell: the other end has the old meaning."""
-    if output_shape:
-        rank = op.rank(x) - 2
-        output_shape = tuple(output_shape[2:] if len(output_shape) == rank + 2 else output_shape)
-        auto_pad = "SAME_LOWER" if auto_pad == "SAME_UPPER" else "SAME_UPPER"
+    auto_pad, output_shape = before_11(op.rank(x) - 2, auto_pad, output_shape)
     return op.ConvTranspose(
         x, w, b, auto_pad=auto_pad, dilations=dilations, group=group, kernel_shape=kernel_shape, output_padding=output_padding,
         output_shape=output_shape, pads=None if output_shape else pads, strides=strides,

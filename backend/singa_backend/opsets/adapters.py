@@ -16,7 +16,7 @@ from onnx import TensorProto
 from .. import dtypes
 from ..interpreters.base import Subgraph, V
 from ..interpreters.builder import Symbol
-from ..ir.windows import transposed
+from ..ir.windows import per_axis, transposed
 from .target_schema import Unwritable
 from .writer import OpsetWriter, adapter
 
@@ -288,14 +288,19 @@ def conv_transpose_1(
         sizes, kernel = (tuple(d for d in (op.shape(v) or ())[2:] if isinstance(d, int)) for v in (x, w))
         if not len(sizes) == len(kernel) == len(output_shape):
             raise Unwritable("before opset 11 output_shape requires known sizes of the input and the filters")
-        at = transposed(sizes, kernel, strides, None, dilations, auto_pad, output_padding, output_shape, 11)
-        reach = transposed(sizes, kernel, strides, None, dilations, "VALID", None, None, 11).sizes  # without output_padding
+        at = transposed(sizes, kernel, strides, None, dilations, auto_pad, output_padding, output_shape)
+        reach = transposed(sizes, kernel, strides, None, dilations, "VALID", None, None).sizes  # without output_padding
         after = [out + begin - size for out, begin, size in zip(output_shape, at.begins, reach, strict=True)]
-        auto_pad, pads = "NOTSET", [*at.begins, *(max(0, -cells) for cells in after)]
-        output_padding = [max(0, cells) for cells in after] if max(after) > 0 else None
+        steps, gaps = (per_axis("strides and dilations", v, len(sizes)) for v in (strides, dilations))
+        if all(cells < max(s, d) for cells, s, d in zip(after, steps, gaps, strict=True)):
+            auto_pad, pads, output_shape = "NOTSET", [*at.begins, *(max(0, -cells) for cells in after)], None
+            output_padding = [max(0, cells) for cells in after] if max(after) > 0 else None
+        elif any((*at.begins, *at.ends)):  # otherwise there is no odd cell to place
+            raise Unwritable("before opset 11 output_shape must crop all axes or none, or exceed them by less than a stride")
     attributes = {
         "auto_pad": None if auto_pad == "NOTSET" else auto_pad, "dilations": dilations, "group": None if group == 1 else group,
-        "kernel_shape": kernel_shape, "output_padding": output_padding, "pads": pads, "strides": strides,
+        "kernel_shape": kernel_shape, "output_padding": output_padding, "output_shape": output_shape, "pads": pads,
+        "strides": strides,
     }  # fmt: skip
     return op.at_target("ConvTranspose", [x, w, b], {n: v for n, v in attributes.items() if v is not None})
 

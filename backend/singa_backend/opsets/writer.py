@@ -25,6 +25,7 @@ from .. import dtypes
 from ..autodiff.deferred import Forms, form_of
 from ..autodiff.replay import replay
 from ..autodiff.tape import gradients
+from ..choices import LEAST as LEAST
 from ..errors import OperatorError, SonnxError
 from ..interpreters.base import DifferentiatedCall, Example, Interpreter, Subgraph, arguments, same_attributes
 from ..interpreters.builder import GraphBuilder, Symbol, has_rank, repeated
@@ -56,9 +57,6 @@ from .target_schema import (
     same_value,
     type_string,
 )
-
-LEAST = 7
-"""The minimum opset that can be written: before it, broadcasting was different."""
 
 UNWRITTEN = "ai.singa.unwritten"
 """The domain of placeholders for operators that could not be written."""

@@ -51,10 +51,13 @@ def lift_weights(model: ModelProto) -> list[str]:
 
 
 def has_branches(model: ModelProto) -> bool:
-    """Whether the main graph of a model has an If.
+    """Return whether the main graph of a model has an If.
 
     Args:
         model: the model.
+
+    Returns:
+        True if a node of the main graph is an If of ONNX.
     """
     return any(True for _ in _branches(model.graph))
 

@@ -15,15 +15,13 @@ import numpy as np
 from onnx import AttributeProto, ModelProto, TensorProto, TypeProto, numpy_helper
 
 from .. import dtypes
+from ..choices import FLOATS as FLOATS
 from ..errors import InvalidInput
 from ..proto.schemas import opset_of, schema_version, schemas, type_strings
 from . import GraphEditor, ModelEditor, NodeEditor
 
 WIDE = frozenset(TensorProto.DataType.Value(n) for n in ("FLOAT", "DOUBLE", "FLOAT16", "BFLOAT16"))
 """The dtypes that are changed: 8-bit floats are storage formats with separate scales."""
-
-FLOATS = ("float16", "bfloat16", "float32", "float64")
-"""The dtypes to which `convert` changes floats."""
 
 _ATTRIBUTES = ("to", "dtype", "output_datatype", "output_dtype")
 """The attributes that determine the dtype of an output."""
@@ -85,7 +83,19 @@ def change_dtype(
 
 
 def excluding(model: ModelProto, exclude: Sequence[str], operators: Sequence[str]) -> Callable[[NodeEditor], bool]:
-    """Whether a node keeps its dtype; raises InvalidInput (SX355) for a pattern or an operator that the model does not have."""
+    """Make the choice of the nodes that keep their dtypes.
+
+    Args:
+        model: the model.
+        exclude: regular expressions, which whole names of nodes match.
+        operators: operators, all of whose nodes keep their dtypes.
+
+    Returns:
+        A function that returns whether a node keeps its dtype.
+
+    Raises:
+        InvalidInput: a pattern is not a regular expression, or a pattern or an operator fits no node of the model (SX355).
+    """
     nodes = [node for graph in ModelEditor(model).main.walk() for node in graph.nodes]
     try:
         patterns = [re.compile(text) for text in exclude]

@@ -14,10 +14,9 @@ from typing import Any
 from onnx import ModelProto, TensorShapeProto, ValueInfoProto
 
 from .. import passes
+from ..choices import LAYOUTS as LAYOUTS
 from ..errors import InvalidInput
 from . import GraphEditor, ModelEditor, NodeEditor, Report
-
-LAYOUTS = ("channels_first", "channels_last")
 
 
 def transpose_layout(array: Any, source: str, target: str) -> Any:

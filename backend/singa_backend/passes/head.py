@@ -1,6 +1,7 @@
 """Replaces the last layer of a model by a new one with another number of outputs, for a training on other classes.
 
 found = replace_head(model, 3, seed=0)                # in place: found.weight, found.bias are the names of the new parameters
+found = replace_head(model, 3, at="pooled")           # the model ends at this value, and the new layer follows it
 """
 
 from __future__ import annotations
@@ -8,17 +9,20 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-from onnx import ModelProto, TensorProto, ValueInfoProto, numpy_helper
+from onnx import ModelProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
 from .. import dtypes
-from ..errors import InvalidInput, UnsupportedModel
+from ..errors import InvalidInput, UnsupportedModel, did_you_mean
 from ..ir.declaration import has_trait
 from ..limits import admit
-from ..proto.schemas import plain_domain
-from .index import NodeEditor
+from ..proto.values import sizes
+from .cleaning import remove_dead, remove_dead_functions
+from .index import GraphIndex, NodeEditor
 from .model import ModelEditor
+from .ordering import NameList
 
 SOFTMAXES = ("Softmax", "LogSoftmax")
 SIGMOIDS = ("Sigmoid", "HardSigmoid")
@@ -34,9 +38,10 @@ class ReplacedHead:
         weight: the name of its new weight.
         bias: the name of its new bias; "" if it has none.
         features: the number of values that each output is computed from.
-        before: the number of outputs of the old layer.
+        before: the number of outputs of the old layer; 0 if the model was cut at a value.
         outputs: the number of outputs.
         activation: the operator after it that makes probabilities (Softmax, LogSoftmax, Sigmoid); "" if there is none.
+        at: the value at which the model was cut; "" if a layer was replaced.
     """
 
     node: str
@@ -46,6 +51,7 @@ class ReplacedHead:
     before: int
     outputs: int
     activation: str
+    at: str = ""
 
     @property
     def parameters(self) -> tuple[str, ...]:
@@ -53,27 +59,36 @@ class ReplacedHead:
         return tuple(filter(None, (self.weight, self.bias)))
 
 
-def replace_head(model: ModelProto, outputs: int, *, seed: int = 0, folder: str | Path | None = None) -> ReplacedHead:
+def replace_head(
+    model: ModelProto, outputs: int, *, seed: int = 0, folder: str | Path | None = None, at: str | None = None
+) -> ReplacedHead:
     """Replace the last layer of a model by a new one with another number of outputs, **in place**.
 
     The last layer is the Gemm, the MatMul and the Add of its bias, or the Conv, from which the only output of the model is
-    computed, at most through operators without parameters: softmax, sigmoid, pooling, Flatten, Reshape. Its weight and bias get
+    computed, at most through operators without parameters: softmax (also as Exp, ReduceSum and Div), sigmoid, pooling, Flatten,
+    Reshape. Its weight and bias get
     new values; it has a bias if the old layer has one. They are drawn as `torch.nn.Linear` and `Conv2d` draw them, uniformly in
     +-1/sqrt(features), in the dtype of the old ones, and keep their names unless another node reads them. A Gemm loses its
     factors `alpha` and `beta`. Of the declarations, only the sizes of the output change.
+
+    With `at`, the model is cut instead: it ends at a value, and a new layer computes its only output, `scores`, from it. A value
+    of shape (N, F) or (N, T, F) is multiplied along its last axis; images (N, C, H, W), and (N, C, L) with an open L, are
+    averaged over their places first. What only the old outputs needed is removed, inputs too.
 
     Args:
         model: the model to change.
         outputs: the number of outputs, such as that of the classes.
         seed: the seed of the values.
         folder: the folder of external data.
+        at: the name of the value at which to cut the model; None to replace its last layer.
 
     Returns:
         What was replaced.
 
     Raises:
-        InvalidInput: `outputs` is below 1, or `seed` is negative (SX369).
-        UnsupportedModel: there is no such layer (SX369); the message has the node at which the search ended.
+        InvalidInput: `outputs` is below 1, `seed` is negative, or no node of the main graph computes `at` (SX369).
+        UnsupportedModel: there is no such layer, the message has the node at which the search ended; or no layer can follow the
+            value, whose dtype or sizes do not allow one (SX369).
         InvalidModel: nodes have a cycle, or a name occurs twice (SX101, SX102).
 
     Example:
@@ -85,6 +100,8 @@ def replace_head(model: ModelProto, outputs: int, *, seed: int = 0, folder: str 
         if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < least:
             raise InvalidInput(f"{name} must be an integer of at least {least}, got {value!r}", code="SX369")
     editor = ModelEditor(model, None if folder is None else Path(folder))
+    if at is not None:
+        return _cut(editor, at, int(outputs), np.random.default_rng(seed))
     head = _Head(editor)
     head.replace(int(outputs), np.random.default_rng(seed))
     changed = {o for node in (head.node, *head.after) for o in node.outputs} | {head.weight, head.bias}
@@ -108,18 +125,50 @@ def last_activation(model: ModelProto) -> str:
         model: the model.
 
     Returns:
-        "Softmax", "LogSoftmax", "Sigmoid" or "HardSigmoid"; "" if none of them is at the end.
+        "Softmax", "LogSoftmax", "Sigmoid" or "HardSigmoid"; "Softmax" too for Exp, ReduceSum and Div, and for a Concat of a
+        probability and its complement; "" if none of them is at the end.
     """
-    makers = {o: n for n in model.graph.node for o in n.output}
-    name = model.graph.output[0].name if model.graph.output else ""
-    for _ in range(len(makers)):
-        node = makers.get(name)
-        if node is None or plain_domain(node.domain) or not _may_follow(node.op_type) or node.op_type == "Log":
-            return ""  # the logarithms of probabilities are what a loss that applies a softmax takes
+    return _activation(ModelEditor(model).main, model.graph.output[0].name) if model.graph.output else ""
+
+
+def _activation(graph: GraphIndex, name: str, inner: int = 0) -> str:
+    """The operator that makes probabilities of a value; "" if there is none."""
+    for _ in range(len(graph)):
+        node = graph.producer(name)
+        if node is None or node.domain:
+            return ""
         if node.op_type in SOFTMAXES + SIGMOIDS:
             return node.op_type
-        name = node.input[0]
+        if _written_softmax(graph, node):
+            return SOFTMAXES[0]
+        if node.op_type == "Concat" and not inner:
+            makers = [graph.producer(n) for n in node.inputs]
+            if len(makers) == 2 and any(
+                m is not None and m.is_("Sub") and m.input(1) == n for m, n in zip(makers, node.inputs[::-1], strict=True)
+            ):  # 1 - p and p
+                return SOFTMAXES[0]
+            ends = {_activation(graph, n, inner + 1) for n in node.inputs}
+            return ends.pop() if len(ends) == 1 and ends <= {*SIGMOIDS} else ""
+        if not _may_follow(node.op_type) or node.op_type == "Log":
+            return ""  # the logarithms of probabilities are what a loss that applies a softmax takes
+        name = node.input(0)
     return ""
+
+
+def _written_softmax(graph: GraphIndex, node: NodeEditor) -> list[NodeEditor]:
+    """The nodes of Exp(z) / ReduceSum(Exp(z)) if this Div ends it, from the Div to what reads z; none otherwise."""
+    if not node.is_("Div"):
+        return []
+    exponential, total = graph.producer(node.input(0)), graph.producer(node.input(1))
+    if exponential is None or not exponential.is_("Exp") or total is None or not total.is_("ReduceSum"):
+        return []
+    if total.input(0) != exponential.outputs[0] or not total.get("keepdims", 1):
+        return []
+    shifted = graph.producer(exponential.input(0))
+    highest = graph.producer(shifted.input(1)) if shifted is not None and shifted.is_("Sub") else None
+    if shifted is None or highest is None or not highest.is_("ReduceMax") or highest.input(0) != shifted.input(0):
+        return [node, total, exponential]
+    return [node, total, exponential, highest, shifted]
 
 
 def _may_follow(operator: str) -> bool:
@@ -161,12 +210,14 @@ class _Head:
 
     def _found(self, name: str) -> NodeEditor:
         """The product from which a value is computed."""
-        graph = self.graph
+        graph, inner = self.graph, set[NodeEditor]()  # the nodes of a softmax that is written out, which read a value twice
         while True:
             node = graph.producer(name)
             if node is None:
                 raise _none(f"no layer was found in front of {name!r}")
-            if name != graph.outputs[0] and not graph.used_once(name):
+            if name != graph.outputs[0] and not graph.used_once(name) and (
+                name in graph.outputs or not inner.issuperset(graph.users(name))
+            ):  # fmt: skip
                 raise _none(f"the output of {node.title} is used twice")
             if node.is_(*_PRODUCTS):
                 if not self._constant(node.input(1)) or self._constant(node.input(0)):
@@ -182,9 +233,15 @@ class _Head:
                 and self.adds is None
             ):
                 name = node.input(0)
+            elif self.adds is None and (written := _written_softmax(graph, node)) and not inner:
+                inner.update(written)
+                for value in {n for each in written[1:] for n in each.outputs}:
+                    if value in graph.outputs or not inner.issuperset(graph.users(value)):
+                        raise _none(f"{value!r} in the softmax of {node.title} is used twice")
+                self.after += written[1:]
+                name = written[-1].input(0)
             else:
-                hint = "Gemm, MatMul and Conv are known; for a model that ends otherwise, write a program with SONNXModel"
-                raise _none(f"{node.title}{f' ({node.domain})' if node.domain else ''} is at the end", hint)
+                raise _none(f"{node.title}{f' ({node.domain})' if node.domain else ''} is at the end")
             self.after.append(node)
 
     def _constant(self, name: str) -> bool:
@@ -301,7 +358,7 @@ class _Head:
 
     def told(self, outputs: int) -> ReplacedHead:
         """What was replaced."""
-        ends = [n.op_type for n in self.after if n.is_(*SOFTMAXES, *SIGMOIDS)]
+        ends = [SOFTMAXES[0] if n.is_("Div") else n.op_type for n in self.after if n.is_("Div", *SOFTMAXES, *SIGMOIDS)]
         return ReplacedHead(
             self.node.title, self.weight, self.bias, self.features, self.classes, outputs, ends[0] if ends else ""
         )
@@ -333,7 +390,70 @@ def _declare(value: ValueInfoProto, shape: tuple[int, ...]) -> None:
         dims.dim.add(dim_value=size)
 
 
-def _none(why: str, hint: str = "") -> UnsupportedModel:
+def _cut(editor: ModelEditor, at: str, outputs: int, rng: np.random.Generator) -> ReplacedHead:
+    """End a model at a value, and compute its only output from it by a new layer."""
+    model, main = editor.model, editor.main
+    if main.producer(at) is None:
+        close = did_you_mean(at, [o for node in main.nodes for o in node.outputs])
+        raise InvalidInput(f"at must be a value that a node of the main graph computes, got {at!r}{close}", code="SX369")
+    if not editor.open:
+        raise _none(editor.notes()[0])
+    shape, axis, dtype = _features(editor, at)
+    features = int(shape[axis] or 0)
+    admit((outputs, features), np.float64)
+    bound = 1 / math.sqrt(features)
+    weight = rng.uniform(-bound, bound, (outputs, features)).astype(dtype)
+    bias = rng.uniform(-bound, bound, outputs).astype(dtype)
+    read = {name for name in main.inputs if main.used(name)}
+    main.outputs = NameList([at])
+    remove_dead(main)
+    main.inputs = NameList(name for name in main.inputs if main.used(name) or name not in read)
+    stored = any(dtypes.is_float(dtypes.numpy_dtype(t.data_type)) for t in main.initializers.values())
+    plain = axis > 1 and axis == len(shape) - 1  # tokens: a product along the last axis
+    holds = main.add_constant(np.ascontiguousarray(weight.T) if plain else weight, "head.weight", trains=stored)
+    adds = main.add_constant(bias, "head.bias", trains=stored)
+    if plain:
+        product = main.add("MatMul", [at, holds])
+        last, places = main.add("Add", [product.outputs[0], adds], like="scores"), shape[:-1]
+    else:
+        x = at if len(shape) == 2 else main.add("Flatten", main.add("GlobalAveragePool", [at]).outputs, axis=1).outputs[0]
+        product = last = main.add("Gemm", [x, holds, adds], like="scores", transB=1)
+        places = shape[:1]
+    main.outputs = NameList(last.outputs)
+    remove_dead_functions(editor)
+    editor.write()
+    del model.graph.output[1:]
+    model.graph.output[0].type.CopyFrom(helper.make_tensor_type_proto(dtypes.onnx_code(dtype), [*places, outputs]))
+    return ReplacedHead(product.title, holds, adds, features, 0, outputs, "", at)
+
+
+def _features(editor: ModelEditor, at: str) -> tuple[tuple[int | str | None, ...], int, np.dtype[Any]]:
+    """The shape of a value, the axis of its features, and its dtype; raises UnsupportedModel if no layer can follow it."""
+    type, opset = editor.main.type(at), editor.main.opset
+    if opset < 7:
+        raise _none(f"a new layer needs opset 7 or later, got {opset}", "sonnx convert writes the model at a later opset")
+    dtype = dtypes.numpy_dtype(type.dtype) if type.dtype else np.dtype(np.float32)
+    if not dtypes.is_float(dtype):
+        raise _none(f"{at!r} must be float, got {dtypes.onnx_name(dtype)}", _OTHER)
+    shape = type.shape
+    if shape is None:  # what the file declares serves where nothing else is known
+        every = (*editor.model.graph.value_info, *editor.model.graph.output)
+        shape = next(
+            (tuple(sizes(v.type.tensor_type)) for v in every if v.name == at and v.type.tensor_type.HasField("shape")), None
+        )
+    if shape is None or len(shape) < 2:
+        raise _none(f"{at!r} must have two axes or more, got {'an unknown rank' if shape is None else f'shape {shape}'}", _OTHER)
+    axis = 1 if len(shape) > 3 or (len(shape) == 3 and not isinstance(shape[2], int)) else len(shape) - 1
+    if not isinstance(shape[axis], int) or not shape[axis]:
+        raise _none(f"axis {axis} of {at!r}, its features, must have a known size, got shape {shape}", _OTHER)
+    return shape, axis, dtype
+
+
+_AT = "cut the model at a value in front of its end, which the new layer then follows: --head N --at VALUE, in Python at="
+_OTHER = "pass another value: sonnx inspect --nodes lists them"
+
+
+def _none(why: str, hint: str = _AT) -> UnsupportedModel:
     return UnsupportedModel(f"there is no last layer that can be replaced: {why}", code="SX369", hint=hint)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -301,7 +300,7 @@ def profile(
     plan = recorder.plan_of(planner) if isinstance(planner, Planner) else None
     pieces = watch.pieces() if plan is None else recorder.pieces()
     reachable = rates(options.threads, options.precision) if device.is_host or device.type == "STRICT" else None
-    whole = sum(statistics.median(p.times) for p in pieces)
+    whole = sum(_median(p.times) for p in pieces)
     facts = _plan_facts(plan, planner, options) if plan is not None and isinstance(planner, Planner) else {}
     steps = _steps(pieces, whole, reachable)
     nodes = _nodes(graph, pieces, steps, whole)
@@ -313,7 +312,7 @@ def profile(
         device=str(device),
         options=asdict(options),
         runs=runs,
-        seconds=statistics.median(totals),
+        seconds=_median(totals),
         step_seconds=whole,
         weight_bytes=executor.resident,
         peak_bytes=_peak_bytes(),
@@ -390,7 +389,7 @@ class _Recorder:
             groups.setdefault(id(piece.group), []).append(piece)
         for group in groups.values():  # a kernel of several steps: the work is counted for the longest
             work = [p.flops for p in group]
-            longest = max(group, key=lambda p: statistics.median(p.times))
+            longest = max(group, key=lambda p: _median(p.times))
             for p in group:
                 p.flops = 0
             longest.flops = None if None in work else sum(w or 0 for w in work)
@@ -412,6 +411,12 @@ def _piece(step: PlanStep, segment: int) -> _Piece:
         notes=notes,
         group=step.origins,
     )
+
+
+def _median(seconds: Sequence[float]) -> float:
+    from statistics import median  # 10 ms, which a run without a profile needs not
+
+    return median(seconds)
 
 
 def _moved(step: PlanStep) -> int:
@@ -490,7 +495,7 @@ def _type(array: Any) -> str:
 def _steps(pieces: Sequence[_Piece], whole: float, reachable: Rates | None) -> list[StepProfile]:
     made = []
     for index, piece in enumerate(pieces):
-        seconds = statistics.median(piece.times)
+        seconds = _median(piece.times)
         reached = None if reachable is None or not piece.bounded else reachable.reached(piece.flops, piece.bytes, seconds)
         names, operators = (tuple(dict.fromkeys(n)) for n in zip(*((n.name, n.op_type) for n in piece.nodes), strict=True))
         made.append(

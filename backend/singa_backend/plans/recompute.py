@@ -2,14 +2,15 @@
 
 At the step of a plan at which the most bytes are live, many values wait for a later use: in a training step, the activations for
 the gradients.  A value whose calls are cloned before that use need not wait.  The cheapest values for their bytes are chosen
-first, one after the other, until the estimate of the live bytes fits.  This is rematerialization as in "Training Deep Nets with
-Sublinear Memory Cost" (Chen et al., 2016), by the sizes and costs of one trace.
+first, one after the other, until the estimate of the live bytes fits; if it does not, other choices are tried.  This is
+rematerialization as in "Training Deep Nets with Sublinear Memory Cost" (Chen et al., 2016), by the sizes and costs of one trace.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain, combinations
 
 from ..ir.declaration import has_trait
 from ..ir.graph import ABSENT
@@ -21,11 +22,20 @@ from .region import Region, RegionCall
 INTENSITY = 16
 """The floating point operations that take the time of reading or writing a byte."""
 
-ATTEMPTS = 6
+ATTEMPTS = 8
 """How often calls are chosen for a plan."""
 
 ROUNDS = 400
 """The maximum number of values that are chosen."""
+
+WORK = 50_000
+"""The maximum number of calls in the choices that are judged in each other way."""
+
+SEGMENTS = 40
+"""The number of segments between kept values, below which choices are judged."""
+
+FEW = 9
+"""The number of values up to which every choice is judged."""
 
 
 @dataclass(frozen=True)
@@ -51,11 +61,13 @@ class Recomputed:
         bytes_before: the estimate of the live bytes without it.
         bytes_after: with it.
         calls: the number of cloned calls.
+        chosen: the buffers whose values are computed again.
     """
 
     bytes_before: int
     bytes_after: int
     calls: int = 0
+    chosen: frozenset[Hashable] = frozenset()
 
 
 class Recomputing:
@@ -72,10 +84,12 @@ class Recomputing:
     def __init__(self, region: Region) -> None:
         self._region = region
         self._plain: tuple[list[RegionCall], int | None, dict[int, Home]] | None = None
+        self._lowest: tuple[int, list[RegionCall], int | None, int, dict[int, Home]] | None = None
+        self._tried: set[tuple[int, frozenset[Hashable]]] = set()
         self._target = self.calls = self.attempts = 0
 
     def fit(self, homes: dict[int, Home], live: int, used: int, bound: int) -> bool:
-        """Choose for less memory than the last plan used: in addition to the last choice, or else in place of it.
+        """Choose for less memory than the last plan used: fewer bytes by the estimate, or else more for the lowest plan.
 
         Args:
             homes: of the values of the last plan.
@@ -84,26 +98,49 @@ class Recomputing:
             bound: the bytes that they may take.
 
         Returns:
-            Whether other calls were chosen.
+            Whether other calls were chosen; after the last attempt, those of the plan with the fewest bytes.
         """
-        if self.attempts == ATTEMPTS:
-            return False
-        self.attempts += 1
-        region, target = self._region, live * bound // used
+        region = self._region
+        if self._lowest is None or used <= self._lowest[0]:
+            self._lowest = used, region.calls, region.last, self.calls, homes
         if self._plain is None:
-            self._plain, self._target = (region.calls, region.last, homes), target
-        more = recompute(region, homes, target).calls
-        if more:
-            self.calls += more
+            self._plain, self._target = (region.calls, region.last, homes), live * bound // used
+        else:
+            self._target = min(self._target * bound // used, self._target - 1)
+        self.attempts += 1
+        if self.attempts <= ATTEMPTS and (self._fewer() or self._more(bound)):
             return True
-        before = region.calls, region.last
-        region.calls, region.last, homes = self._plain
-        self._target = min(self._target * bound // used, self._target - 1)
-        found = recompute(region, homes, self._target).calls
-        if found in (0, self.calls):
-            region.calls, region.last = before
+        ended, self.attempts = self.attempts > ATTEMPTS + 1, ATTEMPTS + 1
+        lowest, region.calls, region.last, self.calls, _ = self._lowest
+        return lowest < used and not ended
+
+    def _fewer(self) -> bool:
+        """Choose for the target, or for the most bytes below it whose choice was not tried."""
+        region = self._region
+        assert self._plain is not None
+        while True:
+            region.calls, region.last, homes = self._plain
+            result = recompute(region, homes, self._target)
+            if result.calls and (0, result.chosen) not in self._tried:
+                self._tried.add((0, result.chosen))
+                self.calls = result.calls
+                return True
+            if not result.calls or result.bytes_after > self._target:
+                return False
+            self._target = result.bytes_after - 1
+
+    def _more(self, bound: int) -> bool:
+        """Choose further calls in the plan with the fewest bytes."""
+        assert self._lowest is not None
+        region = self._region
+        used, region.calls, region.last, self.calls, homes = self._lowest
+        estimate, _ = _peak(region.calls, region.outputs, homes)
+        result = recompute(region, homes, min(estimate * bound // used, estimate - 1))
+        key = self.calls, result.chosen
+        if not result.calls or not self.calls or key in self._tried:
             return False
-        self.calls = found
+        self._tried.add(key)
+        self.calls += result.calls
         return True
 
 
@@ -133,28 +170,112 @@ def recompute(region: Region, homes: dict[int, Home], budget: int) -> Recomputed
     Returns:
         The estimates; the one after may exceed the budget, if no further value can be computed again.
     """
-    live, peak = _peak(region.calls, region.outputs, homes)
-    made = Recomputed(live, live)
-    waiting = _waiting(region, homes, peak)
-    makers = {o: c for c in region.calls[:peak] for o in c.outputs if o != ABSENT}
-    chosen: set[Hashable] = set()
-    best = _Clones(region.calls, homes)
-    while made.bytes_after > budget and len(chosen) < ROUNDS:
-        found = _cheapest(waiting, makers, homes, chosen)
-        if found is None:
+    before, _ = _peak(region.calls, region.outputs, homes)
+    made = Recomputed(before, before)
+    while made.bytes_after > budget:  # then the most bytes are live elsewhere
+        search = _ChoiceSearch(region, homes, budget)
+        for choose in (search.cheapest_first, search.in_segments, search.one_by_one, search.all_choices):
+            if search.lowest > budget:
+                choose()
+        if not search.chosen:
             break
-        chosen.add(found)
-        clones = _cloned(region, homes, peak, waiting, makers, chosen)
-        live, _ = _peak(clones.calls, region.outputs, clones.homes)
-        if live <= made.bytes_after:
-            best, made.bytes_after, made.calls = clones, live, clones.count
-    if made.bytes_after == made.bytes_before:
-        made.calls = 0
-        return made
-    region.calls = best.calls
+        region.calls, homes = search.clones.calls, search.clones.homes
+        made.bytes_after, made.chosen = search.lowest, made.chosen | search.chosen
+        made.calls += search.clones.count
     if region.last is not None:
         region.last += made.calls
     return made
+
+
+class _ChoiceSearch:
+    """A search for values to compute again, which ends at a choice that fits.
+
+    Attributes:
+        lowest: the bytes of the best choice.
+        chosen: its buffers.
+        clones: its calls.
+    """
+
+    def __init__(self, region: Region, homes: dict[int, Home], budget: int) -> None:
+        self.region, self.homes, self.budget = region, homes, budget
+        self.lowest, self.peak = _peak(region.calls, region.outputs, homes)
+        self.waiting = _waiting(region, homes, self.peak)
+        self.makers = {o: c for c in region.calls[: self.peak] for o in c.outputs if o != ABSENT}
+        self.chosen, self.clones = frozenset[Hashable](), _Clones(region.calls, homes)
+        self._seen: set[frozenset[Hashable]] = {self.chosen}
+        self._left = 0
+        kept = {i for ids in self.waiting.values() for i in ids}
+        self.possible = [b for b, ids in self.waiting.items() if self._can(ids, kept)]
+
+    def _can(self, ids: list[int], kept: Collection[int]) -> bool:
+        return _needed(ids, {*kept}.difference(ids), self.makers) is not None
+
+    def _better(self, chosen: Collection[Hashable]) -> bool:
+        """Judge a choice, and keep it if it needs fewer bytes than the best one."""
+        key = frozenset(chosen)
+        if key in self._seen or not self._computable(key):
+            return False
+        self._seen.add(key)
+        self._left -= len(self.region.calls)
+        clones = _cloned(self.region, self.homes, self.peak, self.waiting, self.makers, key)
+        live, _ = _peak(clones.calls, self.region.outputs, clones.homes)
+        if live >= self.lowest:
+            return False
+        self.lowest, self.chosen, self.clones = live, key, clones
+        return True
+
+    def _computable(self, chosen: frozenset[Hashable]) -> bool:
+        """Whether the chosen values follow from those that are kept, by calls that may run twice."""
+        kept = {i for b, ids in self.waiting.items() if b not in chosen for i in ids}
+        return all(_needed(self.waiting[b], kept, self.makers) is not None for b in chosen)
+
+    def cheapest_first(self) -> None:
+        """Add the value that costs least for its bytes, one after the other."""
+        chosen: set[Hashable] = set()
+        while self.lowest > self.budget and len(chosen) < ROUNDS:
+            buffer = _cheapest(self.waiting, self.makers, self.homes, chosen)
+            if buffer is None:
+                return
+            chosen.add(buffer)
+            self._better(chosen)
+
+    def in_segments(self) -> None:
+        """Keep one value after each so many bytes, the smallest near there: what is between two kept ones is computed at once."""
+        sizes = {b: self.homes[self.waiting[b][0]].nbytes for b in self.possible}
+        whole = sum(sizes.values())
+        self._try(self._segments(sizes, whole / parts) for parts in range(2, SEGMENTS))
+
+    def _segments(self, sizes: dict[Hashable, int], most: float) -> set[Hashable]:
+        chosen, run, total = set(self.possible), list[Hashable](), 0
+        for b in self.possible:
+            run.append(b)
+            total += sizes[b]
+            if total >= most:
+                chosen.remove(min(reversed(run[len(run) // 2 :]), key=sizes.__getitem__))
+                run, total = [], 0
+        return chosen
+
+    def one_by_one(self) -> None:
+        """Add or leave out one value of the best choice, or two, as long as that needs fewer bytes."""
+        self._left = WORK
+        while self.lowest > self.budget and self._left > 0:
+            changes = chain(combinations(self.possible, 1), combinations(self.possible, 2))
+            tries = (self._better(self.chosen.symmetric_difference(c)) for c in changes)
+            if not any(better or self._left <= 0 for better in tries):
+                return
+
+    def all_choices(self) -> None:
+        """Try every choice of few values."""
+        if len(self.possible) <= FEW:
+            self._try(c for n in range(1, len(self.possible) + 1) for c in combinations(self.possible, n))
+
+    def _try(self, choices: Iterable[Collection[Hashable]]) -> None:
+        """Judge choices until one fits."""
+        self._left = WORK
+        for chosen in choices:
+            if self.lowest <= self.budget or self._left <= 0:
+                return
+            self._better(chosen)
 
 
 def _peak(calls: Sequence[RegionCall], outputs: Iterable[int], homes: dict[int, Home]) -> tuple[int, int]:

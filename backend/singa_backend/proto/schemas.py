@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache, lru_cache
 from typing import Any
 
 from onnx import defs, helper
+
+from ..domains import load_domain as load_domain
+from ..domains import waiting
 
 DOMAINS = {"": "ai.onnx"}
 """The displayed name of a domain: files write ONNX's main domain as the empty string."""
@@ -55,27 +58,6 @@ def public_domain(domain: str) -> str:
     return domain.partition(_PRIVATE)[0]
 
 
-_later: dict[str, Callable[[], object]] = {}
-
-
-def declare_later(domain: str, load: Callable[[], object]) -> None:
-    """Declare the operators of a domain when the first file names it, because that takes time.
-
-    Args:
-        domain: the domain.
-        load: imports the modules that declare its schemas and operators; it may be called more than once.
-    """
-    _later[domain] = load
-
-
-def load_domain(domain: str) -> None:
-    """Declare the operators of a domain, if that was put off."""
-    load = _later.get(domain)
-    if load is not None:
-        load()
-        _later.pop(domain, None)
-
-
 MICROSOFT = "com.microsoft"
 """The domain of onnxruntime's own operators."""
 
@@ -91,13 +73,23 @@ def opset_of(opsets: Mapping[str, int], domain: str) -> int:
 LAX = " of onnxruntime"
 """The private domain of the operators that onnxruntime reads in ONNX's main domain although ONNX does not define them."""
 
-lax: dict[str, int] = {}
+lax: dict[str, int] = {
+    "Affine": 9,
+    "Crop": 9,
+    "DynamicSlice": 9,
+    "ImageScaler": 9,
+    "LayerNormalization": 16,
+    "ParametricSoftplus": 9,
+    "Scale": 9,
+    "ScaledTanh": 9,
+    "SimplifiedLayerNormalization": 1 << 30,
+}
 """The names of these operators, and the newest opset at which onnxruntime reads each."""
 
 
 def schema_version(domain: str, name: str, opset: int) -> int | None:
     """The schema version that an opset selects: the newest at or below it; None if there is none."""
-    if domain in _later:
+    if domain in waiting:
         load_domain(domain)
     return _fixed_version(domain, name, opset) if domain in _ONNX_DOMAINS else _version(domain, name, opset)
 
@@ -121,7 +113,7 @@ def version_at(domain: str, name: str, opset: int) -> int | None:
 
 def newest(domain: str) -> int:
     """The newest opset of a domain, ONNX's or a custom one; 0 for an unknown domain."""
-    if domain in _later:
+    if domain in waiting:
         load_domain(domain)
     return _NEWEST if domain == "" else _newest.get(domain, 0)
 
@@ -192,7 +184,7 @@ def declare_schema(
         attributes=[_attribute(n, v) for n, v in (attributes or {}).items()],
     )
     schemas.setdefault((domain, name), {})[version] = made
-    _newest[domain] = max(newest(domain), version)
+    _newest[domain] = max(_newest.get(domain, 0), version)
     return made
 
 

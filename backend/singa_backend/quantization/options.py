@@ -10,19 +10,16 @@ from typing import Any
 import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto
 
+from ..choices import FORMS as FORMS
+from ..choices import METHODS as METHODS
+from ..choices import QUANTIZED
 from ..errors import InvalidInput, did_you_mean
 from ..passes import NodeEditor
 from ..passes.index import node_title
 from ..proto.messages import graphs, names, reads
 
-METHODS = ("minmax", "entropy", "percentile")
-"""How the range of an activation is chosen."""
-
-INTEGERS = {"int8": np.dtype(np.int8), "uint8": np.dtype(np.uint8)}
+INTEGERS = {name: np.dtype(name) for name in QUANTIZED}
 """The dtypes of quantized values."""
-
-FORMS = {"int2": 2, "int4": 4, "int8": 8, "fp4": 4, "nf4": 4}
-"""The forms of weights, and the bits of each: integers with a scale and a zero point for each block, or codes of floats."""
 
 WEIGHTED, MOVED, OTHER = "weighted", "moved", ""
 """How an operator is quantized: a weight is the second input and a bias the third; the result has the scale of the first input,
@@ -91,7 +88,16 @@ class FloatWeight:
 
 
 def float_weights(source: ModelProto, made: ModelProto, reasons: Mapping[str, str]) -> list[FloatWeight]:
-    """The weights of a model that its quantization leaves float, each with its reason; `reasons` are those of the main graph."""
+    """List the weights of a model that its quantization leaves float, each with its reason.
+
+    Args:
+        source: the model before the quantization.
+        made: the quantized model.
+        reasons: why a weight of the main graph stays, by its name.
+
+    Returns:
+        The float initializers with two axes or more that nodes read, also those in graphs of nodes.
+    """
     found, pending, there = list[FloatWeight](), [(made.graph, "")], names(source.graph)
     listed = {v.name for v in made.graph.input}
     while pending:
@@ -113,7 +119,16 @@ _FLOATS = (TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16, TensorPro
 
 
 def why_not(node: NodeProto | NodeEditor, known: Iterable[str], operators: Collection[str]) -> str:
-    """The reason why `select` leaves out a node."""
+    """Tell why `select` leaves out a node.
+
+    Args:
+        node: the node.
+        known: the operators that can be quantized.
+        operators: the operators that are chosen.
+
+    Returns:
+        The reason, as a part of a sentence.
+    """
     if node.domain not in ("", "ai.onnx") or node.op_type not in known:
         return f"{node.op_type} is not quantized"
     return f"the node is excluded ({node.name or node.op_type})" if node.op_type in operators else f"{node.op_type} is excluded"

@@ -8,18 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 import onnx
 
+from ..choices import TASKS as TASKS
 from ..deadline import SHORTEST
 from ..errors import InvalidInput, MissingDependency, did_you_mean
 from ..io.installation import version
 from ..limits import check_number
-
-TASKS = {
-    "check": "whether the model is valid and supported; it is not run",
-    "run": "whether the model runs on inputs that are drawn",
-    "compare": "every value, node by node, with another engine on inputs that are drawn",
-    "conform": "the outputs for the test_data_set_* folders next to the model, under the strict verdict",
-}
-"""The tasks of a sweep, and what each judges."""
 
 LOWEST_MEMORY = 64 << 20
 """The lowest limit of memory in bytes: below it no child process starts."""

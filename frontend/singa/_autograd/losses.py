@@ -17,6 +17,7 @@ from singa_backend.errors import InvalidInput
 from .._core import trace
 from .._core.tensor import Tensor
 from .formula import TensorOp, formula, known_shape, whole
+from .loss_names import IGNORED
 
 __all__: list[str] = []
 
@@ -57,7 +58,7 @@ def softmax_cross_entropy(
 
 @formula("NextTokenCrossEntropy")
 def next_token_cross_entropy(
-    op: TensorOp, x: Any, *, t: Any, weight: Any = None, ignore_index: int = -100, label_smoothing: float = 0.0
+    op: TensorOp, x: Any, *, t: Any, weight: Any = None, ignore_index: int = IGNORED, label_smoothing: float = 0.0
 ) -> Tensor:
     """The softmax cross-entropy of a language model: the scores at a token are those of the next one.
 

@@ -52,12 +52,12 @@ from .export_inputs import (
     declared_types,
     distinct_names,
     example_tensors,
-    fixed_reshapes,
     model_device,
     opened_type,
     overridden_type,
 )
 from .export_options import DEFAULT_OPSET, ExportReport, Options, options_of
+from .fixed_sizes import fixed_sizes
 from .marks import mark_parameters
 from .run_once import run_once
 
@@ -205,6 +205,7 @@ class _Replay:
         domains: Mapping[str, int],
     ) -> None:
         self.options, self.report = options, ExportReport(opset=opset)
+        self.sizes = {n: x.shape for n, x in zip(names, xs, strict=True) if not isinstance(x._data, list)}
         self.record = record = Trace(opset, holds=True)
         self.writer = record.writer
         self.writer.builder.marks_constants, self.writer.lowers = True, options.lower
@@ -351,7 +352,7 @@ class _Replay:
         """Complete, check, write and run the model; raises UnsupportedModel for problems, unless `continue_on_error` is set."""
         _fill_report(self.report, self.writer, self.problems, self.options)
         if self.options.dynamic_axes:
-            fixed = fixed_reshapes(self.proto)
+            fixed = fixed_sizes(self.proto, self.sizes)
             self.report.warnings += fixed
             for text in fixed:
                 warnings.warn(text, UserWarning, stacklevel=4)

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from onnx import ModelProto, TypeProto, helper, numpy_helper
+from onnx import TypeProto, helper
 
 from singa_backend import dtypes
 from singa_backend.errors import InvalidInput
 from singa_backend.ir.graph import Graph
-from singa_backend.proto.checker import infer_shapes
 from singa_backend.proto.values import sizes
 
 from .._core import trace
@@ -45,30 +44,6 @@ def check_dynamic_axes(options: Options, names: Sequence[str]) -> None:
     for name in options.dynamic_axes or {}:
         if name not in names:
             raise InvalidInput(f"dynamic_axes must name inputs ({', '.join(names)}), got {name!r}", code="SX355")
-
-
-def fixed_reshapes(proto: ModelProto) -> list[str]:
-    """A warning for each Reshape to numbers of a value that has an open size: the file computes with one size only."""
-    inferred = infer_shapes(proto).model.graph
-    types = {v.name: v.type.tensor_type for v in (*inferred.input, *inferred.value_info, *inferred.output)}
-    constants = {t.name: t for t in proto.graph.initializer}
-    nodes = [n for n in proto.graph.node if n.op_type == "Constant" and n.attribute[0].HasField("t")]
-    constants |= {n.output[0]: n.attribute[0].t for n in nodes}
-    found = []
-    for node in proto.graph.node:
-        data = types.get(node.input[0]) if node.op_type == "Reshape" and not node.domain else None
-        target = constants.get(node.input[1]) if data is not None and len(node.input) > 1 else None
-        if data is None or target is None:
-            continue
-        shape = numpy_helper.to_array(target).tolist()
-        opened = [i for i, d in enumerate(sizes(data)) if not isinstance(d, int)] if data.HasField("shape") else []
-        if opened and min(shape, default=0) > 0:
-            axes = f"axis {opened[0]}" if len(opened) == 1 else f"axes {', '.join(map(str, opened))}"
-            what = (
-                f"{node.name!r} (Reshape) has the fixed sizes {shape}, so {axes} of its input {node.input[0]!r} must not change"
-            )
-            found.append(f"{what}: pass -1 for one of the sizes")
-    return found
 
 
 def overridden_type(name: str, type: TypeProto, options: Options) -> TypeProto:

@@ -28,6 +28,7 @@ from singa_backend.proto.load import ModelSource
 from singa_backend.proto.schemas import newest_taken
 
 from .._autograd import losses
+from .._autograd.loss_names import LABELS, LOSSES
 from .._core import tape, trace
 from .._core.conversions import dtype_of
 from .._core.coverage import watch_gradients
@@ -45,12 +46,6 @@ PAIR = "sonnx.next."
 """Prefix of the metadata keys that list the updated values: the key ends in the name of the input, the value is the output's."""
 
 _NOT_EXPORTED = "a step with all-reduce operators is not exported: they refer to the communicator of this process"
-
-LABELS = {"softmax_cross_entropy": 1, "next_token_cross_entropy": 2}
-"""The losses whose default target is class numbers, and how many axes of the output these have."""
-
-LOSSES = (*LABELS, "mse_loss", "cross_entropy", "binary_cross_entropy")
-"""The losses that have names."""
 
 
 @reports_shortage

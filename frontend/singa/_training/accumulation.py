@@ -316,9 +316,9 @@ class Accumulates:
         """
         self._sums.steps = positive("steps", steps)
 
-    def _begin(self, rows: int) -> None:
-        """Note the number of samples of the next batch."""
-        self._sums.begin(rows)
+    def _begin(self, weigh: Callable[[], int]) -> None:
+        """Note the weight of the next batch, which only sums of gradients need."""
+        self._sums.begin(weigh() if self._sums.adds else 1)
 
     @property
     def accumulated(self) -> int:

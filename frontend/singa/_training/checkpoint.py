@@ -62,6 +62,7 @@ DEFAULTS = {
     "--rslora": "False",
     "--qlora": "none",
     "--head": "none",
+    "--at": "none",
     "--keep-best": "none",
     "--ignore-index": "none",
     "--class-axis": "none",

@@ -105,9 +105,9 @@ class DataParallel(Accumulates):
             return None
         return SyncGroup(self._number, self.world_size, self.global_rank, self._has_rows)
 
-    def _begin(self, rows: int) -> None:
+    def _begin(self, weigh: Callable[[], int]) -> None:
         if self._rows is None:
-            self._sums.begin(rows)
+            super()._begin(weigh)
             self._has_rows = True
         self._rows = None  # a step without a call of `set_share` has equal parts
 

@@ -42,6 +42,8 @@ class Trainable(Protocol):
 
     def batch_weight(self, *batch: Any) -> int: ...
 
+    def _weighed(self, batch: Sequence[Any]) -> int: ...
+
     def train(self) -> None: ...
 
     def eval(self) -> None: ...
@@ -114,7 +116,7 @@ class Shares:
     Args:
         group: The ranks; None for one process.
         optimizers: The optimizers of the model, which are told the part of this rank.
-        weigh: Computes the weight of a part from its targets.
+        weigh: Computes the weight of a part from its targets; not called without a group.
     """
 
     def __init__(
@@ -139,9 +141,9 @@ class Shares:
             optimizer.set_share(self._now[0], max(self._now[1], 1))
         return mine if len(mine) else rows[:1]
 
-    def counted(self, batch: Sequence[Any]) -> tuple[int, int]:
-        """The weight of a batch of this rank, and of all."""
-        return self._now or (self._weigh(*batch),) * 2
+    def counted(self, model: Trainable, batch: Sequence[Any]) -> tuple[int, int]:
+        """The weight of the batch of the step that a model has run: of the part of this rank, and of all."""
+        return self._now or (model._weighed(batch),) * 2
 
     def mean(self, losses: Sequence[float], counts: Sequence[tuple[int, int]]) -> float:
         """The mean of the losses of a step over the weights of all ranks."""
@@ -191,7 +193,7 @@ def loop(
         model.train()
         first = len(history.losses) - place.batch
         why: list[str] = []
-        for value, weight in _losses(model, batches(), shares or Shares(weigh=model.batch_weight), why, before):
+        for value, weight in _losses(model, batches(), shares or Shares(), why, before):
             history.losses.append(value)
             history.weights.append(weight)
             place.batch = len(history.losses) - first
@@ -227,7 +229,7 @@ def _losses(
             if before is not None and not losses:
                 before.note()
             losses.append(number(outcome(model(*batch))[1]))
-            counts.append(shares.counted(batch))
+            counts.append(shares.counted(model, batch))
             if (
                 not np.isfinite(losses[-1])
                 and counts[-1][0]
@@ -351,7 +353,7 @@ def evaluate(
         names: The names by which batches that are dicts are read; None for those that have none.
 
     Returns:
-        "loss", the mean over the samples, and the metrics by name.
+        "loss", the mean over the batches, each with the weight `batch_weight` of the model; and the metrics by name.
 
     Raises:
         InvalidInput: The step does not return a loss (SX387), or there is no batch (SX342).

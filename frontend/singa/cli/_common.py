@@ -26,6 +26,8 @@ from ._group import first_to_tell
 from ._interrupts import is_interrupt
 
 if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
     from singa_backend import Limits
 
     from ._tables import TextTable
@@ -149,6 +151,21 @@ class FiniteNumber(click.FloatRange):
         if not math.isfinite(number):
             self.fail(f"{value!r} is not a finite number", param, context)
         return number
+
+
+class LateChoice(click.types.StringParamType):
+    """A choice whose values are read when they are needed, because their module takes long to import."""
+
+    name = "choice"
+
+    def __init__(self, read: Callable[[], Sequence[str]]) -> None:
+        self.read = read
+
+    def convert(self, value: Any, param: click.Parameter | None, context: click.Context | None) -> Any:
+        return click.Choice(self.read()).convert(value, param, context)
+
+    def shell_complete(self, context: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        return click.Choice(self.read()).shell_complete(context, param, incomplete)
 
 
 SECONDS = FiniteNumber(min=0, min_open=True, max=10**7)

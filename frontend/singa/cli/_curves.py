@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import BinaryIO
 
 from singa_backend.errors import InvalidInput, MissingDependency
-from singa_backend.io.files import write_text, writing
 from singa_backend.io.places import STANDARD_OUTPUT, check
 from singa_backend.rendering import html, printable
 
@@ -38,6 +37,8 @@ def check_plot(plot: Path | None) -> None:
 
 def write_plot(path: Path, curves: dict[str, Curve], title: str) -> None:
     """Write the curves to a file of either format, completely or not at all; raises InvalidInput if that fails."""
+    from singa_backend.io.files import write_text, writing
+
     if path == STANDARD_OUTPUT or path.suffix == ".html":
         write_text(path, page(curves, title), parents=False)
     else:

@@ -6,21 +6,25 @@ import itertools
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-from onnx import TypeProto
-
-from singa_backend import InvalidInput, Value, limits
-from singa_backend.dtypes import STRING, is_float, onnx_name
 from singa_backend.errors import did_you_mean
-from singa_backend.io.archives import open_arrays, read_array
-from singa_backend.proto import test_data
-from singa_backend.runtime.feeds import check_header
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from singa_backend import Value
 
 
 def from_file(path: Path, declared: Value) -> Any:
     """Read a .npy file, a .npz file of one array, or a .pb file of the declared type; raises InvalidInput."""
+    from onnx import TypeProto
+
+    from singa_backend import InvalidInput
+    from singa_backend.io.archives import open_arrays, read_array
+    from singa_backend.proto import test_data
+    from singa_backend.runtime.feeds import check_header
+
     if path.suffix == ".npy":
         return read_array(path, "SX307")
     if path.suffix == ".pb":
@@ -47,6 +51,9 @@ def from_npz(path: Path, declared: Mapping[str, Value] | None = None) -> dict[st
     Raises:
         InvalidInput: The file is damaged, or an array is not a declared input or does not fit its type.
     """
+    from singa_backend.io.archives import open_arrays
+    from singa_backend.runtime.feeds import check_header
+
     with open_arrays(path, "SX307") as arrays:
         wanted = {n: known(n, declared) for n in arrays.names} if declared is not None else {}
         for name, value in wanted.items():
@@ -56,6 +63,8 @@ def from_npz(path: Path, declared: Mapping[str, Value] | None = None) -> dict[st
 
 def known(name: str, declared: Mapping[str, Value]) -> Value:
     """Return the input of a name; raises InvalidInput if the model has none."""
+    from singa_backend import InvalidInput
+
     if name not in declared:
         names = ", ".join(map(str, declared.values())) or "none"
         raise InvalidInput(f"the inputs must be {names}; unknown: {name!r}{did_you_mean(name, declared)}", code="SX301")
@@ -84,6 +93,9 @@ def accepted_inputs(
 
     Returns:
         The inputs, and a line about sizes other than 1 or the refusal of all; "" if 1 was accepted, or no size is open.
+
+    Raises:
+        InvalidInput: An input is not a tensor, or its dtype or shape is not declared.
     """
     axes = [(_size_name(v, i), i == 0 and len(v.shape or ()) > 1)
             for v in values for i, d in enumerate(v.shape or ()) if not isinstance(d, int)]  # fmt: skip
@@ -129,11 +141,18 @@ def random_inputs(values: Sequence[Value], seed: int, sizes: dict[str, int]) -> 
     Raises:
         InvalidInput: An input is not a tensor, or its dtype or shape is not declared.
     """
+    import numpy as np
+
     generator = np.random.default_rng(seed)
     return {v.name: _random(v, generator, sizes) for v in values}
 
 
 def _random(value: Value, generator: np.random.Generator, sizes: dict[str, int]) -> Any:
+    import numpy as np
+
+    from singa_backend import InvalidInput, limits
+    from singa_backend.dtypes import STRING, is_float
+
     if value.kind != "tensor" or value.dtype is None or value.shape is None:
         raise InvalidInput(
             f"input {value} has no declared dtype and shape for random values", code="SX308", hint="pass it with --input"
@@ -150,6 +169,8 @@ def _random(value: Value, generator: np.random.Generator, sizes: dict[str, int])
 
 def sizes_of(pairs: Sequence[str], values: Sequence[Value]) -> dict[str, int]:
     """Parse ["batch=4"] to {"batch": 4}; raises InvalidInput unless each name is a symbolic size of these inputs."""
+    from singa_backend import InvalidInput
+
     symbols = dict.fromkeys(d for v in values for d in v.shape or () if isinstance(d, str))
     out: dict[str, int] = {}
     for pair in pairs:
@@ -168,6 +189,10 @@ def sizes_of(pairs: Sequence[str], values: Sequence[Value]) -> dict[str, int]:
 
 def summary(name: str, value: Any) -> dict[str, Any]:
     """Return what is printed of an output: its dtype, shape, range and first values."""
+    import numpy as np
+
+    from singa_backend.dtypes import STRING, onnx_name
+
     if not isinstance(value, np.ndarray):
         kind = "sequence" if isinstance(value, list) else "map" if isinstance(value, dict) else "none"
         out: dict[str, Any] = {"name": name, "kind": kind, "length": len(value) if value is not None else 0}
@@ -183,6 +208,8 @@ def summary(name: str, value: Any) -> dict[str, Any]:
 
 def _range(flat: np.ndarray) -> dict[str, Any]:
     """The minimum and maximum of finite values, and the numbers of NaN and infinities; nothing if there are no values."""
+    import numpy as np
+
     if not flat.size:
         return {}
     wide = flat.astype(np.float64)
@@ -193,6 +220,10 @@ def _range(flat: np.ndarray) -> dict[str, Any]:
 
 def _floats(value: Any) -> Iterator[np.ndarray]:
     """The floats in a sequence or a map, as vectors of float64; keys and values of other types are left out."""
+    import numpy as np
+
+    from singa_backend.dtypes import is_float
+
     if isinstance(value, dict):
         yield np.array([v for v in value.values() if isinstance(v, (float, np.floating))], np.float64)
     elif isinstance(value, (list, tuple)):
@@ -204,6 +235,10 @@ def _floats(value: Any) -> Iterator[np.ndarray]:
 
 def _first(value: Any) -> list[str]:
     """The beginning of a sequence or a map: pairs of a map, types of tensors, and the first map of a sequence."""
+    import numpy as np
+
+    from singa_backend.dtypes import onnx_name
+
     if isinstance(value, dict):
         return [f"{k}: {_number(v)}" for k, v in itertools.islice(value.items(), 6)]
     if isinstance(value[0], dict):
@@ -213,4 +248,6 @@ def _first(value: Any) -> list[str]:
 
 
 def _number(value: Any) -> str:
+    import numpy as np
+
     return f"{value:.6g}" if isinstance(value, (float, np.floating)) else str(value)

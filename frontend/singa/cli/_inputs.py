@@ -10,15 +10,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-from onnx import ModelProto
-
-from singa_backend import Value
-from singa_backend.proto import test_data
 
 from . import _feeds
 from ._common import SEED, collected, err, model_argument, pairs_of
 
 if TYPE_CHECKING:
+    from onnx import ModelProto
+
+    from singa_backend import Value
     from singa_backend.debug import Source
 
 _OPTIONS = (
@@ -77,6 +76,8 @@ class InputOptions:
         Raises:
             InvalidInput: A file cannot be read, or a random input cannot be drawn.
         """
+        from singa_backend.proto import test_data
+
         random = self.seed is not None or (draw and not self.given)
         if self.sizes and not random:
             raise click.UsageError("--size needs --random: other inputs have the sizes of their arrays")

@@ -10,14 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-import numpy as np
-
-from singa_backend.collectives import Communicator
-from singa_backend.collectives.communicator import total
 
 from ._common import OutputPath
 
 if TYPE_CHECKING:
+    from singa_backend.collectives import Communicator
+
     from .._training.best import KeepBest
     from .._training.checkpoint import Part
     from .._training.fit import History
@@ -75,6 +73,8 @@ class Tally:
 
     def add(self, scores: Any, targets: Any) -> None:
         """Count a batch of this rank, of which a step may have several."""
+        import numpy as np
+
         self._seen += targets.shape[0] if targets.shape else 1
         if self.classes and len(targets.shape) == 1 and len(scores.shape) == 2 and scores.shape[1] > 1:
             found = np.asarray(scores.device.backend.get(scores.data)).argmax(1)
@@ -82,6 +82,10 @@ class Tally:
 
     def close_step(self, group: Communicator | None, signals: int) -> int:
         """Sum a step over the ranks; return the signals that all of them have received."""
+        import numpy as np
+
+        from singa_backend.collectives.communicator import total
+
         found = np.array([self._right, self._seen, signals], np.int64)
         found = total(group, found) if group else found
         self._right = self._seen = 0
@@ -96,10 +100,14 @@ class Tally:
 
     def state_dict(self) -> dict[str, Any]:
         """The counts, for a checkpoint."""
+        import numpy as np
+
         return {"right": np.diff(self.right), "seen": np.diff(self.seen)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Set the counts to those of a checkpoint; raises ValueError if they are of another form."""
+        import numpy as np
+
         right, seen = (state[n] for n in ("right", "seen"))
         if any(a.dtype != np.int64 or a.ndim != 1 or a.shape != seen.shape for a in (right, seen)) or (right > seen).any():
             raise ValueError("other counts of samples")

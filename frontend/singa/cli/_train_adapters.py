@@ -11,20 +11,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-from onnx import ModelProto
 
-from singa_backend.adapters.create import BIASES
-from singa_backend.adapters.onnxruntime import write_onnx_adapter
+from singa_backend.choices import BIASES, FORMS
 from singa_backend.errors import InvalidInput
-from singa_backend.passes.head import ReplacedHead, replace_head
-from singa_backend.proto.load import open_light
-from singa_backend.proto.save import save
-from singa_backend.quantization.options import FORMS
 
 from ._common import FiniteNumber
 
 if TYPE_CHECKING:
+    from onnx import ModelProto
+
     from singa_backend.adapters import Adapter
+    from singa_backend.passes.head import ReplacedHead
 
     from .._onnx.model import SONNXModel
     from ._train_options import TrainOptions
@@ -66,6 +63,9 @@ def lora_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 def new_head(chosen: TrainOptions) -> ReplacedHead:
     """The last layer that --head replaces."""
+    from singa_backend.passes.head import replace_head
+    from singa_backend.proto.load import open_light
+
     assert chosen.head is not None
     proto, folder = open_light(chosen.model)
     return replace_head(proto, chosen.head, seed=chosen.seed, folder=folder)
@@ -102,6 +102,8 @@ def writes_adapter(chosen: TrainOptions) -> bool:
 
 def write_adapter(adapter: Adapter, path: Path) -> None:
     """Write an adapter in the form that the suffix names."""
+    from singa_backend.adapters.onnxruntime import write_onnx_adapter
+
     if path.suffix == _FILES[1]:
         write_onnx_adapter(adapter, path)
     else:
@@ -130,6 +132,8 @@ def model_with_adapter(tuned: SONNXModel) -> tuple[ModelProto, Path | None]:
 @contextmanager
 def with_base(chosen: TrainOptions) -> Iterator[TrainOptions]:
     """The options with the model that is trained: with --qlora, MODEL with quantized weights in a temporary file."""
+    from singa_backend.proto.save import save
+
     if chosen.qlora is None:
         yield chosen
         return

@@ -13,18 +13,16 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
 import click
-import numpy as np
 
-from singa_backend import dtypes
-from singa_backend.collectives import Communicator
-from singa_backend.collectives.communicator import total
 from singa_backend.errors import InvalidInput
-from singa_backend.io.archives import open_arrays
 
 if TYPE_CHECKING:
+    import numpy as np
+
+    from singa_backend.collectives import Communicator
     from singa_backend.proto.values import Value
 
     from .._core.tensor import Tensor
@@ -60,6 +58,25 @@ class DataPath(click.Path):
         if found and not os.path.exists(value):
             return FunctionName(found[1], found[2])
         return super().convert(value, param, context)
+
+
+def sample_axis(value: Value, inputs: Sequence[Value]) -> int | None:
+    """Return the axis along which an input has its samples.
+
+    Args:
+        value: The input.
+        inputs: All inputs of the model.
+
+    Returns:
+        0 if its first size is open, or that of the first input whose first size is open (of the first input with axes if there
+        is no such one).  Otherwise the axis with that size, as 1 of a state (2, batch, 128); None if there is none: all samples
+        have one value.
+    """
+    firsts = [v.shape[0] for v in inputs if v.shape]
+    batch = next((size for size in firsts if not isinstance(size, int)), firsts[0] if firsts else None)
+    if value.shape is None or (value.shape and (not isinstance(value.shape[0], int) or value.shape[0] == batch)):
+        return 0
+    return next((i for i, size in enumerate(value.shape) if size == batch), None)
 
 
 @dataclass(frozen=True)
@@ -106,7 +123,7 @@ class DataColumns:
         return {v.name for v in self.declared if v.shape == ()}
 
     def spread(self, names: Sequence[str], arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """The arrays of these names, the targets last, in which an input without axes has its value for each sample.
+        """The arrays of these names, the targets last, with the samples along axis 0; a value for all samples is repeated.
 
         Raises:
             InvalidInput: The values of an input without axes differ, which one run cannot take (SX331).
@@ -116,7 +133,20 @@ class DataColumns:
             if name in self.scalars and a.ndim and a.size and (a != a.flat[0]).any():
                 what = f"{self.option}: {name!r} has no axes in the model and must have one value, got {a.size} that differ"
                 raise InvalidInput(what, code="SX331", hint="train with the samples of one value at a time")
-        return [np.full(samples, a) if not a.ndim and n in self.scalars else a for n, a in zip(names, arrays, strict=True)]
+        inputs = {v.name: v for v in self.declared}
+        *columns, targets = arrays
+        return [*(self._by_samples(inputs.get(n), a, samples) for n, a in zip(names, columns, strict=False)), targets]
+
+    def _by_samples(self, value: Value | None, a: np.ndarray, samples: int) -> np.ndarray:
+        """An array of the data with the samples along axis 0."""
+        shape = () if value is None else value.shape
+        if value is None or shape is None or len(shape) != a.ndim:
+            return a
+        axis = sample_axis(value, self.declared)
+        if axis is not None:
+            return np.moveaxis(a, axis, 0)
+        is_whole = all(size in (s, None) or isinstance(s, str) for size, s in zip(a.shape, shape, strict=True))
+        return np.broadcast_to(a, (samples, *a.shape)) if is_whole else a
 
     def _fillers(self, there: Collection[str]) -> Mapping[str, Filler]:
         """How inputs of a decoder that are not there follow from its tokens."""
@@ -153,7 +183,7 @@ def columns_of(option: str, model: SONNXModel, target: str, decodes: bool) -> Da
     return DataColumns(option, tuple(v.name for v in inputs), tuple(v.dtype for v in inputs), target, tuple(inputs), decodes)
 
 
-Arrays = tuple[list[np.ndarray], np.ndarray]
+Arrays: TypeAlias = "tuple[list[np.ndarray], np.ndarray]"
 """The inputs and the targets of all samples."""
 
 
@@ -180,6 +210,8 @@ def read_data(source: Path | FunctionName, columns: DataColumns) -> Arrays | Bat
 
 
 def _stored(path: Path, columns: DataColumns) -> Arrays:
+    from singa_backend.io.archives import open_arrays
+
     if path.suffix == ".py":
         raise click.UsageError(f"{columns.option} takes an .npz file, or a function as {path.stem}:FUNCTION, got {path}")
     with open_arrays(path, "SX307") as stored:
@@ -249,6 +281,10 @@ def _told(named: FunctionName, error: Exception) -> NoReturn:
 
 def _batch(made: Any, columns: DataColumns, where: str) -> list[np.ndarray]:
     """The arrays of a batch, or of all samples, in the order of the model."""
+    import numpy as np
+
+    from singa_backend import dtypes
+
     from .._training.sources import converted
 
     names: Sequence[str] = columns.names
@@ -368,6 +404,8 @@ class BatchFunction:
         self, place: Position, shares: Shares, group: Communicator | None, device: Device | None
     ) -> Iterator[list[Tensor]]:
         """The batches of the present epoch that remain, or the part of one rank in them; each is noted."""
+        import numpy as np
+
         from .._core.tensor import Tensor
 
         source, self._rest = self._rest or self._epoch(place.epoch), None
@@ -388,6 +426,8 @@ class BatchFunction:
 
     def joined(self) -> Arrays:
         """The samples of all batches of an epoch."""
+        import numpy as np
+
         parts = list(self._epoch(0))
         if any(a.shape[1:] != b.shape[1:] for part in parts for a, b in zip(part, parts[0], strict=True)):
             what = f"{self.named} must return batches whose samples have one shape, for {self.columns.option}"
@@ -412,6 +452,10 @@ class BatchFunction:
 
 def _agree(one: str, group: Communicator | None, name: str) -> None:
     """Raise InvalidInput (SX331) unless all ranks have the same batch."""
+    import numpy as np
+
+    from singa_backend.collectives.communicator import total
+
     if group is None:
         return
     found = np.zeros(group.size, np.int64)
@@ -424,6 +468,8 @@ def _agree(one: str, group: Communicator | None, name: str) -> None:
 
 def digest(arrays: Sequence[Any]) -> str:
     """The identity of arrays: their dtypes, shapes and values."""
+    import numpy as np
+
     found = hashlib.sha256()
     for array in arrays:
         found.update(f"{array.dtype.str} {array.shape} ".encode())

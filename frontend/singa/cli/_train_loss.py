@@ -6,26 +6,22 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
-import numpy as np
 
 from singa_backend.errors import InvalidInput
 
+from .._autograd.loss_names import CLASSES, IGNORED, LOSSES, NEXT_TOKEN, PROBABILITIES
+
 if TYPE_CHECKING:
+    import numpy as np
+
     from .._core.tensor import Tensor
-
-LOSSES = ("softmax_cross_entropy", "next_token_cross_entropy", "mse_loss", "cross_entropy", "binary_cross_entropy")
-CLASSES, NEXT_TOKEN, _, PROBABILITIES = LOSSES[:4]
-"""The losses that take class numbers: of scores, of the scores of tokens, and of probabilities."""
-
-IGNORED = -100
-"""The label without a loss in next_token_cross_entropy, unless another one is chosen."""
 
 loss_option = click.option("--loss", default=CLASSES, show_default=True, type=click.Choice(LOSSES))
 _LABEL_OPTIONS = (
     click.option("--ignore-index", type=int, metavar="N", show_default=f"none, for {NEXT_TOKEN} {IGNORED}",
                  help="Labels that are N have no loss: padding, prompts."),
     click.option("--class-axis", type=click.Choice(["1", "-1"]), show_default="the axis that the shape of the labels leaves",
-                 help=f"The axis of the classes in scores with several labels for a sample (--loss {CLASSES})."),
+                 help=f"The axis of the classes, with several labels for a sample (--loss {CLASSES} or {PROBABILITIES})."),
 )  # fmt: skip
 
 
@@ -74,11 +70,16 @@ class TrainLoss:
         return loss
 
     def weight(self, targets: Any) -> int:
-        """How many targets of a batch have a loss: labels of losses of class numbers, samples of other ones."""
+        """How many targets, an array of a device, have a loss: labels of losses of class numbers, samples of other ones."""
+        from singa_backend.devices.device import device_of
+
         if self.name not in (CLASSES, NEXT_TOKEN) and not (self.name == PROBABILITIES and self.counts_classes(targets)):
             return len(targets) if targets.ndim else 1
         labels = targets[:, 1:] if self.name == NEXT_TOKEN and targets.ndim > 1 else targets
-        return int(labels.size if self.ignore_index is None else (labels != self.ignore_index).sum())
+        if self.ignore_index is None:
+            return int(labels.size)
+        counted = (labels != self.ignore_index).sum()
+        return int(device_of(counted).get(counted))
 
     def counts_classes(self, targets: Any) -> bool:
         """Whether targets are class numbers, one for each sample."""

@@ -17,6 +17,7 @@ class TrainOptions:
     data: Path | FunctionName
     validation: Path | FunctionName | None
     head: int | None
+    at: str | None
     target: str
     loss: str
     ignore_index: int | None

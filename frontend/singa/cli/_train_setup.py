@@ -9,19 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-import numpy as np
 from click.core import ParameterSource
-from onnx import GraphProto, ModelProto, TensorProto, numpy_helper
 
-from singa_backend.collectives import Communicator
 from singa_backend.errors import DeviceUnavailable, InvalidInput, UnsupportedModel
-from singa_backend.inspection.trainable import rounded
-from singa_backend.passes.branches import has_branches, lift_weights
-from singa_backend.passes.head import SIGMOIDS, ReplacedHead, last_activation, replace_head
-from singa_backend.proto.load import ModelSource, embed, load_model, open_light
-from singa_backend.proto.save import save
-from singa_backend.proto.values import Value
 
+from .._autograd.loss_names import CLASSES, NEXT_TOKEN, PROBABILITIES
 from ._common import err
 from ._records import Recorder, Tally
 from ._train_adapters import (
@@ -33,11 +25,19 @@ from ._train_adapters import (
     write_adapter,
     writes_adapter,
 )
-from ._train_data import Arrays, BatchFunction, FunctionName, columns_of, digest, read_data
-from ._train_loss import CLASSES, NEXT_TOKEN, PROBABILITIES, TrainLoss
+from ._train_data import Arrays, BatchFunction, FunctionName, columns_of, digest, read_data, sample_axis
+from ._train_loss import TrainLoss
 from ._train_options import TrainOptions
 
 if TYPE_CHECKING:
+    import numpy as np
+    from onnx import GraphProto, ModelProto, TensorProto
+
+    from singa_backend.collectives import Communicator
+    from singa_backend.passes.head import ReplacedHead
+    from singa_backend.proto.load import ModelSource
+    from singa_backend.proto.values import Value
+
     from .._core.tensor import Tensor
     from .._onnx.model import SONNXModel
     from .._training.checkpoint import Checkpoint
@@ -130,6 +130,10 @@ def prepared(chosen: TrainOptions, group: Communicator | None, starts: bool = Fa
         SonnxError: The model, the data, an option or the checkpoint is refused.
         click.UsageError: An option does not fit the data or the checkpoint.
     """
+    import numpy as np
+
+    from singa_backend.proto.load import open_light
+
     from .. import opt
     from .._training.fit import Position
 
@@ -189,6 +193,10 @@ def _source(chosen: TrainOptions) -> tuple[ModelSource, ReplacedHead | None]:
 
     An adapter adds the layer itself.
     """
+    from singa_backend.passes.branches import has_branches, lift_weights
+    from singa_backend.passes.head import replace_head
+    from singa_backend.proto.load import embed, load_model, open_light
+
     if chosen.head is None:
         light, _ = open_light(chosen.model)
         if chosen.lora is not None or not has_branches(light):
@@ -200,7 +208,9 @@ def _source(chosen: TrainOptions) -> tuple[ModelSource, ReplacedHead | None]:
         return str(chosen.model), new_head(chosen)
     proto, folder = load_model(chosen.model)
     embed(proto, folder)
-    return proto, replace_head(proto, chosen.head, seed=chosen.seed)
+    if has_branches(proto):
+        lift_weights(proto)
+    return proto, replace_head(proto, chosen.head, seed=chosen.seed, at=chosen.at)
 
 
 def _data(chosen: TrainOptions, model: SONNXModel, loss: TrainLoss) -> tuple[Arrays | BatchFunction, Arrays | None, int | None]:
@@ -228,6 +238,8 @@ def _data(chosen: TrainOptions, model: SONNXModel, loss: TrainLoss) -> tuple[Arr
 
 def _check_roundings(model: SONNXModel) -> None:
     """Refuse to train parameters whose values are quantized on the way to the output: their gradients are 0, or lack a part."""
+    from singa_backend.inspection.trainable import rounded
+
     found = rounded(model.imported.graph, [n for n, p in model.imported.parameters.items() if p.requires_grad])
     if not found:
         return
@@ -247,10 +259,13 @@ def _targets(data: Arrays | BatchFunction) -> np.ndarray:
 
 def _warn(chosen: TrainOptions, made: TrainSetup) -> None:
     """Tell what was replaced, and of a softmax before a softmax."""
+    from singa_backend.passes.head import SIGMOIDS, last_activation
+
     head, activation = made.head, last_activation(made.empty)
     if head and not chosen.as_json:
         names = ", ".join(head.parameters)
-        what = f"new last layer: {head.node}, {head.outputs} outputs in place of {head.before}, from {head.features} values"
+        place = f"at {head.at!r}" if head.at else f"in place of {head.before}"
+        what = f"new last layer: {head.node}, {head.outputs} outputs {place}, from {head.features} values"
         err.print(f"{what} ({names})", markup=False, highlight=False, soft_wrap=True)
     if chosen.loss == CLASSES and activation in ("Softmax", *SIGMOIDS):
         what = f"the output of the model is computed by {activation}, and --loss {chosen.loss} applies a softmax to it once more"
@@ -288,14 +303,16 @@ def tuned_model(
 
     class Tuned(SONNXModel):
         def train_one_batch(self, *batch: Tensor) -> tuple[Tensor, Tensor]:
-            y = self.forward(*map(_of_batch, batch[:-1], self.imported.graph.inputs))[0]
+            inputs = self.imported.graph.inputs
+            y = self.forward(*(_of_batch(x, v, inputs) for x, v in zip(batch[:-1], inputs, strict=True)))[0]
             value = compute(y, batch[-1])
             update(value)
             return y, value
 
         def batch_weight(self, *batch: Tensor) -> int:
             t = batch[-1]
-            return compute.weight(np.asarray(t.device.backend.get(t.data)))
+            with t.device.backend.active():
+                return compute.weight(t.data)
 
         def __call__(self, *batch: Any, **kwargs: Any) -> Any:
             found = super().__call__(*batch, **kwargs)
@@ -311,15 +328,20 @@ def tuned_model(
     return made
 
 
-def _of_batch(x: Tensor, declared: Value) -> Tensor:
-    """An input of a batch; one that the model declares without axes has the same value for each sample."""
+def _of_batch(x: Tensor, declared: Value, inputs: Sequence[Value]) -> Tensor:
+    """An input as the model takes it, of a batch whose samples are along axis 0: see `DataColumns.spread`."""
     from .._core.tensor import op
 
-    return op.Gather(x, 0) if declared.shape == () and len(x.shape) == 1 else x
+    axis = sample_axis(declared, inputs)
+    if axis is None:
+        return op.Gather(x, 0) if len(x.shape) == len(declared.shape or ()) + 1 else x
+    return op.Transpose(x, perm=[*range(1, axis + 1), 0, *range(axis + 1, len(x.shape))]) if axis else x
 
 
 def write_trained(chosen: TrainOptions, made: TrainSetup) -> None:
     """Write the trained model, or its adapter."""
+    from singa_backend.proto.save import save
+
     assert chosen.target_file is not None
     if chosen.lora is None:
         save(updated(made.empty, made.model), chosen.target_file, folder=made.folder, check=False)
@@ -374,7 +396,7 @@ def _checkpoint(chosen: TrainOptions, made: TrainSetup, rule: Any, place: Device
         "--data": _identity(made.data),
         "--validation": _identity(made.held_out) if made.held_out else "none",
         "--loss": chosen.loss,
-        **({"--ignore-index": str(chosen.ignore_index)} if chosen.ignore_index is not None else {}),
+        **({"--ignore-index": str(ignored)} if (ignored := made.compute.ignore_index) is not None else {}),
         **({"--class-axis": chosen.class_axis} if chosen.class_axis is not None else {}),
         "--optimizer": f"{optimizer} without momentum" if optimizer == "sgd" and not chosen.momentum else optimizer,
         "--batch-size": str(chosen.batch_size) if isinstance(made.data, tuple) else "that of --data",
@@ -388,6 +410,7 @@ def _checkpoint(chosen: TrainOptions, made: TrainSetup, rule: Any, place: Device
         **({"--accumulate": str(chosen.accumulate)} if chosen.accumulate > 1 else {}),
         **({"--sync-batch-norm": "yes"} if chosen.sync_batch_norm and group else {}),
         **({"--head": str(chosen.head)} if chosen.head is not None else {}),
+        **({"--at": chosen.at} if chosen.at is not None else {}),
         **({"--keep-best": chosen.records.keep_best} if chosen.records.keep_best else {}),
         **({"--precision": chosen.precision} if chosen.precision != "float32" else {}),
         **({"--workers": str(group.size), "--dist-option": _exchanged(chosen.dist_option, chosen.sparsity)} if group else {}),
@@ -443,6 +466,10 @@ def _exchanged(dist_option: str, sparsity: float) -> str:
 
 def _without_weights(source: ModelSource, model: SONNXModel) -> tuple[ModelProto, Path | None]:
     """The model without the data of its trained tensors, and its folder; raises UnsupportedModel if it has no place for some."""
+    from onnx import ModelProto, TensorProto
+
+    from singa_backend.proto.load import load_model
+
     proto, folder = load_model(source)
     if proto is source:
         proto = ModelProto()
@@ -472,6 +499,9 @@ def _stored(graph: GraphProto, names: Container[str]) -> Iterator[tuple[str, Ten
 
 def updated(proto: ModelProto, model: SONNXModel) -> ModelProto:
     """Write the current values of the parameters and running statistics into a model of `_without_weights`, and return it."""
+    import numpy as np
+    from onnx import numpy_helper
+
     states = model.get_states()
     for name, tensor in _stored(proto.graph, states):
         value = states[name]
@@ -481,6 +511,9 @@ def updated(proto: ModelProto, model: SONNXModel) -> ModelProto:
 
 def _structure(proto: ModelProto) -> np.ndarray:
     """The bytes of a model without the data of its initializers."""
+    import numpy as np
+    from onnx import ModelProto, TensorProto
+
     bare = ModelProto()
     bare.CopyFrom(proto)
     for tensor in bare.graph.initializer:

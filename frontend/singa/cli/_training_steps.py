@@ -5,20 +5,24 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
-import numpy as np
 from click.core import ParameterSource
-from onnx import ModelProto
 
-from singa_backend import Limits
 from singa_backend.errors import InvalidInput
-from singa_backend.kernels.table import Options
-from singa_backend.plans.profile import Profile
 
-from ._train_loss import CLASSES, NEXT_TOKEN, TrainLoss
+from .._autograd.loss_names import CLASSES, NEXT_TOKEN
+from ._train_loss import TrainLoss
 from ._train_setup import rule_of, tuned_model
+
+if TYPE_CHECKING:
+    import numpy as np
+    from onnx import ModelProto
+
+    from singa_backend import Limits
+    from singa_backend.kernels.table import Options
+    from singa_backend.plans.profile import Profile
 
 
 @dataclass(frozen=True)
@@ -71,6 +75,8 @@ def profiled_training(
     Raises:
         SonnxError: The model cannot be trained, or the inputs or targets do not fit it.
     """
+    import numpy as np
+
     from .._core.tensor import Tensor
     from .._training.profiling import profiled_step
     from ..device import resolve
@@ -94,6 +100,8 @@ def profiled_training(
 
 def _drawn(loss: str, shape: tuple[int, ...]) -> np.ndarray:
     """Random targets for an output of this shape: class numbers for losses of these, numbers in [0, 1) for other ones."""
+    import numpy as np
+
     generator = np.random.default_rng(0)
     if loss == NEXT_TOKEN:
         return generator.integers(0, shape[-1], shape[:-1])

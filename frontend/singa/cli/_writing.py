@@ -7,8 +7,7 @@ from typing import Any
 
 import click
 
-from singa_backend.opsets.writer import LEAST
-from singa_backend.proto.schemas import newest
+from singa_backend.choices import LEAST
 
 from ._common import OUTPUT
 
@@ -43,10 +42,19 @@ def _shape(text: str) -> list[int | str]:
     return [int(d) if d.lstrip("-").isdigit() else d for d in filter(None, text.split(","))]
 
 
+class _Opset(click.IntRange):
+    """An opset up to the newest of the installed onnx, which the help does not import."""
+
+    def convert(self, value: Any, param: click.Parameter | None, context: click.Context | None) -> Any:
+        from singa_backend.proto.schemas import newest
+
+        return click.IntRange(self.min, newest("")).convert(value, param, context)
+
+
 _OUTPUT = (
     click.option("--output", "-o", "path", required=True, type=OUTPUT, metavar="OUT",
                  help="The file to write."),
-    click.option("--opset", type=click.IntRange(LEAST, newest("")), help="The opset of the file."),
+    click.option("--opset", type=_Opset(LEAST), help="The opset of the file."),
     click.option("--extra-opset", "extra_opsets", multiple=True, type=(str, int), metavar="DOMAIN VERSION",
                  help="The version of a domain of custom operators."),
     click.option("--shape", "shape_override", multiple=True, callback=_pairs(_shape, "NAME=SIZE,SIZE,..."),

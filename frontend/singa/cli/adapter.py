@@ -5,18 +5,17 @@ from __future__ import annotations
 import math
 import os
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
-import numpy as np
 
-from singa_backend.adapters import Adapter, LowRank, base_digest
-from singa_backend.adapters.files import SONNX, form_of, form_to_write, load_adapter, save_adapter
 from singa_backend.io.places import check, check_folder
-from singa_backend.proto.load import open_light
 
 from ._common import OutputPath, echo, exit_codes, json_option, show, write_json
 from ._tables import NAME, NUMBER, WORDS, Columns
+
+if TYPE_CHECKING:
+    from singa_backend.adapters import Adapter, LowRank
 
 _CHANGES = Columns({"tensor": NAME, "kind": WORDS, "rank": NUMBER, "scale": NUMBER, "A": WORDS, "B": WORDS, "norm": NUMBER})
 
@@ -45,6 +44,10 @@ def command(adapter: Path, target: Path | None, model: Path | None, as_json: boo
     ADAPTER is a file .safetensors of sonnx train --lora, a folder of PEFT, or a file .onnx_adapter of onnxruntime. The norm is
     that of the change of the weight, the root of the sum of squares.
     """
+    from singa_backend.adapters import Adapter, base_digest
+    from singa_backend.adapters.files import SONNX, form_of, form_to_write, load_adapter, save_adapter
+    from singa_backend.proto.load import open_light
+
     form = form_of(adapter)
     if model is None and form != SONNX:
         raise click.UsageError(f"an adapter of {form} needs --model MODEL, to whose tensors its names are matched")
@@ -87,6 +90,8 @@ def _row(name: str, change: LowRank) -> dict[str, Any]:
 
 def _norm(change: LowRank) -> float:
     """The Frobenius norm of scale B A, without the product: the groups of a convolution are separate blocks."""
+    import numpy as np
+
     group = len(change.a) // change.b.shape[1] if change.b.shape[1] else 1
     a = change.a.reshape(group, -1, math.prod(change.a.shape[1:])).astype(np.float64)
     b = change.b.reshape(group, -1, change.b.shape[1]).astype(np.float64)

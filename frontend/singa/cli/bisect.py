@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
-
-from singa_backend import debug
 
 from ._common import NO, OUTPUT_FOLDER, check_places, device_option, echo, exit_codes, json_option, write_json
 from ._inputs import InputOptions, model_options
 from ._progress import progress
 from .compare import Sides, side_options, tolerances, trusted
+
+if TYPE_CHECKING:
+    from singa_backend import debug
 
 
 @click.command("bisect")
@@ -28,6 +30,8 @@ def command(model: Path, inputs: InputOptions, sides: Sides, to: Path | None, de
     The folder contains model.onnx and test_data_set_0; they are read back and run before they are reported.  The exit code is 1
     if a node was found, 0 if both sides agree.
     """
+    from singa_backend import debug
+
     check_places(folders=(to,))
     other = trusted(sides.against, sides.program, device)
     source = debug.Source.of(model)

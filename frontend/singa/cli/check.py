@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from singa_backend.inspection import CheckReport, TrainableReport, trainable_report
-from singa_backend.inspection import check as check_model
-
 from ._common import NO, SECONDS, echo, err, exit_codes, json_option, model_argument, show, write_json
 from ._tables import NAME, NUMBER, WHOLE, WORDS, Columns
+
+if TYPE_CHECKING:
+    from singa_backend.inspection import CheckReport, TrainableReport
 
 _OPERATORS = Columns({"operator": NAME, "version": NUMBER, "nodes": NUMBER, "dtypes": WORDS, "status": WHOLE})
 
@@ -34,6 +35,9 @@ def command(model: Path, strict: bool, timeout: float, train: bool, as_json: boo
 
     The model is not executed.  onnx's own checker runs too, in a separate process, as a second opinion.
     """
+    from singa_backend.inspection import check as check_model
+    from singa_backend.inspection import trainable_report
+
     if not as_json and err.is_terminal:
         err.print(f"reading {model.name} ...", style="dim")
     report = check_model(model, timeout=timeout)

@@ -8,17 +8,10 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from singa_backend import debug
-from singa_backend.comparison.tolerances import ADDS_UP, narrowest
-from singa_backend.debug.setting import AGAINST, is_engine
-from singa_backend.debug.torch_module import is_torch
-from singa_backend.dtypes import from_type_string, onnx_name
-from singa_backend.inspection import inspect
-from singa_backend.io.files import write_text
 from singa_backend.io.places import check
 from singa_backend.rendering import printable
 
@@ -41,6 +34,9 @@ from ._common import (
 from ._inputs import InputOptions, model_options
 from ._progress import progress
 from ._tables import NAME, NUMBER, WORDS, Columns, TextTable
+
+if TYPE_CHECKING:
+    from singa_backend import debug
 
 _VALUES = Columns({"value": NAME, "node": NAME, "type": WORDS, "max abs": NUMBER, "max rel": NUMBER, "ULP": NUMBER, "NaN": NUMBER,
                    "Inf": NUMBER, "of tolerance": NUMBER, "": WORDS},
@@ -98,6 +94,10 @@ def side_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 def trusted(against: str | None, program: str | None, device: str) -> str | debug.EngineCommand:
     """Return the side to compare with; raises click.BadParameter unless it is an engine or a file."""
+    from singa_backend import debug
+    from singa_backend.debug.setting import AGAINST, is_engine
+    from singa_backend.debug.torch_module import is_torch
+
     if program is not None:
         if against is not None:
             raise click.UsageError("use only one of --against and --against-command")
@@ -148,6 +148,11 @@ def command(
 
     Without inputs, random ones with seed 0 are used.  Memory is bounded by the live values plus one chunk of results.
     """
+    from singa_backend import debug
+    from singa_backend.debug.setting import is_engine
+    from singa_backend.inspection import inspect
+    from singa_backend.io.files import write_text
+
     other = trusted(sides.against, sides.program, device)
     if page:
         check(page, parents=True, keeps=(model, sides.against, inputs.archive))
@@ -169,6 +174,9 @@ def command(
 
 
 def _show(found: debug.Comparison, rows: list[debug.Row], source: debug.Source, local: bool, layers: bool) -> None:
+    from singa_backend.comparison.tolerances import narrowest
+    from singa_backend.dtypes import from_type_string, onnx_name
+
     if rows:
         show(_layers(found, rows) if layers else _table(found, rows))
     _show_not_compared(found)
@@ -261,6 +269,8 @@ def tolerances(differences: Iterable[debug.Difference], nodes: int) -> list[str]
 
     nodes: how many nodes add to the error of the first value that differs; 1 for a node alone.
     """
+    from singa_backend.comparison.tolerances import ADDS_UP
+
     found: dict[tuple[str, float, str], list[debug.Difference]] = {}
     for d in differences:
         if d.tolerance is not None:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from singa_backend import DeviceUnavailable
-from singa_backend.conform import cases, gaps, releases, report, results, worker
+from singa_backend.choices import KINDS, OURS
 
-from . import _releases
 from ._common import (
     NO,
     OUTPUT_FOLDER,
@@ -31,7 +29,11 @@ from ._common import (
 )
 from ._progress import progress
 from ._tables import NUMBER, WHOLE, Columns
-from ._verdicts import show_counts, show_failures, show_meaning
+
+if TYPE_CHECKING:
+    from singa_backend.conform import gaps, worker
+
+    from . import _releases
 
 _LISTED = 30
 """The operators that are listed."""
@@ -42,10 +44,10 @@ _KINDS = Columns({"kind": WHOLE, "cases": NUMBER, "strict": NUMBER, "official": 
 
 @click.command("conform")
 @click.option("--select", "-k", default="", callback=expression, help="Only cases whose name matches this regular expression.")
-@click.option("--kind", "kinds", multiple=True, type=click.Choice(cases.KINDS), help="Only cases of this kind (repeatable).")
+@click.option("--kind", "kinds", multiple=True, type=click.Choice(KINDS), help="Only cases of this kind (repeatable).")
 @processes_option("--processes", "-n", help="Child processes (default: one per core).")
 @click.option("--timeout", default=60.0, show_default=True, type=SECONDS, help="Seconds that one case may take.")
-@click.option("--backend", default=worker.OURS, show_default=True, help="The backend under test, MODULE:CLASS.")
+@click.option("--backend", default=OURS, show_default=True, help="The backend under test, MODULE:CLASS.")
 @click.option("--results", "target", type=OUTPUT_PATH, help="Write everything to this JSON file.")
 @click.option("--junit", type=OUTPUT_PATH, help="Write JUnit XML to this file.")
 @click.option("--report", "folder", type=OUTPUT_FOLDER, help="Write the support report into this folder.")
@@ -78,6 +80,11 @@ def command(
     as_json: bool,
 ) -> None:
     """Run ONNX's own suite; every failure must be listed in gaps.txt with its reason."""
+    from singa_backend.conform import cases, gaps, report, results, worker
+
+    from . import _releases
+    from ._verdicts import show_meaning
+
     if folder and (select or kinds or older):
         raise click.UsageError("--report needs the whole suite: leave out --select, --kind and --release")
     check_places(target, junit, folders=(cache,), pages=(folder, report.FILES))
@@ -88,7 +95,7 @@ def command(
     _check_backend(backend, device)
     if not as_json:
         err.print("loading the cases of the installed onnx ...", style="dim")
-    chosen = cases.load(kinds or cases.KINDS, select)
+    chosen = cases.load(kinds or KINDS, select)
     if renew_manifest:
         results.save(cases.manifest_of(chosen), cases.data_file("manifest.json"))
         click.echo(f"wrote {cases.data_file('manifest.json')}")
@@ -104,7 +111,7 @@ def command(
             step(note=f"{len(failed)} not passed")
 
         found = worker.run(chosen, backend, device, processes, timeout, note)
-    ours = backend == worker.OURS
+    ours = backend == OURS
     judged = gaps.judge(found, gaps.read(cases.data_file("gaps.txt"), device) if ours else {})
     document = results.to_json(found, judged, backend, device, manifest)
     if target:
@@ -127,9 +134,12 @@ def command(
 
 
 def _check_backend(backend: str, device: str) -> None:
+    from singa_backend import DeviceUnavailable
+    from singa_backend.conform import worker
+
     supports = getattr(worker.resolve(backend), "supports_device", None)
     if supports is not None and not supports(device):
-        hint = "sonnx run --device shows why" if backend == worker.OURS else "its supports_device(device) returned False"
+        hint = "sonnx run --device shows why" if backend == OURS else "its supports_device(device) returned False"
         raise DeviceUnavailable(f"{backend} does not support the device {device!r} on this machine", hint=hint)
 
 
@@ -141,6 +151,10 @@ def _older(
     junit: Path | None,
     renew_manifest: bool,
 ) -> None:
+    from singa_backend.conform import releases, results
+
+    from . import _releases
+
     chosen = list(releases.manifest()) if "all" in names else list(dict.fromkeys(names))
     if junit and len(chosen) > 1:
         raise click.UsageError("--junit needs exactly one --release")
@@ -166,6 +180,10 @@ def _older(
 
 
 def _show_conformance(found: list[worker.Result], judged: gaps.Judgement, totals: dict[str, Any]) -> None:
+    from singa_backend.conform import cases
+
+    from ._verdicts import show_counts, show_failures
+
     table = _KINDS.table("ONNX conformance")
     for kind, t in totals["by_kind"].items():
         table.add(kind, t["cases"], t["strict"], t["official"])

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
-from onnx import ModelProto
 
-from singa._onnx import export
-from singa._onnx.export_options import ExportReport
-from singa_backend.passes.change_dtype import FLOATS
-from singa_backend.proto.load import load_model
-from singa_backend.proto.messages import graphs
+from singa_backend.choices import FLOATS
 
 from ._common import echo, exit_codes, json_option, show, write_json
 from ._tables import NAME, NUMBER, Columns
 from ._writing import FUNCTIONS, LOWER, given, write_options
+
+if TYPE_CHECKING:
+    from onnx import ModelProto
+
+    from singa._onnx.export_options import ExportReport
 
 FEW = 6
 """The operators, and the warnings, that are shown without -v."""
@@ -54,6 +54,9 @@ def command(model: Path, path: Path, verbose: bool, as_json: bool, **options: An
 
 def convert(model: Path, path: Path, verbose: bool, as_json: bool, options: dict[str, Any]) -> None:
     """Write the model and show what changed; `options` are the fields of `singa.exporting.Options`."""
+    from singa._onnx import export
+    from singa_backend.proto.load import load_model
+
     source, _ = load_model(model)
     before = _operators(source)
     made, report = export.convert(model, path=path, with_report=True, **given(options))
@@ -87,6 +90,8 @@ def _show(source: ModelProto, before: Counter[str], made: ModelProto, report: Ex
 
 def _operators(model: ModelProto) -> Counter[str]:
     """Count the nodes by operator, those of subgraphs and functions included."""
+    from singa_backend.proto.messages import graphs
+
     left = [*model.graph.node, *(n for f in model.functions for n in f.node)]
     found: Counter[str] = Counter()
     while left:

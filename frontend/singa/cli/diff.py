@@ -7,8 +7,6 @@ from pathlib import Path
 
 import click
 
-from singa_backend import debug
-from singa_backend.io.files import write_text
 from singa_backend.io.places import check
 
 from ._common import NO, OUTPUT, echo, exit_codes, json_option, show, write_json, wrote
@@ -30,6 +28,9 @@ def command(first: Path, second: Path, page: Path | None, as_json: bool) -> None
 
     The exit code is 1 if they differ.  Other names of values between nodes are not a difference.
     """
+    from singa_backend import debug
+    from singa_backend.io.files import write_text
+
     if page:
         check(page, parents=True, keeps=(first, second))
     found = debug.diff(first, second)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import sys
+from typing import TYPE_CHECKING
 
 import click
 
-from singa_backend.doctor import Diagnosis, diagnose
-
 from ._common import NO, echo, exit_codes, json_option, show, write_json
 from ._tables import WHOLE, WORDS, Columns
+
+if TYPE_CHECKING:
+    from singa_backend.doctor import Diagnosis
 
 TRUST = "docs/performance.md#implementations-that-are-not-trusted"
 """Where the conditions and the faults of these implementations are listed."""
@@ -27,6 +29,8 @@ def command(as_json: bool) -> None:
     The exit code is 1 if there is a problem: oneDNN is missing although its wheel exists for this platform, or a setting is
     invalid.  Hints do not change it.
     """
+    from singa_backend.doctor import diagnose
+
     found = diagnose()
     if as_json:
         write_json(found.to_dict())

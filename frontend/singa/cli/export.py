@@ -9,22 +9,22 @@ import os
 import re
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
-import numpy as np
 
-from singa_backend import Value
 from singa_backend.errors import InvalidInput
 from singa_backend.io.places import STANDARD_OUTPUT, check
-from singa_backend.proto.save import save
 
-from .._core.tensor import Tensor
-from .._onnx import export, verify
-from ..model import Model
 from . import _feeds
 from ._common import echo, exit_codes, json_option, write_json
 from ._writing import FUNCTIONS, LOWER, given, write_options
+
+if TYPE_CHECKING:
+    from singa_backend import Value
+
+    from .._core.tensor import Tensor
+    from ..model import Model
 
 
 @click.command("export")
@@ -62,6 +62,11 @@ def command(
     PROGRAM is a file (net.py) or a module; NAME is a Model in it, a subclass of Model, or a function that returns a Model, or a
     Model and a list of Tensors to call it with. The program is imported, so use only programs that you trust.
     """
+    from singa_backend.proto.save import save
+
+    from .._core.tensor import Tensor
+    from .._onnx import export, verify
+
     check(path, keeps=[archive])
     arrays = _feeds.from_npz(archive) if archive else _feeds.random_inputs([*map(_declared, drawn)], 0, {})
     model, inputs = _built(target)
@@ -88,6 +93,8 @@ def command(
 
 def _built(target: str) -> tuple[Model, list[Tensor] | None]:
     """Return the model that a program builds, and its example inputs if the program returns them."""
+    from ..model import Model
+
     place, _, name = target.rpartition(":")
     if not place or not name:
         raise click.BadParameter(f"must be PROGRAM:NAME, such as net.py:Net, got {target!r}")
@@ -123,6 +130,10 @@ def _program(place: str) -> Any:
 
 
 def _declared(text: str) -> Value:
+    import numpy as np
+
+    from singa_backend import Value
+
     found = re.fullmatch(r"(.+)=(\w+)\[([\d, ]*)\]", text)
     if found is None:
         raise click.BadParameter(f"must be NAME=DTYPE[SIZE,...], such as x=float32[2,3,8,8], got {text!r}")

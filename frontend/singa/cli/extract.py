@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from singa_backend import debug
 from singa_backend.io.places import check
 
 from ._common import OUTPUT, echo, exit_codes, json_option, model_argument, write_json
+
+if TYPE_CHECKING:
+    from singa_backend import debug
 
 
 @click.command("extract")
@@ -29,6 +32,8 @@ def command(model: Path, taken: tuple[str, ...], made: tuple[str, ...], path: Pa
 
     Without --inputs it begins at the inputs of MODEL, without --outputs it ends at its outputs.
     """
+    from singa_backend import debug
+
     check(path)
     source = debug.Source.of(model)
     part = debug.extract(source, _names(source, taken), _names(source, made), path)

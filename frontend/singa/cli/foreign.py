@@ -9,10 +9,6 @@ from typing import Any
 
 import click
 
-from singa_backend.conform import foreign as foreigners
-from singa_backend.sweep.run import settle_all
-from singa_backend.sweep.tasks import FOREIGN
-
 from ._common import NO, OUTPUT_FOLDER, check_places, echo, exit_codes, expression, json_option, write_json, wrote
 from ._progress import progress
 
@@ -30,6 +26,10 @@ def command(folder: Path | None, select: str, with_light: bool, target: Path | N
     The models are the nine light models of onnx, with random instead of constant weights, and the exported models of FOLDER,
     which are also compared with what their framework computed (NET-*.onnx and NET.npz with the arrays x0_0, ..., y0_0, ...).
     """
+    from singa_backend.conform import foreign as foreigners
+    from singa_backend.sweep.run import settle_all
+    from singa_backend.sweep.tasks import FOREIGN
+
     check_places(pages=(target, foreigners.FILES))
     wanted = foreigners.requests(folder, select, light=with_light)
     found: dict[int, dict[str, Any]] = {}

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from singa_backend.conform import microsoft, results
-from singa_backend.conform.cases import data_file
-from singa_backend.conform.fuzz import generate, ledger, run, summary
 from singa_backend.errors import first_line
-from singa_backend.proto.schemas import MICROSOFT
 
 from ._common import (
     NO,
@@ -30,6 +26,9 @@ from ._common import (
 )
 from ._progress import progress
 from ._tables import NUMBER, WHOLE, Columns
+
+if TYPE_CHECKING:
+    from singa_backend.conform.fuzz import ledger, run
 
 _VERDICTS = Columns({"verdict": WHOLE, "cases": NUMBER})
 
@@ -90,6 +89,11 @@ def command(
     Every difference must be in ledger.toml, or of graphs in graphs.toml, with its class and reason. Otherwise, and if a process
     of ours dies, hangs or raises a foreign exception, the exit code is 1.
     """
+    from singa_backend.conform import microsoft, results
+    from singa_backend.conform.cases import data_file
+    from singa_backend.conform.fuzz import ledger, run, summary
+    from singa_backend.proto.schemas import MICROSOFT
+
     entries = ledger.read(book or data_file("ledger.toml"))
     if folder and only is None:
         raise click.UsageError("--write needs --only")
@@ -136,6 +140,8 @@ def command(
 
 
 def _show(document: dict[str, Any]) -> None:
+    from singa_backend.conform.fuzz import summary
+
     t = document["totals"]
     table = _VERDICTS.table("generated models")
     for state in summary.STATES:
@@ -163,6 +169,8 @@ def _selected(select: str) -> str:
 
 
 def _one(index: int, seed: int, select: str, entries: list[ledger.KnownDifference], folder: Path | None, as_json: bool) -> bool:
+    from singa_backend.conform.fuzz import generate, run
+
     judged, answer, seen = run.one(index, seed, entries, select)
     case = answer.case if answer else None
     differences = [

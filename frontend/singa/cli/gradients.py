@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
-
-from singa_backend.conform import gradient_matrix, microsoft
-from singa_backend.conform.gradient_matrix import page
-from singa_backend.proto.schemas import MICROSOFT
 
 from . import _operators
 from ._common import (
@@ -31,6 +27,9 @@ from ._common import (
 )
 from ._progress import progress
 from ._tables import NUMBER, WHOLE, WORDS, Columns
+
+if TYPE_CHECKING:
+    from singa_backend.conform import gradient_matrix
 
 _ROWS = Columns({"operator": WHOLE, "verdict": WHOLE, "by": WORDS, "points": NUMBER, "kinks": NUMBER, "worst": NUMBER,
                  "graph": WHOLE, "onnxruntime": WORDS})  # fmt: skip
@@ -79,6 +78,10 @@ def command(
     in gradients.toml.  SELECT names the domain of an operator that ONNX lacks ('ai.singa:Philox', 'com.microsoft:Gelu').
     With --operators, those of the modules are compared.
     """
+    from singa_backend.conform import gradient_matrix, microsoft
+    from singa_backend.conform.gradient_matrix import page
+    from singa_backend.proto.schemas import MICROSOFT
+
     onnxruntimes = MICROSOFT in select
     if check:
         folder = folder or Path("reports")

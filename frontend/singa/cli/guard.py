@@ -7,15 +7,11 @@ import sys
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from singa_backend import debug
-from singa_backend.debug import guards
-from singa_backend.debug.setting import AGAINST, is_engine
-from singa_backend.io.files import write_npz
 from singa_backend.io.places import check as check_place
-from singa_backend.proto.named_arrays import named_arrays
 
 from . import _operators
 from ._common import (
@@ -36,6 +32,9 @@ from ._feeds import sizes_of
 from ._inputs import InputOptions, input_options
 from ._progress import progress
 from ._tables import NAME, NUMBER, WORDS, Columns
+
+if TYPE_CHECKING:
+    from singa_backend.debug import guards
 
 _DIFFERING = Columns({"value": NAME, "node": NAME, "case": WORDS, "max abs": NUMBER, "of tolerance": NUMBER, "": WORDS})
 
@@ -123,6 +122,10 @@ def _check_options(action: str, inputs: InputOptions, options: GuardOptions) -> 
 
 def _write(file: Path, inputs: InputOptions, options: GuardOptions, as_json: bool) -> None:
     """Write a guard."""
+    from singa_backend import debug
+    from singa_backend.debug import guards
+    from singa_backend.debug.setting import AGAINST, is_engine
+
     assert options.target is not None
     check_place(options.target, parents=True, keeps=(file, inputs.archive))
     if not is_engine(options.engine):
@@ -154,6 +157,10 @@ def _write(file: Path, inputs: InputOptions, options: GuardOptions, as_json: boo
 
 def _inputs(file: Path, inputs: InputOptions, options: GuardOptions, as_json: bool) -> None:
     """Write the inputs of a guard."""
+    from singa_backend.debug import guards
+    from singa_backend.io.files import write_npz
+    from singa_backend.proto.named_arrays import named_arrays
+
     assert options.target is not None
     check_place(options.target, parents=True, keeps=(file,))
     guard = guards.read_guard(file)
@@ -169,6 +176,10 @@ def _inputs(file: Path, inputs: InputOptions, options: GuardOptions, as_json: bo
 
 def _check(file: Path, inputs: InputOptions, options: GuardOptions, as_json: bool) -> None:
     """Check a runtime or a file against a guard."""
+    from singa_backend import debug
+    from singa_backend.debug import guards
+    from singa_backend.debug.setting import AGAINST, is_engine
+
     against = debug.EngineCommand(options.program) if options.program else options.against or "onnxruntime"
     if isinstance(against, str) and not is_engine(against) and Path(against).suffix != ".npz":
         names = ", ".join(AGAINST)

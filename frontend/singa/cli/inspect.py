@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from singa_backend.inspection import Inspection, State
-from singa_backend.inspection import Table as GraphTable
-from singa_backend.inspection import inspect as inspect_model
-from singa_backend.inspection.measures import CODE
-from singa_backend.io.documents import read_document
-from singa_backend.io.files import write_text
 from singa_backend.io.places import check
-from singa_backend.proto.values import Value
 
 from ._common import OUTPUT, SECONDS, echo, err, exit_codes, json_option, model_argument, show, write_json
 from ._tables import NAME, NUMBER, WORDS, Columns
+
+if TYPE_CHECKING:
+    from singa_backend.inspection import Inspection, State
+    from singa_backend.inspection import Table as GraphTable
+    from singa_backend.proto.values import Value
 
 _MODEL = Columns({"model": NAME, "": WORDS})
 _INPUTS = Columns({"inputs": NAME, "type": WORDS})
@@ -70,6 +68,11 @@ def command(
     as_json: bool,
 ) -> None:
     """Show the inputs, outputs, states, operators and nodes of MODEL.  Nothing is executed."""
+    from singa_backend.inspection import inspect as inspect_model
+    from singa_backend.inspection.measures import CODE
+    from singa_backend.io.documents import read_document
+    from singa_backend.io.files import write_text
+
     if not page and (profile or comparison):
         raise click.UsageError("--profile and --compare are drawn on the picture: add --html FILE")
     if not as_json and err.is_terminal:

@@ -6,10 +6,8 @@ from pathlib import Path
 
 import click
 
+from singa_backend.choices import LAYOUTS
 from singa_backend.io.places import check
-from singa_backend.passes.change_layout import LAYOUTS, change_layout
-from singa_backend.proto.load import load_model
-from singa_backend.proto.save import save
 
 from ._common import OUTPUT, echo, exit_codes, json_option, write_json
 
@@ -36,6 +34,10 @@ def command(model: Path, to: str, target: Path, names: tuple[str, ...], as_json:
 
     A Transpose is inserted after each input and before each output; graph passes then move them until they cancel.
     """
+    from singa_backend.passes.change_layout import change_layout
+    from singa_backend.proto.load import load_model
+    from singa_backend.proto.save import save
+
     check(target)
     proto, folder = load_model(model)
     report = change_layout(proto, to, names or None, folder=folder)

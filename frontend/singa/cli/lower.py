@@ -9,7 +9,6 @@ import click
 
 from ._common import exit_codes, json_option, model_argument
 from ._writing import write_options
-from .convert import convert
 
 
 @click.command("lower")
@@ -25,4 +24,6 @@ def command(model: Path, path: Path, verbose: bool, as_json: bool, **options: An
     RMSNormalization, opset 21 weights of 4 bits.  If an operator has no body, nothing is written and the exit code is 3; the
     message names each such operator and why.
     """
+    from .convert import convert
+
     convert(model, path, verbose, as_json, options | {"lower": True})

@@ -7,12 +7,7 @@ from pathlib import Path
 
 import click
 
-from singa_backend.adapters import insert, merge
-from singa_backend.adapters.files import check_bases, combined, load_adapter
-from singa_backend.adapters.onnxruntime import adapter_inputs
 from singa_backend.io.places import check
-from singa_backend.proto.load import load_model
-from singa_backend.proto.save import save
 
 from ._common import FiniteNumber, echo, exit_codes, json_option, model_argument, model_output, write_json
 
@@ -55,6 +50,12 @@ def command(
     ADAPTER is a file .safetensors of sonnx train --lora, a folder of PEFT, or a file .onnx_adapter of onnxruntime. With --form
     inputs, OUT computes as MODEL, and with the values of an adapter (sonnx adapter -o NAME.onnx_adapter) as that.
     """
+    from singa_backend.adapters import insert, merge
+    from singa_backend.adapters.files import check_bases, combined, load_adapter
+    from singa_backend.adapters.onnxruntime import adapter_inputs
+    from singa_backend.proto.load import load_model
+    from singa_backend.proto.save import save
+
     if weights and len(weights) != len(adapters):
         raise click.UsageError(f"--weight must be given once for each adapter, {len(adapters)} times, got {len(weights)}")
     if weights and form == "inputs":

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
-
-from singa_backend.conform import opset_matrix as matrix
-from singa_backend.conform.opset_matrix import page
 
 from ._common import (
     NO,
@@ -27,6 +25,9 @@ from ._common import (
 )
 from ._progress import progress
 from ._tables import NUMBER, WHOLE, Columns
+
+if TYPE_CHECKING:
+    from singa_backend.conform import opset_matrix as matrix
 
 _OUTCOMES = Columns({"outcome": WHOLE, "models and opsets": NUMBER})
 
@@ -56,6 +57,9 @@ def command(select: str, oracle: str, jobs: int | None, folder: Path | None, che
     The exit code is 1 if a written model is refused by onnx's checker, does not run or returns other values, if an error names
     a wrong minimum opset, or if the models contradict `supported_ops`.
     """
+    from singa_backend.conform import opset_matrix as matrix
+    from singa_backend.conform.opset_matrix import page
+
     if check:
         folder = folder or Path("reports")
         check_matrix("the opset matrix", "opsets", folder, matrix.stale(folder), as_json)

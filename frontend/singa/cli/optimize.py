@@ -4,28 +4,32 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
-from onnx import ModelProto
 
-from singa_backend.autodiff.roles import PARAMETER, roles
 from singa_backend.errors import SonnxError
 from singa_backend.io.places import check
-from singa_backend.ir.reader import read
-from singa_backend.passes import FUSIONS, PASSES, Report
-from singa_backend.passes import optimize as rewrite
-from singa_backend.proto.checker import check_model
-from singa_backend.proto.load import load_model
-from singa_backend.proto.save import save
 
-from ._common import NO, echo, exit_codes, json_option, model_output, show, write_json
+from ._common import NO, LateChoice, echo, exit_codes, json_option, model_output, show, write_json
 from ._progress import progress
 from ._tables import NUMBER, WHOLE, WORDS, Columns
+
+if TYPE_CHECKING:
+    from onnx import ModelProto
+
+    from singa_backend.passes import Report
 
 FEW = 6
 """The passes, and the notes, that are shown without -v."""
 
 _PASSES = Columns({"pass": WHOLE, "changes": NUMBER, "nodes by operator": WORDS})
+
+
+def _passes() -> list[str]:
+    from singa_backend.passes import FUSIONS, PASSES
+
+    return [*PASSES, *FUSIONS]
 
 
 @click.command("optimize")
@@ -36,7 +40,7 @@ _PASSES = Columns({"pass": WHOLE, "changes": NUMBER, "nodes by operator": WORDS}
     "names",
     multiple=True,
     metavar="NAME",
-    type=click.Choice([*PASSES, *FUSIONS]),
+    type=LateChoice(_passes),
     help="Run only this pass (repeatable, in the given order).",
 )
 @click.option(
@@ -66,6 +70,12 @@ def command(
     Names and order of inputs and outputs are kept.  OUT may be MODEL; it is written only if onnx's checker accepts it, or if it
     refused MODEL too.  The exit code is 1 if a pass failed (its changes are undone; the others ran).
     """
+    from singa_backend.passes import FUSIONS
+    from singa_backend.passes import optimize as rewrite
+    from singa_backend.proto.checker import check_model
+    from singa_backend.proto.load import load_model
+    from singa_backend.proto.save import save
+
     if listed:
         _list(fuse, as_json)
         return
@@ -96,6 +106,9 @@ def command(
 
 def _parameters(proto: ModelProto, folder: Path | None) -> list[str] | None:
     """The float constants of a model that train by their roles; None, for all initializers, if it cannot be read."""
+    from singa_backend.autodiff.roles import PARAMETER, roles
+    from singa_backend.ir.reader import read
+
     try:
         graph = read(proto, folder).with_weights()
     except SonnxError:
@@ -104,6 +117,8 @@ def _parameters(proto: ModelProto, folder: Path | None) -> list[str] | None:
 
 
 def _list(fuse: bool, as_json: bool) -> None:
+    from singa_backend.passes import FUSIONS, PASSES
+
     passes = [*PASSES.values(), *(FUSIONS.values() if fuse else ())]
     if as_json:
         write_json({"passes": [{"pass": p.name, "summary": p.summary} for p in passes]}, name="optimize.passes")

@@ -5,19 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
-from onnx import ModelProto
 
-from singa_backend import Limits, SingaBackend, Value
-from singa_backend.inspection import inspect
-from singa_backend.io.files import write_text
 from singa_backend.io.places import check
-from singa_backend.limits import Budget, format_bytes, spend
-from singa_backend.plans.profile import NodeProfile, OperatorProfile, Profile, StepProfile
-from singa_backend.plans.training_profile import GradientProfile
-from singa_backend.proto.load import load_model
 from singa_backend.rendering import printable
 
 from ._common import (
@@ -37,6 +29,13 @@ from ._tables import NAME, NUMBER, WORDS, Columns
 from ._train_loss import loss_option
 from ._train_setup import freeze_option, optimizer_option, target_option
 from ._training_steps import StepOptions, check_step, profiled_training
+
+if TYPE_CHECKING:
+    from onnx import ModelProto
+
+    from singa_backend import Limits
+    from singa_backend.plans.profile import NodeProfile, OperatorProfile, Profile, StepProfile
+    from singa_backend.plans.training_profile import GradientProfile
 
 WAITED = 0.1
 """The part of the time of the runs for which threads may wait for a core without a line."""
@@ -93,6 +92,14 @@ def command(
     With --train it runs training steps, and also shows the parts of a step and what computes each gradient.  The targets are the
     array --target of --inputs, or of -i; without it, random ones.
     """
+    from onnx import ModelProto
+
+    from singa_backend import SingaBackend, Value
+    from singa_backend.inspection import inspect
+    from singa_backend.io.files import write_text
+    from singa_backend.limits import Budget, spend
+    from singa_backend.proto.load import load_model
+
     check_step(train, step)
     for path in filter(None, (trace, page)):
         check(path, parents=True, keeps=(model, inputs.archive))
@@ -119,6 +126,8 @@ def command(
 
 
 def _show(found: Profile, top: int, nodes: bool) -> None:
+    from singa_backend.limits import format_bytes
+
     _show_parts(found)
     steps = sorted(found.steps, key=lambda s: -s.seconds)[:top]
     if steps:

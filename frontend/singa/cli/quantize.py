@@ -6,20 +6,18 @@ import math
 import re
 import shlex
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from singa_backend.choices import FORMS, METHODS, QUANTIZED
 from singa_backend.io.places import check
-from singa_backend.proto.load import load_model
-from singa_backend.proto.save import save
-from singa_backend.quantization import ErrorRow, FloatWeight, quantization_errors, quantize_weights
-from singa_backend.quantization import quantize as rewrite
-from singa_backend.quantization.accuracy import worst
-from singa_backend.quantization.options import FORMS, INTEGERS, METHODS
 
 from ._common import FiniteNumber, echo, exit_codes, json_option, model_argument, model_output, show, write_json
 from ._tables import NAME, NUMBER, WORDS, Columns
+
+if TYPE_CHECKING:
+    from singa_backend.quantization import ErrorRow, FloatWeight
 
 _ERRORS = Columns({"node": NAME, "operator": NAME, "value": NAME, "output": WORDS, "SNR (dB)": NUMBER, "own SNR (dB)": NUMBER,
                    "max error": NUMBER, "mean error": NUMBER})  # fmt: skip
@@ -27,7 +25,7 @@ _ERRORS = Columns({"node": NAME, "operator": NAME, "value": NAME, "output": WORD
 _LISTED = 5
 """The number of nodes that are listed below the table."""
 
-_INTEGERS = click.Choice(list(INTEGERS))
+_INTEGERS = click.Choice(QUANTIZED)
 
 
 @click.command("quantize")
@@ -114,6 +112,12 @@ def command(
     Without --dynamic and --weight-only, the model runs on the data to find the range of each activation.  With them, data are
     used for the errors only.  Fuse normalizations first: sonnx optimize MODEL -o FUSED.
     """
+    from singa_backend.proto.load import load_model
+    from singa_backend.proto.save import save
+    from singa_backend.quantization import quantization_errors, quantize_weights
+    from singa_backend.quantization import quantize as rewrite
+    from singa_backend.quantization.accuracy import worst
+
     if data is None and not dynamic and weight_only is None:
         raise click.UsageError("--data CALIBRATION is required (or --dynamic, or --weight-only FORM)")
     if dynamic and weight_only is not None:

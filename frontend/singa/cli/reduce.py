@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from singa_backend import debug
-from singa_backend.debug.setting import AGAINST, is_engine
 from singa_backend.rendering import printable
 
 from ._common import (
@@ -24,6 +23,9 @@ from ._common import (
 from ._inputs import InputOptions, model_options
 from ._progress import progress
 from .compare import trusted
+
+if TYPE_CHECKING:
+    from singa_backend import debug
 
 
 @click.command("reduce")
@@ -66,6 +68,9 @@ def command(
     One of --against, --against-command, --raises and --command defines failure; the default is --against onnxruntime (with
     another --device: --against sonnx, the CPU).
     """
+    from singa_backend import debug
+    from singa_backend.debug.setting import AGAINST, is_engine
+
     check_places(folders=(to,))
     if sum(option is not None for option in (against, program, raises, command)) > 1:
         raise click.UsageError("use only one of --against, --against-command, --raises and --command")

@@ -7,8 +7,6 @@ from pathlib import Path
 
 import click
 
-from singa_backend.conform import report
-
 from ._common import NO, OUTPUT_FOLDER, echo, exit_codes, json_option, write_json, wrote
 
 
@@ -31,6 +29,8 @@ def command(runs: tuple[Path, ...], folder: Path, check: bool, as_json: bool) ->
     Runs of old releases and of GPUs are kept in runs/ of the report's folder and stay in the report until they are run again,
     those of GPUs also without runs/; fuzz.json there, if it exists, supplies the cells judged with generated models.
     """
+    from singa_backend.conform import report
+
     documents = [report.read_run(p) for p in runs]
     built = report.build(documents, folder)
     why, written = "", []

@@ -6,21 +6,13 @@ import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
-from onnx import ModelProto
 
-from singa_backend import Limits, SingaBackend, SingaRep
-from singa_backend.comparison import finite, tolerances, verdict
+from singa_backend.choices import CASE_ATOL, CASE_RTOL
 from singa_backend.errors import InvalidInput
-from singa_backend.io.files import write_npz
 from singa_backend.io.places import check
-from singa_backend.limits import Budget, spend
-from singa_backend.proto import test_data
-from singa_backend.proto.load import load_model
-from singa_backend.proto.named_arrays import named_arrays
-from singa_backend.runtime.origins import NonFinite, Origin
 
 from . import _feeds
 from ._common import (
@@ -42,7 +34,10 @@ from ._common import (
 from ._inputs import InputOptions, model_options
 from ._tables import NAME, NUMBER, WORDS, Columns
 
-_RTOL, _ATOL = tolerances.CASES.bounds["float32"].rtol, tolerances.CASES.bounds["float32"].atol
+if TYPE_CHECKING:
+    from singa_backend import Limits, SingaRep
+    from singa_backend.runtime.origins import Origin
+
 _OUTPUTS = Columns({"output": NAME, "type": WORDS, "min": NUMBER, "max": NUMBER, "NaN": NUMBER, "Inf": NUMBER,
                     "first values": WORDS})  # fmt: skip
 
@@ -112,8 +107,8 @@ class _Result:
 @click.option("--against-command", "program", metavar="CMD", help="Compare the outputs with those of a program.")
 @click.option("--timeout", default=60.0, show_default=True, type=SECONDS, help="Seconds that another engine may take.")
 @click.option("--aux", multiple=True, metavar="NAME", help="Return this intermediate value too (repeatable).")
-@click.option("--rtol", type=TOLERANCE, default=_RTOL, show_default=True, help="Relative tolerance for --data and --against.")
-@click.option("--atol", type=TOLERANCE, default=_ATOL, show_default=True, help="Absolute tolerance for --data and --against.")
+@click.option("--rtol", type=TOLERANCE, default=CASE_RTOL, show_default=True, help="Relative tolerance for --data and --against.")
+@click.option("--atol", type=TOLERANCE, default=CASE_ATOL, show_default=True, help="Absolute tolerance for --data and --against.")
 @click.option(
     "--validate", is_flag=True, help="Name the first node that makes NaN or infinity; the exit code is 1 if there is one."
 )
@@ -128,6 +123,10 @@ def command(**given: Any) -> None:
 
     With --against or --against-command, compare them with those of another engine, or of an .npz file.
     """
+    from singa_backend import SingaBackend
+    from singa_backend.io.files import write_npz
+    from singa_backend.proto.named_arrays import named_arrays
+
     options = RunOptions(**given)
     _check(options)
     rep = SingaBackend.prepare(
@@ -163,6 +162,12 @@ def _check(options: RunOptions) -> None:
 
 def _feed(options: RunOptions, rep: SingaRep) -> tuple[dict[str, Any], list[Any] | None]:
     """Return the inputs by name, and the expected outputs of --data; the files are read under the limits of the run."""
+    from onnx import ModelProto
+
+    from singa_backend.limits import Budget, spend
+    from singa_backend.proto import test_data
+    from singa_backend.proto.load import load_model
+
     inputs = options.inputs
     with spend(Budget(options.limits)):
         proto = load_model(options.model)[0] if inputs.data else ModelProto()
@@ -179,6 +184,11 @@ def _feed(options: RunOptions, rep: SingaRep) -> tuple[dict[str, Any], list[Any]
 
 def _run(options: RunOptions, rep: SingaRep, feeds: dict[str, Any], expected: list[Any] | None) -> _Result:
     """Run the model, write its outputs, and compare them with the expected ones or with those of another engine."""
+    from singa_backend.comparison import finite, verdict
+    from singa_backend.io.files import write_npz
+    from singa_backend.proto.named_arrays import named_arrays
+    from singa_backend.runtime.origins import NonFinite
+
     origin = None
     try:
         made = rep.run(feeds, aux_output=options.aux, validate=options.validate or expected is not None)
@@ -210,6 +220,8 @@ def _write(options: RunOptions, result: _Result) -> None:
 
 def _tell(options: RunOptions, result: _Result) -> None:
     """Print the result as text."""
+    from singa_backend.comparison import finite
+
     _show_outputs(_rows(result))
     wrote(options.target)
     why, both = result.difference, result.both_nan

@@ -7,11 +7,6 @@ from pathlib import Path
 import click
 
 from singa_backend.io.places import check
-from singa_backend.passes import sanitize
-from singa_backend.passes.domains import add_domains
-from singa_backend.proto.checker import check_model
-from singa_backend.proto.load import load_model
-from singa_backend.proto.save import save
 
 from ._common import NO, OUTPUT, echo, exit_codes, json_option, model_argument, write_json
 
@@ -31,6 +26,12 @@ def command(model: Path, path: Path, domains: bool, as_json: bool) -> None:
     Results, and the names of values, inputs and outputs, do not change.  OUT may be MODEL.  The exit code is 1 if a pass
     failed (its changes are undone).
     """
+    from singa_backend.passes import sanitize
+    from singa_backend.passes.domains import add_domains
+    from singa_backend.proto.checker import check_model
+    from singa_backend.proto.load import load_model
+    from singa_backend.proto.save import save
+
     check(path)
     proto, folder = load_model(model)
     completed = add_domains(proto) if domains else 0

@@ -5,11 +5,11 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from singa_backend.sweep import TASKS, Sweep, SweepReport, SweepRow, SweepSettings, find_files
+from singa_backend.choices import TASKS
 
 from ._common import (
     MEMORY,
@@ -32,6 +32,9 @@ from ._common import (
 )
 from ._progress import progress
 from ._tables import NAME, NUMBER, WHOLE, WORDS, Columns
+
+if TYPE_CHECKING:
+    from singa_backend.sweep import Sweep, SweepReport, SweepRow, SweepSettings
 
 _FILES = Columns({"file": NAME, "status": WHOLE, "s": NUMBER, "": WORDS})
 
@@ -91,6 +94,8 @@ def command(folder: Path, options: SweepOptions, as_json: bool) -> None:
     A file that kills its process twice, is too slow or needs too much memory is a row of the table, and the sweep goes on.
     Ctrl-C keeps what is finished. The exit code is 1 unless all files passed.
     """
+    from singa_backend.sweep import Sweep, find_files
+
     settings = _settings(options)
     check_places(options.junit, folders=(options.results,))
     files = find_files(folder, options.task, options.select)
@@ -113,6 +118,8 @@ def command(folder: Path, options: SweepOptions, as_json: bool) -> None:
 
 
 def _settings(options: SweepOptions) -> SweepSettings:
+    from singa_backend.sweep import SweepSettings
+
     context = click.get_current_context()
     source = click.core.ParameterSource
     for name, tasks in (("against", ("compare",)), ("seed", ("run", "compare"))):

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from typing import TYPE_CHECKING
 
 import click
-import numpy as np
 
-from singa_backend.comparison import tolerances
 from singa_backend.errors import did_you_mean
 
 from ._common import echo, exit_codes, json_option, show, write_json
 from ._tables import NUMBER, WHOLE, WORDS, Columns
+
+if TYPE_CHECKING:
+    from singa_backend.comparison import tolerances
 
 _RULES = Columns({"operators": WORDS, "steps": NUMBER, "of summands": NUMBER, "integers": NUMBER, "in": WHOLE, "reason": WORDS})
 _BOUNDS = Columns({"dtype": WORDS, "rtol": NUMBER, "atol": NUMBER, "reason": WORDS})
@@ -30,6 +32,10 @@ def command(operator: str | None, as_json: bool) -> None:
     A rule bounds the error of one node alone: in steps (ulps) of the value, plus steps of the largest summand, plus units of
     integers.  A command has tolerances by dtype, for values whose errors come from many nodes.
     """
+    import numpy as np
+
+    from singa_backend.comparison import tolerances
+
     rules, uses = list(tolerances.RULES), list(tolerances.USES)
     if operator is not None:
         domain, _, name = operator.rpartition(".")

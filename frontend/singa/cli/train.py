@@ -15,11 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
-import numpy as np
 from click.core import ParameterSource
 
-from singa_backend.collectives import LocalGroup, communicator, launched_size
-from singa_backend.collectives.communicator import total
 from singa_backend.errors import InvalidInput
 from singa_backend.io.places import STANDARD_OUTPUT, check, is_regular
 
@@ -92,6 +89,7 @@ class _Train(click.Command):
     help="A second .npz or module:function, evaluated after each epoch.",
 )
 @click.option("--head", type=click.IntRange(1), metavar="N", help="Replace the last layer by a new one with N outputs.")
+@click.option("--at", metavar="VALUE", help="Cut the model at this value, and put the new layer of --head there.")
 @target_option
 @loss_option
 @label_options
@@ -206,6 +204,11 @@ def command(**given: Any) -> None:
 
 def _run(chosen: TrainOptions, arguments: Sequence[str], named: Sequence[Path | None]) -> None:
     """Train, and write and print the results; or start the workers."""
+    import numpy as np
+
+    from singa_backend.collectives import LocalGroup, communicator, launched_size
+    from singa_backend.collectives.communicator import total
+
     if chosen.workers > 1 and launched_size() == 1:
         check_launcher()
         prepared(chosen, LocalGroup(chosen.workers).ranks[0], starts=True)  # what a worker would refuse is refused here, once
@@ -367,6 +370,8 @@ def _curves(chosen: TrainOptions, made: TrainSetup) -> dict[str, Curve]:
 
 def _ends(chosen: TrainOptions, made: TrainSetup) -> list[int]:
     """The last step of each epoch."""
+    import numpy as np
+
     if isinstance(made.data, BatchFunction):
         return [int(n) for n in np.cumsum(made.data.counts)]
     each = (made.steps or 0) // chosen.epochs
@@ -405,6 +410,8 @@ def _tell(chosen: TrainOptions, made: TrainSetup) -> None:
 
 def _check_usage(chosen: TrainOptions, context: click.Context) -> None:
     """Raise UsageError for options that are missing, contradict each other, or would have no effect."""
+    from singa_backend.collectives import launched_size
+
     if not chosen.target_file and not chosen.checkpoint:
         raise click.UsageError("pass -o OUT to write the trained model, or --checkpoint PATH to keep the state of the training")
     launched = launched_size()
@@ -413,6 +420,7 @@ def _check_usage(chosen: TrainOptions, context: click.Context) -> None:
     needs = {
         "every": (chosen.checkpoint, "--checkpoint PATH"),
         "resume": (chosen.checkpoint, "--checkpoint PATH"),
+        "at": (chosen.head, "--head N"),
         "momentum": (chosen.optimizer == "sgd", "--optimizer sgd"),
         "precision": (not chosen.no_graph, "steps that run as a graph: it has no effect with --no-graph"),
         "keep_best": (chosen.validation, "--validation DATA"),
@@ -426,6 +434,9 @@ def _check_usage(chosen: TrainOptions, context: click.Context) -> None:
         passed = context.get_parameter_source(name) not in (ParameterSource.DEFAULT, None)
         if passed and getattr(chosen if hasattr(chosen, name) else chosen.records, name) and not there:
             raise click.UsageError(f"--{name.replace('_', '-')} needs {what}")
+    if chosen.at is not None and chosen.lora is not None:
+        write = "write the model with its new layer first, sonnx.replace_head(model, N, at=VALUE) in Python"
+        raise click.UsageError(f"--at must be passed without --lora: {write}, and train that one with --lora")
     check_labels(chosen.loss, chosen.ignore_index, chosen.class_axis)
     if chosen.target_file and writes_adapter(chosen) and chosen.lora is None:
         raise click.UsageError(f"-o FILE{chosen.target_file.suffix} is the file of an adapter: it needs --lora RANK")

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from tests.helpers.microsoft_nodes import feeds, model, ours, theirs
+from tests.helpers.microsoft_nodes import body, feeds, model, ours, theirs
 
 import singa_backend
 from singa_backend import OperatorError, UnsupportedModel
@@ -231,6 +231,40 @@ def test_a_row_of_a_shared_cache_is_written_in_its_place(oracle: Oracle, operato
     for a, b in zip(mine, other, strict=True):
         np.testing.assert_allclose(a, b, **NEAR)
     assert np.array_equal(mine[1][:, :, 3:], past[:, :, 3:]) and np.array_equal(mine[1][0, :, 2], k.reshape(2, 4))
+
+
+@pytest.mark.parametrize(("rows", "beams", "mask"), [(1, 2, False), (1, 4, True), (1, 1, False), (3, 2, False)])
+def test_of_which_beam_the_past_is(oracle: Oracle, rows: int, beams: int, mask: bool) -> None:
+    """MultiHeadAttention reads cache_indirection for one query; the rows of the past that are not in use may have any."""
+    used, room = 3, 7
+    q, k, v, *caches = (drawn(*s) for s in [(4, rows, 8)] * 3 + [(4, 2, room, 4)] * 2)
+    beam = np.random.default_rng(0).integers(0, beams, (4 // beams, beams, room)).astype(np.int32)
+    beam[..., used:] = beams + 5 if rows == 1 else 0
+    keys = whole(*[[1, 1, 0] + [1] * rows, [0, 1, 1] + [1] * rows] * 2) if mask else None
+    args = [q, k, v, None, keys, None, *caches, whole(used), beam]
+    found = ours("MultiHeadAttention", args, CACHES, num_heads=2)
+    for mine, other in zip(found, theirs(oracle, "MultiHeadAttention", args, CACHES, num_heads=2), strict=True):
+        np.testing.assert_allclose(mine, other, **NEAR)
+    for mine, other in zip(found, body("MultiHeadAttention", args, 3, num_heads=2), strict=True):
+        np.testing.assert_allclose(mine, other, **NEAR)
+    plain = ours("MultiHeadAttention", [*args[:9]], CACHES, num_heads=2)
+    assert np.allclose(found[0], plain[0], **NEAR) == (rows > 1 or beams == 1)
+    np.testing.assert_array_equal(found[1], plain[1])
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("causal", [0, 1])
+def test_a_past_and_a_mask_of_the_total_length(oracle: Oracle, rows: int, causal: int) -> None:
+    x, w, b, past = drawn(2, rows, 6), drawn(6, 24), drawn(24), drawn(2, 2, 2, 3, 4)
+    keys = np.array([[0, 1, 1], [1, 0, 1]], np.int32)
+    whole_mask = np.concatenate([keys, np.ones((2, rows), np.int32)], axis=1)
+    for mask in (whole_mask, np.repeat(whole_mask[:, None], rows, axis=1), whole(2 + rows, 3 + rows)):
+        args = [x, w, b, mask, past]
+        for mine, other in zip(
+            ours("Attention", args, 2, num_heads=2, unidirectional=causal),
+            theirs(oracle, "Attention", args, 2, num_heads=2, unidirectional=causal), strict=True,
+        ):  # fmt: skip
+            np.testing.assert_allclose(mine, other, rtol=1e-4, atol=1e-4)
 
 
 # --- SparseAttention --------------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from onnx import TensorProto
 from tests.helpers.microsoft_nodes import check_gradients, feeds, gradients, lowered, model, ours, theirs, there
 
 import singa_backend
+from singa import sonnx
 from singa_backend import OperatorError
 from singa_backend.engines.oracle import EngineFailure, Oracle
 
@@ -121,6 +122,50 @@ def test_the_lowered_product(oracle: Oracle, bits: int, zero: str, constants: tu
     (want,) = ours("MatMulNBits", inputs, **attributes)
     for found in (singa_backend.prepare(made).run(feeds(inputs, constants)), there(oracle, made, feeds(inputs, constants))):
         np.testing.assert_allclose(found[0], want, rtol=1e-4, atol=1e-4)
+
+
+OLDER = pytest.mark.parametrize("opset", [11, 17, 18, 20])
+"""Opsets without blocks in DequantizeLinear, some of them without BitwiseAnd."""
+
+
+@OLDER
+@pytest.mark.parametrize("bits", [2, 4, 8])
+@pytest.mark.parametrize("constants", [(), (1, 2, 3, 4)])
+def test_a_product_with_groups_is_lowered_at_older_opsets(
+    oracle: Oracle, opset: int, bits: int, constants: tuple[int, ...]
+) -> None:
+    inputs, attributes, _ = nbits(k=64, bits=bits, bias=False)
+    inputs[4] = group = RNG.permutation(np.arange(64) // 32).astype(np.int32)
+    places = np.arange(0, 8, bits)
+    codes, points = (((x[..., None] >> places) & 2**bits - 1).reshape(5, -1).astype(float) for x in (inputs[1], inputs[3]))
+    w = (codes - points[:, :2][:, group]) * inputs[2][:, group]
+    made = sonnx.convert(model("MatMulNBits", inputs, constants=constants, **attributes), opset, lower=True)
+    assert {n.domain for n in made.graph.node} == {""} and made.opset_import[0].version == opset
+    for found in (singa_backend.prepare(made).run(feeds(inputs, constants)), there(oracle, made, feeds(inputs, constants))):
+        np.testing.assert_allclose(found[0], inputs[0] @ w.T, rtol=1e-4, atol=1e-4)
+
+
+@OLDER
+@pytest.mark.parametrize("zero", [False, True])
+@pytest.mark.parametrize(
+    ("dtype", "shape", "axis"),
+    [(np.uint8, (6, 64), 1), (np.uint8, (6, 32, 4), 1), (ml_dtypes.int4, (6, 64), -1), (ml_dtypes.uint4, (6, 2, 32), 2)],
+)
+def test_a_table_is_lowered_at_older_opsets(
+    oracle: Oracle, opset: int, zero: bool, dtype: Any, shape: tuple[int, ...], axis: int
+) -> None:
+    blocks = [n // 16 if i == axis % len(shape) else n for i, n in enumerate(shape)]
+    codes, points = RNG.integers(0, 8, shape), RNG.integers(0, 8, blocks)
+    data, z = (packed(c, 4) if dtype == np.uint8 else c.astype(dtype) for c in (codes, points))
+    index, scales = np.array([[2, -1, 0]]), RNG.uniform(1, 2, blocks).astype(F)
+    inputs, constants = [data, index, scales, z if zero else None], (0, 2, 3)
+    node = model("GatherBlockQuantized", inputs, constants=constants, block_size=16, quantize_axis=axis)
+    middle = points if zero else np.full(blocks, 8 if dtype == np.uint8 else 0)
+    want = ((codes - np.repeat(middle, 16, axis)) * np.repeat(scales, 16, axis))[index]
+    made = sonnx.convert(node, opset, lower=True)
+    assert {n.domain for n in made.graph.node} == {""} and made.opset_import[0].version == opset
+    for found in (singa_backend.prepare(made).run([index]), there(oracle, made, {"x1": index})):
+        np.testing.assert_allclose(found[0], want, rtol=1e-6)
 
 
 def test_constants_keep_their_bytes_in_the_lowered_file() -> None:

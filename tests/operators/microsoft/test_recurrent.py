@@ -52,6 +52,26 @@ def test_more_key_heads_than_query_heads(oracle: Oracle) -> None:
     close(found, ours("LinearAttention", [repeated, k, v], 2, update_rule="linear", q_num_heads=4, kv_num_heads=4))
 
 
+@pytest.mark.parametrize(("queries", "keys", "states"), [(2, 2, 4), (2, 1, 4), (4, 1, 2), (2, 2, 6)])
+def test_states_share_key_heads(oracle: Oracle, queries: int, keys: int, states: int) -> None:
+    """Key heads are those of the size of a query head; as exports of Qwen 3.5 have it, fewer than states."""
+    q, k, v = draw(2, 3, queries * 4), draw(2, 3, keys * 4), draw(2, 3, states * 6)
+    inputs = [q / 2, k / 2, v, draw(2, states, 4, 6), -np.abs(draw(2, 3, states)), np.abs(draw(2, 3, states)) / 2]
+    how = {"q_num_heads": queries, "kv_num_heads": states}
+    found = ours("LinearAttention", inputs, 2, **how)
+    close(found, theirs(oracle, "LinearAttention", inputs, 2, **how), atol=1e-5)
+    close(found, body("LinearAttention", inputs, 2, **how), atol=1e-5)
+    with pytest.raises(OperatorError, match="kv_num_heads 4 must be a multiple of the key heads, got 3"):
+        ours(
+            "LinearAttention",
+            [draw(2, 3, 8), draw(2, 3, 12), draw(2, 3, 8)],
+            2,
+            q_num_heads=2,
+            kv_num_heads=4,
+            update_rule="linear",
+        )
+
+
 def test_what_a_rule_does_not_read_is_ignored(oracle: Oracle) -> None:
     """ai.onnx's operator refuses them; onnxruntime's takes them."""
     inputs = [draw(1, 3, 4), draw(1, 3, 4), draw(1, 3, 4), None, draw(1, 3, 2), draw(1, 3, 2)]

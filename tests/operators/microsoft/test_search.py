@@ -162,11 +162,53 @@ def test_onnxruntime_refuses_the_same(oracle: Oracle) -> None:
             theirs(oracle, "GreedySearch", inputs, decoder=decoder(), **PLAIN)
 
 
-def test_time_stamps_and_other_outputs_of_whisper() -> None:
+def test_other_outputs_of_whisper_and_time_stamps_without_tokens() -> None:
     encoder, decoder = with_encoder(np.random.default_rng(0), 9, 2, 2, True, speech=3)
     inputs = [np.ones((2, 3, 4), F), *beams(2)[1:], *[None] * 4, np.array([[1], [2]], I32)]
     given = {**PLAIN, "encoder": encoder, "decoder": decoder}
-    with pytest.raises(OperatorError, match="logits_processor must be 0, got 1"):
+    with pytest.raises(OperatorError, match=r"beginning_timestamp_token_id must be in \(0, 9\) with logits_processor 1, got -1"):
         ours("WhisperBeamSearch", [*inputs, one(1)], **given)
+    with pytest.raises(OperatorError, match="which only WhisperBeamSearch names"):
+        ours("BeamSearch", [*inputs, one(1)], model_type=2, **given)
     with pytest.raises(OperatorError, match="cross_qk and non_speech_probs"):
         ours("WhisperBeamSearch", inputs, ("y", "s", "t", "", "p"), no_speech_token_id=1, **given)
+
+
+def same(oracle: Oracle, name: str, inputs: list[Any], **given: Any) -> np.ndarray:
+    """The sequences, which are those of onnxruntime, with their scores."""
+    found, expected = ours(name, inputs, ("y", "s"), **given), theirs(oracle, name, inputs, ("y", "s"), **given)
+    np.testing.assert_array_equal(found[0], expected[0])
+    np.testing.assert_allclose(found[1], expected[1], rtol=1e-4, atol=1e-6)
+    return found[0]
+
+
+@pytest.mark.parametrize("past", ["past", "cache"])
+@pytest.mark.parametrize("whole", [False, True])
+@pytest.mark.parametrize("kind", [1, 2])
+def test_a_decoder_of_open_length_reads_all_tokens(oracle: Oracle, kind: int, whole: bool, past: str) -> None:
+    """As in onnxruntime, which also passes caches by their order, whatever their names are."""
+    source = np.random.default_rng(1).standard_normal((2, 3, 4)).astype(F) if kind == 2 else IDS
+    inputs = [source, *beams(2)[1:]]
+    sequences = []
+    for tokens in (1, "s"):
+        graphs = with_encoder(np.random.default_rng(3), 9, 2, 2, whole or kind == 2, 3 if kind == 2 else 0, tokens, past)
+        given = {**PLAIN, "encoder": graphs[0], "decoder": graphs[1], "model_type": kind, "decoder_start_token_id": 3}
+        sequences.append(same(oracle, "BeamSearch", inputs, **{**given, "eos_token_id": 1}))
+    assert (sequences[0] != sequences[1]).any()
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_time_stamps_of_whisper(oracle: Oracle, seed: int) -> None:
+    """They come in pairs, do not decrease, and the first is one of 51."""
+    rng = np.random.default_rng(seed)
+    first, size = int(rng.integers(8, 16)), int(rng.integers(20, 40)) + 60 * (seed % 3 == 0)
+    encoder, decoder = with_encoder(rng, size, 2, 2, True, speech=3)
+    start = rng.integers(0, first, (2, 1 + seed % 3)).astype(I32)
+    start[0, -1] = first if seed % 4 == 0 else start[0, -1]
+    names = ("no_timestamps", "start_of_lm", "translate", "transcribe", "decoder_start")
+    tokens = {f"{n}_token_id": int(rng.integers(0, size)) for n in names}
+    given = {"encoder": encoder, "decoder": decoder, "eos_token_id": first // 2, "pad_token_id": first // 2,
+             "beginning_timestamp_token_id": first, "model_type": 2, **tokens}  # fmt: skip
+    inputs = [rng.standard_normal((2, 3, 4)).astype(F), *beams(3, 12)[1:], *[None] * 4, start]
+    plain = ours("WhisperBeamSearch", [*inputs, one(0)], ("y", "s"), **given)[0]
+    assert (same(oracle, "WhisperBeamSearch", [*inputs, one(1), None, None, one(1 + seed % 2, F)], **given) != plain).any()

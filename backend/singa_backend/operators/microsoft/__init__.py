@@ -3,6 +3,7 @@
 One family per file, written as those of ONNX.  `_schemas` declares their schemas first.
 """
 
+from ...domains import declared
 from . import (
     _schemas,
     activation,
@@ -80,3 +81,5 @@ __all__ = [
     "text",
     "tokens",
 ]
+
+declared(__name__)

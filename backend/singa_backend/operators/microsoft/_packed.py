@@ -78,6 +78,11 @@ def known_bytes(op: Op, x: V) -> np.ndarray | None:
     return None if x is None else op.constant_value(x)
 
 
+def has_blocks(op: Op) -> bool:
+    """Whether DequantizeLinear has blocks and integers of 4 bits at the opset that is written."""
+    return op.target is None or op.target >= 21
+
+
 def narrow(packed: np.ndarray, bits: int) -> np.ndarray:
     """Return the values as a constant of DequantizeLinear: uint4, which is packed in files as here, or uint8."""
     values: Any = unpacked(host, packed, bits)
@@ -85,11 +90,21 @@ def narrow(packed: np.ndarray, bits: int) -> np.ndarray:
 
 
 def unpacked_body(op: Op, packed: V, bits: int) -> V:
-    """Write `unpacked`."""
+    """Write `unpacked`.
+
+    Opsets before 18 lack BitwiseAnd: a constant is written with a byte for each value, and other bits are shifted out of a byte.
+    """
     if bits == 8:
         return packed
-    shifts = op.constant(np.arange(0, 8, bits), np.uint8)
-    values = op.BitwiseAnd(op.BitShift(op.Unsqueeze(packed, [-1]), shifts, direction="RIGHT"), 2**bits - 1)
+    shifts, old = np.arange(0, 8, bits), op.target is not None and op.target < 18
+    if old and (values := known_bytes(op, packed)) is not None:
+        return op.constant(unpacked(host, values, bits), np.uint8)
+    each = op.Unsqueeze(packed, [-1])
+    if old:
+        high = op.BitShift(each, op.constant(8 - bits - shifts, np.uint8), direction="LEFT")
+        values = op.BitShift(high, op.constant(8 - bits, np.uint8), direction="RIGHT")
+    else:
+        values = op.BitwiseAnd(op.BitShift(each, op.constant(shifts, np.uint8), direction="RIGHT"), 2**bits - 1)
     sizes = op.Concat(op.Shape(packed, end=-1), op.Mul(op.Shape(packed, start=-1), 8 // bits), axis=0)
     return op.Reshape(values, sizes, allowzero=1)
 
@@ -100,21 +115,19 @@ def zero_points_body(op: Op, zero: V, bits: int, shape: list[int]) -> V:
         return op.constant(np.full((1,) * len(shape), 2 ** (bits - 1)), np.float32)
     if op.dtype(zero) != np.uint8:
         return op.Reshape(single(op, zero), shape)
-    values = unpacked_body(op, op.Reshape(zero, [*shape[:-1], bytes_of(shape[-1], bits)]), bits)
+    values = op.Reshape(unpacked_body(op, zero, bits), [*shape[:-1], bytes_of(shape[-1], bits) * 8 // bits])
     return op.Cast(op.Slice(values, [0], [shape[-1]], [-1]), to=FLOAT)
 
 
 def dequantized_body(op: Op, packed: V, scales: V, zero: V, bits: int, block: int, k: int, rows: list[int]) -> V:
     """Write the weights as rows x k; `scales` has shape rows x blocks, `zero` is as in the node.
 
-    Constants become those of DequantizeLinear, if their bytes are known; before opset 21, which has no blocks, a byte for each
-    weight.
+    Constants become those of DequantizeLinear, if their bytes are known, except before opset 21, which has no blocks.
     """
     blocks = -(-k // block)
     values, points = known_bytes(op, packed), known_bytes(op, zero)
-    constant = values is not None and (zero is None or (points is not None and points.dtype == np.uint8))
-    blocked = op.target is None or op.target >= 21
-    if constant and values is not None and blocked:
+    constant = zero is None or (points is not None and points.dtype == np.uint8)
+    if constant and values is not None and has_blocks(op):
         count = int(np.prod(rows))
         q = narrow(values.reshape(count, -1), bits)[:, :k]
         if points is None:
@@ -124,16 +137,7 @@ def dequantized_body(op: Op, packed: V, scales: V, zero: V, bits: int, block: in
         scales = scales if len(rows) == 1 else op.Reshape(scales, [count, blocks])
         w = op.DequantizeLinear(op.constant(q, q.dtype), scales, op.constant(z, q.dtype), axis=1, block_size=block)
         return w if len(rows) == 1 else op.Reshape(w, [*rows, k])
-    if constant and values is not None:
-        integers: V = op.constant(narrow(values.reshape(-1, values.shape[-1]), bits).astype(np.uint8), np.uint8)
-    else:
-        integers = unpacked_body(op, packed, bits)
-    if constant and points is not None:
-        each = narrow(points.reshape(-1, bytes_of(blocks, bits)), bits)[:, :blocks].astype(np.float32)
-        middle: V = op.constant(each.reshape(*rows, blocks))
-    else:
-        middle = zero_points_body(op, zero, bits, [*rows, blocks])
-    q = op.Reshape(op.Cast(integers, to=FLOAT), [*rows, blocks, block])
-    centred = op.Sub(q, op.Unsqueeze(middle, [-1]))
+    q = op.Reshape(op.Cast(unpacked_body(op, packed, bits), to=FLOAT), [*rows, blocks, block])
+    centred = op.Sub(q, op.Unsqueeze(zero_points_body(op, zero, bits, [*rows, blocks]), [-1]))
     w = op.Reshape(op.Mul(centred, op.Unsqueeze(scales, [-1])), [*rows, blocks * block])
     return op.Slice(w, [0], [k], [-1]) if k < blocks * block else w

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,16 +22,20 @@ LOWEST = np.finfo(np.float32).min
 LONGEST = 4096
 """The largest length that onnxruntime allows."""
 
+_HIDDEN = "encoder_hidden_states"
+
+_LATEST = 50
+"""The number of the largest time stamp that may be the first one."""
+
 
 @dataclass
 class Network:
-    """The subgraphs of a search, which take and return values by their names.
-
-    An output present_X is the input past_X of the next run.
+    """The subgraphs of a search, which take values by their names.
 
     Attributes:
         state: the values of the inputs by their names.
         rows: the axis of the sequences in the caches that a run extends.
+        grown: the inputs that are such caches.
     """
 
     xp: Xp
@@ -40,23 +44,20 @@ class Network:
     rows: int
     grown: set[str] = field(default_factory=set)
 
-    def outputs(self, graph: Graph) -> dict[str, Any]:
-        """Run a subgraph, and keep its caches."""
+    def outputs(self, graph: Graph, links: Mapping[str, str]) -> dict[str, Any]:
+        """Run a subgraph, and keep its caches: `links` has the input of the next run for each output."""
         missing = [v.name for v in graph.inputs if v.name not in self.state]
         if missing:
             known = ", ".join(self.state)
             raise OperatorError(f"the graph {graph.name!r} takes {missing[0]!r}, but the search has only {known}", code="SX407")
         made = self.run(graph, *(self.state[v.name] for v in graph.inputs))
         found = dict(zip((v.name for v in graph.outputs), made, strict=True))
-        for name, value in found.items():
-            if name.startswith("present_"):
-                self.state[f"past_{name.removeprefix('present_')}"] = value
-                self.grown.add(f"past_{name.removeprefix('present_')}")
+        self.state |= {links[name]: value for name, value in found.items() if name in links}
         return found
 
-    def scores(self, graph: Graph, size: int) -> np.ndarray:
-        """Run a subgraph; the logits behind the last token of each sequence, of the first `size` tokens (all for -1)."""
-        return self.last(graph, self.outputs(graph), size)
+    def scores(self, graph: Graph, links: Mapping[str, str], size: int) -> np.ndarray:
+        """Run a subgraph; the logits after the last token of each sequence, of the first `size` tokens (all for -1)."""
+        return self.last(graph, self.outputs(graph, links), size)
 
     def last(self, graph: Graph, found: Mapping[str, Any], size: int) -> np.ndarray:
         """The logits among these outputs, behind the last token of each sequence."""
@@ -79,9 +80,15 @@ class Network:
             return
         chosen = self.xp.from_host(rows)
         for name in self.grown:
-            if "cross" in name:  # the beams of a batch entry have the same
-                continue
             self.state[name] = self.xp.take(self.state[name], chosen, axis=self.rows)
+
+
+def linked(presents: Sequence[Value], pasts: Sequence[Value]) -> dict[str, str]:
+    """The input that an output is in the next run: past_X of present_X; by their order, as in onnxruntime, if names differ."""
+    links = {v.name: f"past_{v.name.removeprefix('present_')}" for v in presents}
+    if not set(links.values()) <= {v.name for v in pasts}:
+        links = {present.name: past.name for present, past in zip(presents, pasts, strict=False)}
+    return links
 
 
 def empty_cache(xp: Xp, value: Value, rows: int, axis: int, length: int) -> Any:
@@ -117,6 +124,9 @@ class Gpt2:
 
     def __init__(self, network: Network, first: Graph, decoder: Graph, size: int, prompt: np.ndarray) -> None:
         self.network, self.first, self.decoder, self.size, self.prompt = network, first, decoder, size, prompt
+        pasts = [v for v in decoder.inputs if v.name not in ("input_ids", "position_ids", "attention_mask")]
+        self.links = linked([v for v in decoder.outputs if v.name != "logits"], pasts)
+        network.grown = {*self.links.values()}
 
     def start(self, mask: np.ndarray | None, pad: int, beams: int) -> np.ndarray:
         """Run the prompt for each beam: the scores of the tokens behind it."""
@@ -129,9 +139,9 @@ class Gpt2:
         net.put("position_ids", places.repeat(beams, axis=0))
         net.put("attention_mask", self.mask)
         for value in self.first.inputs:
-            if value.name.startswith("past_"):
+            if value.name in net.grown:
                 net.state[value.name] = empty_cache(net.xp, value, len(self.mask), 1, 3)
-        return net.scores(self.first, self.size)
+        return net.scores(self.first, self.links, self.size)
 
     def step(self, tokens: np.ndarray, rows: np.ndarray | None) -> np.ndarray:
         """Run one token of each sequence, with the caches of `rows`: the scores of the tokens behind it."""
@@ -143,17 +153,29 @@ class Gpt2:
         net.put("position_ids", self.count[:, None])
         net.put("attention_mask", self.mask)
         self.count = self.count + 1
-        return net.scores(self.decoder, self.size)
+        return net.scores(self.decoder, self.links, self.size)
 
 
 class EncoderDecoder:
-    """The runs of an encoder, and of a decoder that takes input_ids and the caches of its own and of the encoder's tokens."""
+    """The runs of an encoder, and of a decoder that takes input_ids and the caches of its own and of the encoder's tokens.
+
+    A decoder takes the last token of each sequence if it declares one token, otherwise all tokens, as in onnxruntime.
+    """
 
     def __init__(
         self, network: Network, encoder: Graph, decoder: Graph, size: int, source: np.ndarray, prompt: np.ndarray
     ) -> None:
         self.network, self.encoder, self.decoder, self.size = network, encoder, decoder, size
         self.source, self.prompt = source, prompt
+        ids = next((v for v in decoder.inputs if v.name == "input_ids"), None)
+        self.whole = ids is not None and ids.shape is not None and len(ids.shape) == 2 and ids.shape[1] != 1
+        pasts = [v for v in decoder.inputs if v.name not in ("input_ids", "encoder_attention_mask", _HIDDEN)]
+        own = [v for v in decoder.outputs if v.name != "logits"]
+        self.links = linked(own, pasts)
+        network.grown = {*self.links.values()}
+        first = any(v.name == "logits" for v in encoder.outputs)  # the encoder runs the first tokens
+        others = pasts if first else [v for v in pasts if v.name not in network.grown]
+        self.encoder_links = linked([v for v in encoder.outputs if v.name not in ("logits", _HIDDEN)], others)
 
     def start(self, mask: np.ndarray | None, pad: int, beams: int) -> np.ndarray:
         """Run the encoder, which may run the decoder's first tokens too: the scores of the tokens behind them."""
@@ -162,23 +184,65 @@ class EncoderDecoder:
         net.put("decoder_input_ids", self.prompt)
         if self.source.ndim == 2:
             net.put("encoder_attention_mask", attended(self.source, mask, pad, leading=True))
-        found = net.outputs(self.encoder)
-        net.state |= {name: found[name] for name in ("encoder_hidden_states",) if name in found}
+        self.sequences = self.prompt.repeat(beams, axis=0)
+        found = net.outputs(self.encoder, self.encoder_links)
+        net.state |= {name: found[name] for name in (_HIDDEN,) if name in found}
         net.state = {name: net.xp.repeat(value, beams, axis=0) for name, value in net.state.items()}
         if "logits" in found:
             return net.last(self.encoder, found, self.size).repeat(beams, axis=0)
-        net.put("input_ids", self.prompt.repeat(beams, axis=0))
+        net.put("input_ids", self.sequences)
         for value in self.decoder.inputs:
-            if value.name.startswith("past_") and "cross" not in value.name:
-                net.state[value.name] = empty_cache(net.xp, value, len(self.prompt) * beams, 0, 2)
-        return net.scores(self.decoder, self.size)
+            if value.name in net.grown:
+                net.state[value.name] = empty_cache(net.xp, value, len(self.sequences), 0, 2)
+        return net.scores(self.decoder, self.links, self.size)
 
     def step(self, tokens: np.ndarray, rows: np.ndarray | None) -> np.ndarray:
         """Run one token of each sequence, with the caches of `rows`: the scores of the tokens behind it."""
+        new = tokens[:, None].astype(np.int32)
         if rows is not None:
             self.network.select(rows)
-        self.network.put("input_ids", tokens[:, None].astype(np.int32))
-        return self.network.scores(self.decoder, self.size)
+            self.sequences = self.sequences[rows]
+        self.sequences = np.concatenate([self.sequences, new], axis=1)
+        self.network.put("input_ids", self.sequences if self.whole else new)
+        return self.network.scores(self.decoder, self.links, self.size)
+
+
+@dataclass(frozen=True)
+class TimeStamps:
+    """The rules for the time stamps of Whisper: they come in pairs, do not decrease, and begin early.
+
+    Attributes:
+        end: the token that ends a sequence; texts have smaller ones.
+        first: the first time stamp; all larger tokens are time stamps.
+        never: tokens that are not allowed.
+        begin: tokens that are not allowed after the first time stamp and another token.
+    """
+
+    end: int
+    first: int
+    never: tuple[int, ...]
+    begin: tuple[int, ...]
+
+    def apply(self, scores: np.ndarray, sequences: np.ndarray) -> None:
+        """Change the scores of the tokens that may follow these sequences, in place."""
+        for row, tokens in zip(scores, sequences, strict=True):
+            stamps = np.flatnonzero(tokens >= self.first)
+            begun = int(stamps[0]) + 1 if len(stamps) else len(tokens)
+            banned = self.never + (self.begin if len(tokens) > begun else ())
+            row[[t for t in banned if 0 <= t < len(row)]] = LOWEST
+            last = bool(tokens[-1] >= self.first)
+            paired = len(tokens) <= begun or bool(tokens[-2] >= self.first)
+            if last and paired:
+                row[self.first :] = LOWEST
+            elif last:
+                row[: self.end] = LOWEST
+            if len(stamps):
+                row[self.first : tokens[stamps[-1]] + (not last or paired)] = LOWEST
+            if len(tokens) == begun:
+                row[self.first + _LATEST + 1 :] = LOWEST
+            possible = row[self.first :][row[self.first :] > LOWEST]
+            if len(possible) and np.logaddexp.reduce(possible) > row[: self.first].max():
+                row[: self.first] = LOWEST
 
 
 @dataclass
@@ -195,11 +259,15 @@ class TokenRules:
     temperature: float = 1.0
     presence: np.ndarray | None = None
     penalty: float = 0.0
+    times: TimeStamps | None = None
 
     def check(self, size: int) -> None:
         """Raise if the masks do not fit the number of tokens."""
         if not self.repetition > 0:
             raise OperatorError(f"repetition_penalty must be above 0, got {self.repetition}", code="SX404")
+        if self.times is not None and not 0 < self.times.first < size:
+            what = f"beginning_timestamp_token_id must be in (0, {size}) with logits_processor 1, got {self.times.first}"
+            raise OperatorError(what, code="SX404")
         forms = {"vocab_mask": (self.vocab, (size,)), "prefix_vocab_mask": (self.prefix, (self.batch, size)),
                  "presence_mask": (self.presence, (self.batch, size))}  # fmt: skip
         for name, (mask, shape) in forms.items():
@@ -230,6 +298,8 @@ class TokenRules:
             scores = scores / np.float32(self.temperature)
         if self.presence is not None:
             scores = scores - np.float32(self.penalty) * self.presence.astype(np.float32)
+        if self.times is not None:
+            self.times.apply(scores, sequences)
         return scores
 
 

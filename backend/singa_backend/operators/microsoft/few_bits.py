@@ -19,6 +19,8 @@ from ._packed import (
     check_form,
     dequantized,
     dequantized_body,
+    has_blocks,
+    known_bytes,
     sized,
     unpacked,
     unpacked_body,
@@ -298,33 +300,45 @@ def gather_block_quantized_body(
     after = along + (op.rank(index) - 1 if along > axis else 0)
     if dtypes.is_float(dtype):
         values = op.Gather(op.Cast(data, to=FLOAT), index, axis=axis)
-        return op.cast(op.Mul(values, _spread_body(op, single(op, scales), data, index, axis, along, after, block_size)), scales)
+        scale = _scales_body(op, single(op, scales), data, index, axis)
+        return op.cast(op.Mul(values, _spread_body(op, scale, values, after, block_size) if block_size else scale), scales)
     packed = dtype == np.uint8
-    byte = UINT8_OF[dtype]
-    q = op.Gather(data if packed else op.Cast(data, to=byte), index, axis=axis)
+    q = op.Gather(data if packed else _bytes_body(op, data), index, axis=axis)
     q = unpacked_body(op, q, bits) if packed else q
     grain = op.Gather(scales, index, axis=axis)
     if zero_point is None:
         z = op.Expand(op.constant(2 ** (bits - 1) if packed else 0, op.dtype(q)), op.Shape(grain))
     else:
-        z = op.Gather(zero_point if packed else op.Cast(zero_point, to=byte), index, axis=axis)
+        z = op.Gather(zero_point if packed else _bytes_body(op, zero_point), index, axis=axis)
         z = op.Slice(unpacked_body(op, z, bits), [0], op.Shape(grain, start=-1), [-1]) if packed else z
-    return op.DequantizeLinear(q, grain, z, axis=after, block_size=block_size)
+    if has_blocks(op):
+        return op.DequantizeLinear(q, grain, z, axis=after, block_size=block_size)
+    centred = op.Sub(op.Cast(q, to=FLOAT), _spread_body(op, op.Cast(z, to=FLOAT), q, after, block_size))
+    return op.cast(op.Mul(centred, _spread_body(op, single(op, grain), q, after, block_size)), scales)
 
 
 UINT8_OF = {np.dtype(np.uint8): 2, dtypes.numpy_dtype(21): 2, dtypes.numpy_dtype(22): 3}
 """The type code of a byte that holds each dtype of integers."""
 
 
-def _spread_body(op: Op, scales: V, data: V, index: V, axis: int, along: int, after: int, block: int) -> V:
-    """Write the scales of floats for each element of the gathered data; a size of 1 may stand for all."""
+def _bytes_body(op: Op, x: V) -> V:
+    """Write integers of 4 bits as bytes: a file before opset 21 cannot hold them."""
+    code = UINT8_OF[op.dtype(x)]
+    values = None if has_blocks(op) else known_bytes(op, x)
+    return op.Cast(x, to=code) if values is None else op.constant(values, dtypes.numpy_dtype(code))
+
+
+def _scales_body(op: Op, scales: V, data: V, index: V, axis: int) -> V:
+    """Write the scales of the gathered floats; a size of 1 may stand for all."""
     there = op.Shape(data, start=axis, end=axis + 1)
     sizes = op.Concat(op.constant([1] * axis, np.int64), there, op.constant([1] * (op.rank(data) - axis - 1), np.int64), axis=0)
-    scales = op.Gather(op.Expand(scales, sizes), index, axis=axis)
-    if not block:
-        return scales
-    places = op.Div(op.Range(0, op.Squeeze(op.Shape(data, start=along, end=along + 1), [0]), 1), block)
-    return op.Gather(scales, places, axis=after)
+    return op.Gather(op.Expand(scales, sizes), index, axis=axis)
+
+
+def _spread_body(op: Op, x: V, values: V, axis: int, block: int) -> V:
+    """Write the entry of its block for each of the values along an axis."""
+    places = op.Div(op.Range(0, op.Squeeze(op.Shape(values, start=axis, end=axis + 1), [0]), 1), block)
+    return op.Gather(x, places, axis=axis)
 
 
 @gather_block_quantized.shapes

@@ -18,6 +18,7 @@ from ._attention import (
     op_join_heads,
     op_mask_bias,
     op_past_length,
+    op_range,
     op_size,
     op_split_heads,
     split_heads,
@@ -96,13 +97,22 @@ def _attended(
     causal: bool,
     filter_value: float,
     scale: float | None,
+    indirection: Array | None = None,
 ) -> tuple[Array, ...]:
-    """Return the result with the heads joined, the caches, and the scores with what the masks add."""
+    """Return the result with the heads joined, the caches, and the scores with what the masks add.
+
+    indirection: of which beam each row of the past is; it is read for one query.
+    """
     if (pasts[0] is None) != (pasts[1] is None):
         raise OperatorError("past_key and past_value must be present together", code="SX407")
     q, new_k, new_v = parts
     used = None if pasts[0] is None else used
     (k, present_k), (v, present_v) = (appended(xp, p, x, used) for p, x in zip(pasts, (new_k, new_v), strict=True))
+    if indirection is not None and q.shape[2] == 1:
+        k, v = (
+            x if p is None else appended(xp, _of_beams(xp, p[:, :, :used], indirection), x, None)[0]
+            for p, x in zip(pasts, (new_k, new_v), strict=True)
+        )
     (batch, heads, rows), keys = q.shape[:3], k.shape[2]
     bias = mask_bias(xp, mask, batch, rows, keys - new_k.shape[2], keys, causal, filter_value, q.dtype)
     check_bias(attention_bias, (batch, heads, rows, keys))
@@ -122,11 +132,16 @@ def _op_attended(
     causal: bool,
     filter_value: float,
     scale: float | None,
+    indirection: V = None,
 ) -> list[V]:
-    """As `_attended`, in ONNX's operators."""
+    """As `_attended`, in ONNX's operators; `indirection` must be None for more than one query."""
     q, new_k, new_v = parts
     used = None if used is None or pasts[0] is None else op.Cast(op.Reshape(used, [1]), to=7)
     (k, present_k), (v, present_v) = (op_appended(op, p, x, used) for p, x in zip(pasts, (new_k, new_v), strict=True))
+    if indirection is not None and pasts[0] is not None:
+        rows = [p if used is None else op.Slice(p, [0], used, [2]) for p in pasts]
+        chosen = [_op_of_beams(op, p, indirection) for p in rows]
+        k, v = (op_appended(op, p, x, None)[0] for p, x in zip(chosen, (new_k, new_v), strict=True))
     bias = op_mask_bias(op, mask, q, k, op_past_length(op, pasts[0], used), causal, filter_value)
     y, scores = op_attend(op, q, k, v, op.add(bias, attention_bias), scale, mode=2)
     return [op_join_heads(op, y), present_k, present_v, scores]
@@ -161,16 +176,18 @@ def multi_head_attention(
     """Return the result, the keys and values with their past, and the scores before the softmax.
 
     With unidirectional, query i sees the keys up to i after the past, and the last query sees all keys: this is what onnxruntime
-    does, also for keys of another length.
+    does, also for keys of another length.  cache_indirection says of which beam each row of the past is; as onnxruntime, the
+    operator reads it for one query and with past_sequence_length only.
     """
     dtype = query.dtype
     query, key, value, bias, attention_bias = wides(query, key, value, bias, attention_bias)
     past_key, past_value = wides(past_key, past_value)
-    if cache_indirection is not None:
-        raise wrong("cache_indirection is an input of DecoderMaskedMultiHeadAttention only")
+    beams = None if past_sequence_length is None else cache_indirection
     parts = _heads(xp, query, key, value, bias, num_heads)
     pasts, causal = (past_key, past_value), bool(unidirectional)
-    found = _attended(xp, parts, key_padding_mask, attention_bias, pasts, past_sequence_length, causal, mask_filter_value, scale)
+    found = _attended(
+        xp, parts, key_padding_mask, attention_bias, pasts, past_sequence_length, causal, mask_filter_value, scale, beams
+    )
     return narrowed(dtype, *found)
 
 
@@ -190,15 +207,19 @@ def multi_head_attention_body(
     past_key: V,
     past_value: V,
     past_sequence_length: V,
+    cache_indirection: V,
     mask_filter_value: float,
     num_heads: int,
     scale: float | None,
     unidirectional: int,
 ) -> list[V]:
     parts = _op_heads(op, query, key, value, bias, num_heads)
-    pasts, causal = (past_key, past_value), bool(unidirectional)
+    pasts, causal, beams = (past_key, past_value), bool(unidirectional), None
+    if cache_indirection is not None and past_sequence_length is not None:
+        own = op.Unsqueeze(op.Cast(op_range(op, op_size(op, cache_indirection, 1)), to=6), [0, 2])
+        beams = op.Where(op.Equal(op_size(op, query, 1), 1), cache_indirection, own)
     return _op_attended(
-        op, parts, key_padding_mask, attention_bias, pasts, past_sequence_length, causal, mask_filter_value, scale
+        op, parts, key_padding_mask, attention_bias, pasts, past_sequence_length, causal, mask_filter_value, scale, beams
     )
 
 
@@ -244,21 +265,21 @@ def decoder_masked_multi_head_attention(
         query, key, value = (query[:, :, i * query.shape[2] // 3 : (i + 1) * query.shape[2] // 3] for i in range(3))
     parts = _heads(xp, query, key, value, bias, num_heads)
     used = past_sequence_length if past_present_share_buffer else None
-    y, present_k, present_v, scores = _attended(
-        xp, parts, mask_index, attention_bias, (past_key, past_value), used, False, mask_filter_value, scale
-    )
-    if cache_indirection is not None and (beam_width or 1) > 1 and past_key is not None and past_value is not None:
-        chosen = tuple(_of_beams(xp, x, cache_indirection) for x in (past_key, past_value))
-        y, _, _, scores = _attended(xp, parts, mask_index, attention_bias, chosen, used, False, mask_filter_value, scale)
-    return narrowed(dtype, y, present_k, present_v, scores)
+    pasts, beams = (past_key, past_value), cache_indirection if (beam_width or 1) > 1 else None
+    return narrowed(dtype, *_attended(xp, parts, mask_index, attention_bias, pasts, used, False, mask_filter_value, scale, beams))
 
 
 def _of_beams(xp: Xp, past: Array, indirection: Array) -> Array:
     """Return for each sequence of a beam the past of those that it continues, row by row."""
+    batch, _, length = past.shape[:3]
+    if indirection.ndim != 3 or indirection.shape[0] * indirection.shape[1] != batch or indirection.shape[2] < length:
+        shape = tuple(indirection.shape)
+        raise wrong(
+            f"cache_indirection must have shape (groups, beams, rows) for {batch} sequences and {length} rows, got {shape}"
+        )
     groups, beams = indirection.shape[:2]
-    length = past.shape[2]
     first = xp.arange(groups).reshape(groups, 1, 1) * beams
-    source = (indirection[:, :, :length] + first).reshape(groups * beams, -1)
+    source = (indirection[:, :, :length] + first).reshape(batch, length)
     return past.transpose(0, 2, 1, 3)[source, xp.arange(source.shape[1])].transpose(0, 2, 1, 3)
 
 
@@ -289,12 +310,7 @@ def decoder_masked_multi_head_attention_body(
     parts = _op_heads(op, query, key, value, bias, num_heads)
     used = past_sequence_length if past_present_share_buffer else None
     pasts = (past_key, past_value)
-    found = _op_attended(op, parts, mask_index, attention_bias, pasts, used, False, mask_filter_value, scale)
-    if cache_indirection is not None and past_key is not None:
-        chosen = (_op_of_beams(op, past_key, cache_indirection), _op_of_beams(op, past_value, cache_indirection))
-        beams = _op_attended(op, parts, mask_index, attention_bias, chosen, used, False, mask_filter_value, scale)
-        return [beams[0], *found[1:3], beams[3]]
-    return found
+    return _op_attended(op, parts, mask_index, attention_bias, pasts, used, False, mask_filter_value, scale, cache_indirection)
 
 
 def _op_of_beams(op: Op, past: V, indirection: V) -> V:
@@ -303,7 +319,7 @@ def _op_of_beams(op: Op, past: V, indirection: V) -> V:
     chosen = op.Cast(op.Slice(indirection, [0], length, [2]), to=7)
     group = op.Unsqueeze(op.Range(0, op.Squeeze(op_size(op, indirection, 0), [0]), 1), [1, 2])
     source = op.Add(chosen, op.Mul(group, op_size(op, indirection, 1)))
-    source = op.Reshape(source, op.Concat([-1], length, axis=0))
+    source = op.Reshape(source, op.Concat(op_size(op, past, 0), length, axis=0), allowzero=1)
     row = op.Expand(op.Range(0, op.Squeeze(length, [0]), 1), op.Shape(source))
     index = op.Concat(op.Unsqueeze(source, [2]), op.Unsqueeze(row, [2]), axis=2)
     return op.Transpose(op.GatherND(op.Transpose(past, perm=[0, 2, 1, 3]), index), perm=[0, 2, 1, 3])

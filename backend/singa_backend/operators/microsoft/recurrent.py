@@ -48,17 +48,21 @@ def ms_linear_attention(
     state_window: int = 0,
     update_rule: str = "gated_delta",
 ) -> tuple[Array, Array]:
-    """Compute LinearAttention of opset 27, with more key heads than query heads too, and the states after the last tokens.
+    """Compute LinearAttention of opset 27, and the states after the last tokens.
 
-    With `state_window`, the states before and after have a first axis of that size, whose last entry is the newest state.
+    There may be more states than query heads, and fewer key heads than states: several states read one head then.  With
+    `state_window`, the states before and after have a first axis of that size, whose last entry is the newest state.
     """
     decay, beta = needed(update_rule, decay, beta)
     if not 0 <= state_window <= 8 or query.ndim != 3:
         raise OperatorError(
             f"query must have 3 axes and state_window be in [0, 8], got {query.shape}, {state_window}", code="SX404"
         )
+    size = query.shape[2] // q_num_heads if q_num_heads > 0 else 0
+    if size and key.ndim == 3 and 0 < key.shape[2] // size < kv_num_heads:
+        key = _repeated(xp, key, key.shape[2] // size, kv_num_heads, "the key heads")
     if kv_num_heads > q_num_heads > 0:
-        query = _repeated(xp, query, q_num_heads, kv_num_heads)
+        query = _repeated(xp, query, q_num_heads, kv_num_heads, "q_num_heads")
         q_num_heads = kv_num_heads
     state = past_state
     if state is not None and state_window:
@@ -83,12 +87,21 @@ def ms_linear_attention(
     return result, xp.stack([xp.zeros_like(states[0])] * (state_window - len(states)) + states)
 
 
-def _repeated(xp: Xp, x: Array, heads: int, wanted: int) -> Array:
+def _repeated(xp: Xp, x: Array, heads: int, wanted: int, name: str) -> Array:
     """Return B x T x (heads size) with each head repeated, so that there are `wanted`."""
     if wanted % heads or x.shape[2] % heads:
-        raise OperatorError(f"kv_num_heads {wanted} must be a multiple of q_num_heads, got {heads}", code="SX404")
+        raise OperatorError(f"kv_num_heads {wanted} must be a multiple of {name}, got {heads}", code="SX404")
     each = xp.repeat(x.reshape(*x.shape[:2], heads, x.shape[2] // heads), wanted // heads, axis=2)
     return each.reshape(*x.shape[:2], -1)
+
+
+def _repeated_in(op: Op, x: V, size: V, wanted: int) -> V:
+    """`_repeated` in ONNX operators, of heads of this size."""
+    heads = op.Div(op.Shape(x, start=2), size)
+    each = op.Reshape(x, op.Concat(op.Shape(x, end=2), heads, size, axis=0), allowzero=1)
+    places = op.Div(op.Mul(op.constant(list(range(wanted)), np.int64), heads), wanted)
+    wide = op.Concat(op.Shape(x, end=2), op.Mul(size, wanted), axis=0)
+    return op.Reshape(op.Gather(each, places, axis=2), wide, allowzero=1)
 
 
 @ms_linear_attention.decomposition
@@ -108,12 +121,10 @@ def ms_linear_attention_body(
 ) -> tuple[V, V]:
     """Tokens before the window, then one call for each token of the window; calls of tokens before the first are empty."""
     decay, beta = needed(update_rule, decay, beta)
+    size = op.Div(op.Shape(query, start=2), q_num_heads)
+    key = _repeated_in(op, key, size, kv_num_heads)
     if kv_num_heads > q_num_heads:
-        places = [h * q_num_heads // kv_num_heads for h in range(kv_num_heads)]
-        size = op.Div(op.Shape(query, start=2), q_num_heads)
-        each = op.Reshape(query, op.Concat(op.Shape(query, end=2), [q_num_heads], size, axis=0), allowzero=1)
-        wide = op.Concat(op.Shape(query, end=2), op.Mul(size, kv_num_heads), axis=0)
-        query = op.Reshape(op.Gather(each, places, axis=2), wide, allowzero=1)
+        query = _repeated_in(op, query, size, kv_num_heads)
         q_num_heads = kv_num_heads
     how: dict[str, Any] = {"kv_num_heads": kv_num_heads, "q_num_heads": q_num_heads, "scale": scale, "update_rule": update_rule}
     state = past_state

@@ -16,7 +16,7 @@ from .._api import Run
 from .._flops import unknown
 from ..activation import softmax
 from ._api import Array, Host, Wanted, Xp, microsoft
-from ._search import EncoderDecoder, Gpt2, Network, TokenRules, checked_lengths, lengths
+from ._search import EncoderDecoder, Gpt2, Network, TimeStamps, TokenRules, checked_lengths, lengths
 from .beams import Beams
 
 Choice = Callable[[np.ndarray], np.ndarray]
@@ -254,19 +254,14 @@ def beam_search(
     """
     model = _network(xp, run, model_type, (encoder, init_decoder, decoder), input_ids, decoder_input_ids,
                      decoder_start_token_id, vocab_size)  # fmt: skip
-    _without_times(model_type, logits_processor)
+    if model_type == 2 and logits_processor == 1:
+        raise OperatorError(
+            "logits_processor 1 needs the tokens of time stamps, which only WhisperBeamSearch names", code="SX404"
+        )
     rules = TokenRules(len(model.prompt), eos_token_id, repetition_penalty, no_repeat_ngram_size, vocab_mask,
                   prefix_vocab_mask, min_length)  # fmt: skip
     beams = Beams(model.prompt, num_beams, length_penalty, bool(early_stopping), [eos_token_id], pad_token_id)
     return _beams_searched(xp, model, attention_mask, rules, beams, num_return_sequences, max_length, any(wanted[2:3]))
-
-
-def _without_times(model_type: int, logits_processor: int) -> None:
-    if model_type == 2 and logits_processor:
-        raise OperatorError(
-            f"the rules for the time stamps of Whisper are not defined: logits_processor must be 0, got {logits_processor}",
-            code="SX404",
-        )
 
 
 def _beams_searched(
@@ -340,7 +335,8 @@ def whisper_beam_search(
 ) -> tuple[Array | None, ...]:
     """As BeamSearch, for a decoder of Whisper: the log-probabilities are divided by `temperature`.
 
-    The products of the cross attention and the probability of no speech are not defined, nor are the rules for time stamps.
+    logits_processor 1 applies the rules for time stamps. The products of the cross attention and the probability of no speech are
+    not defined.
     """
     if any(wanted[3:]) or decoder_output_cross_qk:
         raise OperatorError(
@@ -348,11 +344,14 @@ def whisper_beam_search(
         )
     if model_type != 2:
         raise OperatorError(f"model_type must be 2, got {model_type}", code="SX404")
-    _without_times(model_type, logits_processor)
     model = _network(xp, run, model_type, (encoder, None, decoder), input_ids, decoder_input_ids, decoder_start_token_id,
                      vocab_size)  # fmt: skip
+    never = tuple(t for t in (no_timestamps_token_id, start_of_lm_token_id) if t is not None)
+    begin = tuple(t for t in (decoder_start_token_id, translate_token_id, transcribe_token_id) if t is not None)
+    first = -1 if beginning_timestamp_token_id is None else beginning_timestamp_token_id
+    times = TimeStamps(eos_token_id, first, never, begin) if logits_processor == 1 else None
     rules = TokenRules(len(model.prompt), eos_token_id, repetition_penalty, no_repeat_ngram_size, vocab_mask, prefix_vocab_mask,
-                  min_length, temperature)  # fmt: skip
+                  min_length, temperature, times=times)  # fmt: skip
     beams = Beams(model.prompt, num_beams, length_penalty, bool(early_stopping), [eos_token_id], pad_token_id)
     found = _beams_searched(xp, model, attention_mask, rules, beams, num_return_sequences, max_length, any(wanted[2:3]))
     return (*found, None, None)

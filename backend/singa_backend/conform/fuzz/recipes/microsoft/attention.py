@@ -155,7 +155,8 @@ def _mask(d: Draw, b: int, s: int, keys: int, ranges: bool) -> np.ndarray | None
 @recipe("MultiHeadAttention", MICROSOFT)
 def multi_head_attention(d: Draw) -> None:
     prefer(d, T=np.float32)
-    b, n, s, size = d.whole(1, 2), d.whole(1, 3), d.whole(1, 4), d.pick([2, 4, 8])
+    beams = d.pick([1, 1, 1, 2])
+    b, n, s, size = beams * d.whole(1, 2), d.whole(1, 3), d.pick([1, d.whole(1, 4)]), d.pick([2, 4, 8])
     form = d.pick(["plain", "plain", "plain", "given", "packed", "packed keys"])
     keys = s if form == "packed" or d.chance() else d.whole(1, 5)
     wide = d.pick([size, size + 2]) if form == "plain" else size
@@ -177,6 +178,8 @@ def multi_head_attention(d: Draw) -> None:
     rows = (past or 0) if used is None else used + keys + d.whole(0, 2)
     d.put(*(None if past is None else d.array(0, (b, n, rows, size), "tame") for _ in range(2)))
     d.put(None if used is None else whole([used]))
+    several = beams > 1 and past is not None
+    d.put(whole(d.rng.integers(0, beams, (b // beams, beams, rows))) if several else None)
     trim(d)
     d.attributes["num_heads"] = n
     d.attr("scale", lambda: d.real(0.1, 1), None)

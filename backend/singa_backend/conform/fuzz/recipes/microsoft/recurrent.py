@@ -22,7 +22,8 @@ def linear_attention(d: Draw) -> None:
     heads, kv = (many, few) if d.chance(0.7) else (few, many)
     rule = d.attr("update_rule", ["linear", "gated", "delta", "gated_delta"], "gated_delta")
     d.attributes |= {"q_num_heads": heads, "kv_num_heads": kv}
-    d.put(d.array(0, (b, t, heads * size), "around"), d.array(1, (b, t, kv * size), "around"))
+    keys = d.pick([k for k in range(1, kv + 1) if kv % k == 0])
+    d.put(d.array(0, (b, t, heads * size), "around"), d.array(1, (b, t, keys * size), "around"))
     window = d.attr("state_window", [0, 0, 0, 0, 0, 1, 3, 6], 0)
     state = (b, kv, size, wide)
     d.put(d.array(2, (b, t, kv * wide), "around"))

@@ -77,11 +77,14 @@ def _masked(keys: str, y: str, mask: bool) -> list[Any]:
 
 
 def with_encoder(
-    rng: np.random.Generator, size: int, heads: int, width: int, whole: bool, speech: int = 0
-) -> tuple[GraphProto, GraphProto]:
+    rng: np.random.Generator, size: int, heads: int, width: int, whole: bool, speech: int = 0, tokens: int | str = 1,
+    past: str = "past",
+) -> tuple[GraphProto, GraphProto]:  # fmt: skip
     """An encoder and a decoder of model_type 1, or of model_type 2 with `speech` features of each frame.
 
     whole: the encoder runs the first tokens of the decoder too.
+    tokens: the declared number of tokens of a run of the decoder; all tokens of a sequence unless it is 1.
+    past: the beginning of the names of caches.
     """
     hidden, mask = heads * width, not speech
     shared = {"split": np.array([0, 0, heads, width]), "merge": np.array([0, 0, hidden]),
@@ -112,12 +115,12 @@ def with_encoder(
         outputs = [logits, info("encoder_hidden_states", F32, ["b", "e", hidden]), *new, *cross]
     values = [numpy_helper.from_array(v, k) for k, v in (shared | own).items()]
     encoder = helper.make_graph(nodes, "encoder", ids, outputs, values)
-    past = [info(f"past_{k}_self_0", F32, ["b", heads, "p", width]) for k in ("key", "value")]
-    inputs = [info("input_ids", I32, ["b", 1]), *([ids[1]] if mask else []), *past]
-    inputs += [info(f"past_{k}_cross_0", F32, ["b", heads, "e", width]) for k in ("key", "value")]
+    pasts = [info(f"{past}_{k}_self_0", F32, ["b", heads, "p", width]) for k in ("key", "value")]
+    inputs = [info("input_ids", I32, ["b", tokens]), *([ids[1]] if mask else []), *pasts]
+    inputs += [info(f"{past}_{k}_cross_0", F32, ["b", heads, "e", width]) for k in ("key", "value")]
     nodes = [node("Gather", ["table", "input_ids"], ["token"]), *_split("token", "key"), node("Neg", ["key"], ["value"])]
-    nodes += [node("Concat", [p.name, n], [m.name], axis=2) for p, n, m in zip(past, ("key", "value"), new, strict=True)]
-    nodes += [node("Identity", ["past_key_cross_0"], ["cross"]), *attend]
+    nodes += [node("Concat", [p.name, n], [m.name], axis=2) for p, n, m in zip(pasts, ("key", "value"), new, strict=True)]
+    nodes += [node("Identity", [f"{past}_key_cross_0"], ["cross"]), *attend]
     values = [numpy_helper.from_array(v, k) for k, v in shared.items()]
     return encoder, helper.make_graph(nodes, "decoder", inputs, [logits, *new], values)
 
@@ -208,7 +211,8 @@ def beam_search(d: Draw) -> None:
     size, beams = d.whole(10, 14), d.whole(1, 3)
     if kind:
         whole = kind == 2 or d.chance()
-        graphs = with_encoder(d.rng, size, d.whole(1, 3), d.whole(1, 4), whole, d.whole(1, 3) if kind == 2 else 0)
+        speech, past = d.whole(1, 3) if kind == 2 else 0, "cache" if d.chance(0.2) else "past"
+        graphs = with_encoder(d.rng, size, d.whole(1, 3), d.whole(1, 4), whole, speech, past=past)
         d.attributes |= {"encoder": graphs[0], "decoder": graphs[1], "decoder_start_token_id": d.whole(0, size - 1)}
     else:
         _decoders(d, size)
@@ -225,7 +229,12 @@ def beam_search(d: Draw) -> None:
     d.attributes |= {"pad_token_id": pad, "eos_token_id": eos, "model_type": kind}
     _rules(d, known, ids, kind)
     if kind == 2:
-        d.put(begin, d.ints([0], np.int32))
+        times = whisper and d.chance()
+        d.put(begin, d.ints([int(times)], np.int32))
+        if times:
+            d.attributes["beginning_timestamp_token_id"] = d.whole(2, size - 2)
+            names = ("no_timestamps_token_id", "start_of_lm_token_id", "translate_token_id", "transcribe_token_id")
+            d.attributes |= {name: d.whole(0, size - 1) for name in names}
         if whisper:
             d.put(None, None, np.array([d.pick([0.5, 1.0, 2.0])], np.float32) if d.chance() else None)
     if eos < 0 and d.chance():
