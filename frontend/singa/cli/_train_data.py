@@ -142,6 +142,8 @@ class DataColumns:
         shape = () if value is None else value.shape
         if value is None or shape is None or len(shape) != a.ndim:
             return a
+        import numpy as np
+
         axis = sample_axis(value, self.declared)
         if axis is not None:
             return np.moveaxis(a, axis, 0)
