@@ -403,7 +403,7 @@ def _head(function: ast.FunctionDef) -> list[str]:
 
 def test_the_example_of_contributing_is_the_declaration() -> None:
     """Its head and its gradient are those of the family file; its body, which does not round halves, computes the same."""
-    shown = {name: f for block in _shown("@") for name, f in _functions(block).items()}
+    shown = {name: f for block in _shown("@") for name, f in _functions(block).items() if "softmax" in name}
     assert list(shown) == ["softmax", "softmax_gradient"]
     there = _functions(Path(activation.__file__).read_text())
     assert _head(shown["softmax"]) == _head(there["softmax"])

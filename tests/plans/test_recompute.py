@@ -211,13 +211,13 @@ def again(
             return False
         names[i] = 10_000 + i
         own[names[i]] = own[i]
-        calls.append(call_of(call.name, tuple(names.get(r, r) for r in call.inputs), (names[i],), call.origins))
+        calls.append(call_of(call.name, tuple(names.get(r, r) for r in call.inputs), (names[i],), (call,)))
         return True
 
     for call in backward:
         if not all(map(compute, call.reads)):
             return [], own
-        calls.append(call_of(call.name, tuple(names.get(r, r) for r in call.inputs), call.outputs, call.origins))
+        calls.append(call_of(call.name, tuple(names.get(r, r) for r in call.inputs), call.outputs, (call,)))
     return calls, own
 
 

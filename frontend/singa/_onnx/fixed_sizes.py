@@ -5,7 +5,7 @@ warnings = fixed_sizes(proto, {"x": (2, 9)})          # the sizes with which the
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 from operator import mul
@@ -77,8 +77,11 @@ def fixed_sizes(proto: ModelProto, examples: Mapping[str, Sequence[int]]) -> lis
     constants |= {n.output[0]: n.attribute[0].t for n in nodes}
     warnings: list[str] = []
     for node in proto.graph.node:
-        place, what = _PLACES.get(node.op_type, (0, "")) if not node.domain else (0, "")
-        if not place or len(node.input) <= place or node.input[0] not in opened or node.input[place] not in constants:
+        rule = _RULES.get(node.op_type) if not node.domain else None
+        if rule is None:
+            continue
+        place, what, judge = rule
+        if len(node.input) <= place or node.input[0] not in opened or node.input[place] not in constants:
             continue
         example = closed.get(node.input[0], ())
         closed_sizes = [int(d) for d in example if isinstance(d, int)]
@@ -86,7 +89,7 @@ def fixed_sizes(proto: ModelProto, examples: Mapping[str, Sequence[int]]) -> lis
         call = _SizedCall(
             node, opened[node.input[0]], closed_sizes if len(closed_sizes) == len(example) else None, sources, numbers
         )
-        _RULES[node.op_type](call, numbers[place])
+        judge(call, numbers[place])
         warnings += _told(call, numbers[place], what)
     return warnings
 
@@ -109,6 +112,23 @@ def _told(call: _SizedCall, values: list[int], what: str) -> list[str]:
     return []
 
 
+_Judge = Callable[[_SizedCall, list[int]], None]
+
+_RULES: dict[str, tuple[int, str, _Judge]] = {}
+"""For each operator, the input that has the sizes, what they are, and the function that judges them."""
+
+
+def _rule(operator: str, place: int, what: str) -> Callable[[_Judge], _Judge]:
+    """A decorator of the function that judges the sizes of an operator."""
+
+    def note(judge: _Judge) -> _Judge:
+        _RULES[operator] = place, what, judge
+        return judge
+
+    return note
+
+
+@_rule("Reshape", 1, "sizes")
 def _reshape(call: _SizedCall, target: list[int]) -> None:
     """An open axis must be within one that is not fixed: the places of both in memory are known by the example."""
     if min(target, default=0) > 0:
@@ -123,6 +143,7 @@ def _reshape(call: _SizedCall, target: list[int]) -> None:
     call.fixed = [a for a in call.axes if not any(low <= places[a][0] and places[a][1] <= high for low, high in free)]
 
 
+@_rule("Expand", 1, "sizes")
 def _expand(call: _SizedCall, shape: list[int]) -> None:
     offset = len(shape) - len(call.data)
     for i, size in enumerate(shape):
@@ -134,10 +155,12 @@ def _expand(call: _SizedCall, shape: list[int]) -> None:
             call.copied.append(size)
 
 
+@_rule("Tile", 1, "repeats")
 def _tile(call: _SizedCall, repeats: list[int]) -> None:
     call.copied = [n for n, size in zip(repeats, call.data, strict=False) if n > 1 and n in call.opened and size == 1]
 
 
+@_rule("Slice", 2, "ends")
 def _slice(call: _SizedCall, ends: list[int]) -> None:
     axes = call.constants.get(3, list(range(len(ends)))) if len(call.node.input) < 4 or 3 in call.constants else []
     for axis, end in zip((a % len(call.data) for a in axes), ends, strict=False):
@@ -145,13 +168,9 @@ def _slice(call: _SizedCall, ends: list[int]) -> None:
             call.fixed.append(axis)
 
 
+@_rule("Resize", 3, "sizes")
 def _resize(call: _SizedCall, wanted: list[int]) -> None:
     listed = next((list(a.ints) for a in call.node.attribute if a.name == "axes"), list(range(len(wanted))))
     for axis, size in zip((a % len(call.data) for a in listed), wanted, strict=False):
         if axis in call.axes and call.example is not None and size == call.example[axis]:
             call.fixed.append(axis)
-
-
-_RULES = {"Reshape": _reshape, "Expand": _expand, "Tile": _tile, "Slice": _slice, "Resize": _resize}
-_PLACES = {"Reshape": (1, "sizes"), "Expand": (1, "sizes"), "Tile": (1, "repeats"), "Slice": (2, "ends"), "Resize": (3, "sizes")}
-"""The input that has the sizes, and what they are."""

@@ -31,11 +31,7 @@ EXAMPLES = {
         "sonnx generate gpt2 --prompt 'The sea is' --max-new-tokens 20",
         "sonnx generate gpt2 --prompt 'The sea is' --temperature 0.8 --seed 1",
     ),
-    "gradients": (
-        "sonnx gradients '^Softmax-13$'",
-        "sonnx gradients '^Relu' --points 5",
-        "sonnx gradients --operators my_operators",
-    ),
+    "gradients": ("sonnx gradients '^Softmax-13$'", "sonnx gradients '^Relu' --points 5"),
     "guard": (
         "sonnx guard write model.onnx -o model.guard",
         "sonnx guard check model.guard --against onnxruntime --junit guard.xml",
