@@ -179,6 +179,7 @@ class Declaration:
     floats: dict[str, bool] = field(default_factory=dict)  # attributes of type FLOAT or FLOATS -> whether it is FLOATS
 
     def __post_init__(self) -> None:
+        self._declared = self.body  # its parameters are read later, when another function may be in the place of the body
         if self.floats and (defaults := self.body.__kwdefaults__):
             rounded = {n: single(defaults[n], n, self.name, s) for n, s in self.floats.items() if defaults.get(n) is not None}
             self.body.__kwdefaults__ = {**defaults, **rounded}
@@ -186,7 +187,7 @@ class Declaration:
     @cached_property
     def _parameters(self) -> list[tuple[str, Any, inspect.Parameter]]:
         """The parameters after the namespace, each with the kind and type of its annotation; reading takes time."""
-        parameters = list(inspect.signature(self.body, eval_str=True).parameters.values())[1:]
+        parameters = list(inspect.signature(self._declared, eval_str=True).parameters.values())[1:]
         return [(*_annotation(p.annotation), p) for p in parameters]
 
     @cached_property
