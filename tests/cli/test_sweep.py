@@ -182,13 +182,13 @@ def test_damaged_results_and_other_limits_run_again(tmp_path: Path, home: Path) 
     save(top / "slow.onnx")
     save(top / "good.onnx", 1)
     line = (top, "--task", "check", "--results", results, "-n", 1, "--timeout")
-    found = cli(*line, 2, "--json")
+    found = cli(*line, 5, "--json")
     assert statuses(found) == {"slow.onnx": "timeout", "good.onnx": "passed"}
-    assert "2 were finished before" in cli(*line, 2).output
-    assert "; 1 were finished before" in cli(*line, 1.9).output
+    assert "2 were finished before" in cli(*line, 5).output
+    assert "; 1 were finished before" in cli(*line, 4.9).output
     for path in results.glob("*.json"):
         path.write_text('{"schema": "sonnx.sweep.result", "answer": {"status": 3}}')
-    assert "finished before" not in cli(*line, 2, "-k", "good").output
+    assert "finished before" not in cli(*line, 5, "-k", "good").output
 
 
 @pytest.mark.parametrize("how", ["other content", "a link", "a link to nothing", "a folder"])
