@@ -41,8 +41,8 @@ def calls_of(case: Case) -> tuple[Executed, Cell | None]:
         schema = schemas[tested[:2]][tested[2]]
         for inputs, outputs in case.data:
             fed = dict(zip((v.name for v in model.graph.input), inputs, strict=False))
-            made = dict(zip((v.name for v in model.graph.output), outputs, strict=False))
-            for formals, names, values in ((schema.inputs, node.input, fed), (schema.outputs, node.output, made)):
+            expected = dict(zip((v.name for v in model.graph.output), outputs, strict=False))
+            for formals, names, values in ((schema.inputs, node.input, fed), (schema.outputs, node.output, expected)):
                 for i, name in enumerate(names):
                     if formals and hasattr(values.get(name), "dtype"):
                         executed[tested][0].add((formals[min(i, len(formals) - 1)].type_str, values[name].dtype.name))

@@ -18,13 +18,11 @@ import onnx
 from onnx import ModelProto, TensorProto, numpy_helper
 from onnx.backend.test.loader import load_model_tests
 
+from ..choices import KINDS as KINDS
 from ..errors import SonnxError
 from ..io.documents import read_document
 from ..proto.test_data import data_set
 from . import kept_cases
-
-KINDS = ("node", "real", "simple", "pytorch-converted", "pytorch-operator")
-"""ONNX's kinds of cases; "real" are the light models in the wheel."""
 
 
 class ConformanceError(SonnxError):

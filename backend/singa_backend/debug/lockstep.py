@@ -79,8 +79,8 @@ def refusal(source: Source, inputs: Values, engine: Engine | None = None) -> str
         Why the model cannot run with these inputs, or that all its outputs are empty; "" if neither is so.
     """
     outputs = [n for n in source.outputs if n in source.makers]
-    known = attempt(Ours(), source, source.calls, inputs, outputs) if engine is not None and engine.typed else None
-    types = known if isinstance(known, dict) else None
+    ours = attempt(Ours(), source, source.calls, inputs, outputs) if engine is not None and engine.typed else None
+    types = ours if isinstance(ours, dict) else None
     found = attempt(engine or Ours(), source, source.calls, inputs, outputs, types) if outputs else {}
     if isinstance(found, FailedRun):
         return str(found)

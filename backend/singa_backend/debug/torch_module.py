@@ -295,8 +295,8 @@ class _ModuleRecorder(AbstractContextManager["_ModuleRecorder"]):
 
     def new(self, result: Any, read: Any) -> list[Any]:
         """The tensors of a result that do not share the memory of what an operator reads."""
-        known = {_memory(t)[0] for t in self._tensors(read)}
-        return [t for t in self._tensors(result) if t.numel() and _memory(t)[0] not in known]
+        places = {_memory(t)[0] for t in self._tensors(read)}
+        return [t for t in self._tensors(result) if t.numel() and _memory(t)[0] not in places]
 
     def computed(self, operator: str, tensors: Sequence[Any]) -> None:
         """Record the tensors that an operator has computed."""

@@ -1,8 +1,10 @@
 """The names of the losses of commands and exports, and the label without a loss.  It imports nothing: commands start fast."""
 
-LOSSES = ("softmax_cross_entropy", "next_token_cross_entropy", "mse_loss", "cross_entropy", "binary_cross_entropy")
-CLASSES, NEXT_TOKEN, _, PROBABILITIES = LOSSES[:4]
+CLASSES, NEXT_TOKEN, PROBABILITIES = "softmax_cross_entropy", "next_token_cross_entropy", "cross_entropy"
 """The losses that take class numbers: of scores, of the scores of tokens, and of probabilities."""
+
+LOSSES = (CLASSES, NEXT_TOKEN, "mse_loss", PROBABILITIES, "binary_cross_entropy")
+"""The losses that have names."""
 
 LABELS = {CLASSES: 1, NEXT_TOKEN: 2}
 """The losses whose default target is class numbers, and how many axes of the output these have."""
