@@ -1164,6 +1164,34 @@ def test_layer_normalization_refuses_gaps() -> None:
             dnn.layer_normalization(src, dst, epsilon=1e-5)
 
 
+@needs_library
+@pytest.mark.parametrize("part", ["primitive", "primitive_desc"])
+def test_a_primitive_that_is_being_destroyed_is_not_found(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other threads run while C code destroys it; here the destructor asks for an equal one, as they may."""
+    lib, md = dnn.library(), MemoryDesc.of(np.float32, (3, 5))
+    destroyed: list[int] = []
+    found: list[Primitive] = []
+    real = lib.functions[f"{part}_destroy"]
+
+    def destroy(handle: int) -> int:
+        destroyed.append(handle)
+        if len(destroyed) == 1:
+            found.append(dnn.eltwise(md, md, algorithm="tanh", alpha=0.5))
+        return int(real(handle))
+
+    monkeypatch.setitem(lib.functions, f"{part}_destroy", destroy)
+    owner = [dnn.eltwise(md, md, algorithm="tanh", alpha=0.5)]
+    handle = owner[0].executable if part == "primitive" else owner[0].handle
+    owner.clear()
+    assert destroyed == [handle] and len(found) == 1
+    y = np.ones((3, 5), f32)
+    bound = dnn.bind(found[0], {dnn.args.SRC: (md, y.ctypes.data), dnn.args.DST: (md, y.ctypes.data)})
+    assert (found[0].executable if part == "primitive" else found[0].handle) != handle
+    bound.run()
+    np.testing.assert_allclose(y, np.tanh(np.ones((3, 5))), rtol=1e-6)
+    found.clear()  # which its destructor keeps
+
+
 def test_equal_primitives_are_one() -> None:
     """While somebody uses it; other sizes, numbers (also the sign of zero), post-ops and numbers of threads have their own."""
     md, rows = MemoryDesc.of(np.float32, (4, 6)), MemoryDesc.of(np.float32, (1, 6))

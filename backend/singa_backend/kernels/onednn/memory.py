@@ -105,23 +105,37 @@ def content(argument: Any) -> Hashable:
     return type(argument), bytes(argument) if kept is None else kept
 
 
+class Owned:
+    """A C object of oneDNN, destroyed with the last reference to this one.
+
+    Only `Owner` refers to it, strongly.  Python calls `__del__` before it clears weak references, and while C code destroys the
+    object other threads run: a weak reference could still return what is half destroyed.
+    """
+
+    __slots__ = ("_destroy", "_handle")
+
+    def __init__(self, handle: int, destroy: Callable[[int], Any]) -> None:
+        self._handle = handle
+        self._destroy = destroy
+
+    def __del__(self) -> None:
+        self._destroy(self._handle)
+
+
 class Owner:
-    """An object of oneDNN, destroyed with its last reference.  It cannot be copied, and belongs to its process.
+    """The owner of an object of oneDNN.  It cannot be copied, and belongs to its process.
+
+    It has no `__del__`, and may be referred to weakly; see `Owned`.
 
     Attributes:
         handle: the address of the C object.
     """
 
-    __slots__ = ("__weakref__", "_destroy", "handle")
+    __slots__ = ("__weakref__", "_owned", "handle")
 
     def __init__(self, handle: int, destroy: Callable[[int], Any]) -> None:
+        self._owned = Owned(handle, destroy)
         self.handle = handle
-        self._destroy = destroy
-
-    def __del__(self) -> None:
-        destroy = getattr(self, "_destroy", None)  # None if the constructor failed
-        if destroy is not None:
-            destroy(self.handle)
 
     def __reduce__(self) -> Any:
         raise TypeError(f"{type(self).__name__} belongs to this process: it cannot be copied or pickled")

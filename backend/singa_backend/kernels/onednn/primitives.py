@@ -42,7 +42,7 @@ import numpy as np
 from .args import BIAS, DST, FROM, SCRATCHPAD, TO, WEIGHTS, WORKSPACE
 from .constants import QUERY, QUERY_IMPLEMENTATION
 from .loading import Library, NotTrusted, OneDnnError, Unimplemented, needed, threads, using_threads
-from .memory import Attributes, Memory, MemoryDesc, Owner, code, content, dims
+from .memory import Attributes, Memory, MemoryDesc, Owned, Owner, code, content, dims
 from .signals import moves_stack
 from .trust import Candidate, Skipped, refusal
 
@@ -68,7 +68,7 @@ class Primitive(Owner):
     """
 
     __slots__ = (
-        "_destroy_executable",
+        "_compiled",
         "_recipe",
         "_single",
         "executable",
@@ -120,12 +120,7 @@ class Primitive(Owner):
     def _compile(self) -> None:
         lib = needed()
         self.executable = lib.create("primitive_create", self.handle)
-        self._destroy_executable = lib.functions["primitive_destroy"]
-
-    def __del__(self) -> None:
-        if getattr(self, "executable", 0):
-            self._destroy_executable(self.executable)
-        super().__del__()
+        self._compiled = Owned(self.executable, lib.functions["primitive_destroy"])
 
     def single(self, memories: Mapping[int, Memory]) -> Primitive | None:
         """This operation for one thread, on memories of the same layouts, except that the weights may need another one.
