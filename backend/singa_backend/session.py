@@ -74,7 +74,7 @@ class Session:
         self.graph, self.device = graph, device
         self.options, self.limits, self.replaced = options, limits, replaced
         self._executor = Executor(graph, device)
-        self._executor.file = file
+        self._executor.file, self._executor.replaced = file, replaced
         self._names = tuple(v.name for v in graph.inputs)
         self.constants = [v for n in graph.all_nodes() for v in n.attributes.values() if isinstance(v, np.ndarray)]
         self._fixed = ids_of(self.constants) | {id(a) for states in self._executor.states.values() for _, a in states}
@@ -86,6 +86,7 @@ class Session:
         self.reason: UseDefinitions | None = None
         self._planner: Planner | None = None
         self._planned: Any = None
+        self._executor.forget_graphs()
         self._replacing: dict[tuple[str, ...], Session] = {}
 
     @property
@@ -245,10 +246,11 @@ class Session:
         budget.count_spared()
         budget.exchanges.at = 0
         executor, values = self._executor, dict(replaced or {})
-        made = executor.run(graph or self.graph, inputs, values, budget, observer, to_host)
+        made = executor.run(graph or self.graph, inputs, values, budget, observer, to_host, bool(self.options.level))
+        written = {o for o, i in (self.replaced or {}).items() if made[o] is inputs[i]}
         taken = self._fixed | executor.owned() | ids_of((*inputs, *values.values(), *kept))
         with self.device.active():
-            return [owned_copy(v, taken) for v in made]
+            return [v if o in written else owned_copy(v, taken) for o, v in enumerate(made)]
 
     def planned(self, inputs: Sequence[Any]) -> list[Any] | None:
         """Run by a plan that looks at the inputs as `run` does.
