@@ -289,6 +289,7 @@ class CupyNamespace(Namespace):
         return self.module.asarray(a, dtype)
 
     def to_host(self, x: Array) -> np.ndarray:
+        graphs.refuse_capture("reads values of the device on the host")
         return np.asarray(self.module.asnumpy(x))
 
     def isarray(self, x: Any) -> bool:

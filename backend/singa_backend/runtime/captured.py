@@ -76,15 +76,18 @@ class CapturedRun:
 
     Attributes:
         parts: the graphs, and the steps between them.
+        admitted: the limits of a run that has met none of them.
     """
 
     def __init__(self, executor: Executor, record: RunRecord, inputs: Sequence[Any], to_host: bool) -> None:
         self._executor, self._record, self._packs = executor, record, to_host
         self._device, self._module = executor.device, executor.device.xp.module
+        self._is_array = executor.device.xp.isarray
         self._memory = GraphMemory(self._module)
         self._lock = threading.Lock()
         self.parts: list[_Part] = []
-        self._is_array = executor.device.xp.isarray
+        self.admitted: limits.Limits | None = None
+        self._types = [result_type(v) if self._is_array(v) else None for v in inputs]
         self._frame = record.start(inputs)
         replaced = set((executor.replaced or {}).values())
         self._places: list[tuple[int, Any]] = []
@@ -117,16 +120,23 @@ class CapturedRun:
     @property
     def is_steady(self) -> bool:
         """Whether a run needs no visitor: one graph computes it, and all outputs are on the device."""
-        return self.is_whole and all(map(self._is_array, self._results))
+        return self.is_whole and None not in self._types and all(map(self._is_array, self._results))
 
-    @property
-    def places(self) -> Sequence[tuple[int, Any]]:
-        """The inputs that are copied, by their places in the graph's inputs, and where to."""
-        return self._places
+    def takes(self, inputs: Sequence[Any]) -> bool:
+        """Whether inputs have the types of those of the graph; they may be on the host if they are copied."""
+        if len(inputs) != len(self._types) or not self.fits(inputs):
+            return False
+        for x, (kind, shape, strides, dtype) in zip(inputs, self._types, strict=True):
+            if x.__class__ is kind:
+                if x.shape != shape or x.strides != strides or x.dtype != dtype or x.device.id != self._device.device_id:
+                    return False
+            elif x.__class__ is not np.ndarray or x.shape != shape or x.dtype != dtype or self._stays:
+                return False
+        return True
 
     def fits(self, inputs: Sequence[Any]) -> bool:
         """Whether the inputs that results replace are those of the graph."""
-        return all(inputs[at] is x or inputs[at].data.ptr == x.data.ptr for at, x in self._stays)
+        return not self._stays or all(inputs[at] is x or inputs[at].data.ptr == x.data.ptr for at, x in self._stays)
 
     # --- capture
 
@@ -153,7 +163,7 @@ class CapturedRun:
                 if len(self.parts) < _PARTS:
                     at, stop, reason = self._graph_from(at, frame, varying)
                     if self.parts and self.parts[-1].graph is not None:
-                        self._launch(self.parts[-1], frame)
+                        self._memory.launch(self.parts[-1].graph)
                 if reason:
                     self._issue_from(at, stop, reason, frame, visitor, varying)
                     at = stop

@@ -117,6 +117,28 @@ class Executor:
         """The bytes that graphs of the device keep between runs."""
         return self._records.graph_bytes
 
+    @property
+    def repeats(self) -> bool:
+        """Whether `steady` may compute a run."""
+        return self._records.latest is not None
+
+    def steady(self, inputs: Sequence[Any], limits: limits.Limits, to_host: bool) -> list[Any] | None:
+        """Compute a run of the main graph as the last one that graphs of the device have computed.
+
+        Args:
+            inputs: arrays of the host or of the device, in the order of the graph's inputs.
+            limits: the bounds of the run.
+            to_host: as for `run`.
+
+        Returns:
+            The outputs, which belong to the caller; None if another way is needed.
+        """
+        captured = self._records.latest
+        if captured is None or captured.admitted is not limits or not captured.takes(inputs):
+            return None
+        with self.device.active():
+            return captured.run(None, inputs, to_host)
+
     def visitor(self, budget: limits.Budget) -> Visitor:
         """A visitor for another run within a run."""
         return Visitor(self, budget)
@@ -211,7 +233,7 @@ class Executor:
                 frame[graph.slots[name]] = value
         used, graphs = self._resident + limits.size_of([inputs, overrides]), self._records.graph_bytes
         budget.begin(used + graphs, frame, self._states)
-        if graphs and (record is None or not record.fits(budget)):
+        if graphs and (graphs > budget.room if record is None else not record.fits(budget)):
             self._records.forget_graphs("needs memory that the limits do not allow")
             budget.begin(used)
         with limits.spend(budget), self.device.active(), np.errstate(all="ignore"), checks.collected(visitor.checks):
@@ -241,6 +263,8 @@ class Executor:
             return None
         if captured is not None and captured.fits(inputs):
             record.count(visitor.budget)
+            self._records.latest = captured if captured.is_steady else None
+            captured.admitted = visitor.budget.limits
             return captured.run(visitor, inputs, to_host)
         if not self._capturing.acquire(blocking=False):
             return None

@@ -65,10 +65,12 @@ class RunRecords:
 
     Attributes:
         owned: the ids of the arguments on the device that records keep.
+        latest: the run that graphs have computed last, if it needs nothing else; None otherwise.
     """
 
     def __init__(self) -> None:
         self.owned: frozenset[int] = frozenset()
+        self.latest: CapturedRun | None = None
         self._found: dict[Any, Any] = {}  # a signature -> a RunRecord, _SEEN, or None if its runs differ
 
     def find(self, key: Any) -> tuple[RunRecord | None, bool]:
@@ -85,7 +87,7 @@ class RunRecords:
 
     def keep(self, key: Any, record: RunRecord | None) -> None:
         """Keep the record of a signature; None if its runs differ."""
-        self._found[key] = record
+        self._found[key], self.latest = record, None
         self.owned = frozenset(id(v) for r in self._all() for v in r.frame[r.graph.size :])
 
     def _all(self) -> list[RunRecord]:
@@ -98,6 +100,7 @@ class RunRecords:
 
     def forget_graphs(self, reason: str | None = None) -> None:
         """Free the graphs; None if later runs may capture again, or the reason why not."""
+        self.latest = None
         for record in self._all():
             record.captured = reason
 
