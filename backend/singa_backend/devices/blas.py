@@ -1,7 +1,7 @@
 """cuBLAS's product of matrices, called by ctypes: CuPy refuses its own calls of cuBLAS while a stream captures a graph.
 
 There is one handle for each device, used by one thread at a time, and one workspace for each stream, which orders the products
-that use it.  cuBLAS's own workspace is shared by all streams: bits could then depend on what else runs, and a graph would refer to
+that use it.  cuBLAS's own workspace is shared by all streams: bits could depend on what else runs, and a graph would refer to
 memory that it does not own.
 """
 
