@@ -110,3 +110,29 @@ def resnet18(*, graph: bool) -> Callable[[], Any]:
 def wide_resnet18(*, batch: int) -> Callable[[], Any]:
     """A step of ResNet-18 as a graph, of real widths."""
     return steps(ResNet18(), (batch, 3, 224, 224), 1000, graph=True, soft=True)
+
+
+class Transformer(Trained):
+    """Blocks whose outputs are averaged over time and classified."""
+
+    def __init__(self, blocks: int, width: int, heads: int, classes: int) -> None:
+        super().__init__()
+        self.blocks = [layer.TransformerEncoderLayer(width, heads, 4 * width, activation="gelu") for _ in range(blocks)]
+        for i, block in enumerate(self.blocks):
+            setattr(self, f"block{i}", block)
+        self.linear = layer.Linear(classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return self.linear(autograd.reduce_mean(x, axes=[1], keepdims=0))
+
+
+def transformer(*, graph: bool) -> Callable[[], Any]:
+    """A step of two narrow blocks of a transformer."""
+    return steps(Transformer(2, 16, 2, 5), (2, 6, 16), 5, graph=graph)
+
+
+def wide_transformer(*, batch: int) -> Callable[[], Any]:
+    """A step of four blocks of width 256 on 128 positions, as a graph."""
+    return steps(Transformer(4, 256, 4, 10), (batch, 128, 256), 10, graph=True, soft=True)

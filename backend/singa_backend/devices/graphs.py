@@ -7,7 +7,7 @@ would copy from the host, draw or read cannot be a part of it.
 
 from __future__ import annotations
 
-import math
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
@@ -42,14 +42,15 @@ class Tables:
 
     def put(self, module: Any, table: np.ndarray) -> Array:
         """A new array of the device with the contents of one of the host.  During a capture, the device copies a kept one."""
-        key = table.dtype, table.shape, table.tobytes() if table.nbytes <= _TABLE else b""
-        kept = self._kept.get(key)
+        small = table.nbytes <= _TABLE
+        key = table.dtype, table.shape, table.tobytes() if small else b""
+        kept = self._kept.get(key) if small else None
         if kept is not None:
             return kept.copy("K")  # a body may write to it
         if _capturing.get():
             raise NotCapturable(f"copies {table.nbytes} bytes from the host that an earlier run did not copy")
         copied = module.asarray(table)
-        if key[2] and self._bytes + table.nbytes <= _TABLES:
+        if small and self._bytes + table.nbytes <= _TABLES:
             self._kept[key] = copied.copy("K")
             self._bytes += table.nbytes
         return copied
@@ -89,8 +90,9 @@ class GraphMemory:
 
     def __init__(self, module: Any) -> None:
         self._module = module
-        self._stream = module.cuda.Stream(non_blocking=True)
         self._pool = module.cuda.MemoryPool()
+        weakref.finalize(self, self._pool.free_all_blocks).atexit = False  # a pool does not free its blocks when it is deleted
+        self._stream = module.cuda.Stream(non_blocking=True)  # after the pool, to which it would return its workspace
         self._done = module.cuda.Event(disable_timing=True)
         self._last: int | None = None
         self._now: Any = None

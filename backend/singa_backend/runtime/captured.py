@@ -122,6 +122,11 @@ class CapturedRun:
         """Whether a run needs no visitor: one graph computes it, and all outputs are on the device."""
         return self.is_whole and None not in self._types and all(map(self._is_array, self._results))
 
+    def described(self) -> tuple[str, ...]:
+        """What each part of the run is, in words."""
+        counts = [(f"{n} step{'s' if n > 1 else ''}", part) for part in self.parts for n in (len(part.steps),)]
+        return tuple(f"a graph of {n}" if part.graph is not None else f"{n} outside graphs: {part.reason}" for n, part in counts)
+
     def takes(self, inputs: Sequence[Any]) -> bool:
         """Whether inputs have the types of those of the graph; they may be on the host if they are copied."""
         if len(inputs) != len(self._types) or not self.fits(inputs):
@@ -405,4 +410,8 @@ def _reason(error: BaseException) -> str:
     if isinstance(cause, NotCapturable):
         return str(cause)
     text = (str(cause).splitlines() or [""])[0]
+    if "D2H" in text:  # CuPy's words
+        return "reads values of the device on the host"
+    if "H2D" in text:
+        return "copies values from the host"
     return f"is not permitted in a capture ({type(cause).__name__}: {text[:120]})"

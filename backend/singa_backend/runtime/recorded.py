@@ -93,6 +93,11 @@ class RunRecords:
     def _all(self) -> list[RunRecord]:
         return [r for r in list(self._found.values()) if isinstance(r, RunRecord)]
 
+    def described(self) -> tuple[str, ...]:
+        """What computes the runs of the newest record, in words."""
+        captured = next((r.captured for r in reversed(self._all())), None)
+        return () if captured is None else (f"no graph: {captured}",) if isinstance(captured, str) else captured.described()
+
     @property
     def graph_bytes(self) -> int:
         """The bytes that graphs of the device keep between runs."""
