@@ -365,6 +365,10 @@ class CupyNamespace(Namespace):
         limits.current().admit(*SIZES["matmul"](a, b, out))
         return products.matmul(self.module, a, b, out)
 
+    def einsum(self, equation: str, *xs: Array, optimize: bool = False) -> Array:
+        """As CuPy's, whose products are those of `matmul`."""
+        return products.einsum(self, equation, xs) if len(xs) > 1 else self.module.einsum(equation, *xs)
+
     def erf(self, x: Array) -> Array:
         return with_float(lambda z: fused.erf(self.module, z), x)
 
