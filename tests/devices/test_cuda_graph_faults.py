@@ -87,7 +87,7 @@ def test_the_memory_of_a_graph_is_released_while_the_graph_lives(cupy: Any, faul
         captured.pool.free_all_blocks()
         with pytest.raises(cupy.cuda.runtime.CUDARuntimeError, match="illegal memory access"):
             captured.start(captured.stream)
-        assert any("bytes that cupy_" in line and "uses was freed" in line for line in fakecuda.report())
+        assert any("cupy_" in line and "uses was freed" in line for line in fakecuda.report())
         return
     assert captured.run(INPUTS[1]).tobytes() == value.tobytes() and fakecuda.report() == []
 
