@@ -41,7 +41,8 @@ def same(found: Any, expected: Any) -> bool:
     if expected.dtype.kind in "OSU":
         return bool((found == expected).all())
     return found.tobytes() == expected.tobytes() or (
-        expected.dtype.kind in "fcV" and bool(np.array_equal(*(a.astype(np.complex128) for a in (found, expected)), equal_nan=True))
+        expected.dtype.kind in "fcV"
+        and bool(np.array_equal(*(a.astype(np.complex128) for a in (found, expected)), equal_nan=True))
     )
 
 

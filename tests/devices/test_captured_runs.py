@@ -85,9 +85,7 @@ TRAINED = {"cnn": cuda_training.cnn, "resnet18": cuda_training.resnet18, "transf
 
 
 @pytest.mark.parametrize("name", TRAINED)
-def test_a_training_step_is_one_launch_and_keeps_the_addresses_of_parameters(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_training_step_is_one_launch_and_keeps_the_addresses_of_parameters(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     from singa import device
     from singa_backend.runtime.executor import Executor
 
@@ -208,7 +206,7 @@ def test_a_failed_check_in_a_graph_names_its_node(to_host: bool) -> None:
         inputs[place] = np.array(wrong)
         with pytest.raises(OperatorError, match=f"got {value}") as raised:
             rep.run(inputs, to_host=to_host)
-        assert raised.value.operator == "Gather" and (5, 2) in raised.value.shapes or place
+        assert (raised.value.operator == "Gather" and (5, 2) in raised.value.shapes) or place
         assert bits(rep.run(right)) == expected
     both = [np.array([9, 0, 0]), np.array([0, 8, 0])]
     with pytest.raises(OperatorError, match="got 9"):
@@ -291,7 +289,9 @@ def test_runs_of_several_threads_have_the_bits_of_each_alone() -> None:
 
 
 def test_outputs_belong_to_the_caller(cupy: Any) -> None:
-    text = "net (float[2,3] x) => (float[2,3] y, float[2,3] z, float[2,3] same) { y = Add(x, w) z = Identity(y) same = Identity(x) }"
+    text = (
+        "net (float[2,3] x) => (float[2,3] y, float[2,3] z, float[2,3] same) { y = Add(x, w) z = Identity(y) same = Identity(x) }"
+    )
     rep = SingaBackend.prepare(model(text, w=normal(2, 3)), "CUDA")
     x = cupy.asarray(normal(2, 3))
     expected = bits(rep.run([x]))
@@ -356,7 +356,9 @@ def test_limits_count_graphs_and_forget_plans_frees_them() -> None:
 
 
 def test_replaced_initializers_are_read_by_the_next_run() -> None:
-    rep = SingaBackend.prepare(model("net (float[3] x) => (float[3] y) { a = Mul(x, w) y = Neg(a) }", w=np.array([1, 2, 3], F)), "CUDA")
+    rep = SingaBackend.prepare(
+        model("net (float[3] x) => (float[3] y) { a = Mul(x, w) y = Neg(a) }", w=np.array([1, 2, 3], F)), "CUDA"
+    )
     x = np.ones(3, F)
     for _ in range(5):
         np.testing.assert_array_equal(rep.run([x])[0], [-1, -2, -3])
@@ -367,10 +369,10 @@ def test_replaced_initializers_are_read_by_the_next_run() -> None:
 
 
 TABLES = {
-    "Resize": "y = Resize<mode = \"linear\">(a, , scales)",
-    "Pad": "y = Pad<mode = \"reflect\">(a, pads)",
+    "Resize": 'y = Resize<mode = "linear">(a, , scales)',
+    "Pad": 'y = Pad<mode = "reflect">(a, pads)',
     "AveragePool": "y = AveragePool<kernel_shape = [2, 2], pads = [1, 1, 0, 0]>(a)",
-    "Upsampling twice": "b = Resize<mode = \"cubic\">(a, , scales) y = Resize<mode = \"nearest\">(b, , scales)",
+    "Upsampling twice": 'b = Resize<mode = "cubic">(a, , scales) y = Resize<mode = "nearest">(b, , scales)',
 }
 
 

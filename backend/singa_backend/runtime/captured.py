@@ -13,7 +13,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -120,7 +119,7 @@ class CapturedRun:
     @property
     def is_steady(self) -> bool:
         """Whether a run needs no visitor: one graph computes it, and all outputs are on the device."""
-        return self.is_whole and None not in self._types and all(map(self._is_array, self._results))
+        return self.is_whole and all(map(self._is_array, self._results))
 
     def described(self) -> tuple[str, ...]:
         """What each part of the run is, in words."""
@@ -131,7 +130,10 @@ class CapturedRun:
         """Whether inputs have the types of those of the graph; they may be on the host if they are copied."""
         if len(inputs) != len(self._types) or not self.fits(inputs):
             return False
-        for x, (kind, shape, strides, dtype) in zip(inputs, self._types, strict=True):
+        for x, expected in zip(inputs, self._types, strict=True):
+            if expected is None:
+                return False
+            kind, shape, strides, dtype = expected
             if x.__class__ is kind:
                 if x.shape != shape or x.strides != strides or x.dtype != dtype or x.device.id != self._device.device_id:
                     return False
@@ -263,9 +265,7 @@ class CapturedRun:
                 return "reads a value of the host that may differ between runs"
         return ""
 
-    def _issue_from(
-        self, first: int, stop: int, reason: str, frame: list[Any], visitor: Visitor, varying: set[int]
-    ) -> None:
+    def _issue_from(self, first: int, stop: int, reason: str, frame: list[Any], visitor: Visitor, varying: set[int]) -> None:
         """Issue steps that cannot be captured, and note them as a part."""
         part = self.parts[-1] if self.parts and self.parts[-1].graph is None else _Part(None, (), [], {}, None, reason)
         before = list(frame)

@@ -216,7 +216,8 @@ class RunRecord:
             The number of the first node that must decide, because a result has another type or its body raised; None if no node
             must.
         """
-        nodes, at, call, same = self.graph.nodes, 0, None, True
+        nodes, call, same = self.graph.nodes, None, True
+        at: int = 0
         made: Any
         try:
             for call, get, several, writes, expected, died, dies, checks, at in steps:
@@ -401,7 +402,9 @@ class RunRecorder:
 
     def _types(self, node: Node, outputs: Sequence[Any]) -> tuple[Any, ...]:
         """What is expected of the results of a node."""
-        return tuple(result_type(v) if s >= 0 and hasattr(v, "strides") else None for s, v in zip(node.outputs, outputs, strict=False))
+        return tuple(
+            result_type(v) if s >= 0 and hasattr(v, "strides") else None for s, v in zip(node.outputs, outputs, strict=False)
+        )
 
     def kernels(self, node: Joined, inputs: Sequence[Any], program: JoinedProgram, values: Sequence[Any], known: Known) -> None:
         """Note the kernels of a joined node.
