@@ -79,8 +79,8 @@ def section(outcomes: dict[str, str]) -> list[str]:
             reasons.setdefault(reason, []).append(name.removeprefix("test_"))
     lines = [
         "", "## ONNX's node cases as graphs", "",
-        f"{whole:,} of {len(outcomes):,} cases are one graph from the third run on: three more draws of their inputs have the bits",
-        "of runs without graphs. The others, by what keeps a step outside:", "",
+        f"{whole:,} of {len(outcomes):,} cases are one graph from the third run on: three more draws of their inputs have the",
+        "bits of runs without graphs. The others, by what keeps a step outside:", "",
         "| reason | cases | names |", "|---|---:|---|",
     ]  # fmt: skip
     for reason, names in sorted(reasons.items(), key=lambda item: (-len(item[1]), item[0])):
