@@ -7,6 +7,7 @@ would copy from the host, draw or read cannot be a part of it.
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -20,6 +21,9 @@ Array = Any  # of CuPy
 
 _TABLE, _TABLES = 1 << 20, 1 << 24
 """The bytes of one table and of all tables that a record keeps."""
+
+_OF_THREAD = 2
+"""The address of a stream that each thread has separately."""
 
 Graph = Any  # of CuPy
 
@@ -94,7 +98,7 @@ class GraphMemory:
         weakref.finalize(self, self._pool.free_all_blocks).atexit = False  # a pool does not free its blocks when it is deleted
         self._stream = module.cuda.Stream(non_blocking=True)  # after the pool, to which it would return its workspace
         self._done = module.cuda.Event(disable_timing=True)
-        self._last: int | None = None
+        self._last: tuple[int, int] | None = None
         self._now: Any = None
 
     @property
@@ -111,13 +115,14 @@ class GraphMemory:
     def ordered(self) -> Iterator[None]:
         """A context whose work on the current stream waits for that of the last such context, on whatever stream it was."""
         self._now = self._module.cuda.get_current_stream()
-        if self._last is not None and self._last != self._now.ptr:
+        now = self._now.ptr, threading.get_ident() if self._now.ptr == _OF_THREAD else 0
+        if self._last is not None and self._last != now:
             self._now.wait_event(self._done)
         try:
             yield
         finally:
             self._done.record(self._now)
-            self._last = self._now.ptr
+            self._last = now
 
     def launch(self, graph: Graph) -> None:
         """Launch a graph on the stream of the present `ordered`."""
