@@ -166,6 +166,31 @@ def test_a_workspace_is_freed_with_its_stream(xp: Any, cupy: Any) -> None:
     assert fakecuda.used(0) == before
 
 
+def test_the_stream_of_each_thread_has_a_workspace_of_each_thread(xp: Any, cupy: Any) -> None:
+    x = cupy.ones((4, 4), np.float32)
+    xp.matmul(x, x)
+    cupy.cuda.Device().synchronize()
+    gc.collect()
+    before, barrier, used = fakecuda.used(0), threading.Barrier(2), []
+
+    def multiply() -> None:
+        with cupy.cuda.Stream.ptds:
+            xp.matmul(x, x)
+            barrier.wait(60)
+            used.append(fakecuda.used(0) - before)
+            barrier.wait(60)
+
+    threads = [threading.Thread(target=multiply) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert min(used) >= 2 * (4 << 20)
+    del thread, threads
+    gc.collect()
+    assert fakecuda.used(0) == before
+
+
 @pytest.mark.parametrize(
     ("status", "error", "code", "text"),
     [
