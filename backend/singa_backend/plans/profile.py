@@ -281,8 +281,7 @@ def profile(
         The profile.
     """
     device = executor.device
-    recorder, watch = _Recorder(), _Watch(device)
-    totals, single_runs = list[float](), 0
+    recorder, watch, totals, single_runs = _Recorder(), _Watch(device), list[float](), 0
     waited: float | None = 0.0
     for _ in range(runs):
         waiting, singles, start = machine.waited(), contention.single_runs, time.perf_counter()
@@ -307,6 +306,7 @@ def profile(
     steps = _steps(pieces, whole, reachable)
     nodes = _nodes(graph, pieces, steps, whole)
     facts |= {"steps": steps, "nodes": nodes, "operators": _operators(nodes, whole), "rates": reachable}
+    facts["graphs"] = executor.graphs_in_words
     if part is not None:
         facts |= _of_training(graph, pieces, steps, nodes, part, planner, whole)
     return Profile(
@@ -321,7 +321,6 @@ def profile(
         single_runs=single_runs,
         waited=None if waited is None else waited / sum(totals),
         reason=planner.reason if isinstance(planner, UseDefinitions) else "",
-        graphs=executor.described_graphs,
         **facts,
     )
 
