@@ -76,6 +76,22 @@ class ResNet18(Trained):
         return self.linear(self.flatten(autograd.globalaveragepool(x)))
 
 
+class Encoder(Trained):
+    """Layers of a transformer, and a linear layer that classifies the whole sequence."""
+
+    def __init__(self, width: int, layers: int) -> None:
+        super().__init__()
+        self.layers = [layer.TransformerEncoderLayer(width, 4, 4 * width, 0.0, "gelu") for _ in range(layers)]
+        for i, part in enumerate(self.layers):
+            setattr(self, f"layer{i}", part)
+        self.flatten, self.linear = layer.Flatten(), layer.Linear(10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for part in self.layers:
+            x = part(x)
+        return self.linear(self.flatten(x))
+
+
 def steps(net: Trained, shape: tuple[int, ...], classes: int, *, graph: bool, soft: bool = False) -> Callable[[], Any]:
     """A training step with SGD and momentum, after two others: the graph is recorded.
 
@@ -89,8 +105,8 @@ def steps(net: Trained, shape: tuple[int, ...], classes: int, *, graph: bool, so
     net.optimizer = opt.SGD(0.1, momentum=0.9)
     net.compile([x], is_train=True, use_graph=graph)
 
-    def step() -> None:
-        net(x, t)
+    def step() -> Any:
+        return net(x, t)
 
     step()
     step()
@@ -110,3 +126,8 @@ def resnet18(*, graph: bool) -> Callable[[], Any]:
 def wide_resnet18(*, batch: int) -> Callable[[], Any]:
     """A step of ResNet-18 as a graph, of real widths."""
     return steps(ResNet18(), (batch, 3, 224, 224), 1000, graph=True, soft=True)
+
+
+def transformer(length: int = 128, width: int = 256, layers: int = 4, *, batch: int) -> Callable[[], Any]:
+    """A step of a transformer as a graph."""
+    return steps(Encoder(width, layers), (batch, length, width), 10, graph=True, soft=True)
