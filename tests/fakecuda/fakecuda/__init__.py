@@ -2,17 +2,20 @@
 
 CuPy calls CUDA's driver, its runtime, its compiler and its libraries.  `install()` puts stand-ins in their places:
 
-    driver and runtime   runtime.cpp    memory of two devices, copies, launches; streams.h: what is ordered, by which events
+    driver and runtime   runtime.cpp    memory of two devices, copies, launches; streams.h: what is ordered, by which events;
+                                        capture.h: graphs that streams capture
     compiler             compiler.py    g++ compiles the kernels; device.h: what CUDA C++ adds, and flushed subnormal numbers
     cuBLAS, cuSOLVER, cuFFT             cublas.cpp, cusolver.cpp, cufft.cpp
     thrust, cub          host.py        NumPy; cub.h: cub's functions in kernels
 
 It finds: names and types that CuPy lacks, work on the wrong device, reads of memory that nothing has written, accesses outside
 an array, host pointers in launches, work of two streams that no event orders, copies from and to pinned memory for which the host
-does not wait, results that depend on the order of threads and numbers that two threads read and write without an atomic (both
+does not wait, what a stream that captures cannot take, graphs that use memory which was freed or that run twice at a time, results
+that depend on the order of threads and numbers that two threads read and write without an atomic (both
 with `order("both")`), copies and synchronizations that nobody wanted (it counts all of them).
 It cannot find: reads before an array, faults of CUDA's own libraries, differences of the processors' arithmetic (fused
-multiplication and addition, fast intrinsics, casts out of range), faults of captured graphs, speed.  Streams of two devices are
+multiplication and addition, fast intrinsics, casts out of range), numbers and draws of the host that a capture has frozen (a replay
+with other inputs shows them), memory of a graph that a pool has used again, branches of graphs, speed.  Streams of two devices are
 not compared, and two parts of one allocation are one array for streams.
 
 With tests/fakecuda in PYTHONPATH, `python -m fakecuda COMMAND ...` runs a command, and all processes that it starts, on the
@@ -35,6 +38,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator
+from typing import Any
 
 CUPY = "14.2.0"
 """The version of CuPy whose functions the stand-ins replace."""
@@ -45,9 +49,13 @@ ENVIRONMENT = "SONNX_FAKECUDA"
 NAMES = (
     "launches", "products", "to_host", "to_device", "on_device", "between_devices", "memsets", "synchronizations", "events",
     "allocations", "to_host_bytes", "to_device_bytes", "between_devices_bytes", "foreign", "races",
-    "unordered", "host_pointers", "memory_queries", "kernel_bytes",
+    "unordered", "host_pointers", "memory_queries", "kernel_bytes", "graphs", "graph_nodes",
 )  # fmt: skip
-"""The names of the counts, in the order of runtime.cpp."""
+"""The names of the counts, in the order of runtime.cpp.
+
+`graphs` counts launches of graphs, and `graph_nodes` what these execute: kernels, products, copies and memsets, which the other
+counts do not contain.
+"""
 
 
 class Unavailable(Exception):
@@ -121,6 +129,20 @@ def used(device: int) -> int:
     from . import installation
 
     return int(installation.driver().fake_used(device))
+
+
+def nodes(graph: Any) -> int:
+    """Return the number of nodes of an executable graph, as `graph_nodes` counts them.
+
+    Args:
+        graph: the graph that `cupy.cuda.Stream.end_capture` has returned.
+
+    Returns:
+        The number of kernels, products, copies and memsets.
+    """
+    from . import installation
+
+    return int(installation.driver().fake_graph_nodes(graph.graphExec))
 
 
 @contextlib.contextmanager

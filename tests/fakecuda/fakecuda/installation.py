@@ -24,6 +24,8 @@ def driver() -> Any:
     library = ctypes.CDLL(str(libraries().folder / "libcuda.so.1"), mode=ctypes.RTLD_GLOBAL)
     library.fake_count.restype = ctypes.c_long
     library.fake_used.restype = ctypes.c_long
+    library.fake_graph_nodes.restype = ctypes.c_long
+    library.fake_graph_nodes.argtypes = [ctypes.c_long]
     library.fake_report.restype = ctypes.c_char_p
     return library
 

@@ -22,14 +22,14 @@
 #include <vector>
 
 #include "kernel.h"
+#include "library.h"
 #include "streams.h"
-
-#define EXPORT extern "C" __attribute__((visibility("default")))
 
 namespace {
 
 enum Count { LAUNCHES, PRODUCTS, TO_HOST, TO_DEVICE, ON_DEVICE, BETWEEN_DEVICES, MEMSETS, SYNCHRONIZATIONS, EVENTS, ALLOCATIONS,
-             TO_HOST_BYTES, TO_DEVICE_BYTES, BETWEEN_DEVICES_BYTES, FOREIGN, RACES, UNORDERED, HOST_POINTERS, MEMORY_QUERIES, KERNEL_BYTES, COUNTS };
+             TO_HOST_BYTES, TO_DEVICE_BYTES, BETWEEN_DEVICES_BYTES, FOREIGN, RACES, UNORDERED, HOST_POINTERS, MEMORY_QUERIES, KERNEL_BYTES,
+             GRAPHS, GRAPH_NODES, COUNTS };
 
 struct Block {  // an allocation
     char* start;
@@ -45,7 +45,6 @@ std::map<char*, Block> blocks;  // by start
 const int MOST_DEVICES = 16;
 size_t used[MOST_DEVICES];
 thread_local int current = 0;
-thread_local void* library_stream = nullptr;  // of cuBLAS, cuSOLVER, cuFFT and thrust
 int fault = 0;
 std::string report;  // what was wrong, one line each
 
@@ -79,10 +78,15 @@ const Block* block_of(const void* address) {
     return (char*)address < block.start + (block.size ? block.size : 1) ? &block : nullptr;
 }
 
+}  // namespace
+#include "capture.h"
+namespace {
+
 int allocate(void** result, size_t size, int device) {
     std::lock_guard<std::recursive_mutex> hold(lock);
-    if (fault) return fault;
     *result = nullptr;
+    if (fault) return fault;
+    if (int error = unsafe("an allocation")) return error;
     if (!size) return 0;
     if (device >= 0 && used[device] + size > capacity()) return cudaErrorMemoryAllocation;
     const size_t page = 4096, whole = (size + page - 1) / page * page;
@@ -101,6 +105,7 @@ int allocate(void** result, size_t size, int device) {
 int release(void* address) {
     std::lock_guard<std::recursive_mutex> hold(lock);
     if (!address) return 0;
+    if (int error = unsafe("a release of memory")) return error;
     auto found = blocks.find((char*)address);
     if (found == blocks.end()) return cudaErrorInvalidValue;
     const Block block = found->second;
@@ -111,6 +116,7 @@ int release(void* address) {
             break;
         }
     uses.erase(block.start);
+    freed(block);
     for (const Stream* stream : streams)
         for (const Upload& u : stream->uploads)
             if (u.from >= block.start && u.from < block.start + block.size) note("pinned memory was released before a copy from it was made");
@@ -123,7 +129,7 @@ int release(void* address) {
 
 extern "C" { __attribute__((visibility("default"))) int fake_late = 1; }  // when copies from pinned memory read their source
 
-int copy(void* to, const void* from, size_t size, int kind, void* handle = nullptr, bool waits = true) {
+int copy(Stream& stream, void* to, const void* from, size_t size, int kind, bool waits) {
     std::lock_guard<std::recursive_mutex> hold(lock);
     if (fault) return fault;
     const Block *target = block_of(to), *source = block_of(from);
@@ -140,7 +146,7 @@ int copy(void* to, const void* from, size_t size, int kind, void* handle = nullp
     }
     if (wanted == cudaMemcpyHostToDevice) counts[TO_DEVICE]++, counts[TO_DEVICE_BYTES] += size;
     if (wanted == cudaMemcpyDeviceToHost) counts[TO_HOST]++, counts[TO_HOST_BYTES] += size;
-    if (wanted == cudaMemcpyDeviceToDevice) {
+    if (wanted == cudaMemcpyDeviceToDevice && !replaying) {
         if (here == there) counts[ON_DEVICE]++;
         else counts[BETWEEN_DEVICES]++, counts[BETWEEN_DEVICES_BYTES] += size;
     }
@@ -153,7 +159,6 @@ int copy(void* to, const void* from, size_t size, int kind, void* handle = nullp
         memmove(to, from, size);
         return 0;
     }
-    Stream& stream = *stream_of(handle, current);
     begin(stream);
     if (source && here >= 0) note_use(*source, "a copy", stream, false);
     if (target && there >= 0) note_use(*target, "a copy", stream, true);
@@ -172,7 +177,28 @@ int copy(void* to, const void* from, size_t size, int kind, void* handle = nullp
     return 0;
 }
 
-int fill(void* to, int value, size_t size, void* handle = nullptr) {
+// An asynchronous copy, which a capturing stream records.
+int copy_later(void* to, const void* from, size_t size, int kind, void* handle) {
+    std::lock_guard<std::recursive_mutex> hold(lock);
+    Stream& stream = *stream_of(handle, current);
+    if (!stream.capture) {
+        if (int error = outside(stream, "a copy")) return error;
+        return copy(stream, to, from, size, kind, false);
+    }
+    const Block *target = block_of(to), *source = block_of(from);
+    if (!source || source->device < 0) return refuse(*stream.capture, source ? "a copy from pinned memory" : "a copy from pageable memory");
+    if (!target || target->device < 0) return refuse(*stream.capture, target ? "a copy to pinned memory" : "a copy to pageable memory");
+    return record(stream, {"a copy", 1, {from, to}, 2 * size, [=](Stream& on) { return copy(on, to, from, size, kind, false); }});
+}
+
+// A copy that is finished when the call returns.
+int copy_now(void* to, const void* from, size_t size, int kind) {
+    std::lock_guard<std::recursive_mutex> hold(lock);
+    if (int error = waits_for_all(current, "a synchronous copy", true)) return error;
+    return copy(*default_stream(current), to, from, size, kind, true);
+}
+
+int fill(Stream& stream, void* to, int value, size_t size) {
     std::lock_guard<std::recursive_mutex> hold(lock);
     if (fault || !size) return fault;
     const Block* block = block_of(to);
@@ -181,12 +207,18 @@ int fill(void* to, int value, size_t size, void* handle = nullptr) {
         return cudaErrorInvalidValue;
     }
     if (block->device >= 0 && block->device != current) note_foreign("a memset", block->device);
-    counts[MEMSETS]++;
-    Stream& stream = *stream_of(handle, current);
+    if (!replaying) counts[MEMSETS]++;
     begin(stream);
     note_use(*block, "a memset", stream, true);
     if (!null_device) memset(to, value, size);
     return 0;
+}
+int fill_later(void* to, int value, size_t size, void* handle) {
+    std::lock_guard<std::recursive_mutex> hold(lock);
+    Stream& stream = *stream_of(handle, current);
+    if (stream.capture) return record(stream, {"a memset", 1, {to}, size, [=](Stream& on) { return fill(on, to, value, size); }});
+    if (int error = outside(stream, "a memset")) return error;
+    return fill(stream, to, value, size);
 }
 
 int synchronize(const Clock& clock) {
@@ -258,8 +290,6 @@ void run(const FakeKernel& kernel, FakeLaunch launch, void** arguments, bool des
 }  // namespace
 
 EXPORT long fake_count(int which) { return counts[which]; }
-EXPORT void fake_count_product() { counts[PRODUCTS]++; }
-EXPORT void fake_count_launches(int number) { counts[LAUNCHES] += number; }
 EXPORT long fake_used(int device) { return used[device]; }
 EXPORT void fake_reset() {
     std::lock_guard<std::recursive_mutex> hold(lock);
@@ -276,27 +306,64 @@ EXPORT const char* fake_report() {
     return text.c_str();
 }
 extern "C" { __attribute__((visibility("default"))) int fake_order = 0; }  // 0: threads in ascending order; 1: descending; 2: both, and equal bits are required
-// A library's function (cuBLAS, cuFFT, cuSOLVER, thrust) reports the addresses that it was passed.
-EXPORT int fake_library_call(const char* name, const void* const* addresses, int count) {
-    std::lock_guard<std::recursive_mutex> hold(lock);
-    if (null_device) {
-        std::set<const void*> seen;
-        for (int i = 0; i < count; i++)
-            if (const Block* block = block_of(addresses[i]))
-                if (seen.insert(block->start).second) counts[KERNEL_BYTES] += block->size;
-        return 1;
+
+namespace {
+// Work of a library's function, whose last array is its result.
+int run_call(const FakeCall& call, Stream& stream) {
+    {
+        std::lock_guard<std::recursive_mutex> hold(lock);
+        if (fault) return fault;
+        for (const void* address : call.arrays) {
+            const Block* block = block_of(address);
+            if (block && block->device >= 0 && block->device != current) note_foreign(call.name, block->device);
+        }
+        begin(stream);
+        for (const void* address : call.arrays)
+            if (const Block* block = block_of(address)) note_use(*block, call.name, stream, address == call.arrays.back());
+        if (const Block* block = block_of(call.workspace)) note_use(*block, std::string(call.name) + ", in its workspace,", stream, true);
     }
-    for (int i = 0; i < count; i++) {
-        const Block* block = block_of(addresses[i]);
-        if (block && block->device >= 0 && block->device != current) note_foreign(name, block->device);
-    }
-    Stream& stream = *stream_of(library_stream, current);
-    begin(stream);
-    for (int i = 0; i < count; i++)  // the result comes last
-        if (const Block* block = block_of(addresses[i])) note_use(*block, name, stream, i == count - 1);
-    return 0;
+    return call.compute ? call.compute() : 0;
 }
-EXPORT void fake_library_stream(void* handle) { library_stream = handle; }
+size_t bytes_of(const std::vector<const void*>& addresses) {  // of whole allocations
+    size_t bytes = 0;
+    std::set<const void*> seen;
+    for (const void* address : addresses)
+        if (const Block* block = block_of(address))
+            if (seen.insert(block->start).second) bytes += block->size;
+    return bytes;
+}
+}  // namespace
+
+EXPORT int fake_call(const FakeCall& call) {
+    {
+        std::lock_guard<std::recursive_mutex> hold(lock);
+        Stream& stream = *stream_of(call.stream, current);
+        const size_t bytes = null_device ? bytes_of(call.arrays) : 0;
+        if (stream.capture) {
+            if (!call.capturable) return refuse(*stream.capture, call.name);
+            std::vector<const void*> used = call.arrays;
+            used.push_back(call.workspace);
+            return record(stream, {call.name, std::max(call.kernels, 1), used, bytes, [call](Stream& on) { return run_call(call, on); }});
+        }
+        if (int error = outside(stream, call.name)) return error;
+        counts[call.product ? PRODUCTS : LAUNCHES] += call.kernels;
+        counts[KERNEL_BYTES] += bytes;
+        if (null_device) return 0;
+    }
+    return run_call(call, *stream_of(call.stream, current));
+}
+// The same for host.py, which computes by itself, without `compute`, if the result is 0; 1: nothing is to be computed.
+EXPORT int fake_host_call(void* stream, const char* name, const void* const* arrays, int count, int kernels, void (*compute)()) {
+    FakeCall call{name, stream, std::vector<const void*>(arrays, arrays + count)};
+    call.kernels = kernels;
+    if (compute) call.compute = [compute] { return compute(), 0; };
+    const int error = fake_call(call);
+    return error || null_device || compute ? error + 1 : 0;
+}
+EXPORT int fake_capturing(void* handle) {
+    std::lock_guard<std::recursive_mutex> hold(lock);
+    return stream_of(handle, current)->capture != nullptr;
+}
 EXPORT void fake_trap(const char* name) {
     fprintf(stderr, "fakecuda: %s has no stand-in\n", name);
     std::lock_guard<std::recursive_mutex> hold(lock);
@@ -368,6 +435,7 @@ RUNTIME(cudaGetDeviceProperties)(cudaDeviceProp* properties, int device) {
 }
 RUNTIME(cudaDeviceSynchronize)() {
     std::lock_guard<std::recursive_mutex> hold(lock);
+    if (int error = waits_for_all(current, "a synchronization of the device")) return error;
     Clock all = default_stream(current)->clock;
     upload(*default_stream(current));
     for (Stream* stream : streams)
@@ -378,18 +446,23 @@ RUNTIME(cudaDeviceCanAccessPeer)(int* can, int, int) { *can = 1; return 0; }
 RUNTIME(cudaDeviceEnablePeerAccess)(int, unsigned) { return 0; }
 RUNTIME(cudaMalloc)(void** p, size_t size) { return allocate(p, size, current); }
 RUNTIME(cudaMallocManaged)(void** p, size_t size, unsigned) { return allocate(p, size, current); }
-RUNTIME(cudaMallocAsync)(void** p, size_t size, void*) { return allocate(p, size, current); }
+static int in_order(void* handle, const char* what) {  // which a graph would contain as a node
+    std::lock_guard<std::recursive_mutex> hold(lock);
+    Stream& stream = *stream_of(handle, current);
+    return stream.capture ? refuse(*stream.capture, what) : 0;
+}
+RUNTIME(cudaMallocAsync)(void** p, size_t size, void* s) { if (int error = in_order(s, "an allocation in the stream's order")) return error; return allocate(p, size, current); }
 RUNTIME(cudaHostAlloc)(void** p, size_t size, unsigned) { return allocate(p, size, -1); }
 RUNTIME(cudaFree)(void* p) { return release(p); }
-RUNTIME(cudaFreeAsync)(void* p, void*) { return release(p); }
+RUNTIME(cudaFreeAsync)(void* p, void* s) { if (int error = in_order(s, "a release of memory in the stream's order")) return error; return release(p); }
 RUNTIME(cudaFreeHost)(void* p) { return release(p); }
 RUNTIME(cudaMemGetInfo)(size_t* free, size_t* total) { *total = capacity(); *free = capacity() - used[current]; counts[MEMORY_QUERIES]++; return fault; }
-RUNTIME(cudaMemcpy)(void* to, const void* from, size_t size, int kind) { counts[SYNCHRONIZATIONS]++; return copy(to, from, size, kind); }
-RUNTIME(cudaMemcpyAsync)(void* to, const void* from, size_t size, int kind, void* stream) { return copy(to, from, size, kind, stream, false); }
-RUNTIME(cudaMemcpyPeer)(void* to, int, const void* from, int, size_t size) { return copy(to, from, size, cudaMemcpyDeviceToDevice); }
-RUNTIME(cudaMemcpyPeerAsync)(void* to, int, const void* from, int, size_t size, void* stream) { return copy(to, from, size, cudaMemcpyDeviceToDevice, stream, false); }
-RUNTIME(cudaMemset)(void* to, int value, size_t size) { return fill(to, value, size); }
-RUNTIME(cudaMemsetAsync)(void* to, int value, size_t size, void* stream) { return fill(to, value, size, stream); }
+RUNTIME(cudaMemcpy)(void* to, const void* from, size_t size, int kind) { counts[SYNCHRONIZATIONS]++; return copy_now(to, from, size, kind); }
+RUNTIME(cudaMemcpyAsync)(void* to, const void* from, size_t size, int kind, void* stream) { return copy_later(to, from, size, kind, stream); }
+RUNTIME(cudaMemcpyPeer)(void* to, int, const void* from, int, size_t size) { return copy_now(to, from, size, cudaMemcpyDeviceToDevice); }
+RUNTIME(cudaMemcpyPeerAsync)(void* to, int, const void* from, int, size_t size, void* stream) { return copy_later(to, from, size, cudaMemcpyDeviceToDevice, stream); }
+RUNTIME(cudaMemset)(void* to, int value, size_t size) { return fill_later(to, value, size, nullptr); }
+RUNTIME(cudaMemsetAsync)(void* to, int value, size_t size, void* stream) { return fill_later(to, value, size, stream); }
 RUNTIME(cudaPointerGetAttributes)(cudaPointerAttributes* attributes, const void* p) {
     std::lock_guard<std::recursive_mutex> hold(lock);
     memset(attributes, 0, sizeof *attributes);
@@ -410,25 +483,73 @@ RUNTIME(cudaStreamCreateWithFlags)(void** s, unsigned flags) { return create(s, 
 RUNTIME(cudaStreamCreateWithPriority)(void** s, unsigned flags, int) { return create(s, !(flags & cudaStreamNonBlocking)); }
 RUNTIME(cudaStreamDestroy)(void* s) {
     std::lock_guard<std::recursive_mutex> hold(lock);
-    destroy((Stream*)s);
+    Stream& stream = *(Stream*)s;
+    if (stream.capture) note(stream.name + " is destroyed while it captures"), stop_capture(stream);
+    destroy(&stream);
     return 0;
 }
-static int wait_for_stream(void* s) {
+RUNTIME(cudaStreamSynchronize)(void* s) {
     std::lock_guard<std::recursive_mutex> hold(lock);
-    host_waits_for(*stream_of(s, current));
+    Stream& stream = *stream_of(s, current);
+    if (int error = waits_for(stream, "a synchronization of the stream")) return error;
+    counts[SYNCHRONIZATIONS]++;
+    host_waits_for(stream);
     return fault;
 }
-RUNTIME(cudaStreamSynchronize)(void* s) { counts[SYNCHRONIZATIONS]++; return wait_for_stream(s); }
-RUNTIME(cudaStreamIsCapturing)(void*, int* capturing) { *capturing = 0; return 0; }
+RUNTIME(cudaStreamBeginCapture)(void* s, int mode) {
+    std::lock_guard<std::recursive_mutex> hold(lock);
+    return fault ? fault : begin_capture(s, mode);
+}
+RUNTIME(cudaStreamEndCapture)(void* s, void** graph) {
+    std::lock_guard<std::recursive_mutex> hold(lock);
+    return end_capture(s, graph);
+}
+RUNTIME(cudaStreamIsCapturing)(void* s, int* status) {
+    std::lock_guard<std::recursive_mutex> hold(lock);
+    const Stream& stream = *stream_of(s, current);
+    *status = !stream.capture ? cudaStreamCaptureStatusNone : stream.capture->valid ? cudaStreamCaptureStatusActive : cudaStreamCaptureStatusInvalidated;
+    for (Capture* capture : captures)
+        if (&stream == default_stream(stream.device) && capture->stream->blocking && capture->stream->device == stream.device) return cudaErrorStreamCaptureImplicit;
+    return 0;
+}
+RUNTIME(cudaGraphInstantiate)(void** executable, void* graph, unsigned long long) {
+    std::lock_guard<std::recursive_mutex> hold(lock);
+    return instantiate(executable, graph);
+}
+RUNTIME(cudaGraphUpload)(void* executable, void* s) {
+    std::lock_guard<std::recursive_mutex> hold(lock);
+    return executables.count((long)executable) ? waits_for(*stream_of(s, current), "an upload of a graph") : cudaErrorInvalidResourceHandle;
+}
+RUNTIME(cudaGraphLaunch)(void* executable, void* s) { return launch_graph(executable, s); }
+RUNTIME(cudaGraphDestroy)(void* graph) {
+    std::lock_guard<std::recursive_mutex> hold(lock);
+    return recorded.erase((long)graph) ? 0 : cudaErrorInvalidValue;
+}
+RUNTIME(cudaGraphExecDestroy)(void* executable) {
+    std::lock_guard<std::recursive_mutex> hold(lock);
+    return executables.erase((long)executable) ? 0 : cudaErrorInvalidValue;
+}
+EXPORT long fake_graph_nodes(long executable) {
+    std::lock_guard<std::recursive_mutex> hold(lock);
+    auto found = executables.find(executable);
+    return found == executables.end() ? -1 : found->second.graph->kernels;
+}
+// Events that a capturing stream records are of its capture; other work must not wait for them, nor the capture for other events.
 RUNTIME(cudaStreamWaitEvent)(void* s, void* e, unsigned) {
     std::lock_guard<std::recursive_mutex> hold(lock);
-    merge(stream_of(s, current)->clock, ((Event*)e)->clock);
+    Stream& stream = *stream_of(s, current);
+    const Event& event = *(Event*)e;
+    if (stream.capture && stream.capture->number == event.capture) return 0;
+    if (stream.capture) return refuse(*stream.capture, "a wait for work that is not captured", event.capture ? cudaErrorStreamCaptureMerge : cudaErrorStreamCaptureIsolation);
+    if (int error = captured(event, "a fork to " + stream.name, cudaErrorStreamCaptureUnsupported)) return error;
+    merge(stream.clock, event.clock);
     return 0;
 }
 RUNTIME(cudaStreamQuery)(void* s) {
     std::lock_guard<std::recursive_mutex> hold(lock);
     Stream& stream = *stream_of(s, current);
     if (fault) return fault;
+    if (int error = waits_for(stream, "a query of the stream")) return error;
     if (!finished(stream.clock, stream.asked)) return cudaErrorNotReady;
     upload(stream);
     return 0;
@@ -440,17 +561,27 @@ RUNTIME(cudaEventRecord)(void* e, void* s) {
     std::lock_guard<std::recursive_mutex> hold(lock);
     counts[EVENTS]++;
     Stream& stream = *stream_of(s, current);
+    Event& event = *(Event*)e;
+    event.capture = stream.capture ? stream.capture->number : 0;
+    if (stream.capture) return stream.capture->valid ? 0 : cudaErrorStreamCaptureInvalidated;
+    if (int error = implied(stream, "a record of an event")) return error;
     begin(stream);
-    ((Event*)e)->clock = stream.clock, ((Event*)e)->asked = 0;
+    event.clock = stream.clock, event.asked = 0;
     return fault;
 }
 RUNTIME(cudaEventSynchronize)(void* e) {
     std::lock_guard<std::recursive_mutex> hold(lock);
-    return synchronize(((Event*)e)->clock);
+    const Event& event = *(Event*)e;
+    if (int error = captured(event, "a synchronization of an event")) return error;
+    if (int error = unsafe("a synchronization of an event")) return error;
+    return synchronize(event.clock);
 }
 RUNTIME(cudaEventQuery)(void* e) {
     std::lock_guard<std::recursive_mutex> hold(lock);
-    return fault ? fault : finished(((Event*)e)->clock, ((Event*)e)->asked) ? 0 : cudaErrorNotReady;
+    Event& event = *(Event*)e;
+    if (int error = captured(event, "a query of an event")) return error;
+    if (int error = unsafe("a query of an event")) return error;
+    return fault ? fault : finished(event.clock, event.asked) ? 0 : cudaErrorNotReady;
 }
 RUNTIME(cudaEventElapsedTime)(float* milliseconds, void*, void*) { *milliseconds = 1; return 0; }
 
@@ -562,55 +693,45 @@ static void execute(const FakeKernel& kernel, const FakeLaunch& launch, void** a
         }
 }
 
-DRIVER(cuLaunchKernel)(void* function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned shared,
-                       void* handle, void** arguments, void**) {
+namespace {
+struct Arguments {
+    std::map<char*, Block> arrays;  // every word that is an address of an allocation
+    size_t bytes = 0;               // of them
+};
+Arguments arguments_of(const Function& from, void** arguments) {
+    Arguments result;
+    auto add = [&](void* address) {
+        const Block* block = address ? block_of(address) : nullptr;
+        if (block && result.arrays.emplace(block->start, *block).second) result.bytes += block->size;
+    };
+    void* address = nullptr;
+    for (size_t i = 0; i < from.kinds.size(); i++)
+        if (from.kinds[i] == 'A') memcpy(&address, arguments[i], sizeof address), add(address);
+    const FakeKernel& kernel = *from.kernel;
+    for (int i = 0; i < kernel.parameters; i++)
+        for (size_t at = 0; at + sizeof(void*) <= kernel.sizes[i]; at += sizeof(void*)) memcpy(&address, (char*)arguments[i] + at, sizeof address), add(address);
+    return result;
+}
+
+int launch(Stream& stream, const Function& from, const FakeLaunch& shape, void** arguments) {
     std::lock_guard<std::recursive_mutex> hold(lock);
     if (fault) return fault;
-    const Function& from = *(Function*)function;
     const FakeKernel& kernel = *from.kernel;
-    const size_t threads = (size_t)bx * by * bz;
-    if (!gx || !gy || !gz || !threads || threads > 1024 || bz > 64 || gy > 65535 || gz > 65535 || shared > (48u << 10)) {
-        note(std::string(kernel.name) + ": a launch that a device refuses");
-        return cudaErrorInvalidValue;
-    }
-    counts[LAUNCHES]++;
-    if (null_device) {
-        std::set<const void*> seen;
-        for (size_t i = 0; i < from.kinds.size(); i++) {
-            void* address = nullptr;
-            if (from.kinds[i] == 'A') memcpy(&address, arguments[i], sizeof address);
-            const Block* block = address ? block_of(address) : nullptr;
-            if (block && seen.insert(block->start).second) counts[KERNEL_BYTES] += block->size;
-        }
-        return 0;
-    }
     if (from.device != current) {
         counts[FOREIGN]++;
         note(std::string(kernel.name) + ": device " + std::to_string(current) + " was current, the kernel was loaded on device " + std::to_string(from.device));
     }
-    // The arrays among the arguments: every word that is an address of an allocation.
-    std::map<char*, Block> arrays;
     for (int i = 0; i < kernel.parameters; i++) {
         void* first = nullptr;
         if (kernel.pointers[i]) memcpy(&first, arguments[i], sizeof first);
-        const Block* near = first ? block_of(first) : nullptr;
-        if (first && !near && !block_of((char*)first - 1)) {
+        if (first && !block_of(first) && !block_of((char*)first - 1)) {
             counts[HOST_POINTERS]++;
             note(std::string(kernel.name) + ": parameter " + std::to_string(i + 1) + " is no address of a device's memory");
         }
-        for (size_t at = 0; at + sizeof(void*) <= kernel.sizes[i]; at += sizeof(void*)) {
-            void* address;
-            memcpy(&address, (char*)arguments[i] + at, sizeof address);
-            const Block* block = address ? block_of(address) : nullptr;
-            if (block) arrays[block->start] = *block;
-        }
     }
-    size_t size = 0;
-    for (auto& [start, block] : arrays) {
+    auto [arrays, size] = arguments_of(from, arguments);
+    for (auto& [start, block] : arrays)
         if (block.device >= 0 && block.device != current) note_foreign(kernel.name, block.device);
-        size += block.size;
-    }
-    Stream& stream = *stream_of(handle, current);
     begin(stream);
     // Which of them it writes shows afterwards; large ones count as written while there is only the default stream.
     const bool compares = !streams.empty() || size <= (1 << 20);
@@ -618,9 +739,42 @@ DRIVER(cuLaunchKernel)(void* function, unsigned gx, unsigned gy, unsigned gz, un
     if (compares)
         for (auto& [start, block] : arrays) content[start].assign(start, block.size);
     launched = &arrays;
-    const FakeLaunch launch = {{gx, gy, gz}, {bx, by, bz}, shared, false};
-    execute(kernel, launch, arguments, arrays);
+    execute(kernel, shape, arguments, arrays);
     for (auto& [start, block] : arrays)
         note_use(block, kernel.name, stream, !compares || memcmp(start, content[start].data(), block.size) != 0);
+    return 0;
+}
+}  // namespace
+
+DRIVER(cuLaunchKernel)(void* function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned shared,
+                       void* handle, void** arguments, void**) {
+    std::lock_guard<std::recursive_mutex> hold(lock);
+    if (fault) return fault;
+    const Function& from = *(Function*)function;
+    const FakeKernel& kernel = *from.kernel;
+    const FakeLaunch shape = {{gx, gy, gz}, {bx, by, bz}, shared, false};
+    const size_t threads = (size_t)bx * by * bz;
+    if (!gx || !gy || !gz || !threads || threads > 1024 || bz > 64 || gy > 65535 || gz > 65535 || shared > (48u << 10)) {
+        note(std::string(kernel.name) + ": a launch that a device refuses");
+        return cudaErrorInvalidValue;
+    }
+    Stream& stream = *stream_of(handle, current);
+    if (stream.capture) {
+        const Arguments all = arguments_of(from, arguments);
+        Node node{kernel.name, 1, {}, null_device ? all.bytes : 0};
+        for (auto& [start, block] : all.arrays) node.addresses.push_back(start);
+        std::vector<std::string> copies;
+        for (int i = 0; i < kernel.parameters; i++) copies.emplace_back((char*)arguments[i], kernel.sizes[i]);
+        node.run = [from, shape, copies](Stream& on) {
+            std::vector<void*> addresses;
+            for (const std::string& copy : copies) addresses.push_back((void*)copy.data());
+            return launch(on, from, shape, addresses.data());
+        };
+        return record(stream, std::move(node));
+    }
+    if (int error = outside(stream, kernel.name)) return error;
+    counts[LAUNCHES]++;
+    if (!null_device) return launch(stream, from, shape, arguments);
+    counts[KERNEL_BYTES] += arguments_of(from, arguments).bytes;
     return 0;
 }
