@@ -72,6 +72,18 @@ def ms(run: Callable[[], Any], wait: Callable[[], Any], setup: Setup, calls: int
     return round(1e3 * seconds(run, wait, calls, setup.repeats), 5)
 
 
+def issue_ms(run: Callable[[], Any], setup: Setup) -> float:
+    """The median milliseconds until a call returns, while the device has nothing else to do."""
+    times = []
+    for _ in range(setup.repeats):
+        wait_for_device()
+        start = time.perf_counter()
+        run()
+        times.append(1e3 * (time.perf_counter() - start))
+    wait_for_device()
+    return round(statistics.median(times), 5)
+
+
 def wait_for_device() -> None:
     import cupy
 
@@ -130,8 +142,8 @@ def primitives(line: Line, setup: Setup) -> None:
 
         graph = device_check_capture.Captured(cupy, chain, np.ones(1, np.float32))
         times[nodes] = 1e3 * ms(graph.launch, wait_for_device, setup)
-        host = 1e3 * ms(graph.launch, lambda: None, setup, setup.size(20, 2))
-        line[f"graph of {nodes} nodes, µs"] = {"launch and wait": round(times[nodes], 2), "launches in a row": round(host, 2)}
+        host = 1e3 * issue_ms(graph.launch, setup)
+        line[f"graph of {nodes} nodes, µs"] = {"launch and wait": round(times[nodes], 2), "launch": round(host, 2)}
     few, many = list(times)[-2:]
     line["a node of a graph, µs"] = round((times[many] - times[few]) / (many - few), 3)
 
@@ -317,7 +329,8 @@ def nets(reduced: bool) -> dict[str, Net]:
     found["transformer, 4 layers, batch 8"] = Net(
         partial(device_models.bert, batch=8, length=length, **small), partial(bert, 8, **small)
     )
-    found["perceptron, batch 128"] = Net(perceptron, _perceptron)
+    widths = (16, 16, 10) if reduced else (784, 256, 10)
+    found["perceptron, batch 128"] = Net(partial(perceptron, *widths), partial(_perceptron, *widths))
     return found
 
 
@@ -359,20 +372,20 @@ def _lstm(length: int, width: int, batch: int) -> tuple[Any, Any]:
     return Last(width, width, bidirectional=True).eval(), (torch.randn(length, batch, width),)
 
 
-def perceptron() -> Built:
-    """Three linear layers, 784-256-256-10, batch 128."""
+def perceptron(inputs: int, hidden: int, outputs: int) -> Built:
+    """Three linear layers, batch 128."""
     net = RandomNet()
-    inputs = {"x": np.random.default_rng(1).standard_normal((128, 784)).astype(np.float32)}
-    hidden = net("Relu", net.dense(net("Relu", net.dense("x", 784, 256)), 256, 256))
-    return net.model(inputs, [net.dense(hidden, 256, 10)]), inputs
+    x = {"x": np.random.default_rng(1).standard_normal((128, inputs)).astype(np.float32)}
+    y = net("Relu", net.dense(net("Relu", net.dense("x", inputs, hidden)), hidden, hidden))
+    return net.model(x, [net.dense(y, hidden, outputs)]), x
 
 
-def _perceptron() -> tuple[Any, Any]:
+def _perceptron(inputs: int, hidden: int, outputs: int) -> tuple[Any, Any]:
     import torch
     from torch import nn
 
-    net = nn.Sequential(nn.Linear(784, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 10))
-    return net.eval(), (torch.randn(128, 784),)
+    parts = nn.Linear(inputs, hidden), nn.ReLU(), nn.Linear(hidden, hidden), nn.ReLU(), nn.Linear(hidden, outputs)
+    return nn.Sequential(*parts).eval(), (torch.randn(128, inputs),)
 
 
 # --- ours ---------------------------------------------------------------------------------------------------------------
@@ -424,17 +437,10 @@ def run_times(what: str, rep: Any, inputs: dict[str, Any], setup: Setup) -> dict
     for _ in range(4):  # the third run repeats the second one, or captures it
         rep.run(inputs, to_host=False)
         rep.run(inputs)
-    issue = []
-    for _ in range(setup.repeats):
-        wait_for_device()
-        start = time.perf_counter()
-        rep.run(inputs, to_host=False)
-        issue.append(1e3 * (time.perf_counter() - start))
-    wait_for_device()
     return {
         f"{what}, on the device, ms": ms(lambda: rep.run(inputs, to_host=False), wait_for_device, setup),
         f"{what}, to the host, ms": ms(lambda: rep.run(inputs), wait_for_device, setup),
-        f"{what}, until run returns, ms": round(statistics.median(issue), 5),
+        f"{what}, until run returns, ms": issue_ms(lambda: rep.run(inputs, to_host=False), setup),
     }
 
 
@@ -475,7 +481,7 @@ def training(line: Line, setup: Setup) -> None:
         for what, graphs in (("uncaptured", without_graphs()), ("captured", contextlib.nullcontext())):
             with graphs:
                 step = make()
-                losses.append([float(step()[1].numpy()) for _ in range(6)])
+                losses.append([step()[1].numpy().item() for _ in range(6)])
                 found[f"{what}, ms"] = ms(step, wait_for_device, setup)
         line[name] = found | {"equal losses": losses[0] == losses[1], "losses": losses[1]}
     torch = _torch()
