@@ -35,7 +35,7 @@ import numpy as np
 from .. import limits
 from ..dtypes import DTypeLike
 from ..errors import OperatorError
-from . import composed, fused, products, spatial, sums
+from . import composed, fused, graphs, products, spatial, sums
 from .checks import checking
 from .cuda import memory
 from .guards import SIZES, guarded
@@ -279,9 +279,17 @@ class CupyNamespace(Namespace):
         super().__init__(cupy, names)
 
     def from_host(self, a: np.ndarray) -> Array:
-        return self.module.asarray(a)
+        kept = graphs.tables()
+        return self.module.asarray(a) if kept is None else kept.put(self.module, a)
+
+    def asarray(self, a: Any, dtype: DTypeLike | None = None) -> Array:
+        """As CuPy's; what is on the host is copied by `from_host`."""
+        if isinstance(a, (np.ndarray, np.generic, int, float)):
+            return self.from_host(np.asarray(a, dtype))
+        return self.module.asarray(a, dtype)
 
     def to_host(self, x: Array) -> np.ndarray:
+        graphs.refuse_capture("reads values of the device on the host")
         return np.asarray(self.module.asnumpy(x))
 
     def isarray(self, x: Any) -> bool:
