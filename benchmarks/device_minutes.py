@@ -25,11 +25,12 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import numpy as np
 
@@ -113,7 +114,8 @@ def versions(line: Line, setup: Setup) -> None:
 
 def capture(line: Line, setup: Setup) -> None:
     """The stage `capture` of `sonnx device-check`."""
-    device_check_capture.capture(CheckSetup(DEVICE), line)
+    with patch.object(device_check_capture, "REPLAYS", setup.size(device_check_capture.REPLAYS, 3)):
+        device_check_capture.capture(CheckSetup(DEVICE), line)
 
 
 def primitives(line: Line, setup: Setup) -> None:
@@ -238,9 +240,9 @@ def torch_nets(line: Line, setup: Setup) -> None:
     if torch is None:
         line["PyTorch"] = NO_TORCH
         return
-    torch.set_default_device(torch_device(torch))
     for name, net in nets(setup.rehearse).items():
-        function, arguments = net.theirs()
+        with torch.device(torch_device(torch)):
+            function, arguments = net.theirs()
         times = {}
         for precision in PRECISIONS:
             device_check_peers.set_precision(torch, tf32=precision == "TF32")
@@ -261,10 +263,10 @@ def compiled(line: Line, setup: Setup) -> None:
     if torch is None:
         line["PyTorch"] = NO_TORCH
         return
-    torch.set_default_device(torch_device(torch))
     for name, net in nets(setup.rehearse).items():
         if name in ("BERT-base x 128, batch 1", "ResNet-50, batch 1"):
-            function, arguments = net.theirs()
+            with torch.device(torch_device(torch)):
+                function, arguments = net.theirs()
             device_check_peers.set_precision(torch, tf32=False)
             compiled = torch.compile(function, mode="default" if setup.rehearse else "max-autotune")
             line[f"{name}, ms"] = {"compiled, float32": peer(torch, "eager", compiled, arguments, setup)}
@@ -419,25 +421,30 @@ def model(net: Any, inputs: dict[str, np.ndarray], setup: Setup) -> dict[str, An
     found["error"] = max(float(np.abs(a - b).max() / max(np.abs(b).max(), 1e-30)) for a, b in zip(wants[0], here, strict=True))
     rep = SingaBackend.prepare(net, DEVICE)
     found |= run_times("captured", rep, placed[0], setup)
-    found["graphs"] = graphs_of(rep)
+    found["graphs"] = graphs_of(rep._session)
     there = [[cupy.asarray(y) for y in want] for want in wants]
-    pool, equal, replays = cupy.get_default_memory_pool(), True, setup.size(200, 6)
-    before = 0
+    used, equal, replays = [], True, setup.size(200, 6)
     for i in range(replays):
         outputs = rep.run(placed[i % 3], to_host=False)
         equal = equal and all(bool((a.view("u4") == b.view("u4")).all()) for a, b in zip(outputs, there[i % 3], strict=True))
-        if i == 2:
-            before = pool.total_bytes()
-    found |= {"replays": replays, "equal bits": equal, "bytes of the pool": [before, pool.total_bytes()]}
-    return found
+        if i in (2, replays - 1):
+            free, total = cupy.cuda.runtime.memGetInfo()
+            used.append({"device": total - free, "pool": cupy.get_default_memory_pool().total_bytes()})
+    return found | {
+        "replays": replays, "equal bits": equal, "bytes after three replays": used[0], "bytes after all": used[1],
+        "bytes of graphs": rep._session._executor.graph_bytes,
+    }  # fmt: skip
 
 
-def run_times(what: str, rep: Any, inputs: dict[str, Any], setup: Setup) -> dict[str, float]:
-    """Milliseconds of a run with the outputs on the device, on the host, and of the host alone."""
-    for _ in range(4):  # the third run repeats the second one, or captures it
-        rep.run(inputs, to_host=False)
+def run_times(what: str, rep: Any, inputs: dict[str, Any], setup: Setup) -> dict[str, Any]:
+    """Milliseconds of the first runs, and of a run with the outputs on the device, on the host, and until it returns."""
+    first = []
+    for _ in range(4):  # the second run is recorded, and the third one captured
+        start = time.perf_counter()
         rep.run(inputs)
+        first.append(round(1e3 * (time.perf_counter() - start), 3))
     return {
+        f"{what}, first runs, ms": first,
         f"{what}, on the device, ms": ms(lambda: rep.run(inputs, to_host=False), wait_for_device, setup),
         f"{what}, to the host, ms": ms(lambda: rep.run(inputs), wait_for_device, setup),
         f"{what}, until run returns, ms": issue_ms(lambda: rep.run(inputs, to_host=False), setup),
@@ -450,15 +457,17 @@ def shuffled(inputs: dict[str, np.ndarray], seed: int) -> dict[str, np.ndarray]:
     return {n: rng.permutation(x.ravel()).reshape(x.shape) for n, x in inputs.items()}
 
 
-@contextlib.contextmanager
-def without_graphs() -> Iterator[None]:
-    """What is recorded in this context is not captured."""
-    yield
+def without_graphs() -> Any:
+    """A context in which no run is captured."""
+    from singa_backend.devices.device import CudaDevice
+
+    return patch.object(CudaDevice, "captures", False)
 
 
-def graphs_of(rep: Any) -> Any:
-    """What is captured of the runs of a model."""
-    return None
+def graphs_of(session: Any) -> list[Any]:
+    """For each record of runs: what computes it, graphs or why steps are issued; or why there are no graphs."""
+    captured = [record.captured for record in session._executor._records._all()]
+    return [c if c is None or isinstance(c, str) else [part.reason or "graph" for part in c.parts] for c in captured]
 
 
 # --- training -----------------------------------------------------------------------------------------------------------
@@ -468,18 +477,21 @@ def training(line: Line, setup: Setup) -> None:
     """Training steps of ResNet-18 and of a transformer with SGD and momentum, ours and PyTorch's."""
     import cuda_training
 
+    from singa.device import resolve
+
     batch = setup.size(8, 2)
     ours: dict[str, Callable[[], Callable[[], Any]]] = {
-        "ResNet-18": partial(cuda_training.resnet18, graph=True)
-        if setup.rehearse
-        else partial(cuda_training.wide_resnet18, batch=batch),
-        "transformer": partial(cuda_training.transformer, *((4, 8, 1) if setup.rehearse else (128, 256, 4)), batch=batch),
+        "ResNet-18": partial(cuda_training.wide_resnet18, batch=batch),
+        "transformer": partial(cuda_training.transformer, *transformer_sizes(setup), batch=batch),
     }
+    if setup.rehearse:
+        del ours["ResNet-18"]  # it takes half a minute on an emulated device
     for name, make in ours.items():
         found: dict[str, Any] = {}
         losses = []
         for what, graphs in (("uncaptured", without_graphs()), ("captured", contextlib.nullcontext())):
             with graphs:
+                resolve(DEVICE).SetRandSeed(0)
                 step = make()
                 losses.append([step()[1].numpy().item() for _ in range(6)])
                 found[f"{what}, ms"] = ms(step, wait_for_device, setup)
@@ -492,32 +504,44 @@ def training(line: Line, setup: Setup) -> None:
         line[f"{name}, PyTorch, ms"] = torch_steps(torch, name, batch, setup)
 
 
+def transformer_sizes(setup: Setup) -> tuple[int, int, int]:
+    """The length, the width and the layers of the transformer that is trained."""
+    return (4, 8, 1) if setup.rehearse else (128, 256, 4)
+
+
 def torch_steps(torch: Any, name: str, batch: int, setup: Setup) -> dict[str, Any]:
     """Milliseconds of PyTorch's training step of a net."""
-    import compare_training_nets
-    from torch import nn
-
-    torch.set_default_device(torch_device(torch))
     found = {}
     for precision in PRECISIONS:
         device_check_peers.set_precision(torch, tf32=precision == "TF32")
         for mode in ("CUDA graph", "eager"):
-            if name == "ResNet-18":
-                net, x = compare_training_nets.build("resnet18"), torch.randn(batch, 3, *[setup.size(224, 32)] * 2)
-            else:
-                layers = [nn.TransformerEncoderLayer(256, 4, 1024, 0.0, "gelu", batch_first=True) for _ in range(4)]
-                net, x = nn.Sequential(*layers, nn.Flatten(), nn.Linear(256 * 128, 10)), torch.randn(batch, 128, 256)
-            target = torch.zeros(batch, dtype=torch.long)
-            optimizer = torch.optim.SGD(net.parameters(), 0.1, momentum=0.9)
-
-            def step(net: Any = net, x: Any = x, target: Any = target, optimizer: Any = optimizer) -> None:
-                with torch.inference_mode(False), torch.enable_grad():
-                    optimizer.zero_grad(set_to_none=True)
-                    nn.functional.cross_entropy(net(x), target).backward()
-                    optimizer.step()
-
+            with torch.device(torch_device(torch)):
+                step = torch_step(torch, name, batch, setup)
             found[f"{mode}, {precision}"] = peer(torch, mode, step, (), setup)
     return found
+
+
+def torch_step(torch: Any, name: str, batch: int, setup: Setup) -> Callable[[], None]:
+    """A training step of PyTorch with SGD and momentum, on the default device."""
+    import compare_training_nets
+    from torch import nn
+
+    if name == "ResNet-18":
+        net, x = compare_training_nets.build("resnet18"), torch.randn(batch, 3, *[setup.size(224, 32)] * 2)
+    else:
+        length, width, depth = transformer_sizes(setup)
+        layers = [nn.TransformerEncoderLayer(width, 4, 4 * width, 0.0, "gelu", batch_first=True) for _ in range(depth)]
+        net, x = nn.Sequential(*layers, nn.Flatten(), nn.Linear(width * length, 10)), torch.randn(batch, length, width)
+    target = torch.zeros(batch, dtype=torch.long)
+    optimizer = torch.optim.SGD(net.parameters(), 0.1, momentum=0.9)
+
+    def step() -> None:
+        with torch.inference_mode(False), torch.enable_grad():
+            optimizer.zero_grad(set_to_none=True)
+            nn.functional.cross_entropy(net(x), target).backward()
+            optimizer.step()
+
+    return step
 
 
 # --- items --------------------------------------------------------------------------------------------------------------
