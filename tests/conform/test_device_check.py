@@ -22,7 +22,7 @@ from click.testing import CliRunner, Result
 from singa.cli import _device_stages as stages
 from singa.cli import main
 from singa_backend import SingaBackend
-from singa_backend.conform import device_check, device_check_load, device_check_stages
+from singa_backend.conform import device_check, device_check_capture, device_check_load, device_check_stages
 from singa_backend.conform.device_check import FAILED, NOT_RUN, ONE_DEVICE, PASSED, CheckSetup, CheckStage, StageResult
 from singa_backend.conform.device_check_page import page, public
 from singa_backend.devices import cuda
@@ -414,6 +414,13 @@ def test_every_stage_passes_on_emulated_devices(tmp_path: Path) -> None:
     details = {s["stage"]: s["details"] for s in document["stages"]}
     assert details["suite"]["cases"] == details["suite"]["of"] > 5 and details["gradients"]["points"] > 0
     assert details["memory"]["steps"] == 1000 and len(details["memory"]["samples"]["device_used"]) == 10
+    assert (
+        details["capture"]["product"]
+        == details["capture"]["sort (thrust)"]
+        == details["capture"]["transform (cuFFT)"]
+        == "equal bits"
+    )
+    assert details["capture"]["runs of a model"] == 100 and details["capture"]["bytes of its graphs"] > 0
     assert details["devices"]["devices"] == 2 and details["versions"]["cuda"]["nvrtc"]
 
 
@@ -438,6 +445,72 @@ def test_a_machine_that_lacks_something_does_not_pass(
     last = document["stages"][-1]
     assert (last["stage"], last["status"], found.exit_code) == (stage, status, 0 if status == ONE_DEVICE else 1)
     assert reason in last["reason"] and document["emulated"] == (True if status == ONE_DEVICE or "cufft" in reason else None)
+
+
+def refused(*_: Any) -> Any:
+    raise RuntimeError("cannot be captured")
+
+
+@pytest.mark.fakecuda
+@pytest.mark.parametrize(
+    ("name", "change", "why"),
+    [
+        ("read", lambda read: lambda graph: -read(graph), "chain: replay 0 has other bits"),
+        ("write", lambda write: lambda graph, x: None, "chain: replay 1 has other bits"),
+        ("__init__", lambda init: refused, "chain: refused: RuntimeError: cannot be captured"),
+    ],
+)
+def test_graphs_that_fail_are_named(name: str, change: Any, why: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = device_check_capture.Captured
+    monkeypatch.setattr(graph, name, change(getattr(graph, name)))
+    found = attempt("capture", "CUDA")
+    assert found.status == FAILED and f"; {why}" in found.reason and found.details["chain"] == why.partition(": ")[2]
+
+
+@pytest.mark.fakecuda
+def test_what_no_graph_needs_may_be_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    works = device_check_capture.smoke_works
+
+    def some(device: Any) -> dict[str, Any]:
+        return {n: w for n, w in works(device).items() if n in ("chain", "reductions (cub)")} | {
+            "sort (thrust)": (refused, False)
+        }
+
+    monkeypatch.setattr(device_check_capture, "smoke_works", some)
+    monkeypatch.setattr(
+        device_check_capture,
+        "_uncaptured",
+        lambda cupy, work, samples, run=device_check_capture._uncaptured: [] if work is refused else run(cupy, work, samples),
+    )
+    for name in ("_failures", "_model"):
+        monkeypatch.setattr(device_check_capture, name, lambda *_: None)
+    found = attempt("capture", "CUDA")
+    assert (found.status, found.details["graphs in turn"]) == (PASSED, 2)
+    assert found.details["sort (thrust)"] == "refused: RuntimeError: cannot be captured"
+
+
+@pytest.mark.fakecuda
+def test_a_read_back_that_a_capture_takes_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device_check_capture, "_in_a_capture", lambda cupy, work, x: x + x)
+    found = attempt("capture", "CUDA")
+    assert (found.status, found.reason) == (FAILED, "a read-back in a capture must be refused, got a graph")
+
+
+@pytest.mark.fakecuda
+def test_a_model_whose_later_runs_differ_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device_check_capture, "smoke", lambda *_: {})
+    monkeypatch.setattr(device_check_capture, "_failures", lambda *_: None)
+    prepare, runs = SingaBackend.prepare, iter(range(10**6))
+
+    def changed(model: Any, device: str, **options: Any) -> Any:
+        rep = prepare(model, device, **options)
+        run = rep.run
+        if options["optimize"]:
+            rep.run = lambda inputs: [y + np.float32(next(runs) == 2) for y in run(inputs)]
+        return rep
+
+    monkeypatch.setattr(SingaBackend, "prepare", changed)
+    assert attempt("capture", "CUDA").reason.startswith("run 2 of BERT with three inputs in turn")
 
 
 @pytest.mark.fakecuda
