@@ -142,7 +142,7 @@ def primitives(line: Line, setup: Setup) -> None:
                 cupy.add(x, one, out=x)
             return x
 
-        graph = device_check_capture.Captured(cupy, chain, np.ones(1, np.float32))
+        graph = device_check_capture.SmokeGraph(cupy, chain, np.ones(1, np.float32))
         times[nodes] = 1e3 * ms(graph.launch, wait_for_device, setup)
         host = 1e3 * issue_ms(graph.launch, setup)
         line[f"graph of {nodes} nodes, µs"] = {"launch and wait": round(times[nodes], 2), "launch": round(host, 2)}
@@ -180,7 +180,7 @@ def product(device: Any, m: int, k: int, n: int, setup: Setup) -> dict[str, Any]
         return [device.xp.matmul(x, y) for _ in range(_IN_GRAPH)][-1]
 
     try:
-        graph = device_check_capture.Captured(cupy, several, a)
+        graph = device_check_capture.SmokeGraph(cupy, several, a)
         found["graph"] = rate(_IN_GRAPH * work, ms(graph.launch, wait_for_device, setup))
     except Exception as error:
         found["graph"] = refused(error)

@@ -461,7 +461,7 @@ def refused(*_: Any) -> Any:
     ],
 )
 def test_graphs_that_fail_are_named(name: str, change: Any, why: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    graph = device_check_capture.Captured
+    graph = device_check_capture.SmokeGraph
     monkeypatch.setattr(graph, name, change(getattr(graph, name)))
     found = attempt("capture", "CUDA")
     assert found.status == FAILED and f"; {why}" in found.reason and found.details["chain"] == why.partition(": ")[2]

@@ -24,7 +24,7 @@ _Work = Callable[[Array], Array]
 _SIDE = 64  # of the square matrices on which everything is computed
 
 
-class Captured:
+class SmokeGraph:
     """A function of one array that is captured as a CUDA graph, which reads and writes fixed arrays.
 
     Attributes:
@@ -119,7 +119,7 @@ def capture(setup: CheckSetup, details: dict[str, Any]) -> None:
     _model(setup.device, details)
 
 
-def smoke(device: Device, details: dict[str, Any]) -> dict[str, Captured]:
+def smoke(device: Device, details: dict[str, Any]) -> dict[str, SmokeGraph]:
     """Capture and replay each function of `smoke_works`.
 
     Args:
@@ -139,7 +139,7 @@ def smoke(device: Device, details: dict[str, Any]) -> dict[str, Captured]:
     for name, (work, needed) in smoke_works(device).items():
         want = _uncaptured(cupy, work, samples)
         try:
-            graph = Captured(cupy, work, samples[0])
+            graph = SmokeGraph(cupy, work, samples[0])
         except Exception as error:
             details[name] = f"refused: {type(error).__name__}: {error}"
             wrong += [f"{name}: {details[name]}"] * needed
@@ -157,13 +157,13 @@ def _uncaptured(cupy: Any, work: _Work, samples: Sequence[np.ndarray]) -> list[n
     return [work(cupy.asarray(x)).get() for x in samples]
 
 
-def _replayed(graph: Captured, x: np.ndarray) -> np.ndarray:
+def _replayed(graph: SmokeGraph, x: np.ndarray) -> np.ndarray:
     graph.write(x)
     graph.launch()
     return graph.read()
 
 
-def _in_turn(device: Device, graphs: dict[str, Captured], details: dict[str, Any]) -> None:
+def _in_turn(device: Device, graphs: dict[str, SmokeGraph], details: dict[str, Any]) -> None:
     """Launch all graphs, which are alive together, before the results of any are read."""
     import cupy
 
@@ -186,9 +186,9 @@ def _on_two_streams(device: Device, details: dict[str, Any]) -> None:
     works, samples = smoke_works(device), inputs()
     first, second = works["chain"][0], works["reductions (cub)"][0]
     want = _uncaptured(cupy, lambda x: second(first(x)), samples)
-    writer = Captured(cupy, first, samples[0])
+    writer = SmokeGraph(cupy, first, samples[0])
     _replayed(writer, samples[0])  # the second is called with what it writes
-    reader = Captured(cupy, second, writer.y)
+    reader = SmokeGraph(cupy, second, writer.y)
     one, two = (cupy.cuda.Stream(non_blocking=True) for _ in range(2))
     for i in range(REPLAYS):
         with one:
@@ -202,7 +202,7 @@ def _on_two_streams(device: Device, details: dict[str, Any]) -> None:
     details["two streams"] = "equal bits"
 
 
-def _failures(device: Device, graphs: dict[str, Captured], details: dict[str, Any]) -> None:
+def _failures(device: Device, graphs: dict[str, SmokeGraph], details: dict[str, Any]) -> None:
     """Do in captures what no capture may contain; the device and the other graphs must compute afterwards."""
     import cupy
 
@@ -214,7 +214,7 @@ def _failures(device: Device, graphs: dict[str, Captured], details: dict[str, An
     }
     for what, work in forbidden.items():
         try:
-            Captured(cupy, partial(_in_a_capture, cupy, work), samples[0])
+            SmokeGraph(cupy, partial(_in_a_capture, cupy, work), samples[0])
         except Exception as error:
             details[f"{what} in a capture"] = f"refused: {type(error).__name__}"
         else:
