@@ -76,22 +76,6 @@ class ResNet18(Trained):
         return self.linear(self.flatten(autograd.globalaveragepool(x)))
 
 
-class Encoder(Trained):
-    """Layers of a transformer, and a linear layer that classifies the whole sequence."""
-
-    def __init__(self, width: int, layers: int) -> None:
-        super().__init__()
-        self.layers = [layer.TransformerEncoderLayer(width, 4, 4 * width, 0.0, "gelu") for _ in range(layers)]
-        for i, part in enumerate(self.layers):
-            setattr(self, f"layer{i}", part)
-        self.flatten, self.linear = layer.Flatten(), layer.Linear(10)
-
-    def forward(self, x: Tensor) -> Tensor:
-        for part in self.layers:
-            x = part(x)
-        return self.linear(self.flatten(x))
-
-
 def steps(net: Trained, shape: tuple[int, ...], classes: int, *, graph: bool, soft: bool = False) -> Callable[[], Any]:
     """A training step with SGD and momentum, after two others: the graph is recorded.
 
@@ -105,8 +89,8 @@ def steps(net: Trained, shape: tuple[int, ...], classes: int, *, graph: bool, so
     net.optimizer = opt.SGD(0.1, momentum=0.9)
     net.compile([x], is_train=True, use_graph=graph)
 
-    def step() -> Any:
-        return net(x, t)
+    def step() -> None:
+        net(x, t)
 
     step()
     step()
@@ -128,6 +112,27 @@ def wide_resnet18(*, batch: int) -> Callable[[], Any]:
     return steps(ResNet18(), (batch, 3, 224, 224), 1000, graph=True, soft=True)
 
 
-def transformer(length: int = 128, width: int = 256, layers: int = 4, *, batch: int) -> Callable[[], Any]:
-    """A step of a transformer as a graph."""
-    return steps(Encoder(width, layers), (batch, length, width), 10, graph=True, soft=True)
+class Transformer(Trained):
+    """Blocks whose outputs are averaged over time and classified."""
+
+    def __init__(self, blocks: int, width: int, heads: int, classes: int) -> None:
+        super().__init__()
+        self.blocks = [layer.TransformerEncoderLayer(width, heads, 4 * width, activation="gelu") for _ in range(blocks)]
+        for i, block in enumerate(self.blocks):
+            setattr(self, f"block{i}", block)
+        self.linear = layer.Linear(classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return self.linear(autograd.reduce_mean(x, axes=[1], keepdims=0))
+
+
+def transformer(*, graph: bool) -> Callable[[], Any]:
+    """A step of two narrow blocks of a transformer."""
+    return steps(Transformer(2, 16, 2, 5), (2, 6, 16), 5, graph=graph)
+
+
+def wide_transformer(*, batch: int) -> Callable[[], Any]:
+    """A step of four blocks of width 256 on 128 positions, as a graph."""
+    return steps(Transformer(4, 256, 4, 10), (batch, 128, 256), 10, graph=True, soft=True)

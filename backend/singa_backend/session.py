@@ -302,9 +302,9 @@ class Session:
 
     @property
     def kept_bytes(self) -> tuple[int, int]:
-        """The bytes that plans keep between runs: those of their arenas, and those of memory for their next results."""
+        """The bytes that plans keep between runs: those of arenas and graphs, and those of memory for their next results."""
         plans = [] if self._planner is None else list(self._planner.plans.values())
-        return sum(p.arena_bytes for p in plans), sum(p.results_bytes for p in plans)
+        return self._executor.graph_bytes + sum(p.arena_bytes for p in plans), sum(p.results_bytes for p in plans)
 
     def forget_results(self) -> None:
         """Free the memory that plans keep for their next results, unless somebody holds the last ones."""

@@ -78,7 +78,7 @@ def test_a_graph_computes_from_what_its_arrays_contain_at_each_launch(cupy: Any,
         with fakecuda.counting() as during:
             graph.launch(stream)
             stream.synchronize()
-        assert during == {n: 0 for n in fakecuda.NAMES} | {"graphs": 1, "graph_nodes": nodes, "synchronizations": 1}
+        assert during == dict.fromkeys(fakecuda.NAMES, 0) | {"graphs": 1, "graph_nodes": nodes, "synchronizations": 1}
         assert result.get().tobytes() == want.tobytes()
     assert fakecuda.report() == []
 
@@ -305,7 +305,7 @@ def test_a_capture_refuses(cupy: Any, stream: Any, what: str) -> None:
     assert status(cupy, lambda: call(case)) == error
     report = fakecuda.report()
     assert len(report) == 1 and report[0].startswith(f"{what} while stream ") and report[0].endswith(" captures")
-    with stream, pytest.raises(Exception, match="INVALIDATED|901|invalidated|UNKNOWN"):
+    with stream, pytest.raises(cupy.cuda.driver.CUDADriverError, match="CUDA_ERROR_STREAM_CAPTURE_INVALIDATED"):
         case.x += 1  # no work is recorded any more
     with pytest.raises(RuntimeError, match="invalidated"):
         stream.is_capturing()
@@ -389,7 +389,7 @@ def test_the_default_stream_waits_for_blocking_streams(cupy: Any) -> None:
     x += 1
     cupy.cuda.Device().synchronize()
     stream.begin_capture()
-    with pytest.raises(cupy.cuda.driver.CUDADriverError):
+    with pytest.raises(cupy.cuda.driver.CUDADriverError, match="CUDA_ERROR_STREAM_CAPTURE_IMPLICIT"):
         x += 1
     assert status(cupy, cupy.cuda.Stream.null.is_capturing) == IMPLICIT
     assert status(cupy, stream.end_capture) == INVALIDATED

@@ -43,7 +43,7 @@ Matrices = tuple[int, int, int, int]
 """A stack of matrices: its address, whether its columns are contiguous, the elements between those, and between matrices."""
 
 
-class _Handle:
+class _Cublas:
     """cuBLAS on the current device."""
 
     def __init__(self, cp: Any) -> None:
@@ -77,8 +77,8 @@ class _Handle:
 
 
 @cache
-def _handle(cp: Any, ordinal: int) -> _Handle:
-    return _Handle(cp)
+def _handle(cp: Any, ordinal: int) -> _Cublas:
+    return _Cublas(cp)
 
 
 def multiply(cp: Any, dtype: np.dtype[Any], sizes: tuple[int, int, int, int], a: Matrices, b: Matrices, y: Matrices) -> None:

@@ -209,6 +209,29 @@ class Device(ABC):
         Returns:
             The values as NumPy arrays.
         """
+        return self.unpacked(self.packed(values), values)
+
+    def packed(self, values: Sequence[Any]) -> Any:
+        """Pack several arrays of this device, so that one copy brings them to the host.
+
+        Args:
+            values: values as for `get`.
+
+        Returns:
+            An array of bytes of this device; None if one copy each is as good: there are not several arrays, or they are large.
+        """
+        return None
+
+    def unpacked(self, packed: Any, values: Sequence[Any]) -> list[Any]:
+        """Copy several values to the host.
+
+        Args:
+            packed: what `packed` has returned for arrays of the same types in the same memory.
+            values: values as for `get`.
+
+        Returns:
+            The values as NumPy arrays; those of a packed array share no memory.
+        """
         return [self.get(v) for v in values]
 
     def checks(self) -> Checks | None:
@@ -321,17 +344,6 @@ class CudaDevice(Device):
         with self.active():
             return self.xp.module.from_dlpack(value) if _by_dlpack(value) else self.xp.module.asarray(value)
 
-    def get_all(self, values: Sequence[Any]) -> list[Any]:
-        """Copy several values to the host; arrays that are not large together are copied at once.
-
-        Args:
-            values: values as for `get`.
-
-        Returns:
-            The values as NumPy arrays.
-        """
-        return self.unpacked(self.packed(values), values)
-
     def packed(self, values: Sequence[Any]) -> Any:
         """Pack several arrays, so that one copy brings them to the host.
 
@@ -339,7 +351,7 @@ class CudaDevice(Device):
             values: values as for `get`.
 
         Returns:
-            An array of bytes of this device; None if there are not several arrays, or if they are large together.
+            An array of bytes; None if there are not several arrays, or if they are large together.
         """
         arrays, ends = self._parts(values)
         if len(arrays) < 2 or ends[-1] > _AT_ONCE:
@@ -351,17 +363,17 @@ class CudaDevice(Device):
         return packed
 
     def unpacked(self, packed: Any, values: Sequence[Any]) -> list[Any]:
-        """Copy several values to the host.
+        """Copy several values to the host, at once if they are packed.
 
         Args:
-            packed: the result of `packed` for arrays of the same types.
+            packed: what `packed` has returned for arrays of the same types in the same memory.
             values: values as for `get`.
 
         Returns:
             The values as NumPy arrays that share no memory.
         """
         if packed is None:
-            return super().get_all(values)
+            return super().unpacked(packed, values)
         arrays, ends = self._parts(values)
         with self.active():
             there = self.xp.to_host(packed)

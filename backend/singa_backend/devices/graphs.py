@@ -7,7 +7,8 @@ would copy from the host, draw or read cannot be a part of it.
 
 from __future__ import annotations
 
-import math
+import threading
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
@@ -20,6 +21,9 @@ Array = Any  # of CuPy
 
 _TABLE, _TABLES = 1 << 20, 1 << 24
 """The bytes of one table and of all tables that a record keeps."""
+
+_OF_THREAD = 2
+"""The address of a stream that each thread has separately."""
 
 Graph = Any  # of CuPy
 
@@ -42,14 +46,15 @@ class Tables:
 
     def put(self, module: Any, table: np.ndarray) -> Array:
         """A new array of the device with the contents of one of the host.  During a capture, the device copies a kept one."""
-        key = table.dtype, table.shape, table.tobytes() if table.nbytes <= _TABLE else b""
-        kept = self._kept.get(key)
+        small = table.nbytes <= _TABLE
+        key = table.dtype, table.shape, table.tobytes() if small else b""
+        kept = self._kept.get(key) if small else None
         if kept is not None:
             return kept.copy("K")  # a body may write to it
         if _capturing.get():
             raise NotCapturable(f"copies {table.nbytes} bytes from the host that an earlier run did not copy")
         copied = module.asarray(table)
-        if key[2] and self._bytes + table.nbytes <= _TABLES:
+        if small and self._bytes + table.nbytes <= _TABLES:
             self._kept[key] = copied.copy("K")
             self._bytes += table.nbytes
         return copied
@@ -89,10 +94,11 @@ class GraphMemory:
 
     def __init__(self, module: Any) -> None:
         self._module = module
-        self._stream = module.cuda.Stream(non_blocking=True)
         self._pool = module.cuda.MemoryPool()
+        weakref.finalize(self, self._pool.free_all_blocks).atexit = False  # a pool does not free its blocks when it is deleted
+        self._stream = module.cuda.Stream(non_blocking=True)  # after the pool, to which it would return its workspace
         self._done = module.cuda.Event(disable_timing=True)
-        self._last: int | None = None
+        self._last: tuple[int, int] | None = None
         self._now: Any = None
 
     @property
@@ -109,13 +115,14 @@ class GraphMemory:
     def ordered(self) -> Iterator[None]:
         """A context whose work on the current stream waits for that of the last such context, on whatever stream it was."""
         self._now = self._module.cuda.get_current_stream()
-        if self._last is not None and self._last != self._now.ptr:
+        now = self._now.ptr, threading.get_ident() if self._now.ptr == _OF_THREAD else 0
+        if self._last is not None and self._last != now:
             self._now.wait_event(self._done)
         try:
             yield
         finally:
             self._done.record(self._now)
-            self._last = self._now.ptr
+            self._last = now
 
     def launch(self, graph: Graph) -> None:
         """Launch a graph on the stream of the present `ordered`."""

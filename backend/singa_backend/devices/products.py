@@ -8,12 +8,14 @@ transposed one is read as it is, and the rows of a stack times one matrix are mu
 from __future__ import annotations
 
 import math
+import string
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from .. import limits
 from . import blas
 
 Array = Any  # of CuPy
@@ -23,7 +25,7 @@ _INT = 2**31
 
 def matmul(cp: Any, a: Array, b: Array, out: Array | None = None) -> Array:
     """As `cupy.matmul`, also for stacks of bfloat16."""
-    product = _chosen(_place(a), _place(b), None if out is None else _place(out))
+    product = _chosen(_strided(a), _strided(b), None if out is None else _strided(out))
     if product is None:
         return cp.matmul(a, b) if out is None else cp.matmul(a, b, out=out)
     if out is not None and (product.y is None or cp.may_share_memory(out, a) or cp.may_share_memory(out, b)):
@@ -36,23 +38,23 @@ def matmul(cp: Any, a: Array, b: Array, out: Array | None = None) -> Array:
     return y
 
 
-class Place(NamedTuple):
+class _Strided(NamedTuple):
     """Where the elements of an array are, but for its address."""
 
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     dtype: np.dtype[Any]
 
-    def matrices(self, row: bool, column: bool) -> Place:
+    def matrices(self, row: bool, column: bool) -> _Strided:
         """With an axis for the rows, for the columns, or both."""
         shape, strides = ((*self.shape, 1), (*self.strides, 0)) if column else (self.shape, self.strides)
         if row:
             shape, strides = (*shape[:-1], 1, shape[-1]), (*strides[:-1], 0, strides[-1])
-        return Place(shape, strides, self.dtype)
+        return _Strided(shape, strides, self.dtype)
 
 
-def _place(x: Array) -> Place:
-    return Place(x.shape, x.strides, x.dtype)
+def _strided(x: Array) -> _Strided:
+    return _Strided(x.shape, x.strides, x.dtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +94,7 @@ class _Stack:
 
 
 @dataclass(frozen=True, slots=True)
-class _Product:
+class _StackProduct:
     """One strided batched product.
 
     Attributes:
@@ -112,7 +114,7 @@ class _Product:
 
 
 @lru_cache(4096)
-def _chosen(a: Place, b: Place, out: Place | None) -> _Product | None:
+def _chosen(a: _Strided, b: _Strided, out: _Strided | None) -> _StackProduct | None:
     """How arrays are multiplied; None if CuPy does it: integers, results without elements or terms, shapes that do not match."""
     dtype = np.promote_types(a.dtype, b.dtype)
     if dtype not in blas.DTYPES or not (a.shape and b.shape):
@@ -137,15 +139,15 @@ def _chosen(a: Place, b: Place, out: Place | None) -> _Product | None:
             count, m, x, y = 1, count * m, rows, results
     if max(count, m, n, k, x.leading, z.leading, y.leading if y else 0) >= _INT:
         return None
-    return _Product(shape, dtype, (count, m, n, k), x, z, None if y is None or y.transposed else y)
+    return _StackProduct(shape, dtype, (count, m, n, k), x, z, None if y is None or y.transposed else y)
 
 
-def _dense(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Place:
+def _dense(shape: tuple[int, ...], dtype: np.dtype[Any]) -> _Strided:
     """The place of a contiguous array."""
-    return Place(shape, tuple(dtype.itemsize * math.prod(shape[i + 1 :]) for i in range(len(shape))), dtype)
+    return _Strided(shape, tuple(dtype.itemsize * math.prod(shape[i + 1 :]) for i in range(len(shape))), dtype)
 
 
-def _operand(x: Place, dtype: np.dtype[Any], lead: tuple[int, ...]) -> _Stack:
+def _operand(x: _Strided, dtype: np.dtype[Any], lead: tuple[int, ...]) -> _Stack:
     """An operand without a copy if its dtype and its strides allow it."""
     stack = _stack(x, dtype, lead)
     if stack is not None:
@@ -158,7 +160,7 @@ def _operand(x: Place, dtype: np.dtype[Any], lead: tuple[int, ...]) -> _Stack:
     return replace(stack, broadcast=broadcast, copied=True)
 
 
-def _stack(x: Place, dtype: np.dtype[Any], lead: tuple[int, ...]) -> _Stack | None:
+def _stack(x: _Strided, dtype: np.dtype[Any], lead: tuple[int, ...]) -> _Stack | None:
     """The matrices of an array, broadcast to the axes `lead`; None if they are not at equal distances or of another dtype."""
     shape, strides, item = x.shape, x.strides, dtype.itemsize
     (rows, columns), (down, across) = shape[-2:], strides[-2:]
@@ -183,3 +185,62 @@ def _stack(x: Place, dtype: np.dtype[Any], lead: tuple[int, ...]) -> _Stack | No
             return None
         count *= size
     return None if stride < 0 else _Stack(transposed, leading, stride // item)
+
+
+def einsum(xp: Any, equation: str, xs: tuple[Array, ...]) -> Array:
+    """As `cupy.einsum` of several arrays: two at a time, whose common axes `xp.matmul` sums.  `xp` is the namespace."""
+    path, _ = np.einsum_path(equation, *(np.broadcast_to(np.int8(0), x.shape) for x in xs), optimize="greedy")  # which checks it
+    left, arrow, result = equation.partition("->")
+    terms = left.split(",")
+    free = [x.ndim - len(t) + 3 if "..." in t else 0 for x, t in zip(xs, terms, strict=True)]
+    spare = [c for c in string.ascii_letters if c not in equation][: max(free)]
+    result = (result if arrow else "..." + "".join(sorted(c for c in left if c.isalpha() and left.count(c) == 1))).replace(
+        "...", "".join(spare)
+    )
+    sizes: dict[str, int] = {}
+    factors = []
+    for x, term, n in zip(xs, terms, free, strict=True):
+        factor = _Factor(x, term.replace("...", "".join(spare[max(free) - n :]))).plain(xp)
+        sizes |= dict(zip(factor.axes, factor.array.shape, strict=True))
+        factors.append(factor)
+    for step in path[1:]:
+        first, *others = (factors.pop(i) for i in sorted(step, reverse=True))
+        while others:
+            other = others.pop()
+            first = first.times(xp, other, {*result}.union(*(f.axes for f in (*factors, *others))), sizes)
+        factors.append(first)
+    array = factors[0].ordered(xp, [c for c in result if c in factors[0].axes])
+    return array.reshape([sizes.get(c, 1) for c in result])
+
+
+@dataclass(frozen=True, slots=True)
+class _Factor:
+    """A term of an Einstein sum: an array and the letters of its axes."""
+
+    array: Array
+    axes: str
+
+    def plain(self, xp: Any) -> _Factor:
+        """Without repeated letters, of which the diagonal remains, and axes of size 1, which broadcast."""
+        axes = "".join(dict.fromkeys(self.axes))
+        x = self.array if axes == self.axes else xp.module.einsum(f"{self.axes}->{axes}", self.array)
+        kept = [(c, n) for c, n in zip(axes, x.shape, strict=True) if n != 1]
+        return _Factor(x.reshape([n for _, n in kept]), "".join(c for c, _ in kept))
+
+    def ordered(self, xp: Any, axes: list[str]) -> Array:
+        """The sum over other axes, with these ones in this order."""
+        x = xp.sum_over(self.array, tuple(i for i, c in enumerate(self.axes) if c not in axes))
+        left = [c for c in self.axes if c in axes]
+        return x.transpose([left.index(c) for c in axes])
+
+    def times(self, xp: Any, other: _Factor, needed: set[str], sizes: dict[str, int]) -> _Factor:
+        """The product, summed over the axes that are not needed."""
+        common = [c for c in self.axes if c in other.axes]
+        stack, summed = [c for c in common if c in needed], [c for c in common if c not in needed]
+        rows, columns = ([c for c in f.axes if c in needed and c not in common] for f in (self, other))
+        stacks, m, n, k = (math.prod(sizes[c] for c in axes) for axes in (stack, rows, columns, summed))
+        limits.current().admit((stacks, m, n), self.array.dtype.itemsize)
+        a = self.ordered(xp, stack + rows + summed).reshape(stacks, m, k)
+        b = other.ordered(xp, stack + summed + columns).reshape(stacks, k, n)
+        axes = stack + rows + columns
+        return _Factor((xp.matmul(a, b) if summed else a * b).reshape([sizes[c] for c in axes]), "".join(axes))

@@ -13,7 +13,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -120,13 +119,21 @@ class CapturedRun:
     @property
     def is_steady(self) -> bool:
         """Whether a run needs no visitor: one graph computes it, and all outputs are on the device."""
-        return self.is_whole and None not in self._types and all(map(self._is_array, self._results))
+        return self.is_whole and all(map(self._is_array, self._results))
+
+    def described(self) -> tuple[str, ...]:
+        """What each part of the run is, in words."""
+        counts = [(f"{n} step{'s' if n > 1 else ''}", part) for part in self.parts for n in (len(part.steps),)]
+        return tuple(f"a graph of {n}" if part.graph is not None else f"{n} outside graphs: {part.reason}" for n, part in counts)
 
     def takes(self, inputs: Sequence[Any]) -> bool:
         """Whether inputs have the types of those of the graph; they may be on the host if they are copied."""
         if len(inputs) != len(self._types) or not self.fits(inputs):
             return False
-        for x, (kind, shape, strides, dtype) in zip(inputs, self._types, strict=True):
+        for x, expected in zip(inputs, self._types, strict=True):
+            if expected is None:
+                return False
+            kind, shape, strides, dtype = expected
             if x.__class__ is kind:
                 if x.shape != shape or x.strides != strides or x.dtype != dtype or x.device.id != self._device.device_id:
                     return False
@@ -136,7 +143,10 @@ class CapturedRun:
 
     def fits(self, inputs: Sequence[Any]) -> bool:
         """Whether the inputs that results replace are those of the graph."""
-        return not self._stays or all(inputs[at] is x or inputs[at].data.ptr == x.data.ptr for at, x in self._stays)
+        array = self._module.ndarray
+        return all(
+            inputs[at] is x or (inputs[at].__class__ is array and inputs[at].data.ptr == x.data.ptr) for at, x in self._stays
+        )
 
     # --- capture
 
@@ -258,9 +268,7 @@ class CapturedRun:
                 return "reads a value of the host that may differ between runs"
         return ""
 
-    def _issue_from(
-        self, first: int, stop: int, reason: str, frame: list[Any], visitor: Visitor, varying: set[int]
-    ) -> None:
+    def _issue_from(self, first: int, stop: int, reason: str, frame: list[Any], visitor: Visitor, varying: set[int]) -> None:
         """Issue steps that cannot be captured, and note them as a part."""
         part = self.parts[-1] if self.parts and self.parts[-1].graph is None else _Part(None, (), [], {}, None, reason)
         before = list(frame)
@@ -405,4 +413,8 @@ def _reason(error: BaseException) -> str:
     if isinstance(cause, NotCapturable):
         return str(cause)
     text = (str(cause).splitlines() or [""])[0]
+    if "D2H" in text:  # CuPy's words
+        return "reads values of the device on the host"
+    if "H2D" in text:
+        return "copies values from the host"
     return f"is not permitted in a capture ({type(cause).__name__}: {text[:120]})"

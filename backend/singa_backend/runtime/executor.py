@@ -118,6 +118,11 @@ class Executor:
         return self._records.graph_bytes
 
     @property
+    def described_graphs(self) -> tuple[str, ...]:
+        """The graphs of the device that compute the runs of the newest signature, and what is outside of them."""
+        return self._records.described()
+
+    @property
     def repeats(self) -> bool:
         """Whether `steady` may compute a run."""
         return self._records.latest is not None

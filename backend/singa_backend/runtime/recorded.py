@@ -93,6 +93,11 @@ class RunRecords:
     def _all(self) -> list[RunRecord]:
         return [r for r in list(self._found.values()) if isinstance(r, RunRecord)]
 
+    def described(self) -> tuple[str, ...]:
+        """What computes the runs of the newest record, in words."""
+        captured = next((r.captured for r in reversed(self._all())), None)
+        return () if captured is None else (f"no graph: {captured}",) if isinstance(captured, str) else captured.described()
+
     @property
     def graph_bytes(self) -> int:
         """The bytes that graphs of the device keep between runs."""
@@ -211,7 +216,8 @@ class RunRecord:
             The number of the first node that must decide, because a result has another type or its body raised; None if no node
             must.
         """
-        nodes, at, call, same = self.graph.nodes, 0, None, True
+        nodes, call, same = self.graph.nodes, None, True
+        at: int = 0
         made: Any
         try:
             for call, get, several, writes, expected, died, dies, checks, at in steps:
@@ -396,7 +402,9 @@ class RunRecorder:
 
     def _types(self, node: Node, outputs: Sequence[Any]) -> tuple[Any, ...]:
         """What is expected of the results of a node."""
-        return tuple(result_type(v) if s >= 0 and hasattr(v, "strides") else None for s, v in zip(node.outputs, outputs, strict=False))
+        return tuple(
+            result_type(v) if s >= 0 and hasattr(v, "strides") else None for s, v in zip(node.outputs, outputs, strict=False)
+        )
 
     def kernels(self, node: Joined, inputs: Sequence[Any], program: JoinedProgram, values: Sequence[Any], known: Known) -> None:
         """Note the kernels of a joined node.

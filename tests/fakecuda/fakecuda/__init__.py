@@ -10,13 +10,15 @@ CuPy calls CUDA's driver, its runtime, its compiler and its libraries.  `install
 
 It finds: names and types that CuPy lacks, work on the wrong device, reads of memory that nothing has written, accesses outside
 an array, host pointers in launches, work of two streams that no event orders, copies from and to pinned memory for which the host
-does not wait, what a stream that captures cannot take, graphs that use memory which was freed or that run twice at a time, results
-that depend on the order of threads and numbers that two threads read and write without an atomic (both
-with `order("both")`), copies and synchronizations that nobody wanted (it counts all of them).
+does not wait, results that depend on the order of threads and numbers that two threads read and write without an atomic (both
+with `order("both")`), copies and synchronizations that nobody wanted (it counts all of them); the same at each launch of a graph,
+and what a stream that captures cannot take, work that a capture leaves out, graphs that use memory which was freed, and those
+that run twice at a time.
 It cannot find: reads before an array, faults of CUDA's own libraries, differences of the processors' arithmetic (fused
-multiplication and addition, fast intrinsics, casts out of range), numbers and draws of the host that a capture has frozen (a replay
-with other inputs shows them), memory of a graph that a pool has used again, branches of graphs, speed.  Streams of two devices are
-not compared, and two parts of one allocation are one array for streams.
+multiplication and addition, fast intrinsics, casts out of range), numbers and draws of the host that a capture has frozen (a
+replay with other inputs shows them), memory that a pool reuses while a graph needs it, speed.  Branches of graphs are not
+emulated, nor copies from and to the host in them: a capture refuses them.  Streams of two devices are not compared, and two
+parts of one allocation are one array for streams.
 
 With tests/fakecuda in PYTHONPATH, `python -m fakecuda COMMAND ...` runs a command, and all processes that it starts, on the
 emulated devices; `pytest -m fakecuda` runs the tests that need them.  Linux on x86-64 only.

@@ -590,7 +590,10 @@ RUNTIME(cudaEventElapsedTime)(float* milliseconds, void*, void*) { *milliseconds
 DRIVER(cuDriverGetVersion)(int* version) { *version = number("FAKECUDA_DRIVER", 13000); return 0; }
 DRIVER(cuGetErrorName)(int error, const char** text) {
     *text = error == cudaErrorIllegalAddress ? "CUDA_ERROR_ILLEGAL_ADDRESS" : error == cudaErrorLaunchFailure ? "CUDA_ERROR_LAUNCH_FAILED"
-          : error == cudaErrorInvalidValue ? "CUDA_ERROR_INVALID_VALUE" : "CUDA_ERROR_UNKNOWN";
+          : error == cudaErrorInvalidValue ? "CUDA_ERROR_INVALID_VALUE"
+          : error == cudaErrorStreamCaptureUnsupported ? "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED"
+          : error == cudaErrorStreamCaptureInvalidated ? "CUDA_ERROR_STREAM_CAPTURE_INVALIDATED"
+          : error == cudaErrorStreamCaptureImplicit ? "CUDA_ERROR_STREAM_CAPTURE_IMPLICIT" : "CUDA_ERROR_UNKNOWN";
     return 0;
 }
 DRIVER(cuGetErrorString)(int error, const char** text) {
