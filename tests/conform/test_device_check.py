@@ -282,7 +282,7 @@ def test_speeds_below_their_shares_are_found(monkeypatch: pytest.MonkeyPatch) ->
 def test_pytorch_is_not_measured_if_it_is_absent(monkeypatch: pytest.MonkeyPatch) -> None:
     peers = device_check_load.device_check_peers
     monkeypatch.setattr(peers, "find_spec", lambda name: None)
-    assert peers.measure("cuda:0", 1, 1, 1.0) == {"PyTorch": "not measured: it is not installed"}
+    assert peers.measure("cuda:0", 4, 4, 1, 1.0) == {"PyTorch": "not measured: it is not installed"}
 
 
 @pytest.mark.fakecuda

@@ -50,12 +50,13 @@ def seconds(run: Callable[[], Any], wait: Callable[[], Any], calls: int = 1, rep
     return float(np.median(times))
 
 
-def measure(where: str, elements: int, side: int, deadline: float) -> dict[str, Any]:
+def measure(where: str, copy: int, chain: int, side: int, deadline: float) -> dict[str, Any]:
     """Measure a copy, a chain of operators and a product in each mode.
 
     Args:
         where: PyTorch's name of the device.
-        elements: The elements of the array that is copied, and of those of the chain.
+        copy: The bytes of the array that is copied.
+        chain: The bytes of the arrays of the chain.
         side: The rows of the square product.
         deadline: The seconds that a mode may take.
 
@@ -66,7 +67,7 @@ def measure(where: str, elements: int, side: int, deadline: float) -> dict[str, 
         return {"PyTorch": f"{_NOT}it is not installed"}
     rates: dict[str, Any] = {}
     for mode in MODES:
-        with Child(_peer, where, elements, side) as child:
+        with Child(_peer, where, copy, chain, side) as child:
             try:
                 answer = child.ask(mode, timeout=deadline)
             except ChildFailure as failure:
@@ -78,30 +79,29 @@ def measure(where: str, elements: int, side: int, deadline: float) -> dict[str, 
     return rates
 
 
-def _peer(where: str, elements: int, side: int) -> Callable[[str], dict[str, float] | str]:
+def _peer(where: str, copy: int, chain: int, side: int) -> Callable[[str], dict[str, float] | str]:
     """Return, in the child, the function that measures a mode."""
 
     def answer(mode: str) -> dict[str, float] | str:
         try:
-            return _rates(import_module("torch"), mode, where, elements, side)
+            return _rates(import_module("torch"), mode, where, copy, chain, side)
         except Exception as error:
             return f"{_NOT}{type(error).__name__}: {str(error).partition(chr(10))[0]}"
 
     return answer
 
 
-def _rates(torch: Any, mode: str, where: str, elements: int, side: int) -> dict[str, float]:
+def _rates(torch: Any, mode: str, where: str, copy: int, chain: int, side: int) -> dict[str, float]:
     set_precision(torch, tf32=False)
     wait = torch.cuda.synchronize if where.startswith("cuda") else (lambda: None)
-    x, a = torch.ones(elements, device=where), torch.ones(side, side, device=where)
-    size = 4 * elements
+    copied, x, a = (torch.ones(shape, device=where) for shape in ((copy // 4,), (chain // 4,), (side, side)))
 
     def speed(function: Callable[..., Any], *arguments: Any) -> float:
         return seconds(in_mode(torch, mode, function, *arguments), wait, _CALLS)
 
-    rates = {"chain, GB/s": _PASSES[mode] * size / speed(lambda x: torch.relu((x + x) * x), x) / 1e9}
+    rates = {"chain, GB/s": _PASSES[mode] * chain / speed(lambda x: torch.relu((x + x) * x), x) / 1e9}
     if mode == "eager":
-        rates["copy, GB/s"] = 2 * size / speed(torch.clone, x) / 1e9
+        rates["copy, GB/s"] = 2 * copy / speed(torch.clone, copied) / 1e9
     for name, tf32 in (("product", False), ("product in TF32", True)):
         set_precision(torch, tf32=tf32)
         rates[f"{name}, TFLOP/s"] = 2 * side**3 / speed(torch.matmul, a, a) / 1e12
