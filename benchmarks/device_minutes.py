@@ -135,6 +135,7 @@ def primitives(line: Line, setup: Setup) -> None:
     for m, k, n in PRODUCTS if not setup.rehearse else [(32, 16, 8)]:
         line[f"product {m} x {k} x {n}"] = product(device, m, k, n, setup)
     one = cupy.ones(1, cupy.float32)
+    wait_for_device()  # graphs are captured on other streams
     times = {}
     for nodes in (1, 10, 100, 1000)[: setup.size(4, 3)]:
 
