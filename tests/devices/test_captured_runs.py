@@ -390,3 +390,32 @@ def test_a_profile_names_graphs_and_what_is_outside() -> None:
     found = rep.profile([normal(6)], runs=2)
     assert [g.startswith("a graph of") for g in found.graphs] == [True, False, True]
     assert "reads values of the device on the host" in found.graphs[1]
+
+
+def test_a_failed_check_of_a_later_graph_does_not_stay() -> None:
+    """The flags of a graph are those of the last run that launched it: a step before it must not read them."""
+    text = """net (float[4] x, int64[2] i, int64[2] j) => (float[k] y, float[2] z) {
+        a = Mul(x, two)
+        u = Gather(first, i)
+        p = Greater(a, zero)
+        b = Compress<axis = 0>(a, p)
+        at = Gather(first, j)
+        y = Neg(b)
+        z = Add(u, at)
+    }"""
+    built = model(text, two=np.array(2, F), zero=np.array(0, F), first=normal(3))
+    rep, plain = SingaBackend.prepare(built, "CUDA"), SingaBackend.prepare(built, "CUDA", optimize=0)
+    x, right, wrong = np.array([1, -1, 2, 3], F), np.array([0, 2]), np.array([0, 3])
+    for i, j in [(right, right)] * 4 + [(right, wrong), (right, right), (wrong, right), (wrong, wrong), (right, right)]:
+        if i is right and j is right:
+            assert bits(rep.run([x, i, j])) == bits(plain.run([x, i, j]))
+        else:
+            with pytest.raises(OperatorError, match="got 3") as raised:
+                rep.run([x, i, j])
+            with pytest.raises(OperatorError, match="got 3") as expected:
+                plain.run([x, i, j])
+            assert raised.value.node == expected.value.node
+    longer = np.array([1, 1, 2, 3], F)
+    with pytest.raises(OperatorError, match="got 3"):
+        rep.run([longer, wrong, right])
+    assert bits(rep.run([longer, right, right])) == bits(plain.run([longer, right, right]))

@@ -105,6 +105,7 @@ class CapturedRun:
         self._flags: list[Checks] = []
         self._packed: Any = None
         self._updated: frozenset[int] = frozenset()
+        self._is_full = False
 
     @property
     def bytes(self) -> int:
@@ -169,14 +170,16 @@ class CapturedRun:
         with self._lock, self._memory.ordered():
             self._copy_in(inputs)
             while at < len(steps):
-                stop, reason = len(steps), f"follows {_PARTS} parts"
                 if len(self.parts) < _PARTS:
-                    at, stop, reason = self._graph_from(at, frame, varying)
-                    if self.parts and self.parts[-1].graph is not None:
-                        self._memory.launch(self.parts[-1].graph)
+                    stop, reason = self._graph_from(at, frame, varying)
+                else:
+                    stop, reason = at, f"follows {_PARTS} parts"
+                if stop > at:
+                    self._memory.launch(self.parts[-1].graph)
+                at = stop
                 if reason:
-                    self._issue_from(at, stop, reason, frame, visitor, varying)
-                    at = stop
+                    at = stop + 1 if len(self.parts) < _PARTS and not self._is_full else len(steps)
+                    self._issue_from(stop, at, reason, frame, visitor, varying)
             self._frame = []
             if not self.parts or self.parts[-1].graph is None:
                 self._close(frame)
@@ -189,12 +192,8 @@ class CapturedRun:
             return ""
         return self.parts[0].reason if self.parts else "computes nothing on the device"
 
-    def _graph_from(self, first: int, frame: list[Any], varying: set[int]) -> tuple[int, int, str]:
-        """Capture as many steps as possible, from a number on.
-
-        Returns:
-            The number of the step after them, that of the step after those that must be issued, and the reason.
-        """
+    def _graph_from(self, first: int, frame: list[Any], varying: set[int]) -> tuple[int, str]:
+        """Capture as many steps as possible, from a number on; return the number of the next one, and why it must be issued."""
         steps = self._record.steps
         stop, reason = first, ""
         while stop < len(steps) and not reason:
@@ -204,10 +203,10 @@ class CapturedRun:
             saved = list(frame)
             failed = self._try(first, stop, frame, varying, whole=stop == len(steps))
             if failed is None:
-                return stop, stop + bool(reason), reason
+                break
             frame[:] = saved
             stop, reason = failed
-        return first, first + 1, reason
+        return stop, reason
 
     def _try(self, first: int, stop: int, frame: list[Any], varying: set[int], *, whole: bool) -> tuple[int, str] | None:
         """Capture steps; return the number of the one that cannot be captured, and why."""
@@ -236,7 +235,8 @@ class CapturedRun:
             with limits.spend(budget), checks.collected(visitor.checks), graphs.keeping(record.tables):
                 part.graph = self._memory.capture(work)
         except MemoryError:
-            return first, "the device has too little memory for a graph"
+            self._is_full = True
+            return first, "needs more memory than the device has"
         except Exception as error:
             return now, _reason(error)
         part.leaves = {s: v for s, v in enumerate(frame) if v is not before[s]}
@@ -270,15 +270,15 @@ class CapturedRun:
 
     def _issue_from(self, first: int, stop: int, reason: str, frame: list[Any], visitor: Visitor, varying: set[int]) -> None:
         """Issue steps that cannot be captured, and note them as a part."""
-        part = self.parts[-1] if self.parts and self.parts[-1].graph is None else _Part(None, (), [], {}, None, reason)
-        before = list(frame)
-        self._issue(_Part(None, self._record.steps[first:stop], [], {}, None), frame, visitor)
+        before, steps = list(frame), self._record.steps[first:stop]
+        self._issue(steps, frame, visitor, self._flags)
         varying.update(s for s, v in enumerate(frame) if v is not before[s] and v is not None)
-        part.steps = (*part.steps, *self._record.steps[first:stop])
-        if part.reason != reason and reason not in part.reason:
+        if not self.parts or self.parts[-1].graph is not None:
+            self.parts.append(_Part(None, (), [], {}, None, reason))
+        part = self.parts[-1]
+        part.steps = (*part.steps, *steps)
+        if reason not in part.reason:
             part.reason += f"; {reason}"
-        if not self.parts or part is not self.parts[-1]:
-            self.parts.append(part)
 
     # --- runs
 
@@ -306,11 +306,13 @@ class CapturedRun:
                 frame = self._record.start(inputs)
                 for at, place in self._places:
                     frame[self._record.graph.input_slots[at]] = place
+                launched: list[Checks] = []
                 for part in self.parts:
                     if part.graph is not None:
                         self._launch(part, frame)
+                        launched += [part.checks] if part.checks in self._flags else []
                     else:
-                        self._issue(part, frame, visitor)
+                        self._issue(part.steps, frame, visitor, launched)
                 if self.parts[-1].graph is None:
                     self._close(frame)
             return self._outputs(visitor, to_host)
@@ -327,13 +329,14 @@ class CapturedRun:
         for slot, value in part.leaves.items():
             frame[slot] = value
 
-    def _issue(self, part: _Part, frame: list[Any], visitor: Visitor) -> None:
-        """Issue steps; checks are read at once, those of the graphs before first: an error is that of the first node."""
+    def _issue(self, steps: Sequence[Any], frame: list[Any], visitor: Visitor, launched: Sequence[Checks]) -> None:
+        """Issue steps; their checks are read at once, after those of the graphs before: an error is that of the first node."""
         record, added = self._record, 0 if visitor.checks is None else visitor.checks.added
-        first = record.issue(part.steps, frame, visitor.visit, visitor.locate_checks)
-        if visitor.checks is not None and visitor.checks.added > added:
-            self._verify(self._flags)
-            visitor.checks.settle()
+        first = record.issue(steps, frame, visitor.visit, visitor.locate_checks)
+        if first is not None or (visitor.checks is not None and visitor.checks.added > added):
+            self._verify(launched)
+            if visitor.checks is not None:
+                visitor.checks.settle()
         if first is not None:
             raise ResultDiffers(first, frame)
 
