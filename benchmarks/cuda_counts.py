@@ -170,6 +170,7 @@ REAL: dict[str, Callable[[], tuple[int, Callable[[], Any]]]] = {
     "GPT-2, one token, 512 past": lambda: inference(device_models.gpt2),
     "GPT-2, one token, cache on the device": decoding,
     "LSTM, both directions, 64 steps, batch 1": lambda: inference(lambda: device_models.lstm(batch=1)),
+    "LSTM, both directions, 64 steps, batch 8": lambda: inference(device_models.lstm),
     "training step of ResNet-18, graph, batch 8": lambda: training(cuda_training.wide_resnet18, batch=8),
     "training step of a transformer, graph, 8 x 128": lambda: training(cuda_training.wide_transformer, batch=8),
 }
@@ -263,8 +264,8 @@ def page(rows: dict[str, dict[str, int]], real: dict[str, dict[str, Any]]) -> st
         "Counted on the null device, which executes nothing. The bytes are those that kernels, products, copies and memsets read",
         "and write, of graphs and outside them: each array once for each kernel; an array that a kernel indexes by itself counts",
         "whole. Operations are those of products. An allocation is a new array of the device. The predicted time is that of an",
-        f"H200 at {FLOPS / 1e12:g} TFLOP/s and {BANDWIDTH / 1e12:g} TB/s, with {1e6 * SHORTEST:g} µs for the shortest kernel:",
-        "the sum of what each kernel needs at least. The host's CPU time of a run depends on the machine; no test holds it.",
+        f"H200 at {FLOPS / 1e12:g} TFLOP/s and {BANDWIDTH / 1e12:g} TB/s, with {1e6 * SHORTEST:g} µs for the shortest kernel,",
+        "the sum of what each needs at least. The host's CPU time of a run depends on the machine; no test holds it.",
         "", f"| model | nodes | {' | '.join(REAL_TITLES)} |", f"|---|{'---:|' * (len(REAL_TITLES) + 1)}",
     ]  # fmt: skip
     for name, r in real.items():
