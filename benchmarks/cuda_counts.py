@@ -5,7 +5,8 @@
 The counts are exact and do not depend on the machine.  Each is of one run after four others, when kernels are compiled,
 constants are on the device and graphs are captured.  Topologies are those of published models; the widths of what is executed
 are reduced, on which only bytes depend.  Models of real widths are counted on the null device, which executes nothing, in a
-process of its own (`--null`); `--work NAME` prints what one of them does, kernel by kernel.
+process of its own (`--null`); `--work NAME` prints what one of them does, kernel by kernel.  `--cases` runs ONNX's node cases
+again (cuda_cases.py), for minutes.
 `tests/devices/test_cuda_counts.py` fails if a count rises above the report.
 """
 
@@ -26,6 +27,7 @@ from onnx import TensorProto, helper
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "tests" / "fakecuda"), str(ROOT / "benchmarks")]
+import cuda_cases  # noqa: E402
 import cuda_training  # noqa: E402
 import fakecuda  # noqa: E402
 
@@ -247,7 +249,7 @@ def measure(name: str) -> dict[str, int]:
     return {"nodes": nodes, **{n: during[n] for n in NAMES}}
 
 
-def page(rows: dict[str, dict[str, int]], real: dict[str, dict[str, Any]]) -> str:
+def page(rows: dict[str, dict[str, int]], real: dict[str, dict[str, Any]], cases: dict[str, str]) -> str:
     lines = [
         "# What a run does on a CUDA device", "",
         f"Written by `tox -e cuda-counts -- --to reports` on an emulated device with CuPy {fakecuda.CUPY}; a test fails if a",
@@ -272,7 +274,17 @@ def page(rows: dict[str, dict[str, int]], real: dict[str, dict[str, Any]]) -> st
         counts = " | ".join(f"{r[k]:,}" for k in REAL_NAMES)
         work = f"{r['bytes'] / 1e6:,.1f} | {r['flops'] / 1e9:,.2f} | {r['predicted_ms']:.3f} | {r['host_ms']:.3f}"
         lines.append(f"| {name} | {r['nodes'] or ''} | {counts} | {work} |")
-    return "\n".join([*lines, ""])
+    return "\n".join([*lines, *cuda_cases.section(cases), ""])
+
+
+def node_cases(document: Path, *, again: bool) -> dict[str, str]:
+    """Why each of ONNX's node cases is not one graph; "" for those that are: run again, or those of a report."""
+    if again:
+        from singa_backend.conform import cases
+
+        return {case.name: cuda_cases.outcome(case) for case in cases.load(("node",))}
+    found: dict[str, str] = json.loads(document.read_text(encoding="utf-8"))["cases"]
+    return found
 
 
 def main() -> None:
@@ -280,6 +292,7 @@ def main() -> None:
     parser.add_argument("--to", type=Path, help="write cuda-counts.md and .json into this folder")
     parser.add_argument("--null", action="store_true", help="print the counts of the models of real widths, as JSON")
     parser.add_argument("--work", metavar="NAME", choices=REAL, help="print what a run of a model of real widths does")
+    parser.add_argument("--cases", action="store_true", help="run ONNX's node cases again")
     options = parser.parse_args()
     if options.null or options.work:
         os.environ |= {"FAKECUDA_NULL": "1", "FAKECUDA_MEMORY_MIB": "80000"}
@@ -293,10 +306,11 @@ def main() -> None:
     from singa_backend.io.files import write_text
 
     rows, of_real = {name: measure(name) for name in MODELS}, null()
-    text = page(rows, of_real)
+    of_cases = node_cases((options.to or ROOT / "reports") / "cuda-counts.json", again=options.cases)
+    text = page(rows, of_real, of_cases)
     print(text)
     if options.to:
-        document = {"cupy": fakecuda.CUPY, "models": rows, "real": of_real}
+        document = {"cupy": fakecuda.CUPY, "models": rows, "real": of_real, "cases": of_cases}
         write_text(options.to / "cuda-counts.json", json.dumps(document, indent=1) + "\n")
         write_text(options.to / "cuda-counts.md", text)
 

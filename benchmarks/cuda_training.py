@@ -77,12 +77,12 @@ class ResNet18(Trained):
 
 
 class Transformer(Trained):
-    """Encoder layers on embedded words; a class for each word."""
+    """Encoder layers, with dropout, on embedded words; a class for each word."""
 
     def __init__(self, words: int = 8000, width: int = 256, heads: int = 8, layers: int = 4) -> None:
         super().__init__()
         self.words, self.linear = layer.Embedding(words, width), layer.Linear(words)
-        self.blocks = [layer.TransformerEncoderLayer(width, heads, 4 * width, 0.0, "gelu") for _ in range(layers)]
+        self.blocks = [layer.TransformerEncoderLayer(width, heads, 4 * width, activation="gelu") for _ in range(layers)]
         for i, block in enumerate(self.blocks):
             setattr(self, f"block{i}", block)
 

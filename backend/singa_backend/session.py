@@ -74,7 +74,7 @@ class Session:
         self.graph, self.device = graph, device
         self.options, self.limits, self.replaced = options, limits, replaced
         self._executor = Executor(graph, device)
-        self._executor.file = file
+        self._executor.file, self._executor.replaced = file, replaced
         self._names = tuple(v.name for v in graph.inputs)
         self.constants = [v for n in graph.all_nodes() for v in n.attributes.values() if isinstance(v, np.ndarray)]
         self._fixed = ids_of(self.constants) | {id(a) for states in self._executor.states.values() for _, a in states}
@@ -86,6 +86,7 @@ class Session:
         self.reason: UseDefinitions | None = None
         self._planner: Planner | None = None
         self._planned: Any = None
+        self._executor.forget_graphs()
         self._replacing: dict[tuple[str, ...], Session] = {}
 
     @property
@@ -154,35 +155,28 @@ class Session:
         """Put a value for an input or an initializer on the device; one that operators read on the host stays there."""
         return self._executor.feed(self.graph.slots[name], value)
 
-    def steady(self, inputs: Any, limits: Limits, weights: Weights) -> list[Any] | None:
-        """Run by a plan on inputs whose checks can only succeed, as they did before.
+    def steady(self, inputs: Any, limits: Limits, weights: Weights, to_host: bool = True) -> list[Any] | None:
+        """Run by a plan, or by a graph of the device, on inputs whose checks can only succeed, as they did before.
 
         Args:
             inputs: as a user passes them: a dict, a list or one array.
             limits: the bounds of the run.
             weights: as for `run`.
+            to_host: whether the outputs are copied to the host.
 
         Returns:
             The outputs, which belong to the caller; None if `run` must decide.
         """
-        planner = self._planner
-        if planner is None or planner.limits is not limits or limits.deadline is not None or self._executor.observer is not None:
+        planner, executor = self._planner, self._executor
+        if limits.deadline is not None or executor.observer is not None:
             return None
-        if planner.weights != weights():
+        if planner is None:
+            ordered = self._in_order(inputs) if executor.repeats and self.options.level else None
+            return None if ordered is None else executor.steady(ordered, limits, to_host)
+        if planner.limits is not limits or planner.weights != weights():
             return None
-        kind = type(inputs)
-        given = inputs
-        if kind is dict:
-            if len(inputs) != len(self._names):
-                return None
-            given = []
-            for name in self._names:
-                if name not in inputs:
-                    return None
-                given.append(inputs[name])
-        elif kind is np.ndarray:
-            given = (inputs,)
-        elif kind is not list and kind is not tuple:
+        given = self._in_order(inputs)
+        if given is None:
             return None
         key = []
         for x in given:
@@ -204,6 +198,22 @@ class Session:
         if found is not None:
             self.reason = None
         return found
+
+    def _in_order(self, inputs: Any) -> Sequence[Any] | None:
+        """The inputs of a user in the order of the graph's; None if they need more than that."""
+        kind = type(inputs)
+        if kind is list or kind is tuple:
+            return inputs  # type: ignore[no-any-return]
+        if kind is dict:
+            if len(inputs) != len(self._names):
+                return None
+            ordered = []
+            for name in self._names:
+                if name not in inputs:
+                    return None
+                ordered.append(inputs[name])
+            return ordered
+        return (inputs,) if kind is np.ndarray or kind is self.device.xp.ndarray else None
 
     def run(
         self,
@@ -245,10 +255,11 @@ class Session:
         budget.count_spared()
         budget.exchanges.at = 0
         executor, values = self._executor, dict(replaced or {})
-        made = executor.run(graph or self.graph, inputs, values, budget, observer, to_host)
+        made = executor.run(graph or self.graph, inputs, values, budget, observer, to_host, bool(self.options.level))
+        written = {o for o, i in (self.replaced or {}).items() if made[o] is inputs[i]}
         taken = self._fixed | executor.owned() | ids_of((*inputs, *values.values(), *kept))
         with self.device.active():
-            return [owned_copy(v, taken) for v in made]
+            return [v if o in written else owned_copy(v, taken) for o, v in enumerate(made)]
 
     def planned(self, inputs: Sequence[Any]) -> list[Any] | None:
         """Run by a plan that looks at the inputs as `run` does.
@@ -291,9 +302,9 @@ class Session:
 
     @property
     def kept_bytes(self) -> tuple[int, int]:
-        """The bytes that plans keep between runs: those of their arenas, and those of memory for their next results."""
+        """The bytes that plans keep between runs: those of arenas and graphs, and those of memory for their next results."""
         plans = [] if self._planner is None else list(self._planner.plans.values())
-        return sum(p.arena_bytes for p in plans), sum(p.results_bytes for p in plans)
+        return self._executor.graph_bytes + sum(p.arena_bytes for p in plans), sum(p.results_bytes for p in plans)
 
     def forget_results(self) -> None:
         """Free the memory that plans keep for their next results, unless somebody holds the last ones."""

@@ -52,6 +52,7 @@ class Device(ABC):
         type: ONNX's name of the kind of device, such as "CPU".
         namespace: the class of the namespace of its arrays.
         is_host: whether its arrays are NumPy arrays.
+        captures: whether work on it can be captured as a graph (graphs.py).
         device_id: the ordinal of a GPU; 0 for other devices.
         xp: the namespace of its arrays.
     """
@@ -59,6 +60,7 @@ class Device(ABC):
     type: ClassVar[str]
     namespace: ClassVar[_Kind]
     is_host: ClassVar[bool] = False
+    captures: ClassVar[bool] = False
     xp: Any
 
     def __init__(self, device_id: int = 0) -> None:
@@ -207,6 +209,29 @@ class Device(ABC):
         Returns:
             The values as NumPy arrays.
         """
+        return self.unpacked(self.packed(values), values)
+
+    def packed(self, values: Sequence[Any]) -> Any:
+        """Pack several arrays of this device, so that one copy brings them to the host.
+
+        Args:
+            values: values as for `get`.
+
+        Returns:
+            An array of bytes of this device; None if one copy each is as good: there are not several arrays, or they are large.
+        """
+        return None
+
+    def unpacked(self, packed: Any, values: Sequence[Any]) -> list[Any]:
+        """Copy several values to the host.
+
+        Args:
+            packed: what `packed` has returned for arrays of the same types in the same memory.
+            values: values as for `get`.
+
+        Returns:
+            The values as NumPy arrays; those of a packed array share no memory.
+        """
         return [self.get(v) for v in values]
 
     def checks(self) -> Checks | None:
@@ -268,6 +293,7 @@ class CudaDevice(Device):
 
     type = "CUDA"
     namespace = namespaces.CupyNamespace
+    captures = True
 
     def _check(self) -> None:
         cuda.check(self.device_id)
@@ -318,26 +344,46 @@ class CudaDevice(Device):
         with self.active():
             return self.xp.module.from_dlpack(value) if _by_dlpack(value) else self.xp.module.asarray(value)
 
-    def get_all(self, values: Sequence[Any]) -> list[Any]:
-        """Copy several values to the host; arrays that are not large together are copied at once.
+    def packed(self, values: Sequence[Any]) -> Any:
+        """Pack several arrays, so that one copy brings them to the host.
 
         Args:
             values: values as for `get`.
 
         Returns:
-            The values as NumPy arrays.
+            An array of bytes; None if there are not several arrays, or if they are large together.
         """
-        arrays = [v for v in values if self.xp.isarray(v)]
-        ends = list(accumulate((-(-a.nbytes // 16) * 16 for a in arrays), initial=0))
+        arrays, ends = self._parts(values)
         if len(arrays) < 2 or ends[-1] > _AT_ONCE:
-            return super().get_all(values)
+            return None
         with self.active():
             packed = self.xp.module.empty(ends[-1], np.uint8)  # not a tensor of the model: no limit applies
             for a, start in zip(arrays, ends, strict=False):
                 _part(packed, start, a)[...] = a
+        return packed
+
+    def unpacked(self, packed: Any, values: Sequence[Any]) -> list[Any]:
+        """Copy several values to the host, at once if they are packed.
+
+        Args:
+            packed: what `packed` has returned for arrays of the same types in the same memory.
+            values: values as for `get`.
+
+        Returns:
+            The values as NumPy arrays that share no memory.
+        """
+        if packed is None:
+            return super().unpacked(packed, values)
+        arrays, ends = self._parts(values)
+        with self.active():
             there = self.xp.to_host(packed)
-        made = iter([_part(there, start, a) for a, start in zip(arrays, ends, strict=False)])
-        return [next(made) if self.xp.isarray(v) else self.get(v) for v in values]
+        copied = iter([_part(there, start, a).copy() for a, start in zip(arrays, ends, strict=False)])
+        return [next(copied) if self.xp.isarray(v) else self.get(v) for v in values]
+
+    def _parts(self, values: Sequence[Any]) -> tuple[list[Any], list[int]]:
+        """The arrays among values, and where each begins in a packed array; then the end."""
+        arrays = [v for v in values if self.xp.isarray(v)]
+        return arrays, list(accumulate((-(-a.nbytes // 16) * 16 for a in arrays), initial=0))
 
     def checks(self) -> Checks | None:
         """Return where a run collects its checks.

@@ -35,7 +35,7 @@ import numpy as np
 from .. import limits
 from ..dtypes import DTypeLike
 from ..errors import OperatorError
-from . import composed, fused, products, spatial, sums
+from . import composed, fused, graphs, products, spatial, sums
 from .checks import checking
 from .cuda import memory
 from .guards import SIZES, guarded
@@ -279,9 +279,17 @@ class CupyNamespace(Namespace):
         super().__init__(cupy, names)
 
     def from_host(self, a: np.ndarray) -> Array:
-        return self.module.asarray(a)
+        kept = graphs.tables()
+        return self.module.asarray(a) if kept is None else kept.put(self.module, a)
+
+    def asarray(self, a: Any, dtype: DTypeLike | None = None) -> Array:
+        """As CuPy's; what is on the host is copied by `from_host`."""
+        if isinstance(a, (np.ndarray, np.generic, int, float)):
+            return self.from_host(np.asarray(a, dtype))
+        return self.module.asarray(a, dtype)
 
     def to_host(self, x: Array) -> np.ndarray:
+        graphs.refuse_capture("reads values of the device on the host")
         return np.asarray(self.module.asnumpy(x))
 
     def isarray(self, x: Any) -> bool:
@@ -293,6 +301,16 @@ class CupyNamespace(Namespace):
             return i
         with checking(self.module) as checks:
             return checks.indices(i, size, -size if negative else 0)
+
+    def windows(self, x: Array, shape: Any, axis: Any) -> Array:
+        """As `Namespace.windows`; CuPy's function computes the sizes on the device."""
+        sizes, axes = (shape, axis) if isinstance(shape, tuple) else ((shape,), (axis,))
+        counts = list(x.shape)
+        for n, a in zip(sizes, axes, strict=True):
+            counts[a] -= n - 1
+        if min(counts, default=1) < 0:
+            raise ValueError(f"windows of {list(sizes)} along axes {list(axes)} exceed an array of shape {list(x.shape)}")
+        return self.as_strided(x, (*counts, *sizes), (*x.strides, *(x.strides[a] for a in axes)))
 
     def refuse(self, bad: Array, error: Callable[[], OperatorError]) -> None:
         with checking(self.module) as checks:
@@ -356,6 +374,10 @@ class CupyNamespace(Namespace):
         """As CuPy's, without arrays of pointers and copies of transposed operands where cuBLAS needs none."""
         limits.current().admit(*SIZES["matmul"](a, b, out))
         return products.matmul(self.module, a, b, out)
+
+    def einsum(self, equation: str, *xs: Array, optimize: bool = False) -> Array:
+        """As CuPy's, whose products are those of `matmul`."""
+        return products.einsum(self, equation, xs) if len(xs) > 1 else self.module.einsum(equation, *xs)
 
     def erf(self, x: Array) -> Array:
         return with_float(lambda z: fused.erf(self.module, z), x)

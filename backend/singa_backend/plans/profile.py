@@ -133,6 +133,7 @@ class Profile:
     Attributes:
         by: "plan", or "definitions" where no plan runs.
         reason: why no plan runs: another device, `optimize=0`, or inputs that the plan refuses; "" if one does.
+        graphs: on a GPU, the CUDA graphs that compute a run, and the steps between them, each with the reason.
         device: the device.
         options: threads, precision, level and deterministic.
         runs: the number of runs that were measured.
@@ -184,6 +185,7 @@ class Profile:
     single_runs: int = 0
     waited: float | None = None
     reason: str = ""
+    graphs: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Return the profile as plain data, as `--json` writes it.
@@ -319,6 +321,7 @@ def profile(
         single_runs=single_runs,
         waited=None if waited is None else waited / sum(totals),
         reason=planner.reason if isinstance(planner, UseDefinitions) else "",
+        graphs=executor.described_graphs,
         **facts,
     )
 

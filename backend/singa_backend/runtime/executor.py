@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -12,11 +13,13 @@ import numpy as np
 from .. import dtypes, limits
 from ..devices import checks
 from ..devices.device import Device
+from ..devices.graphs import NotCapturable, keeping
 from ..errors import OperatorError, SonnxError
 from ..ir.graph import Graph, Node
 from ..ir.versioned import VersionedOperator
 from ..proto.tensor_data import ModelFile, copied, is_mapped
 from .alike import Alike, AlikePrograms, gather
+from .captured import MOVES, CapturedRun, ResultDiffers
 from .failures import typed_error
 from .joined import Joined, join
 from .placement import Placed, Placement
@@ -39,18 +42,21 @@ class Executor:
         file: the model file that initializers are read from when they are used; None if they are in memory.
         placement: which values are on the host; None if the device is the host.
         programs: the kernels of joined and of gathered nodes; None if the device has none.
+        replaced: the place of the input that a result replaces, by the place of the result.
     """
 
     def __init__(self, graph: Graph, device: Device) -> None:
         self.graph = graph
         self.device = device
         self.observer: Observer | None = None
+        self.replaced: Mapping[int, int] | None = None
         self.file: ModelFile | None = None
         self._loaded = False
         self._states: dict[int, list[tuple[int, Any]]] = {}
         self._keep: list[Graph] = []  # the keys of _states are ids, so their graphs must stay alive
         self.placement = None if device.is_host else Placement(device, graph)
         self.programs = AlikePrograms(device) if device.xp.joins else None
+        self._capturing = threading.Lock()
         self._forms: dict[int, Graph] = {}  # id of a graph of _keep -> that graph with joined nodes
         self.forget_records()
         with device.active():
@@ -101,6 +107,46 @@ class Executor:
     def forget_records(self) -> None:
         """Forget how runs on a device computed: initializers have changed."""
         self._records = RunRecords()
+
+    def forget_graphs(self) -> None:
+        """Free the graphs of the device that compute recorded runs; they are captured again when they are needed."""
+        self._records.forget_graphs()
+
+    @property
+    def graph_bytes(self) -> int:
+        """The bytes that graphs of the device keep between runs."""
+        return self._records.graph_bytes
+
+    @property
+    def described_graphs(self) -> tuple[str, ...]:
+        """The graphs of the device that compute the runs of the newest signature, and what is outside of them."""
+        return self._records.described()
+
+    @property
+    def repeats(self) -> bool:
+        """Whether `steady` may compute a run."""
+        return self._records.latest is not None
+
+    def steady(self, inputs: Sequence[Any], limits: limits.Limits, to_host: bool) -> list[Any] | None:
+        """Compute a run of the main graph as the last one that graphs of the device have computed.
+
+        Args:
+            inputs: arrays of the host or of the device, in the order of the graph's inputs.
+            limits: the bounds of the run.
+            to_host: as for `run`.
+
+        Returns:
+            The outputs, which belong to the caller; None if another way is needed.
+        """
+        captured = self._records.latest
+        if captured is None or captured.admitted is not limits or not captured.takes(inputs):
+            return None
+        with self.device.active():
+            return captured.run(None, inputs, to_host)
+
+    def visitor(self, budget: limits.Budget) -> Visitor:
+        """A visitor for another run within a run."""
+        return Visitor(self, budget)
 
     def feed(self, slot: int, value: Any) -> Any:
         """Put an input of a run on the device; one that operators read on the host stays there.
@@ -157,6 +203,7 @@ class Executor:
         budget: limits.Budget | None = None,
         observer: Observer | None = None,
         to_host: bool = False,
+        capture: bool = False,
     ) -> list[Any]:
         """Run a graph; every error that it raises is a SonnxError.
 
@@ -167,6 +214,7 @@ class Executor:
             budget: the budget of this run; None for one with the default limits.
             observer: the observer of this run; None for that of the executor.
             to_host: whether the outputs are copied to the host, all of them and the flags of checks at once.
+            capture: whether a run that repeats an earlier one may be computed by graphs of the device.
 
         Returns:
             The outputs in order.
@@ -188,17 +236,61 @@ class Executor:
             frame = _frame(graph, self._states[id(self.graph)], inputs)
             for name, value in (overrides or {}).items():
                 frame[graph.slots[name]] = value
-        budget.begin(self._resident + limits.size_of([inputs, overrides]), frame, self._states)
+        used, graphs = self._resident + limits.size_of([inputs, overrides]), self._records.graph_bytes
+        budget.begin(used + graphs, frame, self._states)
+        if graphs and (graphs > budget.room if record is None else not record.fits(budget)):
+            self._records.forget_graphs("needs memory that the limits do not allow")
+            budget.begin(used)
         with limits.spend(budget), self.device.active(), np.errstate(all="ignore"), checks.collected(visitor.checks):
             try:
                 if record is None or not record.fits(budget):
                     visitor.walk(graph, frame, inputs)
-                elif not visitor.repeat(record, frame):
-                    self._records.keep(key, None)
+                else:
+                    outputs = self._by_graphs(record, visitor, inputs, to_host) if capture else None
+                    if outputs is not None:
+                        return outputs
+                    if not visitor.repeat(record, frame):
+                        self._records.keep(key, None)
+            except ResultDiffers as differs:
+                assert record is not None
+                frame = differs.frame
+                record.go_on(frame, visitor.visit, budget, differs.first)
+                self._records.keep(key, None)
             except SonnxError:
                 visitor.settle_after_error()
                 raise
             return visitor.finish([frame[s] for s in graph.output_slots], to_host)
+
+    def _by_graphs(self, record: RunRecord, visitor: Visitor, inputs: Sequence[Any], to_host: bool) -> list[Any] | None:
+        """Compute a run that repeats a record by graphs of the device; None if there are none."""
+        captured = record.captured
+        if isinstance(captured, str) or not self.device.captures:
+            return None
+        if captured is not None and captured.fits(inputs):
+            record.count(visitor.budget)
+            self._records.latest = captured if captured.is_steady else None
+            captured.admitted = visitor.budget.limits
+            return captured.run(visitor, inputs, to_host)
+        if not self._capturing.acquire(blocking=False):
+            return None
+        try:
+            record.captured = None
+            if captured is not None:
+                record.moves += 1
+                if record.moves > MOVES:
+                    record.captured = "the inputs that results replace are other arrays in each run"
+                    return None
+            try:
+                captured = CapturedRun(self, record, inputs, to_host)
+            except NotCapturable as error:
+                record.captured = str(error)
+                return None
+            record.count(visitor.budget)
+            outputs = captured.capture(visitor, inputs, to_host)
+            record.captured = captured.reason or captured
+            return outputs
+        finally:
+            self._capturing.release()
 
     def keep_record(self, key: Any, record: RunRecord | None) -> None:
         """Keep how runs compute inputs of a signature; None if that differs."""
@@ -243,9 +335,10 @@ class Visitor:
 
     def repeat(self, record: RunRecord, frame: list[Any]) -> bool:
         """Compute the main graph as before; return whether all results had the types of before."""
-        return record.repeat(frame, self.visit, self.budget, self._locate_checks)
+        return record.repeat(frame, self.visit, self.budget, self.locate_checks)
 
-    def _locate_checks(self, node: Node, inputs: list[Any]) -> None:
+    def locate_checks(self, node: Node, inputs: list[Any]) -> None:
+        """Note that the checks since the last call are those of a node."""
         if self.checks is not None:
             self.checks.locate(lambda: _where(node, inputs))
 
@@ -259,7 +352,7 @@ class Visitor:
             try:
                 outputs = self._compute(node, inputs, frame)
             finally:  # also if it failed: an earlier check of this node may be the cause
-                self._locate_checks(node, inputs)
+                self.locate_checks(node, inputs)
             self.budget.account(outputs)
             return outputs
         except SonnxError as error:
@@ -359,11 +452,12 @@ class RecordingVisitor(Visitor):
         form, budget = self.form(graph), self.budget
         room, before = budget.room, (budget.left, budget.made)
         self.recorder = RunRecorder(self.device, form, frame, len(inputs))
-        form.walk(frame, self.visit)
+        with keeping(self.recorder.tables):
+            form.walk(frame, self.visit)
         record = None
         if budget.room == room:  # otherwise live bytes were counted during the run, and may be too many in another one
             record = RunRecord(form, self.recorder, budget, (before[0] - budget.left, budget.made - before[1]))
-        if self.recorder.copies:
+        if self.recorder.copies or self.recorder.tables.bytes:
             self.device.synchronize()  # another run may be on another stream
         self.executor.keep_record(self.key, record)
 

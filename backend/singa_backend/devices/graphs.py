@@ -1,0 +1,218 @@
+"""Work on a CUDA device that is captured as CUDA graphs: a later run launches a graph in place of its kernels.
+
+A capture executes nothing.  It keeps the kernels and copies that are issued on its stream, with their arguments: the addresses
+of arrays, and numbers of the host.  So memory of a graph is a private pool, which lives as long as the graph, and what a run
+would copy from the host, draw or read cannot be a part of it.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+Array = Any  # of CuPy
+
+_TABLE, _TABLES = 1 << 20, 1 << 24
+"""The bytes of one table and of all tables that a record keeps."""
+
+_OF_THREAD = 2
+"""The address of a stream that each thread has separately."""
+
+Graph = Any  # of CuPy
+
+
+class NotCapturable(Exception):
+    """Work that a graph cannot hold; the message is the reason."""
+
+
+class Tables:
+    """Arrays that operator bodies make on the host in every run, kept on the device by their contents."""
+
+    def __init__(self) -> None:
+        self._kept: dict[Any, Array] = {}
+        self._bytes = 0
+
+    @property
+    def bytes(self) -> int:
+        """The bytes of all tables."""
+        return self._bytes
+
+    def put(self, module: Any, table: np.ndarray) -> Array:
+        """A new array of the device with the contents of one of the host.  During a capture, the device copies a kept one."""
+        small = table.nbytes <= _TABLE
+        key = table.dtype, table.shape, table.tobytes() if small else b""
+        kept = self._kept.get(key) if small else None
+        if kept is not None:
+            return kept.copy("K")  # a body may write to it
+        if _capturing.get():
+            raise NotCapturable(f"copies {table.nbytes} bytes from the host that an earlier run did not copy")
+        copied = module.asarray(table)
+        if small and self._bytes + table.nbytes <= _TABLES:
+            self._kept[key] = copied.copy("K")
+            self._bytes += table.nbytes
+        return copied
+
+
+_tables: ContextVar[Tables | None] = ContextVar("tables", default=None)
+_capturing: ContextVar[bool] = ContextVar("capturing", default=False)
+
+
+def tables() -> Tables | None:
+    """The tables of the run that is recorded or captured now."""
+    return _tables.get()
+
+
+@contextmanager
+def keeping(kept: Tables) -> Iterator[None]:
+    """A context in which copies from the host are kept."""
+    token = _tables.set(kept)
+    try:
+        yield
+    finally:
+        _tables.reset(token)
+
+
+def refuse_capture(reason: str) -> None:
+    """Raise NotCapturable if a run is captured now: what follows differs between runs."""
+    if _capturing.get():
+        raise NotCapturable(reason)
+
+
+class GraphMemory:
+    """The stream on which the graphs of one run are captured, and their memory.
+
+    Args:
+        module: CuPy.
+    """
+
+    def __init__(self, module: Any) -> None:
+        self._module = module
+        self._pool = module.cuda.MemoryPool()
+        weakref.finalize(self, self._pool.free_all_blocks).atexit = False  # a pool does not free its blocks when it is deleted
+        self._stream = module.cuda.Stream(non_blocking=True)  # after the pool, to which it would return its workspace
+        self._done = module.cuda.Event(disable_timing=True)
+        self._last: tuple[int, int] | None = None
+        self._now: Any = None
+
+    @property
+    def bytes(self) -> int:
+        """The bytes of the pool."""
+        return int(self._pool.total_bytes())
+
+    @contextmanager
+    def _active(self) -> Iterator[None]:
+        with self._stream, self._module.cuda.using_allocator(self._pool.malloc):
+            yield
+
+    @contextmanager
+    def ordered(self) -> Iterator[None]:
+        """A context whose work on the current stream waits for that of the last such context, on whatever stream it was."""
+        self._now = self._module.cuda.get_current_stream()
+        now = self._now.ptr, threading.get_ident() if self._now.ptr == _OF_THREAD else 0
+        if self._last is not None and self._last != now:
+            self._now.wait_event(self._done)
+        try:
+            yield
+        finally:
+            self._done.record(self._now)
+            self._last = now
+
+    def launch(self, graph: Graph) -> None:
+        """Launch a graph on the stream of the present `ordered`."""
+        graph.launch(self._now)
+
+    def capture(self, work: Callable[[], object]) -> Graph:
+        """Capture what a function issues.
+
+        Args:
+            work: the function.
+
+        Returns:
+            The graph, an object with `launch(stream)`.
+
+        Raises:
+            Exception: that of `work`; nothing was executed, and there is no graph.
+        """
+        token = _capturing.set(True)
+        try:
+            with self._active():
+                self._stream.begin_capture()
+                try:
+                    work()
+                except BaseException:
+                    with suppress(Exception):  # the capture is invalid
+                        self._stream.end_capture()
+                    raise
+                return self._stream.end_capture()
+        finally:
+            _capturing.reset(token)
+
+    def place_for(self, x: Array) -> Array:
+        """Memory of the pool for arrays of the shape, the strides and the dtype of one.
+
+        Args:
+            x: the array.
+
+        Returns:
+            An array whose elements are not set.
+
+        Raises:
+            NotCapturable: the elements of `x` are not next to each other.
+        """
+        strides, size = sorted(zip(x.strides, x.shape, strict=True)), x.itemsize
+        for stride, length in strides:
+            if length > 1 and stride != size:
+                raise NotCapturable("reads an input with gaps between its elements")
+            size *= length
+        with self._active():
+            memory = self._module.cuda.alloc(max(x.nbytes, 1))
+        return self._module.ndarray(x.shape, x.dtype, memory, x.strides)
+
+
+def assign(place: Array, x: Any) -> None:
+    """Write an array of the host or of the device to a place of the same shape, strides and dtype."""
+    if not place.nbytes:
+        return
+    if x.__class__ is np.ndarray:
+        place.set(x)
+    else:
+        place.data.copy_from_device_async(x.data, place.nbytes)
+
+
+def new_copy(module: Any, x: Array) -> Array:
+    """A copy in new memory, by a copy on the device if the elements are next to each other."""
+    if not x.flags.c_contiguous:
+        return x.copy()
+    copied = module.empty(x.shape, x.dtype)
+    assign(copied, x)
+    return copied
+
+
+def assign_if(module: Any, flags: list[Array], clear: int, pairs: list[tuple[Array, Array]]) -> None:
+    """Write arrays to places if all elements of `flags` are `clear`.
+
+    Args:
+        module: CuPy.
+        flags: arrays of uint64.
+        clear: the value.
+        pairs: a place and an array each.
+    """
+    if not flags:
+        for place, x in pairs:
+            place[...] = x
+        return
+    is_clear = module.concatenate(flags).min() == np.uint64(clear)
+    for place, x in pairs:
+        _assign_if(module)(is_clear, x, place)
+
+
+@cache
+def _assign_if(module: Any) -> Any:
+    return module.ElementwiseKernel("raw bool right, T x", "T y", "if (right[0]) y = x;", "sonnx_assign_if")

@@ -1,0 +1,423 @@
+"""Recorded runs on a CUDA device that are launched as CUDA graphs.
+
+The first run that repeats a record captures its steps: as many as possible become one graph.  A step that reads values of the
+device on the host, draws random numbers, exchanges with other processes or needs a value of the host that differs between runs
+stays outside, and the graph ends before it.  Inputs are copied to static places before the launch.  The inputs that results
+replace, the parameters of a training step, are not copied: the graph writes the results to them.
+
+A run that is watched, observed or has other limits computes as if there were no graphs.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from .. import limits
+from ..devices import checks, graphs
+from ..devices.checks import Checks
+from ..devices.graphs import GraphMemory, NotCapturable
+from ..errors import SonnxError
+from ..ir.declaration import has_trait
+from ..ir.graph import Node
+from ..limits import Budget
+from .recorded import RunRecord, result_type
+
+if TYPE_CHECKING:
+    from .executor import Executor, Visitor
+
+_PARTS = 32
+"""The maximum number of graphs, and of stretches between them, of one run."""
+
+MOVES = 4
+"""The number of times that replaced inputs may be other arrays than those of the graph before."""
+
+_OUTSIDE = {
+    "random": "draws random numbers",
+    "exchanges": "exchanges with other processes",
+}
+"""The traits of operators that a graph cannot hold, with the reason."""
+
+
+@dataclass
+class _Part:
+    """Steps that one graph computes, or that are issued in every run.
+
+    Attributes:
+        graph: the graph; None if the steps are issued.
+        steps: the steps.
+        takes: the slots of results of issued steps that the graph reads, and the place of each.
+        leaves: the values after the part of the slots that it has written.
+        checks: the checks of the graph.
+        reason: why the steps are issued.
+    """
+
+    graph: Any
+    steps: Sequence[Any]
+    takes: list[tuple[int, Any]]
+    leaves: dict[int, Any]
+    checks: Checks | None
+    reason: str = ""
+
+
+class CapturedRun:
+    """A recorded run as graphs of a device.
+
+    Args:
+        executor: the executor.
+        record: the record.
+        inputs: the inputs of the run that captures, which it computes too.
+        to_host: whether the outputs are copied to the host.
+
+    Attributes:
+        parts: the graphs, and the steps between them.
+        admitted: the limits of a run that has met none of them.
+    """
+
+    def __init__(self, executor: Executor, record: RunRecord, inputs: Sequence[Any], to_host: bool) -> None:
+        self._executor, self._record, self._packs = executor, record, to_host
+        self._device, self._module = executor.device, executor.device.xp.module
+        self._is_array = executor.device.xp.isarray
+        self._memory = GraphMemory(self._module)
+        self._lock = threading.Lock()
+        self.parts: list[_Part] = []
+        self.admitted: limits.Limits | None = None
+        self._types = [result_type(v) if self._is_array(v) else None for v in inputs]
+        self._frame = record.start(inputs)
+        replaced = set((executor.replaced or {}).values())
+        self._places: list[tuple[int, Any]] = []
+        """The inputs that are copied, and where to."""
+        self._stays: list[tuple[int, Any]] = []
+        """The inputs that results replace, which the graph reads and writes where they are."""
+        for at, (slot, value) in enumerate(zip(record.graph.input_slots, inputs, strict=False)):
+            if not self._is_array(value):
+                continue
+            if at in replaced:
+                self._stays.append((at, value))
+            else:
+                place = self._frame[slot] = self._memory.place_for(value)
+                self._places.append((at, place))
+        self._results: list[Any] = []
+        self._flags: list[Checks] = []
+        self._packed: Any = None
+        self._updated: frozenset[int] = frozenset()
+        self._is_full = False
+
+    @property
+    def bytes(self) -> int:
+        """The bytes that the graphs keep between runs."""
+        return self._memory.bytes + self._record.tables.bytes
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether one graph computes the run."""
+        return len(self.parts) == 1 and self.parts[0].graph is not None
+
+    @property
+    def is_steady(self) -> bool:
+        """Whether a run needs no visitor: one graph computes it, and all outputs are on the device."""
+        return self.is_whole and all(map(self._is_array, self._results))
+
+    def described(self) -> tuple[str, ...]:
+        """What each part of the run is, in words."""
+        counts = [(f"{n} step{'s' if n > 1 else ''}", part) for part in self.parts for n in (len(part.steps),)]
+        return tuple(f"a graph of {n}" if part.graph is not None else f"{n} outside graphs: {part.reason}" for n, part in counts)
+
+    def takes(self, inputs: Sequence[Any]) -> bool:
+        """Whether inputs have the types of those of the graph; they may be on the host if they are copied."""
+        if len(inputs) != len(self._types) or not self.fits(inputs):
+            return False
+        for x, expected in zip(inputs, self._types, strict=True):
+            if expected is None:
+                return False
+            kind, shape, strides, dtype = expected
+            if x.__class__ is kind:
+                if x.shape != shape or x.strides != strides or x.dtype != dtype or x.device.id != self._device.device_id:
+                    return False
+            elif x.__class__ is not np.ndarray or x.shape != shape or x.dtype != dtype or self._stays:
+                return False
+        return True
+
+    def fits(self, inputs: Sequence[Any]) -> bool:
+        """Whether the inputs that results replace are those of the graph."""
+        array = self._module.ndarray
+        return all(
+            inputs[at] is x or (inputs[at].__class__ is array and inputs[at].data.ptr == x.data.ptr) for at, x in self._stays
+        )
+
+    # --- capture
+
+    def capture(self, visitor: Visitor, inputs: Sequence[Any], to_host: bool) -> list[Any]:
+        """Capture the run, and compute it.
+
+        Args:
+            visitor: of the run.
+            inputs: its inputs.
+            to_host: whether the outputs are copied to the host.
+
+        Returns:
+            The outputs, as `run` returns them.
+
+        Raises:
+            ResultDiffers: an issued step returned another type.
+        """
+        frame, steps, at = self._frame, self._record.steps, 0
+        varying: set[int] = set()  # the slots of results of issued steps
+        with self._lock, self._memory.ordered():
+            self._copy_in(inputs)
+            while at < len(steps):
+                if len(self.parts) < _PARTS:
+                    stop, reason = self._graph_from(at, frame, varying)
+                else:
+                    stop, reason = at, f"follows {_PARTS} parts"
+                if stop > at:
+                    self._memory.launch(self.parts[-1].graph)
+                at = stop
+                if reason:
+                    at = stop + 1 if len(self.parts) < _PARTS and not self._is_full else len(steps)
+                    self._issue_from(stop, at, reason, frame, visitor, varying)
+            self._frame = []
+            if not self.parts or self.parts[-1].graph is None:
+                self._close(frame)
+            return self._outputs(visitor, to_host)
+
+    @property
+    def reason(self) -> str:
+        """Why no part of the run is a graph; "" if one is."""
+        if any(part.graph is not None for part in self.parts):
+            return ""
+        return self.parts[0].reason if self.parts else "computes nothing on the device"
+
+    def _graph_from(self, first: int, frame: list[Any], varying: set[int]) -> tuple[int, str]:
+        """Capture as many steps as possible, from a number on; return the number of the next one, and why it must be issued."""
+        steps = self._record.steps
+        stop, reason = first, ""
+        while stop < len(steps) and not reason:
+            reason = self._refusal(stop, frame, varying)
+            stop += not reason
+        while stop > first:
+            saved = list(frame)
+            failed = self._try(first, stop, frame, varying, whole=stop == len(steps))
+            if failed is None:
+                break
+            frame[:] = saved
+            stop, reason = failed
+        return stop, reason
+
+    def _try(self, first: int, stop: int, frame: list[Any], varying: set[int], *, whole: bool) -> tuple[int, str] | None:
+        """Capture steps; return the number of the one that cannot be captured, and why."""
+        record, now = self._record, first
+        executor = self._executor
+        budget = Budget(record.limits, memory=self._device.memory)
+        visitor = executor.visitor(budget)
+        part = _Part(None, record.steps[first:stop], [], {}, visitor.checks)
+        try:
+            self._take({s for i in range(first, stop) for s in record.reads[i] if s in varying}, part, frame)
+        except NotCapturable as error:
+            return first, str(error)
+        before = list(frame)
+
+        def work() -> None:
+            nonlocal now
+            for now in range(first, stop):
+                differs = record.issue(record.steps[now : now + 1], frame, visitor.visit, visitor.locate_checks, strict=True)
+                if differs is not None:
+                    raise NotCapturable("returned another type than in the recorded run")
+            if whole:
+                self._close(frame, part)
+
+        budget.begin(executor.resident, frame, executor.states)
+        try:
+            with limits.spend(budget), checks.collected(visitor.checks), graphs.keeping(record.tables):
+                part.graph = self._memory.capture(work)
+        except MemoryError:
+            self._is_full = True
+            return first, "needs more memory than the device has"
+        except Exception as error:
+            return now, _reason(error)
+        part.leaves = {s: v for s, v in enumerate(frame) if v is not before[s]}
+        varying.difference_update(s for s, _ in part.takes)
+        self.parts.append(part)
+        if part.checks is not None and part.checks.added:
+            self._flags.append(part.checks)
+        return None
+
+    def _take(self, slots: set[int], part: _Part, frame: list[Any]) -> None:
+        """Replace results of issued steps by static places."""
+        for slot in sorted(slots):
+            if frame[slot] is not None:
+                place = self._memory.place_for(frame[slot])
+                part.takes.append((slot, place))
+                graphs.assign(place, frame[slot])
+                frame[slot] = place
+
+    def _refusal(self, number: int, frame: list[Any], varying: set[int]) -> str:
+        """Why a step cannot be captured, whatever it does; "" if it may be."""
+        record = self._record
+        node: Node = record.graph.nodes[record.steps[number][-1]]
+        for inner in (node, *(n for g in node.graphs for n in g.all_nodes())):
+            for trait, reason in _OUTSIDE.items():
+                if inner.operator is not None and has_trait(inner.domain, inner.op_type, trait):
+                    return reason
+        for slot in record.reads[number]:
+            if slot in varying and frame[slot] is not None and not self._is_array(frame[slot]):
+                return "reads a value of the host that may differ between runs"
+        return ""
+
+    def _issue_from(self, first: int, stop: int, reason: str, frame: list[Any], visitor: Visitor, varying: set[int]) -> None:
+        """Issue steps that cannot be captured, and note them as a part."""
+        before, steps = list(frame), self._record.steps[first:stop]
+        self._issue(steps, frame, visitor, self._flags)
+        varying.update(s for s, v in enumerate(frame) if v is not before[s] and v is not None)
+        if not self.parts or self.parts[-1].graph is not None:
+            self.parts.append(_Part(None, (), [], {}, None, reason))
+        part = self.parts[-1]
+        part.steps = (*part.steps, *steps)
+        if reason not in part.reason:
+            part.reason += f"; {reason}"
+
+    # --- runs
+
+    def run(self, visitor: Visitor | None, inputs: Sequence[Any], to_host: bool) -> list[Any]:
+        """Compute the run.
+
+        Args:
+            visitor: of the run; None if `is_steady` is true.
+            inputs: its inputs, for which `fits` is true.
+            to_host: whether the outputs are copied to the host.
+
+        Returns:
+            The outputs, on the host or new arrays of the device; an input that a result replaces is returned itself.
+
+        Raises:
+            OperatorError: a check failed; no input was changed.
+            ResultDiffers: an issued step returned another type.
+        """
+        with self._lock, self._memory.ordered():
+            self._copy_in(inputs)
+            if self.is_whole:
+                self._memory.launch(self.parts[0].graph)
+            else:
+                assert visitor is not None
+                frame = self._record.start(inputs)
+                for at, place in self._places:
+                    frame[self._record.graph.input_slots[at]] = place
+                launched: list[Checks] = []
+                for part in self.parts:
+                    if part.graph is not None:
+                        self._launch(part, frame)
+                        launched += [part.checks] if part.checks in self._flags else []
+                    else:
+                        self._issue(part.steps, frame, visitor, launched)
+                if self.parts[-1].graph is None:
+                    self._close(frame)
+            return self._outputs(visitor, to_host)
+
+    def _copy_in(self, inputs: Sequence[Any]) -> None:
+        for at, place in self._places:
+            graphs.assign(place, inputs[at])
+
+    def _launch(self, part: _Part, frame: list[Any]) -> None:
+        for slot, place in part.takes:
+            if frame[slot] is not place:
+                graphs.assign(place, frame[slot])
+        self._memory.launch(part.graph)
+        for slot, value in part.leaves.items():
+            frame[slot] = value
+
+    def _issue(self, steps: Sequence[Any], frame: list[Any], visitor: Visitor, launched: Sequence[Checks]) -> None:
+        """Issue steps; their checks are read at once, after those of the graphs before: an error is that of the first node."""
+        record, added = self._record, 0 if visitor.checks is None else visitor.checks.added
+        first = record.issue(steps, frame, visitor.visit, visitor.locate_checks)
+        if first is not None or (visitor.checks is not None and visitor.checks.added > added):
+            self._verify(launched)
+            if visitor.checks is not None:
+                visitor.checks.settle()
+        if first is not None:
+            raise ResultDiffers(first, frame)
+
+    def _close(self, frame: list[Any], part: _Part | None = None) -> None:
+        """Compute what becomes of the results: those that replace inputs are written to them, others are packed for the host."""
+        graph, module = self._record.graph, self._module
+        values = [frame[s] for s in graph.output_slots]
+        flags = list(self._flags)
+        if part is not None and part.checks is not None and part.checks.added:
+            flags.append(part.checks)
+        pending = [f.pending for f in flags]
+        stays = dict(self._stays)
+        updates = {
+            o: stays[i]
+            for o, i in (self._executor.replaced or {}).items()
+            if i in stays and self._is_array(values[o]) and result_type(values[o]) == result_type(stays[i])
+        }
+        written = {x.data.mem.ptr for x in updates.values()}
+        values = [
+            v.copy() if self._is_array(v) and v.data.mem.ptr in written and v is not updates.get(o) else v
+            for o, v in enumerate(values)
+        ]
+        pairs = [(place, values[o]) for o, place in updates.items() if values[o] is not place]
+        graphs.assign_if(module, pending, checks.CLEAR, pairs)
+        self._results = [updates.get(o, v) for o, v in enumerate(values)]
+        self._updated = frozenset(updates)
+        self._packed = None
+        if self._packs and part is not None:
+            self._packed = self._device.packed([*self._results, *pending])
+
+    def _outputs(self, visitor: Visitor | None, to_host: bool) -> list[Any]:
+        """The outputs, after all checks."""
+        device, results, pending = self._device, self._results, [f.pending for f in self._flags]
+        if to_host:
+            values = [*results, *pending]
+            packed = device.packed(values) if self._packed is None else self._packed
+            values = device.unpacked(packed, values)
+            self._verify(self._flags, values[len(results) :])
+            return [v.copy() if v is kept and isinstance(v, np.ndarray) else v for v, kept in zip(values, results, strict=False)]
+        self._verify(self._flags)
+        outputs: list[Any] = []
+        for o, v in enumerate(results):
+            if o in self._updated:
+                outputs.append(v)
+            elif self._is_array(v):
+                outputs.append(graphs.new_copy(self._module, v))
+            else:
+                assert visitor is not None and visitor.placed is not None
+                outputs.append(visitor.placed.on_device(v))
+        return outputs
+
+    def _verify(self, flags: Sequence[Checks], read: Sequence[np.ndarray] | None = None) -> None:
+        """Raise the error of the first check of graphs that failed."""
+        if not flags:
+            return
+        read = self._device.get_all([f.pending for f in flags]) if read is None else read
+        for own, found in zip(flags, read, strict=True):
+            own.verify(found)
+
+
+class ResultDiffers(Exception):
+    """A step between graphs had a result of another type.
+
+    Attributes:
+        first: the number of the first node that must decide.
+        frame: the values before it.
+    """
+
+    def __init__(self, first: int, frame: list[Any]) -> None:
+        super().__init__(first)
+        self.first, self.frame = first, frame
+
+
+def _reason(error: BaseException) -> str:
+    """Why work could not be captured, as a part of a sentence."""
+    cause = error.__cause__ if isinstance(error, SonnxError) and error.__cause__ is not None else error
+    if isinstance(cause, NotCapturable):
+        return str(cause)
+    text = (str(cause).splitlines() or [""])[0]
+    if "D2H" in text:  # CuPy's words
+        return "reads values of the device on the host"
+    if "H2D" in text:
+        return "copies values from the host"
+    return f"is not permitted in a capture ({type(cause).__name__}: {text[:120]})"
