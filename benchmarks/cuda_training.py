@@ -77,12 +77,12 @@ class ResNet18(Trained):
 
 
 class Transformer(Trained):
-    """Encoder layers, with dropout, on embedded words; a class for each word."""
+    """Encoder layers on embedded words; a class for each word."""
 
-    def __init__(self, words: int = 8000, width: int = 256, heads: int = 8, layers: int = 4) -> None:
+    def __init__(self, words: int = 8000, width: int = 256, heads: int = 8, layers: int = 4, dropout: float = 0.0) -> None:
         super().__init__()
         self.words, self.linear = layer.Embedding(words, width), layer.Linear(words)
-        self.blocks = [layer.TransformerEncoderLayer(width, heads, 4 * width, activation="gelu") for _ in range(layers)]
+        self.blocks = [layer.TransformerEncoderLayer(width, heads, 4 * width, dropout, "gelu") for _ in range(layers)]
         for i, block in enumerate(self.blocks):
             setattr(self, f"block{i}", block)
 
@@ -134,8 +134,8 @@ def resnet18(*, graph: bool) -> Callable[[], Any]:
 
 
 def transformer(*, graph: bool) -> Callable[[], Any]:
-    """A step of a transformer of small widths, on two texts of five words."""
-    return steps(Transformer(20, 8, 2), texts(20, 2, 5), 10, 20, graph=graph)
+    """A step of a transformer of small widths with dropout, on two texts of five words."""
+    return steps(Transformer(20, 8, 2, dropout=0.1), texts(20, 2, 5), 10, 20, graph=graph)
 
 
 def wide_resnet18(*, batch: int) -> Callable[[], Any]:
@@ -144,5 +144,5 @@ def wide_resnet18(*, batch: int) -> Callable[[], Any]:
 
 
 def wide_transformer(*, batch: int, length: int = 128) -> Callable[[], Any]:
-    """A step of the transformer as a graph, of real widths."""
+    """A step of the transformer as a graph, of real widths; without dropout, whose first step reads shapes from the device."""
     return steps(Transformer(), texts(8000, batch, length), batch * length, 8000, graph=True, soft=True)

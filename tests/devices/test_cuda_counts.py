@@ -49,3 +49,9 @@ def test_no_count_rises_at_real_widths(counts: ModuleType) -> None:
 )
 def test_a_run_reads_back_its_output_only(name: str) -> None:
     assert REPORT[name]["to_host"] == REPORT[name]["synchronizations"] == 1
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_a_run_of_real_widths_is_one_launch(name: str) -> None:
+    row = REAL[name]
+    assert row["graphs"] == 1 and row["launches"] == row["products"] == row["memory_queries"] == 0
