@@ -167,12 +167,12 @@ class Session:
         Returns:
             The outputs, which belong to the caller; None if `run` must decide.
         """
-        planner, executor = self._planner, self._executor
-        if limits.deadline is not None or executor.observer is not None:
+        planner = self._planner
+        if limits.deadline is not None or self._executor.observer is not None:
             return None
         if planner is None:
-            ordered = self._in_order(inputs) if executor.repeats and self.options.level else None
-            return None if ordered is None else executor.steady(ordered, limits, to_host)
+            ordered = self._in_order(inputs) if self._executor.repeats else None
+            return None if ordered is None else self._repeated(ordered, limits, to_host)
         if planner.limits is not limits or planner.weights != weights():
             return None
         given = self._in_order(inputs)
@@ -198,6 +198,13 @@ class Session:
         if found is not None:
             self.reason = None
         return found
+
+    def _repeated(self, inputs: Sequence[Any], limits: Limits, to_host: bool) -> list[Any] | None:
+        """Run by the graph of the device that has computed the last run; None if that is not possible."""
+        executor = self._executor
+        if not (executor.repeats and self.options.level) or limits.deadline is not None or executor.observer is not None:
+            return None
+        return executor.steady(inputs, limits, to_host)
 
     def _in_order(self, inputs: Any) -> Sequence[Any] | None:
         """The inputs of a user in the order of the graph's; None if they need more than that."""
@@ -246,6 +253,10 @@ class Session:
             OperatorError: a node cannot compute with its inputs.
             ResourceExhausted: a limit was reached, or the flag was set.
         """
+        if budget is None and not replaced and graph is None and observer is None and not kept:
+            outputs = self._repeated(inputs, self.limits, to_host)
+            if outputs is not None:
+                return outputs
         budget = budget or Budget(self.limits, memory=self.device.memory)
         found = self._planned_run(inputs, replaced or {}, budget, weights) if graph is None and observer is None else OBSERVED
         if not isinstance(found, UseDefinitions):

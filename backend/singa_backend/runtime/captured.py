@@ -91,13 +91,13 @@ class CapturedRun:
         replaced = set((executor.replaced or {}).values())
         self._places: list[tuple[int, Any]] = []
         """The inputs that are copied, and where to."""
-        self._stays: list[tuple[int, Any]] = []
-        """The inputs that results replace, which the graph reads and writes where they are."""
+        self._kept: list[Any] = [None] * len(inputs)
+        """The inputs that results replace, which the graph reads and writes where they are; None for others."""
         for at, (slot, value) in enumerate(zip(record.graph.input_slots, inputs, strict=False)):
             if not self._is_array(value):
                 continue
             if at in replaced:
-                self._stays.append((at, value))
+                self._kept[at] = value
             else:
                 place = self._frame[slot] = self._memory.place_for(value)
                 self._places.append((at, place))
@@ -129,24 +129,27 @@ class CapturedRun:
 
     def takes(self, inputs: Sequence[Any]) -> bool:
         """Whether inputs have the types of those of the graph; they may be on the host if they are copied."""
-        if len(inputs) != len(self._types) or not self.fits(inputs):
+        if len(inputs) != len(self._types):
             return False
-        for x, expected in zip(inputs, self._types, strict=True):
+        for x, stays, expected in zip(inputs, self._kept, self._types, strict=True):
+            if x is stays and x is not None:
+                continue
             if expected is None:
                 return False
             kind, shape, strides, dtype = expected
             if x.__class__ is kind:
                 if x.shape != shape or x.strides != strides or x.dtype != dtype or x.device.id != self._device.device_id:
                     return False
-            elif x.__class__ is not np.ndarray or x.shape != shape or x.dtype != dtype or self._stays:
+                if stays is not None and x.data.ptr != stays.data.ptr:
+                    return False
+            elif stays is not None or x.__class__ is not np.ndarray or x.shape != shape or x.dtype != dtype:
                 return False
         return True
 
     def fits(self, inputs: Sequence[Any]) -> bool:
-        """Whether the inputs that results replace are those of the graph."""
-        array = self._module.ndarray
+        """Whether the inputs that results replace are those of the graph, among inputs of its types."""
         return all(
-            inputs[at] is x or (inputs[at].__class__ is array and inputs[at].data.ptr == x.data.ptr) for at, x in self._stays
+            stays is None or x is stays or x.data.ptr == stays.data.ptr for x, stays in zip(inputs, self._kept, strict=True)
         )
 
     # --- capture
@@ -348,11 +351,10 @@ class CapturedRun:
         if part is not None and part.checks is not None and part.checks.added:
             flags.append(part.checks)
         pending = [f.pending for f in flags]
-        stays = dict(self._stays)
         updates = {
-            o: stays[i]
+            o: self._kept[i]
             for o, i in (self._executor.replaced or {}).items()
-            if i in stays and self._is_array(values[o]) and result_type(values[o]) == result_type(stays[i])
+            if self._kept[i] is not None and self._is_array(values[o]) and result_type(values[o]) == result_type(self._kept[i])
         }
         written = {x.data.mem.ptr for x in updates.values()}
         values = [
