@@ -4,11 +4,17 @@ could see, and a replay with other inputs shows those that it cannot."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import fakecuda
 import numpy as np
 import pytest
+from onnx import parser
+
+from singa_backend import SingaBackend
+from singa_backend.devices import graphs, random_streams
+from singa_backend.runtime import captured
 
 pytestmark = [pytest.mark.fakecuda, pytest.mark.usefixtures("clean")]
 RNG = np.random.default_rng(0)
@@ -201,3 +207,111 @@ def test_a_draw_is_replayed(cupy: Any, fault: bool) -> None:
         results.add(captured.run(INPUTS[1]).tobytes())
     assert len(results) == (1 if fault else 4)
     assert fakecuda.report() == []
+
+
+# ---- Faults of this project's own code: what a session that launches graphs would do without a part of it
+
+
+def net(text: str) -> Any:
+    """A model that is prepared for CUDA."""
+    return SingaBackend.prepare(parser.parse_model(f'<ir_version: 8, opset_import: ["" : 18]> g {text}'), "CUDA")
+
+
+ADDED = "(float[3, 5] x) => (float[3, 5] z) { y = Mul(x, x) w = Softmax(y) z = Add(w, x) }"
+DRAWN = "(float[3, 5] x) => (float[3, 5] z) { y = Add(x, x) w = RandomUniformLike(y) z = Add(w, y) }"
+
+
+def without_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Graphs are captured with the memory of everybody."""
+
+    @contextmanager
+    def active(self: Any) -> Iterator[None]:
+        with self._stream:
+            yield
+
+    monkeypatch.setattr(graphs.GraphMemory, "_active", active)
+
+
+def without_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run does not wait for the last one, which was on another stream."""
+
+    @contextmanager
+    def ordered(self: Any) -> Iterator[None]:
+        self._now = self._module.cuda.get_current_stream()
+        yield
+
+    monkeypatch.setattr(graphs.GraphMemory, "ordered", ordered)
+
+
+def with_draws(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What draws random numbers may be captured, and a copy from the host repeats the last one of its shape."""
+    kept: dict[tuple[int, ...], Any] = {}
+
+    def put(self: Any, module: Any, table: np.ndarray) -> Any:
+        if table.shape not in kept or not module.cuda.get_current_stream().is_capturing():
+            kept[table.shape] = module.asarray(table)
+        return kept[table.shape].copy()
+
+    monkeypatch.setattr(captured, "_OUTSIDE", {})
+    monkeypatch.setattr(random_streams, "refuse_capture", lambda reason: None)
+    monkeypatch.setattr(graphs.Tables, "put", put)
+
+
+def without_copies_of_outputs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Outputs that stay on the device are the memory of the graph."""
+    monkeypatch.setattr(graphs, "new_copy", lambda module, x: x)
+
+
+def runs(cupy: Any, text: str, monkeypatch: pytest.MonkeyPatch, plant: Callable[[pytest.MonkeyPatch], None] | None) -> list[Any]:
+    """Five runs, the last two on two streams, whose outputs stay on the device."""
+    if plant is not None:
+        plant(monkeypatch)
+    rep = net(text)
+    there = [cupy.asarray(x) for x in INPUTS]
+    cupy.cuda.Device().synchronize()
+    outputs = [rep.run([there[0]], to_host=False)[0] for _ in range(3)]
+    cupy.cuda.Device().synchronize()
+    for x in there[1:]:
+        with cupy.cuda.Stream(non_blocking=True):
+            outputs += rep.run([x], to_host=False)
+    cupy.cuda.Device().synchronize()
+    return [y.get() for y in outputs]
+
+
+WRONG: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], list[str]]] = {
+    "without memory": (without_memory, ["uses was freed"]),
+    "without order": (without_order, ["a graph is launched on", "a copy on stream"]),
+}
+"""Faults, and what is reported of each."""
+
+
+@pytest.mark.parametrize("name", ["nothing", *WRONG])
+def test_reported_faults_of_captured_runs(cupy: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    plant, lines = WRONG.get(name, (None, []))
+    with pytest.raises(Exception, match="illegal memory access") if name == "without memory" else nullcontext():
+        outputs = runs(cupy, ADDED, monkeypatch, plant)
+    report = fakecuda.report()
+    assert bool(report) == bool(lines)
+    for text in lines:
+        assert any(text in line for line in report), report
+    if not lines:
+        squares = [np.exp((x * x).astype(np.float64)) for x in [INPUTS[0]] * 3 + INPUTS[1:]]
+        want = [s / s.sum(axis=-1, keepdims=True) + x for s, x in zip(squares, [INPUTS[0]] * 3 + INPUTS[1:], strict=True)]
+        np.testing.assert_allclose(outputs, want, rtol=1e-5)
+
+
+@pytest.mark.parametrize("fault", [False, True])
+def test_draws_of_captured_runs(cupy: Any, fault: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if fault:
+        with_draws(monkeypatch)
+    rep = net(DRAWN)
+    outputs = {np.asarray(rep.run([INPUTS[0]])[0]).tobytes() for _ in range(8)}
+    assert (len(outputs) < 8) == fault
+
+
+@pytest.mark.parametrize("fault", [False, True])
+def test_outputs_of_captured_runs_stay(cupy: Any, fault: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if fault:
+        without_copies_of_outputs(monkeypatch)
+    outputs = runs(cupy, ADDED, monkeypatch, None)
+    assert (outputs[3].tobytes() == outputs[4].tobytes()) == fault

@@ -461,6 +461,78 @@ print([during[n] for n in ("launches", "products", "to_host", "kernel_bytes")])
     assert done.stdout.strip() == str([2, 1, 1, 2 * square + 3 * square + square + row]), done.stderr
 
 
+NULL = """import ctypes, cupy, fakecuda
+x, row = cupy.ones((64, 32), "float32"), cupy.ones((1, 32), "float32")
+batch, one = cupy.ones((5, 64, 32), "float32"), cupy.ones((32, 16), "float32")
+out, places = cupy.empty_like(x), cupy.zeros(7, "int64")
+kernel = cupy.RawKernel('extern "C" __global__ void f(float* x, int n) {}', "f")
+raw = cupy.ElementwiseKernel("raw T x, int32 n", "T y", "y = x[i % n]")
+pool = cupy.cuda.MemoryPool()
+def work():
+    cupy.add(x, row, out=out)
+    cupy.add(x[:, ::2], 1, out=out[:, ::2])
+    out.fill(0)
+    out[...] = x
+    x.take(places, axis=0)
+    raw(x, 5, cupy.empty(3, "float32"))
+    kernel((1,), (32,), (x, 3))
+    x.sum()
+"""
+
+
+def null(code: str) -> str:
+    """What a script prints whose device is the null device."""
+    environment = {**fakecuda.environment(), "FAKECUDA_NULL": "1"}
+    done = subprocess.run([sys.executable, "-c", NULL + code], env=environment, capture_output=True, text=True, check=False)
+    assert not done.returncode, done.stderr
+    return done.stdout.strip()
+
+
+def test_the_null_device_logs_the_bytes_of_arrays() -> None:
+    code = "work()\nwith fakecuda.logging() as log: work()\nprint([(w.name, w.bytes) for w in log if not w.in_graph])"
+    whole, row, taken = 4 * 64 * 32, 4 * 32, 4 * 7 * 32
+    assert null(code) == str(
+        [
+            ("cupy_add__float32_float32_float32", whole + row + whole),  # the row is read once
+            ("cupy_add__float32_float_float32", whole),  # every other column, read and written
+            ("a memset", whole),
+            ("a copy", 2 * whole),
+            ("cupy_take", taken + 7 * 8 + taken),
+            ("cupy_kernel", whole + 12),  # it indexes the array by itself
+            ("f", whole),  # an address
+            ("cub::DeviceReduce", whole + 4),
+        ]
+    ).replace("cupy_kernel", "kernel")
+
+
+def test_the_null_device_logs_operations() -> None:
+    code = """
+with fakecuda.logging() as log: x @ one; cupy.matmul(batch, one); x[:1] @ one
+print([(w.kernels, w.bytes, w.flops) for w in log if w.flops])"""
+    products = [(1, 64, 32, 16), (5, 64, 32, 16), (1, 1, 32, 16)]
+    assert null(code) == str([(1, 4 * b * (m * k + k * n + m * n), 2 * b * m * k * n) for b, m, k, n in products])
+
+
+def test_the_null_device_counts_graphs() -> None:
+    """What is a node of a graph is logged as it is without one, and a launch of the graph is not a launch of kernels."""
+    code = """
+stream = cupy.cuda.Stream(non_blocking=True)
+work()
+with fakecuda.logging() as before: work()
+with stream, cupy.cuda.using_allocator(pool.malloc):
+    stream.begin_capture()
+    work()
+    graph = stream.end_capture()
+graph.launch(stream)
+with fakecuda.counting() as counts, fakecuda.logging() as log: graph.launch(stream)
+assert all(w.in_graph for w in log)
+same = [w._replace(in_graph=True) for w in before] == log
+kernels = sum(w.kernels for w in log)
+assert same and kernels == fakecuda.nodes(graph) == counts["graph_nodes"]
+print([counts[n] for n in ("launches", "on_device", "memsets", "graphs")])"""
+    assert null(code) == "[0, 0, 0, 1]"
+
+
 # ---- NVRTC
 
 

@@ -30,8 +30,8 @@ Environment variables change what a process sees:
     FAKECUDA_DRIVER       the version of the driver (13000); 0: there is none
     FAKECUDA_WITHOUT      libraries that are absent, such as "nvrtc,cublas"
     FAKECUDA_NULL         1: the null device, which counts launches and copies and executes none: real sizes in seconds.  What is
-                          read back contains 0xFF, so that nothing may depend on values.  `kernel_bytes` counts the memory of the
-                          arrays of each launch and product, an upper bound of what they read and write
+                          read back contains 0xFF, so that nothing may depend on values.  `kernel_bytes` counts the bytes of
+                          the arrays that kernels, products, copies and memsets read and write; see `logging`
     FAKECUDA_POOL         1: CuPy's pool of memory, as on a device; otherwise every allocation is exact
 """
 
@@ -40,7 +40,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 CUPY = "14.2.0"
 """The version of CuPy whose functions the stand-ins replace."""
@@ -145,6 +145,46 @@ def nodes(graph: Any) -> int:
     from . import installation
 
     return int(installation.driver().fake_graph_nodes(graph.graphExec))
+
+
+class Work(NamedTuple):
+    """What the null device was told to do.
+
+    Attributes:
+        in_graph: whether it is a node of a graph that was launched.
+        kernels: the number of kernels of which it consists.
+        bytes: what it reads and writes: each of its arrays once, in whole if a kernel indexes it by itself, and the whole
+            allocation if the driver is passed an address only.
+        flops: the operations of a product.
+        name: the kernel, the function of a library, "a copy" or "a memset".
+    """
+
+    in_graph: bool
+    kernels: int
+    bytes: int
+    flops: int
+    name: str
+
+
+@contextlib.contextmanager
+def logging() -> Iterator[list[Work]]:
+    """Log what a block of code lets the null device do.
+
+    Yields:
+        A list that holds the work after the block.
+    """
+    from . import installation
+
+    driver = installation.driver()
+    driver.fake_log(1)
+    works: list[Work] = []
+    try:
+        yield works
+    finally:
+        for line in driver.fake_work().decode().splitlines():
+            in_graph, kernels, size, flops, name = line.split(" ", 4)
+            works.append(Work(in_graph == "1", int(kernels), int(size), int(flops), name))
+        driver.fake_log(0)
 
 
 @contextlib.contextmanager

@@ -9,11 +9,13 @@
 #include <memory>
 #include <thread>
 
-struct Node {
+struct Work {  // of a kernel, a copy, a memset or a library's function, for the null device
     std::string name;
     int kernels;  // that a device runs for it: a function of cub can be two
+    double bytes = 0, flops = 0;
+};
+struct Node : Work {
     std::vector<const void*> addresses;  // of the arrays that it uses
-    size_t bytes;  // of these arrays
     std::function<int(Stream&)> run;
 };
 struct Graph;
@@ -23,7 +25,6 @@ struct Graph {
     std::vector<Node> nodes;
     std::map<const void*, std::string> users;  // by the start of an array: a node that uses it
     long kernels = 0;
-    size_t bytes = 0;
     std::string freed;  // what was freed while the graph existed, and is used by it
     explicit Graph(int device) : device(device) { graphs.insert(this); }
     ~Graph() {
@@ -44,6 +45,13 @@ struct Executable {
     Stream* stream = nullptr;  // of the last launch
     long time = 0;             // of its end
 };
+bool logs = false;
+std::string work;  // that was done, one line each
+
+void spend(const Work& done, bool in_graph) {
+    counts[KERNEL_BYTES] += (long)done.bytes;
+    if (logs) work += std::to_string(in_graph) + " " + std::to_string(done.kernels) + " " + std::to_string((long)done.bytes) + " " + std::to_string((long)done.flops) + " " + done.name + "\n";
+}
 std::map<long, std::shared_ptr<Graph>> recorded;  // by handle; a handle is never used again
 std::map<long, Executable> executables;
 std::vector<Capture*> captures;  // that are open
@@ -61,7 +69,7 @@ int record(Stream& stream, Node node) {
     Graph& graph = *capture.graph;
     for (const void* address : node.addresses)
         if (const Block* block = block_of(address)) graph.users.emplace(block->start, node.name);
-    graph.kernels += node.kernels, graph.bytes += node.bytes;
+    graph.kernels += node.kernels;
     graph.nodes.push_back(std::move(node));
     return 0;
 }
@@ -193,7 +201,7 @@ int launch_graph(void* handle, void* on) {
         if (int error = check_launch((long)handle, *stream)) return error;
         graph = executables[(long)handle].graph;
         counts[GRAPH_NODES] += graph->kernels;
-        if (null_device) counts[KERNEL_BYTES] += graph->bytes;
+        for (size_t i = 0; i < graph->nodes.size() && null_device; i++) spend(graph->nodes[i], true);
     }
     // The lock is not held: a node may run Python, whose other threads may wait for the lock.
     int error = 0;

@@ -103,6 +103,11 @@ struct Product {
             one((const char*)a + i * sa * (long long)size_of(at), (const char*)b + i * sb * (long long)size_of(bt), (char*)c + i * sc * (long long)size_of(ct));
         return SUCCESS;
     }
+    double bytes() const {
+        const double left = (sa ? count : 1) * (double)m * k * size_of(at), right = (sb ? count : 1) * (double)k * n * size_of(bt);
+        return left + right + (beta == Wide(0) ? 1 : 2) * (double)count * m * n * size_of(ct);
+    }
+    double flops() const { return (at == COMPLEX || at == DOUBLE_COMPLEX ? 8.0 : 2.0) * count * m * n * k; }
     bool supported() const {
         const bool number = at == FLOAT || at == DOUBLE || at == HALF || at == BFLOAT16 || at == COMPLEX || at == DOUBLE_COMPLEX;
         return number && at == bt && (at == ct || (ct == FLOAT && (at == HALF || at == BFLOAT16)));
@@ -115,7 +120,7 @@ int call(const char* name, void* handle, const Product& product) {
     if (!product.supported()) return NOT_SUPPORTED;
     const Handle& from = *(Handle*)handle;
     FakeCall call{name, from.stream, {product.a, product.b, product.c}, [product] { return product.all(); }, 1, true};
-    call.workspace = from.workspace;
+    call.workspace = from.workspace, call.bytes = product.bytes(), call.flops = product.flops();
     return status(fake_call(call));
 }
 
@@ -156,12 +161,14 @@ EXPORT int cublasSgemmEx(void* handle, int ta, int tb, int m, int n, int k, cons
     } \
     EXPORT int cublas##letter##gemmBatched(void* handle, int ta, int tb, int m, int n, int k, const T* alpha, const T** a, int lda, const T** b, \
                                            int ldb, const T* beta, T** c, int ldc, int count) { \
-        const Product one{ta, tb, m, n, k, *alpha, *beta, a, TYPE, lda, b, TYPE, ldb, c, TYPE, ldc}; \
+        const Product all{ta, tb, m, n, k, *alpha, *beta, a, TYPE, lda, b, TYPE, ldb, c, TYPE, ldc, 1, 1, 1, count}; \
         const auto compute = [=] { \
-            for (int i = 0; i < count; i++) one.one(a[i], b[i], c[i]); \
+            for (int i = 0; i < count; i++) all.one(a[i], b[i], c[i]); \
             return SUCCESS; \
         }; \
-        return status(fake_call({"cublas" #letter "gemmBatched", ((Handle*)handle)->stream, {a, b, c}, compute, 1, true, false})); \
+        FakeCall call{"cublas" #letter "gemmBatched", ((Handle*)handle)->stream, {a, b, c}, compute, 1, true, false}; \
+        call.bytes = all.bytes(), call.flops = all.flops(); \
+        return status(fake_call(call)); \
     } \
     EXPORT int cublas##letter##gemmStridedBatched(void* handle, int ta, int tb, int m, int n, int k, const T* alpha, const T* a, int lda, \
                                                   long long sa, const T* b, int ldb, long long sb, const T* beta, T* c, int ldc, \

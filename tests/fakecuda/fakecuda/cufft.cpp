@@ -81,7 +81,10 @@ template <class Real, class In, class Out>
 int execute(const char* name, int handle, const In* in, Out* out, int sign) {
     auto found = plans.find(handle);
     if (found == plans.end()) return INVALID_PLAN;
-    const int error = fake_call({name, found->second.stream, {in, out}, [=] { return compute<Real>(handle, in, out, sign); }});
+    const Plan& plan = found->second;
+    FakeCall call{name, plan.stream, {in, out}, [=] { return compute<Real>(handle, in, out, sign); }};
+    call.bytes = plan.batch * double(plan.in_distance * sizeof(In) + plan.out_distance * sizeof(Out));
+    const int error = fake_call(call);
     return error >= 900 ? EXEC_FAILED : error;
 }
 

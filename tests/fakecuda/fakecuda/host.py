@@ -10,8 +10,12 @@ from typing import Any
 import numpy as np
 
 
+def _size(dtype: Any, shape: Sequence[int]) -> int:
+    return int(np.prod(shape)) * np.dtype(dtype).itemsize
+
+
 def _array(address: int, dtype: Any, shape: Sequence[int]) -> np.ndarray:
-    size = int(np.prod(shape)) * np.dtype(dtype).itemsize
+    size = _size(dtype, shape)
     if not size:
         return np.empty(shape, dtype)
     return np.frombuffer((ctypes.c_char * size).from_address(address), dtype).reshape(shape)
@@ -22,7 +26,7 @@ _recorded: list[Any] = []
 """What graphs call at each launch; the driver does not say when the last one is destroyed."""
 
 
-def _call(name: str, addresses: Sequence[int], compute: Callable[[], None], kernels: int = 0) -> None:
+def _call(name: str, addresses: Sequence[int], compute: Callable[[], None], kernels: int = 0, size: float = -1) -> None:
     """Call a library's function on the current stream: now, or at each launch of the graph that the stream captures.
 
     Args:
@@ -30,6 +34,7 @@ def _call(name: str, addresses: Sequence[int], compute: Callable[[], None], kern
         addresses: the arrays that it is passed; the last one is written.
         compute: what it does; it must not depend on the arrays of CuPy, which a graph does not keep.
         kernels: the number of kernels that the device would run.
+        size: the bytes that it reads and writes; -1: the whole allocations of its arrays.
     """
     import cupy
 
@@ -40,7 +45,7 @@ def _call(name: str, addresses: Sequence[int], compute: Callable[[], None], kern
     if later is not None:
         _recorded.append(later)
     arrays = (ctypes.c_void_p * len(addresses))(*addresses)
-    error = driver().fake_host_call(stream, name.encode(), arrays, len(addresses), kernels, later)
+    error = driver().fake_host_call(stream, name.encode(), arrays, len(addresses), kernels, size, later)
     if error > 1:
         raise cupy.cuda.runtime.CUDARuntimeError(error - 1)
     if not error:
@@ -54,7 +59,7 @@ def sort(dtype: Any, data: int, keys: int, shape: Sequence[int]) -> None:
         x = _array(data, dtype, shape)
         x[...] = np.sort(x, axis=-1, kind="stable")
 
-    _call("thrust::sort", (data,), compute)
+    _call("thrust::sort", (data,), compute, size=2 * _size(dtype, shape))
 
 
 def argsort(dtype: Any, indices: int, data: int, keys: int, shape: Sequence[int]) -> None:
@@ -66,7 +71,7 @@ def argsort(dtype: Any, indices: int, data: int, keys: int, shape: Sequence[int]
         _array(indices, np.intp, shape)[...] = order
         x[...] = np.take_along_axis(x, order, -1)
 
-    _call("thrust::argsort", (indices, data), compute)
+    _call("thrust::argsort", (indices, data), compute, size=2 * _size(dtype, shape) + _size(np.intp, shape))
 
 
 def lexsort(dtype: Any, indices: int, keys: int, rows: int, count: int) -> None:
@@ -75,7 +80,7 @@ def lexsort(dtype: Any, indices: int, keys: int, rows: int, count: int) -> None:
     def compute() -> None:
         _array(indices, np.intp, (count,))[...] = np.lexsort(_array(keys, dtype, (rows, count)))
 
-    _call("thrust::lexsort", (indices, keys), compute)
+    _call("thrust::lexsort", (indices, keys), compute, size=_size(dtype, (rows, count)) + _size(np.intp, (count,)))
 
 
 def _view(x: Any) -> np.ndarray:
@@ -109,7 +114,7 @@ def _reduced(name: str, kernels: int, x: Any, op: int, axes: Sequence[int], out:
     def compute() -> None:
         result[...] = _computed(kind, values, tuple(axes)).reshape(left)
 
-    _call(name, (x.data.ptr, y.data.ptr), compute, kernels)
+    _call(name, (x.data.ptr, y.data.ptr), compute, kernels, x.nbytes + y.nbytes)
     if out is None:
         return y
     out[...] = y.reshape(out.shape)
@@ -144,7 +149,7 @@ def device_scan(x: Any, op: int) -> Any:
         with np.errstate(all="ignore"):
             values[...] = getattr(np, _REDUCTIONS[op])(values)
 
-    _call("cub::DeviceScan", (x.data.ptr,), compute, 2)
+    _call("cub::DeviceScan", (x.data.ptr,), compute, 2, 2 * x.nbytes)
     return x
 
 
@@ -157,7 +162,7 @@ def device_histogram(x: Any, y: Any, bins: Any) -> Any:
     def compute() -> None:
         result[...] = np.histogram(values, limits)[0]
 
-    _call("cub::DeviceHistogram", (x.data.ptr, bins.data.ptr, y.data.ptr), compute, 2)
+    _call("cub::DeviceHistogram", (x.data.ptr, bins.data.ptr, y.data.ptr), compute, 2, x.nbytes + bins.nbytes + y.nbytes)
     return y
 
 

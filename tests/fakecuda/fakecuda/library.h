@@ -14,6 +14,8 @@ struct FakeCall {
     bool product = false;     // whether its kernels are counted as products
     bool capturable = true;
     const void* workspace = nullptr;  // in which the library writes too
+    double bytes = -1;                // that it reads and writes; -1: the whole allocations of its arrays
+    double flops = 0;
 };
 
 // Returns an error of the runtime, or what `compute` returns; on the null device, which computes nothing, 0.

@@ -17,6 +17,7 @@
 #include <dlfcn.h>
 #include <map>
 #include <mutex>
+#include <sstream>
 #include <string>
 #include <sys/mman.h>
 #include <vector>
@@ -153,6 +154,7 @@ int copy(Stream& stream, void* to, const void* from, size_t size, int kind, bool
     // It would be in the order of the current device's work, not of the work on these arrays.
     const int device = there < 0 ? here : there;
     if (device >= 0 && here != current && there != current) note_foreign("a copy", device);
+    if (null_device && wanted == cudaMemcpyDeviceToDevice) spend({"a copy", 1, 2.0 * size}, false);
     if (null_device && wanted == cudaMemcpyDeviceToHost) memset(to, 0xFF, size);  // so that the flags of checks are clear
     if (null_device && wanted != cudaMemcpyHostToHost) return 0;
     if (!size || wanted == cudaMemcpyHostToHost) {
@@ -188,7 +190,7 @@ int copy_later(void* to, const void* from, size_t size, int kind, void* handle) 
     const Block *target = block_of(to), *source = block_of(from);
     if (!source || source->device < 0) return refuse(*stream.capture, source ? "a copy from pinned memory" : "a copy from pageable memory");
     if (!target || target->device < 0) return refuse(*stream.capture, target ? "a copy to pinned memory" : "a copy to pageable memory");
-    return record(stream, {"a copy", 1, {from, to}, 2 * size, [=](Stream& on) { return copy(on, to, from, size, kind, false); }});
+    return record(stream, {{"a copy", 1, 2.0 * size}, {from, to}, [=](Stream& on) { return copy(on, to, from, size, kind, false); }});
 }
 
 // A copy that is finished when the call returns.
@@ -210,13 +212,14 @@ int fill(Stream& stream, void* to, int value, size_t size) {
     if (!replaying) counts[MEMSETS]++;
     begin(stream);
     note_use(*block, "a memset", stream, true);
-    if (!null_device) memset(to, value, size);
+    if (null_device) spend({"a memset", 1, double(size)}, false);
+    else memset(to, value, size);
     return 0;
 }
 int fill_later(void* to, int value, size_t size, void* handle) {
     std::lock_guard<std::recursive_mutex> hold(lock);
     Stream& stream = *stream_of(handle, current);
-    if (stream.capture) return record(stream, {"a memset", 1, {to}, size, [=](Stream& on) { return fill(on, to, value, size); }});
+    if (stream.capture) return record(stream, {{"a memset", 1, double(size)}, {to}, [=](Stream& on) { return fill(on, to, value, size); }});
     if (int error = outside(stream, "a memset")) return error;
     return fill(stream, to, value, size);
 }
@@ -305,6 +308,12 @@ EXPORT const char* fake_report() {
     report.clear();
     return text.c_str();
 }
+// Whether the null device keeps a line for each work: whether a graph contains it, its kernels, bytes, operations and name.
+EXPORT void fake_log(int on) {
+    std::lock_guard<std::recursive_mutex> hold(lock);
+    logs = on, work.clear();
+}
+EXPORT const char* fake_work() { return work.c_str(); }
 extern "C" { __attribute__((visibility("default"))) int fake_order = 0; }  // 0: threads in ascending order; 1: descending; 2: both, and equal bits are required
 
 namespace {
@@ -324,13 +333,15 @@ int run_call(const FakeCall& call, Stream& stream) {
     }
     return call.compute ? call.compute() : 0;
 }
-size_t bytes_of(const std::vector<const void*>& addresses) {  // of whole allocations
-    size_t bytes = 0;
+Work work_of(const FakeCall& call) {
+    Work result{call.name, std::max(call.kernels, 1), call.bytes, call.flops};
+    if (call.bytes >= 0) return result;
     std::set<const void*> seen;
-    for (const void* address : addresses)
+    result.bytes = 0;
+    for (const void* address : call.arrays)
         if (const Block* block = block_of(address))
-            if (seen.insert(block->start).second) bytes += block->size;
-    return bytes;
+            if (seen.insert(block->start).second) result.bytes += block->size;
+    return result;
 }
 }  // namespace
 
@@ -338,24 +349,22 @@ EXPORT int fake_call(const FakeCall& call) {
     {
         std::lock_guard<std::recursive_mutex> hold(lock);
         Stream& stream = *stream_of(call.stream, current);
-        const size_t bytes = null_device ? bytes_of(call.arrays) : 0;
         if (stream.capture) {
             if (!call.capturable) return refuse(*stream.capture, call.name);
             std::vector<const void*> used = call.arrays;
             used.push_back(call.workspace);
-            return record(stream, {call.name, std::max(call.kernels, 1), used, bytes, [call](Stream& on) { return run_call(call, on); }});
+            return record(stream, {work_of(call), used, [call](Stream& on) { return run_call(call, on); }});
         }
         if (int error = outside(stream, call.name)) return error;
         counts[call.product ? PRODUCTS : LAUNCHES] += call.kernels;
-        counts[KERNEL_BYTES] += bytes;
-        if (null_device) return 0;
+        if (null_device) return spend(work_of(call), false), 0;
     }
     return run_call(call, *stream_of(call.stream, current));
 }
 // The same for host.py, which computes by itself, without `compute`, if the result is 0; 1: nothing is to be computed.
-EXPORT int fake_host_call(void* stream, const char* name, const void* const* arrays, int count, int kernels, void (*compute)()) {
+EXPORT int fake_host_call(void* stream, const char* name, const void* const* arrays, int count, int kernels, double bytes, void (*compute)()) {
     FakeCall call{name, stream, std::vector<const void*>(arrays, arrays + count)};
-    call.kernels = kernels;
+    call.kernels = kernels, call.bytes = bytes;
     if (compute) call.compute = [compute] { return compute(), 0; };
     const int error = fake_call(call);
     return error || null_device || compute ? error + 1 : 0;
@@ -613,11 +622,26 @@ struct Module {
     void* library;
     int device;
 };
+struct Parameter {  // of a kernel of the null device; described.py
+    char kind;         // S: a number; P: a pointer; C: an array of CuPy
+    int size = 0, axes = 0;
+    char access = 'r', use = 'r';
+};
 struct Function {
     const FakeKernel* kernel;
     int device;
-    std::string kinds;  // of the parameters of a kernel of the null device
+    std::vector<Parameter> described;
 };
+std::vector<Parameter> parameters(const std::string& text) {
+    std::vector<Parameter> result;
+    std::istringstream words(text);
+    for (std::string word; words >> word;) {
+        Parameter p{word[0]};
+        sscanf(word.c_str(), "C%d:%d:%c:%c", &p.size, &p.axes, &p.access, &p.use);
+        result.push_back(p);
+    }
+    return result;
+}
 }  // namespace
 
 DRIVER(cuModuleLoadData)(void** module, const char* image) {  // the image is the path of a shared library
@@ -642,12 +666,12 @@ DRIVER(cuModuleGetFunction)(void** function, void* module, const char* name) {
         at = at == std::string::npos ? text.find(":" + line) : at;
         if (at == std::string::npos) return 500;
         at += 1 + line.size();
-        *function = new Function{new FakeKernel{strdup(name), 0, nullptr, nullptr, nullptr}, from->device, text.substr(at, text.find('\n', at) - at)};
+        *function = new Function{new FakeKernel{strdup(name), 0, nullptr, nullptr, nullptr}, from->device, parameters(text.substr(at, text.find('\n', at) - at))};
         return 0;
     }
     const FakeKernel* kernel = (const FakeKernel*)dlsym(from->library, (std::string("fake_kernel_") + name).c_str());
     if (!kernel) return 500;  // CUDA_ERROR_NOT_FOUND
-    *function = new Function{kernel, from->device, ""};
+    *function = new Function{kernel, from->device, {}};
     return 0;
 }
 DRIVER(cuModuleGetGlobal_v2)(void** address, size_t* size, void* module, const char* name) {
@@ -697,23 +721,40 @@ static void execute(const FakeKernel& kernel, const FakeLaunch& launch, void** a
 }
 
 namespace {
-struct Arguments {
-    std::map<char*, Block> arrays;  // every word that is an address of an allocation
-    size_t bytes = 0;               // of them
-};
-Arguments arguments_of(const Function& from, void** arguments) {
-    Arguments result;
-    auto add = [&](void* address) {
-        const Block* block = address ? block_of(address) : nullptr;
-        if (block && result.arrays.emplace(block->start, *block).second) result.bytes += block->size;
+std::map<char*, Block> arrays_of(const Function& from, void** arguments) {  // every word that is an address of an allocation
+    std::map<char*, Block> result;
+    auto add = [&](const void* words, size_t size) {
+        for (size_t at = 0; at + sizeof(void*) <= size; at += sizeof(void*)) {
+            void* address;
+            memcpy(&address, (const char*)words + at, sizeof address);
+            const Block* block = address ? block_of(address) : nullptr;
+            if (block) result[block->start] = *block;
+        }
     };
-    void* address = nullptr;
-    for (size_t i = 0; i < from.kinds.size(); i++)
-        if (from.kinds[i] == 'A') memcpy(&address, arguments[i], sizeof address), add(address);
-    const FakeKernel& kernel = *from.kernel;
-    for (int i = 0; i < kernel.parameters; i++)
-        for (size_t at = 0; at + sizeof(void*) <= kernel.sizes[i]; at += sizeof(void*)) memcpy(&address, (char*)arguments[i] + at, sizeof address), add(address);
+    for (size_t i = 0; i < from.described.size(); i++)
+        if (from.described[i].kind != 'S') add(arguments[i], sizeof(void*));
+    for (int i = 0; i < from.kernel->parameters; i++) add(arguments[i], from.kernel->sizes[i]);
     return result;
+}
+
+// The bytes that a kernel of the null device reads and writes: each array once, those that it reads and writes twice.
+double bytes_of(const Function& from, void** arguments) {
+    double bytes = 0, gathered = 0, largest = 0;
+    std::set<std::pair<const void*, char>> seen;
+    for (size_t i = 0; i < from.described.size(); i++) {
+        const Parameter& p = from.described[i];
+        if (p.kind == 'S') continue;
+        const long* words = (const long*)arguments[i];  // of CuPy's CArray: address, number of elements, shape, strides in bytes
+        const void* address = (const void*)words[0];
+        const Block* block = address ? block_of(address) : nullptr;
+        if (!block || !seen.emplace(p.kind == 'P' ? block->start : address, p.use).second) continue;
+        double elements = p.kind == 'P' ? block->size : p.size;
+        for (int axis = 0; axis < p.axes && p.kind == 'C'; axis++)
+            if (words[2 + p.axes + axis] || !words[2 + axis]) elements *= words[2 + axis];  // a stride of 0 repeats one element
+        if (p.access == 'g') gathered = elements;
+        else bytes += elements, largest = std::max(largest, p.use == 'w' ? elements : 0.0);
+    }
+    return bytes + std::min(gathered, largest);
 }
 
 int launch(Stream& stream, const Function& from, const FakeLaunch& shape, void** arguments) {
@@ -732,9 +773,12 @@ int launch(Stream& stream, const Function& from, const FakeLaunch& shape, void**
             note(std::string(kernel.name) + ": parameter " + std::to_string(i + 1) + " is no address of a device's memory");
         }
     }
-    auto [arrays, size] = arguments_of(from, arguments);
-    for (auto& [start, block] : arrays)
+    std::map<char*, Block> arrays = arrays_of(from, arguments);
+    size_t size = 0;
+    for (auto& [start, block] : arrays) {
         if (block.device >= 0 && block.device != current) note_foreign(kernel.name, block.device);
+        size += block.size;
+    }
     begin(stream);
     // Which of them it writes shows afterwards; large ones count as written while there is only the default stream.
     const bool compares = !streams.empty() || size <= (1 << 20);
@@ -763,9 +807,8 @@ DRIVER(cuLaunchKernel)(void* function, unsigned gx, unsigned gy, unsigned gz, un
     }
     Stream& stream = *stream_of(handle, current);
     if (stream.capture) {
-        const Arguments all = arguments_of(from, arguments);
-        Node node{kernel.name, 1, {}, null_device ? all.bytes : 0};
-        for (auto& [start, block] : all.arrays) node.addresses.push_back(start);
+        Node node{{kernel.name, 1, bytes_of(from, arguments)}};
+        for (auto& [start, block] : arrays_of(from, arguments)) node.addresses.push_back(start);
         std::vector<std::string> copies;
         for (int i = 0; i < kernel.parameters; i++) copies.emplace_back((char*)arguments[i], kernel.sizes[i]);
         node.run = [from, shape, copies](Stream& on) {
@@ -778,6 +821,6 @@ DRIVER(cuLaunchKernel)(void* function, unsigned gx, unsigned gy, unsigned gz, un
     if (int error = outside(stream, kernel.name)) return error;
     counts[LAUNCHES]++;
     if (!null_device) return launch(stream, from, shape, arguments);
-    counts[KERNEL_BYTES] += arguments_of(from, arguments).bytes;
+    spend({kernel.name, 1, bytes_of(from, arguments)}, false);
     return 0;
 }
