@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -317,7 +316,7 @@ def profile(
         seconds=_median(totals),
         step_seconds=whole,
         weight_bytes=executor.resident,
-        peak_bytes=_peak_bytes(),
+        peak_bytes=machine.peak_bytes(),
         single_runs=single_runs,
         waited=None if waited is None else waited / sum(totals),
         reason=planner.reason if isinstance(planner, UseDefinitions) else "",
@@ -589,12 +588,3 @@ def _together(parts: Sequence[tuple[float | None, float, bool]]) -> float | None
 
 def _sum(work: Sequence[int | None]) -> int | None:
     return None if None in work else sum(w or 0 for w in work)
-
-
-def _peak_bytes() -> int | None:
-    try:
-        import resource
-    except ImportError:  # Windows
-        return None
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return int(peak) if sys.platform == "darwin" else int(peak) * 1024
