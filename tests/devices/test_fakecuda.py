@@ -627,3 +627,12 @@ def test_another_build_of_cupy_is_refused_by_name(monkeypatch: pytest.MonkeyPatc
     with pytest.raises(fakecuda.Unavailable, match=r"made for CuPy 99\.0, installed is"):
         build.libraries()
     build.libraries.cache_clear()
+
+
+def test_a_number_that_is_the_address_of_an_array_is_no_use_of_it(cupy: Any) -> None:
+    """Words of structures that a kernel does not read, which CuPy leaves unset, may have any value too."""
+    with cupy.cuda.Device(1):
+        other = cupy.ones(3, np.float32)
+    echo = cupy.ElementwiseKernel("uint64 word", "uint64 y", "y = word", "fake_echo")
+    assert int(echo(np.uint64(other.data.ptr), size=1)[0]) == other.data.ptr
+    assert fakecuda.report() == []

@@ -286,11 +286,11 @@ class CupyNamespace(Namespace):
         kept = graphs.tables()
         return self.module.asarray(a) if kept is None else kept.put(self.module, a)
 
-    def asarray(self, a: Any, dtype: DTypeLike | None = None) -> Array:
+    def asarray(self, a: Any, dtype: DTypeLike | None = None, **order: Any) -> Array:
         """As CuPy's; what is on the host is copied by `from_host`."""
-        if isinstance(a, (np.ndarray, np.generic, int, float)):
+        if isinstance(a, (np.ndarray, np.generic, int, float)) and not order:
             return self.from_host(np.asarray(a, dtype))
-        return self.module.asarray(a, dtype)
+        return self.module.asarray(a, dtype, **order)
 
     def to_host(self, x: Array) -> np.ndarray:
         graphs.refuse_capture("reads values of the device on the host")
