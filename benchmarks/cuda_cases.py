@@ -59,7 +59,7 @@ def outcome(case: Case) -> str:
     for k in range(CAPTURING + 3):
         drawn = inputs if k < CAPTURING else others(rep, inputs, k)
         pairs.append((rep.run(drawn), plain.run(drawn)))
-    described = rep._session._executor.described_graphs
+    described = rep._session._executor.graphs_in_words
     reason = NO_RECORD if not described else described[0].removeprefix("no graph: ")
     if described and described[0].startswith("a graph") and len(described) == 1:
         reason = ""

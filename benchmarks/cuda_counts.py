@@ -92,10 +92,10 @@ def dynamic(length: int = 4, width: int = 16, heads: int = 2) -> Built:
     return net.model(inputs, [net("Resize", net("Unsqueeze", x, [0]), "", "", sizes, mode="nearest")]), inputs
 
 
-def mobilenet(batch: int) -> Built:
+def mobilenet(batch: int, size: int = 224) -> Built:
     """MobileNetV2: 17 blocks that widen, convolve channel by channel and narrow, with BatchNormalization as separate nodes."""
     net = RandomNet()
-    inputs = {"x": np.random.default_rng(1).standard_normal((batch, 3, 224, 224), np.float32)}
+    inputs = {"x": np.random.default_rng(1).standard_normal((batch, 3, size, size), np.float32)}
 
     def conv(x: str, i: int, o: int, k: int = 1, stride: int = 1, group: int = 1, act: bool = True) -> Any:
         y = net(

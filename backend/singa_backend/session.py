@@ -209,8 +209,8 @@ class Session:
     def _in_order(self, inputs: Any) -> Sequence[Any] | None:
         """The inputs of a user in the order of the graph's; None if they need more than that."""
         kind = type(inputs)
-        if kind is list or kind is tuple:
-            return inputs  # type: ignore[no-any-return]
+        if isinstance(inputs, (list, tuple)):
+            return inputs
         if kind is dict:
             if len(inputs) != len(self._names):
                 return None

@@ -45,7 +45,7 @@ def normal(*shape: int) -> np.ndarray:
 
 def parts(rep: Any) -> list[str]:
     """What computes the runs of the newest signature."""
-    return list(rep._session._executor.described_graphs)
+    return list(rep._session._executor.graphs_in_words)
 
 
 def outside(during: dict[str, int]) -> int:

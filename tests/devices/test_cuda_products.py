@@ -65,6 +65,13 @@ def close(y: Any, a: np.ndarray, b: np.ndarray, near: float) -> None:
     assert (np.abs(wide(y.get()) - exact) <= near * (size + 1e-30)).all()
 
 
+def test_cupys_own_products_are_refused_here(cupy: Any) -> None:
+    for shape in ((2, 2), (3, 2, 2)):
+        for dtype in (np.float16, np.float32, np.float64):
+            with pytest.raises(NotImplementedError, match="capture"):
+                cupy.ones(shape, dtype) @ cupy.ones(shape, dtype)
+
+
 @pytest.mark.parametrize("dtype", NEAR, ids=lambda d: np.dtype(d).name)
 def test_products_of_every_form_are_those_of_float64(xp: Any, cupy: Any, dtype: Any) -> None:
     for left, right in SHAPES:
@@ -155,6 +162,31 @@ def test_a_workspace_is_freed_with_its_stream(xp: Any, cupy: Any) -> None:
         stream.synchronize()
         assert fakecuda.used(0) == before + (4 << 20)  # that of a device before Hopper
     del stream
+    gc.collect()
+    assert fakecuda.used(0) == before
+
+
+def test_the_stream_of_each_thread_has_a_workspace_of_each_thread(xp: Any, cupy: Any) -> None:
+    x = cupy.ones((4, 4), np.float32)
+    xp.matmul(x, x)
+    cupy.cuda.Device().synchronize()
+    gc.collect()
+    before, barrier, used = fakecuda.used(0), threading.Barrier(2), []
+
+    def multiply() -> None:
+        with cupy.cuda.Stream.ptds:
+            xp.matmul(x, x)
+            barrier.wait(60)
+            used.append(fakecuda.used(0) - before)
+            barrier.wait(60)
+
+    threads = [threading.Thread(target=multiply) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert min(used) >= 2 * (4 << 20)
+    del thread, threads
     gc.collect()
     assert fakecuda.used(0) == before
 

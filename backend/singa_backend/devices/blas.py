@@ -19,7 +19,7 @@ import numpy as np
 
 _32F, _64F = 68, 70
 """Values of cublasComputeType_t: the precision of the sums."""
-_TF32 = 77 if int(os.environ.get("CUPY_TF32") or 0) > 0 else _32F
+_TF32 = _32F if os.environ.get("CUPY_TF32", "0") in ("", "0") else 77  # a variable of CuPy
 
 _ONES = {np.dtype(d): (np.array(1, d), np.array(0, d)) for d in (np.float32, np.float64, np.complex64, np.complex128)}
 _FORMS = {

@@ -10,7 +10,6 @@ import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from functools import cache
-from itertools import accumulate
 from typing import Any, ClassVar, Protocol, TypeAlias
 
 import numpy as np
@@ -18,11 +17,8 @@ import numpy as np
 from .. import dtypes
 from ..errors import DeviceUnavailable, SonnxError
 from ..limits import physical_memory
-from . import cuda, namespaces, strict
+from . import cuda, namespaces, packing, strict
 from .checks import Checks
-
-_AT_ONCE = 1 << 24
-"""Arrays of at most this many bytes together are packed on the device and copied to the host at once."""
 
 _Kind: TypeAlias = type[namespaces.Namespace]
 
@@ -209,29 +205,6 @@ class Device(ABC):
         Returns:
             The values as NumPy arrays.
         """
-        return self.unpacked(self.packed(values), values)
-
-    def packed(self, values: Sequence[Any]) -> Any:
-        """Pack several arrays of this device, so that one copy brings them to the host.
-
-        Args:
-            values: values as for `get`.
-
-        Returns:
-            An array of bytes of this device; None if one copy each is as good: there are not several arrays, or they are large.
-        """
-        return None
-
-    def unpacked(self, packed: Any, values: Sequence[Any]) -> list[Any]:
-        """Copy several values to the host.
-
-        Args:
-            packed: what `packed` has returned for arrays of the same types in the same memory.
-            values: values as for `get`.
-
-        Returns:
-            The values as NumPy arrays; those of a packed array share no memory.
-        """
         return [self.get(v) for v in values]
 
     def checks(self) -> Checks | None:
@@ -344,46 +317,17 @@ class CudaDevice(Device):
         with self.active():
             return self.xp.module.from_dlpack(value) if _by_dlpack(value) else self.xp.module.asarray(value)
 
-    def packed(self, values: Sequence[Any]) -> Any:
-        """Pack several arrays, so that one copy brings them to the host.
+    def get_all(self, values: Sequence[Any]) -> list[Any]:
+        """Copy several values to the host; arrays that are not large together are copied at once.
 
         Args:
             values: values as for `get`.
 
         Returns:
-            An array of bytes; None if there are not several arrays, or if they are large together.
+            The values as NumPy arrays.
         """
-        arrays, ends = self._parts(values)
-        if len(arrays) < 2 or ends[-1] > _AT_ONCE:
-            return None
         with self.active():
-            packed = self.xp.module.empty(ends[-1], np.uint8)  # not a tensor of the model: no limit applies
-            for a, start in zip(arrays, ends, strict=False):
-                _part(packed, start, a)[...] = a
-        return packed
-
-    def unpacked(self, packed: Any, values: Sequence[Any]) -> list[Any]:
-        """Copy several values to the host, at once if they are packed.
-
-        Args:
-            packed: what `packed` has returned for arrays of the same types in the same memory.
-            values: values as for `get`.
-
-        Returns:
-            The values as NumPy arrays that share no memory.
-        """
-        if packed is None:
-            return super().unpacked(packed, values)
-        arrays, ends = self._parts(values)
-        with self.active():
-            there = self.xp.to_host(packed)
-        copied = iter([_part(there, start, a).copy() for a, start in zip(arrays, ends, strict=False)])
-        return [next(copied) if self.xp.isarray(v) else self.get(v) for v in values]
-
-    def _parts(self, values: Sequence[Any]) -> tuple[list[Any], list[int]]:
-        """The arrays among values, and where each begins in a packed array; then the end."""
-        arrays = [v for v in values if self.xp.isarray(v)]
-        return arrays, list(accumulate((-(-a.nbytes // 16) * 16 for a in arrays), initial=0))
+            return packing.unpacked(self.xp, packing.packed(self.xp, values), values, self.get)
 
     def checks(self) -> Checks | None:
         """Return where a run collects its checks.
@@ -440,11 +384,6 @@ class StrictDevice(Device):
             The device; None for other values.
         """
         return cls() if isinstance(value, strict.StrictArray) else None
-
-
-def _part(packed: Any, start: int, like: Any) -> Any:
-    """The part of an array of bytes that begins at `start`, as an array of the dtype and the shape of another."""
-    return packed[start : start + like.nbytes].view(like.dtype).reshape(like.shape)
 
 
 _DLPACK_CUDA = 2

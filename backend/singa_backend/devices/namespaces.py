@@ -171,6 +171,10 @@ class Namespace(ABC):
         """A step of an LSTM by one kernel, as `fused.lstm_cell`; None without one."""
         return None
 
+    def philox_words(self, key: Array, count: int) -> Array | None:
+        """Words of Philox by one kernel, as `fused.philox_words`; None without one."""
+        return None
+
     def windows(self, x: Array, shape: Any, axis: Any) -> Array:
         """A read-only view of every window of `shape` along `axis`; the window's axes come last."""
         return self.lib.stride_tricks.sliding_window_view(x, shape, axis)
@@ -404,6 +408,9 @@ class CupyNamespace(Namespace):
         if not fused.fits(projected, recurrent, c):
             return None
         return fused.lstm_cell(self.module, projected, recurrent, c)
+
+    def philox_words(self, key: Array, count: int) -> Array | None:
+        return fused.philox_words(self.module, key, count)
 
     def sum_over(self, x: Array, axes: tuple[int, ...], keepdims: bool = False) -> Array:
         """As `Namespace.sum_over`: CuPy computes a sum by up to 512 threads; those that would add many terms add in float64."""

@@ -39,7 +39,7 @@ def matmul(cp: Any, a: Array, b: Array, out: Array | None = None) -> Array:
 
 
 class _Strided(NamedTuple):
-    """Where the elements of an array are, but for its address."""
+    """The shape, the strides and the dtype of an array."""
 
     shape: tuple[int, ...]
     strides: tuple[int, ...]
@@ -143,7 +143,7 @@ def _chosen(a: _Strided, b: _Strided, out: _Strided | None) -> _StackProduct | N
 
 
 def _dense(shape: tuple[int, ...], dtype: np.dtype[Any]) -> _Strided:
-    """The place of a contiguous array."""
+    """Those of a contiguous array."""
     return _Strided(shape, tuple(dtype.itemsize * math.prod(shape[i + 1 :]) for i in range(len(shape))), dtype)
 
 
@@ -194,9 +194,8 @@ def einsum(xp: Any, equation: str, xs: tuple[Array, ...]) -> Array:
     terms = left.split(",")
     free = [x.ndim - len(t) + 3 if "..." in t else 0 for x, t in zip(xs, terms, strict=True)]
     spare = [c for c in string.ascii_letters if c not in equation][: max(free)]
-    result = (result if arrow else "..." + "".join(sorted(c for c in left if c.isalpha() and left.count(c) == 1))).replace(
-        "...", "".join(spare)
-    )
+    implied = "..." + "".join(sorted(c for c in left if c.isalpha() and left.count(c) == 1))
+    result = (result if arrow else implied).replace("...", "".join(spare))
     sizes: dict[str, int] = {}
     factors = []
     for x, term, n in zip(xs, terms, free, strict=True):

@@ -36,6 +36,9 @@ def philox(xp: Xp, key: Array, shape: Host[Ints]) -> Array:
     """Return uint32 words of this shape; key: the seed and the number of the draw, each a non-negative int64."""
     count = math.prod(shape)
     limits.admit((max(count, 1), 4), np.uint64)
+    words = xp.philox_words(key, count)
+    if words is not None:
+        return words.reshape(shape)
     blocks = xp.arange(-(-count // 4), dtype=np.int64).astype(np.uint64)
     parts = key.reshape(-1).astype(np.uint64)
     seed, draw = parts[:1], parts[1:2]  # which broadcast

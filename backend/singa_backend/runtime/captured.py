@@ -11,24 +11,22 @@ A run that is watched, observed or has other limits computes as if there were no
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from .. import limits
-from ..devices import checks, graphs
+from ..devices import checks, graphs, packing
 from ..devices.checks import Checks
+from ..devices.device import Device
 from ..devices.graphs import GraphMemory, NotCapturable
 from ..errors import SonnxError
 from ..ir.declaration import has_trait
 from ..ir.graph import Node
 from ..limits import Budget
 from .recorded import RunRecord, result_type
-
-if TYPE_CHECKING:
-    from .executor import Executor, Visitor
 
 _PARTS = 32
 """The maximum number of graphs, and of stretches between them, of one run."""
@@ -41,6 +39,25 @@ _OUTSIDE = {
     "exchanges": "exchanges with other processes",
 }
 """The traits of operators that a graph cannot hold, with the reason."""
+
+
+class RunVisitor(Protocol):
+    """A run of an executor, as far as its steps need it.
+
+    Attributes:
+        checks: its checks; None if each is read at once.
+    """
+
+    checks: Checks | None
+
+    def visit(self, node: Node, inputs: list[Any], frame: list[Any]) -> list[Any]:
+        """Compute a node that decides."""
+
+    def locate_checks(self, node: Node, inputs: list[Any]) -> None:
+        """Note that the checks since the last call are those of a node."""
+
+    def on_device(self, value: Any) -> Any:
+        """A value as an output that stays on the device."""
 
 
 @dataclass
@@ -68,27 +85,36 @@ class CapturedRun:
     """A recorded run as graphs of a device.
 
     Args:
-        executor: the executor.
+        device: the device.
         record: the record.
         inputs: the inputs of the run that captures, which it computes too.
         to_host: whether the outputs are copied to the host.
+        replaced: the place of the input that a result replaces, by the place of the result.
+        inner: begins a run within the run, with a budget and a frame.
 
     Attributes:
         parts: the graphs, and the steps between them.
         admitted: the limits of a run that has met none of them.
     """
 
-    def __init__(self, executor: Executor, record: RunRecord, inputs: Sequence[Any], to_host: bool) -> None:
-        self._executor, self._record, self._packs = executor, record, to_host
-        self._device, self._module = executor.device, executor.device.xp.module
-        self._is_array = executor.device.xp.isarray
+    def __init__(
+        self,
+        device: Device,
+        record: RunRecord,
+        inputs: Sequence[Any],
+        to_host: bool,
+        replaced: Mapping[int, int],
+        inner: Callable[[Budget, list[Any]], RunVisitor],
+    ) -> None:
+        self._device, self._record, self._packs, self._replaced, self._inner = device, record, to_host, replaced, inner
+        self._module, self._is_array = device.xp.module, device.xp.isarray
         self._memory = GraphMemory(self._module)
         self._lock = threading.Lock()
         self.parts: list[_Part] = []
         self.admitted: limits.Limits | None = None
         self._types = [result_type(v) if self._is_array(v) else None for v in inputs]
         self._frame = record.start(inputs)
-        replaced = set((executor.replaced or {}).values())
+        stays = set(replaced.values())
         self._places: list[tuple[int, Any]] = []
         """The inputs that are copied, and where to."""
         self._kept: list[Any] = [None] * len(inputs)
@@ -96,7 +122,7 @@ class CapturedRun:
         for at, (slot, value) in enumerate(zip(record.graph.input_slots, inputs, strict=False)):
             if not self._is_array(value):
                 continue
-            if at in replaced:
+            if at in stays:
                 self._kept[at] = value
             else:
                 place = self._frame[slot] = self._memory.place_for(value)
@@ -154,7 +180,7 @@ class CapturedRun:
 
     # --- capture
 
-    def capture(self, visitor: Visitor, inputs: Sequence[Any], to_host: bool) -> list[Any]:
+    def capture(self, visitor: RunVisitor, inputs: Sequence[Any], to_host: bool) -> list[Any]:
         """Capture the run, and compute it.
 
         Args:
@@ -214,9 +240,8 @@ class CapturedRun:
     def _try(self, first: int, stop: int, frame: list[Any], varying: set[int], *, whole: bool) -> tuple[int, str] | None:
         """Capture steps; return the number of the one that cannot be captured, and why."""
         record, now = self._record, first
-        executor = self._executor
         budget = Budget(record.limits, memory=self._device.memory)
-        visitor = executor.visitor(budget)
+        visitor = self._inner(budget, frame)
         part = _Part(None, record.steps[first:stop], [], {}, visitor.checks)
         try:
             self._take({s for i in range(first, stop) for s in record.reads[i] if s in varying}, part, frame)
@@ -233,7 +258,6 @@ class CapturedRun:
             if whole:
                 self._close(frame, part)
 
-        budget.begin(executor.resident, frame, executor.states)
         try:
             with limits.spend(budget), checks.collected(visitor.checks), graphs.keeping(record.tables):
                 part.graph = self._memory.capture(work)
@@ -271,7 +295,7 @@ class CapturedRun:
                 return "reads a value of the host that may differ between runs"
         return ""
 
-    def _issue_from(self, first: int, stop: int, reason: str, frame: list[Any], visitor: Visitor, varying: set[int]) -> None:
+    def _issue_from(self, first: int, stop: int, reason: str, frame: list[Any], visitor: RunVisitor, varying: set[int]) -> None:
         """Issue steps that cannot be captured, and note them as a part."""
         before, steps = list(frame), self._record.steps[first:stop]
         self._issue(steps, frame, visitor, self._flags)
@@ -285,7 +309,7 @@ class CapturedRun:
 
     # --- runs
 
-    def run(self, visitor: Visitor | None, inputs: Sequence[Any], to_host: bool) -> list[Any]:
+    def run(self, visitor: RunVisitor | None, inputs: Sequence[Any], to_host: bool) -> list[Any]:
         """Compute the run.
 
         Args:
@@ -332,7 +356,7 @@ class CapturedRun:
         for slot, value in part.leaves.items():
             frame[slot] = value
 
-    def _issue(self, steps: Sequence[Any], frame: list[Any], visitor: Visitor, launched: Sequence[Checks]) -> None:
+    def _issue(self, steps: Sequence[Any], frame: list[Any], visitor: RunVisitor, launched: Sequence[Checks]) -> None:
         """Issue steps; their checks are read at once, after those of the graphs before: an error is that of the first node."""
         record, added = self._record, 0 if visitor.checks is None else visitor.checks.added
         first = record.issue(steps, frame, visitor.visit, visitor.locate_checks)
@@ -353,7 +377,7 @@ class CapturedRun:
         pending = [f.pending for f in flags]
         updates = {
             o: self._kept[i]
-            for o, i in (self._executor.replaced or {}).items()
+            for o, i in self._replaced.items()
             if self._kept[i] is not None and self._is_array(values[o]) and result_type(values[o]) == result_type(self._kept[i])
         }
         written = {x.data.mem.ptr for x in updates.values()}
@@ -367,15 +391,15 @@ class CapturedRun:
         self._updated = frozenset(updates)
         self._packed = None
         if self._packs and part is not None:
-            self._packed = self._device.packed([*self._results, *pending])
+            self._packed = packing.packed(self._device.xp, [*self._results, *pending])
 
-    def _outputs(self, visitor: Visitor | None, to_host: bool) -> list[Any]:
+    def _outputs(self, visitor: RunVisitor | None, to_host: bool) -> list[Any]:
         """The outputs, after all checks."""
         device, results, pending = self._device, self._results, [f.pending for f in self._flags]
         if to_host:
             values = [*results, *pending]
-            packed = device.packed(values) if self._packed is None else self._packed
-            values = device.unpacked(packed, values)
+            bytes_ = packing.packed(device.xp, values) if self._packed is None else self._packed
+            values = packing.unpacked(device.xp, bytes_, values, device.get)
             self._verify(self._flags, values[len(results) :])
             return [v.copy() if v is kept and isinstance(v, np.ndarray) else v for v, kept in zip(values, results, strict=False)]
         self._verify(self._flags)
@@ -386,8 +410,8 @@ class CapturedRun:
             elif self._is_array(v):
                 outputs.append(graphs.new_copy(self._module, v))
             else:
-                assert visitor is not None and visitor.placed is not None
-                outputs.append(visitor.placed.on_device(v))
+                assert visitor is not None
+                outputs.append(visitor.on_device(v))
         return outputs
 
     def _verify(self, flags: Sequence[Checks], read: Sequence[np.ndarray] | None = None) -> None:

@@ -118,7 +118,7 @@ class Executor:
         return self._records.graph_bytes
 
     @property
-    def described_graphs(self) -> tuple[str, ...]:
+    def graphs_in_words(self) -> tuple[str, ...]:
         """The graphs of the device that compute the runs of the newest signature, and what is outside of them."""
         return self._records.described()
 
@@ -141,11 +141,14 @@ class Executor:
         captured = self._records.latest
         if captured is None or captured.admitted is not limits or not captured.takes(inputs):
             return None
+        outputs: list[Any]
         with self.device.active():
-            return captured.run(None, inputs, to_host)
+            outputs = captured.run(None, inputs, to_host)
+        return outputs
 
-    def visitor(self, budget: limits.Budget) -> Visitor:
-        """A visitor for another run within a run."""
+    def _inner_run(self, budget: limits.Budget, frame: list[Any]) -> Visitor:
+        """Begin a run within a run."""
+        budget.begin(self._resident, frame, self._states)
         return Visitor(self, budget)
 
     def feed(self, slot: int, value: Any) -> Any:
@@ -270,7 +273,8 @@ class Executor:
             record.count(visitor.budget)
             self._records.latest = captured if captured.is_steady else None
             captured.admitted = visitor.budget.limits
-            return captured.run(visitor, inputs, to_host)
+            outputs: list[Any] = captured.run(visitor, inputs, to_host)
+            return outputs
         if not self._capturing.acquire(blocking=False):
             return None
         try:
@@ -281,7 +285,7 @@ class Executor:
                     record.captured = "the inputs that results replace are other arrays in each run"
                     return None
             try:
-                captured = CapturedRun(self, record, inputs, to_host)
+                captured = CapturedRun(self.device, record, inputs, to_host, self.replaced or {}, self._inner_run)
             except NotCapturable as error:
                 record.captured = str(error)
                 return None
@@ -402,10 +406,14 @@ class Visitor:
         if self.checks is None or pending is None or not to_host:
             if self.checks is not None:
                 self.checks.settle()
-            return self.device.get_all(outputs) if to_host else [self.placed.on_device(v) for v in outputs]
+            return self.device.get_all(outputs) if to_host else [self.on_device(v) for v in outputs]
         *outputs, flags = self.device.get_all([*outputs, pending])
         self.checks.verify(flags)
         return outputs
+
+    def on_device(self, value: Any) -> Any:
+        """A value as an output that stays on the device."""
+        return value if self.placed is None else self.placed.on_device(value)
 
     def settle_after_error(self) -> None:
         """Raise the error of an earlier node whose check failed: the present one may be its consequence."""

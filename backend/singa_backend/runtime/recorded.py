@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter, itemgetter, methodcaller
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -24,9 +24,6 @@ from ..ir.versioned import VersionedOperator
 from ..limits import Budget
 from .joined import Joined, JoinedProgram, Known
 from .placement import SMALL
-
-if TYPE_CHECKING:
-    from .captured import CapturedRun
 
 _KEPT = 16
 """The number of signatures that an executor remembers."""
@@ -39,6 +36,9 @@ result_type = attrgetter("__class__", "shape", "strides", "dtype")
 
 Visit = Callable[[Node, list[Any], list[Any]], Sequence[Any]]
 """Computes a node with these inputs in a frame."""
+
+CapturedRun: TypeAlias = Any
+"""A run as graphs of the device (captured.py)."""
 
 Locate = Callable[[Node, list[Any]], None]
 """Is called with a node that has added checks, and its inputs."""
