@@ -140,6 +140,18 @@ def test_the_orders_of_threads_are_compared_at_each_replay(cupy: Any, stream: An
             assert any("depends on the order of its threads" in line for line in fakecuda.report())
 
 
+def test_a_number_is_no_array_even_if_it_is_an_address(cupy: Any, stream: Any) -> None:
+    """The index in the parameters of CuPy's kernels is not set: it may be an address that was freed."""
+    kernel = cupy.RawKernel('extern "C" __global__ void put(float* x, long long n) { x[0] = n != 0; }', "put")
+    x, other = cupy.zeros(1, np.float32), cupy.zeros(5, np.float32)
+    address = np.int64(other.data.ptr)
+    graph, _pool, _result = captured(cupy, stream, lambda: kernel((1,), (1,), (x, address)))
+    del other
+    graph.launch(stream)
+    stream.synchronize()
+    assert x.get().tolist() == [1] and fakecuda.report() == []
+
+
 # ---- cuBLAS
 
 

@@ -721,19 +721,19 @@ static void execute(const FakeKernel& kernel, const FakeLaunch& launch, void** a
 }
 
 namespace {
-std::map<char*, Block> arrays_of(const Function& from, void** arguments) {  // every word that is an address of an allocation
+// The arrays among the arguments, each of which begins with an address.  Other words are none: the index in CuPy's CIndexer is not set.
+std::map<char*, Block> arrays_of(const Function& from, void** arguments) {
     std::map<char*, Block> result;
-    auto add = [&](const void* words, size_t size) {
-        for (size_t at = 0; at + sizeof(void*) <= size; at += sizeof(void*)) {
-            void* address;
-            memcpy(&address, (const char*)words + at, sizeof address);
-            const Block* block = address ? block_of(address) : nullptr;
-            if (block) result[block->start] = *block;
-        }
+    auto add = [&](const void* argument) {
+        void* address;
+        memcpy(&address, argument, sizeof address);
+        const Block* block = address ? block_of(address) : nullptr;
+        if (block) result[block->start] = *block;
     };
     for (size_t i = 0; i < from.described.size(); i++)
-        if (from.described[i].kind != 'S') add(arguments[i], sizeof(void*));
-    for (int i = 0; i < from.kernel->parameters; i++) add(arguments[i], from.kernel->sizes[i]);
+        if (from.described[i].kind != 'S') add(arguments[i]);
+    for (int i = 0; i < from.kernel->parameters; i++)
+        if (from.kernel->pointers[i]) add(arguments[i]);
     return result;
 }
 
