@@ -385,9 +385,16 @@ EXPORT float fake_ptx_sub(float a, float b) { return a - b; }
 EXPORT float fake_ptx_mul(float a, float b) { return a * b; }
 EXPORT int fake_ptx_ge(float a, float b) { return a >= b; }
 static float flushed(float x) { return std::fpclassify(x) == FP_SUBNORMAL ? std::copysign(0.0f, x) : x; }
+// As PTX defines them, +0.0 is larger than -0.0; C leaves it open, and g++'s result depends on the order of registers.
+static float smallest(float x, float y) { return x == y ? (std::signbit(x) ? x : y) : std::fmin(x, y); }
+static float largest(float x, float y) { return x == y ? (std::signbit(x) ? y : x) : std::fmax(x, y); }
+#define fminf smallest
+#define fmaxf largest
 #define UNARY(name) EXPORT float __wrap_##name(float x) { return flushed(name(flushed(x))); }
 #define BINARY(name) EXPORT float __wrap_##name(float x, float y) { return flushed(name(flushed(x), flushed(y))); }
 #include "functions.h"
+#undef fminf
+#undef fmaxf
 EXPORT float __wrap_fmaf(float x, float y, float z) { return flushed(fmaf(flushed(x), flushed(y), flushed(z))); }
 EXPORT float __wrap_ldexpf(float x, int n) { return flushed(ldexpf(flushed(x), n)); }
 EXPORT float __wrap_scalbnf(float x, int n) { return flushed(scalbnf(flushed(x), n)); }
