@@ -17,6 +17,8 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from .graphs import stream_owner
+
 _32F, _64F = 68, 70
 """Values of cublasComputeType_t: the precision of the sums."""
 _TF32 = _32F if os.environ.get("CUPY_TF32", "0") in ("", "0") else 77  # a variable of CuPy
@@ -35,7 +37,6 @@ DTYPES = frozenset(_FORMS)
 """The dtypes of which `multiply` computes products."""
 
 _BEST = -1  # cublasGemmAlgo_t
-_OF_THREAD = 2  # the address of the stream that each thread has of its own
 _POINTER, _INT, _LONG = ctypes.c_void_p, ctypes.c_int, ctypes.c_longlong
 _OPERAND = (_POINTER, _INT, _INT, _LONG)
 
@@ -65,8 +66,7 @@ class _Cublas:
 
     def multiply(self, cp: Any, *arguments: int) -> None:
         """Compute on the current stream; its workspace is freed with the object of the stream, or with the thread that has it."""
-        stream = cp.cuda.get_current_stream()
-        owner = threading.current_thread() if stream.ptr == _OF_THREAD else stream
+        stream, owner = cp.cuda.get_current_stream(), stream_owner(cp)
         with self._lock:
             workspace = self._workspaces.get(owner)
             if workspace is None:

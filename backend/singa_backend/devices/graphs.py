@@ -22,8 +22,8 @@ Array = Any  # of CuPy
 _TABLE, _TABLES = 1 << 20, 1 << 24
 """The bytes of one table and of all tables that a record keeps."""
 
-_OF_THREAD = 2
-"""The address of a stream that each thread has separately."""
+_DEFAULTS, _OF_THREAD = (0, 1, 2), 2
+"""The addresses of default streams, and of the one that each thread has separately."""
 
 Graph = Any  # of CuPy
 
@@ -37,6 +37,7 @@ class Tables:
 
     def __init__(self) -> None:
         self._kept: dict[Any, Array] = {}
+        self._plans: dict[Any, Any] = {}
         self._bytes = 0
 
     @property
@@ -58,6 +59,13 @@ class Tables:
             self._kept[key] = copied.copy("K")
             self._bytes += table.nbytes
         return copied
+
+    def plan(self, key: Any, make: Callable[[], Any]) -> Any:
+        """A plan of cuFFT, which is made before a capture and lives as long as the graphs that use it."""
+        if key not in self._plans:
+            refuse_capture("needs a plan of cuFFT that an earlier run did not make")
+            self._plans[key] = make()
+        return self._plans[key]
 
 
 _tables: ContextVar[Tables | None] = ContextVar("tables", default=None)
@@ -85,8 +93,43 @@ def refuse_capture(reason: str) -> None:
         raise NotCapturable(reason)
 
 
+def stream_owner(module: Any) -> Any:
+    """What identifies the current stream, and lives as long as it: its object, or the thread to which it belongs."""
+    stream = module.cuda.get_current_stream()
+    return threading.current_thread() if stream.ptr == _OF_THREAD else stream
+
+
+def is_capturing(module: Any) -> bool:
+    """Whether the caller captures the current stream: what he captures must not wait for other streams."""
+    pointer = module.cuda.get_current_stream().ptr
+    return pointer not in _DEFAULTS and bool(module.cuda.runtime.streamIsCapturing(pointer))
+
+
+class _Pool:
+    """A private pool of memory of the current device.
+
+    CuPy's pools do not free the blocks that were returned to them when they are deleted; arrays that outlive a pool free theirs.
+
+    Attributes:
+        memory: the pool of CuPy.
+    """
+
+    def __init__(self, module: Any) -> None:
+        self._device, self.memory = module.cuda.Device(), module.cuda.MemoryPool()
+
+    def __del__(self) -> None:
+        with suppress(Exception), self._device:  # the interpreter may end
+            self.memory.free_all_blocks()
+
+    @property
+    def bytes(self) -> int:
+        """The bytes of the pool."""
+        with self._device:
+            return int(self.memory.total_bytes())
+
+
 class GraphMemory:
-    """The stream on which the graphs of one run are captured, and their memory.
+    """The stream on which the graphs of one run are captured, and their memory; of the current device.
 
     Args:
         module: CuPy.
@@ -94,35 +137,33 @@ class GraphMemory:
 
     def __init__(self, module: Any) -> None:
         self._module = module
-        self._pool = module.cuda.MemoryPool()
-        weakref.finalize(self, self._pool.free_all_blocks).atexit = False  # a pool does not free its blocks when it is deleted
-        self._stream = module.cuda.Stream(non_blocking=True)  # after the pool, to which it would return its workspace
-        self._done = module.cuda.Event(disable_timing=True)
-        self._last: tuple[int, int] | None = None
+        self._last: Callable[[], Any] | None = None
         self._now: Any = None
+        self._done = module.cuda.Event(disable_timing=True)
+        self._stream = module.cuda.Stream(non_blocking=True)
+        self._pool = _Pool(module)  # last, so that it is deleted last: the stream returns its workspace to it
 
     @property
     def bytes(self) -> int:
         """The bytes of the pool."""
-        return int(self._pool.total_bytes())
+        return self._pool.bytes
 
     @contextmanager
     def _active(self) -> Iterator[None]:
-        with self._stream, self._module.cuda.using_allocator(self._pool.malloc):
+        with self._stream, self._module.cuda.using_allocator(self._pool.memory.malloc):
             yield
 
     @contextmanager
     def ordered(self) -> Iterator[None]:
         """A context whose work on the current stream waits for that of the last such context, on whatever stream it was."""
-        self._now = self._module.cuda.get_current_stream()
-        now = self._now.ptr, threading.get_ident() if self._now.ptr == _OF_THREAD else 0
-        if self._last is not None and self._last != now:
+        self._now, owner = self._module.cuda.get_current_stream(), stream_owner(self._module)
+        if self._last is not None and self._last() is not owner:
             self._now.wait_event(self._done)
         try:
             yield
         finally:
             self._done.record(self._now)
-            self._last = now
+            self._last = weakref.ref(owner)
 
     def launch(self, graph: Graph) -> None:
         """Launch a graph on the stream of the present `ordered`."""
@@ -138,7 +179,7 @@ class GraphMemory:
             The graph, an object with `launch(stream)`.
 
         Raises:
-            Exception: that of `work`; nothing was executed, and there is no graph.
+            Exception: that of `work`, or the driver cannot make a graph; nothing was executed.
         """
         token = _capturing.set(True)
         try:

@@ -41,6 +41,7 @@ from .cuda import memory
 from .guards import SIZES, guarded
 from .spatial import WindowPlaces
 from .special import erf, erfc, in_pieces, with_float
+from .transforms import Transforms
 
 Array = Any  # an array of the current namespace
 Xp = Any  # a Namespace
@@ -291,6 +292,12 @@ class CupyNamespace(Namespace):
         if isinstance(a, (np.ndarray, np.generic, int, float)) and not order:
             return self.from_host(np.asarray(a, dtype))
         return self.module.asarray(a, dtype, **order)
+
+    @property
+    def fft(self) -> Any:
+        """CuPy's transforms; in a run that may be captured, by plans that its record keeps."""
+        kept = graphs.tables()
+        return self.module.fft if kept is None else Transforms(self.module, kept)
 
     def to_host(self, x: Array) -> np.ndarray:
         graphs.refuse_capture("reads values of the device on the host")

@@ -305,7 +305,7 @@ def profile(
     steps = _steps(pieces, whole, reachable)
     nodes = _nodes(graph, pieces, steps, whole)
     facts |= {"steps": steps, "nodes": nodes, "operators": _operators(nodes, whole), "rates": reachable}
-    facts["graphs"] = executor.graphs_in_words
+    facts["graphs"] = executor.graphs_in_words(inputs)
     if part is not None:
         facts |= _of_training(graph, pieces, steps, nodes, part, planner, whole)
     return Profile(

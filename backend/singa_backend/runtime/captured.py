@@ -11,8 +11,10 @@ A run that is watched, observed or has other limits computes as if there were no
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Protocol
 
 import numpy as np
@@ -32,7 +34,7 @@ _PARTS = 32
 """The maximum number of graphs, and of stretches between them, of one run."""
 
 MOVES = 4
-"""The number of times that replaced inputs may be other arrays than those of the graph before."""
+"""The number of runs in succession in which inputs that results replace may be other arrays than those of the graph before."""
 
 _OUTSIDE = {
     "random": "draws random numbers",
@@ -46,9 +48,11 @@ class RunVisitor(Protocol):
 
     Attributes:
         checks: its checks; None if each is read at once.
+        budget: its budget.
     """
 
     checks: Checks | None
+    budget: Budget
 
     def visit(self, node: Node, inputs: list[Any], frame: list[Any]) -> list[Any]:
         """Compute a node that decides."""
@@ -59,6 +63,9 @@ class RunVisitor(Protocol):
     def on_device(self, value: Any) -> Any:
         """A value as an output that stays on the device."""
 
+    def finish(self, outputs: list[Any], to_host: bool) -> list[Any]:
+        """The outputs of the main graph, after the checks."""
+
 
 @dataclass
 class _Part:
@@ -67,7 +74,7 @@ class _Part:
     Attributes:
         graph: the graph; None if the steps are issued.
         steps: the steps.
-        takes: the slots of results of issued steps that the graph reads, and the place of each.
+        fixed: the slots of results of issued steps that the graph reads, and the place of each.
         leaves: the values after the part of the slots that it has written.
         checks: the checks of the graph.
         reason: why the steps are issued.
@@ -75,7 +82,7 @@ class _Part:
 
     graph: Any
     steps: Sequence[Any]
-    takes: list[tuple[int, Any]]
+    fixed: list[tuple[int, Any]]
     leaves: dict[int, Any]
     checks: Checks | None
     reason: str = ""
@@ -88,55 +95,46 @@ class CapturedRun:
         device: the device.
         record: the record.
         inputs: the inputs of the run that captures, which it computes too.
-        to_host: whether the outputs are copied to the host.
         replaced: the place of the input that a result replaces, by the place of the result.
-        inner: begins a run within the run, with a budget and a frame.
 
     Attributes:
         parts: the graphs, and the steps between them.
         admitted: the limits of a run that has met none of them.
+        differs: whether an issued step has had a result of another type.
+
+    Raises:
+        NotCapturable: an input has gaps, or two that results replace share memory.
     """
 
-    def __init__(
-        self,
-        device: Device,
-        record: RunRecord,
-        inputs: Sequence[Any],
-        to_host: bool,
-        replaced: Mapping[int, int],
-        inner: Callable[[Budget, list[Any]], RunVisitor],
-    ) -> None:
-        self._device, self._record, self._packs, self._replaced, self._inner = device, record, to_host, replaced, inner
+    def __init__(self, device: Device, record: RunRecord, inputs: Sequence[Any], replaced: Mapping[int, int]) -> None:
+        self._device, self._replaced = device, replaced
         self._module, self._is_array = device.xp.module, device.xp.isarray
-        self._memory = GraphMemory(self._module)
         self._lock = threading.Lock()
+        self._runner = 0  # the thread that has the lock
         self.parts: list[_Part] = []
         self.admitted: limits.Limits | None = None
+        self.differs = self._is_full = False
         self._types = [result_type(v) if self._is_array(v) else None for v in inputs]
-        self._frame = record.start(inputs)
-        stays = set(replaced.values())
-        self._places: list[tuple[int, Any]] = []
-        """The inputs that are copied, and where to."""
-        self._kept: list[Any] = [None] * len(inputs)
+        places, in_place = dict[int, Any](), [inputs[i] for i in replaced.values() if self._is_array(inputs[i])]
+        self._in_place = [v if any(v is x for x in in_place) else None for v in inputs]
         """The inputs that results replace, which the graph reads and writes where they are; None for others."""
-        for at, (slot, value) in enumerate(zip(record.graph.input_slots, inputs, strict=False)):
-            if not self._is_array(value):
-                continue
-            if at in stays:
-                self._kept[at] = value
-            else:
-                place = self._frame[slot] = self._memory.place_for(value)
-                self._places.append((at, place))
+        _refuse_shared(in_place)
+        self._places = places
+        """Where the other inputs are copied to, by their places."""
         self._results: list[Any] = []
         self._flags: list[Checks] = []
         self._packed: Any = None
         self._updated: frozenset[int] = frozenset()
-        self._is_full = False
+        self._memory = GraphMemory(self._module)  # last, so that what is in it is deleted before
+        for at, value in enumerate(inputs):
+            if self._is_array(value) and self._in_place[at] is None:
+                places[at] = self._memory.place_for(value)
+        self._bytes = record.tables.bytes
 
     @property
     def bytes(self) -> int:
         """The bytes that the graphs keep between runs."""
-        return self._memory.bytes + self._record.tables.bytes
+        return self._memory.bytes + self._bytes
 
     @property
     def is_whole(self) -> bool:
@@ -153,12 +151,12 @@ class CapturedRun:
         counts = [(f"{n} step{'s' if n > 1 else ''}", part) for part in self.parts for n in (len(part.steps),)]
         return tuple(f"a graph of {n}" if part.graph is not None else f"{n} outside graphs: {part.reason}" for n, part in counts)
 
-    def takes(self, inputs: Sequence[Any]) -> bool:
+    def accepts(self, inputs: Sequence[Any]) -> bool:
         """Whether inputs have the types of those of the graph; they may be on the host if they are copied."""
         if len(inputs) != len(self._types):
             return False
-        for x, stays, expected in zip(inputs, self._kept, self._types, strict=True):
-            if x is stays and x is not None:
+        for at, (x, fixed, expected) in enumerate(zip(inputs, self._in_place, self._types, strict=True)):
+            if x is fixed and x is not None:
                 continue
             if expected is None:
                 return False
@@ -166,53 +164,84 @@ class CapturedRun:
             if x.__class__ is kind:
                 if x.shape != shape or x.strides != strides or x.dtype != dtype or x.device.id != self._device.device_id:
                     return False
-                if stays is not None and x.data.ptr != stays.data.ptr:
+                if fixed is not None and x.data.ptr != fixed.data.ptr:
                     return False
-            elif stays is not None or x.__class__ is not np.ndarray or x.shape != shape or x.dtype != dtype:
+            elif fixed is not None or x.__class__ is not np.ndarray or x.shape != shape or x.dtype != dtype:
+                return False
+            if x.__class__ is np.ndarray and not self._places[at].flags.c_contiguous:
                 return False
         return True
 
     def fits(self, inputs: Sequence[Any]) -> bool:
         """Whether the inputs that results replace are those of the graph, among inputs of its types."""
-        return all(
-            stays is None or x is stays or x.data.ptr == stays.data.ptr for x, stays in zip(inputs, self._kept, strict=True)
-        )
+        pairs = zip(inputs, self._in_place, strict=True)
+        return all(fixed is None or x is fixed or x.data.ptr == fixed.data.ptr for x, fixed in pairs)
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """A context of one run at a time."""
+        with self._lock:
+            self._runner = threading.get_ident()
+            try:
+                with self._memory.ordered():
+                    yield
+            finally:
+                self._runner = 0
+
+    @property
+    def is_nested(self) -> bool:
+        """Whether this thread is within a run: an operator in Python runs its own model."""
+        return self._runner == threading.get_ident()
 
     # --- capture
 
-    def capture(self, visitor: RunVisitor, inputs: Sequence[Any], to_host: bool) -> list[Any]:
+    def capture(
+        self,
+        record: RunRecord,
+        visitor: RunVisitor,
+        inputs: Sequence[Any],
+        to_host: bool,
+        begin: Callable[[Budget, Any], RunVisitor],
+    ) -> list[Any]:
         """Capture the run, and compute it.
 
         Args:
+            record: the record.
             visitor: of the run.
             inputs: its inputs.
             to_host: whether the outputs are copied to the host.
+            begin: begins a run within the run, with a budget and a frame.
 
         Returns:
             The outputs, as `run` returns them.
-
-        Raises:
-            ResultDiffers: an issued step returned another type.
         """
-        frame, steps, at = self._frame, self._record.steps, 0
+        frame, at = self._start(record, inputs), 0
         varying: set[int] = set()  # the slots of results of issued steps
-        with self._lock, self._memory.ordered():
+        with self._alone():
             self._copy_in(inputs)
-            while at < len(steps):
-                if len(self.parts) < _PARTS:
-                    stop, reason = self._graph_from(at, frame, varying)
-                else:
+            try:
+                while at < len(record.steps):
                     stop, reason = at, f"follows {_PARTS} parts"
-                if stop > at:
-                    self._memory.launch(self.parts[-1].graph)
-                at = stop
-                if reason:
-                    at = stop + 1 if len(self.parts) < _PARTS and not self._is_full else len(steps)
-                    self._issue_from(stop, at, reason, frame, visitor, varying)
-            self._frame = []
-            if not self.parts or self.parts[-1].graph is None:
-                self._close(frame)
+                    if len(self.parts) < _PARTS and not self._is_full:
+                        stop, reason = self._graph_from(record, at, frame, varying, to_host, begin)
+                    if stop > at:
+                        self._memory.launch(self.parts[-1].graph)
+                    at = stop
+                    if reason:
+                        at = stop + 1 if len(self.parts) < _PARTS and not self._is_full else len(record.steps)
+                        self._issue_from(record, stop, at, reason, frame, visitor, varying)
+                if not self.parts or self.parts[-1].graph is None:
+                    self._close(record, frame)
+            except _ResultDiffers as error:
+                return self._decide(record, error.first, frame, visitor, to_host)
             return self._outputs(visitor, to_host)
+
+    def _start(self, record: RunRecord, inputs: Sequence[Any]) -> list[Any]:
+        """The values before the first step."""
+        frame = record.start(inputs)
+        for at, place in self._places.items():
+            frame[record.graph.input_slots[at]] = place
+        return frame
 
     @property
     def reason(self) -> str:
@@ -221,33 +250,43 @@ class CapturedRun:
             return ""
         return self.parts[0].reason if self.parts else "computes nothing on the device"
 
-    def _graph_from(self, first: int, frame: list[Any], varying: set[int]) -> tuple[int, str]:
+    def _graph_from(
+        self,
+        record: RunRecord,
+        first: int,
+        frame: list[Any],
+        varying: set[int],
+        packs: bool,
+        begin: Callable[[Budget, Any], RunVisitor],
+    ) -> tuple[int, str]:
         """Capture as many steps as possible, from a number on; return the number of the next one, and why it must be issued."""
-        steps = self._record.steps
         stop, reason = first, ""
-        while stop < len(steps) and not reason:
-            reason = self._refusal(stop, frame, varying)
+        while stop < len(record.steps) and not reason:
+            reason = self._refusal(record, stop, frame, varying)
             stop += not reason
-        while stop > first:
+        while stop > first and not self._is_full:
             saved = list(frame)
-            failed = self._try(first, stop, frame, varying, whole=stop == len(steps))
+            budget = Budget(record.limits, memory=self._device.memory)
+            failed = self._try(record, first, stop, frame, varying, packs, begin(budget, frame), budget)
             if failed is None:
                 break
             frame[:] = saved
             stop, reason = failed
-        return stop, reason
+        return (first if self._is_full else stop), reason
 
-    def _try(self, first: int, stop: int, frame: list[Any], varying: set[int], *, whole: bool) -> tuple[int, str] | None:
+    def _try(
+        self,
+        record: RunRecord,
+        first: int,
+        stop: int,
+        frame: list[Any],
+        varying: set[int],
+        packs: bool,
+        visitor: RunVisitor,
+        budget: Budget,
+    ) -> tuple[int, str] | None:
         """Capture steps; return the number of the one that cannot be captured, and why."""
-        record, now = self._record, first
-        budget = Budget(record.limits, memory=self._device.memory)
-        visitor = self._inner(budget, frame)
-        part = _Part(None, record.steps[first:stop], [], {}, visitor.checks)
-        try:
-            self._take({s for i in range(first, stop) for s in record.reads[i] if s in varying}, part, frame)
-        except NotCapturable as error:
-            return first, str(error)
-        before = list(frame)
+        now, part = first, _Part(None, record.steps[first:stop], [], {}, visitor.checks)
 
         def work() -> None:
             nonlocal now
@@ -255,36 +294,36 @@ class CapturedRun:
                 differs = record.issue(record.steps[now : now + 1], frame, visitor.visit, visitor.locate_checks, strict=True)
                 if differs is not None:
                     raise NotCapturable("returned another type than in the recorded run")
-            if whole:
-                self._close(frame, part)
+            now = stop
+            if stop == len(record.steps):
+                self._close(record, frame, part, packs=packs)
 
         try:
+            self._fix({s for i in range(first, stop) for s in record.reads[i] if s in varying}, part, frame)
+            before = list(frame)
             with limits.spend(budget), checks.collected(visitor.checks), graphs.keeping(record.tables):
                 part.graph = self._memory.capture(work)
-        except MemoryError:
-            self._is_full = True
-            return first, "needs more memory than the device has"
         except Exception as error:
+            self._is_full = now == stop or isinstance(error, MemoryError)  # not a step, but the graph cannot be made
             return now, _reason(error)
         part.leaves = {s: v for s, v in enumerate(frame) if v is not before[s]}
-        varying.difference_update(s for s, _ in part.takes)
+        varying.difference_update(s for s, _ in part.fixed)
         self.parts.append(part)
         if part.checks is not None and part.checks.added:
             self._flags.append(part.checks)
         return None
 
-    def _take(self, slots: set[int], part: _Part, frame: list[Any]) -> None:
+    def _fix(self, slots: set[int], part: _Part, frame: list[Any]) -> None:
         """Replace results of issued steps by static places."""
         for slot in sorted(slots):
             if frame[slot] is not None:
                 place = self._memory.place_for(frame[slot])
-                part.takes.append((slot, place))
+                part.fixed.append((slot, place))
                 graphs.assign(place, frame[slot])
                 frame[slot] = place
 
-    def _refusal(self, number: int, frame: list[Any], varying: set[int]) -> str:
+    def _refusal(self, record: RunRecord, number: int, frame: list[Any], varying: set[int]) -> str:
         """Why a step cannot be captured, whatever it does; "" if it may be."""
-        record = self._record
         node: Node = record.graph.nodes[record.steps[number][-1]]
         for inner in (node, *(n for g in node.graphs for n in g.all_nodes())):
             for trait, reason in _OUTSIDE.items():
@@ -295,10 +334,12 @@ class CapturedRun:
                 return "reads a value of the host that may differ between runs"
         return ""
 
-    def _issue_from(self, first: int, stop: int, reason: str, frame: list[Any], visitor: RunVisitor, varying: set[int]) -> None:
+    def _issue_from(
+        self, record: RunRecord, first: int, stop: int, reason: str, frame: list[Any], visitor: RunVisitor, varying: set[int]
+    ) -> None:
         """Issue steps that cannot be captured, and note them as a part."""
-        before, steps = list(frame), self._record.steps[first:stop]
-        self._issue(steps, frame, visitor, self._flags)
+        before, steps = list(frame), record.steps[first:stop]
+        self._issue(record, steps, frame, visitor, self._flags)
         varying.update(s for s, v in enumerate(frame) if v is not before[s] and v is not None)
         if not self.parts or self.parts[-1].graph is not None:
             self.parts.append(_Part(None, (), [], {}, None, reason))
@@ -309,10 +350,11 @@ class CapturedRun:
 
     # --- runs
 
-    def run(self, visitor: RunVisitor | None, inputs: Sequence[Any], to_host: bool) -> list[Any]:
+    def run(self, record: RunRecord, visitor: RunVisitor | None, inputs: Sequence[Any], to_host: bool) -> list[Any]:
         """Compute the run.
 
         Args:
+            record: the record.
             visitor: of the run; None if `is_steady` is true.
             inputs: its inputs, for which `fits` is true.
             to_host: whether the outputs are copied to the host.
@@ -322,64 +364,69 @@ class CapturedRun:
 
         Raises:
             OperatorError: a check failed; no input was changed.
-            ResultDiffers: an issued step returned another type.
         """
-        with self._lock, self._memory.ordered():
+        with self._alone():
             self._copy_in(inputs)
             if self.is_whole:
                 self._memory.launch(self.parts[0].graph)
-            else:
-                assert visitor is not None
-                frame = self._record.start(inputs)
-                for at, place in self._places:
-                    frame[self._record.graph.input_slots[at]] = place
-                launched: list[Checks] = []
+                return self._outputs(visitor, to_host)
+            assert visitor is not None
+            frame, launched = self._start(record, inputs), list[Checks]()
+            try:
                 for part in self.parts:
-                    if part.graph is not None:
-                        self._launch(part, frame)
-                        launched += [part.checks] if part.checks in self._flags else []
-                    else:
-                        self._issue(part.steps, frame, visitor, launched)
+                    if part.graph is None:
+                        self._issue(record, part.steps, frame, visitor, launched)
+                        continue
+                    for slot, place in part.fixed:
+                        if frame[slot] is not place:
+                            graphs.assign(place, frame[slot])
+                    self._memory.launch(part.graph)
+                    for slot, value in part.leaves.items():
+                        frame[slot] = value
+                    launched += [part.checks] if part.checks is not None and part.checks in self._flags else []
                 if self.parts[-1].graph is None:
-                    self._close(frame)
+                    self._close(record, frame)
+            except _ResultDiffers as error:
+                return self._decide(record, error.first, frame, visitor, to_host)
             return self._outputs(visitor, to_host)
 
     def _copy_in(self, inputs: Sequence[Any]) -> None:
-        for at, place in self._places:
+        for at, place in self._places.items():
             graphs.assign(place, inputs[at])
 
-    def _launch(self, part: _Part, frame: list[Any]) -> None:
-        for slot, place in part.takes:
-            if frame[slot] is not place:
-                graphs.assign(place, frame[slot])
-        self._memory.launch(part.graph)
-        for slot, value in part.leaves.items():
-            frame[slot] = value
-
-    def _issue(self, steps: Sequence[Any], frame: list[Any], visitor: RunVisitor, launched: Sequence[Checks]) -> None:
+    def _issue(
+        self, record: RunRecord, steps: Sequence[Any], frame: list[Any], visitor: RunVisitor, launched: Sequence[Checks]
+    ) -> None:
         """Issue steps; their checks are read at once, after those of the graphs before: an error is that of the first node."""
-        record, added = self._record, 0 if visitor.checks is None else visitor.checks.added
+        added = 0 if visitor.checks is None else visitor.checks.added
         first = record.issue(steps, frame, visitor.visit, visitor.locate_checks)
         if first is not None or (visitor.checks is not None and visitor.checks.added > added):
             self._verify(launched)
             if visitor.checks is not None:
                 visitor.checks.settle()
         if first is not None:
-            raise ResultDiffers(first, frame)
+            raise _ResultDiffers(first)
 
-    def _close(self, frame: list[Any], part: _Part | None = None) -> None:
+    def _decide(self, record: RunRecord, first: int, frame: list[Any], visitor: RunVisitor, to_host: bool) -> list[Any]:
+        """Let the nodes from a number on decide; return the outputs."""
+        self.differs = True
+        record.go_on(frame, visitor.visit, visitor.budget, first)
+        outputs = visitor.finish([frame[s] for s in record.graph.output_slots], to_host)
+        return outputs if to_host else [v if isinstance(v, np.ndarray) else self._device.copy(v) for v in outputs]
+
+    def _close(self, record: RunRecord, frame: list[Any], part: _Part | None = None, *, packs: bool = False) -> None:
         """Compute what becomes of the results: those that replace inputs are written to them, others are packed for the host."""
-        graph, module = self._record.graph, self._module
-        values = [frame[s] for s in graph.output_slots]
+        module = self._module
+        values = [frame[s] for s in record.graph.output_slots]
         flags = list(self._flags)
         if part is not None and part.checks is not None and part.checks.added:
             flags.append(part.checks)
         pending = [f.pending for f in flags]
-        updates = {
-            o: self._kept[i]
-            for o, i in self._replaced.items()
-            if self._kept[i] is not None and self._is_array(values[o]) and result_type(values[o]) == result_type(self._kept[i])
-        }
+        updates = {}
+        for o, i in self._replaced.items():
+            place = self._in_place[i]
+            if place is not None and self._is_array(values[o]) and result_type(values[o]) == result_type(place):
+                updates[o] = place
         written = {x.data.mem.ptr for x in updates.values()}
         values = [
             v.copy() if self._is_array(v) and v.data.mem.ptr in written and v is not updates.get(o) else v
@@ -390,7 +437,7 @@ class CapturedRun:
         self._results = [updates.get(o, v) for o, v in enumerate(values)]
         self._updated = frozenset(updates)
         self._packed = None
-        if self._packs and part is not None:
+        if packs:
             self._packed = packing.packed(self._device.xp, [*self._results, *pending])
 
     def _outputs(self, visitor: RunVisitor | None, to_host: bool) -> list[Any]:
@@ -423,17 +470,23 @@ class CapturedRun:
             own.verify(found)
 
 
-class ResultDiffers(Exception):
+class _ResultDiffers(Exception):
     """A step between graphs had a result of another type.
 
     Attributes:
         first: the number of the first node that must decide.
-        frame: the values before it.
     """
 
-    def __init__(self, first: int, frame: list[Any]) -> None:
+    def __init__(self, first: int) -> None:
         super().__init__(first)
-        self.first, self.frame = first, frame
+        self.first = first
+
+
+def _refuse_shared(arrays: Sequence[Any]) -> None:
+    """Raise NotCapturable if a write to one of some arrays would change another."""
+    spans = sorted((x.data.ptr, x.data.ptr + x.nbytes) for x in arrays if x.nbytes)
+    if any(end > start for (_, end), (start, _) in pairwise(spans)):
+        raise NotCapturable("replaces inputs that share memory")
 
 
 def _reason(error: BaseException) -> str:
@@ -441,6 +494,8 @@ def _reason(error: BaseException) -> str:
     cause = error.__cause__ if isinstance(error, SonnxError) and error.__cause__ is not None else error
     if isinstance(cause, NotCapturable):
         return str(cause)
+    if isinstance(cause, MemoryError):
+        return "needs more memory than the device has"
     text = (str(cause).splitlines() or [""])[0]
     if "D2H" in text:  # CuPy's words
         return "reads values of the device on the host"

@@ -13,17 +13,20 @@ import numpy as np
 from .. import dtypes, limits
 from ..devices import checks
 from ..devices.device import Device
-from ..devices.graphs import NotCapturable, keeping
-from ..errors import OperatorError, SonnxError
+from ..devices.graphs import NotCapturable, is_capturing, keeping
+from ..errors import OperatorError, ResourceExhausted, SonnxError
 from ..ir.graph import Graph, Node
 from ..ir.versioned import VersionedOperator
 from ..proto.tensor_data import ModelFile, copied, is_mapped
 from .alike import Alike, AlikePrograms, gather
-from .captured import MOVES, CapturedRun, ResultDiffers
+from .captured import MOVES, CapturedRun
 from .failures import typed_error
 from .joined import Joined, join
 from .placement import Placed, Placement
 from .recorded import BodyCall, RunRecord, RunRecorder, RunRecords, signature
+
+_SHORTAGES = frozenset({"SX604", "SX613"})
+"""The errors of a run that needs more memory than the limits allow, or than the device has."""
 
 Path = Sequence[tuple[Node, int]]
 """The nodes whose graphs contain a node, outermost first, each with the number of the run of its graph, from 0."""
@@ -106,7 +109,7 @@ class Executor:
 
     def forget_records(self) -> None:
         """Forget how runs on a device computed: initializers have changed."""
-        self._records = RunRecords()
+        self._records = RunRecords()  # runs that have begun keep theirs
 
     def forget_graphs(self) -> None:
         """Free the graphs of the device that compute recorded runs; they are captured again when they are needed."""
@@ -117,10 +120,9 @@ class Executor:
         """The bytes that graphs of the device keep between runs."""
         return self._records.graph_bytes
 
-    @property
-    def graphs_in_words(self) -> tuple[str, ...]:
-        """The graphs of the device that compute the runs of the newest signature, and what is outside of them."""
-        return self._records.described()
+    def graphs_in_words(self, inputs: Sequence[Any] | None = None) -> tuple[str, ...]:
+        """The graphs of the device that compute runs with these inputs, or the newest ones, and what is outside of them."""
+        return self._records.described(None if inputs is None else signature(self.device.xp, inputs))
 
     @property
     def repeats(self) -> bool:
@@ -138,13 +140,14 @@ class Executor:
         Returns:
             The outputs, which belong to the caller; None if another way is needed.
         """
-        captured = self._records.latest
-        if captured is None or captured.admitted is not limits or not captured.takes(inputs):
+        record = self._records.latest
+        captured: CapturedRun | str | None = None if record is None else record.captured
+        if record is None or captured is None or isinstance(captured, str):
             return None
-        outputs: list[Any]
+        if captured.admitted is not limits or captured.is_nested or not captured.accepts(inputs):
+            return None
         with self.device.active():
-            outputs = captured.run(None, inputs, to_host)
-        return outputs
+            return None if is_capturing(self.device.xp.module) else captured.run(record, None, inputs, to_host)
 
     def _inner_run(self, budget: limits.Budget, frame: list[Any]) -> Visitor:
         """Begin a run within a run."""
@@ -223,58 +226,80 @@ class Executor:
             The outputs in order.
         """
         self.load()
-        observer = observer or self.observer
         budget = budget or limits.Budget(limits.Limits(), memory=self.device.memory)
+        arguments = (graph, inputs, overrides or {}, budget, observer or self.observer, to_host, capture)
+        try:
+            return self._run(*arguments)
+        except ResourceExhausted as error:
+            if error.code not in _SHORTAGES or not self._records.graph_bytes:
+                raise
+        self._records.forget_graphs("needs memory that graphs would keep")
+        budget.restart()
+        budget.exchanges.at = 0
+        return self._run(*arguments)
+
+    def _run(
+        self,
+        graph: Graph,
+        inputs: Sequence[Any],
+        overrides: dict[str, Any],
+        budget: limits.Budget,
+        observer: Observer | None,
+        to_host: bool,
+        capture: bool,
+    ) -> list[Any]:
+        """As `run`, once."""
         repeats = observer is None and not overrides and graph is self.graph and self.placement is not None
-        key = signature(self.device.xp, inputs) if repeats else None
-        record, records = (None, False) if key is None else self._records.find(key)
+        key, kept = signature(self.device.xp, inputs) if repeats else None, self._records
+        record, records = (None, False) if key is None else kept.find(key)
         visitor: Visitor
         if observer is not None:
             visitor = ObservedVisitor(self, budget, observer)
         else:
-            visitor = RecordingVisitor(self, budget, key) if records else Visitor(self, budget)
+            visitor = RecordingVisitor(self, budget, key, kept) if records else Visitor(self, budget)
         if record is not None:
             frame = record.start(inputs)
         else:
             frame = _frame(graph, self._states[id(self.graph)], inputs)
-            for name, value in (overrides or {}).items():
+            for name, value in overrides.items():
                 frame[graph.slots[name]] = value
-        used, graphs = self._resident + limits.size_of([inputs, overrides]), self._records.graph_bytes
-        budget.begin(used + graphs, frame, self._states)
-        if graphs and (graphs > budget.room if record is None else not record.fits(budget)):
-            self._records.forget_graphs("needs memory that the limits do not allow")
-            budget.begin(used)
+        budget.begin(self._resident + limits.size_of([inputs, overrides]), frame, self._states)
+        graphs = kept.graph_bytes
+        if graphs and record is not None and record.is_like(budget) and budget.room - graphs < record.needed[1]:
+            kept.forget_graphs("needs memory that graphs would keep")
+            graphs = 0
+        budget.keep(graphs)
         with limits.spend(budget), self.device.active(), np.errstate(all="ignore"), checks.collected(visitor.checks):
             try:
                 if record is None or not record.fits(budget):
                     visitor.walk(graph, frame, inputs)
                 else:
-                    outputs = self._by_graphs(record, visitor, inputs, to_host) if capture else None
-                    if outputs is not None:
+                    outputs = self._by_graphs(kept, record, visitor, inputs, to_host) if capture else None
+                    if outputs is None and not visitor.repeat(record, frame):
+                        kept.keep(key, None)
+                    elif outputs is not None:
+                        if getattr(record.captured, "differs", False):
+                            kept.keep(key, None)
                         return outputs
-                    if not visitor.repeat(record, frame):
-                        self._records.keep(key, None)
-            except ResultDiffers as differs:
-                assert record is not None
-                frame = differs.frame
-                record.go_on(frame, visitor.visit, budget, differs.first)
-                self._records.keep(key, None)
             except SonnxError:
                 visitor.settle_after_error()
                 raise
             return visitor.finish([frame[s] for s in graph.output_slots], to_host)
 
-    def _by_graphs(self, record: RunRecord, visitor: Visitor, inputs: Sequence[Any], to_host: bool) -> list[Any] | None:
+    def _by_graphs(
+        self, kept: RunRecords, record: RunRecord, visitor: Visitor, inputs: Sequence[Any], to_host: bool
+    ) -> list[Any] | None:
         """Compute a run that repeats a record by graphs of the device; None if there are none."""
-        captured = record.captured
-        if isinstance(captured, str) or not self.device.captures:
+        captured: CapturedRun | str | None = record.captured
+        if isinstance(captured, str) or not self.device.captures or is_capturing(self.device.xp.module):
+            return None
+        if captured is not None and captured.is_nested:
             return None
         if captured is not None and captured.fits(inputs):
             record.count(visitor.budget)
-            self._records.latest = captured if captured.is_steady else None
-            captured.admitted = visitor.budget.limits
-            outputs: list[Any] = captured.run(visitor, inputs, to_host)
-            return outputs
+            record.moves, captured.admitted = 0, visitor.budget.limits
+            kept.latest = record if captured.is_steady else None
+            return captured.run(record, visitor, inputs, to_host)
         if not self._capturing.acquire(blocking=False):
             return None
         try:
@@ -285,20 +310,18 @@ class Executor:
                     record.captured = "the inputs that results replace are other arrays in each run"
                     return None
             try:
-                captured = CapturedRun(self.device, record, inputs, to_host, self.replaced or {}, self._inner_run)
-            except NotCapturable as error:
+                if not record.is_plain:
+                    raise NotCapturable("returns a sequence or a map")
+                captured = CapturedRun(self.device, record, inputs, self.replaced or {})
+            except (NotCapturable, MemoryError) as error:
                 record.captured = str(error)
                 return None
             record.count(visitor.budget)
-            outputs = captured.capture(visitor, inputs, to_host)
+            outputs = captured.capture(record, visitor, inputs, to_host, self._inner_run)
             record.captured = captured.reason or captured
             return outputs
         finally:
             self._capturing.release()
-
-    def keep_record(self, key: Any, record: RunRecord | None) -> None:
-        """Keep how runs compute inputs of a signature; None if that differs."""
-        self._records.keep(key, record)
 
 
 def _frame(graph: Graph, states: list[tuple[int, Any]], inputs: Sequence[Any]) -> list[Any]:
@@ -450,9 +473,9 @@ class Visitor:
 class RecordingVisitor(Visitor):
     """A run that is recorded, so that later ones repeat it."""
 
-    def __init__(self, executor: Executor, budget: limits.Budget, key: Any) -> None:
+    def __init__(self, executor: Executor, budget: limits.Budget, key: Any, records: RunRecords) -> None:
         super().__init__(executor, budget)
-        self.key = key
+        self.key, self.records = key, records
         self.recorder: RunRecorder | None = None
         self.node: Node | None = None  # the node of the main graph that is computed
 
@@ -464,10 +487,12 @@ class RecordingVisitor(Visitor):
             form.walk(frame, self.visit)
         record = None
         if budget.room == room:  # otherwise live bytes were counted during the run, and may be too many in another one
-            record = RunRecord(form, self.recorder, budget, (before[0] - budget.left, budget.made - before[1]))
+            is_plain = not any(isinstance(frame[s], (list, dict)) for s in graph.output_slots)
+            needed = before[0] - budget.left, budget.made - before[1]
+            record = RunRecord(form, self.recorder, budget, needed, is_plain=is_plain)
         if self.recorder.copies or self.recorder.tables.bytes:
             self.device.synchronize()  # another run may be on another stream
-        self.executor.keep_record(self.key, record)
+        self.records.keep(self.key, record)
 
     def visit(self, node: Node, inputs: list[Any], frame: list[Any]) -> list[Any]:
         if self.node is not None:  # within a node of the main graph

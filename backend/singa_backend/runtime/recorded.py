@@ -65,12 +65,12 @@ class RunRecords:
 
     Attributes:
         owned: the ids of the arguments on the device that records keep.
-        latest: the run that graphs have computed last, if it needs nothing else; None otherwise.
+        latest: the record whose graph has computed the last run, if it needs nothing else; None otherwise.
     """
 
     def __init__(self) -> None:
         self.owned: frozenset[int] = frozenset()
-        self.latest: CapturedRun | None = None
+        self.latest: RunRecord | None = None
         self._found: dict[Any, Any] = {}  # a signature -> a RunRecord, _SEEN, or None if its runs differ
 
     def find(self, key: Any) -> tuple[RunRecord | None, bool]:
@@ -80,8 +80,9 @@ class RunRecords:
             return None, True
         if found is not self:
             return found, False
-        for old in list(self._found)[: len(self._found) - _KEPT + 1]:
-            self._found.pop(old, None)  # another thread may have removed it
+        for old in list(self._found)[: max(0, len(self._found) - _KEPT + 1)]:
+            if self._found.pop(old, None) is self.latest:  # another thread may have removed it
+                self.latest = None
         self._found[key] = _SEEN
         return None, False
 
@@ -93,9 +94,10 @@ class RunRecords:
     def _all(self) -> list[RunRecord]:
         return [r for r in list(self._found.values()) if isinstance(r, RunRecord)]
 
-    def described(self) -> tuple[str, ...]:
-        """What computes the runs of the newest record, in words."""
-        captured = next((r.captured for r in reversed(self._all())), None)
+    def described(self, key: Any = None) -> tuple[str, ...]:
+        """What computes the runs of a signature, or else of the newest one, in words."""
+        record = self._found.get(key) if key is not None else next(reversed(self._all()), None)
+        captured = record.captured if isinstance(record, RunRecord) else None
         return () if captured is None else (f"no graph: {captured}",) if isinstance(captured, str) else captured.described()
 
     @property
@@ -143,15 +145,16 @@ class RunRecord:
         needed: the executions and the bytes of a run.
         limits: those of the recorded run.
         copied: the slots of outputs that are on the host and belong to the record.
+        is_plain: whether no output is a sequence or a map.
     """
 
-    def __init__(self, graph: Graph, recorder: RunRecorder, budget: Budget, needed: tuple[int, int]) -> None:
+    def __init__(self, graph: Graph, recorder: RunRecorder, budget: Budget, needed: tuple[int, int], *, is_plain: bool) -> None:
         self.graph, self.frame, self.needed, self.limits = graph, recorder.frame, needed, budget.limits
         self.steps = tuple(recorder.steps)
         self.reads = tuple(recorder.reads)
         self.tables = recorder.tables
         self.captured: CapturedRun | str | None = None
-        self.moves = 0
+        self.moves, self.is_plain = 0, is_plain
         self.counts = tuple(recorder.counts)
         self._executions = sum(count for _, count in self.counts)
         self.copied = tuple(s for s in graph.output_slots if isinstance(self.frame[s], np.ndarray))
@@ -160,12 +163,12 @@ class RunRecord:
 
     def fits(self, budget: Budget) -> bool:
         """Whether a run cannot meet a limit, and nothing watches it."""
-        return (
-            (budget.limits is self.limits or budget.limits == self.limits)
-            and not budget.watched
-            and budget.left >= self.needed[0]
-            and budget.room - budget.made >= self.needed[1]
-        )
+        return self.is_like(budget) and budget.room - budget.made >= self.needed[1]
+
+    def is_like(self, budget: Budget) -> bool:
+        """Whether a run has the limits of the recorded one, of which memory alone may be too little, and nothing watches it."""
+        same = budget.limits is self.limits or budget.limits == self.limits
+        return same and not budget.watched and budget.left >= self.needed[0]
 
     def start(self, inputs: Sequence[Any]) -> list[Any]:
         """A new frame that holds these inputs."""
