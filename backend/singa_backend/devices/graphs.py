@@ -108,24 +108,42 @@ def is_capturing(module: Any) -> bool:
 class _Pool:
     """A private pool of memory of the current device.
 
-    CuPy's pools do not free the blocks that were returned to them when they are deleted; arrays that outlive a pool free theirs.
+    CuPy's pools do not free the blocks that arrays have returned to them when they are deleted.  So a pool stays in `_pools`
+    until all are returned, which may be after a collection has deleted this object.
 
     Attributes:
         memory: the pool of CuPy.
     """
 
     def __init__(self, module: Any) -> None:
-        self._device, self.memory = module.cuda.Device(), module.cuda.MemoryPool()
+        self._device, self.memory, self._key = module.cuda.Device(), module.cuda.MemoryPool(), object()
+        _free()
+        _pools[self._key] = self._device, self.memory, False
 
     def __del__(self) -> None:
-        with suppress(Exception), self._device:  # the interpreter may end
-            self.memory.free_all_blocks()
+        with suppress(Exception):  # the interpreter may end
+            _pools[self._key] = self._device, self.memory, True
+            _free()
 
     @property
     def bytes(self) -> int:
         """The bytes of the pool."""
         with self._device:
             return int(self.memory.total_bytes())
+
+
+_pools: dict[object, tuple[Any, Any, bool]] = {}
+"""The device of each pool, the pool, and whether its owner was deleted."""
+
+
+def _free() -> None:
+    """Free the blocks of pools whose owners were deleted."""
+    for key, (device, pool, ends) in list(_pools.items()):
+        if ends:
+            with device:
+                pool.free_all_blocks()
+                if not pool.total_bytes():
+                    _pools.pop(key, None)
 
 
 class GraphMemory:
