@@ -456,6 +456,8 @@ class CapturedRun:
                 outputs.append(v)
             elif self._is_array(v):
                 outputs.append(graphs.new_copy(self._module, v))
+            elif isinstance(v, list):
+                outputs.append(device.copy(v))
             else:
                 assert visitor is not None
                 outputs.append(visitor.on_device(v))

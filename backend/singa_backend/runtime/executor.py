@@ -311,7 +311,7 @@ class Executor:
                     return None
             try:
                 if not record.is_plain:
-                    raise NotCapturable("returns a sequence or a map")
+                    raise NotCapturable("returns a map")
                 captured = CapturedRun(self.device, record, inputs, self.replaced or {})
             except (NotCapturable, MemoryError) as error:
                 record.captured = str(error)
@@ -487,7 +487,7 @@ class RecordingVisitor(Visitor):
             form.walk(frame, self.visit)
         record = None
         if budget.room == room:  # otherwise live bytes were counted during the run, and may be too many in another one
-            is_plain = not any(isinstance(frame[s], (list, dict)) for s in graph.output_slots)
+            is_plain = not any(isinstance(frame[s], dict) for s in graph.output_slots)
             needed = before[0] - budget.left, budget.made - before[1]
             record = RunRecord(form, self.recorder, budget, needed, is_plain=is_plain)
         if self.recorder.copies or self.recorder.tables.bytes:

@@ -145,7 +145,7 @@ class RunRecord:
         needed: the executions and the bytes of a run.
         limits: those of the recorded run.
         copied: the slots of outputs that are on the host and belong to the record.
-        is_plain: whether no output is a sequence or a map.
+        is_plain: whether no output is a map.
     """
 
     def __init__(self, graph: Graph, recorder: RunRecorder, budget: Budget, needed: tuple[int, int], *, is_plain: bool) -> None:
