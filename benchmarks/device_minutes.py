@@ -29,6 +29,7 @@ from collections.abc import Callable
 from functools import partial
 from importlib import metadata
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
@@ -41,6 +42,7 @@ from singa_backend.conform import device_check_capture, device_check_peers, devi
 from singa_backend.conform.device_check import CheckSetup, Wrong  # noqa: E402
 from singa_backend.conform.device_check_peers import seconds  # noqa: E402
 from singa_backend.conform.device_models import Built, RandomNet  # noqa: E402
+from singa_backend.io.files import write_text  # noqa: E402
 
 TOTAL = 480.0
 """The seconds of all items together."""
@@ -572,11 +574,11 @@ ITEMS = {
 """The items, in their order."""
 
 
-def run_item(name: str, rehearse: bool, deadline: float, folder: Path) -> dict[str, Any]:
+def run_item(name: str, rehearse: bool, deadline: float) -> dict[str, Any]:
     """Run an item in a process, kill it with all that it started at the deadline, and return its line."""
-    parts, problems, start = folder / f"{name}.part", folder / f"{name}.errors", time.monotonic()
+    start = time.monotonic()
     command = [sys.executable, __file__, "--item", name, *["--rehearse"] * rehearse]
-    with parts.open("wb") as output, problems.open("wb") as errors:  # no pipes: what the child starts may keep them open
+    with TemporaryFile() as output, TemporaryFile() as errors:  # no pipes: what the child starts may keep them open
         child = subprocess.Popen(command, stdout=output, stderr=errors, start_new_session=True)
         try:
             code = child.wait(deadline)
@@ -587,19 +589,20 @@ def run_item(name: str, rehearse: bool, deadline: float, folder: Path) -> dict[s
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(child.pid, signal.SIGKILL)
             child.wait()
+        output.seek(0)
+        errors.seek(0)
+        lines, problems = (file.read().decode(errors="replace") for file in (output, errors))
     reason = ""
     if status == "failed":
-        reason = problems.read_text(encoding="utf-8", errors="replace").strip()[-2000:] or f"exit code {code}"
+        reason = problems.strip()[-2000:] or f"exit code {code}"
     elif status == "deadline":
         reason = f"not finished within {deadline:.4g} s"
-    found: dict[str, Any] = {}
-    for text in parts.read_text(encoding="utf-8").splitlines():
+    measured: dict[str, Any] = {}
+    for text in lines.splitlines():
         with contextlib.suppress(json.JSONDecodeError):  # a line that was cut, or what a library prints
             value = json.loads(text)
-            found |= value if isinstance(value, dict) else {}
-    parts.unlink()
-    problems.unlink()
-    return {"item": name, "status": status, "seconds": round(time.monotonic() - start, 1), "reason": reason, "found": found}
+            measured |= value if isinstance(value, dict) else {}
+    return {"item": name, "status": status, "seconds": round(time.monotonic() - start, 1), "reason": reason, "found": measured}
 
 
 def main() -> int:
@@ -616,16 +619,13 @@ def main() -> int:
         return 0
     if options.out is None:
         parser.error("--out is required")
-    options.out.mkdir(parents=True, exist_ok=True)
-    end, wrong = time.monotonic() + TOTAL, 0
-    with (options.out / "device-minutes.jsonl").open("w", encoding="utf-8") as lines:
-        for name, item in ITEMS.items():
-            line = run_item(name, options.rehearse, max(0.1, min(item.deadline, end - time.monotonic())), options.out)
-            wrong += line["status"] != "done"
-            text = json.dumps(line)
-            print(text, flush=True)
-            lines.write(text + "\n")
-            lines.flush()
+    end, wrong, lines = time.monotonic() + TOTAL, 0, ""
+    for name, item in ITEMS.items():
+        line = run_item(name, options.rehearse, max(0.1, min(item.deadline, end - time.monotonic())))
+        wrong += line["status"] != "done"
+        lines += json.dumps(line) + "\n"
+        print(json.dumps(line), flush=True)
+        write_text(options.out / "device-minutes.jsonl", lines)
     return 1 if wrong else 0
 
 

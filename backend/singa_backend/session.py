@@ -171,13 +171,26 @@ class Session:
         if limits.deadline is not None or self._executor.observer is not None:
             return None
         if planner is None:
-            ordered = self._in_order(inputs) if self._executor.repeats else None
-            return None if ordered is None else self._repeated(ordered, limits, to_host)
-        if planner.limits is not limits or planner.weights != weights():
+            if not self._executor.repeats:
+                return None
+        elif planner.limits is not limits or planner.weights != weights():
             return None
-        given = self._in_order(inputs)
-        if given is None:
+        kind = type(inputs)
+        given = inputs
+        if kind is dict:
+            if len(inputs) != len(self._names):
+                return None
+            given = []
+            for name in self._names:
+                if name not in inputs:
+                    return None
+                given.append(inputs[name])
+        elif kind is np.ndarray or kind is self.device.xp.ndarray:
+            given = (inputs,)
+        elif kind is not list and kind is not tuple:
             return None
+        if planner is None:
+            return self._repeated(given, limits, to_host)
         key = []
         for x in given:
             if type(x) is not np.ndarray:
@@ -206,21 +219,10 @@ class Session:
             return None
         return executor.steady(inputs, limits, to_host)
 
-    def _in_order(self, inputs: Any) -> Sequence[Any] | None:
-        """The inputs of a user in the order of the graph's; None if they need more than that."""
-        kind = type(inputs)
-        if isinstance(inputs, (list, tuple)):
-            return inputs
-        if kind is dict:
-            if len(inputs) != len(self._names):
-                return None
-            ordered = []
-            for name in self._names:
-                if name not in inputs:
-                    return None
-                ordered.append(inputs[name])
-            return ordered
-        return (inputs,) if kind is np.ndarray or kind is self.device.xp.ndarray else None
+    @property
+    def graph_bytes(self) -> int:
+        """The bytes that graphs of the device keep between runs."""
+        return self._executor.graph_bytes
 
     def run(
         self,

@@ -241,4 +241,4 @@ def _model(name: str, details: dict[str, Any]) -> None:
     for i in range(REPLAYS):
         if not same_bits([*rep.run(samples[i % 3])], [*want[i % 3]]):
             raise Wrong(f"run {i} of BERT with three inputs in turn must have the bits of a run with optimize=0")
-    details["runs of a model"], details["bytes of its graphs"] = REPLAYS, rep._session._executor.graph_bytes
+    details["runs of a model"], details["bytes of its graphs"] = REPLAYS, rep._session.graph_bytes
