@@ -299,7 +299,7 @@ class Bert(nn.Module):
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor) -> tuple[Tensor, Tensor]:
         t = input_ids.shape[1]
-        x = self.words(input_ids) + self.kinds(token_type_ids) + self.positions(torch.arange(t))[None]
+        x = self.words(input_ids) + self.kinds(token_type_ids) + self.positions(torch.arange(t, device=input_ids.device))[None]
         x = self.norm(x)
         mask = (1.0 - attention_mask[:, None, None, :].float()) * -1e9
         for layer in self.layers:
@@ -337,9 +337,9 @@ class Gpt2(nn.Module):
 
     def forward(self, input_ids: Tensor, *past: Tensor) -> tuple[Tensor, ...]:
         t, p = input_ids.shape[1], past[0].shape[2]
-        at = torch.arange(p, p + t)
+        at = torch.arange(p, p + t, device=input_ids.device)
         x = self.words(input_ids) + self.positions(at)[None]
-        mask = at[:, None] >= torch.arange(p + t)[None, :]
+        mask = at[:, None] >= torch.arange(p + t, device=input_ids.device)[None, :]
         present = []
         for layer, key, value in zip(self.layers, past[::2], past[1::2], strict=True):
             x, k, v = layer(x, mask, key, value)

@@ -2,9 +2,11 @@
 
     tox -e cuda-counts -- --to reports
 
-The counts are exact and do not depend on the machine.  Each is of one run after two others, when kernels are compiled and
-constants are on the device.  Topologies are those of published models; the widths of what is executed are reduced, on which only
-bytes depend.  Models of real widths are counted on the null device, which executes nothing, in a process of its own (`--null`).
+The counts are exact and do not depend on the machine.  Each is of one run after four others, when kernels are compiled,
+constants are on the device and graphs are captured.  Topologies are those of published models; the widths of what is executed
+are reduced, on which only bytes depend.  Models of real widths are counted on the null device, which executes nothing, in a
+process of its own (`--null`); `--work NAME` prints what one of them does, kernel by kernel.  `--cases` runs ONNX's node cases
+again (cuda_cases.py), for minutes.
 `tests/devices/test_cuda_counts.py` fails if a count rises above the report.
 """
 
@@ -25,6 +27,7 @@ from onnx import TensorProto, helper
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "tests" / "fakecuda"), str(ROOT / "benchmarks")]
+import cuda_cases  # noqa: E402
 import cuda_training  # noqa: E402
 import fakecuda  # noqa: E402
 
@@ -32,9 +35,15 @@ from singa_backend.conform import device_models  # noqa: E402
 from singa_backend.conform.device_models import Built, RandomNet  # noqa: E402
 
 NAMES = (
-    "launches", "products", "to_host", "to_host_bytes", "to_device", "to_device_bytes", "on_device", "synchronizations",
+    "graphs", "graph_nodes", "launches", "products", "to_host", "to_host_bytes", "to_device", "to_device_bytes", "on_device",
+    "synchronizations",
 )  # fmt: skip
-TITLES = ("launches", "products", "read-backs", "bytes", "to the device", "bytes", "on the device", "synchronizations")
+TITLES = (
+    "graphs", "their nodes", "launches", "products", "read-backs", "bytes", "to the device", "bytes", "on the device",
+    "synchronizations",
+)  # fmt: skip
+WARM = 4
+"""The runs before the counted one."""
 
 
 def bert() -> Built:
@@ -83,10 +92,10 @@ def dynamic(length: int = 4, width: int = 16, heads: int = 2) -> Built:
     return net.model(inputs, [net("Resize", net("Unsqueeze", x, [0]), "", "", sizes, mode="nearest")]), inputs
 
 
-def mobilenet(batch: int) -> Built:
+def mobilenet(batch: int, size: int = 224) -> Built:
     """MobileNetV2: 17 blocks that widen, convolve channel by channel and narrow, with BatchNormalization as separate nodes."""
     net = RandomNet()
-    inputs = {"x": np.random.default_rng(1).standard_normal((batch, 3, 224, 224), np.float32)}
+    inputs = {"x": np.random.default_rng(1).standard_normal((batch, 3, size, size), np.float32)}
 
     def conv(x: str, i: int, o: int, k: int = 1, stride: int = 1, group: int = 1, act: bool = True) -> Any:
         y = net(
@@ -149,6 +158,7 @@ MODELS: dict[str, Callable[[], tuple[int, Callable[[], Any]]]] = {
     "training step of a CNN, graph": lambda: training(cuda_training.cnn, graph=True),
     "training step of ResNet-18, tape": lambda: training(cuda_training.resnet18, graph=False),
     "training step of ResNet-18, graph": lambda: training(cuda_training.resnet18, graph=True),
+    "training step of a transformer, graph": lambda: training(cuda_training.transformer, graph=True),
 }
 
 
@@ -162,27 +172,60 @@ REAL: dict[str, Callable[[], tuple[int, Callable[[], Any]]]] = {
     "GPT-2, one token, 512 past": lambda: inference(device_models.gpt2),
     "GPT-2, one token, cache on the device": decoding,
     "LSTM, both directions, 64 steps, batch 1": lambda: inference(lambda: device_models.lstm(batch=1)),
+    "LSTM, both directions, 64 steps, batch 8": lambda: inference(device_models.lstm),
     "training step of ResNet-18, graph, batch 8": lambda: training(cuda_training.wide_resnet18, batch=8),
+    "training step of a transformer, graph, 8 x 128": lambda: training(cuda_training.wide_transformer, batch=8),
 }
 """Models of real widths, for the null device."""
-REAL_NAMES = ("launches", "products", "to_host", "to_device", "memory_queries", "kernel_bytes")
-REAL_TITLES = ("launches", "products", "read-backs", "to the device", "memory queries", "bytes of kernels")
+REAL_NAMES = (
+    "graphs", "graph_nodes", "launches", "products", "on_device", "to_host", "to_device", "allocations", "memory_queries",
+)  # fmt: skip
+REAL_TITLES = (
+    "graphs", "their nodes", "launches", "products", "on the device", "read-backs", "to the device", "allocations",
+    "memory queries", "MB", "GFLOP", "predicted ms", "CPU ms",
+)  # fmt: skip
 RUNS = 9
+FLOPS, BANDWIDTH, SHORTEST = 50e12, 4.3e12, 2e-6
+"""An H200: float32 operations and bytes of copies in a second, and the time of the shortest kernel with the gap before it."""
+
+
+def predicted(work: fakecuda.Work) -> float:
+    """The seconds that an H200 needs at least for a kernel, or for the kernels of a library's function."""
+    return max(work.flops / FLOPS, work.bytes / BANDWIDTH, work.kernels * SHORTEST)
 
 
 def real(name: str) -> dict[str, Any]:
-    """The counts of one run of a model of REAL, and the smallest CPU time of a run, in milliseconds."""
+    """The counts of one run of a model of REAL, its bytes, operations and predicted time, and the smallest CPU time of a run."""
     nodes, run = REAL[name]()
-    run()
-    run()
-    with fakecuda.counting() as during:
+    for _ in range(WARM):
+        run()
+    with fakecuda.counting() as during, fakecuda.logging() as log:
         run()
     times = []
     for _ in range(RUNS):
         start = time.process_time()
         run()
         times.append(time.process_time() - start)
-    return {"nodes": nodes, **{n: during[n] for n in REAL_NAMES}, "host_ms": round(1e3 * min(times), 1)}
+    work = {"bytes": sum(w.bytes for w in log), "flops": sum(w.flops for w in log)}
+    milliseconds = {"predicted_ms": round(1e3 * sum(map(predicted, log)), 3), "host_ms": round(1e3 * min(times), 3)}
+    return {"nodes": nodes, **{n: during[n] for n in REAL_NAMES}, **work, **milliseconds}
+
+
+def kernels(name: str) -> str:
+    """What a run of a model of REAL does, by kernels: how many, their bytes, operations and predicted times."""
+    _, run = REAL[name]()
+    for _ in range(WARM):
+        run()
+    with fakecuda.logging() as log:
+        run()
+    groups: dict[str, list[fakecuda.Work]] = {}
+    for work in log:
+        groups.setdefault(work.name, []).append(work)
+    rows = [(sum(map(predicted, g)), len(g), sum(w.bytes for w in g), sum(w.flops for w in g), n) for n, g in groups.items()]
+    lines = ["| kernel | number | MB | GFLOP | predicted µs |", "|---|---:|---:|---:|---:|"]
+    for seconds, number, size, flops, kernel in sorted(rows, reverse=True):
+        lines.append(f"| {kernel} | {number} | {size / 1e6:.1f} | {flops / 1e9:.2f} | {1e6 * seconds:.1f} |")
+    return "\n".join(lines)
 
 
 def null() -> dict[str, dict[str, Any]]:
@@ -196,66 +239,78 @@ def null() -> dict[str, dict[str, Any]]:
     return found
 
 
-def measure_null() -> dict[str, dict[str, Any]]:
-    """Measure the models of REAL in this process."""
-    from singa_backend.devices import cuda
-
-    cuda._tried.add(0)  # the null device computes no product
-    return {name: real(name) for name in REAL}
-
-
 def measure(name: str) -> dict[str, int]:
     """The counts of one run of a model."""
     nodes, run = MODELS[name]()
-    run()
-    run()
+    for _ in range(WARM):
+        run()
     with fakecuda.counting() as during:
         run()
     return {"nodes": nodes, **{n: during[n] for n in NAMES}}
 
 
-def page(rows: dict[str, dict[str, int]], real: dict[str, dict[str, Any]]) -> str:
+def page(rows: dict[str, dict[str, int]], real: dict[str, dict[str, Any]], cases: dict[str, str]) -> str:
     lines = [
         "# What a run does on a CUDA device", "",
         f"Written by `tox -e cuda-counts -- --to reports` on an emulated device with CuPy {fakecuda.CUPY}; a test fails if a",
-        "count rises. Each count is of one run after two others. A read-back is a copy to the host, for which the host waits:",
-        "a run needs one for its outputs. The topologies are those of the published models; widths are reduced, on which only",
-        "bytes depend.", "",
+        "count rises. Each count is of one run after four others. Graphs are launches of CUDA graphs; their nodes are kernels,",
+        "products, copies and memsets, and no other column contains them. A read-back is a copy to the host, for which the host",
+        "waits: a run needs one for its outputs. The topologies are those of the published models; widths are reduced, on which",
+        "only bytes depend.", "",
         f"| model | nodes | {' | '.join(TITLES)} |",
         f"|---|{'---:|' * (len(TITLES) + 1)}",
     ]  # fmt: skip
     lines += [f"| {name} | {r['nodes'] or ''} | {' | '.join(f'{r[n]:,}' for n in NAMES)} |" for name, r in rows.items()]
     lines += [
         "", "## Real widths", "",
-        "Counted on the null device, which executes nothing. The bytes of kernels are those of the arrays of all launches and",
-        "products: an upper bound of what they read and write. The host's CPU time of a run depends on the machine; no test",
-        "holds it.",
-        "", f"| model | nodes | {' | '.join(REAL_TITLES)} | CPU ms |", f"|---|{'---:|' * (len(REAL_TITLES) + 2)}",
+        "Counted on the null device, which executes nothing. The bytes are those that kernels, products, copies and memsets read",
+        "and write, of graphs and outside them: each array once for each kernel; an array that a kernel indexes by itself counts",
+        "whole. Operations are those of products. An allocation is a new array of the device. The predicted time is that of an",
+        f"H200 at {FLOPS / 1e12:g} TFLOP/s and {BANDWIDTH / 1e12:g} TB/s, with {1e6 * SHORTEST:g} µs for the shortest kernel,",
+        "the sum of what each needs at least. The host's CPU time of a run depends on the machine; no test holds it.",
+        "", f"| model | nodes | {' | '.join(REAL_TITLES)} |", f"|---|{'---:|' * (len(REAL_TITLES) + 1)}",
     ]  # fmt: skip
-    lines += [
-        f"| {n} | {r['nodes'] or ''} | {' | '.join(f'{r[k]:,}' for k in REAL_NAMES)} | {r['host_ms']} |" for n, r in real.items()
-    ]
-    return "\n".join([*lines, ""])
+    for name, r in real.items():
+        counts = " | ".join(f"{r[k]:,}" for k in REAL_NAMES)
+        work = f"{r['bytes'] / 1e6:,.1f} | {r['flops'] / 1e9:,.2f} | {r['predicted_ms']:.3f} | {r['host_ms']:.3f}"
+        lines.append(f"| {name} | {r['nodes'] or ''} | {counts} | {work} |")
+    return "\n".join([*lines, *cuda_cases.section(cases), ""])
+
+
+def node_cases(document: Path, *, again: bool) -> dict[str, str]:
+    """Why each of ONNX's node cases is not one graph; "" for those that are: run again, or those of a report."""
+    if again:
+        from singa_backend.conform import cases
+
+        return {case.name: cuda_cases.outcome(case) for case in cases.load(("node",))}
+    found: dict[str, str] = json.loads(document.read_text(encoding="utf-8"))["cases"]
+    return found
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--to", type=Path, help="write cuda-counts.md and .json into this folder")
     parser.add_argument("--null", action="store_true", help="print the counts of the models of real widths, as JSON")
+    parser.add_argument("--work", metavar="NAME", choices=REAL, help="print what a run of a model of real widths does")
+    parser.add_argument("--cases", action="store_true", help="run ONNX's node cases again")
     options = parser.parse_args()
-    if options.null:
+    if options.null or options.work:
         os.environ |= {"FAKECUDA_NULL": "1", "FAKECUDA_MEMORY_MIB": "80000"}
     fakecuda.install()
-    if options.null:
-        print(json.dumps(measure_null()))
+    if options.null or options.work:
+        from singa_backend.devices import cuda
+
+        cuda._tried.add(0)  # the null device computes no product
+        print(kernels(options.work) if options.work else json.dumps({name: real(name) for name in REAL}))
         return
     from singa_backend.io.files import write_text
 
     rows, of_real = {name: measure(name) for name in MODELS}, null()
-    text = page(rows, of_real)
+    of_cases = node_cases((options.to or ROOT / "reports") / "cuda-counts.json", again=options.cases)
+    text = page(rows, of_real, of_cases)
     print(text)
     if options.to:
-        document = {"cupy": fakecuda.CUPY, "models": rows, "real": of_real}
+        document = {"cupy": fakecuda.CUPY, "models": rows, "real": of_real, "cases": of_cases}
         write_text(options.to / "cuda-counts.json", json.dumps(document, indent=1) + "\n")
         write_text(options.to / "cuda-counts.md", text)
 

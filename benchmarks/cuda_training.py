@@ -1,4 +1,4 @@
-"""Training steps on a CUDA device, for the counts of cuda_counts.py: a small CNN and ResNet-18."""
+"""Training steps on a CUDA device, for the counts of cuda_counts.py: a small CNN, ResNet-18 and a transformer."""
 
 from __future__ import annotations
 
@@ -76,15 +76,33 @@ class ResNet18(Trained):
         return self.linear(self.flatten(autograd.globalaveragepool(x)))
 
 
-def steps(net: Trained, shape: tuple[int, ...], classes: int, *, graph: bool, soft: bool = False) -> Callable[[], Any]:
+class Transformer(Trained):
+    """Encoder layers on embedded words; a class for each word."""
+
+    def __init__(self, words: int = 8000, width: int = 256, heads: int = 8, layers: int = 4, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.words, self.linear = layer.Embedding(words, width), layer.Linear(words)
+        self.blocks = [layer.TransformerEncoderLayer(width, heads, 4 * width, dropout, "gelu") for _ in range(layers)]
+        for i, block in enumerate(self.blocks):
+            setattr(self, f"block{i}", block)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.words(x)
+        for block in self.blocks:
+            x = block(x)
+        return self.linear(autograd.reshape(x, (-1, x.shape[-1])))
+
+
+def steps(net: Trained, data: np.ndarray, rows: int, classes: int, *, graph: bool, soft: bool = False) -> Callable[[], Any]:
     """A training step with SGD and momentum, after two others: the graph is recorded.
 
     With `soft`, labels have a probability for each class: the first step, which is on the tape, reads no class numbers.
     """
     where = device.resolve("CUDA")
-    rng = np.random.default_rng(0)
-    x = Tensor(data=rng.standard_normal(shape).astype(np.float32), device=where, requires_grad=False)
-    labels = np.eye(classes, dtype=np.float32)[:1].repeat(shape[0], 0) if soft else rng.integers(0, classes, shape[0], np.int32)
+    x = Tensor(data=data, device=where, requires_grad=False)
+    labels = np.random.default_rng(1).integers(0, classes, rows, np.int32)
+    if soft:
+        labels = np.eye(classes, dtype=np.float32)[:1].repeat(rows, 0)
     t = Tensor(data=labels, device=where, requires_grad=False)
     net.optimizer = opt.SGD(0.1, momentum=0.9)
     net.compile([x], is_train=True, use_graph=graph)
@@ -97,16 +115,34 @@ def steps(net: Trained, shape: tuple[int, ...], classes: int, *, graph: bool, so
     return step
 
 
+def images(*shape: int) -> np.ndarray:
+    return np.random.default_rng(0).standard_normal(shape, np.float32)
+
+
+def texts(words: int, *shape: int) -> np.ndarray:
+    return np.random.default_rng(0).integers(0, words, shape)
+
+
 def cnn(*, graph: bool) -> Callable[[], Any]:
     """A step of the small CNN."""
-    return steps(Cnn(), (4, 1, 8, 8), 5, graph=graph)
+    return steps(Cnn(), images(4, 1, 8, 8), 4, 5, graph=graph)
 
 
 def resnet18(*, graph: bool) -> Callable[[], Any]:
     """A step of ResNet-18 of small widths, on two images."""
-    return steps(ResNet18(8, 10), (2, 3, 32, 32), 10, graph=graph)
+    return steps(ResNet18(8, 10), images(2, 3, 32, 32), 2, 10, graph=graph)
+
+
+def transformer(*, graph: bool) -> Callable[[], Any]:
+    """A step of a transformer of small widths with dropout, on two texts of five words."""
+    return steps(Transformer(20, 8, 2, dropout=0.1), texts(20, 2, 5), 10, 20, graph=graph)
 
 
 def wide_resnet18(*, batch: int) -> Callable[[], Any]:
     """A step of ResNet-18 as a graph, of real widths."""
-    return steps(ResNet18(), (batch, 3, 224, 224), 1000, graph=True, soft=True)
+    return steps(ResNet18(), images(batch, 3, 224, 224), batch, 1000, graph=True, soft=True)
+
+
+def wide_transformer(*, batch: int, length: int = 128) -> Callable[[], Any]:
+    """A step of the transformer as a graph, of real widths; without dropout, whose first step reads shapes from the device."""
+    return steps(Transformer(), texts(8000, batch, length), batch * length, 8000, graph=True, soft=True)

@@ -338,9 +338,10 @@ class SingaRep(BackendRep):
         """
         if adapter is not None:
             inputs = self._with_adapter(inputs, adapter)
-        if limits is None and cancel is None and not validate and not kwargs and last_layers is _ALL and aux_output is _NONE:
+        plain = limits is None and cancel is None and not validate and not kwargs and last_layers is _ALL and aux_output is _NONE
+        if plain and (out is None or to_host or self.device.is_host):
             receivers = None if out is None else self._receivers(out, self._output_names)
-            planned = self._session.steady(inputs, self.limits, self._weights)
+            planned = self._session.steady(inputs, self.limits, self._weights, to_host)
             if planned is not None:
                 if receivers is not None:
                     _receive(receivers, planned, self._output_names)

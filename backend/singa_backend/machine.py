@@ -7,6 +7,7 @@ import gc
 import os
 import platform
 import re
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -98,6 +99,16 @@ def _quota(*files: Path) -> float | None:
 def cores() -> int:
     """The number of cores of the machine."""
     return os.cpu_count() or 1
+
+
+def peak_bytes() -> int | None:
+    """The largest memory of this process so far; None if the system does not report it."""
+    try:
+        import resource
+    except ImportError:  # Windows
+        return None
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return int(peak) if sys.platform == "darwin" else int(peak) * 1024
 
 
 @contextmanager

@@ -74,7 +74,7 @@ class Session:
         self.graph, self.device = graph, device
         self.options, self.limits, self.replaced = options, limits, replaced
         self._executor = Executor(graph, device)
-        self._executor.file = file
+        self._executor.file, self._executor.replaced = file, replaced
         self._names = tuple(v.name for v in graph.inputs)
         self.constants = [v for n in graph.all_nodes() for v in n.attributes.values() if isinstance(v, np.ndarray)]
         self._fixed = ids_of(self.constants) | {id(a) for states in self._executor.states.values() for _, a in states}
@@ -86,6 +86,7 @@ class Session:
         self.reason: UseDefinitions | None = None
         self._planner: Planner | None = None
         self._planned: Any = None
+        self._executor.forget_graphs()
         self._replacing: dict[tuple[str, ...], Session] = {}
 
     @property
@@ -154,21 +155,25 @@ class Session:
         """Put a value for an input or an initializer on the device; one that operators read on the host stays there."""
         return self._executor.feed(self.graph.slots[name], value)
 
-    def steady(self, inputs: Any, limits: Limits, weights: Weights) -> list[Any] | None:
-        """Run by a plan on inputs whose checks can only succeed, as they did before.
+    def steady(self, inputs: Any, limits: Limits, weights: Weights, to_host: bool = True) -> list[Any] | None:
+        """Run by a plan, or by a graph of the device, on inputs whose checks can only succeed, as they did before.
 
         Args:
             inputs: as a user passes them: a dict, a list or one array.
             limits: the bounds of the run.
             weights: as for `run`.
+            to_host: whether the outputs are copied to the host.
 
         Returns:
             The outputs, which belong to the caller; None if `run` must decide.
         """
         planner = self._planner
-        if planner is None or planner.limits is not limits or limits.deadline is not None or self._executor.observer is not None:
+        if limits.deadline is not None or self._executor.observer is not None:
             return None
-        if planner.weights != weights():
+        if planner is None:
+            if not self._executor.repeats:
+                return None
+        elif planner.limits is not limits or planner.weights != weights():
             return None
         kind = type(inputs)
         given = inputs
@@ -180,10 +185,12 @@ class Session:
                 if name not in inputs:
                     return None
                 given.append(inputs[name])
-        elif kind is np.ndarray:
+        elif kind is np.ndarray or kind is self.device.xp.ndarray:
             given = (inputs,)
         elif kind is not list and kind is not tuple:
             return None
+        if planner is None:
+            return self._repeated(given, limits, to_host)
         key = []
         for x in given:
             if type(x) is not np.ndarray:
@@ -204,6 +211,18 @@ class Session:
         if found is not None:
             self.reason = None
         return found
+
+    def _repeated(self, inputs: Sequence[Any], limits: Limits, to_host: bool) -> list[Any] | None:
+        """Run by the graph of the device that has computed the last run; None if that is not possible."""
+        executor = self._executor
+        if not (executor.repeats and self.options.level) or limits.deadline is not None or executor.observer is not None:
+            return None
+        return executor.steady(inputs, limits, to_host)
+
+    @property
+    def graph_bytes(self) -> int:
+        """The bytes that graphs of the device keep between runs."""
+        return self._executor.graph_bytes
 
     def run(
         self,
@@ -236,6 +255,10 @@ class Session:
             OperatorError: a node cannot compute with its inputs.
             ResourceExhausted: a limit was reached, or the flag was set.
         """
+        if budget is None and not replaced and graph is None and observer is None and not kept:
+            outputs = self._repeated(inputs, self.limits, to_host)
+            if outputs is not None:
+                return outputs
         budget = budget or Budget(self.limits, memory=self.device.memory)
         found = self._planned_run(inputs, replaced or {}, budget, weights) if graph is None and observer is None else OBSERVED
         if not isinstance(found, UseDefinitions):
@@ -245,10 +268,11 @@ class Session:
         budget.count_spared()
         budget.exchanges.at = 0
         executor, values = self._executor, dict(replaced or {})
-        made = executor.run(graph or self.graph, inputs, values, budget, observer, to_host)
+        made = executor.run(graph or self.graph, inputs, values, budget, observer, to_host, bool(self.options.level))
+        written = {o for o, i in (self.replaced or {}).items() if made[o] is inputs[i]}
         taken = self._fixed | executor.owned() | ids_of((*inputs, *values.values(), *kept))
         with self.device.active():
-            return [owned_copy(v, taken) for v in made]
+            return [v if o in written else owned_copy(v, taken) for o, v in enumerate(made)]
 
     def planned(self, inputs: Sequence[Any]) -> list[Any] | None:
         """Run by a plan that looks at the inputs as `run` does.
@@ -291,9 +315,9 @@ class Session:
 
     @property
     def kept_bytes(self) -> tuple[int, int]:
-        """The bytes that plans keep between runs: those of their arenas, and those of memory for their next results."""
+        """The bytes that plans keep between runs: those of arenas and graphs, and those of memory for their next results."""
         plans = [] if self._planner is None else list(self._planner.plans.values())
-        return sum(p.arena_bytes for p in plans), sum(p.results_bytes for p in plans)
+        return self._executor.graph_bytes + sum(p.arena_bytes for p in plans), sum(p.results_bytes for p in plans)
 
     def forget_results(self) -> None:
         """Free the memory that plans keep for their next results, unless somebody holds the last ones."""

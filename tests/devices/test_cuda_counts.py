@@ -11,7 +11,7 @@ from tests.helpers.paths import PROJECT
 
 pytestmark = pytest.mark.fakecuda
 DOCUMENT = json.loads((PROJECT / "reports" / "cuda-counts.json").read_text(encoding="utf-8"))
-REPORT, REAL = DOCUMENT["models"], DOCUMENT["real"]
+REPORT, REAL, CASES = DOCUMENT["models"], DOCUMENT["real"], DOCUMENT["cases"]
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +33,7 @@ def test_no_count_rises(counts: ModuleType, name: str) -> None:
 def test_the_report_has_every_model_and_its_page(counts: ModuleType) -> None:
     assert list(REPORT) == list(counts.MODELS)
     assert list(REAL) == list(counts.REAL)
-    assert (PROJECT / "reports" / "cuda-counts.md").read_text(encoding="utf-8") == counts.page(REPORT, REAL)
+    assert (PROJECT / "reports" / "cuda-counts.md").read_text(encoding="utf-8") == counts.page(REPORT, REAL, CASES)
 
 
 def test_no_count_rises_at_real_widths(counts: ModuleType) -> None:
@@ -49,3 +49,9 @@ def test_no_count_rises_at_real_widths(counts: ModuleType) -> None:
 )
 def test_a_run_reads_back_its_output_only(name: str) -> None:
     assert REPORT[name]["to_host"] == REPORT[name]["synchronizations"] == 1
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_a_run_of_real_widths_is_one_launch(name: str) -> None:
+    row = REAL[name]
+    assert row["graphs"] == 1 and row["launches"] == row["products"] == row["memory_queries"] == 0

@@ -287,7 +287,6 @@ READS = {
     "Compress": "the size of the result depends on values",
     "Loop": "the condition of each round, and the number of rounds",
     "NonZero": "the size of the result depends on values",
-    "STFT": "the length and the step of a frame are inputs",
     "SequenceInsert": "each element of a sequence is an output",
     "SequenceMap": "each element of a sequence is an output",
     "SplitToSequence": "each element of a sequence is an output, and the sizes are an input",

@@ -13,6 +13,7 @@ from singa_backend.devices import namespaces
 from singa_backend.devices.spatial import WindowPlaces
 from singa_backend.ir.windows import Windows
 from singa_backend.operators._windows import frames
+from singa_backend.operators.philox import philox
 from singa_backend.operators.pool import argmax_pool
 
 pytestmark = pytest.mark.fakecuda
@@ -233,3 +234,16 @@ def test_integers_are_counted_by_all_threads(xp: Any, cupy: Any, dtype: Any) -> 
     np.testing.assert_array_equal(out.get(), wanted)
     np.testing.assert_array_equal(xp.bincount(cupy.asarray(places), minlength=6).get(), np.bincount(places, minlength=6))
     assert fakecuda.report() == []
+
+
+@pytest.mark.parametrize("key", [(0, 0), (2**32 + 7, 3), (2**62 + 5, 2**40 + 1)])
+@pytest.mark.parametrize("shape", [(), (0,), (3,), (4, 5), (1023,)])
+def test_words_of_philox_are_those_of_the_host(xp: Any, cupy: Any, key: tuple[int, int], shape: tuple[int, ...]) -> None:
+    given = np.array(key, np.int64)
+    there = cupy.asarray(given)
+    with fakecuda.counting() as during:
+        words = philox(xp, there, shape)
+    assert during["launches"] == (0 not in shape) and during["to_host"] == 0
+    expected = philox(HOST, given, shape)
+    assert words.dtype == expected.dtype == np.uint32 and words.shape == shape
+    np.testing.assert_array_equal(words.get(), expected)

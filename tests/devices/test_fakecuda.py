@@ -433,7 +433,7 @@ def test_reductions_take_the_paths_of_cub(cupy: Any, monkeypatch: pytest.MonkeyP
     from fakecuda import host
 
     calls = []
-    monkeypatch.setattr(host, "_called", lambda name, *addresses: calls.append(name) or False)
+    monkeypatch.setattr(host, "_call", lambda name, *_: calls.append(name))
     x = cupy.ones((3, 70), np.float32)
     x.sum(), x.max(axis=1), x.sum(axis=0), cupy.cumsum(x)
     assert calls == ["cub::DeviceReduce", "cub::DeviceSegmentedReduce", "cub::DeviceScan"]
@@ -459,6 +459,78 @@ print([during[n] for n in ("launches", "products", "to_host", "kernel_bytes")])
     )
     square, row = 4 * 64 * 64, 4 * 64
     assert done.stdout.strip() == str([2, 1, 1, 2 * square + 3 * square + square + row]), done.stderr
+
+
+NULL = """import ctypes, cupy, fakecuda
+x, row = cupy.ones((64, 32), "float32"), cupy.ones((1, 32), "float32")
+batch, one = cupy.ones((5, 64, 32), "float32"), cupy.ones((32, 16), "float32")
+out, places = cupy.empty_like(x), cupy.zeros(7, "int64")
+kernel = cupy.RawKernel('extern "C" __global__ void f(float* x, int n) {}', "f")
+raw = cupy.ElementwiseKernel("raw T x, int32 n", "T y", "y = x[i % n]")
+pool = cupy.cuda.MemoryPool()
+def work():
+    cupy.add(x, row, out=out)
+    cupy.add(x[:, ::2], 1, out=out[:, ::2])
+    out.fill(0)
+    out[...] = x
+    x.take(places, axis=0)
+    raw(x, 5, cupy.empty(3, "float32"))
+    kernel((1,), (32,), (x, 3))
+    x.sum()
+"""
+
+
+def null(code: str) -> str:
+    """What a script prints whose device is the null device."""
+    environment = {**fakecuda.environment(), "FAKECUDA_NULL": "1"}
+    done = subprocess.run([sys.executable, "-c", NULL + code], env=environment, capture_output=True, text=True, check=False)
+    assert not done.returncode, done.stderr
+    return done.stdout.strip()
+
+
+def test_the_null_device_logs_the_bytes_of_arrays() -> None:
+    code = "work()\nwith fakecuda.logging() as log: work()\nprint([(w.name, w.bytes) for w in log if not w.in_graph])"
+    whole, row, taken = 4 * 64 * 32, 4 * 32, 4 * 7 * 32
+    assert null(code) == str(
+        [
+            ("cupy_add__float32_float32_float32", whole + row + whole),  # the row is read once
+            ("cupy_add__float32_float_float32", whole),  # every other column, read and written
+            ("a memset", whole),
+            ("a copy", 2 * whole),
+            ("cupy_take", taken + 7 * 8 + taken),
+            ("cupy_kernel", whole + 12),  # it indexes the array by itself
+            ("f", whole),  # an address
+            ("cub::DeviceReduce", whole + 4),
+        ]
+    ).replace("cupy_kernel", "kernel")
+
+
+def test_the_null_device_logs_operations() -> None:
+    code = """
+with fakecuda.logging() as log: x @ one; cupy.matmul(batch, one); x[:1] @ one
+print([(w.kernels, w.bytes, w.flops) for w in log if w.flops])"""
+    products = [(1, 64, 32, 16), (5, 64, 32, 16), (1, 1, 32, 16)]
+    assert null(code) == str([(1, 4 * b * (m * k + k * n + m * n), 2 * b * m * k * n) for b, m, k, n in products])
+
+
+def test_the_null_device_counts_graphs() -> None:
+    """What is a node of a graph is logged as it is without one, and a launch of the graph is not a launch of kernels."""
+    code = """
+stream = cupy.cuda.Stream(non_blocking=True)
+work()
+with fakecuda.logging() as before: work()
+with stream, cupy.cuda.using_allocator(pool.malloc):
+    stream.begin_capture()
+    work()
+    graph = stream.end_capture()
+graph.launch(stream)
+with fakecuda.counting() as counts, fakecuda.logging() as log: graph.launch(stream)
+assert all(w.in_graph for w in log)
+same = [w._replace(in_graph=True) for w in before] == log
+kernels = sum(w.kernels for w in log)
+assert same and kernels == fakecuda.nodes(graph) == counts["graph_nodes"]
+print([counts[n] for n in ("launches", "on_device", "memsets", "graphs")])"""
+    assert null(code) == "[0, 0, 0, 1]"
 
 
 # ---- NVRTC
@@ -555,3 +627,12 @@ def test_another_build_of_cupy_is_refused_by_name(monkeypatch: pytest.MonkeyPatc
     with pytest.raises(fakecuda.Unavailable, match=r"made for CuPy 99\.0, installed is"):
         build.libraries()
     build.libraries.cache_clear()
+
+
+def test_a_number_that_is_the_address_of_an_array_is_no_use_of_it(cupy: Any) -> None:
+    """Words of structures that a kernel does not read, which CuPy leaves unset, may have any value too."""
+    with cupy.cuda.Device(1):
+        other = cupy.ones(3, np.float32)
+    echo = cupy.ElementwiseKernel("uint64 word", "uint64 y", "y = word", "fake_echo")
+    assert int(echo(np.uint64(other.data.ptr), size=1)[0]) == other.data.ptr
+    assert fakecuda.report() == []

@@ -16,7 +16,7 @@ from singa_backend.conform.gradient_matrix import MatrixRow
 from singa_backend.conform.gradient_matrix.row import in_single
 from singa_backend.devices.device import resolve
 
-pytestmark = pytest.mark.fakecuda
+pytestmark = [pytest.mark.fakecuda, pytest.mark.usefixtures("capturable_products")]
 MATRIX = json.loads((PROJECT / "reports" / "gradients.json").read_text(encoding="utf-8"))
 ROWS = {r.name: r.key for r in map(MatrixRow.from_dict, MATRIX["rows"]) if r.verdict == "checked"}
 NEAR = 1e-5

@@ -16,7 +16,7 @@ from singa_backend.proto.schemas import MICROSOFT, load_domain
 
 load_domain(MICROSOFT)
 
-pytestmark = pytest.mark.fakecuda
+pytestmark = [pytest.mark.fakecuda, pytest.mark.usefixtures("capturable_products")]
 VERSIONS = {generate.label(*key): key for key in generate.cells(MICROSOFT)[1]}
 CASES, DRAWS = 2, 40
 

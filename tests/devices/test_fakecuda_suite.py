@@ -30,6 +30,7 @@ def _cases() -> dict[str, cases.Case]:
 
 @pytest.mark.fakecuda
 @pytest.mark.row("I17")
+@pytest.mark.usefixtures("capturable_products")
 @pytest.mark.parametrize("name", [n for n in NAMES if n not in LARGE])
 def test_case(name: str) -> None:
     """Each kernel of a case of few nodes runs in both orders of its threads: a race fails the test."""

@@ -16,7 +16,7 @@ from singa.device import Device, default_device
 from singa.model import Model
 from singa.tensor import Tensor
 
-pytestmark = pytest.mark.fakecuda
+pytestmark = [pytest.mark.fakecuda, pytest.mark.usefixtures("capturable_products")]
 F = np.float32
 STEPS = 4
 NEAR = 1e-5

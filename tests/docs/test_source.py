@@ -67,6 +67,19 @@ def test_a_class_name_occurs_once() -> None:
     assert set(found) == set(TWICE) and len(TWICE) <= 8, found
 
 
+def test_operators_multiply_matrices_by_the_namespace() -> None:
+    """Other products of CuPy's arrays call cuBLAS in a way that a graph cannot capture."""
+    found = [
+        f"{name}:{node.lineno}"
+        for name, (_, tree) in _trees().items()
+        if "/operators/" in name
+        for node in ast.walk(tree)
+        if (isinstance(node, (ast.BinOp, ast.AugAssign)) and isinstance(node.op, ast.MatMult))
+        or (isinstance(node, ast.Attribute) and node.attr in {"dot", "vdot", "inner", "tensordot", "kron"})
+    ]
+    assert not found, f"xp.matmul computes these: {found}"
+
+
 def test_a_text_follows_what_it_documents() -> None:
     """A string after an assignment is its documentation; a second one, or one apart, documents nothing."""
     apart = []

@@ -12,6 +12,14 @@ from .device_check import ONE_DEVICE, PASSED
 VERSIONS = "versions"
 """The stage that names the device and the versions of the software."""
 
+SPEED = "speed"
+"""The stage that judges speeds."""
+
+_EARLIER = (
+    "This check is of an earlier version: `copy` was `Concat`, an elementwise kernel, and `chain` counted 8 passes where it"
+    " makes 7."
+)
+
 _LONG = 120
 """Characters of a value of the list of findings."""
 
@@ -54,6 +62,13 @@ def page(stages: Sequence[Mapping[str, Any]]) -> str:
     for s in stages:
         shown = "" if s["stage"] == VERSIONS else _found(s["details"])
         lines.append(f"| `{s['stage']}` | {s['status']} | {s['seconds']:.1f} | {shown} |")
+    speed: Mapping[str, Any] = next((s["details"] for s in stages if s["stage"] == SPEED), {})
+    if speed.get("least"):
+        lines += ["", f"What the stage `{SPEED}` judges:", ""]
+    for name, judged in speed.get("least", {}).items():
+        lines.append(f"* `{name}` must be at least {judged['share']:g} of `{judged['of']}`, and is {judged['got']:g}.")
+    if "copy, GB/s" in speed and "passes" not in speed:
+        lines += ["", _EARLIER]
     if any(s["status"] == ONE_DEVICE for s in stages):
         lines += ["", f"`{ONE_DEVICE}`: the machine has no second device, so nothing was tested on one; this is not a failure."]
     return "\n".join(lines) + "\n"

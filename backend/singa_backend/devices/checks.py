@@ -20,7 +20,7 @@ from ..errors import OperatorError
 _COUNT = 256
 """The number of flags.  A run with more checks, such as one of a long loop, reads them before it goes on."""
 
-_CLEAR = np.iinfo(np.uint64).max
+CLEAR = np.iinfo(np.uint64).max
 """The value of a flag whose check did not fail; that of another has the smallest wrong value, see `_wrong_value`."""
 
 
@@ -74,7 +74,7 @@ class Checks:
         if len(self._errors) == _COUNT:
             self.settle()
         if self._flags is None:
-            self._flags = self._module.full(_COUNT, _CLEAR, np.uint64)
+            self._flags = self._module.full(_COUNT, CLEAR, np.uint64)
         self._errors.append(error)
         self.added += 1
         return len(self._errors) - 1
@@ -92,12 +92,12 @@ class Checks:
             values: `pending`, on the host.
         """
         for k, value in enumerate(values.tolist()):
-            if value != _CLEAR:
+            if value != CLEAR:
                 raise self._errors[k](_wrong_value(value)).locate(**(self._places[k] if k < len(self._places) else {}))
 
 
 def _wrong_value(flag: int) -> int:
-    """The wrong value of a flag; flags have the order of the values, and none is `_CLEAR`, because 0 is never wrong."""
+    """The wrong value of a flag; flags have the order of the values, and none is `CLEAR`, because 0 is never wrong."""
     value = flag - 2**63
     return value + (value >= 0)
 

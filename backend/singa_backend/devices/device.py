@@ -10,7 +10,6 @@ import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from functools import cache
-from itertools import accumulate
 from typing import Any, ClassVar, Protocol, TypeAlias
 
 import numpy as np
@@ -18,11 +17,8 @@ import numpy as np
 from .. import dtypes
 from ..errors import DeviceUnavailable, SonnxError
 from ..limits import physical_memory
-from . import cuda, namespaces, strict
+from . import cuda, namespaces, packing, strict
 from .checks import Checks
-
-_AT_ONCE = 1 << 24
-"""Arrays of at most this many bytes together are packed on the device and copied to the host at once."""
 
 _Kind: TypeAlias = type[namespaces.Namespace]
 
@@ -52,6 +48,7 @@ class Device(ABC):
         type: ONNX's name of the kind of device, such as "CPU".
         namespace: the class of the namespace of its arrays.
         is_host: whether its arrays are NumPy arrays.
+        captures: whether work on it can be captured as a graph (graphs.py).
         device_id: the ordinal of a GPU; 0 for other devices.
         xp: the namespace of its arrays.
     """
@@ -59,6 +56,7 @@ class Device(ABC):
     type: ClassVar[str]
     namespace: ClassVar[_Kind]
     is_host: ClassVar[bool] = False
+    captures: ClassVar[bool] = False
     xp: Any
 
     def __init__(self, device_id: int = 0) -> None:
@@ -268,6 +266,7 @@ class CudaDevice(Device):
 
     type = "CUDA"
     namespace = namespaces.CupyNamespace
+    captures = True
 
     def _check(self) -> None:
         cuda.check(self.device_id)
@@ -327,17 +326,8 @@ class CudaDevice(Device):
         Returns:
             The values as NumPy arrays.
         """
-        arrays = [v for v in values if self.xp.isarray(v)]
-        ends = list(accumulate((-(-a.nbytes // 16) * 16 for a in arrays), initial=0))
-        if len(arrays) < 2 or ends[-1] > _AT_ONCE:
-            return super().get_all(values)
         with self.active():
-            packed = self.xp.module.empty(ends[-1], np.uint8)  # not a tensor of the model: no limit applies
-            for a, start in zip(arrays, ends, strict=False):
-                _part(packed, start, a)[...] = a
-            there = self.xp.to_host(packed)
-        made = iter([_part(there, start, a) for a, start in zip(arrays, ends, strict=False)])
-        return [next(made) if self.xp.isarray(v) else self.get(v) for v in values]
+            return packing.unpacked(self.xp, packing.packed(self.xp, values), values, self.get)
 
     def checks(self) -> Checks | None:
         """Return where a run collects its checks.
@@ -394,11 +384,6 @@ class StrictDevice(Device):
             The device; None for other values.
         """
         return cls() if isinstance(value, strict.StrictArray) else None
-
-
-def _part(packed: Any, start: int, like: Any) -> Any:
-    """The part of an array of bytes that begins at `start`, as an array of the dtype and the shape of another."""
-    return packed[start : start + like.nbytes].view(like.dtype).reshape(like.shape)
 
 
 _DLPACK_CUDA = 2

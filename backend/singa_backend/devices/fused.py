@@ -88,6 +88,33 @@ def erfc(cp: Any, x: Array) -> Array:
     return _kernel(cp, "erfc")(x)
 
 
+def philox_words(cp: Any, key: Array, count: int) -> Array:
+    """The words of Philox-4x32-10 for a key (seed, draw) of int64, which each thread computes by its block of four."""
+    words = cp.empty(count, np.uint32)
+    if count:
+        _philox(cp)(key, words)
+    return words
+
+
+@cache
+def _philox(cp: Any) -> Any:
+    text = """
+    const unsigned long long block = i / 4, seed = key[0], draw = key[1];
+    unsigned c0 = block, c1 = block >> 32, c2 = draw, c3 = draw >> 32, k0 = seed, k1 = seed >> 32;
+    for (int round = 0; round < 10; round++) {
+        const unsigned long long a = 0xD2511F53ULL * c0, b = 0xCD9E8D57ULL * c2;
+        c0 = unsigned(b >> 32) ^ c1 ^ k0;
+        c2 = unsigned(a >> 32) ^ c3 ^ k1;
+        c1 = unsigned(b);
+        c3 = unsigned(a);
+        k0 += 0x9E3779B9u;
+        k1 += 0xBB67AE85u;
+    }
+    y = i % 4 == 0 ? c0 : i % 4 == 1 ? c1 : i % 4 == 2 ? c2 : c3;
+    """
+    return cp.ElementwiseKernel("raw int64 key", "uint32 y", text, "sonnx_philox")
+
+
 def lstm_cell(cp: Any, projected: Array, recurrent: Array, c: Array) -> tuple[Array, Array]:
     """A step of an LSTM with the functions sigmoid and tanh.
 

@@ -35,12 +35,13 @@ import numpy as np
 from .. import limits
 from ..dtypes import DTypeLike
 from ..errors import OperatorError
-from . import composed, fused, products, spatial, sums
+from . import composed, fused, graphs, products, spatial, sums
 from .checks import checking
 from .cuda import memory
 from .guards import SIZES, guarded
 from .spatial import WindowPlaces
 from .special import erf, erfc, in_pieces, with_float
+from .transforms import Transforms
 
 Array = Any  # an array of the current namespace
 Xp = Any  # a Namespace
@@ -171,6 +172,10 @@ class Namespace(ABC):
         """A step of an LSTM by one kernel, as `fused.lstm_cell`; None without one."""
         return None
 
+    def philox_words(self, key: Array, count: int) -> Array | None:
+        """Words of Philox by one kernel, as `fused.philox_words`; None without one."""
+        return None
+
     def windows(self, x: Array, shape: Any, axis: Any) -> Array:
         """A read-only view of every window of `shape` along `axis`; the window's axes come last."""
         return self.lib.stride_tricks.sliding_window_view(x, shape, axis)
@@ -279,9 +284,23 @@ class CupyNamespace(Namespace):
         super().__init__(cupy, names)
 
     def from_host(self, a: np.ndarray) -> Array:
-        return self.module.asarray(a)
+        kept = graphs.tables()
+        return self.module.asarray(a) if kept is None else kept.put(self.module, a)
+
+    def asarray(self, a: Any, dtype: DTypeLike | None = None, **order: Any) -> Array:
+        """As CuPy's; what is on the host is copied by `from_host`."""
+        if isinstance(a, (np.ndarray, np.generic, int, float)) and not order:
+            return self.from_host(np.asarray(a, dtype))
+        return self.module.asarray(a, dtype, **order)
+
+    @property
+    def fft(self) -> Any:
+        """CuPy's transforms; in a run that may be captured, by plans that its record keeps."""
+        kept = graphs.tables()
+        return self.module.fft if kept is None else Transforms(self.module, kept)
 
     def to_host(self, x: Array) -> np.ndarray:
+        graphs.refuse_capture("reads values of the device on the host")
         return np.asarray(self.module.asnumpy(x))
 
     def isarray(self, x: Any) -> bool:
@@ -293,6 +312,16 @@ class CupyNamespace(Namespace):
             return i
         with checking(self.module) as checks:
             return checks.indices(i, size, -size if negative else 0)
+
+    def windows(self, x: Array, shape: Any, axis: Any) -> Array:
+        """As `Namespace.windows`; CuPy's function computes the sizes on the device."""
+        sizes, axes = (shape, axis) if isinstance(shape, tuple) else ((shape,), (axis,))
+        counts = list(x.shape)
+        for n, a in zip(sizes, axes, strict=True):
+            counts[a] -= n - 1
+        if min(counts, default=1) < 0:
+            raise ValueError(f"windows of {list(sizes)} along axes {list(axes)} exceed an array of shape {list(x.shape)}")
+        return self.as_strided(x, (*counts, *sizes), (*x.strides, *(x.strides[a] for a in axes)))
 
     def refuse(self, bad: Array, error: Callable[[], OperatorError]) -> None:
         with checking(self.module) as checks:
@@ -357,6 +386,10 @@ class CupyNamespace(Namespace):
         limits.current().admit(*SIZES["matmul"](a, b, out))
         return products.matmul(self.module, a, b, out)
 
+    def einsum(self, equation: str, *xs: Array, optimize: bool = False) -> Array:
+        """As CuPy's, whose products are those of `matmul`."""
+        return products.einsum(self, equation, xs) if len(xs) > 1 else self.module.einsum(equation, *xs)
+
     def erf(self, x: Array) -> Array:
         return with_float(lambda z: fused.erf(self.module, z), x)
 
@@ -382,6 +415,9 @@ class CupyNamespace(Namespace):
         if not fused.fits(projected, recurrent, c):
             return None
         return fused.lstm_cell(self.module, projected, recurrent, c)
+
+    def philox_words(self, key: Array, count: int) -> Array | None:
+        return fused.philox_words(self.module, key, count)
 
     def sum_over(self, x: Array, axes: tuple[int, ...], keepdims: bool = False) -> Array:
         """As `Namespace.sum_over`: CuPy computes a sum by up to 512 threads; those that would add many terms add in float64."""

@@ -1,51 +1,60 @@
-"""Products of stacks of matrices on CuPy arrays.
+"""Products of matrices on CuPy arrays.
 
-`cupy.matmul` makes arrays of pointers by extra kernels where an operand is a matrix or broadcasts, and copies transposed ones.
-Here a stack times a matrix is one product of matrices, and other stacks of floats are one strided batched product:
-an operand that broadcasts has the stride 0, and a transposed one is read as it is.
+`cupy.matmul` makes arrays of pointers by extra kernels where an operand is a matrix or broadcasts, copies transposed ones, and
+cannot be captured.  Here every product of floats is one strided batched product: an operand that broadcasts has the stride 0, a
+transposed one is read as it is, and the rows of a stack times one matrix are multiplied as one matrix.
 """
 
 from __future__ import annotations
 
 import math
+import string
 from dataclasses import dataclass, replace
-from functools import cache, lru_cache
-from typing import Any
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 import numpy as np
 
-Array = Any  # of CuPy
+from .. import limits
+from . import blas
 
-_HALF = np.dtype(np.float16)
-_BATCHED: dict[np.dtype[Any], str] = {
-    np.dtype(np.float32): "sgemmStridedBatched",
-    np.dtype(np.float64): "dgemmStridedBatched",
-    _HALF: "gemmStridedBatchedEx",
-}
-_SCALARS: dict[np.dtype[Any], tuple[Any, Any]] = {
-    d: (np.array(1, s), np.array(0, s)) for d in _BATCHED for s in (np.float32 if d == _HALF else d,)
-}
-_R_16F, _COMPUTE_32F, _ANY_ALGORITHM = 2, 68, 99
-"""Values of CUDA's cudaDataType, cublasComputeType_t and cublasGemmAlgo_t: sums of float16 are float32."""
+Array = Any  # of CuPy
 
 _INT = 2**31
 
 
 def matmul(cp: Any, a: Array, b: Array, out: Array | None = None) -> Array:
-    """As `cupy.matmul`."""
-    if a.ndim == b.ndim == 2:
-        return _plain(cp, a, b, out)
-    there = None if out is None else (out.shape, out.strides, out.dtype)
-    found = _chosen(a.shape, a.strides, a.dtype, b.shape, b.strides, b.dtype, there)
-    if found is None:
-        return _plain(cp, a, b, out)
-    if isinstance(found, tuple):  # one matrix on the right
-        return cp.matmul(a.reshape(-1, a.shape[-1]), b.reshape(b.shape[-2:])).reshape(found)
-    return found.compute(cp, a, b, out)
+    """As `cupy.matmul`, also for stacks of bfloat16."""
+    product = _chosen(_strided(a), _strided(b), None if out is None else _strided(out))
+    if product is None:
+        return cp.matmul(a, b) if out is None else cp.matmul(a, b, out=out)
+    if out is not None and (product.y is None or cp.may_share_memory(out, a) or cp.may_share_memory(out, b)):
+        out[...] = matmul(cp, a, b)
+        return out
+    assert product.y is not None
+    x, z = product.a.ready(cp, a, product.dtype), product.b.ready(cp, b, product.dtype)
+    y = cp.empty(product.shape, product.dtype) if out is None else out
+    blas.multiply(cp, product.dtype, product.sizes, product.a.at(x), product.b.at(z), product.y.at(y))
+    return y
 
 
-def _plain(cp: Any, a: Array, b: Array, out: Array | None) -> Array:
-    return cp.matmul(a, b) if out is None else cp.matmul(a, b, out=out)
+class _Strided(NamedTuple):
+    """The shape, the strides and the dtype of an array."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: np.dtype[Any]
+
+    def matrices(self, row: bool, column: bool) -> _Strided:
+        """With an axis for the rows, for the columns, or both."""
+        shape, strides = ((*self.shape, 1), (*self.strides, 0)) if column else (self.shape, self.strides)
+        if row:
+            shape, strides = (*shape[:-1], 1, shape[-1]), (*strides[:-1], 0, strides[-1])
+        return _Strided(shape, strides, self.dtype)
+
+
+def _strided(x: Array) -> _Strided:
+    return _Strided(x.shape, x.strides, x.dtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +65,6 @@ class _Stack:
         transposed: whether the columns are contiguous, not the rows.
         leading: the elements between rows, or between columns.
         stride: the elements between matrices; 0 if all are the same.
-        count: the number of matrices.
         broadcast: the shape to which an array is brought before it is copied; None if it is copied as it is.
         copied: whether an array must be copied first.
     """
@@ -64,114 +72,100 @@ class _Stack:
     transposed: bool
     leading: int
     stride: int
-    count: int
     broadcast: tuple[int, ...] | None = None
     copied: bool = False
 
-    def ready(self, cp: Any, x: Array) -> Array:
+    def ready(self, cp: Any, x: Array, dtype: np.dtype[Any]) -> Array:
         """The array that holds the matrices."""
         if not self.copied:
             return x
-        return cp.ascontiguousarray(x if self.broadcast is None else cp.broadcast_to(x, self.broadcast))
+        return cp.ascontiguousarray(x if self.broadcast is None else cp.broadcast_to(x, self.broadcast), dtype)
+
+    def at(self, x: Array) -> blas.Matrices:
+        """Where the matrices of an array are."""
+        return x.data.ptr, self.transposed, self.leading, self.stride
+
+    def joined(self, rows: int) -> _Stack | None:
+        """The rows of all matrices as those of one; None if they are not at equal distances."""
+        leading = self.stride if rows == 1 else self.leading
+        if self.transposed or leading < self.leading or self.stride != rows * leading:
+            return None
+        return replace(self, leading=leading, stride=0)
 
 
 @dataclass(frozen=True, slots=True)
-class _Batched:
+class _StackProduct:
     """One strided batched product.
 
     Attributes:
-        name: the function of cuBLAS.
         shape: that of the result.
-        dtype: that of all arrays.
-        sizes: the rows of the left matrices, the columns of the right ones, and what they have in common.
-        a, b, y: the operands and the result.
+        dtype: that of the result, to which operands are converted.
+        sizes: the number of products, the rows of the left matrices, the columns of the right ones, and what they have in common.
+        a, b: the operands.
+        y: the result; None if it cannot be written where it was requested.
     """
 
-    name: str
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
-    sizes: tuple[int, int, int]
+    sizes: tuple[int, int, int, int]
     a: _Stack
     b: _Stack
-    y: _Stack
-
-    def compute(self, cp: Any, a: Array, b: Array, out: Array | None) -> Array:
-        """Compute the products."""
-        x, z, y = self.a.ready(cp, a), self.b.ready(cp, b), cp.empty(self.shape, self.dtype) if out is None else out
-        (m, n, k), (one, zero) = self.sizes, _SCALARS[self.dtype]
-        # cuBLAS has the columns first, so that Y' = B' A'.
-        half = self.dtype == _HALF
-        kind = (_R_16F,) if half else ()
-        getattr(_cublas(), self.name)(
-            cp.cuda.device.get_cublas_handle(), int(self.b.transposed), int(self.a.transposed), n, m, k,
-            one.ctypes.data, z.data.ptr, *kind, self.b.leading, self.b.stride,
-            x.data.ptr, *kind, self.a.leading, self.a.stride,
-            zero.ctypes.data, y.data.ptr, *kind, self.y.leading, self.y.stride,
-            self.y.count, *((_COMPUTE_32F, _ANY_ALGORITHM) if half else ()),
-        )  # fmt: skip
-        return y
-
-
-@cache
-def _cublas() -> Any:
-    from cupy_backends.cuda.libs import cublas
-
-    return cublas
+    y: _Stack | None
 
 
 @lru_cache(4096)
-def _chosen(
-    a: tuple[int, ...],
-    a_strides: tuple[int, ...],
-    dtype: np.dtype[Any],
-    b: tuple[int, ...],
-    b_strides: tuple[int, ...],
-    b_dtype: np.dtype[Any],
-    out: tuple[tuple[int, ...], tuple[int, ...], np.dtype[Any]] | None,
-) -> _Batched | tuple[int, ...] | None:
-    """How arrays of these shapes, strides and dtypes are multiplied: at once, with this result of one product, or by CuPy."""
-    if len(a) < 2 or len(b) < 2 or a[-1] != b[-2]:
+def _chosen(a: _Strided, b: _Strided, out: _Strided | None) -> _StackProduct | None:
+    """How arrays are multiplied; None if CuPy does it: integers, results without elements or terms, shapes that do not match."""
+    dtype = np.promote_types(a.dtype, b.dtype)
+    if dtype not in blas.DTYPES or not (a.shape and b.shape):
         return None
-    if out is None and math.prod(b[:-2]) == 1 and len(a) > 2 and math.prod(a) > 0:
-        return (*(1,) * (len(b) - len(a)), *a[:-1], b[-1])
-    if dtype not in _BATCHED or b_dtype != dtype:
+    row, column = len(a.shape) == 1, len(b.shape) == 1
+    a, b = a.matrices(row, False), b.matrices(False, column)
+    (*left, m, k), (*right, terms, n) = a.shape, b.shape
+    if k != terms:
         return None
-    lead = np.broadcast_shapes(a[:-2], b[:-2])
-    (m, k), n = a[-2:], b[-1]
-    shape = (*lead, m, n)
-    if not (math.prod(shape) and k) or (out is not None and (out[0] != shape or out[2] != dtype)):
+    lead = np.broadcast_shapes(tuple(left), tuple(right))
+    shape = lead + (m,) * (not row) + (n,) * (not column)
+    if out is not None and out.shape != shape:
+        raise ValueError(f"the result must have the shape {shape}, got {out.shape}")
+    count = math.prod(lead)
+    if not (count * m * n * k):
         return None
-    item = dtype.itemsize
-    y = _stack(shape, _dense(shape, item) if out is None else out[1], item, lead)
-    if y is None or y.transposed:
+    x, z = _operand(a, dtype, lead), _operand(b, dtype, lead)
+    y = _stack((out or _dense(shape, dtype)).matrices(row, column), dtype, lead)
+    if y is not None and count > 1 and not z.stride and count * m < _INT:
+        rows, results = x.joined(m), y.joined(m)
+        if rows is not None and results is not None:
+            count, m, x, y = 1, count * m, rows, results
+    if max(count, m, n, k, x.leading, z.leading, y.leading if y else 0) >= _INT:
         return None
-    x, z = _operand(a, a_strides, item, lead), _operand(b, b_strides, item, lead)
-    if max(m, n, k, y.count, x.leading, z.leading, y.leading) >= _INT:
-        return None
-    return _Batched(_BATCHED[dtype], shape, dtype, (m, n, k), x, z, y)
+    return _StackProduct(shape, dtype, (count, m, n, k), x, z, None if y is None or y.transposed else y)
 
 
-def _dense(shape: tuple[int, ...], item: int) -> tuple[int, ...]:
-    """The strides of a contiguous array, in bytes."""
-    return tuple(item * math.prod(shape[i + 1 :]) for i in range(len(shape)))
+def _dense(shape: tuple[int, ...], dtype: np.dtype[Any]) -> _Strided:
+    """Those of a contiguous array."""
+    return _Strided(shape, tuple(dtype.itemsize * math.prod(shape[i + 1 :]) for i in range(len(shape))), dtype)
 
 
-def _operand(shape: tuple[int, ...], strides: tuple[int, ...], item: int, lead: tuple[int, ...]) -> _Stack:
-    """An operand without a copy if its strides allow it."""
-    found = _stack(shape, strides, item, lead)
-    if found is not None:
-        return found
-    broadcast = None
+def _operand(x: _Strided, dtype: np.dtype[Any], lead: tuple[int, ...]) -> _Stack:
+    """An operand without a copy if its dtype and its strides allow it."""
+    stack = _stack(x, dtype, lead)
+    if stack is not None:
+        return stack
+    shape, broadcast = x.shape, None
     if math.prod(shape[:-2]) not in (1, math.prod(lead)):  # some of its axes broadcast, and others do not
         broadcast = shape = (*lead, *shape[-2:])
-    found = _stack(shape, _dense(shape, item), item, lead)
-    assert found is not None
-    return replace(found, broadcast=broadcast, copied=True)
+    stack = _stack(_dense(shape, dtype), dtype, lead)
+    assert stack is not None
+    return replace(stack, broadcast=broadcast, copied=True)
 
 
-def _stack(shape: tuple[int, ...], strides: tuple[int, ...], item: int, lead: tuple[int, ...]) -> _Stack | None:
-    """The matrices of an array that broadcasts to the axes `lead`; None if they are not at equal distances."""
+def _stack(x: _Strided, dtype: np.dtype[Any], lead: tuple[int, ...]) -> _Stack | None:
+    """The matrices of an array, broadcast to the axes `lead`; None if they are not at equal distances or of another dtype."""
+    shape, strides, item = x.shape, x.strides, dtype.itemsize
     (rows, columns), (down, across) = shape[-2:], strides[-2:]
+    if x.dtype != dtype:
+        return None
     if (across == item or columns == 1) and (rows == 1 or down >= columns * item):
         transposed, leading = False, max(columns, 1) if rows == 1 else down // item
     elif (down == item or rows == 1) and (columns == 1 or across >= rows * item):
@@ -190,4 +184,62 @@ def _stack(shape: tuple[int, ...], strides: tuple[int, ...], item: int, lead: tu
         elif step != stride * count:
             return None
         count *= size
-    return None if stride < 0 else _Stack(transposed, leading, stride // item, count)
+    return None if stride < 0 else _Stack(transposed, leading, stride // item)
+
+
+def einsum(xp: Any, equation: str, xs: tuple[Array, ...]) -> Array:
+    """As `cupy.einsum` of several arrays: two at a time, whose common axes `xp.matmul` sums.  `xp` is the namespace."""
+    path, _ = np.einsum_path(equation, *(np.broadcast_to(np.int8(0), x.shape) for x in xs), optimize="greedy")  # which checks it
+    left, arrow, result = equation.partition("->")
+    terms = left.split(",")
+    free = [x.ndim - len(t) + 3 if "..." in t else 0 for x, t in zip(xs, terms, strict=True)]
+    spare = [c for c in string.ascii_letters if c not in equation][: max(free)]
+    implied = "..." + "".join(sorted(c for c in left if c.isalpha() and left.count(c) == 1))
+    result = (result if arrow else implied).replace("...", "".join(spare))
+    sizes: dict[str, int] = {}
+    factors = []
+    for x, term, n in zip(xs, terms, free, strict=True):
+        factor = _Factor(x, term.replace("...", "".join(spare[max(free) - n :]))).plain(xp)
+        sizes |= dict(zip(factor.axes, factor.array.shape, strict=True))
+        factors.append(factor)
+    for step in path[1:]:
+        first, *others = (factors.pop(i) for i in sorted(step, reverse=True))
+        while others:
+            other = others.pop()
+            first = first.times(xp, other, {*result}.union(*(f.axes for f in (*factors, *others))), sizes)
+        factors.append(first)
+    array = factors[0].ordered(xp, [c for c in result if c in factors[0].axes])
+    return array.reshape([sizes.get(c, 1) for c in result])
+
+
+@dataclass(frozen=True, slots=True)
+class _Factor:
+    """A term of an Einstein sum: an array and the letters of its axes."""
+
+    array: Array
+    axes: str
+
+    def plain(self, xp: Any) -> _Factor:
+        """Without repeated letters, of which the diagonal remains, and axes of size 1, which broadcast."""
+        axes = "".join(dict.fromkeys(self.axes))
+        x = self.array if axes == self.axes else xp.module.einsum(f"{self.axes}->{axes}", self.array)
+        kept = [(c, n) for c, n in zip(axes, x.shape, strict=True) if n != 1]
+        return _Factor(x.reshape([n for _, n in kept]), "".join(c for c, _ in kept))
+
+    def ordered(self, xp: Any, axes: list[str]) -> Array:
+        """The sum over other axes, with these ones in this order."""
+        x = xp.sum_over(self.array, tuple(i for i, c in enumerate(self.axes) if c not in axes))
+        left = [c for c in self.axes if c in axes]
+        return x.transpose([left.index(c) for c in axes])
+
+    def times(self, xp: Any, other: _Factor, needed: set[str], sizes: dict[str, int]) -> _Factor:
+        """The product, summed over the axes that are not needed."""
+        common = [c for c in self.axes if c in other.axes]
+        stack, summed = [c for c in common if c in needed], [c for c in common if c not in needed]
+        rows, columns = ([c for c in f.axes if c in needed and c not in common] for f in (self, other))
+        stacks, m, n, k = (math.prod(sizes[c] for c in axes) for axes in (stack, rows, columns, summed))
+        limits.current().admit((stacks, m, n), self.array.dtype.itemsize)
+        a = self.ordered(xp, stack + rows + summed).reshape(stacks, m, k)
+        b = other.ordered(xp, stack + summed + columns).reshape(stacks, k, n)
+        axes = stack + rows + columns
+        return _Factor((xp.matmul(a, b) if summed else a * b).reshape([sizes[c] for c in axes]), "".join(axes))

@@ -6,9 +6,12 @@ from typing import Any
 
 import numpy as np
 
+from .graphs import refuse_capture
+
 
 def random_stream(seed: float | None) -> Any:
     """Return a source of random numbers with the methods that RandomState and Generator share."""
+    refuse_capture("draws random numbers")
     if seed is None:
         return np.random.Generator(np.random.Philox())
     if isinstance(seed, float) and not (seed.is_integer() and 0 <= seed < 2**32):

@@ -208,10 +208,7 @@ def _integer_pow(xp: Xp, x: Array, y: Array) -> Array:
     if y.dtype.kind == "u":
         return z
     down = y < 0
-    if not xp.to_host(down.any()):
-        return z
-    if xp.to_host((down & (x == 0)).any()):
-        raise OperatorError("the exponent of an integer 0 must not be negative", code="SX403")
+    xp.refuse(down & (x == 0), lambda: OperatorError("the exponent of an integer 0 must not be negative", code="SX403"))
     # 1 / x**n truncates to 0 except for x = 1 and x = -1, which are their own inverses.
     unit = xp.where(y % 2 == 1, x, 1)
     return xp.where(down, xp.where((x == 1) | (x == -1), unit, 0), z).astype(x.dtype)

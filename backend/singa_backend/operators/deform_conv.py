@@ -67,7 +67,7 @@ def deform_conv(
         for g in range(offset_group):
             for corner in range(len(index)):
                 columns[g] += xp.take(planes[i, g], index[corner, i, g], axis=1) * weight[corner, i, g]
-        y[i] = (filters @ columns.reshape(group, math.prod(w.shape[1:]), out)).reshape(m, *at.counts)
+        y[i] = xp.matmul(filters, columns.reshape(group, math.prod(w.shape[1:]), out)).reshape(m, *at.counts)
     return y if b is None else y + per_channel(b, m, y.ndim)
 
 

@@ -48,7 +48,7 @@ def flex_attention(
     limits.admit((batch, heads, queries, k.shape[2]), np.float32)
     limits.admit((batch, heads, queries, v.shape[3]), np.float32)
     root_q, root_k = root_of_scale(scale, size, q.dtype)
-    scores = half(by_kv_head(half(wide(q) * root_q), kv_heads) @ half(wide(k) * root_k).swapaxes(-1, -2))
+    scores = half(xp.matmul(by_kv_head(half(wide(q) * root_q), kv_heads), half(wide(k) * root_k).swapaxes(-1, -2)))
     scores = scores.reshape(batch, heads, queries, k.shape[2])
     dtype = precision(softmax_precision, np.dtype(np.float64 if q.dtype == np.float64 else np.float32))
 
@@ -64,7 +64,7 @@ def flex_attention(
 
     probs = softmax(xp, modified(scores, score_mod, "score_mod"), dtype)
     probs = modified(probs, prob_mod, "prob_mod")
-    y = rounding(dtype)(by_kv_head(wide(probs), kv_heads) @ wide(v.astype(dtype)))
+    y = rounding(dtype)(xp.matmul(by_kv_head(wide(probs), kv_heads), wide(v.astype(dtype))))
     return y.astype(q.dtype).reshape(batch, heads, queries, v.shape[3])
 
 

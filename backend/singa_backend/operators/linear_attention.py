@@ -79,9 +79,9 @@ def linear_attention(
         if g is not None:
             state = state * g[:, t]
         if b is not None:
-            v_t = b[:, t] * (v_t - (k_t[..., None, :] @ state)[..., 0, :])
+            v_t = b[:, t] * (v_t - xp.matmul(k_t[..., None, :], state)[..., 0, :])
         state = state + k_t[..., :, None] * v_t[..., None, :]
-        out[:, t] = q[:, t] @ state
+        out[:, t] = xp.matmul(q[:, t], state)
     out = out * (scale or (1 / math.sqrt(size) if size else 1.0))
     y = out.reshape(batch, time, heads * size_v).astype(query.dtype)
     return y, state.astype((query if past_state is None else past_state).dtype)

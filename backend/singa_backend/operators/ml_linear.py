@@ -100,7 +100,7 @@ def _scores(xp: Xp, x: Array, coefficients: Floats, intercepts: Floats | None, c
     if intercepts and len(intercepts) != count:
         raise OperatorError(f"intercepts must have {count} values, one for each score, got {len(intercepts)}", code="SX404")
     limits.admit((x.shape[0], count), x.dtype)
-    z = x @ xp.asarray(np.array(coefficients, x.dtype).reshape(count, -1)).T
+    z = xp.matmul(x, xp.asarray(np.array(coefficients, x.dtype).reshape(count, -1)).T)
     return z + xp.asarray(np.array(intercepts, x.dtype)) if intercepts else z
 
 

@@ -18,11 +18,11 @@ def _kernel(xp: Xp, x: Array, s: Array, kind: str, params: Floats | None) -> Arr
     limits.admit((x.shape[0], s.shape[0]), np.float64)
     gamma, coef0, degree = (*(params or ()), 0.0, 0.0, 0.0)[:3]
     if kind == "LINEAR":
-        return x @ s.T
+        return xp.matmul(x, s.T)
     if kind == "POLY":
-        return (gamma * (x @ s.T) + coef0) ** degree
+        return (gamma * xp.matmul(x, s.T) + coef0) ** degree
     if kind == "SIGMOID":
-        return xp.tanh(gamma * (x @ s.T) + coef0)
+        return xp.tanh(gamma * xp.matmul(x, s.T) + coef0)
     if kind == "RBF":
         distance = [((x - row) ** 2).sum(axis=1) for row in s]  # not x² - 2xs + s², which suffers from cancellation
         return xp.exp(-gamma * xp.stack(distance, axis=1))
@@ -54,9 +54,9 @@ def svm_regressor(
     if n_supports > 0:
         vectors = _rows(xp, "support_vectors", support_vectors, n_supports, x.shape[1])
         k = _kernel(xp, x, vectors, kernel_type, kernel_params)
-        z = k @ _rows(xp, "coefficients", coefficients, 1, n_supports).T
+        z = xp.matmul(k, _rows(xp, "coefficients", coefficients, 1, n_supports).T)
     else:
-        z = x @ _rows(xp, "coefficients", coefficients, 1, x.shape[1]).T
+        z = xp.matmul(x, _rows(xp, "coefficients", coefficients, 1, x.shape[1]).T)
     if rho:
         z = z + rho[0]
     return xp.where(z > 0, 1.0, -1.0) if one_class else transform(xp, z, post_transform)
@@ -131,7 +131,7 @@ def svm_classifier(
     else:
         classes = max(1, len(labels) if labels is not None else 1)
         limits.admit((x.shape[0], classes), np.float64)
-        z = x @ _rows(xp, "coefficients", coefficients, classes, x.shape[1]).T + (rho[0] if rho else 0.0)
+        z = xp.matmul(x, _rows(xp, "coefficients", coefficients, classes, x.shape[1]).T) + (rho[0] if rho else 0.0)
         chosen = z.argmax(axis=1)
     if labels is not None and len(labels) != classes:
         raise OperatorError(f"the number of labels must equal the {classes} classes, got {len(labels)}", code="SX404")
@@ -156,7 +156,8 @@ def _pairs(k: np.ndarray, coefficients: np.ndarray, sizes: np.ndarray, rho: Floa
     limits.admit((len(k), len(pairs)), np.float64)
     z = np.empty((len(k), len(pairs)))
     for p, (i, j) in enumerate(pairs):
-        z[:, p] = k[:, part[i]] @ coefficients[j - 1, part[i]] + k[:, part[j]] @ coefficients[i, part[j]] + (rho or ())[p]
+        first, second = (np.matmul(k[:, part[one]], coefficients[other, part[one]]) for one, other in ((i, j - 1), (j, i)))
+        z[:, p] = first + second + (rho or ())[p]
     return z
 
 

@@ -19,7 +19,7 @@ from ._api import Array
 _ROUNDS = 10
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _WEYL = (0x9E3779B9, 0xBB67AE85)
-_WORD = (1 << 32) - 1
+_WORD, _SHIFT = np.uint64((1 << 32) - 1), np.uint64(32)
 
 declare_schema(
     "Philox",
@@ -32,24 +32,22 @@ declare_schema(
 
 
 @operator("Philox", 1, domain=SINGA_DOMAIN)
-def philox(xp: Xp, key: Host[np.ndarray], shape: Host[Ints]) -> Array:
+def philox(xp: Xp, key: Array, shape: Host[Ints]) -> Array:
     """Return uint32 words of this shape; key: the seed and the number of the draw, each a non-negative int64."""
-    seed, draw = (int(k) for k in key.reshape(-1))
     count = math.prod(shape)
     limits.admit((max(count, 1), 4), np.uint64)
+    words = xp.philox_words(key, count)
+    if words is not None:
+        return words.reshape(shape)
     blocks = xp.arange(-(-count // 4), dtype=np.int64).astype(np.uint64)
-    word, shift = xp.asarray(np.uint64(_WORD)), xp.asarray(np.uint64(32))
-    c = [
-        blocks & word,
-        blocks >> shift,
-        *(xp.full(blocks.shape, part, dtype=np.uint64) for part in (draw & _WORD, draw >> 32 & _WORD)),
-    ]
-    k = [seed & _WORD, seed >> 32 & _WORD]
+    parts = key.reshape(-1).astype(np.uint64)
+    seed, draw = parts[:1], parts[1:2]  # which broadcast
+    c = [blocks & _WORD, blocks >> _SHIFT, draw & _WORD, draw >> _SHIFT]
+    k = [seed & _WORD, seed >> _SHIFT]
     for _ in range(_ROUNDS):
-        a, b = (c[i] * xp.asarray(np.uint64(m)) for i, m in zip((0, 2), _MULTIPLIERS, strict=True))
-        keys = [xp.asarray(np.uint64(v)) for v in k]
-        c = [(b >> shift) ^ c[1] ^ keys[0], b & word, (a >> shift) ^ c[3] ^ keys[1], a & word]
-        k = [(v + w) & _WORD for v, w in zip(k, _WEYL, strict=True)]
+        a, b = (c[i] * np.uint64(m) for i, m in zip((0, 2), _MULTIPLIERS, strict=True))
+        c = [(b >> _SHIFT) ^ c[1] ^ k[0], b & _WORD, (a >> _SHIFT) ^ c[3] ^ k[1], a & _WORD]
+        k = [(v + np.uint64(w)) & _WORD for v, w in zip(k, _WEYL, strict=True)]
     return xp.stack(c, axis=-1).reshape(-1)[:count].astype(np.uint32).reshape(shape)
 
 

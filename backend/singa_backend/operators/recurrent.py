@@ -166,7 +166,7 @@ class RecurrentBase:
             elif backward:
                 x = x[::-1]
             limits.admit((self.steps, self.batch, bias.shape[0]), x.dtype)
-            projected = x.reshape(self.steps * self.batch, x.shape[2]) @ self.w[d].T + bias
+            projected = xp.matmul(x.reshape(self.steps * self.batch, x.shape[2]), self.w[d].T) + bias
             projected = projected.reshape(self.steps, self.batch, bias.shape[0])
             state = tuple(s[d] for s in states)
             y = xp.empty((self.steps, self.batch, self.size), projected.dtype)
@@ -231,7 +231,7 @@ def rnn(
     def cell(d: int) -> tuple[Array, Step]:
         (f,), recur = functions[d], layer.r[d].T
         wb, rb = layer.bias(d)
-        return wb + rb, lambda xt, state: (f(xt + state[0] @ recur),)
+        return wb + rb, lambda xt, state: (f(xt + xp.matmul(state[0], recur)),)
 
     return layer.run([layer.initial("initial_h", initial_h)], cell)
 
@@ -315,9 +315,9 @@ def gru(
 
         def step(xt: Array, state: tuple[Array, ...]) -> tuple[Array, ...]:
             (h,) = state
-            zr = f(xt[:, : 2 * n] + h @ gates)
+            zr = f(xt[:, : 2 * n] + xp.matmul(h, gates))
             z, reset = zr[:, :n], zr[:, n:]
-            recurrent = reset * (h @ hidden + inner) if linear_before_reset else (reset * h) @ hidden
+            recurrent = reset * (xp.matmul(h, hidden) + inner) if linear_before_reset else xp.matmul(reset * h, hidden)
             new = g(xt[:, 2 * n :] + recurrent)
             return ((1 - z) * new + z * h,)
 
@@ -470,7 +470,7 @@ def lstm_layers(
 
         def step(xt: Array, state: tuple[Array, ...]) -> tuple[Array, ...]:
             before, c = state
-            product = seen(before) @ recur
+            product = xp.matmul(seen(before), recur)
             if usual and (made := xp.lstm_cell(xt, product, c)) is not None:
                 return tuple(made)
             gates = xt + product

@@ -187,7 +187,7 @@ def affine_grid(xp: Xp, theta: Array, size: Host[Ints], *, align_corners: int = 
     # x is the coordinate along the last axis; it is first in the grid.
     places = [*reversed(xp.meshgrid(*lines, indexing="ij")), xp.ones(lengths, np.float64)]
     homogeneous = xp.stack(places, axis=-1).reshape(-1, rank + 1)
-    grid = homogeneous @ xp.swapaxes(theta.astype(np.float64), 1, 2)
+    grid = xp.matmul(homogeneous, xp.swapaxes(theta.astype(np.float64), 1, 2))
     return grid.reshape(size[0], *lengths, rank).astype(theta.dtype)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -133,6 +132,7 @@ class Profile:
     Attributes:
         by: "plan", or "definitions" where no plan runs.
         reason: why no plan runs: another device, `optimize=0`, or inputs that the plan refuses; "" if one does.
+        graphs: on a GPU, the CUDA graphs that compute a run, and the steps between them, each with the reason.
         device: the device.
         options: threads, precision, level and deterministic.
         runs: the number of runs that were measured.
@@ -184,6 +184,7 @@ class Profile:
     single_runs: int = 0
     waited: float | None = None
     reason: str = ""
+    graphs: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Return the profile as plain data, as `--json` writes it.
@@ -279,8 +280,7 @@ def profile(
         The profile.
     """
     device = executor.device
-    recorder, watch = _Recorder(), _Watch(device)
-    totals, single_runs = list[float](), 0
+    recorder, watch, totals, single_runs = _Recorder(), _Watch(device), list[float](), 0
     waited: float | None = 0.0
     for _ in range(runs):
         waiting, singles, start = machine.waited(), contention.single_runs, time.perf_counter()
@@ -305,6 +305,7 @@ def profile(
     steps = _steps(pieces, whole, reachable)
     nodes = _nodes(graph, pieces, steps, whole)
     facts |= {"steps": steps, "nodes": nodes, "operators": _operators(nodes, whole), "rates": reachable}
+    facts["graphs"] = executor.graphs_in_words(inputs)
     if part is not None:
         facts |= _of_training(graph, pieces, steps, nodes, part, planner, whole)
     return Profile(
@@ -315,7 +316,7 @@ def profile(
         seconds=_median(totals),
         step_seconds=whole,
         weight_bytes=executor.resident,
-        peak_bytes=_peak_bytes(),
+        peak_bytes=machine.peak_bytes(),
         single_runs=single_runs,
         waited=None if waited is None else waited / sum(totals),
         reason=planner.reason if isinstance(planner, UseDefinitions) else "",
@@ -587,12 +588,3 @@ def _together(parts: Sequence[tuple[float | None, float, bool]]) -> float | None
 
 def _sum(work: Sequence[int | None]) -> int | None:
     return None if None in work else sum(w or 0 for w in work)
-
-
-def _peak_bytes() -> int | None:
-    try:
-        import resource
-    except ImportError:  # Windows
-        return None
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return int(peak) if sys.platform == "darwin" else int(peak) * 1024

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -12,15 +13,20 @@ import numpy as np
 from .. import dtypes, limits
 from ..devices import checks
 from ..devices.device import Device
-from ..errors import OperatorError, SonnxError
+from ..devices.graphs import NotCapturable, is_capturing, keeping
+from ..errors import OperatorError, ResourceExhausted, SonnxError
 from ..ir.graph import Graph, Node
 from ..ir.versioned import VersionedOperator
 from ..proto.tensor_data import ModelFile, copied, is_mapped
 from .alike import Alike, AlikePrograms, gather
+from .captured import MOVES, CapturedRun
 from .failures import typed_error
 from .joined import Joined, join
 from .placement import Placed, Placement
 from .recorded import BodyCall, RunRecord, RunRecorder, RunRecords, signature
+
+_SHORTAGES = frozenset({"SX604", "SX613"})
+"""The errors of a run that needs more memory than the limits allow, or than the device has."""
 
 Path = Sequence[tuple[Node, int]]
 """The nodes whose graphs contain a node, outermost first, each with the number of the run of its graph, from 0."""
@@ -39,18 +45,21 @@ class Executor:
         file: the model file that initializers are read from when they are used; None if they are in memory.
         placement: which values are on the host; None if the device is the host.
         programs: the kernels of joined and of gathered nodes; None if the device has none.
+        replaced: the place of the input that a result replaces, by the place of the result.
     """
 
     def __init__(self, graph: Graph, device: Device) -> None:
         self.graph = graph
         self.device = device
         self.observer: Observer | None = None
+        self.replaced: Mapping[int, int] | None = None
         self.file: ModelFile | None = None
         self._loaded = False
         self._states: dict[int, list[tuple[int, Any]]] = {}
         self._keep: list[Graph] = []  # the keys of _states are ids, so their graphs must stay alive
         self.placement = None if device.is_host else Placement(device, graph)
         self.programs = AlikePrograms(device) if device.xp.joins else None
+        self._capturing = threading.Lock()
         self._forms: dict[int, Graph] = {}  # id of a graph of _keep -> that graph with joined nodes
         self.forget_records()
         with device.active():
@@ -100,7 +109,50 @@ class Executor:
 
     def forget_records(self) -> None:
         """Forget how runs on a device computed: initializers have changed."""
-        self._records = RunRecords()
+        self._records = RunRecords()  # runs that have begun keep theirs
+
+    def forget_graphs(self) -> None:
+        """Free the graphs of the device that compute recorded runs; they are captured again when they are needed."""
+        self._records.forget_graphs()
+
+    @property
+    def graph_bytes(self) -> int:
+        """The bytes that graphs of the device keep between runs."""
+        return self._records.graph_bytes
+
+    def graphs_in_words(self, inputs: Sequence[Any] | None = None) -> tuple[str, ...]:
+        """The graphs of the device that compute runs with these inputs, or the newest ones, and what is outside of them."""
+        return self._records.described(None if inputs is None else signature(self.device.xp, inputs))
+
+    @property
+    def repeats(self) -> bool:
+        """Whether `steady` may compute a run."""
+        return self._records.latest is not None
+
+    def steady(self, inputs: Sequence[Any], limits: limits.Limits, to_host: bool) -> list[Any] | None:
+        """Compute a run of the main graph as the last one that graphs of the device have computed.
+
+        Args:
+            inputs: arrays of the host or of the device, in the order of the graph's inputs.
+            limits: the bounds of the run.
+            to_host: as for `run`.
+
+        Returns:
+            The outputs, which belong to the caller; None if another way is needed.
+        """
+        record = self._records.latest
+        captured: CapturedRun | str | None = None if record is None else record.captured
+        if record is None or captured is None or isinstance(captured, str):
+            return None
+        if captured.admitted is not limits or captured.is_nested or not captured.accepts(inputs):
+            return None
+        with self.device.active():
+            return None if is_capturing(self.device.xp.module) else captured.run(record, None, inputs, to_host)
+
+    def _inner_run(self, budget: limits.Budget, frame: list[Any]) -> Visitor:
+        """Begin a run within a run."""
+        budget.begin(self._resident, frame, self._states)
+        return Visitor(self, budget)
 
     def feed(self, slot: int, value: Any) -> Any:
         """Put an input of a run on the device; one that operators read on the host stays there.
@@ -157,6 +209,7 @@ class Executor:
         budget: limits.Budget | None = None,
         observer: Observer | None = None,
         to_host: bool = False,
+        capture: bool = False,
     ) -> list[Any]:
         """Run a graph; every error that it raises is a SonnxError.
 
@@ -167,42 +220,108 @@ class Executor:
             budget: the budget of this run; None for one with the default limits.
             observer: the observer of this run; None for that of the executor.
             to_host: whether the outputs are copied to the host, all of them and the flags of checks at once.
+            capture: whether a run that repeats an earlier one may be computed by graphs of the device.
 
         Returns:
             The outputs in order.
         """
         self.load()
-        observer = observer or self.observer
         budget = budget or limits.Budget(limits.Limits(), memory=self.device.memory)
+        arguments = (graph, inputs, overrides or {}, budget, observer or self.observer, to_host, capture)
+        try:
+            return self._run(*arguments)
+        except ResourceExhausted as error:
+            if error.code not in _SHORTAGES or not self._records.graph_bytes:
+                raise
+        self._records.forget_graphs("needs memory that graphs would keep")
+        budget.restart()
+        budget.exchanges.at = 0
+        return self._run(*arguments)
+
+    def _run(
+        self,
+        graph: Graph,
+        inputs: Sequence[Any],
+        overrides: dict[str, Any],
+        budget: limits.Budget,
+        observer: Observer | None,
+        to_host: bool,
+        capture: bool,
+    ) -> list[Any]:
+        """As `run`, once."""
         repeats = observer is None and not overrides and graph is self.graph and self.placement is not None
-        key = signature(self.device.xp, inputs) if repeats else None
-        record, records = (None, False) if key is None else self._records.find(key)
+        key, kept = signature(self.device.xp, inputs) if repeats else None, self._records
+        record, records = (None, False) if key is None else kept.find(key)
         visitor: Visitor
         if observer is not None:
             visitor = ObservedVisitor(self, budget, observer)
         else:
-            visitor = RecordingVisitor(self, budget, key) if records else Visitor(self, budget)
+            visitor = RecordingVisitor(self, budget, key, kept) if records else Visitor(self, budget)
         if record is not None:
             frame = record.start(inputs)
         else:
             frame = _frame(graph, self._states[id(self.graph)], inputs)
-            for name, value in (overrides or {}).items():
+            for name, value in overrides.items():
                 frame[graph.slots[name]] = value
         budget.begin(self._resident + limits.size_of([inputs, overrides]), frame, self._states)
+        graphs = kept.graph_bytes
+        if graphs and record is not None and record.is_like(budget) and budget.room - graphs < record.needed[1]:
+            kept.forget_graphs("needs memory that graphs would keep")
+            graphs = 0
+        budget.keep(graphs)
         with limits.spend(budget), self.device.active(), np.errstate(all="ignore"), checks.collected(visitor.checks):
             try:
                 if record is None or not record.fits(budget):
                     visitor.walk(graph, frame, inputs)
-                elif not visitor.repeat(record, frame):
-                    self._records.keep(key, None)
+                else:
+                    outputs = self._by_graphs(kept, record, visitor, inputs, to_host) if capture else None
+                    if outputs is None and not visitor.repeat(record, frame):
+                        kept.keep(key, None)
+                    elif outputs is not None:
+                        if getattr(record.captured, "differs", False):
+                            kept.keep(key, None)
+                        return outputs
             except SonnxError:
                 visitor.settle_after_error()
                 raise
             return visitor.finish([frame[s] for s in graph.output_slots], to_host)
 
-    def keep_record(self, key: Any, record: RunRecord | None) -> None:
-        """Keep how runs compute inputs of a signature; None if that differs."""
-        self._records.keep(key, record)
+    def _by_graphs(
+        self, kept: RunRecords, record: RunRecord, visitor: Visitor, inputs: Sequence[Any], to_host: bool
+    ) -> list[Any] | None:
+        """Compute a run that repeats a record by graphs of the device; None if there are none."""
+        captured: CapturedRun | str | None = record.captured
+        if isinstance(captured, str) or not self.device.captures or is_capturing(self.device.xp.module):
+            return None
+        if captured is not None and captured.is_nested:
+            return None
+        if captured is not None and captured.fits(inputs):
+            record.count(visitor.budget)
+            record.moves, captured.admitted = 0, visitor.budget.limits
+            kept.latest = record if captured.is_steady else None
+            return captured.run(record, visitor, inputs, to_host)
+        if not self._capturing.acquire(blocking=False):
+            return None
+        try:
+            record.captured = None
+            if captured is not None:
+                record.moves += 1
+                if record.moves > MOVES:
+                    record.captured = "the inputs that results replace are other arrays in each run"
+                    return None
+            try:
+                if not record.is_plain:
+                    raise NotCapturable("returns a map")
+                captured = CapturedRun(self.device, record, inputs, self.replaced or {})
+            except (NotCapturable, MemoryError) as error:
+                record.captured = str(error)
+                return None
+            record.count(visitor.budget)
+            outputs = captured.capture(record, visitor, inputs, to_host, self._inner_run)
+            record.captured = captured.reason or captured
+            return outputs
+        finally:
+            self._capturing.release()
 
 
 def _frame(graph: Graph, states: list[tuple[int, Any]], inputs: Sequence[Any]) -> list[Any]:
@@ -243,9 +362,10 @@ class Visitor:
 
     def repeat(self, record: RunRecord, frame: list[Any]) -> bool:
         """Compute the main graph as before; return whether all results had the types of before."""
-        return record.repeat(frame, self.visit, self.budget, self._locate_checks)
+        return record.repeat(frame, self.visit, self.budget, self.locate_checks)
 
-    def _locate_checks(self, node: Node, inputs: list[Any]) -> None:
+    def locate_checks(self, node: Node, inputs: list[Any]) -> None:
+        """Note that the checks since the last call are those of a node."""
         if self.checks is not None:
             self.checks.locate(lambda: _where(node, inputs))
 
@@ -259,7 +379,7 @@ class Visitor:
             try:
                 outputs = self._compute(node, inputs, frame)
             finally:  # also if it failed: an earlier check of this node may be the cause
-                self._locate_checks(node, inputs)
+                self.locate_checks(node, inputs)
             self.budget.account(outputs)
             return outputs
         except SonnxError as error:
@@ -309,10 +429,14 @@ class Visitor:
         if self.checks is None or pending is None or not to_host:
             if self.checks is not None:
                 self.checks.settle()
-            return self.device.get_all(outputs) if to_host else [self.placed.on_device(v) for v in outputs]
+            return self.device.get_all(outputs) if to_host else [self.on_device(v) for v in outputs]
         *outputs, flags = self.device.get_all([*outputs, pending])
         self.checks.verify(flags)
         return outputs
+
+    def on_device(self, value: Any) -> Any:
+        """A value as an output that stays on the device."""
+        return value if self.placed is None else self.placed.on_device(value)
 
     def settle_after_error(self) -> None:
         """Raise the error of an earlier node whose check failed: the present one may be its consequence."""
@@ -349,9 +473,9 @@ class Visitor:
 class RecordingVisitor(Visitor):
     """A run that is recorded, so that later ones repeat it."""
 
-    def __init__(self, executor: Executor, budget: limits.Budget, key: Any) -> None:
+    def __init__(self, executor: Executor, budget: limits.Budget, key: Any, records: RunRecords) -> None:
         super().__init__(executor, budget)
-        self.key = key
+        self.key, self.records = key, records
         self.recorder: RunRecorder | None = None
         self.node: Node | None = None  # the node of the main graph that is computed
 
@@ -359,13 +483,16 @@ class RecordingVisitor(Visitor):
         form, budget = self.form(graph), self.budget
         room, before = budget.room, (budget.left, budget.made)
         self.recorder = RunRecorder(self.device, form, frame, len(inputs))
-        form.walk(frame, self.visit)
+        with keeping(self.recorder.tables):
+            form.walk(frame, self.visit)
         record = None
         if budget.room == room:  # otherwise live bytes were counted during the run, and may be too many in another one
-            record = RunRecord(form, self.recorder, budget, (before[0] - budget.left, budget.made - before[1]))
-        if self.recorder.copies:
+            is_plain = not any(isinstance(frame[s], dict) for s in graph.output_slots)
+            needed = before[0] - budget.left, budget.made - before[1]
+            record = RunRecord(form, self.recorder, budget, needed, is_plain=is_plain)
+        if self.recorder.copies or self.recorder.tables.bytes:
             self.device.synchronize()  # another run may be on another stream
-        self.executor.keep_record(self.key, record)
+        self.records.keep(self.key, record)
 
     def visit(self, node: Node, inputs: list[Any], frame: list[Any]) -> list[Any]:
         if self.node is not None:  # within a node of the main graph

@@ -13,11 +13,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter, itemgetter, methodcaller
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from ..devices.device import Device
+from ..devices.graphs import Tables
 from ..ir.graph import Graph, Node
 from ..ir.versioned import VersionedOperator
 from ..limits import Budget
@@ -30,11 +31,17 @@ _KEPT = 16
 _SEEN: Any = object()
 """In place of the record of a signature of one run."""
 
-_type = attrgetter("__class__", "shape", "strides", "dtype")
+result_type = attrgetter("__class__", "shape", "strides", "dtype")
 """What stays the same of a result."""
 
 Visit = Callable[[Node, list[Any], list[Any]], Sequence[Any]]
 """Computes a node with these inputs in a frame."""
+
+CapturedRun: TypeAlias = Any
+"""A run as graphs of the device (captured.py)."""
+
+Locate = Callable[[Node, list[Any]], None]
+"""Is called with a node that has added checks, and its inputs."""
 
 
 def signature(xp: Any, inputs: Sequence[Any]) -> Any:
@@ -43,7 +50,7 @@ def signature(xp: Any, inputs: Sequence[Any]) -> Any:
     array = xp.ndarray
     for v in inputs:
         if v.__class__ is array:
-            key.append(_type(v))
+            key.append(result_type(v))
         elif v is None:
             key.append(None)
         elif v.__class__ is np.ndarray and v.size <= SMALL and v.dtype.kind in "biuf":
@@ -58,10 +65,12 @@ class RunRecords:
 
     Attributes:
         owned: the ids of the arguments on the device that records keep.
+        latest: the record whose graph has computed the last run, if it needs nothing else; None otherwise.
     """
 
     def __init__(self) -> None:
         self.owned: frozenset[int] = frozenset()
+        self.latest: RunRecord | None = None
         self._found: dict[Any, Any] = {}  # a signature -> a RunRecord, _SEEN, or None if its runs differ
 
     def find(self, key: Any) -> tuple[RunRecord | None, bool]:
@@ -71,16 +80,36 @@ class RunRecords:
             return None, True
         if found is not self:
             return found, False
-        for old in list(self._found)[: len(self._found) - _KEPT + 1]:
-            self._found.pop(old, None)  # another thread may have removed it
+        for old in list(self._found)[: max(0, len(self._found) - _KEPT + 1)]:
+            if self._found.pop(old, None) is self.latest:  # another thread may have removed it
+                self.latest = None
         self._found[key] = _SEEN
         return None, False
 
     def keep(self, key: Any, record: RunRecord | None) -> None:
         """Keep the record of a signature; None if its runs differ."""
-        self._found[key] = record
-        records = [r for r in list(self._found.values()) if isinstance(r, RunRecord)]
-        self.owned = frozenset(id(v) for r in records for v in r.frame[r.graph.size :])
+        self._found[key], self.latest = record, None
+        self.owned = frozenset(id(v) for r in self._all() for v in r.frame[r.graph.size :])
+
+    def _all(self) -> list[RunRecord]:
+        return [r for r in list(self._found.values()) if isinstance(r, RunRecord)]
+
+    def described(self, key: Any = None) -> tuple[str, ...]:
+        """What computes the runs of a signature, or else of the newest one, in words."""
+        record = self._found.get(key) if key is not None else next(reversed(self._all()), None)
+        captured = record.captured if isinstance(record, RunRecord) else None
+        return () if captured is None else (f"no graph: {captured}",) if isinstance(captured, str) else captured.described()
+
+    @property
+    def graph_bytes(self) -> int:
+        """The bytes that graphs of the device keep between runs."""
+        return sum(r.captured.bytes for r in self._all() if r.captured is not None and not isinstance(r.captured, str))
+
+    def forget_graphs(self, reason: str | None = None) -> None:
+        """Free the graphs; None if later runs may capture again, or the reason why not."""
+        self.latest = None
+        for record in self._all():
+            record.captured = reason
 
 
 @dataclass(slots=True)
@@ -108,15 +137,24 @@ class RunRecord:
         frame: the values before the first step: initializers, values on the host, and other arguments of bodies.
         steps: for each call: it, the getter of its arguments, whether there are several, the slots of its results, their types,
             the slots that are not used after the nodes before it, and after it, whether the node adds checks, and its number.
+        reads: the slots that each step reads.
         counts: the number of a node and its executions, unless the node counts them.
+        tables: what bodies copy from the host in every run.
+        captured: the run as graphs of the device; the reason if there are none; None before the first run that repeats.
+        moves: the number of captures after the first one, because inputs that results replace were other arrays.
         needed: the executions and the bytes of a run.
         limits: those of the recorded run.
         copied: the slots of outputs that are on the host and belong to the record.
+        is_plain: whether no output is a map.
     """
 
-    def __init__(self, graph: Graph, recorder: RunRecorder, budget: Budget, needed: tuple[int, int]) -> None:
+    def __init__(self, graph: Graph, recorder: RunRecorder, budget: Budget, needed: tuple[int, int], *, is_plain: bool) -> None:
         self.graph, self.frame, self.needed, self.limits = graph, recorder.frame, needed, budget.limits
         self.steps = tuple(recorder.steps)
+        self.reads = tuple(recorder.reads)
+        self.tables = recorder.tables
+        self.captured: CapturedRun | str | None = None
+        self.moves, self.is_plain = 0, is_plain
         self.counts = tuple(recorder.counts)
         self._executions = sum(count for _, count in self.counts)
         self.copied = tuple(s for s in graph.output_slots if isinstance(self.frame[s], np.ndarray))
@@ -125,12 +163,12 @@ class RunRecord:
 
     def fits(self, budget: Budget) -> bool:
         """Whether a run cannot meet a limit, and nothing watches it."""
-        return (
-            (budget.limits is self.limits or budget.limits == self.limits)
-            and not budget.watched
-            and budget.left >= self.needed[0]
-            and budget.room - budget.made >= self.needed[1]
-        )
+        return self.is_like(budget) and budget.room - budget.made >= self.needed[1]
+
+    def is_like(self, budget: Budget) -> bool:
+        """Whether a run has the limits of the recorded one, of which memory alone may be too little, and nothing watches it."""
+        same = budget.limits is self.limits or budget.limits == self.limits
+        return same and not budget.watched and budget.left >= self.needed[0]
 
     def start(self, inputs: Sequence[Any]) -> list[Any]:
         """A new frame that holds these inputs."""
@@ -139,7 +177,7 @@ class RunRecord:
             frame[slot] = value
         return frame
 
-    def repeat(self, frame: list[Any], visit: Visit, budget: Budget, locate: Callable[[Node, list[Any]], None]) -> bool:
+    def repeat(self, frame: list[Any], visit: Visit, budget: Budget, locate: Locate) -> bool:
         """Compute every node.
 
         Args:
@@ -151,11 +189,41 @@ class RunRecord:
         Returns:
             Whether all results have the types of before.
         """
+        self.count(budget)
+        first = self.issue(self.steps, frame, visit, locate)
+        if first is not None:
+            self.go_on(frame, visit, budget, first)
+        self.separate(frame)
+        return first is None
+
+    def count(self, budget: Budget) -> None:
+        """Count the executions of a run."""
         budget.steps(self._executions)
-        nodes, at, call, same = self.graph.nodes, 0, None, True
+
+    def separate(self, frame: list[Any]) -> None:
+        """Copy the outputs that belong to the record."""
+        for slot in self.copied:
+            frame[slot] = frame[slot].copy()
+
+    def issue(self, steps: Sequence[Any], frame: list[Any], visit: Visit, locate: Locate, *, strict: bool = False) -> int | None:
+        """Compute some steps.
+
+        Args:
+            steps: a part of `steps`.
+            frame: the values.
+            visit: as for `repeat`.
+            locate: as for `repeat`.
+            strict: whether exceptions of bodies pass.
+
+        Returns:
+            The number of the first node that must decide, because a result has another type or its body raised; None if no node
+            must.
+        """
+        nodes, call, same = self.graph.nodes, None, True
+        at: int = 0
         made: Any
         try:
-            for call, get, several, writes, expected, died, dies, checks, at in self.steps:
+            for call, get, several, writes, expected, died, dies, checks, at in steps:
                 for slot in died:
                     frame[slot] = None
                 if call is None:
@@ -164,7 +232,7 @@ class RunRecord:
                     made = call(*get(frame)) if several else call(get(frame))
                 if writes.__class__ is int:
                     frame[writes] = made
-                    same = expected is None or _type(made) == expected
+                    same = expected is None or result_type(made) == expected
                 else:
                     for slot, value in zip(writes, made):  # noqa: B905 (a body may return more)
                         if slot >= 0:
@@ -176,19 +244,14 @@ class RunRecord:
                 for slot in dies:
                     frame[slot] = None
                 if not same:
-                    break
+                    return at + 1
         except Exception:
-            if call is None:  # the node has decided, and reported its error
+            if call is None or strict:  # the node has decided, and reported its error
                 raise
-            self._go_on(frame, visit, budget, at)
-        else:
-            if not same:
-                self._go_on(frame, visit, budget, at + 1)
-        for slot in self.copied:
-            frame[slot] = frame[slot].copy()
-        return same
+            return at
+        return None
 
-    def _go_on(self, frame: list[Any], visit: Visit, budget: Budget, first: int) -> None:
+    def go_on(self, frame: list[Any], visit: Visit, budget: Budget, first: int) -> None:
         """Let the nodes from a number on decide."""
         budget.left += sum(count for at, count in self.counts if at >= first)
         self.graph.walk(frame, visit, first)
@@ -208,7 +271,7 @@ def _are(values: Sequence[Any], expected: Sequence[Any]) -> bool:
     """Whether values have these types; None for one of any type."""
     if len(values) < len(expected):
         return False
-    return all(e is None or (hasattr(v, "strides") and _type(v) == e) for v, e in zip(values, expected, strict=False))
+    return all(e is None or (hasattr(v, "strides") and result_type(v) == e) for v, e in zip(values, expected, strict=False))
 
 
 class BodyCall:
@@ -268,6 +331,8 @@ class RunRecorder:
         self._dies = graph.dies
         self._pending: list[int] = []
         self.steps: list[Any] = []
+        self.reads: list[Sequence[int]] = []
+        self.tables = Tables()
         self.counts: list[tuple[int, int]] = []
         self.copies = False
         self._noted: list[_RepeatedCall] | None = None
@@ -313,7 +378,7 @@ class RunRecorder:
             bound = operator.declaration.body
             single = not isinstance(called.result, tuple)
             writes: Any = node.outputs[0] if single else node.outputs
-            expected: Any = _type(called.result) if single else self._types(node, outputs)
+            expected: Any = result_type(called.result) if single else self._types(node, outputs)
             self._noted = [_RepeatedCall(partial(bound, self._xp, **attributes), slots, writes, expected)]
             return
         xp, wanted = self._xp, len(node.outputs)
@@ -340,7 +405,9 @@ class RunRecorder:
 
     def _types(self, node: Node, outputs: Sequence[Any]) -> tuple[Any, ...]:
         """What is expected of the results of a node."""
-        return tuple(_type(v) if s >= 0 and hasattr(v, "strides") else None for s, v in zip(node.outputs, outputs, strict=False))
+        return tuple(
+            result_type(v) if s >= 0 and hasattr(v, "strides") else None for s, v in zip(node.outputs, outputs, strict=False)
+        )
 
     def kernels(self, node: Joined, inputs: Sequence[Any], program: JoinedProgram, values: Sequence[Any], known: Known) -> None:
         """Note the kernels of a joined node.
@@ -392,7 +459,8 @@ class RunRecorder:
         at = self._place[id(node)]
         calls, self._noted = self._noted, None
         if calls is None:
-            calls = [_RepeatedCall(None, (), node.outputs, self._types(node, outputs))]
+            outer = (slot for inner in node.graphs for slot, _ in inner.captured)
+            calls = [_RepeatedCall(None, (*node.inputs, *outer), node.outputs, self._types(node, outputs))]
             checks = False
         else:
             self.counts.append((at, count))
@@ -404,8 +472,9 @@ class RunRecorder:
         died, self._pending = tuple(self._pending), []
         for call in calls:
             last = call is calls[-1]
-            get = itemgetter(*call.reads) if call.reads else _nothing
+            get = itemgetter(*call.reads) if call.reads and call.call else _nothing
             several = len(call.reads) != 1
             dies = (*ends, *inner) if last else ()
             self.steps.append((call.call, get, several, call.writes, call.expected, died, dies, checks and last, at))
+            self.reads.append(call.reads)
             died = ()

@@ -21,6 +21,7 @@ from singa.model import Model
 from singa.sonnx import to_onnx
 from singa_backend import SingaBackend
 from singa_backend.comparison.verdict import same_bits
+from singa_backend.conform import device_check_capture
 from singa_backend.conform import device_check_load as load
 from singa_backend.conform import device_check_stages as backend
 from singa_backend.conform.device_check import CheckSetup, CheckStage, OneDevice, Wrong
@@ -341,6 +342,7 @@ STAGES = (
     CheckStage("out-of-memory", backend.out_of_memory, 120),
     CheckStage("api", api, 120),
     CheckStage("threads", load.threads, 120),
+    CheckStage("capture", device_check_capture.capture, 120),
     CheckStage("sizes", load.sizes, 240),
     CheckStage("speed", load.speed, 240),
 )

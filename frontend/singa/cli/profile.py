@@ -148,6 +148,8 @@ def _show(found: Profile, top: int, nodes: bool) -> None:
     echo(f"by {found.by} on {found.device}: {options}")
     if found.reason:
         echo(f"no plan: {found.reason}")
+    for text in found.graphs:
+        echo(f"CUDA graphs: {printable(text)}")
     if found.by == "plan":
         fused = "".join(f"; fused: {n} {c}" for n, c in found.fused.items() if c)
         echo(f"{found.segments} segment{'s' * (found.segments != 1)}, {found.folded} nodes computed once{fused}")

@@ -2,7 +2,8 @@
 
 CuPy calls CUDA's driver, its runtime, its compiler and its libraries.  `install()` puts stand-ins in their places:
 
-    driver and runtime   runtime.cpp    memory of two devices, copies, launches; streams.h: what is ordered, by which events
+    driver and runtime   runtime.cpp    memory of two devices, copies, launches; streams.h: what is ordered, by which events;
+                                        capture.h: graphs that streams capture
     compiler             compiler.py    g++ compiles the kernels; device.h: what CUDA C++ adds, and flushed subnormal numbers
     cuBLAS, cuSOLVER, cuFFT             cublas.cpp, cusolver.cpp, cufft.cpp
     thrust, cub          host.py        NumPy; cub.h: cub's functions in kernels
@@ -10,10 +11,14 @@ CuPy calls CUDA's driver, its runtime, its compiler and its libraries.  `install
 It finds: names and types that CuPy lacks, work on the wrong device, reads of memory that nothing has written, accesses outside
 an array, host pointers in launches, work of two streams that no event orders, copies from and to pinned memory for which the host
 does not wait, results that depend on the order of threads and numbers that two threads read and write without an atomic (both
-with `order("both")`), copies and synchronizations that nobody wanted (it counts all of them).
+with `order("both")`), copies and synchronizations that nobody wanted (it counts all of them); the same at each launch of a graph,
+and what a stream that captures cannot take, work that a capture leaves out, graphs that use memory which was freed, and those
+that run twice at a time.
 It cannot find: reads before an array, faults of CUDA's own libraries, differences of the processors' arithmetic (fused
-multiplication and addition, fast intrinsics, casts out of range), faults of captured graphs, speed.  Streams of two devices are
-not compared, and two parts of one allocation are one array for streams.
+multiplication and addition, fast intrinsics, casts out of range), numbers and draws of the host that a capture has frozen (a
+replay with other inputs shows them), memory that a pool reuses while a graph needs it, speed.  Branches of graphs are not
+emulated, nor copies from and to the host in them: a capture refuses them.  Streams of two devices are not compared, and two
+parts of one allocation are one array for streams.
 
 With tests/fakecuda in PYTHONPATH, `python -m fakecuda COMMAND ...` runs a command, and all processes that it starts, on the
 emulated devices; `pytest -m fakecuda` runs the tests that need them.  Linux on x86-64 only.
@@ -25,8 +30,8 @@ Environment variables change what a process sees:
     FAKECUDA_DRIVER       the version of the driver (13000); 0: there is none
     FAKECUDA_WITHOUT      libraries that are absent, such as "nvrtc,cublas"
     FAKECUDA_NULL         1: the null device, which counts launches and copies and executes none: real sizes in seconds.  What is
-                          read back contains 0xFF, so that nothing may depend on values.  `kernel_bytes` counts the memory of the
-                          arrays of each launch and product, an upper bound of what they read and write
+                          read back contains 0xFF, so that nothing may depend on values.  `kernel_bytes` counts the bytes of
+                          the arrays that kernels, products, copies and memsets read and write; see `logging`
     FAKECUDA_POOL         1: CuPy's pool of memory, as on a device; otherwise every allocation is exact
 """
 
@@ -35,6 +40,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 CUPY = "14.2.0"
 """The version of CuPy whose functions the stand-ins replace."""
@@ -45,9 +51,13 @@ ENVIRONMENT = "SONNX_FAKECUDA"
 NAMES = (
     "launches", "products", "to_host", "to_device", "on_device", "between_devices", "memsets", "synchronizations", "events",
     "allocations", "to_host_bytes", "to_device_bytes", "between_devices_bytes", "foreign", "races",
-    "unordered", "host_pointers", "memory_queries", "kernel_bytes",
+    "unordered", "host_pointers", "memory_queries", "kernel_bytes", "graphs", "graph_nodes",
 )  # fmt: skip
-"""The names of the counts, in the order of runtime.cpp."""
+"""The names of the counts, in the order of runtime.cpp.
+
+`graphs` counts launches of graphs, and `graph_nodes` what these execute: kernels, products, copies and memsets, which the other
+counts do not contain.
+"""
 
 
 class Unavailable(Exception):
@@ -121,6 +131,60 @@ def used(device: int) -> int:
     from . import installation
 
     return int(installation.driver().fake_used(device))
+
+
+def nodes(graph: Any) -> int:
+    """Return the number of nodes of an executable graph, as `graph_nodes` counts them.
+
+    Args:
+        graph: the graph that `cupy.cuda.Stream.end_capture` has returned.
+
+    Returns:
+        The number of kernels, products, copies and memsets.
+    """
+    from . import installation
+
+    return int(installation.driver().fake_graph_nodes(graph.graphExec))
+
+
+class Work(NamedTuple):
+    """What the null device was told to do.
+
+    Attributes:
+        in_graph: whether it is a node of a graph that was launched.
+        kernels: the number of kernels of which it consists.
+        bytes: what it reads and writes: each of its arrays once, in whole if a kernel indexes it by itself, and the whole
+            allocation if the driver is passed an address only.
+        flops: the operations of a product.
+        name: the kernel, the function of a library, "a copy" or "a memset".
+    """
+
+    in_graph: bool
+    kernels: int
+    bytes: int
+    flops: int
+    name: str
+
+
+@contextlib.contextmanager
+def logging() -> Iterator[list[Work]]:
+    """Log what a block of code lets the null device do.
+
+    Yields:
+        A list that holds the work after the block.
+    """
+    from . import installation
+
+    driver = installation.driver()
+    driver.fake_log(1)
+    works: list[Work] = []
+    try:
+        yield works
+    finally:
+        for line in driver.fake_work().decode().splitlines():
+            in_graph, kernels, size, flops, name = line.split(" ", 4)
+            works.append(Work(in_graph == "1", int(kernels), int(size), int(flops), name))
+        driver.fake_log(0)
 
 
 @contextlib.contextmanager

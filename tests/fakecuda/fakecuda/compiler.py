@@ -33,21 +33,6 @@ def _without_ptx(found: re.Match[str]) -> str:
     return f"{result} = fake_ptx_{_INSTRUCTIONS[text]}({a}, {b})" if text in _INSTRUCTIONS else found[0]
 
 
-_PARAMETERS = re.compile(r"__global__\s+(?:void\s+)?(?:__launch_bounds__\s*\([^)]*\)\s*)?(?:void\s+)?(\w+)\s*\(([^)]*)\)")
-
-
-def _described(source: str, expressions: Sequence[str]) -> tuple[bytes, dict[str, str]]:
-    """What the null device loads in the place of a library: the kernels, with A for each parameter that is an array."""
-    names = {expression: re.sub(r"\W", "_", expression) for expression in expressions}
-    kinds = {
-        name: "".join("A" if "*" in p or "CArray" in p else "S" for p in re.sub(r"<[^<>]*>", "", text).split(",") if p.strip())
-        for name, text in _PARAMETERS.findall(source)
-    }
-    for expression, symbol in names.items():
-        kinds[symbol] = kinds.get(expression.partition("<")[0], "")
-    return ("null:" + "".join(f"{name} {kind or '-'}\n" for name, kind in kinds.items())).encode() + b"\0", names
-
-
 def compile_kernels(
     source: str,
     options: Sequence[str] = (),
@@ -79,8 +64,6 @@ def compile_kernels(
     Raises:
         CompileException: the text is wrong.
     """
-    if os.environ.get("FAKECUDA_NULL"):
-        return _described(source, name_expressions or ())
     built = libraries()
     defines = [o for o in options if o.startswith("-D")]
     flushes = [o for o in options if o.lstrip("-").startswith("ftz=")][-1:] in (["-ftz=true"], ["--ftz=true"])

@@ -12,7 +12,7 @@
 namespace {
 
 enum Type { FLOAT = 0, DOUBLE = 1, HALF = 2, COMPLEX = 4, DOUBLE_COMPLEX = 5, BFLOAT16 = 14 };  // cudaDataType
-enum Status { SUCCESS = 0, NOT_SUPPORTED = 15 };
+enum Status { SUCCESS = 0, EXECUTION_FAILED = 13, INTERNAL_ERROR = 14, NOT_SUPPORTED = 15 };
 
 template <class T> struct Sum { using type = double; };
 template <class T> struct Sum<std::complex<T>> { using type = std::complex<double>; };
@@ -50,125 +50,155 @@ void product(int ta, int tb, int m, int n, int k, S alpha, const A* a, long lda,
     }
 }
 
-template <class A, class C>
-void typed(int ta, int tb, int m, int n, int k, double alpha, const void* a, long lda, const void* b, long ldb, double beta, void* c, long ldc) {
-    product<A, C, double>(ta, tb, m, n, k, alpha, (const A*)a, lda, (const A*)b, ldb, beta, (C*)c, ldc);
-}
-
 size_t size_of(int type) { return type == FLOAT ? 4 : type == DOUBLE || type == COMPLEX ? 8 : type == DOUBLE_COMPLEX ? 16 : 2; }
 
-// The scalars are float64 only where the computation is float64.
-int any(int compute, int at, int bt, int ct, int ta, int tb, int m, int n, int k, const void* alpha, const void* a, long lda,
-        const void* b, long ldb, const void* beta, void* c, long ldc) {
-    if (at != bt) return NOT_SUPPORTED;
-    if (ct == COMPLEX || ct == DOUBLE_COMPLEX) {
-        if (at != ct) return NOT_SUPPORTED;
-        using Wide = std::complex<double>;
-        using Narrow = std::complex<float>;
-        if (ct == COMPLEX) product<Narrow, Narrow, Wide>(ta, tb, m, n, k, Wide(*(Narrow*)alpha), (Narrow*)a, lda, (Narrow*)b, ldb, Wide(*(Narrow*)beta), (Narrow*)c, ldc);
-        else product<Wide, Wide, Wide>(ta, tb, m, n, k, *(Wide*)alpha, (Wide*)a, lda, (Wide*)b, ldb, *(Wide*)beta, (Wide*)c, ldc);
+using Wide = std::complex<double>;
+
+// A call's scalar, which belongs to the host: a graph has a copy.  It is float64 only where the computation is float64.
+Wide scalar(int compute, int type, const void* value) {
+    if (type == COMPLEX) return Wide(*(const std::complex<float>*)value);
+    if (type == DOUBLE_COMPLEX) return *(const Wide*)value;
+    if (compute == 64 || compute == 65) return __half2float(*(const __half*)value);  // CUBLAS_COMPUTE_16F
+    if (compute == 70 || compute == 71) return *(const double*)value;                // CUBLAS_COMPUTE_64F
+    return *(const float*)value;
+}
+
+struct Handle {
+    void* stream = nullptr;
+    const void* workspace = nullptr;
+};
+
+struct Product {
+    int ta, tb, m, n, k;
+    Wide alpha, beta;
+    const void* a;
+    int at;
+    long lda;
+    const void* b;
+    int bt;
+    long ldb;
+    void* c;
+    int ct;
+    long ldc;
+    long long sa = 0, sb = 0, sc = 0;  // from one product to the next one, in elements
+    int count = 1;
+
+    template <class A, class C, class S> int typed(const void* a, const void* b, void* c, S alpha, S beta) const {
+        product<A, C, S>(ta, tb, m, n, k, alpha, (const A*)a, lda, (const A*)b, ldb, beta, (C*)c, ldc);
         return SUCCESS;
     }
-    const bool half_scalars = compute == 64 || compute == 65;  // CUBLAS_COMPUTE_16F
-    const bool double_scalars = compute == 70 || compute == 71;  // CUBLAS_COMPUTE_64F
-    const double x = double_scalars ? *(double*)alpha : half_scalars ? __half2float(*(__half*)alpha) : *(float*)alpha;
-    const double y = double_scalars ? *(double*)beta : half_scalars ? __half2float(*(__half*)beta) : *(float*)beta;
-    if (at == FLOAT && ct == FLOAT) typed<float, float>(ta, tb, m, n, k, x, a, lda, b, ldb, y, c, ldc);
-    else if (at == DOUBLE && ct == DOUBLE) typed<double, double>(ta, tb, m, n, k, x, a, lda, b, ldb, y, c, ldc);
-    else if (at == HALF && ct == HALF) typed<__half, __half>(ta, tb, m, n, k, x, a, lda, b, ldb, y, c, ldc);
-    else if (at == HALF && ct == FLOAT) typed<__half, float>(ta, tb, m, n, k, x, a, lda, b, ldb, y, c, ldc);
-    else if (at == BFLOAT16 && ct == BFLOAT16) typed<__nv_bfloat16, __nv_bfloat16>(ta, tb, m, n, k, x, a, lda, b, ldb, y, c, ldc);
-    else if (at == BFLOAT16 && ct == FLOAT) typed<__nv_bfloat16, float>(ta, tb, m, n, k, x, a, lda, b, ldb, y, c, ldc);
-    else return NOT_SUPPORTED;
-    return SUCCESS;
+    int one(const void* a, const void* b, void* c) const {
+        const double x = alpha.real(), y = beta.real();
+        if (at == FLOAT && ct == FLOAT) return typed<float, float>(a, b, c, x, y);
+        if (at == DOUBLE && ct == DOUBLE) return typed<double, double>(a, b, c, x, y);
+        if (at == HALF && ct == HALF) return typed<__half, __half>(a, b, c, x, y);
+        if (at == HALF && ct == FLOAT) return typed<__half, float>(a, b, c, x, y);
+        if (at == BFLOAT16 && ct == BFLOAT16) return typed<__nv_bfloat16, __nv_bfloat16>(a, b, c, x, y);
+        if (at == BFLOAT16 && ct == FLOAT) return typed<__nv_bfloat16, float>(a, b, c, x, y);
+        if (ct == COMPLEX) return typed<std::complex<float>, std::complex<float>>(a, b, c, alpha, beta);
+        return typed<Wide, Wide>(a, b, c, alpha, beta);
+    }
+    int all() const {
+        for (int i = 0; i < count; i++)
+            one((const char*)a + i * sa * (long long)size_of(at), (const char*)b + i * sb * (long long)size_of(bt), (char*)c + i * sc * (long long)size_of(ct));
+        return SUCCESS;
+    }
+    double bytes() const {
+        const double left = (sa ? count : 1) * (double)m * k * size_of(at), right = (sb ? count : 1) * (double)k * n * size_of(bt);
+        return left + right + (beta == Wide(0) ? 1 : 2) * (double)count * m * n * size_of(ct);
+    }
+    double flops() const { return (at == COMPLEX || at == DOUBLE_COMPLEX ? 8.0 : 2.0) * count * m * n * k; }
+    bool supported() const {
+        const bool number = at == FLOAT || at == DOUBLE || at == HALF || at == BFLOAT16 || at == COMPLEX || at == DOUBLE_COMPLEX;
+        return number && at == bt && (at == ct || (ct == FLOAT && (at == HALF || at == BFLOAT16)));
+    }
+};
+
+int status(int error) { return error >= 900 ? EXECUTION_FAILED : error ? INTERNAL_ERROR : SUCCESS; }
+
+int call(const char* name, void* handle, const Product& product) {
+    if (!product.supported()) return NOT_SUPPORTED;
+    const Handle& from = *(Handle*)handle;
+    FakeCall call{name, from.stream, {product.a, product.b, product.c}, [product] { return product.all(); }, 1, true};
+    call.workspace = from.workspace, call.bytes = product.bytes(), call.flops = product.flops();
+    return status(fake_call(call));
 }
 
 }  // namespace
 
-EXPORT int cublasCreate_v2(void** handle) { *handle = malloc(8); return SUCCESS; }
-EXPORT int cublasDestroy_v2(void* handle) { free(handle); return SUCCESS; }
+EXPORT int cublasCreate_v2(void** handle) { *handle = new Handle; return SUCCESS; }
+EXPORT int cublasDestroy_v2(void* handle) { delete (Handle*)handle; return SUCCESS; }
 EXPORT int cublasGetVersion_v2(void*, int* version) { *version = 130000; return SUCCESS; }
-EXPORT int cublasSetStream_v2(void*, void* stream) { fake_library_stream(stream); return SUCCESS; }
-EXPORT int cublasGetStream_v2(void*, void** stream) { *stream = nullptr; return SUCCESS; }
+EXPORT int cublasSetStream_v2(void* handle, void* stream) { *(Handle*)handle = {stream}; return SUCCESS; }  // its workspace is then the library's, as in CUDA
+EXPORT int cublasGetStream_v2(void* handle, void** stream) { *stream = ((Handle*)handle)->stream; return SUCCESS; }
 EXPORT int cublasSetMathMode(void*, int) { return SUCCESS; }
 EXPORT int cublasGetMathMode(void*, int* mode) { *mode = 0; return SUCCESS; }
 EXPORT int cublasSetPointerMode_v2(void*, int) { return SUCCESS; }
 EXPORT int cublasGetPointerMode_v2(void*, int* mode) { *mode = 0; return SUCCESS; }
-EXPORT int cublasSetWorkspace_v2(void*, void*, size_t) { return SUCCESS; }
+EXPORT int cublasSetWorkspace_v2(void* handle, void* workspace, size_t) { ((Handle*)handle)->workspace = workspace; return SUCCESS; }
 
-EXPORT int cublasGemmEx(void*, int ta, int tb, int m, int n, int k, const void* alpha, const void* a, int at, int lda, const void* b, int bt,
+EXPORT int cublasGemmEx(void* handle, int ta, int tb, int m, int n, int k, const void* alpha, const void* a, int at, int lda, const void* b, int bt,
                         int ldb, const void* beta, void* c, int ct, int ldc, int compute, int) {
-    const bool null = called("cublasGemmEx", {a, b, c});
-    fake_count_product();
-    if (null) return SUCCESS;
-    return any(compute, at, bt, ct, ta, tb, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc);
+    return call("cublasGemmEx", handle, {ta, tb, m, n, k, scalar(compute, ct, alpha), scalar(compute, ct, beta), a, at, lda, b, bt, ldb, c, ct, ldc});
 }
 
-EXPORT int cublasGemmStridedBatchedEx(void*, int ta, int tb, int m, int n, int k, const void* alpha, const void* a, int at, int lda,
+EXPORT int cublasGemmStridedBatchedEx(void* handle, int ta, int tb, int m, int n, int k, const void* alpha, const void* a, int at, int lda,
                                       long long sa, const void* b, int bt, int ldb, long long sb, const void* beta, void* c, int ct,
                                       int ldc, long long sc, int count, int compute, int) {
-    const bool null = called("cublasGemmStridedBatchedEx", {a, b, c});
-    fake_count_product();
-    if (null) return SUCCESS;
-    for (int i = 0; i < count; i++)
-        if (int status = any(compute, at, bt, ct, ta, tb, m, n, k, alpha, (char*)a + i * sa * (long long)size_of(at), lda,
-                             (char*)b + i * sb * (long long)size_of(bt), ldb, beta, (char*)c + i * sc * (long long)size_of(ct), ldc))
-            return status;
-    return SUCCESS;
+    return call("cublasGemmStridedBatchedEx", handle, {ta, tb, m, n, k, scalar(compute, ct, alpha), scalar(compute, ct, beta), a, at, lda, b, bt, ldb,
+                                                       c, ct, ldc, sa, sb, sc, count});
 }
 
-EXPORT int cublasSgemmEx(void*, int ta, int tb, int m, int n, int k, const float* alpha, const void* a, int at, int lda, const void* b,
+EXPORT int cublasSgemmEx(void* handle, int ta, int tb, int m, int n, int k, const float* alpha, const void* a, int at, int lda, const void* b,
                          int bt, int ldb, const float* beta, void* c, int ct, int ldc) {
-    const bool null = called("cublasSgemmEx", {a, b, c});
-    fake_count_product();
-    if (null) return SUCCESS;
-    return any(68, at, bt, ct, ta, tb, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc);
+    return call("cublasSgemmEx", handle, {ta, tb, m, n, k, *alpha, *beta, a, at, lda, b, bt, ldb, c, ct, ldc});
 }
 
-#define GEMM(letter, T, TYPE, COMPUTE) \
-    EXPORT int cublas##letter##gemm_v2(void*, int ta, int tb, int m, int n, int k, const T* alpha, const T* a, int lda, const T* b, int ldb, \
+#define GEMM(letter, T, TYPE) \
+    EXPORT int cublas##letter##gemm_v2(void* handle, int ta, int tb, int m, int n, int k, const T* alpha, const T* a, int lda, const T* b, int ldb, \
                                        const T* beta, T* c, int ldc) { \
-        const bool null = called("cublas" #letter "gemm", {a, b, c}); \
-        fake_count_product(); \
-        if (null) return SUCCESS; \
-        return any(COMPUTE, TYPE, TYPE, TYPE, ta, tb, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc); \
+        return call("cublas" #letter "gemm", handle, {ta, tb, m, n, k, *alpha, *beta, a, TYPE, lda, b, TYPE, ldb, c, TYPE, ldc}); \
     } \
-    EXPORT int cublas##letter##gemmBatched(void*, int ta, int tb, int m, int n, int k, const T* alpha, const T** a, int lda, const T** b, \
+    EXPORT int cublas##letter##gemmBatched(void* handle, int ta, int tb, int m, int n, int k, const T* alpha, const T** a, int lda, const T** b, \
                                            int ldb, const T* beta, T** c, int ldc, int count) { \
-        const bool null = called("cublas" #letter "gemmBatched", {a, b, c}); \
-        fake_count_product(); \
-        if (null) return SUCCESS; \
-        for (int i = 0; i < count; i++) any(COMPUTE, TYPE, TYPE, TYPE, ta, tb, m, n, k, alpha, a[i], lda, b[i], ldb, beta, c[i], ldc); \
-        return SUCCESS; \
+        const Product all{ta, tb, m, n, k, *alpha, *beta, a, TYPE, lda, b, TYPE, ldb, c, TYPE, ldc, 1, 1, 1, count}; \
+        const auto compute = [=] { \
+            for (int i = 0; i < count; i++) all.one(a[i], b[i], c[i]); \
+            return SUCCESS; \
+        }; \
+        FakeCall call{"cublas" #letter "gemmBatched", ((Handle*)handle)->stream, {a, b, c}, compute, 1, true, false}; \
+        call.bytes = all.bytes(), call.flops = all.flops(); \
+        return status(fake_call(call)); \
     } \
-    EXPORT int cublas##letter##gemmStridedBatched(void*, int ta, int tb, int m, int n, int k, const T* alpha, const T* a, int lda, \
+    EXPORT int cublas##letter##gemmStridedBatched(void* handle, int ta, int tb, int m, int n, int k, const T* alpha, const T* a, int lda, \
                                                   long long sa, const T* b, int ldb, long long sb, const T* beta, T* c, int ldc, \
                                                   long long sc, int count) { \
-        const bool null = called("cublas" #letter "gemmStridedBatched", {a, b, c}); \
-        fake_count_product(); \
-        if (null) return SUCCESS; \
-        for (int i = 0; i < count; i++) any(COMPUTE, TYPE, TYPE, TYPE, ta, tb, m, n, k, alpha, a + i * sa, lda, b + i * sb, ldb, beta, c + i * sc, ldc); \
-        return SUCCESS; \
+        return call("cublas" #letter "gemmStridedBatched", handle, \
+                    {ta, tb, m, n, k, *alpha, *beta, a, TYPE, lda, b, TYPE, ldb, c, TYPE, ldc, sa, sb, sc, count}); \
     }
-GEMM(S, float, FLOAT, 68)
-GEMM(D, double, DOUBLE, 70)
-GEMM(C, std::complex<float>, COMPLEX, 68)
-GEMM(Z, std::complex<double>, DOUBLE_COMPLEX, 70)
+GEMM(S, float, FLOAT)
+GEMM(D, double, DOUBLE)
+GEMM(C, std::complex<float>, COMPLEX)
+GEMM(Z, std::complex<double>, DOUBLE_COMPLEX)
 
 #define GETRF(letter, T) \
-    EXPORT int cublas##letter##getrfBatched(void*, int n, T** a, int lda, int* pivots, int* infos, int count) { \
-        if (called("cublas" #letter "getrfBatched", {a, pivots, infos})) return SUCCESS; \
-        for (int i = 0; i < count; i++) factorize(n, n, a[i], lda, pivots ? pivots + (long)i * n : nullptr, infos + i); \
-        return SUCCESS; \
+    EXPORT int cublas##letter##getrfBatched(void* handle, int n, T** a, int lda, int* pivots, int* infos, int count) { \
+        const auto compute = [=] { \
+            for (int i = 0; i < count; i++) factorize(n, n, a[i], lda, pivots ? pivots + (long)i * n : nullptr, infos + i); \
+            return SUCCESS; \
+        }; \
+        return status(fake_call({"cublas" #letter "getrfBatched", ((Handle*)handle)->stream, {a, pivots, infos}, compute, 0, false, false})); \
     }
 GETRF(S, float)
 GETRF(D, double)
 
 #define GETRI(letter, T) \
-    EXPORT int cublas##letter##getriBatched(void*, int n, T** a, int lda, int* pivots, T** c, int ldc, int* infos, int count) { \
-        called("cublas" #letter "getriBatched", {a, pivots, c, infos}); \
-        for (int i = 0; i < count; i++) invert(n, a[i], lda, pivots ? pivots + (long)i * n : nullptr, c[i], ldc, infos + i); \
-        return SUCCESS; \
+    EXPORT int cublas##letter##getriBatched(void* handle, int n, T** a, int lda, int* pivots, T** c, int ldc, int* infos, int count) { \
+        const auto compute = [=] { \
+            for (int i = 0; i < count; i++) invert(n, a[i], lda, pivots ? pivots + (long)i * n : nullptr, c[i], ldc, infos + i); \
+            return SUCCESS; \
+        }; \
+        return status(fake_call({"cublas" #letter "getriBatched", ((Handle*)handle)->stream, {a, pivots, c, infos}, compute, 0, false, false})); \
     }
 GETRI(S, float)
 GETRI(D, double)

@@ -4,52 +4,83 @@ cuFFT's transforms."""
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 
+def _size(dtype: Any, shape: Sequence[int]) -> int:
+    return int(np.prod(shape)) * np.dtype(dtype).itemsize
+
+
 def _array(address: int, dtype: Any, shape: Sequence[int]) -> np.ndarray:
-    size = int(np.prod(shape)) * np.dtype(dtype).itemsize
+    size = _size(dtype, shape)
     if not size:
         return np.empty(shape, dtype)
     return np.frombuffer((ctypes.c_char * size).from_address(address), dtype).reshape(shape)
 
 
-def _called(name: str, *addresses: int) -> bool:
-    """Report a call to the driver, with the arrays that it was passed; return whether it is the null device."""
+_COMPUTE = ctypes.CFUNCTYPE(None)
+_recorded: list[Any] = []
+"""What graphs call at each launch; the driver does not say when the last one is destroyed."""
+
+
+def _call(name: str, addresses: Sequence[int], compute: Callable[[], None], kernels: int = 0, size: float = -1) -> None:
+    """Call a library's function on the current stream: now, or at each launch of the graph that the stream captures.
+
+    Args:
+        name: the function.
+        addresses: the arrays that it is passed; the last one is written.
+        compute: what it does; it must not depend on the arrays of CuPy, which a graph does not keep.
+        kernels: the number of kernels that the device would run.
+        size: the bytes that it reads and writes; -1: the whole allocations of its arrays.
+    """
     import cupy
 
     from .installation import driver
 
-    driver().fake_library_stream(ctypes.c_void_p(cupy.cuda.get_current_stream().ptr))
-    return bool(driver().fake_library_call(name.encode(), (ctypes.c_void_p * len(addresses))(*addresses), len(addresses)))
+    stream = ctypes.c_void_p(cupy.cuda.get_current_stream().ptr)
+    later = _COMPUTE(compute) if driver().fake_capturing(stream) else None
+    if later is not None:
+        _recorded.append(later)
+    arrays = (ctypes.c_void_p * len(addresses))(*addresses)
+    error = driver().fake_host_call(stream, name.encode(), arrays, len(addresses), kernels, size, later)
+    if error > 1:
+        raise cupy.cuda.runtime.CUDARuntimeError(error - 1)
+    if not error:
+        compute()
 
 
 def sort(dtype: Any, data: int, keys: int, shape: Sequence[int]) -> None:
     """Sort along the last axis, in place."""
-    if _called("thrust::sort", data):
-        return
-    x = _array(data, dtype, shape)
-    x[...] = np.sort(x, axis=-1, kind="stable")
+
+    def compute() -> None:
+        x = _array(data, dtype, shape)
+        x[...] = np.sort(x, axis=-1, kind="stable")
+
+    _call("thrust::sort", (data,), compute, size=2 * _size(dtype, shape))
 
 
 def argsort(dtype: Any, indices: int, data: int, keys: int, shape: Sequence[int]) -> None:
     """Write the order along the last axis; thrust sorts `data` too."""
-    if _called("thrust::argsort", indices, data):
-        return
-    x = _array(data, dtype, shape)
-    order = np.argsort(x, axis=-1, kind="stable")
-    _array(indices, np.intp, shape)[...] = order
-    x[...] = np.take_along_axis(x, order, -1)
+
+    def compute() -> None:
+        x = _array(data, dtype, shape)
+        order = np.argsort(x, axis=-1, kind="stable")
+        _array(indices, np.intp, shape)[...] = order
+        x[...] = np.take_along_axis(x, order, -1)
+
+    _call("thrust::argsort", (indices, data), compute, size=2 * _size(dtype, shape) + _size(np.intp, shape))
 
 
 def lexsort(dtype: Any, indices: int, keys: int, rows: int, count: int) -> None:
     """Write the order of columns, the last row first."""
-    if _called("thrust::lexsort", indices, keys):
-        return
-    _array(indices, np.intp, (count,))[...] = np.lexsort(_array(keys, dtype, (rows, count)))
+
+    def compute() -> None:
+        _array(indices, np.intp, (count,))[...] = np.lexsort(_array(keys, dtype, (rows, count)))
+
+    _call("thrust::lexsort", (indices, keys), compute, size=_size(dtype, (rows, count)) + _size(np.intp, (count,)))
 
 
 def _view(x: Any) -> np.ndarray:
@@ -75,15 +106,15 @@ def _reduced(name: str, kernels: int, x: Any, op: int, axes: Sequence[int], out:
     """Reduce `axes`; cub would run this number of kernels.  Sums of float16 are float32's, rounded."""
     import cupy
 
-    from .installation import driver
-
     kind = _REDUCTIONS[op]
     left = tuple(1 if a in axes else n for a, n in enumerate(x.shape) if keepdims or a not in axes)
     y = cupy.ndarray(left, np.int64 if kind.startswith("arg") else x.dtype)
-    null = _called(name, x.data.ptr, y.data.ptr)
-    driver().fake_count_launches(kernels)
-    if not null:
-        _view(y)[...] = _computed(kind, _view(x), tuple(axes)).reshape(left)
+    values, result = _view(x), _view(y)
+
+    def compute() -> None:
+        result[...] = _computed(kind, values, tuple(axes)).reshape(left)
+
+    _call(name, (x.data.ptr, y.data.ptr), compute, kernels, x.nbytes + y.nbytes)
     if out is None:
         return y
     out[...] = y.reshape(out.shape)
@@ -112,26 +143,26 @@ def device_segmented_reduce(
 
 def device_scan(x: Any, op: int) -> Any:
     """Sums or products of all elements before each one and itself, in place."""
-    from .installation import driver
-
-    driver().fake_count_launches(2)
-    if _called("cub::DeviceScan", x.data.ptr):
-        return x
     values = _view(x).reshape(-1)
-    with np.errstate(all="ignore"):
-        values[...] = getattr(np, _REDUCTIONS[op])(values)
+
+    def compute() -> None:
+        with np.errstate(all="ignore"):
+            values[...] = getattr(np, _REDUCTIONS[op])(values)
+
+    _call("cub::DeviceScan", (x.data.ptr,), compute, 2, 2 * x.nbytes)
     return x
 
 
 def device_histogram(x: Any, y: Any, bins: Any) -> Any:
     """Count the elements between each two of the sorted `bins`; cub has no kernel for bfloat16."""
-    from .installation import driver
-
     if x.dtype.kind == "V":
         raise ValueError(f"Unsupported dtype ({x.dtype})")
-    driver().fake_count_launches(2)
-    if not _called("cub::DeviceHistogram", x.data.ptr, bins.data.ptr, y.data.ptr):
-        _view(y)[...] = np.histogram(_view(x), _view(bins))[0]
+    values, limits, result = _view(x), _view(bins), _view(y)
+
+    def compute() -> None:
+        result[...] = np.histogram(values, limits)[0]
+
+    _call("cub::DeviceHistogram", (x.data.ptr, bins.data.ptr, y.data.ptr), compute, 2, x.nbytes + bins.nbytes + y.nbytes)
     return y
 
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
-from . import host
+from . import described, host
 from .build import LIBRARIES, Libraries, libraries
 from .compiler import compile_kernels
 
@@ -24,7 +24,12 @@ def driver() -> Any:
     library = ctypes.CDLL(str(libraries().folder / "libcuda.so.1"), mode=ctypes.RTLD_GLOBAL)
     library.fake_count.restype = ctypes.c_long
     library.fake_used.restype = ctypes.c_long
-    library.fake_report.restype = ctypes.c_char_p
+    library.fake_graph_nodes.restype = ctypes.c_long
+    library.fake_graph_nodes.argtypes = [ctypes.c_long]
+    library.fake_host_call.argtypes = [
+        ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p, ctypes.c_int, ctypes.c_int, ctypes.c_double, ctypes.c_void_p,
+    ]  # fmt: skip
+    library.fake_report.restype = library.fake_work.restype = ctypes.c_char_p
     return library
 
 
@@ -54,7 +59,8 @@ def around_import() -> Iterator[None]:
     """Install the emulation around the import of CuPy: the libraries before, what replaces CuPy's functions after."""
     built = libraries()
     os.environ["CUPY_ACCELERATORS"] = "cub"  # CuPy's default on CUDA
-    os.environ["CUPY_CACHE_DIR"] = str(built.kernels / ("cupy-null" if os.environ.get("FAKECUDA_NULL") else "cupy"))
+    null = bool(os.environ.get("FAKECUDA_NULL"))
+    os.environ["CUPY_CACHE_DIR"] = str(built.folder / "cupy-null" if null else built.kernels / "cupy")
     flags = sys.getdlopenflags()
     sys.setdlopenflags(os.RTLD_LAZY)  # CuPy's modules name functions of libraries that have no stand-in
     driver()
@@ -68,7 +74,7 @@ def around_import() -> Iterator[None]:
     compiler: Any = importlib.import_module("cupy.cuda.compiler")
     if "nvrtc" not in absent:
         for name in ("compile_using_nvrtc", "_compile_using_nvrtc_no_warning"):
-            _replace(compiler, name, compile_kernels)
+            _replace(compiler, name, described.compile_kernels if null else compile_kernels)
     ctypes.CDLL(str(built.folder / LIBRARIES["cufft"][0])).fake_set_transform(host.TRANSFORM)
     thrust: Any = importlib.import_module("cupy.cuda.thrust")
     for function in (host.sort, host.argsort, host.lexsort):

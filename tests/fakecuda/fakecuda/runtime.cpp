@@ -17,19 +17,20 @@
 #include <dlfcn.h>
 #include <map>
 #include <mutex>
+#include <sstream>
 #include <string>
 #include <sys/mman.h>
 #include <vector>
 
 #include "kernel.h"
+#include "library.h"
 #include "streams.h"
-
-#define EXPORT extern "C" __attribute__((visibility("default")))
 
 namespace {
 
 enum Count { LAUNCHES, PRODUCTS, TO_HOST, TO_DEVICE, ON_DEVICE, BETWEEN_DEVICES, MEMSETS, SYNCHRONIZATIONS, EVENTS, ALLOCATIONS,
-             TO_HOST_BYTES, TO_DEVICE_BYTES, BETWEEN_DEVICES_BYTES, FOREIGN, RACES, UNORDERED, HOST_POINTERS, MEMORY_QUERIES, KERNEL_BYTES, COUNTS };
+             TO_HOST_BYTES, TO_DEVICE_BYTES, BETWEEN_DEVICES_BYTES, FOREIGN, RACES, UNORDERED, HOST_POINTERS, MEMORY_QUERIES, KERNEL_BYTES,
+             GRAPHS, GRAPH_NODES, COUNTS };
 
 struct Block {  // an allocation
     char* start;
@@ -45,7 +46,6 @@ std::map<char*, Block> blocks;  // by start
 const int MOST_DEVICES = 16;
 size_t used[MOST_DEVICES];
 thread_local int current = 0;
-thread_local void* library_stream = nullptr;  // of cuBLAS, cuSOLVER, cuFFT and thrust
 int fault = 0;
 std::string report;  // what was wrong, one line each
 
@@ -79,10 +79,15 @@ const Block* block_of(const void* address) {
     return (char*)address < block.start + (block.size ? block.size : 1) ? &block : nullptr;
 }
 
+}  // namespace
+#include "capture.h"
+namespace {
+
 int allocate(void** result, size_t size, int device) {
     std::lock_guard<std::recursive_mutex> hold(lock);
-    if (fault) return fault;
     *result = nullptr;
+    if (fault) return fault;
+    if (int error = unsafe("an allocation")) return error;
     if (!size) return 0;
     if (device >= 0 && used[device] + size > capacity()) return cudaErrorMemoryAllocation;
     const size_t page = 4096, whole = (size + page - 1) / page * page;
@@ -101,6 +106,7 @@ int allocate(void** result, size_t size, int device) {
 int release(void* address) {
     std::lock_guard<std::recursive_mutex> hold(lock);
     if (!address) return 0;
+    if (int error = unsafe("a release of memory")) return error;
     auto found = blocks.find((char*)address);
     if (found == blocks.end()) return cudaErrorInvalidValue;
     const Block block = found->second;
@@ -111,6 +117,7 @@ int release(void* address) {
             break;
         }
     uses.erase(block.start);
+    freed(block);
     for (const Stream* stream : streams)
         for (const Upload& u : stream->uploads)
             if (u.from >= block.start && u.from < block.start + block.size) note("pinned memory was released before a copy from it was made");
@@ -123,7 +130,7 @@ int release(void* address) {
 
 extern "C" { __attribute__((visibility("default"))) int fake_late = 1; }  // when copies from pinned memory read their source
 
-int copy(void* to, const void* from, size_t size, int kind, void* handle = nullptr, bool waits = true) {
+int copy(Stream& stream, void* to, const void* from, size_t size, int kind, bool waits) {
     std::lock_guard<std::recursive_mutex> hold(lock);
     if (fault) return fault;
     const Block *target = block_of(to), *source = block_of(from);
@@ -140,20 +147,20 @@ int copy(void* to, const void* from, size_t size, int kind, void* handle = nullp
     }
     if (wanted == cudaMemcpyHostToDevice) counts[TO_DEVICE]++, counts[TO_DEVICE_BYTES] += size;
     if (wanted == cudaMemcpyDeviceToHost) counts[TO_HOST]++, counts[TO_HOST_BYTES] += size;
-    if (wanted == cudaMemcpyDeviceToDevice) {
+    if (wanted == cudaMemcpyDeviceToDevice && !replaying) {
         if (here == there) counts[ON_DEVICE]++;
         else counts[BETWEEN_DEVICES]++, counts[BETWEEN_DEVICES_BYTES] += size;
     }
     // It would be in the order of the current device's work, not of the work on these arrays.
     const int device = there < 0 ? here : there;
     if (device >= 0 && here != current && there != current) note_foreign("a copy", device);
+    if (null_device && wanted == cudaMemcpyDeviceToDevice) spend({"a copy", 1, 2.0 * size}, false);
     if (null_device && wanted == cudaMemcpyDeviceToHost) memset(to, 0xFF, size);  // so that the flags of checks are clear
     if (null_device && wanted != cudaMemcpyHostToHost) return 0;
     if (!size || wanted == cudaMemcpyHostToHost) {
         memmove(to, from, size);
         return 0;
     }
-    Stream& stream = *stream_of(handle, current);
     begin(stream);
     if (source && here >= 0) note_use(*source, "a copy", stream, false);
     if (target && there >= 0) note_use(*target, "a copy", stream, true);
@@ -172,7 +179,28 @@ int copy(void* to, const void* from, size_t size, int kind, void* handle = nullp
     return 0;
 }
 
-int fill(void* to, int value, size_t size, void* handle = nullptr) {
+// An asynchronous copy, which a capturing stream records.
+int copy_later(void* to, const void* from, size_t size, int kind, void* handle) {
+    std::lock_guard<std::recursive_mutex> hold(lock);
+    Stream& stream = *stream_of(handle, current);
+    if (!stream.capture) {
+        if (int error = outside(stream, "a copy")) return error;
+        return copy(stream, to, from, size, kind, false);
+    }
+    const Block *target = block_of(to), *source = block_of(from);
+    if (!source || source->device < 0) return refuse(*stream.capture, source ? "a copy from pinned memory" : "a copy from pageable memory");
+    if (!target || target->device < 0) return refuse(*stream.capture, target ? "a copy to pinned memory" : "a copy to pageable memory");
+    return record(stream, {{"a copy", 1, 2.0 * size}, {from, to}, [=](Stream& on) { return copy(on, to, from, size, kind, false); }});
+}
+
+// A copy that is finished when the call returns.
+int copy_now(void* to, const void* from, size_t size, int kind) {
+    std::lock_guard<std::recursive_mutex> hold(lock);
+    if (int error = waits_for_all(current, "a synchronous copy", true)) return error;
+    return copy(*default_stream(current), to, from, size, kind, true);
+}
+
+int fill(Stream& stream, void* to, int value, size_t size) {
     std::lock_guard<std::recursive_mutex> hold(lock);
     if (fault || !size) return fault;
     const Block* block = block_of(to);
@@ -181,12 +209,19 @@ int fill(void* to, int value, size_t size, void* handle = nullptr) {
         return cudaErrorInvalidValue;
     }
     if (block->device >= 0 && block->device != current) note_foreign("a memset", block->device);
-    counts[MEMSETS]++;
-    Stream& stream = *stream_of(handle, current);
+    if (!replaying) counts[MEMSETS]++;
     begin(stream);
     note_use(*block, "a memset", stream, true);
-    if (!null_device) memset(to, value, size);
+    if (null_device) spend({"a memset", 1, double(size)}, false);
+    else memset(to, value, size);
     return 0;
+}
+int fill_later(void* to, int value, size_t size, void* handle) {
+    std::lock_guard<std::recursive_mutex> hold(lock);
+    Stream& stream = *stream_of(handle, current);
+    if (stream.capture) return record(stream, {{"a memset", 1, double(size)}, {to}, [=](Stream& on) { return fill(on, to, value, size); }});
+    if (int error = outside(stream, "a memset")) return error;
+    return fill(stream, to, value, size);
 }
 
 int synchronize(const Clock& clock) {
@@ -258,8 +293,6 @@ void run(const FakeKernel& kernel, FakeLaunch launch, void** arguments, bool des
 }  // namespace
 
 EXPORT long fake_count(int which) { return counts[which]; }
-EXPORT void fake_count_product() { counts[PRODUCTS]++; }
-EXPORT void fake_count_launches(int number) { counts[LAUNCHES] += number; }
 EXPORT long fake_used(int device) { return used[device]; }
 EXPORT void fake_reset() {
     std::lock_guard<std::recursive_mutex> hold(lock);
@@ -275,28 +308,71 @@ EXPORT const char* fake_report() {
     report.clear();
     return text.c_str();
 }
-extern "C" { __attribute__((visibility("default"))) int fake_order = 0; }  // 0: threads in ascending order; 1: descending; 2: both, and equal bits are required
-// A library's function (cuBLAS, cuFFT, cuSOLVER, thrust) reports the addresses that it was passed.
-EXPORT int fake_library_call(const char* name, const void* const* addresses, int count) {
+// Whether the null device keeps a line for each work: whether a graph contains it, its kernels, bytes, operations and name.
+EXPORT void fake_log(int on) {
     std::lock_guard<std::recursive_mutex> hold(lock);
-    if (null_device) {
-        std::set<const void*> seen;
-        for (int i = 0; i < count; i++)
-            if (const Block* block = block_of(addresses[i]))
-                if (seen.insert(block->start).second) counts[KERNEL_BYTES] += block->size;
-        return 1;
-    }
-    for (int i = 0; i < count; i++) {
-        const Block* block = block_of(addresses[i]);
-        if (block && block->device >= 0 && block->device != current) note_foreign(name, block->device);
-    }
-    Stream& stream = *stream_of(library_stream, current);
-    begin(stream);
-    for (int i = 0; i < count; i++)  // the result comes last
-        if (const Block* block = block_of(addresses[i])) note_use(*block, name, stream, i == count - 1);
-    return 0;
+    logs = on, work.clear();
 }
-EXPORT void fake_library_stream(void* handle) { library_stream = handle; }
+EXPORT const char* fake_work() { return work.c_str(); }
+extern "C" { __attribute__((visibility("default"))) int fake_order = 0; }  // 0: threads in ascending order; 1: descending; 2: both, and equal bits are required
+
+namespace {
+// Work of a library's function, whose last array is its result.
+int run_call(const FakeCall& call, Stream& stream) {
+    {
+        std::lock_guard<std::recursive_mutex> hold(lock);
+        if (fault) return fault;
+        for (const void* address : call.arrays) {
+            const Block* block = block_of(address);
+            if (block && block->device >= 0 && block->device != current) note_foreign(call.name, block->device);
+        }
+        begin(stream);
+        for (const void* address : call.arrays)
+            if (const Block* block = block_of(address)) note_use(*block, call.name, stream, address == call.arrays.back());
+        if (const Block* block = block_of(call.workspace)) note_use(*block, std::string(call.name) + ", in its workspace,", stream, true);
+    }
+    return call.compute ? call.compute() : 0;
+}
+Work work_of(const FakeCall& call) {
+    Work result{call.name, std::max(call.kernels, 1), call.bytes, call.flops};
+    if (call.bytes >= 0) return result;
+    std::set<const void*> seen;
+    result.bytes = 0;
+    for (const void* address : call.arrays)
+        if (const Block* block = block_of(address))
+            if (seen.insert(block->start).second) result.bytes += block->size;
+    return result;
+}
+}  // namespace
+
+EXPORT int fake_call(const FakeCall& call) {
+    {
+        std::lock_guard<std::recursive_mutex> hold(lock);
+        Stream& stream = *stream_of(call.stream, current);
+        if (stream.capture) {
+            if (!call.capturable) return refuse(*stream.capture, call.name);
+            std::vector<const void*> used = call.arrays;
+            used.push_back(call.workspace);
+            return record(stream, {work_of(call), used, [call](Stream& on) { return run_call(call, on); }});
+        }
+        if (int error = outside(stream, call.name)) return error;
+        counts[call.product ? PRODUCTS : LAUNCHES] += call.kernels;
+        if (null_device) return spend(work_of(call), false), 0;
+    }
+    return run_call(call, *stream_of(call.stream, current));
+}
+// The same for host.py, which computes by itself, without `compute`, if the result is 0; 1: nothing is to be computed.
+EXPORT int fake_host_call(void* stream, const char* name, const void* const* arrays, int count, int kernels, double bytes, void (*compute)()) {
+    FakeCall call{name, stream, std::vector<const void*>(arrays, arrays + count)};
+    call.kernels = kernels, call.bytes = bytes;
+    if (compute) call.compute = [compute] { return compute(), 0; };
+    const int error = fake_call(call);
+    return error || null_device || compute ? error + 1 : 0;
+}
+EXPORT int fake_capturing(void* handle) {
+    std::lock_guard<std::recursive_mutex> hold(lock);
+    return stream_of(handle, current)->capture != nullptr;
+}
 EXPORT void fake_trap(const char* name) {
     fprintf(stderr, "fakecuda: %s has no stand-in\n", name);
     std::lock_guard<std::recursive_mutex> hold(lock);
@@ -309,9 +385,16 @@ EXPORT float fake_ptx_sub(float a, float b) { return a - b; }
 EXPORT float fake_ptx_mul(float a, float b) { return a * b; }
 EXPORT int fake_ptx_ge(float a, float b) { return a >= b; }
 static float flushed(float x) { return std::fpclassify(x) == FP_SUBNORMAL ? std::copysign(0.0f, x) : x; }
+// As PTX defines them, +0.0 is larger than -0.0; C leaves it open, and g++'s result depends on the order of registers.
+static float smallest(float x, float y) { return x == y ? (std::signbit(x) ? x : y) : std::fmin(x, y); }
+static float largest(float x, float y) { return x == y ? (std::signbit(x) ? y : x) : std::fmax(x, y); }
+#define fminf smallest
+#define fmaxf largest
 #define UNARY(name) EXPORT float __wrap_##name(float x) { return flushed(name(flushed(x))); }
 #define BINARY(name) EXPORT float __wrap_##name(float x, float y) { return flushed(name(flushed(x), flushed(y))); }
 #include "functions.h"
+#undef fminf
+#undef fmaxf
 EXPORT float __wrap_fmaf(float x, float y, float z) { return flushed(fmaf(flushed(x), flushed(y), flushed(z))); }
 EXPORT float __wrap_ldexpf(float x, int n) { return flushed(ldexpf(flushed(x), n)); }
 EXPORT float __wrap_scalbnf(float x, int n) { return flushed(scalbnf(flushed(x), n)); }
@@ -368,6 +451,7 @@ RUNTIME(cudaGetDeviceProperties)(cudaDeviceProp* properties, int device) {
 }
 RUNTIME(cudaDeviceSynchronize)() {
     std::lock_guard<std::recursive_mutex> hold(lock);
+    if (int error = waits_for_all(current, "a synchronization of the device")) return error;
     Clock all = default_stream(current)->clock;
     upload(*default_stream(current));
     for (Stream* stream : streams)
@@ -378,18 +462,23 @@ RUNTIME(cudaDeviceCanAccessPeer)(int* can, int, int) { *can = 1; return 0; }
 RUNTIME(cudaDeviceEnablePeerAccess)(int, unsigned) { return 0; }
 RUNTIME(cudaMalloc)(void** p, size_t size) { return allocate(p, size, current); }
 RUNTIME(cudaMallocManaged)(void** p, size_t size, unsigned) { return allocate(p, size, current); }
-RUNTIME(cudaMallocAsync)(void** p, size_t size, void*) { return allocate(p, size, current); }
+static int in_order(void* handle, const char* what) {  // which a graph would contain as a node
+    std::lock_guard<std::recursive_mutex> hold(lock);
+    Stream& stream = *stream_of(handle, current);
+    return stream.capture ? refuse(*stream.capture, what) : 0;
+}
+RUNTIME(cudaMallocAsync)(void** p, size_t size, void* s) { if (int error = in_order(s, "an allocation in the stream's order")) return error; return allocate(p, size, current); }
 RUNTIME(cudaHostAlloc)(void** p, size_t size, unsigned) { return allocate(p, size, -1); }
 RUNTIME(cudaFree)(void* p) { return release(p); }
-RUNTIME(cudaFreeAsync)(void* p, void*) { return release(p); }
+RUNTIME(cudaFreeAsync)(void* p, void* s) { if (int error = in_order(s, "a release of memory in the stream's order")) return error; return release(p); }
 RUNTIME(cudaFreeHost)(void* p) { return release(p); }
 RUNTIME(cudaMemGetInfo)(size_t* free, size_t* total) { *total = capacity(); *free = capacity() - used[current]; counts[MEMORY_QUERIES]++; return fault; }
-RUNTIME(cudaMemcpy)(void* to, const void* from, size_t size, int kind) { counts[SYNCHRONIZATIONS]++; return copy(to, from, size, kind); }
-RUNTIME(cudaMemcpyAsync)(void* to, const void* from, size_t size, int kind, void* stream) { return copy(to, from, size, kind, stream, false); }
-RUNTIME(cudaMemcpyPeer)(void* to, int, const void* from, int, size_t size) { return copy(to, from, size, cudaMemcpyDeviceToDevice); }
-RUNTIME(cudaMemcpyPeerAsync)(void* to, int, const void* from, int, size_t size, void* stream) { return copy(to, from, size, cudaMemcpyDeviceToDevice, stream, false); }
-RUNTIME(cudaMemset)(void* to, int value, size_t size) { return fill(to, value, size); }
-RUNTIME(cudaMemsetAsync)(void* to, int value, size_t size, void* stream) { return fill(to, value, size, stream); }
+RUNTIME(cudaMemcpy)(void* to, const void* from, size_t size, int kind) { counts[SYNCHRONIZATIONS]++; return copy_now(to, from, size, kind); }
+RUNTIME(cudaMemcpyAsync)(void* to, const void* from, size_t size, int kind, void* stream) { return copy_later(to, from, size, kind, stream); }
+RUNTIME(cudaMemcpyPeer)(void* to, int, const void* from, int, size_t size) { return copy_now(to, from, size, cudaMemcpyDeviceToDevice); }
+RUNTIME(cudaMemcpyPeerAsync)(void* to, int, const void* from, int, size_t size, void* stream) { return copy_later(to, from, size, cudaMemcpyDeviceToDevice, stream); }
+RUNTIME(cudaMemset)(void* to, int value, size_t size) { return fill_later(to, value, size, nullptr); }
+RUNTIME(cudaMemsetAsync)(void* to, int value, size_t size, void* stream) { return fill_later(to, value, size, stream); }
 RUNTIME(cudaPointerGetAttributes)(cudaPointerAttributes* attributes, const void* p) {
     std::lock_guard<std::recursive_mutex> hold(lock);
     memset(attributes, 0, sizeof *attributes);
@@ -410,25 +499,73 @@ RUNTIME(cudaStreamCreateWithFlags)(void** s, unsigned flags) { return create(s, 
 RUNTIME(cudaStreamCreateWithPriority)(void** s, unsigned flags, int) { return create(s, !(flags & cudaStreamNonBlocking)); }
 RUNTIME(cudaStreamDestroy)(void* s) {
     std::lock_guard<std::recursive_mutex> hold(lock);
-    destroy((Stream*)s);
+    Stream& stream = *(Stream*)s;
+    if (stream.capture) note(stream.name + " is destroyed while it captures"), stop_capture(stream);
+    destroy(&stream);
     return 0;
 }
-static int wait_for_stream(void* s) {
+RUNTIME(cudaStreamSynchronize)(void* s) {
     std::lock_guard<std::recursive_mutex> hold(lock);
-    host_waits_for(*stream_of(s, current));
+    Stream& stream = *stream_of(s, current);
+    if (int error = waits_for(stream, "a synchronization of the stream")) return error;
+    counts[SYNCHRONIZATIONS]++;
+    host_waits_for(stream);
     return fault;
 }
-RUNTIME(cudaStreamSynchronize)(void* s) { counts[SYNCHRONIZATIONS]++; return wait_for_stream(s); }
-RUNTIME(cudaStreamIsCapturing)(void*, int* capturing) { *capturing = 0; return 0; }
+RUNTIME(cudaStreamBeginCapture)(void* s, int mode) {
+    std::lock_guard<std::recursive_mutex> hold(lock);
+    return fault ? fault : begin_capture(s, mode);
+}
+RUNTIME(cudaStreamEndCapture)(void* s, void** graph) {
+    std::lock_guard<std::recursive_mutex> hold(lock);
+    return end_capture(s, graph);
+}
+RUNTIME(cudaStreamIsCapturing)(void* s, int* status) {
+    std::lock_guard<std::recursive_mutex> hold(lock);
+    const Stream& stream = *stream_of(s, current);
+    *status = !stream.capture ? cudaStreamCaptureStatusNone : stream.capture->valid ? cudaStreamCaptureStatusActive : cudaStreamCaptureStatusInvalidated;
+    for (Capture* capture : captures)
+        if (&stream == default_stream(stream.device) && capture->stream->blocking && capture->stream->device == stream.device) return cudaErrorStreamCaptureImplicit;
+    return 0;
+}
+RUNTIME(cudaGraphInstantiate)(void** executable, void* graph, unsigned long long) {
+    std::lock_guard<std::recursive_mutex> hold(lock);
+    return instantiate(executable, graph);
+}
+RUNTIME(cudaGraphUpload)(void* executable, void* s) {
+    std::lock_guard<std::recursive_mutex> hold(lock);
+    return executables.count((long)executable) ? waits_for(*stream_of(s, current), "an upload of a graph") : cudaErrorInvalidResourceHandle;
+}
+RUNTIME(cudaGraphLaunch)(void* executable, void* s) { return launch_graph(executable, s); }
+RUNTIME(cudaGraphDestroy)(void* graph) {
+    std::lock_guard<std::recursive_mutex> hold(lock);
+    return recorded.erase((long)graph) ? 0 : cudaErrorInvalidValue;
+}
+RUNTIME(cudaGraphExecDestroy)(void* executable) {
+    std::lock_guard<std::recursive_mutex> hold(lock);
+    return executables.erase((long)executable) ? 0 : cudaErrorInvalidValue;
+}
+EXPORT long fake_graph_nodes(long executable) {
+    std::lock_guard<std::recursive_mutex> hold(lock);
+    auto found = executables.find(executable);
+    return found == executables.end() ? -1 : found->second.graph->kernels;
+}
+// Events that a capturing stream records are of its capture; other work must not wait for them, nor the capture for other events.
 RUNTIME(cudaStreamWaitEvent)(void* s, void* e, unsigned) {
     std::lock_guard<std::recursive_mutex> hold(lock);
-    merge(stream_of(s, current)->clock, ((Event*)e)->clock);
+    Stream& stream = *stream_of(s, current);
+    const Event& event = *(Event*)e;
+    if (stream.capture && stream.capture->number == event.capture) return 0;
+    if (stream.capture) return refuse(*stream.capture, "a wait for work that is not captured", event.capture ? cudaErrorStreamCaptureMerge : cudaErrorStreamCaptureIsolation);
+    if (int error = captured(event, "a fork to " + stream.name, cudaErrorStreamCaptureUnsupported)) return error;
+    merge(stream.clock, event.clock);
     return 0;
 }
 RUNTIME(cudaStreamQuery)(void* s) {
     std::lock_guard<std::recursive_mutex> hold(lock);
     Stream& stream = *stream_of(s, current);
     if (fault) return fault;
+    if (int error = waits_for(stream, "a query of the stream")) return error;
     if (!finished(stream.clock, stream.asked)) return cudaErrorNotReady;
     upload(stream);
     return 0;
@@ -440,17 +577,27 @@ RUNTIME(cudaEventRecord)(void* e, void* s) {
     std::lock_guard<std::recursive_mutex> hold(lock);
     counts[EVENTS]++;
     Stream& stream = *stream_of(s, current);
+    Event& event = *(Event*)e;
+    event.capture = stream.capture ? stream.capture->number : 0;
+    if (stream.capture) return stream.capture->valid ? 0 : cudaErrorStreamCaptureInvalidated;
+    if (int error = implied(stream, "a record of an event")) return error;
     begin(stream);
-    ((Event*)e)->clock = stream.clock, ((Event*)e)->asked = 0;
+    event.clock = stream.clock, event.asked = 0;
     return fault;
 }
 RUNTIME(cudaEventSynchronize)(void* e) {
     std::lock_guard<std::recursive_mutex> hold(lock);
-    return synchronize(((Event*)e)->clock);
+    const Event& event = *(Event*)e;
+    if (int error = captured(event, "a synchronization of an event")) return error;
+    if (int error = unsafe("a synchronization of an event")) return error;
+    return synchronize(event.clock);
 }
 RUNTIME(cudaEventQuery)(void* e) {
     std::lock_guard<std::recursive_mutex> hold(lock);
-    return fault ? fault : finished(((Event*)e)->clock, ((Event*)e)->asked) ? 0 : cudaErrorNotReady;
+    Event& event = *(Event*)e;
+    if (int error = captured(event, "a query of an event")) return error;
+    if (int error = unsafe("a query of an event")) return error;
+    return fault ? fault : finished(event.clock, event.asked) ? 0 : cudaErrorNotReady;
 }
 RUNTIME(cudaEventElapsedTime)(float* milliseconds, void*, void*) { *milliseconds = 1; return 0; }
 
@@ -459,7 +606,10 @@ RUNTIME(cudaEventElapsedTime)(float* milliseconds, void*, void*) { *milliseconds
 DRIVER(cuDriverGetVersion)(int* version) { *version = number("FAKECUDA_DRIVER", 13000); return 0; }
 DRIVER(cuGetErrorName)(int error, const char** text) {
     *text = error == cudaErrorIllegalAddress ? "CUDA_ERROR_ILLEGAL_ADDRESS" : error == cudaErrorLaunchFailure ? "CUDA_ERROR_LAUNCH_FAILED"
-          : error == cudaErrorInvalidValue ? "CUDA_ERROR_INVALID_VALUE" : "CUDA_ERROR_UNKNOWN";
+          : error == cudaErrorInvalidValue ? "CUDA_ERROR_INVALID_VALUE"
+          : error == cudaErrorStreamCaptureUnsupported ? "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED"
+          : error == cudaErrorStreamCaptureInvalidated ? "CUDA_ERROR_STREAM_CAPTURE_INVALIDATED"
+          : error == cudaErrorStreamCaptureImplicit ? "CUDA_ERROR_STREAM_CAPTURE_IMPLICIT" : "CUDA_ERROR_UNKNOWN";
     return 0;
 }
 DRIVER(cuGetErrorString)(int error, const char** text) {
@@ -479,11 +629,26 @@ struct Module {
     void* library;
     int device;
 };
+struct Parameter {  // of a kernel of the null device; described.py
+    char kind;         // S: a number; P: a pointer; C: an array of CuPy
+    int size = 0, axes = 0;
+    char access = 'r', use = 'r';
+};
 struct Function {
     const FakeKernel* kernel;
     int device;
-    std::string kinds;  // of the parameters of a kernel of the null device
+    std::vector<Parameter> described;
 };
+std::vector<Parameter> parameters(const std::string& text) {
+    std::vector<Parameter> result;
+    std::istringstream words(text);
+    for (std::string word; words >> word;) {
+        Parameter p{word[0]};
+        sscanf(word.c_str(), "C%d:%d:%c:%c", &p.size, &p.axes, &p.access, &p.use);
+        result.push_back(p);
+    }
+    return result;
+}
 }  // namespace
 
 DRIVER(cuModuleLoadData)(void** module, const char* image) {  // the image is the path of a shared library
@@ -508,12 +673,12 @@ DRIVER(cuModuleGetFunction)(void** function, void* module, const char* name) {
         at = at == std::string::npos ? text.find(":" + line) : at;
         if (at == std::string::npos) return 500;
         at += 1 + line.size();
-        *function = new Function{new FakeKernel{strdup(name), 0, nullptr, nullptr, nullptr}, from->device, text.substr(at, text.find('\n', at) - at)};
+        *function = new Function{new FakeKernel{strdup(name), 0, nullptr, nullptr, nullptr}, from->device, parameters(text.substr(at, text.find('\n', at) - at))};
         return 0;
     }
     const FakeKernel* kernel = (const FakeKernel*)dlsym(from->library, (std::string("fake_kernel_") + name).c_str());
     if (!kernel) return 500;  // CUDA_ERROR_NOT_FOUND
-    *function = new Function{kernel, from->device, ""};
+    *function = new Function{kernel, from->device, {}};
     return 0;
 }
 DRIVER(cuModuleGetGlobal_v2)(void** address, size_t* size, void* module, const char* name) {
@@ -562,55 +727,65 @@ static void execute(const FakeKernel& kernel, const FakeLaunch& launch, void** a
         }
 }
 
-DRIVER(cuLaunchKernel)(void* function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned shared,
-                       void* handle, void** arguments, void**) {
+namespace {
+// The arrays among the arguments, each of which begins with an address.  Other words are none: the index in CuPy's CIndexer is not set.
+std::map<char*, Block> arrays_of(const Function& from, void** arguments) {
+    std::map<char*, Block> result;
+    auto add = [&](const void* argument) {
+        void* address;
+        memcpy(&address, argument, sizeof address);
+        const Block* block = address ? block_of(address) : nullptr;
+        if (block) result[block->start] = *block;
+    };
+    for (size_t i = 0; i < from.described.size(); i++)
+        if (from.described[i].kind != 'S') add(arguments[i]);
+    for (int i = 0; i < from.kernel->parameters; i++)
+        if (from.kernel->pointers[i]) add(arguments[i]);
+    return result;
+}
+
+// The bytes that a kernel of the null device reads and writes: each array once, those that it reads and writes twice.
+double bytes_of(const Function& from, void** arguments) {
+    double bytes = 0, gathered = 0, largest = 0;
+    std::set<std::pair<const void*, char>> seen;
+    for (size_t i = 0; i < from.described.size(); i++) {
+        const Parameter& p = from.described[i];
+        if (p.kind == 'S') continue;
+        const long* words = (const long*)arguments[i];  // of CuPy's CArray: address, number of elements, shape, strides in bytes
+        const void* address = (const void*)words[0];
+        const Block* block = address ? block_of(address) : nullptr;
+        if (!block || !seen.emplace(p.kind == 'P' ? block->start : address, p.use).second) continue;
+        double elements = p.kind == 'P' ? block->size : p.size;
+        for (int axis = 0; axis < p.axes && p.kind == 'C'; axis++)
+            if (words[2 + p.axes + axis] || !words[2 + axis]) elements *= words[2 + axis];  // a stride of 0 repeats one element
+        if (p.access == 'g') gathered = elements;
+        else bytes += elements, largest = std::max(largest, p.use == 'w' ? elements : 0.0);
+    }
+    return bytes + std::min(gathered, largest);
+}
+
+int launch(Stream& stream, const Function& from, const FakeLaunch& shape, void** arguments) {
     std::lock_guard<std::recursive_mutex> hold(lock);
     if (fault) return fault;
-    const Function& from = *(Function*)function;
     const FakeKernel& kernel = *from.kernel;
-    const size_t threads = (size_t)bx * by * bz;
-    if (!gx || !gy || !gz || !threads || threads > 1024 || bz > 64 || gy > 65535 || gz > 65535 || shared > (48u << 10)) {
-        note(std::string(kernel.name) + ": a launch that a device refuses");
-        return cudaErrorInvalidValue;
-    }
-    counts[LAUNCHES]++;
-    if (null_device) {
-        std::set<const void*> seen;
-        for (size_t i = 0; i < from.kinds.size(); i++) {
-            void* address = nullptr;
-            if (from.kinds[i] == 'A') memcpy(&address, arguments[i], sizeof address);
-            const Block* block = address ? block_of(address) : nullptr;
-            if (block && seen.insert(block->start).second) counts[KERNEL_BYTES] += block->size;
-        }
-        return 0;
-    }
     if (from.device != current) {
         counts[FOREIGN]++;
         note(std::string(kernel.name) + ": device " + std::to_string(current) + " was current, the kernel was loaded on device " + std::to_string(from.device));
     }
-    // The arrays among the arguments: every word that is an address of an allocation.
-    std::map<char*, Block> arrays;
     for (int i = 0; i < kernel.parameters; i++) {
         void* first = nullptr;
         if (kernel.pointers[i]) memcpy(&first, arguments[i], sizeof first);
-        const Block* near = first ? block_of(first) : nullptr;
-        if (first && !near && !block_of((char*)first - 1)) {
+        if (first && !block_of(first) && !block_of((char*)first - 1)) {
             counts[HOST_POINTERS]++;
             note(std::string(kernel.name) + ": parameter " + std::to_string(i + 1) + " is no address of a device's memory");
         }
-        for (size_t at = 0; at + sizeof(void*) <= kernel.sizes[i]; at += sizeof(void*)) {
-            void* address;
-            memcpy(&address, (char*)arguments[i] + at, sizeof address);
-            const Block* block = address ? block_of(address) : nullptr;
-            if (block) arrays[block->start] = *block;
-        }
     }
+    std::map<char*, Block> arrays = arrays_of(from, arguments);
     size_t size = 0;
     for (auto& [start, block] : arrays) {
         if (block.device >= 0 && block.device != current) note_foreign(kernel.name, block.device);
         size += block.size;
     }
-    Stream& stream = *stream_of(handle, current);
     begin(stream);
     // Which of them it writes shows afterwards; large ones count as written while there is only the default stream.
     const bool compares = !streams.empty() || size <= (1 << 20);
@@ -618,9 +793,41 @@ DRIVER(cuLaunchKernel)(void* function, unsigned gx, unsigned gy, unsigned gz, un
     if (compares)
         for (auto& [start, block] : arrays) content[start].assign(start, block.size);
     launched = &arrays;
-    const FakeLaunch launch = {{gx, gy, gz}, {bx, by, bz}, shared, false};
-    execute(kernel, launch, arguments, arrays);
+    execute(kernel, shape, arguments, arrays);
     for (auto& [start, block] : arrays)
         note_use(block, kernel.name, stream, !compares || memcmp(start, content[start].data(), block.size) != 0);
+    return 0;
+}
+}  // namespace
+
+DRIVER(cuLaunchKernel)(void* function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned shared,
+                       void* handle, void** arguments, void**) {
+    std::lock_guard<std::recursive_mutex> hold(lock);
+    if (fault) return fault;
+    const Function& from = *(Function*)function;
+    const FakeKernel& kernel = *from.kernel;
+    const FakeLaunch shape = {{gx, gy, gz}, {bx, by, bz}, shared, false};
+    const size_t threads = (size_t)bx * by * bz;
+    if (!gx || !gy || !gz || !threads || threads > 1024 || bz > 64 || gy > 65535 || gz > 65535 || shared > (48u << 10)) {
+        note(std::string(kernel.name) + ": a launch that a device refuses");
+        return cudaErrorInvalidValue;
+    }
+    Stream& stream = *stream_of(handle, current);
+    if (stream.capture) {
+        Node node{{kernel.name, 1, bytes_of(from, arguments)}};
+        for (auto& [start, block] : arrays_of(from, arguments)) node.addresses.push_back(start);
+        std::vector<std::string> copies;
+        for (int i = 0; i < kernel.parameters; i++) copies.emplace_back((char*)arguments[i], kernel.sizes[i]);
+        node.run = [from, shape, copies](Stream& on) {
+            std::vector<void*> addresses;
+            for (const std::string& copy : copies) addresses.push_back((void*)copy.data());
+            return launch(on, from, shape, addresses.data());
+        };
+        return record(stream, std::move(node));
+    }
+    if (int error = outside(stream, kernel.name)) return error;
+    counts[LAUNCHES]++;
+    if (!null_device) return launch(stream, from, shape, arguments);
+    spend({kernel.name, 1, bytes_of(from, arguments)}, false);
     return 0;
 }

@@ -37,10 +37,12 @@ struct Stream {
     int asked = 0;
     std::vector<Delivery> deliveries;
     std::vector<Upload> uploads;
+    struct Capture* capture = nullptr;  // while its work is recorded (capture.h)
 };
 struct Event {
     Clock clock;
     int asked = 0;
+    long capture = 0;  // the number of the capture in which it was recorded
 };
 struct Use {  // of an allocation
     const Stream* writer = nullptr;

@@ -66,7 +66,7 @@ def attend(
         raise wrong(f"queries, keys and values must match as (batch, heads, length, size), got {shapes}")
     limits.admit((batch, heads, rows, keys), np.float32)
     factor = scale or 1 / math.sqrt(max(size, 1))
-    scores = (by_kv_head(q, kv_heads) @ k.swapaxes(-1, -2)).reshape(batch, heads, rows, keys) * factor
+    scores = xp.matmul(by_kv_head(q, kv_heads), k.swapaxes(-1, -2)).reshape(batch, heads, rows, keys) * factor
     if softcap:
         scores = softcap * xp.tanh(scores / softcap)
     biased = scores if bias is None else scores + bias
@@ -80,7 +80,7 @@ def attend(
     e = xp.exp(biased - most)
     total = e.sum(axis=-1, keepdims=True) + more
     weights = e / xp.where(total == 0, 1, total)
-    return (by_kv_head(weights, kv_heads) @ v).reshape(batch, heads, rows, v.shape[3]), scores, weights
+    return xp.matmul(by_kv_head(weights, kv_heads), v).reshape(batch, heads, rows, v.shape[3]), scores, weights
 
 
 def check_bias(bias: Array | None, shape: Sequence[int]) -> None:

@@ -59,7 +59,7 @@ def quick_gelu_body(op: Op, x: V, alpha: float) -> V:
 @microsoft("GemmFastGelu", 1, traits=("product",), weights={1: "the weight"})
 def gemm_fast_gelu(xp: Xp, x: Array, w: Array, bias: Array | None = None) -> Array:
     """Compute FastGelu(X @ W + bias)."""
-    return gelu(xp, x @ w if bias is None else x @ w + bias, approximate="tanh")
+    return gelu(xp, xp.matmul(x, w) if bias is None else xp.matmul(x, w) + bias, approximate="tanh")
 
 
 gemm_fast_gelu.shapes(multiplied())

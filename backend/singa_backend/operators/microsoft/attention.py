@@ -150,7 +150,7 @@ def ms_attention(
             f"input and weights must have shapes (batch, length, hidden) and (hidden, all sizes), got {tuple(input.shape)} "
             f"and {tuple(weights.shape)}"
         )
-    projected = input @ weights
+    projected = xp.matmul(input, weights)
     projected = projected if bias is None else projected + bias
     used = _used(past_present_share_buffer, past_sequence_length)
     found = _attended(

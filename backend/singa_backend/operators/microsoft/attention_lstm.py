@@ -34,11 +34,11 @@ class _Memory:
     def read(self, d: int, keys: Array, h: Array) -> Array:
         """Return what direction d reads with the state h."""
         xp = self.xp
-        scores = (self.v[d] * xp.tanh(keys + (h @ self.qw[d])[:, None])).sum(axis=2)
+        scores = (self.v[d] * xp.tanh(keys + xp.matmul(h, self.qw[d])[:, None])).sum(axis=2)
         if self.masked is not None:
             scores = xp.where(self.masked, -np.inf, scores)
-        context = (softmax(xp, scores, axis=1)[:, None] @ self.m)[:, 0]
-        return context if self.aw is None else xp.concatenate([h, context], axis=1) @ self.aw[d]
+        context = xp.matmul(softmax(xp, scores, axis=1)[:, None], self.m)[:, 0]
+        return context if self.aw is None else xp.matmul(xp.concatenate([h, context], axis=1), self.aw[d])
 
 
 def _memory(
@@ -110,13 +110,13 @@ def attention_lstm(
     def cell(d: int) -> tuple[Array, Step]:
         (f, g, _), h = functions[d], free[d][2]
         recur, of_read = layer.r[d].T, w[d, :, width:].T
-        keys = memory.m @ memory.mw[d]
+        keys = xp.matmul(memory.m, memory.mw[d])
         peephole = xp.zeros((3, n), dtype=x.dtype) if p is None else p[d].reshape(3, n)
         wb, rb = layer.bias(d)
 
         def step(xt: Array, state: tuple[Array, ...]) -> tuple[Array, ...]:
             before, c, seen = state
-            i, o, forget, new = xp.split(xt + before @ recur + seen @ of_read, 4, axis=1)
+            i, o, forget, new = xp.split(xt + xp.matmul(before, recur) + xp.matmul(seen, of_read), 4, axis=1)
             i = f(i + peephole[0] * c)
             forget = 1 - i if input_forget else f(forget + peephole[2] * c)
             c = forget * c + i * g(new)

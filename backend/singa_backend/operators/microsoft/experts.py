@@ -47,10 +47,10 @@ def moe(
     _check_experts(x, router_probs, fc1, fc2, fc3, active, k, fusion > 0)
 
     def expert(rows: Array, e: int) -> Array:
-        first = rows @ fc1[e].T + (0 if fc1_bias is None else fc1_bias[e])
-        linear = None if fc3 is None else rows @ fc3[e].T + (0 if fc3_bias is None else fc3_bias[e])
+        first = xp.matmul(rows, fc1[e].T) + (0 if fc1_bias is None else fc1_bias[e])
+        linear = None if fc3 is None else xp.matmul(rows, fc3[e].T) + (0 if fc3_bias is None else fc3_bias[e])
         first, linear = halves(first, fusion) if fusion else (first, linear)
-        return active(xp, first, linear) @ fc2[e].T + (0 if fc2_bias is None else fc2_bias[e])
+        return xp.matmul(active(xp, first, linear), fc2[e].T) + (0 if fc2_bias is None else fc2_bias[e])
 
     routing = routed(xp, router_probs, None, k, bool(normalize_routing_weights))
     return combined(xp, x.reshape(-1, fc2.shape[1]), fc2.shape[0], routing, expert).reshape(x.shape)
@@ -133,7 +133,7 @@ def moe_group_router(
 ) -> tuple[Array | None, Array | None, Array | None]:
     """Return log(sigmoid) of the experts selected by sigmoid + bias within the best groups; or both arrays for all experts."""
     if projection_weight is not None:
-        logits = logits @ projection_weight.T
+        logits = xp.matmul(logits, projection_weight.T)
     experts = logits.shape[-1] if logits.ndim else 0
     if expert_bias.shape != (experts,) or min(n_group, topk_group, group_topk) < 1 or experts % n_group or topk_group > n_group:
         raise OperatorError(

@@ -97,7 +97,7 @@ def matmul_nbits(
             else:
                 q = unpacked(xp, b[rows], bits).reshape(rows.stop - rows.start, -1)[:, :K].astype(np.float32)
                 w = (q - zeros[rows][:, group]) * scales[rows][:, group]
-            flat[:, rows] = left @ w.T
+            flat[:, rows] = xp.matmul(left, w.T)
     return y if bias is None else y + sized("bias", bias, (N,))
 
 
@@ -185,9 +185,9 @@ def matmul_bnb4(
         code = (b[at // 2] >> (4 - at % 2 * 4).astype(np.uint8)) & np.uint8(15)
         w = (table[code] * absmax[at // block_size]).reshape(-1, K)
         if transB:
-            y[:, rows] = left @ w.T
+            y[:, rows] = xp.matmul(left, w.T)
         else:
-            y += left[:, rows] @ w
+            y += xp.matmul(left[:, rows], w)
     return y.reshape(*a.shape[:-1], y.shape[1])
 
 

@@ -53,7 +53,7 @@ class _PackedLayer:
         """Multiply rows by the weights of one expert, which are unpacked for this product only."""
         zero = None if self.zero is None else self.zero[e] if self.blocked else self.zero[e][:, None]
         points = zero_points(self.xp, zero, self.bits, self.scales.shape[1:])
-        y = x @ dequantized(self.xp, self.b[e], self.scales[e], points, self.bits, self.block, self.k).T
+        y = self.xp.matmul(x, dequantized(self.xp, self.b[e], self.scales[e], points, self.bits, self.block, self.k).T)
         return y if self.bias is None else y + self.bias[e]
 
 

@@ -269,7 +269,7 @@ def matmul_fpq4(xp: Xp, a: Array, b: Array, b_shape: Host[Ints], *, blk_quant_ty
         zero = part[..., 4:5].astype(np.float32) if head == 5 else np.float32(8)
         codes = xp.concatenate([part[..., head:] & np.uint8(15), part[..., head:] >> np.uint8(4)], axis=-1)
         w = ((codes.astype(np.float32) - zero) * scale).reshape(part.shape[0], -1)[:, :k]
-        y[:, columns] = left @ w.T
+        y[:, columns] = xp.matmul(left, w.T)
     return y.reshape(*a.shape[:-1], n)
 
 
@@ -325,7 +325,7 @@ def _by_rows(xp: Xp, a: Array, n: int, k: int, weights: Any, bias: Array | None,
     left = a.reshape(-1, k).astype(np.float32)
     y = xp.empty((left.shape[0], n), dtype=np.float32)
     for rows in parts(n, k):
-        y[:, rows] = left @ weights(rows).T
+        y[:, rows] = xp.matmul(left, weights(rows).T)
     if bias is not None:
         y = y + sized("bias", bias, (n,)).astype(np.float32)
     return y.reshape(*a.shape[:-1], n).astype(dtype)

@@ -167,9 +167,9 @@ def gated_delta_net(
         for t in limits.rounds(ends[b + 1] - ends[b]):
             i = ends[b] + t
             state = state * shrink[i][:, None, :]
-            deltas[i] = v[i] if rate is None else rate[i] * (v[i] - (state @ written[i][..., None])[..., 0])
+            deltas[i] = v[i] if rate is None else rate[i] * (v[i] - xp.matmul(state, written[i][..., None])[..., 0])
             state = state + deltas[i][..., None] * written[i][:, None, :]
-            y[i] = (state @ read[i][..., None])[..., 0]
+            y[i] = xp.matmul(state, read[i][..., None])[..., 0]
         final[b] = state
     y = y * (scale or 1 / math.sqrt(shape[3]))
     update = _captured(xp, (shrink, k, deltas), ends, capture_count, state_update_active, state_update_capacity)

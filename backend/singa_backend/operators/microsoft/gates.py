@@ -189,7 +189,7 @@ def gated_add(xp: Xp, x: Array, y: Array, gate: Array, gate_weight: Array | None
         )
     round_, factor = rounding(x), wide(gate)
     if gate_weight is not None:
-        factor = round_(sigmoid(xp, round_(factor @ wide(gate_weight))))
+        factor = round_(sigmoid(xp, round_(xp.matmul(factor, wide(gate_weight)))))
     return (wide(x) + round_(wide(y) * factor)).astype(x.dtype)
 
 
@@ -295,7 +295,7 @@ def router_gate_up_projection(
         raise OperatorError(f"activation must be swiglu, got {activation!r}", code="SX404")
     if w.ndim != 2 or not 0 < router_size < w.shape[1] or (w.shape[1] - router_size) % 2:
         raise OperatorError(f"W must have router_size {router_size} + 2 n columns, got shape {w.shape}", code="SX404")
-    product = (wide(x) @ wide(w)).astype(x.dtype)
+    product = xp.matmul(wide(x), wide(w)).astype(x.dtype)
     how = {"activation_alpha": activation_alpha, "activation_beta": activation_beta, "limit": limit}
     return product[..., :router_size], ms_swiglu(xp, product[..., router_size:], **how)
 

@@ -100,7 +100,7 @@ def hyper_connection_post_mix(
             f"block_output must have shape {(*lead, h)} and stream_mix {(*lead, c, c)}, got {block_output.shape} and {found}",
             code="SX404",
         )
-    mixed = x if stream_mix is None else xp.swapaxes(stream_mix, -2, -1) @ x
+    mixed = x if stream_mix is None else xp.matmul(xp.swapaxes(stream_mix, -2, -1), x)
     return (mixed + _gates(post_mix, x, "post_mix") * block_output[..., None, :]).reshape(streams.shape)
 
 
@@ -145,11 +145,11 @@ def hyper_connection_low_rank_mix(
         )
     scale = wide(norm_scale)
     hn = round_(branchwise_rms_norm(xp, flat, scale, epsilon=epsilon, num_branches=num_branches))
-    down = round_(hn @ wide(down_weight)).astype(streams.dtype)
+    down = round_(xp.matmul(hn, wide(down_weight))).astype(streams.dtype)
     hidden = wide(scaled_silu(xp, down, alpha=silu_alpha))
-    gates = round_(sigmoid(xp, round_(hidden @ wide(up_weight))))
+    gates = round_(sigmoid(xp, round_(xp.matmul(hidden, wide(up_weight)))))
     output = hyper_connection_pre_mix(xp, hn, gates, num_branches=num_branches, reduction_scale=reduction_scale)
-    inject = round_(round_(hn @ wide(inject_weight)) / gate_div)
+    inject = round_(round_(xp.matmul(hn, wide(inject_weight))) / gate_div)
     post = round_(round_(sigmoid(xp, inject)) * gate_mul)
     return output.astype(streams.dtype), post.astype(streams.dtype), flat.astype(streams.dtype)
 

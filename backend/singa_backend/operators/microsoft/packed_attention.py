@@ -127,7 +127,7 @@ def packed_attention(
     """Compute Attention for tokens without padding."""
     dtype = input.dtype
     input, weights, bias, attention_bias = wides(input, weights, bias, attention_bias)
-    projected = input @ weights + bias
+    projected = xp.matmul(input, weights) + bias
     sizes = qkv_hidden_sizes or (projected.shape[1] // 3,) * 3
     if len(sizes) != 3 or sum(sizes) != projected.shape[1]:
         raise wrong(f"qkv_hidden_sizes must be 3 sizes whose sum is {projected.shape[1]}, got {list(sizes)}")
@@ -290,7 +290,7 @@ def gated_relative_position_bias(
     if token_offset is not None:
         query = restore_padding(xp, query, token_offset)
     q = split_heads(query, num_heads, "query_layer")
-    gates = q @ weight + bias
+    gates = xp.matmul(q, weight) + bias
     gates = gates.reshape(*gates.shape[:3], 2, -1).sum(axis=-1)
     u, r = (1 / (1 + xp.exp(-gates[..., i : i + 1])) for i in range(2))
     return (u * (r * eco_a - 1) + 2) * rel_pos

@@ -190,7 +190,7 @@ def word_conv_embedding(
     lengths = xp.argmax(ends, axis=1)
     places = xp.indices(sequence, c.shape[0], negative=False)
     seen = xp.swapaxes(xp.windows(c[places], window, 1), 2, 3)  # words x windows x cells x features
-    y = xp.tanh(seen.reshape(*seen.shape[:2], -1) @ w.reshape(len(w), -1).T + b)
+    y = xp.tanh(xp.matmul(seen.reshape(*seen.shape[:2], -1), w.reshape(len(w), -1).T) + b)
     starts = xp.arange(y.shape[1])
     outside = starts > xp.maximum(lengths - window, 0)[:, None]
     y = xp.where(outside[..., None], -1, y).max(axis=1)
