@@ -16,7 +16,7 @@ from ..errors import DeviceFailure, ResourceExhausted
 from ..ir.declaration import declarations
 from ..ir.versioned import VersionedOperator, reads_on_host, runs_on_host
 from ..proto.schemas import version_at
-from ..runtime.executor import types_of
+from ..runtime.failures import types_of
 from ..runtime.placement import SMALL, computes_on_host
 from .base import Example, Interpreter, Subgraph, arguments
 

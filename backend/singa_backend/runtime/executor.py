@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from .. import dtypes, limits
+from .. import limits
 from ..devices import checks
 from ..devices.device import Device
 from ..devices.graphs import NotCapturable, is_capturing, keeping
@@ -20,7 +20,7 @@ from ..ir.versioned import VersionedOperator
 from ..proto.tensor_data import ModelFile, copied, is_mapped
 from .alike import Alike, AlikePrograms, gather
 from .captured import MOVES, CapturedRun
-from .failures import typed_error
+from .failures import typed_error, types_of
 from .joined import Joined, join
 from .placement import Placed, Placement
 from .recorded import BodyCall, RunRecord, RunRecorder, RunRecords, signature
@@ -594,15 +594,3 @@ def _located(error: SonnxError, node: Node, inputs: Sequence[Any]) -> SonnxError
 def _where(node: Node, inputs: Sequence[Any]) -> dict[str, Any]:
     """The fields of an error that a node raises."""
     return {"node": node.name, "operator": node.op_type, "opset": node.opset, "version": node.version, **types_of(inputs)}
-
-
-def types_of(inputs: Sequence[Any]) -> dict[str, Any]:
-    """The fields of an error that describe the inputs of a node."""
-    known = [v for v in inputs if v is not None]
-    return {"dtypes": tuple(_dtype(v) for v in known), "shapes": tuple(getattr(v, "shape", None) for v in known)}
-
-
-def _dtype(value: Any) -> str:
-    if hasattr(value, "dtype"):
-        return dtypes.onnx_name(value.dtype)
-    return "sequence" if isinstance(value, list) else "map" if isinstance(value, dict) else type(value).__name__

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from .. import limits
+from .. import dtypes, limits
 from ..errors import OperatorError, ResourceExhausted, SonnxError
 
 _CODES: tuple[tuple[type[Exception], str], ...] = (
@@ -51,3 +51,15 @@ def rule_errors(op_type: str, **where: Any) -> Iterator[None]:
         raise
     except Exception as error:
         raise typed_error(error, op_type).locate(operator=op_type, **where) from error
+
+
+def types_of(inputs: Sequence[Any]) -> dict[str, Any]:
+    """The fields of an error that describe the inputs of a node."""
+    known = [v for v in inputs if v is not None]
+    return {"dtypes": tuple(_dtype(v) for v in known), "shapes": tuple(getattr(v, "shape", None) for v in known)}
+
+
+def _dtype(value: Any) -> str:
+    if hasattr(value, "dtype"):
+        return dtypes.onnx_name(value.dtype)
+    return "sequence" if isinstance(value, list) else "map" if isinstance(value, dict) else type(value).__name__
