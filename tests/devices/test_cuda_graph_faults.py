@@ -235,12 +235,10 @@ def without_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 def without_order(monkeypatch: pytest.MonkeyPatch) -> None:
     """A run does not wait for the last one, which was on another stream."""
 
-    @contextmanager
-    def ordered(self: Any) -> Iterator[None]:
+    def begin(self: Any) -> None:
         self._now = self._module.cuda.get_current_stream()
-        yield
 
-    monkeypatch.setattr(graphs.GraphMemory, "ordered", ordered)
+    monkeypatch.setattr(graphs.GraphMemory, "begin", begin)
 
 
 def with_draws(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -171,20 +171,21 @@ class GraphMemory:
         with self._stream, self._module.cuda.using_allocator(self._pool.memory.malloc):
             yield
 
-    @contextmanager
-    def ordered(self) -> Iterator[None]:
-        """A context whose work on the current stream waits for that of the last such context, on whatever stream it was."""
-        self._now, owner = self._module.cuda.get_current_stream(), stream_owner(self._module)
-        if self._last is not None and self._last() is not owner:
-            self._now.wait_event(self._done)
-        try:
-            yield
-        finally:
-            self._done.record(self._now)
+    def begin(self) -> None:
+        """Let the work of the current stream wait for what was between the last `begin` and `end`, on whatever stream it was."""
+        self._now = self._module.cuda.get_current_stream()
+        owner = threading.current_thread() if self._now.ptr == _OF_THREAD else self._now
+        if self._last is None or self._last() is not owner:
+            if self._last is not None:
+                self._now.wait_event(self._done)
             self._last = weakref.ref(owner)
 
+    def end(self) -> None:
+        """Note the end of the work that the next `begin` waits for."""
+        self._done.record(self._now)
+
     def launch(self, graph: Graph) -> None:
-        """Launch a graph on the stream of the present `ordered`."""
+        """Launch a graph on the stream of the last `begin`."""
         graph.launch(self._now)
 
     def capture(self, work: Callable[[], object]) -> Graph:

@@ -11,8 +11,7 @@ A run that is watched, observed or has other limits computes as if there were no
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Protocol
@@ -114,7 +113,6 @@ class CapturedRun:
         self.parts: list[_Part] = []
         self.admitted: limits.Limits | None = None
         self.differs = self._is_full = False
-        self._types = [result_type(v) if self._is_array(v) else None for v in inputs]
         places, in_place = dict[int, Any](), [inputs[i] for i in replaced.values() if self._is_array(inputs[i])]
         self._in_place = [v if any(v is x for x in in_place) else None for v in inputs]
         """The inputs that results replace, which the graph reads and writes where they are; None for others."""
@@ -129,6 +127,11 @@ class CapturedRun:
         for at, value in enumerate(inputs):
             if self._is_array(value) and self._in_place[at] is None:
                 places[at] = self._memory.place_for(value)
+        self._expected = [
+            (fixed, result_type(v) if self._is_array(v) else None, at in places and bool(places[at].flags.c_contiguous))
+            for at, (v, fixed) in enumerate(zip(inputs, self._in_place, strict=True))
+        ]
+        """Of each input the array that results replace, the type, and whether it may be on the host."""
         self._bytes = record.tables.bytes
 
     @property
@@ -153,9 +156,9 @@ class CapturedRun:
 
     def accepts(self, inputs: Sequence[Any]) -> bool:
         """Whether inputs have the types of those of the graph; they may be on the host if they are copied."""
-        if len(inputs) != len(self._types):
+        if len(inputs) != len(self._expected):
             return False
-        for at, (x, fixed, expected) in enumerate(zip(inputs, self._in_place, self._types, strict=True)):
+        for x, (fixed, expected, takes_host) in zip(inputs, self._expected, strict=True):
             if x is fixed and x is not None:
                 continue
             if expected is None:
@@ -166,9 +169,7 @@ class CapturedRun:
                     return False
                 if fixed is not None and x.data.ptr != fixed.data.ptr:
                     return False
-            elif fixed is not None or x.__class__ is not np.ndarray or x.shape != shape or x.dtype != dtype:
-                return False
-            if x.__class__ is np.ndarray and not self._places[at].flags.c_contiguous:
+            elif not takes_host or x.__class__ is not np.ndarray or x.shape != shape or x.dtype != dtype:
                 return False
         return True
 
@@ -177,16 +178,23 @@ class CapturedRun:
         pairs = zip(inputs, self._in_place, strict=True)
         return all(fixed is None or x is fixed or x.data.ptr == fixed.data.ptr for x, fixed in pairs)
 
-    @contextmanager
-    def _alone(self) -> Iterator[None]:
-        """A context of one run at a time."""
-        with self._lock:
-            self._runner = threading.get_ident()
-            try:
-                with self._memory.ordered():
-                    yield
-            finally:
-                self._runner = 0
+    def __enter__(self) -> None:
+        """Begin a run, one at a time."""
+        self._lock.acquire()
+        try:
+            self._memory.begin()
+        except BaseException:
+            self._lock.release()
+            raise
+        self._runner = threading.get_ident()
+
+    def __exit__(self, *error: object) -> None:
+        """End a run."""
+        self._runner = 0
+        try:
+            self._memory.end()
+        finally:
+            self._lock.release()
 
     @property
     def is_nested(self) -> bool:
@@ -217,7 +225,7 @@ class CapturedRun:
         """
         frame, at = self._start(record, inputs), 0
         varying: set[int] = set()  # the slots of results of issued steps
-        with self._alone():
+        with self:
             self._copy_in(inputs)
             try:
                 while at < len(record.steps):
@@ -365,7 +373,7 @@ class CapturedRun:
         Raises:
             OperatorError: a check failed; no input was changed.
         """
-        with self._alone():
+        with self:
             self._copy_in(inputs)
             if self.is_whole:
                 self._memory.launch(self.parts[0].graph)
