@@ -677,3 +677,26 @@ def test_a_profile_is_of_its_inputs(cupy: Any) -> None:
             rep.run([x])
     assert "gaps" in rep.profile([wide], runs=1).graphs[0]
     assert rep.profile([normal(64, 64)], runs=1).graphs[0].startswith("a graph of")
+
+
+def test_another_thread_may_wait_for_the_device_during_a_capture(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A device refuses to be waited for while a stream captures; the wait comes after the capture, which remains valid."""
+    from singa_backend.devices.graphs import GraphMemory
+
+    rep, x, threads, capture = prepared(), normal(64, 64), [], GraphMemory.capture
+
+    def shared(self: Any, work: Callable[[], object]) -> Any:
+        def both() -> None:
+            threads.append(threading.Thread(target=rep.device.synchronize))
+            threads[-1].start()
+            threads[-1].join(0.2)  # it begins within the capture
+            work()
+
+        return capture(self, both)
+
+    monkeypatch.setattr(GraphMemory, "capture", shared)
+    for _ in range(4):
+        rep.run([x])
+    for thread in threads:
+        thread.join()
+    assert len(threads) == 1 and parts(rep)[0].startswith("a graph of")

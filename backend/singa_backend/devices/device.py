@@ -17,7 +17,7 @@ import numpy as np
 from .. import dtypes
 from ..errors import DeviceUnavailable, SonnxError
 from ..limits import physical_memory
-from . import cuda, namespaces, packing, strict
+from . import cuda, graphs, namespaces, packing, strict
 from .checks import Checks
 
 _Kind: TypeAlias = type[namespaces.Namespace]
@@ -352,7 +352,8 @@ class CudaDevice(Device):
 
     def synchronize(self) -> None:
         """Wait until all kernels and copies on this GPU are complete; exceptions of CUDA pass."""
-        self.xp.module.cuda.Device(self.device_id).synchronize()
+        with graphs.CAPTURES:
+            self.xp.module.cuda.Device(self.device_id).synchronize()
 
     def failure(self, error: BaseException, *, waited: bool = False) -> SonnxError | None:
         """Return what an exception of CuPy means for a user.

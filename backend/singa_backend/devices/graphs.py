@@ -68,6 +68,9 @@ class Tables:
         return self._plans[key]
 
 
+CAPTURES = threading.RLock()
+"""Held while a stream captures: a device refuses to be waited for then, whichever thread asks, and the capture is invalid."""
+
 _tables: ContextVar[Tables | None] = ContextVar("tables", default=None)
 _capturing: ContextVar[bool] = ContextVar("capturing", default=False)
 
@@ -202,7 +205,7 @@ class GraphMemory:
         """
         token = _capturing.set(True)
         try:
-            with self._active():
+            with CAPTURES, self._active():
                 self._stream.begin_capture()
                 try:
                     work()
