@@ -255,7 +255,7 @@ class Session:
             OperatorError: a node cannot compute with its inputs.
             ResourceExhausted: a limit was reached, or the flag was set.
         """
-        if budget is None and not replaced and graph is None and observer is None and not kept:
+        if self.device.captures and budget is None and not replaced and graph is None and observer is None and not kept:
             outputs = self._repeated(inputs, self.limits, to_host)
             if outputs is not None:
                 return outputs

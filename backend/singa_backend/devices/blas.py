@@ -66,7 +66,8 @@ class _Cublas:
 
     def multiply(self, cp: Any, *arguments: int) -> None:
         """Compute on the current stream; its workspace is freed with the object of the stream, or with the thread that has it."""
-        stream, owner = cp.cuda.get_current_stream(), stream_owner(cp)
+        stream = cp.cuda.get_current_stream()
+        owner = stream_owner(stream)
         with self._lock:
             workspace = self._workspaces.get(owner)
             if workspace is None:

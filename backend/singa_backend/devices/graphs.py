@@ -47,15 +47,13 @@ class Tables:
 
     def put(self, module: Any, table: np.ndarray) -> Array:
         """A new array of the device with the contents of one of the host.  During a capture, the device copies a kept one."""
-        small = table.nbytes <= _TABLE
-        key = table.dtype, table.shape, table.tobytes() if small else b""
-        kept = self._kept.get(key) if small else None
+        key = (table.dtype, table.shape, table.tobytes()) if table.nbytes <= _TABLE else None
+        kept = self._kept.get(key)
         if kept is not None:
             return kept.copy("K")  # a body may write to it
-        if _capturing.get():
-            raise NotCapturable(f"copies {table.nbytes} bytes from the host that an earlier run did not copy")
+        refuse_capture(f"copies {table.nbytes} bytes from the host that an earlier run did not copy")
         copied = module.asarray(table)
-        if small and self._bytes + table.nbytes <= _TABLES:
+        if key is not None and self._bytes + table.nbytes <= _TABLES:
             self._kept[key] = copied.copy("K")
             self._bytes += table.nbytes
         return copied
@@ -96,9 +94,8 @@ def refuse_capture(reason: str) -> None:
         raise NotCapturable(reason)
 
 
-def stream_owner(module: Any) -> Any:
+def stream_owner(stream: Any) -> Any:
     """What identifies the current stream, and lives as long as it: its object, or the thread to which it belongs."""
-    stream = module.cuda.get_current_stream()
     return threading.current_thread() if stream.ptr == _OF_THREAD else stream
 
 
@@ -177,7 +174,7 @@ class GraphMemory:
     def begin(self) -> None:
         """Let the work of the current stream wait for what was between the last `begin` and `end`, on whatever stream it was."""
         self._now = self._module.cuda.get_current_stream()
-        owner = threading.current_thread() if self._now.ptr == _OF_THREAD else self._now
+        owner = stream_owner(self._now)
         if self._last is None or self._last() is not owner:
             if self._last is not None:
                 self._now.wait_event(self._done)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,14 @@ import numpy as np
 from .graphs import Tables, refuse_capture
 
 Array = Any  # of CuPy
+
+_TYPES = {
+    "fft": ("CUFFT_C2C", "CUFFT_Z2Z"),
+    "ifft": ("CUFFT_C2C", "CUFFT_Z2Z"),
+    "rfft": ("CUFFT_R2C", "CUFFT_D2Z"),
+    "irfft": ("CUFFT_C2R", "CUFFT_Z2D"),
+}
+"""The types of the plans of the functions along one axis, of single and of double precision."""
 
 
 class Transforms:
@@ -23,36 +32,20 @@ class Transforms:
     def __init__(self, module: Any, tables: Tables) -> None:
         self._module, self._tables = module, tables
 
-    def fft(self, x: Array, n: int | None = None, axis: int = -1) -> Array:
-        """As CuPy's."""
-        return self._along("fft", "C2C", x, n, axis)
-
-    def ifft(self, x: Array, n: int | None = None, axis: int = -1) -> Array:
-        """As CuPy's."""
-        return self._along("ifft", "C2C", x, n, axis)
-
-    def rfft(self, x: Array, n: int | None = None, axis: int = -1) -> Array:
-        """As CuPy's."""
-        return self._along("rfft", "R2C", x, n, axis)
-
-    def irfft(self, x: Array, n: int | None = None, axis: int = -1) -> Array:
-        """As CuPy's."""
-        return self._along("irfft", "C2R", x, n, axis)
-
     def __getattr__(self, name: str) -> Any:
+        if name in _TYPES:
+            return partial(self._along, name)
         refuse_capture(f"calls {name}, whose plan of cuFFT is not kept")
         return getattr(self._module.fft, name)
 
-    def _along(self, name: str, kind: str, x: Array, n: int | None, axis: int) -> Array:
+    def _along(self, name: str, x: Array, n: int | None = None, axis: int = -1) -> Array:
+        """A transform along one axis, as CuPy's."""
         transform = getattr(self._module.fft, name)
-        length = (2 * (x.shape[axis] - 1) if kind == "C2R" else x.shape[axis]) if n is None else n
+        length = (2 * (x.shape[axis] - 1) if name == "irfft" else x.shape[axis]) if n is None else n
         batch = math.prod(x.shape) // max(x.shape[axis], 1)
         if length < 1 or not batch:
             return transform(x, n, axis=axis)
         cufft = self._module.cuda.cufft
-        double = x.dtype in (np.float64, np.complex128)
-        number = {"C2C": (cufft.CUFFT_C2C, cufft.CUFFT_Z2Z), "R2C": (cufft.CUFFT_R2C, cufft.CUFFT_D2Z)}.get(
-            kind, (cufft.CUFFT_C2R, cufft.CUFFT_Z2D)
-        )[double]
+        number = getattr(cufft, _TYPES[name][x.dtype in (np.float64, np.complex128)])
         with self._tables.plan((length, number, batch), lambda: cufft.Plan1d(length, number, batch)):
             return transform(x, n, axis=axis)

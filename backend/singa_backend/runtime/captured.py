@@ -75,7 +75,7 @@ class _Part:
         steps: the steps.
         fixed: the slots of results of issued steps that the graph reads, and the place of each.
         leaves: the values after the part of the slots that it has written.
-        checks: the checks of the graph.
+        checks: the checks of the graph, if it has any.
         reason: why the steps are issued.
     """
 
@@ -99,7 +99,6 @@ class CapturedRun:
     Attributes:
         parts: the graphs, and the steps between them.
         admitted: the limits of a run that has met none of them.
-        differs: whether an issued step has had a result of another type.
 
     Raises:
         NotCapturable: an input has gaps, or two that results replace share memory.
@@ -112,7 +111,7 @@ class CapturedRun:
         self._runner = 0  # the thread that has the lock
         self.parts: list[_Part] = []
         self.admitted: limits.Limits | None = None
-        self.differs = self._is_full = False
+        self._is_full = False
         places, in_place = dict[int, Any](), [inputs[i] for i in replaced.values() if self._is_array(inputs[i])]
         self._in_place = [v if any(v is x for x in in_place) else None for v in inputs]
         """The inputs that results replace, which the graph reads and writes where they are; None for others."""
@@ -275,7 +274,7 @@ class CapturedRun:
         while stop > first and not self._is_full:
             saved = list(frame)
             budget = Budget(record.limits, memory=self._device.memory)
-            failed = self._try(record, first, stop, frame, varying, packs, begin(budget, frame), budget)
+            failed = self._try(record, first, stop, frame, varying, packs, begin(budget, frame))
             if failed is None:
                 break
             frame[:] = saved
@@ -291,7 +290,6 @@ class CapturedRun:
         varying: set[int],
         packs: bool,
         visitor: RunVisitor,
-        budget: Budget,
     ) -> tuple[int, str] | None:
         """Capture steps; return the number of the one that cannot be captured, and why."""
         now, part = first, _Part(None, record.steps[first:stop], [], {}, visitor.checks)
@@ -309,7 +307,7 @@ class CapturedRun:
         try:
             self._fix({s for i in range(first, stop) for s in record.reads[i] if s in varying}, part, frame)
             before = list(frame)
-            with limits.spend(budget), checks.collected(visitor.checks), graphs.keeping(record.tables):
+            with limits.spend(visitor.budget), checks.collected(visitor.checks), graphs.keeping(record.tables):
                 part.graph = self._memory.capture(work)
         except Exception as error:
             self._is_full = now == stop or isinstance(error, MemoryError)  # not a step, but the graph cannot be made
@@ -319,6 +317,8 @@ class CapturedRun:
         self.parts.append(part)
         if part.checks is not None and part.checks.added:
             self._flags.append(part.checks)
+        else:
+            part.checks = None
         return None
 
     def _fix(self, slots: set[int], part: _Part, frame: list[Any]) -> None:
@@ -391,7 +391,7 @@ class CapturedRun:
                     self._memory.launch(part.graph)
                     for slot, value in part.leaves.items():
                         frame[slot] = value
-                    launched += [part.checks] if part.checks is not None and part.checks in self._flags else []
+                    launched += [] if part.checks is None else [part.checks]
                 if self.parts[-1].graph is None:
                     self._close(record, frame)
             except _ResultDiffers as error:
@@ -417,7 +417,6 @@ class CapturedRun:
 
     def _decide(self, record: RunRecord, first: int, frame: list[Any], visitor: RunVisitor, to_host: bool) -> list[Any]:
         """Let the nodes from a number on decide; return the outputs."""
-        self.differs = True
         record.go_on(frame, visitor.visit, visitor.budget, first)
         outputs = visitor.finish([frame[s] for s in record.graph.output_slots], to_host)
         return outputs if to_host else [v if isinstance(v, np.ndarray) else self._device.copy(v) for v in outputs]

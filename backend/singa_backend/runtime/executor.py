@@ -275,11 +275,11 @@ class Executor:
                     visitor.walk(graph, frame, inputs)
                 else:
                     outputs = self._by_graphs(kept, record, visitor, inputs, to_host) if capture else None
-                    if outputs is None and not visitor.repeat(record, frame):
+                    if outputs is None:
+                        visitor.repeat(record, frame)
+                    if record.differs:
                         kept.keep(key, None)
-                    elif outputs is not None:
-                        if getattr(record.captured, "differs", False):
-                            kept.keep(key, None)
+                    if outputs is not None:
                         return outputs
             except SonnxError:
                 visitor.settle_after_error()
@@ -360,9 +360,9 @@ class Visitor:
         """Compute the nodes of the main graph."""
         self.form(graph).walk(frame, self.visit)
 
-    def repeat(self, record: RunRecord, frame: list[Any]) -> bool:
-        """Compute the main graph as before; return whether all results had the types of before."""
-        return record.repeat(frame, self.visit, self.budget, self.locate_checks)
+    def repeat(self, record: RunRecord, frame: list[Any]) -> None:
+        """Compute the main graph as before."""
+        record.repeat(frame, self.visit, self.budget, self.locate_checks)
 
     def locate_checks(self, node: Node, inputs: list[Any]) -> None:
         """Note that the checks since the last call are those of a node."""

@@ -146,6 +146,7 @@ class RunRecord:
         limits: those of the recorded run.
         copied: the slots of outputs that are on the host and belong to the record.
         is_plain: whether no output is a map.
+        differs: whether a run had a result of another type, or a body raised.
     """
 
     def __init__(self, graph: Graph, recorder: RunRecorder, budget: Budget, needed: tuple[int, int], *, is_plain: bool) -> None:
@@ -154,7 +155,7 @@ class RunRecord:
         self.reads = tuple(recorder.reads)
         self.tables = recorder.tables
         self.captured: CapturedRun | str | None = None
-        self.moves, self.is_plain = 0, is_plain
+        self.moves, self.is_plain, self.differs = 0, is_plain, False
         self.counts = tuple(recorder.counts)
         self._executions = sum(count for _, count in self.counts)
         self.copied = tuple(s for s in graph.output_slots if isinstance(self.frame[s], np.ndarray))
@@ -177,7 +178,7 @@ class RunRecord:
             frame[slot] = value
         return frame
 
-    def repeat(self, frame: list[Any], visit: Visit, budget: Budget, locate: Locate) -> bool:
+    def repeat(self, frame: list[Any], visit: Visit, budget: Budget, locate: Locate) -> None:
         """Compute every node.
 
         Args:
@@ -185,25 +186,17 @@ class RunRecord:
             visit: computes a node that decides.
             budget: of the run.
             locate: is called with a node that has added checks, and its inputs.
-
-        Returns:
-            Whether all results have the types of before.
         """
         self.count(budget)
         first = self.issue(self.steps, frame, visit, locate)
         if first is not None:
             self.go_on(frame, visit, budget, first)
-        self.separate(frame)
-        return first is None
+        for slot in self.copied:
+            frame[slot] = frame[slot].copy()
 
     def count(self, budget: Budget) -> None:
         """Count the executions of a run."""
         budget.steps(self._executions)
-
-    def separate(self, frame: list[Any]) -> None:
-        """Copy the outputs that belong to the record."""
-        for slot in self.copied:
-            frame[slot] = frame[slot].copy()
 
     def issue(self, steps: Sequence[Any], frame: list[Any], visit: Visit, locate: Locate, *, strict: bool = False) -> int | None:
         """Compute some steps.
@@ -253,6 +246,7 @@ class RunRecord:
 
     def go_on(self, frame: list[Any], visit: Visit, budget: Budget, first: int) -> None:
         """Let the nodes from a number on decide."""
+        self.differs = True
         budget.left += sum(count for at, count in self.counts if at >= first)
         self.graph.walk(frame, visit, first)
 
