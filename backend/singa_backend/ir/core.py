@@ -18,7 +18,9 @@ from typing import Any
 
 from onnx import AttributeProto, NodeProto, helper
 
+from ..errors import InvalidModel
 from ..proto.values import Value as Declared
+from .graph import runnable_order
 from .versioned import VersionedOperator
 
 _GAP = 1 << 32
@@ -85,10 +87,11 @@ class Value:
         ((user, place),) = self.uses
         return isinstance(user, Node) and type(place) is int
 
-    def replace_all_uses_with(self, new: Value) -> None:
-        """Replace this value by another one wherever it is used, outputs of the graph included."""
+    def replace_all_uses_with(self, new: Value, *, outputs: bool = True) -> None:
+        """Replace this value by another one wherever it is used; `outputs`: also where it is an output of the graph."""
         for user, place in list(self.uses):
-            user.put(place, new)
+            if outputs or isinstance(user, Node):
+                user.put(place, new)
 
 
 @dataclass(eq=False)
@@ -105,6 +108,8 @@ class Node:
         name: of the node, which may be empty.
         overload: of a function.
         opset: the opset of the domain.
+        plain: whether all attributes of the operator are known: it is not a function of a model, and no attribute refers to one of
+            a function.
         given: the names of the attributes that the model sets.
         operator: the operator at its version; None for a function, and if it was not resolved.
         function: the body of the function; None for an operator.
@@ -124,6 +129,7 @@ class Node:
     name: str = ""
     overload: str = ""
     opset: int = 0
+    plain: bool = True
     given: frozenset[str] = frozenset()
     operator: VersionedOperator | None = None
     function: Graph | None = None
@@ -148,6 +154,10 @@ class Node:
     def title(self) -> str:
         """The node's name, or its operator and outputs."""
         return self.name or f"{self.op_type} of {', '.join(repr(o.name) for o in self.outputs if o is not None)}"
+
+    def is_(self, *op_types: str) -> bool:
+        """Whether it is plain and calls one of these operators of ONNX's domain."""
+        return self.plain and not self.domain and self.op_type in op_types
 
     @property
     def version(self) -> int | None:
@@ -422,6 +432,37 @@ class Graph:
 
                 self.journal.add(undo, node)
 
+    def sort(self) -> None:
+        """Sort the nodes topologically; a valid order is kept, and the sort is stable.
+
+        Raises:
+            InvalidModel: two nodes return one value (SX102), or the nodes have a cycle (SX101).
+        """
+        nodes = self.nodes
+        place = {node: i for i, node in enumerate(nodes)}
+        needs: list[set[int]] = []
+        for node in nodes:
+            for o in node.outputs:
+                if o is not None and o.producer is not node:
+                    raise InvalidModel(f"value {o.name!r} is defined more than once", code="SX102", node=node.title)
+            makers = [v.producer for v in node.reads]
+            needs.append({place[maker] for maker in makers if maker is not None and maker in place})
+        order = runnable_order(needs)
+        if len(order) < len(needs):
+            stuck = _cycle(needs, {*range(len(needs))} - {*order})
+            shown = ", ".join(repr(nodes[i].title) for i in stuck[:8]) + (", ..." if len(stuck) > 8 else "")
+            where = nodes[stuck[0]].title
+            raise InvalidModel(f"the graph has a cycle among the nodes {shown}", code="SX101", node=where)
+        if order != list(range(len(nodes))):
+            self._arrange([nodes[i] for i in order])
+            if self.journal is not None:
+                self.journal.add(lambda: self._arrange(nodes))
+
+    def _arrange(self, nodes: Sequence[Node]) -> None:
+        for i, (previous, node, following) in enumerate(zip((None, *nodes), nodes, (*nodes[1:], None), strict=False)):
+            node._previous, node._next, node.position = previous, following, i * _GAP
+        self._first, self._last, self._all = (nodes[0] if nodes else None), (nodes[-1] if nodes else None), None
+
     def _link(self, node: Node, before: Node | None) -> None:
         previous = self._last if before is None else before._previous
         node.graph, node._previous, node._next = self, previous, before
@@ -601,3 +642,13 @@ class Graph:
                 seen.add(id(graph))
                 yield from graph.nodes
                 pending += [g for node in graph.nodes for g in node.graphs]
+
+
+def _cycle(needs: Sequence[set[int]], stuck: set[int]) -> list[int]:
+    """A cycle among the nodes that cannot be ordered."""
+    at = min(stuck)
+    path: list[int] = []
+    while at not in path:  # follow unmet dependencies: eventually a node is met twice
+        path.append(at)
+        at = min(needs[at] & stuck)
+    return path[path.index(at) :][::-1]
