@@ -319,9 +319,7 @@ class Flow:
                     self.types.setdefault(key, self.types[inner, slot])
                 self.link((inner, slot), key)
 
-    def _enter_known(
-        self, node: Node, graph: Graph, where: str, known: dict[Value, np.dtype[Any] | None], scope: int
-    ) -> int:
+    def _enter_known(self, node: Node, graph: Graph, where: str, known: dict[Value, np.dtype[Any] | None], scope: int) -> int:
         """Create the scope of a subgraph whose inputs have known dtypes."""
         following = self._scopes  # the number of the scope that `_enter` creates
         for slot, dtype in known.items():

@@ -184,7 +184,9 @@ def graph_of_subgraph(body: Subgraph) -> Graph:
 def rebuild_subgraph(op: Interpreter[Any], body: Subgraph, captured: Sequence[Any]) -> Subgraph:
     """The same subgraph for another interpreter, with other captured values."""
     graph, own = graph_of_subgraph(body), len(body.proto.input)
-    return op.graph(lambda inner, *xs: replay(inner, graph, [*xs, *captured]), [declared_type(v) for v in graph.declared_inputs[:own]])
+    return op.graph(
+        lambda inner, *xs: replay(inner, graph, [*xs, *captured]), [declared_type(v) for v in graph.declared_inputs[:own]]
+    )
 
 
 def run_subgraph(op: Interpreter[Any], body: Subgraph, values: Sequence[Any]) -> list[Any]:

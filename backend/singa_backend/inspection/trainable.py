@@ -150,7 +150,11 @@ def rounded(graph: Graph, names: Sequence[str]) -> dict[str, Problem]:
     for stop in paths.flow.roundings:
         if stop.outputs & paths.useful and paths.flow.matters(stop, paths.reaching):
             before = paths.flow.before({stop.key})
-            found |= {n: stop.problem for n in names if n not in found and n in graph.initializers and (0, graph.initializers[n]) in before}
+            found |= {
+                n: stop.problem
+                for n in names
+                if n not in found and n in graph.initializers and (0, graph.initializers[n]) in before
+            }
     return found
 
 

@@ -25,6 +25,7 @@ import numpy as np
 from onnx import AttributeProto, ModelProto, NodeProto, helper
 
 from .. import dtypes
+from ..errors import InvalidModel
 from ..proto.values import Value as Declared
 from .versioned import VersionedOperator
 
@@ -66,6 +67,7 @@ class GradientCall:
     dys: tuple[str, ...]
     gradients: tuple[str, ...]
     numbers: tuple[tuple[int, str, tuple[int, ...], float], ...] = ()
+
 
 _GAP = 1 << 32
 """The distance between the places of nodes in a new graph."""
@@ -136,10 +138,11 @@ class Value:
         ((user, place),) = self.uses
         return isinstance(user, Node) and type(place) is int
 
-    def replace_all_uses_with(self, new: Value) -> None:
-        """Replace this value by another one wherever it is used, outputs of the graph included."""
+    def replace_all_uses_with(self, new: Value, *, outputs: bool = True) -> None:
+        """Replace this value by another one wherever it is used; `outputs`: also where it is an output of the graph."""
         for user, place in list(self.uses):
-            user.put(place, new)
+            if outputs or isinstance(user, Node):
+                user.put(place, new)
 
 
 @dataclass(eq=False)
@@ -156,6 +159,8 @@ class Node:
         name: of the node, which may be empty.
         overload: of a function.
         opset: the opset of the domain.
+        plain: whether all attributes of the operator are known: it is not a function of a model, and no attribute refers to one of
+            a function.
         given: the names of the attributes that the model sets.
         operator: the operator at its version; None for a function, and if it was not resolved.
         function: the body of the function; None for an operator.
@@ -177,6 +182,7 @@ class Node:
     name: str = ""
     overload: str = ""
     opset: int = 0
+    plain: bool = True
     given: frozenset[str] = frozenset()
     operator: VersionedOperator | None = None
     function: Graph | None = None
@@ -203,6 +209,10 @@ class Node:
     def title(self) -> str:
         """The node's name, or its operator and outputs."""
         return self.name or f"{self.op_type} of {', '.join(repr(o.name) for o in self.outputs if o is not None)}"
+
+    def is_(self, *op_types: str) -> bool:
+        """Whether it is plain and calls one of these operators of ONNX's domain."""
+        return self.plain and not self.domain and self.op_type in op_types
 
     @property
     def version(self) -> int | None:
@@ -586,7 +596,9 @@ class Graph:
         made.remove(*(n for n, own in zip(made.nodes, self.nodes, strict=True) if own not in kept))
         known = made.values
         made.set_outputs(known[name] for name in outputs)
-        declared = {v.name: v for v in (*(v.declared for v in (*made.inputs, *made.optional_inputs)), *made.declared_outputs) if v}
+        declared = {
+            v.name: v for v in (*(v.declared for v in (*made.inputs, *made.optional_inputs)), *made.declared_outputs) if v
+        }
         made.declared_outputs = tuple(declared.get(name, Declared(name)) for name in outputs)
         return made
 
@@ -657,6 +669,38 @@ class Graph:
                     self._link(node, before)
 
                 self.journal.add(undo, node)
+
+    def sort(self) -> None:
+        """Sort the nodes topologically; a valid order is kept, and the sort is stable.
+
+        Raises:
+            InvalidModel: two nodes return one value (SX102), or the nodes have a cycle (SX101).
+        """
+        nodes = self.nodes
+        place = {node: i for i, node in enumerate(nodes)}
+        needs: list[set[int]] = []
+        for node in nodes:
+            for o in node.outputs:
+                if o is not None and o.producer is not node:
+                    raise InvalidModel(f"value {o.name!r} is defined more than once", code="SX102", node=node.title)
+            makers = [v.producer for v in node.reads]
+            needs.append({place[maker] for maker in makers if maker is not None and maker in place})
+        order = runnable_order(needs)
+        if len(order) < len(needs):
+            stuck = _cycle(needs, {*range(len(needs))} - {*order})
+            shown = ", ".join(repr(nodes[i].title) for i in stuck[:8]) + (", ..." if len(stuck) > 8 else "")
+            where = nodes[stuck[0]].title
+            raise InvalidModel(f"the graph has a cycle among the nodes {shown}", code="SX101", node=where)
+        if order != list(range(len(nodes))):
+            self._arrange([nodes[i] for i in order])
+            if self.journal is not None:
+                self.journal.add(lambda: self._arrange(nodes))
+
+    def _arrange(self, nodes: Sequence[Node]) -> None:
+        for i, (previous, node, following) in enumerate(zip((None, *nodes), nodes, (*nodes[1:], None), strict=False)):
+            node._previous, node._next, node.position = previous, following, i * _GAP
+        self._first, self._last = (nodes[0], nodes[-1]) if nodes else (None, None)
+        self._all = self.program = None
 
     def _link(self, node: Node, before: Node | None) -> None:
         previous = self._last if before is None else before._previous
@@ -839,7 +883,19 @@ class Graph:
                 pending += [g for node in graph.nodes for g in node.graphs]
 
 
-_COPIED = ("op_type", "attributes", "domain", "name", "overload", "opset", "given", "operator", "function", "forward_graph")
+_COPIED = (
+    "op_type",
+    "attributes",
+    "domain",
+    "name",
+    "overload",
+    "opset",
+    "plain",
+    "given",
+    "operator",
+    "function",
+    "forward_graph",
+)
 """The fields of a node that a copy shares, in the order of `Node` without inputs and outputs."""
 
 
@@ -870,3 +926,13 @@ def runnable_order(needs: Sequence[set[int]]) -> list[int]:
         for i in sorter.get_ready():
             heapq.heappush(ready, i)
     return order
+
+
+def _cycle(needs: Sequence[set[int]], stuck: set[int]) -> list[int]:
+    """A cycle among the nodes that cannot be ordered."""
+    at = min(stuck)
+    path: list[int] = []
+    while at not in path:  # follow unmet dependencies: eventually a node is met twice
+        path.append(at)
+        at = min(needs[at] & stuck)
+    return path[path.index(at) :][::-1]

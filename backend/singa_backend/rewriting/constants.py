@@ -9,9 +9,10 @@ import numpy as np
 
 from ..devices.namespaces import numpy
 from ..ir.declaration import has_trait
+from ..ir.graph import Node, Value
 from ..limits import Budget, Limits, content_bytes, spend
 from .identity import drops_nothing
-from .view import C, GraphView, V
+from .rewriter import Rewriter
 
 MOST = 1 << 20
 """Maximum bytes of any result; a larger one must not exceed what it replaces."""
@@ -19,53 +20,53 @@ LARGEST = 1 << 26
 BOUNDS = Limits(tensor_bytes=LARGEST, live_bytes=4 * LARGEST, executions=10_000, iterations=10_000, deadline=5.0)
 
 
-def constants(view: GraphView[V, C], stays: Callable[[C], bool] | None = None) -> int:
+def constants(rewriter: Rewriter, stays: Callable[[Node], bool] | None = None) -> int:
     """For any deterministic call whose inputs are all constants, replace its results by constants.
 
     The results must not be larger than a bound and the constants that they replace; a call that fails stays, and fails when it
     runs.
 
     Args:
-        view: the graph.
+        rewriter: the graph.
         stays: whether a call stays for another reason.
     """
     count = 0
-    for call in view.constant_calls():
-        if not deterministic(view, call):
+    for call in rewriter.constant_nodes():
+        if not deterministic(rewriter, call):
             continue
-        room = _room(view, call)
-        if (stays is not None and stays(call)) or _is_large(view, call, room):
+        room = _room(rewriter, call)
+        if (stays is not None and stays(call)) or _is_large(rewriter, call, room):
             continue
-        results = _results(view, call, room)
-        if results is not None and view.fold(call, results):
+        results = _results(rewriter, call, room)
+        if results is not None and rewriter.fold(call, results):
             count += 1
         else:
-            view.refuse(call)
+            rewriter.refused.add(call)
     return count
 
 
-def deterministic(view: GraphView[V, C], call: C) -> bool:
+def deterministic(rewriter: Rewriter, call: Node) -> bool:
     """Whether a call of an operator always returns the same for the same inputs, if the nodes of its subgraphs do.
 
     False if it is not known: functions of the model, custom operators, and a Dropout that may drop.
     """
-    domain, name = view.name(call)
-    if not view.version(call) or domain.startswith("ai.onnx.preview") or has_trait(domain, name, "random"):
+    domain, name = call.domain, call.op_type
+    if not rewriter.version(call) or domain.startswith("ai.onnx.preview") or has_trait(domain, name, "random"):
         return False
     if name == "BatchNormalization" and len(call.outputs) > 1:
         return False  # an old version in training form
-    return not has_trait(domain, name, "random_in_training") or drops_nothing(view, call)
+    return not has_trait(domain, name, "random_in_training") or drops_nothing(rewriter, call)
 
 
-def _room(view: GraphView[V, C], call: C) -> int:
+def _room(rewriter: Rewriter, call: Node) -> int:
     """The maximum bytes of the results; constants that only this call reads add their bytes."""
-    return max(MOST, min(sum(view.constant_bytes(i) for i in set(call.inputs) if view.once(i)), LARGEST))
+    return max(MOST, min(sum(rewriter.constant_bytes(i) for i in set(call.inputs) if i is not None and i.is_used_once), LARGEST))
 
 
-def _is_large(view: GraphView[V, C], call: C, room: int) -> bool:
+def _is_large(rewriter: Rewriter, call: Node, room: int) -> bool:
     """Whether a result is known to be too large."""
-    for o in () if view.keeps_views and has_trait("", view.operator(call), "view") else call.outputs:
-        shape, dtype = view.shape(o), view.dtype(o)
+    for o in () if rewriter.keeps_views and has_trait("", rewriter.operator(call), "view") else call.outputs:
+        shape, dtype = rewriter.shape(o), rewriter.dtype(o)
         if shape is not None and dtype is not None:
             sizes = [d for d in shape if isinstance(d, int)]
             if len(sizes) == len(shape) and math.prod(sizes) * dtype.itemsize > room:
@@ -73,22 +74,22 @@ def _is_large(view: GraphView[V, C], call: C, room: int) -> bool:
     return False
 
 
-def _results(view: GraphView[V, C], call: C, room: int) -> dict[V, np.ndarray] | None:
+def _results(rewriter: Rewriter, call: Node, room: int) -> dict[Value, np.ndarray] | None:
     """The results by the definition; None if they are too large or not tensors, or the call fails or has subgraphs."""
-    values = [None if view.input(call, i) is None else view.constant(v, LARGEST) for i, v in enumerate(call.inputs)]
-    if any(a is None and view.input(call, i) is not None for i, a in enumerate(values)):
+    values = [rewriter.constant(v, LARGEST) for v in call.inputs]
+    if any(a is None and v is not None for v, a in zip(call.inputs, values, strict=True)):
         return None
     try:
-        node = view.node(call)
-        if node is None or node.operator is None or node.graphs:
+        node = rewriter.runnable(call)
+        if node is None or node.operator is None:
             return None
         with spend(Budget(BOUNDS)), np.errstate(all="ignore"):
-            found = node.operator.run(numpy, values, node.attributes, [o >= 0 for o in node.outputs])
+            found = node.operator.run(numpy, values, node.attributes, [o is not None for o in node.outputs])
     except Exception:  # the call stays, and raises when it runs
         return None
-    made = {o: r for o, r, slot in zip(call.outputs, found, node.outputs, strict=False) if slot >= 0}
+    made = {o: r for o, r in zip(call.outputs, found, strict=False) if o is not None}
     if not all(isinstance(r, np.ndarray) for r in made.values()):
         return None
-    held = [v for v in values if v is not None] if view.keeps_views else []
+    held = [v for v in values if v is not None] if rewriter.keeps_views else []
     new = [content_bytes(r) for r in made.values() if not any(np.may_share_memory(r, v) for v in held)]
     return made if sum(new) <= room else None

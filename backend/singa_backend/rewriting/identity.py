@@ -8,8 +8,9 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from .. import dtypes
+from ..ir.graph import Node, Value
 from ..ir.shapes import broadcast
-from .view import C, GraphView, V, ints_of, rank
+from .rewriter import Rewriter
 
 VIEWS = ("Reshape", "Flatten", "Squeeze", "Unsqueeze")
 """Operators that change the shape only."""
@@ -19,7 +20,7 @@ WHOLE = (1 << 31) - 1
 """An end of a Slice that is at least this takes everything."""
 
 
-def identity(view: GraphView[V, C]) -> int:
+def identity(rewriter: Rewriter) -> int:
     """For any call of the form y = f(x), where f returns x for every x of its dtype and shape, replace y by x.
 
     f is Identity, Dropout that drops nothing and whose mask is not used, Cast and CastLike to the dtype of x, Concat, Sum, Mean,
@@ -28,22 +29,21 @@ def identity(view: GraphView[V, C]) -> int:
     Gather of all indices of an axis in order.
     """
     count = 0
-    for call in view.named(*TESTS):
-        source = TESTS[view.operator(call)](view, call)
+    for call in rewriter.named(*TESTS):
+        source = TESTS[rewriter.operator(call)](rewriter, call)
         if source is not None:
-            count += view.alias(call.outputs[0], source)
-    view.flush()
+            count += rewriter.alias(call.outputs[0], source)
     return count
 
 
-def drops_nothing(view: GraphView[V, C], call: C) -> bool:
+def drops_nothing(rewriter: Rewriter, call: Node) -> bool:
     """Whether a Dropout returns its input: always in version 7 or later, unless the input `training_mode` may be true."""
-    version, source = view.version(call), view.input(call, 2)
+    version, source = rewriter.version(call), call.input(2)
     if version < 7:
-        return bool(view.attribute(call, "is_test", 0))
+        return bool(rewriter.attribute(call, "is_test", 0))
     if version < 12 or source is None:
         return True
-    mode = view.constant(source)
+    mode = rewriter.constant(source)
     return mode is not None and not mode.any()
 
 
@@ -59,167 +59,167 @@ def holds_only(array: np.ndarray | None, value: float) -> bool:
     return True
 
 
-def same_shape(view: GraphView[V, C], call: C) -> V | None:
+def same_shape(rewriter: Rewriter, call: Node) -> Value | None:
     """The value before a chain of calls that change the shape only, if the last one restores it."""
-    x: V = call.inputs[0]
-    shape = view.shape(call.outputs[0])
+    x = call.inputs[0]
+    shape = rewriter.shape(call.outputs[0])
     for _ in range(4):
-        if shape is not None and view.shape(x) == shape:
+        if shape is not None and rewriter.shape(x) == shape:
             return x
-        before = view.producer(x) if view.operator(call) in VIEWS else None
-        if before is None or view.operator(before) not in VIEWS:
+        before = x.producer if x is not None and rewriter.operator(call) in VIEWS else None
+        if before is None or rewriter.operator(before) not in VIEWS:
             return None
         x = before.inputs[0]
     return None
 
 
-def _identity(view: GraphView[V, C], call: C) -> V | None:
-    return view.input(call, 0)
+def _identity(rewriter: Rewriter, call: Node) -> Value | None:
+    return call.input(0)
 
 
-def _dropout(view: GraphView[V, C], call: C) -> V | None:
+def _dropout(rewriter: Rewriter, call: Node) -> Value | None:
     mask = call.outputs[1] if len(call.outputs) > 1 else None
-    used = mask is not None and (view.is_output(mask) or bool(view.users(mask)))
-    return call.inputs[0] if not used and drops_nothing(view, call) else None
+    used = mask is not None and mask.is_used
+    return call.inputs[0] if not used and drops_nothing(rewriter, call) else None
 
 
-def _cast(view: GraphView[V, C], call: C) -> V | None:
-    to, dtype = view.attribute(call, "to"), view.dtype(call.inputs[0])
+def _cast(rewriter: Rewriter, call: Node) -> Value | None:
+    to, dtype = rewriter.attribute(call, "to"), rewriter.dtype(call.inputs[0])
     return call.inputs[0] if dtype is not None and dtypes.is_code(to) and dtypes.numpy_dtype(to) == dtype else None
 
 
-def _cast_like(view: GraphView[V, C], call: C) -> V | None:
-    dtype, like = view.dtype(call.inputs[0]), view.dtype(call.inputs[1])
+def _cast_like(rewriter: Rewriter, call: Node) -> Value | None:
+    dtype, like = rewriter.dtype(call.inputs[0]), rewriter.dtype(call.inputs[1])
     return call.inputs[0] if dtype is not None and like is not None and like == dtype else None  # NumPy: None == float64
 
 
-def _concat(view: GraphView[V, C], call: C) -> V | None:
+def _concat(rewriter: Rewriter, call: Node) -> Value | None:
     """A Concat of one value; its shape is not known if the axis is not valid."""
-    valid = view.is_valid or view.shape(call.outputs[0]) is not None
-    return _of_one(view, call) if valid else None
+    valid = rewriter.is_valid or rewriter.shape(call.outputs[0]) is not None
+    return _of_one(rewriter, call) if valid else None
 
 
-def _of_one(view: GraphView[V, C], call: C) -> V | None:
+def _of_one(rewriter: Rewriter, call: Node) -> Value | None:
     return call.inputs[0] if len(call.inputs) == 1 else None
 
 
-def _neutral(view: GraphView[V, C], call: C) -> V | None:
+def _neutral(rewriter: Rewriter, call: Node) -> Value | None:
     """An operand of a binary call for which the other one is the neutral element and keeps its shape.
 
     x * 1, x / 1, x - 0 and x + -0.0 equal x, including the sign of a zero; x + 0.0 turns -0.0 into 0.0, and x * 0 is NaN for NaN.
     """
-    name = view.operator(call)
+    name = rewriter.operator(call)
     neutral, commutes = NEUTRAL[name]
     for at in (1, 0) if commutes else (1,):
-        x: V = call.inputs[1 - at]
-        array = view.constant(call.inputs[at], SMALL)
-        if array is None or not holds_only(array, neutral) or (name == "Pow" and not _has_dtype(view, x, array)):
+        x = call.inputs[1 - at]
+        array = rewriter.constant(call.inputs[at], SMALL)
+        if array is None or not holds_only(array, neutral) or (name == "Pow" and not _has_dtype(rewriter, x, array)):
             continue
-        if _keeps_shape(view, x, array):
+        if _keeps_shape(rewriter, x, array):
             return x
     return None
 
 
-def _has_dtype(view: GraphView[V, C], x: V, array: np.ndarray) -> bool:
-    dtype = view.dtype(x)
+def _has_dtype(rewriter: Rewriter, x: Value | None, array: np.ndarray) -> bool:
+    dtype = rewriter.dtype(x)
     return dtype is not None and dtype == array.dtype  # for NumPy None equals float64
 
 
-def _keeps_shape(view: GraphView[V, C], x: V, array: np.ndarray) -> bool:
+def _keeps_shape(rewriter: Rewriter, x: Value | None, array: np.ndarray) -> bool:
     """Whether x has the same shape after broadcasting with an array."""
     if array.ndim == 0:
         return True
-    shape = view.shape(x)
+    shape = rewriter.shape(x)
     if shape is None or len(shape) < array.ndim:
         return False
     return all(broadcast(a, b) == a for a, b in zip(shape[::-1], array.shape[::-1], strict=False) if b != 1)
 
 
-def _transpose(view: GraphView[V, C], call: C) -> V | None:
-    perm, x = view.attribute(call, "perm"), call.inputs[0]
+def _transpose(rewriter: Rewriter, call: Node) -> Value | None:
+    perm, x = rewriter.attribute(call, "perm"), call.inputs[0]
     if perm is None:
-        shape = view.shape(x)
+        shape = rewriter.shape(x)
         return x if shape is not None and len(shape) < 2 else None
-    return x if list(perm) == list(range(len(perm))) and _fits(view, x, len(perm)) else None
+    return x if list(perm) == list(range(len(perm))) and _fits(rewriter, x, len(perm)) else None
 
 
-def _reshape(view: GraphView[V, C], call: C) -> V | None:
+def _reshape(rewriter: Rewriter, call: Node) -> Value | None:
     """A Reshape to the sizes of x, or to those with one -1 if none of the others can be 0: [-1, 3] of [n, 3]."""
-    x: V = call.inputs[0]
-    shape, target = view.shape(x), ints_of(view, call, "shape", 1)[1]
+    x = call.inputs[0]
+    shape, target = rewriter.shape(x), rewriter.listed(call, "shape", 1)[1]
     if shape is not None and target is not None and len(shape) == len(target):
-        copies = not view.attribute(call, "allowzero", 0)
+        copies = not rewriter.attribute(call, "allowzero", 0)
         left = [i for i, (d, t) in enumerate(zip(shape, target, strict=True)) if not (d == t or (t == 0 and copies))]
         if not left or (len(left) == 1 and target[left[0]] == -1 and 0 not in shape):
             return x
-    return same_shape(view, call)
+    return same_shape(rewriter, call)
 
 
-def _flatten(view: GraphView[V, C], call: C) -> V | None:
-    x: V = call.inputs[0]
-    return x if rank(view, x) == 2 and view.attribute(call, "axis", 1) in (1, -1) else same_shape(view, call)
+def _flatten(rewriter: Rewriter, call: Node) -> Value | None:
+    x = call.inputs[0]
+    return x if rewriter.rank(x) == 2 and rewriter.attribute(call, "axis", 1) in (1, -1) else same_shape(rewriter, call)
 
 
-def _unsqueeze(view: GraphView[V, C], call: C) -> V | None:
-    return call.inputs[0] if ints_of(view, call, "axes", 1)[1] == () else same_shape(view, call)
+def _unsqueeze(rewriter: Rewriter, call: Node) -> Value | None:
+    return call.inputs[0] if rewriter.listed(call, "axes", 1)[1] == () else same_shape(rewriter, call)
 
 
-def _fits(view: GraphView[V, C], x: V, count: int) -> bool:
+def _fits(rewriter: Rewriter, x: Value | None, count: int) -> bool:
     """Whether a list of numbers has one for each axis of x."""
-    shape = view.shape(x)
-    return view.is_valid or (shape is not None and len(shape) == count)
+    shape = rewriter.shape(x)
+    return rewriter.is_valid or (shape is not None and len(shape) == count)
 
 
-def _tile(view: GraphView[V, C], call: C) -> V | None:
-    repeats = view.ints(call.inputs[1]) if view.version(call) >= 6 else None  # before 6 one axis was repeated
-    ones = repeats is not None and all(r == 1 for r in repeats) and _fits(view, call.inputs[0], len(repeats))
+def _tile(rewriter: Rewriter, call: Node) -> Value | None:
+    repeats = rewriter.ints(call.inputs[1]) if rewriter.version(call) >= 6 else None  # before 6 one axis was repeated
+    ones = repeats is not None and all(r == 1 for r in repeats) and _fits(rewriter, call.inputs[0], len(repeats))
     return call.inputs[0] if ones else None
 
 
-def _pad(view: GraphView[V, C], call: C) -> V | None:
-    pads = ints_of(view, call, "pads", 1)[1]
-    if pads is None or any(pads) or (not view.is_valid and view.input(call, 3) is not None):
+def _pad(rewriter: Rewriter, call: Node) -> Value | None:
+    pads = rewriter.listed(call, "pads", 1)[1]
+    if pads is None or any(pads) or (not rewriter.is_valid and call.input(3) is not None):
         return None
-    return call.inputs[0] if _fits(view, call.inputs[0], len(pads) // 2) else None
+    return call.inputs[0] if _fits(rewriter, call.inputs[0], len(pads) // 2) else None
 
 
-def _slice(view: GraphView[V, C], call: C) -> V | None:
+def _slice(rewriter: Rewriter, call: Node) -> Value | None:
     """A Slice of everything, from 0 to the end in steps of 1."""
-    x: V = call.inputs[0]
+    x = call.inputs[0]
     (_, starts), (_, ends), (_, axes), (stepped, steps) = (
-        ints_of(view, call, name, i) for i, name in enumerate(("starts", "ends", "axes", "steps"), 1)
+        rewriter.listed(call, name, i) for i, name in enumerate(("starts", "ends", "axes", "steps"), 1)
     )
     if starts is None or ends is None or any(starts) or (stepped and (steps is None or any(s != 1 for s in steps))):
         return None
     if all(e >= WHOLE for e in ends):
         return x
-    shape = view.shape(x)
-    if shape is None or (axes is None and ints_of(view, call, "axes", 3)[0]):
+    shape = rewriter.shape(x)
+    if shape is None or (axes is None and rewriter.listed(call, "axes", 3)[0]):
         return None
     sizes = [shape[a] if -len(shape) <= a < len(shape) else "" for a in (range(len(ends)) if axes is None else axes)]
     whole = all(e >= WHOLE or (isinstance(d, int) and e >= d) for d, e in zip(sizes, ends, strict=False))
     return x if whole else None
 
 
-def _gather(view: GraphView[V, C], call: C) -> V | None:
-    x: V = call.inputs[0]
-    shape, axis = view.shape(x), view.attribute(call, "axis", 0)
+def _gather(rewriter: Rewriter, call: Node) -> Value | None:
+    x = call.inputs[0]
+    shape, axis = rewriter.shape(x), rewriter.attribute(call, "axis", 0)
     size = shape[axis] if shape is not None and -len(shape) <= axis < len(shape) else None
     if not isinstance(size, int):
         return None
-    indices = view.constant(call.inputs[1], SMALL)
+    indices = rewriter.constant(call.inputs[1], SMALL)
     return x if indices is not None and indices.shape == (size,) and np.array_equal(indices, np.arange(size)) else None
 
 
-def _split(view: GraphView[V, C], call: C) -> V | None:
+def _split(rewriter: Rewriter, call: Node) -> Value | None:
     if len(call.outputs) > 1:
         return None
-    return call.inputs[0] if view.is_valid else same_shape(view, call)
+    return call.inputs[0] if rewriter.is_valid else same_shape(rewriter, call)
 
 
-def _clip(view: GraphView[V, C], call: C) -> V | None:
+def _clip(rewriter: Rewriter, call: Node) -> Value | None:
     """Before version 11 the bounds had finite defaults, which clip infinities."""
-    unbounded = view.version(call) >= 11 and view.input(call, 1) is None and view.input(call, 2) is None
+    unbounded = rewriter.version(call) >= 11 and call.input(1) is None and call.input(2) is None
     return call.inputs[0] if unbounded else None
 
 
@@ -229,7 +229,7 @@ NEUTRAL = {
 }  # fmt: skip
 """The neutral element of an operator, and whether its operands commute."""
 
-_Test: TypeAlias = Callable[[GraphView[Any, Any], Any], Any]
+_Test: TypeAlias = Callable[[Rewriter, Any], Any]
 TESTS: dict[str, _Test] = {
     "Identity": _identity, "Dropout": _dropout, "Cast": _cast, "CastLike": _cast_like, "Concat": _concat, "Sum": _of_one,
     "Mean": _of_one, "Max": _of_one, "Min": _of_one, **dict.fromkeys(NEUTRAL, _neutral), "Transpose": _transpose,

@@ -2,36 +2,38 @@
 
 from __future__ import annotations
 
-from .view import C, GraphView, V, ints_of, rank
+from ..ir.graph import Node
+from .rewriter import Rewriter
 
 
-def padding(view: GraphView[V, C]) -> int:
+def padding(rewriter: Rewriter) -> int:
     """For any calls of the form Conv(Pad(x, pads), ...), where Pad adds zeros on spatial axes only, add pads to those of Conv."""
     count = 0
-    for conv in view.named("Conv"):
-        pad, dims, auto = view.made_by(conv.inputs[0], "Pad"), rank(view, conv.inputs[1]), view.attribute(conv, "auto_pad")
-        if pad is None or dims is None or not view.once(pad.outputs[0]) or auto not in (None, "", "NOTSET", "VALID"):
+    for conv in rewriter.named("Conv"):
+        padded, auto = conv.inputs[0], rewriter.attribute(conv, "auto_pad")
+        pad, dims = rewriter.made_by(padded, "Pad"), rewriter.rank(conv.inputs[1])
+        if padded is None or pad is None or dims is None or not padded.is_used_once or auto not in (None, "", "NOTSET", "VALID"):
             continue
-        added = _pads(view, pad, dims)
+        added = _pads(rewriter, pad, dims)
         if added is None:
             continue
-        own = (None if auto == "VALID" else view.attribute(conv, "pads")) or [0] * (2 * dims - 4)
+        own = (None if auto == "VALID" else rewriter.attribute(conv, "pads")) or [0] * (2 * dims - 4)
         total = [a + b for a, b in zip(own, [*added[2:dims], *added[dims + 2 :]], strict=False)]
         if len(total) == len(own) == 2 * dims - 4:
             inputs = [pad.inputs[0], *conv.inputs[1:]]
-            count += view.put(conv, view.again(conv, inputs, conv.outputs, [pad, conv], pads=total, auto_pad=None))
+            count += rewriter.put(conv, rewriter.again(conv, inputs, conv.outputs, [pad, conv], pads=total, auto_pad=None))
     return count
 
 
-def _pads(view: GraphView[V, C], pad: C, dims: int) -> list[int] | None:
+def _pads(rewriter: Rewriter, pad: Node, dims: int) -> list[int] | None:
     """The pads for each axis if they are zeros on the spatial axes; None otherwise."""
-    if view.attribute(pad, "mode", "constant") != "constant" or view.attribute(pad, "value", 0.0):
+    if rewriter.attribute(pad, "mode", "constant") != "constant" or rewriter.attribute(pad, "value", 0.0):
         return None
-    old = view.attribute(pad, "paddings")  # the name in version 1
-    pads = ints_of(view, pad, "pads", 1)[1] if old is None else tuple(old)
-    value, given = view.input(pad, 2), view.input(pad, 3)
-    array = None if value is None else view.constant(value)
-    axes = tuple(range(dims)) if given is None else view.ints(given)
+    old = rewriter.attribute(pad, "paddings")  # the name in version 1
+    pads = rewriter.listed(pad, "pads", 1)[1] if old is None else tuple(old)
+    value, given = pad.input(2), pad.input(3)
+    array = None if value is None else rewriter.constant(value)
+    axes = tuple(range(dims)) if given is None else rewriter.ints(given)
     if pads is None or (value is not None and (array is None or array.any())):
         return None
     if axes is None or len(pads) != 2 * len(axes) or min(pads, default=0) < 0 or not all(-dims <= a < dims for a in axes):

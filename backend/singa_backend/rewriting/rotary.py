@@ -6,9 +6,10 @@ from typing import Any
 
 import numpy as np
 
+from ..ir.graph import Node, Value
 from ..ir.shapes import Shape, valid_axes
-from .match import Anything, Match, Rule, Rules, View, op, producer
-from .view import ints_of
+from .match import Anything, Match, Rule, Rules, op
+from .rewriter import Rewriter
 
 STEPS = 6
 """The number of elementwise calls between the angles and their cosines."""
@@ -19,87 +20,89 @@ HIGH = op.Split(X, ..., output=1).shared() | op.Slice(X, ...).shared()
 TURNED = op.Concat(op.Neg(HIGH).shared(), LOW)
 
 
-def rotary_embeddings(view: View) -> int:
+def rotary_embeddings(rewriter: Rewriter) -> int:
     """For any calls of the form x * cos + Concat(-b, a) * sin, where a and b are the halves of x, replace Add by RotaryEmbedding.
 
     x has the axes (batch, heads, positions, size) of known or named sizes.  cos and sin have one axis of size 1 for the heads,
     and two equal halves: they are constants, or elementwise functions of Concat(f, f).
     """
-    return ROTARY.run(view)
+    return ROTARY.run(rewriter)
 
 
-def _rotary(view: View, match: Match) -> bool:
-    x, shape = match[X], view.shape(match[X])
+def _rotary(rewriter: Rewriter, match: Match) -> bool:
+    x, shape = match[X], rewriter.shape(match[X])
     size = shape[-1] if shape is not None and len(shape) == 4 else None
-    if shape is None or not isinstance(size, int) or size % 2 or view.dtype(x) != np.float32:
+    if shape is None or not isinstance(size, int) or size % 2 or rewriter.dtype(x) != np.float32:
         return False
-    if not view.offers("RotaryEmbedding") or view.attribute(producer(view, match[TURNED]), "axis") not in (-1, 3):
+    if not rewriter.offers("RotaryEmbedding") or rewriter.attribute(match[TURNED].producer, "axis") not in (-1, 3):
         return False
-    if not _is_half(view, match[LOW], 0, size // 2) or not _is_half(view, match[HIGH], size // 2, size // 2):
+    if not _is_half(rewriter, match[LOW], 0, size // 2) or not _is_half(rewriter, match[HIGH], size // 2, size // 2):
         return False
-    if not all(_halves_are_equal(view, match[part], shape, size) for part in (COS, SIN)):
+    if not all(_halves_are_equal(rewriter, match[part], shape, size) for part in (COS, SIN)):
         return False
-    (cos, before), (sin, after) = (_cache(view, match[part], size // 2, match.root) for part in (COS, SIN))
-    made = view.call("RotaryEmbedding", (x, cos, sin), match.origins, match.root.outputs)
-    return view.put(match.root, *before, *after, made)
+    (cos, before), (sin, after) = (_cache(rewriter, match[part], size // 2, match.root) for part in (COS, SIN))
+    made = rewriter.call("RotaryEmbedding", (x, cos, sin), match.origins, match.root.outputs)
+    return rewriter.put(match.root, *before, *after, made)
 
 
 ROTARY = Rules(Rule(TURNED * SIN + X * COS, _rotary))
 
 
-def _is_half(view: View, value: Any, start: int, half: int) -> bool:
+def _is_half(rewriter: Rewriter, value: Value, start: int, half: int) -> bool:
     """Whether an output of a Split or a Slice is a half of the last of 4 axes."""
-    call, shape = producer(view, value), view.shape(value)
-    if shape is None or shape[-1] != half:
+    call, shape = value.producer, rewriter.shape(value)
+    if call is None or shape is None or shape[-1] != half:
         return False
-    if view.operator(call) == "Split":
-        return len(call.outputs) == 2 and view.attribute(call, "axis") in (-1, 3)
-    places = [ints_of(view, call, name, index)[1] for name, index in (("starts", 1), ("axes", 3))]
-    steps = view.input(call, 4)
-    return places[0] == (start,) and places[1] in ((-1,), (3,)) and (steps is None or view.ints(steps) == (1,))
+    if rewriter.operator(call) == "Split":
+        return len(call.outputs) == 2 and rewriter.attribute(call, "axis") in (-1, 3)
+    places = [rewriter.listed(call, name, index)[1] for name, index in (("starts", 1), ("axes", 3))]
+    steps = call.input(4)
+    return places[0] == (start,) and places[1] in ((-1,), (3,)) and (steps is None or rewriter.ints(steps) == (1,))
 
 
-def _halves_are_equal(view: View, value: Any, shape: Shape, size: int) -> bool:
+def _halves_are_equal(rewriter: Rewriter, value: Value, shape: Shape, size: int) -> bool:
     """Whether a cosine or sine has the shape (batch, 1, positions, size), and its halves are known to be equal."""
-    array = view.constant(value)
+    array = rewriter.constant(value)
     if array is None:
-        return view.shape(value) == (shape[0], 1, shape[2], size) and _repeats(view, value)
-    if view.trains(value) or (1,) * (4 - array.ndim) + array.shape != (1, 1, shape[2], size) or shape[0] != 1:
+        return rewriter.shape(value) == (shape[0], 1, shape[2], size) and _repeats(rewriter, value)
+    if rewriter.trains(value) or (1,) * (4 - array.ndim) + array.shape != (1, 1, shape[2], size) or shape[0] != 1:
         return False
     return np.array_equal(array[..., : size // 2], array[..., size // 2 :])
 
 
-def _cache(view: View, value: Any, half: int, root: Any) -> tuple[Any, list[Any]]:
+def _cache(rewriter: Rewriter, value: Value, half: int, root: Any) -> tuple[Any, list[Any]]:
     """The first half of a cosine or sine as (batch, positions, size / 2), and the calls that compute it."""
-    array = view.constant(value)
+    array = rewriter.constant(value)
     if array is not None:
-        return view.add_constant(np.ascontiguousarray(array.reshape(1, -1, 2 * half)[..., :half]), value), []
-    part = view.call("Slice", (value, *(view.add_constant(np.array([n])) for n in (0, half, 3))), [root])
-    flat = view.call("Squeeze", (part.outputs[0], view.add_constant(np.array([1]))), [root])
+        return rewriter.add_constant(np.ascontiguousarray(array.reshape(1, -1, 2 * half)[..., :half]), value), []
+    part = rewriter.call("Slice", (value, *(rewriter.add_constant(np.array([n])) for n in (0, half, 3))), [root])
+    flat = rewriter.call("Squeeze", (part.outputs[0], rewriter.add_constant(np.array([1]))), [root])
     return flat.outputs[0], [part, flat]
 
 
-def _repeats(view: View, value: Any) -> bool:
+def _repeats(rewriter: Rewriter, value: Value | None) -> bool:
     """Whether the halves of the last axis are equal: elementwise calls after Concat(f, f)."""
     for _ in range(STEPS):
-        call = producer(view, value)
-        name = view.operator(call)
+        call = None if value is None else value.producer
+        if call is None:
+            return False
+        name = rewriter.operator(call)
         if name == "Concat":
-            shape, axis = view.shape(value), view.attribute(call, "axis")
+            shape, axis = rewriter.shape(value), rewriter.attribute(call, "axis")
             last = axis == -1 or (shape is not None and axis == len(shape) - 1)
             return last and len(call.inputs) == 2 and call.inputs[0] == call.inputs[1]
         if name in ("Mul", "Div"):
-            others = [i for i in call.inputs if view.number(call, i) is None]
+            others = [i for i in call.inputs if rewriter.number(call, i) is None]
             if len(others) != 1:
                 return False
             value = others[0]
-        elif name in ("Cos", "Sin", "Cast", "Identity") or (name == "Unsqueeze" and _keeps_last(view, call)):
+        elif name in ("Cos", "Sin", "Cast", "Identity") or (name == "Unsqueeze" and _keeps_last(rewriter, call)):
             value = call.inputs[0]
         else:
             return False
     return False
 
 
-def _keeps_last(view: View, call: Any) -> bool:
-    axes, shape = ints_of(view, call, "axes", 1)[1], view.shape(call.outputs[0])
+def _keeps_last(rewriter: Rewriter, call: Node) -> bool:
+    axes, shape = rewriter.listed(call, "axes", 1)[1], rewriter.shape(call.outputs[0])
     return axes is not None and shape is not None and len(shape) - 1 not in (valid_axes(axes, len(shape)) or (len(shape) - 1,))

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from .view import C, GraphView, V
+from .rewriter import Rewriter
 
 
-def sizes(view: GraphView[V, C]) -> int:
+def sizes(rewriter: Rewriter) -> int:
     """For any call whose result consists of known sizes, such as Shape and Gather of it, replace the result by a constant."""
     count = 0
-    for value, array in view.known_sizes():
-        call = view.producer(value)
-        if call is not None and view.has_one_output(call):
-            count += view.fold(call, {value: array})
+    for value, array in rewriter.known_sizes():
+        call = value.producer
+        if call is not None and call.has_one_output:
+            count += rewriter.fold(call, {value: array})
     return count

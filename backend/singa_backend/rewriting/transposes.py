@@ -4,33 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from .view import C, GraphView, V, rank
+from ..ir.graph import Node
+from .rewriter import Rewriter
 
 
-def transposes(view: GraphView[V, C]) -> int:
+def transposes(rewriter: Rewriter) -> int:
     """For any calls of the form Transpose(Transpose(x)), replace the last one by one Transpose of x, or by x."""
     count = 0
-    for call in view.named("Transpose"):
-        before = view.made_by(call.inputs[0], "Transpose")
-        first, second = permutation(view, before), permutation(view, call)
+    for call in rewriter.named("Transpose"):
+        before = rewriter.made_by(call.inputs[0], "Transpose")
+        first, second = permutation(rewriter, before), permutation(rewriter, call)
         if before is None or first is None or second is None or len(first) != len(second):
             continue
         both = compose(first, second)
-        if view.is_valid and both == tuple(range(len(both))) and view.alias(call.outputs[0], before.inputs[0]):
+        if rewriter.is_valid and both == tuple(range(len(both))) and rewriter.alias(call.outputs[0], before.inputs[0]):
             count += 1
         else:
-            count += view.put(call, view.again(call, before.inputs, call.outputs, [call], perm=list(both)))
-    view.flush()
+            count += rewriter.put(call, rewriter.again(call, before.inputs, call.outputs, [call], perm=list(both)))
     return count
 
 
-def permutation(view: GraphView[V, C], call: C | None) -> tuple[int, ...] | None:
+def permutation(rewriter: Rewriter, call: Node | None) -> tuple[int, ...] | None:
     """The permutation of a Transpose; None if it is not known, or `perm` is not a permutation."""
     if call is None:
         return None
-    perm = view.attribute(call, "perm")
+    perm = rewriter.attribute(call, "perm")
     if perm is None:
-        axes = rank(view, call.inputs[0])
+        axes = rewriter.rank(call.inputs[0])
         return None if axes is None else tuple(reversed(range(axes)))
     return tuple(perm) if sorted(perm) == list(range(len(perm))) else None
 

@@ -76,7 +76,9 @@ def gather(program: Program) -> Program:
     if not gathered:
         return program
     last = {id(made): at for at, made in sorted(gathered.items())}
-    nodes = [gathered.get(at, node) for at, node in enumerate(program.nodes) if at not in gathered or last[id(gathered[at])] == at]
+    nodes = [
+        gathered.get(at, node) for at, node in enumerate(program.nodes) if at not in gathered or last[id(gathered[at])] == at
+    ]
     return Program(program.graph, nodes)
 
 

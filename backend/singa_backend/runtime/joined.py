@@ -184,7 +184,9 @@ def _joined(group: _OpenGroup, used: dict[int, set[int]]) -> Joined:
     own = {id(n) for n in members}
     values: dict[int, Value] = {v.slot: v for n in members for v in (*n.inputs, *n.outputs) if v is not None}
     inputs = tuple(dict.fromkeys(s for n in members for s in n.input_slots if s not in group.made))
-    outputs = tuple(n.output_slots[0] for n in members if used.get(n.output_slots[0], set()) - own or n.output_slots[0] not in used)
+    outputs = tuple(
+        n.output_slots[0] for n in members if used.get(n.output_slots[0], set()) - own or n.output_slots[0] not in used
+    )
     last = {s: i for i, n in enumerate(members) for s in (*n.input_slots, *n.output_slots) if s not in outputs}
     dies = tuple(tuple(s for s, at in last.items() if at == i) for i in range(len(members)))
     first = members[0]
@@ -477,4 +479,6 @@ class _JoinedPlan:
     def stored(self, member: Node, inside: set[int]) -> bool:
         """Whether the result of a member is read outside its kernel."""
         slot = member.output_slots[0]
-        return slot in self.node.output_slots or any(slot in n.input_slots for n in self.node.members if n.output_slots[0] not in inside)
+        return slot in self.node.output_slots or any(
+            slot in n.input_slots for n in self.node.members if n.output_slots[0] not in inside
+        )

@@ -463,7 +463,9 @@ class RunRecorder:
         if not calls:
             self._pending += ends
             return
-        inner = {s for c in calls for s in (c.writes if isinstance(c.writes, tuple) else (c.writes,)) if s not in node.output_slots}
+        inner = {
+            s for c in calls for s in (c.writes if isinstance(c.writes, tuple) else (c.writes,)) if s not in node.output_slots
+        }
         died, self._pending = tuple(self._pending), []
         for call in calls:
             last = call is calls[-1]
