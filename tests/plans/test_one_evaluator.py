@@ -58,7 +58,7 @@ def test_the_services_of_a_call() -> None:
 
 def test_a_call_with_a_subgraph_needs_the_service() -> None:
     choice = VersionedOperator(declarations["", "If"][21], 21)
-    branches = {f"{name}_branch": Graph(name, (), (Value("y"),), (), {}, {"y": 0}) for name in ("then", "else")}
+    branches = {f"{name}_branch": Graph(name) for name in ("then", "else")}
     found = choice.run(
         namespaces.numpy, [np.array(True)], branches, (True,), run=lambda graph: [np.array([graph.name == "then"])]
     )
