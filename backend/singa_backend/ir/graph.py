@@ -728,9 +728,6 @@ class Graph:
         for v in node.outputs:
             if v is not None:
                 v.producer, v.graph = node, self
-        for body in node.bodies:
-            if body.owner is None:
-                body.owner = node
 
     def _unlink(self, node: Node) -> None:
         previous, following = node._previous, node._next
