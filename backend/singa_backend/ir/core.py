@@ -112,6 +112,7 @@ class Node:
         captures: for each captured value of its bodies, the value of this node's graph that it stands for.
         proto: the message that the node was read from; None for a new one.
         origins: the nodes in whose place it is, for reports.
+        gradient: for a gradient that one kernel computes, and for its forward node, its place in the graph's `gradient_calls`.
         graph: the graph that contains it; None for a node that is not in one.
         position: larger for later nodes of the graph.
     """
@@ -131,6 +132,7 @@ class Node:
     captures: dict[Value, Value] = field(default_factory=dict)
     proto: NodeProto | None = None
     origins: tuple[Node, ...] = ()
+    gradient: int = -1
     graph: Graph | None = field(default=None, init=False)
     position: int = field(default=0, init=False)
     _previous: Node | None = field(default=None, init=False, repr=False)
@@ -191,6 +193,18 @@ class Node:
     def input(self, i: int) -> Value | None:
         """An input; None for an absent one."""
         return self.inputs[i] if i < len(self.inputs) else None
+
+    def is_(self, *op_types: str) -> bool:
+        """Whether it calls one of these operators of ONNX's domain."""
+        return not self.domain and self.op_type in op_types
+
+    def copy(self, inputs: Iterable[Value | None], outputs: Iterable[Value | None], origins: tuple[Node, ...]) -> Node:
+        """A node that calls the same on other values; it shares the attributes and bodies, which capture the same values."""
+        made = Node(
+            self.op_type, [*inputs], [*outputs], self.attributes, self.domain, self.name, self.overload, self.opset, self.given,
+            self.operator, self.function, self.forward_graph, dict(self.captures), None, origins, self.gradient,
+        )  # fmt: skip
+        return made
 
     def get(self, name: str, default: Any = None) -> Any:
         """An attribute: a number, a tuple of numbers, a str, a Graph or a message; `default` if it is absent or None."""
@@ -390,6 +404,11 @@ class Graph:
         """The nodes of ONNX's domain and others that call operators of these names, each name's in the order of their addition."""
         return [node for name in op_types for node in self._kinds.get(name, ())]
 
+    @property
+    def op_types(self) -> list[str]:
+        """The operators and functions that nodes call, in the order of their addition."""
+        return [name for name, nodes in self._kinds.items() if nodes]
+
     def rename_kind(self, node: Node, old: str, new: str) -> None:
         """Note that a node calls another operator."""
         del self._kinds[old][node]
@@ -451,6 +470,12 @@ class Graph:
         for body in node.bodies:
             if body.owner is None:
                 body.owner = node
+
+    def arrange(self, nodes: Sequence[Node]) -> None:
+        """Contain these nodes in this order, in place of all others; it cannot be undone."""
+        self.remove(*self.nodes)
+        for node in nodes:
+            self.append(node)
 
     def _unlink(self, node: Node) -> None:
         previous, following = node._previous, node._next
