@@ -14,9 +14,8 @@ from typing import Any
 import numpy as np
 
 from ..devices.namespaces import numpy
-from ..ir import core as ir
+from ..ir import graph as ir
 from ..ir.declaration import REQUIRED, declarations
-from ..ir.graph import DEFERRED
 from ..ir.versioned import VersionedOperator
 from ..kernels.table import GRADIENT, TRAINING
 
@@ -80,16 +79,15 @@ class Inliner:
             function = node.function
             if function is not None:
                 inner = {v: i for v, i in zip(function.inputs, inputs, strict=False) if i is not None}
-                for o, result in zip(node.outputs, self.inline(function, inner), strict=False):
-                    if o is not None and result is not None:
-                        copies[o] = result
+                results = zip(node.outputs, self.inline(function, inner), strict=False)
+                copies |= {o: result for o, result in results if o is not None and result is not None}
                 continue
-            outputs = [None if o is None else ir.Value(o.name) for o in node.outputs]
-            copies.update((o, made) for o, made in zip(node.outputs, outputs, strict=True) if o is not None and made is not None)
-            value = node.attributes.get("value") if node.is_("Constant") else None
-            if isinstance(value, np.ndarray):
-                copies[node.results[0]].constant = value
+            constant = node.attributes.get("value") if node.is_("Constant") else None
+            if isinstance(constant, np.ndarray):
+                copies[node.results[0]] = ir.Value(node.results[0].name, constant=constant)
                 continue
+            copies |= {o: ir.Value(o.name) for o in node.results}
+            outputs = [None if o is None else copies[o] for o in node.outputs]
             made = node.copy(inputs, outputs, self._origins or (node,))
             made.captures = {inner: copies[outer] for inner, outer in node.captures.items()}
             self.nodes.append(made)
@@ -208,7 +206,7 @@ def run(node: ir.Node, values: Sequence[Any]) -> list[Any]:
 
 def has_kernel_only(node: ir.Node) -> bool:
     """Whether only kernels compute a node, and there is no definition: a gradient, or a node in training form."""
-    return node.domain in (GRADIENT, TRAINING, DEFERRED)
+    return node.domain in (GRADIENT, TRAINING, ir.DEFERRED)
 
 
 def branches_fit(node: ir.Node) -> bool:

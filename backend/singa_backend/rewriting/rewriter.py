@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ..ir.core import Graph, Node, Value
+from ..ir.graph import Graph, Node, Value
 from ..ir.shapes import Shape
 
 MOST = 1 << 26

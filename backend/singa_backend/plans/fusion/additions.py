@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ...ir import core as ir
+from ...ir import graph as ir
 from ..flat import once
 from .rewriter import PlanRewriter
 

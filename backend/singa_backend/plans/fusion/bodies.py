@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ...ir import core as ir
+from ...ir import graph as ir
 from ...ir.declaration import has_trait
 from ...kernels.table import kernels_of
 from ..bodies import Bodies, Given, has_body, rounds_once

@@ -6,7 +6,7 @@ from functools import partial
 
 import numpy as np
 
-from ...ir import core as ir
+from ...ir import graph as ir
 from ...ir.declaration import has_trait
 from ...rewriting import constants as rule
 from ..flat import Inliner, branches_fit, operator

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ...errors import SonnxError
-from ...ir import core as ir
+from ...ir import graph as ir
 from ...rewriting.constants import deterministic
 from ..flat import call_of, once, operator, producer, run
 from .facts import is_pointwise

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from ... import dtypes
-from ...ir import core as ir
+from ...ir import graph as ir
 from ...ir.declaration import has_trait
 from ...ir.shapes import MOST, Dim, Known, Shape, is_known
 from ...kernels.values import LazyConstant

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 
-from ...ir import core as ir
+from ...ir import graph as ir
 from ...rewriting.activations import activations, hard_sigmoids, leaky_relus, prelus, softplus
 from ...rewriting.affine import channels
 from ...rewriting.attention import attentions, scales

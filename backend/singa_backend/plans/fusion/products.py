@@ -9,7 +9,7 @@ from functools import partial
 
 import numpy as np
 
-from ...ir import core as ir
+from ...ir import graph as ir
 from ...kernels.values import LARGE as KEPT
 from ...kernels.values import LazyConstant, bound_of
 from ...proto.tensor_data import release

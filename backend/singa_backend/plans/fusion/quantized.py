@@ -20,7 +20,7 @@ import numpy as np
 
 from ...dtypes import numpy_dtype
 from ...errors import SonnxError
-from ...ir import core as ir
+from ...ir import graph as ir
 from ...kernels.quantized import exact_int8
 from ..flat import once, operator, producer, run
 from .facts import is_pointwise

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ...ir import core as ir
+from ...ir import graph as ir
 from ...ir.declaration import has_trait
 from ...ir.shapes import Shape
 from ...kernels.values import LazyConstant

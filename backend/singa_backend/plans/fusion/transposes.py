@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ...ir import core as ir
+from ...ir import graph as ir
 from ...ir.declaration import has_trait
 from ...ir.shapes import Shape
 from ...rewriting.transposes import invert, permutation

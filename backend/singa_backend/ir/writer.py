@@ -1,0 +1,147 @@
+"""Writes graphs back to the messages that they were read from: what did not change stays as it is, and no weights are copied.
+
+So unknown fields, comments, sparse tensors, and the types of values that still exist are kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, SparseTensorProto, helper
+
+from ..proto.schemas import plain_domain
+from .graph import Graph, Node, Value
+
+
+def write_model(model: ModelProto, main: Graph, functions: Sequence[Graph]) -> None:
+    """Write the main graph and the bodies of functions to their messages; functions that are not listed are removed."""
+    write(main)
+    kept = {id(graph.proto) for graph in functions}
+    for graph in functions:
+        write(graph)
+    _arrange(model.functions, [f for f in model.functions if id(f) in kept])
+
+
+def write(graph: Graph) -> None:
+    """Write a graph and those within it to the messages that they were read from."""
+    proto = graph.proto
+    if graph.owner is None and isinstance(proto, GraphProto):
+        _name_outputs(graph, proto)
+    for node in graph.nodes:
+        for body in node.bodies:
+            write(body)
+    before = {o for p in proto.node for o in p.output}
+    if isinstance(proto, GraphProto):
+        before |= {t.name for t in proto.initializer} | {t.values.name for t in proto.sparse_initializer}
+    for node in graph.nodes:
+        if node.proto is None:
+            node.proto = proto.node.add()
+            node.proto.CopyFrom(node_message(node))
+        else:
+            _update(node.proto, node)
+    _arrange(proto.node, [node.proto for node in graph.nodes])
+    if isinstance(proto, GraphProto):
+        _values(graph, proto)
+    gone = before.difference(graph.initializers, (o.name for n in graph.nodes for o in n.results))
+    _arrange(proto.value_info, [v for v in proto.value_info if v.name not in gone])
+
+
+def _name_outputs(graph: Graph, proto: GraphProto) -> None:
+    """Let each output have its declared name: rename its value, or return it by an Identity if others know the value's name."""
+    for i, (value, declared) in enumerate(zip(graph.outputs, proto.output, strict=True)):
+        if value.name == declared.name:
+            continue
+        others = {v.name for k, v in enumerate(graph.outputs) if k != i}
+        holder = next((o for n in graph.nodes for o in n.results if o.name == declared.name), None)
+        if holder is None and (value.producer is None or value.pinned or value.name in others):
+            holder = Value(declared.name)
+            graph.append(Node("Identity", [value], [holder], name=f"Identity_of_{declared.name}"))
+            graph.put(i, holder)
+        elif holder is None:
+            value.name = declared.name
+        else:
+            holder.name, value.name = value.name, declared.name
+
+
+def value_names(values: Iterable[Value | None], graph: Graph) -> list[str]:
+    """The names of values of a graph, "" for an absent one; a captured value has the name of what it stands for."""
+    if graph.owner is None:
+        return [v.name if v is not None else "" for v in values]
+    return [graph.source(v).name if v is not None else "" for v in values]
+
+
+def _update(proto: NodeProto, node: Node) -> None:
+    assert node.graph is not None
+    if proto.op_type != node.op_type:
+        proto.op_type = node.op_type
+    if plain_domain(proto.domain) != node.domain:
+        proto.domain = node.domain
+    for names, values in ((proto.input, node.inputs), (proto.output, node.outputs)):
+        now = value_names(values, node.graph)
+        if list(names) != now:
+            del names[:]
+            names.extend(now)
+    attributes = [a for a in node.attributes.values() if isinstance(a, AttributeProto)]
+    ours = {id(a) for a in attributes}
+    there = list(proto.attribute)
+    stay = [a for a in there if id(a) in ours or a.HasField("g") or a.graphs]
+    _arrange(proto.attribute, stay)
+    known = {id(a) for a in stay}
+    proto.attribute.extend(a for a in attributes if id(a) not in known)
+
+
+def node_message(
+    node: Node, graph: Graph | None = None, attribute: Callable[[AttributeProto], AttributeProto] | None = None,
+    body: Callable[[Graph], GraphProto] | None = None,
+) -> NodeProto:  # fmt: skip
+    """Create the message of a node; `attribute` and `body` return what it contains in place of a message or a graph."""
+    proto = NodeProto(op_type=node.op_type, domain=node.domain, name=node.name, overload=node.overload)
+    graph = node.graph if graph is None else graph
+    assert graph is not None
+    proto.input.extend(value_names(node.inputs, graph))
+    proto.output.extend(value_names(node.outputs, graph))
+    for name, value in node.attributes.items():
+        if isinstance(value, AttributeProto):
+            proto.attribute.append(value if attribute is None else attribute(value))
+        elif body is not None and isinstance(value, Graph):
+            proto.attribute.add(name=name, type=AttributeProto.GRAPH).g.CopyFrom(body(value))
+        elif body is not None:
+            proto.attribute.add(name=name, type=AttributeProto.GRAPHS).graphs.extend(map(body, value))
+    return proto
+
+
+def _values(graph: Graph, proto: GraphProto) -> None:
+    """Write the initializers, inputs and outputs of a graph."""
+    for field, sparse in ((proto.initializer, False), (proto.sparse_initializer, True)):
+        tensors: Any = field
+        there = {id(t) for t in tensors}
+        kept: list[Any] = []
+        for value in graph.initializers.values():
+            if isinstance(value.constant, SparseTensorProto) is not sparse:
+                continue
+            if id(value.constant) not in there:
+                tensors.append(value.constant)
+                value.constant = tensors[-1]
+            kept.append(value.constant)
+        _arrange(tensors, kept)
+    inputs = {v.name: v for v in (*graph.inputs, *graph.optional_inputs)}
+    listed = {v.name for v in proto.input}
+    for name, value in inputs.items():
+        if name not in listed:  # before IR version 4 initializers are listed here too
+            proto.input.append(helper.make_tensor_value_info(name, value.constant.data_type, list(value.constant.dims)))
+    _arrange(proto.input, [v for v in proto.input if v.name in inputs])
+    for declared, name in zip(proto.output, value_names(graph.outputs, graph), strict=True):
+        if declared.name != name:
+            declared.name = name
+
+
+def _arrange(messages: Any, wanted: Iterable[Any]) -> None:
+    """Reorder the messages of a repeated field and delete the others; pointers move, contents are not copied."""
+    there = list(messages)  # keeps every wrapper alive: their ids are the keys
+    wanted = list(wanted)
+    if len(there) == len(wanted) and all(a is b for a, b in zip(there, wanted, strict=True)):
+        return
+    place = {id(m): i for i, m in enumerate(wanted)}
+    messages.sort(key=lambda m: place.get(id(m), len(there)))
+    del messages[len(wanted) :]
