@@ -269,15 +269,11 @@ class Node:
         """An input; None for an absent one."""
         return self.inputs[i] if i < len(self.inputs) else None
 
-    def is_(self, *op_types: str) -> bool:
-        """Whether it calls one of these operators of ONNX's domain."""
-        return not self.domain and self.op_type in op_types
-
     def copy(self, inputs: Iterable[Value | None], outputs: Iterable[Value | None], origins: tuple[Node, ...]) -> Node:
         """A node that calls the same on other values; it shares the attributes and bodies, which capture the same values."""
         return Node(
-            self.op_type, [*inputs], [*outputs], self.attributes, self.domain, self.name, self.overload, self.opset, self.given,
-            self.operator, self.function, self.forward_graph, dict(self.captures), None, origins, self.gradient,
+            self.op_type, [*inputs], [*outputs], self.attributes, self.domain, self.name, self.overload, self.opset, self.plain,
+            self.given, self.operator, self.function, self.forward_graph, dict(self.captures), None, origins, self.gradient,
         )  # fmt: skip
 
     def get(self, name: str, default: Any = None) -> Any:

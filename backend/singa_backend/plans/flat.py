@@ -6,7 +6,7 @@ at its newest version, whatever opset the model has, so the graph still runs by 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -95,7 +95,10 @@ class Inliner:
 
 
 def flat(
-    graph: ir.Graph, states: Mapping[ir.Value, Any] | None = None, captured: Mapping[ir.Value, Any] | None = None
+    graph: ir.Graph,
+    states: Mapping[ir.Value, Any] | None = None,
+    captured: Mapping[ir.Value, Any] | None = None,
+    copies: dict[ir.Value, ir.Value] | None = None,
 ) -> ir.Graph:
     """A copy of a graph with the bodies of functions in place of their calls.
 
@@ -105,9 +108,10 @@ def flat(
         graph: the graph, or the body of a node.
         states: constants that replace those of its initializers.
         captured: the captured values that are constant: a value with the constant, or the constant itself.
+        copies: the copy of each value is added to it.
     """
     made, held = ir.Graph(graph.name, graph.opsets), captured or {}
-    copies: dict[ir.Value, ir.Value] = {}
+    copies = {} if copies is None else copies
     for v in (*graph.inputs, *graph.captured):
         if v in held:
             copies[v] = held[v] if isinstance(held[v], ir.Value) else ir.Value(v.name, constant=held[v])
@@ -119,6 +123,37 @@ def flat(
         made.append(node)
     made.set_outputs(v for v in outputs if v is not None)
     return made
+
+
+def read_from(graph: ir.Graph, values: Iterable[ir.Value]) -> None:
+    """Let a graph, which no pass rewrites any more, read values of another one in place of its inputs."""
+    for own, value in zip(graph.inputs, values, strict=True):
+        own.replace_all_uses_with(value)
+    graph.inputs = []
+
+
+def scratch(
+    nodes: Iterable[ir.Node], constants: Mapping[ir.Value, Any] | None = None
+) -> tuple[ir.Graph, dict[ir.Value, ir.Value]]:
+    """A graph of copies of some nodes, without outputs; and the original of each of its values.
+
+    Args:
+        nodes: the nodes, in order.
+        constants: what the copies of values that no node returns hold.
+    """
+    graph, copies = ir.Graph(), dict[ir.Value, ir.Value]()
+
+    def copy(value: ir.Value) -> ir.Value:
+        if value not in copies:
+            copies[value] = ir.Value(value.name, constant=(constants or {}).get(value, value.constant))
+        return copies[value]
+
+    for node in nodes:
+        inputs, outputs = ([None if v is None else copy(v) for v in values] for values in (node.inputs, node.outputs))
+        made = node.copy(inputs, outputs, node.origins)
+        made.captures = {inner: copy(outer) for inner, outer in node.captures.items()}
+        graph.append(made)
+    return graph, {made: value for value, made in copies.items()}
 
 
 def remove_dead(graph: ir.Graph) -> None:
@@ -165,8 +200,8 @@ def call_of(
         last.name,
         "",
         last.opset,
-        frozenset(attributes),
-        operator,
+        given=frozenset(attributes),
+        operator=operator,
         origins=tuple(n for node in origins for n in node.origins)[-ORIGINS:],
     )
 
