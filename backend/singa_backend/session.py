@@ -16,7 +16,7 @@ from .limits import Budget, Limits
 from .plans.gradients import Gradients
 from .plans.planner import Planner, UseDefinitions
 from .plans.profile import Profile, profile
-from .plans.region import TooManyCalls
+from .plans.flat import TooManyCalls
 from .plans.trace import Mismatch
 from .proto.tensor_data import ModelFile
 from .runtime.executor import Executor, Observer

@@ -168,6 +168,7 @@ class Node:
         captures: for each captured value of its bodies, the value of this node's graph that it stands for.
         proto: the message that the node was read from; None for a new one.
         origins: the nodes in whose place it is, for reports.
+        gradient: for a gradient that one kernel computes, and for its forward node, its place in the graph's `gradient_calls`.
         graph: the graph that contains it; None for a node that is not in one.
         position: larger for later nodes of the graph.
         input_slots: the numbers of the inputs in the program of the graph; ABSENT (-1) for an absent one.
@@ -190,6 +191,7 @@ class Node:
     captures: dict[Value, Value] = field(default_factory=dict)
     proto: NodeProto | None = None
     origins: tuple[Node, ...] = ()
+    gradient: int = -1
     graph: Graph | None = field(default=None, init=False)
     position: int = field(default=0, init=False)
     input_slots: tuple[int, ...] = field(default=(), init=False)
@@ -266,6 +268,13 @@ class Node:
     def input(self, i: int) -> Value | None:
         """An input; None for an absent one."""
         return self.inputs[i] if i < len(self.inputs) else None
+
+    def copy(self, inputs: Iterable[Value | None], outputs: Iterable[Value | None], origins: tuple[Node, ...]) -> Node:
+        """A node that calls the same on other values; it shares the attributes and bodies, which capture the same values."""
+        return Node(
+            self.op_type, [*inputs], [*outputs], self.attributes, self.domain, self.name, self.overload, self.opset, self.plain,
+            self.given, self.operator, self.function, self.forward_graph, dict(self.captures), None, origins, self.gradient,
+        )  # fmt: skip
 
     def get(self, name: str, default: Any = None) -> Any:
         """An attribute: a number, a tuple of numbers, a str, a Graph or a message; `default` if it is absent or None."""
@@ -638,6 +647,11 @@ class Graph:
         """The nodes that call operators of these names, in whichever domain; those of a name in the order of their addition."""
         return [node for name in op_types for node in self._kinds.get(name, ())]
 
+    @property
+    def op_types(self) -> list[str]:
+        """The operators and functions that nodes call, in the order of their addition."""
+        return [name for name, nodes in self._kinds.items() if nodes]
+
     def rename_kind(self, node: Node, old: str, new: str) -> None:
         """Note that a node calls another operator."""
         del self._kinds[old][node]
@@ -728,6 +742,12 @@ class Graph:
         for v in node.outputs:
             if v is not None:
                 v.producer, v.graph = node, self
+
+    def arrange(self, nodes: Sequence[Node]) -> None:
+        """Contain these nodes in this order, in place of all others; it cannot be undone."""
+        self.remove(*self.nodes)
+        for node in nodes:
+            self.append(node)
 
     def _unlink(self, node: Node) -> None:
         previous, following = node._previous, node._next
