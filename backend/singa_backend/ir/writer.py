@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, SparseTensorProto, helper
+from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, SparseTensorProto, helper
 
 from ..proto.schemas import plain_domain
 from .core import Graph, Node, Value

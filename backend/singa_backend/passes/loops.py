@@ -74,9 +74,7 @@ def _invariant(graph: Graph, loop: Node, within: ModelRewriter, runs: bool) -> i
         arrays = {v: editor.constant(v, MOST) for v in own}
         if any(a is None for a in arrays.values()) or any(o.pinned for o in node.results):
             continue
-        copies = {
-            v: editor.add_constant(graph, a, v.name, editor.trains(a, v)) for v, a in arrays.items() if a is not None
-        }
+        copies = {v: editor.add_constant(graph, a, v.name, editor.trains(a, v)) for v, a in arrays.items() if a is not None}
         _hoist(editor, graph, loop, node, loop.captures | copies)
         count += 1
     return count

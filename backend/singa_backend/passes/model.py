@@ -305,6 +305,22 @@ class ModelEditor:
         except SonnxError:  # damaged, or external without its folder: not reported here
             return None
 
+    def stored(self, name: str) -> tuple[Value, TensorProto] | None:
+        """Find a tensor of the main graph that may be a parameter.
+
+        Args:
+            name: of a value.
+
+        Returns:
+            The initializer of this name, or a Constant that may become one, with its tensor; None if there is none.
+        """
+        found = self.main.initializers.get(name)
+        if found is not None:
+            return (found, found.constant) if isinstance(found.constant, TensorProto) else None
+        node = next((n for n in self.main.named("Constant") if n.is_("Constant") and n.results[0].name == name), None)
+        tensor = None if node is None else node.get("value")
+        return (node.results[0], tensor) if node is not None and isinstance(tensor, TensorProto) else None
+
     def trains(self, array: np.ndarray, *values: Value | None) -> bool:
         """Test whether a new constant may be an initializer, which is trainable if it is float.
 
@@ -330,8 +346,26 @@ class ModelEditor:
         Returns:
             The value.
         """
-        value = graph.add_initializer(Value(name, constant=tensor))
-        return value if self.ir_version >= 4 else graph.add_input(value, optional=True)
+        return self.make_initializer(graph, Value(name), tensor)
+
+    def make_initializer(self, graph: Graph, value: Value, tensor: TensorProto) -> Value:
+        """Make a value of a graph an initializer; a node that returned it is removed.
+
+        Args:
+            graph: the graph.
+            value: the value, whose name stays.
+            tensor: the contents.
+
+        Returns:
+            The value.
+        """
+        if value.producer is not None:
+            graph.remove(value.producer)
+        new = value.name not in graph.initializers
+        value.constant = tensor
+        if new:
+            graph.add_initializer(value)
+        return graph.add_input(value, optional=True) if new and self.ir_version < 4 else value
 
     def add_constant(self, graph: Graph, array: np.ndarray, like: str = "constant", trains: bool = True) -> Value:
         """Add a constant: an initializer; in functions, and if it must not be trainable, a Constant node.
@@ -426,6 +460,11 @@ def source(value: Value) -> Value:
     """The value that a captured one stands for; any other value itself."""
     graph = value.graph
     return value if graph is None or graph.owner is None else graph.source(value)
+
+
+def producer(value: Value | None) -> Node | None:
+    """The node that returns a value; None for any other value."""
+    return None if value is None else value.producer
 
 
 def opset(graph: Graph) -> int:

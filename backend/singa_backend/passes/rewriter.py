@@ -143,7 +143,8 @@ class ModelRewriter(Rewriter):
         if node.bodies:
             return None
         opsets = {d: self.graph.opsets[d] for d in ("", node.domain) if d in self.graph.opsets}
-        return read_call(node_message(node), opsets)
+        found = read_call(node_message(node), opsets)
+        return Node(node.op_type, node.inputs, node.outputs, found.attributes, operator=found.operator)
 
     # --- values
 

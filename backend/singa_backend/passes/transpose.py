@@ -133,9 +133,7 @@ def _push(rewriter: ModelRewriter, reader: Node, node: Node, p: tuple[int, ...])
     for value in [before[i] for i in found.others or ()]:
         if value is not None and value not in known:
             known[value] = lay_out(rewriter, value, p, reader)
-    reader.read(
-        [x if i == slot else v if v is None or found.others is None else known[v] for i, v in enumerate(before)]
-    )
+    reader.read([x if i == slot else v if v is None or found.others is None else known[v] for i, v in enumerate(before)])
     for maker in [v.producer for v in before if v is not None and v is not y]:
         if maker is not None and maker.is_("Transpose") and maker in rewriter.graph and not maker.results[0].is_used:
             rewriter.graph.remove(maker)  # `lay_out` used its input directly

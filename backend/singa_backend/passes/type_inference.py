@@ -21,9 +21,7 @@ FEW = 1 << 10
 """Maximum bytes of a constant whose value is copied, because it may be a shape; of a larger one only the type is."""
 
 
-def infer(
-    proto: ModelProto, main: Graph, functions: Sequence[Graph], *, ask: bool = True
-) -> tuple[dict[Value, Type], str]:
+def infer(proto: ModelProto, main: Graph, functions: Sequence[Graph], *, ask: bool = True) -> tuple[dict[Value, Type], str]:
     """The types of the values of all graphs, and why inference did not answer ("" if it did).
 
     Only declared types if inference fails, or is not run.
