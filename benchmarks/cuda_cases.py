@@ -25,7 +25,7 @@ def others(rep: Any, inputs: Sequence[Any], seed: int) -> list[Any]:
     """Other values for the inputs on the device: floats in another order, smaller and moved; integers between the same bounds."""
     rng = np.random.default_rng(seed)
     drawn = []
-    for declared, x in zip(rep.graph.inputs, inputs, strict=False):
+    for declared, x in zip(rep.inputs, inputs, strict=False):
         if not isinstance(x, np.ndarray) or not x.size or isinstance(rep._session.feed(declared.name, x), np.ndarray):
             drawn.append(x)
         elif x.dtype.kind == "b":

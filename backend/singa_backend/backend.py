@@ -22,6 +22,7 @@ from .devices.device import DeviceLike
 from .errors import DeviceUnavailable, InvalidInput, InvalidModel, SonnxError, check_keywords, did_you_mean
 from .ir.custom import CustomOperator, scoped
 from .ir.graph import Graph, Node
+from .ir.program import program_of
 from .ir.reader import read
 from .ir.versioned import import_declarations
 from .kernels.options import options as plan_options
@@ -136,6 +137,7 @@ class SingaRep(BackendRep):
         self._source: ModelFiles | None = None
         self._given: dict[str, Any] = {}
         self._received: list[weakref.ref[np.ndarray] | None] | None = None
+        self._inputs = tuple(graph.declared_inputs)
         self._output_names = tuple(v.name for v in graph.outputs)
         self._selection = lru_cache(maxsize=64)(partial(selected_part, graph))  # a cached method would keep `self` alive
         self._built = frozenset(self.__dict__)  # a pickle has the other attributes as they are
@@ -143,12 +145,12 @@ class SingaRep(BackendRep):
     @property
     def inputs(self) -> tuple[Value, ...]:
         """The required inputs, in order, with name, kind, dtype and shape."""
-        return self.graph.inputs
+        return self._inputs
 
     @property
     def outputs(self) -> tuple[Value, ...]:
         """The outputs, in order, with name, kind, dtype and shape."""
-        return self.graph.outputs
+        return self.graph.declared_outputs
 
     @property
     def nodes(self) -> tuple[Node, ...]:
@@ -172,7 +174,8 @@ class SingaRep(BackendRep):
 
     def _rows(self) -> list[tuple[str, str, str]]:
         """For each input and output its role, its name and its type."""
-        roles = (("input", self.graph.inputs), ("optional input", self.graph.optional_inputs), ("output", self.graph.outputs))
+        optional = self.graph.declared_optional_inputs
+        roles = (("input", self.inputs), ("optional input", optional), ("output", self.outputs))
         return [(role, v.name, str(replace(v, name=""))[2:]) for role, values in roles for v in values]
 
     def __repr__(self) -> str:
@@ -277,7 +280,7 @@ class SingaRep(BackendRep):
             self._session.check_file()
             if self._source is not None:
                 self._source.check_external()
-            return {**state, "graph": replace(self.graph, states={**self.graph.states, **changed}), "changed": {}}
+            return {**state, "graph": self.graph.with_states(changed), "changed": {}}
         modules = {n.operator.module for n in self.graph.all_nodes() if n.operator is not None}
         others = sorted(m for m in modules if m.partition(".")[0] != __package__)
         own = scoped([n.operator.declaration for n in self.graph.all_nodes() if n.operator is not None])
@@ -519,7 +522,7 @@ class SingaRep(BackendRep):
         session = self._session
         session.load()
         named = dict(zip((v.name for v in self.graph.inputs), feeds, strict=True)) | dict(replaced)
-        graphs = {id(g): dict(g.state_slots) for g in session.graphs}
+        graphs = {id(g): dict(program_of(g).state_slots) for g in session.graphs}
         states = [(graphs[key][slot], value) for key, held in session.states.items() for slot, value in held]
         return Watch(states, named, self.device.get)
 
@@ -531,11 +534,11 @@ class SingaRep(BackendRep):
             given = dict(inputs)
             known = {v.name for v in (*graph.inputs, *graph.optional_inputs)}
             unknown = [n for n in given if n not in known]
-            missing = [v.name for v in graph.inputs if v.name not in given and v.kind != "optional"]
+            missing = [v.name for v in self._inputs if v.name not in given and v.kind != "optional"]
             if unknown or missing:
                 hint = did_you_mean(str(unknown[0]), [v.name for v in graph.inputs]) if unknown else ""
                 raise InvalidInput(
-                    f"the inputs must be {_names(graph.inputs)}; "
+                    f"the inputs must be {_names(self._inputs)}; "
                     + "; ".join(
                         [f"unknown: {', '.join(map(repr, unknown))}"] * bool(unknown)
                         + [f"missing: {', '.join(map(repr, missing))}"] * bool(missing)
@@ -547,16 +550,15 @@ class SingaRep(BackendRep):
             values = list(inputs) if isinstance(inputs, (list, tuple)) else [inputs]
             if len(values) != len(graph.inputs):
                 raise InvalidInput(
-                    f"the model takes {len(graph.inputs)} inputs ({_names(graph.inputs)}), got {len(values)}",
+                    f"the model takes {len(graph.inputs)} inputs ({_names(self._inputs)}), got {len(values)}",
                     code="SX301",
                     hint="pass a list in this order, or a dict by name",
                 )
             given = {v.name: x for v, x in zip(graph.inputs, values, strict=True)}
         sizes: dict[str, tuple[int, str]] = {}
-        feeds = [convert_input(v, given.get(v.name), sizes, self.device) for v in graph.inputs]
-        return feeds, {
-            v.name: convert_input(v, given[v.name], sizes, self.device) for v in graph.optional_inputs if v.name in given
-        }
+        feeds = [convert_input(v, given.get(v.name), sizes, self.device) for v in self._inputs]
+        optional = [v for v in graph.declared_optional_inputs if v.name in given] if graph.optional_inputs else []
+        return feeds, {v.name: convert_input(v, given[v.name], sizes, self.device) for v in optional}
 
 
 def unpickled(state: Mapping[str, Any]) -> tuple[SingaRep, dict[str, np.ndarray]]:

@@ -25,13 +25,13 @@ from .errors import SonnxError
 from .interpreters.base import DifferentiatedCall
 from .interpreters.eager import Eager
 from .ir.declaration import REQUIRED, declarations, newest_declaration
-from .ir.graph import ABSENT, Graph, Node
+from .ir.graph import Graph, Node, Value
 from .ir.versioned import VersionedOperator
 from .kernels.options import options
 from .kernels.table import GRADIENT, TRAINING, GradientKernel, gradient_kernels, kernels_of
 from .kernels.values import dense, order_of
 from .plans.planner import NOT_FINITE
-from .proto.values import Value
+from .proto.values import Value as Declared
 from .session import Session
 
 
@@ -355,32 +355,30 @@ def _graph(
         wanted: for each output, whether it is returned.
     """
     declaration = operator.declaration
-    given = [f"x{i}" if x is not None else "" for i, x in enumerate(inputs)]
-    made = [f"y{i}" if w else "" for i, w in enumerate(wanted)]
-    slots = {name: slot for slot, name in enumerate(filter(None, (*given, *made)))}
+    given = [None if x is None else Value(f"x{i}") for i, x in enumerate(inputs)]
     node = Node(
-        name=declaration.name,
         op_type=declaration.name,
-        domain=domain or declaration.domain,
-        opset=operator.version,
-        inputs=tuple(slots.get(n, ABSENT) for n in given),
-        outputs=tuple(slots.get(n, ABSENT) for n in made),
-        input_names=tuple(given),
-        output_names=tuple(made),
+        inputs=[*given],
+        outputs=[Value(f"y{i}") if w else None for i, w in enumerate(wanted)],
         attributes=_with_defaults(operator, attributes),
+        domain=domain or declaration.domain,
+        name=declaration.name,
+        opset=operator.version,
         given=frozenset(attributes),
         operator=operator,
     )
-    values = [(n, x) for n, x in zip(given, inputs, strict=True) if n]
-    types = tuple(Value(n, "tensor", x.dtype, x.shape) for n, x in values if x.ndim)
-    return Graph(
-        declaration.name,
-        types,
-        tuple(Value(n) for n in made if n),
-        (node,),
-        {n: x.copy() for n, x in values if not x.ndim},
-        slots,
-    )
+    graph = Graph(declaration.name)
+    for value, x in zip(given, inputs, strict=True):
+        if value is not None and x.ndim:
+            value.declared = Declared(value.name, "tensor", x.dtype, x.shape)
+            graph.add_input(value)
+        elif value is not None:
+            value.constant = x.copy()
+            graph.add_initializer(value)
+    graph.append(node)
+    graph.set_outputs(node.results)
+    graph.declared_outputs = tuple(Declared(v.name) for v in node.results)
+    return graph
 
 
 def _reads(kernel: GradientKernel, call: DifferentiatedCall, hidden: Sequence[Any]) -> list[Any] | None:

@@ -13,10 +13,10 @@ from .devices.device import Device
 from .ir.graph import Graph, Node
 from .kernels.table import Invalid, Options
 from .limits import Budget, Limits
+from .plans.flat import TooManyCalls
 from .plans.gradients import Gradients
 from .plans.planner import Planner, UseDefinitions
 from .plans.profile import Profile, profile
-from .plans.region import TooManyCalls
 from .plans.trace import Mismatch
 from .proto.tensor_data import ModelFile
 from .runtime.executor import Executor, Observer
@@ -76,6 +76,7 @@ class Session:
         self._executor = Executor(graph, device)
         self._executor.file, self._executor.replaced = file, replaced
         self._names = tuple(v.name for v in graph.inputs)
+        self._slots = {v.name: v.slot for v in (*graph.inputs, *graph.initializers.values())}
         self.constants = [v for n in graph.all_nodes() for v in n.attributes.values() if isinstance(v, np.ndarray)]
         self._fixed = ids_of(self.constants) | {id(a) for states in self._executor.states.values() for _, a in states}
         self._large = False
@@ -131,7 +132,7 @@ class Session:
             value: a value of the device.
         """
         held = self._executor.states[id(self.graph)]
-        slot = self.graph.slots[name]
+        slot = self.graph.initializers[name].slot
         held[[s for s, _ in held].index(slot)] = (slot, value)
         self._executor.forget_records()
         self._fixed.add(id(value))
@@ -153,7 +154,7 @@ class Session:
 
     def feed(self, name: str, value: Any) -> Any:
         """Put a value for an input or an initializer on the device; one that operators read on the host stays there."""
-        return self._executor.feed(self.graph.slots[name], value)
+        return self._executor.feed(self._slots[name], value)
 
     def steady(self, inputs: Any, limits: Limits, weights: Weights, to_host: bool = True) -> list[Any] | None:
         """Run by a plan, or by a graph of the device, on inputs whose checks can only succeed, as they did before.

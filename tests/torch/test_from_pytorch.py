@@ -82,7 +82,11 @@ def test_names_opset_and_open_sizes(dynamo: bool) -> None:
     )  # fmt: skip
     graph = model.imported.graph
     assert [v.name for v in graph.inputs] == ["image", "by"] and [v.name for v in graph.outputs] == ["p", "q", "r"]
-    assert isinstance(graph.inputs[0].shape[0], (str, type(None))) and tuple(graph.inputs[0].shape[1:]) == (4, 8, 8)
+    assert isinstance(graph.declared_inputs[0].shape[0], (str, type(None))) and tuple(graph.declared_inputs[0].shape[1:]) == (
+        4,
+        8,
+        8,
+    )
     assert [o.version for o in model.onnx_model.opset_import if not o.domain] == [18]
     assert ours(model, np.zeros((5, 4, 8, 8), F), SCALE)[0].shape == (5, 3)
 

@@ -14,7 +14,7 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from .. import dtypes
 from ..errors import InvalidInput, ResourceExhausted
-from ..ir.core import Node, Value
+from ..ir.graph import Node, Value
 from ..limits import Budget, current, spend
 from ..passes import ModelEditor
 from ..passes.head import replace_head

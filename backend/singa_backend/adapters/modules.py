@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 from onnx import ModelProto, TensorProto
 
-from ..ir.core import Node
+from ..ir.graph import Node
 from ..passes import ModelEditor
 from ..proto import tensor_data
 from ..proto.scopes import named_scope, stored_scopes

@@ -10,7 +10,7 @@ import numpy as np
 from onnx import ModelProto, TensorProto
 
 from ..errors import InvalidInput
-from ..ir.core import Graph, Value
+from ..ir.graph import Graph, Value
 from ..passes import ModelEditor
 from .adapter import Adapter
 from .modules import ModuleParameter, Modules, uses_of_module

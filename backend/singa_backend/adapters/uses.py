@@ -11,8 +11,8 @@ import numpy as np
 from onnx import TensorProto
 
 from .. import dtypes
-from ..ir.core import Graph, Node, Value
 from ..ir.declaration import has_trait
+from ..ir.graph import Graph, Node, Value
 from ..passes.model import ModelEditor, in_function, source
 from ..proto.schemas import MICROSOFT, plain_domain
 

@@ -15,12 +15,12 @@ import numpy as np
 from .. import dtypes
 from ..errors import Problem
 from ..interpreters.base import LEAST_OPSET, Subgraph
-from ..ir.graph import ABSENT, Graph, Node
+from ..ir.graph import Graph, Node, Value
 from ..proto.schemas import DOMAINS, schemas
 from .replay import graph_of_subgraph
 from .support import DIFFERENTIABLE, MISSING, gradient_hint, gradient_support, unwritable
 
-Key = tuple[int, int]
+Key = tuple[int, Value]
 """A value: its scope, and its slot in that scope."""
 
 CODES = {"missing": "SX830", "unwritable": "SX831", "no gradient": "SX832", "not asked": "SX833"}
@@ -149,11 +149,11 @@ class Flow:
             return self._known[id(graph)]
         scope = self._known[id(graph)] = self._scopes
         self._scopes += 1
-        for value, slot in zip(graph.inputs, graph.input_slots, strict=True):
-            if value.dtype is not None:
-                self.types[scope, slot] = value.dtype
-        for slot, name in graph.state_slots:
-            self.types[scope, slot] = graph.states[name].dtype
+        for value in graph.inputs:
+            if value.declared is not None and value.declared.dtype is not None:
+                self.types[scope, value] = value.declared.dtype
+        for value in graph.initializers.values():
+            self.types[scope, value] = value.constant.dtype
         for node in graph.nodes:
             self._node(scope, node, where)
         return scope
@@ -165,8 +165,8 @@ class Flow:
             self.edges.setdefault(source, set()).add(target)
 
     def _node(self, scope: int, node: Node, where: str) -> None:
-        ins = [None if s == ABSENT else (scope, s) for s in node.inputs]
-        outs = [None if s == ABSENT else (scope, s) for s in node.outputs]
+        ins = [None if v is None else (scope, v) for v in node.inputs]
+        outs = [None if v is None else (scope, v) for v in node.outputs]
         self._typed(node, ins, outs)
         title = f"{where}{node.name or node.op_type}"
         if node.function is not None:
@@ -175,11 +175,11 @@ class Flow:
                 node,
                 node.function,
                 title,
-                list(zip(ins, node.function.input_slots, strict=False)),
-                list(zip(node.function.output_slots, outs, strict=False)),
+                list(zip(ins, node.function.inputs, strict=False)),
+                list(zip(node.function.outputs, outs, strict=False)),
             )
             return
-        captured = [(scope, outer) for g in node.graphs for outer, _ in g.captured]
+        captured = [(scope, v) for v in node.captures.values()]
         ends = {o for o in outs if o is not None}
         problem = self._problem(node, title) or self._whole(node, title, outs)
         through = (
@@ -274,10 +274,10 @@ class Flow:
         inner = [g for g in node.attributes.values() if isinstance(g, Graph)]
         if node.op_type == "If":
             for g in inner:
-                self._within(scope, node, g, title, [], list(zip(g.output_slots, outs, strict=False)))
+                self._within(scope, node, g, title, [], list(zip(g.outputs, outs, strict=False)))
             return True
         body = inner[0]
-        a, b = body.input_slots, body.output_slots
+        a, b = body.inputs, body.outputs
         if node.op_type == "Loop":
             n = len(ins) - 2
             states, back = list(zip(ins[2:], a[2:], strict=False)), list(zip(b[1 : 1 + n], a[2:], strict=False))
@@ -299,18 +299,18 @@ class Flow:
         node: Node,
         graph: Graph,
         title: str,
-        fed: Sequence[tuple[Key | None, int]],  # (outer value, slot of the input)
-        made: Sequence[tuple[int, Key | None]],  # (slot of the output, outer value)
-        back: Sequence[tuple[int, int]] = (),  # (slot of the output, slot of the input) of each state of a loop
+        fed: Sequence[tuple[Key | None, Value]],  # (outer value, input)
+        made: Sequence[tuple[Value, Key | None]],  # (output, outer value)
+        back: Sequence[tuple[Value, Value]] = (),  # (output, input) of each state of a loop
     ) -> None:
         """Create the scope of a node's subgraph, and connect it to the outer values."""
-        known = {slot: self.types.get(key) for key, slot in fed if key is not None}
-        inner = self._enter_known(graph, f"{title}/", known, scope)
+        known = {value: self.types.get(key) for key, value in fed if key is not None}
+        inner = self._enter_known(node, graph, f"{title}/", known, scope)
         for key, slot in fed:
             if key is not None:
                 self.link(key, (inner, slot))
-        for outer, slot in graph.captured:
-            self.link((scope, outer), (inner, slot))
+        for value in graph.captured:
+            self.link((scope, node.captures[value]), (inner, value))
         for source, target in back:
             self.link((inner, source), (inner, target))
         for slot, key in made:
@@ -319,15 +319,15 @@ class Flow:
                     self.types.setdefault(key, self.types[inner, slot])
                 self.link((inner, slot), key)
 
-    def _enter_known(self, graph: Graph, where: str, known: dict[int, np.dtype[Any] | None], scope: int) -> int:
+    def _enter_known(self, node: Node, graph: Graph, where: str, known: dict[Value, np.dtype[Any] | None], scope: int) -> int:
         """Create the scope of a subgraph whose inputs have known dtypes."""
         following = self._scopes  # the number of the scope that `_enter` creates
         for slot, dtype in known.items():
             if dtype is not None:
                 self.types[following, slot] = dtype
-        for outer, slot in graph.captured:
-            if (scope, outer) in self.types:
-                self.types[following, slot] = self.types[scope, outer]
+        for value in graph.captured:
+            if (scope, node.captures[value]) in self.types:
+                self.types[following, value] = self.types[scope, node.captures[value]]
         return self._enter(graph, where)
 
 
@@ -352,6 +352,6 @@ def live_inputs(body: Subgraph, wanted: Sequence[bool], back: Sequence[tuple[int
     graph = graph_of_subgraph(body)
     flow = Flow(graph)
     for source, target in back:
-        flow.link((0, graph.output_slots[source]), (0, graph.input_slots[target]))
-    live = flow.reaching({(0, slot) for slot, w in zip(graph.output_slots, wanted, strict=False) if w})
-    return {i for i, slot in enumerate(graph.input_slots) if (0, slot) in live}
+        flow.link((0, graph.outputs[source]), (0, graph.inputs[target]))
+    live = flow.reaching({(0, value) for value, w in zip(graph.outputs, wanted, strict=False) if w})
+    return {i for i, value in enumerate(graph.inputs) if (0, value) in live}

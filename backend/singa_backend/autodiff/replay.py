@@ -11,7 +11,8 @@ from ..errors import UnsupportedModel
 from ..interpreters.base import FIRST, Example, Interpreter, Subgraph, element, same, same_attributes
 from ..interpreters.builder import Symbol, has_rank
 from ..ir.declaration import declarations
-from ..ir.graph import ABSENT, Graph, Node
+from ..ir.graph import Graph, Node
+from ..ir.program import program_of
 from ..ir.reader import read
 from ..ir.versioned import VersionedOperator
 from ..proto.schemas import schemas, version_at
@@ -47,22 +48,23 @@ def replay(
         UnsupportedModel: a node cannot be written at the interpreter's opset.
         OperatorError: a rule cannot compute with the inputs of a node.
     """
-    frame: list[Any] = [None] * graph.size
+    program = program_of(graph)
+    frame: list[Any] = [None] * program.size
     given = states or {}
-    for slot, name in graph.state_slots:
-        frame[slot] = given[name] if name in given else op.constant(graph.states[name])
-    for slot, value in zip(graph.input_slots, inputs, strict=True):
-        frame[slot] = value
-    for (_, slot), value in zip(graph.captured, captured, strict=True):
-        frame[slot] = value
+    for name, value in graph.initializers.items():
+        frame[value.slot] = given[name] if name in given else op.constant(value.constant)
+    for slot, fed in zip(program.input_slots, inputs, strict=True):
+        frame[slot] = fed
+    for value, fed in zip(graph.captured, captured, strict=True):
+        frame[value.slot] = fed
     do = visitor or visit
 
     def visited(node: Node, values: list[Any], here: list[Any]) -> list[Any]:
         with rule_errors(node.op_type, node=node.name, opset=node.opset, version=node.version):
             return do(op, node, values, here)
 
-    graph.walk(frame, visited)
-    return [frame[s] for s in graph.output_slots]
+    program.walk(frame, visited)
+    return [frame[s] for s in program.output_slots]
 
 
 def visit(op: Interpreter[Any], node: Node, inputs: list[Any], frame: list[Any], visitor: Visitor | None = None) -> list[Any]:
@@ -81,13 +83,17 @@ def visit(op: Interpreter[Any], node: Node, inputs: list[Any], frame: list[Any],
     ):
         # Exporters write a test for size 1 and a Squeeze into the graph; later ranks are known only if the branch is chosen here.
         branch = node.attributes["then_branch" if taken.item() else "else_branch"]
-        return replay(op, branch, [], captured=[frame[outer] for outer, _ in branch.captured], visitor=visitor)
+        return replay(op, branch, [], captured=captured_by(node, branch, frame), visitor=visitor)
     attributes = {n: v for n, v in node.attributes.items() if n in node.given or isinstance(v, Graph)}
     for name, value in attributes.items():
         if isinstance(value, Graph):
-            captured = [frame[outer] for outer, _ in value.captured]
-            attributes[name] = subgraph_from_graph(op, value, captured, body_examples(op, node, inputs))
-    return apply(op, node.operator, inputs, attributes, len(node.outputs), tuple(s != ABSENT for s in node.outputs))
+            attributes[name] = subgraph_from_graph(op, value, captured_by(node, value, frame), body_examples(op, node, inputs))
+    return apply(op, node.operator, inputs, attributes, len(node.outputs), tuple(o is not None for o in node.outputs))
+
+
+def captured_by(node: Node, body: Graph, frame: list[Any]) -> list[Any]:
+    """The values that a body of a node captures, from the values of the node's graph."""
+    return [frame[node.captures[v].slot] for v in body.captured]
 
 
 def gradient_of(op: Interpreter[Any], graph: Graph, inputs: Sequence[Any], count: int) -> list[Any]:
@@ -151,9 +157,9 @@ def subgraph_from_graph(
     """A graph attribute for an interpreter, with the outer values that it reads."""
 
     def make(inner: Interpreter[Any], *inputs: Any) -> list[Any]:
-        return with_declared_types(replay(inner, graph, inputs, captured=captured), graph.outputs)
+        return with_declared_types(replay(inner, graph, inputs, captured=captured), graph.declared_outputs)
 
-    return op.graph(make, [declared_type(v) for v in graph.inputs], examples)
+    return op.graph(make, [declared_type(v) for v in graph.declared_inputs], examples)
 
 
 def with_declared_types(outputs: list[Any], declared: Sequence[Value]) -> list[Any]:
@@ -178,7 +184,9 @@ def graph_of_subgraph(body: Subgraph) -> Graph:
 def rebuild_subgraph(op: Interpreter[Any], body: Subgraph, captured: Sequence[Any]) -> Subgraph:
     """The same subgraph for another interpreter, with other captured values."""
     graph, own = graph_of_subgraph(body), len(body.proto.input)
-    return op.graph(lambda inner, *xs: replay(inner, graph, [*xs, *captured]), [declared_type(v) for v in graph.inputs[:own]])
+    return op.graph(
+        lambda inner, *xs: replay(inner, graph, [*xs, *captured]), [declared_type(v) for v in graph.declared_inputs[:own]]
+    )
 
 
 def run_subgraph(op: Interpreter[Any], body: Subgraph, values: Sequence[Any]) -> list[Any]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -20,7 +20,7 @@ import numpy as np
 
 from .. import dtypes
 from ..ir.declaration import has_trait, newest_declaration
-from ..ir.graph import Graph, Node
+from ..ir.graph import Graph, Node, Value
 from ..proto.schemas import MICROSOFT, public_domain
 from . import tables
 
@@ -56,11 +56,10 @@ def roles(graph: Graph) -> dict[str, Role]:
     Returns:
         A dict from the name to the role, in the order of the initializers.
     """
-    slots = {name: slot for slot, name in graph.state_slots}
-    names = [name for name, array in graph.states.items() if dtypes.is_float(array.dtype)]
-    facts, fixed = GraphFacts(graph), _fixed(graph)
+    floats = {name: value for name, value in graph.initializers.items() if dtypes.is_float(value.constant.dtype)}
+    facts, fixed = ModelFacts(graph), _fixed(graph)
     fixed |= {n: Role(PARAMETER, "the file lists it as a parameter") for n in graph.marked if n not in fixed}
-    found = {name: fixed.get(name) or _Initializer(name, graph.states[name], facts).role(slots[name]) for name in names}
+    found = {name: fixed.get(name) or _Initializer(name, value.constant, facts).role(value) for name, value in floats.items()}
     if any(r.kind == PARAMETER for r in found.values()) or any(n.domain == "ai.onnx.ml" for n in graph.nodes):
         return found
     return {n: replace(r, kind=PARAMETER, reason=f"{r.reason}; no other initializer is a weight") if r.open else r
@@ -70,7 +69,7 @@ def roles(graph: Graph) -> dict[str, Role]:
 def _fixed(graph: Graph) -> dict[str, Role]:
     """The roles that follow from the operators alone: running statistics, exponents, and what nodes read only on the host."""
     found: dict[str, Role] = {}
-    used, read = set(graph.output_slots), dict[int, str]()
+    used, read = set(graph.outputs), dict[Value, str]()
     for node in graph.nodes:
         if (node.domain, node.op_type) == ("", "Pow"):
             found[node.input_names[1]] = Role(SETTING, "it is an exponent: a negative base has no gradient with respect to it")
@@ -78,14 +77,16 @@ def _fixed(graph: Graph) -> dict[str, Role]:
             words = ("mean", "variance")
             found |= {n: Role(STATISTIC, f"it is a running {words[i]} of BatchNormalization")
                       for i, n in enumerate(node.input_names[3:5])}  # fmt: skip
-        used.update(outer for inner in node.graphs for outer, _ in inner.captured)
+        used.update(node.captures.values())
         declared = () if node.operator is None else node.operator.declaration.inputs
-        for i, slot in enumerate(node.inputs):
+        for i, value in enumerate(node.inputs):
+            if value is None:
+                continue
             if i < len(declared) and declared[i].host is not None:
-                read[slot] = f"it is a setting of {node.op_type}: {declared[i].name}"
+                read[value] = f"it is a setting of {node.op_type}: {declared[i].name}"
             else:
-                used.add(slot)
-    found |= {name: Role(SETTING, read[slot]) for slot, name in graph.state_slots if slot in read and slot not in used}
+                used.add(value)
+    found |= {name: Role(SETTING, read[v]) for name, v in graph.initializers.items() if v in read and v not in used}
     return found
 
 
@@ -128,78 +129,54 @@ _FIXED = re.compile(
 """Inputs of onnxruntime's operators that do not train: how weights of few bits are read, rotations of positions, caches."""
 
 
-class Place(NamedTuple):
-    """A value: a slot of a graph."""
-
-    facts: GraphFacts
-    slot: int
-
-
-@dataclass(eq=False)
-class GraphFacts:
-    """A graph, the node that makes each value, the nodes that read it, and three facts of each value.
+class ModelFacts:
+    """Facts of the values of a graph, and of those of the graphs within.
 
     Attributes:
-        graph: the graph.
-        readers: the nodes that read a value, each with the index of the input, by slot.
-        makers: the node that makes a value, by slot.
-        captures: the places of a value in the graphs of nodes that capture it, by slot.
-        inner: the same of the graphs of nodes, by their ids.
-        names: the names of initializers, by slot.
-        fixed: the slots that follow from initializers and Constants alone.
-        learned: the slots that follow from an operator with weights.
-        followed: the slots that an operator with weights follows.
-        learns: whether a node has weights.
+        fixed: the values that follow from initializers and Constants alone.
+        learned: the values that follow from an operator with weights.
+        followed: the values that an operator with weights follows.
     """
 
-    graph: Graph
-    readers: dict[int, list[tuple[Node, int]]] = field(default_factory=dict)
-    makers: dict[int, Node] = field(default_factory=dict)
-    captures: dict[int, list[Place]] = field(default_factory=dict)
-    inner: dict[int, GraphFacts] = field(default_factory=dict)
-    fixed: set[int] = field(default_factory=set)
-    learned: set[int] = field(default_factory=set)
-    followed: set[int] = field(default_factory=set)
-    learns: bool = False
+    def __init__(self, graph: Graph) -> None:
+        self.fixed: set[Value] = set()
+        self.learned: set[Value] = set()
+        self.followed: set[Value] = set()
+        self._learns: dict[Graph, bool] = {}  # whether a node of a graph has weights
+        self._read(graph)
 
-    def __post_init__(self) -> None:
-        """Read the nodes once forward and once backward."""
-        self.names = dict(self.graph.state_slots)
-        self.fixed.update(slot for slot, _ in self.graph.state_slots)
-        for node in self.graph.nodes:
-            for i, slot in enumerate(node.inputs):
-                self.readers.setdefault(slot, []).append((node, i))
-            self.makers.update((slot, node) for slot in node.outputs)
-            within = [self._within(g, node) for g in node.graphs]
-            reads = {s for s in node.inputs if s >= 0} | {s for g in node.graphs for s, _ in g.captured}
+    def _read(self, graph: Graph) -> None:
+        """Read the nodes of a graph once forward and once backward."""
+        self.fixed.update(graph.initializers.values())
+        for node in graph.nodes:
+            for inner in node.graphs:
+                self._enter(inner, node)
+            reads = set(node.reads)
             if reads <= self.fixed and not node.op_type.startswith("Random"):
-                self.fixed.update(node.outputs)
-            elif reads & self.learned or self.has_weights(node) or any(v.learns for v in within):
-                self.learned.update(node.outputs)
-        weighing = {
-            i for i, n in enumerate(self.graph.nodes) if self.has_weights(n) or any(self.inner[id(g)].learns for g in n.graphs)
-        }
-        self.learns = bool(weighing)
-        for i, node in reversed(list(enumerate(self.graph.nodes))):
-            if i in weighing or self.followed.intersection(node.outputs):
-                self.followed.update(node.inputs)
-                self.followed.update(s for g in node.graphs for s, _ in g.captured)
+                self.fixed.update(node.results)
+            elif reads & self.learned or self._weighs(node):
+                self.learned.update(node.results)
+        self._learns[graph] = any(map(self._weighs, graph.nodes))
+        for node in reversed(graph.nodes):
+            if self._weighs(node) or not self.followed.isdisjoint(node.results):
+                self.followed.update(node.reads)
 
-    def _within(self, graph: Graph, node: Node) -> GraphFacts:
-        """The facts of a graph in a node; captured values keep their facts."""
-        if id(graph) not in self.inner:
-            fixed = {slot for outer, slot in graph.captured if outer in self.fixed}
-            learned = {slot for outer, slot in graph.captured if outer in self.learned}
-            if graph is node.function:
-                pairs = list(zip(node.inputs, graph.input_slots, strict=False))
-                fixed |= {inner for s, inner in pairs if s in self.fixed}
-                learned |= {inner for s, inner in pairs if s in self.learned}
-            elif any(s in self.learned for s in node.inputs):
-                learned |= set(graph.input_slots)
-            made = self.inner[id(graph)] = GraphFacts(graph, fixed=fixed, learned=learned)
-            for outer, slot in graph.captured:
-                self.captures.setdefault(outer, []).append(Place(made, slot))
-        return self.inner[id(graph)]
+    def _enter(self, graph: Graph, node: Node) -> None:
+        """Read a graph in a node, whose captured values have the facts of those that they stand for."""
+        if graph in self._learns:
+            return
+        pairs = [(node.captures[v], v) for v in graph.captured]
+        if graph is node.function:
+            pairs += [(v, inner) for v, inner in zip(node.inputs, graph.inputs, strict=False) if v is not None]
+        elif not self.learned.isdisjoint(v for v in node.inputs if v is not None):
+            self.learned.update(graph.inputs)
+        self.fixed.update(inner for v, inner in pairs if v in self.fixed)
+        self.learned.update(inner for v, inner in pairs if v in self.learned)
+        self._read(graph)
+
+    def _weighs(self, node: Node) -> bool:
+        """Whether a node, or one of the graphs in it, has weights."""
+        return self.has_weights(node) or any(self._learns[g] for g in node.graphs)
 
     def has_weights(self, node: Node) -> bool:
         """Whether an operator computes with a constant as its weight, on another value that is not constant."""
@@ -209,22 +186,22 @@ class GraphFacts:
             return node.inputs[0] in self.fixed and node.inputs[1] not in self.fixed
         if not _weights(node) and node.op_type != "Einsum":
             return False
-        fixed = [s in self.fixed for s in node.inputs if s >= 0]
+        fixed = [v in self.fixed for v in node.inputs if v is not None]
         return any(fixed) and not all(fixed)
 
-    def source(self, slot: int) -> Node | None:
-        """The node that makes a value, before it is moved."""
+    def source(self, value: Value | None) -> Node | None:
+        """The node that returns a value, before it is moved."""
         for _ in range(_WALK):
-            node = self.makers.get(slot)
+            node = None if value is None else value.producer
             if node is None or node.domain or not node.inputs:
                 return node
             if has_trait("", node.op_type, "keeps_weights"):
-                slot = node.inputs[0]
+                value = node.inputs[0]
                 continue
-            rest = [s for s in node.inputs if s >= 0 and s not in self.fixed]
+            rest = [v for v in node.inputs if v is not None and v not in self.fixed]
             if node.op_type not in ("Concat", "Gather") or len(rest) != 1:
                 return node
-            slot = rest[0]
+            value = rest[0]
         return None
 
 
@@ -242,7 +219,7 @@ _NO_USE = Use("", "")
 class _Initializer:
     """One initializer while its role is decided."""
 
-    def __init__(self, name: str, array: np.ndarray, facts: GraphFacts) -> None:
+    def __init__(self, name: str, array: np.ndarray, facts: ModelFacts) -> None:
         self.name, self.array, self.facts = name, array, facts
         self.axes = sum(n != 1 for n in array.shape)
         self.values = tables.kind(array)
@@ -253,11 +230,11 @@ class _Initializer:
         """Whether the values may be frequencies of sines; found once, however many nodes multiply by them."""
         return tables.is_frequencies(self.array)
 
-    def role(self, slot: int) -> Role:
+    def role(self, value: Value) -> Role:
         if self.values == tables.MASK:
             return Role(CONSTANT, f"it is {tables.MASK}")
         opened = constant = None
-        for use in self._uses(slot):
+        for use in self._uses(value):
             if use.kind == PARAMETER:
                 return Role(PARAMETER, use.reason)
             if use.open:
@@ -267,33 +244,30 @@ class _Initializer:
         use = opened or constant or Use(CONSTANT, "it does not meet values of the model", open=True)
         return Role(CONSTANT, use.reason, use.open)
 
-    def _uses(self, slot: int) -> Iterator[Use]:
+    def _uses(self, value: Value) -> Iterator[Use]:
         """The uses of the initializer, after what moves it or computes with constants alone."""
-        pending, seen = [Place(self.facts, slot)], {(id(self.facts), slot)}
+        pending, seen = [value], {value}
         while pending and len(seen) <= _WALK:
-            facts, value = pending.pop(0)
-            following = list(facts.captures.get(value, ()))
-            for node, i in facts.readers.get(value, ()):
-                if node.function is not None:
-                    if i < len(node.function.input_slots):
-                        following.append(Place(facts.inner[id(node.function)], node.function.input_slots[i]))
+            readers = pending.pop(0).readers
+            following = [place for _, place in readers if isinstance(place, Value)]
+            for node, i in readers:
+                if isinstance(i, Value):
                     continue
-                if node.op_type in ("Loop", "Scan") and not node.domain:
-                    body = node.graphs[0]
-                    following += [Place(facts.inner[id(body)], body.input_slots[i])] if i < len(body.input_slots) else []
+                body = node.function or (node.bodies[0] if node.op_type in ("Loop", "Scan") and not node.domain else None)
+                if body is not None:
+                    following += body.inputs[i : i + 1]
                     continue
-                use = self._use(facts, node, i)
+                use = self._use(self.facts, node, i)
                 if use is None:
-                    following += [Place(facts, s) for s in node.outputs if s >= 0]
+                    following += node.results
                 else:
                     yield use
-            for place in following:
-                key = (id(place.facts), place.slot)
-                if key not in seen:
-                    seen.add(key)
-                    pending.append(place)
+            for value in following:
+                if value not in seen:
+                    seen.add(value)
+                    pending.append(value)
 
-    def _use(self, facts: GraphFacts, node: Node, i: int) -> Use | None:
+    def _use(self, facts: ModelFacts, node: Node, i: int) -> Use | None:
         """The use by one input of a node; None if it is moved, or computed with constants alone, and its readers decide."""
         op = node.op_type
         if node.domain:
@@ -305,7 +279,7 @@ class _Initializer:
         if op in _STATES and i in _STATES[op]:
             plain = self.array.size == 1 or self.values == tables.UNIFORM
             return Use(CONSTANT if plain else PARAMETER, f"it is an initial state of {op}" + f", {self.values}" * plain)
-        fixed = all(s in facts.fixed for s in node.inputs if s >= 0)
+        fixed = all(v in facts.fixed for v in node.inputs if v is not None)
         if op == "Gather" and i == 0 and not fixed:
             return self._table(node)
         if (has_trait("", op, "keeps_weights") and i == 0) or (op in ("Gather", "GatherND", "GatherElements") and i == 0):
@@ -318,7 +292,7 @@ class _Initializer:
             return self._with_constants(node)
         return self._with_values(facts, node, i)
 
-    def _with_values(self, facts: GraphFacts, node: Node, i: int) -> Use | None:
+    def _with_values(self, facts: ModelFacts, node: Node, i: int) -> Use | None:
         """The use in a computation with values of the model."""
         op = node.op_type
         if op == "Concat":
@@ -351,7 +325,7 @@ class _Initializer:
             return Use(CONSTANT, f"it is {tables.BINARY}, by which {node.op_type} selects other constants")
         return None
 
-    def _weight(self, facts: GraphFacts, node: Node, i: int) -> Use:
+    def _weight(self, facts: ModelFacts, node: Node, i: int) -> Use:
         """The use by an input that is a weight: only a few tables are constants there."""
         op = node.op_type
         what = _weights(node).get(i, "a factor")
@@ -362,13 +336,13 @@ class _Initializer:
                 return Use(CONSTANT, f"it is one number in a {op}")
             if i == 0 and self.values == tables.UNIFORM:
                 return Use(CONSTANT, f"it is {tables.UNIFORM}, to which {op} applies a weight")
-            if tables.is_frequencies(self.array) and _reaches_waves(facts, node):
+            if tables.is_frequencies(self.array) and _reaches_waves(node):
                 return Use(CONSTANT, "it holds the frequencies of sines and cosines")
-            others = [facts.source(s) for n, s in enumerate(node.inputs) if n != i and s >= 0]
+            others = [facts.source(v) for n, v in enumerate(node.inputs) if n != i and v is not None]
             if tables.is_counting(self.array) and any(n is not None and n.op_type == "Softmax" for n in others):
                 return Use(CONSTANT, "it counts 0, 1, 2, ...: the values of which a Softmax computes the mean")
         if has_trait("", op, "norm") and self.values == tables.UNIFORM and self.array.size > 1:
-            maker = facts.makers.get(node.inputs[0])
+            maker = node.inputs[0].producer if node.inputs[0] is not None else None
             groups = op == "InstanceNormalization" and maker is not None and maker.op_type == "Reshape"
             if self.generated or groups:
                 return Use(CONSTANT, f"it is a neutral input of {op}, {tables.UNIFORM}", open=True)
@@ -382,7 +356,7 @@ class _Initializer:
             return Use(PARAMETER, "it is an embedding: Gather takes its rows")
         return None
 
-    def _token(self, facts: GraphFacts, node: Node, reason: str) -> Use:
+    def _token(self, facts: ModelFacts, node: Node, reason: str) -> Use:
         """The use as values next to those of the model: a learned token, or padding."""
         if self.array.size == 1 or self.values in (tables.WAVES, tables.GRID, tables.BINARY, tables.INTEGERS):
             text = f"it is {self.values}, and {node.op_type} joins it to values"
@@ -391,17 +365,17 @@ class _Initializer:
             return Use(CONSTANT, f"it is {tables.UNIFORM}: padding")
         return Use(PARAMETER, f"it is a learned token: {reason}")
 
-    def _fill(self, facts: GraphFacts, node: Node) -> Use:
+    def _fill(self, facts: ModelFacts, node: Node) -> Use:
         if self.array.size == 1 or self.values == tables.UNIFORM:
             return Use(CONSTANT, f"it is {self.values}, which Where fills in")
         return self._token(facts, node, "Where puts it in place of values of the model")
 
-    def _element(self, facts: GraphFacts, node: Node, i: int) -> Use:
+    def _element(self, facts: ModelFacts, node: Node, i: int) -> Use:
         """The use by an addition, subtraction, multiplication or division with a value that is not constant."""
         op = node.op_type
-        others = [s for n, s in enumerate(node.inputs) if n != i and s >= 0 and s not in facts.fixed]
+        others = [v for n, v in enumerate(node.inputs) if n != i and v is not None and v not in facts.fixed]
         verb = {"Mul": "multiplies", "Div": "divides", "Sub": "is subtracted from"}.get(op, "is added to")
-        learned = any(s in facts.learned for s in others)
+        learned = any(v in facts.learned for v in others)
         source = facts.source(others[0]) if others else None
         if op in _SUMS and self.axes <= 1 and source is not None and self._fits(facts, source):
             return Use(PARAMETER, f"it is the bias of {source.op_type}")
@@ -409,7 +383,7 @@ class _Initializer:
             return self._number(facts, node, i, others, learned)
         if self.values in (tables.WAVES, tables.GRID, tables.BINARY, tables.INTEGERS):
             return Use(CONSTANT, f"it is {self.values}, and {verb} values", open=self.values == tables.INTEGERS)
-        if op == "Mul" and self.are_frequencies and _reaches_waves(facts, node):
+        if op == "Mul" and self.are_frequencies and _reaches_waves(node):
             return Use(CONSTANT, "it holds the frequencies of sines and cosines")
         if self.values == tables.UNIFORM and self.generated:
             return Use(CONSTANT, f"it is {tables.UNIFORM}, and {verb} values", open=True)
@@ -426,14 +400,14 @@ class _Initializer:
         what = "positions or biases" if self.axes > 1 else "a shift"
         return Use(PARAMETER, f"it holds {what}, which are added to values of the model")
 
-    def _fits(self, facts: GraphFacts, source: Node) -> bool:
+    def _fits(self, facts: ModelFacts, source: Node) -> bool:
         """Whether a vector has a number for each channel of a product, or of a part of them."""
         if source.domain or not has_trait("", source.op_type, "linear"):
             return False
-        weight = next((s for s in source.inputs[1:2] + source.inputs[:1] if s in facts.fixed), -1)
-        if weight < 0:
+        weight = next((v for v in source.inputs[1:2] + source.inputs[:1] if v in facts.fixed), None)
+        if weight is None:
             return False
-        shape = _shape(facts, weight)
+        shape = _shape(weight)
         if shape is None or len(shape) < 2 or source.op_type == "Einsum":
             return True
         group = source.attributes.get("group") or 1
@@ -442,7 +416,7 @@ class _Initializer:
         size = self.array.size
         return bool(channels % size == 0 and (size > 1 or channels == 1 or bool(self.array.ndim and not self.generated)))
 
-    def _decodes(self, facts: GraphFacts, node: Node, source: Node | None) -> bool:
+    def _decodes(self, facts: ModelFacts, node: Node, source: Node | None) -> bool:
         """Whether a Sigmoid, Exp or power, or values with other channels, come before: the outputs of a detector."""
         if source is None or source.domain:
             return False
@@ -450,10 +424,10 @@ class _Initializer:
             return source.op_type not in ("Mul", "Add", "Sub") or self._is_late(facts, source)
         return has_trait("", source.op_type, "linear") and not self._fits(facts, source)
 
-    def _is_late(self, facts: GraphFacts, node: Node) -> bool:
+    def _is_late(self, facts: ModelFacts, node: Node) -> bool:
         """Whether arithmetic with constants leads back to a Sigmoid, Exp or power."""
         for _ in range(8):
-            rest = [s for s in node.inputs if s >= 0 and s not in facts.fixed]
+            rest = [v for v in node.inputs if v is not None and v not in facts.fixed]
             maker = facts.source(rest[0]) if rest else None
             if maker is None or maker.domain:
                 return False
@@ -464,7 +438,7 @@ class _Initializer:
             node = maker
         return False
 
-    def _number(self, facts: GraphFacts, node: Node, i: int, others: list[int], learned: bool) -> Use:
+    def _number(self, facts: ModelFacts, node: Node, i: int, others: list[Value], learned: bool) -> Use:
         """The use of one number: mostly a factor or a summand of the program."""
         op, value = node.op_type, float(self.array.reshape(-1)[0])
         if not np.isfinite(value):
@@ -474,13 +448,13 @@ class _Initializer:
         plain = Use(CONSTANT, f"it is one number, {how or format(value, '.6g')}, which {verb}", open=True)
         if op == "Sub" or (op == "Div" and i == 0) or self.generated or not learned:
             return plain
-        if op in ("Mul", "Div") and _is_cosine(facts, node, others[0]):
+        if op in ("Mul", "Div") and _is_cosine(facts, others[0]):
             return Use(PARAMETER, "it is one number that scales products of unit vectors: a learned scale")
         initial = (0.0, 1.0) if op == "Mul" else (0.0,)  # a gain or a shift that was not trained yet may be these
         if (
             (value == round(value) and value not in initial)
             or (how and _in_attention(facts, node, others[0]))
-            or (abs(value) <= 1e-3 and _follows_root(facts, node))
+            or (abs(value) <= 1e-3 and _follows_root(node))
         ):
             return plain
         return Use(
@@ -488,27 +462,27 @@ class _Initializer:
         )
 
 
-def _is_normalized(facts: GraphFacts, node: Node | None) -> bool:
+def _is_normalized(facts: ModelFacts, node: Node | None) -> bool:
     """Whether a value is divided by a statistic of itself, also before a scale: a norm in parts."""
     for _ in range(3):
         if node is None or node.domain or node.op_type not in ("Div", "Mul"):
             return False
-        rest = [s for s in node.inputs if s not in facts.fixed]
+        rest = [v for v in node.inputs if v not in facts.fixed]
         if len(rest) == 2:
             return True
         node = facts.source(rest[0]) if rest else None
     return False
 
 
-def _in_attention(facts: GraphFacts, node: Node, other: int) -> bool:
+def _in_attention(facts: ModelFacts, node: Node, other: Value) -> bool:
     """Whether a number scales rows of an embedding, or what a Softmax or a product of two values of the model takes."""
     maker = facts.source(other)
     if maker is not None and maker.op_type == "Gather":
         return True
     pending, seen = [node], {id(node)}
     while pending and len(seen) <= 32:
-        for slot in pending.pop(0).outputs:
-            for reader, _ in facts.readers.get(slot, ()):
+        for value in pending.pop(0).results:
+            for reader in value.users:
                 if reader.op_type == "Softmax" or (
                     has_trait("", reader.op_type, "linear") and not facts.fixed.intersection(reader.inputs)
                 ):
@@ -521,20 +495,21 @@ def _in_attention(facts: GraphFacts, node: Node, other: int) -> bool:
     return False
 
 
-def _follows_root(facts: GraphFacts, node: Node) -> bool:
-    return any(n.op_type in ("Sqrt", "Rsqrt", "Pow", "Reciprocal", "Div") for n, _ in facts.readers.get(node.outputs[0], ()))
+def _follows_root(node: Node) -> bool:
+    roots = ("Sqrt", "Rsqrt", "Pow", "Reciprocal", "Div")
+    return node.outputs[0] is not None and any(n.op_type in roots for n in node.outputs[0].users)
 
 
-def _is_cosine(facts: GraphFacts, node: Node, other: int) -> bool:
+def _is_cosine(facts: ModelFacts, other: Value) -> bool:
     """Whether a number multiplies a product of two values of which one is divided by its norm, or such a value before."""
     maker = facts.source(other)
     product = maker is not None and has_trait("", maker.op_type, "linear")
-    return any(_is_unit(facts, s) for s in (maker.inputs[:2] if maker is not None and product else (other,)))
+    return any(_is_unit(facts, v) for v in (maker.inputs[:2] if maker is not None and product else (other,)))
 
 
-def _is_unit(facts: GraphFacts, slot: int) -> bool:
+def _is_unit(facts: ModelFacts, value: Value | None) -> bool:
     """Whether a value is divided by its norm."""
-    node = facts.source(slot)
+    node = facts.source(value)
     if node is None or node.domain:
         return False
     if node.op_type == "LpNormalization":
@@ -554,12 +529,12 @@ def _is_unit(facts: GraphFacts, slot: int) -> bool:
     return False
 
 
-def _reaches_waves(facts: GraphFacts, node: Node) -> bool:
+def _reaches_waves(node: Node) -> bool:
     """Whether Sin or Cos follows, after what moves and multiplies."""
     pending, seen = [node], {id(node)}
     while pending and len(seen) <= 32:
-        for slot in pending.pop(0).outputs:
-            for reader, _ in facts.readers.get(slot, ()):
+        for value in pending.pop(0).results:
+            for reader in value.users:
                 if reader.op_type in ("Sin", "Cos"):
                     return True
                 passes = has_trait("", reader.op_type, "keeps_weights") or reader.op_type in ("Concat", "Mul", "Add", "Gather")
@@ -569,20 +544,20 @@ def _reaches_waves(facts: GraphFacts, node: Node) -> bool:
     return False
 
 
-def _shape(facts: GraphFacts, slot: int) -> tuple[int, ...] | None:
+def _shape(value: Value | None) -> tuple[int, ...] | None:
     """The shape of an initializer, also after a Transpose; None if it is not known."""
-    if slot in facts.names:
-        return tuple(facts.graph.states[facts.names[slot]].shape)
-    node = facts.makers.get(slot)
+    if value is not None and value.constant is not None:
+        return tuple(value.constant.shape)
+    node = None if value is None else value.producer
     if node is None or node.domain or not node.inputs:
         return None
     if node.op_type in ("Identity", "Cast", "QuantizeLinear", "DequantizeLinear"):
-        return _shape(facts, node.inputs[0])
+        return _shape(node.inputs[0])
     if node.op_type == "Transpose":
-        inner = _shape(facts, node.inputs[0])
+        inner = _shape(node.inputs[0])
         order = node.attributes.get("perm")
         return None if inner is None else tuple(inner[p] for p in (order if order is not None else range(len(inner) - 1, -1, -1)))
     if node.op_type == "Constant":
-        value = node.attributes.get("value")
-        return tuple(value.shape) if isinstance(value, np.ndarray) else None
+        array = node.attributes.get("value")
+        return tuple(array.shape) if isinstance(array, np.ndarray) else None
     return None

@@ -115,8 +115,9 @@ def trainable_report(
     """
     graph, file = _graph(model)
     ends = list(outputs) if outputs is not None else [v.name for v in graph.outputs]
+    known = graph.values
     for name in (*(by or ()), *ends):
-        if name not in graph.slots:
+        if name not in known:
             raise InvalidInput(f"{name!r} is not a value of the model", code="SX305")
     report = TrainableReport(file or "the model", ends)
     paths = _Paths(graph, ends)
@@ -125,7 +126,7 @@ def trainable_report(
     report.reasons = {n: r.reason for n, r in found.items()}
     report.statistics = [n for n, r in found.items() if r.kind == STATISTIC]
     report.constants = {n: r.reason for n, r in found.items() if r.kind == CONSTANT}
-    asked = {name: (0, graph.slots[name]) for name in names}
+    asked = {name: (0, known[name]) for name in names}
     for name, key in asked.items():
         _classify(report, name, key, paths, found.get(name))
     report.problems = _problems(report, asked, paths)
@@ -149,7 +150,11 @@ def rounded(graph: Graph, names: Sequence[str]) -> dict[str, Problem]:
     for stop in paths.flow.roundings:
         if stop.outputs & paths.useful and paths.flow.matters(stop, paths.reaching):
             before = paths.flow.before({stop.key})
-            found |= {n: stop.problem for n in names if n not in found and (0, graph.slots.get(n, -1)) in before}
+            found |= {
+                n: stop.problem
+                for n in names
+                if n not in found and n in graph.initializers and (0, graph.initializers[n]) in before
+            }
     return found
 
 
@@ -166,7 +171,8 @@ class _Paths:
 
     def __init__(self, graph: Graph, ends: Sequence[str]) -> None:
         self.flow = flow = Flow(graph)
-        wanted = {(0, graph.slots[name]) for name in ends}
+        known = graph.values
+        wanted = {(0, known[name]) for name in ends}
         self.useful = flow.before(wanted)
         self.reaching = flow.reaching({w for w in wanted if flow.floats(w)})
         self.stops = [s for s in flow.stops if s.outputs & self.useful]

@@ -1,24 +1,32 @@
-"""The graph of a model: operators and versions are resolved, names are slots, the last use of each value is known.
+"""The graph of a model: nodes, and values that know their producer and their uses.
 
-A graph is a list of nodes over numbered slots.  `Graph.walk` visits them; the visitor computes, records, compares or counts.
+Names are those of onnx-ir.  A use of a value is a pair of a user and a place: a node and the index of an input, a node and the
+value of a body that stands for the captured one, or a graph and the index of an output.  So a value is in use if it has uses, and
+replacing all uses of a value is one loop, whatever uses it.
+
+A body, which is a graph attribute of a node, is a closed graph: each value of an outer graph that it reads is a value in its
+`captured`, and the node's `captures` maps this to the value of the node's graph.
+
+All changes are made by the methods of `Graph` and `Node`, which record how to undo them while there is a `journal`.
 """
 
 from __future__ import annotations
 
 import heapq
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
-from onnx import ModelProto
+from onnx import AttributeProto, ModelProto, NodeProto, helper
 
 from .. import dtypes
-from ..proto.values import Value
+from ..errors import InvalidModel
+from ..proto.values import Value as Declared
 from .versioned import VersionedOperator
 
 PARAMETERS = "sonnx.parameters"
@@ -61,105 +69,397 @@ class GradientCall:
     numbers: tuple[tuple[int, str, tuple[int, ...], float], ...] = ()
 
 
-@dataclass(eq=False)
-class Node:
-    """One node: a call of an operator at a schema version, or of a function.
+_GAP = 1 << 32
+"""The distance between the places of nodes in a new graph."""
+
+Undo = Callable[[], None]
+Place = Any
+"""The place of a use: the index of an input or output, or the value of a body that stands for a captured one."""
+
+
+class Value:
+    """A value: an input, an initializer, a constant, what a node returns, or a captured value of the enclosing graph.
 
     Attributes:
-        name: the name of the node; the reader creates one for a node without a name.
-        op_type: the operator type, or the name of the function.
-        domain: the domain of the operator; "" for ONNX's.
-        opset: the opset of that domain.
-        inputs: the slots of the inputs; ABSENT (-1) for an omitted one.
-        outputs: the slots of the outputs; ABSENT (-1) for an omitted one.
-        input_names: the names of the inputs; "" for an omitted one.
-        output_names: the names of the outputs; "" for an omitted one.
-        attributes: the keyword arguments of the operator's body, defaults included; a graph attribute is a Graph.
-        given: the names of the attributes that the model sets.
-        operator: the operator at its schema version; None for a function.
-        function: the body of the function; None for an operator.
-        forward_graph: for a Gradient, the graph from its xs and zs to its y; None otherwise.
+        name: its name in a file; "" for a value that has none yet.
+        graph: the graph that defines it; None before it belongs to one.
+        producer: the node that returns it; None for any other value.
+        uses: what uses it: pairs of a node or graph and a place.
+        constant: the contents of an initializer or a constant: an array, or a message of a file; None for any other value.
+        declared: the declaration of an input; None for any other value.
+        pinned: whether something else than a node refers to its name, which must not change.
+        slot: its number in the program of its graph.
     """
 
-    name: str
+    __slots__ = ("constant", "declared", "graph", "name", "pinned", "producer", "slot", "uses")
+
+    def __init__(
+        self, name: str = "", *, graph: Graph | None = None, constant: Any = None, declared: Declared | None = None
+    ) -> None:
+        self.name, self.graph, self.constant, self.declared = name, graph, constant, declared
+        self.producer: Node | None = None
+        self.uses: dict[tuple[Any, Place], None] = {}
+        self.pinned = False
+        self.slot = -1
+
+    def __repr__(self) -> str:
+        """Return the name, for debugging."""
+        return f"<Value {self.name!r}>"
+
+    @property
+    def users(self) -> dict[Node, int]:
+        """The nodes that read it, directly or in a body, each with the number of its places."""
+        found: dict[Node, int] = {}
+        for user, _ in self.uses:
+            if isinstance(user, Node):
+                found[user] = found.get(user, 0) + 1
+        return found
+
+    @property
+    def readers(self) -> list[tuple[Node, Place]]:
+        """Its uses by nodes: the node, and the index of the input or the value of a body that stands for this one."""
+        return [(user, place) for user, place in self.uses if isinstance(user, Node)]
+
+    @property
+    def is_output(self) -> bool:
+        """Whether it is an output of its graph, or something else refers to its name."""
+        return self.pinned or any(isinstance(user, Graph) for user, _ in self.uses)
+
+    @property
+    def is_used(self) -> bool:
+        """Whether a node reads it, or it is an output, or something else refers to its name."""
+        return self.pinned or bool(self.uses)
+
+    @property
+    def is_used_once(self) -> bool:
+        """Whether one input of one node is its only use."""
+        if len(self.uses) != 1 or self.pinned:
+            return False
+        ((user, place),) = self.uses
+        return isinstance(user, Node) and type(place) is int
+
+    def replace_all_uses_with(self, new: Value, *, outputs: bool = True) -> None:
+        """Replace this value by another one wherever it is used; `outputs`: also where it is an output of the graph."""
+        for user, place in list(self.uses):
+            if outputs or isinstance(user, Node):
+                user.put(place, new)
+
+
+@dataclass(eq=False)
+class Node:
+    """A call of an operator at a schema version, or of a function.
+
+    Attributes:
+        op_type: the operator, or the name of the function.
+        inputs: the values that it reads; None for an absent one.
+        outputs: the values that it returns; None for an absent one.
+        attributes: by name: messages as in a file, which `get` decodes, or the keyword arguments of the operator's body, defaults
+            included; a body is a Graph.
+        domain: of the operator; "" is ONNX's.
+        name: of the node, which may be empty.
+        overload: of a function.
+        opset: the opset of the domain.
+        plain: whether all attributes of the operator are known: it is not a function of a model, and no attribute refers to one
+            of a function.
+        given: the names of the attributes that the model sets.
+        operator: the operator at its version; None for a function, and if it was not resolved.
+        function: the body of the function; None for an operator.
+        forward_graph: for a Gradient, the graph from its xs and zs to its y; None otherwise.
+        captures: for each captured value of its bodies, the value of this node's graph that it stands for.
+        proto: the message that the node was read from; None for a new one.
+        origins: the nodes in whose place it is, for reports.
+        gradient: for a gradient that one kernel computes, and for its forward node, its place in the graph's `gradient_calls`.
+        graph: the graph that contains it; None for a node that is not in one.
+        position: larger for later nodes of the graph.
+        input_slots: the numbers of the inputs in the program of the graph; ABSENT (-1) for an absent one.
+        output_slots: the same of the outputs.
+    """
+
     op_type: str
-    domain: str
-    opset: int
-    inputs: tuple[int, ...]
-    outputs: tuple[int, ...]
-    input_names: tuple[str, ...]
-    output_names: tuple[str, ...]
+    inputs: list[Value | None]
+    outputs: list[Value | None]
     attributes: dict[str, Any] = field(default_factory=dict)
+    domain: str = ""
+    name: str = ""
+    overload: str = ""
+    opset: int = 0
+    plain: bool = True
     given: frozenset[str] = frozenset()
     operator: VersionedOperator | None = None
     function: Graph | None = None
     forward_graph: Graph | None = None
+    captures: dict[Value, Value] = field(default_factory=dict)
+    proto: NodeProto | None = None
+    origins: tuple[Node, ...] = ()
+    gradient: int = -1
+    graph: Graph | None = field(default=None, init=False)
+    position: int = field(default=0, init=False)
+    input_slots: tuple[int, ...] = field(default=(), init=False)
+    output_slots: tuple[int, ...] = field(default=(), init=False)
+    _previous: Node | None = field(default=None, init=False, repr=False)
+    _next: Node | None = field(default=None, init=False, repr=False)
 
-    @property
-    def version(self) -> int | None:
-        """The schema version of the operator; None for a function."""
-        return self.operator.version if self.operator else None
-
-    @property
-    def graphs(self) -> list[Graph]:
-        """The graphs in the attributes, and the body of a function."""
-        if not self.attributes and not self.function:
-            return []
-        inner = [g for g in self.attributes.values() if isinstance(g, Graph)]
-        return [*inner, self.function] if self.function else inner
+    def __repr__(self) -> str:
+        """Return the operator and the name, for debugging."""
+        return f"<Node {self.op_type} {self.name!r}>"
 
     def __str__(self) -> str:
         """Return the operator type and the name."""
         return f"{self.op_type} {self.name!r}"
 
+    @property
+    def title(self) -> str:
+        """The node's name, or its operator and outputs."""
+        return self.name or f"{self.op_type} of {', '.join(repr(o.name) for o in self.outputs if o is not None)}"
 
-@dataclass(eq=False)
-class Graph:
-    """Nodes in an executable order, whose values have numbered slots.
+    def is_(self, *op_types: str) -> bool:
+        """Whether it is plain and calls one of these operators of ONNX's domain."""
+        return self.plain and not self.domain and self.op_type in op_types
+
+    @property
+    def version(self) -> int | None:
+        """The schema version of the operator; None for a function, and if it was not resolved."""
+        return self.operator.version if self.operator is not None else None
+
+    @property
+    def bodies(self) -> list[Graph]:
+        """The graphs in the attributes."""
+        found: list[Graph] = []
+        for value in self.attributes.values():
+            if isinstance(value, Graph):
+                found.append(value)
+            elif type(value) is tuple and value and isinstance(value[0], Graph):
+                found += value
+        return found
+
+    @property
+    def graphs(self) -> list[Graph]:
+        """The graphs in the attributes, and the body of a function."""
+        if not self.attributes and self.function is None:
+            return []
+        return self.bodies if self.function is None else [*self.bodies, self.function]
+
+    @property
+    def input_names(self) -> tuple[str, ...]:
+        """The names of the inputs; "" for an absent one."""
+        return tuple(["" if v is None else v.name for v in self.inputs])
+
+    @property
+    def output_names(self) -> tuple[str, ...]:
+        """The names of the outputs; "" for an absent one."""
+        return tuple(["" if v is None else v.name for v in self.outputs])
+
+    @property
+    def reads(self) -> list[Value]:
+        """All values of its graph that it reads: its inputs, then those that its bodies capture."""
+        found = [v for v in self.inputs if v is not None]
+        return [*found, *self.captures.values()] if self.captures else found
+
+    @property
+    def results(self) -> list[Value]:
+        """Its outputs without the absent ones."""
+        return [o for o in self.outputs if o is not None]
+
+    @property
+    def has_one_output(self) -> bool:
+        """Whether all outputs but the first are absent."""
+        return bool(self.outputs) and self.outputs[0] is not None and not any(self.outputs[1:])
+
+    def input(self, i: int) -> Value | None:
+        """An input; None for an absent one."""
+        return self.inputs[i] if i < len(self.inputs) else None
+
+    def copy(self, inputs: Iterable[Value | None], outputs: Iterable[Value | None], origins: tuple[Node, ...]) -> Node:
+        """A node that calls the same on other values; it shares the attributes and bodies, which capture the same values."""
+        return Node(
+            self.op_type, [*inputs], [*outputs], self.attributes, self.domain, self.name, self.overload, self.opset, self.plain,
+            self.given, self.operator, self.function, self.forward_graph, dict(self.captures), None, origins, self.gradient,
+        )  # fmt: skip
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """An attribute: a number, a tuple of numbers, a str, a Graph or a message; `default` if it is absent or None."""
+        found = self.attributes.get(name)
+        if isinstance(found, AttributeProto):
+            value = helper.get_attribute_value(found)
+            if found.type in (AttributeProto.INTS, AttributeProto.FLOATS):
+                return tuple(value)
+            found = value
+        if found is None:
+            return default
+        return found.decode("utf-8", "replace") if isinstance(found, bytes) else found
+
+    def set(self, **attributes: Any) -> None:
+        """Set attributes as messages of a file; None removes one."""
+        changed = dict(self.attributes)
+        for name, value in attributes.items():
+            if value is None:
+                changed.pop(name, None)
+            else:
+                empty = AttributeProto.INTS if isinstance(value, (list, tuple)) and not value else None
+                changed[name] = helper.make_attribute(name, value, attr_type=empty)
+        self.change(attributes=changed)
+
+    def change(self, **fields: Any) -> None:
+        """Change the operator, its attributes or the name; values are changed by `put` and `return_`."""
+        before = {name: getattr(self, name) for name in fields}
+        was = self.op_type
+
+        def assign(values: Mapping[str, Any], old: str) -> None:
+            if self.graph is not None and values.get("op_type", old) != old:
+                self.graph.rename_kind(self, old, values["op_type"])
+            for name, value in values.items():
+                setattr(self, name, value)
+
+        assign(fields, was)
+        now = self.op_type
+        self._record(lambda: assign(before, now))
+
+    def put(self, place: Place, new: Value | None) -> None:
+        """Set one input, or one captured value.
+
+        Args:
+            place: the index of the input, or the value of a body that stands for the captured one.
+            new: the value to read; None for none.
+        """
+        if type(place) is int:
+            old = self.inputs[place]
+            self.inputs[place] = new
+        else:
+            assert new is not None
+            old = self.captures.get(place)
+            self.captures[place] = new
+        if old is new:
+            return
+        if self.graph is not None:
+            if old is not None:
+                old.uses.pop((self, place), None)
+            if new is not None:
+                new.uses[self, place] = None
+        self._record(lambda: self.put(place, old))
+
+    def read(self, inputs: Sequence[Value | None]) -> None:
+        """Set all inputs; absent ones at the end are removed unless the node has bodies."""
+        given = list(inputs)
+        while given and given[-1] is None and not self.bodies:
+            given.pop()
+        before = self.inputs
+        self._exchange(given)
+        self._record(lambda: self._exchange(before))
+
+    def _exchange(self, inputs: list[Value | None]) -> None:
+        graph = self.graph
+        for i, v in enumerate(self.inputs) if graph is not None else ():
+            if v is not None:
+                v.uses.pop((self, i), None)
+        self.inputs = inputs
+        for i, v in enumerate(inputs) if graph is not None else ():
+            if v is not None:
+                v.uses[self, i] = None
+
+    def return_(self, i: int, value: Value | None) -> None:
+        """Return another value as output `i`: one without a producer; the old one has none afterwards."""
+        old = self.outputs[i]
+        self._return(i, value)
+        self._record(lambda: self._return(i, old))
+
+    def _return(self, i: int, value: Value | None) -> None:
+        old = self.outputs[i]
+        if old is not None and old.producer is self:
+            old.producer = None
+        self.outputs[i] = value
+        if value is not None and self.graph is not None:
+            value.producer, value.graph = self, self.graph
+
+    def _record(self, undo: Undo) -> None:
+        if self.graph is not None and self.graph.journal is not None:
+            self.graph.journal.add(undo, self)
+
+
+class Journal:
+    """Changes of graphs that may be undone.
 
     Attributes:
-        name: the name of the graph.
+        touched: the nodes that changed, were inserted or removed.
+    """
+
+    def __init__(self) -> None:
+        self._steps: list[Undo] = []
+        self._undoing = False
+        self.touched: dict[Node, None] = {}
+
+    def add(self, undo: Undo, *nodes: Node) -> None:
+        """Record a change."""
+        if not self._undoing:
+            self._steps.append(undo)
+            self.touched.update(dict.fromkeys(nodes))
+
+    def __len__(self) -> int:
+        """Return the number of changes."""
+        return len(self._steps)
+
+    def __bool__(self) -> bool:
+        """Return True: a journal without changes is a journal."""
+        return True
+
+    def undo(self, since: int = 0) -> None:
+        """Undo the changes after the first `since`."""
+        self._undoing = True
+        try:
+            while len(self._steps) > since:
+                self._steps.pop()()
+        finally:
+            self._undoing = False
+
+
+class Graph:
+    """Nodes in an order, and the values between them.
+
+    Attributes:
+        name: of the graph.
         inputs: the required inputs, in order.
-        outputs: the outputs, in order.
-        nodes: the nodes, in an order in which they can run.
-        states: the initializers by name, as host arrays.
-        slots: the slot of each value by name.
-        captured: (slot in the enclosing graph, slot in this graph) of each outer value that the graph reads.
         optional_inputs: the inputs that have an initializer, which an input of that name replaces.
-        opsets: the opset of each domain; "" is ONNX's domain.
+        outputs: the outputs, in order; a value may occur twice.
+        declared_outputs: the declaration of each output, if the graph was read to run.
+        initializers: by name; each has a `constant`.
+        captured: the values that stand for values of the graph of the node that contains this body.
+        program: the numbered form that runs, which `ir.program` keeps here.
+        opsets: the opset of each domain; "" is ONNX's.
+        owner: the node that contains this body; None for a main graph and for the body of a function.
+        proto: the message that it was read from, if it is edited for a file.
+        journal: records the changes of this graph; None if they are final.
         warnings: what the reader read in another way than the file states it, one sentence each.
         marked: the initializers that the file lists as parameters under the key PARAMETERS of its metadata.
         gradient_calls: the calls of gradient rules that have written nodes, in order, if it is a recorded step.
     """
 
-    name: str
-    inputs: tuple[Value, ...]
-    outputs: tuple[Value, ...]
-    nodes: tuple[Node, ...]
-    states: dict[str, np.ndarray]
-    slots: dict[str, int]
-    captured: tuple[tuple[int, int], ...] = ()
-    optional_inputs: tuple[Value, ...] = ()
-    opsets: Mapping[str, int] = field(default_factory=dict)
-    warnings: tuple[str, ...] = ()
-    marked: frozenset[str] = frozenset()
-    gradient_calls: tuple[GradientCall, ...] = ()
-
     _read: ClassVar[Callable[[ModelProto, Path | None], Graph]]
     """The reader, which sets this for `from_onnx`."""
 
-    def __post_init__(self) -> None:
-        """Compute the slots of inputs, outputs and states, and the last use of each value."""
-        self.input_slots = tuple(self.slots[v.name] for v in self.inputs)
-        self.output_slots = tuple(self.slots[v.name] for v in self.outputs)
-        self.state_slots = tuple((self.slots[name], name) for name in self.states)
-        self.size = len(self.slots)
-        self.dies = self._last_uses()
-        self._steps = tuple((n, n.inputs, n.outputs, dies) for n, dies in zip(self.nodes, self.dies, strict=True))
+    def __init__(self, name: str = "", opsets: Mapping[str, int] | None = None) -> None:
+        self.name, self.opsets = name, opsets if opsets is not None else {}
+        self.inputs: list[Value] = []
+        self.optional_inputs: list[Value] = []
+        self.outputs: list[Value] = []
+        self.declared_outputs: tuple[Declared, ...] = ()
+        self.initializers: dict[str, Value] = {}
+        self.captured: list[Value] = []
+        self.owner: Node | None = None
+        self.proto: Any = None
+        self.journal: Journal | None = None
+        self.warnings: tuple[str, ...] = ()
+        self.marked: frozenset[str] = frozenset()
+        self.gradient_calls: tuple[GradientCall, ...] = ()
+        self.program: Any = None
+        self._first: Node | None = None
+        self._last: Node | None = None
+        self._all: tuple[Node, ...] | None = ()
+        self._kinds: dict[str, dict[Node, None]] = {}
 
-    def __reduce__(self) -> Any:
-        """Support pickle: the fields, from which the rest is computed."""
-        return Graph, tuple(getattr(self, f.name) for f in fields(self))
+    def __repr__(self) -> str:
+        """Return the name, for debugging."""
+        return f"<Graph {self.name!r}>"
+
+    # --- as a whole
 
     @classmethod
     def from_onnx(cls, model: ModelProto, folder: Path | None = None) -> Graph:
@@ -180,69 +480,107 @@ class Graph:
         warnings.warn("Graph.from_onnx is deprecated; use singa_backend.read", DeprecationWarning, stacklevel=2)
         return cls._read(model, folder)
 
-    def _last_uses(self) -> tuple[tuple[int, ...], ...]:
-        """For each node, the slots whose values are not used after it."""
-        last: dict[int, int] = dict.fromkeys(self.slots.values(), -1)
-        for i, node in enumerate(self.nodes):
-            for slot in (*node.inputs, *node.outputs, *(outer for g in node.graphs for outer, _ in g.captured)):
-                last[slot] = i
-        last.pop(ABSENT, None)
-        for slot in self.output_slots:
-            last.pop(slot, None)
-        dies: list[list[int]] = [[] for _ in self.nodes]
-        for slot, i in last.items():
-            if i >= 0:
-                dies[i].append(slot)
-        return tuple(map(tuple, dies))
+    @property
+    def declared_inputs(self) -> list[Declared]:
+        """The declaration of each input."""
+        return [v.declared or Declared(v.name) for v in self.inputs]
 
-    def walk(self, frame: list[Any], visit: Callable[[Node, list[Any], list[Any]], Sequence[Any]], first: int = 0) -> None:
-        """Visit every node in order.
+    @property
+    def declared_optional_inputs(self) -> list[Declared]:
+        """The declaration of each optional input."""
+        return [v.declared or Declared(v.name) for v in self.optional_inputs]
 
-        Args:
-            frame: a list with one element per slot, which holds the inputs, states and captured values; outputs are written to
-                it, and each value is removed after its last use.
-            visit: called as `visit(node, inputs, frame)`; returns the outputs of the node.
-            first: the number of the node with which to begin.
-        """
-        for node, reads, writes, dies in self._steps[first:]:
-            outputs = visit(node, [None if s < 0 else frame[s] for s in reads], frame)
-            for slot, value in zip(writes, outputs):  # noqa: B905 (a body may return more; `strict` takes time at every node)
-                if slot >= 0:
-                    frame[slot] = value
-            for slot in dies:
-                frame[slot] = None
+    @property
+    def states(self) -> dict[str, Any]:
+        """The constants of the initializers by name: host arrays, if the graph was read to run."""
+        return {name: value.constant for name, value in self.initializers.items()}
 
-    def select(self, nodes: Sequence[Node], outputs: Sequence[str]) -> Graph:
-        """Return this graph with a part of its nodes and other outputs.
+    @property
+    def values(self) -> dict[str, Value]:
+        """The values by name: inputs, initializers, captured ones, and what nodes return."""
+        made = [o for node in self.nodes for o in node.outputs if o is not None]
+        return {v.name: v for v in (*self.inputs, *self.initializers.values(), *self.captured, *made)}
 
-        Args:
-            nodes: the nodes to keep, in order.
-            outputs: the names of the values to return.
+    def _flat(self) -> tuple[Any, ...]:
+        """The graph in numbers instead of references, from which `_rebuilt` makes an equal one."""
+        number: dict[Value, int] = {}
+
+        def at(values: Iterable[Value | None]) -> list[int]:
+            return [ABSENT if v is None else number.setdefault(v, len(number)) for v in values]
+
+        ends = [at(v) for v in (self.inputs, self.optional_inputs, self.initializers.values(), self.captured)]
+        nodes = [
+            (
+                tuple(getattr(n, f) for f in _COPIED),
+                at(n.inputs),
+                at(n.outputs),
+                at(n.captures[c] for body in n.bodies for c in body.captured),
+            )
+            for n in self.nodes
+        ]
+        ends.append(at(self.outputs))
+        values = [(v.name, v.constant, v.declared, v.pinned) for v in number]
+        facts = self.name, self.opsets, self.declared_outputs, self.warnings, self.marked, self.gradient_calls
+        return facts, values, nodes, ends
+
+    @staticmethod
+    def _rebuilt(facts: tuple[Any, ...], values: list[Any], nodes: list[Any], ends: list[list[int]]) -> Graph:
+        graph = Graph(*facts[:2])
+        graph.declared_outputs, graph.warnings, graph.marked, graph.gradient_calls = facts[2:]
+        made: list[Any] = []
+        for name, constant, declared, pinned in values:
+            made.append(Value(name, graph=graph, constant=constant, declared=declared))
+            made[-1].pinned = pinned
+        made.append(None)  # ABSENT
+        inputs, optional, initializers, captured, outputs = ([made[i] for i in end] for end in ends)
+        graph.inputs, graph.optional_inputs, graph.captured = inputs, optional, captured
+        graph.initializers = {v.name: v for v in initializers}
+        for copied, takes, makes, outer in nodes:
+            node = Node(copied[0], [made[i] for i in takes], [made[i] for i in makes], *copied[1:])
+            inner = [c for body in node.bodies for c in body.captured]
+            node.captures = {c: made[i] for c, i in zip(inner, outer, strict=True)}
+            graph.append(node)
+        graph.set_outputs(outputs)
+        return graph
+
+    def __reduce__(self) -> Any:
+        """Support pickle without recursion from node to node."""
+        return Graph._rebuilt, self._flat()
+
+    def copy(self) -> Graph:
+        """A graph of new nodes and values; it shares bodies, constants and messages.
 
         Returns:
-            A graph that shares everything else.
+            The copy.
         """
-        declared = {v.name: v for v in (*self.inputs, *self.optional_inputs, *self.outputs)}
-        chosen = tuple(declared.get(name, Value(name)) for name in outputs)
-        return replace(self, nodes=tuple(nodes), outputs=chosen)
+        return Graph._rebuilt(*self._flat())
+
+    def with_states(self, states: Mapping[str, Any]) -> Graph:
+        """Return a copy of this graph with other constants.
+
+        Args:
+            states: those that differ, by the names of their initializers.
+        """
+        made = self.copy()
+        for name, constant in states.items():
+            made.initializers[name].constant = constant
+        return made
 
     def with_inputs(self, names: Sequence[str]) -> Graph:
-        """Return this graph with initializers as required inputs, after the others.
+        """Return a copy of this graph with initializers as required inputs, after the others.
 
         Args:
             names: the names of the initializers.
-
-        Returns:
-            A graph that shares everything else.
         """
-        declared = {v.name: v for v in self.optional_inputs}
-        added = [declared.get(n) or Value(n, "tensor", self.states[n].dtype, self.states[n].shape) for n in names]
-        return replace(
-            self,
-            inputs=(*self.inputs, *added),
-            optional_inputs=tuple(v for v in self.optional_inputs if v.name not in names),
-            states={n: a for n, a in self.states.items() if n not in names},
-        )
+        made = self.copy()
+        for name in names:
+            value = made.initializers.pop(name)
+            if value.declared is None:
+                value.declared = Declared(name, "tensor", value.constant.dtype, value.constant.shape)
+            value.constant = None
+            made.inputs.append(value)
+        made.optional_inputs = [v for v in made.optional_inputs if v.name not in names]
+        return made
 
     def with_weights(self) -> Graph:
         """Return a graph whose weights are initializers: some exporters write weights as Constant nodes.
@@ -250,29 +588,357 @@ class Graph:
         A scalar constant (the bound of a Clip), and one that is read on the host (the scales of a Resize), remains a node.
 
         Returns:
-            This graph if any initializer is of floats, otherwise one whose float constants are initializers.
+            This graph if any initializer is of floats, or no constant is a weight; otherwise a copy.
         """
-        if any(dtypes.is_float(x.dtype) for x in self.states.values()):
+        if any(dtypes.is_float(v.constant.dtype) for v in self.initializers.values()):
             return self
-        settings = {
-            name
-            for n in self.nodes
-            if n.operator and (declared := n.operator.declaration.inputs)
-            for i, name in enumerate(n.input_names)
-            if declared[min(i, len(declared) - 1)].host is not None
+        if not any(map(_is_weight, self.nodes)):
+            return self
+        made = self.copy()
+        for node in filter(_is_weight, made.nodes):
+            (value,) = node.results
+            made.remove(node)
+            value.constant = node.attributes["value"]
+            made.add_initializer(value)
+        return made
+
+    def select(self, nodes: Collection[Node], outputs: Sequence[str]) -> Graph:
+        """Return a copy of this graph with a part of its nodes and other outputs.
+
+        Args:
+            nodes: the nodes to keep.
+            outputs: the names of the values to return.
+        """
+        made, kept = self.copy(), set(nodes)
+        made.remove(*(n for n, own in zip(made.nodes, self.nodes, strict=True) if own not in kept))
+        known = made.values
+        made.set_outputs(known[name] for name in outputs)
+        declared = {
+            v.name: v for v in (*(v.declared for v in (*made.inputs, *made.optional_inputs)), *made.declared_outputs) if v
         }
-        weights = {
-            n.output_names[0]: value
-            for n in self.nodes
-            if (n.domain, n.op_type) == ("", "Constant")
-            if isinstance(value := n.attributes.get("value"), np.ndarray) and value.ndim and dtypes.is_float(value.dtype)
-            if n.output_names[0] not in settings
-        }
-        kept = tuple(n for n in self.nodes if not set(n.output_names) & set(weights))
-        return replace(self, nodes=kept, states={**self.states, **weights}) if weights else self
+        made.declared_outputs = tuple(declared.get(name, Declared(name)) for name in outputs)
+        return made
+
+    # --- nodes in order
+
+    def __iter__(self) -> Iterator[Node]:
+        """Iterate over the nodes in order; nodes may be inserted and removed meanwhile."""
+        node = self._first
+        while node is not None:
+            if node.graph is not self:  # removed meanwhile; its links still lead on
+                node = node._next
+                continue
+            following = node._next
+            yield node
+            node = node._next if node.graph is self else following
+
+    def __len__(self) -> int:
+        """Return the number of nodes."""
+        return sum(map(len, self._kinds.values()))
+
+    def __bool__(self) -> bool:
+        """Return True: a graph without nodes is a graph."""
+        return True
+
+    def __contains__(self, node: object) -> bool:
+        """Return whether a node is in this graph."""
+        return isinstance(node, Node) and node.graph is self
+
+    @property
+    def nodes(self) -> tuple[Node, ...]:
+        """The nodes in order; kept until the next change."""
+        if self._all is None:
+            self._all = tuple(self)
+        return self._all
+
+    def named(self, *op_types: str) -> list[Node]:
+        """The nodes that call operators of these names, in whichever domain; those of a name in the order of their addition."""
+        return [node for name in op_types for node in self._kinds.get(name, ())]
+
+    @property
+    def op_types(self) -> list[str]:
+        """The operators and functions that nodes call, in the order of their addition."""
+        return [name for name, nodes in self._kinds.items() if nodes]
+
+    def rename_kind(self, node: Node, old: str, new: str) -> None:
+        """Note that a node calls another operator."""
+        del self._kinds[old][node]
+        self._kinds.setdefault(new, {})[node] = None
+
+    def following(self, node: Node | None) -> Node | None:
+        """The next node; the first one after None, None after the last one."""
+        return self._first if node is None else node._next
+
+    def append(self, node: Node) -> Node:
+        """Add a node at the end."""
+        return self.insert(node)
+
+    def insert(self, node: Node, before: Node | None = None) -> Node:
+        """Add a node; at the end if `before` is None."""
+        self._link(node, before)
+        if self.journal is not None:
+            self.journal.add(lambda: self._unlink(node), node)
+        return node
+
+    def remove(self, *gone: Node) -> None:
+        """Remove nodes; their outputs have no producer afterwards."""
+        for node in gone:
+            before = node._next
+            self._unlink(node)
+            if self.journal is not None:
+
+                def undo(node: Node = node, before: Node | None = before) -> None:
+                    self._link(node, before)
+
+                self.journal.add(undo, node)
+
+    def sort(self) -> None:
+        """Sort the nodes topologically; a valid order is kept, and the sort is stable.
+
+        Raises:
+            InvalidModel: two nodes return one value (SX102), or the nodes have a cycle (SX101).
+        """
+        nodes = self.nodes
+        place = {node: i for i, node in enumerate(nodes)}
+        needs: list[set[int]] = []
+        for node in nodes:
+            for o in node.outputs:
+                if o is not None and o.producer is not node:
+                    raise InvalidModel(f"value {o.name!r} is defined more than once", code="SX102", node=node.title)
+            makers = [v.producer for v in node.reads]
+            needs.append({place[maker] for maker in makers if maker is not None and maker in place})
+        order = runnable_order(needs)
+        if len(order) < len(needs):
+            stuck = _cycle(needs, {*range(len(needs))} - {*order})
+            shown = ", ".join(repr(nodes[i].title) for i in stuck[:8]) + (", ..." if len(stuck) > 8 else "")
+            where = nodes[stuck[0]].title
+            raise InvalidModel(f"the graph has a cycle among the nodes {shown}", code="SX101", node=where)
+        if order != list(range(len(nodes))):
+            self._arrange([nodes[i] for i in order])
+            if self.journal is not None:
+                self.journal.add(lambda: self._arrange(nodes))
+
+    def _arrange(self, nodes: Sequence[Node]) -> None:
+        for i, (previous, node, following) in enumerate(zip((None, *nodes), nodes, (*nodes[1:], None), strict=False)):
+            node._previous, node._next, node.position = previous, following, i * _GAP
+        self._first, self._last = (nodes[0], nodes[-1]) if nodes else (None, None)
+        self._all = self.program = None
+
+    def _link(self, node: Node, before: Node | None) -> None:
+        previous = self._last if before is None else before._previous
+        node.graph, node._previous, node._next = self, previous, before
+        if previous is None:
+            self._first = node
+        else:
+            previous._next = node
+        if before is None:
+            self._last = node
+            node.position = _GAP if previous is None else previous.position + _GAP
+        else:
+            before._previous = node
+            node.position = before.position - _GAP if previous is None else (previous.position + before.position) // 2
+        self._all = self.program = None
+        self._kinds.setdefault(node.op_type, {})[node] = None
+        if before is not None and previous is not None and node.position == previous.position:  # no room between them
+            for i, n in enumerate(self):
+                n.position = i * _GAP
+        for i, v in enumerate(node.inputs):
+            if v is not None:
+                v.uses[node, i] = None
+        for inner, v in node.captures.items():
+            v.uses[node, inner] = None
+        for v in node.outputs:
+            if v is not None:
+                v.producer, v.graph = node, self
+        for body in node.bodies:
+            if body.owner is None:
+                body.owner = node
+
+    def arrange(self, nodes: Sequence[Node]) -> None:
+        """Contain these nodes in this order, in place of all others; it cannot be undone."""
+        self.remove(*self.nodes)
+        for node in nodes:
+            self.append(node)
+
+    def _unlink(self, node: Node) -> None:
+        previous, following = node._previous, node._next
+        if previous is None:
+            self._first = following
+        else:
+            previous._next = following
+        if following is None:
+            self._last = previous
+        else:
+            following._previous = previous
+        node.graph = None  # its own links stay, so that an iteration goes on
+        self._all = self.program = None
+        del self._kinds[node.op_type][node]
+        for i, v in enumerate(node.inputs):
+            if v is not None:
+                v.uses.pop((node, i), None)
+        for inner, v in node.captures.items():
+            v.uses.pop((node, inner), None)
+        for v in node.outputs:
+            if v is not None and v.producer is node:
+                v.producer = None
+
+    # --- values
+
+    def add_input(self, value: Value, *, optional: bool = False) -> Value:
+        """Add an input; `optional` for one that has an initializer."""
+        value.graph = self
+        values = self.optional_inputs if optional else self.inputs
+        values.append(value)
+        if self.journal is not None:
+            self.journal.add(lambda: values.remove(value))
+        return value
+
+    def remove_inputs(self, values: Collection[Value]) -> None:
+        """Remove inputs."""
+        before = self.inputs, self.optional_inputs
+        self.inputs, self.optional_inputs = ([v for v in held if v not in values] for held in before)
+        if self.journal is not None:
+
+            def undo() -> None:
+                self.inputs, self.optional_inputs = before
+
+            self.journal.add(undo)
+
+    def add_initializer(self, value: Value) -> Value:
+        """Add a value with a constant under its name."""
+        value.graph = self
+        self.initializers[value.name] = value
+        if self.journal is not None:
+            self.journal.add(lambda: self._drop_initializer(value))
+        return value
+
+    def _drop_initializer(self, value: Value) -> None:
+        del self.initializers[value.name]
+
+    def remove_initializer(self, *values: Value) -> None:
+        """Remove initializers."""
+        before = dict(self.initializers)
+        for value in values:
+            self._drop_initializer(value)
+        if self.journal is not None:
+
+            def undo() -> None:
+                self.initializers = before
+
+            self.journal.add(undo)
+
+    def set_outputs(self, values: Iterable[Value]) -> None:
+        """Set all outputs."""
+        for i, v in enumerate(self.outputs):
+            v.uses.pop((self, i), None)
+        before, self.outputs, self.program = self.outputs, list(values), None
+        for i, v in enumerate(self.outputs):
+            v.uses[self, i] = None
+        if self.journal is not None:
+            self.journal.add(lambda: self.set_outputs(before))
+
+    def put(self, place: Place, new: Value) -> None:
+        """Set one output.
+
+        Args:
+            place: its index.
+            new: the value.
+        """
+        old = self.outputs[place]
+        if old is new:
+            return
+        self.outputs[place] = new
+        old.uses.pop((self, place), None)
+        new.uses[self, place] = None
+        if self.journal is not None:
+            self.journal.add(lambda: self.put(place, old))
+
+    def capture(self, value: Value) -> Value:
+        """The value of this graph that stands for one of an enclosing graph; the value itself if it is of this graph.
+
+        Args:
+            value: a value of this graph, or of a graph around it.
+        """
+        if value.graph is self:
+            return value
+        owner = self.owner
+        assert owner is not None and owner.graph is not None, "the value is of no graph around this one"
+        outer = owner.graph.capture(value)
+        for inner in self.captured:
+            if owner.captures.get(inner) is outer:
+                return inner
+        made = Value(outer.name, graph=self)
+        self._capture(made, outer)
+        return made
+
+    def _capture(self, inner: Value, outer: Value) -> None:
+        owner = self.owner
+        assert owner is not None
+        self.captured.append(inner)
+        owner.captures[inner] = outer
+        outer.uses[owner, inner] = None
+        if self.journal is not None:
+            self.journal.add(lambda: self._release(inner))
+
+    def _release(self, inner: Value) -> None:
+        owner = self.owner
+        assert owner is not None
+        self.captured.remove(inner)
+        outer = owner.captures.pop(inner)
+        outer.uses.pop((owner, inner), None)
+        if self.journal is not None:
+            self.journal.add(lambda: self._capture(inner, outer))
+
+    def release_captured(self) -> None:
+        """Let one value stand for each value of the enclosing graph that this body reads, and none for any other value."""
+        assert self.owner is not None
+        first: dict[Value, Value] = {}
+        for inner in list(self.captured):
+            same = first.setdefault(self.owner.captures[inner], inner)
+            if same is not inner:
+                inner.replace_all_uses_with(same)
+            if not inner.uses:
+                self._release(inner)
+
+    def source(self, value: Value) -> Value:
+        """The value that a captured one stands for, in whichever graph that is defined; any other value itself."""
+        graph: Graph | None = self
+        while graph is not None and graph.owner is not None and value in graph.owner.captures:
+            value, graph = graph.owner.captures[value], graph.owner.graph
+        return value
+
+    def drop_unused(self, values: Iterable[Value | None], keep: Collection[str] = ()) -> None:
+        """Remove the producers of values that nothing uses, and the nodes before them that nothing uses then.
+
+        Args:
+            values: the values.
+            keep: operators whose nodes stay.
+        """
+        pending = list(values)
+        while pending:
+            value = pending.pop()
+            node = None if value is None else value.producer
+            if node is None or node.graph is not self or node.op_type in keep:
+                continue
+            if not any(o is not None and o.is_used for o in node.outputs):
+                self.remove(node)
+                pending += node.reads
+
+    # --- graphs within
+
+    def walk(self) -> Iterator[Graph]:
+        """Iterate over the bodies within, the innermost first, and this graph last.
+
+        Yields:
+            The graphs.
+        """
+        for node in self.nodes:
+            for body in node.bodies:
+                yield from body.walk()
+        yield self
 
     def all_nodes(self) -> Iterator[Node]:
-        """Iterate over every node, those of subgraphs and functions included (each function body once).
+        """Iterate over every node, those of bodies and functions included; each body of a function once.
 
         Yields:
             The nodes.
@@ -285,6 +951,34 @@ class Graph:
                 seen.add(id(graph))
                 yield from graph.nodes
                 pending += [g for node in graph.nodes for g in node.graphs]
+
+
+_COPIED = (
+    "op_type",
+    "attributes",
+    "domain",
+    "name",
+    "overload",
+    "opset",
+    "plain",
+    "given",
+    "operator",
+    "function",
+    "forward_graph",
+)
+"""The fields of a node that a copy shares, in the order of `Node` without inputs and outputs."""
+
+
+def _is_weight(node: Node) -> bool:
+    """Whether a node is a Constant of floats with axes that no operator reads on the host."""
+    value = node.attributes.get("value") if (node.domain, node.op_type) == ("", "Constant") else None
+    if not isinstance(value, np.ndarray) or not value.ndim or not dtypes.is_float(value.dtype) or node.outputs[0] is None:
+        return False
+    for user, place in node.outputs[0].uses:
+        declared = user.operator.declaration.inputs if isinstance(user, Node) and user.operator else ()
+        if declared and type(place) is int and declared[min(place, len(declared) - 1)].host is not None:
+            return False
+    return True
 
 
 def runnable_order(needs: Sequence[set[int]]) -> list[int]:
@@ -302,3 +996,13 @@ def runnable_order(needs: Sequence[set[int]]) -> list[int]:
         for i in sorter.get_ready():
             heapq.heappush(ready, i)
     return order
+
+
+def _cycle(needs: Sequence[set[int]], stuck: set[int]) -> list[int]:
+    """A cycle among the nodes that cannot be ordered."""
+    at = min(stuck)
+    path: list[int] = []
+    while at not in path:  # follow unmet dependencies: eventually a node is met twice
+        path.append(at)
+        at = min(needs[at] & stuck)
+    return path[path.index(at) :][::-1]

@@ -36,11 +36,11 @@ from ..proto.schemas import (
     schema_version,
     schemas,
 )
-from ..proto.values import Value
+from ..proto.values import Value as Declared
 from . import gradient_calls, other_domains
 from .custom import CustomOperator, by_public_name, definition_lines
 from .declaration import REQUIRED, Declaration, declarations, undeclared
-from .graph import ABSENT, DEFERRED, PARAMETERS, GradientCall, Graph, Node, runnable_order
+from .graph import DEFERRED, PARAMETERS, GradientCall, Graph, Node, Value, runnable_order
 from .versioned import VersionedOperator
 from .wellformed import attribute_problem, check_messages, kind_of, subgraph_problems, value_of
 
@@ -210,6 +210,7 @@ class _Reader:
         self.sparse = partial(tensor_data.sparse, folder=folder, maps=maps)
         self.functions: dict[tuple[str, str, str], FunctionProto] = {}
         self.bodies: dict[tuple[Any, ...], Graph] = {}
+        self.captures: dict[Graph, list[Value]] = {}  # for each body, the outer values that its captured ones stand for
         self.calling: list[tuple[str, str, str]] = []
         self.depth = 0
         self.invalid: list[Problem] = []
@@ -313,36 +314,42 @@ class _Scope:
         self.bindings = bindings  # of the function call that is being read; None outside functions
         self.protos: Sequence[NodeProto] = ()
         self.makers: dict[str, NodeProto] = {}  # the nodes by the names of their outputs, for Gradients
-        self.slots: dict[str, int] = {}
-        self.captured: dict[str, int] = {}  # name -> slot in the outer scope
+        self.values: dict[str, Value] = {}
+        self.captured: dict[str, Value] = {}  # name -> the value of the outer scope
         self.defined: set[str] = set()
         self.cyclic: set[str] = set()  # outputs of the nodes of a cycle: defined, so that a cycle is reported only once
 
     # --- names
 
-    def define(self, name: str) -> int:
+    def define(self, name: str) -> Value:
         if name in self.defined:
             self.reader.wrong("SX102", f"value {name!r} is defined more than once")
         self.defined.add(name)
-        return self.slots.setdefault(name, len(self.slots))
+        return self._value_of(name)
 
-    def find(self, name: str) -> int | None:
-        """The slot of a name, captured from an outer scope if it is not defined here; None if it is unknown."""
+    def _value_of(self, name: str) -> Value:
+        found = self.values.get(name)
+        if found is None:
+            found = self.values[name] = Value(name)
+        return found
+
+    def find(self, name: str) -> Value | None:
+        """The value of a name, captured from an outer scope if it is not defined here; None if it is unknown."""
         if name in self.defined or name in self.captured:
-            return self.slots[name]
+            return self.values[name]
         if name in self.cyclic:
-            return self.slots.setdefault(name, len(self.slots))
-        slot = self.outer.find(name) if self.outer else None
-        if slot is None:
+            return self._value_of(name)
+        outer = self.outer.find(name) if self.outer else None
+        if outer is None:
             return None
-        self.captured[name] = slot
-        return self.slots.setdefault(name, len(self.slots))
+        self.captured[name] = outer
+        return self._value_of(name)
 
     # --- graphs
 
     def read(self, proto: GraphProto) -> Graph:
         states = self._states(proto)
-        inputs = tuple(self._value(i) for i in proto.input)
+        inputs = tuple(self._declared(i) for i in proto.input)
         times = Counter(value.name for value in inputs)
         for value in inputs:
             if value.name not in states:
@@ -350,7 +357,7 @@ class _Scope:
             elif times[value.name] > 1:
                 self.reader.wrong("SX102", f"input {value.name!r} is declared more than once")
         nodes = self._nodes(proto.node)
-        outputs = tuple(self._value(o) for o in proto.output)
+        outputs = tuple(self._declared(o) for o in proto.output)
         for value in outputs:
             if self.find(value.name) is None:
                 self.reader.wrong("SX101", f"output {value.name!r} of graph {proto.name!r} is not defined")
@@ -362,23 +369,40 @@ class _Scope:
     def _graph(
         self,
         name: str,
-        inputs: tuple[Value, ...],
-        outputs: tuple[Value, ...],
+        inputs: tuple[Declared, ...],
+        outputs: tuple[Declared, ...],
         nodes: list[Node],
         states: dict[str, np.ndarray],
-        optional: tuple[Value, ...] = (),
+        optional: tuple[Declared, ...] = (),
     ) -> Graph:
-        captured = tuple((outer, self.slots[n]) for n, outer in self.captured.items())
-        return Graph(name, inputs, outputs, tuple(nodes), states, self.slots, captured, optional, self.opsets)
+        graph = Graph(name, self.opsets)
+        for declared in (*inputs, *optional):
+            self._value_of(declared.name).declared = declared
+        for value in map(self._value_of, (v.name for v in inputs)):
+            graph.add_input(value)
+        for n, array in states.items():
+            value = self._value_of(n)
+            value.constant = array
+            graph.add_initializer(value)
+        graph.optional_inputs = [self._value_of(v.name) for v in optional]
+        graph.captured = [self.values[n] for n in self.captured]
+        for value in graph.captured:
+            value.graph = graph
+        self.reader.captures[graph] = list(self.captured.values())
+        for node in nodes:
+            graph.append(node)
+        graph.declared_outputs = outputs
+        graph.set_outputs(self._value_of(v.name) for v in outputs)
+        return graph
 
-    def _value(self, info: ValueInfoProto) -> Value:
+    def _declared(self, info: ValueInfoProto) -> Declared:
         if not info.name:
             self.reader.wrong("SX101", "an input or output of a graph has no name")
         try:
-            return Value.from_proto(info)
+            return Declared.from_proto(info)
         except InvalidModel as error:
             self.reader.wrong(error.code, f"{info.name!r}: {error.message}")
-            return Value(info.name)
+            return Declared(info.name)
 
     def _states(self, proto: GraphProto) -> dict[str, np.ndarray]:
         states: dict[str, np.ndarray] = {}
@@ -448,26 +472,30 @@ class _Scope:
             load_domain(MICROSOFT)
             domain = LAX
         where = {"node": name, "operator": proto.op_type, "opset": opset or None}
-        inputs = []
+        inputs: list[Value | None] = []
         for n in proto.input:
-            slot = self.find(n) if n else ABSENT
-            if slot is None:
-                self.reader.wrong("SX101", f"input {n!r} is not defined{self.reader.did_you_mean(n, self.slots)}", **where)
-                slot = self.define(n)
-            inputs.append(slot)
-        node = Node(name, proto.op_type, domain, opset, tuple(inputs), (), tuple(proto.input), tuple(proto.output))
+            value = self.find(n) if n else None
+            if value is None and n:
+                self.reader.wrong("SX101", f"input {n!r} is not defined{self.reader.did_you_mean(n, self.values)}", **where)
+                value = self.define(n)
+            inputs.append(value)
+        node = Node(proto.op_type, inputs, [], {}, domain, name, "", opset)
+        outputs = tuple(proto.output)
         key = (domain, proto.op_type, proto.overload)
         if key in self.reader.functions and not (is_custom(domain) and (domain, proto.op_type) in declarations):
             node.function = self._function(self.reader.functions[key], key, proto, where)
         elif not (reader.is_recorded and domain == DEFERRED):
-            self._operator(node, proto, where)
+            self._operator(node, proto, outputs, where)
         if (domain, proto.op_type) == TRAINING_GRADIENT and node.operator is not None:
             self._forward_graph(node, where)
         if node.operator is not None:
-            node.output_names = _without_omitted(node.output_names, node.operator.schema)
+            outputs = _without_omitted(outputs, node.operator.schema)
+        node.outputs = [None] * len(outputs)
         for problem in subgraph_problems(node) if node.graphs else ():
             reader.wrong("SX107", problem, **where)
-        node.outputs = tuple(self.define(n) if n else ABSENT for n in node.output_names)
+        node.outputs = [self.define(n) if n else None for n in outputs]
+        for body in node.bodies:
+            node.captures |= zip(body.captured, reader.captures[body], strict=True)
         return node
 
     def _forward_graph(self, node: Node, where: dict[str, Any]) -> None:
@@ -493,8 +521,8 @@ class _Scope:
             elif id(maker) not in needed:
                 needed.add(id(maker))
                 pending += sorted(reads(maker))
-        slots = [self.find(n) for n in others]
-        if None in slots or y in others:
+        outer = [self.find(n) for n in others]
+        if None in outer or y in others:
             self.reader.wrong("SX101", f"the y of a Gradient must be the output of a node before it, got {y!r}", **where)
             return
         names = [*known, *others]
@@ -503,11 +531,10 @@ class _Scope:
         for name in names:
             scope.define(name)
         nodes = self._nested(lambda: scope._nodes(forward))
-        node.forward_graph = scope._graph(f"between_{node.name}", tuple(map(Value, names)), (Value(y),), nodes, {})
-        node.inputs = (*node.inputs, *(s for s in slots if s is not None))
-        node.input_names = (*node.input_names, *others)
+        node.forward_graph = scope._graph(f"between_{node.name}", tuple(map(Declared, names)), (Declared(y),), nodes, {})
+        node.inputs += outer
 
-    def _operator(self, node: Node, proto: NodeProto, where: dict[str, Any]) -> None:
+    def _operator(self, node: Node, proto: NodeProto, outputs: tuple[str, ...], where: dict[str, Any]) -> None:
         reader, domain = self.reader, node.domain
         shown = DOMAINS.get(domain, public_domain(domain))
         if not node.opset:
@@ -550,7 +577,7 @@ class _Scope:
         declaration = declared[version]
         schema = known[version]
         signature = _signature(schema)
-        self._arity(node, schema, signature, where)
+        self._arity(tuple(proto.input), outputs, schema, signature, where)
         given = self._attributes(proto, signature.types, where)
         for name, value in declaration.absent.items():
             if given.get(name) == value:
@@ -561,11 +588,15 @@ class _Scope:
         node.attributes = self._arguments(given, schema, signature, declaration, where)
         node.operator = VersionedOperator(declaration, version)
 
-    def _arity(self, node: Node, schema: defs.OpSchema, signature: _Signature, where: dict[str, Any]) -> None:
-        for kind, names, (low, high) in (
-            ("inputs", node.input_names, signature.inputs),
-            ("outputs", node.output_names, signature.outputs),
-        ):
+    def _arity(
+        self,
+        inputs: tuple[str, ...],
+        outputs: tuple[str, ...],
+        schema: defs.OpSchema,
+        signature: _Signature,
+        where: dict[str, Any],
+    ) -> None:
+        for kind, names, (low, high) in (("inputs", inputs, signature.inputs), ("outputs", outputs, signature.outputs)):
             if not low <= len(names) <= high:
                 bound = str(low) if low == high else f"{low} or more" if high > 2**30 else f"{low} to {high}"
                 self.reader.wrong("SX107", f"{_called(schema)} must have {bound} {kind}, got {len(names)}", **where)
@@ -711,7 +742,7 @@ class _Scope:
             if scope.find(name) is None:
                 self.reader.wrong("SX101", f"output {name!r} of function {proto.name} is not defined")
                 scope.define(name)
-        inputs, outputs = (tuple(Value(n) for n in names) for names in (proto.input, proto.output))
+        inputs, outputs = (tuple(map(Declared, names)) for names in (proto.input, proto.output))
         return scope._graph(proto.name, inputs, outputs, nodes, {})
 
 

@@ -15,7 +15,7 @@ from onnx import FunctionProto, GraphProto, NodeProto
 
 from ..errors import InvalidModel
 from ..proto.schemas import plain_domain
-from .core import Graph, Node, Value
+from .graph import Graph, Node, Value
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from typing import Any
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, SparseTensorProto, helper
 
 from ..proto.schemas import plain_domain
-from .core import Graph, Node, Value
+from .graph import Graph, Node, Value
 
 
 def write_model(model: ModelProto, main: Graph, functions: Sequence[Graph]) -> None:

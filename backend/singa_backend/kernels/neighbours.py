@@ -57,27 +57,27 @@ def scan(site: Site, x: Value, *points: Value) -> tuple[Value, Value]:
 
 def _is_distance(body: Graph) -> bool:
     """Whether a body of inputs x and p returns x, and the sums of squares of the rows of x - p."""
-    made = {node.outputs[0]: node for node in body.nodes if len(node.outputs) == 1 and not node.domain}
-
-    def origin(slot: int) -> int:
-        while slot in made and made[slot].op_type == "Identity":
-            slot = made[slot].inputs[0]
-        return slot
-
-    if len(body.input_slots) != 2 or len(body.output_slots) != 2 or body.captured:
+    if len(body.inputs) != 2 or len(body.outputs) != 2 or body.captured:
         return False
-    x, p = body.input_slots
-    total = made.get(origin(body.output_slots[1]))
-    if origin(body.output_slots[0]) != x or total is None or total.op_type != "ReduceSumSquare" or total.attributes["keepdims"]:
+    x, p = body.inputs
+    total = _origin(body.outputs[1]).producer
+    if _origin(body.outputs[0]) is not x or total is None or total.op_type != "ReduceSumSquare" or total.attributes["keepdims"]:
         return False
-    apart = made.get(origin(total.inputs[0]))
-    if apart is None or apart.op_type != "Sub" or {origin(i) for i in apart.inputs} != {x, p}:
+    apart = _origin(total.inputs[0]).producer
+    if total.domain or apart is None or (apart.domain, apart.op_type) != ("", "Sub") or set(map(_origin, apart.inputs)) != {x, p}:
         return False
     axes = total.attributes.get("axes")
     if len(total.inputs) > 1:
-        known = {slot: body.states[name] for slot, name in body.state_slots}
-        axes = known[total.inputs[1]].tolist() if total.inputs[1] in known else None
+        known = total.inputs[1].constant if total.inputs[1] is not None else None
+        axes = None if known is None else known.tolist()
     return axes is not None and list(axes) in ([1], [-1])
+
+
+def _origin(value: Any) -> Any:
+    """The value of which Identity nodes return a copy."""
+    while value.producer is not None and (value.producer.domain, value.producer.op_type) == ("", "Identity"):
+        value = value.producer.inputs[0]
+    return value
 
 
 class Points:

@@ -105,7 +105,7 @@ loop.flops(unknown)
 
 def _shapes(body: Graph) -> list[tuple[int, ...]]:
     """The shapes of the iteration number and the condition that a Loop's body takes."""
-    return [(1,) if v.shape is not None and len(v.shape) == 1 else () for v in body.inputs[:2]]
+    return [(1,) if v.shape is not None and len(v.shape) == 1 else () for v in body.declared_inputs[:2]]
 
 
 @loop.gradient
@@ -224,18 +224,17 @@ def _trips(M: int | None, going: bool, unasked: bool, body: Graph) -> int | None
 
 def _always(body: Graph) -> bool:
     """Return whether the output condition of the body is known to be true: a true constant, or the input condition."""
-    made = {name: node for node in body.nodes for name in node.output_names}
-    name = body.outputs[0].name if body.outputs else ""
-    while name in made and (made[name].domain, made[name].op_type) == ("", "Identity"):
-        name = made[name].input_names[0]
-    if name in made:
-        node = made[name]
-        value = node.attributes.get("value") if (node.domain, node.op_type) == ("", "Constant") else None
-    else:
-        value = body.states.get(name)
-    if value is not None:
-        return value.size == 1 and bool(value.reshape(-1)[0])
-    return len(body.inputs) > 1 and name == body.inputs[1].name
+    value = body.outputs[0] if body.outputs else None
+    while value is not None and (node := value.producer) is not None and (node.domain, node.op_type) == ("", "Identity"):
+        value = node.inputs[0]
+    if value is None:
+        return False
+    node, known = value.producer, value.constant
+    if node is not None:
+        known = node.attributes.get("value") if (node.domain, node.op_type) == ("", "Constant") else None
+    if known is not None:
+        return known.size == 1 and bool(known.reshape(-1)[0])
+    return len(body.inputs) > 1 and value is body.inputs[1]
 
 
 def _truth(xp: Xp, value: Array) -> bool:
@@ -251,7 +250,7 @@ class Gather:
         if len(body.outputs) < first:
             raise OperatorError(f"the body must have at least {first} outputs, got {len(body.outputs)}", code="SX407")
         self.xp = xp
-        self.declared: Sequence[Value] = body.outputs[first:]
+        self.declared: Sequence[Value] = body.declared_outputs[first:]
         self.first = first
         self.values: list[list[Array]] = [[] for _ in self.declared]
 

@@ -33,12 +33,12 @@ def convert(graph: Graph, opset: int, name: str = "", writer: OpsetWriter | None
     """
     writer = writer or OpsetWriter(opset)
     writer.builder.domains.update({d: v for d, v in graph.opsets.items() if d})  # other domains are unchanged
-    inputs = [writer.input(v.name, declared_type(v)) for v in graph.inputs]
+    inputs = [writer.input(v.name, declared_type(v)) for v in graph.declared_inputs]
     states = {n: writer.builder.initializer(n, a, fold=not dtypes.is_float(a.dtype)) for n, a in graph.states.items()}
     writer.builder.pin(v.name for v in graph.outputs)
     writer.builder.reserve(n for node in graph.nodes for n in node.output_names if n)
     outputs = replay(writer, graph, inputs, states, visitor=_named_visit)
-    with_declared_types(outputs, graph.outputs)
+    with_declared_types(outputs, graph.declared_outputs)
     return to_model(writer, name or graph.name or "main", outputs, [v.name for v in graph.outputs], deferred=deferred)
 
 

@@ -1,6 +1,6 @@
 """Rewrites of ONNX models that leave every result unchanged."""
 
-from ..ir.core import Graph, Node, Value
+from ..ir.graph import Graph, Node, Value
 from ._old_names import __getattr__ as __getattr__
 from .model import ModelEditor
 from .pipeline import FUSIONS, PASSES, Pass, PassFailure, PassReport, Report, optimize

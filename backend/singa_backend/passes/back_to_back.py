@@ -7,8 +7,8 @@ from collections.abc import Callable
 import numpy as np
 
 from .. import dtypes
-from ..ir.core import Node
 from ..ir.declaration import has_trait
+from ..ir.graph import Node
 from ..rewriting.padding import padding
 from ..rewriting.reshapes import joined_reshapes
 from ..rewriting.transposes import transposes

@@ -17,7 +17,7 @@ from onnx import AttributeProto, ModelProto, TensorProto, TypeProto, numpy_helpe
 from .. import dtypes
 from ..choices import FLOATS as FLOATS
 from ..errors import InvalidInput
-from ..ir.core import Graph, Node, Value
+from ..ir.graph import Graph, Node, Value
 from ..proto.schemas import opset_of, schema_version, schemas, type_strings
 from .model import ModelEditor, source
 

@@ -16,7 +16,7 @@ from onnx import ModelProto, TensorShapeProto, ValueInfoProto
 from .. import passes
 from ..choices import LAYOUTS as LAYOUTS
 from ..errors import InvalidInput
-from ..ir.core import Node, Value
+from ..ir.graph import Node, Value
 from ..ir.structure import check_structure
 from . import ModelEditor, Report
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from onnx import AttributeProto, TensorProto
 
-from ..ir.core import Graph, Node, Value
+from ..ir.graph import Graph, Node, Value
 from ..proto.schemas import plain_domain
 from .model import ModelEditor, source
 from .operator_facts import deterministic

@@ -16,8 +16,8 @@ from onnx import ModelProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
 from .. import dtypes
 from ..errors import InvalidInput, UnsupportedModel, did_you_mean
-from ..ir.core import Node, Value
 from ..ir.declaration import has_trait
+from ..ir.graph import Node, Value
 from ..limits import admit
 from ..proto.values import sizes
 from .cleaning import remove_dead, remove_dead_functions

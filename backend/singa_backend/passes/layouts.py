@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from ..ir.core import Node, Value
 from ..ir.declaration import has_trait, newest_declaration
+from ..ir.graph import Node, Value
 from ..rewriting.identity import drops_nothing
 from ..rewriting.transposes import compose, invert, permutation
 from .model import source

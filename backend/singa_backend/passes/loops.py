@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 from onnx import helper
 
-from ..ir.core import Graph, Node, Value
 from ..ir.declaration import has_trait
+from ..ir.graph import Graph, Node, Value
 from ..rewriting.transposes import permutation
 from .model import ModelEditor
 from .operator_facts import deterministic

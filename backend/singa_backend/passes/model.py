@@ -19,7 +19,7 @@ import numpy as np
 from onnx import FunctionProto, ModelProto, TensorProto, TypeProto, numpy_helper
 
 from ..errors import SonnxError
-from ..ir.core import Graph, Journal, Node, Value
+from ..ir.graph import Graph, Journal, Node, Value
 from ..ir.structure import defined_values, hidden_name, read_structure
 from ..ir.wellformed import check_messages
 from ..ir.writer import write_model

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ..ir.core import Node
+from ..ir.graph import Node
 from ..rewriting import constants
 from .rewriter import ModelRewriter
 

@@ -10,8 +10,8 @@ import numpy as np
 from onnx import TensorProto, helper, numpy_helper
 
 from .. import dtypes
-from ..ir.core import Graph, Node, Value
 from ..ir.declaration import newest_declaration
+from ..ir.graph import Graph, Node, Value
 from ..ir.reader import read_call
 from ..ir.shapes import MOST as SIZES
 from ..ir.shapes import Dim, Known, Shape, is_known
@@ -143,8 +143,7 @@ class ModelRewriter(Rewriter):
         if node.bodies:
             return None
         opsets = {d: self.graph.opsets[d] for d in ("", node.domain) if d in self.graph.opsets}
-        found = read_call(node_message(node), opsets)
-        return Node(node.op_type, node.inputs, node.outputs, found.attributes, operator=found.operator)
+        return read_call(node_message(node), opsets)
 
     # --- values
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ..ir.core import Node
+from ..ir.graph import Node
 from ..ir.shapes import Dim
 from ..rewriting.sizes import sizes
 from .rewriter import ModelRewriter

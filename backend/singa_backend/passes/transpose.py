@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from ..ir.core import Journal, Node, Value
+from ..ir.graph import Journal, Node, Value
 from ..rewriting.transposes import compose, permutation, transposes
 from .layouts import Moved, lay_out, movable, moved
 from .model import source
@@ -94,7 +94,7 @@ def _sink(rewriter: ModelRewriter, first: Node, left: int) -> int | None:
         for reader in sorted(y.users, key=lambda n: n.position):
             if pushes == left:
                 return None
-            if reader.bodies or y not in reader.inputs or not y.users:
+            if reader.bodies or y not in reader.inputs:
                 continue
             merges = reader.is_("Transpose")
             new = _merge(rewriter, reader, node, p) if merges else _push(rewriter, reader, node, p)

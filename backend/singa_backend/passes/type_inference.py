@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, SparseTensorProto, TensorProto, TypeProto
 
-from ..ir.core import Graph, Node, Value
+from ..ir.graph import Graph, Node, Value
 from ..ir.structure import defined_values
 from ..ir.writer import node_message, value_names
 from ..proto.checker import Inference, infer_shapes

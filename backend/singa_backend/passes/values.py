@@ -9,7 +9,7 @@ import numpy as np
 from onnx import TensorProto, helper, numpy_helper
 
 from .. import dtypes
-from ..ir.core import Node, Value
+from ..ir.graph import Node, Value
 from ..proto import tensor_data
 
 Shape = tuple[int | str | None, ...]

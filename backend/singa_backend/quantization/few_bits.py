@@ -12,7 +12,7 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from .. import limits
 from ..errors import InvalidInput
-from ..ir.core import Graph, Node, Value
+from ..ir.graph import Graph, Node, Value
 from ..operators.microsoft.few_bits import TABLES
 from ..passes.model import ModelEditor, in_function, source
 from ..proto import tensor_data

@@ -14,7 +14,7 @@ from ..choices import FORMS as FORMS
 from ..choices import METHODS as METHODS
 from ..choices import QUANTIZED
 from ..errors import InvalidInput, did_you_mean
-from ..ir.core import Node
+from ..ir.graph import Node
 from ..ir.structure import node_title
 from ..proto.messages import graphs, names, reads
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ..ir.core import Node, Value
+from ..ir.graph import Node, Value
 from .match import (
     FEW,
     Anything,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..ir.core import Node, Value
+from ..ir.graph import Node, Value
 from .rewriter import Rewriter
 
 FLOATS = (np.dtype(np.float32), np.dtype(np.float64))

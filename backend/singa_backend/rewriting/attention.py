@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from ..ir.core import Value
 from ..ir.declaration import has_trait
+from ..ir.graph import Value
 from ..ir.shapes import Dim, Shape
 from .match import Anything, Match, Multiple, Rule, Rules, op
 from .rewriter import Rewriter

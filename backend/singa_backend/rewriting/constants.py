@@ -8,8 +8,8 @@ from collections.abc import Callable
 import numpy as np
 
 from ..devices.namespaces import numpy
-from ..ir.core import Node, Value
 from ..ir.declaration import has_trait
+from ..ir.graph import Node, Value
 from ..limits import Budget, Limits, content_bytes, spend
 from .identity import drops_nothing
 from .rewriter import Rewriter

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from .. import dtypes
-from ..ir.core import Node, Value
+from ..ir.graph import Node, Value
 from ..ir.shapes import broadcast
 from .rewriter import Rewriter
 

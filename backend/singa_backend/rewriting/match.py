@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from types import EllipsisType, MappingProxyType
 from typing import Any
 
-from ..ir.core import Node, Value
+from ..ir.graph import Node, Value
 from .rewriter import Rewriter
 
 COMMUTATIVE = frozenset(("Add", "Mul", "Max", "Min"))

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from ..ir.core import Value
+from ..ir.graph import Value
 from ..ir.shapes import Shape, valid_axes
 from .match import Anything, ConstantValue, Match, Number, Pattern, Rule, Rules, inverse_root, op, over_root, squared
 from .rewriter import Rewriter

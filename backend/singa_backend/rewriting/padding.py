@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..ir.core import Node
+from ..ir.graph import Node
 from .rewriter import Rewriter
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..ir.core import Node
+from ..ir.graph import Node
 from .identity import VIEWS
 from .rewriter import Rewriter
 

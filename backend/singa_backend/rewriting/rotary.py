@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from ..ir.core import Node, Value
+from ..ir.graph import Node, Value
 from ..ir.shapes import Shape, valid_axes
 from .match import Anything, Match, Rule, Rules, op
 from .rewriter import Rewriter

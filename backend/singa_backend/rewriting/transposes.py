@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..ir.core import Node
+from ..ir.graph import Node
 from .rewriter import Rewriter
 
 

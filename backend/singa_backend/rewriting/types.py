@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 
-from ..ir.core import Node, Value
 from ..ir.declaration import newest_declaration
+from ..ir.graph import Node, Value
 from ..ir.shapes import MOST, Known, Shape, broadcast_shapes, listed, valid_axes
 from .rewriter import Rewriter
 

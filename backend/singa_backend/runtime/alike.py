@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Any
 
-from ..ir.graph import Graph, Node
+from ..ir.graph import Node, Value
+from ..ir.program import Program
 from .joined import Joined, JoinedPrograms, JoinedStep, Known, Visit, uses
 
 _PARAMETERS = 3600
@@ -47,54 +48,53 @@ class Alike(Node):
 
     def divided(self, inputs: Sequence[Any]) -> list[Sequence[Any]]:
         """The inputs of each part."""
-        ends = list(accumulate((len(p.inputs) for p in self.parts), initial=0))
+        ends = list(accumulate((len(p.input_slots) for p in self.parts), initial=0))
         return [inputs[a:b] for a, b in pairwise(ends)]
 
 
-def gather(graph: Graph) -> Graph:
-    """Return a graph in which joined nodes of one form whose results are outputs only are gathered, at the place of the last one.
+def gather(program: Program) -> Program:
+    """Return a program in which joined nodes of one form whose results are outputs only are gathered, at the place of the last.
 
     Args:
-        graph: a graph with joined nodes.
+        program: a program with joined nodes.
 
     Returns:
-        A graph with the same slots; the same graph if no nodes are gathered.
+        A program with the same slots; the same one if no nodes are gathered.
     """
-    used = uses(graph)
+    used = uses(program)
     found: dict[Any, list[int]] = {}
-    for at, node in enumerate(graph.nodes):
-        if isinstance(node, Joined) and all(used.get(s) == {id(graph)} for s in node.outputs):
+    for at, node in enumerate(program.nodes):
+        if isinstance(node, Joined) and all(used.get(s) == {id(program.graph)} for s in node.output_slots):
             found.setdefault(_form(node), []).append(at)
     gathered: dict[int, Alike] = {}
     for places in found.values():
         for first in range(0, len(places), _MOST):
             some = places[first : first + _MOST]
             if len(some) > 1:
-                made = _alike([graph.nodes[at] for at in some])
+                made = _alike([n for at in some if isinstance(n := program.nodes[at], Joined)])
                 gathered |= dict.fromkeys(some, made)
     if not gathered:
-        return graph
+        return program
     last = {id(made): at for at, made in sorted(gathered.items())}
-    nodes = [gathered.get(at, node) for at, node in enumerate(graph.nodes) if at not in gathered or last[id(gathered[at])] == at]
-    return replace(graph, nodes=tuple(nodes))
+    nodes = [
+        gathered.get(at, node) for at, node in enumerate(program.nodes) if at not in gathered or last[id(gathered[at])] == at
+    ]
+    return Program(program.graph, nodes)
 
 
 def _form(node: Joined) -> Any:
     """What a joined node computes, with its values numbered in their order."""
-    number = {s: i for i, s in enumerate((*node.inputs, *(n.outputs[0] for n in node.members)))}
-    members = tuple((n.op_type, *(number[s] for s in n.inputs)) for n in node.members)
-    return members, tuple(number[s] for s in node.outputs)
+    number = {s: i for i, s in enumerate((*node.input_slots, *(n.output_slots[0] for n in node.members)))}
+    members = tuple((n.op_type, *(number[s] for s in n.input_slots)) for n in node.members)
+    return members, tuple(number[s] for s in node.output_slots)
 
 
-def _alike(parts: Sequence[Any]) -> Alike:
+def _alike(parts: Sequence[Joined]) -> Alike:
     first = parts[0]
-    inputs, outputs, takes, makes = (
-        tuple(v for p in parts for v in getattr(p, name)) for name in ("inputs", "outputs", "input_names", "output_names")
-    )
-    return Alike(
-        name=first.name, op_type=f"{len(parts)} x {first.op_type}", domain=first.domain, opset=first.opset, inputs=inputs,
-        outputs=outputs, input_names=takes, output_names=makes, parts=tuple(parts),
-    )  # fmt: skip
+    inputs: list[Value | None] = [v for p in parts for v in p.inputs]
+    outputs: list[Value | None] = [v for p in parts for v in p.outputs]
+    op_type = f"{len(parts)} x {first.op_type}"
+    return Alike(op_type, inputs, outputs, domain=first.domain, name=first.name, opset=first.opset, parts=tuple(parts))
 
 
 class AlikePrograms(JoinedPrograms):

@@ -16,6 +16,7 @@ from ..devices.device import Device
 from ..devices.graphs import NotCapturable, is_capturing, keeping
 from ..errors import OperatorError, ResourceExhausted, SonnxError
 from ..ir.graph import Graph, Node
+from ..ir.program import Program, program_of
 from ..ir.versioned import VersionedOperator
 from ..proto.tensor_data import ModelFile, copied, is_mapped
 from .alike import Alike, AlikePrograms, gather
@@ -60,7 +61,7 @@ class Executor:
         self.placement = None if device.is_host else Placement(device, graph)
         self.programs = AlikePrograms(device) if device.xp.joins else None
         self._capturing = threading.Lock()
-        self._forms: dict[int, Graph] = {}  # id of a graph of _keep -> that graph with joined nodes
+        self._forms: dict[int, Program] = {}  # id of a graph of _keep -> its program with joined nodes
         self.forget_records()
         with device.active():
             self._place(graph)
@@ -90,7 +91,8 @@ class Executor:
     def _place(self, graph: Graph) -> None:
         if id(graph) not in self._states:
             self._keep.append(graph)
-            self._states[id(graph)] = [(slot, self._put(graph, slot, graph.states[name])) for slot, name in graph.state_slots]
+            program_of(graph)  # numbers the values
+            self._states[id(graph)] = [(v.slot, self._put(graph, v.slot, v.constant)) for v in graph.initializers.values()]
             for node in graph.nodes:
                 for inner in node.graphs:
                     self._place(inner)
@@ -98,13 +100,13 @@ class Executor:
     def _put(self, graph: Graph, slot: int, value: Any) -> Any:
         return value if self.placement is None else self.placement.state(graph, slot, value)
 
-    def joined(self, graph: Graph) -> Graph:
-        """The form of a graph, of which every node is computed, that the device computes by fewer kernels."""
+    def joined(self, graph: Graph) -> Program:
+        """The program of a graph, of which every node is computed, that the device computes by fewer kernels."""
         if self.programs is None or id(graph) not in self._states:
-            return graph
+            return program_of(graph)
         found = self._forms.get(id(graph))
         if found is None:
-            found = self._forms.setdefault(id(graph), gather(join(graph)))
+            found = self._forms.setdefault(id(graph), gather(join(program_of(graph))))
         return found
 
     def forget_records(self) -> None:
@@ -185,7 +187,7 @@ class Executor:
         """An executor of the same graph with these device values, by name, as initializers of the main graph."""
         made = copy.copy(self)
         made.observer = None
-        names = dict(self.graph.state_slots)
+        names = dict(program_of(self.graph).state_slots)
         mine = self._states[id(self.graph)]
         made._states = {**self._states, id(self.graph): [(slot, values.get(names[slot], array)) for slot, array in mine]}
         made.forget_records()
@@ -196,8 +198,9 @@ class Executor:
         assert self.placement is None
         made = copy.copy(self)
         made.graph, made.observer = graph, None
-        slots = {slot for slot, _ in graph.state_slots}
-        made._states = {**self._states, id(graph): [(s, a) for s, a in self._states[id(self.graph)] if s in slots]}
+        names, slots = dict(program_of(self.graph).state_slots), {n: slot for slot, n in program_of(graph).state_slots}
+        mine = [(slots[names[slot]], a) for slot, a in self._states[id(self.graph)] if names[slot] in slots]
+        made._states = {**self._states, id(graph): mine}
         made._keep = [*self._keep, graph]
         return made
 
@@ -262,7 +265,7 @@ class Executor:
         else:
             frame = _frame(graph, self._states[id(self.graph)], inputs)
             for name, value in overrides.items():
-                frame[graph.slots[name]] = value
+                frame[graph.initializers[name].slot] = value
         budget.begin(self._resident + limits.size_of([inputs, overrides]), frame, self._states)
         graphs = kept.graph_bytes
         if graphs and record is not None and record.is_like(budget) and budget.room - graphs < record.needed[1]:
@@ -284,7 +287,7 @@ class Executor:
             except SonnxError:
                 visitor.settle_after_error()
                 raise
-            return visitor.finish([frame[s] for s in graph.output_slots], to_host)
+            return visitor.finish([frame[s] for s in program_of(graph).output_slots], to_host)
 
     def _by_graphs(
         self, kept: RunRecords, record: RunRecord, visitor: Visitor, inputs: Sequence[Any], to_host: bool
@@ -325,10 +328,11 @@ class Executor:
 
 
 def _frame(graph: Graph, states: list[tuple[int, Any]], inputs: Sequence[Any]) -> list[Any]:
-    frame: list[Any] = [None] * graph.size
+    program = program_of(graph)
+    frame: list[Any] = [None] * program.size
     for slot, value in states:
         frame[slot] = value
-    for slot, value in zip(graph.input_slots, inputs, strict=False):
+    for slot, value in zip(program.input_slots, inputs, strict=False):
         frame[slot] = value
     return frame
 
@@ -352,8 +356,8 @@ class Visitor:
         self.checks = executor.device.checks()
         self.budget = budget
 
-    def form(self, graph: Graph) -> Graph:
-        """The form of a graph that is walked."""
+    def form(self, graph: Graph) -> Program:
+        """The program of a graph that is walked."""
         return self.executor.joined(graph)
 
     def walk(self, graph: Graph, frame: list[Any], inputs: Sequence[Any]) -> None:
@@ -375,7 +379,7 @@ class Visitor:
             if node.operator is None and isinstance(node, (Joined, Alike)):
                 return self._together(node, inputs, frame)
             if node.function is not None:
-                return self._inner(node.function, inputs, frame)
+                return self._inner(node, node.function, inputs, frame)
             try:
                 outputs = self._compute(node, inputs, frame)
             finally:  # also if it failed: an earlier check of this node may be the cause
@@ -415,8 +419,8 @@ class Visitor:
             return node.attributes
         return operator.with_services(
             node.attributes,
-            [slot >= 0 for slot in node.outputs],
-            run=lambda graph, *values, dry=False: self._body(graph, values, frame, dry),
+            [o is not None for o in node.outputs],
+            run=lambda graph, *values, dry=False: self._body(node, graph, values, frame, dry),
             derived=operator.derived,
             forward_graph=node.forward_graph,
         )
@@ -449,25 +453,25 @@ class Visitor:
         except Exception:  # the device has failed, which the present error reports
             return
 
-    def _body(self, graph: Graph, inputs: Sequence[Any], outer: list[Any], dry: bool) -> list[Any]:
+    def _body(self, node: Node, graph: Graph, inputs: Sequence[Any], outer: list[Any], dry: bool) -> list[Any]:
         """The `run` service of an operator's body: the number of inputs must be that of the subgraph.
 
         With `dry`, the inputs are not values of the model, and only the types of the outputs are used.
         """
         if len(inputs) != len(graph.inputs):
             raise OperatorError(f"the graph {graph.name!r} takes {len(graph.inputs)} inputs, got {len(inputs)}", code="SX407")
-        made = self._inner(graph, inputs, outer)
+        made = self._inner(node, graph, inputs, outer)
         return made if self.placed is None else [self.placed.on_device(v) for v in made]
 
-    def _inner(self, graph: Graph, inputs: Sequence[Any], outer: list[Any]) -> list[Any]:
-        """Run a subgraph or a function body on these inputs; `outer` is the frame of the node that contains it."""
+    def _inner(self, node: Node, graph: Graph, inputs: Sequence[Any], outer: list[Any]) -> list[Any]:
+        """Run a body of a node, or its function, on these inputs; `outer` is the frame of the node."""
         frame = _frame(graph, self.states[id(graph)], inputs)
-        for there, here in graph.captured:
-            frame[here] = outer[there]
+        for value in graph.captured:
+            frame[value.slot] = outer[node.captures[value].slot]
         self.budget.step()
         with self.budget.holding(frame, inputs):
             self.form(graph).walk(frame, self.visit)
-        return [frame[s] for s in graph.output_slots]
+        return [frame[s] for s in program_of(graph).output_slots]
 
 
 class RecordingVisitor(Visitor):
@@ -487,7 +491,7 @@ class RecordingVisitor(Visitor):
             form.walk(frame, self.visit)
         record = None
         if budget.room == room:  # otherwise live bytes were counted during the run, and may be too many in another one
-            is_plain = not any(isinstance(frame[s], dict) for s in graph.output_slots)
+            is_plain = not any(isinstance(frame[s], dict) for s in form.output_slots)
             needed = before[0] - budget.left, budget.made - before[1]
             record = RunRecord(form, self.recorder, budget, needed, is_plain=is_plain)
         if self.recorder.copies or self.recorder.tables.bytes:
@@ -533,7 +537,7 @@ class RecordingVisitor(Visitor):
         args = self.placed.arguments(node, operator, inputs, attributes)
         if args is None:
             outputs = self.placed.compute_on_host(node, operator, inputs, attributes)
-            if self.placed.repeats(node, inputs, fixed=all(map(self.recorder.is_fixed, node.inputs))):
+            if self.placed.repeats(node, inputs, fixed=all(map(self.recorder.is_fixed, node.input_slots))):
                 self.recorder.fix(node, outputs)
             return outputs
         call = BodyCall(operator, args)
@@ -554,8 +558,8 @@ class ObservedVisitor(Visitor):
         self.path: list[tuple[Node, int]] = []
         self.dry = 0
 
-    def form(self, graph: Graph) -> Graph:
-        return graph
+    def form(self, graph: Graph) -> Program:
+        return program_of(graph)
 
     def visit(self, node: Node, inputs: list[Any], frame: list[Any]) -> list[Any]:
         depth = len(self.path)
@@ -574,17 +578,17 @@ class ObservedVisitor(Visitor):
         self.device.synchronize()
         return outputs
 
-    def _body(self, graph: Graph, inputs: Sequence[Any], outer: list[Any], dry: bool) -> list[Any]:
+    def _body(self, node: Node, graph: Graph, inputs: Sequence[Any], outer: list[Any], dry: bool) -> list[Any]:
         self.dry += dry
         try:
-            return super()._body(graph, inputs, outer, dry)
+            return super()._body(node, graph, inputs, outer, dry)
         finally:
             self.dry -= dry
 
-    def _inner(self, graph: Graph, inputs: Sequence[Any], outer: list[Any]) -> list[Any]:
-        node, number = self.path[-1]
-        self.path[-1] = (node, number + 1)
-        return super()._inner(graph, inputs, outer)
+    def _inner(self, node: Node, graph: Graph, inputs: Sequence[Any], outer: list[Any]) -> list[Any]:
+        around, number = self.path[-1]
+        self.path[-1] = (around, number + 1)
+        return super()._inner(node, graph, inputs, outer)
 
 
 def _located(error: SonnxError, node: Node, inputs: Sequence[Any]) -> SonnxError:

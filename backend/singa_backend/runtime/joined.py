@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,8 @@ from .. import limits
 from ..devices.device import Device
 from ..errors import SonnxError
 from ..ir.declaration import newest_declaration
-from ..ir.graph import Graph, Node
+from ..ir.graph import Node, Value
+from ..ir.program import Program
 
 _NODES, _INPUTS = 32, 24
 """The maximum numbers of nodes and inputs of a joined node."""
@@ -46,7 +47,7 @@ def _expression(node: Node) -> str | None:
     operator = node.operator
     if operator is None or node.domain not in ("", "ai.onnx") or not operator.is_modern:
         return None
-    if min(node.inputs, default=-1) < 0 or len(node.outputs) != 1 or node.outputs[0] < 0:
+    if min(node.input_slots, default=-1) < 0 or len(node.output_slots) != 1 or node.output_slots[0] < 0:
         return None
     if node.op_type == "BatchNormalization":
         if operator.version < 9 or node.attributes.get("training_mode"):
@@ -54,7 +55,7 @@ def _expression(node: Node) -> str | None:
         epsilon = float(node.attributes.get("epsilon", 1e-5))
         return _NORMALIZED.replace("{epsilon}", repr(epsilon)) if math.isfinite(epsilon) else None
     declared = newest_declaration("", node.op_type)
-    if declared is None or node.given or (node.op_type == "Clip" and len(node.inputs) != 3):
+    if declared is None or node.given or (node.op_type == "Clip" and len(node.input_slots) != 3):
         return None
     return declared.element or None
 
@@ -86,13 +87,13 @@ class Joined(Node):
         Returns:
             The outputs.
         """
-        values = dict(zip(self.inputs, inputs, strict=True))
+        values = dict(zip(self.input_slots, inputs, strict=True))
         for member, dies in zip(self.members, self.dies, strict=True):
-            made = visit(member, [values[s] for s in member.inputs])
-            values[member.outputs[0]] = made[0]
+            made = visit(member, [values[s] for s in member.input_slots])
+            values[member.output_slots[0]] = made[0]
             for slot in dies:
                 del values[slot]
-        return [values[s] for s in self.outputs]
+        return [values[s] for s in self.output_slots]
 
 
 class _OpenGroup:
@@ -107,7 +108,7 @@ class _OpenGroup:
         """Whether this group with these and a node is small enough."""
         groups = (self, *others)
         made = set().union(*(g.made for g in groups))
-        reads = set(node.inputs).union(*(g.reads for g in groups)) - made
+        reads = set(node.input_slots).union(*(g.reads for g in groups)) - made
         return sum(len(g.members) for g in groups) < _NODES and len(reads) <= _INPUTS
 
     def add(self, others: Sequence[_OpenGroup], at: int, node: Node) -> None:
@@ -117,23 +118,23 @@ class _OpenGroup:
             self.made |= g.made
             self.reads |= g.reads
         self.members.append((at, node))
-        self.made.add(node.outputs[0])
-        self.reads = (self.reads | set(node.inputs)) - self.made
+        self.made.add(node.output_slots[0])
+        self.reads = (self.reads | set(node.input_slots)) - self.made
 
 
-def join(graph: Graph) -> Graph:
-    """Return a graph in which elementwise nodes that read each other's results are joined.
+def join(program: Program) -> Program:
+    """Return a program in which elementwise nodes that read each other's results are joined.
 
     Args:
-        graph: the graph.
+        program: the program.
 
     Returns:
-        A graph with the same slots; the same graph if no nodes are joined.
+        A program with the same slots; the same one if no nodes are joined.
     """
     groups: list[_OpenGroup] = []
     open_: dict[int, _OpenGroup] = {}  # slot -> the group that makes its value
-    for at, node in enumerate(graph.nodes):
-        reads = (*node.inputs, *(outer for g in node.graphs for outer, _ in g.captured))
+    for at, node in enumerate(program.nodes):
+        reads = (*node.input_slots, *(v.slot for v in node.captures.values()))
         near = list({id(g): g for s in reads if (g := open_.get(s)) is not None}.values())
         if _expression(node) is None:
             _close(open_, near)
@@ -150,16 +151,16 @@ def join(graph: Graph) -> Graph:
         open_.update(dict.fromkeys(group.made, group))
     groups = [g for g in groups if len(g.members) > 1]
     if not groups:
-        return graph
+        return program
     last = {max(g.members, key=lambda m: m[0])[0]: g for g in groups}
     within = {at for g in groups for at, _ in g.members}
-    used = uses(graph)
+    used = uses(program)
     nodes = [
         node if at not in within else _joined(last[at], used)
-        for at, node in enumerate(graph.nodes)
+        for at, node in enumerate(program.nodes)
         if at not in within or at in last
     ]
-    return replace(graph, nodes=tuple(nodes))
+    return Program(program.graph, nodes)
 
 
 def _close(open_: dict[int, _OpenGroup], groups: Sequence[_OpenGroup]) -> None:
@@ -168,11 +169,11 @@ def _close(open_: dict[int, _OpenGroup], groups: Sequence[_OpenGroup]) -> None:
             del open_[slot]
 
 
-def uses(graph: Graph) -> dict[int, set[int]]:
+def uses(program: Program) -> dict[int, set[int]]:
     """The ids of the nodes that read each slot; that of the graph if it is an output."""
-    found: dict[int, set[int]] = {slot: {id(graph)} for slot in graph.output_slots}
-    for node in graph.nodes:
-        for slot in (*node.inputs, *(outer for g in node.graphs for outer, _ in g.captured)):
+    found: dict[int, set[int]] = {slot: {id(program.graph)} for slot in program.output_slots}
+    for node in program.nodes:
+        for slot in (*node.input_slots, *(v.slot for v in node.captures.values())):
             found.setdefault(slot, set()).add(id(node))
     return found
 
@@ -181,18 +182,17 @@ def _joined(group: _OpenGroup, used: dict[int, set[int]]) -> Joined:
     """The node in place of a group."""
     members = [node for _, node in sorted(group.members, key=lambda m: m[0])]
     own = {id(n) for n in members}
-    names: dict[int, str] = {}
-    for n in members:
-        names |= dict(zip((*n.inputs, *n.outputs), (*n.input_names, *n.output_names), strict=True))
-    inputs = tuple(dict.fromkeys(s for n in members for s in n.inputs if s not in group.made))
-    outputs = tuple(n.outputs[0] for n in members if used.get(n.outputs[0], set()) - own or n.outputs[0] not in used)
-    last = {s: i for i, n in enumerate(members) for s in (*n.inputs, *n.outputs) if s not in outputs}
+    values: dict[int, Value] = {v.slot: v for n in members for v in (*n.inputs, *n.outputs) if v is not None}
+    inputs = tuple(dict.fromkeys(s for n in members for s in n.input_slots if s not in group.made))
+    outputs = tuple(
+        n.output_slots[0] for n in members if used.get(n.output_slots[0], set()) - own or n.output_slots[0] not in used
+    )
+    last = {s: i for i, n in enumerate(members) for s in (*n.input_slots, *n.output_slots) if s not in outputs}
     dies = tuple(tuple(s for s, at in last.items() if at == i) for i in range(len(members)))
     first = members[0]
     return Joined(
-        name=first.name, op_type="+".join(n.op_type for n in members), domain=first.domain, opset=first.opset,
-        inputs=inputs, outputs=outputs, input_names=tuple(names[s] for s in inputs),
-        output_names=tuple(names[s] for s in outputs), members=tuple(members), dies=dies,
+        "+".join(n.op_type for n in members), [values[s] for s in inputs], [values[s] for s in outputs],
+        domain=first.domain, name=first.name, opset=first.opset, members=tuple(members), dies=dies,
     )  # fmt: skip
 
 
@@ -328,13 +328,13 @@ class JoinedPrograms:
         if len(dtypes) != 1 or not dtypes <= set(_FLOATS):
             return None
         plan = _JoinedPlan(node, given)
-        if not plan.read() or plan.on_host.intersection(node.outputs):
+        if not plan.read() or plan.on_host.intersection(node.output_slots):
             return None
-        place = {s: i for i, s in enumerate(node.inputs)}
+        place = {s: i for i, s in enumerate(node.input_slots)}
         on_host = []
         for n in plan.numbers:
-            on_host.append((n, tuple(place[s] for s in n.inputs)))
-            place[n.outputs[0]] = len(place)
+            on_host.append((n, tuple(place[s] for s in n.input_slots)))
+            place[n.output_slots[0]] = len(place)
         steps: list[JoinedStep] = []
         for kernel in plan.kernels():
             made = self._step(plan, kernel, place)
@@ -342,28 +342,28 @@ class JoinedPrograms:
                 return None
             steps.append(made)
         numbers = tuple(place[s] for s in plan.scalars)
-        return JoinedProgram(dtypes.pop(), on_host, numbers, steps, tuple(place[s] for s in node.outputs))
+        return JoinedProgram(dtypes.pop(), on_host, numbers, steps, tuple(place[s] for s in node.output_slots))
 
     def _step(self, plan: _JoinedPlan, members: Sequence[Node], place: dict[int, int]) -> JoinedStep | None:
         """The kernel of some members, whose results get the next places."""
-        inside = {n.outputs[0] for n in members}
-        shape = plan.shapes[members[-1].outputs[0]]
+        inside = {n.output_slots[0] for n in members}
+        shape = plan.shapes[members[-1].output_slots[0]]
         operands: dict[tuple[int, tuple[int, ...] | None], str] = {}
         lines = []
         for n in members:
             args = []
-            for i, slot in enumerate(n.inputs):
+            for i, slot in enumerate(n.input_slots):
                 view = plan.views.get((id(n), i))
                 args.append(f"v{slot}" if slot in inside else operands.setdefault((slot, view), f"a{len(operands)}"))
-            kind = "bool" if plan.types[n.outputs[0]] == _BOOL else "T"
+            kind = "bool" if plan.types[n.output_slots[0]] == _BOOL else "T"
             text = _expression(n)
             assert text is not None
-            lines.append(f"const {kind} v{n.outputs[0]} = {text.format(*args)};")
+            lines.append(f"const {kind} v{n.output_slots[0]} = {text.format(*args)};")
         arrays = [view or plan.shapes[s] for s, view in operands if s not in plan.scalars]
         has_dtype = any(s not in plan.scalars and plan.types[s] != _BOOL for s, _ in operands)  # an array decides what T is
         if not has_dtype or np.broadcast_shapes(*arrays) != shape:
             return None
-        outputs = [n.outputs[0] for n in members if plan.stored(n, inside)]
+        outputs = [n.output_slots[0] for n in members if plan.stored(n, inside)]
         results = []
         for i, slot in enumerate(outputs):
             lines.append(f"y{i} = v{slot};")
@@ -382,7 +382,7 @@ class JoinedPrograms:
 
 def _numbered(text: str, members: Sequence[Node]) -> str:
     """A text in which values have numbers in their order, so that equal members of other nodes have an equal kernel."""
-    numbers = {f"v{n.outputs[0]}": f"t{i}" for i, n in enumerate(members)}
+    numbers = {f"v{n.output_slots[0]}": f"t{i}" for i, n in enumerate(members)}
     for old, new in sorted(numbers.items(), key=lambda item: -len(item[0])):
         text = text.replace(old, new)
     return text
@@ -407,7 +407,7 @@ class _JoinedPlan:
         self.numbers: list[Node] = []
         self.views: dict[tuple[int, int], tuple[int, ...]] = {}
         self.on_host: set[int] = set()
-        for slot, (shape, dtype, known) in zip(node.inputs, given, strict=True):
+        for slot, (shape, dtype, known) in zip(node.input_slots, given, strict=True):
             self.shapes[slot], self.types[slot] = shape, dtype
             if known is None:
                 self.scalars.add(slot)
@@ -417,33 +417,33 @@ class _JoinedPlan:
     def read(self) -> bool:
         """Find the shapes and types of results; False if a member must be computed on the host, or fails."""
         for n in self.node.members:
-            if self.scalars.issuperset(n.inputs):
+            if self.scalars.issuperset(n.input_slots):
                 self.numbers.append(n)
-                self.scalars.add(n.outputs[0])
-                self.on_host.add(n.outputs[0])
-            elif self.on_host.issuperset(n.inputs):
+                self.scalars.add(n.output_slots[0])
+                self.on_host.add(n.output_slots[0])
+            elif self.on_host.issuperset(n.input_slots):
                 return False
-            types = [self.types[s] for s in n.inputs]
+            types = [self.types[s] for s in n.input_slots]
             if n.op_type == "Where":
                 if types[0] != _BOOL:
                     return False
                 types = types[1:]
             if any(t == _BOOL or t != types[0] for t in types):
                 return False
-            shapes = [self.shapes[s] for s in n.inputs]
+            shapes = [self.shapes[s] for s in n.input_slots]
             if n.op_type == "Clip" and any(shapes[1:]):
                 return False
             if n.op_type == "BatchNormalization":
-                if len(shapes[0]) < 2 or any(s != shapes[0][1:2] for s in shapes[1:]) or self.scalars & set(n.inputs):
+                if len(shapes[0]) < 2 or any(s != shapes[0][1:2] for s in shapes[1:]) or self.scalars & set(n.input_slots):
                     return False
                 wide = (shapes[0][1], *(1,) * (len(shapes[0]) - 2))
                 self.views |= {(id(n), i): wide for i in range(1, 5)}
                 shapes = shapes[:1]
             try:
-                self.shapes[n.outputs[0]] = np.broadcast_shapes(*shapes)
+                self.shapes[n.output_slots[0]] = np.broadcast_shapes(*shapes)
             except ValueError:
                 return False
-            self.types[n.outputs[0]] = _BOOL if n.op_type in _TESTS else types[0]
+            self.types[n.output_slots[0]] = _BOOL if n.op_type in _TESTS else types[0]
         return True
 
     def kernels(self) -> list[list[Node]]:
@@ -454,16 +454,16 @@ class _JoinedPlan:
         readers: dict[int, list[Node]] = {}
         brought = set()
         for n in self.node.members:
-            for i, s in enumerate(n.inputs):
+            for i, s in enumerate(n.input_slots):
                 readers.setdefault(s, []).append(n)
                 if (id(n), i) in self.views:
                     brought.add(s)
-        outputs = set(self.node.outputs)
+        outputs = set(self.node.output_slots)
         of: dict[int, list[Node]] = {}  # id of a member -> the members of its kernel
         shape_of: dict[int, tuple[int, ...]] = {}  # id of that list -> the shape of its results
         made: list[list[Node]] = []
         for n in reversed(self.node.members):
-            slot = n.outputs[0]
+            slot = n.output_slots[0]
             if slot in self.scalars:
                 continue
             there = {id(of[id(r)]): of[id(r)] for r in readers.get(slot, ()) if id(r) in of}
@@ -478,5 +478,7 @@ class _JoinedPlan:
 
     def stored(self, member: Node, inside: set[int]) -> bool:
         """Whether the result of a member is read outside its kernel."""
-        slot = member.outputs[0]
-        return slot in self.node.outputs or any(slot in n.inputs for n in self.node.members if n.outputs[0] not in inside)
+        slot = member.output_slots[0]
+        return slot in self.node.output_slots or any(
+            slot in n.input_slots for n in self.node.members if n.output_slots[0] not in inside
+        )

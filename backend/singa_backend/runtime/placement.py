@@ -24,6 +24,7 @@ from ..devices import namespaces
 from ..devices.device import Device, is_host_value
 from ..ir.declaration import Declaration, has_trait
 from ..ir.graph import Graph, Node
+from ..ir.program import program_of
 from ..ir.versioned import VersionedOperator, reads_on_host, runs_on_host
 
 SMALL = 64
@@ -84,14 +85,15 @@ class Placement:
         if known is not None:
             return known
         found: set[int] = set()
-        for node in graph.nodes:
+        for node in program_of(graph).nodes:
+            inputs = node.input_slots
             if node.operator is not None:
-                found.update(s for i, s in enumerate(node.inputs) if s >= 0 and reads_on_host(node.operator.declaration, i))
+                found.update(s for i, s in enumerate(inputs) if s >= 0 and reads_on_host(node.operator.declaration, i))
             for inner in node.graphs:
                 here = self._find(inner)
-                found.update(outer for outer, slot in inner.captured if slot in here)
+                found.update(node.captures[v].slot for v in inner.captured if v.slot in here)
                 if inner is node.function:
-                    found.update(s for s, slot in zip(node.inputs, inner.input_slots, strict=False) if s >= 0 and slot in here)
+                    found.update(s for s, v in zip(inputs, inner.inputs, strict=False) if s >= 0 and v.slot in here)
         self._read[id(graph)] = frozenset(found)
         return self._read[id(graph)]
 

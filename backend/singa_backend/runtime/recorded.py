@@ -19,7 +19,8 @@ import numpy as np
 
 from ..devices.device import Device
 from ..devices.graphs import Tables
-from ..ir.graph import Graph, Node
+from ..ir.graph import Node
+from ..ir.program import Program
 from ..ir.versioned import VersionedOperator
 from ..limits import Budget
 from .joined import Joined, JoinedProgram, Known
@@ -149,7 +150,7 @@ class RunRecord:
         differs: whether a run had a result of another type, or a body raised.
     """
 
-    def __init__(self, graph: Graph, recorder: RunRecorder, budget: Budget, needed: tuple[int, int], *, is_plain: bool) -> None:
+    def __init__(self, graph: Program, recorder: RunRecorder, budget: Budget, needed: tuple[int, int], *, is_plain: bool) -> None:
         self.graph, self.frame, self.needed, self.limits = graph, recorder.frame, needed, budget.limits
         self.steps = tuple(recorder.steps)
         self.reads = tuple(recorder.reads)
@@ -258,7 +259,7 @@ def _nothing(frame: list[Any]) -> tuple[()]:
 
 def reads(frame: list[Any], node: Node) -> list[Any]:
     """The inputs of a node."""
-    return [None if s < 0 else frame[s] for s in node.inputs]
+    return [None if s < 0 else frame[s] for s in node.input_slots]
 
 
 def _are(values: Sequence[Any], expected: Sequence[Any]) -> bool:
@@ -295,7 +296,7 @@ class BodyCall:
     def is_direct(self, array: Any, node: Node) -> bool:
         """Whether no array was converted before the call, and the results are used as they are."""
         several = isinstance(self.result, tuple)
-        if not several and len(node.outputs) != 1:
+        if not several and len(node.output_slots) != 1:
             return False
         made = self.result if several else (self.result,)
         if any(a is not b or a.__class__ is not array for a, b in zip(made, self.outputs, strict=True)):
@@ -313,7 +314,7 @@ class RunRecorder:
         given: the number of inputs of the run.
     """
 
-    def __init__(self, device: Device, graph: Graph, frame: list[Any], given: int) -> None:
+    def __init__(self, device: Device, graph: Program, frame: list[Any], given: int) -> None:
         self._xp = device.xp
         self._place = {id(n): at for at, n in enumerate(graph.nodes)}
         self.frame = list(frame)
@@ -343,7 +344,7 @@ class RunRecorder:
 
     def fix(self, node: Node, outputs: Sequence[Any]) -> None:
         """Note that a node has these results in every run."""
-        for slot, value in zip(node.outputs, outputs, strict=False):
+        for slot, value in zip(node.output_slots, outputs, strict=False):
             if slot >= 0:
                 self.frame[slot] = value
                 self._fixed.add(slot)
@@ -371,22 +372,22 @@ class RunRecorder:
         if is_direct:
             bound = operator.declaration.body
             single = not isinstance(called.result, tuple)
-            writes: Any = node.outputs[0] if single else node.outputs
+            writes: Any = node.output_slots[0] if single else node.output_slots
             expected: Any = result_type(called.result) if single else self._types(node, outputs)
             self._noted = [_RepeatedCall(partial(bound, self._xp, **attributes), slots, writes, expected)]
             return
-        xp, wanted = self._xp, len(node.outputs)
+        xp, wanted = self._xp, len(node.output_slots)
 
         def compute(*values: Any) -> list[Any]:
             return operator.compute(xp, values, attributes, wanted)
 
-        self._noted = [_RepeatedCall(compute, slots, node.outputs, self._types(node, outputs))]
+        self._noted = [_RepeatedCall(compute, slots, node.output_slots, self._types(node, outputs))]
 
     def _arguments(self, node: Node, inputs: Sequence[Any], arguments: Sequence[Any]) -> tuple[int, ...] | None:
         """The slots of the arguments of a body; None if one is neither a value on the device nor the same in every run."""
         slots = []
         for i, value in enumerate(arguments):
-            slot = node.inputs[i] if i < len(node.inputs) else -1
+            slot = node.input_slots[i] if i < len(node.input_slots) else -1
             if self.is_fixed(slot):
                 known = inputs[i] if i < len(inputs) else None
                 self.copies |= value is not known and self._xp.isarray(value)
@@ -400,7 +401,7 @@ class RunRecorder:
     def _types(self, node: Node, outputs: Sequence[Any]) -> tuple[Any, ...]:
         """What is expected of the results of a node."""
         return tuple(
-            result_type(v) if s >= 0 and hasattr(v, "strides") else None for s, v in zip(node.outputs, outputs, strict=False)
+            result_type(v) if s >= 0 and hasattr(v, "strides") else None for s, v in zip(node.output_slots, outputs, strict=False)
         )
 
     def kernels(self, node: Joined, inputs: Sequence[Any], program: JoinedProgram, values: Sequence[Any], known: Known) -> None:
@@ -413,12 +414,12 @@ class RunRecorder:
             values: the inputs and the numbers of the host, as the kernels take them.
             known: whether the values of an array of the device are known on the host.
         """
-        for slot, value in zip(node.inputs, inputs, strict=True):
+        for slot, value in zip(node.input_slots, inputs, strict=True):
             if (isinstance(value, np.ndarray) or known(value)) and slot not in self._fixed:
                 return
-        slots = [s if v is inputs[i] else self._keep(v) for i, (s, v) in enumerate(zip(node.inputs, values, strict=False))]
+        slots = [s if v is inputs[i] else self._keep(v) for i, (s, v) in enumerate(zip(node.input_slots, values, strict=False))]
         slots += [self._keep(v) for v in values[len(inputs) :]]
-        results = dict(zip(program.outputs, node.outputs, strict=True))
+        results = dict(zip(program.outputs, node.output_slots, strict=True))
         calls = []
         for step in program.steps:
             takes = []
@@ -453,8 +454,8 @@ class RunRecorder:
         at = self._place[id(node)]
         calls, self._noted = self._noted, None
         if calls is None:
-            outer = (slot for inner in node.graphs for slot, _ in inner.captured)
-            calls = [_RepeatedCall(None, (*node.inputs, *outer), node.outputs, self._types(node, outputs))]
+            outer = (v.slot for v in node.captures.values())
+            calls = [_RepeatedCall(None, (*node.input_slots, *outer), node.output_slots, self._types(node, outputs))]
             checks = False
         else:
             self.counts.append((at, count))
@@ -462,7 +463,9 @@ class RunRecorder:
         if not calls:
             self._pending += ends
             return
-        inner = {s for c in calls for s in (c.writes if isinstance(c.writes, tuple) else (c.writes,)) if s not in node.outputs}
+        inner = {
+            s for c in calls for s in (c.writes if isinstance(c.writes, tuple) else (c.writes,)) if s not in node.output_slots
+        }
         died, self._pending = tuple(self._pending), []
         for call in calls:
             last = call is calls[-1]

@@ -11,12 +11,12 @@ from onnx import GraphProto, NodeProto, TypeProto, helper
 
 from singa_backend import dtypes
 from singa_backend.autodiff import roles
-from singa_backend.autodiff.replay import Visitor, apply, replay, visit
+from singa_backend.autodiff.replay import Visitor, apply, captured_by, replay, visit
 from singa_backend.errors import Problem, UnsupportedModel
 from singa_backend.interpreters.base import Subgraph
 from singa_backend.interpreters.builder import GraphBuilder, Symbol
 from singa_backend.ir.declaration import declarations
-from singa_backend.ir.graph import ABSENT, Graph, Node
+from singa_backend.ir.graph import Graph, Node
 from singa_backend.opsets.target_schema import Unwritable
 from singa_backend.opsets.writer import OpsetWriter
 from singa_backend.proto import tensor_data
@@ -116,7 +116,7 @@ class _Lowering:
         graph, builder = self.graph, self.builder
         kinds = roles.roles(graph)
         moving = {n for n, r in kinds.items() if r.kind == roles.STATISTIC}
-        inputs = [self.writer.input(v.name, declared_type(v)) for v in graph.inputs]
+        inputs = [self.writer.input(v.name, declared_type(v)) for v in graph.declared_inputs]
         states: dict[str, Symbol] = {}
         held: dict[str, np.ndarray] = {}
         for name, array in graph.states.items():
@@ -136,8 +136,8 @@ class _Lowering:
         del proto.input[len(graph.inputs) :]
         return Lowered(
             graph.name,
-            graph.inputs,
-            graph.outputs,
+            tuple(graph.declared_inputs),
+            graph.declared_outputs,
             proto,
             [s.name for s in finished],
             {n: a for n, a in held.items() if n not in moving},
@@ -178,8 +178,8 @@ class _Lowering:
         if known or not graphs or node.operator is None or node.function is not None:
             return visit(op, node, inputs, frame, visitor)
         attributes = {n: v for n, v in node.attributes.items() if n in node.given}
-        attributes |= {n: self._body(op, g, [frame[outer] for outer, _ in g.captured]) for n, g in graphs.items()}
-        return apply(op, node.operator, inputs, attributes, len(node.outputs), tuple(s != ABSENT for s in node.outputs))
+        attributes |= {n: self._body(op, g, captured_by(node, g, frame)) for n, g in graphs.items()}
+        return apply(op, node.operator, inputs, attributes, len(node.outputs), tuple(o is not None for o in node.outputs))
 
     def _body(self, op: Any, graph: Graph, captured: Sequence[Any]) -> Subgraph:
         """Build a subgraph whose inputs and values have the names of the file."""
@@ -189,7 +189,7 @@ class _Lowering:
                 symbol.name = inner.builder.name(value.name)
             return replay(inner, graph, inputs, captured=captured, visitor=self.inner)
 
-        body: Subgraph = op.graph(make, [declared_type(v) for v in graph.inputs])
+        body: Subgraph = op.graph(make, [declared_type(v) for v in graph.declared_inputs])
         return body
 
     def _modal(self, node: Node, inputs: list[Any]) -> list[Any] | None:

@@ -11,7 +11,7 @@ from typing import Any
 from singa_backend.autodiff.support import no_gradient_reason
 from singa_backend.errors import NoGradientWarning
 from singa_backend.ir.declaration import newest_declaration
-from singa_backend.ir.graph import Graph
+from singa_backend.ir.graph import Graph, Value
 
 from .provenance import CHANGED, Leaf, Link, RecordedCall
 from .tensor import Tensor
@@ -64,19 +64,18 @@ def _read(origin: RecordedCall) -> Iterator[tuple[Any, bool]]:
 
 def _reached(graph: Graph) -> set[tuple[str, bool]]:
     """The values that the outputs of a model depend on, and whether through a gradient of zero."""
-    makers = {name: node for node in graph.nodes for name in node.output_names if name}
-    seen: set[tuple[str, bool]] = set()
-    pending = [(v.name, False) for v in graph.outputs]
+    seen: set[tuple[Value, bool]] = set()
+    pending = [(v, False) for v in graph.outputs]
     while pending:
-        name, flat = pending.pop()
-        if (name, flat) in seen:
+        value, flat = pending.pop()
+        if (value, flat) in seen:
             continue
-        seen.add((name, flat))
-        node = makers.get(name)
+        seen.add((value, flat))
+        node = value.producer
         here = None if node is None else False if node.function is not None else _is_flat(node.domain, node.op_type)
         if node is not None and here is not None:
-            pending += [(n, flat or here) for n in node.input_names if n]
-    return seen
+            pending += [(v, flat or here) for v in node.inputs if v is not None]
+    return {(v.name, flat) for v, flat in seen}
 
 
 def _is_flat(domain: str, name: str) -> bool | None:

@@ -58,7 +58,7 @@ def decoder_inputs(model: SONNXModel | ModelSource, tokens: ArrayLike, mask: Arr
 def _declared(model: SONNXModel | ModelSource) -> list[Value]:
     """The declared inputs of a model, without initializers."""
     if isinstance(model, SONNXModel):
-        return list(model.imported.graph.inputs)
+        return model.imported.graph.declared_inputs
     proto: ModelProto = model if isinstance(model, ModelProto) else open_light(model)[0]
     stored = {t.name for t in proto.graph.initializer}
     return [Value.from_proto(v) for v in proto.graph.input if v.name not in stored]

@@ -269,7 +269,7 @@ class _Replay:
         if hasattr(y._data, "ndim"):
             symbol.type = helper.make_tensor_type_proto(symbol.type.tensor_type.elem_type, [None] * y._data.ndim)
         elif graph is not None and y._origin is not None and y._origin.index < len(graph.outputs):
-            symbol.type = graph.outputs[y._origin.index].type or symbol.type
+            symbol.type = graph.declared_outputs[y._origin.index].type or symbol.type
         if not symbol.type.tensor_type.HasField("shape"):
             text = f"the rank of the output {name!r} is not known; a file must specify it"
             if self.options.check:

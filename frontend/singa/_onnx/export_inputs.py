@@ -56,7 +56,7 @@ def declared_types(
     names: Sequence[str], types: Sequence[TypeProto], graphs: Sequence[Graph], options: Options
 ) -> list[TypeProto]:
     """The types of the inputs with the sizes that the file declares, or open ones; those of `shape_override` stay."""
-    declared = {v.name: v.shape for g in graphs for v in g.inputs} if len(graphs) == 1 else {}
+    declared = {v.name: v.shape for g in graphs for v in g.declared_inputs} if len(graphs) == 1 else {}
     found = []
     for name, type in zip(names, types, strict=True):
         tensor = type.tensor_type

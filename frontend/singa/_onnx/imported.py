@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from singa_backend.errors import InvalidInput
 from singa_backend.interpreters.base import Interpreter
 from singa_backend.ir.custom import CustomOperator, scoped
 from singa_backend.ir.graph import Graph, Node
+from singa_backend.ir.program import program_of
 from singa_backend.ir.reader import read
 from singa_backend.opsets.convert import convert as write_again
 from singa_backend.opsets.writer import LEAST, OpsetWriter
@@ -103,7 +103,7 @@ class Imported:
         self._constants: dict[str, Tensor] = {}
         self._loaded: dict[str, Any] = {}
         session = self.rep._session
-        names = dict(graph.state_slots)
+        names = dict(program_of(graph).state_slots)
         for slot, array in list(session.states[id(graph)]):
             name = names[slot]
             if not dtypes.is_float(array.dtype):
@@ -175,7 +175,7 @@ class Imported:
         """Whether the values of a tensor differ from those of the graph, bit by bit."""
         if t._data is self._loaded.get(name) and not t._writes and not t._is_shared:
             return False
-        now, then = t.device.backend.get(t._data), self.graph.states[name]
+        now, then = t.device.backend.get(t._data), self.graph.initializers[name].constant
         if now.dtype != then.dtype or now.shape != then.shape or np.may_share_memory(now, then):
             return True
         self.rep._session.check_file()
@@ -234,7 +234,7 @@ class Imported:
     def written(self) -> ModelProto:
         """The model with its current values, written from its graph."""
         now = {name: t.device.backend.get(t._data) for name, t in self.tensors().items()}
-        graph = replace(self.graph, states={**self.graph.states, **now})
+        graph = self.graph.with_states(now)
         opset = max(LEAST, graph.opsets.get("", LEAST))
         writer = OpsetWriter(opset)
         writer.builder.marks_constants = True  # only the parameters are float initializers
@@ -262,7 +262,7 @@ class Imported:
     def tensors(self) -> dict[str, Tensor]:
         """Every float initializer, in the order of the file."""
         every = {**self.parameters, **self.statistics}
-        return {name: every[name] for name in self.graph.states if name in every}
+        return {name: every[name] for name in self.graph.initializers if name in every}
 
     def forward(
         self, inputs: Sequence[Any], aux_output: Sequence[str] = (), last_layers: int = -1, training: bool = False
@@ -294,18 +294,19 @@ class Imported:
                 self.seen = [_seen(x) for x in fed]
         if trace.current() is None and not tape.training and not training and not self._has_training_nodes:
             return self._computed(graph, fed)
-        frame: list[Any] = [None] * graph.size
+        program = program_of(graph)
+        frame: list[Any] = [None] * program.size
         every = {**self._constants, **self.parameters, **self.statistics, **self._numbers()}
-        for slot, name in graph.state_slots:
+        for slot, name in program.state_slots:
             frame[slot] = every[name]
-        for slot, x in zip(graph.input_slots, fed, strict=True):
+        for slot, x in zip(program.input_slots, fed, strict=True):
             frame[slot] = x
         current = trace.current()
         if current is not None:
             for domain, version in graph.opsets.items():
                 if domain:  # the nodes of other domains are recorded in the version of the file
                     current.writer.builder.domains.setdefault(domain, version)
-            current.writer.builder.reserve([*graph.states, *(n for node in graph.nodes for n in node.output_names if n)])
+            current.writer.builder.reserve([*graph.initializers, *(n for node in graph.nodes for n in node.output_names if n)])
 
         def do(node: Node, values: list[Any], here: list[Any]) -> list[Any]:
             before = 0 if current is None else len(current.writer.builder.nodes)
@@ -319,10 +320,10 @@ class Imported:
             current.named(before, made, node.output_names, node.name)
             return made
 
-        graph.walk(frame, do)
-        made = [frame[s] for s in graph.output_slots]
+        program.walk(frame, do)
+        made = [frame[s] for s in program.output_slots]
         if current is not None:
-            for y, output in zip(made, graph.outputs, strict=True):
+            for y, output in zip(made, graph.declared_outputs, strict=True):
                 current.declared(y, declared_type(output))
         return made
 
@@ -354,7 +355,7 @@ class Imported:
 
     def _fed(self, inputs: Sequence[Any]) -> list[Any]:
         """The inputs of a run as Tensors."""
-        declared = self.graph.inputs
+        declared = self.graph.declared_inputs
         if len(inputs) != len(declared):
             names = ", ".join(map(str, declared)) or "nothing"
             raise InvalidInput(f"the model takes {len(declared)} inputs ({names}), got {len(inputs)}", code="SX301")

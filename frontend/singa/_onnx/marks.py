@@ -38,7 +38,9 @@ def mark_parameters(proto: ModelProto, arrays: Mapping[str, np.ndarray], inputs:
         graph = read(bare)
     except SonnxError:  # an export that continues on errors may hold what cannot be read
         return
-    graph.states.update({n: a for n, a in arrays.items() if n in graph.states})
+    for n, array in arrays.items():
+        if n in graph.initializers:
+            graph.initializers[n].constant = array
     names = [n for n, r in roles(graph).items() if n in trains and r.kind != PARAMETER]
     if names:
         helper.set_model_props(proto, {PARAMETERS: json.dumps(names)})

@@ -181,7 +181,7 @@ class DataColumns:
 
 def columns_of(option: str, model: SONNXModel, target: str, decodes: bool) -> DataColumns:
     """What the data of a model must have."""
-    inputs = model.imported.graph.inputs
+    inputs = model.imported.graph.declared_inputs
     return DataColumns(option, tuple(v.name for v in inputs), tuple(v.dtype for v in inputs), target, tuple(inputs), decodes)
 
 

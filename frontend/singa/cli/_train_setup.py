@@ -222,7 +222,7 @@ def _data(chosen: TrainOptions, model: SONNXModel, loss: TrainLoss) -> tuple[Arr
         found = read_data(source, columns_of(option, model, chosen.target, chosen.loss == NEXT_TOKEN))
         if isinstance(found, tuple):
             ArrayLoader(*found[0], found[1], batch_size=chosen.batch_size)  # as many samples in all
-        loss.check(model.imported.graph.outputs[0].shape, _targets(found), option)
+        loss.check(model.imported.graph.declared_outputs[0].shape, _targets(found), option)
         return found
 
     data = read("--data", chosen.data)
@@ -303,7 +303,7 @@ def tuned_model(
 
     class Tuned(SONNXModel):
         def train_one_batch(self, *batch: Tensor) -> tuple[Tensor, Tensor]:
-            inputs = self.imported.graph.inputs
+            inputs = self.imported.graph.declared_inputs
             y = self.forward(*(_of_batch(x, v, inputs) for x, v in zip(batch[:-1], inputs, strict=True)))[0]
             value = compute(y, batch[-1])
             update(value)

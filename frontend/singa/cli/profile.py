@@ -104,7 +104,7 @@ def command(
     for path in filter(None, (trace, page)):
         check(path, parents=True, keeps=(model, inputs.archive))
     rep = SingaBackend.prepare(model, device, limits=limits, threads=threads, precision=precision, optimize=optimize)
-    optional = [Value(step.target)] if train else rep.graph.optional_inputs
+    optional = [Value(step.target)] if train else rep.graph.declared_optional_inputs
     with spend(Budget(limits)):
         proto = load_model(model)[0] if inputs.data else ModelProto()
         feeds = inputs.gather(proto, rep.inputs, optional=optional)

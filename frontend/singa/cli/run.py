@@ -178,7 +178,7 @@ def _feed(options: RunOptions, rep: SingaRep) -> tuple[dict[str, Any], list[Any]
                 code="SX301",
                 hint="--random 0 draws them; arrays are passed by --input NAME=FILE, --inputs FILE.npz or --data FOLDER",
             )
-        feeds = inputs.gather(proto, rep.inputs, draw=False, optional=rep.graph.optional_inputs)
+        feeds = inputs.gather(proto, rep.inputs, draw=False, optional=rep.graph.declared_optional_inputs)
         return feeds, test_data.data_set(inputs.data, proto)[1] if inputs.data else None
 
 

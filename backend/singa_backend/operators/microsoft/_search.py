@@ -124,8 +124,8 @@ class Gpt2:
 
     def __init__(self, network: Network, first: Graph, decoder: Graph, size: int, prompt: np.ndarray) -> None:
         self.network, self.first, self.decoder, self.size, self.prompt = network, first, decoder, size, prompt
-        pasts = [v for v in decoder.inputs if v.name not in ("input_ids", "position_ids", "attention_mask")]
-        self.links = linked([v for v in decoder.outputs if v.name != "logits"], pasts)
+        pasts = [v for v in decoder.declared_inputs if v.name not in ("input_ids", "position_ids", "attention_mask")]
+        self.links = linked([v for v in decoder.declared_outputs if v.name != "logits"], pasts)
         network.grown = {*self.links.values()}
 
     def start(self, mask: np.ndarray | None, pad: int, beams: int) -> np.ndarray:
@@ -138,7 +138,7 @@ class Gpt2:
         net.put("input_ids", ids.repeat(beams, axis=0))
         net.put("position_ids", places.repeat(beams, axis=0))
         net.put("attention_mask", self.mask)
-        for value in self.first.inputs:
+        for value in self.first.declared_inputs:
             if value.name in net.grown:
                 net.state[value.name] = empty_cache(net.xp, value, len(self.mask), 1, 3)
         return net.scores(self.first, self.links, self.size)
@@ -167,15 +167,15 @@ class EncoderDecoder:
     ) -> None:
         self.network, self.encoder, self.decoder, self.size = network, encoder, decoder, size
         self.source, self.prompt = source, prompt
-        ids = next((v for v in decoder.inputs if v.name == "input_ids"), None)
+        ids = next((v for v in decoder.declared_inputs if v.name == "input_ids"), None)
         self.whole = ids is not None and ids.shape is not None and len(ids.shape) == 2 and ids.shape[1] != 1
-        pasts = [v for v in decoder.inputs if v.name not in ("input_ids", "encoder_attention_mask", _HIDDEN)]
-        own = [v for v in decoder.outputs if v.name != "logits"]
+        pasts = [v for v in decoder.declared_inputs if v.name not in ("input_ids", "encoder_attention_mask", _HIDDEN)]
+        own = [v for v in decoder.declared_outputs if v.name != "logits"]
         self.links = linked(own, pasts)
         network.grown = {*self.links.values()}
         first = any(v.name == "logits" for v in encoder.outputs)  # the encoder runs the first tokens
         others = pasts if first else [v for v in pasts if v.name not in network.grown]
-        self.encoder_links = linked([v for v in encoder.outputs if v.name not in ("logits", _HIDDEN)], others)
+        self.encoder_links = linked([v for v in encoder.declared_outputs if v.name not in ("logits", _HIDDEN)], others)
 
     def start(self, mask: np.ndarray | None, pad: int, beams: int) -> np.ndarray:
         """Run the encoder, which may run the decoder's first tokens too: the scores of the tokens behind them."""
@@ -191,7 +191,7 @@ class EncoderDecoder:
         if "logits" in found:
             return net.last(self.encoder, found, self.size).repeat(beams, axis=0)
         net.put("input_ids", self.sequences)
-        for value in self.decoder.inputs:
+        for value in self.decoder.declared_inputs:
             if value.name in net.grown:
                 net.state[value.name] = empty_cache(net.xp, value, len(self.sequences), 0, 2)
         return net.scores(self.decoder, self.links, self.size)
