@@ -984,8 +984,8 @@ def test_unused_constants_of_passes_are_removed() -> None:
 
 
 def test_every_pass_says_what_it_replaces() -> None:
-    for name, run in PASSES.items():
-        assert (run.__doc__ or "").startswith("For any "), name
+    for name, rule in PASSES.items():
+        assert (rule.__doc__ or "").startswith("For any "), name
 
 
 def chain(op: Callable[[int], Any], count: int, **weights: Any) -> Any:
