@@ -192,7 +192,7 @@ def test_a_match_names_its_calls_the_last_one_last() -> None:
     view = view_of("r = Relu(x) n = Neg(z) y = Mul(r, n)")
     (match,) = matches(view, op.Neg(Y) * op.Relu(X), view.named("Mul")[0])
     assert match.root is view.named("Mul")[0] and match.origins[-1] is match.root
-    assert {c.name for c in match.origins} == {"Relu", "Neg", "Mul"}
+    assert {c.op_type for c in match.origins} == {"Relu", "Neg", "Mul"}
     assert X in match and C not in match
 
 
