@@ -13,7 +13,6 @@ from singa_backend.devices import namespaces
 from singa_backend.ir.declaration import declarations
 from singa_backend.ir.graph import Graph
 from singa_backend.ir.versioned import VersionedOperator
-from singa_backend.proto.values import Value
 
 WALK = {"ir/versioned.py", "runtime/executor.py", "runtime/placement.py", "runtime/recorded.py"}
 """The modules that may call `compute`: its own, and those of the executor's walk."""

@@ -393,11 +393,19 @@ class Journal:
             self._steps.append(undo)
             self.touched.update(dict.fromkeys(nodes))
 
-    def undo(self) -> None:
-        """Undo all changes."""
+    def __len__(self) -> int:
+        """Return the number of changes."""
+        return len(self._steps)
+
+    def __bool__(self) -> bool:
+        """Return True: a journal without changes is a journal."""
+        return True
+
+    def undo(self, since: int = 0) -> None:
+        """Undo the changes after the first `since`."""
         self._undoing = True
         try:
-            while self._steps:
+            while len(self._steps) > since:
                 self._steps.pop()()
         finally:
             self._undoing = False
@@ -776,8 +784,22 @@ class Graph:
     def add_input(self, value: Value, *, optional: bool = False) -> Value:
         """Add an input; `optional` for one that has an initializer."""
         value.graph = self
-        (self.optional_inputs if optional else self.inputs).append(value)
+        values = self.optional_inputs if optional else self.inputs
+        values.append(value)
+        if self.journal is not None:
+            self.journal.add(lambda: values.remove(value))
         return value
+
+    def remove_inputs(self, values: Collection[Value]) -> None:
+        """Remove inputs."""
+        before = self.inputs, self.optional_inputs
+        self.inputs, self.optional_inputs = ([v for v in held if v not in values] for held in before)
+        if self.journal is not None:
+
+            def undo() -> None:
+                self.inputs, self.optional_inputs = before
+
+            self.journal.add(undo)
 
     def add_initializer(self, value: Value) -> Value:
         """Add a value with a constant under its name."""
@@ -790,10 +812,11 @@ class Graph:
     def _drop_initializer(self, value: Value) -> None:
         del self.initializers[value.name]
 
-    def remove_initializer(self, value: Value) -> None:
-        """Remove an initializer."""
+    def remove_initializer(self, *values: Value) -> None:
+        """Remove initializers."""
         before = dict(self.initializers)
-        self._drop_initializer(value)
+        for value in values:
+            self._drop_initializer(value)
         if self.journal is not None:
 
             def undo() -> None:
@@ -842,10 +865,37 @@ class Graph:
             if owner.captures.get(inner) is outer:
                 return inner
         made = Value(outer.name, graph=self)
-        self.captured.append(made)
-        owner.captures[made] = outer
-        outer.uses[owner, made] = None
+        self._capture(made, outer)
         return made
+
+    def _capture(self, inner: Value, outer: Value) -> None:
+        owner = self.owner
+        assert owner is not None
+        self.captured.append(inner)
+        owner.captures[inner] = outer
+        outer.uses[owner, inner] = None
+        if self.journal is not None:
+            self.journal.add(lambda: self._release(inner))
+
+    def _release(self, inner: Value) -> None:
+        owner = self.owner
+        assert owner is not None
+        self.captured.remove(inner)
+        outer = owner.captures.pop(inner)
+        outer.uses.pop((owner, inner), None)
+        if self.journal is not None:
+            self.journal.add(lambda: self._capture(inner, outer))
+
+    def release_captured(self) -> None:
+        """Let one value stand for each value of the enclosing graph that this body reads, and none for any other value."""
+        assert self.owner is not None
+        first: dict[Value, Value] = {}
+        for inner in list(self.captured):
+            same = first.setdefault(self.owner.captures[inner], inner)
+            if same is not inner:
+                inner.replace_all_uses_with(same)
+            if not inner.uses:
+                self._release(inner)
 
     def source(self, value: Value) -> Value:
         """The value that a captured one stands for, in whichever graph that is defined; any other value itself."""
