@@ -16,6 +16,7 @@ import numpy as np
 from ..devices.namespaces import numpy
 from ..ir import graph as ir
 from ..ir.declaration import REQUIRED, declarations
+from ..ir.structure import without_collector
 from ..ir.versioned import VersionedOperator
 from ..kernels.table import GRADIENT, TRAINING
 
@@ -118,9 +119,10 @@ def flat(
         else:
             copies[v] = made.add_input(ir.Value(v.name, declared=v.declared))
     inliner = Inliner(states)
-    outputs = inliner.inline(graph, copies)
-    for node in inliner.nodes:
-        made.append(node)
+    with without_collector():
+        outputs = inliner.inline(graph, copies)
+        for node in inliner.nodes:
+            made.append(node)
     made.set_outputs(v for v in outputs if v is not None)
     return made
 
