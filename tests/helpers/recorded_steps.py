@@ -14,9 +14,9 @@ from singa._core.ops import op
 from singa._core.tensor import Tensor
 from singa._training.step import Step
 from singa.model import Model
+from singa_backend.ir import graph as ir
 from singa_backend.kernels.table import GRADIENT, TRAINING, Options
 from singa_backend.plans.planner import Planner
-from singa_backend.plans.region import Region
 
 Function = Callable[..., Any]
 """A function of tensors, which returns a tensor, or a tuple or list of tensors."""
@@ -47,12 +47,12 @@ class Recorded:
     @property
     def joined(self) -> list[str]:
         """The operators whose gradients one kernel computes, in order of execution."""
-        return [c.name for c in self.planner.region.calls if c.node.domain == GRADIENT]
+        return [c.op_type for c in self.planner.graph.nodes if c.domain == GRADIENT]
 
     @property
     def in_training(self) -> list[str]:
         """The operators whose forward calls are in training form, in order of execution."""
-        return [c.name for c in self.planner.region.calls if c.node.domain == TRAINING]
+        return [c.op_type for c in self.planner.graph.nodes if c.domain == TRAINING]
 
     @property
     def kernels(self) -> list[str]:
@@ -182,15 +182,20 @@ def close(actual: np.ndarray, expected: np.ndarray, tolerance: float, what: str 
     assert difference <= tolerance, f"{what} differs by {difference:.1e} of its largest value"
 
 
-def makers_come_first(region: Region) -> None:
-    """Fail if a call reads a value before it is made, or two calls make one."""
-    known = {*region.inputs, *region.constants}
-    for call in region.calls:
-        assert set(call.reads) <= known, call.name
-        made = {o for o in call.outputs if o >= 0}
-        assert not made & known, call.name
-        known |= made
-    assert set(region.outputs) <= known
+def makers_come_first(graph: ir.Graph) -> None:
+    """Fail if a node reads a value before it is made, or two nodes make one."""
+    known = {*graph.inputs}
+    for node in graph.nodes:
+        assert all(v in known or v.constant is not None for v in node.reads), node
+        assert known.isdisjoint(node.results) and all(o.producer is node for o in node.results), node
+        known.update(node.results)
+    assert all(o in known or o.constant is not None for o in graph.outputs)
+
+
+def constants_of(graph: ir.Graph) -> list[Any]:
+    """The constants that a graph reads or returns, each once."""
+    values = dict.fromkeys([*(v for node in graph.nodes for v in node.reads), *graph.outputs])
+    return [v.constant for v in values if v.constant is not None]
 
 
 def planner_of(step: Step) -> Planner:

@@ -22,8 +22,8 @@ from singa_backend.kernels import onednn
 from singa_backend.kernels.table import gradient_kernels
 from singa_backend.opsets.model import to_model
 from singa_backend.opsets.writer import OpsetWriter
+from singa_backend.plans.flat import versioned
 from singa_backend.plans.planner import NOT_FINITE, Planner
-from singa_backend.plans.region import versioned
 
 pytestmark = pytest.mark.skipif(onednn.library() is None, reason="there is no oneDNN")
 

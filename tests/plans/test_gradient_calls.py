@@ -157,7 +157,7 @@ def test_what_nothing_reads_is_not_computed() -> None:
 
 
 def test_new_calls_change_no_value_of_the_graph() -> None:
-    """The plan may be made again: the calls of the region are its own, not those of the graph."""
+    """The plan may be made again: the nodes of the plan are its own, not those of the graph."""
     body, given = differentiated(residual, [X, filters()], (0, 1))
     step = record(body, given, (0, 1), Options())
     before = [(n.op_type, n.inputs, n.outputs) for n in step.step.graph.nodes]
@@ -189,7 +189,7 @@ def test_the_order_of_calls_if_some_gradients_are_refused(seed: int) -> None:
         planner.gradients.reasons = dict.fromkeys(refused, "of the test")
         planner._renew()
         planner.latest = None
-        makers_come_first(planner.region)
+        makers_come_first(planner.graph)
         for a, e in zip(step.run(), expected, strict=True):
             close(a, e, 2e-5)
 
@@ -456,8 +456,8 @@ def test_gradients_are_in_no_chain() -> None:
         return op.Tanh(op.Add(conv(op.Relu(op.Mul(x, F(1.5))), w), x))  # type: ignore[no-any-return]
 
     step = compare(skipped, [X, filters()], (0, 1), joined=["Relu", "Conv", "Tanh"])
-    groups = chains(step.planner.region.calls, step.planner.region.outputs)
-    assert sum(len(g) for g in groups) == len(step.planner.region.calls)
+    groups = chains(step.planner.graph.nodes, step.planner.graph.outputs)
+    assert sum(len(g) for g in groups) == len(step.planner.graph.nodes)
     assert all(len(g) == 1 for g in groups if any(c.gradient >= 0 for c in g))
     assert any(len(g) > 1 for g in groups)
 
@@ -496,4 +496,4 @@ def test_a_gradient_penalty(function: Callable[..., Any], arrays: list[np.ndarra
         for n, (a, e) in enumerate(zip(step.run(), other.run(), strict=True)):
             close(a, e, 2e-5, f"result {n}")
     assert step.joined or step.reasons
-    makers_come_first(step.planner.region)
+    makers_come_first(step.planner.graph)

@@ -123,9 +123,9 @@ def test_the_gradients_of_the_net_are_calls(monkeypatch: pytest.MonkeyPatch) -> 
     (step,) = steps_of(net)
     planner = step._session._planner
     assert planner is not None and not planner.gradients.reasons
-    makers_come_first(planner.region)
-    assert sorted(c.name for c in planner.region.calls if c.node.domain == GRADIENT) == sorted(JOINED)
-    assert sorted(c.name for c in planner.region.calls if c.node.domain == TRAINING) == [
+    makers_come_first(planner.graph)
+    assert sorted(c.op_type for c in planner.graph.nodes if c.domain == GRADIENT) == sorted(JOINED)
+    assert sorted(c.op_type for c in planner.graph.nodes if c.domain == TRAINING) == [
         "BatchNormalization",
         "MaxPool",
         "SoftmaxCrossEntropyLoss",

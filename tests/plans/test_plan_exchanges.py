@@ -182,11 +182,11 @@ class Failing:
 
 
 def refused(plan: Plan, planner: Planner) -> Exception:
-    return RefusedGradient(next(c for c in planner.region.calls if c.gradient >= 0), ("refused by the test",))
+    return RefusedGradient(next(c for c in planner.graph.nodes if c.gradient >= 0), ("refused by the test",))
 
 
 def moved(plan: Plan, planner: Planner) -> Exception:
-    return Mismatch(next(c for c in planner.region.calls if c.is_("Tanh")))
+    return Mismatch(next(c for c in planner.graph.nodes if c.is_("Tanh")))
 
 
 def invalid(plan: Plan, planner: Planner) -> Exception:

@@ -17,11 +17,11 @@ from tests.helpers.growth_checks import lines
 from tests.helpers.paths import TESTS
 
 from singa_backend.conform.fuzz.graphs.generate import draw, every_node
-from singa_backend.ir.graph import ABSENT, Graph
+from singa_backend.ir import graph as ir
 from singa_backend.ir.reader import read
+from singa_backend.plans.flat import flat, run
 from singa_backend.plans.fusion import PASSES, fuse
-from singa_backend.plans.fusion.view import RegionView
-from singa_backend.plans.region import Region, RegionCall, branch_of, region_of
+from singa_backend.plans.fusion.rewriter import PlanRewriter
 
 F = np.float32
 
@@ -35,38 +35,38 @@ def model(text: str, opset: int = 18, **weights: Any) -> ModelProto:
     return made
 
 
-def evaluate(region: Region, feeds: Sequence[Any]) -> list[Any]:
-    """The outputs of a region, by the definitions of its operators."""
-    values = {**region.constants, **dict(zip(region.inputs, feeds, strict=True))}
+def evaluate(plan: ir.Graph, feeds: Sequence[Any]) -> list[Any]:
+    """The outputs of the graph of a plan, by the definitions of its operators."""
+    values = dict(zip(plan.inputs, feeds, strict=True))
     with np.errstate(all="ignore"):
-        for call in region.calls:
-            _run(call, values)
-    return [values[o] for o in region.outputs]
+        for node in plan.nodes:
+            _run(node, values)
+    return [_of(values, o) for o in plan.outputs]
 
 
-def _run(call: RegionCall, values: dict[int, Any]) -> None:
-    if call.is_("If"):
-        attributes = call.attributes
-        graph = attributes["then_branch" if bool(np.all(values[call.inputs[0]])) else "else_branch"]
-        branch = Region(size=max(values) + 1000)
-        outputs = branch_of(branch, graph, call.scope)
-        inner = {**values, **branch.constants}
-        for other in branch.calls:
-            _run(other, inner)
-        values.update(zip(call.outputs, (inner[o] for o in outputs), strict=True))
+def _of(values: dict[ir.Value, Any], value: ir.Value) -> Any:
+    return values[value] if value.constant is None else value.constant
+
+
+def _run(node: ir.Node, values: dict[ir.Value, Any]) -> None:
+    if node.is_("If"):
+        taken = "then_branch" if bool(np.all(_of(values, node.reads[0]))) else "else_branch"
+        branch = flat(node.attributes[taken])
+        outer = [node.captures[v] for v in node.attributes[taken].captured]
+        values.update(zip(node.results, evaluate(branch, [_of(values, v) for v in outer]), strict=True))
         return
-    results = call.run([None if i == ABSENT else values[i] for i in call.inputs])
-    values.update({o: r for o, r in zip(call.outputs, results, strict=False) if o != ABSENT})
+    results = run(node, [None if v is None else _of(values, v) for v in node.inputs])
+    values.update({o: r for o, r in zip(node.outputs, results, strict=False) if o is not None})
 
 
-def declared(region: Region, graph: Graph) -> dict[int, Any]:
+def declared(plan: ir.Graph) -> dict[ir.Value, Any]:
     """The declared types of the inputs."""
-    return {i: (v.dtype, v.shape) for i, v in zip(region.inputs, graph.inputs, strict=True) if v.kind == "tensor"}
+    return {v: (v.declared.dtype, v.declared.shape) for v in plan.inputs if v.declared and v.declared.kind == "tensor"}
 
 
-def counted(region: Region) -> dict[str, int]:
-    """The number of calls of each operator."""
-    return dict(Counter(call.name for call in region.calls))
+def counted(plan: ir.Graph) -> dict[str, int]:
+    """The number of nodes of each operator."""
+    return dict(Counter(node.op_type for node in plan.nodes))
 
 
 def spoiled(feeds: Sequence[Any]) -> list[Any]:
@@ -90,7 +90,7 @@ def fused(
     rtol: float = 1e-5,
     spoil: bool = True,
 ) -> dict[str, int]:
-    """Rewrite the region of a model; check that the results are the same and nothing is left to do; return its operators.
+    """Rewrite the graph of a plan; check that the results are the same and nothing is left to do; return its operators.
 
     Args:
         source: the model.
@@ -102,13 +102,15 @@ def fused(
         spoil: whether the second comparison is made.
     """
     graph = read(source)
-    before, after = region_of(graph), region_of(graph)
-    fuse(after, level, declared(after, graph) if types else None, only)
+    before, after = flat(graph), flat(graph)
+    fuse(after, level, declared(after) if types else None, only)
     for inputs in (feeds, spoiled(feeds)) if spoil else (feeds,):
         same(evaluate(before, inputs), evaluate(after, inputs), rtol)
-    known = {v for call in after.calls for v in call.outputs} | after.constants.keys() | set(after.inputs)
-    assert all(i in known for call in after.calls for i in call.reads)
-    assert fuse(after, level, declared(after, graph) if types else None, only) == {}
+    known = set(after.inputs)
+    for node in after.nodes:
+        assert all(v in known or v.constant is not None for v in node.reads)
+        known.update(node.results)
+    assert fuse(after, level, declared(after) if types else None, only) == {}
     return counted(after)
 
 
@@ -180,10 +182,10 @@ def test_large_constants_may_be_viewed() -> None:
     graph = read(
         model("g (float[2,512] x) => (float y, float z) { t = Transpose(w) y = MatMul(x, t) z = ReduceSum(w) }", w=large)
     )
-    region = region_of(graph)
-    fuse(region)
-    assert [c.name for c in region.calls] == ["MatMul"]
-    assert np.shares_memory(region.constants[region.calls[0].inputs[1]], graph.states["w"])
+    plan = flat(graph)
+    fuse(plan)
+    assert [c.op_type for c in plan.nodes] == ["MatMul"]
+    assert np.shares_memory(plan.nodes[0].reads[1].constant, graph.states["w"])
 
 
 def test_a_constant_output_stays_an_output() -> None:
@@ -194,9 +196,9 @@ def test_a_constant_output_stays_an_output() -> None:
 def test_random_and_failing_and_large_calls_stay() -> None:
     def calls(body: str, **weights: Any) -> dict[str, int]:
         source = read(model(f"g (float[2,5] x) => (float y) {{ {body} }}", **weights))
-        region = region_of(source)
-        fuse(region)
-        return {c.name: 1 for c in region.calls}
+        plan = flat(source)
+        fuse(plan)
+        return {c.op_type: 1 for c in plan.nodes}
 
     assert calls("r = RandomNormalLike(w) y = Add(x, r)", w=normal(2, 5)) == {"RandomNormalLike": 1, "Add": 1}
     assert calls("r = Reshape(w, s) y = Add(x, r)", w=normal(2, 5), s=np.array([3, 3])) == {"Reshape": 1, "Add": 1}
@@ -962,9 +964,9 @@ def test_functions_are_fused_in_their_callers() -> None:
 
 def test_calls_keep_the_nodes_that_they_replace() -> None:
     graph = read(model("g (float[2,5] x) => (float y) { s = Sigmoid(x) y = Mul(x, s) }"))
-    region = region_of(graph)
-    assert fuse(region) == {"activations": 1}
-    assert [n.op_type for n in region.calls[0].origins] == ["Sigmoid", "Mul"]
+    plan = flat(graph)
+    assert fuse(plan) == {"activations": 1}
+    assert [n.op_type for n in plan.nodes[0].origins] == ["Sigmoid", "Mul"]
 
 
 def test_unused_constants_of_passes_are_removed() -> None:
@@ -975,15 +977,15 @@ def test_unused_constants_of_passes_are_removed() -> None:
             k=1.5,
         )
     )
-    region = region_of(graph)
-    before = set(region.constants)
-    fuse(region)
-    assert len(set(region.constants) - before) == 1
+    plan = flat(graph)
+    before = {id(v.constant) for node in plan.nodes for v in node.reads}
+    fuse(plan)
+    assert len([v for node in plan.nodes for v in node.reads if v.constant is not None and id(v.constant) not in before]) == 1
 
 
 def test_every_pass_says_what_it_replaces() -> None:
-    for name, run in PASSES.items():
-        assert (run.__doc__ or "").startswith("For any "), name
+    for name, rule in PASSES.items():
+        assert (rule.__doc__ or "").startswith("For any "), name
 
 
 def chain(op: Callable[[int], Any], count: int, **weights: Any) -> Any:
@@ -1021,9 +1023,9 @@ def test_work_grows_linearly(name: str) -> None:
     counts = []
     for size in (100, 1000):
         graph = chain(CHAINS[name], size, **weights)
-        region = region_of(graph)
-        types = declared(region, graph)
-        counts.append(lines(lambda r=region, t=types: fuse(r, types=t)))  # type: ignore[misc]
+        plan = flat(graph)
+        types = declared(plan)
+        counts.append(lines(lambda r=plan, t=types: fuse(r, types=t)))  # type: ignore[misc]
     assert counts[1] < 11 * counts[0] + 10_000
 
 
@@ -1031,25 +1033,24 @@ def test_ten_thousand_calls_of_all_kinds() -> None:
     weights = {"w": np.ones((2, 2), F), "k": np.full((), 0.5, F), "s": np.array([2, 2])}
     kinds = [CHAINS[n] for n in ("identities", "transposes", "additions", "products", "swish", "reshapes")]
     graph = chain(lambda i: kinds[i % 6](i), 8_600, **weights)
-    region = region_of(graph)
-    assert len(region.calls) > 10_000
-    fuse(region, types=declared(region, graph))
-    assert len(region.calls) < 7_500
+    plan = flat(graph)
+    assert len(plan.nodes) > 10_000
+    fuse(plan, types=declared(plan))
+    assert len(plan.nodes) < 7_500
     small = chain(lambda i: kinds[i % 6](i), 60, **weights)
-    before, after = region_of(small), region_of(small)
-    fuse(after, types=declared(after, small))
+    before, after = flat(small), flat(small)
+    fuse(after, types=declared(after))
     x = normal(2, 2)
     same(evaluate(before, [x]), evaluate(after, [x]), 1e-5)
 
 
 def test_the_editor_drops_calls_that_nothing_reads() -> None:
     graph = read(model("g (float[2] x) => (float y) { a = Neg(x) b = Abs(a) y = Relu(b) }"))
-    region = region_of(graph)
-    edit = RegionView(region)
+    plan = flat(graph)
+    edit = PlanRewriter(plan)
     root = edit.named("Relu")[0]
-    edit.put(root, edit.call("Neg", region.inputs, [root], root.outputs))
-    edit.finish()
-    assert [c.name for c in region.calls] == ["Neg"]
+    edit.put(root, edit.call("Neg", plan.inputs, [root], root.outputs))
+    assert [c.op_type for c in plan.nodes] == ["Neg"]
 
 
 MODELS = sorted((TESTS / "models").glob("*.onnx"))
@@ -1069,8 +1070,8 @@ def test_generated_graphs_keep_their_results() -> None:
         if any(n.op_type in ("If", "Loop", "Scan", "SequenceMap", "RandomNormal", "Bernoulli") for n in every_node(case.model)):
             continue
         graph = read(case.model)
-        before, after = region_of(graph), region_of(graph)
-        changed += bool(fuse(after, types=declared(after, graph)))
+        before, after = flat(graph), flat(graph)
+        changed += bool(fuse(after, types=declared(after)))
         inputs = [case.feeds[v.name] for v in graph.inputs]
         for feeds in (inputs, spoiled([x if isinstance(x, np.ndarray) else np.zeros(0) for x in inputs])):
             try:
@@ -1089,14 +1090,15 @@ def test_facts_hold_for_the_values_of_a_run() -> None:
     for index in (*range(30), 942, 2030, 2444):
         case = draw(3, index)
         graph = read(case.model)
-        region = region_of(graph)
-        if any(call.node.graphs for call in region.calls):
+        plan = flat(graph)
+        if any(call.bodies for call in plan.nodes):
             continue
-        facts = RegionView(region, declared(region, graph)).facts
-        values = {**region.constants, **dict(zip(region.inputs, (case.feeds[v.name] for v in graph.inputs), strict=True))}
+        facts = PlanRewriter(plan, declared(plan)).facts
+        values = {v: v.constant for node in plan.nodes for v in node.reads if v.constant is not None}
+        values |= {v: case.feeds[v.name] for v in plan.inputs}
         names: dict[str, int] = {}
         with np.errstate(all="ignore"):
-            for call in region.calls:
+            for call in plan.nodes:
                 _run(call, values)
         for value, array in values.items():
             if not isinstance(array, np.ndarray):

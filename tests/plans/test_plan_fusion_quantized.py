@@ -16,8 +16,8 @@ from singa_backend.ir.reader import read
 from singa_backend.kernels import onednn
 from singa_backend.kernels.quantized import exact_int8
 from singa_backend.kernels.table import Options
+from singa_backend.plans.flat import flat
 from singa_backend.plans.fusion import fuse
-from singa_backend.plans.region import region_of
 
 F, U8, S8 = np.float32, np.uint8, np.int8
 node = helper.make_node
@@ -75,8 +75,8 @@ def runs(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         graph = read(source)
-        before, after = region_of(graph), region_of(graph)
-        fuse(after, 2, declared(after, graph))
+        before, after = flat(graph), flat(graph)
+        fuse(after, 2, declared(after))
         values = list(feeds.values())
         wanted, made = evaluate(before, values), evaluate(after, values)
         rep = SingaBackend.prepare(source)
@@ -150,9 +150,9 @@ def test_signed_values_become_unsigned() -> None:
     feeds = {"x": drawn(0, 3, 40) * 9, "z": drawn(1, 3, 40) * 9}
     source = g.model(feeds, y, "q")
     graph = read(source)
-    region = region_of(graph)
-    fuse(region, 2, declared(region, graph))
-    zeros = [region.constants[c.inputs[2]] for c in region.calls if c.name == "QuantizeLinear"]
+    plan = flat(graph)
+    fuse(plan, 2, declared(plan))
+    zeros = [c.reads[2].constant for c in plan.nodes if c.op_type == "QuantizeLinear"]
     assert {(z.dtype.name, int(z)) for z in zeros} == {("uint8", 123), ("int8", -128)}
     runs(source, feeds)
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
-import singa_backend.plans.region
+import singa_backend.plans.flat
 from singa_backend import OperatorError, SingaBackend
 
 F, node, info = TensorProto.FLOAT, helper.make_node, helper.make_tensor_value_info
@@ -72,7 +72,7 @@ def test_nan_that_a_definition_makes_is_kept(nodes: list[NodeProto]) -> None:
 
 
 def test_a_branch_of_too_many_calls_is_computed_by_its_definition(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(singa_backend.plans.region, "MOST", 20)
+    monkeypatch.setattr(singa_backend.plans.flat, "MOST", 20)
     chain = [node("Neg", [f"e{i}" if i else "x"], [f"e{i + 1}"]) for i in range(31)]
     branches = {"then_branch": graph([node("Identity", ["x"], ["t"])], "t"), "else_branch": graph(chain, "e31")}
     nodes = [node("Tanh", ["x"], ["q"]), node("If", ["k"], ["z"], **branches)]

@@ -16,6 +16,7 @@ import onnx
 import pytest
 from onnx import helper, numpy_helper
 from tests.helpers.plan_checks import model_of
+from tests.helpers.recorded_steps import constants_of
 
 from singa_backend import InvalidModel, SingaBackend
 from singa_backend.kernels import onednn
@@ -104,7 +105,7 @@ def held_by(rep: Any) -> int:
                     found[memory.__array_interface__["data"][0]] = memory.nbytes
             elif isinstance(v, np.ndarray) and not tensor_data.is_mapped(v):
                 found[v.__array_interface__["data"][0]] = v.nbytes
-    for v in planner.region.constants.values():
+    for v in constants_of(planner.graph):
         if isinstance(v, np.ndarray) and not tensor_data.is_mapped(v):
             found[v.__array_interface__["data"][0]] = v.nbytes
     return sum(found.values()) + planner.latest.arena_bytes
@@ -162,7 +163,7 @@ def test_each_weight_is_computed_and_packed_once(name: str, tmp_path: Path, monk
     rep = SingaBackend.prepare(saved(model, tmp_path, monkeypatch))
     for _ in range(3):
         rep.run(inputs_of(model))
-    made = [v for v in rep._session._planner.region.constants.values() if isinstance(v, LazyConstant)]
+    made = [v for v in constants_of(rep._session._planner.graph) if isinstance(v, LazyConstant)]
     assert len(made) == counts["array"] == {"convolutions": 3, "attention": 2}[name]
     most = {"convolutions": 3, "attention": 5}[name]  # attention: joined, after the heads, and the table
     assert counts["read"] <= most  # some instruction sets read weights as they are

@@ -15,9 +15,10 @@ from singa import autograd, device, layer, opt
 from singa._core.tensor import Tensor
 from singa.model import Model
 from singa_backend.errors import InvalidInput
+from singa_backend.ir import graph as ir
 from singa_backend.kernels import onednn
-from singa_backend.plans.recompute import Home, Recomputing, recompute
-from singa_backend.plans.region import Region, call_of
+from singa_backend.plans.flat import Roles, call_of, versioned
+from singa_backend.plans.recompute import Home, Order, Recomputing, recompute
 
 pytestmark = pytest.mark.skipif(onednn.library() is None, reason="there is no oneDNN")
 
@@ -102,80 +103,69 @@ def test_what_is_not_a_number_of_bytes(bound: Any) -> None:
         net.graph(True, activation_memory=bound)
 
 
-def chain(*types: str) -> tuple[Region, dict[int, Home]]:
-    """A chain of calls from one input, whose values are read again in reverse order, each by one product with the last."""
-    region = Region()
-    x = region.new("x")
-    region.inputs = (x,)
+def chain(*types: str) -> tuple[Order, dict[ir.Value, Home]]:
+    """A chain of nodes from one input, whose values are read again in reverse order, each by one product with the last."""
+    x = ir.Value("x")
     values, last = [], x
-    made: list[Any] = []
+    made: list[ir.Node] = []
     for t in types:
-        y = region.new()
-        made.append(call_of(t, (last,), (y,), _origin(region)))
+        y = ir.Value()
+        made.append(call_of(t, (last,), (y,), [ORIGIN]))
         values.append(y)
         last = y
     for v in values[::-1][1:]:
-        y = region.new()
-        made.append(call_of("Mul", (last, v), (y,), _origin(region)))
+        y = ir.Value()
+        made.append(call_of("Mul", (last, v), (y,), [ORIGIN]))
         last = y
-    region.calls, region.outputs = made, (last,)
-    return region, {o: Home(o, 1024, (16, 16)) for c in made for o in c.outputs}
+    return Order(made, [last]), {o: Home(o, 1024, (16, 16)) for c in made for o in c.results}
 
 
-def _origin(region: Region) -> Any:
-    from singa_backend.ir.graph import Node
-    from singa_backend.plans.region import RegionCall, versioned
-
-    node = Node("n", "Relu", "", 13, (), (), (), (), {}, frozenset(), versioned("", "Relu"))
-    return [RegionCall(node, (), ())]
+ORIGIN = ir.Node("Relu", [], [], name="n", opset=13, operator=versioned("", "Relu"))
 
 
 def test_clones_precede_what_reads_them_and_are_made_once() -> None:
-    region, homes = chain("Relu", "Tanh", "Relu", "Sigmoid", "Relu", "Tanh")
-    before = [c.outputs for c in region.calls]
-    found = recompute(region, homes, 5120)
-    assert found.bytes_after <= 5120 < found.bytes_before and found.calls == len(region.calls) - len(before) > 0
-    made = {*region.inputs}
-    for call in region.calls:
+    order, homes = chain("Relu", "Tanh", "Relu", "Sigmoid", "Relu", "Tanh")
+    before = [c.outputs for c in order.calls]
+    found = recompute(order, homes, 5120)
+    assert found.bytes_after <= 5120 < found.bytes_before and found.calls == len(order.calls) - len(before) > 0
+    made = {*order.calls[0].reads}
+    for call in order.calls:
         assert made.issuperset(call.reads), call
         made.update(call.outputs)
-    outputs = [o for c in region.calls for o in c.outputs]
-    assert len(outputs) == len(set(outputs)) and made.issuperset(region.outputs)
+    outputs = [o for c in order.calls for o in c.outputs]
+    assert len(outputs) == len(set(outputs)) and made.issuperset(order.outputs)
 
 
 def test_nothing_changes_if_nothing_can() -> None:
-    region, homes = chain("RandomNormalLike", "RandomNormalLike", "RandomNormalLike", "RandomNormalLike")
-    before = list(region.calls)
-    assert recompute(region, homes, 1).calls == 0 and region.calls == before
+    order, homes = chain("RandomNormalLike", "RandomNormalLike", "RandomNormalLike", "RandomNormalLike")
+    before = list(order.calls)
+    assert recompute(order, homes, 1).calls == 0 and order.calls == before
 
 
-def drawn(seed: int, length: int) -> tuple[Region, dict[int, Home]]:
+def drawn(seed: int, length: int) -> tuple[Order, dict[ir.Value, Home]]:
     """A chain of values of unlike sizes, some from two values or drawn, most of which are read again in reverse order."""
     rng = np.random.default_rng(seed)
-    region = Region()
-    region.inputs = (region.new("x"),)
-    values, made = [*region.inputs], list[Any]()
+    values, made = [ir.Value("x")], list[ir.Node]()
     for i in range(length):
         kind = str(rng.choice(["Relu", "Tanh", "Sigmoid", "RandomNormalLike"], p=[0.3, 0.3, 0.3, 0.1]))
         reads = [values[-1]]
         if i > 1 and rng.random() < 0.25:
             kind, reads = "Add", [values[-1], values[rng.integers(len(values) - 1)]]
-        values.append(region.new())
-        made.append(call_of(kind, tuple(reads), (values[-1],), _origin(region)))
+        values.append(ir.Value())
+        made.append(call_of(kind, tuple(reads), (values[-1],), [ORIGIN]))
     last = values[-1]
     for v in values[-2:0:-1]:
         if rng.random() < 0.9:
-            y = region.new()
-            made.append(call_of("Mul", (last, v), (y,), _origin(region)))
+            y = ir.Value()
+            made.append(call_of("Mul", (last, v), (y,), [ORIGIN]))
             last = y
-    region.calls, region.outputs = made, (last,)
-    return region, {o: Home(o, int(rng.choice([64, 256, 1024, 2048])), (16, 16)) for c in made for o in c.outputs}
+    return Order(made, [last]), {o: Home(o, int(rng.choice([64, 256, 1024, 2048])), (16, 16)) for c in made for o in c.results}
 
 
-def live_bytes(calls: Sequence[Any], outputs: Sequence[int], homes: dict[int, int]) -> int:
+def live_bytes(calls: Sequence[Any], outputs: Sequence[ir.Value], homes: dict[ir.Value, int]) -> int:
     """The bytes of the values that are live at a call, at most; each from its call to the last one that reads it."""
     ends = {i: at for at, c in enumerate(calls) for i in (*c.outputs, *c.reads)} | dict.fromkeys(outputs, len(calls))
-    live, most = dict[int, int](), 0
+    live, most = dict[ir.Value, int](), 0
     for at, call in enumerate(calls):
         live |= {o: homes[o] for o in call.outputs}
         most = max(most, sum(live.values()))
@@ -183,41 +173,41 @@ def live_bytes(calls: Sequence[Any], outputs: Sequence[int], homes: dict[int, in
     return most
 
 
-def fewest_bytes(region: Region, homes: dict[int, Home]) -> int:
+def fewest_bytes(order: Order, homes: dict[ir.Value, Home]) -> int:
     """The bytes of the best of all choices: each set of values is dropped after the last forward call, and computed when read."""
-    turn = next(i for i, c in enumerate(region.calls) if c.name == "Mul")
-    forward, backward, sizes = region.calls[:turn], region.calls[turn:], {i: h.nbytes for i, h in homes.items()}
+    turn = next(i for i, c in enumerate(order.calls) if c.op_type == "Mul")
+    forward, backward, sizes = order.calls[:turn], order.calls[turn:], {i: h.nbytes for i, h in homes.items()}
     makers = {c.outputs[0]: c for c in forward}
-    waiting = sorted({i for c in backward for i in c.reads if i in makers})
-    best = live_bytes(region.calls, region.outputs, sizes)
+    waiting = list(dict.fromkeys(i for c in backward for i in c.reads if i in makers))
+    best = live_bytes(order.calls, order.outputs, sizes)
     for dropped in itertools.chain.from_iterable(itertools.combinations(waiting, n) for n in range(len(waiting) + 1)):
         calls, own = again(forward, backward, makers, {*waiting} - {*dropped}, sizes)
         if calls:
-            best = min(best, live_bytes(calls, region.outputs, own))
+            best = min(best, live_bytes(calls, order.outputs, own))
     return best
 
 
 def again(
-    forward: Sequence[Any], backward: Sequence[Any], makers: dict[int, Any], kept: set[int], sizes: dict[int, int]
-) -> tuple[list[Any], dict[int, int]]:
+    forward: Sequence[Any], backward: Sequence[Any], makers: dict[ir.Value, Any], kept: set[ir.Value], sizes: dict[ir.Value, int]
+) -> tuple[list[Any], dict[ir.Value, int]]:
     """The calls of which all values that are not kept are computed again before they are read; none if some are drawn."""
-    names, calls, own = dict[int, int](), list(forward), dict(sizes)
+    names, calls, own = dict[ir.Value, ir.Value](), list(forward), dict(sizes)
 
-    def compute(i: int) -> bool:
+    def compute(i: ir.Value) -> bool:
         call = makers.get(i)
         if call is None or i in kept or i in names:
             return True
-        if call.name == "RandomNormalLike" or not all(map(compute, call.reads)):
+        if call.op_type == "RandomNormalLike" or not all(map(compute, call.reads)):
             return False
-        names[i] = 10_000 + i
+        names[i] = ir.Value()
         own[names[i]] = own[i]
-        calls.append(call_of(call.name, tuple(names.get(r, r) for r in call.inputs), (names[i],), (call,)))
+        calls.append(call_of(call.op_type, tuple(names.get(r, r) for r in call.inputs), (names[i],), (call,)))
         return True
 
     for call in backward:
         if not all(map(compute, call.reads)):
             return [], own
-        calls.append(call_of(call.name, tuple(names.get(r, r) for r in call.inputs), call.outputs, (call,)))
+        calls.append(call_of(call.op_type, tuple(names.get(r, r) for r in call.inputs), call.outputs, (call,)))
     return calls, own
 
 
@@ -225,9 +215,9 @@ def again(
 def test_a_bound_that_some_choice_meets_is_met(first: int) -> None:
     lowered = 0
     for seed in range(first, first + 20):
-        region, homes = drawn(seed, 4 + seed % 6)
-        best = fewest_bytes(region, homes)
-        found = recompute(region, homes, best)
+        order, homes = drawn(seed, 4 + seed % 6)
+        best = fewest_bytes(order, homes)
+        found = recompute(order, homes, best)
         assert found.bytes_after <= best, seed
         lowered += found.bytes_after < found.bytes_before
     assert lowered > 5
@@ -236,15 +226,18 @@ def test_a_bound_that_some_choice_meets_is_met(first: int) -> None:
 @pytest.mark.parametrize("seed", range(8))
 def test_the_plan_with_the_fewest_bytes_stays(seed: int) -> None:
     """Whatever a plan really takes: the estimate, and bytes that only the plan knows."""
-    region, homes = drawn(seed, 14)
+    order, homes = drawn(seed, 14)
     sizes = {i: h.nbytes for i, h in homes.items()}
-    work = Recomputing(region)
+    graph = ir.Graph()
+    graph.arrange(order.calls)
+    graph.set_outputs(order.outputs)
+    work = Recomputing(graph, Roles())
     seen: list[int] = []
     for _ in range(40):
-        every = {o: sizes.get(o, 1024) for c in region.calls for o in c.outputs}
-        used = live_bytes(region.calls, region.outputs, every) + 1000 * (len(region.calls) * 7919 % 5)
+        every = {o: sizes.get(o, 1024) for c in graph.nodes for o in c.results}
+        used = live_bytes(graph.nodes, graph.outputs, every) + 1000 * (len(graph.nodes) * 7919 % 5)
         seen.append(used)
-        now = {o: Home(o, every[o], (16, 16)) for c in region.calls for o in c.outputs}
+        now = {o: Home(o, every[o], (16, 16)) for c in graph.nodes for o in c.results}
         if not work.fit(now, used, used, 1):
             break
     else:

@@ -8,19 +8,20 @@ import numpy as np
 import pytest
 from onnx import numpy_helper, parser
 
+from singa_backend.ir.graph import Value
 from singa_backend.ir.reader import read
-from singa_backend.plans.fusion.view import RegionView
-from singa_backend.plans.region import region_of
+from singa_backend.plans.flat import flat
+from singa_backend.plans.fusion.rewriter import PlanRewriter
 from singa_backend.rewriting.match import (
     Anything,
     ConstantValue,
     Match,
     Multiple,
     Number,
+    Operation,
     Pattern,
     Rule,
     Rules,
-    View,
     factor,
     inverse_root,
     matches,
@@ -28,34 +29,34 @@ from singa_backend.rewriting.match import (
     over_root,
     squared,
 )
+from singa_backend.rewriting.rewriter import Rewriter
 
 F = np.float32
 X, Y, N, C = Anything(), Anything(), Number(), ConstantValue()
 
 
-def view_of(body: str, outputs: str = "float y", opset: int = 18, **weights: Any) -> RegionView:
+def view_of(body: str, outputs: str = "float y", opset: int = 18, **weights: Any) -> PlanRewriter:
     """A graph of ONNX's text with the float inputs x and z, of shapes (2, 5) and (5); Python floats are float32."""
     text = f"g (float[2,5] x, float[5] z) => ({outputs}) {{ {body} }}"
     model = parser.parse_model(f'<ir_version: 10, opset_import: ["": {opset}]> {text}')
     for name, value in weights.items():
         array = np.asarray(value, F if isinstance(value, float) else None)
         model.graph.initializer.append(numpy_helper.from_array(array, name))
-    graph = read(model)
-    region = region_of(graph)
-    return RegionView(region, {i: (v.dtype, v.shape) for i, v in zip(region.inputs, graph.inputs, strict=True)})
+    plan = flat(read(model))
+    return PlanRewriter(plan, {v: (v.declared.dtype, v.declared.shape) for v in plan.inputs if v.declared})
 
 
-def found(pattern: Pattern, view: RegionView, *parts: Pattern) -> list[Any]:
+def found(pattern: Pattern, rewriter: PlanRewriter, *parts: Pattern) -> list[Any]:
     """The names of values, and the numbers, that parts of a pattern find in every match that a rule may rewrite."""
     made = []
 
-    def note(view: View, match: Match) -> bool:
-        made.append(tuple(names.get(match[p], match[p]) if isinstance(match[p], int) else match[p] for p in parts))
+    def note(rewriter: Rewriter, match: Match) -> bool:
+        made.append(tuple(match[p].name if isinstance(match[p], Value) else match[p] for p in parts))
         return False
 
-    names, before = view.region.names, view.calls()
-    Rules(Rule(pattern, note)).run(view)
-    assert view.calls() == before
+    before = rewriter.graph.nodes
+    Rules(Rule(pattern, note)).run(rewriter)
+    assert rewriter.graph.nodes == before
     return made
 
 
@@ -157,7 +158,7 @@ def test_multiples_have_a_factor() -> None:
 
 def test_the_factor_of_a_call() -> None:
     view = view_of("a = Mul(k, x) b = Div(a, l) y = Div(l, b)", k=3.0, l=2.0)
-    mul, first, last = view.calls()
+    mul, first, last = view.graph.nodes
     assert factor(view, mul) == (mul.inputs[1], 3.0)
     assert factor(view, first) == (mul.outputs[0], 0.5)
     assert factor(view, last) is None
@@ -191,7 +192,7 @@ def test_a_match_names_its_calls_the_last_one_last() -> None:
     view = view_of("r = Relu(x) n = Neg(z) y = Mul(r, n)")
     (match,) = matches(view, op.Neg(Y) * op.Relu(X), view.named("Mul")[0])
     assert match.root is view.named("Mul")[0] and match.origins[-1] is match.root
-    assert {c.name for c in match.origins} == {"Relu", "Neg", "Mul"}
+    assert {c.op_type for c in match.origins} == {"Relu", "Neg", "Mul"}
     assert X in match and C not in match
 
 
@@ -204,7 +205,7 @@ def test_rules_run_in_order_and_add_up() -> None:
     for rules, wanted in ((long + short, ["Tanh", "Abs", "Add"]), (short + long, ["Relu", "Abs", "Abs", "Add"])):
         view = view_of(body)
         assert rules.run(view) == 2
-        assert [c.name for c in view.calls()] == wanted
+        assert [c.op_type for c in view.graph.nodes] == wanted
         assert rules.run(view) == 0
 
 
@@ -212,5 +213,5 @@ def test_a_pattern_whose_operators_are_absent_is_not_tried(monkeypatch: pytest.M
     norm = over_root(X - op.ReduceMean(X, ...), op.ReduceMean(squared(X), ...) + N)
     assert frozenset({"ReduceMean"}) in norm.needs and frozenset({"Sqrt", "Pow"}) in norm.needs
     view = view_of("a = Div(x, z) b = Sub(a, z) y = Add(b, z)")
-    monkeypatch.setattr(RegionView, "producer", lambda self, value: pytest.fail("looked for a producer"))
+    monkeypatch.setattr(Operation, "match", lambda *args: pytest.fail("looked for a producer"))
     assert found(norm, view) == []

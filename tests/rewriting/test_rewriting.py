@@ -1,4 +1,4 @@
-"""Each rule of `rewriting` on both graphs: a model, and the region of a plan."""
+"""Each rule of `rewriting` on both graphs: a model, and the graph of a plan."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ import pytest
 from onnx import ModelProto, checker, numpy_helper, parser
 
 from singa_backend import prepare
+from singa_backend.ir.graph import Graph, Value
 from singa_backend.ir.reader import read
 from singa_backend.passes import ModelEditor, optimize
 from singa_backend.passes.rewriter import ModelRewriter
+from singa_backend.plans.flat import flat
 from singa_backend.plans.fusion import fuse
-from singa_backend.plans.region import region_of
 
 F = np.float32
 RULES = {
@@ -34,13 +35,16 @@ def model(text: str, opset: int = 18, **weights: Any) -> ModelProto:
     return made
 
 
-def of_region(source: ModelProto, rule: str) -> Counter[str]:
-    """The operators of the region of a model after one rule."""
-    graph = read(source)
-    region = region_of(graph)
-    types = {i: (v.dtype, v.shape) for i, v in zip(region.inputs, graph.inputs, strict=True)}
-    fuse(region, 2, types, [rule])
-    return Counter(call.name for call in region.calls)
+def of_plan(source: ModelProto, rule: str) -> Counter[str]:
+    """The operators of the plan of a model after one rule."""
+    plan = flat(read(source))
+    fuse(plan, 2, declared(plan), [rule])
+    return Counter(node.op_type for node in plan.nodes)
+
+
+def declared(plan: Graph) -> dict[Value, Any]:
+    """The declared types of the inputs."""
+    return {v: (v.declared.dtype, v.declared.shape) for v in plan.inputs if v.declared}
 
 
 def of_model(source: ModelProto, rule: str) -> Counter[str]:
@@ -81,7 +85,7 @@ VALUES = {
 
 
 @pytest.mark.parametrize("body", ONE)
-@pytest.mark.parametrize("run", [of_region, of_model])
+@pytest.mark.parametrize("run", [of_plan, of_model])
 def test_identity_removes_what_returns_its_input(run: Any, body: str) -> None:
     read_ = {n: v for n, v in VALUES.items() if n in body}
     source = model(f"g (float[2,3] x, float[2,3] z) => (float[2,3] w) {{ {body} w = Relu(y) }}", **read_)
@@ -90,7 +94,7 @@ def test_identity_removes_what_returns_its_input(run: Any, body: str) -> None:
 
 
 @pytest.mark.parametrize("body", KEPT)
-@pytest.mark.parametrize("run", [of_region, of_model])
+@pytest.mark.parametrize("run", [of_plan, of_model])
 def test_identity_keeps_what_changes_a_value(run: Any, body: str) -> None:
     read_ = {n: v for n, v in VALUES.items() if n in body}
     source = model(f"g (float[2,3] x) => (int64[n] w) {{ {body} w = Shape(y) }}", **read_)
@@ -111,7 +115,7 @@ LINEAR = {
         ("a = Conv(x, w) b = Relu(a) y = Mul(b, k)", ["Conv", "Relu", "Mul"]),
     ],
 )
-@pytest.mark.parametrize("run", [of_region, of_model])
+@pytest.mark.parametrize("run", [of_plan, of_model])
 def test_channels_folds_into_the_weight(run: Any, body: str, operators: Sequence[str]) -> None:
     source = model(
         f"g (float[2,3,2,2] x) => (float[a,b,c,d] y) {{ {body} }}", **{n: a for n, a in LINEAR.items() if f" {n}" in body}
@@ -121,7 +125,7 @@ def test_channels_folds_into_the_weight(run: Any, body: str, operators: Sequence
 
 def test_a_model_folds_into_products_of_convolutions_and_gemm_only() -> None:
     source = model("g (float[2,3] x) => (float[a,b] y) { a = MatMul(x, u) y = Mul(a, s) }", u=LINEAR["u"], s=LINEAR["s"])
-    assert of_region(source, "channels") == {"MatMul": 1}
+    assert of_plan(source, "channels") == {"MatMul": 1}
     assert of_model(source, "channels") == {"MatMul": 1, "Mul": 1}
 
 
@@ -196,9 +200,9 @@ def test_two_successive_calls_become_one(body: str, rule: str, operators: list[s
     text = f"g (float[2,3,4] x, float[2,3,2,2] p) => (float[{','.join('abcd'[:rank])}] y) {{ {body} }}"
     found = model(text, opset, **read_)
     graph = read(found)
-    region = region_of(graph)
-    fuse(region, 2, {i: (v.dtype, v.shape) for i, v in zip(region.inputs, graph.inputs, strict=True)}, [rule])
-    assert [call.name for call in region.calls] == operators or opset < 5  # a plan leaves Reshapes by an attribute
+    plan = flat(graph)
+    fuse(plan, 2, declared(plan), [rule])
+    assert [node.op_type for node in plan.nodes] == operators or opset < 5  # a plan leaves Reshapes by an attribute
     feeds = [np.arange(24, dtype=F).reshape(2, 3, 4), np.arange(24, dtype=F).reshape(2, 3, 2, 2)]
     before = prepare(found).run(feeds)
     optimize(found, ["remove_back_to_back"])
@@ -224,9 +228,9 @@ def test_known_sizes_become_constants_in_both_graphs(body: str, left: int) -> No
     read_ = {n: v for n, v in values.items() if f"{n})" in body or f"{n}," in body}
     source = model(f"g (float[2,3] x, float[k,3] n) => (int64[a] z) {{ {body} z = Add(y, y) }}", **read_)
     graph = read(source)
-    region = region_of(graph)
-    fuse(region, 2, {i: (v.dtype, v.shape) for i, v in zip(region.inputs, graph.inputs, strict=True)}, ["sizes"])
-    assert len(region.calls) in (left, left + 1)  # an output is a constant of a plan
+    plan = flat(graph)
+    fuse(plan, 2, declared(plan), ["sizes"])
+    assert len(plan.nodes) in (left, left + 1)  # an output is a constant of a plan
     feeds = [np.ones((2, 3), F), np.ones((4, 3), F)]
     before = prepare(source).run(feeds)[0]
     optimize(source, ["simplify_shapes"])

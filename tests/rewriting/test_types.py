@@ -16,8 +16,8 @@ from singa_backend.ir.declaration import declarations
 from singa_backend.ir.reader import read
 from singa_backend.passes.model import ModelEditor
 from singa_backend.passes.rewriter import ModelRewriter
-from singa_backend.plans.fusion.view import RegionView
-from singa_backend.plans.region import region_of
+from singa_backend.plans.flat import flat
+from singa_backend.plans.fusion.rewriter import PlanRewriter
 
 NAMES: dict[str, Callable[[int, int, int], Any]] = {
     "numbers": lambda i, axis, size: size,
@@ -72,21 +72,21 @@ def test_no_rule_contradicts_an_expected_output_of_onnx(names: str, constants: b
         if found is None:
             continue
         proto, inputs, outputs = found
-        region = region_of(read(proto))
+        plan = flat(read(proto))
         known_as = [tuple(NAMES[names](i, axis, n) for axis, n in enumerate(x.shape)) for i, x in enumerate(inputs)]
-        types = {v: (x.dtype, s) for v, x, s in zip(region.inputs, inputs, known_as, strict=True)}
+        types = {v: (x.dtype, s) for v, x, s in zip(plan.inputs, inputs, known_as, strict=True)}
         sizes = {
             f"={d}": n
             for x, s in zip(inputs, known_as, strict=True)
             for d, n in zip(s, x.shape, strict=True)
             if isinstance(d, str)
         }
-        view = RegionView(region, types)
-        for value, output in zip(region.outputs, outputs, strict=True):
-            shape = view.shape(value)
+        rewriter = PlanRewriter(plan, types)
+        for value, output in zip(plan.outputs, outputs, strict=True):
+            shape = rewriter.shape(value)
             wrong += [f"{case.name}: {problem}" for problem in problems(shape, output, sizes)]
-            if shape is not None and (call := view.producer(value)) is not None:
-                known[call.operator] += 1
+            if shape is not None and value.producer is not None:
+                known[rewriter.operator(value.producer)] += 1
     assert not wrong, "\n".join(wrong)
     ruled = {name for (domain, name), d in declarations.items() if not domain and d[max(d)].shapes_rule is not None}
     assert len(known) > 100, known

@@ -751,9 +751,6 @@ class Graph:
         for v in node.outputs:
             if v is not None:
                 v.producer, v.graph = node, self
-        for body in node.bodies:
-            if body.owner is None:
-                body.owner = node
 
     def arrange(self, nodes: Sequence[Node]) -> None:
         """Contain these nodes in this order, in place of all others; it cannot be undone."""

@@ -53,11 +53,8 @@ class Rewriter(ABC):
     def constant_nodes(self) -> Iterator[Node]:
         """The nodes whose inputs are all constants or absent, in order; those too that become such while they are walked."""
         for node in self.graph:
-            if (
-                all(v is None or self.is_constant(v) for v in node.inputs)
-                and node not in self.refused
-                and node.op_type != "Constant"
-            ):
+            stays = node in self.refused or node.op_type in self.kept
+            if not stays and all(v is None or self.is_constant(v) for v in node.inputs):
                 yield node
 
     @abstractmethod
