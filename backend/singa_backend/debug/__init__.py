@@ -9,12 +9,13 @@ from .comparison import Comparison, Divergence, NotCompared, Row
 from .diff import Change, GraphDifference, diff
 from .diff_page import diff_page
 from .extract import extract
+from .model import ComparedModel
 from .reduce import Predicate, Reduction, command, differs, raises, reduce
-from .submodel import Source
 
 __all__ = [
     "Alignment",
     "Change",
+    "ComparedModel",
     "Comparison",
     "Difference",
     "Divergence",
@@ -26,7 +27,6 @@ __all__ = [
     "Reduction",
     "Reproduction",
     "Row",
-    "Source",
     "Tolerance",
     "ValuePair",
     "bisect",
