@@ -159,8 +159,8 @@ class Node:
         name: of the node, which may be empty.
         overload: of a function.
         opset: the opset of the domain.
-        plain: whether all attributes of the operator are known: it is not a function of a model, and no attribute refers to one of
-            a function.
+        plain: whether all attributes of the operator are known: it is not a function of a model, and no attribute refers to one
+            of a function.
         given: the names of the attributes that the model sets.
         operator: the operator at its version; None for a function, and if it was not resolved.
         function: the body of the function; None for an operator.
@@ -635,7 +635,7 @@ class Graph:
         return self._all
 
     def named(self, *op_types: str) -> list[Node]:
-        """The nodes of ONNX's domain and others that call operators of these names, each name's in the order of their addition."""
+        """The nodes that call operators of these names, in whichever domain; those of a name in the order of their addition."""
         return [node for name in op_types for node in self._kinds.get(name, ())]
 
     def rename_kind(self, node: Node, old: str, new: str) -> None:

@@ -1,7 +1,7 @@
 """Reads messages into graphs for editing, without resolving operators; `write` in ir/writer.py writes them back.
 
-Attributes stay messages, and initializers are values whose `constant` is the message of the tensor.  A value that no graph defines
-is in the `captured` of the outermost graph.  `check_messages` must have accepted the model.
+Attributes stay messages, and initializers are values whose `constant` is the message of the tensor.  A value that no graph
+defines is in the `captured` of the outermost graph.  `check_messages` must have accepted the model.
 """
 
 from __future__ import annotations

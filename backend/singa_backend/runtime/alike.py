@@ -53,7 +53,7 @@ class Alike(Node):
 
 
 def gather(program: Program) -> Program:
-    """Return a program in which joined nodes of one form whose results are outputs only are gathered, at the place of the last one.
+    """Return a program in which joined nodes of one form whose results are outputs only are gathered, at the place of the last.
 
     Args:
         program: a program with joined nodes.
