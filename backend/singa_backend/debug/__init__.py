@@ -2,6 +2,7 @@
 
 from ..comparison.difference import Difference, Tolerance, difference
 from ..engines.command import EngineCommand
+from ._old_names import __getattr__ as __getattr__
 from .alignment import Alignment, Gap, ValuePair
 from .bisect import Reproduction, bisect
 from .compare import compare

@@ -130,11 +130,9 @@ class Judge:
         """Record a failure; it is a divergence only if the trusted side succeeded."""
         call, index = visit.call, self.setting.source.indices[visit.call]
         self.result.not_compared.append(NotCompared(call.name, call.op_type, index, side, failure))
-        return (
-            None
-            if also or failure.how == "not reached"
-            else self._diverges(visit, list(result_names(call)), str(failure), failed=True)
-        )
+        if also or failure.how == "not reached":
+            return None
+        return self._diverges(visit, list(result_names(call)), str(failure), failed=True)
 
     def _diverges(self, visit: Visit, values: list[str], why: str, failed: bool = False) -> Divergence:
         """Record a divergence; one whose inputs could not be compared does not name its node as the cause, unless it failed."""

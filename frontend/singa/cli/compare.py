@@ -294,7 +294,7 @@ def tolerances(differences: Iterable[debug.Difference], nodes: int) -> list[str]
 
 def _depth(source: debug.ComparedModel, value: str) -> int:
     """Return the number of nodes that a value depends on."""
-    found, waiting = set[object](), [source.values[value]]
+    found, waiting = set[object](), [source.values[value]] if value in source.values else []
     while waiting:
         node = waiting.pop().producer
         if node is not None and node not in found:
